@@ -1,0 +1,80 @@
+#pragma once
+// How a model writes its programs: one typed method per op of the vocabulary, shapes checked as it goes.
+//
+//   auto h = b.rms_norm(x, "attn_norm.weight", eps);
+//   auto q = b.linear(h, "qkv.weight", "qkv.bias");
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quern/op_spec.h"
+#include "quern/parameter.h"
+#include "quern/program.h"
+#include "quern/rope.h"
+
+namespace quern {
+
+/// Head layout of a packed qkv value: (N, (heads + 2 kv_heads) * head_dim), queries first, then keys, then values.
+struct HeadLayout {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
+};
+
+enum class AttentionMask { causal, full };
+
+class ProgramBuilder {
+ public:
+  struct Context {
+    const OpSet* ops = nullptr;
+    std::span<const ParameterSpec> parameters;  ///< all of the model's; looked up by name
+    DType activation_dtype = DType::f32;        ///< dtype of activations, and of working parameters
+    bool documents = false;                     ///< attention stays within documents
+  };
+  ProgramBuilder(std::string program_name, const Context& context);
+
+  // ---- inputs ----
+  /// The residual stream that enters a block or the head, (N, width).
+  ValueId stream(std::int64_t width);
+  ValueId tokens();     ///< (N) i32
+  ValueId targets();    ///< (N) i32, -1 where the token does not count
+  ValueId positions();  ///< (N) i32, position in its document
+  ValueId parameter(std::string_view name);
+
+  // ---- vocabulary; `weight` and `bias` are parameter names; `name` names the result ----
+  ValueId embedding(ValueId tokens, std::string_view weight, std::string name = "embedded");
+  /// x W^T + b, W (out, in) as in Hugging Face. (N, in) -> (N, out)
+  ValueId linear(ValueId x, std::string_view weight, std::string name, std::string_view bias = {});
+  ValueId rms_norm(ValueId x, std::string_view weight, double eps, std::string name);
+  ValueId layer_norm(ValueId x, std::string_view weight, std::string_view bias, double eps, std::string name);
+  /// RMS norm of each query and key head of a packed qkv (QK-norm); weights (head_dim).
+  ValueId head_norm(ValueId qkv, const HeadLayout& heads, std::string_view query_weight, std::string_view key_weight,
+                    double eps, std::string name);
+  /// Rotates queries and keys of a packed qkv, half-split as in Hugging Face.
+  ValueId rope(ValueId qkv, const HeadLayout& heads, const RopeFrequencies& frequencies, std::string name);
+  /// softmax(q k^T scale) v over a packed qkv, grouped-query. -> (N, heads * head_dim)
+  ValueId attention(ValueId qkv, const HeadLayout& heads, AttentionMask mask, double scale, std::string name);
+  ValueId add(ValueId a, ValueId b, std::string name);
+  /// silu(gate) * up of a packed (N, 2 F), gate first. -> (N, F)
+  ValueId swiglu(ValueId gate_up, std::string name);
+  ValueId gelu(ValueId x, std::string name);
+  /// Cross-entropy of logits x W^T against the targets, logits never stored whole. -> (N) f32 per token
+  ValueId lm_loss(ValueId x, std::string_view weight, std::string name = "token_loss");
+  /// Any op kind, custom ones included; outputs are named after `name`.
+  std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, std::string name, Attributes attributes = {});
+
+  /// Declares what the program hands on: the residual stream, or the head's loss.
+  void output(ValueId value);
+  /// The finished program, checked.
+  Program take();
+
+ private:
+  ValueId runtime(std::string name, Shape shape, DType dtype);
+
+  Program program_;
+  Context context_;
+};
+
+}  // namespace quern

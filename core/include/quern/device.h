@@ -1,0 +1,116 @@
+#pragma once
+// A place where programs run: memory, streams, capture, and kernels by op kind. Kernels are looked up, not virtual
+// methods one by one, so that fused and custom ops need no change here.
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quern/op_spec.h"
+#include "quern/view.h"
+
+namespace quern {
+
+enum class MemoryKind : std::uint8_t { device, pinned, mapped };
+enum class StreamKind : std::uint8_t { compute, copy, communication };
+
+/// Handles of the device's own objects; owned by the device, valid until it is destroyed.
+struct Stream { void* handle = nullptr; };
+struct Event { void* handle = nullptr; };
+
+/// What the planner may assume, known without the hardware. Rates are rated or measured figures of this device.
+struct DeviceTraits {
+  std::string id;                    ///< "cpu", "cuda"
+  std::string name;                  ///< "NVIDIA H100 80GB HBM3", "2 cores, AVX-512"
+  std::size_t memory_bytes = 0;      ///< usable for the arena; 0: not known
+  std::size_t alignment = 256;       ///< of every value in the arena
+  double memory_rate = 0;            ///< bytes/s, read + write
+  double host_rate = 0;              ///< bytes/s, pinned host to device
+  std::vector<std::pair<DType, double>> matmul_rates;  ///< peak FLOP/s by operand format
+  bool can_capture = false;
+  bool host_addressable = false;     ///< device memory can be read by the host (cpu)
+};
+
+/// A fused form that the device has a kernel for. `pattern` is a small program in text,
+///   "s = add(a, b); y, r = rms_norm(s, w)",
+/// whose free names are the fused op's inputs (in order of first use) and whose results are its outputs (in order).
+/// The attributes of the parts are merged; parts that set one attribute differently do not match.
+struct Fusion {
+  std::string kind;
+  std::string pattern;
+};
+
+/// Answer to "can you run this": plan-time, without the hardware.
+struct OpSupport {
+  std::string refusal;              ///< empty: supported; else the reason, for people
+  std::size_t workspace_bytes = 0;  ///< scratch a launch needs
+};
+
+/// What a launch may use besides its operands.
+struct Exec {
+  Stream stream;
+  void* workspace = nullptr;  ///< of the size that `query` stated; contents undefined
+};
+
+/// A prepared op instance: descriptors, plans and constants are built. Immutable; owned by who prepared it.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  /// Enqueues on exec.stream. Views are borrowed for the call; an absent operand or unread output is an empty view.
+  /// Never allocates, never synchronises; may be captured.
+  virtual void launch(std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) const = 0;
+};
+using KernelFactory = std::function<std::unique_ptr<Kernel>(const OpInstance&)>;
+
+/// A captured segment; owned by who captured it.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void launch(Stream stream) = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // ---- capabilities: answered without the hardware ----
+  virtual const DeviceTraits& traits() const = 0;
+  virtual std::span<const Fusion> fusions() const = 0;
+  virtual OpSupport query(const OpInstance& op) const = 0;
+
+  // ---- set-up ----
+  /// Takes hardware unit `ordinal`; throws a resources error that says why not. Everything below needs it.
+  virtual void open(int ordinal) = 0;
+  /// Adds or replaces the kernel of a kind (custom ops of plugins).
+  virtual void add_kernel(std::string kind, KernelFactory factory) = 0;
+  virtual std::unique_ptr<Kernel> prepare(const OpInstance& op) = 0;
+  /// Aligned to traits().alignment; contents undefined. Owned by the caller, given back by `release`.
+  virtual void* allocate(MemoryKind kind, std::size_t bytes) = 0;
+  virtual void release(MemoryKind kind, void* memory) noexcept = 0;
+  virtual Stream stream(StreamKind kind) = 0;
+  virtual Event make_event() = 0;
+
+  // ---- hot path ----
+  /// Between any two memories; ordered on `stream`; host side must be pinned to overlap.
+  virtual void copy(void* to, const void* from, std::size_t bytes, Stream stream) = 0;
+  virtual void fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) = 0;
+  virtual void record(Event event, Stream stream) = 0;
+  virtual void wait(Stream stream, Event event) = 0;
+  /// Blocks the host until `stream` is done, and reports its errors.
+  virtual void synchronize(Stream stream) = 0;
+  /// Runs `work`, which only enqueues on `stream`, and returns it as a graph. Refused unless traits().can_capture.
+  virtual std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) = 0;
+  /// Milliseconds between two recorded events that are done.
+  virtual double elapsed(Event from, Event to) = 0;
+
+  // ---- state: choices made by timing, saved with checkpoints ----
+  virtual std::string save_state() const = 0;
+  virtual void load_state(std::string_view state) = 0;
+};
+
+}  // namespace quern

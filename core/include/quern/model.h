@@ -1,0 +1,39 @@
+#pragma once
+// A model: its parameters and three programs. It runs nothing; plugins/model/llama shows a whole one.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "quern/builder.h"
+#include "quern/parameter.h"
+
+namespace quern {
+
+/// Sizes the core needs for planning and reporting.
+struct ModelTraits {
+  std::int64_t layers = 0;
+  std::int64_t width = 0;         ///< of the residual stream
+  std::int64_t vocabulary = 0;
+  std::int64_t max_positions = 0; ///< longest sequence that the model is made for
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+
+  // ---- capabilities ----
+  virtual ModelTraits traits() const = 0;
+  virtual std::vector<ParameterSpec> parameters() const = 0;
+
+  // ---- programs: each takes its input from the builder and declares one output ----
+  virtual void embed(ProgramBuilder& b) const = 0;
+  virtual void block(ProgramBuilder& b) const = 0;
+  virtual void head(ProgramBuilder& b) const = 0;
+
+  // ---- state ----
+  /// The Hugging Face config.json of this model, as text.
+  virtual std::string hf_config() const = 0;
+};
+
+}  // namespace quern

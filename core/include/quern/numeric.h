@@ -1,0 +1,50 @@
+#pragma once
+// The exact meaning of every low-precision format: conversions between fp32 and bf16, e4m3, e5m2 and int8 bits.
+// These functions are the definition that kernels on all devices are tested against. Rounding is to nearest, ties
+// to even, unless a function says stochastic. e4m3 is OCP E4M3 ("fn": no infinities, largest 448); e5m2 is OCP E5M2
+// (largest finite 57344). Conversion to fp8 and int8 saturates; NaN stays NaN (int8: becomes 0).
+
+#include <bit>
+#include <cstdint>
+
+#include "quern/dtype.h"
+
+namespace quern {
+
+/// Largest finite magnitude of a format.
+constexpr float largest_of(DType type) {
+  switch (type) {
+    case DType::e4m3: return 448.0f;
+    case DType::e5m2: return 57344.0f;
+    case DType::i8: return 127.0f;
+    case DType::bf16: return 3.38953139e38f;
+    default: return 3.402823466e38f;
+  }
+}
+
+inline float bf16_to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+
+inline std::uint16_t float_to_bf16(float value) {
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return static_cast<std::uint16_t>(is_nan ? (bits >> 16) | 0x40u : rounded);
+}
+
+/// Rounds to bf16 up or down with probability given by the 16 low bits of `random`: unbiased for finite values.
+inline std::uint16_t float_to_bf16_stochastic(float value, std::uint32_t random) {
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  bool special = (bits & 0x7f800000u) == 0x7f800000u;
+  return special ? float_to_bf16(value) : static_cast<std::uint16_t>((bits + (random & 0xffffu)) >> 16);
+}
+
+float e4m3_to_float(std::uint8_t bits);
+std::uint8_t float_to_e4m3(float value);
+float e5m2_to_float(std::uint8_t bits);
+std::uint8_t float_to_e5m2(float value);
+std::int8_t float_to_i8(float value);
+
+/// `value` rounded to the grid of `type` (f64 and f32: unchanged). Integer types other than i8 are refused.
+float round_to(DType type, float value);
+
+}  // namespace quern

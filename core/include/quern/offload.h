@@ -1,0 +1,48 @@
+#pragma once
+// Where bytes go that do not stay on the device: pinned host memory, mapped host memory, disk.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "quern/device.h"
+
+namespace quern {
+
+struct OffloadTraits {
+  std::string id;
+  std::size_t capacity = 0;      ///< bytes; 0: not known
+  double put_rate = 0;           ///< bytes/s, device to store
+  double get_rate = 0;           ///< bytes/s, store to device
+  bool mappable = false;         ///< kernels can read and write a slot in place
+};
+
+/// A reserved range of the store.
+using OffloadSlot = std::int64_t;
+
+class OffloadStore {
+ public:
+  virtual ~OffloadStore() = default;
+
+  // ---- capabilities ----
+  virtual const OffloadTraits& traits() const = 0;
+
+  // ---- set-up ----
+  virtual void open(Device& device) = 0;
+  /// Reserves a slot; all slots are reserved before training. Contents are zero.
+  virtual OffloadSlot reserve(std::size_t bytes) = 0;
+
+  // ---- hot path: ordered on `stream`; device memory is borrowed until the stream has passed the call ----
+  virtual void put(OffloadSlot slot, std::size_t offset, const void* device_memory, std::size_t bytes, Stream stream) = 0;
+  virtual void get(OffloadSlot slot, std::size_t offset, void* device_memory, std::size_t bytes, Stream stream) = 0;
+  /// Says that a get of this range comes soon (a disk store reads ahead).
+  virtual void prefetch(OffloadSlot slot, std::size_t offset, std::size_t bytes) = 0;
+  /// The slot as device-addressable memory, where traits().mappable; owned by the store.
+  virtual void* map(OffloadSlot slot) = 0;
+
+  // ---- state ----
+  /// Blocks until all puts are in the store.
+  virtual void flush() = 0;
+};
+
+}  // namespace quern

@@ -1,0 +1,135 @@
+#pragma once
+// What an op kind is, in one place: operands, shape rule, backward, which output may overwrite which input, flops and
+// bytes. The built-in vocabulary is one file a family under core/src/program/ops/; a plugin adds kinds of its own
+// through its manifest. Kernels are the device's business (device.h).
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quern/program.h"
+
+namespace quern {
+
+/// An op with concrete operands, as a device sees it.
+struct Operand {
+  DType dtype = DType::f32;
+  Extents extents;
+  bool present = false;
+  bool accumulate = false;  ///< outputs only: add to what is there (parameter_grad and state)
+  std::int64_t count() const { return present ? element_count(extents) : 0; }
+  std::int64_t bytes() const { return count() * static_cast<std::int64_t>(size_of(dtype)); }
+  bool operator==(const Operand&) const = default;
+};
+
+struct OpInstance {
+  std::string kind;
+  std::vector<Operand> inputs;
+  std::vector<Operand> outputs;
+  Attributes attributes;
+  Geometry geometry;
+  bool operator==(const OpInstance&) const = default;
+};
+
+/// Work of one op instance. `bytes` counts each operand once, as a perfect kernel would move it.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;
+  bool tensor_core = false;           ///< flops run at the matmul rate of `format`
+  DType format = DType::f32;
+};
+
+/// Shapes and dtypes of an op's inputs going in; the rule fills in the outputs'.
+struct InferContext {
+  std::span<const Value* const> inputs;  ///< null for an absent operand
+  const Attributes& attributes;
+  std::span<Value> outputs;              ///< names are set; the rule sets shape and dtype
+  DType activation_dtype;                ///< dtype of values whose dtype is not that of an input
+
+  /// Refuses the op, naming it and the operand.
+  [[noreturn]] void refuse(std::size_t input, const std::string& what) const;
+  std::string_view kind;
+};
+
+class BackwardContext;
+
+struct OpSpec {
+  std::string kind;
+  std::vector<std::string> inputs;   ///< operand names; "bias?" is optional, "more*" (last) repeats
+  std::vector<std::string> outputs;  ///< output names as suffixes of the value's name; the first is the value itself
+  std::function<void(InferContext&)> infer;
+  std::function<void(BackwardContext&)> backward;  ///< empty: not differentiable
+  /// Output `first` may share memory with input `second` when that input dies here.
+  std::vector<std::pair<int, int>> may_overwrite;
+  /// Output `first` is input `second`, updated in place.
+  std::vector<std::pair<int, int>> updates;
+  std::function<Cost(const OpInstance&)> cost;  ///< empty: bytes of all operands, no flops
+  bool commutative = false;                     ///< inputs 0 and 1 may be exchanged
+
+  bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
+};
+
+/// The vocabulary: op kinds by name. Not global: the built-in set is copied and extended by plugins.
+class OpSet {
+ public:
+  /// Refuses a kind that is there already.
+  void add(OpSpec spec);
+  /// An unknown kind is a config error that lists the nearest names.
+  const OpSpec& at(std::string_view kind) const;
+  const OpSpec* find(std::string_view kind) const;
+  std::vector<std::string> kinds() const;
+
+ private:
+  std::map<std::string, OpSpec, std::less<>> specs_;
+};
+
+/// All op kinds that quern itself defines.
+OpSet builtin_ops();
+
+/// Given the gradients of an op's outputs, `backward` emits ops into the program and states the gradients of its inputs.
+class BackwardContext {
+ public:
+  BackwardContext(Program& program, const OpSet& ops, const Op& op, std::span<const ValueId> output_grads,
+                  DType activation_dtype);
+
+  const Op& op() const { return op_; }
+  ValueId input(std::size_t i) const { return i < op_.inputs.size() ? op_.inputs[i] : kNoValue; }
+  ValueId output(std::size_t i) const { return op_.outputs[i]; }
+  /// Gradient of output i; kNoValue when nothing depends on it.
+  ValueId output_grad(std::size_t i = 0) const { return output_grads_[i]; }
+  const Program& program() const { return program_; }
+
+  /// Emits an op in the backward phase; returns its outputs. A name left empty is made from the op's own.
+  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes = {});
+  /// Like emit, for an op whose output `which` is the gradient of the parameter that is forward input `input`.
+  std::vector<ValueId> emit_parameter_grad(std::string kind, std::vector<ValueId> inputs,
+                                           std::vector<std::pair<int, std::size_t>> which, Attributes attributes = {});
+  /// States the gradient of forward input i; several statements add up.
+  void set_input_grad(std::size_t i, ValueId grad);
+  std::span<const ValueId> input_grads() const { return input_grads_; }
+
+ private:
+  Program& program_;
+  const OpSet& ops_;
+  Op op_;
+  std::vector<ValueId> output_grads_;
+  std::vector<ValueId> input_grads_;
+  DType activation_dtype_;
+};
+
+/// Appends an op, inferring its outputs' shapes; `names` gives one name an output (empty: not produced).
+/// `roles` sets special roles by output index; all others are local.
+std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activation_dtype, Op op,
+                               std::vector<std::string> names);
+
+/// The op with numbers for its shapes.
+OpInstance instantiate(const Program& program, const Op& op, const Geometry& geometry);
+Cost cost_of(const OpSpec& spec, const OpInstance& op);
+
+}  // namespace quern

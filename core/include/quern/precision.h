@@ -1,0 +1,68 @@
+#pragma once
+// A precision backend chooses formats and lowers every linear's three products to explicit quantize, transpose and
+// matmul ops. It sees one joint program (forward and backward ops), so that a weight gradient can ask the forward
+// phase for a transposed or quantized operand and have just that saved.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quern/op_spec.h"
+#include "quern/program.h"
+
+namespace quern {
+
+/// Default dtypes of a recipe.
+struct PrecisionTraits {
+  DType activation = DType::f32;  ///< values between ops, and their gradients
+  DType working = DType::f32;     ///< parameters as ops read them
+  DType matmul = DType::f32;      ///< operand format that bounds speed; for time estimates
+};
+
+/// The three products of y = x W^T + b, W (out, in).
+enum class Product : std::uint8_t {
+  output,           ///< y = x W^T + b
+  input_gradient,   ///< dx = dy W
+  weight_gradient,  ///< dW (+)= dy^T x
+};
+
+/// One product to lower. Absent operands are kNoValue.
+struct ProductSite {
+  Product product = Product::output;
+  std::string_view parameter;   ///< the weight's name
+  ValueId x = kNoValue;         ///< (N, in): output, weight_gradient
+  ValueId weight = kNoValue;    ///< (out, in) working operand: output, input_gradient
+  ValueId bias = kNoValue;      ///< (out): output
+  ValueId dy = kNoValue;        ///< (N, out): input_gradient, weight_gradient
+  ValueId result = kNoValue;    ///< the value to produce: y, dx or dW
+};
+
+/// How a backend emits ops. Equal requests return the same value, so two consumers share one quantization.
+class Lowering {
+ public:
+  virtual ~Lowering() = default;
+  virtual const Program& program() const = 0;
+  /// Emits an op just before the product being lowered, or in the forward phase when all its inputs are made there;
+  /// returns its outputs, named after `name`.
+  virtual std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes, std::string name) = 0;
+  /// Emits the op that makes the site's result.
+  virtual void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) = 0;
+  /// Persistent per-layer state of the backend (amax history), zero at first, checkpointed.
+  virtual ValueId state(std::string name, DType dtype, Extents extents) = 0;
+  /// A working copy of a parameter in another format, made from the master weights once per optimizer step by the op
+  /// `kind` (for example quantize_rows); returns the op's outputs as parameter operands.
+  virtual std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) = 0;
+};
+
+class PrecisionBackend {
+ public:
+  virtual ~PrecisionBackend() = default;
+  // ---- capabilities ----
+  virtual const PrecisionTraits& traits() const = 0;
+  // ---- set-up ----
+  virtual void lower(const ProductSite& site, Lowering& lowering) const = 0;
+  /// Attributes that the lm_loss op gets (formats of its products).
+  virtual Attributes loss_attributes() const = 0;
+};
+
+}  // namespace quern

@@ -1,0 +1,74 @@
+#pragma once
+// A Program is a straight list of ops over named SSA values, without branches: what models write, passes rewrite and
+// the engine runs. docs/architecture.md follows one block through every pass.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quern/attributes.h"
+#include "quern/shape.h"
+
+namespace quern {
+
+using ValueId = std::int32_t;
+inline constexpr ValueId kNoValue = -1;  ///< an absent optional operand
+
+/// Where a value lives and who makes it.
+enum class Role : std::uint8_t {
+  runtime,         ///< input of the micro-batch or step: tokens, targets, positions, documents, step
+  boundary,        ///< comes from the neighbouring program: the residual stream, or its gradient
+  parameter,       ///< a parameter's working operand in the value's dtype, per layer
+  parameter_grad,  ///< gradient of a parameter: its producers write it or add to it, over micro-steps
+  state,           ///< persistent and written in place: optimizer moments, amax histories, loss statistics
+  saved,           ///< made by the forward program and kept, per layer, for the backward program
+  local,           ///< made and dead inside one program
+};
+
+struct Value {
+  std::string name;  ///< unique in the program; a recomputed value keeps its name
+  Shape shape;
+  DType dtype = DType::f32;
+  Role role = Role::local;
+  std::string parameter;  ///< parameter and parameter_grad: the parameter's name
+};
+
+enum class Phase : std::uint8_t { forward, recompute, backward };
+
+struct Op {
+  std::string kind;
+  std::vector<ValueId> inputs;   ///< kNoValue for an absent optional operand
+  std::vector<ValueId> outputs;  ///< kNoValue for an output nobody reads
+  Attributes attributes;
+  Phase phase = Phase::forward;
+};
+
+/// Plain data; passes copy and rebuild it. `check_program` states the invariants.
+struct Program {
+  std::string name;
+  std::vector<Value> values;
+  std::vector<Op> ops;
+  std::vector<ValueId> inputs;   ///< boundary values this program takes, in the order in which they are handed over
+  std::vector<ValueId> outputs;  ///< values handed to the next program
+
+  ValueId add_value(Value value);
+  /// The value of that name, or kNoValue.
+  ValueId find(std::string_view name) const;
+  const Value& operator[](ValueId id) const { return values[static_cast<std::size_t>(id)]; }
+  Value& operator[](ValueId id) { return values[static_cast<std::size_t>(id)]; }
+
+  /// Index of the op that makes `id`, or -1.
+  int producer(ValueId id) const;
+  /// Indices of the ops that read `id`, ascending.
+  std::vector<int> consumers(ValueId id) const;
+};
+
+/// Ids in range, names unique, every value made once and before it is read. Throws an internal error naming the op.
+void check_program(const Program& program);
+
+/// One op a line: `%h, %h.rstd = rms_norm(%x, attn_norm.weight) {eps = 1e-06}   # (N, 896) bf16`.
+std::string to_string(const Program& program);
+
+}  // namespace quern

@@ -1,0 +1,50 @@
+#pragma once
+// Counter-based random numbers: Philox 4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
+// A draw depends only on its key and counter, so any element can be drawn anywhere: shards, devices and resumed runs
+// agree. Used by weight initialisation, shuffling and stochastic rounding.
+
+#include <array>
+#include <cstdint>
+
+namespace quern {
+
+/// What a stream of numbers is for; keeps streams with equal counters independent.
+enum class RandomPurpose : std::uint32_t { init = 1, shuffle = 2, round_master = 3, round_moment1 = 4, round_moment2 = 5, sample = 6 };
+
+/// Names one stream: the run's seed, the purpose, and the parameter (or other object) it belongs to.
+struct RandomKey {
+  std::uint64_t seed = 0;
+  RandomPurpose purpose = RandomPurpose::init;
+  std::uint32_t object = 0;
+};
+
+namespace detail {
+constexpr std::array<std::uint32_t, 4> philox_rounds(std::array<std::uint32_t, 4> c, std::uint32_t k0, std::uint32_t k1) {
+  for (int round = 0; round < 10; ++round) {
+    std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c[0];
+    std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * c[2];
+    c = {static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<std::uint32_t>(p1),
+         static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<std::uint32_t>(p0)};
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return c;
+}
+}  // namespace detail
+
+/// Four 32-bit numbers for block `index` of the stream at `step`; element i of a tensor uses word i % 4 of block i / 4.
+constexpr std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint32_t step, std::uint64_t index) {
+  std::uint32_t purpose = static_cast<std::uint32_t>(key.purpose);
+  return detail::philox_rounds({static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32) ^ (purpose << 24), step, key.object},
+                               static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32));
+}
+
+/// The number of element `index`.
+constexpr std::uint32_t random_word(const RandomKey& key, std::uint32_t step, std::uint64_t index) {
+  return random_block(key, step, index / 4)[index % 4];
+}
+
+/// Uniform in (0, 1], never zero, so that its logarithm is finite.
+constexpr float to_unit(std::uint32_t word) { return (static_cast<float>(word >> 8) + 1.0f) * 0x1p-24f; }
+
+}  // namespace quern

@@ -1,0 +1,47 @@
+#pragma once
+// Shapes of program values. The number of tokens in a micro-batch is not known when a model writes its program, so a
+// dimension is `fixed + per_token * tokens`; a Geometry gives the numbers when the program is instantiated.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "quern/dtype.h"
+
+namespace quern {
+
+/// Size of one micro-batch: `batch` sequences of `sequence` tokens each, token-major in memory.
+struct Geometry {
+  std::int64_t batch = 1;
+  std::int64_t sequence = 1;
+  std::int64_t tokens() const { return batch * sequence; }
+  bool operator==(const Geometry&) const = default;
+};
+
+struct Dim {
+  std::int64_t fixed = 0;
+  std::int64_t per_token = 0;
+
+  Dim() = default;
+  Dim(std::int64_t size) : fixed(size) {}  // NOLINT: a plain number is a dimension
+  static Dim tokens(std::int64_t per_token = 1, std::int64_t plus = 0) {
+    Dim dim(plus);
+    dim.per_token = per_token;
+    return dim;
+  }
+  std::int64_t at(std::int64_t tokens) const { return fixed + per_token * tokens; }
+  bool operator==(const Dim&) const = default;
+};
+
+using Shape = std::vector<Dim>;
+/// A shape with numbers.
+using Extents = std::vector<std::int64_t>;
+
+Extents extents_at(const Shape& shape, std::int64_t tokens);
+std::int64_t element_count(const Extents& extents);
+/// "(N, 896)", N being the tokens; "(8192, 896)" for extents.
+std::string to_string(const Shape& shape);
+std::string to_string(const Extents& extents);
+
+}  // namespace quern
