@@ -23,7 +23,8 @@ class DataSource {
   virtual std::int64_t vocabulary() const = 0;
   /// Tokens of one pass over the data.
   virtual std::int64_t epoch_tokens() const = 0;
-  /// Fills the next micro-batch; never ends (a new epoch is shuffled anew). Throws an input error when the data are bad.
+  /// Fills the next micro-batch; never ends (a new epoch is shuffled anew). Throws an input error when the data are
+  /// bad.
   virtual void next(Batch& batch) = 0;
   /// Exact position, as text for checkpoints, of the batch that `next` would return.
   virtual std::string save_state() const = 0;

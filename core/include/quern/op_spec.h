@@ -41,7 +41,7 @@ struct OpInstance {
 struct Cost {
   double flops = 0;
   double bytes = 0;
-  bool tensor_core = false;           ///< flops run at the matmul rate of `format`
+  bool tensor_core = false;  ///< flops run at the matmul rate of `format`
   DType format = DType::f32;
 };
 
@@ -49,8 +49,8 @@ struct Cost {
 struct InferContext {
   std::span<const Value* const> inputs;  ///< null for an absent operand
   const Attributes& attributes;
-  std::span<Value> outputs;              ///< names are set; the rule sets shape and dtype
-  DType activation_dtype;                ///< dtype of values whose dtype is not that of an input
+  std::span<Value> outputs;  ///< names are set; the rule sets shape and dtype
+  DType activation_dtype;    ///< dtype of values whose dtype is not that of an input
 
   /// Refuses the op, naming it and the operand.
   [[noreturn]] void refuse(std::size_t input, const std::string& what) const;
@@ -61,8 +61,9 @@ class BackwardContext;
 
 struct OpSpec {
   std::string kind = {};
-  std::vector<std::string> inputs = {};   ///< operand names; "bias?" is optional, "more*" (last) repeats
-  std::vector<std::string> outputs = {};  ///< output names as suffixes of the value's name; the first is the value itself
+  std::vector<std::string> inputs = {};  ///< operand names; "bias?" is optional, "more*" (last) repeats
+  std::vector<std::string> outputs =
+      {};  ///< output names as suffixes of the value's name; the first is the value itself
   std::function<void(InferContext&)> infer = {};
   std::function<void(BackwardContext&)> backward = {};  ///< empty: not differentiable
   /// Output `first` may share memory with input `second` when that input dies here.
@@ -70,7 +71,7 @@ struct OpSpec {
   /// Output `first` is input `second`, updated in place.
   std::vector<std::pair<int, int>> updates = {};
   std::function<Cost(const OpInstance&)> cost = {};  ///< empty: bytes of all operands, no flops
-  bool commutative = false;                     ///< inputs 0 and 1 may be exchanged
+  bool commutative = false;                          ///< inputs 0 and 1 may be exchanged
   /// The kind that computes this op and its gradients at once; its extra outputs follow this op's own, and
   /// `training_gradients` says which input each belongs to. Such an op ends a program: it needs no output gradient.
   std::string training_kind = {};
@@ -96,7 +97,8 @@ class OpSet {
 /// All op kinds that quern itself defines.
 OpSet builtin_ops();
 
-/// Given the gradients of an op's outputs, `backward` emits ops into the program and states the gradients of its inputs.
+/// Given the gradients of an op's outputs, `backward` emits ops into the program and states the gradients of its
+/// inputs.
 class BackwardContext {
  public:
   BackwardContext(Program& program, const OpSet& ops, Op op, std::vector<ValueId> output_grads, DType activation_dtype);
@@ -110,7 +112,8 @@ class BackwardContext {
 
   /// Emits an op in the backward phase. `grad_of[i]` is the forward input whose gradient output i is (-1: none): the
   /// output is named after it, and becomes its gradient, or its parameter's.
-  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, std::vector<int> grad_of, Attributes attributes = {});
+  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, std::vector<int> grad_of,
+                            Attributes attributes = {});
   /// States that an existing value is the gradient of forward input i.
   void set_input_grad(std::size_t i, ValueId grad) { input_grads_[i] = grad; }
   std::span<const ValueId> input_grads() const { return input_grads_; }
@@ -126,7 +129,8 @@ class BackwardContext {
 
 /// Appends an op whose outputs are local values with inferred shapes, named `name` and `name.<suffix>`; a name that is
 /// taken gets a number. Throws a config error naming op and operand when shapes do not fit.
-std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activation_dtype, Op op, const std::string& name);
+std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activation_dtype, Op op,
+                               const std::string& name);
 
 /// The op with numbers for its shapes. An output that nobody reads (`read` says who is) is not present.
 OpInstance instantiate(const Program& program, const Op& op, const Geometry& geometry, const std::vector<bool>& read);

@@ -10,7 +10,11 @@ namespace quern {
 void OpSet::add(OpSpec spec) {
   std::string kind = spec.kind;
   if (!specs_.emplace(kind, std::move(spec)).second)
-    throw Error(ErrorCode::config, {.where = "op " + kind, .what = "is defined twice", .found = {}, .expected = {}, .next = "rename the plugin's op"});
+    throw Error(ErrorCode::config, {.where = "op " + kind,
+                                    .what = "is defined twice",
+                                    .found = {},
+                                    .expected = {},
+                                    .next = "rename the plugin's op"});
 }
 
 const OpSpec* OpSet::find(std::string_view kind) const {
@@ -35,7 +39,8 @@ std::vector<std::string> OpSet::kinds() const {
 }
 
 void InferContext::refuse(std::size_t input, const std::string& what) const {
-  std::string found = input < inputs.size() && inputs[input] ? inputs[input]->name + " " + to_string(inputs[input]->shape) : "nothing";
+  std::string found =
+      input < inputs.size() && inputs[input] ? inputs[input]->name + " " + to_string(inputs[input]->shape) : "nothing";
   throw Error(ErrorCode::config, {.where = "op " + std::string(kind) + ", operand " + std::to_string(input),
                                   .what = {},
                                   .found = found,
@@ -43,7 +48,8 @@ void InferContext::refuse(std::size_t input, const std::string& what) const {
                                   .next = "correct the model's program"});
 }
 
-std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activation_dtype, Op op, const std::string& name) {
+std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activation_dtype, Op op,
+                               const std::string& name) {
   const OpSpec& spec = ops.at(op.kind);
   bool repeats = !spec.inputs.empty() && spec.inputs.back().back() == '*';
   std::vector<const Value*> inputs;
@@ -54,7 +60,8 @@ std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activat
     inputs.push_back(absent ? nullptr : &program[op.inputs[i]]);
   }
   std::vector<Value> outputs(spec.outputs.size());
-  for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].name = i == 0 || spec.outputs[i].empty() ? name : name + "." + spec.outputs[i];
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    outputs[i].name = i == 0 || spec.outputs[i].empty() ? name : name + "." + spec.outputs[i];
   InferContext context{inputs, op.attributes, outputs, activation_dtype, op.kind};
   spec.infer(context);
   op.outputs.clear();
@@ -63,12 +70,22 @@ std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activat
   return op.outputs;
 }
 
-BackwardContext::BackwardContext(Program& program, const OpSet& ops, Op op, std::vector<ValueId> output_grads, DType activation_dtype)
-    : program_(program), ops_(ops), op_(std::move(op)), output_grads_(std::move(output_grads)),
-      input_grads_(op_.inputs.size(), kNoValue), activation_dtype_(activation_dtype) {}
+BackwardContext::BackwardContext(Program& program, const OpSet& ops, Op op, std::vector<ValueId> output_grads,
+                                 DType activation_dtype)
+    : program_(program),
+      ops_(ops),
+      op_(std::move(op)),
+      output_grads_(std::move(output_grads)),
+      input_grads_(op_.inputs.size(), kNoValue),
+      activation_dtype_(activation_dtype) {}
 
-std::vector<ValueId> BackwardContext::emit(std::string kind, std::vector<ValueId> inputs, std::vector<int> grad_of, Attributes attributes) {
-  Op op{.kind = std::move(kind), .inputs = std::move(inputs), .outputs = {}, .attributes = std::move(attributes), .phase = Phase::backward};
+std::vector<ValueId> BackwardContext::emit(std::string kind, std::vector<ValueId> inputs, std::vector<int> grad_of,
+                                           Attributes attributes) {
+  Op op{.kind = std::move(kind),
+        .inputs = std::move(inputs),
+        .outputs = {},
+        .attributes = std::move(attributes),
+        .phase = Phase::backward};
   std::vector<ValueId> outputs = append_op(program_, ops_, activation_dtype_, std::move(op), "d.tmp");
   for (std::size_t i = 0; i < outputs.size() && i < grad_of.size(); ++i) {
     if (grad_of[i] < 0) continue;
@@ -76,7 +93,8 @@ std::vector<ValueId> BackwardContext::emit(std::string kind, std::vector<ValueId
     Value& grad = program_[outputs[i]];
     std::string wanted = "d." + program_[input].name;
     grad.name = wanted;
-    for (int number = 2; program_.find(wanted) != outputs[i]; ++number) wanted = "d." + program_[input].name + "." + std::to_string(number), grad.name = wanted;
+    for (int number = 2; program_.find(wanted) != outputs[i]; ++number)
+      wanted = "d." + program_[input].name + "." + std::to_string(number), grad.name = wanted;
     if (program_[input].role == Role::parameter) {
       grad.role = Role::parameter_grad;
       grad.parameter = program_[input].parameter;
@@ -108,7 +126,8 @@ OpInstance instantiate(const Program& program, const Op& op, const Geometry& geo
     return operand;
   };
   for (ValueId id : op.inputs) instance.inputs.push_back(operand(id, true));
-  for (ValueId id : op.outputs) instance.outputs.push_back(operand(id, id != kNoValue && read[static_cast<std::size_t>(id)]));
+  for (ValueId id : op.outputs)
+    instance.outputs.push_back(operand(id, id != kNoValue && read[static_cast<std::size_t>(id)]));
   return instance;
 }
 

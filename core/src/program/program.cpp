@@ -32,14 +32,16 @@ int Program::producer(ValueId id) const {
 std::vector<int> Program::consumers(ValueId id) const {
   std::vector<int> readers;
   for (std::size_t i = 0; i < ops.size(); ++i)
-    if (std::find(ops[i].inputs.begin(), ops[i].inputs.end(), id) != ops[i].inputs.end()) readers.push_back(static_cast<int>(i));
+    if (std::find(ops[i].inputs.begin(), ops[i].inputs.end(), id) != ops[i].inputs.end())
+      readers.push_back(static_cast<int>(i));
   return readers;
 }
 
 void check_program(const Program& program) {
   std::set<std::string_view> names;
   for (const Value& value : program.values)
-    if (!names.insert(value.name).second) fail_internal("program " + program.name, "two values are named " + value.name);
+    if (!names.insert(value.name).second)
+      fail_internal("program " + program.name, "two values are named " + value.name);
   auto in_range = [&](ValueId id) { return id >= 0 && id < static_cast<ValueId>(program.values.size()); };
   // States are updated in place and gradients may be added to by several ops; all other values are made once.
   std::set<ValueId> made;
@@ -53,14 +55,16 @@ void check_program(const Program& program) {
     for (ValueId id : op.inputs) {
       if (id == kNoValue) continue;
       if (!in_range(id)) fail_internal("program " + program.name, op.kind + " reads a value that does not exist");
-      if (!made.contains(id)) fail_internal("program " + program.name, op.kind + " reads " + program[id].name + " before it is made");
+      if (!made.contains(id))
+        fail_internal("program " + program.name, op.kind + " reads " + program[id].name + " before it is made");
     }
     for (ValueId id : op.outputs) {
       if (id == kNoValue) continue;
       if (!in_range(id)) fail_internal("program " + program.name, op.kind + " makes a value that does not exist");
       bool first = made.insert(id).second;
       if (!first && program[id].role != Role::state)
-        fail_internal("program " + program.name, program[id].name + " is made twice, by " + op.kind + " the second time");
+        fail_internal("program " + program.name,
+                      program[id].name + " is made twice, by " + op.kind + " the second time");
     }
   }
   for (ValueId id : program.outputs)
@@ -95,13 +99,15 @@ std::string joined(const Program& program, const std::vector<ValueId>& ids) {
 }  // namespace
 
 std::string to_string(const Program& program) {
-  std::string text = "program " + program.name + "(" + joined(program, program.inputs) + ") -> " + joined(program, program.outputs) + "\n";
+  std::string text = "program " + program.name + "(" + joined(program, program.inputs) + ") -> " +
+                     joined(program, program.outputs) + "\n";
   std::size_t width = 0;
   std::vector<std::pair<std::string, std::string>> lines;
   for (const Op& op : program.ops) {
     std::string line = joined(program, op.outputs) + " = " + op.kind + "(" + joined(program, op.inputs) + ")";
     std::string constants;
-    for (const auto& [name, value] : op.attributes.all()) constants += (constants.empty() ? "" : ", ") + name + " = " + to_string(value);
+    for (const auto& [name, value] : op.attributes.all())
+      constants += (constants.empty() ? "" : ", ") + name + " = " + to_string(value);
     if (!constants.empty()) line += " {" + constants + "}";
     std::string note;
     if (!op.outputs.empty() && op.outputs[0] != kNoValue)

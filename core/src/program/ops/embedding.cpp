@@ -15,14 +15,14 @@ void add_embedding(OpSet& set) {
                },
            .backward =
                [](BackwardContext& b) {
-                 b.emit("embedding_grad", {b.output_grad(), b.input(0)}, {1}, {{"rows", b.program()[b.input(1)].shape[0].fixed}});
+                 b.emit("embedding_grad", {b.output_grad(), b.input(0)}, {1},
+                        {{"rows", b.program()[b.input(1)].shape[0].fixed}});
                },
            .may_overwrite = {},
            .updates = {},
-           .cost =
-               [](const OpInstance& op) {  // reads one row a token, not the table
-                 return Cost{.bytes = 2.0 * static_cast<double>(op.outputs[0].bytes() + op.inputs[0].bytes() / 2)};
-               }});
+           .cost = [](const OpInstance& op) {  // reads one row a token, not the table
+             return Cost{.bytes = 2.0 * static_cast<double>(op.outputs[0].bytes() + op.inputs[0].bytes() / 2)};
+           }});
 
   set.add({.kind = "embedding_grad",
            .inputs = {"dy", "tokens"},

@@ -17,7 +17,10 @@ void add_rms_norm(OpSet& set) {
                  same(c, 0, 0);
                  give(c, 1, {c.inputs[0]->shape[0]}, DType::f32);
                },
-           .backward = [](BackwardContext& b) { b.emit("rms_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.output(1)}, {0, 1}); },
+           .backward =
+               [](BackwardContext& b) {
+                 b.emit("rms_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.output(1)}, {0, 1});
+               },
            .may_overwrite = {{0, 0}}});
   set.add({.kind = "rms_norm_grad",
            .inputs = {"dy", "x", "weight", "rstd"},
@@ -31,24 +34,25 @@ void add_rms_norm(OpSet& set) {
 }
 
 void add_layer_norm(OpSet& set) {
-  set.add({.kind = "layer_norm",
-           .inputs = {"x", "weight", "bias"},
-           .outputs = {"y", "mean", "rstd"},
-           .infer =
-               [](InferContext& c) {
-                 need_rank(c, 0, 2);
-                 need_vector(c, 1, c.inputs[0]->shape[1]);
-                 need_vector(c, 2, c.inputs[0]->shape[1]);
-                 same(c, 0, 0);
-                 give(c, 1, {c.inputs[0]->shape[0]}, DType::f32);
-                 give(c, 2, {c.inputs[0]->shape[0]}, DType::f32);
-               },
-           .backward =
-               [](BackwardContext& b) {
-                 // The bias is an operand of the gradient op only through its own gradient's shape, that of the weight.
-                 b.emit("layer_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.output(1), b.output(2)}, {0, 1, 2});
-               },
-           .may_overwrite = {{0, 0}}});
+  set.add(
+      {.kind = "layer_norm",
+       .inputs = {"x", "weight", "bias"},
+       .outputs = {"y", "mean", "rstd"},
+       .infer =
+           [](InferContext& c) {
+             need_rank(c, 0, 2);
+             need_vector(c, 1, c.inputs[0]->shape[1]);
+             need_vector(c, 2, c.inputs[0]->shape[1]);
+             same(c, 0, 0);
+             give(c, 1, {c.inputs[0]->shape[0]}, DType::f32);
+             give(c, 2, {c.inputs[0]->shape[0]}, DType::f32);
+           },
+       .backward =
+           [](BackwardContext& b) {
+             // The bias is an operand of the gradient op only through its own gradient's shape, that of the weight.
+             b.emit("layer_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.output(1), b.output(2)}, {0, 1, 2});
+           },
+       .may_overwrite = {{0, 0}}});
   set.add({.kind = "layer_norm_grad",
            .inputs = {"dy", "x", "weight", "mean", "rstd"},
            .outputs = {"dx", "dweight", "dbias"},
@@ -68,8 +72,10 @@ void add_head_norm(OpSet& set) {
            .outputs = {"y", "rstd"},
            .infer =
                [](InferContext& c) {
-                 auto heads = c.attributes.integer("heads"), kv_heads = c.attributes.integer("kv_heads"), size = c.attributes.integer("head_dim");
-                 if (c.inputs[0]->shape.size() != 2 || c.inputs[0]->shape[1] != Dim((heads + 2 * kv_heads) * size)) c.refuse(0, "(N, (heads + 2 kv_heads) head_dim)");
+                 auto heads = c.attributes.integer("heads"), kv_heads = c.attributes.integer("kv_heads"),
+                      size = c.attributes.integer("head_dim");
+                 if (c.inputs[0]->shape.size() != 2 || c.inputs[0]->shape[1] != Dim((heads + 2 * kv_heads) * size))
+                   c.refuse(0, "(N, (heads + 2 kv_heads) head_dim)");
                  need_vector(c, 1, size);
                  need_vector(c, 2, size);
                  same(c, 0, 0);
@@ -77,7 +83,8 @@ void add_head_norm(OpSet& set) {
                },
            .backward =
                [](BackwardContext& b) {
-                 b.emit("head_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.input(2), b.output(1)}, {0, 1, 2}, b.op().attributes);
+                 b.emit("head_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.input(2), b.output(1)}, {0, 1, 2},
+                        b.op().attributes);
                },
            .may_overwrite = {{0, 0}}});
   set.add({.kind = "head_norm_grad",

@@ -6,12 +6,12 @@
 namespace quern::ops {
 
 void add_embedding(OpSet& set);
-void add_linear(OpSet& set);       // linear, its products, and what they are lowered to
+void add_linear(OpSet& set);  // linear, its products, and what they are lowered to
 void add_norms(OpSet& set);
 void add_attention(OpSet& set);    // rope, attention
 void add_elementwise(OpSet& set);  // add, swiglu, gelu, column_sum
 void add_loss(OpSet& set);
-void add_optimizer(OpSet& set);    // what an optimizer step is made of
+void add_optimizer(OpSet& set);  // what an optimizer step is made of
 
 // ---- shape rules that many ops share ----
 

@@ -4,11 +4,13 @@
 namespace quern::ops {
 
 void add_optimizer(OpSet& set) {
-  set.add({.kind = "sum_squares", .inputs = {"x"}, .outputs = {"sum"}, .infer = [](InferContext& c) { give(c, 0, {1}, DType::f64); }});
-  set.add({.kind = "clip_scale",
-           .inputs = {"stats", "step", "sums*"},
-           .outputs = {"update"},
-           .infer = [](InferContext& c) { give(c, 0, {4}, DType::f32); }});
+  set.add({.kind = "sum_squares", .inputs = {"x"}, .outputs = {"sum"}, .infer = [](InferContext& c) {
+             give(c, 0, {1}, DType::f64);
+           }});
+  set.add(
+      {.kind = "clip_scale", .inputs = {"stats", "step", "sums*"}, .outputs = {"update"}, .infer = [](InferContext& c) {
+         give(c, 0, {4}, DType::f32);
+       }});
   // Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019); bf16 results round stochastically.
   set.add({.kind = "adamw",
            .inputs = {"gradient", "master", "moment1", "moment2", "update", "step"},

@@ -18,7 +18,9 @@ OpSet builtin_ops() {
 
 namespace ops {
 
-void same(InferContext& c, std::size_t output, std::size_t input) { give(c, output, c.inputs[input]->shape, c.inputs[input]->dtype); }
+void same(InferContext& c, std::size_t output, std::size_t input) {
+  give(c, output, c.inputs[input]->shape, c.inputs[input]->dtype);
+}
 
 void give(InferContext& c, std::size_t output, Shape shape, DType dtype) {
   c.outputs[output].shape = std::move(shape);

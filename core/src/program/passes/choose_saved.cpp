@@ -34,7 +34,8 @@ void take_projection(const Program& program, ValueId id, std::set<std::string>& 
 
 class Partition {
  public:
-  Partition(const JointProgram& joint, const OpSet& ops, const std::set<std::string>& recomputed) : joint_(joint), ops_(ops), recomputed_(recomputed) {}
+  Partition(const JointProgram& joint, const OpSet& ops, const std::set<std::string>& recomputed)
+      : joint_(joint), ops_(ops), recomputed_(recomputed) {}
 
   PartitionedProgram run() {
     choose();
@@ -44,7 +45,9 @@ class Partition {
  private:
   const Program& program() const { return joint_.program; }
 
-  bool enters(ValueId id) const { return std::find(program().inputs.begin(), program().inputs.end(), id) != program().inputs.end(); }
+  bool enters(ValueId id) const {
+    return std::find(program().inputs.begin(), program().inputs.end(), id) != program().inputs.end();
+  }
 
   // Decides for one forward value that the backward phase needs: keep it, or mark its producer for recomputation.
   void need(ValueId id) {
@@ -126,7 +129,8 @@ std::set<std::string> recomputed_values(const JointProgram& joint, const std::ve
   const Program& program = joint.program;
   auto wants = [&](const char* name) { return std::find(recompute.begin(), recompute.end(), name) != recompute.end(); };
   for (const std::string& name : recompute)
-    if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end()) fail_internal("recomputed_values", "unknown name " + name);
+    if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end())
+      fail_internal("recomputed_values", "unknown name " + name);
   std::set<std::string> names;
   for (const Op& op : program.ops) {
     if (op.phase != Phase::forward) continue;
@@ -145,9 +149,12 @@ std::set<std::string> recomputed_values(const JointProgram& joint, const std::ve
   return names;
 }
 
-PartitionedProgram partition(const JointProgram& joint, const OpSet& ops, const std::set<std::string>& recomputed) { return Partition(joint, ops, recomputed).run(); }
+PartitionedProgram partition(const JointProgram& joint, const OpSet& ops, const std::set<std::string>& recomputed) {
+  return Partition(joint, ops, recomputed).run();
+}
 
-std::set<std::string> recompute_within(const JointProgram& joint, const OpSet& ops, double budget, const std::function<double(const Value&)>& bytes,
+std::set<std::string> recompute_within(const JointProgram& joint, const OpSet& ops, double budget,
+                                       const std::function<double(const Value&)>& bytes,
                                        const std::function<double(const Program&)>& backward_seconds) {
   struct Trial {
     double bytes, seconds;

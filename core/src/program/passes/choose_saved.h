@@ -19,7 +19,7 @@ inline const std::vector<std::string> kRecomputeNames = {"swiglu", "norm", "ffn"
 /// The forward and backward halves. Values that cross have one name and role saved in both.
 struct PartitionedProgram {
   Program forward;
-  Program backward;                ///< recomputation first, then the backward ops; inputs: the gradient; outputs: likewise
+  Program backward;  ///< recomputation first, then the backward ops; inputs: the gradient; outputs: likewise
   std::vector<std::string> saved;  ///< names of the values that cross, in order of their making
 };
 

@@ -12,7 +12,9 @@ namespace {
 
 class Differentiator {
  public:
-  Differentiator(const Program& forward, const OpSet& ops, DType activation) : ops_(ops), activation_(activation) { joint_.program = forward; }
+  Differentiator(const Program& forward, const OpSet& ops, DType activation) : ops_(ops), activation_(activation) {
+    joint_.program = forward;
+  }
 
   JointProgram run() {
     Program& program = joint_.program;
@@ -30,7 +32,8 @@ class Differentiator {
  private:
   ValueId new_boundary_gradient() {
     const Value& stream = joint_.program[joint_.program.outputs[0]];
-    return joint_.program.add_value({.name = "d.out", .shape = stream.shape, .dtype = activation_, .role = Role::boundary, .parameter = {}});
+    return joint_.program.add_value(
+        {.name = "d.out", .shape = stream.shape, .dtype = activation_, .role = Role::boundary, .parameter = {}});
   }
 
   void seed() {
@@ -77,7 +80,8 @@ class Differentiator {
       parts.pop_back();
       ValueId early = parts.back();
       Op add{.kind = "add", .inputs = {late, early}, .outputs = {}, .attributes = {}, .phase = Phase::backward};
-      parts.back() = append_op(joint_.program, ops_, activation_, std::move(add), "d." + joint_.program[value].name + ".sum")[0];
+      parts.back() =
+          append_op(joint_.program, ops_, activation_, std::move(add), "d." + joint_.program[value].name + ".sum")[0];
     }
     return parts.back();
   }
@@ -93,7 +97,11 @@ class Differentiator {
     if (!any) return;
     const OpSpec& spec = ops_.at(op.kind);
     if (!spec.backward)
-      throw Error(ErrorCode::config, {.where = "program " + joint_.program.name, .what = "op cannot be differentiated", .found = op.kind, .expected = {}, .next = "use an op with a backward rule"});
+      throw Error(ErrorCode::config, {.where = "program " + joint_.program.name,
+                                      .what = "op cannot be differentiated",
+                                      .found = op.kind,
+                                      .expected = {},
+                                      .next = "use an op with a backward rule"});
     std::vector<ValueId> inputs = op.inputs;
     BackwardContext context(joint_.program, ops_, std::move(op), std::move(gradients), activation_);
     spec.backward(context);

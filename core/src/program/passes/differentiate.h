@@ -7,9 +7,9 @@
 namespace quern {
 
 struct JointProgram {
-  Program program;                    ///< inputs and outputs are the forward ones
-  ValueId gradient_in = kNoValue;     ///< gradient of the stream that the program hands on; none for the head
-  ValueId gradient_out = kNoValue;    ///< gradient of the stream that it takes; none for the embedding
+  Program program;                  ///< inputs and outputs are the forward ones
+  ValueId gradient_in = kNoValue;   ///< gradient of the stream that the program hands on; none for the head
+  ValueId gradient_out = kNoValue;  ///< gradient of the stream that it takes; none for the embedding
 };
 
 /// `activation` is the dtype of activation gradients, `gradient` that of parameter gradients. All outputs receive the

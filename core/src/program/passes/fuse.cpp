@@ -19,7 +19,8 @@ struct Match {
 
 class Matcher {
  public:
-  Matcher(const Program& program, const OpSet& ops, const FusionPattern& pattern) : program_(program), ops_(ops), pattern_(pattern) {}
+  Matcher(const Program& program, const OpSet& ops, const FusionPattern& pattern)
+      : program_(program), ops_(ops), pattern_(pattern) {}
 
   // An occurrence whose last part is op `last`.
   std::optional<Match> at(int last) {
@@ -58,8 +59,10 @@ class Matcher {
     return true;
   }
 
-  // A result of the pattern may only be bound to a value that another of its parts makes, and a free name to one that none makes.
-  bool bind_all(Match& match, const FusionPattern::Part& wanted, const std::vector<ValueId>& inputs, const std::vector<ValueId>& outputs) const {
+  // A result of the pattern may only be bound to a value that another of its parts makes, and a free name to one that
+  // none makes.
+  bool bind_all(Match& match, const FusionPattern::Part& wanted, const std::vector<ValueId>& inputs,
+                const std::vector<ValueId>& outputs) const {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (!bind(match, wanted.inputs[i], inputs[i])) return false;
       if (!made_as_expected(wanted.inputs[i], inputs[i])) return false;
@@ -104,7 +107,8 @@ std::optional<Op> fused_op(const Program& program, const FusionPattern& pattern,
     const Op& part = program.ops[static_cast<std::size_t>(index)];
     fused.phase = std::max(fused.phase, part.phase);
     for (const auto& [name, value] : part.attributes.all()) {
-      if (auto it = fused.attributes.all().find(name); it != fused.attributes.all().end() && it->second != value) return std::nullopt;
+      if (auto it = fused.attributes.all().find(name); it != fused.attributes.all().end() && it->second != value)
+        return std::nullopt;
       fused.attributes.set(name, value);
     }
   }

@@ -1,7 +1,7 @@
 #pragma once
-// Pass 5, fuse: replaces groups of ops by fused forms that the device has a kernel for (see Fusion in device.h). A fused
-// form keeps all results of its parts and rounds each at its dtype, so it changes no bit; results that nobody reads are
-// never written.
+// Pass 5, fuse: replaces groups of ops by fused forms that the device has a kernel for (see Fusion in device.h). A
+// fused form keeps all results of its parts and rounds each at its dtype, so it changes no bit; results that nobody
+// reads are never written.
 
 #include <span>
 #include <string>

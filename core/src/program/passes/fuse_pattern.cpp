@@ -13,7 +13,9 @@ namespace {
 
 class PatternParser {
  public:
-  PatternParser(const Fusion& fusion, const OpSet& ops) : fusion_(fusion), ops_(ops), rest_(fusion.pattern) { pattern_.kind = fusion.kind; }
+  PatternParser(const Fusion& fusion, const OpSet& ops) : fusion_(fusion), ops_(ops), rest_(fusion.pattern) {
+    pattern_.kind = fusion.kind;
+  }
 
   FusionPattern run() {
     do {
@@ -25,7 +27,11 @@ class PatternParser {
 
  private:
   [[noreturn]] void refuse(const std::string& expected) const {
-    throw Error(ErrorCode::config, {.where = "fusion " + fusion_.kind, .what = "pattern cannot be read", .found = rest_.empty() ? "its end" : "`" + std::string(rest_) + "`", .expected = expected, .next = "correct the device's fusions()"});
+    throw Error(ErrorCode::config, {.where = "fusion " + fusion_.kind,
+                                    .what = "pattern cannot be read",
+                                    .found = rest_.empty() ? "its end" : "`" + std::string(rest_) + "`",
+                                    .expected = expected,
+                                    .next = "correct the device's fusions()"});
   }
 
   void skip_space() {
@@ -42,7 +48,8 @@ class PatternParser {
   std::string word() {
     skip_space();
     std::size_t length = 0;
-    while (length < rest_.size() && (std::isalnum(static_cast<unsigned char>(rest_[length])) || rest_[length] == '_')) ++length;
+    while (length < rest_.size() && (std::isalnum(static_cast<unsigned char>(rest_[length])) || rest_[length] == '_'))
+      ++length;
     if (length == 0) refuse("a name");
     std::string text(rest_.substr(0, length));
     rest_.remove_prefix(length);
@@ -68,7 +75,8 @@ class PatternParser {
       int name = index_of(word());
       part.inputs.push_back(name);
       bool made = std::find(pattern_.outputs.begin(), pattern_.outputs.end(), name) != pattern_.outputs.end();
-      if (!made && std::find(pattern_.inputs.begin(), pattern_.inputs.end(), name) == pattern_.inputs.end()) pattern_.inputs.push_back(name);
+      if (!made && std::find(pattern_.inputs.begin(), pattern_.inputs.end(), name) == pattern_.inputs.end())
+        pattern_.inputs.push_back(name);
     } while (accept(','));
     if (!accept(')')) refuse("`)`");
     for (const std::string& result : results) {
@@ -106,8 +114,11 @@ OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops) {
     for (auto [output, input] : ops.at(part.kind).may_overwrite) {
       int name = part.inputs[static_cast<std::size_t>(input)];
       int outer = position(pattern.inputs, name);
-      bool read_later = std::any_of(pattern.parts.begin() + static_cast<std::ptrdiff_t>(p) + 1, pattern.parts.end(), [&](const auto& later) { return position(later.inputs, name) >= 0; });
-      if (outer >= 0 && !read_later) spec.may_overwrite.emplace_back(position(pattern.outputs, part.outputs[static_cast<std::size_t>(output)]), outer);
+      bool read_later = std::any_of(pattern.parts.begin() + static_cast<std::ptrdiff_t>(p) + 1, pattern.parts.end(),
+                                    [&](const auto& later) { return position(later.inputs, name) >= 0; });
+      if (outer >= 0 && !read_later)
+        spec.may_overwrite.emplace_back(position(pattern.outputs, part.outputs[static_cast<std::size_t>(output)]),
+                                        outer);
     }
   }
   return spec;

@@ -10,11 +10,15 @@ namespace quern {
 
 namespace {
 
-bool is_product(const Op& op) { return op.kind == "linear" || op.kind == "linear_input_grad" || op.kind == "linear_weight_grad"; }
+bool is_product(const Op& op) {
+  return op.kind == "linear" || op.kind == "linear_input_grad" || op.kind == "linear_weight_grad";
+}
 
 class LoweringPass final : public Lowering {
  public:
-  LoweringPass(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) : ops_(ops), backend_(backend) { lowered_.joint = std::move(joint); }
+  LoweringPass(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) : ops_(ops), backend_(backend) {
+    lowered_.joint = std::move(joint);
+  }
 
   LoweredProgram run() {
     Program& program = lowered_.joint.program;
@@ -32,7 +36,8 @@ class LoweringPass final : public Lowering {
   // ---- Lowering ----
   const Program& program() const override { return lowered_.joint.program; }
 
-  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes, std::string name) override {
+  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,
+                            std::string name) override {
     Program& program = lowered_.joint.program;
     for (const Op& op : program.ops)
       if (op.kind == kind && op.inputs == inputs && op.attributes == attributes) return op.outputs;
@@ -42,11 +47,19 @@ class LoweringPass final : public Lowering {
     for (ValueId id : inputs) {
       int producer = id == kNoValue ? -1 : program.producer(id);
       if (producer >= 0) place = std::max(place, static_cast<std::size_t>(producer) + 1);
-      if (producer >= 0 && program.ops[static_cast<std::size_t>(producer)].phase == Phase::backward) phase = Phase::backward;
+      if (producer >= 0 && program.ops[static_cast<std::size_t>(producer)].phase == Phase::backward)
+        phase = Phase::backward;
       if (id != kNoValue && id == lowered_.joint.gradient_in) phase = Phase::backward;
     }
-    while (phase == Phase::backward && place < program.ops.size() && program.ops[place].phase == Phase::forward) ++place;
-    std::vector<ValueId> outputs = append_op(program, ops_, backend_.traits().activation, {.kind = std::move(kind), .inputs = std::move(inputs), .outputs = {}, .attributes = std::move(attributes), .phase = phase}, name);
+    while (phase == Phase::backward && place < program.ops.size() && program.ops[place].phase == Phase::forward)
+      ++place;
+    std::vector<ValueId> outputs = append_op(program, ops_, backend_.traits().activation,
+                                             {.kind = std::move(kind),
+                                              .inputs = std::move(inputs),
+                                              .outputs = {},
+                                              .attributes = std::move(attributes),
+                                              .phase = phase},
+                                             name);
     std::rotate(program.ops.begin() + static_cast<std::ptrdiff_t>(place), program.ops.end() - 1, program.ops.end());
     if (place <= index_) ++index_;
     return outputs;
@@ -62,7 +75,12 @@ class LoweringPass final : public Lowering {
   ValueId state(std::string name, DType dtype, Extents extents) override {
     Program& program = lowered_.joint.program;
     ValueId id = program.find(name);
-    return id != kNoValue ? id : program.add_value({.name = std::move(name), .shape = Shape(extents.begin(), extents.end()), .dtype = dtype, .role = Role::state, .parameter = {}});
+    return id != kNoValue ? id
+                          : program.add_value({.name = std::move(name),
+                                               .shape = Shape(extents.begin(), extents.end()),
+                                               .dtype = dtype,
+                                               .role = Role::state,
+                                               .parameter = {}});
   }
 
   std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {
@@ -74,7 +92,9 @@ class LoweringPass final : public Lowering {
       return ids;
     }
     ValueId source = program.find(parameter);
-    std::vector<ValueId> ids = append_op(program, ops_, backend_.traits().activation, {.kind = kind, .inputs = {source}, .outputs = {}, .attributes = attributes}, std::string(parameter) + "." + kind);
+    std::vector<ValueId> ids = append_op(program, ops_, backend_.traits().activation,
+                                         {.kind = kind, .inputs = {source}, .outputs = {}, .attributes = attributes},
+                                         std::string(parameter) + "." + kind);
     program.ops.pop_back();  // the op runs in the update program; here its results are operands
     WorkingCopy copy{std::string(parameter), std::move(kind), std::move(attributes), {}};
     for (ValueId id : ids) {
@@ -106,7 +126,8 @@ class LoweringPass final : public Lowering {
     site.parameter = parameter;
     backend_.lower(site, *this);
     const std::string& kind = lowered_.joint.program.ops[index_].kind;
-    if (kind.starts_with("linear")) fail_internal("precision backend", "left " + kind + " of " + parameter + " as it was");
+    if (kind.starts_with("linear"))
+      fail_internal("precision backend", "left " + kind + " of " + parameter + " as it was");
   }
 
   const OpSet& ops_;
@@ -117,6 +138,8 @@ class LoweringPass final : public Lowering {
 
 }  // namespace
 
-LoweredProgram lower_precision(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) { return LoweringPass(std::move(joint), ops, backend).run(); }
+LoweredProgram lower_precision(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) {
+  return LoweringPass(std::move(joint), ops, backend).run();
+}
 
 }  // namespace quern

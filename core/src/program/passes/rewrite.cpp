@@ -9,7 +9,9 @@ namespace quern {
 namespace {
 
 bool has_effect(const Program& program, const Op& op, const std::vector<bool>& read) {
-  return std::any_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) { return id != kNoValue && (read[static_cast<std::size_t>(id)] || program[id].role != Role::local); });
+  return std::any_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) {
+    return id != kNoValue && (read[static_cast<std::size_t>(id)] || program[id].role != Role::local);
+  });
 }
 
 }  // namespace
@@ -19,7 +21,8 @@ void drop_unused(Program& program, const std::vector<ValueId*>& keep) {
     std::vector<bool> read = read_values(program);
     for (ValueId* id : keep)
       if (*id != kNoValue) read[static_cast<std::size_t>(*id)] = true;
-    auto dead = std::remove_if(program.ops.begin(), program.ops.end(), [&](const Op& op) { return !has_effect(program, op, read); });
+    auto dead = std::remove_if(program.ops.begin(), program.ops.end(),
+                               [&](const Op& op) { return !has_effect(program, op, read); });
     changed = dead != program.ops.end();
     program.ops.erase(dead, program.ops.end());
   }
@@ -66,7 +69,8 @@ bool order_ops(Program& program) {
   while (ordered.size() < program.ops.size()) {
     std::size_t next = 0;
     auto ready = [&](std::size_t i) {
-      return !done[i] && std::none_of(program.ops[i].inputs.begin(), program.ops[i].inputs.end(), [&](ValueId id) { return id != kNoValue && made.contains(id); });
+      return !done[i] && std::none_of(program.ops[i].inputs.begin(), program.ops[i].inputs.end(),
+                                      [&](ValueId id) { return id != kNoValue && made.contains(id); });
     };
     while (next < program.ops.size() && !ready(next)) ++next;
     if (next == program.ops.size()) return false;
