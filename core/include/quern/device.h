@@ -41,13 +41,13 @@ struct DeviceTraits {
 /// whose free names are the fused op's inputs (in order of first use) and whose results are its outputs (in order).
 /// The attributes of the parts are merged; parts that set one attribute differently do not match.
 struct Fusion {
-  std::string kind;
-  std::string pattern;
+  std::string kind = {};
+  std::string pattern = {};
 };
 
 /// Answer to "can you run this": plan-time, without the hardware.
 struct OpSupport {
-  std::string refusal;              ///< empty: supported; else the reason, for people
+  std::string refusal = {};              ///< empty: supported; else the reason, for people
   std::size_t workspace_bytes = 0;  ///< scratch a launch needs
 };
 

@@ -31,15 +31,15 @@ OptionType type_of(const OptionValue& value);
 std::string to_string(const OptionValue& value);
 
 struct OptionSpec {
-  std::string key;   ///< dots nest: "rope_scaling.factor"
+  std::string key = {};   ///< dots nest: "rope_scaling.factor"
   OptionType type = OptionType::integer;
-  OptionValue default_value;
+  OptionValue default_value = {};
   bool required = false;
   double minimum = -std::numeric_limits<double>::infinity();
   double maximum = std::numeric_limits<double>::infinity();
   bool open_minimum = false;           ///< minimum itself is excluded
-  std::vector<std::string> choices;    ///< of a text; empty: any
-  std::string help;                    ///< one line: what it does, with its unit
+  std::vector<std::string> choices = {};    ///< of a text; empty: any
+  std::string help = {};                    ///< one line: what it does, with its unit
 };
 
 /// Values by key, as read and validated, defaults filled in.

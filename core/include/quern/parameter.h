@@ -21,16 +21,16 @@ struct Init {
 
 /// A row range of a packed parameter: one Hugging Face tensor.
 struct ParameterPart {
-  std::string hf_name;     ///< "{layer}" stands for the layer's index
+  std::string hf_name = {};     ///< "{layer}" stands for the layer's index
   std::int64_t rows = 0;   ///< of the packed matrix, or elements of a packed vector
-  Init init;
+  Init init = {};
 };
 
 struct ParameterSpec {
-  std::string name;                  ///< in programs: "qkv.weight"
+  std::string name = {};                  ///< in programs: "qkv.weight"
   ParameterGroup group = ParameterGroup::block;
-  Extents extents;                   ///< (rows, columns) or (elements)
-  std::vector<ParameterPart> parts;  ///< in order; rows sum up to extents[0]
+  Extents extents = {};                   ///< (rows, columns) or (elements)
+  std::vector<ParameterPart> parts = {};  ///< in order; rows sum up to extents[0]
   bool decay = true;                 ///< weight decay applies: matrices, not norms and biases
 
   std::int64_t count() const { return element_count(extents); }
