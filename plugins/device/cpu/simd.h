@@ -1,8 +1,9 @@
 #pragma once
 // Vector code without vector types: loops that the compiler vectorises, compiled for several CPUs and chosen when the
-// library is loaded. Functions marked QUERN_CPU_CLONES must hold their loops themselves (a lambda inside is not cloned).
+// library is loaded. Functions marked QUERN_CPU_CLONES must hold their loops themselves (a lambda inside is not
+// cloned), and what they call is always_inline all the way down: __builtin_bit_cast, since std::bit_cast would stay
+// a call.
 
-#include <bit>
 #include <cstdint>
 
 // Sanitized builds run a single version: function multiversioning resolves before the sanitizer's runtime is ready.
@@ -18,7 +19,7 @@ namespace quern::cpu {
 [[gnu::always_inline]] inline float fast_exp(float x) {
   x = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
   float n = x * 1.44269504088896341f + 12582912.0f;  // round to nearest by adding 1.5 * 2^23
-  std::int32_t exponent = std::bit_cast<std::int32_t>(n) - 0x4b400000;
+  std::int32_t exponent = __builtin_bit_cast(std::int32_t, n) - 0x4b400000;
   n -= 12582912.0f;
   float r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
@@ -29,7 +30,7 @@ namespace quern::cpu {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  return p * std::bit_cast<float>((exponent + 127) << 23);
+  return p * __builtin_bit_cast(float, (exponent + 127) << 23);
 }
 
 }  // namespace quern::cpu
