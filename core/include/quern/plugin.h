@@ -53,7 +53,7 @@ inline constexpr const char* kPluginKind<Optimizer> = "optimizer";
 template <>
 inline constexpr const char* kPluginKind<Schedule> = "schedule";
 template <>
-inline constexpr const char* kPluginKind<DataSource> = "data";
+inline constexpr const char* kPluginKind<Dataset> = "data";
 template <>
 inline constexpr const char* kPluginKind<LogSink> = "log";
 

@@ -39,8 +39,13 @@ struct PlanParts {
   const std::vector<OpSpec>& custom_ops;
 };
 
+/// Whose memory a persistent tensor is.
+enum class TensorOwner : std::uint8_t { master, working, gradient, optimizer, precision, input, result };
+std::string_view name_of(TensorOwner owner);
+
 /// A persistent tensor: one parameter's master, gradient, moment, ..., of one layer.
 struct PlannedTensor {
+  TensorOwner owner = TensorOwner::input;
   std::string kind = {};  ///< "master", "working", "gradient", an optimizer state's name, or a runtime value's name
   std::string parameter = {};  ///< empty for runtime values and scalars
   int layer = -1;              ///< -1 outside the layers

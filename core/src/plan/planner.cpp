@@ -223,7 +223,7 @@ class Planner {
 
   void lay_out_parameters() {
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      add_tensor("master weights", "master", spec.name, layer, plan_.options.master, spec.extents);
+      add_tensor(TensorOwner::master, "master", spec.name, layer, plan_.options.master, spec.extents);
     });
     for (const ParameterPlan& parameter : plan_.parameters) {
       auto layers = [&](auto visit) {
@@ -238,7 +238,7 @@ class Planner {
         bool plain = value.name == parameter.spec.name;
         copied = copied || plain;
         layers([&](int layer) {
-          add_tensor("working weights", plain ? "working" : value.name, parameter.spec.name, layer, value.dtype,
+          add_tensor(TensorOwner::working, plain ? "working" : value.name, parameter.spec.name, layer, value.dtype,
                      extents_at(value.shape, 0));
         });
       }
@@ -246,16 +246,17 @@ class Planner {
       layers([&](int layer) {  // the master itself is read
         PlannedTensor alias = plan_.tensor("master", parameter.spec.name, layer);
         alias.kind = "working";
+        alias.owner = TensorOwner::working;
         plan_.tensors.push_back(std::move(alias));
       });
     }
     if (!plan_.options.train) return;
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      add_tensor("gradients", "gradient", spec.name, layer, plan_.options.gradient, spec.extents);
+      add_tensor(TensorOwner::gradient, "gradient", spec.name, layer, plan_.options.gradient, spec.extents);
     });
     for (const OptimizerState& state : parts_.optimizer.states())
       for_each_tensor([&](const ParameterSpec& spec, int layer) {
-        add_tensor("optimizer " + state.name, state.name, spec.name, layer, state.dtype, spec.extents);
+        add_tensor(TensorOwner::optimizer, state.name, spec.name, layer, state.dtype, spec.extents);
       });
     // The norm program names each gradient by itself.
     std::vector<PlannedTensor> named;
@@ -273,20 +274,20 @@ class Planner {
   void lay_out_scalars() {
     std::int64_t tokens = plan_.options.geometry.tokens();
     for (const char* name : {"tokens", "targets", "positions"})
-      add_tensor("inputs", name, "", -1, DType::i32, {tokens});
-    if (plan_.options.documents) add_tensor("inputs", "documents", "", -1, DType::i32, {tokens + 1});
-    add_tensor("inputs", "step", "", -1, DType::u32, {static_cast<std::int64_t>(sizeof(StepState) / 4)});
-    for (const char* name : {"loss_stats", "eval_stats"}) add_tensor("inputs", name, "", -1, DType::f64, {4});
-    add_tensor("inputs", "update", "", -1, DType::f32, {4});
+      add_tensor(TensorOwner::input, name, "", -1, DType::i32, {tokens});
+    if (plan_.options.documents) add_tensor(TensorOwner::input, "documents", "", -1, DType::i32, {tokens + 1});
+    add_tensor(TensorOwner::input, "step", "", -1, DType::u32, {static_cast<std::int64_t>(sizeof(StepState) / 4)});
+    for (const char* name : {"loss_stats", "eval_stats"}) add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
+    add_tensor(TensorOwner::input, "update", "", -1, DType::f32, {4});
     if (plan_.options.logits)
-      add_tensor("logits", "logits", "", -1, plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
+      add_tensor(TensorOwner::result, "logits", "", -1, plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
                  {tokens, plan_.model.vocabulary});
     // States that the precision backend asked for, one of each a layer.
     auto states = [&](const Program& program, int layer) {
       for (const Value& value : program.values)
         if (value.role == Role::state && value.parameter.empty() && !plan_.find(value.name, "", -1) &&
             !plan_.find(value.name, "", layer))
-          add_tensor("precision state", value.name, "", layer, value.dtype, extents_at(value.shape, tokens));
+          add_tensor(TensorOwner::precision, value.name, "", layer, value.dtype, extents_at(value.shape, tokens));
     };
     for (const Program* program : {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program})
       states(*program, -1);
@@ -447,6 +448,19 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
          .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
   }
   return plan;
+}
+
+std::string_view name_of(TensorOwner owner) {
+  switch (owner) {
+    case TensorOwner::master: return "master weights";
+    case TensorOwner::working: return "working weights";
+    case TensorOwner::gradient: return "gradients";
+    case TensorOwner::optimizer: return "optimizer state";
+    case TensorOwner::precision: return "precision state";
+    case TensorOwner::input: return "inputs";
+    case TensorOwner::result: return "results";
+  }
+  return "?";
 }
 
 const PlannedTensor* Plan::find(std::string_view kind, std::string_view parameter, int layer) const {

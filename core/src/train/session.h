@@ -1,0 +1,44 @@
+#pragma once
+// The components of a run, made from its config: everything that `quern plan` and `quern train` share.
+
+#include <memory>
+#include <string>
+
+#include "config/config.h"
+#include "plan/plan.h"
+#include "plugin/plugin_host.h"
+#include "quern/data_source.h"
+#include "train/run_options.h"
+
+namespace quern {
+
+/// Adds the optimizers, schedules, datasets and log sinks that are part of quern.
+void add_builtin_components(PluginHost& host);
+/// The schemas of all sections of a run.
+std::vector<SectionSchema> run_schemas();
+
+struct Session {
+  /// Makes all components; touches no device and no data.
+  Session(const ResolvedConfig& config, PluginHost& host);
+
+  const ResolvedConfig& config;
+  TrainOptions train;
+  OptimizerOptions optimizer_options;
+  MemoryOptions memory;
+  DeviceOptions device_options;
+  LogOptions log;
+  CheckpointOptions checkpoint;
+
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<PrecisionBackend> precision;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<Schedule> schedule;
+  std::unique_ptr<Dataset> dataset;
+  std::vector<OpSpec> custom_ops;
+
+  PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops}; }
+  PlanOptions plan_options() const;
+};
+
+}  // namespace quern
