@@ -55,6 +55,10 @@ class Lowering {
   virtual std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) = 0;
 };
 
+/// Lowers a product to one matmul on the operands as they are: what a backend without quantization does, and what
+/// others do at the sites they leave alone.
+void lower_to_matmul(const ProductSite& site, Lowering& lowering);
+
 class PrecisionBackend {
  public:
   virtual ~PrecisionBackend() = default;
