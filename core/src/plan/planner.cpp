@@ -208,10 +208,9 @@ class Planner {
     return offset;
   }
 
-  void add_tensor(const std::string& owner, std::string kind, std::string parameter, int layer, DType dtype,
-                  Extents extents) {
-    PlannedTensor tensor{std::move(kind), std::move(parameter), layer, dtype, std::move(extents), 0};
-    tensor.offset = reserve(owner, tensor.bytes());
+  void add_tensor(TensorOwner owner, std::string kind, std::string parameter, int layer, DType dtype, Extents extents) {
+    PlannedTensor tensor{owner, std::move(kind), std::move(parameter), layer, dtype, std::move(extents), 0};
+    tensor.offset = reserve(std::string(name_of(owner)), tensor.bytes());
     plan_.tensors.push_back(std::move(tensor));
   }
 

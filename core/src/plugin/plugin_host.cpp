@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kKinds[] = {
     kPluginKind<Device>, kPluginKind<Model>, kPluginKind<PrecisionBackend>, kPluginKind<Communicator>,
-    kPluginKind<OffloadStore>, kPluginKind<Optimizer>, kPluginKind<Schedule>, kPluginKind<DataSource>,
+    kPluginKind<OffloadStore>, kPluginKind<Optimizer>, kPluginKind<Schedule>, kPluginKind<Dataset>,
     kPluginKind<LogSink>};
 
 std::string label(std::string_view kind, std::string_view id) { return std::string(kind) + " \"" + std::string(id) + "\""; }
