@@ -1,6 +1,7 @@
 #include "program/passes/choose_saved.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "program/passes/rewrite.h"
@@ -165,23 +166,31 @@ std::set<std::string> recompute_within(const JointProgram& joint, const OpSet& o
     for (const std::string& name : split.saved) total += bytes(split.forward[split.forward.find(name)]);
     return Trial{total, backward_seconds(split.backward)};
   };
+  // An op runs again unless all its results that are needed are kept, so they are kept or recomputed together.
   std::set<std::string> recomputed = recomputed_values(joint, {"block"});
+  std::vector<std::set<std::string>> candidates;
+  for (const Op& op : joint.program.ops) {
+    if (op.phase != Phase::forward) continue;
+    candidates.emplace_back();
+    take_outputs(joint.program, op, candidates.back());
+  }
   Trial now = measure(recomputed);
   while (true) {
-    std::string best;
+    const std::set<std::string>* best = nullptr;
     double best_rate = 0;
     Trial best_trial{};
-    for (const std::string& name : recomputed) {
-      std::set<std::string> fewer = recomputed;
-      fewer.erase(name);
+    for (const std::set<std::string>& results : candidates) {
+      std::set<std::string> fewer;
+      std::set_difference(recomputed.begin(), recomputed.end(), results.begin(), results.end(), std::inserter(fewer, fewer.end()));
+      if (fewer.size() == recomputed.size()) continue;
       Trial trial = measure(fewer);
       double gain = now.seconds - trial.seconds, price = trial.bytes - now.bytes;
       if (gain <= 0 || trial.bytes > budget) continue;
       double rate = price <= 0 ? gain * 1e30 : gain / price;
-      if (rate > best_rate) best = name, best_rate = rate, best_trial = trial;
+      if (rate > best_rate) best = &results, best_rate = rate, best_trial = trial;
     }
-    if (best.empty()) return recomputed;
-    recomputed.erase(best);
+    if (!best) return recomputed;
+    for (const std::string& name : *best) recomputed.erase(name);
     now = best_trial;
   }
 }
