@@ -102,8 +102,9 @@ class OptionTable {
     OptionSpec& spec_;
   };
 
-  template <class M>
-  Refine add(std::string key, M T::*member, std::string help) {
+  /// `Owner` is T or a base of T, so that structs can share options.
+  template <class M, class Owner>
+  Refine add(std::string key, M Owner::*member, std::string help) {
     OptionSpec spec;
     spec.key = key;
     spec.default_value = OptionValue(T{}.*member);

@@ -1,0 +1,46 @@
+#pragma once
+// A Hugging Face config.json as options of a model, and back. Every field of the file is either an option that the
+// model honours, or known to change nothing, or refused by name: a model is never trained as something else than its
+// config says.
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quern/options.h"
+
+namespace quern {
+
+/// A field that is read past, if it has one of the values for which nothing needs doing.
+struct HfNeutral {
+  std::string key;
+  std::vector<OptionValue> accepted = {};  ///< empty: any; a list in the file must consist of accepted values
+  std::string because = {};                ///< why no other value will do: "quern does not apply dropout"
+};
+
+/// What a model plugin says about its config.json.
+struct HfModel {
+  std::string model_type;                  ///< "llama"
+  std::string architecture;                ///< "LlamaForCausalLM"
+  std::vector<OptionSpec> options = {};    ///< the fields it honours, by their Hugging Face names; dots nest
+  std::vector<HfNeutral> neutral = {};     ///< of this model; those that every model has are known
+};
+
+/// The options that `text` sets, checked. null is absent. Old and new spellings are one: `rope_parameters` is
+/// `rope_scaling` with `rope_theta`, `rope_scaling.type` is `rope_scaling.rope_type`. `where` names the file in messages.
+/// Everything that is wrong is one input error, a line a field.
+OptionValues parse_hf_config(std::string_view text, const std::string& where, const HfModel& model);
+/// The same from a file, or from config.json in a folder; at most 1 MiB is read.
+OptionValues read_hf_config(const std::filesystem::path& path, const HfModel& model);
+
+/// All options of a model, as its factory needs them: `given` (TOML keys that the user set, and "config", the path of a
+/// config.json, may be empty) over the fields of that config.json over the defaults. A required option that neither
+/// gives, or a bad value, is a config error.
+OptionValues model_options(const OptionValues& given, const HfModel& model);
+
+/// config.json with these fields, for transformers 4 and 5. Token ids are null and the dtype is absent: whoever exports
+/// weights knows them.
+std::string write_hf_config(const HfModel& model, const OptionValues& fields);
+
+}  // namespace quern

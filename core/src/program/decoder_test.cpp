@@ -1,0 +1,111 @@
+#include "quern/decoder.h"
+
+#include <doctest/doctest.h>
+
+#include "quern/error.h"
+
+using namespace quern;
+
+namespace {
+
+DecoderOptions small() {
+  DecoderOptions o;
+  o.vocab_size = 97, o.hidden_size = 48, o.intermediate_size = 40, o.num_hidden_layers = 2, o.num_attention_heads = 6;
+  return o;
+}
+
+std::string refusal(const DecoderOptions& options) {
+  try {
+    check_decoder(options, "tiny");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::config);
+    return error.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("zeros are filled in") {
+  DecoderOptions o = small();
+  CHECK(refusal(o) == "");
+  CHECK(o.heads().kv_heads == 6);
+  CHECK(o.heads().head_dim == 8);
+  o.num_key_value_heads = 2, o.head_dim = 16;
+  CHECK(o.heads().packed() == (6 + 2 * 2) * 16);
+  o.rope_type = "yarn", o.max_position_embeddings = 256;
+  CHECK(o.rope().original_max_position_embeddings == 256);
+  o.original_max_position_embeddings = 64;
+  CHECK(o.rope().original_max_position_embeddings == 64);
+}
+
+TEST_CASE("sizes that do not fit together are refused, all at once") {
+  DecoderOptions o = small();
+  o.hidden_size = 50, o.num_key_value_heads = 4, o.rope_type = "linear";
+  std::string text = refusal(o);
+  CHECK(has(text, "model.tiny"));
+  CHECK(has(text, "hidden_size: found 50, expected a multiple of num_attention_heads, which is 6"));
+  CHECK(has(text, "num_key_value_heads: found 4, expected a divisor of num_attention_heads, which is 6"));
+  CHECK(has(text, "rope_scaling.factor: found 0"));
+  o = small();
+  o.num_attention_heads = 16;
+  CHECK(has(refusal(o), "head_dim: found 3 (hidden_size / num_attention_heads), expected an even number"));
+  o.head_dim = 7;
+  CHECK(has(refusal(o), "head_dim: found 7, expected an even number"));
+  o = small();
+  o.hidden_size = 6 * 258;
+  CHECK(has(refusal(o), "head_dim: found 258"));
+  o.hidden_size = 50, o.head_dim = 8;  // a given head_dim need not divide the width
+  CHECK(refusal(o) == "");
+}
+
+TEST_CASE("a rope field that its type does not use is refused") {
+  DecoderOptions o = small();
+  o.factor = 2;
+  CHECK(has(refusal(o), "rope_scaling.factor: given, but rope_type default does not use it"));
+  o.rope_type = "linear", o.beta_fast = 8, o.original_max_position_embeddings = 64;
+  std::string text = refusal(o);
+  CHECK(has(text, "rope_scaling.beta_fast: given, but rope_type linear does not use it"));
+  CHECK(has(text, "rope_scaling.original_max_position_embeddings: given"));
+  CHECK(!has(text, "rope_scaling.factor"));
+}
+
+TEST_CASE("fields hold what the rope type uses, and nothing else of it") {
+  DecoderOptions o = small();
+  auto keys = [&o] {
+    std::string text;
+    const OptionValues fields = decoder_fields(o);
+    for (const auto& [key, value] : fields.all())
+      if (key.starts_with("rope_scaling.")) text += key.substr(13) + " ";
+    return text;
+  };
+  CHECK(keys() == "");
+  o.rope_type = "linear", o.factor = 2;
+  CHECK(keys() == "factor rope_type ");
+  o.rope_type = "llama3", o.original_max_position_embeddings = 64;
+  CHECK(keys() == "factor high_freq_factor low_freq_factor original_max_position_embeddings rope_type ");
+  o.rope_type = "yarn", o.original_max_position_embeddings = 0;
+  CHECK(keys() == "beta_fast beta_slow factor rope_type ");
+  o.attention_factor = 1.5;
+  CHECK(keys() == "attention_factor beta_fast beta_slow factor rope_type ");
+}
+
+TEST_CASE("the table's defaults are the struct's, and sizes are required") {
+  OptionTable<DecoderOptions> table = decoder_options<DecoderOptions>();
+  for (const OptionSpec& spec : table.specs()) {
+    CAPTURE(spec.key);
+    OptionValue value = spec.default_value;
+    if (!spec.required) CHECK(!check_option(spec, value));
+    CHECK(!spec.help.empty());
+  }
+  OptionValues values = default_values(table.specs());
+  values.set("hidden_size", std::int64_t{48});
+  values.set("rope_scaling.beta_fast", 8.0);
+  DecoderOptions bound = table.bind(values);
+  CHECK(bound.hidden_size == 48);
+  CHECK(bound.beta_fast == 8.0);
+  CHECK(bound.rms_norm_eps == 1e-6);
+  CHECK(bound.max_position_embeddings == 2048);
+}

@@ -1,0 +1,264 @@
+#include "quern/hf_config.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // real files have 1 to 3 KiB
+constexpr int kMostNesting = 8;
+
+const std::vector<HfNeutral>& general_neutral() {
+  static const std::vector<HfNeutral> list = {
+      {.key = "architectures"},
+      {.key = "transformers_version"},
+      {.key = "torch_dtype"},
+      {.key = "dtype"},
+      {.key = "use_cache"},
+      {.key = "bos_token_id"},
+      {.key = "eos_token_id"},
+      {.key = "pad_token_id"},
+      {.key = "_name_or_path"},
+      {.key = "attn_implementation"},
+      {.key = "_attn_implementation_autoset"},
+      {.key = "attention_dropout", .accepted = {0.0}, .because = "quern does not apply dropout"},
+      {.key = "pretraining_tp", .accepted = {1.0}, .because = "quern does not split products as Llama's pretraining did"},
+      {.key = "layer_types", .accepted = {std::string("full_attention")}, .because = "quern attends to all earlier tokens"},
+      {.key = "partial_rotary_factor", .accepted = {1.0}, .because = "quern rotates whole heads"},
+      {.key = "rope_scaling.partial_rotary_factor", .accepted = {1.0}, .because = "quern rotates whole heads"},
+      {.key = "rope_scaling.truncate", .accepted = {true}, .because = "quern's yarn ramp starts and ends at whole pairs"},
+  };
+  return list;
+}
+
+std::string shown(const json& value) {
+  constexpr std::size_t kMostShown = 60;
+  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  return text.size() <= kMostShown ? text : text.substr(0, kMostShown) + "...";
+}
+
+std::optional<OptionValue> to_option(const json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX}) return value.get<double>();
+  if (value.is_number_integer()) return value.get<std::int64_t>();
+  if (value.is_number()) return value.get<double>();
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_array()) return std::nullopt;
+  auto all = [&value](auto&& test) { return std::all_of(value.begin(), value.end(), test); };
+  if (all([](const json& item) { return item.is_string(); })) return value.get<std::vector<std::string>>();
+  if (all([](const json& item) { return item.is_number(); })) return value.get<std::vector<double>>();
+  return std::nullopt;
+}
+
+bool is_accepted(const HfNeutral& neutral, const json& value) {
+  if (neutral.accepted.empty()) return true;
+  if (value.is_array()) return std::all_of(value.begin(), value.end(), [&](const json& item) { return is_accepted(neutral, item); });
+  std::optional<OptionValue> option = to_option(value);
+  if (!option) return false;
+  if (const auto* integer = std::get_if<std::int64_t>(&*option)) option = static_cast<double>(*integer);
+  return std::find(neutral.accepted.begin(), neutral.accepted.end(), *option) != neutral.accepted.end();
+}
+
+// transformers 4 has rope_scaling beside rope_theta and once called its type "type"; 5 has one table, rope_parameters.
+std::string canonical(std::string key) {
+  constexpr std::string_view kNew = "rope_parameters.", kOld = "rope_scaling.";
+  if (key.starts_with(kNew)) key.replace(0, kNew.size(), kOld);
+  if (key == "rope_scaling.rope_theta") return "rope_theta";
+  if (key == "rope_scaling.type") return "rope_scaling.rope_type";
+  return key;
+}
+
+class Reader {
+ public:
+  Reader(const std::string& where, const HfModel& model) : where_(where), model_(model) {}
+
+  OptionValues read(std::string_view text) {
+    json root = parse(text);
+    if (!root.is_object()) refuse_file("not a JSON object");
+    flatten(root, "");
+    check_model_type();
+    for (const auto& [key, field] : fields_) take(key, field);
+    report();
+    return std::move(values_);
+  }
+
+ private:
+  struct Field {
+    std::string written;  // the key as the file has it
+    json value;
+  };
+
+  json parse(std::string_view text) {
+    std::vector<std::set<std::string>> keys;  // of the objects that are open, to refuse what JSON readers disagree on
+    auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
+      if (depth > kMostNesting) refuse_file("nested deeper than " + std::to_string(kMostNesting) + " levels");
+      if (event == json::parse_event_t::object_start) keys.emplace_back();
+      if (event == json::parse_event_t::object_end) keys.pop_back();
+      if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
+        problems_.push_back(parsed.get<std::string>() + ": given twice");
+      return true;
+    };
+    try {
+      return json::parse(text.begin(), text.end(), watch);
+    } catch (const json::exception& error) {
+      std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+      refuse_file("not valid JSON: " + what.substr(std::min(what.size(), what.find(']') + 2)));
+    }
+  }
+
+  void flatten(const json& object, const std::string& prefix) {
+    for (const auto& [name, value] : object.items()) {
+      const std::string written = prefix + name;
+      if (value.is_null()) continue;
+      if (value.is_object() && (written == "rope_scaling" || written == "rope_parameters" || nests(written))) {
+        flatten(value, written + ".");
+        continue;
+      }
+      auto [it, is_new] = fields_.try_emplace(canonical(written), Field{written, value});
+      if (!is_new && it->second.value != value)
+        problems_.push_back(written + ": found " + shown(value) + ", but " + it->second.written + " is " + shown(it->second.value));
+    }
+  }
+
+  bool nests(const std::string& key) const {
+    auto below = [&key](const OptionSpec& spec) { return spec.key.starts_with(key + "."); };
+    return std::any_of(model_.options.begin(), model_.options.end(), below);
+  }
+
+  void check_model_type() {
+    auto node = fields_.extract("model_type");
+    if (node.empty())
+      problems_.push_back("model_type: missing, expected \"" + model_.model_type + "\"");
+    else if (node.mapped().value != model_.model_type)
+      problems_.push_back("model_type: found " + shown(node.mapped().value) + ", expected \"" + model_.model_type + "\"; choose the model plugin of that type");
+  }
+
+  void take(const std::string& key, const Field& field) {
+    const std::string found = field.written + ": found " + shown(field.value);
+    auto has_key = [&key](const auto& entry) { return entry.key == key; };
+    if (auto spec = std::find_if(model_.options.begin(), model_.options.end(), has_key); spec != model_.options.end()) {
+      std::optional<OptionValue> value = to_option(field.value);
+      if (!value) return problems_.push_back(found + ", expected " + describe_expected(*spec));
+      if (auto bad = check_option(*spec, *value)) return problems_.push_back(field.written + ": " + *bad);
+      return values_.set(key, *value);
+    }
+    for (const auto* list : {&model_.neutral, &general_neutral()}) {
+      auto neutral = std::find_if(list->begin(), list->end(), has_key);
+      if (neutral == list->end()) continue;
+      if (!is_accepted(*neutral, field.value)) problems_.push_back(found + ", expected " + accepted_text(*neutral) + ": " + neutral->because);
+      return;
+    }
+    std::string near = nearest_name(key, known());
+    problems_.push_back(found + ", which " + model_.model_type + " in quern does not honour" + (near.empty() ? "" : "; nearest name `" + near + "`"));
+  }
+
+  static std::string accepted_text(const HfNeutral& neutral) {
+    std::string text;
+    for (const OptionValue& value : neutral.accepted) {
+      const auto* real = std::get_if<double>(&value);
+      text += (text.empty() ? "" : " or ") + (real ? json(static_cast<std::int64_t>(*real)).dump() : to_string(value));
+    }
+    return text;
+  }
+
+  std::vector<std::string> known() const {
+    std::vector<std::string> names;
+    for (const OptionSpec& spec : model_.options) names.push_back(spec.key);
+    for (const auto* list : {&model_.neutral, &general_neutral()})
+      for (const HfNeutral& neutral : *list) names.push_back(neutral.key);
+    return names;
+  }
+
+  [[noreturn]] void refuse_file(const std::string& what) const {
+    throw Error(ErrorCode::input, {.where = where_, .what = what, .expected = "a Hugging Face config.json"});
+  }
+
+  void report() const {
+    if (problems_.empty()) return;
+    std::string what = problems_[0];
+    if (problems_.size() > 1) {
+      what = std::to_string(problems_.size()) + " fields cannot be used:";
+      for (const std::string& problem : problems_) what += "\n  " + problem;
+    }
+    throw Error(ErrorCode::input, {.where = where_, .what = what});
+  }
+
+  const std::string& where_;
+  const HfModel& model_;
+  std::map<std::string, Field> fields_;  // by canonical key
+  std::vector<std::string> problems_;
+  OptionValues values_;
+};
+
+}  // namespace
+
+OptionValues parse_hf_config(std::string_view text, const std::string& where, const HfModel& model) {
+  return Reader(where, model).read(text);
+}
+
+OptionValues read_hf_config(const fs::path& path, const HfModel& model) {
+  std::error_code ignored;
+  const fs::path file = fs::is_directory(path, ignored) ? path / "config.json" : path;
+  auto refuse = [&file](const std::string& what) {
+    throw Error(ErrorCode::input, {.where = file.string(), .what = what, .expected = "a Hugging Face config.json, or the folder that has it"});
+  };
+  if (!fs::is_regular_file(file, ignored)) refuse(fs::exists(file, ignored) ? "not a regular file" : "no such file");
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) refuse("cannot be opened");
+  std::string text(kMostBytes + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (stream.bad()) refuse("cannot be read");
+  text.resize(static_cast<std::size_t>(stream.gcount()));
+  if (text.size() > kMostBytes) refuse("larger than 1 MiB");
+  return parse_hf_config(text, file.string(), model);
+}
+
+OptionValues model_options(const OptionValues& given, const HfModel& model) {
+  OptionValues values = default_values(model.options);
+  const OptionValue* config = given.find("config");
+  const std::string path = config ? std::get<std::string>(*config) : "";
+  if (!path.empty()) {
+    const OptionValues file = read_hf_config(path, model);
+    for (const auto& [key, value] : file.all()) values.set(key, value);
+  }
+  std::string problems;
+  for (const OptionSpec& spec : model.options) {
+    if (const OptionValue* found = given.find(spec.key)) {
+      OptionValue value = *found;
+      if (auto bad = check_option(spec, value)) problems += "\n  " + spec.key + ": " + *bad;
+      values.set(spec.key, std::move(value));
+    } else if (!values.find(spec.key)) {
+      problems += "\n  " + spec.key + ": missing, expected " + describe_expected(spec);
+    }
+  }
+  if (problems.empty()) return values;
+  throw Error(ErrorCode::config, {.where = "model." + model.model_type,
+                                  .what = "options that cannot be used:" + problems,
+                                  .next = path.empty() ? "set them there, or name a config.json in model.config" : "set them there, or in " + path});
+}
+
+std::string write_hf_config(const HfModel& model, const OptionValues& fields) {
+  json root = {{"architectures", {model.architecture}}, {"model_type", model.model_type},
+               {"bos_token_id", nullptr}, {"eos_token_id", nullptr}, {"pad_token_id", nullptr}};
+  for (const auto& [key, value] : fields.all()) {
+    json* place = &root;
+    std::size_t start = 0;
+    for (std::size_t dot; (dot = key.find('.', start)) != std::string::npos; start = dot + 1) place = &(*place)[key.substr(start, dot - start)];
+    std::visit([&](const auto& typed) { (*place)[key.substr(start)] = typed; }, value);
+  }
+  return root.dump(2) + "\n";
+}
+
+}  // namespace quern

@@ -1,0 +1,209 @@
+// config.json as transformers 4 and 5 write it, and everything that must be refused.
+#include "quern/hf_config.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "quern/error.h"
+
+using namespace quern;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Tiny {
+  std::int64_t hidden_size = 0;
+  std::int64_t num_hidden_layers = 2;
+  double rms_norm_eps = 1e-6;
+  bool tie = false;
+  std::string hidden_act = "silu";
+  double rope_theta = 10000.0;
+  std::string rope_type = "default";
+  double factor = 0;
+};
+
+HfModel tiny() {
+  OptionTable<Tiny> t;
+  t.add("hidden_size", &Tiny::hidden_size, "").required().at_least(1).at_most(4096);
+  t.add("num_hidden_layers", &Tiny::num_hidden_layers, "").at_least(1);
+  t.add("rms_norm_eps", &Tiny::rms_norm_eps, "").at_least(0);
+  t.add("tie_word_embeddings", &Tiny::tie, "");
+  t.add("hidden_act", &Tiny::hidden_act, "").one_of({"silu"});
+  t.add("rope_theta", &Tiny::rope_theta, "").above(1);
+  t.add("rope_scaling.rope_type", &Tiny::rope_type, "");
+  t.add("rope_scaling.factor", &Tiny::factor, "");
+  return {.model_type = "tiny", .architecture = "TinyForCausalLM", .options = t.specs(),
+          .neutral = {{.key = "use_sliding_window", .accepted = {false}, .because = "no windows"}, {.key = "sliding_window"}}};
+}
+
+OptionValues parse(const std::string& fields) { return parse_hf_config("{\"model_type\": \"tiny\"" + (fields.empty() ? "" : ", " + fields) + "}", "c.json", tiny()); }
+
+template <class Call>
+std::string refusal(ErrorCode code, Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    CHECK(error.code() == code);
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+std::string refused(const std::string& fields) { return refusal(ErrorCode::input, [&] { parse(fields); }); }
+std::string refused_text(const std::string& text) { return refusal(ErrorCode::input, [&] { parse_hf_config(text, "c.json", tiny()); }); }
+
+bool has(const std::string& text, const std::string& part) {
+  INFO(text);
+  INFO(part);
+  bool found = text.find(part) != std::string::npos;
+  CHECK(found);
+  return found;
+}
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("quern_hf_" + std::to_string(::getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  void write(const std::string& name, const std::string& text) const { std::ofstream(path / name) << text; }
+};
+
+}  // namespace
+
+TEST_CASE("fields become options, integers stand for reals and null is absent") {
+  OptionValues v = parse(R"("hidden_size": 64, "rms_norm_eps": 1, "tie_word_embeddings": true, "rope_scaling": null, "num_hidden_layers": null)");
+  CHECK(v.get<std::int64_t>("hidden_size") == 64);
+  CHECK(v.get<double>("rms_norm_eps") == 1.0);
+  CHECK(v.get<bool>("tie_word_embeddings"));
+  CHECK(v.all().size() == 3);
+}
+
+TEST_CASE("neutral fields are read past") {
+  CHECK(parse(R"("architectures": ["TinyForCausalLM"], "torch_dtype": "bfloat16", "dtype": "float32", "transformers_version": "5.0.0",
+                 "use_cache": true, "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": null, "pretraining_tp": 1,
+                 "attention_dropout": 0.0, "layer_types": ["full_attention", "full_attention"], "use_sliding_window": false,
+                 "sliding_window": 4096, "partial_rotary_factor": 1.0)").all().empty());
+}
+
+TEST_CASE("a neutral field with a value that would matter is refused with the reason") {
+  CHECK(refused(R"("attention_dropout": 0.1)") == "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout");
+  has(refused(R"("pretraining_tp": 2)"), "pretraining_tp: found 2, expected 1");
+  has(refused(R"("layer_types": ["full_attention", "sliding_attention"])"), "expected \"full_attention\"");
+  has(refused(R"("use_sliding_window": true)"), "use_sliding_window: found true, expected false: no windows");
+  has(refused(R"("attention_dropout": {"p": 0})"), "attention_dropout: found {\"p\":0}");
+}
+
+TEST_CASE("all spellings of rope scaling are one") {
+  for (const char* text : {R"("rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0})",
+                           R"("rope_theta": 500000, "rope_scaling": {"type": "linear", "factor": 2})",
+                           R"("rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2, "rope_theta": 500000.0})",
+                           R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0})",
+                           R"("rope_theta": 500000.0, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0})"}) {
+    OptionValues v = parse(text);
+    CHECK(v.get<double>("rope_theta") == 500000.0);
+    CHECK(v.get<std::string>("rope_scaling.rope_type") == "linear");
+    CHECK(v.get<double>("rope_scaling.factor") == 2.0);
+    CHECK(v.all().size() == 3);
+  }
+  has(refused(R"("rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5})"), "rope_parameters.rope_theta");
+  has(refused(R"("rope_scaling": {"type": "yarn", "rope_type": "linear"})"), "rope_scaling.type");
+  has(refused(R"("rope_parameters": {"full_attention": {"rope_type": "default"}})"), "rope_parameters.full_attention");
+  has(refused(R"("rope_scaling": {"truncate": false})"), "rope_scaling.truncate: found false, expected true");
+  has(refused(R"("rope_scaling": "linear")"), "rope_scaling: found \"linear\"");
+}
+
+TEST_CASE("everything that is wrong is reported at once, by name, with the nearest one") {
+  std::string text = refused(R"("hiden_size": 64, "hidden_size": "wide", "num_hidden_layers": 0, "hidden_act": "gelu",
+                                "quantization_config": {"bits": 4}, "rms_norm_eps": [1], "sliding_windows": 3)");
+  has(text, "c.json: 7 fields cannot be used:");
+  has(text, "hiden_size: found 64, which tiny in quern does not honour; nearest name `hidden_size`");
+  has(text, "hidden_size: wrong type, found \"wide\"");
+  has(text, "num_hidden_layers: out of range, found 0");
+  has(text, "hidden_act: not a choice, found \"gelu\"");
+  has(text, "quantization_config: found {\"bits\":4}, which tiny in quern does not honour");
+  has(text, "rms_norm_eps: wrong type");
+  has(text, "nearest name `sliding_window`");
+}
+
+TEST_CASE("the model type must be there and right") {
+  has(refused_text("{}"), "model_type: missing, expected \"tiny\"");
+  has(refused_text(R"({"model_type": "llama"})"), "model_type: found \"llama\", expected \"tiny\"; choose the model plugin of that type");
+  has(refused_text(R"({"model_type": 3})"), "model_type: found 3");
+}
+
+TEST_CASE("text that is no sound JSON object is refused") {
+  for (const char* text : {"", "{", "[]", "3", "null", "{\"a\" 1}", "{\"hidden_size\": NaN}", "{\"hidden_size\": 1e999}", "{} {}", "\xff\xfe{}", "{\"a\": \"\xc3\"}"}) {
+    CAPTURE(text);
+    has(refused_text(text), "c.json: not ");
+  }
+  has(refused_text("{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}"), "nested deeper than 8 levels");
+  std::string objects;
+  for (int i = 0; i < 5000; ++i) objects += "{\"a\":";
+  has(refused_text(objects), "nested deeper");
+  has(refused(R"("hidden_size": 64, "hidden_size": 128)"), "hidden_size: given twice");
+  has(refused(R"("hidden_size": 18446744073709551615)"), "hidden_size: wrong type");
+  has(refused(R"("hidden_size": 9223372036854775807)"), "hidden_size: out of range");
+  has(refused(R"("long": ")" + std::string(5000, 'x') + "\""), "...");
+}
+
+TEST_CASE("a file, or the folder that has it, is read; what cannot be is an input error that names it") {
+  Folder folder;
+  auto read = [&](const std::string& name) { return read_hf_config(folder.path / name, tiny()); };
+  has(refusal(ErrorCode::input, [&] { read("none.json"); }), "none.json: no such file");
+  has(refusal(ErrorCode::input, [&] { read(""); }), "config.json: no such file");
+  folder.write("config.json", R"({"model_type": "tiny", "hidden_size": 7})");
+  CHECK(read("").get<std::int64_t>("hidden_size") == 7);
+  CHECK(read("config.json").get<std::int64_t>("hidden_size") == 7);
+  fs::create_directories(folder.path / "odd" / "config.json");
+  has(refusal(ErrorCode::input, [&] { read("odd"); }), "config.json: not a regular file");
+  folder.write("large.json", "{\"model_type\": \"tiny\"" + std::string(1 << 20, ' ') + "}");
+  has(refusal(ErrorCode::input, [&] { read("large.json"); }), "larger than 1 MiB");
+}
+
+TEST_CASE("TOML keys win over config.json, which wins over the defaults") {
+  Folder folder;
+  folder.write("config.json", R"({"model_type": "tiny", "hidden_size": 7, "rms_norm_eps": 1e-5})");
+  OptionValues given;
+  given.set("config", folder.path.string());
+  given.set("hidden_size", std::int64_t{9});
+  OptionValues v = model_options(given, tiny());
+  CHECK(v.get<std::int64_t>("hidden_size") == 9);
+  CHECK(v.get<double>("rms_norm_eps") == 1e-5);
+  CHECK(v.get<double>("rope_theta") == 10000.0);
+
+  OptionValues alone;
+  alone.set("hidden_size", std::int64_t{9});
+  CHECK(model_options(alone, tiny()).all().size() == tiny().options.size());
+  alone.set("config", std::string());
+  CHECK(model_options(alone, tiny()).get<std::int64_t>("hidden_size") == 9);
+}
+
+TEST_CASE("a required option that neither gives, and a bad value, are config errors") {
+  std::string text = refusal(ErrorCode::config, [] { model_options({}, tiny()); });
+  has(text, "model.tiny");
+  has(text, "hidden_size: missing, expected an integer from 1 to 4096");
+  has(text, "name a config.json in model.config");
+  OptionValues bad;
+  bad.set("hidden_size", std::int64_t{5000});
+  bad.set("rope_theta", 0.5);
+  text = refusal(ErrorCode::config, [&] { model_options(bad, tiny()); });
+  has(text, "hidden_size: out of range");
+  has(text, "rope_theta: out of range");
+}
+
+TEST_CASE("what is written reads back the same") {
+  OptionValues fields;
+  fields.set("hidden_size", std::int64_t{48});
+  fields.set("rms_norm_eps", 1e-5);
+  fields.set("tie_word_embeddings", true);
+  fields.set("hidden_act", std::string("silu"));
+  fields.set("rope_scaling.rope_type", std::string("linear"));
+  fields.set("rope_scaling.factor", 8.0);
+  std::string text = write_hf_config(tiny(), fields);
+  CHECK(parse_hf_config(text, "c.json", tiny()).all() == fields.all());
+  has(text, "\"TinyForCausalLM\"");
+  has(text, "\"factor\": 8.0");  // transformers wants a float
+}
