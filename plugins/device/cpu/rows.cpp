@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -20,12 +19,12 @@ namespace {
 // all codes) in branch-free integer arithmetic, which the compiler vectorises.
 
 QUERN_CPU_CLONES void decode_bf16(const std::uint16_t* from, std::int64_t count, float* to) {
-  for (std::int64_t i = 0; i < count; ++i) to[i] = std::bit_cast<float>(std::uint32_t{from[i]} << 16);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = __builtin_bit_cast(float, std::uint32_t{from[i]} << 16);
 }
 
 QUERN_CPU_CLONES void encode_bf16(const float* from, std::int64_t count, std::uint16_t* to) {
   for (std::int64_t i = 0; i < count; ++i) {
-    std::uint32_t bits = std::bit_cast<std::uint32_t>(from[i]);
+    std::uint32_t bits = __builtin_bit_cast(std::uint32_t, from[i]);
     std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     std::uint32_t quiet = (bits >> 16) | 0x40u;
     to[i] = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
@@ -34,16 +33,17 @@ QUERN_CPU_CLONES void encode_bf16(const float* from, std::int64_t count, std::ui
 
 QUERN_CPU_CLONES void round_bf16(float* values, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
-    std::uint32_t bits = std::bit_cast<std::uint32_t>(values[i]);
+    std::uint32_t bits = __builtin_bit_cast(std::uint32_t, values[i]);
     std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
     std::uint32_t quiet = (bits & 0xffff0000u) | 0x400000u;
-    values[i] = std::bit_cast<float>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+    values[i] = __builtin_bit_cast(float, (bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
   }
 }
 
 QUERN_CPU_CLONES void add_bf16(const float* from, std::int64_t count, std::uint16_t* to) {
   for (std::int64_t i = 0; i < count; ++i) {
-    std::uint32_t bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(std::uint32_t{to[i]} << 16) + from[i]);
+    float sum = __builtin_bit_cast(float, std::uint32_t{to[i]} << 16) + from[i];
+    std::uint32_t bits = __builtin_bit_cast(std::uint32_t, sum);
     std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     std::uint32_t quiet = (bits >> 16) | 0x40u;
     to[i] = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
@@ -54,49 +54,57 @@ QUERN_CPU_CLONES void add_f32(const float* from, std::int64_t count, float* to) 
   for (std::int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
+/// a where the condition holds, else b, by masks: a branch would keep the loop from vectorising.
+[[gnu::always_inline]] inline std::uint32_t select(bool condition, std::uint32_t a, std::uint32_t b) {
+  std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
+  return (a & mask) | (b & ~mask);
+}
+
 /// An 8-bit float: `kMantissa` fraction bits, exponent bias `kBias`; codes from kFirstSpecial up are not finite.
 template <int kMantissa, int kBias, std::uint32_t kFirstSpecial>
-[[gnu::always_inline]] inline float decode_float8(std::uint8_t code) {
+[[gnu::always_inline]] inline float decode_float8(std::uint32_t code) {
   std::uint32_t magnitude = code & 0x7fu;
   std::uint32_t normal = (magnitude << (23 - kMantissa)) + (std::uint32_t{127 - kBias} << 23);
   // Subnormal: an integer times the smallest step, 2^(1 - bias - mantissa).
-  float step = std::bit_cast<float>(std::uint32_t{127 + 1 - kBias - kMantissa} << 23);
-  std::uint32_t subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(magnitude)) * step);
-  std::uint32_t bits = magnitude < (1u << kMantissa) ? subnormal : normal;
-  bits = magnitude >= kFirstSpecial ? (magnitude == 0x7cu ? 0x7f800000u : 0x7fc00000u) : bits;
-  return std::bit_cast<float>(bits | (std::uint32_t{code} & 0x80u) << 24);
+  float step = __builtin_bit_cast(float, std::uint32_t{127 + 1 - kBias - kMantissa} << 23);
+  float steps = static_cast<float>(static_cast<std::int32_t>(magnitude));
+  std::uint32_t subnormal = __builtin_bit_cast(std::uint32_t, steps * step);
+  std::uint32_t bits = select(magnitude < (1u << kMantissa), subnormal, normal);
+  std::uint32_t special = select(magnitude == 0x7cu, 0x7f800000u, 0x7fc00000u);
+  bits = select(magnitude >= kFirstSpecial, special, bits);
+  return __builtin_bit_cast(float, bits | (code & 0x80u) << 24);
 }
 
 /// Nearest, ties to even, saturating at the code `kLargest`; NaN becomes 0x7f.
 template <int kMantissa, int kBias, std::uint32_t kLargest>
-[[gnu::always_inline]] inline std::uint8_t encode_float8(float value) {
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+[[gnu::always_inline]] inline std::uint32_t encode_float8(float value) {
+  std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value);
   std::uint32_t magnitude = bits & 0x7fffffffu;
   constexpr int kShift = 23 - kMantissa;
   std::uint32_t normal = (magnitude + ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1u) -
                           (std::uint32_t{127 - kBias} << 23)) >> kShift;
   // Adding 2^23 steps leaves the rounded number of steps in the low bits.
   constexpr std::uint32_t kMagic = std::uint32_t{127 + 1 - kBias - kMantissa + 23} << 23;
-  std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(kMagic)) - kMagic;
-  std::uint32_t code = magnitude < (std::uint32_t{127 + 1 - kBias} << 23) ? subnormal : normal;
+  float shifted = __builtin_bit_cast(float, magnitude) + __builtin_bit_cast(float, kMagic);
+  std::uint32_t subnormal = __builtin_bit_cast(std::uint32_t, shifted) - kMagic;
+  std::uint32_t code = select(magnitude < (std::uint32_t{127 + 1 - kBias} << 23), subnormal, normal);
   // Compared on the input, since far above the range `normal` has wrapped around.
   constexpr std::uint32_t kLargestBits = (kLargest << kShift) + (std::uint32_t{127 - kBias} << 23);
-  code = magnitude > kLargestBits ? kLargest : code;
-  // NaN: the scalar definition gives one positive code.
-  return static_cast<std::uint8_t>(magnitude > 0x7f800000u ? 0x7fu : code | (bits >> 31) << 7);
+  code = select(magnitude > kLargestBits, kLargest, code) | (bits >> 31) << 7;
+  return select(magnitude > 0x7f800000u, 0x7fu, code);
 }
 
 QUERN_CPU_CLONES void decode_e4m3(const std::uint8_t* from, std::int64_t count, float* to) {
   for (std::int64_t i = 0; i < count; ++i) to[i] = decode_float8<3, 7, 0x7f>(from[i]);
 }
 QUERN_CPU_CLONES void encode_e4m3(const float* from, std::int64_t count, std::uint8_t* to) {
-  for (std::int64_t i = 0; i < count; ++i) to[i] = encode_float8<3, 7, 0x7e>(from[i]);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<std::uint8_t>(encode_float8<3, 7, 0x7e>(from[i]));
 }
 QUERN_CPU_CLONES void decode_e5m2(const std::uint8_t* from, std::int64_t count, float* to) {
   for (std::int64_t i = 0; i < count; ++i) to[i] = decode_float8<2, 15, 0x7c>(from[i]);
 }
 QUERN_CPU_CLONES void encode_e5m2(const float* from, std::int64_t count, std::uint8_t* to) {
-  for (std::int64_t i = 0; i < count; ++i) to[i] = encode_float8<2, 15, 0x7b>(from[i]);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<std::uint8_t>(encode_float8<2, 15, 0x7b>(from[i]));
 }
 
 QUERN_CPU_CLONES void decode_i8(const std::int8_t* from, std::int64_t count, float* to) {
@@ -108,7 +116,7 @@ QUERN_CPU_CLONES void encode_i8(const float* from, std::int64_t count, std::int8
     value = value < -127.0f ? -127.0f : value;
     value = value > 127.0f ? 127.0f : value;
     // Adding 1.5 * 2^23 rounds to nearest even and leaves the integer in the low bits.
-    std::int32_t rounded = std::bit_cast<std::int32_t>(value + 12582912.0f) - 0x4b400000;
+    std::int32_t rounded = __builtin_bit_cast(std::int32_t, value + 12582912.0f) - 0x4b400000;
     to[i] = static_cast<std::int8_t>(value != value ? 0 : rounded);
   }
 }

@@ -19,10 +19,12 @@ namespace {
 
 /// Random bit patterns, the neighbourhood of every 8-bit code and tie, and the specials.
 std::vector<float> samples() {
-  std::vector<float> values = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, -NAN, 126.5f, -127.5f, 448.1f, 464.0f, 480.0f, 57344.0f, 61440.0f, 1e-45f};
+  std::vector<float> values = {0.0f,   -0.0f,  INFINITY, -INFINITY, NAN,      -NAN,     126.5f,
+                               -127.5f, 448.1f, 464.0f,   480.0f,    57344.0f, 61440.0f, 1e-45f};
   for (float (*to_float)(std::uint8_t) : {e4m3_to_float, e5m2_to_float}) {
     for (int code = 0; code < 0x7a; ++code) {
-      float low = to_float(static_cast<std::uint8_t>(code)), tie = (low + to_float(static_cast<std::uint8_t>(code + 1))) / 2;
+      float low = to_float(static_cast<std::uint8_t>(code)), high = to_float(static_cast<std::uint8_t>(code + 1));
+      float tie = (low + high) / 2;
       for (float value : {low, tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 1e9f)}) {
         values.push_back(value);
         values.push_back(-value);
@@ -34,7 +36,9 @@ std::vector<float> samples() {
   return values;
 }
 
-bool same(float a, float b) { return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (std::isnan(a) && std::isnan(b)); }
+bool same(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (std::isnan(a) && std::isnan(b));
+}
 
 }  // namespace
 

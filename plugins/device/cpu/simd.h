@@ -6,9 +6,10 @@
 
 #include <cstdint>
 
+// The clones are instruction set levels: a name like "haswell" would match that vendor's own processors alone.
 // Sanitized builds run a single version: function multiversioning resolves before the sanitizer's runtime is ready.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define QUERN_CPU_CLONES __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#define QUERN_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define QUERN_CPU_CLONES
 #endif

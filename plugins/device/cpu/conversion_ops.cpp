@@ -1,0 +1,137 @@
+// transpose, quantize and cast: ops that move or round values and do no arithmetic on them.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "kernels.h"
+#include "quern/error.h"
+#include "quern/numeric.h"
+#include "rows.h"
+#include "simd.h"
+#include "support.h"
+
+namespace quern::cpu {
+
+namespace {
+
+constexpr std::int64_t kChunk = 4096;  // elements that a thread takes at a time
+
+// ---- transpose ----
+
+/// Tiles keep both the rows read and the rows written in the first-level cache.
+template <class T>
+void transpose_elements(const T* x, T* y, std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kTile = 32;
+  const std::int64_t row_tiles = (rows + kTile - 1) / kTile, column_tiles = (columns + kTile - 1) / kTile;
+#pragma omp parallel for schedule(static) collapse(2)
+  for (std::int64_t j = 0; j < column_tiles; ++j) {
+    for (std::int64_t i = 0; i < row_tiles; ++i) {
+      std::int64_t row_end = std::min(rows, (i + 1) * kTile), column_end = std::min(columns, (j + 1) * kTile);
+      for (std::int64_t c = j * kTile; c < column_end; ++c) {
+        for (std::int64_t r = i * kTile; r < row_end; ++r) y[c * rows + r] = x[r * columns + c];
+      }
+    }
+  }
+}
+
+void transpose(std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+  const View &x = inputs[0], &y = outputs[0];
+  const std::int64_t rows = x.extents[0], columns = x.extents[1];
+  switch (size_of(x.dtype)) {
+    case 1: return transpose_elements(x.as<std::uint8_t>(), y.as<std::uint8_t>(), rows, columns);
+    case 2: return transpose_elements(x.as<std::uint16_t>(), y.as<std::uint16_t>(), rows, columns);
+    case 4: return transpose_elements(x.as<std::uint32_t>(), y.as<std::uint32_t>(), rows, columns);
+    default: return transpose_elements(x.as<std::uint64_t>(), y.as<std::uint64_t>(), rows, columns);
+  }
+}
+
+OpSupport query_transpose(const OpInstance& op) {
+  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
+  const Operand &x = op.inputs[0], &y = op.outputs[0];
+  if (x.extents.size() != 2 || y.extents != Extents{x.extents[1], x.extents[0]} || x.dtype != y.dtype) {
+    return {"transpose: (R, C) gives (C, R) of the same dtype", 0};
+  }
+  return {};
+}
+
+// ---- cast ----
+
+void cast(std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+  const View &x = inputs[0], &y = outputs[0];
+  const std::int64_t count = x.count(), chunks = (count + kChunk - 1) / kChunk;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
+    store(y, begin, part, load(x, begin, part, target(y, begin, scratch(0, kChunk))));
+  }
+}
+
+OpSupport query_cast(const OpInstance& op) {
+  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
+  if (element_count(op.inputs[0].extents) != element_count(op.outputs[0].extents)) return {"cast: sizes differ", 0};
+  return {};
+}
+
+// ---- quantize ----
+
+QUERN_CPU_CLONES float largest_magnitude(const float* x, std::int64_t count) {
+  float amax = 0;
+#pragma omp simd reduction(max : amax)
+  for (std::int64_t i = 0; i < count; ++i) {
+    float magnitude = __builtin_fabsf(x[i]);
+    amax = magnitude > amax ? magnitude : amax;
+  }
+  return amax;
+}
+
+QUERN_CPU_CLONES void divide(const float* x, std::int64_t count, float scale, float* y) {
+  for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] / scale;
+}
+
+/// Scale of the whole tensor from its own amax ("tensor/current"). A NaN does not take part in amax and stays NaN.
+void quantize(std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+  const View &x = inputs[0], &q = outputs[0];
+  const std::int64_t count = x.count(), chunks = (count + kChunk - 1) / kChunk;
+  float amax = 0;
+#pragma omp parallel for schedule(static) reduction(max : amax)
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
+    amax = std::max(amax, largest_magnitude(load(x, begin, part, scratch(0, kChunk)), part));
+  }
+  float scale = amax / largest_of(q.dtype);
+  if (scale == 0) scale = 1.0f;  // amax is zero, or so small that the quotient underflows
+  *outputs[1].as<float>() = scale;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
+    float* quotients = scratch(1, kChunk);
+    divide(load(x, begin, part, scratch(0, kChunk)), part, scale, quotients);
+    store(q, begin, part, quotients);
+  }
+}
+
+OpSupport query_quantize(const OpInstance& op) {
+  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
+  if (op.outputs.size() != 2) return {"quantize: gives q and its scale", 0};
+  const Operand &x = op.inputs[0], &q = op.outputs[0], &scale = op.outputs[1];
+  bool low = q.dtype == DType::e4m3 || q.dtype == DType::e5m2 || q.dtype == DType::i8;
+  if (!low) return {"quantize: q must be e4m3, e5m2 or i8, not " + std::string(name_of(q.dtype)), 0};
+  if (element_count(x.extents) != element_count(q.extents)) return {"quantize: x and q must have the same size", 0};
+  if (scale.dtype != DType::f32 || scale.extents != Extents{1} || !scale.present) return {"quantize: scale must be f32 (1)", 0};
+  return {};
+}
+
+CpuOp op(void (*run)(std::span<const View>, std::span<const View>, const Exec&), OpSupport (*query)(const OpInstance&)) {
+  return {[run](const OpInstance&) { return Launch(run); }, query};
+}
+
+}  // namespace
+
+void add_conversion_ops(OpTable& table) {
+  table["transpose"] = op(transpose, query_transpose);
+  table["cast"] = op(cast, query_cast);
+  table["quantize"] = op(quantize, query_quantize);
+}
+
+}  // namespace quern::cpu

@@ -1,0 +1,111 @@
+#include "cpu_device.h"
+
+#include <cstring>
+#include <set>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "quern/error.h"
+#include "quern/plugin.h"
+
+using namespace quern;
+using namespace quern::cpu;
+
+TEST_CASE("traits follow the options") {
+  CpuDevice device({.threads = 3, .memory = 64});
+  CHECK(device.traits().id == "cpu");
+  CHECK(device.traits().name.rfind("3 cores, ", 0) == 0);
+  CHECK(device.traits().memory_bytes == std::size_t{64} << 20);
+  CHECK(device.traits().host_addressable);
+  CHECK_FALSE(device.traits().can_capture);
+  CHECK(CpuDevice({}).traits().memory_bytes > std::size_t{64} << 20);
+}
+
+TEST_CASE("memory is aligned, and what cannot be had is a resources error with the size") {
+  CpuDevice device({});
+  device.open(0);
+  for (std::size_t bytes : {0, 1, 255, 4097}) {
+    void* memory = device.allocate(MemoryKind::device, bytes);
+    CHECK(reinterpret_cast<std::uintptr_t>(memory) % device.traits().alignment == 0);
+    std::memset(memory, 1, bytes);
+    device.release(MemoryKind::device, memory);
+  }
+  for (std::size_t bytes : {SIZE_MAX, SIZE_MAX / 4}) {
+    try {
+      device.allocate(MemoryKind::pinned, bytes);
+      FAIL("allocated");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::resources);
+      CHECK(error.detail().found.find(std::to_string(bytes)) != std::string::npos);
+    }
+  }
+  CHECK_THROWS_AS(device.open(1), Error);
+}
+
+TEST_CASE("streams run at once; events measure time") {
+  CpuDevice device({});
+  Stream stream = device.stream(StreamKind::compute);
+  CHECK(stream.handle != nullptr);
+  CHECK(stream.handle != device.stream(StreamKind::copy).handle);
+  char from[3] = {1, 2, 3}, to[3] = {};
+  device.copy(to, from, 3, stream);
+  CHECK(to[2] == 3);
+  device.fill(to, 9, 2, stream);
+  CHECK((to[0] == 9 && to[1] == 9 && to[2] == 3));
+  Event first = device.make_event(), second = device.make_event();
+  device.record(first, stream);
+  device.wait(stream, first);
+  device.record(second, stream);
+  device.synchronize(stream);
+  CHECK(device.elapsed(first, second) >= 0);
+  CHECK(device.elapsed(second, first) <= 0);
+  CHECK_THROWS_AS(device.capture(stream, [] {}), Error);
+}
+
+TEST_CASE("an unknown kind is named; a kernel added for it, or over a built-in one, is used") {
+  CpuDevice device({});
+  OpInstance op;
+  op.kind = "frobnicate";
+  CHECK(device.query(op).refusal == "the cpu device has no kernel for the op \"frobnicate\"");
+  try {
+    device.prepare(op);
+    FAIL("prepared");
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()).find("frobnicate") != std::string::npos);
+  }
+  struct Nothing : Kernel {
+    void launch(std::span<const View>, std::span<const View>, const Exec&) const override {}
+  };
+  for (const char* kind : {"frobnicate", "matmul"}) {
+    device.add_kernel(kind, [](const OpInstance&) { return std::make_unique<Nothing>(); });
+    op.kind = kind;
+    CHECK(device.query(op).refusal.empty());
+    CHECK(dynamic_cast<Nothing*>(device.prepare(op).get()) != nullptr);
+  }
+}
+
+TEST_CASE("every fusion is offered once") {
+  CpuDevice device({});
+  std::set<std::string> kinds;
+  for (const Fusion& fusion : device.fusions()) {
+    kinds.insert(fusion.kind);
+    CHECK_FALSE(fusion.pattern.empty());
+  }
+  CHECK(kinds.size() == device.fusions().size());
+}
+
+extern "C" const ManifestHead* quern_plugin_manifest();
+
+TEST_CASE("the manifest makes a device from options") {
+  const ManifestHead* head = quern_plugin_manifest();
+  CHECK(std::string(head->name) == "cpu");
+  Manifest manifest;
+  head->fill(manifest);
+  REQUIRE(manifest.factories.size() == 1);
+  CHECK(manifest.factories[0].kind == "device");
+  OptionValues values;
+  values.set("threads", std::int64_t{2});
+  std::unique_ptr<Device> device(static_cast<Device*>(manifest.factories[0].create(values)));
+  CHECK(device->traits().name.rfind("2 cores", 0) == 0);
+}

@@ -1,0 +1,217 @@
+// lm_loss: cross-entropy of logits x W^T against the targets, in nats, chunk by chunk over tokens so that logits are
+// never stored whole. lm_loss_train makes the gradients in the same pass: each logit is exponentiated once.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "blas.h"
+#include "kernels.h"
+#include "rows.h"
+#include "simd.h"
+#include "support.h"
+
+namespace quern::cpu {
+
+namespace {
+
+struct Loss {
+  std::int64_t tokens = 0, width = 0, vocabulary = 0, chunk = 0;
+  DType logit_dtype = DType::f32;  ///< logits and their gradients round to it
+  float z_loss = 0, seed = 1;
+  bool train = false;
+  bool input_gradient = false, weight_gradient = false;
+  bool add_weight_gradient = false;
+  std::int64_t panel_x = 0, panel_weight = 0, sum_x = 0, sum_weight = 0;  ///< floats of workspace
+};
+
+Loss make_loss(const OpInstance& op) {
+  const Operand &x = op.inputs[0], &weight = op.inputs[1];
+  Loss loss;
+  loss.tokens = x.extents[0];
+  loss.width = x.extents[1];
+  loss.vocabulary = weight.extents[0];
+  loss.logit_dtype = x.dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  loss.z_loss = static_cast<float>(op.attributes.real_or("z_loss", 0.0));
+  loss.seed = static_cast<float>(op.attributes.real_or("seed", 1.0));
+  // By default a chunk's logits take 8 MiB: they stay in the last-level cache between the products that share them.
+  std::int64_t fitting = std::clamp<std::int64_t>((std::int64_t{1} << 21) / std::max<std::int64_t>(loss.vocabulary, 1), 64, 1024);
+  loss.chunk = std::min(op.attributes.integer_or("chunk", fitting), std::max<std::int64_t>(loss.tokens, 1));
+  loss.train = op.outputs.size() == 3;
+  loss.input_gradient = loss.train && op.outputs[1].present;
+  loss.weight_gradient = loss.train && op.outputs[2].present;
+  loss.panel_x = x.dtype == DType::f32 ? 0 : loss.chunk * loss.width;
+  loss.panel_weight = weight.dtype == DType::f32 ? 0 : loss.vocabulary * loss.width;
+  if (loss.input_gradient && op.outputs[1].dtype != DType::f32) loss.sum_x = loss.chunk * loss.width;
+  if (loss.weight_gradient) {
+    loss.add_weight_gradient = op.outputs[2].accumulate;
+    if (op.outputs[2].dtype != DType::f32) loss.sum_weight = loss.vocabulary * loss.width;
+  }
+  return loss;
+}
+
+QUERN_CPU_CLONES float row_maximum(const float* x, std::int64_t count) {
+  float largest = x[0];
+#pragma omp simd reduction(max : largest)
+  for (std::int64_t i = 0; i < count; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+QUERN_CPU_CLONES float sum_of_exponentials(const float* x, std::int64_t count, float maximum) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < count; ++i) sum += fast_exp(x[i] - maximum);
+  return sum;
+}
+
+/// As above, and x becomes the exponentials.
+QUERN_CPU_CLONES float exponentiate(float* x, std::int64_t count, float maximum) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < count; ++i) {
+    float e = fast_exp(x[i] - maximum);
+    x[i] = e;
+    sum += e;
+  }
+  return sum;
+}
+
+QUERN_CPU_CLONES void scale(float* x, std::int64_t count, float factor) {
+  for (std::int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
+/// Cross-entropy of one row of logits; in training the row becomes
+/// seed * (softmax - onehot + 2 z_loss logsumexp softmax).
+float token_loss(const Loss& loss, float* logits, std::int32_t target) {
+  const std::int64_t count = loss.vocabulary;
+  round_in_place(loss.logit_dtype, logits, count);
+  if (target < 0) {
+    if (loss.train) std::fill_n(logits, count, 0.0f);
+    return 0.0f;
+  }
+  const float maximum = row_maximum(logits, count), chosen = logits[target];
+  const float sum = loss.train ? exponentiate(logits, count, maximum) : sum_of_exponentials(logits, count, maximum);
+  const float logsumexp = maximum + std::log(sum);
+  if (loss.train) {
+    scale(logits, count, loss.seed * (1.0f + 2.0f * loss.z_loss * logsumexp) / sum);
+    logits[target] -= loss.seed;
+    round_in_place(loss.logit_dtype, logits, count);
+  }
+  return logsumexp - chosen;
+}
+
+/// x's rows [begin, begin + count) as floats.
+const float* load_rows(const View& x, std::int64_t begin, std::int64_t count, float* panel) {
+  View rows = x;
+  rows.data = x.as<char>() + static_cast<std::size_t>(begin * x.columns()) * size_of(x.dtype);
+  rows.extents = {count, x.columns()};
+  return load_all(rows, panel);
+}
+
+void store_rows(const View& y, std::int64_t begin, std::int64_t count, const float* values, bool add) {
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float* row = values + i * y.columns();
+    if (add) accumulate(y, (begin + i) * y.columns(), y.columns(), row);
+    else store(y, (begin + i) * y.columns(), y.columns(), row);
+  }
+}
+
+void run(const Loss& loss, std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+  const View &x = inputs[0], &targets = inputs[2];
+  check_indices(targets, -1, loss.vocabulary, "targets");
+  const auto* target_of = targets.as<std::int32_t>();
+  const std::int64_t width = loss.width, vocabulary = loss.vocabulary;
+  Workspace workspace(exec.workspace);
+  float* logits = workspace.floats(loss.chunk * vocabulary);
+  float* panel = workspace.floats(loss.panel_x);
+  const float* weight = load_all(inputs[1], workspace.floats(loss.panel_weight));
+  float* dx_sums = workspace.floats(loss.sum_x);
+  float* dweight = loss.sum_weight > 0 ? workspace.floats(loss.sum_weight) : loss.weight_gradient ? outputs[2].as<float>() : nullptr;
+  float* losses = outputs[0].as<float>();
+  bool add_dweight = loss.add_weight_gradient && loss.sum_weight == 0;
+  for (std::int64_t begin = 0; begin < loss.tokens; begin += loss.chunk) {
+    const std::int64_t count = std::min(loss.chunk, loss.tokens - begin);
+    const float* rows = load_rows(x, begin, count, panel);
+    gemm(count, vocabulary, width, 1, {rows, width}, {weight, width, Matrix::Read::transposed}, 0, logits, vocabulary);
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < count; ++i) {
+      float value = token_loss(loss, logits + i * vocabulary, target_of[begin + i]);
+      if (losses) losses[begin + i] = value;
+    }
+    if (loss.weight_gradient) {
+      gemm(vocabulary, width, count, 1, {logits, vocabulary, Matrix::Read::transposed}, {rows, width}, add_dweight ? 1 : 0, dweight, width);
+      add_dweight = true;
+    }
+    if (loss.input_gradient) {
+      float* dx = loss.sum_x > 0 ? dx_sums : outputs[1].as<float>() + begin * width;
+      gemm(count, width, vocabulary, 1, {logits, vocabulary}, {weight, width}, 0, dx, width);
+      if (loss.sum_x > 0) store_rows(outputs[1], begin, count, dx, false);
+    }
+  }
+  if (loss.sum_weight > 0) store_rows(outputs[2], 0, vocabulary, dweight, loss.add_weight_gradient);
+}
+
+OpSupport query(const OpInstance& op) {
+  std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
+  if (op.inputs.size() != 3 || op.outputs.size() != outputs) return {op.kind + ": takes x, weight and targets", 0};
+  if (std::string text = check_operands(op, operands(2), operands(2)); !text.empty()) return {text, 0};
+  const Operand &x = op.inputs[0], &weight = op.inputs[1], &targets = op.inputs[2];
+  if (x.extents.size() != 2 || weight.extents.size() != 2 || weight.extents[1] != x.extents[1] ||
+      element_count(targets.extents) != x.extents[0]) {
+    return {op.kind + ": x (N, C), weight (V, C) and targets (N) do not fit: " + to_string(x.extents) + ", " +
+            to_string(weight.extents) + ", " + to_string(targets.extents), 0};
+  }
+  if (op.outputs[0].dtype != DType::f32) return {op.kind + ": token_loss must be f32", 0};
+  if (op.attributes.integer_or("chunk", 1) < 1) return {op.kind + ": chunk must be at least 1", 0};
+  Loss loss = make_loss(op);
+  std::size_t bytes = float_bytes(loss.chunk * loss.vocabulary);
+  for (std::int64_t floats : {loss.panel_x, loss.panel_weight, loss.sum_x, loss.sum_weight}) bytes += float_bytes(floats);
+  return {{}, bytes};
+}
+
+Launch prepare(const OpInstance& op) {
+  return [loss = make_loss(op)](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+    run(loss, inputs, outputs, exec);
+  };
+}
+
+/// stats[0] (+)= sum of losses in nats, stats[1] (+)= tokens that count; token order, in fp64.
+void add_stats(const View& token_loss, const View& targets, const View& stats, bool add) {
+  const auto* loss = token_loss.as<float>();
+  const auto* target = targets.as<std::int32_t>();
+  double sum = 0, valid = 0;
+  for (std::int64_t i = 0, count = targets.count(); i < count; ++i) {
+    sum += target[i] >= 0 ? double{loss[i]} : 0.0;
+    valid += target[i] >= 0 ? 1.0 : 0.0;
+  }
+  auto* out = stats.as<double>();
+  if (!add) std::fill_n(out, stats.count(), 0.0);
+  out[0] += sum;
+  out[1] += valid;
+}
+
+OpSupport query_stats(const OpInstance& op) {
+  if (op.inputs.size() != 2 || op.outputs.size() != 1) return {"loss_stats: takes token_loss and targets", 0};
+  if (std::string text = check_operands(op, operands(1), operands(0)); !text.empty()) return {text, 0};
+  bool fits = op.inputs[0].dtype == DType::f32 && op.outputs[0].dtype == DType::f64 && element_count(op.outputs[0].extents) == 4 &&
+              element_count(op.inputs[0].extents) == element_count(op.inputs[1].extents);
+  return {fits ? "" : "loss_stats: token_loss f32 (N) and targets (N) give f64 (4)", 0};
+}
+
+Launch prepare_stats(const OpInstance& op) {
+  return [add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+    add_stats(inputs[0], inputs[1], outputs[0], add);
+  };
+}
+
+}  // namespace
+
+void add_loss_ops(OpTable& table) {
+  table["lm_loss"] = {prepare, query};
+  table["lm_loss_train"] = {prepare, query};
+  table["loss_stats"] = {prepare_stats, query_stats};
+}
+
+}  // namespace quern::cpu
