@@ -11,7 +11,8 @@
 namespace quern::testkit {
 
 std::string mismatch(std::span<const float> got, std::span<const float> want, double relative, double absolute) {
-  if (got.size() != want.size()) return "got " + std::to_string(got.size()) + " elements, want " + std::to_string(want.size());
+  if (got.size() != want.size())
+    return "got " + std::to_string(got.size()) + " elements, want " + std::to_string(want.size());
   std::size_t bad = 0, worst = 0;
   double worst_excess = -1;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -61,8 +62,10 @@ PoisonedTensor::PoisonedTensor(DType dtype, Extents extents) {
   view_.data = memory_.data();
 }
 
-PoisonedTensor::PoisonedTensor(DType dtype, Extents extents, std::span<const float> values) : PoisonedTensor(dtype, std::move(extents)) {
-  if (static_cast<std::int64_t>(values.size()) != view_.count()) fail_internal("PoisonedTensor", "values do not fill the extents");
+PoisonedTensor::PoisonedTensor(DType dtype, Extents extents, std::span<const float> values)
+    : PoisonedTensor(dtype, std::move(extents)) {
+  if (static_cast<std::int64_t>(values.size()) != view_.count())
+    fail_internal("PoisonedTensor", "values do not fill the extents");
   for (std::size_t i = 0; i < values.size(); ++i) {
     switch (dtype) {
       case DType::f64: view_.as<double>()[i] = values[i]; break;
@@ -83,7 +86,8 @@ std::vector<float> random_normal(std::int64_t count, std::uint64_t seed, double 
   for (std::size_t i = 0; i < values.size(); ++i) {
     auto block = random_block(key, 0, i);  // Box-Muller from two uniforms
     double radius = std::sqrt(-2.0 * std::log(double{to_unit(block[0])}));
-    values[i] = round_to(dtype, static_cast<float>(deviation * radius * std::cos(2.0 * std::numbers::pi * double{to_unit(block[1])})));
+    values[i] = round_to(
+        dtype, static_cast<float>(deviation * radius * std::cos(2.0 * std::numbers::pi * double{to_unit(block[1])})));
   }
   return values;
 }

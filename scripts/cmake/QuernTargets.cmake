@@ -18,6 +18,10 @@ endif()
 
 # Floats are never contracted behind our back: equal source gives equal bits in every translation unit.
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 warns of uninitialised use inside std::variant and std::map where there is none.
+  add_compile_options(-Wno-maybe-uninitialized)
+endif()
 if(QUERN_SANITIZE)
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   add_link_options(-fsanitize=address,undefined)

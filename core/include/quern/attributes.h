@@ -25,7 +25,9 @@ class Attributes {
   double real(std::string_view name) const;
   const std::string& word(std::string_view name) const;
   const std::vector<double>& list(std::string_view name) const;
-  std::int64_t integer_or(std::string_view name, std::int64_t otherwise) const { return has(name) ? integer(name) : otherwise; }
+  std::int64_t integer_or(std::string_view name, std::int64_t otherwise) const {
+    return has(name) ? integer(name) : otherwise;
+  }
   double real_or(std::string_view name, double otherwise) const { return has(name) ? real(name) : otherwise; }
 
   const std::map<std::string, Attribute, std::less<>>& all() const { return map_; }

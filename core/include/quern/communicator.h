@@ -15,9 +15,9 @@ enum class Reduction : std::uint8_t { sum, maximum };
 
 struct CommunicatorTraits {
   std::string id;
-  bool can_capture = false;        ///< collectives may be part of a captured graph
+  bool can_capture = false;  ///< collectives may be part of a captured graph
   bool needs_peer_access = false;
-  bool host_staged = false;        ///< data passes through host memory
+  bool host_staged = false;  ///< data passes through host memory
 };
 
 /// How ranks find each other; works across processes.

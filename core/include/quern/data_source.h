@@ -1,7 +1,8 @@
 #pragma once
-// Where micro-batches come from.
+// Where micro-batches come from. A dataset is what the config selects; it opens one source for each split.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,12 +24,30 @@ class DataSource {
   virtual std::int64_t vocabulary() const = 0;
   /// Tokens of one pass over the data.
   virtual std::int64_t epoch_tokens() const = 0;
-  /// Fills the next micro-batch; never ends (a new epoch is shuffled anew). Throws an input error when the data are bad.
+  /// Fills the next micro-batch; never ends (a new epoch is shuffled anew). Throws an input error when the data are
+  /// bad.
   virtual void next(Batch& batch) = 0;
   /// Exact position, as text for checkpoints, of the batch that `next` would return.
   virtual std::string save_state() const = 0;
   /// Continues at a saved position; an input error when the data are not those it was saved with.
   virtual void load_state(const std::string& state) = 0;
+};
+
+enum class Split : std::uint8_t { train, validation };
+
+struct DataRequest {
+  Split split = Split::train;
+  Geometry geometry;
+  std::uint64_t seed = 0;
+  int rank = 0, size = 1;  ///< this rank's share of a global order that does not depend on the number of ranks
+};
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual bool has(Split split) const = 0;
+  /// Validation comes in the data's own order. An input error when the data are bad or there is no such split.
+  virtual std::unique_ptr<DataSource> open(const DataRequest& request) const = 0;
 };
 
 }  // namespace quern

@@ -20,20 +20,24 @@ enum class MemoryKind : std::uint8_t { device, pinned, mapped };
 enum class StreamKind : std::uint8_t { compute, copy, communication };
 
 /// Handles of the device's own objects; owned by the device, valid until it is destroyed.
-struct Stream { void* handle = nullptr; };
-struct Event { void* handle = nullptr; };
+struct Stream {
+  void* handle = nullptr;
+};
+struct Event {
+  void* handle = nullptr;
+};
 
 /// What the planner may assume, known without the hardware. Rates are rated or measured figures of this device.
 struct DeviceTraits {
-  std::string id;                    ///< "cpu", "cuda"
-  std::string name;                  ///< "NVIDIA H100 80GB HBM3", "2 cores, AVX-512"
-  std::size_t memory_bytes = 0;      ///< usable for the arena; 0: not known
-  std::size_t alignment = 256;       ///< of every value in the arena
-  double memory_rate = 0;            ///< bytes/s, read + write
-  double host_rate = 0;              ///< bytes/s, pinned host to device
+  std::string id;                                      ///< "cpu", "cuda"
+  std::string name;                                    ///< "NVIDIA H100 80GB HBM3", "2 cores, AVX-512"
+  std::size_t memory_bytes = 0;                        ///< usable for the arena; 0: not known
+  std::size_t alignment = 256;                         ///< of every value in the arena
+  double memory_rate = 0;                              ///< bytes/s, read + write
+  double host_rate = 0;                                ///< bytes/s, pinned host to device
   std::vector<std::pair<DType, double>> matmul_rates;  ///< peak FLOP/s by operand format
   bool can_capture = false;
-  bool host_addressable = false;     ///< device memory can be read by the host (cpu)
+  bool host_addressable = false;  ///< device memory can be read by the host (cpu)
 };
 
 /// A fused form that the device has a kernel for. `pattern` is a small program in text,
@@ -41,13 +45,13 @@ struct DeviceTraits {
 /// whose free names are the fused op's inputs (in order of first use) and whose results are its outputs (in order).
 /// The attributes of the parts are merged; parts that set one attribute differently do not match.
 struct Fusion {
-  std::string kind;
-  std::string pattern;
+  std::string kind = {};
+  std::string pattern = {};
 };
 
 /// Answer to "can you run this": plan-time, without the hardware.
 struct OpSupport {
-  std::string refusal;              ///< empty: supported; else the reason, for people
+  std::string refusal = {};         ///< empty: supported; else the reason, for people
   std::size_t workspace_bytes = 0;  ///< scratch a launch needs
 };
 

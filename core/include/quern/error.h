@@ -13,11 +13,11 @@ enum class ErrorCode : int { internal = 1, config = 2, input = 3, resources = 4,
 
 /// The parts of a message; empty parts are left out. All text is for people.
 struct ErrorDetail {
-  std::string where;     ///< file:line:col, path, config key or program value
-  std::string what;      ///< what is wrong, one clause
-  std::string found;     ///< the offending value, as found
-  std::string expected;  ///< what would have been right
-  std::string next;      ///< the next step for the user
+  std::string where = {};     ///< file:line:col, path, config key or program value
+  std::string what = {};      ///< what is wrong, one clause
+  std::string found = {};     ///< the offending value, as found
+  std::string expected = {};  ///< what would have been right
+  std::string next = {};      ///< the next step for the user
 };
 
 class Error : public std::exception {

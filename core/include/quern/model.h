@@ -13,9 +13,9 @@ namespace quern {
 /// Sizes the core needs for planning and reporting.
 struct ModelTraits {
   std::int64_t layers = 0;
-  std::int64_t width = 0;         ///< of the residual stream
+  std::int64_t width = 0;  ///< of the residual stream
   std::int64_t vocabulary = 0;
-  std::int64_t max_positions = 0; ///< longest sequence that the model is made for
+  std::int64_t max_positions = 0;  ///< longest sequence that the model is made for
 };
 
 class Model {

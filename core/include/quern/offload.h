@@ -11,10 +11,10 @@ namespace quern {
 
 struct OffloadTraits {
   std::string id;
-  std::size_t capacity = 0;      ///< bytes; 0: not known
-  double put_rate = 0;           ///< bytes/s, device to store
-  double get_rate = 0;           ///< bytes/s, store to device
-  bool mappable = false;         ///< kernels can read and write a slot in place
+  std::size_t capacity = 0;  ///< bytes; 0: not known
+  double put_rate = 0;       ///< bytes/s, device to store
+  double get_rate = 0;       ///< bytes/s, store to device
+  bool mappable = false;     ///< kernels can read and write a slot in place
 };
 
 /// A reserved range of the store.
@@ -33,7 +33,8 @@ class OffloadStore {
   virtual OffloadSlot reserve(std::size_t bytes) = 0;
 
   // ---- hot path: ordered on `stream`; device memory is borrowed until the stream has passed the call ----
-  virtual void put(OffloadSlot slot, std::size_t offset, const void* device_memory, std::size_t bytes, Stream stream) = 0;
+  virtual void put(OffloadSlot slot, std::size_t offset, const void* device_memory, std::size_t bytes,
+                   Stream stream) = 0;
   virtual void get(OffloadSlot slot, std::size_t offset, void* device_memory, std::size_t bytes, Stream stream) = 0;
   /// Says that a get of this range comes soon (a disk store reads ahead).
   virtual void prefetch(OffloadSlot slot, std::size_t offset, std::size_t bytes) = 0;

@@ -20,7 +20,7 @@ namespace quern {
 /// An op with concrete operands, as a device sees it.
 struct Operand {
   DType dtype = DType::f32;
-  Extents extents;
+  Extents extents = {};
   bool present = false;
   bool accumulate = false;  ///< outputs only: add to what is there (parameter_grad and state)
   std::int64_t count() const { return present ? element_count(extents) : 0; }
@@ -29,10 +29,10 @@ struct Operand {
 };
 
 struct OpInstance {
-  std::string kind;
-  std::vector<Operand> inputs;
-  std::vector<Operand> outputs;
-  Attributes attributes;
+  std::string kind = {};
+  std::vector<Operand> inputs = {};
+  std::vector<Operand> outputs = {};
+  Attributes attributes = {};
   Geometry geometry;
   bool operator==(const OpInstance&) const = default;
 };
@@ -41,7 +41,7 @@ struct OpInstance {
 struct Cost {
   double flops = 0;
   double bytes = 0;
-  bool tensor_core = false;           ///< flops run at the matmul rate of `format`
+  bool tensor_core = false;  ///< flops run at the matmul rate of `format`
   DType format = DType::f32;
 };
 
@@ -49,8 +49,8 @@ struct Cost {
 struct InferContext {
   std::span<const Value* const> inputs;  ///< null for an absent operand
   const Attributes& attributes;
-  std::span<Value> outputs;              ///< names are set; the rule sets shape and dtype
-  DType activation_dtype;                ///< dtype of values whose dtype is not that of an input
+  std::span<Value> outputs;  ///< names are set; the rule sets shape and dtype
+  DType activation_dtype;    ///< dtype of values whose dtype is not that of an input
 
   /// Refuses the op, naming it and the operand.
   [[noreturn]] void refuse(std::size_t input, const std::string& what) const;
@@ -60,17 +60,22 @@ struct InferContext {
 class BackwardContext;
 
 struct OpSpec {
-  std::string kind;
-  std::vector<std::string> inputs;   ///< operand names; "bias?" is optional, "more*" (last) repeats
-  std::vector<std::string> outputs;  ///< output names as suffixes of the value's name; the first is the value itself
-  std::function<void(InferContext&)> infer;
-  std::function<void(BackwardContext&)> backward;  ///< empty: not differentiable
+  std::string kind = {};
+  std::vector<std::string> inputs = {};  ///< operand names; "bias?" is optional, "more*" (last) repeats
+  std::vector<std::string> outputs =
+      {};  ///< output names as suffixes of the value's name; the first is the value itself
+  std::function<void(InferContext&)> infer = {};
+  std::function<void(BackwardContext&)> backward = {};  ///< empty: not differentiable
   /// Output `first` may share memory with input `second` when that input dies here.
-  std::vector<std::pair<int, int>> may_overwrite;
+  std::vector<std::pair<int, int>> may_overwrite = {};
   /// Output `first` is input `second`, updated in place.
-  std::vector<std::pair<int, int>> updates;
-  std::function<Cost(const OpInstance&)> cost;  ///< empty: bytes of all operands, no flops
-  bool commutative = false;                     ///< inputs 0 and 1 may be exchanged
+  std::vector<std::pair<int, int>> updates = {};
+  std::function<Cost(const OpInstance&)> cost = {};  ///< empty: bytes of all operands, no flops
+  bool commutative = false;                          ///< inputs 0 and 1 may be exchanged
+  /// The kind that computes this op and its gradients at once; its extra outputs follow this op's own, and
+  /// `training_gradients` says which input each belongs to. Such an op ends a program: it needs no output gradient.
+  std::string training_kind = {};
+  std::vector<std::pair<int, int>> training_gradients = {};
 
   bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
 };
@@ -92,11 +97,11 @@ class OpSet {
 /// All op kinds that quern itself defines.
 OpSet builtin_ops();
 
-/// Given the gradients of an op's outputs, `backward` emits ops into the program and states the gradients of its inputs.
+/// Given the gradients of an op's outputs, `backward` emits ops into the program and states the gradients of its
+/// inputs.
 class BackwardContext {
  public:
-  BackwardContext(Program& program, const OpSet& ops, const Op& op, std::span<const ValueId> output_grads,
-                  DType activation_dtype);
+  BackwardContext(Program& program, const OpSet& ops, Op op, std::vector<ValueId> output_grads, DType activation_dtype);
 
   const Op& op() const { return op_; }
   ValueId input(std::size_t i) const { return i < op_.inputs.size() ? op_.inputs[i] : kNoValue; }
@@ -105,13 +110,12 @@ class BackwardContext {
   ValueId output_grad(std::size_t i = 0) const { return output_grads_[i]; }
   const Program& program() const { return program_; }
 
-  /// Emits an op in the backward phase; returns its outputs. A name left empty is made from the op's own.
-  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes = {});
-  /// Like emit, for an op whose output `which` is the gradient of the parameter that is forward input `input`.
-  std::vector<ValueId> emit_parameter_grad(std::string kind, std::vector<ValueId> inputs,
-                                           std::vector<std::pair<int, std::size_t>> which, Attributes attributes = {});
-  /// States the gradient of forward input i; several statements add up.
-  void set_input_grad(std::size_t i, ValueId grad);
+  /// Emits an op in the backward phase. `grad_of[i]` is the forward input whose gradient output i is (-1: none): the
+  /// output is named after it, and becomes its gradient, or its parameter's.
+  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, std::vector<int> grad_of,
+                            Attributes attributes = {});
+  /// States that an existing value is the gradient of forward input i.
+  void set_input_grad(std::size_t i, ValueId grad) { input_grads_[i] = grad; }
   std::span<const ValueId> input_grads() const { return input_grads_; }
 
  private:
@@ -123,13 +127,15 @@ class BackwardContext {
   DType activation_dtype_;
 };
 
-/// Appends an op, inferring its outputs' shapes; `names` gives one name an output (empty: not produced).
-/// `roles` sets special roles by output index; all others are local.
+/// Appends an op whose outputs are local values with inferred shapes, named `name` and `name.<suffix>`; a name that is
+/// taken gets a number. Throws a config error naming op and operand when shapes do not fit.
 std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activation_dtype, Op op,
-                               std::vector<std::string> names);
+                               const std::string& name);
 
-/// The op with numbers for its shapes.
-OpInstance instantiate(const Program& program, const Op& op, const Geometry& geometry);
+/// The op with numbers for its shapes. An output that nobody reads (`read` says who is) is not present.
+OpInstance instantiate(const Program& program, const Op& op, const Geometry& geometry, const std::vector<bool>& read);
+/// By value: read by an op, handed on, or of a role that outlives the program.
+std::vector<bool> read_values(const Program& program);
 Cost cost_of(const OpSpec& spec, const OpInstance& op);
 
 }  // namespace quern

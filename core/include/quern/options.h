@@ -22,7 +22,8 @@
 namespace quern {
 
 /// The types that TOML values and Hugging Face JSON fields map to.
-using OptionValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>, std::vector<double>>;
+using OptionValue =
+    std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>, std::vector<double>>;
 enum class OptionType : std::uint8_t { boolean, integer, real, text, text_list, real_list };
 
 std::string_view name_of(OptionType type);
@@ -31,15 +32,15 @@ OptionType type_of(const OptionValue& value);
 std::string to_string(const OptionValue& value);
 
 struct OptionSpec {
-  std::string key;   ///< dots nest: "rope_scaling.factor"
+  std::string key = {};  ///< dots nest: "rope_scaling.factor"
   OptionType type = OptionType::integer;
-  OptionValue default_value;
+  OptionValue default_value = {};
   bool required = false;
   double minimum = -std::numeric_limits<double>::infinity();
   double maximum = std::numeric_limits<double>::infinity();
-  bool open_minimum = false;           ///< minimum itself is excluded
-  std::vector<std::string> choices;    ///< of a text; empty: any
-  std::string help;                    ///< one line: what it does, with its unit
+  bool open_minimum = false;              ///< minimum itself is excluded
+  std::vector<std::string> choices = {};  ///< of a text; empty: any
+  std::string help = {};                  ///< one line: what it does, with its unit
 };
 
 /// Values by key, as read and validated, defaults filled in.
@@ -48,7 +49,9 @@ class OptionValues {
   void set(std::string key, OptionValue value) { values_[std::move(key)] = std::move(value); }
   const OptionValue* find(std::string_view key) const;
   template <class T>
-  const T& get(std::string_view key) const { return std::get<T>(at(key)); }
+  const T& get(std::string_view key) const {
+    return std::get<T>(at(key));
+  }
   const std::map<std::string, OptionValue, std::less<>>& all() const { return values_; }
 
  private:
@@ -73,11 +76,28 @@ class OptionTable {
   class Refine {
    public:
     explicit Refine(OptionSpec& spec) : spec_(spec) {}
-    Refine& at_least(double low) { spec_.minimum = low; return *this; }
-    Refine& above(double low) { spec_.minimum = low; spec_.open_minimum = true; return *this; }
-    Refine& at_most(double high) { spec_.maximum = high; return *this; }
-    Refine& one_of(std::vector<std::string> choices) { spec_.choices = std::move(choices); return *this; }
-    Refine& required() { spec_.required = true; return *this; }
+    Refine& at_least(double low) {
+      spec_.minimum = low;
+      return *this;
+    }
+    Refine& above(double low) {
+      spec_.minimum = low;
+      spec_.open_minimum = true;
+      return *this;
+    }
+    Refine& at_most(double high) {
+      spec_.maximum = high;
+      return *this;
+    }
+    Refine& one_of(std::vector<std::string> choices) {
+      spec_.choices = std::move(choices);
+      return *this;
+    }
+    Refine& required() {
+      spec_.required = true;
+      return *this;
+    }
+
    private:
     OptionSpec& spec_;
   };

@@ -21,24 +21,25 @@ struct Init {
 
 /// A row range of a packed parameter: one Hugging Face tensor.
 struct ParameterPart {
-  std::string hf_name;     ///< "{layer}" stands for the layer's index
-  std::int64_t rows = 0;   ///< of the packed matrix, or elements of a packed vector
-  Init init;
+  std::string hf_name = {};  ///< "{layer}" stands for the layer's index
+  std::int64_t rows = 0;     ///< of the packed matrix, or elements of a packed vector
+  Init init = {};
 };
 
 struct ParameterSpec {
-  std::string name;                  ///< in programs: "qkv.weight"
+  std::string name = {};  ///< in programs: "qkv.weight"
   ParameterGroup group = ParameterGroup::block;
-  Extents extents;                   ///< (rows, columns) or (elements)
-  std::vector<ParameterPart> parts;  ///< in order; rows sum up to extents[0]
-  bool decay = true;                 ///< weight decay applies: matrices, not norms and biases
+  Extents extents = {};                   ///< (rows, columns) or (elements)
+  std::vector<ParameterPart> parts = {};  ///< in order; rows sum up to extents[0]
+  bool decay = true;                      ///< weight decay applies: matrices, not norms and biases
 
   std::int64_t count() const { return element_count(extents); }
   std::int64_t columns() const { return extents.size() > 1 ? extents[1] : 1; }
 };
 
 /// A parameter that is one Hugging Face tensor.
-ParameterSpec matrix(std::string name, ParameterGroup group, std::string hf_name, std::int64_t rows, std::int64_t columns, Init init = {});
+ParameterSpec matrix(std::string name, ParameterGroup group, std::string hf_name, std::int64_t rows,
+                     std::int64_t columns, Init init = {});
 /// A norm weight (ones) or bias (zeros): no decay.
 ParameterSpec vector(std::string name, ParameterGroup group, std::string hf_name, std::int64_t size, Init::Kind init);
 /// Several Hugging Face tensors stacked by rows; `columns` 1 makes it a vector without decay.

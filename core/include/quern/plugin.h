@@ -32,20 +32,30 @@ inline constexpr std::uint32_t kSdkVersion = 1;
 #define QUERN_STRINGIFY_(x) #x
 #define QUERN_STRINGIFY(x) QUERN_STRINGIFY_(x)
 /// Compiler ABI, standard library and language version: C++ objects cross the boundary, so all must agree.
-#define QUERN_ABI_TAG                                                                                       \
+#define QUERN_ABI_TAG \
   "cxxabi" QUERN_STRINGIFY(__GXX_ABI_VERSION) "-cxx11str" QUERN_STRINGIFY(_GLIBCXX_USE_CXX11_ABI) "-cxx20"
 
 /// Config tables that select an implementation by id.
-template <class Interface> inline constexpr const char* kPluginKind = nullptr;
-template <> inline constexpr const char* kPluginKind<Device> = "device";
-template <> inline constexpr const char* kPluginKind<Model> = "model";
-template <> inline constexpr const char* kPluginKind<PrecisionBackend> = "precision";
-template <> inline constexpr const char* kPluginKind<Communicator> = "communicator";
-template <> inline constexpr const char* kPluginKind<OffloadStore> = "offload";
-template <> inline constexpr const char* kPluginKind<Optimizer> = "optimizer";
-template <> inline constexpr const char* kPluginKind<Schedule> = "schedule";
-template <> inline constexpr const char* kPluginKind<DataSource> = "data";
-template <> inline constexpr const char* kPluginKind<LogSink> = "log";
+template <class Interface>
+inline constexpr const char* kPluginKind = nullptr;
+template <>
+inline constexpr const char* kPluginKind<Device> = "device";
+template <>
+inline constexpr const char* kPluginKind<Model> = "model";
+template <>
+inline constexpr const char* kPluginKind<PrecisionBackend> = "precision";
+template <>
+inline constexpr const char* kPluginKind<Communicator> = "communicator";
+template <>
+inline constexpr const char* kPluginKind<OffloadStore> = "offload";
+template <>
+inline constexpr const char* kPluginKind<Optimizer> = "optimizer";
+template <>
+inline constexpr const char* kPluginKind<Schedule> = "schedule";
+template <>
+inline constexpr const char* kPluginKind<Dataset> = "data";
+template <>
+inline constexpr const char* kPluginKind<LogSink> = "log";
 
 /// One implementation that can be made by id.
 struct Factory {
@@ -67,7 +77,7 @@ struct CustomKernel {
 struct Manifest {
   std::string name, version, licence;
   std::vector<Factory> factories;
-  std::vector<OpSpec> ops;            ///< custom op kinds
+  std::vector<OpSpec> ops;  ///< custom op kinds
   std::vector<CustomKernel> kernels;
 
   template <class Interface, class Make>
@@ -83,21 +93,21 @@ struct Manifest {
 
 /// The C head of a manifest; the first four fields never change.
 struct ManifestHead {
-  std::uint32_t struct_size;     ///< sizeof(ManifestHead) as the plugin was built
-  std::uint32_t sdk_version;     ///< kSdkVersion
-  const char* abi_tag;           ///< QUERN_ABI_TAG
+  std::uint32_t struct_size;  ///< sizeof(ManifestHead) as the plugin was built
+  std::uint32_t sdk_version;  ///< kSdkVersion
+  const char* abi_tag;        ///< QUERN_ABI_TAG
   const char* name;
-  void (*fill)(Manifest&);       ///< called once, after the head was checked
+  void (*fill)(Manifest&);  ///< called once, after the head was checked
 };
 
 }  // namespace quern
 
 /// Defines the plugin's one exported symbol; the body fills `manifest`.
-#define QUERN_PLUGIN(plugin_name, manifest)                                                                       \
-  static void quern_fill_manifest(::quern::Manifest& manifest);                                                   \
-  extern "C" __attribute__((visibility("default"))) const ::quern::ManifestHead* quern_plugin_manifest() {        \
-    static const ::quern::ManifestHead head{sizeof(::quern::ManifestHead), ::quern::kSdkVersion, QUERN_ABI_TAG,    \
-                                            plugin_name, &quern_fill_manifest};                                   \
-    return &head;                                                                                                 \
-  }                                                                                                               \
+#define QUERN_PLUGIN(plugin_name, manifest)                                                                     \
+  static void quern_fill_manifest(::quern::Manifest& manifest);                                                 \
+  extern "C" __attribute__((visibility("default"))) const ::quern::ManifestHead* quern_plugin_manifest() {      \
+    static const ::quern::ManifestHead head{sizeof(::quern::ManifestHead), ::quern::kSdkVersion, QUERN_ABI_TAG, \
+                                            plugin_name, &quern_fill_manifest};                                 \
+    return &head;                                                                                               \
+  }                                                                                                             \
   static void quern_fill_manifest(::quern::Manifest& manifest)

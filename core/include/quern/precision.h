@@ -29,12 +29,12 @@ enum class Product : std::uint8_t {
 /// One product to lower. Absent operands are kNoValue.
 struct ProductSite {
   Product product = Product::output;
-  std::string_view parameter;   ///< the weight's name
-  ValueId x = kNoValue;         ///< (N, in): output, weight_gradient
-  ValueId weight = kNoValue;    ///< (out, in) working operand: output, input_gradient
-  ValueId bias = kNoValue;      ///< (out): output
-  ValueId dy = kNoValue;        ///< (N, out): input_gradient, weight_gradient
-  ValueId result = kNoValue;    ///< the value to produce: y, dx or dW
+  std::string_view parameter;  ///< the weight's name
+  ValueId x = kNoValue;        ///< (N, in): output, weight_gradient
+  ValueId weight = kNoValue;   ///< (out, in) working operand: output, input_gradient
+  ValueId bias = kNoValue;     ///< (out): output
+  ValueId dy = kNoValue;       ///< (N, out): input_gradient, weight_gradient
+  ValueId result = kNoValue;   ///< the value to produce: y, dx or dW
 };
 
 /// How a backend emits ops. Equal requests return the same value, so two consumers share one quantization.
@@ -44,7 +44,8 @@ class Lowering {
   virtual const Program& program() const = 0;
   /// Emits an op just before the product being lowered, or in the forward phase when all its inputs are made there;
   /// returns its outputs, named after `name`.
-  virtual std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes, std::string name) = 0;
+  virtual std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,
+                                    std::string name) = 0;
   /// Emits the op that makes the site's result.
   virtual void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) = 0;
   /// Persistent per-layer state of the backend (amax history), zero at first, checkpointed.
@@ -53,6 +54,10 @@ class Lowering {
   /// `kind` (for example quantize_rows); returns the op's outputs as parameter operands.
   virtual std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) = 0;
 };
+
+/// Lowers a product to one matmul on the operands as they are: what a backend without quantization does, and what
+/// others do at the sites they leave alone.
+void lower_to_matmul(const ProductSite& site, Lowering& lowering);
 
 class PrecisionBackend {
  public:

@@ -28,20 +28,20 @@ enum class Role : std::uint8_t {
 };
 
 struct Value {
-  std::string name;  ///< unique in the program; a recomputed value keeps its name
-  Shape shape;
+  std::string name = {};  ///< unique in the program; a recomputed value keeps its name
+  Shape shape = {};
   DType dtype = DType::f32;
   Role role = Role::local;
-  std::string parameter;  ///< parameter and parameter_grad: the parameter's name
+  std::string parameter = {};  ///< parameter and parameter_grad: the parameter's name
 };
 
 enum class Phase : std::uint8_t { forward, recompute, backward };
 
 struct Op {
-  std::string kind;
-  std::vector<ValueId> inputs;   ///< kNoValue for an absent optional operand
-  std::vector<ValueId> outputs;  ///< kNoValue for an output nobody reads
-  Attributes attributes;
+  std::string kind = {};
+  std::vector<ValueId> inputs = {};   ///< kNoValue for an absent optional operand
+  std::vector<ValueId> outputs = {};  ///< kNoValue for an output nobody reads
+  Attributes attributes = {};
   Phase phase = Phase::forward;
 };
 

@@ -9,7 +9,14 @@
 namespace quern {
 
 /// What a stream of numbers is for; keeps streams with equal counters independent.
-enum class RandomPurpose : std::uint32_t { init = 1, shuffle = 2, round_master = 3, round_moment1 = 4, round_moment2 = 5, sample = 6 };
+enum class RandomPurpose : std::uint32_t {
+  init = 1,
+  shuffle = 2,
+  round_master = 3,
+  round_moment1 = 4,
+  round_moment2 = 5,
+  sample = 6
+};
 
 /// Names one stream: the run's seed, the purpose, and the parameter (or other object) it belongs to.
 struct RandomKey {
@@ -19,7 +26,8 @@ struct RandomKey {
 };
 
 namespace detail {
-constexpr std::array<std::uint32_t, 4> philox_rounds(std::array<std::uint32_t, 4> c, std::uint32_t k0, std::uint32_t k1) {
+constexpr std::array<std::uint32_t, 4> philox_rounds(std::array<std::uint32_t, 4> c, std::uint32_t k0,
+                                                     std::uint32_t k1) {
   for (int round = 0; round < 10; ++round) {
     std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c[0];
     std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * c[2];
@@ -35,8 +43,9 @@ constexpr std::array<std::uint32_t, 4> philox_rounds(std::array<std::uint32_t, 4
 /// Four 32-bit numbers for block `index` of the stream at `step`; element i of a tensor uses word i % 4 of block i / 4.
 constexpr std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint32_t step, std::uint64_t index) {
   std::uint32_t purpose = static_cast<std::uint32_t>(key.purpose);
-  return detail::philox_rounds({static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32) ^ (purpose << 24), step, key.object},
-                               static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32));
+  return detail::philox_rounds(
+      {static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32) ^ (purpose << 24), step, key.object},
+      static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32));
 }
 
 /// The number of element `index`.

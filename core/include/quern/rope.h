@@ -13,18 +13,21 @@ struct RopeConfig {
   std::string type = "default";  ///< default, linear, llama3 or yarn
   double theta = 10000.0;
   double factor = 1.0;
-  double low_freq_factor = 1.0;                          ///< llama3
-  double high_freq_factor = 4.0;                         ///< llama3
-  std::int64_t original_max_position_embeddings = 0;     ///< llama3, yarn; 0: not given
-  double beta_fast = 32.0;                               ///< yarn
-  double beta_slow = 1.0;                                ///< yarn
-  double attention_factor = 0.0;                         ///< yarn; 0: from factor
+  double low_freq_factor = 1.0;                       ///< llama3
+  double high_freq_factor = 4.0;                      ///< llama3
+  std::int64_t original_max_position_embeddings = 0;  ///< llama3, yarn; 0: not given
+  double beta_fast = 32.0;                            ///< yarn
+  double beta_slow = 1.0;                             ///< yarn
+  double attention_factor = 0.0;                      ///< yarn; 0: from factor
 };
 
 struct RopeFrequencies {
-  std::vector<double> inverse;   ///< radians a position, one per pair: head_dim / 2 of them
-  double magnitude = 1.0;        ///< cos and sin are multiplied by it (yarn's attention factor)
+  std::vector<double> inverse;  ///< radians a position, one per pair: head_dim / 2 of them
+  double magnitude = 1.0;       ///< cos and sin are multiplied by it (yarn's attention factor)
 };
+
+/// Everything that is wrong with a scaling, one text a field that names it; empty when it can be used.
+std::vector<std::string> rope_problems(const RopeConfig& config, std::int64_t head_dim);
 
 /// Frequencies of a head of `head_dim`. A scaling that misses a field it needs, or has one out of range, is a config
 /// error that names it.

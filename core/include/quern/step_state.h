@@ -11,19 +11,19 @@ inline constexpr float kGradientSeed = 1.0f;
 
 /// Written by the host before each micro-step; runtime value "step", (16) u32 words.
 struct StepState {
-  std::uint32_t step = 0;         ///< optimizer steps finished before this one
+  std::uint32_t step = 0;  ///< optimizer steps finished before this one
   std::uint32_t micro_step = 0;
-  std::uint32_t seed_low = 0;     ///< of the run's RandomKey
+  std::uint32_t seed_low = 0;  ///< of the run's RandomKey
   std::uint32_t seed_high = 0;
-  float learning_rate = 0;        ///< of this step
-  float clip_norm = 0;            ///< 0: do not clip
+  float learning_rate = 0;  ///< of this step
+  float clip_norm = 0;      ///< 0: do not clip
   std::uint32_t reserved[10] = {};
 };
 static_assert(sizeof(StepState) == 64);
 
 /// Sums over a step's micro-batches; state value "loss_stats", (4) f64 words.
 struct LossStats {
-  double loss_sum = 0;       ///< nats, over valid target tokens
+  double loss_sum = 0;  ///< nats, over valid target tokens
   double valid_tokens = 0;
   double reserved[2] = {};
 };

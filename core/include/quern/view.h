@@ -21,7 +21,9 @@ struct View {
   std::int64_t rows() const { return columns() == 0 ? 0 : count() / columns(); }
   explicit operator bool() const { return data != nullptr; }
   template <class T>
-  T* as() const { return static_cast<T*>(data); }
+  T* as() const {
+    return static_cast<T*>(data);
+  }
 };
 
 }  // namespace quern

@@ -28,7 +28,9 @@ std::string number(double value) {
 std::int64_t Attributes::integer(std::string_view name) const { return get<std::int64_t>(map_, name); }
 double Attributes::real(std::string_view name) const { return get<double>(map_, name); }
 const std::string& Attributes::word(std::string_view name) const { return get<std::string>(map_, name); }
-const std::vector<double>& Attributes::list(std::string_view name) const { return get<std::vector<double>>(map_, name); }
+const std::vector<double>& Attributes::list(std::string_view name) const {
+  return get<std::vector<double>>(map_, name);
+}
 
 std::string to_string(const Attribute& value) {
   if (auto* integer = std::get_if<std::int64_t>(&value)) return std::to_string(*integer);

@@ -7,8 +7,17 @@ namespace quern {
 
 namespace {
 constexpr std::array<std::pair<std::string_view, DType>, 11> kNames{{
-    {"f64", DType::f64}, {"f32", DType::f32}, {"bf16", DType::bf16}, {"e4m3", DType::e4m3}, {"e5m2", DType::e5m2}, {"i8", DType::i8},
-    {"u8", DType::u8},   {"u16", DType::u16}, {"i32", DType::i32},   {"u32", DType::u32},   {"i64", DType::i64},
+    {"f64", DType::f64},
+    {"f32", DType::f32},
+    {"bf16", DType::bf16},
+    {"e4m3", DType::e4m3},
+    {"e5m2", DType::e5m2},
+    {"i8", DType::i8},
+    {"u8", DType::u8},
+    {"u16", DType::u16},
+    {"i32", DType::i32},
+    {"u32", DType::u32},
+    {"i64", DType::i64},
 }};
 }  // namespace
 

@@ -31,8 +31,9 @@ float decode(std::uint8_t bits) {
   int code = bits & 0x7f;
   int exponent = code >> kMantissa;
   int fraction = code & ((1 << kMantissa) - 1);
-  float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), 1 - kBias - kMantissa)
-                                  : std::ldexp(static_cast<float>(fraction | (1 << kMantissa)), exponent - kBias - kMantissa);
+  float magnitude = exponent == 0
+                        ? std::ldexp(static_cast<float>(fraction), 1 - kBias - kMantissa)
+                        : std::ldexp(static_cast<float>(fraction | (1 << kMantissa)), exponent - kBias - kMantissa);
   return bits & 0x80 ? -magnitude : magnitude;
 }
 

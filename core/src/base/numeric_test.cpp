@@ -20,7 +20,8 @@ struct Format {
   std::uint8_t (*encode)(float);
   float largest, smallest;  // largest finite, smallest subnormal
 };
-const Format kFormats[] = {{"e4m3", e4m3_to_float, float_to_e4m3, 448.0f, 0x1p-9f}, {"e5m2", e5m2_to_float, float_to_e5m2, 57344.0f, 0x1p-16f}};
+const Format kFormats[] = {{"e4m3", e4m3_to_float, float_to_e4m3, 448.0f, 0x1p-9f},
+                           {"e5m2", e5m2_to_float, float_to_e5m2, 57344.0f, 0x1p-16f}};
 
 // Nearest finite value by search; ties go to the even code.
 std::uint8_t nearest(const Format& format, float value) {
@@ -30,7 +31,8 @@ std::uint8_t nearest(const Format& format, float value) {
     float candidate = format.decode(static_cast<std::uint8_t>(code));
     if (!std::isfinite(candidate)) continue;
     double distance = std::fabs(double{std::min(std::fabs(value), format.largest)} - candidate);
-    if (best < 0 || distance < best_distance || (distance == best_distance && code % 2 == 0)) best = code, best_distance = distance;
+    if (best < 0 || distance < best_distance || (distance == best_distance && code % 2 == 0))
+      best = code, best_distance = distance;
   }
   return static_cast<std::uint8_t>(best | (std::signbit(value) ? 0x80 : 0));
 }
@@ -43,9 +45,12 @@ TEST_CASE("every 8-bit float survives decode and encode") {
     for (int code = 0; code < 256; ++code) {
       float value = format.decode(static_cast<std::uint8_t>(code));
       CAPTURE(code);
-      if (std::isnan(value)) CHECK(std::isnan(format.decode(format.encode(value))));
-      else if (std::isinf(value)) CHECK(format.decode(format.encode(value)) == std::copysign(format.largest, value));
-      else CHECK(int{format.encode(value)} == code);
+      if (std::isnan(value))
+        CHECK(std::isnan(format.decode(format.encode(value))));
+      else if (std::isinf(value))
+        CHECK(format.decode(format.encode(value)) == std::copysign(format.largest, value));
+      else
+        CHECK(int{format.encode(value)} == code);
     }
     CHECK(format.decode(0x01) == format.smallest);
   }
@@ -54,15 +59,22 @@ TEST_CASE("every 8-bit float survives decode and encode") {
 TEST_CASE("encoding takes the nearest value, ties to even, and saturates") {
   for (const Format& format : kFormats) {
     CAPTURE(format.name);
-    std::vector<float> samples = {0.0f, -0.0f, format.smallest / 2, format.smallest * 0.51f, format.smallest * 1.5f, format.largest * 1.01f, -1e30f, 1e-30f};
+    std::vector<float> samples = {
+        0.0f,   -0.0f, format.smallest / 2, format.smallest * 0.51f, format.smallest * 1.5f, format.largest * 1.01f,
+        -1e30f, 1e-30f};
     for (int code = 0; code + 1 < 0x7c; ++code) {  // values and the midpoints between neighbours, where ties happen
-      float low = format.decode(static_cast<std::uint8_t>(code)), high = format.decode(static_cast<std::uint8_t>(code + 1));
-      if (std::isfinite(high)) samples.push_back((low + high) / 2), samples.push_back(std::nextafter((low + high) / 2, high));
+      float low = format.decode(static_cast<std::uint8_t>(code)),
+            high = format.decode(static_cast<std::uint8_t>(code + 1));
+      if (std::isfinite(high))
+        samples.push_back((low + high) / 2), samples.push_back(std::nextafter((low + high) / 2, high));
     }
     for (std::uint64_t i = 0; i < 20000; ++i) {
       std::uint32_t word = random_word({7}, 0, i);
       float sample = std::bit_cast<float>(word);
-      if (std::isfinite(sample)) { int unused; samples.push_back(std::ldexp(std::frexp(sample, &unused), static_cast<int>(word % 36) - 18)); }
+      if (std::isfinite(sample)) {
+        int unused;
+        samples.push_back(std::ldexp(std::frexp(sample, &unused), static_cast<int>(word % 36) - 18));
+      }
     }
     for (float sample : samples) {
       CAPTURE(sample);
@@ -76,8 +88,10 @@ TEST_CASE("bf16 rounds to nearest even and keeps infinities and NaN") {
   for (std::uint32_t high = 0; high < 0x10000; ++high) {
     auto bits = static_cast<std::uint16_t>(high);
     float value = bf16_to_float(bits);
-    if (std::isnan(value)) CHECK(std::isnan(bf16_to_float(float_to_bf16(value))));
-    else CHECK(float_to_bf16(value) == bits);
+    if (std::isnan(value))
+      CHECK(std::isnan(bf16_to_float(float_to_bf16(value))));
+    else
+      CHECK(float_to_bf16(value) == bits);
     if (!std::isfinite(value) || (high & 0x7fff) >= 0x7f7f) continue;
     std::uint16_t tie = float_to_bf16(std::bit_cast<float>((high << 16) | 0x8000u));
     CHECK(tie % 2 == 0);
@@ -90,7 +104,8 @@ TEST_CASE("stochastic bf16 rounding is unbiased") {
   const float value = 1.0f + 0x1p-7f * 0.3f;  // three tenths of the way between two neighbours
   double sum = 0;
   constexpr int kDraws = 200000;
-  for (std::uint64_t i = 0; i < kDraws; ++i) sum += bf16_to_float(float_to_bf16_stochastic(value, random_word({3}, 1, i)));
+  for (std::uint64_t i = 0; i < kDraws; ++i)
+    sum += bf16_to_float(float_to_bf16_stochastic(value, random_word({3}, 1, i)));
   // Standard error: 2^-7 * sqrt(0.21 / draws) = 8e-6; five of them.
   CHECK(std::fabs(sum / kDraws - value) < 4e-5);
 }

@@ -4,7 +4,8 @@
 
 namespace quern {
 
-ParameterSpec matrix(std::string name, ParameterGroup group, std::string hf_name, std::int64_t rows, std::int64_t columns, Init init) {
+ParameterSpec matrix(std::string name, ParameterGroup group, std::string hf_name, std::int64_t rows,
+                     std::int64_t columns, Init init) {
   return packed(std::move(name), group, {{std::move(hf_name), rows, init}}, columns);
 }
 

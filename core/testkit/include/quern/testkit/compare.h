@@ -35,6 +35,7 @@ class PoisonedTensor {
 };
 
 /// `count` reproducible normal numbers times `deviation`, rounded to `dtype`'s grid.
-std::vector<float> random_normal(std::int64_t count, std::uint64_t seed, double deviation = 1.0, DType dtype = DType::f32);
+std::vector<float> random_normal(std::int64_t count, std::uint64_t seed, double deviation = 1.0,
+                                 DType dtype = DType::f32);
 
 }  // namespace quern::testkit

@@ -1,0 +1,137 @@
+// Every rule of option checking, at its edges; spelling must read back as the same value.
+#include "quern/options.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include <doctest/doctest.h>
+
+#include "quern/error.h"
+
+using namespace quern;
+
+namespace {
+
+struct Sample {
+  std::int64_t steps = 10;
+  double rate = 3e-4;
+  bool shuffle = true;
+  std::string format = "bf16";
+  std::vector<std::string> names;
+  std::vector<double> weights;
+};
+
+OptionTable<Sample> sample_options() {
+  OptionTable<Sample> t;
+  t.add("steps", &Sample::steps, "how long").at_least(1).at_most(100);
+  t.add("rate", &Sample::rate, "how fast").above(0).at_most(1);
+  t.add("shuffle", &Sample::shuffle, "whether");
+  t.add("format", &Sample::format, "in what").one_of({"fp32", "bf16", "e4m3"});
+  t.add("names", &Sample::names, "of whom");
+  t.add("mix.weights", &Sample::weights, "how much").at_least(0);
+  return t;
+}
+
+const OptionSpec& spec_of(const OptionTable<Sample>& table, std::string_view key) {
+  for (const OptionSpec& spec : table.specs())
+    if (spec.key == key) return spec;
+  fail_internal("sample options", "no such spec");
+}
+
+std::string problem(std::string_view key, OptionValue value) {
+  auto table = sample_options();
+  return check_option(spec_of(table, key), value).value_or("");
+}
+
+}  // namespace
+
+TEST_CASE("values inside their spec pass, edges included") {
+  CHECK(problem("steps", std::int64_t{1}) == "");
+  CHECK(problem("steps", std::int64_t{100}) == "");
+  CHECK(problem("rate", 1.0) == "");
+  CHECK(problem("rate", std::numeric_limits<double>::denorm_min()) == "");
+  CHECK(problem("format", std::string("e4m3")) == "");
+  CHECK(problem("names", std::vector<std::string>{"a", ""}) == "");
+  CHECK(problem("mix.weights", std::vector<double>{0, 2}) == "");
+}
+
+TEST_CASE("a bad value is described with what was found and expected") {
+  CHECK(problem("steps", std::int64_t{0}) == "out of range, found 0, expected an integer from 1 to 100");
+  CHECK(problem("steps", std::numeric_limits<std::int64_t>::max()).find("out of range") == 0);
+  CHECK(problem("steps", 5.0) == "wrong type, found 5.0, expected an integer from 1 to 100");
+  CHECK(problem("steps", std::string("5")) == "wrong type, found \"5\", expected an integer from 1 to 100");
+  CHECK(problem("rate", 0.0) == "out of range, found 0.0, expected a number above 0.0 and at most 1.0");
+  CHECK(problem("rate", std::nan("")).find("not finite, found nan") == 0);
+  CHECK(problem("rate", std::numeric_limits<double>::infinity()).find("not finite, found inf") == 0);
+  CHECK(problem("shuffle", std::int64_t{1}) == "wrong type, found 1, expected true or false");
+  CHECK(problem("format", std::string("bf61")) ==
+        "not a choice, found \"bf61\", expected one of \"fp32\", \"bf16\", \"e4m3\"; nearest name `bf16`");
+  CHECK(problem("format", true).find("wrong type") == 0);
+  CHECK(problem("names", std::vector<double>{1}) == "wrong type, found [1.0], expected a list of texts");
+  CHECK(problem("mix.weights", std::vector<double>{1, -1}) ==
+        "out of range, found -1.0, expected a list of numbers, each of at least 0.0");
+}
+
+TEST_CASE("an integer becomes a real, and an empty list any list") {
+  auto table = sample_options();
+  OptionValue one = std::int64_t{1};
+  CHECK_FALSE(check_option(spec_of(table, "rate"), one));
+  CHECK(std::get<double>(one) == 1.0);
+  OptionValue texts = std::vector<std::string>{};
+  CHECK_FALSE(check_option(spec_of(table, "mix.weights"), texts));
+  CHECK(type_of(texts) == OptionType::real_list);
+  OptionValue reals = std::vector<double>{};
+  CHECK_FALSE(check_option(spec_of(table, "names"), reals));
+  CHECK(type_of(reals) == OptionType::text_list);
+}
+
+TEST_CASE("integers beyond 2^53 are compared with their bound exactly") {
+  OptionSpec spec;
+  spec.key = "k";
+  spec.maximum = 9007199254740992.0;  // 2^53: the next integer rounds to it as a double
+  OptionValue at = std::int64_t{9007199254740992}, beyond = std::int64_t{9007199254740993};
+  CHECK_FALSE(check_option(spec, at));
+  CHECK(check_option(spec, beyond));
+}
+
+TEST_CASE("reals are spelled so that they read back") {
+  for (double value : {0.1, 1.0, -3.0, 1e-300, 1e22, 123456789.125, 3e-4, -0.0}) {
+    std::string text = to_string(OptionValue(value));
+    CAPTURE(text);
+    CHECK(std::strtod(text.c_str(), nullptr) == value);
+    CHECK(text.find_first_of(".e") != std::string::npos);  // TOML would read an integer otherwise
+  }
+  CHECK(to_string(OptionValue(std::string("a\"b\\\n\x01"))) == "\"a\\\"b\\\\\\n\\u0001\"");
+  CHECK(to_string(OptionValue(std::vector<std::string>{"a", "b"})) == "[\"a\", \"b\"]");
+  CHECK(to_string(OptionValue(true)) == "true");
+}
+
+TEST_CASE("a table gives defaults, binds what is set and keeps the rest") {
+  auto table = sample_options();
+  OptionValues defaults = default_values(table.specs());
+  CHECK(defaults.all().size() == 6);
+  CHECK(defaults.get<std::int64_t>("steps") == 10);
+  OptionValues values;
+  values.set("format", std::string("fp32"));
+  Sample bound = table.bind(values);
+  CHECK(bound.format == "fp32");
+  CHECK(bound.rate == 3e-4);
+  CHECK_THROWS_AS(values.get<bool>("shuffle"), const Error&);
+  auto required = sample_options();
+  required.add("more", &Sample::steps, "needed").required();
+  CHECK(default_values(required.specs()).find("more") == nullptr);
+}
+
+TEST_CASE("the nearest name is near") {
+  const std::vector<std::string> known = {"learning_rate", "warmup", "cpu", "cuda", "x"};
+  CHECK(nearest_name("lerning_rate", known) == "learning_rate");
+  CHECK(nearest_name("Learning-Rate", known) == "learning_rate");
+  CHECK(nearest_name("cup", known) == "cpu");
+  CHECK(nearest_name("cuad", known) == "cuda");
+  CHECK(nearest_name("y", known) == "");
+  CHECK(nearest_name("temperature", known) == "");
+  CHECK(nearest_name("", known) == "");
+  CHECK(nearest_name(std::string(100000, 'a'), known) == "");
+  CHECK(nearest_name("cpu", {}) == "");
+}

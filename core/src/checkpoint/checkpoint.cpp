@@ -1,0 +1,133 @@
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "checkpoint/names.h"
+#include "checkpoint/strict_json.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr const char* kTensors = "tensors.safetensors";
+constexpr const char* kState = "state.json";
+constexpr const char* kFormat = "quern checkpoint";
+constexpr int kVersion = 1;
+constexpr int kStateDepth = 3;
+constexpr std::size_t kLargestState = std::size_t{64} << 20;
+constexpr const char* kUseOlder = "resume from an older checkpoint";
+
+/// state.json as read: the run's part, and what the files must be.
+struct StateFile {
+  CheckpointMeta meta;
+  std::uint64_t bytes = 0;  // of the tensors' file
+  std::string checksum;
+};
+
+// The checksum of everything in state.json but itself.
+std::string own_checksum(json state) {
+  state.erase("xxh3");
+  std::string text = state.dump();
+  return checksum_text(checksum_of(std::as_bytes(std::span(text))));
+}
+
+std::string state_text(const std::string& path, const CheckpointMeta& meta, const FileRecord& tensors) {
+  json state = {{"format", kFormat}, {"version", kVersion}, {"quern_version", meta.quern_version}, {"step", meta.step},
+                {"data_state", meta.data_state}, {"device_state", meta.device_state}, {"config", meta.config},
+                {"files", {{kTensors, {{"bytes", tensors.bytes}, {"xxh3", checksum_text(tensors.checksum)}}}}}};
+  try {
+    state["xxh3"] = own_checksum(state);
+    return state.dump(2) + "\n";
+  } catch (const json::exception& error) {
+    fail_internal(path, std::string("saved state is not UTF-8 text: ") + error.what());
+  }
+}
+
+StateFile read_state(const std::string& path) {
+  auto refuse = [&](const std::string& what, const std::string& found, const std::string& expected) {
+    throw Error(ErrorCode::input, {path, what, found, expected, kUseOlder});
+  };
+  json state = read_strict_json(path, kLargestState, kStateDepth);
+  try {
+    if (state.at("format") != kFormat) refuse("not a quern checkpoint", quote_name(state["format"].dump()), kFormat);
+    if (state.at("version") != kVersion) refuse("checkpoint version", printable(state["version"].dump()), std::to_string(kVersion));
+    std::string stated = state.at("xxh3"), actual = own_checksum(state);
+    if (stated != actual) refuse("checksum of state.json", actual, printable(stated));
+    StateFile read;
+    read.meta = {state.at("step"), state.at("data_state"), state.at("device_state"), state.at("config"), state.at("quern_version")};
+    const json& tensors = state.at("files").at(kTensors);
+    read.bytes = tensors.at("bytes");
+    read.checksum = tensors.at("xxh3");
+    return read;
+  } catch (const json::exception& error) {
+    throw Error(ErrorCode::input, {path, "state.json misses a field or has one of another type", printable(error.what()), "", kUseOlder});
+  }
+}
+
+StateFile read_state_and_sizes(const std::string& path) {
+  StateFile state = read_state(path + "/" + kState);
+  std::error_code error;
+  std::string tensors = path + "/" + kTensors;
+  std::uintmax_t bytes = fs::file_size(tensors, error);
+  if (error || bytes != state.bytes)
+    throw Error(ErrorCode::input, {tensors, error ? "is missing" : "is damaged", error ? error.message() : std::to_string(bytes) + " bytes",
+                                   std::to_string(state.bytes) + " bytes", kUseOlder});
+  return state;
+}
+
+FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors) {
+  // Larger elements first, so that none is misaligned.
+  std::stable_sort(tensors.begin(), tensors.end(), [](const NamedView& a, const NamedView& b) { return size_of(a.view.dtype) > size_of(b.view.dtype); });
+  std::vector<TensorDeclaration> declared;
+  for (const NamedView& tensor : tensors) declared.push_back({tensor.name, stored_type_of(tensor.view.dtype), tensor.view.extents});
+  SafetensorsWriter writer(path, declared);
+  for (const NamedView& tensor : tensors) writer.write({tensor.view.as<const std::byte>(), tensor.view.bytes()});
+  return writer.finish();
+}
+
+}  // namespace
+
+std::string checkpoint_path(const std::string& run_directory, std::int64_t step) {
+  char name[40];
+  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+  return run_directory + "/checkpoints/" + name;
+}
+
+std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta, const std::vector<NamedView>& tensors) {
+  fs::path path = checkpoint_path(run_directory, meta.step);
+  std::string temporary = path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string());
+  make_directories(path.parent_path());
+  remove_tree(temporary);
+  make_directories(temporary);
+  try {
+    FileRecord record = write_tensors(temporary + "/" + kTensors, tensors);
+    DurableFile state(temporary + "/" + kState);
+    state.write(state_text(path, meta, record));
+    state.commit();
+    replace_directory(temporary, path);
+  } catch (...) {
+    std::error_code ignored;  // the first fault is the one to report
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+  return path;
+}
+
+Checkpoint read_checkpoint(const std::string& path) {
+  StateFile state = read_state_and_sizes(path);
+  SafetensorsFile tensors(path + "/" + kTensors);
+  std::string actual = checksum_text(checksum_of(tensors.file_bytes()));
+  if (actual != state.checksum) throw Error(ErrorCode::input, {tensors.path(), "checksum", actual, printable(state.checksum), kUseOlder});
+  return {path, std::move(state.meta), std::move(tensors)};
+}
+
+CheckpointMeta check_checkpoint_files(const std::string& path) { return read_state_and_sizes(path).meta; }
+
+}  // namespace quern

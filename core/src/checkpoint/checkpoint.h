@@ -1,0 +1,49 @@
+#pragma once
+// One checkpoint: a directory <run>/checkpoints/step-00001200/ with tensors.safetensors and, written last, state.json,
+// which states the sizes and checksums of all files and of itself. It appears under its name whole or not at all.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "quern/view.h"
+
+namespace quern {
+
+/// What a run needs beside its tensors to continue with the same bits. All text is UTF-8.
+struct CheckpointMeta {
+  std::int64_t step = 0;      ///< optimizer steps finished
+  std::string data_state;     ///< DataSource::save_state
+  std::string device_state;   ///< Device::save_state
+  std::string config;         ///< resolved config, TOML
+  std::string quern_version;
+  bool operator==(const CheckpointMeta&) const = default;
+};
+
+/// Host memory, borrowed for the call.
+struct NamedView {
+  std::string name;
+  View view;
+};
+
+struct Checkpoint {
+  std::string path;
+  CheckpointMeta meta;
+  SafetensorsFile tensors;  ///< each tensor aligned to its element size
+};
+
+/// <run>/checkpoints/step-00001200
+std::string checkpoint_path(const std::string& run_directory, std::int64_t step);
+
+/// Writes the checkpoint of meta.step, replacing one of that step, and returns its path. A resources error (disk full,
+/// read-only, ...) names the path and leaves nothing new.
+std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta, const std::vector<NamedView>& tensors);
+
+/// Opens a checkpoint directory and proves it whole, checksums included; an input error says what is damaged.
+Checkpoint read_checkpoint(const std::string& path);
+
+/// The cheap part of that proof: state.json is whole and the files have their sizes.
+CheckpointMeta check_checkpoint_files(const std::string& path);
+
+}  // namespace quern

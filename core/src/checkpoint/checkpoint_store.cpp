@@ -1,0 +1,142 @@
+#include "checkpoint/checkpoint_store.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <functional>
+#include <map>
+
+#include "checkpoint/names.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view kStepPrefix = "step-";
+
+/// The run's checkpoint directory as it lies on disk.
+struct Listing {
+  std::map<std::int64_t, std::string, std::greater<>> steps;  ///< newest first
+  std::vector<std::string> unfinished;
+};
+
+std::optional<std::int64_t> step_of(const std::string& run_directory, const std::string& name) {
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  std::int64_t step = -1;
+  auto [end, error] = std::from_chars(name.data() + kStepPrefix.size(), name.data() + name.size(), step);
+  // Only names as checkpoint_path spells them: "step-7" beside "step-00000007" would be two of one step.
+  if (error != std::errc() || end != name.data() + name.size() || step < 0) return std::nullopt;
+  return fs::path(checkpoint_path(run_directory, step)).filename() == name ? std::optional(step) : std::nullopt;
+}
+
+Listing list(const std::string& run_directory) {
+  Listing listing;
+  std::string directory = fs::path(checkpoint_path(run_directory, 0)).parent_path();
+  std::error_code error;
+  if (!fs::exists(directory, error)) return listing;
+  fs::directory_iterator entries(directory, error);
+  if (error) fail_resources(directory, "cannot be read", error.value());
+  for (const fs::directory_entry& entry : entries) {
+    std::string name = entry.path().filename();
+    if (name.starts_with(kTemporaryPrefix)) listing.unfinished.push_back(entry.path());
+    else if (auto step = step_of(run_directory, name)) listing.steps.emplace(*step, entry.path());
+  }
+  std::sort(listing.unfinished.begin(), listing.unfinished.end());
+  return listing;
+}
+
+bool has_all_files(const std::string& path) {
+  try {
+    check_checkpoint_files(path);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Renamed first: a crash half-way leaves an unfinished name, not half a checkpoint.
+void remove_checkpoint(const fs::path& path) {
+  fs::path aside = path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string() + "-removed");
+  remove_tree(aside);
+  std::error_code error;
+  fs::rename(path, aside, error);
+  if (error) fail_resources(path, "old checkpoint cannot be removed", error.value());
+  remove_tree(aside);
+}
+
+}  // namespace
+
+NewestCheckpoint find_newest(const std::string& run_directory) {
+  Listing listing = list(run_directory);
+  NewestCheckpoint newest;
+  for (const std::string& path : listing.unfinished) newest.skipped.push_back({path, "unfinished"});
+  for (const auto& [step, path] : listing.steps) {
+    try {
+      Checkpoint checkpoint = read_checkpoint(path);
+      if (checkpoint.meta.step != step)
+        throw Error(ErrorCode::input, {path, "step in state.json", std::to_string(checkpoint.meta.step), std::to_string(step), ""});
+      newest.checkpoint.emplace(std::move(checkpoint));
+      break;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::input) throw;  // no memory to map it: not the checkpoint's fault
+      newest.skipped.push_back({path, error.what()});
+    }
+  }
+  return newest;
+}
+
+std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, std::int64_t keep_last, std::int64_t newest_step) {
+  std::vector<std::string> removed;
+  if (keep_last <= 0) return removed;
+  std::int64_t kept = 0;
+  for (const auto& [step, path] : list(run_directory).steps) {
+    if (step > newest_step) continue;
+    if (kept >= keep_last) {
+      remove_checkpoint(path);
+      removed.push_back(path);
+    } else if (step == newest_step || has_all_files(path)) {
+      ++kept;
+    }
+  }
+  return removed;
+}
+
+std::vector<std::string> remove_leftovers(const std::string& run_directory) {
+  std::vector<std::string> leftovers = list(run_directory).unfinished;
+  for (const std::string& path : leftovers) remove_tree(path);
+  return leftovers;
+}
+
+RunLock::RunLock(const std::string& directory) {
+  make_directories(directory);
+  std::string path = directory + "/.lock";
+  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (file_ < 0) fail_resources(path, "cannot be opened", errno);
+  if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
+    int reason = errno;
+    char holder[32] = {};
+    ssize_t length = ::pread(file_, holder, sizeof holder - 1, 0);
+    ::close(file_);
+    if (reason != EWOULDBLOCK) fail_resources(path, "cannot be locked", reason);
+    throw Error(ErrorCode::resources, {directory, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "", "",
+                                       "wait for it, or choose another output directory"});
+  }
+  std::string holder = std::to_string(::getpid());
+  if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) {  // for the message above
+    int reason = errno;
+    ::close(file_);
+    fail_resources(path, "cannot be written", reason);
+  }
+}
+
+RunLock::~RunLock() { ::close(file_); }
+
+}  // namespace quern

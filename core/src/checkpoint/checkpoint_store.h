@@ -1,0 +1,50 @@
+#pragma once
+// The checkpoints of a run: which is the newest whole one, which go. What a crash left behind is passed over or removed.
+// One process at a time may write to a run directory; it holds the RunLock.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+
+namespace quern {
+
+/// A directory that was passed over, and why.
+struct SkippedCheckpoint {
+  std::string path;
+  std::string reason;
+};
+
+struct NewestCheckpoint {
+  std::optional<Checkpoint> checkpoint;    ///< empty: the run has none that is whole
+  std::vector<SkippedCheckpoint> skipped;  ///< newer ones that are damaged, and unfinished ones
+};
+
+/// Opens the whole checkpoint with the highest step. A run directory without checkpoints is not an error.
+NewestCheckpoint find_newest(const std::string& run_directory);
+
+/// Keeps the newest `keep_last` checkpoints up to and including `newest_step`, which was just written, and removes older
+/// ones; 0 keeps all. Damaged ones do not count; ones of later steps, of a run that was wound back, are left alone.
+/// Returns the paths removed.
+std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, std::int64_t keep_last, std::int64_t newest_step);
+
+/// Removes what an earlier crash left unfinished; returns the paths. Only for the holder of the RunLock.
+std::vector<std::string> remove_leftovers(const std::string& run_directory);
+
+/// The right to write into a directory, for the life of this object (flock on <directory>/.lock). The system takes it
+/// back when the process dies.
+class RunLock {
+ public:
+  /// Creates the directory if need be. A resources error when another process, or this one, holds the lock.
+  explicit RunLock(const std::string& directory);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int file_ = -1;
+};
+
+}  // namespace quern

@@ -1,0 +1,260 @@
+// Checkpoints come back whole or not at all: damage of every byte is seen, and a crash at any point leaves the one before.
+#include "checkpoint/checkpoint.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include <doctest/doctest.h>
+
+#include "checkpoint/checkpoint_store.h"
+#include "checkpoint/test_support.h"
+#include "data/test_directory.h"
+
+using namespace quern;
+namespace fs = std::filesystem;
+
+namespace {
+
+CheckpointMeta meta_of(std::int64_t step) { return {step, "data at " + std::to_string(step), "device \"x\"\n\xc3\xa4", "[train]\nsteps = 5\n", "0.1.0"}; }
+
+/// Tensors of several types, whose content depends on the step.
+struct State {
+  explicit State(std::int64_t step) : bytes(7), weights(6), count(1, step) {
+    std::iota(bytes.begin(), bytes.end(), static_cast<std::uint8_t>(step));
+    std::iota(weights.begin(), weights.end(), static_cast<float>(step));
+  }
+  std::vector<NamedView> views() {
+    return {{"moments", {bytes.data(), DType::e4m3, {7}}}, {"weights", {weights.data(), DType::f32, {2, 3}}}, {"empty", {nullptr, DType::bf16, {0}}}, {"count", {count.data(), DType::i64, {}}}};
+  }
+  std::vector<std::uint8_t> bytes;
+  std::vector<float> weights;
+  std::vector<std::int64_t> count;
+};
+
+std::string write_step(const std::string& run, std::int64_t step) { return write_checkpoint(run, meta_of(step), State(step).views()); }
+
+std::int64_t newest_step(const std::string& run) {
+  NewestCheckpoint newest = find_newest(run);
+  return newest.checkpoint ? newest.checkpoint->meta.step : -1;
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint comes back bit for bit, each tensor aligned") {
+  TestDirectory run;
+  std::string path = write_step(run.path(), 1200);
+  CHECK(path == run / "checkpoints/step-00001200");
+  CHECK(names_in(path) == std::vector<std::string>{"state.json", "tensors.safetensors"});
+  Checkpoint checkpoint = read_checkpoint(path);
+  CHECK(checkpoint.meta == meta_of(1200));
+  State state(1200);
+  for (const NamedView& tensor : state.views()) {
+    CAPTURE(tensor.name);
+    const StoredTensor& stored = checkpoint.tensors.at(tensor.name);
+    CHECK(stored.type == stored_type_of(tensor.view.dtype));
+    CHECK(stored.extents == tensor.view.extents);
+    auto bytes = checkpoint.tensors.bytes(stored);
+    CHECK(reinterpret_cast<std::uintptr_t>(bytes.data()) % size_of(tensor.view.dtype) == 0);
+    CHECK(std::equal(bytes.begin(), bytes.end(), tensor.view.as<const std::byte>(), tensor.view.as<const std::byte>() + tensor.view.bytes()));
+  }
+  CHECK(checkpoint_path("r", 123456789) == "r/checkpoints/step-123456789");
+}
+
+TEST_CASE("any changed or missing byte of any file is seen") {
+  TestDirectory run;
+  std::string path = write_step(run.path(), 3);
+  for (const std::string& name : names_in(path)) {
+    CAPTURE(name);
+    const std::string good = read_text(path + "/" + name);
+    int harmless = 0;
+    for (std::size_t at = 0; at < good.size(); ++at) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ 0x04);
+      write_text(path + "/" + name, bad);
+      CAPTURE(at);
+      Refusal refusal = refusal_of([&] { read_checkpoint(path); });
+      if (refusal.code == ErrorCode{0}) {
+        ++harmless;  // only white space between tokens can change without meaning
+        CHECK(read_checkpoint(path).meta == meta_of(3));
+      } else {
+        CHECK(refusal.code == ErrorCode::input);
+        CHECK(refusal.holds(path));
+      }
+      if (at % 16 != 0) continue;
+      write_text(path + "/" + name, good.substr(0, at));
+      CHECK_REFUSED(input, path, read_checkpoint(path));
+    }
+    CHECK(harmless == 0);
+    fs::remove(path + "/" + name);
+    CHECK_REFUSED(input, name, read_checkpoint(path));
+    write_text(path + "/" + name, good);
+  }
+  CHECK(read_checkpoint(path).meta == meta_of(3));
+}
+
+TEST_CASE("a state.json that is whole but not of this format is refused") {
+  TestDirectory run;
+  std::string path = write_step(run.path(), 3);
+  for (const char* text : {"", "{}", "[]", "{\"format\":\"other\"}", "{\"format\":\"quern checkpoint\",\"version\":2}", "{\"format\":\"quern checkpoint\",\"version\":1}", "{\"a\":1,\"a\":1}"}) {
+    write_text(path + "/state.json", text);
+    CHECK_REFUSED(input, "state.json", read_checkpoint(path));
+  }
+}
+
+TEST_CASE("the newest whole checkpoint is found past damaged and unfinished ones, which are reported") {
+  TestDirectory run;
+  CHECK(newest_step(run / "none") == -1);
+  CHECK(newest_step(run.path()) == -1);
+  for (std::int64_t step : {9, 10, 100, 200, 300}) write_step(run.path(), step);
+  CHECK(newest_step(run.path()) == 300);
+  fs::resize_file(run / "checkpoints/step-00000300/tensors.safetensors", 20);
+  fs::remove(run / "checkpoints/step-00000200/state.json");
+  fs::rename(run / "checkpoints/step-00000010", run / "checkpoints/step-00000400");  // its state.json says 10
+  fs::create_directory(run / "checkpoints/.tmp-step-00000500");
+  fs::create_directory(run / "checkpoints/step-600");
+  write_text(run / "checkpoints/notes.txt", "");
+  NewestCheckpoint newest = find_newest(run.path());
+  REQUIRE(newest.checkpoint);
+  CHECK(newest.checkpoint->meta.step == 100);
+  REQUIRE(newest.skipped.size() == 4);
+  const std::pair<const char*, const char*> kExpected[] = {{".tmp-step-00000500", "unfinished"}, {"step-00000400", "step in state.json: found 10"}, {"step-00000300", "20 bytes"}, {"step-00000200", "state.json"}};
+  for (std::size_t i = 0; i < 4; ++i) {
+    CAPTURE(newest.skipped[i].reason);
+    CHECK(newest.skipped[i].path == run / "checkpoints/" + kExpected[i].first);
+    CHECK(newest.skipped[i].reason.find(kExpected[i].second) != std::string::npos);
+  }
+}
+
+TEST_CASE("a process killed at any point while writing leaves the previous checkpoint") {
+  TestDirectory run;
+  write_step(run.path(), 1);
+  std::vector<float> large(std::size_t{1} << 20, 1.0f);  // 4 MiB: the kill lands in all stages
+  int unfinished = 0;
+  for (int microseconds = 0; microseconds < 12000; microseconds += 400) {
+    pid_t child = ::fork();
+    if (child == 0) {
+      for (std::int64_t step = 2;; ++step) write_checkpoint(run.path(), meta_of(step), {{"large", {large.data(), DType::f32, {1 << 20}}}});
+    }
+    ::usleep(static_cast<useconds_t>(microseconds));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    NewestCheckpoint newest = find_newest(run.path());
+    REQUIRE(newest.checkpoint);
+    for (const auto& skipped : newest.skipped) {
+      CAPTURE(skipped.path);
+      CHECK(skipped.reason == "unfinished");
+    }
+    unfinished += newest.skipped.empty() ? 0 : 1;
+    remove_leftovers(run.path());
+    CHECK(find_newest(run.path()).skipped.empty());
+  }
+  MESSAGE("kills that left an unfinished directory: " << unfinished << " of 30");
+}
+
+TEST_CASE("leftovers of every stage of a crash are passed over and then removed") {
+  TestDirectory run;
+  write_step(run.path(), 1);
+  std::string temporary = run / "checkpoints/.tmp-step-00000002";
+  const std::string whole = write_step(run.path(), 2);
+  auto check_stage = [&] {
+    CHECK(newest_step(run.path()) == 1);
+    CHECK(remove_leftovers(run.path()) == std::vector<std::string>{temporary});
+    CHECK(names_in(run / "checkpoints") == std::vector<std::string>{"step-00000001"});
+  };
+  fs::rename(whole, temporary);  // everything is there but the last rename
+  check_stage();
+  for (const char* file : {"", "tensors.safetensors", ".tmp-tensors.safetensors", ".tmp-state.json"}) {
+    fs::create_directory(temporary);
+    if (*file != 0) write_text(temporary + "/" + file, "part");
+    check_stage();
+  }
+  fs::create_directory(temporary);
+  write_step(run.path(), 2);  // a stale directory of the same step is no obstacle
+  CHECK(newest_step(run.path()) == 2);
+  CHECK(remove_leftovers(run.path()).empty());
+}
+
+TEST_CASE("a step that is written again replaces the older one") {
+  TestDirectory run;
+  write_step(run.path(), 5);
+  CheckpointMeta meta = meta_of(5);
+  meta.config = "other";
+  write_checkpoint(run.path(), meta, State(6).views());
+  CHECK(find_newest(run.path()).checkpoint->meta.config == "other");
+  CHECK(names_in(run / "checkpoints").size() == 1);
+}
+
+TEST_CASE("old checkpoints go, the newest and later ones stay") {
+  TestDirectory run;
+  for (std::int64_t step : {1, 2, 3, 4, 5}) write_step(run.path(), step);
+  CHECK(remove_old_checkpoints(run.path(), 0, 5).empty());
+  CHECK(remove_old_checkpoints(run.path(), 9, 5).empty());
+  fs::remove(run / "checkpoints/step-00000004/state.json");  // does not count as one of the three
+  CHECK(remove_old_checkpoints(run.path(), 3, 5) == std::vector<std::string>{run / "checkpoints/step-00000001"});
+  CHECK(names_in(run / "checkpoints") == std::vector<std::string>{"step-00000002", "step-00000003", "step-00000004", "step-00000005"});
+  // The run was wound back to 2 and wrote 3: the newest is 3 and later steps are not touched.
+  CHECK(remove_old_checkpoints(run.path(), 1, 3) == std::vector<std::string>{run / "checkpoints/step-00000002"});
+  CHECK(remove_old_checkpoints(run.path(), 1, 5).size() == 2);
+  CHECK(newest_step(run.path()) == 5);
+  CHECK(names_in(run / "checkpoints").size() == 1);
+  CHECK(remove_old_checkpoints(run / "none", 1, 5).empty());
+}
+
+TEST_CASE("a write that fails leaves nothing new and names the path") {
+  TestDirectory run;
+  write_step(run.path(), 1);
+  State state(2);
+  std::vector<float> large(10000);
+  auto views = state.views();
+  views.push_back({"large", {large.data(), DType::f32, {10000}}});
+  // A file size limit stands in for a full disk: write() fails in the same place.
+  auto old_handler = ::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  rlimit small{8192, old.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  Refusal refusal = refusal_of([&] { write_checkpoint(run.path(), meta_of(2), views); });
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  ::signal(SIGXFSZ, old_handler);
+  CAPTURE(refusal.text);
+  CHECK(refusal.code == ErrorCode::resources);
+  CHECK(refusal.holds("tensors.safetensors"));
+  CHECK(refusal.holds("File too large"));
+  CHECK(names_in(run / "checkpoints") == std::vector<std::string>{"step-00000001"});
+  write_text(run / "file", "");
+  CHECK_REFUSED(resources, run / "file", write_step(run / "file", 1));
+  CheckpointMeta binary = meta_of(2);
+  binary.data_state = "\xff";
+  CHECK_REFUSED(internal, "not UTF-8", write_checkpoint(run.path(), binary, {}));
+  CHECK(names_in(run / "checkpoints") == std::vector<std::string>{"step-00000001"});
+}
+
+TEST_CASE("one run at a time writes into a directory") {
+  TestDirectory directory;
+  {
+    RunLock lock(directory / "run");
+    CHECK_REFUSED(resources, "another run writes into this directory: found process " + std::to_string(::getpid()), RunLock(directory / "run"));
+    RunLock other(directory / "other");
+  }
+  RunLock again(directory / "run");
+  pid_t child = ::fork();
+  if (child == 0) ::_exit(refusal_of([&] { RunLock lock(directory / "run"); }).code == ErrorCode::resources ? 0 : 1);
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  CHECK(status == 0);
+  write_text(directory / "file", "");
+  CHECK_REFUSED(resources, directory / "file", RunLock(directory / "file"));
+}

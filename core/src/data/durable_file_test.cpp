@@ -1,0 +1,103 @@
+// Files appear whole or not at all; failures are resources errors that leave the old content.
+#include "data/durable_file.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+#include <fstream>
+
+#include <doctest/doctest.h>
+
+#include "data/mapped_file.h"
+#include "data/test_directory.h"
+#include "quern/error.h"
+
+using namespace quern;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string text_of(const std::string& path) {
+  MappedFile file(path);
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+ErrorCode code_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  return ErrorCode{0};
+}
+
+}  // namespace
+
+TEST_CASE("a durable file replaces the old one only when it is committed") {
+  TestDirectory directory;
+  std::string path = directory / "a";
+  {
+    DurableFile file(path);
+    file.write("one");
+    CHECK(!fs::exists(path));
+    file.write("two");
+    FileRecord record = file.commit();
+    CHECK(record.bytes == 6);
+    CHECK(record.checksum == checksum_of(std::as_bytes(std::span(std::string_view("onetwo")))));
+  }
+  CHECK(text_of(path) == "onetwo");
+  { DurableFile abandoned(path); abandoned.write("three"); }
+  CHECK(text_of(path) == "onetwo");
+  CHECK(directory.entries() == 1);
+}
+
+TEST_CASE("a failed write names the path and leaves nothing") {
+  TestDirectory directory;
+  std::string path = directory / "big";
+  // A file size limit stands in for a full disk: write() fails in the same place.
+  auto old_handler = ::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  rlimit small{4096, old.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  ErrorCode code = code_of([&] {
+    DurableFile file(path);
+    file.write(std::string(10000, 'x'));
+    file.commit();
+  });
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  ::signal(SIGXFSZ, old_handler);
+  CHECK(code == ErrorCode::resources);
+  CHECK(directory.entries() == 0);
+  CHECK(code_of([&] { DurableFile file(directory / "no/such/place"); }) == ErrorCode::resources);
+  if (::geteuid() == 0) {
+    MESSAGE("read-only directory not tried: this user may write anywhere");
+    return;
+  }
+  fs::permissions(directory.path(), fs::perms::owner_read | fs::perms::owner_exec);
+  CHECK(code_of([&] { DurableFile file(path); }) == ErrorCode::resources);
+  fs::permissions(directory.path(), fs::perms::owner_all);
+}
+
+TEST_CASE("a directory takes the place of an older one") {
+  TestDirectory directory;
+  for (const char* content : {"first", "second"}) {
+    std::string fresh = directory / ".tmp-export";
+    make_directories(fresh);
+    std::ofstream(fresh + "/file") << content;
+    replace_directory(fresh, directory / "export");
+    CHECK(text_of(directory / "export/file") == content);
+    CHECK(directory.entries() == 1);
+  }
+}
+
+TEST_CASE("mapping refuses what is not a readable file") {
+  TestDirectory directory;
+  std::ofstream(directory / "empty").flush();
+  CHECK(MappedFile(directory / "empty").bytes().empty());
+  CHECK(code_of([&] { MappedFile file(directory / "missing"); }) == ErrorCode::input);
+  CHECK(code_of([&] { MappedFile file(directory.path()); }) == ErrorCode::input);
+}

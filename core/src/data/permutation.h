@@ -1,0 +1,13 @@
+#pragma once
+// A shuffle without a table: a keyed bijection of [0, count), so any place in any epoch's order is computed on its own
+// and resuming needs no history. A Feistel network over the next power of four, walked until it lands inside (Black and
+// Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+
+#include <cstdint>
+
+namespace quern {
+
+/// The element at place `index` < count of the order that `seed` and `epoch` choose.
+std::uint64_t permuted(std::uint64_t index, std::uint64_t count, std::uint64_t seed, std::uint32_t epoch);
+
+}  // namespace quern

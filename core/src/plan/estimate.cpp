@@ -1,0 +1,32 @@
+#include "plan/estimate.h"
+
+#include <algorithm>
+
+namespace quern {
+
+namespace {
+
+double matmul_rate(const DeviceTraits& device, DType format) {
+  for (const auto& [dtype, rate] : device.matmul_rates)
+    if (dtype == format) return rate;
+  return device.matmul_rates.empty() ? 0 : device.matmul_rates.front().second;
+}
+
+}  // namespace
+
+ProgramEstimate estimate_program(const Program& program, const OpSet& ops, const Geometry& geometry,
+                                 const DeviceTraits& device) {
+  ProgramEstimate estimate;
+  std::vector<bool> read = read_values(program);
+  for (const Op& op : program.ops) {
+    Cost cost = cost_of(ops.at(op.kind), instantiate(program, op, geometry, read));
+    double rate = cost.tensor_core ? matmul_rate(device, cost.format) : 0;
+    double arithmetic = rate > 0 ? cost.flops / rate : 0;
+    double memory = device.memory_rate > 0 ? cost.bytes / device.memory_rate : 0;
+    if (cost.tensor_core && op.phase != Phase::recompute) estimate.flops += cost.flops;
+    estimate.seconds += std::max(arithmetic, memory);
+  }
+  return estimate;
+}
+
+}  // namespace quern

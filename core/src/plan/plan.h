@@ -1,0 +1,117 @@
+#pragma once
+// The plan of a run: every program, placed, and every byte of device memory by owner, known before the device is
+// touched. `quern plan` prints it; the engine allocates and runs it.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "program/passes/lower_precision.h"
+#include "program/passes/place.h"
+#include "quern/device.h"
+#include "quern/model.h"
+#include "quern/optimizer.h"
+#include "quern/precision.h"
+
+namespace quern {
+
+/// What the planner may choose from, besides the model.
+struct PlanOptions {
+  Geometry geometry;                   ///< of one micro-batch
+  DType master = DType::f32;           ///< f32, or bf16 with stochastic rounding
+  DType gradient = DType::f32;         ///< accumulation of parameter gradients
+  std::vector<std::string> recompute;  ///< see kRecomputeNames
+  std::int64_t device_budget = 0;      ///< bytes; when set, recomputation is chosen to stay within it
+  bool documents = false;              ///< attention stays within documents
+  bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
+  double z_loss = 0;                   ///< weight of logsumexp^2 in the objective
+  bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
+};
+
+/// Components of a run; all outlive the plan's making, none is kept.
+struct PlanParts {
+  const Model& model;
+  const PrecisionBackend& precision;
+  const Device& device;
+  const Optimizer& optimizer;
+  const std::vector<OpSpec>& custom_ops;
+};
+
+/// Whose memory a persistent tensor is.
+enum class TensorOwner : std::uint8_t { master, working, gradient, optimizer, precision, input, result };
+std::string_view name_of(TensorOwner owner);
+
+/// A persistent tensor: one parameter's master, gradient, moment, ..., of one layer.
+struct PlannedTensor {
+  TensorOwner owner = TensorOwner::input;
+  std::string kind = {};  ///< "master", "working", "gradient", an optimizer state's name, or a runtime value's name
+  std::string parameter = {};  ///< empty for runtime values and scalars
+  int layer = -1;              ///< -1 outside the layers
+  DType dtype = DType::f32;
+  Extents extents = {};
+  std::int64_t offset = 0;  ///< in the device arena
+  std::int64_t bytes() const { return element_count(extents) * static_cast<std::int64_t>(size_of(dtype)); }
+};
+
+/// Programs of layers that are alike.
+struct LayerClass {
+  std::string name;
+  PlacedProgram forward, backward, evaluate;
+  std::map<std::string, std::int64_t, std::less<>> saved_offsets;  ///< in a layer's slab
+  std::int64_t saved_bytes = 0;                                    ///< of one layer's slab
+};
+
+struct ParameterPlan {
+  ParameterSpec spec;
+  PlacedProgram update;   ///< optimizer op; empty when not training
+  PlacedProgram refresh;  ///< working copies from the master; empty when the master is the working copy
+};
+
+struct OwnerBytes {
+  std::string owner;
+  MemoryKind memory = MemoryKind::device;
+  std::int64_t bytes = 0;
+};
+
+struct Plan {
+  PlanOptions options;
+  ModelTraits model;
+  OpSet ops;
+  std::int64_t parameter_count = 0;
+
+  // ---- programs ----
+  PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits;
+  std::vector<LayerClass> classes;
+  std::vector<int> class_of_layer;
+  PlacedProgram norm;  ///< gradient norm and clip scale
+  std::vector<ParameterPlan> parameters;
+
+  // ---- memory ----
+  std::vector<PlannedTensor> tensors;
+  std::vector<std::int64_t> slab_of_layer;                  ///< offset of each layer's saved values
+  std::vector<std::vector<std::int64_t>> boundary_offsets;  ///< [boundary 0..layers][operand] when training
+  std::vector<std::int64_t> boundary_buffers[2];            ///< shared buffers by parity, by operand
+  std::int64_t gradient_buffers[2] = {0, 0};                ///< stream gradient by parity
+  std::int64_t transient_offset = 0;
+  std::int64_t device_bytes = 0;
+  std::vector<OwnerBytes> owners;
+
+  // ---- estimates ----
+  double flops_per_token = 0;  ///< of a training step, without recomputation
+  double seconds_per_micro_step = 0;
+
+  const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;
+  /// A missing tensor is an internal error.
+  const PlannedTensor& tensor(std::string_view kind, std::string_view parameter, int layer) const;
+};
+
+/// Runs all passes and lays memory out. Needs no hardware. What the device cannot run, and a plan that does not fit its
+/// memory or the budget, are resources errors that say what binds.
+Plan make_plan(const PlanParts& parts, const PlanOptions& options);
+
+/// Programs as text, after a named pass: "model", "rotate", "differentiate", "lower", "saved", "fuse".
+std::string show_programs(const PlanParts& parts, const PlanOptions& options, std::string_view pass);
+
+}  // namespace quern

@@ -1,0 +1,477 @@
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "plan/estimate.h"
+#include "plan/plan.h"
+#include "plan/program_set.h"
+#include "quern/error.h"
+#include "quern/step_state.h"
+
+namespace quern {
+
+namespace {
+
+class Planner {
+ public:
+  Planner(const PlanParts& parts, const PlanOptions& options) : parts_(parts), set_(parts, options) {
+    plan_.options = options;
+  }
+
+  Plan make(const std::set<std::string>& recomputed) {
+    set_.finish(recomputed);
+    plan_.model = parts_.model.traits();
+    plan_.ops = set_.ops();
+    place_programs();
+    make_parameters();
+    lay_out();
+    estimate();
+    report_refusals();
+    return std::move(plan_);
+  }
+
+  const ProgramSet& programs() const { return set_; }
+
+ private:
+  // ---- programs ----
+
+  std::int64_t workspace_of(const Program& program, const Op& op) {
+    std::int64_t bytes = 0;
+    for (bool accumulate : {false, true}) {
+      OpInstance instance = instantiate(program, op, plan_.options.geometry, read_values(program));
+      for (Operand& output : instance.outputs) output.accumulate = accumulate && output.present;
+      OpSupport support = parts_.device.query(instance);
+      if (!support.refusal.empty()) refusals_.insert(op.kind + ": " + support.refusal);
+      bytes = std::max(bytes, static_cast<std::int64_t>(support.workspace_bytes));
+    }
+    return bytes;
+  }
+
+  PlacedProgram placed(const Program& program) {
+    return place(
+        program, plan_.ops, plan_.options.geometry, alignment(),
+        [&](const Op& op) { return workspace_of(program, op); }, program.outputs);
+  }
+
+  void place_programs() {
+    plan_.embed = placed(plan_.options.train ? set_.embed.forward : set_.embed.evaluate);
+    plan_.head_evaluate = placed(set_.head.evaluate);
+    if (plan_.options.logits) plan_.head_logits = placed(set_.logits);
+    for (const Stage& stage : set_.layers) {
+      LayerClass layer{.name = stage.name,
+                       .forward = {},
+                       .backward = {},
+                       .evaluate = placed(stage.evaluate),
+                       .saved_offsets = {},
+                       .saved_bytes = 0};
+      if (plan_.options.train) {
+        layer.forward = placed(stage.forward);
+        layer.backward = placed(stage.backward);
+        for (const std::string& name : stage.split.saved) {
+          layer.saved_offsets[name] = layer.saved_bytes;
+          layer.saved_bytes += aligned(bytes_of(stage.split.forward[stage.split.forward.find(name)]));
+        }
+      }
+      plan_.classes.push_back(std::move(layer));
+    }
+    for (int layer = 0; layer < plan_.model.layers; ++layer)
+      plan_.class_of_layer.push_back(layer == 0 ? 0 : static_cast<int>(plan_.classes.size()) - 1);
+    if (!plan_.options.train) return;
+    plan_.embed_backward = placed(set_.embed.backward);
+    plan_.head_train = placed(set_.head.forward);
+  }
+
+  // ---- parameters and the optimizer ----
+
+  Value parameter_value(const std::string& name, const ParameterSpec& spec, DType dtype, Role role) const {
+    return {.name = name,
+            .shape = Shape(spec.extents.begin(), spec.extents.end()),
+            .dtype = dtype,
+            .role = role,
+            .parameter = spec.name};
+  }
+
+  Program update_program(const ParameterSpec& spec, std::int64_t object) {
+    Program program;
+    program.name = "update";
+    Op op{.kind = {}, .inputs = {}, .outputs = {}, .attributes = {}};
+    UpdateOp update = parts_.optimizer.update(spec);
+    op.kind = update.kind;
+    op.attributes = update.attributes;
+    op.attributes.set("object", object);
+    op.attributes.set("offset", std::int64_t{0});
+    op.inputs.push_back(
+        program.add_value(parameter_value("gradient", spec, plan_.options.gradient, Role::parameter_grad)));
+    op.inputs.push_back(program.add_value(parameter_value("master", spec, plan_.options.master, Role::state)));
+    op.outputs.push_back(op.inputs.back());
+    for (const OptimizerState& state : parts_.optimizer.states()) {
+      op.inputs.push_back(program.add_value(parameter_value(state.name, spec, state.dtype, Role::state)));
+      op.outputs.push_back(op.inputs.back());
+    }
+    op.inputs.push_back(program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state}));
+    op.inputs.push_back(program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime}));
+    program.ops.push_back(std::move(op));
+    return program;
+  }
+
+  // Every working form of a parameter that some program reads.
+  Program refresh_program(const ParameterSpec& spec) {
+    Program program;
+    program.name = "refresh";
+    ValueId master = program.add_value(parameter_value("master", spec, plan_.options.master, Role::state));
+    DType working = parts_.precision.traits().working;
+    if (working != plan_.options.master && used_parameter_values_.contains(spec.name)) {
+      ValueId copy = program.add_value(parameter_value(spec.name, spec, working, Role::parameter));
+      program.ops.push_back({.kind = "cast",
+                             .inputs = {master},
+                             .outputs = {copy},
+                             .attributes = {{"dtype", std::string(name_of(working))}}});
+    }
+    std::set<std::string> seen;
+    for (const Stage* stage : stages())
+      for (const WorkingCopy& copy : stage->lowered.working_copies) {
+        if (copy.parameter != spec.name || !seen.insert(copy.kind + copy.values[0]).second) continue;
+        Op op{.kind = copy.kind, .inputs = {master}, .outputs = {}, .attributes = copy.attributes};
+        const Program& source = stage->lowered.joint.program;
+        for (const std::string& name : copy.values) op.outputs.push_back(program.add_value(source[source.find(name)]));
+        program.ops.push_back(std::move(op));
+      }
+    return program;
+  }
+
+  void make_parameters() {
+    for (const Stage* stage : stages())
+      for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
+        for (const Value& value : program->values)
+          if (value.role == Role::parameter) used_parameter_values_.insert(value.name);
+    std::int64_t object = 0;
+    for (const ParameterSpec& spec : set_.parameters()) {
+      ParameterPlan parameter{.spec = spec, .update = {}, .refresh = placed(refresh_program(spec))};
+      if (plan_.options.train) parameter.update = placed(update_program(spec, object));
+      object += plan_.model.layers + 1;  // room for one key a layer
+      plan_.parameter_count += spec.count() * (spec.group == ParameterGroup::block ? plan_.model.layers : 1);
+      plan_.parameters.push_back(std::move(parameter));
+    }
+    if (plan_.options.train) make_norm_program();
+  }
+
+  void make_norm_program() {
+    Program program;
+    program.name = "norm";
+    Op clip{.kind = "clip_scale", .inputs = {}, .outputs = {}, .attributes = {}};
+    clip.inputs.push_back(
+        program.add_value({.name = "loss_stats", .shape = {4}, .dtype = DType::f64, .role = Role::state}));
+    clip.inputs.push_back(
+        program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime}));
+    for_each_tensor([&](const ParameterSpec& spec, int layer) {
+      std::string suffix = spec.name + (layer < 0 ? "" : "." + std::to_string(layer));
+      Value gradient = parameter_value("gradient." + suffix, spec, plan_.options.gradient, Role::state);
+      gradient.parameter.clear();
+      ValueId source = program.add_value(std::move(gradient));
+      ValueId sum =
+          program.add_value({.name = "sum." + suffix, .shape = {1}, .dtype = DType::f64, .role = Role::local});
+      program.ops.push_back({.kind = "sum_squares", .inputs = {source}, .outputs = {sum}, .attributes = {}});
+      clip.inputs.push_back(sum);
+    });
+    clip.outputs.push_back(
+        program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state}));
+    program.ops.push_back(std::move(clip));
+    plan_.norm = placed(program);
+  }
+
+  template <class Visit>
+  void for_each_tensor(Visit visit) const {
+    for (const ParameterSpec& spec : set_.parameters()) {
+      if (spec.group != ParameterGroup::block)
+        visit(spec, -1);
+      else
+        for (int layer = 0; layer < plan_.model.layers; ++layer) visit(spec, layer);
+    }
+  }
+
+  // ---- memory ----
+
+  std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
+  std::int64_t aligned(std::int64_t bytes) const { return (bytes + alignment() - 1) / alignment() * alignment(); }
+  std::int64_t bytes_of(const Value& value) const {
+    return element_count(extents_at(value.shape, plan_.options.geometry.tokens())) *
+           static_cast<std::int64_t>(size_of(value.dtype));
+  }
+
+  std::int64_t reserve(const std::string& owner, std::int64_t bytes) {
+    std::int64_t offset = plan_.device_bytes;
+    plan_.device_bytes += aligned(bytes);
+    auto it = std::find_if(plan_.owners.begin(), plan_.owners.end(),
+                           [&](const OwnerBytes& known) { return known.owner == owner; });
+    if (it == plan_.owners.end()) it = plan_.owners.insert(it, {owner, MemoryKind::device, 0});
+    it->bytes += aligned(bytes);
+    return offset;
+  }
+
+  void add_tensor(TensorOwner owner, std::string kind, std::string parameter, int layer, DType dtype, Extents extents) {
+    PlannedTensor tensor{owner, std::move(kind), std::move(parameter), layer, dtype, std::move(extents), 0};
+    tensor.offset = reserve(std::string(name_of(owner)), tensor.bytes());
+    plan_.tensors.push_back(std::move(tensor));
+  }
+
+  void lay_out() {
+    lay_out_parameters();
+    lay_out_scalars();
+    lay_out_activations();
+  }
+
+  void lay_out_parameters() {
+    for_each_tensor([&](const ParameterSpec& spec, int layer) {
+      add_tensor(TensorOwner::master, "master", spec.name, layer, plan_.options.master, spec.extents);
+    });
+    for (const ParameterPlan& parameter : plan_.parameters) {
+      auto layers = [&](auto visit) {
+        if (parameter.spec.group != ParameterGroup::block)
+          visit(-1);
+        else
+          for (int layer = 0; layer < plan_.model.layers; ++layer) visit(layer);
+      };
+      bool copied = false;
+      for (const Value& value : parameter.refresh.program.values) {
+        if (value.role != Role::parameter) continue;
+        bool plain = value.name == parameter.spec.name;
+        copied = copied || plain;
+        layers([&](int layer) {
+          add_tensor(TensorOwner::working, plain ? "working" : value.name, parameter.spec.name, layer, value.dtype,
+                     extents_at(value.shape, 0));
+        });
+      }
+      if (copied || !used_parameter_values_.contains(parameter.spec.name)) continue;
+      layers([&](int layer) {  // the master itself is read
+        PlannedTensor alias = plan_.tensor("master", parameter.spec.name, layer);
+        alias.kind = "working";
+        alias.owner = TensorOwner::working;
+        plan_.tensors.push_back(std::move(alias));
+      });
+    }
+    if (!plan_.options.train) return;
+    for_each_tensor([&](const ParameterSpec& spec, int layer) {
+      add_tensor(TensorOwner::gradient, "gradient", spec.name, layer, plan_.options.gradient, spec.extents);
+    });
+    for (const OptimizerState& state : parts_.optimizer.states())
+      for_each_tensor([&](const ParameterSpec& spec, int layer) {
+        add_tensor(TensorOwner::optimizer, state.name, spec.name, layer, state.dtype, spec.extents);
+      });
+    // The norm program names each gradient by itself.
+    std::vector<PlannedTensor> named;
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (tensor.kind != "gradient") continue;
+      PlannedTensor alias = tensor;
+      alias.kind = "gradient." + tensor.parameter + (tensor.layer < 0 ? "" : "." + std::to_string(tensor.layer));
+      alias.parameter.clear();
+      alias.layer = -1;
+      named.push_back(std::move(alias));
+    }
+    plan_.tensors.insert(plan_.tensors.end(), named.begin(), named.end());
+  }
+
+  void lay_out_scalars() {
+    std::int64_t tokens = plan_.options.geometry.tokens();
+    for (const char* name : {"tokens", "targets", "positions"})
+      add_tensor(TensorOwner::input, name, "", -1, DType::i32, {tokens});
+    if (plan_.options.documents) add_tensor(TensorOwner::input, "documents", "", -1, DType::i32, {tokens + 1});
+    add_tensor(TensorOwner::input, "step", "", -1, DType::u32, {static_cast<std::int64_t>(sizeof(StepState) / 4)});
+    for (const char* name : {"loss_stats", "eval_stats"}) add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
+    add_tensor(TensorOwner::input, "update", "", -1, DType::f32, {4});
+    if (plan_.options.logits)
+      add_tensor(TensorOwner::result, "logits", "", -1, plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
+                 {tokens, plan_.model.vocabulary});
+    // States that the precision backend asked for, one of each a layer.
+    auto states = [&](const Program& program, int layer) {
+      for (const Value& value : program.values)
+        if (value.role == Role::state && value.parameter.empty() && !plan_.find(value.name, "", -1) &&
+            !plan_.find(value.name, "", layer))
+          add_tensor(TensorOwner::precision, value.name, "", layer, value.dtype, extents_at(value.shape, tokens));
+    };
+    for (const Program* program : {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program})
+      states(*program, -1);
+    for (int layer = 0; layer < plan_.model.layers; ++layer) {
+      const LayerClass& layer_class =
+          plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])];
+      for (const Program* program :
+           {&layer_class.forward.program, &layer_class.backward.program, &layer_class.evaluate.program})
+        states(*program, layer);
+    }
+  }
+
+  void lay_out_activations() {
+    std::int64_t layers = plan_.model.layers;
+    if (plan_.options.train)
+      for (std::int64_t layer = 0; layer < layers; ++layer)
+        plan_.slab_of_layer.push_back(
+            reserve("saved activations",
+                    plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])]
+                        .saved_bytes));
+
+    const Program& head = plan_.head_evaluate.program;
+    for (std::size_t parity = 0; parity < 2; ++parity)
+      for (ValueId id : head.inputs) plan_.boundary_buffers[parity].push_back(reserve("streams", bytes_of(head[id])));
+    if (plan_.options.train) {
+      for (std::int64_t& buffer : plan_.gradient_buffers) buffer = reserve("streams", bytes_of(head[head.inputs[0]]));
+      for (std::int64_t boundary = 0; boundary <= layers; ++boundary)
+        plan_.boundary_offsets.push_back(boundary_offsets(boundary));
+    }
+    std::int64_t transient = 0;
+    auto widen = [&](const PlacedProgram& program) { transient = std::max(transient, program.bytes); };
+    for (const PlacedProgram* program : {&plan_.embed, &plan_.embed_backward, &plan_.head_train, &plan_.head_evaluate,
+                                         &plan_.head_logits, &plan_.norm})
+      widen(*program);
+    for (const LayerClass& layer : plan_.classes) widen(layer.forward), widen(layer.backward), widen(layer.evaluate);
+    for (const ParameterPlan& parameter : plan_.parameters) widen(parameter.update), widen(parameter.refresh);
+    plan_.transient_offset = reserve("transient", transient);
+  }
+
+  // What a neighbour keeps stays where it keeps it; the rest passes through shared buffers.
+  std::vector<std::int64_t> boundary_offsets(std::int64_t boundary) const {
+    auto class_of = [&](std::int64_t layer) -> const LayerClass& {
+      return plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])];
+    };
+    bool last = boundary == plan_.model.layers;
+    const Program& consumer = last ? plan_.head_train.program : class_of(boundary).forward.program;
+    const Program* producer = boundary == 0 ? &plan_.embed.program : &class_of(boundary - 1).forward.program;
+    std::vector<std::int64_t> offsets;
+    for (std::size_t operand = 0; operand < consumer.inputs.size(); ++operand) {
+      const Value& made = (*producer)[producer->outputs[operand]];
+      const Value& taken = consumer[consumer.inputs[operand]];
+      if (boundary > 0 && made.role == Role::saved)
+        offsets.push_back(plan_.slab_of_layer[static_cast<std::size_t>(boundary - 1)] +
+                          class_of(boundary - 1).saved_offsets.find(made.name)->second);
+      else if (!last && taken.role == Role::saved)
+        offsets.push_back(plan_.slab_of_layer[static_cast<std::size_t>(boundary)] +
+                          class_of(boundary).saved_offsets.find(taken.name)->second);
+      else
+        offsets.push_back(plan_.boundary_buffers[boundary % 2][operand]);
+    }
+    return offsets;
+  }
+
+  // ---- estimates and refusals ----
+
+  void estimate() {
+    const DeviceTraits& traits = parts_.device.traits();
+    const Geometry& geometry = plan_.options.geometry;
+    double flops = 0;
+    auto count = [&](const PlacedProgram& placed, double times) {
+      ProgramEstimate estimate = estimate_program(placed.program, plan_.ops, geometry, traits);
+      flops += times * estimate.flops;
+      plan_.seconds_per_micro_step += times * estimate.seconds;
+    };
+    count(plan_.embed, 1);
+    count(plan_.options.train ? plan_.head_train : plan_.head_evaluate, 1);
+    count(plan_.embed_backward, 1);
+    for (int layer_class : plan_.class_of_layer) {
+      const LayerClass& layer = plan_.classes[static_cast<std::size_t>(layer_class)];
+      count(plan_.options.train ? layer.forward : layer.evaluate, 1);
+      count(layer.backward, 1);
+    }
+    plan_.flops_per_token = flops / static_cast<double>(geometry.tokens());
+  }
+
+  void report_refusals() const {
+    if (refusals_.empty()) return;
+    std::string list;
+    for (const std::string& refusal : refusals_) list += "\n  " + refusal;
+    throw Error(ErrorCode::resources, {.where = "device " + parts_.device.traits().id,
+                                       .what = "cannot run this model:" + list,
+                                       .next = "choose another device, precision or model"});
+  }
+
+  std::vector<const Stage*> stages() const {
+    std::vector<const Stage*> list{&set_.embed, &set_.head};
+    for (const Stage& layer : set_.layers) list.push_back(&layer);
+    return list;
+  }
+
+  const PlanParts& parts_;
+  Plan plan_;
+  ProgramSet set_;
+  std::set<std::string> used_parameter_values_, refusals_;
+};
+
+std::string gibibytes(std::int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
+  return text;
+}
+
+}  // namespace
+
+Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
+  if (parts.model.traits().layers < 1)
+    throw Error(ErrorCode::config, {.where = "model",
+                                    .what = "number of layers",
+                                    .found = std::to_string(parts.model.traits().layers),
+                                    .expected = "at least 1"});
+  std::set<std::string> recomputed;
+  ProgramSet probe(parts, options);
+  const JointProgram& joint = probe.layers.back().lowered.joint;
+  if (options.train) recomputed = recomputed_values(joint, options.recompute);
+
+  std::int64_t memory = static_cast<std::int64_t>(parts.device.traits().memory_bytes);
+  std::int64_t limit = options.device_budget > 0 ? options.device_budget : memory;
+  Plan plan = Planner(parts, options).make(recomputed);
+  if (options.device_budget > 0 && options.train) {
+    // Programs that keep less also need more transient memory, so the room for kept values is found by trying.
+    auto bytes = [&](const Value& value) {
+      return static_cast<double>(element_count(extents_at(value.shape, options.geometry.tokens()))) *
+             static_cast<double>(size_of(value.dtype));
+    };
+    auto seconds = [&](const Program& program) {
+      return estimate_program(fuse(program, probe.ops(), probe.patterns()), probe.ops(), options.geometry,
+                              parts.device.traits())
+          .seconds;
+    };
+    double room = 0;
+    for (const LayerClass& layer : plan.classes) room = std::max(room, static_cast<double>(layer.saved_bytes));
+    for (int attempt = 0; attempt < 8 && plan.device_bytes > limit && room > 0; ++attempt) {
+      room -= static_cast<double>(plan.device_bytes - limit) / static_cast<double>(plan.model.layers) + 1;
+      recomputed = recompute_within(joint, probe.ops(), room, bytes, seconds);
+      plan = Planner(parts, options).make(recomputed);
+    }
+  }
+  if (limit > 0 && plan.device_bytes > limit) {
+    const OwnerBytes& largest =
+        *std::max_element(plan.owners.begin(), plan.owners.end(),
+                          [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes < b.bytes; });
+    throw Error(
+        ErrorCode::resources,
+        {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
+         .what = "the run does not fit",
+         .found = gibibytes(plan.device_bytes) + " needed, of which " + gibibytes(largest.bytes) + " " + largest.owner,
+         .expected = "at most " + gibibytes(limit),
+         .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
+  }
+  return plan;
+}
+
+std::string_view name_of(TensorOwner owner) {
+  switch (owner) {
+    case TensorOwner::master: return "master weights";
+    case TensorOwner::working: return "working weights";
+    case TensorOwner::gradient: return "gradients";
+    case TensorOwner::optimizer: return "optimizer state";
+    case TensorOwner::precision: return "precision state";
+    case TensorOwner::input: return "inputs";
+    case TensorOwner::result: return "results";
+  }
+  return "?";
+}
+
+const PlannedTensor* Plan::find(std::string_view kind, std::string_view parameter, int layer) const {
+  for (const PlannedTensor& tensor : tensors)
+    if (tensor.layer == layer && tensor.kind == kind && tensor.parameter == parameter) return &tensor;
+  return nullptr;
+}
+
+const PlannedTensor& Plan::tensor(std::string_view kind, std::string_view parameter, int layer) const {
+  if (const PlannedTensor* found = find(kind, parameter, layer)) return *found;
+  fail_internal("plan", "no tensor " + std::string(kind) + " of `" + std::string(parameter) + "`, layer " +
+                            std::to_string(layer));
+}
+
+}  // namespace quern

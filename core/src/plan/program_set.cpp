@@ -1,0 +1,143 @@
+#include "plan/program_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "program/passes/rewrite.h"
+#include "quern/error.h"
+#include "quern/step_state.h"
+
+namespace quern {
+
+namespace {
+
+// The loss op replaced by the plain product, so that the program hands on logits.
+Program logits_program(const Program& head, const OpSet& ops, DType activation) {
+  Program program = head;
+  Op loss = program.ops.back();
+  program.ops.pop_back();
+  program.outputs = append_op(program, ops, activation,
+                              {.kind = "linear", .inputs = {loss.inputs[0], loss.inputs[1], kNoValue}}, "logits");
+  drop_unused(program);
+  return program;
+}
+
+void count_loss(Program& program, const OpSet& ops, DType activation) {
+  ValueId loss = program.outputs[0];
+  ValueId targets = program.find("targets");
+  ValueId stats =
+      append_op(program, ops, activation, {.kind = "loss_stats", .inputs = {loss, targets}}, "loss_stats")[0];
+  program[stats].role = Role::state;
+  program.outputs.clear();
+}
+
+}  // namespace
+
+ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
+    : parts_(parts), options_(options), ops_(builtin_ops()) {
+  for (const OpSpec& spec : parts.custom_ops) ops_.add(spec);
+  patterns_ = add_fusions(ops_, parts.device.fusions());
+  parameters_ = parts.model.parameters();
+
+  ProgramBuilder::Context context{&ops_, parameters_, parts.precision.traits().activation, options.documents};
+  ProgramBuilder embed_builder("embed", context), block_builder("block", context), head_builder("head", context);
+  parts.model.embed(embed_builder);
+  parts.model.block(block_builder);
+  parts.model.head(head_builder);
+  written_ = rotate(embed_builder.take(), block_builder.take(), head_builder.take());
+
+  embed = make_stage(written_.embed, true);
+  if (to_string(written_.first_block) != to_string(written_.block))
+    layers.push_back(make_stage(written_.first_block, true));
+  layers.push_back(make_stage(written_.block, true));
+  head = make_stage(written_.head, true);
+}
+
+Stage ProgramSet::make_stage(const Program& program, bool differentiable) {
+  DType activation = parts_.precision.traits().activation;
+  Stage stage{.name = program.name,
+              .model = program,
+              .joint = {},
+              .lowered = {},
+              .split = {},
+              .forward = {},
+              .backward = {},
+              .evaluate = {}};
+  stage.evaluate = lower_precision({.program = program}, ops_, parts_.precision).joint.program;
+  if (!differentiable || !options_.train) return stage;
+  stage.joint = differentiate(program, ops_, activation, options_.gradient);
+  for (Op& op : stage.joint.program.ops)
+    if (op.kind == "lm_loss_train") {
+      op.attributes.set("z_loss", options_.z_loss);
+      op.attributes.set("seed", double{kGradientSeed});
+    }
+  stage.lowered = lower_precision(stage.joint, ops_, parts_.precision);
+  return stage;
+}
+
+void ProgramSet::finish(const std::set<std::string>& recomputed) {
+  DType activation = parts_.precision.traits().activation;
+  auto finish_layer = [&](Stage& stage) {
+    stage.evaluate = fuse(stage.evaluate, ops_, patterns_);
+    if (!options_.train) return;
+    stage.split = partition(stage.lowered.joint, ops_, recomputed);
+    stage.forward = fuse(stage.split.forward, ops_, patterns_);
+    stage.backward = fuse(stage.split.backward, ops_, patterns_);
+  };
+  finish_layer(embed);
+  for (Stage& layer : layers) finish_layer(layer);
+
+  if (options_.logits)
+    logits = fuse(lower_precision({.program = logits_program(head.model, ops_, activation)}, ops_, parts_.precision)
+                      .joint.program,
+                  ops_, patterns_);
+  count_loss(head.evaluate, ops_, activation);
+  head.evaluate = fuse(head.evaluate, ops_, patterns_);
+  if (!options_.train) return;
+  head.forward = head.lowered.joint.program;
+  count_loss(head.forward, ops_, activation);
+  // The gradient of the stream is what the head hands on.
+  head.forward.outputs = {head.lowered.joint.gradient_out};
+  head.forward = fuse(head.forward, ops_, patterns_);
+}
+
+std::string show_programs(const PlanParts& parts, const PlanOptions& options, std::string_view pass) {
+  static const std::vector<std::string> kPasses = {"model", "rotate", "differentiate", "lower", "saved", "fuse"};
+  if (std::find(kPasses.begin(), kPasses.end(), pass) == kPasses.end()) {
+    std::string known;
+    for (const std::string& name : kPasses) known += (known.empty() ? "" : ", ") + name;
+    throw Error(
+        ErrorCode::config,
+        {.where = "quern plan --show program", .what = "unknown pass", .found = std::string(pass), .expected = known});
+  }
+  ProgramSet set(parts, options);
+  std::string text;
+  if (pass == "model") {
+    ProgramBuilder::Context context{&set.ops(), set.parameters(), parts.precision.traits().activation,
+                                    options.documents};
+    ProgramBuilder embed("embed", context), block("block", context), head("head", context);
+    parts.model.embed(embed);
+    parts.model.block(block);
+    parts.model.head(head);
+    return to_string(embed.take()) + to_string(block.take()) + to_string(head.take());
+  }
+  std::set<std::string> recomputed =
+      options.train ? recomputed_values(set.layers.back().lowered.joint, options.recompute) : std::set<std::string>{};
+  set.finish(recomputed);
+  auto show = [&](const Stage& stage, bool is_head) {
+    if (pass == "rotate") text += to_string(stage.model);
+    if (pass == "differentiate") text += to_string(stage.joint.program);
+    if (pass == "lower") text += to_string(stage.lowered.joint.program);
+    if (pass == "saved")
+      text += is_head ? to_string(stage.lowered.joint.program)
+                      : to_string(stage.split.forward) + to_string(stage.split.backward);
+    if (pass == "fuse")
+      text += is_head ? to_string(stage.forward) : to_string(stage.forward) + to_string(stage.backward);
+  };
+  show(set.embed, false);
+  for (const Stage& layer : set.layers) show(layer, false);
+  show(set.head, true);
+  return text;
+}
+
+}  // namespace quern

@@ -1,0 +1,218 @@
+// Searching, registering and making. A plugin is registered whole or not at all.
+#include "plugin/plugin_host.h"
+
+#define BOOST_DLL_USE_STD_FS
+#include <boost/dll/runtime_symbol_info.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <system_error>
+
+#include "plugin/plugin_file.h"
+
+namespace quern {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kKinds[] = {
+    kPluginKind<Device>, kPluginKind<Model>, kPluginKind<PrecisionBackend>, kPluginKind<Communicator>,
+    kPluginKind<OffloadStore>, kPluginKind<Optimizer>, kPluginKind<Schedule>, kPluginKind<Dataset>,
+    kPluginKind<LogSink>};
+
+std::string label(std::string_view kind, std::string_view id) { return std::string(kind) + " \"" + std::string(id) + "\""; }
+
+std::string joined(const std::vector<std::string>& items) {
+  std::string text;
+  for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
+  return text.empty() ? "none" : text;
+}
+
+std::vector<std::string> texts_of(const std::vector<fs::path>& paths) {
+  return std::vector<std::string>(paths.begin(), paths.end());
+}
+
+// Two names of one file are one plugin.
+fs::path real_path(const fs::path& path) {
+  std::error_code failure;
+  fs::path real = fs::canonical(path, failure);
+  return failure ? fs::absolute(path) : real;
+}
+
+// Ids that a folder offers: X of libquern_X.so. A folder that is not there offers none.
+void collect_ids(const fs::path& folder, std::set<std::string>& ids) {
+  constexpr std::string_view kPrefix = "libquern_", kSuffix = ".so";
+  std::error_code failure;
+  for (fs::directory_iterator it(folder, failure), end; !failure && it != end; it.increment(failure)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() <= kPrefix.size() + kSuffix.size()) continue;
+    const std::string id = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
+    if (is_plugin_name(id)) ids.insert(id);
+  }
+}
+
+}  // namespace
+
+std::span<const std::string_view> plugin_kinds() { return kKinds; }
+
+std::vector<fs::path> PluginHost::standard_folders() {
+  std::vector<fs::path> folders;
+  if (const char* list = std::getenv("QUERN_PLUGIN_PATH")) {
+    std::string_view rest = list;
+    while (!rest.empty()) {
+      const std::size_t colon = std::min(rest.find(':'), rest.size());
+      if (colon > 0) folders.emplace_back(rest.substr(0, colon));
+      rest.remove_prefix(std::min(colon + 1, rest.size()));
+    }
+  }
+  const fs::path library_folder = real_path(boost::dll::this_line_location()).parent_path();
+  folders.push_back(library_folder.parent_path() / "plugins");
+  folders.push_back(library_folder / "quern" / "plugins");
+  return folders;
+}
+
+const PluginHost::Registered* PluginHost::find(std::string_view kind, std::string_view id) const {
+  auto it = factories_.find(Key(kind, id));
+  return it == factories_.end() ? nullptr : &it->second;
+}
+
+void PluginHost::add_builtin(Factory factory) {
+  const std::string where = label(factory.kind, factory.id);
+  if (find(factory.kind, factory.id)) fail_internal(where, "registered twice");
+  if (std::string faults = option_faults(factory.options); !faults.empty()) fail_internal(where, faults);
+  Key key(factory.kind, factory.id);
+  factories_.emplace(std::move(key), Registered{std::move(factory), nullptr});
+}
+
+void PluginHost::add_builtins(Manifest manifest) {
+  for (Factory& factory : manifest.factories) add_builtin(std::move(factory));
+  ops_.insert(ops_.end(), manifest.ops.begin(), manifest.ops.end());
+  kernels_.insert(kernels_.end(), manifest.kernels.begin(), manifest.kernels.end());
+}
+
+fs::path PluginHost::search(std::string_view kind, std::string_view id) const {
+  std::error_code failure;
+  for (const fs::path& folder : folders_)
+    if (fs::path file = folder / plugin_file_name(kind, id); fs::exists(file, failure)) return file;
+  return {};
+}
+
+const Factory& PluginHost::require(std::string_view kind, std::string_view id, const fs::path& path) {
+  const Registered* known = find(kind, id);
+  if (known && (path.empty() || (known->plugin && known->plugin->path == real_path(path)))) return known->factory;
+  if (!path.empty()) return load(kind, id, real_path(path));
+  if (is_plugin_name(id))
+    if (fs::path file = search(kind, id); !file.empty()) return load(kind, id, real_path(file));
+  const std::vector<std::string> ids = known_ids(kind);
+  const std::string near = nearest_name(id, ids);
+  throw Error(ErrorCode::config,
+              {.where = {},
+               .what = "no such " + std::string(kind) + " plugin",
+               .found = to_string(OptionValue(std::string(id))),
+               .expected = "one of " + joined(ids),
+               .next = (near.empty() ? "" : "nearest name `" + near + "`; ") + "searched " + joined(texts_of(folders_))});
+}
+
+std::string PluginHost::faults_of(const Manifest& manifest, std::string_view kind, std::string_view id) const {
+  std::string faults, offered;
+  auto add = [&faults](const std::string& fault) { faults += (faults.empty() ? "" : "; ") + fault; };
+  std::set<Key> seen;
+  for (const Factory& factory : manifest.factories) {
+    const std::string name = label(factory.kind, factory.id);
+    offered += (offered.empty() ? "" : ", ") + name;
+    if (std::find(std::begin(kKinds), std::end(kKinds), factory.kind) == std::end(kKinds))
+      add("found a factory of kind \"" + factory.kind + "\", expected a kind that quern has");
+    if (!is_plugin_name(factory.id)) add("found a factory with id \"" + factory.id + "\", expected letters, digits, _ and -");
+    if (!factory.create) add("found no create function for " + name + ", expected one");
+    if (!seen.insert(Key(factory.kind, factory.id)).second) add("found " + name + " twice, expected once");
+    if (const Registered* other = find(factory.kind, factory.id))
+      add("found " + name + ", which is there already (" + (other->plugin ? other->plugin->path.string() : "built in") +
+          "), expected a new id");
+    if (std::string bad = option_faults(factory.options); !bad.empty()) add(name + ": " + bad);
+  }
+  if (!seen.contains(Key(kind, id)))
+    add("found " + (offered.empty() ? "no factory" : offered) + ", expected " + label(kind, id));
+  return faults;
+}
+
+const Factory& PluginHost::load(std::string_view kind, std::string_view id, const fs::path& path) {
+  if (auto refused = refused_.find(path); refused != refused_.end()) throw refused->second;
+  for (const auto& plugin : loaded_)  // its fill() has run; what it registers is known
+    if (plugin->path == path) refuse_plugin(path, "found plugin \"" + plugin->name + "\", expected " + label(kind, id));
+  try {
+    Manifest manifest = load_manifest(path, id);
+    if (std::string faults = faults_of(manifest, kind, id); !faults.empty()) refuse_plugin(path, faults);
+    loaded_.push_back(std::make_unique<LoadedPlugin>(LoadedPlugin{manifest.name, manifest.version, manifest.licence, path}));
+    for (Factory& factory : manifest.factories) {
+      Key key(factory.kind, factory.id);
+      factories_.emplace(std::move(key), Registered{std::move(factory), loaded_.back().get()});
+    }
+    ops_.insert(ops_.end(), manifest.ops.begin(), manifest.ops.end());
+    kernels_.insert(kernels_.end(), manifest.kernels.begin(), manifest.kernels.end());
+  } catch (const Error& error) {
+    refused_.emplace(path, error);
+    throw;
+  }
+  return find(kind, id)->factory;
+}
+
+std::vector<std::string> PluginHost::known_ids(std::string_view kind) const {
+  std::set<std::string> ids;
+  for (const auto& [key, unused] : factories_)
+    if (key.first == kind) ids.insert(key.second);
+  for (const fs::path& folder : folders_) collect_ids(folder / kind, ids);
+  return {ids.begin(), ids.end()};
+}
+
+std::vector<PluginEntry> PluginHost::list(std::string_view kind) {
+  std::map<std::string, std::string> refusals;
+  for (const std::string& id : known_ids(kind)) {
+    try {
+      require(kind, id);
+    } catch (const Error& error) {
+      refusals[id] = error.what();
+    }
+  }
+  std::vector<PluginEntry> entries;
+  for (const std::string& id : known_ids(kind)) {  // again: a loaded plugin may offer more than its file name says
+    PluginEntry entry{std::string(kind), id, nullptr, nullptr, refusals[id]};
+    if (const Registered* registered = find(kind, id)) entry.factory = &registered->factory, entry.plugin = registered->plugin;
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+std::string PluginHost::origin(std::string_view kind, std::string_view id) const {
+  const Registered* registered = find(kind, id);
+  if (!registered) fail_internal(label(kind, id), "asked for its origin before it was loaded");
+  if (!registered->plugin) return "built in";
+  const LoadedPlugin& plugin = *registered->plugin;
+  return plugin.name + " " + plugin.version + ", " + plugin.path.string();
+}
+
+void* PluginHost::create_raw(std::string_view kind, std::string_view id, const OptionValues& values) {
+  const Factory& factory = require(kind, id);
+  const std::string where = label(kind, id) + " (" + origin(kind, id) + ")";
+  auto fail = [&where](const std::string& what) {
+    throw Error(ErrorCode::internal, {.where = where, .what = what, .found = {}, .expected = {},
+                                      .next = "this is a fault in the plugin; please report it to its author"});
+  };
+  void* made = nullptr;
+  try {
+    made = factory.create(values);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    detail.where = where + (detail.where.empty() ? "" : ": " + detail.where);
+    throw Error(error.code(), std::move(detail));
+  } catch (const std::exception& e) {
+    fail(std::string("its factory threw: ") + e.what());
+  } catch (...) {
+    fail("its factory threw something that is no std::exception");
+  }
+  if (!made) fail("its factory returned nothing");
+  return made;
+}
+
+}  // namespace quern

@@ -1,0 +1,138 @@
+#include "quern/builder.h"
+
+#include <utility>
+
+#include "quern/error.h"
+#include "quern/options.h"
+
+namespace quern {
+
+namespace {
+
+Attributes layout_attributes(const HeadLayout& heads) {
+  return {{"heads", heads.heads}, {"kv_heads", heads.kv_heads}, {"head_dim", heads.head_dim}};
+}
+
+}  // namespace
+
+ProgramBuilder::ProgramBuilder(std::string program_name, const Context& context) : context_(context) {
+  program_.name = std::move(program_name);
+}
+
+ValueId ProgramBuilder::stream(std::int64_t width) {
+  ValueId id = program_.add_value({.name = "x",
+                                   .shape = {Dim::tokens(), width},
+                                   .dtype = context_.activation_dtype,
+                                   .role = Role::boundary,
+                                   .parameter = {}});
+  program_.inputs.push_back(id);
+  return id;
+}
+
+ValueId ProgramBuilder::runtime(std::string name, Shape shape, DType dtype) {
+  ValueId id = program_.find(name);
+  return id != kNoValue ? id
+                        : program_.add_value({.name = std::move(name),
+                                              .shape = std::move(shape),
+                                              .dtype = dtype,
+                                              .role = Role::runtime,
+                                              .parameter = {}});
+}
+
+ValueId ProgramBuilder::tokens() { return runtime("tokens", {Dim::tokens()}, DType::i32); }
+ValueId ProgramBuilder::targets() { return runtime("targets", {Dim::tokens()}, DType::i32); }
+ValueId ProgramBuilder::positions() { return runtime("positions", {Dim::tokens()}, DType::i32); }
+
+ValueId ProgramBuilder::parameter(std::string_view name) {
+  if (ValueId id = program_.find(name); id != kNoValue) return id;
+  std::vector<std::string> names;
+  for (const ParameterSpec& spec : context_.parameters) {
+    if (spec.name == name)
+      return program_.add_value({.name = spec.name,
+                                 .shape = Shape(spec.extents.begin(), spec.extents.end()),
+                                 .dtype = context_.activation_dtype,
+                                 .role = Role::parameter,
+                                 .parameter = spec.name});
+    names.push_back(spec.name);
+  }
+  throw Error(ErrorCode::config, {.where = "program " + program_.name,
+                                  .what = "uses a parameter that the model does not declare",
+                                  .found = std::string(name),
+                                  .expected = nearest_name(name, names),
+                                  .next = "add it to the model's parameters()"});
+}
+
+std::vector<ValueId> ProgramBuilder::op(std::string kind, std::vector<ValueId> inputs, std::string name,
+                                        Attributes attributes) {
+  Op op{.kind = std::move(kind), .inputs = std::move(inputs), .outputs = {}, .attributes = std::move(attributes)};
+  return append_op(program_, *context_.ops, context_.activation_dtype, std::move(op), name);
+}
+
+ValueId ProgramBuilder::embedding(ValueId tokens, std::string_view weight, std::string name) {
+  return op("embedding", {tokens, parameter(weight)}, std::move(name))[0];
+}
+
+ValueId ProgramBuilder::linear(ValueId x, std::string_view weight, std::string name, std::string_view bias) {
+  return op("linear", {x, parameter(weight), bias.empty() ? kNoValue : parameter(bias)}, std::move(name))[0];
+}
+
+ValueId ProgramBuilder::rms_norm(ValueId x, std::string_view weight, double eps, std::string name) {
+  return op("rms_norm", {x, parameter(weight)}, std::move(name), {{"eps", eps}})[0];
+}
+
+ValueId ProgramBuilder::layer_norm(ValueId x, std::string_view weight, std::string_view bias, double eps,
+                                   std::string name) {
+  return op("layer_norm", {x, parameter(weight), parameter(bias)}, std::move(name), {{"eps", eps}})[0];
+}
+
+ValueId ProgramBuilder::head_norm(ValueId qkv, const HeadLayout& heads, std::string_view query_weight,
+                                  std::string_view key_weight, double eps, std::string name) {
+  Attributes attributes = layout_attributes(heads);
+  attributes.set("eps", eps);
+  return op("head_norm", {qkv, parameter(query_weight), parameter(key_weight)}, std::move(name),
+            std::move(attributes))[0];
+}
+
+ValueId ProgramBuilder::rope(ValueId qkv, const HeadLayout& heads, const RopeFrequencies& frequencies,
+                             std::string name) {
+  Attributes attributes = layout_attributes(heads);
+  attributes.set("inverse_frequencies", frequencies.inverse);
+  attributes.set("magnitude", frequencies.magnitude);
+  return op("rope", {qkv, positions()}, std::move(name), std::move(attributes))[0];
+}
+
+ValueId ProgramBuilder::attention(ValueId qkv, const HeadLayout& heads, AttentionMask mask, double scale,
+                                  std::string name) {
+  Attributes attributes = layout_attributes(heads);
+  attributes.set("mask", std::string(mask == AttentionMask::causal ? "causal" : "full"));
+  attributes.set("scale", scale);
+  ValueId documents = context_.documents ? runtime("documents", {Dim::tokens(1, 1)}, DType::i32) : kNoValue;
+  return op("attention", {qkv, documents}, std::move(name), std::move(attributes))[0];
+}
+
+ValueId ProgramBuilder::add(ValueId a, ValueId b, std::string name) { return op("add", {a, b}, std::move(name))[0]; }
+ValueId ProgramBuilder::swiglu(ValueId gate_up, std::string name) {
+  return op("swiglu", {gate_up}, std::move(name))[0];
+}
+ValueId ProgramBuilder::gelu(ValueId x, std::string name) {
+  return op("gelu", {x}, std::move(name), {{"approximation", std::string("tanh")}})[0];
+}
+
+ValueId ProgramBuilder::lm_loss(ValueId x, std::string_view weight, std::string name) {
+  return op("lm_loss", {x, parameter(weight), targets()}, std::move(name))[0];
+}
+
+void ProgramBuilder::output(ValueId value) { program_.outputs.push_back(value); }
+
+Program ProgramBuilder::take() {
+  if (program_.outputs.size() != 1)
+    throw Error(ErrorCode::config, {.where = "program " + program_.name,
+                                    .what = "number of outputs",
+                                    .found = std::to_string(program_.outputs.size()),
+                                    .expected = "1",
+                                    .next = "call output() once"});
+  check_program(program_);
+  return std::move(program_);
+}
+
+}  // namespace quern

@@ -1,0 +1,62 @@
+// Element-wise ops, and the column sum that is a bias's gradient.
+#include "program/ops/ops.h"
+
+namespace quern::ops {
+
+void add_elementwise(OpSet& set) {
+  set.add({.kind = "add",
+           .inputs = {"a", "b"},
+           .outputs = {"y"},
+           .infer =
+               [](InferContext& c) {
+                 need_same(c, 1, 0);
+                 same(c, 0, 0);
+               },
+           .backward =
+               [](BackwardContext& b) {
+                 b.set_input_grad(0, b.output_grad());
+                 b.set_input_grad(1, b.output_grad());
+               },
+           .may_overwrite = {{0, 0}, {0, 1}},
+           .commutative = true});
+
+  set.add({.kind = "swiglu",
+           .inputs = {"gate_up"},
+           .outputs = {"y"},
+           .infer =
+               [](InferContext& c) {
+                 need_rank(c, 0, 2);
+                 std::int64_t width = c.inputs[0]->shape[1].fixed;
+                 if (width % 2 != 0) c.refuse(0, "an even width: gate and up");
+                 give(c, 0, {c.inputs[0]->shape[0], Dim(width / 2)}, c.inputs[0]->dtype);
+               },
+           .backward =
+               [](BackwardContext& b) {
+                 b.emit("swiglu_grad", {b.output_grad(), b.input(0)}, {0});
+               }});
+  set.add({.kind = "swiglu_grad", .inputs = {"dy", "gate_up"}, .outputs = {"dgate_up"}, .infer = [](InferContext& c) {
+             same(c, 0, 1);
+           }});
+
+  set.add({.kind = "gelu",
+           .inputs = {"x"},
+           .outputs = {"y"},
+           .infer = [](InferContext& c) { same(c, 0, 0); },
+           .backward =
+               [](BackwardContext& b) {
+                 b.emit("gelu_grad", {b.output_grad(), b.input(0)}, {0}, b.op().attributes);
+               },
+           .may_overwrite = {{0, 0}}});
+  set.add({.kind = "gelu_grad",
+           .inputs = {"dy", "x"},
+           .outputs = {"dx"},
+           .infer = [](InferContext& c) { same(c, 0, 0); },
+           .may_overwrite = {{0, 0}}});
+
+  set.add({.kind = "column_sum", .inputs = {"x"}, .outputs = {"sum"}, .infer = [](InferContext& c) {
+             need_rank(c, 0, 2);
+             give(c, 0, {c.inputs[0]->shape[1]}, c.inputs[0]->dtype);
+           }});
+}
+
+}  // namespace quern::ops

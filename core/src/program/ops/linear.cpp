@@ -1,0 +1,87 @@
+// linear and its three products, which the precision backend lowers, and the ops that they are lowered to.
+#include "program/ops/ops.h"
+
+namespace quern::ops {
+
+namespace {
+
+Cost matmul_cost(const OpInstance& op) {
+  const Operand& a = op.inputs[0];
+  const Operand& y = op.outputs[0];
+  double inner = static_cast<double>(op.attributes.integer_or("transpose_a", 0) ? a.extents[0] : a.extents[1]);
+  Cost cost{
+      .flops = 2.0 * static_cast<double>(element_count(y.extents)) * inner, .tensor_core = true, .format = a.dtype};
+  for (const Operand& operand : op.inputs) cost.bytes += static_cast<double>(operand.bytes());
+  cost.bytes += static_cast<double>(y.bytes()) * (y.accumulate ? 2 : 1);
+  return cost;
+}
+
+void infer_matmul(InferContext& c) {
+  need_rank(c, 0, 2);
+  need_rank(c, 1, 2);
+  bool ta = c.attributes.integer_or("transpose_a", 0) != 0, tb = c.attributes.integer_or("transpose_b", 0) != 0;
+  const Shape& a = c.inputs[0]->shape;
+  const Shape& b = c.inputs[1]->shape;
+  if (a[ta ? 0 : 1] != b[tb ? 1 : 0]) c.refuse(1, "an inner dimension equal to that of " + to_string(a));
+  Dim columns = b[tb ? 0 : 1];
+  if (c.inputs.size() > 2 && c.inputs[2]) need_vector(c, 2, columns);
+  give(c, 0, {a[ta ? 1 : 0], columns}, c.activation_dtype);
+}
+
+void add_products(OpSet& set) {
+  set.add({.kind = "linear",
+           .inputs = {"x", "weight", "bias?"},
+           .outputs = {"y"},
+           .infer =
+               [](InferContext& c) {
+                 need_rank(c, 0, 2);
+                 need_rank(c, 1, 2);
+                 if (c.inputs[0]->shape[1] != c.inputs[1]->shape[1])
+                   c.refuse(1, "(out, " + std::to_string(c.inputs[0]->shape[1].fixed) + ")");
+                 if (c.inputs[2]) need_vector(c, 2, c.inputs[1]->shape[0]);
+                 give(c, 0, {c.inputs[0]->shape[0], c.inputs[1]->shape[0]}, c.activation_dtype);
+               },
+           .backward =
+               [](BackwardContext& b) {
+                 ValueId dy = b.output_grad();
+                 b.emit("linear_weight_grad", {dy, b.input(0), b.input(1)}, {1});
+                 if (b.input(2) != kNoValue) b.emit("column_sum", {dy}, {2});
+                 b.emit("linear_input_grad", {dy, b.input(1)}, {0});
+               }});
+  set.add({.kind = "linear_input_grad", .inputs = {"dy", "weight"}, .outputs = {"dx"}, .infer = [](InferContext& c) {
+             give(c, 0, {c.inputs[0]->shape[0], c.inputs[1]->shape[1]}, c.inputs[0]->dtype);
+           }});
+  // The weight is an operand only for its shape.
+  set.add({.kind = "linear_weight_grad",
+           .inputs = {"dy", "x", "weight"},
+           .outputs = {"dweight"},
+           .infer = [](InferContext& c) { same(c, 0, 2); }});
+}
+
+}  // namespace
+
+void add_linear(OpSet& set) {
+  add_products(set);
+  // y = op(a) op(b) * scale_a * scale_b + bias; scales are (1), or one a row of op(a) and one a column of op(b).
+  set.add({.kind = "matmul",
+           .inputs = {"a", "b", "bias?", "scale_a?", "scale_b?"},
+           .outputs = {"y"},
+           .infer = infer_matmul,
+           .cost = matmul_cost});
+  set.add({.kind = "transpose", .inputs = {"x"}, .outputs = {"t"}, .infer = [](InferContext& c) {
+             need_rank(c, 0, 2);
+             give(c, 0, {c.inputs[0]->shape[1], c.inputs[0]->shape[0]}, c.inputs[0]->dtype);
+           }});
+  // x is about q * scale, with one scale for the whole tensor from its present amax.
+  set.add({.kind = "quantize", .inputs = {"x"}, .outputs = {"q", "scale"}, .infer = [](InferContext& c) {
+             auto format = dtype_named(c.attributes.word("format"));
+             if (!format || size_of(*format) != 1) c.refuse(0, "a format of 8 bits");
+             give(c, 0, c.inputs[0]->shape, *format);
+             give(c, 1, {1}, DType::f32);
+           }});
+  set.add({.kind = "cast", .inputs = {"x"}, .outputs = {"y"}, .infer = [](InferContext& c) {
+             give(c, 0, c.inputs[0]->shape, dtype_named(c.attributes.word("dtype")).value_or(DType::f32));
+           }});
+}
+
+}  // namespace quern::ops

@@ -1,0 +1,59 @@
+// Language-model loss: LM head and cross-entropy as one region, logits made chunk by chunk and never stored whole.
+// In training the region also makes the gradients of its input and of the head's weight.
+#include "program/ops/ops.h"
+
+namespace quern::ops {
+
+namespace {
+
+void infer_loss(InferContext& c) {
+  need_rank(c, 0, 2);
+  need_rank(c, 1, 2);
+  if (c.inputs[0]->shape[1] != c.inputs[1]->shape[1])
+    c.refuse(1, "(vocabulary, " + std::to_string(c.inputs[0]->shape[1].fixed) + ")");
+  need_vector(c, 2, c.inputs[0]->shape[0]);
+  give(c, 0, {c.inputs[0]->shape[0]}, DType::f32);
+}
+
+Cost loss_cost(const OpInstance& op, double products) {
+  const Operand& x = op.inputs[0];
+  Cost cost{.flops = products * 2.0 * static_cast<double>(element_count(x.extents)) *
+                     static_cast<double>(op.inputs[1].extents[0]),
+            .tensor_core = true,
+            .format = x.dtype};
+  for (const Operand& operand : op.inputs) cost.bytes += static_cast<double>(operand.bytes());
+  for (const Operand& operand : op.outputs) cost.bytes += static_cast<double>(operand.bytes());
+  // The logits are written once and, in training, rewritten as their gradient and read by two products.
+  cost.bytes += static_cast<double>(x.extents[0] * op.inputs[1].extents[0]) * static_cast<double>(size_of(x.dtype)) *
+                (products > 1 ? 5 : 2);
+  return cost;
+}
+
+}  // namespace
+
+void add_loss(OpSet& set) {
+  set.add({.kind = "lm_loss",
+           .inputs = {"x", "weight", "targets"},
+           .outputs = {"token_loss"},
+           .infer = infer_loss,
+           .cost = [](const OpInstance& op) { return loss_cost(op, 1); },
+           .training_kind = "lm_loss_train",
+           .training_gradients = {{1, 0}, {2, 1}}});
+  set.add({.kind = "lm_loss_train",
+           .inputs = {"x", "weight", "targets"},
+           .outputs = {"token_loss", "dx", "dweight"},
+           .infer =
+               [](InferContext& c) {
+                 infer_loss(c);
+                 same(c, 1, 0);
+                 same(c, 2, 1);
+               },
+           .cost = [](const OpInstance& op) { return loss_cost(op, 3); }});
+  // Sums of the step so far: see LossStats.
+  set.add(
+      {.kind = "loss_stats", .inputs = {"token_loss", "targets"}, .outputs = {"stats"}, .infer = [](InferContext& c) {
+         give(c, 0, {4}, DType::f64);
+       }});
+}
+
+}  // namespace quern::ops

@@ -1,0 +1,189 @@
+#include "program/passes/choose_saved.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "program/passes/rewrite.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+bool is_norm(const std::string& kind) { return kind == "rms_norm" || kind == "layer_norm"; }
+bool is_activation(const std::string& kind) { return kind == "swiglu" || kind == "gelu"; }
+
+const Op* forward_producer(const Program& program, ValueId id) {
+  int index = id == kNoValue ? -1 : program.producer(id);
+  if (index < 0 || program.ops[static_cast<std::size_t>(index)].phase != Phase::forward) return nullptr;
+  return &program.ops[static_cast<std::size_t>(index)];
+}
+
+void take_outputs(const Program& program, const Op& op, std::set<std::string>& names) {
+  for (ValueId id : op.outputs)
+    if (id != kNoValue) names.insert(program[id].name);
+}
+
+// The values on the way from a norm (or anything that is not part of a projection) to `id`.
+void take_projection(const Program& program, ValueId id, std::set<std::string>& names) {
+  const Op* op = forward_producer(program, id);
+  if (!op || is_norm(op->kind) || op->kind == "add" || is_activation(op->kind) || op->kind == "attention") return;
+  take_outputs(program, *op, names);
+  for (ValueId input : op->inputs) take_projection(program, input, names);
+}
+
+class Partition {
+ public:
+  Partition(const JointProgram& joint, const OpSet& ops, const std::set<std::string>& recomputed)
+      : joint_(joint), ops_(ops), recomputed_(recomputed) {}
+
+  PartitionedProgram run() {
+    choose();
+    return {half(Phase::forward), half(Phase::backward), saved_names()};
+  }
+
+ private:
+  const Program& program() const { return joint_.program; }
+
+  bool enters(ValueId id) const {
+    return std::find(program().inputs.begin(), program().inputs.end(), id) != program().inputs.end();
+  }
+
+  // Decides for one forward value that the backward phase needs: keep it, or mark its producer for recomputation.
+  void need(ValueId id) {
+    if (id == kNoValue || saved_.contains(id)) return;
+    const Value& value = program()[id];
+    if (enters(id)) saved_.insert(id);
+    if (value.role != Role::local) return;
+    int producer = program().producer(id);
+    const Op& op = program().ops[static_cast<std::size_t>(producer)];
+    if (op.phase != Phase::forward) return;
+    bool several = std::count_if(op.inputs.begin(), op.inputs.end(), [&](ValueId in) { return enters(in); }) > 1;
+    if (!recomputed_.contains(value.name) || several) {
+      saved_.insert(id);
+      return;
+    }
+    if (!again_.insert(producer).second) return;
+    for (ValueId input : op.inputs) need(input);
+  }
+
+  void choose() {
+    for (const Op& op : program().ops)
+      if (op.phase == Phase::backward)
+        for (ValueId id : op.inputs) need(id);
+  }
+
+  std::vector<std::string> saved_names() const {
+    std::vector<std::string> names;
+    for (ValueId id : saved_) names.push_back(program()[id].name);
+    return names;
+  }
+
+  Program half(Phase phase) const {
+    Program half = program();
+    half.name += phase == Phase::forward ? ".forward" : ".backward";
+    half.ops.clear();
+    for (ValueId id : saved_) half[id].role = Role::saved;
+    if (phase == Phase::forward) {
+      for (const Op& op : program().ops)
+        if (op.phase == Phase::forward) half.ops.push_back(op);
+    } else {
+      add_recomputation(half);
+      for (const Op& op : program().ops)
+        if (op.phase == Phase::backward) half.ops.push_back(op);
+      half.inputs.clear();
+      half.outputs.clear();
+      if (joint_.gradient_in != kNoValue) half.inputs = {joint_.gradient_in};
+      if (joint_.gradient_out != kNoValue) half.outputs = {joint_.gradient_out};
+    }
+    drop_unused(half);
+    check_program(half);
+    return half;
+  }
+
+  void add_recomputation(Program& half) const {
+    for (int index : again_) {
+      Op op = program().ops[static_cast<std::size_t>(index)];
+      op.phase = Phase::recompute;
+      for (ValueId& id : op.outputs) {
+        if (id == kNoValue || !saved_.contains(id)) continue;
+        Value spare = half[id];  // kept from the forward pass: the second copy goes unread
+        spare.role = Role::local;
+        spare.name += ".again";
+        id = half.add_value(std::move(spare));
+      }
+      half.ops.push_back(std::move(op));
+    }
+  }
+
+  const JointProgram& joint_;
+  const OpSet& ops_;
+  const std::set<std::string>& recomputed_;
+  std::set<ValueId> saved_;
+  std::set<int> again_;  // forward ops that run again, in order
+};
+
+}  // namespace
+
+std::set<std::string> recomputed_values(const JointProgram& joint, const std::vector<std::string>& recompute) {
+  const Program& program = joint.program;
+  auto wants = [&](const char* name) { return std::find(recompute.begin(), recompute.end(), name) != recompute.end(); };
+  for (const std::string& name : recompute)
+    if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end())
+      fail_internal("recomputed_values", "unknown name " + name);
+  std::set<std::string> names;
+  for (const Op& op : program.ops) {
+    if (op.phase != Phase::forward) continue;
+    if (wants("block")) take_outputs(program, op, names);
+    if (is_activation(op.kind) && (wants("swiglu") || wants("ffn"))) take_outputs(program, op, names);
+    if (is_activation(op.kind) && wants("ffn")) take_projection(program, op.inputs[0], names);
+    if (is_norm(op.kind) && wants("norm")) names.insert(program[op.outputs[0]].name);
+    if (op.kind == "attention" && (wants("qkv") || wants("att"))) take_projection(program, op.inputs[0], names);
+    if (op.kind == "attention" && wants("att")) take_outputs(program, op, names);
+  }
+  // What a lowering derived from a recomputed value alone (its quantized or transposed form) goes with it.
+  for (const Op& op : program.ops) {
+    if (op.phase != Phase::forward || (op.kind != "quantize" && op.kind != "transpose" && op.kind != "cast")) continue;
+    if (op.inputs[0] != kNoValue && names.contains(program[op.inputs[0]].name)) take_outputs(program, op, names);
+  }
+  return names;
+}
+
+PartitionedProgram partition(const JointProgram& joint, const OpSet& ops, const std::set<std::string>& recomputed) {
+  return Partition(joint, ops, recomputed).run();
+}
+
+std::set<std::string> recompute_within(const JointProgram& joint, const OpSet& ops, double budget,
+                                       const std::function<double(const Value&)>& bytes,
+                                       const std::function<double(const Program&)>& backward_seconds) {
+  struct Trial {
+    double bytes, seconds;
+  };
+  auto measure = [&](const std::set<std::string>& recomputed) {
+    PartitionedProgram split = partition(joint, ops, recomputed);
+    double total = 0;
+    for (const std::string& name : split.saved) total += bytes(split.forward[split.forward.find(name)]);
+    return Trial{total, backward_seconds(split.backward)};
+  };
+  std::set<std::string> recomputed = recomputed_values(joint, {"block"});
+  Trial now = measure(recomputed);
+  while (true) {
+    std::string best;
+    double best_rate = 0;
+    Trial best_trial{};
+    for (const std::string& name : recomputed) {
+      std::set<std::string> fewer = recomputed;
+      fewer.erase(name);
+      Trial trial = measure(fewer);
+      double gain = now.seconds - trial.seconds, price = trial.bytes - now.bytes;
+      if (gain <= 0 || trial.bytes > budget) continue;
+      double rate = price <= 0 ? gain * 1e30 : gain / price;
+      if (rate > best_rate) best = name, best_rate = rate, best_trial = trial;
+    }
+    if (best.empty()) return recomputed;
+    recomputed.erase(best);
+    now = best_trial;
+  }
+}
+
+}  // namespace quern

@@ -1,0 +1,141 @@
+#include "program/passes/differentiate.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+class Differentiator {
+ public:
+  Differentiator(const Program& forward, const OpSet& ops, DType activation) : ops_(ops), activation_(activation) {
+    joint_.program = forward;
+  }
+
+  JointProgram run() {
+    Program& program = joint_.program;
+    std::size_t forward_ops = program.ops.size();
+    bool ends_in_loss = become_training_op();
+    if (!ends_in_loss) seed();
+    for (std::size_t i = forward_ops; i-- > 0;) {
+      if (ends_in_loss && i + 1 == forward_ops) continue;  // its gradients are made by the op itself
+      visit(i);
+    }
+    collect_boundary();
+    return std::move(joint_);
+  }
+
+ private:
+  ValueId new_boundary_gradient() {
+    const Value& stream = joint_.program[joint_.program.outputs[0]];
+    return joint_.program.add_value(
+        {.name = "d.out", .shape = stream.shape, .dtype = activation_, .role = Role::boundary, .parameter = {}});
+  }
+
+  void seed() {
+    joint_.gradient_in = new_boundary_gradient();
+    for (ValueId output : joint_.program.outputs) contributions_[output].push_back(joint_.gradient_in);
+  }
+
+  // A loss makes its gradients in the forward op itself.
+  bool become_training_op() {
+    Program& program = joint_.program;
+    Op& last = program.ops.back();
+    const OpSpec& spec = ops_.at(last.kind);
+    if (spec.training_kind.empty()) return false;
+    Op training = last;
+    ValueId result = training.outputs[0];
+    std::vector<std::pair<int, int>> gradients = spec.training_gradients;
+    program.ops.pop_back();
+    training.kind = spec.training_kind;
+    std::vector<ValueId> made = append_op(program, ops_, activation_, training, program[result].name);
+    // append_op made a second value for the loss; keep the first.
+    program[made[0]].name += ".unused";
+    program.ops.back().outputs[0] = result;
+    for (auto [output, input] : gradients) {
+      ValueId source = program.ops.back().inputs[static_cast<std::size_t>(input)];
+      Value& gradient = program[made[static_cast<std::size_t>(output)]];
+      gradient.name = "d." + program[source].name;
+      if (program[source].role == Role::parameter) {
+        gradient.role = Role::parameter_grad;
+        gradient.parameter = program[source].parameter;
+      } else {
+        contributions_[source].push_back(made[static_cast<std::size_t>(output)]);
+      }
+    }
+    return true;
+  }
+
+  // The sum of what readers of `value` contributed, or kNoValue.
+  ValueId gradient_of(ValueId value) {
+    auto it = contributions_.find(value);
+    if (it == contributions_.end()) return kNoValue;
+    std::vector<ValueId>& parts = it->second;
+    while (parts.size() > 1) {
+      ValueId late = parts.back();
+      parts.pop_back();
+      ValueId early = parts.back();
+      Op add{.kind = "add", .inputs = {late, early}, .outputs = {}, .attributes = {}, .phase = Phase::backward};
+      parts.back() =
+          append_op(joint_.program, ops_, activation_, std::move(add), "d." + joint_.program[value].name + ".sum")[0];
+    }
+    return parts.back();
+  }
+
+  void visit(std::size_t index) {
+    Op op = joint_.program.ops[index];
+    std::vector<ValueId> gradients;
+    bool any = false;
+    for (ValueId output : op.outputs) {
+      gradients.push_back(output == kNoValue ? kNoValue : gradient_of(output));
+      any = any || gradients.back() != kNoValue;
+    }
+    if (!any) return;
+    const OpSpec& spec = ops_.at(op.kind);
+    if (!spec.backward)
+      throw Error(ErrorCode::config, {.where = "program " + joint_.program.name,
+                                      .what = "op cannot be differentiated",
+                                      .found = op.kind,
+                                      .expected = {},
+                                      .next = "use an op with a backward rule"});
+    std::vector<ValueId> inputs = op.inputs;
+    BackwardContext context(joint_.program, ops_, std::move(op), std::move(gradients), activation_);
+    spec.backward(context);
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (context.input_grads()[i] != kNoValue) contributions_[inputs[i]].push_back(context.input_grads()[i]);
+  }
+
+  void collect_boundary() {
+    for (ValueId input : joint_.program.inputs) {
+      ValueId gradient = gradient_of(input);
+      if (joint_.gradient_out != kNoValue && gradient != joint_.gradient_out)
+        fail_internal("differentiate", joint_.program.name + " has inputs whose gradients differ");
+      joint_.gradient_out = gradient;
+    }
+    if (joint_.gradient_out != kNoValue && joint_.gradient_out != joint_.gradient_in) {
+      Value& out = joint_.program[joint_.gradient_out];
+      out.role = Role::boundary;
+    }
+  }
+
+  const OpSet& ops_;
+  DType activation_;
+  JointProgram joint_;
+  std::map<ValueId, std::vector<ValueId>> contributions_;
+};
+
+}  // namespace
+
+JointProgram differentiate(const Program& forward, const OpSet& ops, DType activation, DType gradient) {
+  JointProgram joint = Differentiator(forward, ops, activation).run();
+  // Renaming the loss left a value that no op makes; drop unused values so that programs print and check cleanly.
+  for (Value& value : joint.program.values)
+    if (value.role == Role::parameter_grad) value.dtype = gradient;
+  return joint;
+}
+
+}  // namespace quern

@@ -1,0 +1,136 @@
+// Fusion patterns: their text form, and the op kind that a pattern stands for.
+#include <algorithm>
+#include <cctype>
+#include <set>
+#include <utility>
+
+#include "program/passes/fuse.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+class PatternParser {
+ public:
+  PatternParser(const Fusion& fusion, const OpSet& ops) : fusion_(fusion), ops_(ops), rest_(fusion.pattern) {
+    pattern_.kind = fusion.kind;
+  }
+
+  FusionPattern run() {
+    do {
+      parse_part();
+    } while (accept(';'));
+    if (!rest_.empty()) refuse("end of the pattern");
+    return std::move(pattern_);
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& expected) const {
+    throw Error(ErrorCode::config, {.where = "fusion " + fusion_.kind,
+                                    .what = "pattern cannot be read",
+                                    .found = rest_.empty() ? "its end" : "`" + std::string(rest_) + "`",
+                                    .expected = expected,
+                                    .next = "correct the device's fusions()"});
+  }
+
+  void skip_space() {
+    while (!rest_.empty() && rest_.front() == ' ') rest_.remove_prefix(1);
+  }
+
+  bool accept(char c) {
+    skip_space();
+    if (rest_.empty() || rest_.front() != c) return false;
+    rest_.remove_prefix(1);
+    return true;
+  }
+
+  std::string word() {
+    skip_space();
+    std::size_t length = 0;
+    while (length < rest_.size() && (std::isalnum(static_cast<unsigned char>(rest_[length])) || rest_[length] == '_'))
+      ++length;
+    if (length == 0) refuse("a name");
+    std::string text(rest_.substr(0, length));
+    rest_.remove_prefix(length);
+    return text;
+  }
+
+  int index_of(const std::string& name) {
+    auto it = std::find(pattern_.names.begin(), pattern_.names.end(), name);
+    if (it == pattern_.names.end()) it = pattern_.names.insert(pattern_.names.end(), name);
+    return static_cast<int>(it - pattern_.names.begin());
+  }
+
+  void parse_part() {
+    std::vector<std::string> results;
+    do results.push_back(word());
+    while (accept(','));
+    if (!accept('=')) refuse("`=`");
+    FusionPattern::Part part{.kind = word(), .inputs = {}, .outputs = {}};
+    const OpSpec& spec = ops_.at(part.kind);
+    if (results.size() != spec.outputs.size()) refuse(std::to_string(spec.outputs.size()) + " results of " + part.kind);
+    if (!accept('(')) refuse("`(`");
+    do {
+      int name = index_of(word());
+      part.inputs.push_back(name);
+      bool made = std::find(pattern_.outputs.begin(), pattern_.outputs.end(), name) != pattern_.outputs.end();
+      if (!made && std::find(pattern_.inputs.begin(), pattern_.inputs.end(), name) == pattern_.inputs.end())
+        pattern_.inputs.push_back(name);
+    } while (accept(','));
+    if (!accept(')')) refuse("`)`");
+    for (const std::string& result : results) {
+      int name = index_of(result);
+      part.outputs.push_back(name);
+      pattern_.outputs.push_back(name);
+    }
+    pattern_.parts.push_back(std::move(part));
+  }
+
+  const Fusion& fusion_;
+  const OpSet& ops_;
+  std::string_view rest_;
+  FusionPattern pattern_;
+};
+
+int position(const std::vector<int>& list, int name) {
+  auto it = std::find(list.begin(), list.end(), name);
+  return it == list.end() ? -1 : static_cast<int>(it - list.begin());
+}
+
+}  // namespace
+
+FusionPattern parse_fusion(const Fusion& fusion, const OpSet& ops) { return PatternParser(fusion, ops).run(); }
+
+OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops) {
+  OpSpec spec;
+  spec.kind = pattern.kind;
+  for (int input : pattern.inputs) spec.inputs.push_back(pattern.names[static_cast<std::size_t>(input)]);
+  for (int output : pattern.outputs) spec.outputs.push_back(pattern.names[static_cast<std::size_t>(output)]);
+  spec.infer = [kind = pattern.kind](InferContext&) { fail_internal("op " + kind, "is made by fusion only"); };
+  // A part's output may take over an input of the whole only when no later part still reads that input.
+  for (std::size_t p = 0; p < pattern.parts.size(); ++p) {
+    const FusionPattern::Part& part = pattern.parts[p];
+    for (auto [output, input] : ops.at(part.kind).may_overwrite) {
+      int name = part.inputs[static_cast<std::size_t>(input)];
+      int outer = position(pattern.inputs, name);
+      bool read_later = std::any_of(pattern.parts.begin() + static_cast<std::ptrdiff_t>(p) + 1, pattern.parts.end(),
+                                    [&](const auto& later) { return position(later.inputs, name) >= 0; });
+      if (outer >= 0 && !read_later)
+        spec.may_overwrite.emplace_back(position(pattern.outputs, part.outputs[static_cast<std::size_t>(output)]),
+                                        outer);
+    }
+  }
+  return spec;
+}
+
+std::vector<FusionPattern> add_fusions(OpSet& ops, std::span<const Fusion> fusions) {
+  std::vector<FusionPattern> patterns;
+  for (const Fusion& fusion : fusions) {
+    patterns.push_back(parse_fusion(fusion, ops));
+    ops.add(fused_spec(patterns.back(), ops));
+  }
+  return patterns;
+}
+
+}  // namespace quern

@@ -1,0 +1,145 @@
+#include "program/passes/lower_precision.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "program/passes/rewrite.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+bool is_product(const Op& op) {
+  return op.kind == "linear" || op.kind == "linear_input_grad" || op.kind == "linear_weight_grad";
+}
+
+class LoweringPass final : public Lowering {
+ public:
+  LoweringPass(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) : ops_(ops), backend_(backend) {
+    lowered_.joint = std::move(joint);
+  }
+
+  LoweredProgram run() {
+    Program& program = lowered_.joint.program;
+    for (index_ = 0; index_ < program.ops.size(); ++index_) {
+      Op& op = program.ops[index_];
+      if (op.kind == "lm_loss" || op.kind == "lm_loss_train")
+        for (const auto& [name, value] : backend_.loss_attributes().all()) op.attributes.set(name, value);
+      if (is_product(op)) lower(op);
+    }
+    drop_unused(program, {&lowered_.joint.gradient_in, &lowered_.joint.gradient_out});
+    check_program(program);
+    return std::move(lowered_);
+  }
+
+  // ---- Lowering ----
+  const Program& program() const override { return lowered_.joint.program; }
+
+  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,
+                            std::string name) override {
+    Program& program = lowered_.joint.program;
+    for (const Op& op : program.ops)
+      if (op.kind == kind && op.inputs == inputs && op.attributes == attributes) return op.outputs;
+    // As early as its inputs allow, so that an operand made in the forward phase is quantized there.
+    std::size_t place = 0;
+    Phase phase = Phase::forward;
+    for (ValueId id : inputs) {
+      int producer = id == kNoValue ? -1 : program.producer(id);
+      if (producer >= 0) place = std::max(place, static_cast<std::size_t>(producer) + 1);
+      if (producer >= 0 && program.ops[static_cast<std::size_t>(producer)].phase == Phase::backward)
+        phase = Phase::backward;
+      if (id != kNoValue && id == lowered_.joint.gradient_in) phase = Phase::backward;
+    }
+    while (phase == Phase::backward && place < program.ops.size() && program.ops[place].phase == Phase::forward)
+      ++place;
+    std::vector<ValueId> outputs = append_op(program, ops_, backend_.traits().activation,
+                                             {.kind = std::move(kind),
+                                              .inputs = std::move(inputs),
+                                              .outputs = {},
+                                              .attributes = std::move(attributes),
+                                              .phase = phase},
+                                             name);
+    std::rotate(program.ops.begin() + static_cast<std::ptrdiff_t>(place), program.ops.end() - 1, program.ops.end());
+    if (place <= index_) ++index_;
+    return outputs;
+  }
+
+  void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) override {
+    Op& op = lowered_.joint.program.ops[index_];
+    op.kind = std::move(kind);
+    op.inputs = std::move(inputs);
+    op.attributes = std::move(attributes);
+  }
+
+  ValueId state(std::string name, DType dtype, Extents extents) override {
+    Program& program = lowered_.joint.program;
+    ValueId id = program.find(name);
+    return id != kNoValue ? id
+                          : program.add_value({.name = std::move(name),
+                                               .shape = Shape(extents.begin(), extents.end()),
+                                               .dtype = dtype,
+                                               .role = Role::state,
+                                               .parameter = {}});
+  }
+
+  std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {
+    Program& program = lowered_.joint.program;
+    for (const WorkingCopy& copy : lowered_.working_copies) {
+      if (copy.parameter != parameter || copy.kind != kind || copy.attributes != attributes) continue;
+      std::vector<ValueId> ids;
+      for (const std::string& name : copy.values) ids.push_back(program.find(name));
+      return ids;
+    }
+    ValueId source = program.find(parameter);
+    std::vector<ValueId> ids = append_op(program, ops_, backend_.traits().activation,
+                                         {.kind = kind, .inputs = {source}, .outputs = {}, .attributes = attributes},
+                                         std::string(parameter) + "." + kind);
+    program.ops.pop_back();  // the op runs in the update program; here its results are operands
+    WorkingCopy copy{std::string(parameter), std::move(kind), std::move(attributes), {}};
+    for (ValueId id : ids) {
+      program[id].role = Role::parameter;
+      program[id].parameter = parameter;
+      copy.values.push_back(program[id].name);
+    }
+    lowered_.working_copies.push_back(std::move(copy));
+    return ids;
+  }
+
+ private:
+  void lower(const Op& op) {
+    ProductSite site;
+    site.result = op.outputs[0];
+    const Program& program = lowered_.joint.program;
+    if (op.kind == "linear") {
+      site.product = Product::output;
+      site.x = op.inputs[0], site.weight = op.inputs[1], site.bias = op.inputs[2];
+    } else if (op.kind == "linear_input_grad") {
+      site.product = Product::input_gradient;
+      site.dy = op.inputs[0], site.weight = op.inputs[1];
+    } else {
+      site.product = Product::weight_gradient;
+      site.dy = op.inputs[0], site.x = op.inputs[1];
+    }
+    ValueId weight = op.kind == "linear_weight_grad" ? op.inputs[2] : site.weight;
+    std::string parameter = program[weight].parameter;
+    site.parameter = parameter;
+    backend_.lower(site, *this);
+    const std::string& kind = lowered_.joint.program.ops[index_].kind;
+    if (kind.starts_with("linear"))
+      fail_internal("precision backend", "left " + kind + " of " + parameter + " as it was");
+  }
+
+  const OpSet& ops_;
+  const PrecisionBackend& backend_;
+  LoweredProgram lowered_;
+  std::size_t index_ = 0;
+};
+
+}  // namespace
+
+LoweredProgram lower_precision(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) {
+  return LoweringPass(std::move(joint), ops, backend).run();
+}
+
+}  // namespace quern

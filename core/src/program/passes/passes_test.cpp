@@ -1,0 +1,221 @@
+// The passes on the forms a decoder block takes. What each promises is checked as a property of every form; that the
+// promises keep the gradients' bits is checked by running them (tests/).
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include <doctest/doctest.h>
+
+#include "program/passes/choose_saved.h"
+#include "program/passes/differentiate.h"
+#include "program/passes/fuse.h"
+#include "program/passes/lower_precision.h"
+#include "program/passes/place.h"
+#include "program/passes/rotate.h"
+#include "quern/error.h"
+#include "quern/testkit/tiny_model.h"
+
+using namespace quern;
+using testkit::PlainPrecision;
+using testkit::TinyModel;
+using testkit::TinyModelOptions;
+
+namespace {
+
+const std::vector<Fusion> kFusions = {{"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
+                                      {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
+                                      {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"}};
+
+std::vector<TinyModelOptions> forms() {
+  return {{}, {.tied = true}, {.bias = true}, {.head_norm = true}, {.bias = true, .layer_norm = true}};
+}
+
+struct Passes {
+  explicit Passes(TinyModelOptions options) : model(options), ops(builtin_ops()) {
+    patterns = add_fusions(ops, kFusions);
+    parameters = model.parameters();
+    ProgramBuilder::Context context{&ops, parameters, DType::f32, false};
+    ProgramBuilder embed("embed", context), block("block", context), head("head", context);
+    model.embed(embed);
+    model.block(block);
+    model.head(head);
+    rotated = rotate(embed.take(), block.take(), head.take());
+  }
+  JointProgram lowered(const Program& program) const {
+    return lower_precision(differentiate(program, ops, DType::f32, DType::f32), ops, PlainPrecision()).joint;
+  }
+
+  TinyModel model;
+  OpSet ops;
+  std::vector<FusionPattern> patterns;
+  std::vector<ParameterSpec> parameters;
+  ModelPrograms rotated;
+};
+
+int count_kind(const Program& program, const std::string& kind) {
+  return static_cast<int>(std::count_if(program.ops.begin(), program.ops.end(), [&](const Op& op) { return op.kind == kind; }));
+}
+
+std::set<std::string> gradients_of(const Program& program) {
+  std::set<std::string> names;
+  for (const Value& value : program.values)
+    if (value.role == Role::parameter_grad) names.insert(value.parameter);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("rotate moves the trailing add to the front of the next program") {
+  Passes p({});
+  CHECK(p.rotated.first_block.inputs.size() == 1);
+  CHECK(p.rotated.first_block.outputs.size() == 2);
+  CHECK(p.rotated.block.inputs.size() == 2);
+  CHECK(p.rotated.block.ops.front().kind == "add");
+  CHECK(p.rotated.head.ops.front().kind == "add");
+  CHECK(count_kind(p.rotated.first_block, "add") == 1);
+  CHECK(count_kind(p.rotated.block, "add") == 2);
+}
+
+TEST_CASE("differentiate gives every parameter of a program a gradient, and one gradient to the stream") {
+  for (const TinyModelOptions& form : forms()) {
+    Passes p(form);
+    for (const Program* program : {&p.rotated.embed, &p.rotated.first_block, &p.rotated.block, &p.rotated.head}) {
+      CAPTURE(program->name);
+      JointProgram joint = differentiate(*program, p.ops, DType::f32, DType::bf16);
+      check_program(joint.program);
+      std::set<std::string> parameters;
+      for (const Value& value : program->values)
+        if (value.role == Role::parameter) parameters.insert(value.parameter);
+      CHECK(gradients_of(joint.program) == parameters);
+      for (const Value& value : joint.program.values)
+        if (value.role == Role::parameter_grad) CHECK(value.dtype == DType::bf16);
+      CHECK((joint.gradient_out != kNoValue) == !program->inputs.empty());
+      CHECK((joint.gradient_in == kNoValue) == (program == &p.rotated.head));
+    }
+  }
+}
+
+TEST_CASE("an op without a backward rule is refused by name") {
+  Passes p({});
+  ProgramBuilder b("odd", {&p.ops, p.parameters, DType::f32, false});
+  ValueId x = b.stream(16);
+  b.output(b.op("transpose", {x}, "t")[0]);
+  Program program = b.take();
+  CHECK_THROWS_WITH_AS(differentiate(program, p.ops, DType::f32, DType::f32), doctest::Contains("transpose"), Error);
+}
+
+TEST_CASE("wrong shapes in a model's program are refused with the operand and what was expected") {
+  Passes p({});
+  ProgramBuilder b("wrong", {&p.ops, p.parameters, DType::f32, false});
+  ValueId x = b.stream(12);
+  CHECK_THROWS_WITH_AS(b.rms_norm(x, "attn_norm.weight", 1e-6, "h"), doctest::Contains("expected (12)"), Error);
+  CHECK_THROWS_WITH_AS(b.linear(x, "qvk.weight", "h"), doctest::Contains("qkv.weight"), Error);
+}
+
+TEST_CASE("lowering leaves no linear behind and shares nothing but what is equal") {
+  for (const TinyModelOptions& form : forms()) {
+    Passes p(form);
+    JointProgram joint = p.lowered(p.rotated.block);
+    CHECK(count_kind(joint.program, "linear") == 0);
+    CHECK(count_kind(joint.program, "linear_weight_grad") == 0);
+    CHECK(count_kind(joint.program, "matmul") == 12);  // four linears, three products each
+  }
+}
+
+TEST_CASE("every choice of saved values gives two programs that check, and keeps no more than was asked") {
+  std::vector<std::vector<std::string>> policies = {{}, {"swiglu"}, {"norm"}, {"ffn"}, {"qkv"}, {"att"}, {"swiglu", "norm", "qkv"}, {"block"}};
+  for (const TinyModelOptions& form : forms()) {
+    Passes p(form);
+    for (const Program* program : {&p.rotated.first_block, &p.rotated.block}) {
+      JointProgram joint = p.lowered(*program);
+      std::size_t all = partition(joint, p.ops, {}).saved.size();
+      for (const auto& policy : policies) {
+        std::set<std::string> recomputed = recomputed_values(joint, policy);
+        PartitionedProgram split = partition(joint, p.ops, recomputed);
+        CHECK(split.saved.size() <= all);
+        CHECK(gradients_of(split.backward).size() == gradients_of(joint.program).size());
+        bool only_stream = policy == std::vector<std::string>{"block"};
+        if (only_stream) CHECK(split.saved == std::vector<std::string>{"x"});
+      }
+    }
+  }
+}
+
+TEST_CASE("a byte budget is kept, and a larger one recomputes no more") {
+  Passes p({});
+  JointProgram joint = p.lowered(p.rotated.block);
+  auto bytes = [](const Value& value) { return static_cast<double>(element_count(extents_at(value.shape, 64))) * 4; };
+  auto seconds = [](const Program& program) { return static_cast<double>(program.ops.size()); };
+  double last = 1e30;
+  for (double budget : {0.0, 8e3, 2e4, 4e4, 1e6}) {
+    auto recomputed = recompute_within(joint, p.ops, budget, bytes, seconds);
+    PartitionedProgram split = partition(joint, p.ops, recomputed);
+    double kept = 0;
+    for (const std::string& name : split.saved) kept += bytes(split.forward[split.forward.find(name)]);
+    CAPTURE(budget);
+    CHECK((kept <= budget || split.saved.size() == 1));
+    CHECK(seconds(split.backward) <= last);
+    last = seconds(split.backward);
+  }
+  CHECK(last == seconds(partition(joint, p.ops, {}).backward));
+}
+
+TEST_CASE("fusion finds residual add with norm, norm backward with add, and swiglu recomputed beside its gradient") {
+  Passes p({});
+  JointProgram joint = p.lowered(p.rotated.block);
+  PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, {"swiglu"}));
+  Program forward = fuse(split.forward, p.ops, p.patterns), backward = fuse(split.backward, p.ops, p.patterns);
+  CHECK(count_kind(forward, "add_rms_norm") == 2);
+  CHECK(count_kind(forward, "add") == 0);
+  CHECK(count_kind(backward, "rms_norm_grad_add") == 2);
+  CHECK(count_kind(backward, "swiglu_and_grad") == 1);
+  CHECK(count_kind(backward, "swiglu") == 0);
+}
+
+TEST_CASE("a pattern that cannot be read is refused with what was expected") {
+  OpSet ops = builtin_ops();
+  CHECK_THROWS_WITH_AS(parse_fusion({"bad", "y = add(a, b"}, ops), doctest::Contains("`)`"), Error);
+  CHECK_THROWS_WITH_AS(parse_fusion({"bad", "y = rms_norm(a, b)"}, ops), doctest::Contains("2 results"), Error);
+  CHECK_THROWS_WITH_AS(parse_fusion({"bad", "y = rms_nrom(a, b)"}, ops), doctest::Contains("rms_norm"), Error);
+}
+
+TEST_CASE("placed values that live at the same time do not overlap") {
+  for (const TinyModelOptions& form : forms()) {
+    Passes p(form);
+    JointProgram joint = p.lowered(p.rotated.block);
+    PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, {"ffn", "att"}));
+    Program program = fuse(split.backward, p.ops, p.patterns);
+    Geometry geometry{3, 7};
+    PlacedProgram placed = place(program, p.ops, geometry, 64, [](const Op& op) { return op.kind == "matmul" ? 100 : 0; }, program.outputs);
+    std::vector<bool> read = read_values(program);
+    auto size = [&](ValueId id) { return element_count(extents_at(program[id].shape, geometry.tokens())) * 4; };
+    std::int64_t total = 0;
+    for (ValueId a = 0; a < static_cast<ValueId>(program.values.size()); ++a) {
+      if (placed.offsets[static_cast<std::size_t>(a)] < 0) continue;
+      total += size(a);
+      CHECK(placed.offsets[static_cast<std::size_t>(a)] % 64 == 0);
+      CHECK(placed.offsets[static_cast<std::size_t>(a)] + size(a) <= placed.bytes);
+      for (ValueId b = 0; b < a; ++b) {
+        if (placed.offsets[static_cast<std::size_t>(b)] < 0) continue;
+        // b is read after a is made, and the other way round: both are needed at one time.
+        auto needed_after = [&](ValueId value, ValueId other) {
+          std::vector<int> readers = program.consumers(value);
+          return !readers.empty() && readers.back() > program.producer(other) && program.producer(value) <= program.producer(other);
+        };
+        if (!needed_after(a, b) && !needed_after(b, a)) continue;
+        std::int64_t a0 = placed.offsets[static_cast<std::size_t>(a)], b0 = placed.offsets[static_cast<std::size_t>(b)];
+        CAPTURE(program[a].name);
+        CAPTURE(program[b].name);
+        CHECK((a0 + size(a) <= b0 || b0 + size(b) <= a0));
+      }
+    }
+    CHECK(placed.bytes < total);  // memory is reused
+  }
+}
+
+TEST_CASE("a program prints one op a line, with shapes") {
+  Passes p({});
+  std::string text = to_string(p.rotated.first_block);
+  CHECK(text.find("%attn_norm, %attn_norm.rstd = rms_norm(^x, $attn_norm.weight) {eps = 1e-06}") != std::string::npos);
+  CHECK(text.find("# (N, 16) f32") != std::string::npos);
+}

@@ -1,0 +1,249 @@
+#include "train/engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "quern/error.h"
+#include "quern/numeric.h"
+
+namespace quern {
+
+Engine::Engine(Device& device, Plan plan, int uploads) : device_(device), plan_(std::move(plan)), uploads_(uploads) {
+  compute_ = device_.stream(StreamKind::compute);
+  arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
+  for (const char* name : {"tokens", "targets", "positions", "documents", "step"})
+    if (const PlannedTensor* tensor = plan_.find(name, "", -1))
+      slot_bytes_ += static_cast<std::size_t>(tensor->bytes());
+  staging_ = static_cast<std::byte*>(
+      device_.allocate(MemoryKind::pinned, slot_bytes_ * static_cast<std::size_t>(uploads_) + sizeof(StepResult)));
+  device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
+  refresh_ = refreshes();
+  evaluate_ = evaluation(plan_.head_evaluate);
+  if (plan_.options.logits) logits_ = evaluation(plan_.head_logits);
+  if (plan_.options.train) {
+    first_ = training(true);
+    later_ = training(false);
+    update_ = updates();
+  }
+  device_.synchronize(compute_);
+}
+
+Engine::~Engine() {
+  device_.release(MemoryKind::pinned, staging_);
+  device_.release(MemoryKind::device, arena_);
+}
+
+// ---- binding ----
+
+const Kernel* Engine::kernel_for(const OpInstance& instance) {
+  auto& known = kernels_[instance.kind];
+  for (const auto& [seen, kernel] : known)
+    if (seen == instance) return kernel.get();
+  known.emplace_back(instance, device_.prepare(instance));
+  return known.back().second.get();
+}
+
+View Engine::view_of(const PlacedProgram& placed, ValueId id, const Site& site) const {
+  View view;
+  if (id == kNoValue) return view;
+  const Value& value = placed.program[id];
+  view.dtype = value.dtype;
+  view.extents = extents_at(value.shape, plan_.options.geometry.tokens());
+  std::int64_t offset = offset_of(plan_, placed, id, site);
+  if (offset >= 0) view.data = arena_ + offset;
+  return view;
+}
+
+// Gradients and statistics are written by their first producer and added to by later ones: `written` holds those that
+// have something; a null `written` means that all have.
+void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site,
+                         std::vector<std::string>* written) {
+  std::vector<bool> read = read_values(placed.program);
+  for (std::size_t i = 0; i < placed.program.ops.size(); ++i) {
+    const Op& op = placed.program.ops[i];
+    OpInstance instance = instantiate(placed.program, op, plan_.options.geometry, read);
+    for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+      if (op.outputs[o] == kNoValue) continue;
+      const Value& value = placed.program[op.outputs[o]];
+      bool sums = value.role == Role::parameter_grad || op.kind == "loss_stats";
+      if (!sums) continue;
+      std::string key = value.role == Role::parameter_grad
+                            ? std::to_string(offset_of(plan_, placed, op.outputs[o], site))
+                            : value.name;
+      bool has = !written || std::find(written->begin(), written->end(), key) != written->end();
+      instance.outputs[o].accumulate = has;
+      if (written && !has) written->push_back(key);
+    }
+    if (instance.attributes.has("object") && site.layer >= 0)  // a key of its own for each layer's tensor
+      instance.attributes.set("object", instance.attributes.integer("object") + site.layer);
+    BoundLaunch launch{.kernel = kernel_for(instance), .op = &op, .inputs = {}, .outputs = {}};
+    for (ValueId id : op.inputs) launch.inputs.push_back(view_of(placed, id, site));
+    for (ValueId id : op.outputs) launch.outputs.push_back(view_of(placed, id, site));
+    if (placed.workspace_offsets[i] >= 0)
+      launch.workspace = arena_ + plan_.transient_offset + placed.workspace_offsets[i];
+    schedule.push_back(std::move(launch));
+  }
+}
+
+Engine::Schedule Engine::training(bool first) {
+  Schedule schedule;
+  std::vector<std::string> written_storage;
+  std::vector<std::string>* written = first ? &written_storage : nullptr;
+  int layers = static_cast<int>(plan_.model.layers);
+  auto class_of = [&](int layer) -> const LayerClass& {
+    return plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])];
+  };
+  using Pass = Site::Pass;
+  add_program(schedule, plan_.embed, {Pass::forward, -1, -1, 0}, written);
+  for (int layer = 0; layer < layers; ++layer)
+    add_program(schedule, class_of(layer).forward, {Pass::forward, layer, layer, layer + 1}, written);
+  add_program(schedule, plan_.head_train, {Pass::forward, -1, layers, layers}, written);
+  for (int layer = layers; layer-- > 0;)
+    add_program(schedule, class_of(layer).backward, {Pass::backward, layer, layer + 1, layer}, written);
+  add_program(schedule, plan_.embed_backward, {Pass::backward, -1, 0, -1}, written);
+  return schedule;
+}
+
+Engine::Schedule Engine::evaluation(const PlacedProgram& head) {
+  Schedule schedule;
+  std::vector<std::string> written;
+  int layers = static_cast<int>(plan_.model.layers);
+  using Pass = Site::Pass;
+  add_program(schedule, plan_.embed, {Pass::evaluate, -1, -1, 0}, &written);
+  for (int layer = 0; layer < layers; ++layer)
+    add_program(schedule,
+                plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])].evaluate,
+                {Pass::evaluate, layer, layer, layer + 1}, &written);
+  add_program(schedule, head, {Pass::evaluate, -1, layers, -1}, &written);
+  return schedule;
+}
+
+Engine::Schedule Engine::updates() {
+  Schedule schedule;
+  add_program(schedule, plan_.norm, {}, nullptr);
+  for (const ParameterPlan& parameter : plan_.parameters) {
+    bool in_layers = parameter.spec.group == ParameterGroup::block;
+    for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan_.model.layers) : 0); ++layer) {
+      Site site{Site::Pass::forward, layer, -1, -1};
+      add_program(schedule, parameter.update, site, nullptr);
+      add_program(schedule, parameter.refresh, site, nullptr);
+    }
+  }
+  return schedule;
+}
+
+Engine::Schedule Engine::refreshes() {
+  Schedule schedule;
+  for (const ParameterPlan& parameter : plan_.parameters) {
+    bool in_layers = parameter.spec.group == ParameterGroup::block;
+    for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan_.model.layers) : 0); ++layer)
+      add_program(schedule, parameter.refresh, {Site::Pass::forward, layer, -1, -1}, nullptr);
+  }
+  return schedule;
+}
+
+// ---- running ----
+
+void Engine::run(Schedule& schedule, std::unique_ptr<Graph>& graph) {
+  auto launch_all = [&] {
+    for (const BoundLaunch& launch : schedule)
+      launch.kernel->launch(launch.inputs, launch.outputs, {compute_, launch.workspace});
+  };
+  if (!device_.traits().can_capture) return launch_all();
+  if (!graph) graph = device_.capture(compute_, launch_all);
+  graph->launch(compute_);
+}
+
+View Engine::tensor_view(const std::string& kind) const {
+  const PlannedTensor& tensor = plan_.tensor(kind, "", -1);
+  return {arena_ + tensor.offset, tensor.dtype, tensor.extents};
+}
+
+void Engine::upload(const Batch& batch, const StepState& state) {
+  std::int64_t tokens = plan_.options.geometry.tokens();
+  if (static_cast<std::int64_t>(batch.tokens.size()) != tokens ||
+      static_cast<std::int64_t>(batch.targets.size()) != tokens ||
+      static_cast<std::int64_t>(batch.positions.size()) != tokens)
+    fail_internal("engine",
+                  "batch has " + std::to_string(batch.tokens.size()) + " tokens, the plan " + std::to_string(tokens));
+  std::byte* slot = staging_ + static_cast<std::size_t>(next_slot_) * slot_bytes_;
+  next_slot_ = (next_slot_ + 1) % uploads_;
+  auto send = [&](const char* name, const void* data, std::size_t bytes) {
+    std::memcpy(slot, data, bytes);
+    device_.copy(tensor_view(name).data, slot, bytes, compute_);
+    slot += bytes;
+  };
+  send("tokens", batch.tokens.data(), batch.tokens.size() * 4);
+  send("targets", batch.targets.data(), batch.targets.size() * 4);
+  send("positions", batch.positions.data(), batch.positions.size() * 4);
+  if (plan_.options.documents) {
+    std::vector<std::int32_t> documents = batch.documents;
+    if (documents.empty())  // one document a row
+      for (std::int64_t row = 0; row <= plan_.options.geometry.batch; ++row)
+        documents.push_back(static_cast<std::int32_t>(row * plan_.options.geometry.sequence));
+    documents.resize(static_cast<std::size_t>(tokens) + 1, static_cast<std::int32_t>(tokens));
+    send("documents", documents.data(), documents.size() * 4);
+  }
+  send("step", &state, sizeof state);
+}
+
+void Engine::write(const PlannedTensor& tensor, const void* host) {
+  device_.copy(arena_ + tensor.offset, host, static_cast<std::size_t>(tensor.bytes()), compute_);
+  device_.synchronize(compute_);
+}
+
+void Engine::read(const PlannedTensor& tensor, void* host) {
+  device_.copy(host, arena_ + tensor.offset, static_cast<std::size_t>(tensor.bytes()), compute_);
+  device_.synchronize(compute_);
+}
+
+void Engine::refresh() { run(refresh_, refresh_graph_); }
+
+void Engine::micro_step(const Batch& batch, const StepState& state) {
+  upload(batch, state);
+  if (state.micro_step == 0)
+    run(first_, first_graph_);
+  else
+    run(later_, later_graph_);
+}
+
+void Engine::update() { run(update_, update_graph_); }
+
+Engine::StepResult Engine::result() {
+  StepResult result;
+  std::byte* slot = staging_ + slot_bytes_ * static_cast<std::size_t>(uploads_);
+  device_.copy(slot, tensor_view("loss_stats").data, sizeof(LossStats), compute_);
+  device_.copy(slot + sizeof(LossStats), tensor_view("update").data, sizeof(UpdateState), compute_);
+  device_.synchronize(compute_);
+  std::memcpy(&result.loss, slot, sizeof(LossStats));
+  std::memcpy(&result.update, slot + sizeof(LossStats), sizeof(UpdateState));
+  return result;
+}
+
+LossStats Engine::evaluate(const Batch& batch) {
+  upload(batch, {});
+  run(evaluate_, evaluate_graph_);
+  LossStats stats;
+  read(plan_.tensor("eval_stats", "", -1), &stats);
+  return stats;
+}
+
+std::vector<float> Engine::logits(const Batch& batch) {
+  if (!plan_.options.logits) fail_internal("engine", "the plan has no logits program");
+  upload(batch, {});
+  run(logits_, logits_graph_);
+  const PlannedTensor& tensor = plan_.tensor("logits", "", -1);
+  std::vector<std::uint16_t> narrow;
+  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
+  if (tensor.dtype == DType::f32) {
+    read(tensor, values.data());
+    return values;
+  }
+  narrow.resize(values.size());
+  read(tensor, narrow.data());
+  std::transform(narrow.begin(), narrow.end(), values.begin(), bf16_to_float);
+  return values;
+}
+
+}  // namespace quern

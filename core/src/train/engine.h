@@ -1,0 +1,90 @@
+#pragma once
+// Runs a plan on a device: allocates the one arena, prepares every kernel, binds every operand, and then only launches.
+// Nothing is allocated, looked up or decided inside a step.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan/binding.h"
+#include "plan/plan.h"
+#include "quern/data_source.h"
+#include "quern/device.h"
+#include "quern/step_state.h"
+
+namespace quern {
+
+/// A launch with its operands in place.
+struct BoundLaunch {
+  const Kernel* kernel = nullptr;
+  const Op* op = nullptr;  ///< for reports; owned by the plan
+  std::vector<View> inputs, outputs;
+  void* workspace = nullptr;
+};
+
+class Engine {
+ public:
+  /// `device` must be open and outlive the engine. `uploads` is the number of micro-batches that may be handed over
+  /// between two reads of results. Throws a resources error when memory cannot be had.
+  Engine(Device& device, Plan plan, int uploads);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Plan& plan() const { return plan_; }
+
+  // ---- tensors: host copies, blocking ----
+  void write(const PlannedTensor& tensor, const void* host);
+  void read(const PlannedTensor& tensor, void* host);
+  /// Makes the working copies from the masters; after masters were written.
+  void refresh();
+
+  // ---- training: enqueued, not awaited ----
+  /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add.
+  void micro_step(const Batch& batch, const StepState& state);
+  /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch.
+  void update();
+
+  // ---- results: blocking ----
+  struct StepResult {
+    LossStats loss;
+    UpdateState update;
+  };
+  StepResult result();
+  /// Loss sums of one batch, without a trace in the training state.
+  LossStats evaluate(const Batch& batch);
+  /// (N, vocabulary); needs options.logits.
+  std::vector<float> logits(const Batch& batch);
+
+  /// Every launch of a training micro-step, in order; for reports.
+  const std::vector<BoundLaunch>& training_schedule() const { return later_; }
+
+ private:
+  using Schedule = std::vector<BoundLaunch>;
+  void add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site,
+                   std::vector<std::string>* written);
+  Schedule training(bool first);
+  Schedule evaluation(const PlacedProgram& head);
+  Schedule updates();
+  Schedule refreshes();
+  const Kernel* kernel_for(const OpInstance& instance);
+  View view_of(const PlacedProgram& placed, ValueId id, const Site& site) const;
+  View tensor_view(const std::string& kind) const;
+  void upload(const Batch& batch, const StepState& state);
+  void run(Schedule& schedule, std::unique_ptr<Graph>& graph);
+
+  Device& device_;
+  Plan plan_;
+  Stream compute_;
+  std::byte* arena_ = nullptr;
+  std::byte* staging_ = nullptr;  // pinned: `uploads` slots for inputs, one for results
+  std::size_t slot_bytes_ = 0;
+  int uploads_ = 1, next_slot_ = 0;
+  std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
+  Schedule first_, later_, update_, refresh_, evaluate_, logits_;
+  std::unique_ptr<Graph> first_graph_, later_graph_, update_graph_, refresh_graph_, evaluate_graph_, logits_graph_;
+};
+
+}  // namespace quern

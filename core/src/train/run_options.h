@@ -1,0 +1,70 @@
+#pragma once
+// Options of the sections that the training program itself owns. Plugins and optimizers declare theirs beside their code.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "quern/options.h"
+
+namespace quern {
+
+/// [train]
+struct TrainOptions {
+  std::int64_t steps = 1000;
+  std::int64_t micro_batch = 8;
+  std::int64_t sequence = 256;
+  std::int64_t accumulation = 1;
+  std::int64_t seed = 1;
+  double z_loss = 0.0;
+  std::int64_t eval_every = 100;
+  std::int64_t eval_batches = 0;
+  std::string from = "";
+};
+OptionTable<TrainOptions> train_options();
+
+/// [optimizer], beside its id
+struct OptimizerOptions {
+  double learning_rate = 3e-4;
+  double clip_norm = 1.0;
+  std::string master = "fp32";
+  std::string gradient = "fp32";
+};
+OptionTable<OptimizerOptions> optimizer_options();
+
+/// [memory]
+struct MemoryOptions {
+  std::vector<std::string> recompute = {};
+  std::string device_budget = "";
+};
+OptionTable<MemoryOptions> memory_options();
+
+/// [device], beside its id
+struct DeviceOptions {
+  std::int64_t ordinal = 0;
+};
+OptionTable<DeviceOptions> device_options();
+
+/// [log]
+struct LogOptions {
+  std::string directory = "runs/default";
+  std::vector<std::string> sinks = {"console", "jsonl"};
+  std::int64_t every = 10;
+};
+OptionTable<LogOptions> log_options();
+
+/// [checkpoint]
+struct CheckpointOptions {
+  std::int64_t every = 0;
+  std::int64_t keep_last = 2;
+  std::string resume = "auto";
+  bool export_model = true;
+  std::string export_dtype = "fp32";
+  std::string tokenizer = "";
+};
+OptionTable<CheckpointOptions> checkpoint_options();
+
+/// Bytes of a size such as "16GiB", "512 MiB" or "800000"; empty: 0. A config error at `where` when it is not one.
+std::int64_t parse_bytes(const std::string& text, const std::string& where);
+
+}  // namespace quern

@@ -1,0 +1,166 @@
+// Each library here has one fault; its refusal must say what was found and what was expected.
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include "plugin/plugin_host.h"
+
+using namespace quern;
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kFolder = fs::path(QUERN_BUILD_DIR) / "tests" / "bad_plugins";
+
+std::string refusal(PluginHost& host, std::string_view id, const fs::path& path = {}) {
+  try {
+    host.require("log", id, path);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::config);
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+std::string refusal(std::string_view id) {
+  PluginHost host({kFolder});
+  std::string text = refusal(host, id);
+  CHECK(text.starts_with((kFolder / "log").string()));  // says which file
+  CHECK(host.loaded().empty());                         // nothing of it is registered
+  CHECK(refusal(host, id) == text);                     // and asking again changes nothing
+  return text;
+}
+
+void check_says(const std::string& text, const std::vector<std::string>& parts) {
+  CAPTURE(text);
+  for (const std::string& part : parts) {
+    CAPTURE(part);
+    CHECK(text.find(part) != std::string::npos);
+  }
+}
+
+struct Outcome {
+  ErrorCode code;
+  std::string text;
+};
+
+Outcome creation(PluginHost& host, const char* id) {
+  try {
+    host.create<LogSink>(id, {});
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  }
+  return {ErrorCode::internal, "(made)"};
+}
+
+// A folder of this test's own, removed at its end.
+struct Scratch {
+  fs::path folder = fs::path(QUERN_BUILD_DIR) / "tests" / ("scratch_" + std::to_string(getpid()));
+  Scratch() { fs::create_directories(folder / "log"); }
+  ~Scratch() { fs::remove_all(folder); }
+  fs::path copy(const std::string& id) const {
+    fs::path to = folder / "log" / ("libquern_" + id + ".so");
+    fs::copy_file(kFolder / "log" / ("libquern_" + id + ".so"), to, fs::copy_options::overwrite_existing);
+    return to;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the plugin without a fault loads, describes itself and makes its sink") {
+  PluginHost host({kFolder});
+  const Factory& factory = host.require("log", "good");
+  CHECK(factory.summary == "writes nothing");
+  REQUIRE(host.loaded().size() == 1);
+  CHECK(host.loaded()[0]->version == "1.2");
+  CHECK(host.origin("log", "good").starts_with("good 1.2, "));
+  auto sink = host.create<LogSink>("good", default_values(factory.options));
+  sink->write({});
+  CHECK(&host.require("log", "good") == &factory);
+  CHECK(&host.require("log", "good", kFolder / "log" / "libquern_good.so") == &factory);  // the same file by its path
+}
+
+TEST_CASE("a head that mismatches is refused") {
+  check_says(refusal("wrong_abi_tag"), {"ABI tag: found \"cxxabi9999-cxx98\", expected \"" QUERN_ABI_TAG "\""});
+  check_says(refusal("wrong_sdk_version"), {"SDK version: found " + std::to_string(kSdkVersion + 1) + ", expected " +
+                                            std::to_string(kSdkVersion)});
+  check_says(refusal("short_struct"),
+             {"size of the manifest's head: found 8, expected " + std::to_string(sizeof(ManifestHead))});
+}
+
+TEST_CASE("all mismatches of a head come at once") {
+  check_says(refusal("everything_wrong"), {"found 128", "SDK version: found 7", "ABI tag: found \"other\"",
+                                           "plugin name: found \"another\", expected \"everything_wrong\""});
+}
+
+TEST_CASE("a manifest that mismatches is refused") {
+  check_says(refusal("throwing_fill"), {"fill() threw", "found \"no licence file\", expected no exception"});
+  check_says(refusal("duplicate_id"), {"found log \"duplicate_id\" twice, expected once"});
+  check_says(refusal("wrong_id"), {"found log \"another\", expected log \"wrong_id\""});
+  check_says(refusal("bad_default"), {"default of option every: out of range, found 0, expected an integer of at least 1",
+                                      "found option twice twice, expected once"});
+}
+
+TEST_CASE("a file that is no plugin is refused") {
+  check_says(refusal("no_symbol"), {"found no symbol quern_plugin_manifest, expected"});
+  check_says(refusal("undefined_symbol"), {"undefined symbol: quern_test_symbol_that_nobody_defines", "expected"});
+  Scratch scratch;
+  PluginHost host({scratch.folder});
+  std::ofstream(scratch.folder / "log" / "libquern_text.so") << "this is text, and long enough for an ELF header: " << std::string(200, '.');
+  check_says(refusal(host, "text"), {"invalid ELF header", "expected a shared library"});
+  fs::create_directory(scratch.folder / "log" / "libquern_folder.so");
+  check_says(refusal(host, "folder"), {"found a directory, expected a regular file"});
+  check_says(refusal(host, "good", scratch.folder / "absent.so"), {"absent.so", "found no file, expected a regular file"});
+}
+
+TEST_CASE("a file or folder that everyone may write is refused") {
+  Scratch scratch;
+  const fs::path file = scratch.copy("good");
+  fs::permissions(file, fs::perms::others_write, fs::perm_options::add);
+  {
+    PluginHost host({scratch.folder});
+    check_says(refusal(host, "good"), {"found a file that everyone may write, expected write permission for its owner only"});
+  }
+  fs::permissions(file, fs::perms::others_write, fs::perm_options::remove);
+  fs::permissions(file.parent_path(), fs::perms::others_write, fs::perm_options::add);
+  {
+    PluginHost host({scratch.folder});
+    check_says(refusal(host, "good"), {"found a folder that everyone may write", "sticky"});
+  }
+  fs::permissions(file.parent_path(), fs::perms::sticky_bit, fs::perm_options::add);
+  PluginHost host({scratch.folder});
+  CHECK(refusal(host, "good") == "(accepted)");
+}
+
+TEST_CASE("an id that is taken is refused, and leaves the first in place") {
+  Scratch scratch;
+  const fs::path copy = scratch.copy("good");
+  PluginHost host({kFolder});
+  const Factory& first = host.require("log", "good");
+  check_says(refusal(host, "good", copy), {"found log \"good\", which is there already", "expected a new id"});
+  CHECK(&host.require("log", "good") == &first);
+}
+
+TEST_CASE("a factory that throws names its plugin, and an Error keeps its code") {
+  PluginHost host({kFolder});
+  Outcome standard = creation(host, "throwing_factory");
+  CHECK(standard.code == ErrorCode::internal);
+  check_says(standard.text, {"log \"throwing_factory\"", "libquern_throwing_factory.so", "socket closed"});
+  Outcome error = creation(host, "throws_error");
+  CHECK(error.code == ErrorCode::input);
+  check_says(error.text, {"libquern_throwing_factory.so", "a.json:3: bad field: found x, expected y; mend it"});
+  check_says(creation(host, "throws_int").text, {"no std::exception"});
+  check_says(creation(host, "returns_null").text, {"returned nothing"});
+}
+
+TEST_CASE("a listing shows broken plugins with their refusal") {
+  PluginHost host({kFolder});
+  std::size_t sound = 0, broken = 0;
+  for (const PluginEntry& entry : host.list("log")) (entry.factory ? sound : broken) += 1;
+  CHECK(sound == 5);  // good, and the four of throwing_factory
+  CHECK(broken == 10);
+}

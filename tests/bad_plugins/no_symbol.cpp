@@ -1,0 +1,2 @@
+// Fault: a library, but no plugin.
+extern "C" int quern_test_something_else() { return 1; }
