@@ -39,8 +39,13 @@ std::string own_checksum(json state) {
 }
 
 std::string state_text(const std::string& path, const CheckpointMeta& meta, const FileRecord& tensors) {
-  json state = {{"format", kFormat}, {"version", kVersion}, {"quern_version", meta.quern_version}, {"step", meta.step},
-                {"data_state", meta.data_state}, {"device_state", meta.device_state}, {"config", meta.config},
+  json state = {{"format", kFormat},
+                {"version", kVersion},
+                {"quern_version", meta.quern_version},
+                {"step", meta.step},
+                {"data_state", meta.data_state},
+                {"device_state", meta.device_state},
+                {"config", meta.config},
                 {"files", {{kTensors, {{"bytes", tensors.bytes}, {"xxh3", checksum_text(tensors.checksum)}}}}}};
   try {
     state["xxh3"] = own_checksum(state);
@@ -57,17 +62,20 @@ StateFile read_state(const std::string& path) {
   json state = read_strict_json(path, kLargestState, kStateDepth);
   try {
     if (state.at("format") != kFormat) refuse("not a quern checkpoint", quote_name(state["format"].dump()), kFormat);
-    if (state.at("version") != kVersion) refuse("checkpoint version", printable(state["version"].dump()), std::to_string(kVersion));
+    if (state.at("version") != kVersion)
+      refuse("checkpoint version", printable(state["version"].dump()), std::to_string(kVersion));
     std::string stated = state.at("xxh3"), actual = own_checksum(state);
     if (stated != actual) refuse("checksum of state.json", actual, printable(stated));
     StateFile read;
-    read.meta = {state.at("step"), state.at("data_state"), state.at("device_state"), state.at("config"), state.at("quern_version")};
+    read.meta = {state.at("step"), state.at("data_state"), state.at("device_state"), state.at("config"),
+                 state.at("quern_version")};
     const json& tensors = state.at("files").at(kTensors);
     read.bytes = tensors.at("bytes");
     read.checksum = tensors.at("xxh3");
     return read;
   } catch (const json::exception& error) {
-    throw Error(ErrorCode::input, {path, "state.json misses a field or has one of another type", printable(error.what()), "", kUseOlder});
+    throw Error(ErrorCode::input,
+                {path, "state.json misses a field or has one of another type", printable(error.what()), "", kUseOlder});
   }
 }
 
@@ -77,16 +85,20 @@ StateFile read_state_and_sizes(const std::string& path) {
   std::string tensors = path + "/" + kTensors;
   std::uintmax_t bytes = fs::file_size(tensors, error);
   if (error || bytes != state.bytes)
-    throw Error(ErrorCode::input, {tensors, error ? "is missing" : "is damaged", error ? error.message() : std::to_string(bytes) + " bytes",
+    throw Error(ErrorCode::input, {tensors, error ? "is missing" : "is damaged",
+                                   error ? error.message() : std::to_string(bytes) + " bytes",
                                    std::to_string(state.bytes) + " bytes", kUseOlder});
   return state;
 }
 
 FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors) {
   // Larger elements first, so that none is misaligned.
-  std::stable_sort(tensors.begin(), tensors.end(), [](const NamedView& a, const NamedView& b) { return size_of(a.view.dtype) > size_of(b.view.dtype); });
+  std::stable_sort(tensors.begin(), tensors.end(), [](const NamedView& a, const NamedView& b) {
+    return size_of(a.view.dtype) > size_of(b.view.dtype);
+  });
   std::vector<TensorDeclaration> declared;
-  for (const NamedView& tensor : tensors) declared.push_back({tensor.name, stored_type_of(tensor.view.dtype), tensor.view.extents});
+  for (const NamedView& tensor : tensors)
+    declared.push_back({tensor.name, stored_type_of(tensor.view.dtype), tensor.view.extents});
   SafetensorsWriter writer(path, declared);
   for (const NamedView& tensor : tensors) writer.write({tensor.view.as<const std::byte>(), tensor.view.bytes()});
   return writer.finish();
@@ -100,7 +112,8 @@ std::string checkpoint_path(const std::string& run_directory, std::int64_t step)
   return run_directory + "/checkpoints/" + name;
 }
 
-std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta, const std::vector<NamedView>& tensors) {
+std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta,
+                             const std::vector<NamedView>& tensors) {
   fs::path path = checkpoint_path(run_directory, meta.step);
   std::string temporary = path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string());
   make_directories(path.parent_path());
@@ -124,7 +137,8 @@ Checkpoint read_checkpoint(const std::string& path) {
   StateFile state = read_state_and_sizes(path);
   SafetensorsFile tensors(path + "/" + kTensors);
   std::string actual = checksum_text(checksum_of(tensors.file_bytes()));
-  if (actual != state.checksum) throw Error(ErrorCode::input, {tensors.path(), "checksum", actual, printable(state.checksum), kUseOlder});
+  if (actual != state.checksum)
+    throw Error(ErrorCode::input, {tensors.path(), "checksum", actual, printable(state.checksum), kUseOlder});
   return {path, std::move(state.meta), std::move(tensors)};
 }
 

@@ -13,10 +13,10 @@ namespace quern {
 
 /// What a run needs beside its tensors to continue with the same bits. All text is UTF-8.
 struct CheckpointMeta {
-  std::int64_t step = 0;      ///< optimizer steps finished
-  std::string data_state;     ///< DataSource::save_state
-  std::string device_state;   ///< Device::save_state
-  std::string config;         ///< resolved config, TOML
+  std::int64_t step = 0;     ///< optimizer steps finished
+  std::string data_state;    ///< DataSource::save_state
+  std::string device_state;  ///< Device::save_state
+  std::string config;        ///< resolved config, TOML
   std::string quern_version;
   bool operator==(const CheckpointMeta&) const = default;
 };
@@ -38,7 +38,8 @@ std::string checkpoint_path(const std::string& run_directory, std::int64_t step)
 
 /// Writes the checkpoint of meta.step, replacing one of that step, and returns its path. A resources error (disk full,
 /// read-only, ...) names the path and leaves nothing new.
-std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta, const std::vector<NamedView>& tensors);
+std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta,
+                             const std::vector<NamedView>& tensors);
 
 /// Opens a checkpoint directory and proves it whole, checksums included; an input error says what is damaged.
 Checkpoint read_checkpoint(const std::string& path);

@@ -46,8 +46,10 @@ Listing list(const std::string& run_directory) {
   if (error) fail_resources(directory, "cannot be read", error.value());
   for (const fs::directory_entry& entry : entries) {
     std::string name = entry.path().filename();
-    if (name.starts_with(kTemporaryPrefix)) listing.unfinished.push_back(entry.path());
-    else if (auto step = step_of(run_directory, name)) listing.steps.emplace(*step, entry.path());
+    if (name.starts_with(kTemporaryPrefix))
+      listing.unfinished.push_back(entry.path());
+    else if (auto step = step_of(run_directory, name))
+      listing.steps.emplace(*step, entry.path());
   }
   std::sort(listing.unfinished.begin(), listing.unfinished.end());
   return listing;
@@ -82,7 +84,8 @@ NewestCheckpoint find_newest(const std::string& run_directory) {
     try {
       Checkpoint checkpoint = read_checkpoint(path);
       if (checkpoint.meta.step != step)
-        throw Error(ErrorCode::input, {path, "step in state.json", std::to_string(checkpoint.meta.step), std::to_string(step), ""});
+        throw Error(ErrorCode::input,
+                    {path, "step in state.json", std::to_string(checkpoint.meta.step), std::to_string(step), ""});
       newest.checkpoint.emplace(std::move(checkpoint));
       break;
     } catch (const Error& error) {
@@ -93,7 +96,8 @@ NewestCheckpoint find_newest(const std::string& run_directory) {
   return newest;
 }
 
-std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, std::int64_t keep_last, std::int64_t newest_step) {
+std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, std::int64_t keep_last,
+                                                std::int64_t newest_step) {
   std::vector<std::string> removed;
   if (keep_last <= 0) return removed;
   std::int64_t kept = 0;
@@ -126,8 +130,9 @@ RunLock::RunLock(const std::string& directory) {
     ssize_t length = ::pread(file_, holder, sizeof holder - 1, 0);
     ::close(file_);
     if (reason != EWOULDBLOCK) fail_resources(path, "cannot be locked", reason);
-    throw Error(ErrorCode::resources, {directory, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "", "",
-                                       "wait for it, or choose another output directory"});
+    throw Error(ErrorCode::resources,
+                {directory, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "",
+                 "", "wait for it, or choose another output directory"});
   }
   std::string holder = std::to_string(::getpid());
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) {  // for the message above

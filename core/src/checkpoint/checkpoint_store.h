@@ -1,6 +1,6 @@
 #pragma once
-// The checkpoints of a run: which is the newest whole one, which go. What a crash left behind is passed over or removed.
-// One process at a time may write to a run directory; it holds the RunLock.
+// The checkpoints of a run: which is the newest whole one, which go. What a crash left behind is passed over or
+// removed. One process at a time may write to a run directory; it holds the RunLock.
 
 #include <cstdint>
 #include <optional>
@@ -25,10 +25,11 @@ struct NewestCheckpoint {
 /// Opens the whole checkpoint with the highest step. A run directory without checkpoints is not an error.
 NewestCheckpoint find_newest(const std::string& run_directory);
 
-/// Keeps the newest `keep_last` checkpoints up to and including `newest_step`, which was just written, and removes older
-/// ones; 0 keeps all. Damaged ones do not count; ones of later steps, of a run that was wound back, are left alone.
-/// Returns the paths removed.
-std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, std::int64_t keep_last, std::int64_t newest_step);
+/// Keeps the newest `keep_last` checkpoints up to and including `newest_step`, which was just written, and removes
+/// older ones; 0 keeps all. Damaged ones do not count; ones of later steps, of a run that was wound back, are left
+/// alone. Returns the paths removed.
+std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, std::int64_t keep_last,
+                                                std::int64_t newest_step);
 
 /// Removes what an earlier crash left unfinished; returns the paths. Only for the holder of the RunLock.
 std::vector<std::string> remove_leftovers(const std::string& run_directory);

@@ -1,4 +1,5 @@
-// Checkpoints come back whole or not at all: damage of every byte is seen, and a crash at any point leaves the one before.
+// Checkpoints come back whole or not at all: damage of every byte is seen, and a crash at any point leaves the one
+// before.
 #include "checkpoint/checkpoint.h"
 
 #include <signal.h>
@@ -21,7 +22,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-CheckpointMeta meta_of(std::int64_t step) { return {step, "data at " + std::to_string(step), "device \"x\"\n\xc3\xa4", "[train]\nsteps = 5\n", "0.1.0"}; }
+CheckpointMeta meta_of(std::int64_t step) {
+  return {step, "data at " + std::to_string(step), "device \"x\"\n\xc3\xa4", "[train]\nsteps = 5\n", "0.1.0"};
+}
 
 /// Tensors of several types, whose content depends on the step.
 struct State {
@@ -30,14 +33,19 @@ struct State {
     std::iota(weights.begin(), weights.end(), static_cast<float>(step));
   }
   std::vector<NamedView> views() {
-    return {{"moments", {bytes.data(), DType::e4m3, {7}}}, {"weights", {weights.data(), DType::f32, {2, 3}}}, {"empty", {nullptr, DType::bf16, {0}}}, {"count", {count.data(), DType::i64, {}}}};
+    return {{"moments", {bytes.data(), DType::e4m3, {7}}},
+            {"weights", {weights.data(), DType::f32, {2, 3}}},
+            {"empty", {nullptr, DType::bf16, {0}}},
+            {"count", {count.data(), DType::i64, {}}}};
   }
   std::vector<std::uint8_t> bytes;
   std::vector<float> weights;
   std::vector<std::int64_t> count;
 };
 
-std::string write_step(const std::string& run, std::int64_t step) { return write_checkpoint(run, meta_of(step), State(step).views()); }
+std::string write_step(const std::string& run, std::int64_t step) {
+  return write_checkpoint(run, meta_of(step), State(step).views());
+}
 
 std::int64_t newest_step(const std::string& run) {
   NewestCheckpoint newest = find_newest(run);
@@ -68,7 +76,8 @@ TEST_CASE("a checkpoint comes back bit for bit, each tensor aligned") {
     CHECK(stored.extents == tensor.view.extents);
     auto bytes = checkpoint.tensors.bytes(stored);
     CHECK(reinterpret_cast<std::uintptr_t>(bytes.data()) % size_of(tensor.view.dtype) == 0);
-    CHECK(std::equal(bytes.begin(), bytes.end(), tensor.view.as<const std::byte>(), tensor.view.as<const std::byte>() + tensor.view.bytes()));
+    CHECK(std::equal(bytes.begin(), bytes.end(), tensor.view.as<const std::byte>(),
+                     tensor.view.as<const std::byte>() + tensor.view.bytes()));
   }
   CHECK(checkpoint_path("r", 123456789) == "r/checkpoints/step-123456789");
 }
@@ -108,7 +117,8 @@ TEST_CASE("any changed or missing byte of any file is seen") {
 TEST_CASE("a state.json that is whole but not of this format is refused") {
   TestDirectory run;
   std::string path = write_step(run.path(), 3);
-  for (const char* text : {"", "{}", "[]", "{\"format\":\"other\"}", "{\"format\":\"quern checkpoint\",\"version\":2}", "{\"format\":\"quern checkpoint\",\"version\":1}", "{\"a\":1,\"a\":1}"}) {
+  for (const char* text : {"", "{}", "[]", "{\"format\":\"other\"}", "{\"format\":\"quern checkpoint\",\"version\":2}",
+                           "{\"format\":\"quern checkpoint\",\"version\":1}", "{\"a\":1,\"a\":1}"}) {
     write_text(path + "/state.json", text);
     CHECK_REFUSED(input, "state.json", read_checkpoint(path));
   }
@@ -130,7 +140,10 @@ TEST_CASE("the newest whole checkpoint is found past damaged and unfinished ones
   REQUIRE(newest.checkpoint);
   CHECK(newest.checkpoint->meta.step == 100);
   REQUIRE(newest.skipped.size() == 4);
-  const std::pair<const char*, const char*> kExpected[] = {{".tmp-step-00000500", "unfinished"}, {"step-00000400", "step in state.json: found 10"}, {"step-00000300", "20 bytes"}, {"step-00000200", "state.json"}};
+  const std::pair<const char*, const char*> kExpected[] = {{".tmp-step-00000500", "unfinished"},
+                                                           {"step-00000400", "step in state.json: found 10"},
+                                                           {"step-00000300", "20 bytes"},
+                                                           {"step-00000200", "state.json"}};
   for (std::size_t i = 0; i < 4; ++i) {
     CAPTURE(newest.skipped[i].reason);
     CHECK(newest.skipped[i].path == run / "checkpoints/" + kExpected[i].first);
@@ -146,7 +159,8 @@ TEST_CASE("a process killed at any point while writing leaves the previous check
   for (int microseconds = 0; microseconds < 12000; microseconds += 400) {
     pid_t child = ::fork();
     if (child == 0) {
-      for (std::int64_t step = 2;; ++step) write_checkpoint(run.path(), meta_of(step), {{"large", {large.data(), DType::f32, {1 << 20}}}});
+      for (std::int64_t step = 2;; ++step)
+        write_checkpoint(run.path(), meta_of(step), {{"large", {large.data(), DType::f32, {1 << 20}}}});
     }
     ::usleep(static_cast<useconds_t>(microseconds));
     ::kill(child, SIGKILL);
@@ -204,7 +218,8 @@ TEST_CASE("old checkpoints go, the newest and later ones stay") {
   CHECK(remove_old_checkpoints(run.path(), 9, 5).empty());
   fs::remove(run / "checkpoints/step-00000004/state.json");  // does not count as one of the three
   CHECK(remove_old_checkpoints(run.path(), 3, 5) == std::vector<std::string>{run / "checkpoints/step-00000001"});
-  CHECK(names_in(run / "checkpoints") == std::vector<std::string>{"step-00000002", "step-00000003", "step-00000004", "step-00000005"});
+  CHECK(names_in(run / "checkpoints") ==
+        std::vector<std::string>{"step-00000002", "step-00000003", "step-00000004", "step-00000005"});
   // The run was wound back to 2 and wrote 3: the newest is 3 and later steps are not touched.
   CHECK(remove_old_checkpoints(run.path(), 1, 3) == std::vector<std::string>{run / "checkpoints/step-00000002"});
   CHECK(remove_old_checkpoints(run.path(), 1, 5).size() == 2);
@@ -246,7 +261,8 @@ TEST_CASE("one run at a time writes into a directory") {
   TestDirectory directory;
   {
     RunLock lock(directory / "run");
-    CHECK_REFUSED(resources, "another run writes into this directory: found process " + std::to_string(::getpid()), RunLock(directory / "run"));
+    CHECK_REFUSED(resources, "another run writes into this directory: found process " + std::to_string(::getpid()),
+                  RunLock(directory / "run"));
     RunLock other(directory / "other");
   }
   RunLock again(directory / "run");

@@ -1,3 +1,5 @@
+// The export half of hf_weights.h: one safetensors file with its config and tokenizer, put in place as a whole.
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,11 +22,13 @@ constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // elements
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kConfig = "config.json";
 constexpr const char* kGeneration = "generation_config.json";
-constexpr std::array<const char*, 8> kTokenizerFiles{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                                                     "vocab.json",     "merges.txt",            "tokenizer.model",         "chat_template.jinja"};
+constexpr std::array<const char*, 8> kTokenizerFiles{
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja"};
 
 bool is_export_file(const std::string& name) {
-  return name == kWeights || name == kConfig || name == kGeneration || std::find(kTokenizerFiles.begin(), kTokenizerFiles.end(), name) != kTokenizerFiles.end();
+  return name == kWeights || name == kConfig || name == kGeneration ||
+         std::find(kTokenizerFiles.begin(), kTokenizerFiles.end(), name) != kTokenizerFiles.end();
 }
 
 // Replacing a directory deletes it, so only what an export wrote may be replaced.
@@ -33,7 +37,8 @@ void check_replaceable(const std::string& directory) {
   fs::file_status status = fs::symlink_status(directory, error);
   if (!fs::exists(status)) return;
   auto refuse = [&](const std::string& found) {
-    throw Error(ErrorCode::resources, {directory, "is there already and is not an export", found, "a new name, or an older export", "choose another directory"});
+    throw Error(ErrorCode::resources, {directory, "is there already and is not an export", found,
+                                       "a new name, or an older export", "choose another directory"});
   };
   if (!fs::is_directory(status)) refuse("a file or link");
   fs::directory_iterator entries(directory, error);
@@ -50,7 +55,8 @@ struct Piece {
   std::int64_t layer, first, count;
 };
 
-void write_weights(const std::string& path, DType dtype, std::span<const ParameterSpec> parameters, std::int64_t layers, const WeightReader& reader) {
+void write_weights(const std::string& path, DType dtype, std::span<const ParameterSpec> parameters, std::int64_t layers,
+                   const WeightReader& reader) {
   if (dtype != DType::f32 && dtype != DType::bf16) fail_internal(path, "exports are f32 or bf16");
   std::vector<TensorDeclaration> tensors;
   std::vector<Piece> pieces;
@@ -75,7 +81,8 @@ void write_weights(const std::string& path, DType dtype, std::span<const Paramet
       std::span<float> some(values.data(), count);
       reader(*pieces[i].parameter, pieces[i].layer, pieces[i].first + done, some);
       if (!std::all_of(some.begin(), some.end(), [](float value) { return std::isfinite(value); }))
-        throw Error(ErrorCode::numerics, {path, "tensor " + quote_name(tensors[i].name) + " holds a NaN or infinity", "", "finite weights", "export an earlier checkpoint"});
+        throw Error(ErrorCode::numerics, {path, "tensor " + quote_name(tensors[i].name) + " holds a NaN or infinity",
+                                          "", "finite weights", "export an earlier checkpoint"});
       if (dtype == DType::f32) {
         writer.write(std::as_bytes(some));
       } else {
@@ -104,12 +111,15 @@ void copy_tokenizer(const std::string& from, const std::string& to) {
     file.commit();
     ++copied;
   }
-  if (copied == 0) throw Error(ErrorCode::input, {from, "no tokenizer files", "", "tokenizer.json or the like", "give the directory of the model's tokenizer"});
+  if (copied == 0)
+    throw Error(ErrorCode::input, {from, "no tokenizer files", "", "tokenizer.json or the like",
+                                   "give the directory of the model's tokenizer"});
 }
 
 }  // namespace
 
-void export_hf_model(const std::string& directory, const HfExport& what, std::span<const ParameterSpec> parameters, std::int64_t layers, const WeightReader& reader) {
+void export_hf_model(const std::string& directory, const HfExport& what, std::span<const ParameterSpec> parameters,
+                     std::int64_t layers, const WeightReader& reader) {
   fs::path target = fs::path(directory).lexically_normal();
   if (!target.has_filename()) target = target.parent_path();  // "out/" names out
   check_replaceable(target);

@@ -46,41 +46,50 @@ struct Wanted {
   std::vector<std::string> embeddings;
 };
 
-bool may_be_ignored(const WeightFiles& files, const Wanted& wanted, const std::string& name, WeightFiles::Tensor tensor) {
+bool may_be_ignored(const WeightFiles& files, const Wanted& wanted, const std::string& name,
+                    WeightFiles::Tensor tensor) {
   if (name.ends_with(kRopeBuffer)) return true;
   if (name != kTiedHead) return false;
   for (const std::string& embedding : wanted.embeddings)
     if (same_bytes(tensor, files.find(embedding))) return true;
-  throw Error(ErrorCode::input, {tensor.file->path(), "tensor " + quote_name(name) + " differs from the embedding, although the config ties them", "", "",
-                                 "set tie_word_embeddings to false, or remove the tensor"});
+  throw Error(
+      ErrorCode::input,
+      {tensor.file->path(), "tensor " + quote_name(name) + " differs from the embedding, although the config ties them",
+       "", "", "set tie_word_embeddings to false, or remove the tensor"});
 }
 
 void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers) {
   Wanted wanted;
   std::vector<std::string> missing, unknown;
-  for_each_part(parameters, layers, [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t) {
-    std::string name = hf_tensor_name(part, layer);
-    if (!wanted.names.insert(name).second) fail_internal(parameter.name, "two parts are called " + name);
-    if (parameter.group == ParameterGroup::embedding) wanted.embeddings.push_back(name);
-    if (files.find(name).file == nullptr) missing.push_back(name);
-  });
+  for_each_part(parameters, layers,
+                [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t) {
+                  std::string name = hf_tensor_name(part, layer);
+                  if (!wanted.names.insert(name).second) fail_internal(parameter.name, "two parts are called " + name);
+                  if (parameter.group == ParameterGroup::embedding) wanted.embeddings.push_back(name);
+                  if (files.find(name).file == nullptr) missing.push_back(name);
+                });
   if (!missing.empty())
-    throw Error(ErrorCode::input, {files.path(), std::to_string(missing.size()) + " tensors are missing", list_names(missing), "",
-                                   "check that config.json belongs to these weights"});
+    throw Error(ErrorCode::input, {files.path(), std::to_string(missing.size()) + " tensors are missing",
+                                   list_names(missing), "", "check that config.json belongs to these weights"});
   for (const auto& [name, tensor] : files.tensors())
-    if (wanted.names.find(name) == wanted.names.end() && !may_be_ignored(files, wanted, name, tensor)) unknown.push_back(name);
+    if (wanted.names.find(name) == wanted.names.end() && !may_be_ignored(files, wanted, name, tensor))
+      unknown.push_back(name);
   if (!unknown.empty())
-    throw Error(ErrorCode::input, {files.path(), std::to_string(unknown.size()) + " tensors are not part of the model", list_names(unknown), "",
-                                   "check that config.json belongs to these weights"});
-  for_each_part(parameters, layers, [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t) {
-    WeightFiles::Tensor tensor = files.find(hf_tensor_name(part, layer));
-    Extents expected = hf_tensor_extents(parameter, part);
-    if (tensor.stored->extents != expected)
-      throw Error(ErrorCode::input, {tensor.file->path(), "shape of tensor " + quote_name(tensor.stored->name), to_string(tensor.stored->extents), to_string(expected), ""});
-    if (!is_floating(tensor.stored->type))
-      throw Error(ErrorCode::input, {tensor.file->path(), "type of tensor " + quote_name(tensor.stored->name), std::string(name_of(tensor.stored->type)), "a floating type",
-                                     "use the unquantized model"});
-  });
+    throw Error(ErrorCode::input, {files.path(), std::to_string(unknown.size()) + " tensors are not part of the model",
+                                   list_names(unknown), "", "check that config.json belongs to these weights"});
+  for_each_part(
+      parameters, layers,
+      [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t) {
+        WeightFiles::Tensor tensor = files.find(hf_tensor_name(part, layer));
+        Extents expected = hf_tensor_extents(parameter, part);
+        if (tensor.stored->extents != expected)
+          throw Error(ErrorCode::input, {tensor.file->path(), "shape of tensor " + quote_name(tensor.stored->name),
+                                         to_string(tensor.stored->extents), to_string(expected), ""});
+        if (!is_floating(tensor.stored->type))
+          throw Error(ErrorCode::input,
+                      {tensor.file->path(), "type of tensor " + quote_name(tensor.stored->name),
+                       std::string(name_of(tensor.stored->type)), "a floating type", "use the unquantized model"});
+      });
 }
 
 }  // namespace
@@ -88,7 +97,8 @@ void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> para
 std::string hf_tensor_name(const ParameterPart& part, std::int64_t layer) {
   constexpr std::string_view kPlaceholder = "{layer}";
   std::string name = part.hf_name;
-  for (std::size_t at = name.find(kPlaceholder); at != std::string::npos; at = name.find(kPlaceholder, at)) name.replace(at, kPlaceholder.size(), std::to_string(layer));
+  for (std::size_t at = name.find(kPlaceholder); at != std::string::npos; at = name.find(kPlaceholder, at))
+    name.replace(at, kPlaceholder.size(), std::to_string(layer));
   return name;
 }
 
@@ -96,22 +106,28 @@ Extents hf_tensor_extents(const ParameterSpec& parameter, const ParameterPart& p
   return parameter.extents.size() > 1 ? Extents{part.rows, parameter.columns()} : Extents{part.rows};
 }
 
-void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers, const WeightSink& sink) {
+void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers,
+                       const WeightSink& sink) {
   check_tensors(files, parameters, layers);
   std::vector<float> buffer(kPiece);
-  for_each_part(parameters, layers, [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t first) {
-    WeightFiles::Tensor tensor = files.find(hf_tensor_name(part, layer));
-    std::int64_t count = tensor.stored->count();
-    for (std::int64_t done = 0; done < count; done += kPiece) {
-      std::span<float> piece(buffer.data(), static_cast<std::size_t>(std::min(kPiece, count - done)));
-      tensor.file->read_floats(*tensor.stored, done, piece);
-      auto bad = std::find_if_not(piece.begin(), piece.end(), [](float value) { return std::isfinite(value); });
-      if (bad != piece.end())
-        throw Error(ErrorCode::input, {tensor.file->path(), "element " + std::to_string(done + (bad - piece.begin())) + " of tensor " + quote_name(tensor.stored->name),
-                                       std::to_string(*bad), "a finite number", "fetch the model again, or use another"});
-      sink(parameter, layer, first + done, piece);
-    }
-  });
+  for_each_part(parameters, layers,
+                [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t first) {
+                  WeightFiles::Tensor tensor = files.find(hf_tensor_name(part, layer));
+                  std::int64_t count = tensor.stored->count();
+                  for (std::int64_t done = 0; done < count; done += kPiece) {
+                    std::span<float> piece(buffer.data(), static_cast<std::size_t>(std::min(kPiece, count - done)));
+                    tensor.file->read_floats(*tensor.stored, done, piece);
+                    auto bad =
+                        std::find_if_not(piece.begin(), piece.end(), [](float value) { return std::isfinite(value); });
+                    if (bad != piece.end())
+                      throw Error(ErrorCode::input,
+                                  {tensor.file->path(),
+                                   "element " + std::to_string(done + (bad - piece.begin())) + " of tensor " +
+                                       quote_name(tensor.stored->name),
+                                   std::to_string(*bad), "a finite number", "fetch the model again, or use another"});
+                    sink(parameter, layer, first + done, piece);
+                  }
+                });
 }
 
 }  // namespace quern

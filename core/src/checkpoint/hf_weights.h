@@ -13,16 +13,19 @@
 
 namespace quern {
 
-/// Takes elements first, first + 1, ... of a packed parameter, row-major. `layer` is -1 outside the blocks. Pieces of one
-/// parameter come in ascending order.
-using WeightSink = std::function<void(const ParameterSpec& parameter, std::int64_t layer, std::int64_t first, std::span<const float> values)>;
+/// Takes elements first, first + 1, ... of a packed parameter, row-major. `layer` is -1 outside the blocks. Pieces of
+/// one parameter come in ascending order.
+using WeightSink = std::function<void(const ParameterSpec& parameter, std::int64_t layer, std::int64_t first,
+                                      std::span<const float> values)>;
 /// Fills `values` with elements first, first + 1, ...
-using WeightReader = std::function<void(const ParameterSpec& parameter, std::int64_t layer, std::int64_t first, std::span<float> values)>;
+using WeightReader = std::function<void(const ParameterSpec& parameter, std::int64_t layer, std::int64_t first,
+                                        std::span<float> values)>;
 
-/// Hands every parameter of the model to `sink`. Before the first value moves, names and shapes are checked: missing and
-/// unknown tensors and wrong shapes are input errors. A tied model's lm_head.weight may be there if it equals the
+/// Hands every parameter of the model to `sink`. Before the first value moves, names and shapes are checked: missing
+/// and unknown tensors and wrong shapes are input errors. A tied model's lm_head.weight may be there if it equals the
 /// embedding. A NaN or infinity is an input error that names its tensor.
-void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers, const WeightSink& sink);
+void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers,
+                       const WeightSink& sink);
 
 struct HfExport {
   DType dtype = DType::bf16;      ///< f32 or bf16 (rounded to nearest)
@@ -33,7 +36,8 @@ struct HfExport {
 
 /// Writes a model directory that Hugging Face transformers loads; it takes the place of an older export only when it is
 /// whole. A directory that holds anything else is refused.
-void export_hf_model(const std::string& directory, const HfExport& what, std::span<const ParameterSpec> parameters, std::int64_t layers, const WeightReader& reader);
+void export_hf_model(const std::string& directory, const HfExport& what, std::span<const ParameterSpec> parameters,
+                     std::int64_t layers, const WeightReader& reader);
 
 /// A part's Hugging Face tensor: "{layer}" replaced.
 std::string hf_tensor_name(const ParameterPart& part, std::int64_t layer);

@@ -1,8 +1,8 @@
 // Export then import is the identity (up to the export's rounding); every kind of wrong model is refused by name.
 #include "checkpoint/hf_weights.h"
 
-#include <cmath>
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 
@@ -24,9 +24,15 @@ std::vector<ParameterSpec> small_model(bool tied) {
   std::vector<ParameterSpec> parameters{
       matrix("embed.weight", ParameterGroup::embedding, "model.embed_tokens.weight", 11, 5),
       packed("qkv.weight", ParameterGroup::block,
-             {{"model.layers.{layer}.self_attn.q_proj.weight", 6, {}}, {"model.layers.{layer}.self_attn.k_proj.weight", 2, {}}, {"model.layers.{layer}.self_attn.v_proj.weight", 2, {}}}, 5),
+             {{"model.layers.{layer}.self_attn.q_proj.weight", 6, {}},
+              {"model.layers.{layer}.self_attn.k_proj.weight", 2, {}},
+              {"model.layers.{layer}.self_attn.v_proj.weight", 2, {}}},
+             5),
       packed("qkv.bias", ParameterGroup::block,
-             {{"model.layers.{layer}.self_attn.q_proj.bias", 6, {}}, {"model.layers.{layer}.self_attn.k_proj.bias", 2, {}}, {"model.layers.{layer}.self_attn.v_proj.bias", 2, {}}}, 1),
+             {{"model.layers.{layer}.self_attn.q_proj.bias", 6, {}},
+              {"model.layers.{layer}.self_attn.k_proj.bias", 2, {}},
+              {"model.layers.{layer}.self_attn.v_proj.bias", 2, {}}},
+             1),
       vector("norm.weight", ParameterGroup::head, "model.norm.weight", 5, Init::Kind::ones)};
   if (!tied) parameters.push_back(matrix("lm_head.weight", ParameterGroup::head, "lm_head.weight", 11, 5));
   return parameters;
@@ -39,7 +45,8 @@ Values random_values(const std::vector<ParameterSpec>& parameters) {
   std::uint64_t seed = 0;
   for (const ParameterSpec& parameter : parameters)
     for (std::int64_t layer = 0; layer < (parameter.group == ParameterGroup::block ? kLayers : 1); ++layer)
-      values[{parameter.name, parameter.group == ParameterGroup::block ? layer : -1}] = testkit::random_normal(parameter.count(), ++seed);
+      values[{parameter.name, parameter.group == ParameterGroup::block ? layer : -1}] =
+          testkit::random_normal(parameter.count(), ++seed);
   return values;
 }
 
@@ -52,11 +59,13 @@ WeightReader reader_of(const Values& values) {
 
 Values import_all(const std::string& path, const std::vector<ParameterSpec>& parameters) {
   Values values;
-  import_hf_weights(WeightFiles(path), parameters, kLayers, [&](const ParameterSpec& parameter, std::int64_t layer, std::int64_t first, std::span<const float> piece) {
-    auto& to = values[{parameter.name, layer}];
-    CHECK(static_cast<std::int64_t>(to.size()) == first);  // ascending, no gaps
-    to.insert(to.end(), piece.begin(), piece.end());
-  });
+  import_hf_weights(
+      WeightFiles(path), parameters, kLayers,
+      [&](const ParameterSpec& parameter, std::int64_t layer, std::int64_t first, std::span<const float> piece) {
+        auto& to = values[{parameter.name, layer}];
+        CHECK(static_cast<std::int64_t>(to.size()) == first);  // ascending, no gaps
+        to.insert(to.end(), piece.begin(), piece.end());
+      });
   return values;
 }
 
@@ -66,7 +75,8 @@ struct RawTensor {
   Extents extents;
   std::vector<float> values;
 };
-void write_model(const std::string& path, const std::vector<ParameterSpec>& parameters, const Values& values, const std::function<void(std::vector<RawTensor>&)>& change) {
+void write_model(const std::string& path, const std::vector<ParameterSpec>& parameters, const Values& values,
+                 const std::function<void(std::vector<RawTensor>&)>& change) {
   std::vector<RawTensor> tensors;
   for (const auto& [key, all] : values)
     for (const ParameterSpec& parameter : parameters) {
@@ -123,20 +133,27 @@ TEST_CASE("models that do not fit are refused by name before a value moves") {
   auto refused = [&](const std::string& words, const std::function<void(std::vector<RawTensor>&)>& change) {
     write_model(directory / "model.safetensors", parameters, values, change);
     bool moved = false;
-    CHECK_REFUSED(input, words, import_hf_weights(WeightFiles(directory.path()), parameters, kLayers, [&](auto&&...) { moved = true; }));
+    CHECK_REFUSED(input, words, import_hf_weights(WeightFiles(directory.path()), parameters, kLayers, [&](auto&&...) {
+                    moved = true;
+                  }));
     CHECK(!moved);
   };
   auto named = [](std::vector<RawTensor>& tensors, const std::string& name) -> RawTensor& {
     return *std::find_if(tensors.begin(), tensors.end(), [&](const RawTensor& tensor) { return tensor.name == name; });
   };
-  refused("1 tensors are missing: found 'model.norm.weight'", [&](auto& tensors) { tensors.erase(tensors.begin() + (&named(tensors, "model.norm.weight") - tensors.data())); });
+  refused("1 tensors are missing: found 'model.norm.weight'", [&](auto& tensors) {
+    tensors.erase(tensors.begin() + (&named(tensors, "model.norm.weight") - tensors.data()));
+  });
   refused("20 tensors are missing", [](auto& tensors) { tensors.resize(0); });
   refused("and 12 more", [](auto& tensors) { tensors.resize(0); });
   refused("2 tensors are not part of the model: found 'model.layers.3.mlp', 'x'", [](auto& tensors) {
     tensors.push_back({"x", {1}, {1}});
     tensors.push_back({"model.layers.3.mlp", {1}, {1}});
   });
-  refused("shape of tensor 'model.layers.1.self_attn.q_proj.weight': found (5, 6), expected (6, 5)", [&](auto& tensors) { named(tensors, "model.layers.1.self_attn.q_proj.weight").extents = {5, 6}; });
+  refused("shape of tensor 'model.layers.1.self_attn.q_proj.weight': found (5, 6), expected (6, 5)",
+          [&](auto& tensors) {
+            named(tensors, "model.layers.1.self_attn.q_proj.weight").extents = {5, 6};
+          });
   refused("found (5, 1), expected (5)", [&](auto& tensors) { named(tensors, "model.norm.weight").extents = {5, 1}; });
   refused("differs from the embedding", [&](auto& tensors) {
     RawTensor head = named(tensors, "model.embed_tokens.weight");
@@ -152,7 +169,8 @@ TEST_CASE("a tied head that repeats the embedding, and rope buffers, may be ther
   Values values = random_values(parameters);
   write_model(directory / "model.safetensors", parameters, values, [](std::vector<RawTensor>& tensors) {
     for (RawTensor tensor : std::vector<RawTensor>(tensors))
-      if (tensor.name == "model.embed_tokens.weight") tensors.push_back({"lm_head.weight", tensor.extents, tensor.values});
+      if (tensor.name == "model.embed_tokens.weight")
+        tensors.push_back({"lm_head.weight", tensor.extents, tensor.values});
     tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, {1}});
   });
   CHECK(import_all(directory.path(), parameters) == values);
@@ -165,8 +183,11 @@ TEST_CASE("weights that are not finite numbers are refused by name, read or writ
     Values values = random_values(parameters);
     values.at({"qkv.weight", 1})[6 * 5 + 3] = bad;
     write_model(directory / "model.safetensors", parameters, values, [](auto&) {});
-    CHECK_REFUSED(input, "element 3 of tensor 'model.layers.1.self_attn.k_proj.weight'", import_all(directory.path(), parameters));
-    CHECK_REFUSED(numerics, "'model.layers.1.self_attn.k_proj.weight'", export_hf_model(directory / "out", {DType::bf16, "{}", "", ""}, parameters, kLayers, reader_of(values)));
+    CHECK_REFUSED(input, "element 3 of tensor 'model.layers.1.self_attn.k_proj.weight'",
+                  import_all(directory.path(), parameters));
+    CHECK_REFUSED(
+        numerics, "'model.layers.1.self_attn.k_proj.weight'",
+        export_hf_model(directory / "out", {DType::bf16, "{}", "", ""}, parameters, kLayers, reader_of(values)));
     CHECK(!fs::exists(directory / "out"));
     CHECK(directory.entries() == 1);
   }

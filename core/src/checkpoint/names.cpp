@@ -20,13 +20,15 @@ std::string quote_name(std::string_view name) { return printable(name).insert(0,
 
 std::string list_names(const std::vector<std::string>& names) {
   std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kMostListed); ++i) text.append(i == 0 ? "" : ", ").append(quote_name(names[i]));
+  for (std::size_t i = 0; i < std::min(names.size(), kMostListed); ++i)
+    text.append(i == 0 ? "" : ", ").append(quote_name(names[i]));
   if (names.size() > kMostListed) text += " and " + std::to_string(names.size() - kMostListed) + " more";
   return text;
 }
 
 bool is_plain_file_name(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos;
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
 }
 
 }  // namespace quern

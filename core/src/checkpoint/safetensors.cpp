@@ -30,19 +30,23 @@ void convert(const std::byte* from, std::span<float> out, Convert to_float) {
 
 std::string quote_json(const std::string& text) { return nlohmann::json(text).dump(); }
 
-std::string header_text(const std::string& path, const std::vector<TensorDeclaration>& tensors, const std::map<std::string, std::string>& metadata, std::uint64_t& data_bytes) {
+std::string header_text(const std::string& path, const std::vector<TensorDeclaration>& tensors,
+                        const std::map<std::string, std::string>& metadata, std::uint64_t& data_bytes) {
   std::string text = "{";
   if (!metadata.empty()) text += "\"__metadata__\":" + nlohmann::json(metadata).dump();
   std::map<std::string, int> names;
   data_bytes = 0;
   for (const TensorDeclaration& tensor : tensors) {
     auto bytes = stored_bytes(tensor.type, tensor.extents);
-    if (!bytes || names[tensor.name]++ > 0 || tensor.name == "__metadata__") fail_internal(path, "tensor " + quote_name(tensor.name) + " declared badly or twice");
+    if (!bytes || names[tensor.name]++ > 0 || tensor.name == "__metadata__")
+      fail_internal(path, "tensor " + quote_name(tensor.name) + " declared badly or twice");
     std::string shape;
     for (std::int64_t extent : tensor.extents) shape.append(shape.empty() ? "" : ",").append(std::to_string(extent));
     text.append(text.size() > 1 ? "," : "").append(quote_json(tensor.name));
     text.append(":{\"dtype\":\"").append(name_of(tensor.type)).append("\",\"shape\":[").append(shape);
-    text.append("],\"data_offsets\":[").append(std::to_string(data_bytes) + "," + std::to_string(data_bytes + *bytes)).append("]}");
+    text.append("],\"data_offsets\":[")
+        .append(std::to_string(data_bytes) + "," + std::to_string(data_bytes + *bytes))
+        .append("]}");
     data_bytes += *bytes;
   }
   text += "}";
@@ -56,11 +60,15 @@ SafetensorsFile::SafetensorsFile(std::string path) : file_(std::move(path)) {
   auto refuse = [&](const std::string& what, const std::string& found, const std::string& expected) {
     throw Error(ErrorCode::input, {file_.path(), what, found, expected, "fetch or make the file again"});
   };
-  if (all.size() < kLengthBytes) refuse("not a whole safetensors file", std::to_string(all.size()) + " bytes", "at least 8");
+  if (all.size() < kLengthBytes)
+    refuse("not a whole safetensors file", std::to_string(all.size()) + " bytes", "at least 8");
   std::uint64_t length = 0;
   std::memcpy(&length, all.data(), kLengthBytes);
-  if (length > kLongestHeader) refuse("header length", std::to_string(length) + " bytes", "at most " + std::to_string(kLongestHeader));
-  if (length > all.size() - kLengthBytes) refuse("file is truncated", std::to_string(all.size()) + " bytes", "a header of " + std::to_string(length) + " bytes");
+  if (length > kLongestHeader)
+    refuse("header length", std::to_string(length) + " bytes", "at most " + std::to_string(kLongestHeader));
+  if (length > all.size() - kLengthBytes)
+    refuse("file is truncated", std::to_string(all.size()) + " bytes",
+           "a header of " + std::to_string(length) + " bytes");
   data_ = all.subspan(kLengthBytes + length);
   std::string_view header(reinterpret_cast<const char*>(all.data()) + kLengthBytes, length);
   contents_ = parse_safetensors_header(file_.path(), header, data_.size());
@@ -78,7 +86,9 @@ const StoredTensor& SafetensorsFile::at(std::string_view name) const {
   return *tensor;
 }
 
-std::span<const std::byte> SafetensorsFile::bytes(const StoredTensor& tensor) const { return data_.subspan(tensor.offset, tensor.bytes); }
+std::span<const std::byte> SafetensorsFile::bytes(const StoredTensor& tensor) const {
+  return data_.subspan(tensor.offset, tensor.bytes);
+}
 
 void SafetensorsFile::read_floats(const StoredTensor& tensor, std::int64_t first, std::span<float> out) const {
   if (first < 0 || first > tensor.count() || static_cast<std::int64_t>(out.size()) > tensor.count() - first)
@@ -95,7 +105,8 @@ void SafetensorsFile::read_floats(const StoredTensor& tensor, std::int64_t first
     case StoredType::f8_e5m2: return convert<std::uint8_t>(from, out, e5m2_to_float);
     default: break;
   }
-  throw Error(ErrorCode::input, {path(), "tensor " + quote_name(tensor.name) + " does not hold real numbers", std::string(name_of(tensor.type)), "F32, BF16, F16 or another floating type", ""});
+  throw Error(ErrorCode::input, {path(), "tensor " + quote_name(tensor.name) + " does not hold real numbers",
+                                 std::string(name_of(tensor.type)), "F32, BF16, F16 or another floating type", ""});
 }
 
 std::vector<float> SafetensorsFile::read_floats(std::string_view name) const {
@@ -105,7 +116,8 @@ std::vector<float> SafetensorsFile::read_floats(std::string_view name) const {
   return values;
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<TensorDeclaration>& tensors, const std::map<std::string, std::string>& metadata)
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<TensorDeclaration>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
     : path_(path), file_(path) {
   std::string header = header_text(path, tensors, metadata, remaining_);
   std::uint64_t length = header.size();

@@ -54,7 +54,8 @@ struct TensorDeclaration {
 /// in pieces of any size. Alignment is kept when larger element types are declared first.
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(const std::string& path, const std::vector<TensorDeclaration>& tensors, const std::map<std::string, std::string>& metadata = {});
+  SafetensorsWriter(const std::string& path, const std::vector<TensorDeclaration>& tensors,
+                    const std::map<std::string, std::string>& metadata = {});
 
   /// The next bytes of the data.
   void write(std::span<const std::byte> bytes);

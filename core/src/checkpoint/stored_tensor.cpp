@@ -22,10 +22,21 @@ struct TypeInfo {
   std::size_t size;
 };
 constexpr std::array<TypeInfo, 15> kTypes{{
-    {StoredType::f64, "F64", 8}, {StoredType::f32, "F32", 4}, {StoredType::f16, "F16", 2}, {StoredType::bf16, "BF16", 2},
-    {StoredType::f8_e4m3, "F8_E4M3", 1}, {StoredType::f8_e5m2, "F8_E5M2", 1}, {StoredType::i64, "I64", 8}, {StoredType::i32, "I32", 4},
-    {StoredType::i16, "I16", 2}, {StoredType::i8, "I8", 1}, {StoredType::u64, "U64", 8}, {StoredType::u32, "U32", 4},
-    {StoredType::u16, "U16", 2}, {StoredType::u8, "U8", 1}, {StoredType::boolean, "BOOL", 1},
+    {StoredType::f64, "F64", 8},
+    {StoredType::f32, "F32", 4},
+    {StoredType::f16, "F16", 2},
+    {StoredType::bf16, "BF16", 2},
+    {StoredType::f8_e4m3, "F8_E4M3", 1},
+    {StoredType::f8_e5m2, "F8_E5M2", 1},
+    {StoredType::i64, "I64", 8},
+    {StoredType::i32, "I32", 4},
+    {StoredType::i16, "I16", 2},
+    {StoredType::i8, "I8", 1},
+    {StoredType::u64, "U64", 8},
+    {StoredType::u32, "U32", 4},
+    {StoredType::u16, "U16", 2},
+    {StoredType::u8, "U8", 1},
+    {StoredType::boolean, "BOOL", 1},
 }};
 constexpr int kHeaderDepth = 3;  // header, tensor, shape
 constexpr const char* kMetadata = "__metadata__";
@@ -47,13 +58,17 @@ class HeaderReader {
     tensor.name = name;
     const json& type = field(entry, "dtype");
     auto known = type.is_string() ? stored_type_named(type.get_ref<const std::string&>()) : std::nullopt;
-    if (!known) refuse("dtype", type.is_string() ? quote_name(type.get_ref<const std::string&>()) : type.type_name(), all_types());
+    if (!known)
+      refuse("dtype", type.is_string() ? quote_name(type.get_ref<const std::string&>()) : type.type_name(),
+             all_types());
     tensor.type = *known;
-    for (const json& extent : array(entry, "shape")) tensor.extents.push_back(static_cast<std::int64_t>(number(extent, "shape")));
+    for (const json& extent : array(entry, "shape"))
+      tensor.extents.push_back(static_cast<std::int64_t>(number(extent, "shape")));
     const json& offsets = array(entry, "data_offsets");
     if (offsets.size() != 2) refuse("data_offsets", std::to_string(offsets.size()) + " numbers", "begin and end");
     std::uint64_t begin = number(offsets[0], "data_offsets"), end = number(offsets[1], "data_offsets");
-    if (end < begin) refuse("data_offsets", std::to_string(begin) + " to " + std::to_string(end), "an end not before the begin");
+    if (end < begin)
+      refuse("data_offsets", std::to_string(begin) + " to " + std::to_string(end), "an end not before the begin");
     auto bytes = stored_bytes(tensor.type, tensor.extents);
     if (!bytes) refuse("shape", to_string(tensor.extents), "a size that fits into 63 bits");
     if (*bytes != end - begin)
@@ -66,7 +81,8 @@ class HeaderReader {
 
   [[noreturn]] void refuse(const std::string& what, const std::string& found, const std::string& expected) const {
     std::string subject = name_.empty() ? "" : "tensor " + quote_name(name_) + ": ";
-    throw Error(ErrorCode::input, {where_, subject + what, found, expected, "the file is damaged or was made by a faulty tool"});
+    throw Error(ErrorCode::input,
+                {where_, subject + what, found, expected, "the file is damaged or was made by a faulty tool"});
   }
   void about(const std::string& name) { name_ = name; }
 
@@ -83,7 +99,8 @@ class HeaderReader {
   }
   std::uint64_t number(const json& value, const char* key) const {
     constexpr std::uint64_t kLargest = std::numeric_limits<std::int64_t>::max();
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > kLargest) refuse(key, printable(value.dump(-1, ' ', true)), "whole numbers, not negative");
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > kLargest)
+      refuse(key, printable(value.dump(-1, ' ', true)), "whole numbers, not negative");
     return value.get<std::uint64_t>();
   }
   static std::string all_types() {
@@ -101,12 +118,16 @@ void check_cover(HeaderReader& reader, const std::vector<StoredTensor>& tensors,
   for (const StoredTensor& tensor : tensors) {
     reader.about(tensor.name);
     if (tensor.offset != end)
-      reader.refuse(tensor.offset < end ? "overlaps the tensor before it" : "leaves a hole before it", "offset " + std::to_string(tensor.offset), std::to_string(end));
-    if (tensor.bytes > data_bytes - end) reader.refuse("ends behind the file's end", std::to_string(end + tensor.bytes) + " bytes", "at most " + std::to_string(data_bytes));
+      reader.refuse(tensor.offset < end ? "overlaps the tensor before it" : "leaves a hole before it",
+                    "offset " + std::to_string(tensor.offset), std::to_string(end));
+    if (tensor.bytes > data_bytes - end)
+      reader.refuse("ends behind the file's end", std::to_string(end + tensor.bytes) + " bytes",
+                    "at most " + std::to_string(data_bytes));
     end += tensor.bytes;
   }
   reader.about("");
-  if (end != data_bytes) reader.refuse("bytes after the last tensor", std::to_string(data_bytes) + " bytes of data", std::to_string(end));
+  if (end != data_bytes)
+    reader.refuse("bytes after the last tensor", std::to_string(data_bytes) + " bytes of data", std::to_string(end));
 }
 
 }  // namespace

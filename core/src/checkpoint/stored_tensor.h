@@ -15,7 +15,23 @@
 namespace quern {
 
 /// The types of the safetensors format that quern reads; spelled there as name_of says.
-enum class StoredType : std::uint8_t { f64, f32, f16, bf16, f8_e4m3, f8_e5m2, i64, i32, i16, i8, u64, u32, u16, u8, boolean };
+enum class StoredType : std::uint8_t {
+  f64,
+  f32,
+  f16,
+  bf16,
+  f8_e4m3,
+  f8_e5m2,
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8,
+  boolean
+};
 
 std::size_t size_of(StoredType type);
 std::string_view name_of(StoredType type);
@@ -27,8 +43,8 @@ bool is_floating(StoredType type);
 struct StoredTensor {
   std::string name;
   StoredType type = StoredType::f32;
-  Extents extents;            ///< empty: a scalar
-  std::uint64_t offset = 0;   ///< of its first byte in the data section
+  Extents extents;           ///< empty: a scalar
+  std::uint64_t offset = 0;  ///< of its first byte in the data section
   std::uint64_t bytes = 0;
   std::int64_t count() const { return element_count(extents); }
 };

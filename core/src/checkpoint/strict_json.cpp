@@ -16,16 +16,19 @@ json parse_strict_json(const std::string& where, std::string_view text, int larg
     throw Error(ErrorCode::input, {where, what, found, expected, "the file is damaged or was made by a faulty tool"});
   };
   // The parser takes a NUL for the end of its input and would not see what follows.
-  if (std::size_t at = text.find('\0'); at != std::string_view::npos) refuse("not valid JSON", "a zero byte at offset " + std::to_string(at), "text");
+  if (std::size_t at = text.find('\0'); at != std::string_view::npos)
+    refuse("not valid JSON", "a zero byte at offset " + std::to_string(at), "text");
   std::vector<std::set<std::string>> names;  // of the objects that are open, by depth
   auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      if (depth >= largest_depth) refuse("JSON nested too deep", "more than " + std::to_string(largest_depth) + " levels", "");
+      if (depth >= largest_depth)
+        refuse("JSON nested too deep", "more than " + std::to_string(largest_depth) + " levels", "");
       names.resize(static_cast<std::size_t>(depth) + 2);
       names.back().clear();
     } else if (event == json::parse_event_t::key) {
       const auto& name = parsed.get_ref<const std::string&>();
-      if (!names[static_cast<std::size_t>(depth)].insert(name).second) refuse("a name stands twice in JSON", quote_name(name), "each name once");
+      if (!names[static_cast<std::size_t>(depth)].insert(name).second)
+        refuse("a name stands twice in JSON", quote_name(name), "each name once");
     }
     return true;
   };
@@ -40,8 +43,10 @@ json parse_strict_json(const std::string& where, std::string_view text, int larg
 json read_strict_json(const std::string& path, std::size_t largest_bytes, int largest_depth) {
   MappedFile file(path);
   if (file.bytes().size() > largest_bytes)
-    throw Error(ErrorCode::input, {path, "file is too large", std::to_string(file.bytes().size()) + " bytes", "at most " + std::to_string(largest_bytes), ""});
-  return parse_strict_json(path, {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, largest_depth);
+    throw Error(ErrorCode::input, {path, "file is too large", std::to_string(file.bytes().size()) + " bytes",
+                                   "at most " + std::to_string(largest_bytes), ""});
+  return parse_strict_json(path, {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()},
+                           largest_depth);
 }
 
 }  // namespace quern

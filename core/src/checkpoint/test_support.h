@@ -12,7 +12,9 @@
 
 namespace quern {
 
-inline void write_text(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+inline void write_text(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 inline std::string read_text(const std::string& path) {
   std::ostringstream out;
@@ -46,11 +48,11 @@ inline Refusal refusal_of(const std::function<void()>& action) {
 }  // namespace quern
 
 /// Expects an error of that code whose message holds `words`.
-#define CHECK_REFUSED(expected_code, words, ...)                    \
-  do {                                                              \
+#define CHECK_REFUSED(expected_code, words, ...)                          \
+  do {                                                                    \
     ::quern::Refusal refusal = ::quern::refusal_of([&] { __VA_ARGS__; }); \
-    CAPTURE(refusal.text);                                          \
-    CAPTURE(std::string(words));                                    \
-    CHECK(refusal.code == ::quern::ErrorCode::expected_code);       \
-    CHECK(refusal.holds(words));                                    \
+    CAPTURE(refusal.text);                                                \
+    CAPTURE(std::string(words));                                          \
+    CHECK(refusal.code == ::quern::ErrorCode::expected_code);             \
+    CHECK(refusal.holds(words));                                          \
   } while (false)

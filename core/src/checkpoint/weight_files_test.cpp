@@ -17,11 +17,14 @@ void write_tensors(const std::string& path, const std::vector<std::string>& name
   std::vector<TensorDeclaration> declared;
   for (const std::string& name : names) declared.push_back({name, StoredType::f32, {1}});
   SafetensorsWriter writer(path, declared);
-  for (float value = 1; value <= static_cast<float>(names.size()); ++value) writer.write(std::as_bytes(std::span(&value, 1)));
+  for (float value = 1; value <= static_cast<float>(names.size()); ++value)
+    writer.write(std::as_bytes(std::span(&value, 1)));
   writer.finish();
 }
 
-std::string index_of(const std::string& map) { return "{\"metadata\":{\"total_size\":12},\"weight_map\":{" + map + "}}"; }
+std::string index_of(const std::string& map) {
+  return "{\"metadata\":{\"total_size\":12},\"weight_map\":{" + map + "}}";
+}
 
 }  // namespace
 
@@ -29,7 +32,8 @@ TEST_CASE("a file, a directory and an index are opened alike") {
   TestDirectory directory;
   write_tensors(directory / "one.safetensors", {"a", "b"});
   write_tensors(directory / "two.safetensors", {"c"});
-  write_text(directory / "model.safetensors.index.json", index_of(R"("a":"one.safetensors","b":"one.safetensors","c":"two.safetensors")"));
+  write_text(directory / "model.safetensors.index.json",
+             index_of(R"("a":"one.safetensors","b":"one.safetensors","c":"two.safetensors")"));
   for (const std::string& path : {directory.path(), directory / "model.safetensors.index.json"}) {
     WeightFiles files(path);
     CHECK(files.tensors().size() == 3);
@@ -55,8 +59,10 @@ TEST_CASE("what is absent or does not agree is named") {
     write_text(index, text);
     CHECK_REFUSED(input, words, WeightFiles(directory.path()));
   };
-  refused("one.missing.safetensors: shard is missing", index_of(R"("a":"one.safetensors","b":"one.missing.safetensors")"));
-  refused("not in the shard that the index states: found 'x'", index_of(R"("a":"one.safetensors","b":"one.safetensors","x":"one.safetensors")"));
+  refused("one.missing.safetensors: shard is missing",
+          index_of(R"("a":"one.safetensors","b":"one.missing.safetensors")"));
+  refused("not in the shard that the index states: found 'x'",
+          index_of(R"("a":"one.safetensors","b":"one.safetensors","x":"one.safetensors")"));
   refused("does not list: found 'b'", index_of(R"("a":"one.safetensors")"));
   refused("weight_map", "{}");
   refused("weight_map", "[]");

@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <functional>
 #include <fstream>
+#include <functional>
 
 #include <doctest/doctest.h>
 
@@ -49,7 +49,10 @@ TEST_CASE("a durable file replaces the old one only when it is committed") {
     CHECK(record.checksum == checksum_of(std::as_bytes(std::span(std::string_view("onetwo")))));
   }
   CHECK(text_of(path) == "onetwo");
-  { DurableFile abandoned(path); abandoned.write("three"); }
+  {
+    DurableFile abandoned(path);
+    abandoned.write("three");
+  }
   CHECK(text_of(path) == "onetwo");
   CHECK(directory.entries() == 1);
 }

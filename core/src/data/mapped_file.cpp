@@ -27,7 +27,9 @@ MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   struct stat info {};
   int failed = ::fstat(file, &info);
   if (failed != 0 || !S_ISREG(info.st_mode)) {
-    std::string found = failed != 0 ? std::strerror(errno) : S_ISDIR(info.st_mode) ? "a directory" : "not a regular file";
+    std::string found = failed != 0             ? std::strerror(errno)
+                        : S_ISDIR(info.st_mode) ? "a directory"
+                                                : "not a regular file";
     ::close(file);
     refuse(path_, "cannot be read", found);
   }
@@ -36,7 +38,8 @@ MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   int reason = errno;
   ::close(file);
   if (memory == MAP_FAILED)
-    throw Error(ErrorCode::resources, {path_, "cannot be mapped", std::strerror(reason), "", "check the address space limit (ulimit -v)"});
+    throw Error(ErrorCode::resources,
+                {path_, "cannot be mapped", std::strerror(reason), "", "check the address space limit (ulimit -v)"});
   bytes_ = {static_cast<const std::byte*>(memory), size};
 }
 
@@ -44,7 +47,8 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);

@@ -64,18 +64,23 @@ void TokenFile::refuse(std::string what, std::string found, std::string expected
 
 void TokenFile::read_header() {
   std::size_t size = file_.bytes().size();
-  if (size < kHeaderBytes) refuse("not a whole token file", std::to_string(size) + " bytes", "at least the 64 bytes of a header", kPrepareAgain);
+  if (size < kHeaderBytes)
+    refuse("not a whole token file", std::to_string(size) + " bytes", "at least the 64 bytes of a header",
+           kPrepareAgain);
   auto header = load<Header>(file_.bytes().data());
   if (std::memcmp(header.magic, kMagic, sizeof header.magic) != 0)
     refuse("not a token file", "another magic number", kMagic, "make one with the data preparation script");
-  if (header.version != kVersion) refuse("token file version", std::to_string(header.version), std::to_string(kVersion), kPrepareAgain);
+  if (header.version != kVersion)
+    refuse("token file version", std::to_string(header.version), std::to_string(kVersion), kPrepareAgain);
   if ((header.flags & ~kMaskFlag) != 0) refuse("unknown flags of a token file", std::to_string(header.flags), "0 or 1");
-  if (header.token_bytes != 2 && header.token_bytes != 4) refuse("token_bytes", std::to_string(header.token_bytes), "2 or 4");
+  if (header.token_bytes != 2 && header.token_bytes != 4)
+    refuse("token_bytes", std::to_string(header.token_bytes), "2 or 4");
   constexpr std::uint32_t kLargest = std::numeric_limits<std::int32_t>::max();
   if (header.vocab_size == 0 || header.vocab_size > kLargest)
     refuse("vocab_size", std::to_string(header.vocab_size), "1 to " + std::to_string(kLargest));
   if (header.separator < -1 || header.separator >= static_cast<std::int64_t>(header.vocab_size))
-    refuse("separator_token", std::to_string(header.separator), "-1 or a token below " + std::to_string(header.vocab_size));
+    refuse("separator_token", std::to_string(header.separator),
+           "-1 or a token below " + std::to_string(header.vocab_size));
   for (std::uint8_t byte : header.reserved)
     if (byte != 0) refuse("reserved bytes of the header", std::to_string(byte), "zeros");
   if (header.token_count == 0) refuse("token_count", "0", "at least one token", kPrepareAgain);
@@ -93,7 +98,8 @@ void TokenFile::read_header() {
 void TokenFile::check_size(std::uint64_t token_count, std::uint32_t token_bytes, bool masked) {
   constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 56;  // nothing below overflows up to here
   std::uint64_t size = file_.bytes().size();
-  if (token_count > kMostTokens) refuse("token_count", std::to_string(token_count), "what the file's " + std::to_string(size) + " bytes can hold");
+  if (token_count > kMostTokens)
+    refuse("token_count", std::to_string(token_count), "what the file's " + std::to_string(size) + " bytes can hold");
   std::uint64_t implied = kHeaderBytes + padded(token_count * token_bytes);
   if (masked) implied += padded((token_count + 7) / 8);
   if (size != implied)
@@ -102,14 +108,16 @@ void TokenFile::check_size(std::uint64_t token_count, std::uint32_t token_bytes,
 }
 
 void TokenFile::read(std::int64_t first, std::span<std::int32_t> out) const {
-  if (first < 0 || first > count_ || static_cast<std::int64_t>(out.size()) > count_ - first) fail_internal(path(), "read past the end of a token file");
+  if (first < 0 || first > count_ || static_cast<std::int64_t>(out.size()) > count_ - first)
+    fail_internal(path(), "read past the end of a token file");
   const std::byte* from = tokens_ + static_cast<std::size_t>(first) * token_bytes_;
   auto limit = static_cast<std::uint32_t>(vocabulary_);
-  std::size_t bad = token_bytes_ == 2 ? copy_checked<std::uint16_t>(from, out, limit) : copy_checked<std::uint32_t>(from, out, limit);
+  std::size_t bad =
+      token_bytes_ == 2 ? copy_checked<std::uint16_t>(from, out, limit) : copy_checked<std::uint32_t>(from, out, limit);
   if (bad == out.size()) return;
   std::uint32_t token = token_bytes_ == 2 ? load<std::uint16_t>(from + bad * 2) : load<std::uint32_t>(from + bad * 4);
-  refuse("token " + std::to_string(first + static_cast<std::int64_t>(bad)) + " is not in the vocabulary", std::to_string(token),
-         "below " + std::to_string(vocabulary_), kPrepareAgain);
+  refuse("token " + std::to_string(first + static_cast<std::int64_t>(bad)) + " is not in the vocabulary",
+         std::to_string(token), "below " + std::to_string(vocabulary_), kPrepareAgain);
 }
 
 bool TokenFile::is_target(std::int64_t token) const {
@@ -131,7 +139,9 @@ std::optional<std::int64_t> TokenFile::first_target() const {
 
 void TokenFile::verify() const {
   std::uint64_t actual = checksum_of(file_.bytes().subspan(kHeaderBytes));
-  if (actual != checksum_) refuse("checksum of the payload", checksum_text(actual), checksum_text(checksum_), "the file is damaged; copy or prepare it again");
+  if (actual != checksum_)
+    refuse("checksum of the payload", checksum_text(actual), checksum_text(checksum_),
+           "the file is damaged; copy or prepare it again");
   std::vector<std::int32_t> buffer(std::size_t{1} << 16);
   for (std::int64_t first = 0; first < count_; first += static_cast<std::int64_t>(buffer.size())) {
     auto size = std::min<std::int64_t>(static_cast<std::int64_t>(buffer.size()), count_ - first);
@@ -145,7 +155,8 @@ void write_token_file(const std::string& path, const TokenFileContent& content) 
   if (!content.mask.empty() && content.mask.size() != count) fail_internal(path, "one mask bit a token");
   std::uint64_t mask_at = padded(count * token_bytes);
   std::vector<std::byte> payload(mask_at + (content.mask.empty() ? 0 : padded((count + 7) / 8)));
-  for (std::size_t i = 0; i < count; ++i) std::memcpy(payload.data() + i * token_bytes, &content.tokens[i], token_bytes);
+  for (std::size_t i = 0; i < count; ++i)
+    std::memcpy(payload.data() + i * token_bytes, &content.tokens[i], token_bytes);
   for (std::size_t i = 0; i < content.mask.size(); ++i)
     if (content.mask[i]) payload[mask_at + i / 8] |= std::byte{1} << (i % 8);
 

@@ -36,7 +36,9 @@ std::string read_text(const std::string& path) {
 void write_text(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 template <class T>
-void put(std::string& text, std::size_t at, T value) { std::memcpy(text.data() + at, &value, sizeof(T)); }
+void put(std::string& text, std::size_t at, T value) {
+  std::memcpy(text.data() + at, &value, sizeof(T));
+}
 
 /// Expects an input error that names the file and holds `words`.
 template <class Action>
@@ -120,7 +122,8 @@ TEST_CASE("every header fault is refused with what was found") {
   refused("too long", with(12, std::uint32_t{0}));
   refused("token_count: found 0", with(16, std::uint64_t{0}));
   refused("truncated", with(16, std::uint64_t{1000}));
-  for (std::uint64_t huge : {~std::uint64_t{0}, std::uint64_t{1} << 63, (std::uint64_t{1} << 63) + 101, std::uint64_t{1} << 57, (std::uint64_t{1} << 56) + 1})
+  for (std::uint64_t huge : {~std::uint64_t{0}, std::uint64_t{1} << 63, (std::uint64_t{1} << 63) + 101,
+                             std::uint64_t{1} << 57, (std::uint64_t{1} << 56) + 1})
     refused("token_count", with(16, huge));
   refused("truncated", with(16, std::uint64_t{1} << 56));
   refused("vocab_size", with(24, std::uint32_t{0}));

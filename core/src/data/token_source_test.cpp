@@ -1,5 +1,5 @@
-// Laws of the token source: an epoch is every window once, a resumed run is the straight run, ranks and batch sizes only
-// group one order, and reading ahead changes nothing.
+// Laws of the token source: an epoch is every window once, a resumed run is the straight run, ranks and batch sizes
+// only group one order, and reading ahead changes nothing.
 #include "data/token_source.h"
 
 #include <algorithm>
@@ -42,11 +42,14 @@ std::vector<Batch> take(DataSource& source, int batches) {
 std::vector<std::int32_t> windows_of(const std::vector<Batch>& batches, std::int64_t sequence) {
   std::vector<std::int32_t> windows;
   for (const Batch& batch : batches)
-    for (std::size_t at = 0; at < batch.tokens.size(); at += static_cast<std::size_t>(sequence)) windows.push_back(batch.tokens[at] / static_cast<std::int32_t>(sequence));
+    for (std::size_t at = 0; at < batch.tokens.size(); at += static_cast<std::size_t>(sequence))
+      windows.push_back(batch.tokens[at] / static_cast<std::int32_t>(sequence));
   return windows;
 }
 
-bool same(const Batch& a, const Batch& b) { return a.tokens == b.tokens && a.targets == b.targets && a.positions == b.positions && a.documents == b.documents; }
+bool same(const Batch& a, const Batch& b) {
+  return a.tokens == b.tokens && a.targets == b.targets && a.positions == b.positions && a.documents == b.documents;
+}
 
 std::string refusal(const std::function<void()>& action) {
   try {
@@ -100,7 +103,8 @@ TEST_CASE("a permutation reaches every place once, at every size") {
   constexpr std::uint64_t kCount = 10000;
   double sum = 0;
   const double mean = (kCount - 1) / 2.0;
-  for (std::uint64_t i = 0; i < kCount; ++i) sum += (static_cast<double>(i) - mean) * (static_cast<double>(permuted(i, kCount, 1, 0)) - mean);
+  for (std::uint64_t i = 0; i < kCount; ++i)
+    sum += (static_cast<double>(i) - mean) * (static_cast<double>(permuted(i, kCount, 1, 0)) - mean);
   CHECK(std::abs(sum / kCount / (kCount * static_cast<double>(kCount) / 12)) < 0.05);
 }
 
@@ -132,7 +136,8 @@ TEST_CASE("an epoch visits every window once, and epochs and seeds differ") {
     TokenFileSource source({path}, {batch, 10}, 9);
     auto windows = windows_of(take(source, static_cast<int>(200 / batch + 1)), 10);
     std::vector<std::vector<std::int32_t>> epochs;
-    for (std::size_t at = 0; at + 50 <= windows.size(); at += 50) epochs.emplace_back(windows.begin() + static_cast<long>(at), windows.begin() + static_cast<long>(at) + 50);
+    for (std::size_t at = 0; at + 50 <= windows.size(); at += 50)
+      epochs.emplace_back(windows.begin() + static_cast<long>(at), windows.begin() + static_cast<long>(at) + 50);
     REQUIRE(epochs.size() >= 2);
     CHECK(epochs[0] != epochs[1]);
     TokenFileSource other({path}, {50, 10}, 10);
@@ -200,9 +205,11 @@ TEST_CASE("other data, another sequence, order or seed and damaged positions are
   auto with = [&](const std::string& key, const std::string& value) {
     std::size_t at = state.find(key + "=") + key.size() + 1;
     std::string changed = state;
-    return changed.replace(at, changed.find(' ', at) == std::string::npos ? std::string::npos : changed.find(' ', at) - at, value);
+    return changed.replace(
+        at, changed.find(' ', at) == std::string::npos ? std::string::npos : changed.find(' ', at) - at, value);
   };
-  for (const char* bad : {"17", "-1", "x", "", "99999999999999999999999"}) holds(refusal([&] { source.load_state(with("window", bad)); }), "window");
+  for (const char* bad : {"17", "-1", "x", "", "99999999999999999999999"})
+    holds(refusal([&] { source.load_state(with("window", bad)); }), "window");
   for (const char* bad : {"4294967296", "1e3"}) holds(refusal([&] { source.load_state(with("epoch", bad)); }), "epoch");
   CHECK(source.save_state() == state);  // a refusal changes nothing
   make_file(directory, 173, false);
