@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -158,7 +159,7 @@ std::string describe_expected(const OptionSpec& spec) {
 std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& value) {
   convert(spec.type, value);
   const std::string expected = ", expected " + describe_expected(spec);
-  if (type_of(value) != spec.type) return "wrong type, found " + to_string(value) + expected;
+  if (type_of(value) != spec.type) return "wrong type, found " + shortened(to_string(value)) + expected;
   auto bad_number = [&](double number) -> std::optional<std::string> {
     if (!std::isfinite(number)) return "not finite, found " + spell(number) + expected;
     if (!within(spec, number)) return "out of range, found " + spell(number) + expected;
@@ -167,7 +168,8 @@ std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& val
   auto bad_text = [&](const std::string& text) -> std::optional<std::string> {
     if (chosen(spec, text)) return std::nullopt;
     const std::string near = nearest_name(text, spec.choices);
-    return "not a choice, found " + quoted(text) + expected + (near.empty() ? "" : "; nearest name `" + near + "`");
+    std::string fault = "not a choice, found " + shortened(quoted(text)) + expected;
+    return near.empty() ? fault : fault + "; nearest name `" + near + "`";
   };
   if (const auto* integer = std::get_if<std::int64_t>(&value)) {
     // long double holds every int64 exactly, so no rounding moves a value across its bound.

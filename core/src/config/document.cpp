@@ -1,0 +1,181 @@
+// toml++ does the parsing; its tree is copied into ours so that no other file needs its header.
+#include "config/document.h"
+
+#include <algorithm>
+#include <fstream>
+#include <tuple>
+#include <vector>
+
+#include <toml++/toml.h>
+
+#include "base/shorten.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+constexpr std::size_t kMostDots = 4096;
+
+[[noreturn]] void fail(const std::string& where, std::string what, std::string found, std::string expected, std::string next = {}) {
+  throw Error(ErrorCode::config, {.where = where, .what = std::move(what), .found = std::move(found),
+                                  .expected = std::move(expected), .next = std::move(next)});
+}
+
+bool is_bare(std::string_view key) {
+  constexpr std::string_view kBare = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+  return !key.empty() && key.find_first_not_of(kBare) == std::string_view::npos;
+}
+
+// Tables nest by '.' without bound and are freed recursively; toml++ itself bounds nested brackets.
+void check_size(std::string_view text, const std::string& name) {
+  if (text.size() > ConfigDocument::kLargestFile)
+    fail(name, "too large for a config", "more than " + std::to_string(ConfigDocument::kLargestFile) + " bytes",
+         "at most as many");
+  const auto dots = static_cast<std::size_t>(std::count(text.begin(), text.end(), '.'));
+  if (dots > kMostDots)
+    fail(name, "may nest too deeply", std::to_string(dots) + " dots", "at most " + std::to_string(kMostDots));
+}
+
+toml::table parse_toml(std::string_view text, const std::string& name) {
+  try {
+    return toml::parse(text, std::string_view(name));
+  } catch (const toml::parse_error& e) {
+    const auto& begin = e.source().begin;
+    throw Error(ErrorCode::config, {.where = Position{name, begin.line, begin.column}.text(),
+                                    .what = "not valid TOML: " + std::string(e.description()),
+                                    .found = {}, .expected = {}, .next = {}});
+  }
+}
+
+// A list of texts or of numbers; anything else is no option's value.
+std::optional<OptionValue> list_of(const toml::array& array) {
+  std::vector<std::string> texts;
+  std::vector<double> reals;
+  for (const toml::node& item : array) {
+    if (const auto* text = item.as_string()) texts.push_back(text->get());
+    else if (const auto* real = item.as_floating_point()) reals.push_back(real->get());
+    else if (const auto* integer = item.as_integer()) reals.push_back(static_cast<double>(integer->get()));
+    else return std::nullopt;
+  }
+  if (reals.empty()) return OptionValue(std::move(texts));
+  if (texts.empty()) return OptionValue(std::move(reals));
+  return std::nullopt;
+}
+
+std::optional<OptionValue> leaf_value(const toml::node& node) {
+  switch (node.type()) {
+    case toml::node_type::boolean: return OptionValue(node.as_boolean()->get());
+    case toml::node_type::integer: return OptionValue(std::int64_t{node.as_integer()->get()});
+    case toml::node_type::floating_point: return OptionValue(node.as_floating_point()->get());
+    case toml::node_type::string: return OptionValue(node.as_string()->get());
+    case toml::node_type::array: return list_of(*node.as_array());
+    default: return std::nullopt;
+  }
+}
+
+// `fixed`: the position of all that an override brings; else each key has its own.
+ConfigNode convert(const toml::node& node, const Position& position, const Position* fixed, int depth) {
+  if (depth > ConfigDocument::kDeepest)
+    fail(position.text(), "nested too deeply", "more than " + std::to_string(ConfigDocument::kDeepest) + " tables", "fewer");
+  ConfigNode out;
+  out.position = position;
+  const toml::table* table = node.as_table();
+  if (!table) {
+    out.value = leaf_value(node);
+    if (out.value) out.found = shortened(to_string(*out.value));
+    else out.found = node.is_array() ? "a list of mixed or nested values" : "a date or time";
+    return out;
+  }
+  out.is_table = true;
+  out.found = "a table";
+  for (auto&& [key, child] : *table) {
+    const auto& begin = key.source().begin;
+    const Position own = fixed ? *fixed : Position{position.source, begin.line, begin.column};
+    out.children.emplace(std::string(key.str()), convert(child, own, fixed, depth + 1));
+  }
+  return out;
+}
+
+// The value of an override. Only a word that could not be meant as TOML is taken as it stands.
+ConfigNode override_value(const std::string& text, const Position& position, int depth) {
+  const std::string where = position.text();
+  if (text.empty()) fail(where, "no value", "nothing after =", "a value", "write \"\" for an empty text");
+  if (text.find_first_of("\n\r") != std::string::npos) fail(where, "bad value", "a line break", "one value on one line");
+  check_size(text, where);
+  try {
+    toml::table table = toml::parse("v = " + text);
+    return convert(*table.get("v"), position, &position, depth);
+  } catch (const toml::parse_error& e) {
+    if (std::string_view("\"'[{").find(text.front()) != std::string_view::npos)
+      fail(where, "not valid TOML: " + std::string(e.description()), shortened(text), "a value");
+  }
+  ConfigNode word;
+  word.position = position;
+  word.value = OptionValue(text);
+  word.found = shortened(to_string(*word.value));
+  return word;
+}
+
+}  // namespace
+
+std::string Position::text() const {
+  return line == 0 ? source : source + ":" + std::to_string(line) + ":" + std::to_string(column);
+}
+
+bool Position::operator<(const Position& other) const {
+  const bool last = source.starts_with("--set "), other_last = other.source.starts_with("--set ");
+  return std::tie(last, source, line, column) < std::tie(other_last, other.source, other.line, other.column);
+}
+
+std::string spell_key(std::string_view key) {
+  return shortened(is_bare(key) ? std::string(key) : to_string(OptionValue(std::string(key))));
+}
+
+ConfigDocument ConfigDocument::read(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kLargestFile + 1, '\0');
+  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file && !file.eof())
+    throw Error(ErrorCode::input, {.where = path.string(), .what = "config cannot be read", .found = {},
+                                   .expected = "a readable TOML file", .next = "check the path and its permissions"});
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return parse(text, path.string());
+}
+
+ConfigDocument ConfigDocument::parse(std::string_view text, std::string name) {
+  check_size(text, name);
+  ConfigDocument document;
+  document.root_ = convert(parse_toml(text, name), Position{name, 0, 0}, nullptr, 0);
+  document.name_ = std::move(name);
+  return document;
+}
+
+void ConfigDocument::set(std::string_view assignment) {
+  const std::size_t equals = assignment.find('=');
+  auto trimmed = [](std::string_view text) {
+    while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+    while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
+    return text;
+  };
+  const std::string path(trimmed(assignment.substr(0, equals)));
+  const Position position{"--set " + shortened(path), 0, 0};
+  if (equals == std::string_view::npos)
+    fail("--set", "not an assignment", shortened(to_string(OptionValue(std::string(assignment)))), "section.key=value");
+  ConfigNode* node = &root_;
+  int depth = 0;
+  for (std::size_t begin = 0; begin <= path.size(); ++depth) {
+    const std::size_t end = std::min(path.find('.', begin), path.size());
+    const std::string_view part = std::string_view(path).substr(begin, end - begin);
+    if (!is_bare(part)) fail(position.text(), "not a key", spell_key(part), "section.key=value with letters, digits, _ and -");
+    if (depth >= kDeepest) fail(position.text(), "nested too deeply", "more than " + std::to_string(kDeepest) + " tables", "fewer");
+    if (!node->is_table) fail(position.text(), "inside a key that is no table", node->found, "a table", "remove one of the two");
+    auto [it, is_new] = node->children.try_emplace(std::string(part));
+    node = &it->second;
+    if (is_new) node->position = position, node->is_table = true, node->found = "a table";
+    begin = end + 1;
+  }
+  *node = override_value(std::string(trimmed(assignment.substr(equals + 1))), position, depth);
+}
+
+}  // namespace quern

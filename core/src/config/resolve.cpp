@@ -1,0 +1,247 @@
+// One walk over schemas and document; findings are collected, never thrown one by one.
+#include "config/resolve.h"
+
+#include <algorithm>
+
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+constexpr std::size_t kMostFindings = 100;
+
+struct Finding {
+  Position position;
+  std::string text;  // "section.key: what"
+};
+
+const OptionSpec* find_spec(const std::vector<OptionSpec>& specs, std::string_view key) {
+  for (const OptionSpec& spec : specs)
+    if (spec.key == key) return &spec;
+  return nullptr;
+}
+
+// Names that may follow `prefix`: of "a.b" and "a.c", a at the top and b, c after "a.".
+std::vector<std::string> names_after(const std::vector<OptionSpec>& specs, const std::string& prefix) {
+  std::vector<std::string> names;
+  for (const OptionSpec& spec : specs) {
+    if (!spec.key.starts_with(prefix) || spec.key.size() == prefix.size()) continue;
+    std::string name = spec.key.substr(prefix.size(), spec.key.find('.', prefix.size()) - prefix.size());
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text.append(text.empty() ? "" : ", ").append(name);
+  return text.empty() ? "none" : text;
+}
+
+std::string suggestion(std::string_view name, const std::vector<std::string>& known) {
+  const std::string near = nearest_name(name, known);
+  return near.empty() ? near : std::string("; nearest name `").append(near).append("`");
+}
+
+}  // namespace
+
+class Resolver {
+ public:
+  Resolver(const ConfigDocument& document, const std::vector<SectionSchema>& schemas, PluginHost& host)
+      : document_(document), schemas_(schemas), host_(host) {}
+
+  ResolvedConfig run() {
+    out_.name_ = document_.name();
+    refuse_unknown_sections();
+    for (const SectionSchema& schema : schemas_) {
+      auto it = document_.root().children.find(schema.name);
+      resolve_section(schema, it != document_.root().children.end() && it->second.is_table ? &it->second : nullptr);
+    }
+    report();
+    return std::move(out_);
+  }
+
+ private:
+  using Section = ResolvedConfig::Section;
+  using Table = ResolvedConfig::Table;
+  using PluginTables = std::map<std::string, const ConfigNode*>;
+
+  void add(const Position& position, const std::string& key, const std::string& what) {
+    findings_.push_back({position, key + ": " + what});
+  }
+
+  // Of the key, else of the innermost table around it, else the document.
+  Position position_of(const std::string& path) const {
+    if (auto it = out_.keys_.find(path); it != out_.keys_.end()) return it->second;
+    for (std::size_t end = path.rfind('.'); end != std::string::npos; end = end == 0 ? std::string::npos : path.rfind('.', end - 1))
+      if (auto it = out_.tables_.find(path.substr(0, end)); it != out_.tables_.end()) return it->second;
+    return {document_.name(), 0, 0};
+  }
+
+  void refuse_unknown_sections() {
+    std::vector<std::string> known;
+    for (const SectionSchema& schema : schemas_) known.push_back(schema.name);
+    for (const auto& [name, node] : document_.root().children) {
+      if (std::find(known.begin(), known.end(), name) == known.end())
+        add(node.position, spell_key(name), "unknown section, expected one of " + joined(known) + suggestion(name, known));
+      else if (!node.is_table)
+        add(node.position, name, "wrong type, found " + node.found + ", expected a table");
+    }
+  }
+
+  // Reads the keys of a table. Tables directly in it that no option explains go to `plugins`, when there is one.
+  void read(const ConfigNode& node, const std::string& path, const std::string& prefix,
+            const std::vector<OptionSpec>& specs, Table& table, PluginTables* plugins) {
+    const std::vector<std::string> known = names_after(specs, prefix);
+    for (const auto& [name, child] : node.children) {
+      const std::string key = prefix + name, shown = path + "." + prefix + spell_key(name);
+      const bool plain = name.find('.') == std::string::npos;  // "a.b" in quotes is not a.b
+      const OptionSpec* spec = plain ? find_spec(specs, key) : nullptr;
+      if (spec) read_value(child, path + "." + key, *spec, table);
+      else if (plain && std::find(known.begin(), known.end(), name) != known.end()) {
+        if (child.is_table) read(child, path, key + ".", specs, table, nullptr);
+        else add(child.position, shown, "wrong type, found " + child.found + ", expected a table with " + joined(names_after(specs, key + ".")));
+      } else if (plugins && child.is_table) {
+        (*plugins)[name] = &child;
+      } else {
+        add(child.position, shown, "unknown key, expected one of " + joined(known) + suggestion(name, known));
+      }
+    }
+  }
+
+  void read_value(const ConfigNode& node, const std::string& path, const OptionSpec& spec, Table& table) {
+    out_.keys_[path] = node.position;
+    if (!node.value)
+      return add(node.position, path, "wrong type, found " + node.found + ", expected " + describe_expected(spec));
+    OptionValue value = *node.value;
+    if (auto fault = check_option(spec, value)) return add(node.position, path, *fault);
+    table.written.set(spec.key, value);
+    table.values.set(spec.key, std::move(value));
+  }
+
+  Table table_of(const std::vector<OptionSpec>& specs) {
+    Table table;
+    for (const OptionSpec& spec : specs) table.order.push_back(spec.key);
+    table.values = default_values(specs);
+    return table;
+  }
+
+  void require_all(const std::string& path, const std::vector<OptionSpec>& specs) {
+    for (const OptionSpec& spec : specs) {
+      const std::string key = path + "." + spec.key;
+      if (spec.required && !out_.keys_.contains(key))
+        add(position_of(key), key, "missing, expected " + describe_expected(spec) + " (" + spec.help + ")");
+    }
+  }
+
+  void resolve_section(const SectionSchema& schema, const ConfigNode* node) {
+    const std::size_t before = findings_.size();
+    const std::vector<OptionSpec> specs = section_options(schema);
+    Section section;
+    static_cast<Table&>(section) = table_of(specs);
+    section.name = schema.name;
+    section.plugin_kind = schema.plugin_kind;
+    section.options_file_key = schema.options_file_key;
+    PluginTables plugins;
+    if (node) {
+      out_.tables_[schema.name] = node->position;
+      read(*node, schema.name, "", specs, section, schema.plugin_kind.empty() ? nullptr : &plugins);
+    }
+    require_all(schema.name, specs);
+    if (schema.check && findings_.size() == before)
+      for (const auto& [key, what] : schema.check(section.values)) {
+        const std::string path = schema.name + "." + key;
+        add(position_of(path), path, what);
+      }
+    if (!schema.plugin_kind.empty()) resolve_plugins(schema, section, plugins);
+    out_.sections_.push_back(std::move(section));
+  }
+
+  void resolve_plugins(const SectionSchema& schema, Section& section, const PluginTables& tables) {
+    const OptionValue* id = section.values.find("id");
+    const std::string selected = id ? std::get<std::string>(*id) : "";  // missing: reported already
+    if (id) {
+      auto it = tables.find(selected);
+      const std::string& path = section.values.get<std::string>("path");
+      const Factory* factory = plugin(schema, selected, path, schema.name + ".id", position_of(schema.name + ".id"));
+      if (factory) {
+        section.origin = host_.origin(schema.plugin_kind, selected);
+        section.plugin = plugin_table(schema, selected, *factory, it == tables.end() ? nullptr : it->second);
+        if (!section.has_options_file()) require_all(schema.name + "." + selected, factory->options);
+      }
+    }
+    for (const auto& [other, node] : tables) {
+      if (id && other == selected) continue;
+      const std::string shown = schema.name + "." + spell_key(other);
+      if (const Factory* factory = plugin(schema, other, {}, shown, node->position))
+        section.unselected[other] = plugin_table(schema, other, *factory, node);
+    }
+  }
+
+  const Factory* plugin(const SectionSchema& schema, const std::string& id, const std::string& path, const std::string& key,
+                        const Position& position) {
+    try {
+      return &host_.require(schema.plugin_kind, id, path);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::config) throw;
+      add(position, key, error.what());
+      return nullptr;
+    }
+  }
+
+  Table plugin_table(const SectionSchema& schema, const std::string& id, const Factory& factory, const ConfigNode* node) {
+    Table table = table_of(factory.options);
+    if (!node) return table;
+    const std::string path = schema.name + "." + id;
+    out_.tables_[path] = node->position;
+    read(*node, path, "", factory.options, table, nullptr);
+    return table;
+  }
+
+  void report() {
+    if (findings_.empty()) return;
+    std::stable_sort(findings_.begin(), findings_.end(),
+                     [](const Finding& a, const Finding& b) { return a.position < b.position; });
+    std::string text;
+    if (findings_.size() > 1) text = document_.name() + ": " + std::to_string(findings_.size()) + " errors in the config\n";
+    for (std::size_t i = 0; i < std::min(findings_.size(), kMostFindings); ++i) {
+      if (i > 0) text += '\n';
+      text += findings_[i].position.text() + ": " + findings_[i].text;
+    }
+    if (findings_.size() > kMostFindings) text += "\nand " + std::to_string(findings_.size() - kMostFindings) + " more";
+    throw Error(ErrorCode::config, {.where = {}, .what = std::move(text), .found = {}, .expected = {}, .next = {}});
+  }
+
+  const ConfigDocument& document_;
+  const std::vector<SectionSchema>& schemas_;
+  PluginHost& host_;
+  std::vector<Finding> findings_;
+  ResolvedConfig out_;
+};
+
+std::vector<OptionSpec> section_options(const SectionSchema& schema) {
+  std::vector<OptionSpec> specs;
+  if (!schema.plugin_kind.empty()) {
+    OptionSpec id;
+    id.key = "id";
+    id.type = OptionType::text;
+    id.default_value = schema.default_id;
+    id.required = schema.default_id.empty();
+    id.help = "which " + schema.plugin_kind + " plugin; its options are in [" + schema.name + ".<id>]";
+    OptionSpec path;
+    path.key = "path";
+    path.type = OptionType::text;
+    path.default_value = std::string();
+    path.help = "the plugin's file; empty: searched by id";
+    specs = {std::move(id), std::move(path)};
+  }
+  specs.insert(specs.end(), schema.options.begin(), schema.options.end());
+  return specs;
+}
+
+ResolvedConfig resolve(const ConfigDocument& document, const std::vector<SectionSchema>& schemas, PluginHost& host) {
+  return Resolver(document, schemas, host).run();
+}
+
+}  // namespace quern

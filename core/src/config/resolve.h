@@ -1,0 +1,67 @@
+#pragma once
+// From a document to values: every section and key is checked against the schemas and the selected plugins' own
+// options, and all that is wrong is reported together.
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/document.h"
+#include "config/schema.h"
+#include "plugin/plugin_host.h"
+
+namespace quern {
+
+class ResolvedConfig {
+ public:
+  /// The section's own keys, defaults filled in, `id` and `path` included. An unknown section is an internal error.
+  const OptionValues& section(std::string_view name) const { return at(name).values; }
+  /// The plugin that the section selects.
+  const std::string& id(std::string_view name) const { return section(name).get<std::string>("id"); }
+
+  /// Keys of [name.<id>], defaults filled in.
+  const OptionValues& plugin_options(std::string_view name) const { return at(name).plugin.values; }
+  /// Keys of [name.<id>] that the user wrote, and no others.
+  const OptionValues& explicit_options(std::string_view name) const { return at(name).plugin.written; }
+  /// What the plugin's factory is to be given: plugin_options, and where the section has an options file (a model's
+  /// `config`) that key too. While the file is set only the keys that the user wrote are given with it, so that the
+  /// factory can lay them over the file's values.
+  OptionValues factory_values(std::string_view name) const;
+
+  /// Whether the document has the table: "model", "model.llama".
+  bool has_table(std::string_view path) const { return tables_.contains(path); }
+  /// "run.toml:3:1: train.steps" of a key ("steps", or "cpu.threads" in a plugin's table), for errors found later.
+  std::string where(std::string_view section, std::string_view key) const;
+
+  /// A config that resolves to the same values: everything spelled out, defaults and plugin versions marked in
+  /// comments. Defaults of a plugin with an options file are left to that file.
+  std::string to_toml() const;
+
+ private:
+  friend class Resolver;
+
+  struct Table {
+    std::vector<std::string> order;  // keys as declared
+    OptionValues values, written;    // with defaults; as the user wrote them
+  };
+  struct Section : Table {
+    std::string name, plugin_kind, options_file_key;
+    std::string origin;                      // of the plugin
+    Table plugin;                            // selected
+    std::map<std::string, Table> unselected;  // by id
+    bool has_options_file() const;
+  };
+
+  const Section& at(std::string_view name) const;
+  std::string name_;
+  std::vector<Section> sections_;
+  std::map<std::string, Position, std::less<>> keys_, tables_;  // by full path: "device.cpu.threads"
+};
+
+/// Checks everything; throws one config error with a line for each finding, in the document's order:
+///   run.toml:3:1: train.steps: out of range, found 0, expected an integer of at least 1
+/// Plugins that the document names are loaded into `host`.
+ResolvedConfig resolve(const ConfigDocument& document, const std::vector<SectionSchema>& schemas, PluginHost& host);
+
+}  // namespace quern

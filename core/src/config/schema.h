@@ -1,0 +1,45 @@
+#pragma once
+// What a section of the config may hold. Components declare their options in their own header; a schema puts them
+// under a section's name, and says whether the section selects a plugin.
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "quern/options.h"
+
+namespace quern {
+
+/// Key inside the section, and what is wrong with it: a conflict between keys that are each valid.
+using SectionFindings = std::vector<std::pair<std::string, std::string>>;
+
+struct SectionSchema {
+  std::string name;
+  std::string help;                 ///< one line
+  std::vector<OptionSpec> options;  ///< the section's own keys; `id` and `path` are added where it selects a plugin
+
+  /// Kind of the plugin that the section's `id` selects; its options are in [name.<id>]. Empty: none.
+  std::string plugin_kind;
+  std::string default_id;           ///< empty: `id` is required
+  /// A text key of the section that names a file with plugin options of its own (a model's config.json). While it is
+  /// set, required plugin keys may be absent and the factory alone can tell.
+  std::string options_file_key;
+
+  /// Conflicts between the section's own keys; called when each is valid by itself. May be empty.
+  std::function<SectionFindings(const OptionValues&)> check;
+};
+
+template <class T>
+SectionSchema section_of(std::string name, std::string help, const OptionTable<T>& table) {
+  SectionSchema schema;
+  schema.name = std::move(name);
+  schema.help = std::move(help);
+  schema.options = table.specs();
+  return schema;
+}
+
+/// All keys of a section, `id` and `path` first where it selects a plugin.
+std::vector<OptionSpec> section_options(const SectionSchema& schema);
+
+}  // namespace quern
