@@ -1,0 +1,75 @@
+// One function a section that selects a plugin; the others are section_of(name, help, OptionTable).
+#include "train/run_schemas.h"
+
+#include <algorithm>
+
+#include "data/token_dataset.h"
+#include "log/sinks.h"
+#include "program/passes/choose_saved.h"
+#include "train/adamw.h"
+#include "train/run_options.h"
+#include "train/schedules.h"
+
+namespace quern {
+
+namespace {
+
+struct NoOptions {};
+
+struct ModelOptions {
+  std::string config;
+};
+
+SectionSchema selecting(SectionSchema schema, std::string kind, std::string default_id) {
+  schema.plugin_kind = std::move(kind);
+  schema.default_id = std::move(default_id);
+  return schema;
+}
+
+SectionSchema model_section() {
+  OptionTable<ModelOptions> table;
+  table.add("config", &ModelOptions::config, "a Hugging Face config.json or its folder; keys of [model.<id>] are laid over it; empty: none");
+  SectionSchema schema = selecting(section_of("model", "The network to train.", table), "model", "");
+  schema.options_file_key = "config";
+  return schema;
+}
+
+SectionSchema memory_section() {
+  SectionSchema schema = section_of("memory", "What is kept, and where.", memory_options());
+  schema.check = [](const OptionValues& values) {
+    SectionFindings findings;
+    for (const std::string& name : values.get<std::vector<std::string>>("recompute"))
+      if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end()) findings.emplace_back("recompute", "unknown activation `" + name + "`; nearest name `" + nearest_name(name, kRecomputeNames) + "`");
+    return findings;
+  };
+  return schema;
+}
+
+}  // namespace
+
+std::vector<SectionSchema> run_schemas() {
+  return {
+      model_section(),
+      selecting(section_of("data", "Where tokens come from.", OptionTable<NoOptions>()), "data", "tokens"),
+      section_of("train", "Sizes and length of the run.", train_options()),
+      selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw"),
+      selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),
+      selecting(section_of("precision", "Formats and scales of the matrix products.", OptionTable<NoOptions>()), "precision", "fp32"),
+      memory_section(),
+      selecting(section_of("device", "Where programs run.", device_options()), "device", "cpu"),
+      section_of("log", "What is told, and where it is kept.", log_options()),
+      section_of("checkpoint", "What is saved.", checkpoint_options()),
+  };
+}
+
+PluginHost run_host() {
+  PluginHost host(PluginHost::standard_folders());
+  Manifest data;
+  add_token_dataset(data);
+  host.add_builtins(std::move(data));
+  for (auto factories : {optimizer_factories(), schedule_factories(), sink_factories()})
+    for (Factory& factory : factories) host.add_builtin(std::move(factory));
+  return host;
+}
+
+}  // namespace quern

@@ -1,0 +1,18 @@
+#pragma once
+// What a run is made of: the sections of its config and the implementations that are built in. A component owns its
+// options and its factory; here they are put together, and nowhere else.
+
+#include <vector>
+
+#include "config/schema.h"
+#include "plugin/plugin_host.h"
+
+namespace quern {
+
+/// Every section of a run's config, in the order of the reference page.
+std::vector<SectionSchema> run_schemas();
+
+/// A host with the standard folders and the built-in factories.
+PluginHost run_host();
+
+}  // namespace quern

@@ -1,0 +1,39 @@
+#pragma once
+// The components of a run, made from its config: what `quern plan` and `quern train` share.
+
+#include <memory>
+#include <vector>
+
+#include "config/resolve.h"
+#include "plan/plan.h"
+#include "plugin/plugin_host.h"
+#include "quern/data_source.h"
+#include "train/run_options.h"
+
+namespace quern {
+
+struct Session {
+  /// Makes all components; touches no device and no data. `config` and `host` outlive the session.
+  Session(const ResolvedConfig& config, PluginHost& host);
+
+  const ResolvedConfig& config;
+  TrainOptions train;
+  OptimizerOptions optimizer_options;
+  MemoryOptions memory;
+  DeviceOptions device_options;
+  LogOptions log;
+  CheckpointOptions checkpoint;
+
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<PrecisionBackend> precision;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<Schedule> schedule;
+  std::unique_ptr<Dataset> dataset;
+  std::vector<OpSpec> custom_ops;
+
+  PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops}; }
+  PlanOptions plan_options() const;
+};
+
+}  // namespace quern

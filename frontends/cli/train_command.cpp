@@ -1,0 +1,48 @@
+// `quern train FILE`: one run from its config to its export. Ctrl-C or SIGTERM saves a checkpoint and leaves with the
+// shell's code for that signal; a second one leaves at once.
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+
+#include <unistd.h>
+
+#include "commands.h"
+#include "config/document.h"
+#include "config/resolve.h"
+#include "log/sinks.h"
+#include "plan/report.h"
+#include "quern/error.h"
+#include "train/run_schemas.h"
+#include "train/trainer.h"
+
+namespace quern::cli {
+
+namespace {
+
+std::atomic<int> stop_signal{0};
+
+extern "C" void on_signal(int signal) {
+  if (stop_signal.exchange(signal) != 0) _exit(128 + signal);
+}
+
+}  // namespace
+
+int train_command(const Arguments& arguments) {
+  RunArguments run;
+  if (!parse_run("quern train FILE [--set section.key=value ...]\n\nTrains a model as FILE says.", arguments, run)) return 0;
+  PluginHost host = run_host();
+  ResolvedConfig config = resolve(run.document, run_schemas(), host);
+  Session session(config, host);
+
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+  Trainer trainer(session, host, stop_signal);
+  std::cout << memory_table(trainer.plan()) << std::endl;
+  RunResult result = trainer.run();
+  if (result.finished) return 0;
+  std::cout << "stopped at step " << result.step << "; the same command continues\n";
+  return 128 + stop_signal.load();
+}
+
+}  // namespace quern::cli

@@ -1,0 +1,79 @@
+#pragma once
+// An engine on the CPU device for a tiny model, and what tests read from it.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plugin/plugin_host.h"
+#include "quern/random.h"
+#include "quern/testkit/tiny_model.h"
+#include "train/adamw.h"
+#include "train/engine.h"
+#include "train/host_tensor.h"
+#include "train/weights.h"
+
+namespace quern::testing {
+
+inline std::unique_ptr<Device> cpu_device() {
+  static PluginHost host(PluginHost::standard_folders());
+  const Factory& factory = host.require("device", "cpu");
+  auto device = host.create<Device>("cpu", default_values(factory.options));
+  device->open(0);
+  return device;
+}
+
+/// Random tokens; some targets do not count.
+inline Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint64_t seed) {
+  Batch batch;
+  for (std::int64_t i = 0; i < geometry.tokens(); ++i) {
+    std::uint32_t word = random_word({seed, RandomPurpose::sample, 0}, 0, static_cast<std::uint64_t>(i));
+    batch.tokens.push_back(static_cast<std::int32_t>(word % static_cast<std::uint32_t>(vocabulary)));
+    batch.targets.push_back(word % 11 == 0 ? -1 : static_cast<std::int32_t>((word >> 8) % static_cast<std::uint32_t>(vocabulary)));
+    batch.positions.push_back(static_cast<std::int32_t>(i % geometry.sequence));
+  }
+  return batch;
+}
+
+class TinyRun {
+ public:
+  TinyRun(testkit::TinyModelOptions form, PlanOptions options, DType dtype = DType::f32)
+      : model_(form), precision_(dtype), device_(cpu_device()) {
+    engine_ = std::make_unique<Engine>(*device_, make_plan({model_, precision_, *device_, optimizer_, custom_ops_}, options), 4);
+    initialise_weights(*engine_, 7);
+  }
+  Engine& engine() { return *engine_; }
+  const Plan& plan() const { return engine_->plan(); }
+
+  std::vector<float> tensor(const std::string& kind, const std::string& parameter, int layer) const {
+    const PlannedTensor& tensor = plan().tensor(kind, parameter, layer);
+    std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
+    engine_->read(tensor, stored.data());
+    std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
+    decode(stored.data(), tensor.dtype, values);
+    return values;
+  }
+  /// All tensors of a kind, by "parameter/layer".
+  std::map<std::string, std::vector<float>> all(const std::string& kind) const {
+    std::map<std::string, std::vector<float>> found;
+    for (const PlannedTensor& t : plan().tensors)
+      if (t.kind == kind) found[t.parameter + "/" + std::to_string(t.layer)] = tensor(kind, t.parameter, t.layer);
+    return found;
+  }
+  /// Gradients of one micro-batch.
+  std::map<std::string, std::vector<float>> gradients(const Batch& batch) {
+    engine_->micro_step(batch, {});
+    return all("gradient");
+  }
+
+ private:
+  testkit::TinyModel model_;
+  testkit::PlainPrecision precision_;
+  AdamW optimizer_{AdamWOptions{}};
+  std::vector<OpSpec> custom_ops_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace quern::testing
