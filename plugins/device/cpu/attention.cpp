@@ -10,11 +10,12 @@ namespace quern::cpu {
 namespace {
 
 [[noreturn]] void refuse_documents(std::int64_t index, const std::string& found, const std::string& expected) {
-  throw Error(ErrorCode::input, {.where = "documents[" + std::to_string(index) + "]",
-                                 .what = "not the start of a document",
-                                 .found = found,
-                                 .expected = expected,
-                                 .next = "offsets ascend from 0 to the number of tokens, and no document crosses a row"});
+  throw Error(ErrorCode::input,
+              {.where = "documents[" + std::to_string(index) + "]",
+               .what = "not the start of a document",
+               .found = found,
+               .expected = expected,
+               .next = "offsets ascend from 0 to the number of tokens, and no document crosses a row"});
 }
 
 }  // namespace
@@ -39,7 +40,8 @@ std::string check_attention(const OpInstance& op, const Operand& qkv) {
     return op.kind + ": heads must be a multiple of kv_heads, all positive";
   }
   if (qkv.extents != Extents{shape.tokens(), shape.packed()}) {
-    return op.kind + ": qkv is " + to_string(qkv.extents) + ", heads need " + to_string(Extents{shape.tokens(), shape.packed()});
+    return op.kind + ": qkv is " + to_string(qkv.extents) + ", heads need " +
+           to_string(Extents{shape.tokens(), shape.packed()});
   }
   return {};
 }
@@ -68,7 +70,8 @@ KeyRanges::KeyRanges(const AttentionShape& shape, const View& documents, std::in
   }
 }
 
-Matrix load_block(const View& view, std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns, float* panel) {
+MatrixView load_block(const View& view, std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns,
+                      float* panel) {
   const std::int64_t stride = view.columns(), begin = row * stride + column;
   if (view.dtype == DType::f32) return {view.as<float>() + begin, stride};
   for (std::int64_t i = 0; i < rows; ++i) load(view, begin + i * stride, columns, panel + i * columns);

@@ -1,5 +1,6 @@
 #pragma once
-// What attention and its gradient share: the layout of packed rows, which keys a query sees, and heads as fp32 matrices.
+// What attention and its gradient share: the layout of packed rows, which keys a query sees, and heads as fp32
+// matrices.
 
 #include <cstdint>
 #include <span>
@@ -55,6 +56,7 @@ class KeyRanges {
 
 /// Rows [row, row + rows) and columns [column, column + columns) of a view as floats: in place when it is f32, else
 /// converted into `panel` (rows * columns floats).
-Matrix load_block(const View& view, std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns, float* panel);
+MatrixView load_block(const View& view, std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns,
+                      float* panel);
 
 }  // namespace quern::cpu

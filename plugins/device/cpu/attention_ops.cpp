@@ -1,6 +1,6 @@
-// attention over packed qkv rows, and its gradient: flash-style blocks (Dao et al., "FlashAttention", 2022), so scores are
-// never stored whole. Each thread takes whole blocks of outputs and sums them in a fixed order, with single-threaded
-// products inside, so results do not depend on the number of threads.
+// attention over packed qkv rows, and its gradient: flash-style blocks (Dao et al., "FlashAttention", 2022), so scores
+// are never stored whole. Each thread takes whole blocks of outputs and sums them in a fixed order, with
+// single-threaded products inside, so results do not depend on the number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -11,36 +11,25 @@
 #include "kernels.h"
 #include "rows.h"
 #include "simd.h"
+#include "softmax_rows.h"
 #include "support.h"
 
 namespace quern::cpu {
 
 namespace {
 
-enum Scratch : int { kScores, kScoreGrads, kQueries, kKeys, kValues, kSums, kOutGrads, kKeyGrads, kValueGrads, kQueryGrads };
-
-QUERN_CPU_CLONES float row_maximum(const float* x, std::int64_t count) {
-  float largest = x[0];
-#pragma omp simd reduction(max : largest)
-  for (std::int64_t i = 0; i < count; ++i) largest = x[i] > largest ? x[i] : largest;
-  return largest;
-}
-
-/// x = exp(x - shift); returns the sum.
-QUERN_CPU_CLONES float exponentiate(float* x, std::int64_t count, float shift) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::int64_t i = 0; i < count; ++i) {
-    float e = fast_exp(x[i] - shift);
-    x[i] = e;
-    sum += e;
-  }
-  return sum;
-}
-
-QUERN_CPU_CLONES void multiply(const float* x, std::int64_t count, float factor, float* y) {
-  for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] * factor;
-}
+enum Scratch : int {
+  kScores,
+  kScoreGrads,
+  kQueries,
+  kKeys,
+  kValues,
+  kSums,
+  kOutGrads,
+  kKeyGrads,
+  kValueGrads,
+  kQueryGrads
+};
 
 QUERN_CPU_CLONES float dot(const float* a, const float* b, std::int64_t count) {
   float sum = 0;
@@ -50,7 +39,8 @@ QUERN_CPU_CLONES float dot(const float* a, const float* b, std::int64_t count) {
 }
 
 /// Scores become probabilities, and gradients of probabilities those of scores: p (dp - delta) scale.
-QUERN_CPU_CLONES void score_gradients(float* scores, float* grads, std::int64_t count, float logsumexp, float delta, float scale) {
+QUERN_CPU_CLONES void score_gradients(float* scores, float* grads, std::int64_t count, float logsumexp, float delta,
+                                      float scale) {
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) {
     float p = fast_exp(scores[i] - logsumexp);
@@ -101,10 +91,11 @@ void softmax_block(const AttentionShape& shape, const KeyRanges& ranges, std::in
 }
 
 /// Queries [query, query + queries) of one head.
-void attend(const AttentionShape& shape, const KeyRanges& ranges, const View& qkv, std::int64_t query, std::int64_t queries,
-            std::int64_t head, const View& out, const View& logsumexp) {
+void attend(const AttentionShape& shape, const KeyRanges& ranges, const View& qkv, std::int64_t query,
+            std::int64_t queries, std::int64_t head, const View& out, const View& logsumexp) {
   const std::int64_t width = shape.head_dim, kv_head = head / shape.group();
-  Matrix q = load_block(qkv, query, queries, shape.query_column(head), width, scratch(kQueries, kQueryBlock * width));
+  MatrixView q =
+      load_block(qkv, query, queries, shape.query_column(head), width, scratch(kQueries, kQueryBlock * width));
   float* scores = scratch(kScores, kQueryBlock * kKeyBlock);
   float* sums = scratch(kSums, kQueryBlock * width);
   std::fill_n(sums, queries * width, 0.0f);
@@ -114,9 +105,9 @@ void attend(const AttentionShape& shape, const KeyRanges& ranges, const View& qk
   const KeyRange all = ranges.of_block(query, query + queries);
   for (std::int64_t key = all.begin; key < all.end; key += kKeyBlock) {
     const std::int64_t keys = std::min(kKeyBlock, all.end - key);
-    Matrix k = load_block(qkv, key, keys, shape.key_column(kv_head), width, scratch(kKeys, kKeyBlock * width));
-    Matrix v = load_block(qkv, key, keys, shape.value_column(kv_head), width, scratch(kValues, kKeyBlock * width));
-    k.read = Matrix::Read::transposed;
+    MatrixView k = load_block(qkv, key, keys, shape.key_column(kv_head), width, scratch(kKeys, kKeyBlock * width));
+    MatrixView v = load_block(qkv, key, keys, shape.value_column(kv_head), width, scratch(kValues, kKeyBlock * width));
+    k.read = MatrixView::Read::transposed;
     gemm(queries, keys, width, shape.scale, q, k, 0, scores, keys);
     softmax_block(shape, ranges, query, queries, key, keys, scores, sums, running);
     gemm(queries, width, keys, 1, {scores, keys}, v, 1, sums, width);
@@ -126,11 +117,13 @@ void attend(const AttentionShape& shape, const KeyRanges& ranges, const View& qk
     float* row = target(out, begin, sums + i * width);
     multiply(sums + i * width, width, 1.0f / running.sum[i], row);
     store(out, begin, width, row);
-    if (logsumexp) logsumexp.as<float>()[(query + i) * shape.heads + head] = running.maximum[i] + std::log(running.sum[i]);
+    if (logsumexp)
+      logsumexp.as<float>()[(query + i) * shape.heads + head] = running.maximum[i] + std::log(running.sum[i]);
   }
 }
 
-void run_forward(const AttentionShape& shape, std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+void run_forward(const AttentionShape& shape, std::span<const View> inputs, std::span<const View> outputs,
+                 const Exec& exec) {
   const KeyRanges ranges(shape, inputs.size() > 1 ? inputs[1] : View{}, static_cast<std::int32_t*>(exec.workspace));
   const std::int64_t blocks = (shape.sequence + kQueryBlock - 1) / kQueryBlock;
 #pragma omp parallel for collapse(3) schedule(dynamic)
@@ -153,15 +146,15 @@ struct GradOperands {
 /// One row of the micro-batch and one key head: keys and values, and the sums of their gradients over its query heads.
 struct KeyHead {
   std::int64_t row_begin;   ///< first token of the row
-  Matrix keys, values;      ///< (sequence, head_dim)
+  MatrixView keys, values;  ///< (sequence, head_dim)
   float *dkeys, *dvalues;   ///< (sequence, head_dim)
 };
 
 /// Gradients of the scores of queries [query, query + queries) against keys [key, key + keys), in place of both blocks:
 /// scores become probabilities, `grads` (gradients of probabilities) those of scores.
 void softmax_grad_block(const AttentionShape& shape, const KeyRanges& ranges, std::int64_t query, std::int64_t queries,
-                        std::int64_t key, std::int64_t keys, std::int64_t head, const View& logsumexp, const float* delta,
-                        float* scores, float* grads) {
+                        std::int64_t key, std::int64_t keys, std::int64_t head, const View& logsumexp,
+                        const float* delta, float* scores, float* grads) {
   for (std::int64_t i = 0; i < queries; ++i) {
     float *score = scores + i * keys, *grad = grads + i * keys;
     KeyRange inside = within_block(ranges.of(query + i), key, keys);
@@ -176,33 +169,39 @@ void softmax_grad_block(const AttentionShape& shape, const KeyRanges& ranges, st
 void attend_grad(const AttentionShape& shape, const KeyRanges& ranges, const GradOperands& operands, const KeyHead& kv,
                  std::int64_t query, std::int64_t queries, std::int64_t head, float* dqueries) {
   const std::int64_t width = shape.head_dim;
-  Matrix q = load_block(operands.qkv, query, queries, shape.query_column(head), width, scratch(kQueries, kQueryBlock * width));
-  Matrix dout = load_block(operands.dout, query, queries, head * width, width, scratch(kOutGrads, kQueryBlock * width));
-  Matrix out = load_block(operands.out, query, queries, head * width, width, scratch(kSums, kQueryBlock * width));
+  MatrixView q =
+      load_block(operands.qkv, query, queries, shape.query_column(head), width, scratch(kQueries, kQueryBlock * width));
+  MatrixView dout =
+      load_block(operands.dout, query, queries, head * width, width, scratch(kOutGrads, kQueryBlock * width));
+  MatrixView out = load_block(operands.out, query, queries, head * width, width, scratch(kSums, kQueryBlock * width));
   float delta[kQueryBlock];  // sum of dout * out: what the softmax's normalisation takes from every key's gradient
-  for (std::int64_t i = 0; i < queries; ++i) delta[i] = dot(dout.data + i * dout.stride, out.data + i * out.stride, width);
+  for (std::int64_t i = 0; i < queries; ++i)
+    delta[i] = dot(dout.data + i * dout.stride, out.data + i * out.stride, width);
   float* scores = scratch(kScores, kQueryBlock * kKeyBlock);
   float* grads = scratch(kScoreGrads, kQueryBlock * kKeyBlock);
   const KeyRange all = ranges.of_block(query, query + queries);
   for (std::int64_t key = all.begin; key < all.end; key += kKeyBlock) {
     const std::int64_t keys = std::min(kKeyBlock, all.end - key), local = key - kv.row_begin;
-    const Matrix k{kv.keys.data + local * kv.keys.stride, kv.keys.stride};
-    const Matrix v{kv.values.data + local * kv.values.stride, kv.values.stride};
-    gemm(queries, keys, width, shape.scale, q, {k.data, k.stride, Matrix::Read::transposed}, 0, scores, keys);
-    gemm(queries, keys, width, 1, dout, {v.data, v.stride, Matrix::Read::transposed}, 0, grads, keys);
+    const MatrixView k{kv.keys.data + local * kv.keys.stride, kv.keys.stride};
+    const MatrixView v{kv.values.data + local * kv.values.stride, kv.values.stride};
+    gemm(queries, keys, width, shape.scale, q, {k.data, k.stride, MatrixView::Read::transposed}, 0, scores, keys);
+    gemm(queries, keys, width, 1, dout, {v.data, v.stride, MatrixView::Read::transposed}, 0, grads, keys);
     softmax_grad_block(shape, ranges, query, queries, key, keys, head, operands.logsumexp, delta, scores, grads);
-    gemm(keys, width, queries, 1, {scores, keys, Matrix::Read::transposed}, dout, 1, kv.dvalues + local * width, width);
-    gemm(keys, width, queries, 1, {grads, keys, Matrix::Read::transposed}, q, 1, kv.dkeys + local * width, width);
+    gemm(keys, width, queries, 1, {scores, keys, MatrixView::Read::transposed}, dout, 1, kv.dvalues + local * width,
+         width);
+    gemm(keys, width, queries, 1, {grads, keys, MatrixView::Read::transposed}, q, 1, kv.dkeys + local * width, width);
     gemm(queries, width, keys, 1, {grads, keys}, k, key == all.begin ? 0 : 1, dqueries, width);
   }
 }
 
-void store_head(const View& view, std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns, const float* values) {
-  for (std::int64_t i = 0; i < rows; ++i) store(view, (row + i) * view.columns() + column, columns, values + i * columns);
+void store_head(const View& view, std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns,
+                const float* values) {
+  for (std::int64_t i = 0; i < rows; ++i)
+    store(view, (row + i) * view.columns() + column, columns, values + i * columns);
 }
 
-/// All gradients of one row's key head and its query heads. They are written last: dqkv may lie where qkv lies, of which
-/// this task reads just what it writes.
+/// All gradients of one row's key head and its query heads. They are written last: dqkv may lie where qkv lies, of
+/// which this task reads just what it writes.
 void key_head_grad(const AttentionShape& shape, const KeyRanges& ranges, const GradOperands& operands, std::int64_t b,
                    std::int64_t kv_head) {
   const std::int64_t width = shape.head_dim, size = shape.sequence * width, row = b * shape.sequence;
@@ -223,12 +222,14 @@ void key_head_grad(const AttentionShape& shape, const KeyRanges& ranges, const G
   store_head(operands.dqkv, row, shape.sequence, shape.value_column(kv_head), width, kv.dvalues);
 }
 
-void run_grad(const AttentionShape& shape, std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+void run_grad(const AttentionShape& shape, std::span<const View> inputs, std::span<const View> outputs,
+              const Exec& exec) {
   const KeyRanges ranges(shape, inputs.size() > 4 ? inputs[4] : View{}, static_cast<std::int32_t*>(exec.workspace));
   const GradOperands operands{inputs[0], inputs[1], inputs[2], inputs[3], outputs[0]};
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (std::int64_t b = 0; b < shape.batch; ++b) {
-    for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) key_head_grad(shape, ranges, operands, b, kv_head);
+    for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head)
+      key_head_grad(shape, ranges, operands, b, kv_head);
   }
 }
 

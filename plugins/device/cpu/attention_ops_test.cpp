@@ -1,5 +1,5 @@
-// The reference is plain attention in double precision; its gradient is checked against finite differences here, so that
-// the op's gradient can be compared with it at sizes where differences would be too slow.
+// The reference is plain attention in double precision; its gradient is checked against finite differences here, so
+// that the op's gradient can be compared with it at sizes where differences would be too slow.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -26,8 +26,11 @@ struct Case {
   std::int64_t tokens() const { return geometry.tokens(); }
   std::int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
   Attributes attributes() const {
-    return {{"heads", heads}, {"kv_heads", kv_heads}, {"head_dim", head_dim},
-            {"mask", std::string(causal ? "causal" : "full")}, {"scale", scale}};
+    return {{"heads", heads},
+            {"kv_heads", kv_heads},
+            {"head_dim", head_dim},
+            {"mask", std::string(causal ? "causal" : "full")},
+            {"scale", scale}};
   }
   bool sees(std::int64_t query, std::int64_t key) const {
     if (causal && key > query) return false;
@@ -53,7 +56,8 @@ std::vector<double> scores_of(const Case& c, const std::vector<double>& qkv, std
     if (!c.sees(query, key)) continue;
     double sum = 0;
     for (std::int64_t d = 0; d < c.head_dim; ++d) {
-      sum += at(qkv, query * c.packed() + head * c.head_dim + d) * at(qkv, key * c.packed() + (c.heads + kv) * c.head_dim + d);
+      sum += at(qkv, query * c.packed() + head * c.head_dim + d) *
+             at(qkv, key * c.packed() + (c.heads + kv) * c.head_dim + d);
     }
     scores[static_cast<std::size_t>(key)] = sum * c.scale;
   }
@@ -91,7 +95,8 @@ std::vector<double> attend_grad(const Case& c, const std::vector<double>& dout, 
       double delta = 0;
       for (std::int64_t d = 0; d < D; ++d) delta += at(dout, o + d) * at(out, o + d);
       for (std::int64_t j = 0; j < c.tokens(); ++j) {
-        const std::int64_t q = i * P + h * D, k = j * P + (c.heads + kv) * D, v = j * P + (c.heads + c.kv_heads + kv) * D;
+        const std::int64_t q = i * P + h * D, k = j * P + (c.heads + kv) * D,
+                           v = j * P + (c.heads + c.kv_heads + kv) * D;
         double p = std::exp(at(scores, j) - at(logsumexp, i * c.heads + h)), dp = 0;
         for (std::int64_t d = 0; d < D; ++d) dp += at(dout, o + d) * at(qkv, v + d);
         double ds = p * (dp - delta) * c.scale;
@@ -116,7 +121,8 @@ struct Tensors {
         documents(integer_tensor(c.documents)) {}
   View document_view() const { return documents.view().extents[0] > 0 ? documents.view() : absent(DType::i32); }
   void forward(const Case& c, std::int64_t threads = 0) const {
-    TestOp{"attention", {qkv.view(), document_view()}, {out.view(), logsumexp.view()}, c.attributes(), c.geometry}.run(threads);
+    TestOp{"attention", {qkv.view(), document_view()}, {out.view(), logsumexp.view()}, c.attributes(), c.geometry}.run(
+        threads);
   }
   void backward(const Case& c, const View& result, std::int64_t threads = 0) const {
     std::vector<View> inputs = {dout.view(), qkv.view(), out.view(), logsumexp.view(), document_view()};
@@ -133,7 +139,8 @@ void check(const Case& c) {
   Tensors t(c);
   t.forward(c);
   Reference want = attend(c, doubles(t.qkv));
-  // Slack: fp32 scores of size up to some ten (2^-24 each), exponentials within 2 ulp, sums over keys of values near one.
+  // Slack: fp32 scores of size up to some ten (2^-24 each), exponentials within 2 ulp, sums over keys of values near
+  // one.
   CHECK(compare(t.out, want.out, 1e-5) == "");
   CHECK(compare(t.logsumexp, want.logsumexp, 1e-5) == "");
   t.backward(c, t.dqkv.view());
@@ -231,7 +238,8 @@ TEST_CASE("logsumexp may go unread") {
   Case c{{1, 9}, 2, 1, 4};
   Tensors t(c), unread(c);
   t.forward(c);
-  TestOp{"attention", {t.qkv.view()}, {unread.out.view(), absent(DType::f32, {9, 2})}, c.attributes(), c.geometry}.run();
+  TestOp{"attention", {t.qkv.view()}, {unread.out.view(), absent(DType::f32, {9, 2})}, c.attributes(), c.geometry}
+      .run();
   CHECK(std::memcmp(t.out.view().data, unread.out.view().data, t.out.view().bytes()) == 0);
 }
 

@@ -4,10 +4,10 @@
 
 namespace quern::cpu {
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const Matrix& a, const Matrix& b, float beta,
-          float* c, std::int64_t c_stride) {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const MatrixView& a, const MatrixView& b,
+          float beta, float* c, std::int64_t c_stride) {
   if (m == 0 || n == 0) return;
-  auto read = [](const Matrix& x) { return x.read == Matrix::Read::transposed ? CblasTrans : CblasNoTrans; };
+  auto read = [](const MatrixView& x) { return x.read == MatrixView::Read::transposed ? CblasTrans : CblasNoTrans; };
   auto size = [](std::int64_t x) { return static_cast<blasint>(x); };
   cblas_sgemm(CblasRowMajor, read(a), read(b), size(m), size(n), size(k), alpha, a.data, size(a.stride), b.data,
               size(b.stride), beta, c, size(c_stride));

@@ -118,11 +118,13 @@ OpSupport query_quantize(const OpInstance& op) {
   bool low = q.dtype == DType::e4m3 || q.dtype == DType::e5m2 || q.dtype == DType::i8;
   if (!low) return {"quantize: q must be e4m3, e5m2 or i8, not " + std::string(name_of(q.dtype)), 0};
   if (element_count(x.extents) != element_count(q.extents)) return {"quantize: x and q must have the same size", 0};
-  if (scale.dtype != DType::f32 || scale.extents != Extents{1} || !scale.present) return {"quantize: scale must be f32 (1)", 0};
+  if (scale.dtype != DType::f32 || scale.extents != Extents{1} || !scale.present)
+    return {"quantize: scale must be f32 (1)", 0};
   return {};
 }
 
-CpuOp op(void (*run)(std::span<const View>, std::span<const View>, const Exec&), OpSupport (*query)(const OpInstance&)) {
+CpuOp op(void (*run)(std::span<const View>, std::span<const View>, const Exec&),
+         OpSupport (*query)(const OpInstance&)) {
   return {[run](const OpInstance&) { return Launch(run); }, query};
 }
 

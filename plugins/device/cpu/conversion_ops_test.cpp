@@ -87,7 +87,8 @@ TEST_CASE("conversions refuse what they cannot do") {
   auto x = random_tensor(DType::f32, {3, 4}, 1);
   PoisonedTensor y(DType::f32, {3, 4}), scale(DType::f32, {1});
   CHECK(TestOp{"transpose", {x.view()}, {y.view()}}.refusal() == "transpose: (R, C) gives (C, R) of the same dtype");
-  CHECK(TestOp{"quantize", {x.view()}, {y.view(), scale.view()}}.refusal() == "quantize: q must be e4m3, e5m2 or i8, not f32");
+  CHECK(TestOp{"quantize", {x.view()}, {y.view(), scale.view()}}.refusal() ==
+        "quantize: q must be e4m3, e5m2 or i8, not f32");
   CHECK(TestOp{"cast", {x.view()}, {y.view()}, {}, {}, true}.refusal() == "cast: output 0 cannot accumulate");
   CHECK(TestOp{"cast", {integer_tensor({1}).view()}, {scale.view()}}.refusal() == "cast: input 0 cannot be i32");
 }

@@ -78,15 +78,18 @@ DeviceTraits make_traits(const CpuOptions& options) {
 }
 
 Error resources_error(std::string what, std::string found, std::string next) {
-  return Error(ErrorCode::resources,
-               {.where = "device cpu", .what = std::move(what), .found = std::move(found), .expected = {}, .next = std::move(next)});
+  return Error(ErrorCode::resources, {.where = "device cpu",
+                                      .what = std::move(what),
+                                      .found = std::move(found),
+                                      .expected = {},
+                                      .next = std::move(next)});
 }
 
 }  // namespace
 
 CpuDevice::CpuDevice(const CpuOptions& options) : options_(options), traits_(make_traits(options)) {
-  for (auto* add : {add_matmul_ops, add_conversion_ops, add_embedding_ops, add_norm_ops, add_rope_ops, add_attention_ops,
-                    add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
+  for (auto* add : {add_matmul_ops, add_conversion_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
+                    add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
     add(ops_);
   }
 }
@@ -111,7 +114,8 @@ OpSupport CpuDevice::query(const OpInstance& op) const {
 }
 
 void CpuDevice::open(int ordinal) {
-  if (ordinal != 0) throw resources_error("no such unit", std::to_string(ordinal), "the cpu device has unit 0 only, which ranks share");
+  if (ordinal != 0)
+    throw resources_error("no such unit", std::to_string(ordinal), "the cpu device has unit 0 only, which ranks share");
   omp_set_num_threads(thread_count(options_));
 }
 
@@ -132,7 +136,8 @@ std::unique_ptr<Kernel> CpuDevice::prepare(const OpInstance& op) {
 void* CpuDevice::allocate(MemoryKind, std::size_t bytes) {
   const std::size_t alignment = traits_.alignment;
   // Rounding up must not wrap around, and zero bytes still get an address.
-  std::size_t rounded = bytes > SIZE_MAX - alignment ? 0 : std::max(alignment, (bytes + alignment - 1) / alignment * alignment);
+  std::size_t rounded =
+      bytes > SIZE_MAX - alignment ? 0 : std::max(alignment, (bytes + alignment - 1) / alignment * alignment);
   void* memory = rounded == 0 ? nullptr : std::aligned_alloc(alignment, rounded);
   if (memory == nullptr) {
     throw resources_error("out of memory", "a request for " + std::to_string(bytes) + " bytes",

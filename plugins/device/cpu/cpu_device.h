@@ -1,6 +1,6 @@
 #pragma once
-// The CPU as a device: every op in fp32 with results rounded to the declared formats. It is the oracle for other devices
-// and runs whole trainings. Streams run at once, on the calling thread and its OpenMP team.
+// The CPU as a device: every op in fp32 with results rounded to the declared formats. It is the oracle for other
+// devices and runs whole trainings. Streams run at once, on the calling thread and its OpenMP team.
 
 #include <chrono>
 #include <deque>

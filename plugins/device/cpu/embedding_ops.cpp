@@ -20,7 +20,8 @@ void embed(std::span<const View> inputs, std::span<const View> outputs, const Ex
   const auto* token = tokens.as<std::int32_t>();
   const std::int64_t count = tokens.count(), columns = table.columns();
 #pragma omp parallel for schedule(static)
-  for (std::int64_t i = 0; i < count; ++i) store_row(y, i, load_row(table, token[i], target_row(y, i, scratch(0, columns))));
+  for (std::int64_t i = 0; i < count; ++i)
+    store_row(y, i, load_row(table, token[i], target_row(y, i, scratch(0, columns))));
 }
 
 OpSupport query_embed(const OpInstance& op) {
@@ -30,7 +31,7 @@ OpSupport query_embed(const OpInstance& op) {
   return {fits ? "" : "embedding: tokens (N) and table (V, C) give (N, C)", 0};
 }
 
-/// Positions of the tokens sorted by token, those of one token ascending: tokens v at order[first[v]] to order[first[v + 1]].
+/// Positions sorted by token, those of one token ascending: token v is at order[first[v]] up to order[first[v + 1]].
 struct Buckets {
   std::int32_t* first;  // (V + 1)
   std::int32_t* order;  // (N)
@@ -47,19 +48,24 @@ void sort_by_token(const std::int32_t* token, std::int64_t count, std::int64_t v
 }
 
 /// One row of dtable: the sum of dy over the positions of its token, in fp32, rounded once.
-void sum_bucket(const View& dy, std::span<const std::int32_t> positions, const View& dtable, std::int64_t row, bool add) {
+void sum_bucket(const View& dy, std::span<const std::int32_t> positions, const View& dtable, std::int64_t row,
+                bool add) {
   const std::int64_t columns = dtable.columns(), begin = row * columns;
   if (positions.empty()) {
-    if (!add) std::memset(dtable.as<char>() + static_cast<std::size_t>(begin) * size_of(dtable.dtype), 0,
-                          static_cast<std::size_t>(columns) * size_of(dtable.dtype));
+    if (!add)
+      std::memset(dtable.as<char>() + static_cast<std::size_t>(begin) * size_of(dtable.dtype), 0,
+                  static_cast<std::size_t>(columns) * size_of(dtable.dtype));
     return;
   }
   float* sum = scratch(0, columns);
   std::copy_n(load_row(dy, positions[0], scratch(1, columns)), columns, sum);
   const View sums{sum, DType::f32, {columns}};
-  for (std::int32_t position : positions.subspan(1)) accumulate(sums, 0, columns, load_row(dy, position, scratch(1, columns)));
-  if (add) accumulate(dtable, begin, columns, sum);
-  else store(dtable, begin, columns, sum);
+  for (std::int32_t position : positions.subspan(1))
+    accumulate(sums, 0, columns, load_row(dy, position, scratch(1, columns)));
+  if (add)
+    accumulate(dtable, begin, columns, sum);
+  else
+    store(dtable, begin, columns, sum);
 }
 
 void embedding_grad(std::span<const View> inputs, std::span<const View> outputs, const Exec& exec, bool add) {
@@ -91,8 +97,9 @@ OpSupport query_grad(const OpInstance& op) {
 void add_embedding_ops(OpTable& table) {
   table["embedding"] = {[](const OpInstance&) { return Launch(embed); }, query_embed};
   table["embedding_grad"] = {[](const OpInstance& op) -> Launch {
-                               return [add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs,
-                                                                       const Exec& exec) { embedding_grad(inputs, outputs, exec, add); };
+                               return [add = op.outputs[0].accumulate](
+                                          std::span<const View> inputs, std::span<const View> outputs,
+                                          const Exec& exec) { embedding_grad(inputs, outputs, exec, add); };
                              },
                              query_grad};
 }

@@ -29,7 +29,8 @@ TEST_CASE("embedding copies and converts rows") {
         TestOp{"embedding", {integer_tensor(tokens).view(), table.view()}, {y.view()}}.run();
         std::vector<double> want;
         auto rows = doubles(table);
-        for (std::int32_t token : tokens) want.insert(want.end(), rows.begin() + token * 5, rows.begin() + token * 5 + 5);
+        for (std::int32_t token : tokens)
+          want.insert(want.end(), rows.begin() + token * 5, rows.begin() + token * 5 + 5);
         CHECK(compare(y, want, 0) == "");
       }
     }
@@ -45,13 +46,15 @@ TEST_CASE("embedding_grad sums rows by token, overwriting or adding") {
         const std::int64_t vocabulary = 67, columns = 9;
         auto tokens = some_tokens(count, vocabulary);
         auto dy = random_tensor(dtype, {count, columns}, 1);
-        auto dtable = add ? random_tensor(dtype, {vocabulary, columns}, 2) : PoisonedTensor(dtype, {vocabulary, columns});
+        auto dtable =
+            add ? random_tensor(dtype, {vocabulary, columns}, 2) : PoisonedTensor(dtype, {vocabulary, columns});
         std::vector<double> want(static_cast<std::size_t>(vocabulary * columns), 0.0);
         if (add) want = doubles(dtable);
         auto rows = doubles(dy);
         for (std::int64_t i = 0; i < count; ++i) {
           for (std::int64_t c = 0; c < columns; ++c) {
-            want[static_cast<std::size_t>(tokens[static_cast<std::size_t>(i)] * columns + c)] += rows[static_cast<std::size_t>(i * columns + c)];
+            want[static_cast<std::size_t>(tokens[static_cast<std::size_t>(i)] * columns + c)] +=
+                rows[static_cast<std::size_t>(i * columns + c)];
           }
         }
         TestOp{"embedding_grad", {dy.view(), integer_tensor(tokens).view()}, {dtable.view()}, {}, {}, add}.run();

@@ -9,7 +9,7 @@
 #include "blas.h"
 #include "kernels.h"
 #include "rows.h"
-#include "simd.h"
+#include "softmax_rows.h"
 #include "support.h"
 
 namespace quern::cpu {
@@ -36,7 +36,8 @@ Loss make_loss(const OpInstance& op) {
   loss.z_loss = static_cast<float>(op.attributes.real_or("z_loss", 0.0));
   loss.seed = static_cast<float>(op.attributes.real_or("seed", 1.0));
   // By default a chunk's logits take 8 MiB: they stay in the last-level cache between the products that share them.
-  std::int64_t fitting = std::clamp<std::int64_t>((std::int64_t{1} << 21) / std::max<std::int64_t>(loss.vocabulary, 1), 64, 1024);
+  std::int64_t fitting =
+      std::clamp<std::int64_t>((std::int64_t{1} << 21) / std::max<std::int64_t>(loss.vocabulary, 1), 64, 1024);
   loss.chunk = std::min(op.attributes.integer_or("chunk", fitting), std::max<std::int64_t>(loss.tokens, 1));
   loss.train = op.outputs.size() == 3;
   loss.input_gradient = loss.train && op.outputs[1].present;
@@ -49,36 +50,6 @@ Loss make_loss(const OpInstance& op) {
     if (op.outputs[2].dtype != DType::f32) loss.sum_weight = loss.vocabulary * loss.width;
   }
   return loss;
-}
-
-QUERN_CPU_CLONES float row_maximum(const float* x, std::int64_t count) {
-  float largest = x[0];
-#pragma omp simd reduction(max : largest)
-  for (std::int64_t i = 0; i < count; ++i) largest = x[i] > largest ? x[i] : largest;
-  return largest;
-}
-
-QUERN_CPU_CLONES float sum_of_exponentials(const float* x, std::int64_t count, float maximum) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::int64_t i = 0; i < count; ++i) sum += fast_exp(x[i] - maximum);
-  return sum;
-}
-
-/// As above, and x becomes the exponentials.
-QUERN_CPU_CLONES float exponentiate(float* x, std::int64_t count, float maximum) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::int64_t i = 0; i < count; ++i) {
-    float e = fast_exp(x[i] - maximum);
-    x[i] = e;
-    sum += e;
-  }
-  return sum;
-}
-
-QUERN_CPU_CLONES void scale(float* x, std::int64_t count, float factor) {
-  for (std::int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
 
 /// Cross-entropy of one row of logits; in training the row becomes
@@ -94,7 +65,7 @@ float token_loss(const Loss& loss, float* logits, std::int32_t target) {
   const float sum = loss.train ? exponentiate(logits, count, maximum) : sum_of_exponentials(logits, count, maximum);
   const float logsumexp = maximum + std::log(sum);
   if (loss.train) {
-    scale(logits, count, loss.seed * (1.0f + 2.0f * loss.z_loss * logsumexp) / sum);
+    multiply(logits, count, loss.seed * (1.0f + 2.0f * loss.z_loss * logsumexp) / sum, logits);
     logits[target] -= loss.seed;
     round_in_place(loss.logit_dtype, logits, count);
   }
@@ -113,8 +84,10 @@ void store_rows(const View& y, std::int64_t begin, std::int64_t count, const flo
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < count; ++i) {
     const float* row = values + i * y.columns();
-    if (add) accumulate(y, (begin + i) * y.columns(), y.columns(), row);
-    else store(y, (begin + i) * y.columns(), y.columns(), row);
+    if (add)
+      accumulate(y, (begin + i) * y.columns(), y.columns(), row);
+    else
+      store(y, (begin + i) * y.columns(), y.columns(), row);
   }
 }
 
@@ -128,20 +101,24 @@ void run(const Loss& loss, std::span<const View> inputs, std::span<const View> o
   float* panel = workspace.floats(loss.panel_x);
   const float* weight = load_all(inputs[1], workspace.floats(loss.panel_weight));
   float* dx_sums = workspace.floats(loss.sum_x);
-  float* dweight = loss.sum_weight > 0 ? workspace.floats(loss.sum_weight) : loss.weight_gradient ? outputs[2].as<float>() : nullptr;
+  float* dweight = loss.sum_weight > 0    ? workspace.floats(loss.sum_weight)
+                   : loss.weight_gradient ? outputs[2].as<float>()
+                                          : nullptr;
   float* losses = outputs[0].as<float>();
   bool add_dweight = loss.add_weight_gradient && loss.sum_weight == 0;
   for (std::int64_t begin = 0; begin < loss.tokens; begin += loss.chunk) {
     const std::int64_t count = std::min(loss.chunk, loss.tokens - begin);
     const float* rows = load_rows(x, begin, count, panel);
-    gemm(count, vocabulary, width, 1, {rows, width}, {weight, width, Matrix::Read::transposed}, 0, logits, vocabulary);
+    gemm(count, vocabulary, width, 1, {rows, width}, {weight, width, MatrixView::Read::transposed}, 0, logits,
+         vocabulary);
 #pragma omp parallel for schedule(static)
     for (std::int64_t i = 0; i < count; ++i) {
       float value = token_loss(loss, logits + i * vocabulary, target_of[begin + i]);
       if (losses) losses[begin + i] = value;
     }
     if (loss.weight_gradient) {
-      gemm(vocabulary, width, count, 1, {logits, vocabulary, Matrix::Read::transposed}, {rows, width}, add_dweight ? 1 : 0, dweight, width);
+      gemm(vocabulary, width, count, 1, {logits, vocabulary, MatrixView::Read::transposed}, {rows, width},
+           add_dweight ? 1 : 0, dweight, width);
       add_dweight = true;
     }
     if (loss.input_gradient) {
@@ -161,13 +138,15 @@ OpSupport query(const OpInstance& op) {
   if (x.extents.size() != 2 || weight.extents.size() != 2 || weight.extents[1] != x.extents[1] ||
       element_count(targets.extents) != x.extents[0]) {
     return {op.kind + ": x (N, C), weight (V, C) and targets (N) do not fit: " + to_string(x.extents) + ", " +
-            to_string(weight.extents) + ", " + to_string(targets.extents), 0};
+                to_string(weight.extents) + ", " + to_string(targets.extents),
+            0};
   }
   if (op.outputs[0].dtype != DType::f32) return {op.kind + ": token_loss must be f32", 0};
   if (op.attributes.integer_or("chunk", 1) < 1) return {op.kind + ": chunk must be at least 1", 0};
   Loss loss = make_loss(op);
   std::size_t bytes = float_bytes(loss.chunk * loss.vocabulary);
-  for (std::int64_t floats : {loss.panel_x, loss.panel_weight, loss.sum_x, loss.sum_weight}) bytes += float_bytes(floats);
+  for (std::int64_t floats : {loss.panel_x, loss.panel_weight, loss.sum_x, loss.sum_weight})
+    bytes += float_bytes(floats);
   return {{}, bytes};
 }
 
@@ -195,7 +174,8 @@ void add_stats(const View& token_loss, const View& targets, const View& stats, b
 OpSupport query_stats(const OpInstance& op) {
   if (op.inputs.size() != 2 || op.outputs.size() != 1) return {"loss_stats: takes token_loss and targets", 0};
   if (std::string text = check_operands(op, operands(1), operands(0)); !text.empty()) return {text, 0};
-  bool fits = op.inputs[0].dtype == DType::f32 && op.outputs[0].dtype == DType::f64 && element_count(op.outputs[0].extents) == 4 &&
+  bool fits = op.inputs[0].dtype == DType::f32 && op.outputs[0].dtype == DType::f64 &&
+              element_count(op.outputs[0].extents) == 4 &&
               element_count(op.inputs[0].extents) == element_count(op.inputs[1].extents);
   return {fits ? "" : "loss_stats: token_loss f32 (N) and targets (N) give f64 (4)", 0};
 }

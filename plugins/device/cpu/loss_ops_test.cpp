@@ -23,7 +23,9 @@ struct Reference {
   double objective = 0;  ///< sum of losses + z_loss * logsumexp^2 over valid tokens
 };
 
-double rounded(DType dtype, double value) { return dtype == DType::bf16 ? round_to(dtype, static_cast<float>(value)) : value; }
+double rounded(DType dtype, double value) {
+  return dtype == DType::bf16 ? round_to(dtype, static_cast<float>(value)) : value;
+}
 
 /// Logits and their gradients round to `dtype` where the op's do; f32 stands for no rounding.
 Reference reference(const Sizes& s, const std::vector<double>& x, const std::vector<double>& w,
@@ -56,7 +58,8 @@ Reference reference(const Sizes& s, const std::vector<double>& x, const std::vec
 
 std::vector<std::int32_t> some_targets(const Sizes& s) {
   std::vector<std::int32_t> targets;
-  for (std::int64_t i = 0; i < s.tokens; ++i) targets.push_back(i % 5 == 3 ? -1 : static_cast<std::int32_t>((i * 7 + 2) % s.vocabulary));
+  for (std::int64_t i = 0; i < s.tokens; ++i)
+    targets.push_back(i % 5 == 3 ? -1 : static_cast<std::int32_t>((i * 7 + 2) % s.vocabulary));
   return targets;
 }
 
@@ -98,18 +101,24 @@ TEST_CASE("lm_loss and lm_loss_train at odd sizes, chunk by chunk") {
           const double seed = 4;
           auto targets = some_targets(s);
           auto target_tensor = integer_tensor(targets);
-          auto x = random_tensor(dtype, {s.tokens, s.width}, 1), w = random_tensor(dtype, {s.vocabulary, s.width}, 2, 0.5);
+          auto x = random_tensor(dtype, {s.tokens, s.width}, 1),
+               w = random_tensor(dtype, {s.vocabulary, s.width}, 2, 0.5);
           auto previous = random_tensor(dtype, {s.vocabulary, s.width}, 3);
           PoisonedTensor loss(DType::f32, {s.tokens}), alone(DType::f32, {s.tokens}), dx(dtype, {s.tokens, s.width});
-          PoisonedTensor written(dtype, {s.vocabulary, s.width}), added(dtype, {s.vocabulary, s.width}, previous.floats());
+          PoisonedTensor written(dtype, {s.vocabulary, s.width}),
+              added(dtype, {s.vocabulary, s.width}, previous.floats());
           const PoisonedTensor& dw = add ? added : written;
           TestOp{"lm_loss", {x.view(), w.view(), target_tensor.view()}, {alone.view()}, {{"chunk", s.chunk}}}.run();
-          OpInstance op = TestOp{"lm_loss_train", {x.view(), w.view(), target_tensor.view()}, {loss.view(), dx.view(), dw.view()},
-                                 {{"chunk", s.chunk}, {"z_loss", z_loss}, {"seed", seed}}}.instance();
+          OpInstance op = TestOp{"lm_loss_train",
+                                 {x.view(), w.view(), target_tensor.view()},
+                                 {loss.view(), dx.view(), dw.view()},
+                                 {{"chunk", s.chunk}, {"z_loss", z_loss}, {"seed", seed}}}
+                              .instance();
           op.outputs[2].accumulate = add;
           CpuDevice device({});
           PoisonedTensor workspace(DType::u8, {static_cast<std::int64_t>(device.query(op).workspace_bytes)});
-          std::vector<View> inputs = {x.view(), w.view(), target_tensor.view()}, outputs = {loss.view(), dx.view(), dw.view()};
+          std::vector<View> inputs = {x.view(), w.view(), target_tensor.view()},
+                            outputs = {loss.view(), dx.view(), dw.view()};
           device.prepare(op)->launch(inputs, outputs, {{}, workspace.view().data});
           Reference want = reference(s, doubles(x), doubles(w), targets, z_loss, seed, dtype);
           if (add) {
@@ -131,8 +140,10 @@ TEST_CASE("the default chunk, unread gradients, and a gradient over its input") 
   Sizes s{150, 8, 40000, 0};  // several default chunks
   auto targets = some_targets(s);
   auto target_tensor = integer_tensor(targets);
-  auto x = random_tensor(DType::f32, {s.tokens, s.width}, 1), w = random_tensor(DType::f32, {s.vocabulary, s.width}, 2, 0.5);
-  PoisonedTensor loss(DType::f32, {s.tokens}), dx(DType::f32, {s.tokens, s.width}), dw(DType::f32, {s.vocabulary, s.width});
+  auto x = random_tensor(DType::f32, {s.tokens, s.width}, 1),
+       w = random_tensor(DType::f32, {s.vocabulary, s.width}, 2, 0.5);
+  PoisonedTensor loss(DType::f32, {s.tokens}), dx(DType::f32, {s.tokens, s.width}),
+      dw(DType::f32, {s.vocabulary, s.width});
   std::vector<View> inputs = {x.view(), w.view(), target_tensor.view()};
   TestOp{"lm_loss_train", inputs, {loss.view(), dx.view(), dw.view()}}.run();
   Reference want = reference(s, doubles(x), doubles(w), targets, 0, 1, DType::f32);
@@ -141,21 +152,28 @@ TEST_CASE("the default chunk, unread gradients, and a gradient over its input") 
   CHECK(compare(dw, want.dweight, 2e-5) == "");
   CHECK(compare(dx, want.dx, 2e-5) == "");
   PoisonedTensor other_loss(DType::f32, {s.tokens});
-  TestOp{"lm_loss_train", inputs, {other_loss.view(), absent(DType::f32, {s.tokens, s.width}), absent(DType::f32, {s.vocabulary, s.width})}}.run();
+  TestOp{"lm_loss_train",
+         inputs,
+         {other_loss.view(), absent(DType::f32, {s.tokens, s.width}), absent(DType::f32, {s.vocabulary, s.width})}}
+      .run();
   CHECK(testkit::mismatch(other_loss.floats(), loss.floats(), 0) == "");
-  TestOp{"lm_loss_train", inputs, {absent(DType::f32, {s.tokens}), x.view(), absent(DType::f32, {s.vocabulary, s.width})}}.run();
+  TestOp{
+      "lm_loss_train", inputs, {absent(DType::f32, {s.tokens}), x.view(), absent(DType::f32, {s.vocabulary, s.width})}}
+      .run();
   CHECK(testkit::mismatch(x.floats(), dx.floats(), 0) == "");
 }
 
 TEST_CASE("large logits neither overflow nor lose the loss") {
-  PoisonedTensor x(DType::f32, {2, 1}, std::vector<float>{1000.0f, -1000.0f}), w(DType::f32, {3, 1}, std::vector<float>{1, 0, -1});
+  PoisonedTensor x(DType::f32, {2, 1}, std::vector<float>{1000.0f, -1000.0f}),
+      w(DType::f32, {3, 1}, std::vector<float>{1, 0, -1});
   PoisonedTensor loss(DType::f32, {2});
   TestOp{"lm_loss", {x.view(), w.view(), integer_tensor({2, 2}).view()}, {loss.view()}}.run();
   CHECK(loss.floats() == std::vector<float>{2000.0f, 0.0f});
 }
 
 TEST_CASE("targets out of range are an input error; what does not fit is refused") {
-  auto x = random_tensor(DType::f32, {2, 3}, 1), w = random_tensor(DType::f32, {5, 3}, 2), narrow = random_tensor(DType::f32, {5, 2}, 2);
+  auto x = random_tensor(DType::f32, {2, 3}, 1), w = random_tensor(DType::f32, {5, 3}, 2),
+       narrow = random_tensor(DType::f32, {5, 2}, 2);
   PoisonedTensor loss(DType::f32, {2});
   for (std::int32_t bad : {5, -2}) {
     try {

@@ -21,8 +21,8 @@ struct Plan {
   bool transpose_a = false, transpose_b = false;
   bool row_scale = false, column_scale = false;  ///< scales are vectors, applied after the product
   bool accumulate = false;
-  bool direct = false;                           ///< the product itself writes y
-  bool sum_in_y = false;                         ///< the unscaled sums may lie in y
+  bool direct = false;                              ///< the product itself writes y
+  bool sum_in_y = false;                            ///< the unscaled sums may lie in y
   std::int64_t panel_a = 0, panel_b = 0, sums = 0;  ///< floats of workspace
 };
 
@@ -52,11 +52,14 @@ std::string refusal(const OpInstance& op) {
   if (op.inputs.size() < 2 || op.outputs.size() != 1) return "matmul: takes a and b, gives y";
   if (std::string text = check_operands(op, 0, operands(0)); !text.empty()) return text;
   const Operand &a = op.inputs[kA], &b = op.inputs[kB], &y = op.outputs[0];
-  if (a.extents.size() != 2 || b.extents.size() != 2 || y.extents.size() != 2) return "matmul: a, b and y must be matrices";
-  if (y.dtype != DType::f32 && y.dtype != DType::bf16) return "matmul: y must be f32 or bf16, not " + std::string(name_of(y.dtype));
+  if (a.extents.size() != 2 || b.extents.size() != 2 || y.extents.size() != 2)
+    return "matmul: a, b and y must be matrices";
+  if (y.dtype != DType::f32 && y.dtype != DType::bf16)
+    return "matmul: y must be f32 or bf16, not " + std::string(name_of(y.dtype));
   Plan plan = make_plan(op);
   if (b.extents[plan.transpose_b ? 1 : 0] != plan.k || y.extents != Extents{plan.m, plan.n}) {
-    return "matmul: shapes " + to_string(a.extents) + " and " + to_string(b.extents) + " do not give " + to_string(y.extents);
+    return "matmul: shapes " + to_string(a.extents) + " and " + to_string(b.extents) + " do not give " +
+           to_string(y.extents);
   }
   if (present(op, kBias) && op.inputs[kBias].count() != plan.n) return "matmul: bias must have one element a column";
   auto scale_fits = [&op](std::size_t i, std::int64_t vector) {
@@ -96,8 +99,10 @@ void finish(const Plan& plan, float* sums, const Tail& tail, const View& y) {
       scale_row(values, plan.n, tail.row_scale ? tail.row_scale[row] : 1.0f, tail.column_scale);
     }
     if (tail.bias) add_row(values, plan.n, tail.bias);
-    if (plan.accumulate) accumulate(y, row * plan.n, plan.n, values);
-    else store(y, row * plan.n, plan.n, values);
+    if (plan.accumulate)
+      accumulate(y, row * plan.n, plan.n, values);
+    else
+      store(y, row * plan.n, plan.n, values);
   }
 }
 
@@ -105,8 +110,10 @@ void finish(const Plan& plan, float* sums, const Tail& tail, const View& y) {
 void start_with_bias(const Plan& plan, const float* bias, const View& y) {
 #pragma omp parallel for schedule(static)
   for (std::int64_t row = 0; row < plan.m; ++row) {
-    if (plan.accumulate) accumulate(y, row * plan.n, plan.n, bias);
-    else store(y, row * plan.n, plan.n, bias);
+    if (plan.accumulate)
+      accumulate(y, row * plan.n, plan.n, bias);
+    else
+      store(y, row * plan.n, plan.n, bias);
   }
 }
 
@@ -120,16 +127,20 @@ void run(const Plan& plan, std::span<const View> inputs, const View& y, const Ex
   if (View bias = input(kBias)) tail.bias = load(bias, 0, plan.n, scratch(0, plan.n));
   float alpha = 1.0f;
   if (View scale = input(kScaleA)) {
-    if (plan.row_scale) tail.row_scale = scale.as<float>();
-    else alpha *= *scale.as<float>();
+    if (plan.row_scale)
+      tail.row_scale = scale.as<float>();
+    else
+      alpha *= *scale.as<float>();
   }
   if (View scale = input(kScaleB)) {
-    if (plan.column_scale) tail.column_scale = scale.as<float>();
-    else alpha *= *scale.as<float>();
+    if (plan.column_scale)
+      tail.column_scale = scale.as<float>();
+    else
+      alpha *= *scale.as<float>();
   }
   if (plan.direct && tail.bias) start_with_bias(plan, tail.bias, y);
   float beta = plan.direct && (plan.accumulate || tail.bias) ? 1.0f : 0.0f;
-  auto read = [](bool transposed) { return transposed ? Matrix::Read::transposed : Matrix::Read::plain; };
+  auto read = [](bool transposed) { return transposed ? MatrixView::Read::transposed : MatrixView::Read::plain; };
   gemm(plan.m, plan.n, plan.k, alpha, {a, plan.transpose_a ? plan.m : plan.k, read(plan.transpose_a)},
        {b, plan.transpose_b ? plan.k : plan.n, read(plan.transpose_b)}, beta, sums, plan.n);
   if (!plan.direct) finish(plan, sums, tail, y);

@@ -21,9 +21,10 @@ struct Case {
 };
 
 std::string describe(const Case& c) {
-  return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) + " " + std::string(name_of(c.operand)) +
-         " -> " + std::string(name_of(c.result)) + (c.transpose_a ? " ta" : "") + (c.transpose_b ? " tb" : "") +
-         (c.bias ? " bias" : "") + (c.accumulate ? " accumulate" : "") + " scale " + std::to_string(c.scale);
+  return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) + " " +
+         std::string(name_of(c.operand)) + " -> " + std::string(name_of(c.result)) + (c.transpose_a ? " ta" : "") +
+         (c.transpose_b ? " tb" : "") + (c.bias ? " bias" : "") + (c.accumulate ? " accumulate" : "") + " scale " +
+         std::to_string(c.scale);
 }
 
 std::string check(const Case& c) {
@@ -50,7 +51,8 @@ std::string check(const Case& c) {
       }
       double scale = 1;
       if (c.scale != Case::none) {
-        scale = dsa[static_cast<std::size_t>(scales_a > 1 ? i : 0)] * dsb[static_cast<std::size_t>(scales_b > 1 ? j : 0)];
+        scale =
+            dsa[static_cast<std::size_t>(scales_a > 1 ? i : 0)] * dsb[static_cast<std::size_t>(scales_b > 1 ? j : 0)];
       }
       double& element = want[static_cast<std::size_t>(i * c.n + j)];
       element += sum * scale + (c.bias ? dbias[static_cast<std::size_t>(j)] : 0.0);
@@ -58,7 +60,8 @@ std::string check(const Case& c) {
     }
   }
   TestOp op{"matmul",
-            {a.view(), b.view(), c.bias ? bias.view() : absent(), c.scale ? scale_a.view() : absent(), c.scale ? scale_b.view() : absent()},
+            {a.view(), b.view(), c.bias ? bias.view() : absent(), c.scale ? scale_a.view() : absent(),
+             c.scale ? scale_b.view() : absent()},
             {y.view()},
             {{"transpose_a", std::int64_t{c.transpose_a}}, {"transpose_b", std::int64_t{c.transpose_b}}},
             {},
@@ -72,13 +75,15 @@ std::string check(const Case& c) {
 
 TEST_CASE("matmul: layouts, formats, bias, scales, accumulation at odd sizes") {
   const std::int64_t sizes[][3] = {{1, 1, 1}, {3, 7, 17}, {33, 17, 7}, {65, 1, 129}, {1, 33, 3}};
-  const std::pair<DType, DType> formats[] = {{DType::f32, DType::f32},   {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
-                                             {DType::e4m3, DType::bf16}, {DType::e5m2, DType::f32},  {DType::i8, DType::bf16}};
+  const std::pair<DType, DType> formats[] = {{DType::f32, DType::f32},  {DType::bf16, DType::bf16},
+                                             {DType::bf16, DType::f32}, {DType::e4m3, DType::bf16},
+                                             {DType::e5m2, DType::f32}, {DType::i8, DType::bf16}};
   for (auto& size : sizes) {
     for (auto [operand, result] : formats) {
       for (int bits = 0; bits < 16; ++bits) {
         for (auto scale : {Case::none, Case::scalar, Case::vector}) {
-          Case c{size[0], size[1], size[2], operand, result, (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, scale};
+          Case c{size[0],         size[1],         size[2],         operand,         result,
+                 (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, scale};
           std::string text = check(c);
           INFO(describe(c));
           CHECK(text == "");
@@ -101,9 +106,11 @@ TEST_CASE("matmul: mixed operand formats, and sizes beyond one block") {
 TEST_CASE("matmul says why it refuses") {
   auto a = random_tensor(DType::f32, {3, 4}, 1), b = random_tensor(DType::f32, {5, 2}, 2);
   PoisonedTensor y(DType::f32, {3, 2}), q(DType::e4m3, {3, 2});
-  CHECK(TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.refusal() == "matmul: shapes (3, 4) and (5, 2) do not give (3, 2)");
+  CHECK(TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.refusal() ==
+        "matmul: shapes (3, 4) and (5, 2) do not give (3, 2)");
   auto fits = random_tensor(DType::f32, {4, 2}, 2), bias = random_tensor(DType::f32, {3}, 3);
   CHECK(TestOp{"matmul", {a.view(), fits.view()}, {q.view()}}.refusal() == "matmul: y must be f32 or bf16, not e4m3");
-  CHECK(TestOp{"matmul", {a.view(), fits.view(), bias.view()}, {y.view()}}.refusal() == "matmul: bias must have one element a column");
+  CHECK(TestOp{"matmul", {a.view(), fits.view(), bias.view()}, {y.view()}}.refusal() ==
+        "matmul: bias must have one element a column");
   CHECK_THROWS_AS((TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.run()), Error);
 }

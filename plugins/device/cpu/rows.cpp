@@ -81,8 +81,9 @@ template <int kMantissa, int kBias, std::uint32_t kLargest>
   std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value);
   std::uint32_t magnitude = bits & 0x7fffffffu;
   constexpr int kShift = 23 - kMantissa;
-  std::uint32_t normal = (magnitude + ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1u) -
-                          (std::uint32_t{127 - kBias} << 23)) >> kShift;
+  std::uint32_t normal =
+      (magnitude + ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1u) - (std::uint32_t{127 - kBias} << 23)) >>
+      kShift;
   // Adding 2^23 steps leaves the rounded number of steps in the low bits.
   constexpr std::uint32_t kMagic = std::uint32_t{127 + 1 - kBias - kMantissa + 23} << 23;
   float shifted = __builtin_bit_cast(float, magnitude) + __builtin_bit_cast(float, kMagic);

@@ -19,7 +19,7 @@ namespace {
 
 /// Random bit patterns, the neighbourhood of every 8-bit code and tie, and the specials.
 std::vector<float> samples() {
-  std::vector<float> values = {0.0f,   -0.0f,  INFINITY, -INFINITY, NAN,      -NAN,     126.5f,
+  std::vector<float> values = {0.0f,    -0.0f,  INFINITY, -INFINITY, NAN,      -NAN,     126.5f,
                                -127.5f, 448.1f, 464.0f,   480.0f,    57344.0f, 61440.0f, 1e-45f};
   for (float (*to_float)(std::uint8_t) : {e4m3_to_float, e5m2_to_float}) {
     for (int code = 0; code < 0x7a; ++code) {

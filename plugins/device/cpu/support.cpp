@@ -21,7 +21,8 @@ std::string check_operands(const OpInstance& op, std::uint32_t index_inputs, std
     if (!is_floating(operand.dtype) && operand.dtype != DType::i8) {
       return op.kind + ": output " + std::to_string(i) + " cannot be " + std::string(name_of(operand.dtype));
     }
-    if (operand.accumulate && !has(accumulating, i)) return op.kind + ": output " + std::to_string(i) + " cannot accumulate";
+    if (operand.accumulate && !has(accumulating, i))
+      return op.kind + ": output " + std::to_string(i) + " cannot accumulate";
   }
   return {};
 }

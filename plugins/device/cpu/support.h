@@ -9,8 +9,8 @@
 
 namespace quern::cpu {
 
-/// Empty when every present operand is a real number (f64 to e5m2, or i8) but inputs listed in `index_inputs`, which must
-/// be i32, and no output but those in `accumulating` asks to be added to; else the refusal.
+/// Empty when every present operand is a real number (f64 to e5m2, or i8) but inputs listed in `index_inputs`, which
+/// must be i32, and no output but those in `accumulating` asks to be added to; else the refusal.
 std::string check_operands(const OpInstance& op, std::uint32_t index_inputs, std::uint32_t accumulating);
 
 /// Bits of a set of operands, for check_operands: operands(0, 2) is the first and the third.
@@ -23,7 +23,9 @@ constexpr std::uint32_t operands(Index... index) {
 void check_indices(const View& indices, std::int32_t lowest, std::int64_t vocabulary, const char* what);
 
 /// Bytes of `count` floats, rounded up so that what follows stays aligned.
-constexpr std::size_t float_bytes(std::int64_t count) { return (static_cast<std::size_t>(count) * 4 + 255) / 256 * 256; }
+constexpr std::size_t float_bytes(std::int64_t count) {
+  return (static_cast<std::size_t>(count) * 4 + 255) / 256 * 256;
+}
 
 /// Hands out consecutive aligned pieces of a workspace.
 class Workspace {

@@ -24,7 +24,8 @@ struct TestOp {
   OpInstance instance() const {
     OpInstance op{kind, {}, {}, attributes, geometry};
     for (const View& view : inputs) op.inputs.push_back({view.dtype, view.extents, static_cast<bool>(view), false});
-    for (const View& view : outputs) op.outputs.push_back({view.dtype, view.extents, static_cast<bool>(view), accumulate});
+    for (const View& view : outputs)
+      op.outputs.push_back({view.dtype, view.extents, static_cast<bool>(view), accumulate});
     return op;
   }
 

@@ -1,0 +1,17 @@
+#pragma once
+// The row passes of a softmax, shared by attention and the loss.
+
+#include <cstdint>
+
+namespace quern::cpu {
+
+/// Largest of `count` > 0 elements.
+float row_maximum(const float* x, std::int64_t count);
+/// x = exp(x - shift) in place; returns the sum.
+float exponentiate(float* x, std::int64_t count, float shift);
+/// Sum of exp(x - shift).
+float sum_of_exponentials(const float* x, std::int64_t count, float shift);
+/// y = factor x; y may be x.
+void multiply(const float* x, std::int64_t count, float factor, float* y);
+
+}  // namespace quern::cpu
