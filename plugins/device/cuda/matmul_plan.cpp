@@ -27,11 +27,11 @@ void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
   QUERN_CUBLAS(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value));
 }
 
-/// Column-major (rows, columns), contiguous.
-cublasLtMatrixLayout_t make_layout(DType type, std::int64_t rows, std::int64_t columns) {
+/// Column-major (rows, columns); `stride` from column to column, 0: contiguous.
+cublasLtMatrixLayout_t make_layout(DType type, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0) {
   cublasLtMatrixLayout_t layout = nullptr;
   QUERN_CUBLAS(cublasLtMatrixLayoutCreate(&layout, library_type(type), static_cast<std::uint64_t>(rows),
-                                          static_cast<std::uint64_t>(columns), rows));
+                                          static_cast<std::uint64_t>(columns), stride > 0 ? stride : rows));
   return layout;
 }
 
@@ -54,6 +54,8 @@ std::string MatmulKey::text() const {
   if (accumulate) text += " add";
   if (scales != ScaleMode::none) text += scales == ScaleMode::tensor ? " tensor-scales" : " vector-scales";
   if (fast_accumulation) text += " fast";
+  if (stride_a > 0) text += " stride-a " + std::to_string(stride_a);
+  if (stride_y > 0) text += " stride-y " + std::to_string(stride_y);
   if (alignment != 256) text += " align" + std::to_string(alignment);
   return text;
 }
@@ -76,8 +78,9 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
   if (narrow) set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(key.fast_accumulation));
   // A row-major (R, C) is a column-major (C, R).
   a_ = key.transpose_b ? make_layout(key.b, key.k, key.n) : make_layout(key.b, key.n, key.k);
-  b_ = key.transpose_a ? make_layout(key.a, key.m, key.k) : make_layout(key.a, key.k, key.m);
-  y_ = make_layout(key.y, key.n, key.m);
+  b_ = key.transpose_a ? make_layout(key.a, key.m, key.k, key.stride_a)
+                        : make_layout(key.a, key.k, key.m, key.stride_a);
+  y_ = make_layout(key.y, key.n, key.m, key.stride_y);
 }
 
 MatmulPlan::~MatmulPlan() {

@@ -31,6 +31,7 @@ struct MatmulKey {
   ScaleMode scales = ScaleMode::none;
   bool fast_accumulation = false;  ///< 8-bit operands: sum in fewer bits
   int alignment = 256;             ///< bytes to which all operands are aligned, a power of two
+  std::int64_t stride_a = 0, stride_y = 0;  ///< elements from one stored row to the next; 0: contiguous
 
   std::string text() const;
 };

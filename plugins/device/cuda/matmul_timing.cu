@@ -47,7 +47,9 @@ void fill(void* memory, std::size_t bytes, std::uint32_t seed, cudaStream_t stre
 class Scratch {
  public:
   Scratch(const MatmulKey& key, cudaStream_t stream) {
-    const std::size_t a = bytes(key.a, key.m * key.k), b = bytes(key.b, key.k * key.n), y = bytes(key.y, key.m * key.n);
+    const std::int64_t rows_a = key.transpose_a ? key.k : key.m, columns_a = key.transpose_a ? key.m : key.k;
+    const std::size_t a = bytes(key.a, rows_a * std::max(columns_a, key.stride_a)), b = bytes(key.b, key.k * key.n),
+                      y = bytes(key.y, key.m * std::max(key.n, key.stride_y));
     const std::size_t vectors = bytes(DType::f32, std::max(key.m, key.n));
     if (cudaMalloc(&memory_, a + b + y + 3 * vectors + kMatmulWorkspace) != cudaSuccess) {
       cudaGetLastError();
