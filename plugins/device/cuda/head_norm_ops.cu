@@ -177,7 +177,7 @@ template <bool kRope>
 Launch prepare_head_norm(const OpInstance& op, CudaContext& context) {
   const PackedHeads packed(op.attributes);
   const DType type = op.inputs[0].dtype;
-  const HeadLayout layout(packed, type);
+  const HeadLanes layout(packed, type);
   const auto eps = static_cast<float>(op.attributes.real("eps"));
   const std::int64_t units = matrix_of(op, 0).rows * packed.all();
   RopeTable table;
@@ -217,7 +217,7 @@ Launch prepare_head_norm(const OpInstance& op, CudaContext& context) {
 Launch prepare_head_norm_grad(const OpInstance& op, CudaContext& context) {
   const PackedHeads packed(op.attributes);
   const DType type = op.inputs[1].dtype;
-  const HeadLayout layout(packed, type);
+  const HeadLanes layout(packed, type);
   const std::int64_t units = matrix_of(op, 1).rows * packed.all();
   const bool accumulate_query = op.outputs[1].accumulate, accumulate_key = op.outputs[2].accumulate;
   auto load = [&](auto access) {
@@ -282,7 +282,7 @@ OpSupport query_head_norm_grad(const OpInstance& op, const CudaTraits&) {
   check.input(4, "rstd", {rows, packed.rotated()}, DType::f32).output(0, "dqkv", extents_of(op, 1));
   check.sum(1, "dquery_weight", {packed.head_dim}).sum(2, "dkey_weight", {packed.head_dim});
   if (!check.ok() || !(op.outputs[1].present || op.outputs[2].present)) return check.support();
-  std::int64_t blocks = HeadLayout(packed, op.inputs[1].dtype).blocks(rows * packed.all());
+  std::int64_t blocks = HeadLanes(packed, op.inputs[1].dtype).blocks(rows * packed.all());
   return check.support(partial_bytes(std::max<std::int64_t>(1, std::min(blocks, kMostPartials)), 2 * packed.head_dim));
 }
 

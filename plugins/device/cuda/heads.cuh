@@ -32,8 +32,8 @@ struct PackedHeads {
 };
 
 /// How threads are laid over heads.
-struct HeadLayout {
-  HeadLayout(const PackedHeads& packed, DType type)
+struct HeadLanes {
+  HeadLanes(const PackedHeads& packed, DType type)
       : head_dim(static_cast<int>(packed.head_dim)), half((head_dim + 1) / 2), row_heads(static_cast<int>(packed.all())) {
     auto element = static_cast<int>(size_of(type));
     while ((16 / element << lane_bits) < half) ++lane_bits;

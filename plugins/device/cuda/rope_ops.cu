@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kHeadThreads) rope_kernel(const RopeArguments 
 Launch prepare_rope(const OpInstance& op, CudaContext& context, float sign) {
   const PackedHeads packed(op.attributes);
   const DType type = op.inputs[0].dtype;
-  const HeadLayout layout(packed, type);
+  const HeadLanes layout(packed, type);
   const RopeTable table = make_rope_table(op, context);
   const std::int64_t tokens = matrix_of(op, 0).rows;
   auto load = [&](auto access) {
