@@ -27,7 +27,7 @@ using cuda::CudaDevice;
 constexpr std::size_t kRotated = std::size_t{256} << 20;  // bytes, several times any L2 cache
 constexpr int kSamples = 50, kLeastLaunches = 16;
 
-enum class Fill { normal, positions, tokens, update, step };
+enum class Fill { normal, positive, positions, tokens, update, step };
 
 struct BenchOperand {
   Operand operand;
@@ -41,7 +41,7 @@ struct Case {
   std::vector<Operand> outputs;
   Attributes attributes = {};
   Geometry geometry = {};
-  double flops = 0;                              ///< 0: a case of bytes
+  double flops = 0;                                ///< 0: a case of bytes
   std::vector<std::pair<int, int>> in_place = {};  ///< output, input
 };
 
@@ -70,7 +70,8 @@ void add_norms(std::vector<Case>& cases, const ModelShape& m) {
   const BenchOperand statistic = normal(kF32, row);
   const Operand stream = operand(kBf16, x), stats = operand(kF32, row), gradient = operand(kBf16, w, true);
   const Attributes eps{{"eps", 1e-6}};
-  auto add = [&](const std::string& kind, std::vector<BenchOperand> inputs, std::vector<Operand> outputs, Attributes attributes = {}) {
+  auto add = [&](const std::string& kind, std::vector<BenchOperand> inputs, std::vector<Operand> outputs,
+                 Attributes attributes = {}) {
     cases.push_back({label(kind), kind, std::move(inputs), std::move(outputs), std::move(attributes), m.geometry});
   };
   add("add", {b(x), b(x)}, {stream});
@@ -88,9 +89,10 @@ void add_elementwise(std::vector<Case>& cases, const ModelShape& m) {
   const std::int64_t n = m.geometry.tokens();
   const Extents half{n, m.ffn}, packed{n, 2 * m.ffn}, qkv{n, m.qkv()};
   auto b = [](const Extents& extents) { return normal(kBf16, extents); };
-  auto add = [&](const std::string& kind, const Extents& shown, std::vector<BenchOperand> inputs, std::vector<Operand> outputs,
-                 Attributes attributes = {}) {
-    cases.push_back({kind + " " + to_string(shown), kind, std::move(inputs), std::move(outputs), std::move(attributes), m.geometry});
+  auto add = [&](const std::string& kind, const Extents& shown, std::vector<BenchOperand> inputs,
+                 std::vector<Operand> outputs, Attributes attributes = {}) {
+    cases.push_back({kind + " " + to_string(shown), kind, std::move(inputs), std::move(outputs), std::move(attributes),
+                     m.geometry});
   };
   const Attributes tanh{{"approximation", std::string("tanh")}};
   add("swiglu", packed, {b(packed)}, {operand(kBf16, half)});
@@ -117,9 +119,10 @@ void add_heads(std::vector<Case>& cases, const ModelShape& m) {
   attention.set("scale", 1.0 / std::sqrt(static_cast<double>(m.head_dim)));
   auto b = [](const Extents& extents) { return normal(kBf16, extents); };
   const std::string shown = " " + to_string(qkv) + " heads of " + std::to_string(m.head_dim);
-  const Operand packed = operand(kBf16, qkv), rstd = operand(kF32, {n, m.heads + m.kv_heads}), gradient = operand(kBf16, w, true);
-  auto add = [&](const std::string& kind, const std::string& label, std::vector<BenchOperand> inputs, std::vector<Operand> outputs,
-                 const Attributes& attributes) {
+  const Operand packed = operand(kBf16, qkv), rstd = operand(kF32, {n, m.heads + m.kv_heads}),
+                gradient = operand(kBf16, w, true);
+  auto add = [&](const std::string& kind, const std::string& label, std::vector<BenchOperand> inputs,
+                 std::vector<Operand> outputs, const Attributes& attributes) {
     cases.push_back({kind + label, kind, std::move(inputs), std::move(outputs), attributes, m.geometry});
   };
   add("rope", shown, {b(qkv), positions}, {packed}, rope);
@@ -145,13 +148,23 @@ void add_heads(std::vector<Case>& cases, const ModelShape& m) {
 void add_optimizer(std::vector<Case>& cases, const Extents& extents) {
   for (DType moments : {kBf16, kF32})
     for (DType master : {kBf16, kF32}) {
-      std::string label = "adamw " + to_string(extents) + " master " + std::string(name_of(master)) + ", moments " + std::string(name_of(moments));
-      Case adamw{label, "adamw", {normal(kBf16, extents), normal(master, extents), normal(moments, extents), normal(moments, extents)},
+      std::string label = "adamw " + to_string(extents) + " master " + std::string(name_of(master)) + ", moments " +
+                          std::string(name_of(moments));
+      Case adamw{label,
+                 "adamw",
+                 {normal(kBf16, extents),
+                  normal(master, extents),
+                  normal(moments, extents),
+                  {operand(moments, extents), Fill::positive}},
                  {operand(master, extents), operand(moments, extents), operand(moments, extents)}};
       adamw.inputs.push_back({operand(kF32, {4}), Fill::update});
       adamw.inputs.push_back({operand(DType::u32, {16}), Fill::step});
-      adamw.attributes = {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.1},
-                          {"object", std::int64_t{3}}, {"offset", std::int64_t{0}}};
+      adamw.attributes = {{"beta1", 0.9},
+                          {"beta2", 0.95},
+                          {"eps", 1e-8},
+                          {"weight_decay", 0.1},
+                          {"object", std::int64_t{3}},
+                          {"offset", std::int64_t{0}}};
       adamw.in_place = {{0, 1}, {1, 2}, {2, 3}};
       cases.push_back(std::move(adamw));
     }
@@ -162,16 +175,24 @@ void add_embedding(std::vector<Case>& cases, const ModelShape& m) {
   const Extents x{n, m.width}, table{m.vocabulary, m.width};
   const BenchOperand tokens{operand(DType::i32, {n}), Fill::tokens, m.vocabulary};
   cases.push_back({"embedding " + to_string(x), "embedding", {tokens, normal(kBf16, table)}, {operand(kBf16, x)}});
-  cases.push_back({"embedding_grad " + to_string(x), "embedding_grad", {normal(kBf16, x), tokens},
-                   {operand(kBf16, table, true)}, {{"rows", m.vocabulary}}});
+  cases.push_back({"embedding_grad " + to_string(x),
+                   "embedding_grad",
+                   {normal(kBf16, x), tokens},
+                   {operand(kBf16, table, true)},
+                   {{"rows", m.vocabulary}}});
 }
 
 /// The three products of y = x W^T, W (out, in), over n tokens; weight gradients accumulate.
-void add_products(std::vector<Case>& cases, const std::string& name, std::int64_t n, std::int64_t out, std::int64_t in) {
+void add_products(std::vector<Case>& cases, const std::string& name, std::int64_t n, std::int64_t out,
+                  std::int64_t in) {
   const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(out) * static_cast<double>(in);
   auto b = [](Extents extents) { return normal(kBf16, std::move(extents)); };
-  auto add = [&](const char* product, BenchOperand left, BenchOperand right, Operand y, std::int64_t ta, std::int64_t tb) {
-    Case matmul{"matmul " + name + " " + product, "matmul", {std::move(left), std::move(right), {}, {}, {}}, {std::move(y)},
+  auto add = [&](const char* product, BenchOperand left, BenchOperand right, Operand y, std::int64_t ta,
+                 std::int64_t tb) {
+    Case matmul{"matmul " + name + " " + product,
+                "matmul",
+                {std::move(left), std::move(right), {}, {}, {}},
+                {std::move(y)},
                 {{"transpose_a", ta}, {"transpose_b", tb}}};
     matmul.flops = flops;
     cases.push_back(std::move(matmul));
@@ -192,7 +213,9 @@ void add_model_products(std::vector<Case>& cases, const ModelShape& m) {
 void add_loss(std::vector<Case>& cases, const ModelShape& m) {
   const std::int64_t n = m.geometry.tokens();
   const Extents x{n, m.width}, weight{m.vocabulary, m.width};
-  Case loss{"lm_loss_train " + m.name, "lm_loss_train", {normal(kBf16, x), normal(kBf16, weight), {operand(DType::i32, {n}), Fill::tokens, m.vocabulary}},
+  Case loss{"lm_loss_train " + m.name,
+            "lm_loss_train",
+            {normal(kBf16, x), normal(kBf16, weight), {operand(DType::i32, {n}), Fill::tokens, m.vocabulary}},
             {operand(kF32, {n}), operand(kBf16, x), operand(kBf16, weight, true)}};
   loss.geometry = m.geometry;
   loss.flops = 3 * 2.0 * static_cast<double>(n * m.width) * static_cast<double>(m.vocabulary);
@@ -265,7 +288,8 @@ class Bench {
     Memory memory(device_, set_bytes * static_cast<std::size_t>(sets));
     Memory workspace(device_, std::max<std::size_t>(support.workspace_bytes, 256));
     std::vector<std::vector<View>> inputs, outputs;
-    for (int set = 0; set < sets; ++set) bind(c, memory.data() + set_bytes * static_cast<std::size_t>(set), inputs, outputs);
+    for (int set = 0; set < sets; ++set)
+      bind(c, memory.data() + set_bytes * static_cast<std::size_t>(set), inputs, outputs);
     auto launch = [&](int i) {
       const auto set = static_cast<std::size_t>(i % sets);
       kernel->launch(inputs[set], outputs[set], {stream_, workspace.data()});
@@ -283,7 +307,6 @@ class Bench {
     device_.synchronize(stream_);
     std::unique_ptr<Graph> graph = device_.capture(stream_, all);
     graph->launch(stream_);
-    std::vector<Event> events;
     while (events_.size() < kSamples + 1) events_.push_back(device_.make_event());
     device_.record(events_[0], stream_);
     for (std::size_t i = 1; i <= kSamples; ++i) {
@@ -298,7 +321,8 @@ class Bench {
   }
 
   /// Adds the views of one set of operands, and fills its inputs.
-  void bind(const Case& c, std::byte* memory, std::vector<std::vector<View>>& inputs, std::vector<std::vector<View>>& outputs) {
+  void bind(const Case& c, std::byte* memory, std::vector<std::vector<View>>& inputs,
+            std::vector<std::vector<View>>& outputs) {
     auto place = [&memory](const Operand& operand) {
       View view{operand.present ? memory : nullptr, operand.dtype, operand.extents};
       if (operand.present) memory += aligned(view.bytes());
@@ -310,7 +334,8 @@ class Bench {
       if (in.back()) fill(input, in.back());
     }
     for (std::size_t i = 0; i < c.outputs.size(); ++i) {
-      auto same = std::find_if(c.in_place.begin(), c.in_place.end(), [&](auto pair) { return pair.first == static_cast<int>(i); });
+      auto same = std::find_if(c.in_place.begin(), c.in_place.end(),
+                               [&](auto pair) { return pair.first == static_cast<int>(i); });
       out.push_back(same == c.in_place.end() ? place(c.outputs[i]) : in[static_cast<std::size_t>(same->second)]);
       if (out.back() && same == c.in_place.end()) device_.fill(out.back().data, 0, out.back().bytes(), stream_);
     }
@@ -344,11 +369,17 @@ class Bench {
       std::memcpy(to, &step, sizeof step);
     } else {
       for (std::size_t i = 0; i < count; ++i) {
-        const float value = static_cast<float>(static_cast<double>(next()) * 0x1p-31 - 1.0);
-        if (input.fill == Fill::positions) static_cast<std::int32_t*>(to)[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % input.limit);
-        else if (input.fill == Fill::tokens) static_cast<std::int32_t*>(to)[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(next()) % input.limit);
-        else if (dtype == DType::f32) static_cast<float*>(to)[i] = value;
-        else static_cast<std::uint16_t*>(to)[i] = float_to_bf16(value);
+        float value = static_cast<float>(static_cast<double>(next()) * 0x1p-31 - 1.0);
+        if (input.fill == Fill::positive) value *= value;
+        if (input.fill == Fill::positions)
+          static_cast<std::int32_t*>(to)[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % input.limit);
+        else if (input.fill == Fill::tokens)
+          static_cast<std::int32_t*>(to)[i] =
+              static_cast<std::int32_t>(static_cast<std::int64_t>(next()) % input.limit);
+        else if (dtype == DType::f32)
+          static_cast<float*>(to)[i] = value;
+        else
+          static_cast<std::uint16_t*>(to)[i] = float_to_bf16(value);
       }
     }
   }
@@ -374,14 +405,17 @@ void bench(const std::vector<std::string>& words) {
   device.open(0);
   Bench bench(device);
   const double copy = bench.copy_rate();
-  std::printf("%s, copy %.0f GB/s\n%-66s %9s %9s %8s\n", device.traits().name.c_str(), copy * 1e-9, "op", "us", "GB/s", "of copy");
+  std::printf("%s, copy %.0f GB/s\n%-66s %9s %9s %8s\n", device.traits().name.c_str(), copy * 1e-9, "op", "us", "GB/s",
+              "of copy");
   for (const Case& c : all_cases()) {
     auto wanted = [&](const std::string& word) { return c.label.find(word) != std::string::npos; };
     if (!words.empty() && std::none_of(words.begin(), words.end(), wanted)) continue;
     try {
       const double seconds = 1e-3 * bench.run(c), rate = bytes_of(c) / seconds;
-      if (c.flops > 0) std::printf("%-66s %9.1f %9.0f TFLOP/s\n", c.label.c_str(), seconds * 1e6, c.flops / seconds * 1e-12);
-      else std::printf("%-66s %9.1f %9.0f %7.1f%%\n", c.label.c_str(), seconds * 1e6, rate * 1e-9, 100 * rate / copy);
+      if (c.flops > 0)
+        std::printf("%-66s %9.1f %9.0f TFLOP/s\n", c.label.c_str(), seconds * 1e6, c.flops / seconds * 1e-12);
+      else
+        std::printf("%-66s %9.1f %9.0f %7.1f%%\n", c.label.c_str(), seconds * 1e6, rate * 1e-9, 100 * rate / copy);
     } catch (const std::exception& error) {
       std::printf("%-66s %s\n", c.label.c_str(), error.what());
     }

@@ -12,8 +12,8 @@ struct RopeArguments {
   void* y;        ///< like x, or x itself
   const std::int32_t* positions;
   RopeTable table;
-  std::uint32_t units;   ///< tokens * unit_heads
-  FastDivide unit_heads; ///< heads of a token that are visited: all, or the rotated ones
+  std::uint32_t units;    ///< tokens * unit_heads
+  FastDivide unit_heads;  ///< heads of a token that are visited: all, or the rotated ones
   int rotated, row_heads, head_dim, half, lane_bits;
   float sign;
 };
