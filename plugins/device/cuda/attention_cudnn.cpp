@@ -42,7 +42,7 @@ std::int64_t gradient_workspace(const AttentionShape& s) {
                .next = "set device.cuda.attention = \"own\""});
 }
 
-void require(const AttentionShape& shape, const fe::error_t& status) {
+void require(const AttentionShape& shape, fe::error_t status) {
   if (status.is_bad()) fail(shape, status.get_message());
 }
 
