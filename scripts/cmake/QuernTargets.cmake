@@ -17,11 +17,11 @@ if(CCACHE)
 endif()
 
 add_compile_definitions(QUERN_VERSION="${PROJECT_VERSION}")
-# Floats are never contracted behind our back: equal source gives equal bits in every translation unit.
-add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>)
+# Floats are not contracted: equal source gives equal bits in every translation unit. Kernels may choose otherwise.
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off> $<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # GCC 12 warns of uninitialised use inside std::variant and std::map where there is none.
-  add_compile_options(-Wno-maybe-uninitialized)
+  # GCC 12 warns of faults inside std::variant, std::map and std::string where there are none.
+  add_compile_options(-Wno-maybe-uninitialized -Wno-restrict)
 endif()
 if(QUERN_SANITIZE)
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
