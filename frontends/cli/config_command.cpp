@@ -36,7 +36,8 @@ void show(const Arguments& arguments) {
 
 void check(const Arguments& arguments) {
   ResolvedConfig config;
-  if (resolve_arguments("quern config check FILE [--set a.b=v]...", arguments, config)) std::cout << "the config is valid\n";
+  if (resolve_arguments("quern config check FILE [--set a.b=v]...", arguments, config))
+    std::cout << "the config is valid\n";
 }
 
 void reference(const Arguments& arguments) {

@@ -21,8 +21,11 @@ void run(const Arguments& arguments) {
   else
     dispatch("quern", kCommands, arguments);
   if (!std::cout.flush())
-    throw Error(ErrorCode::resources, {.where = "standard output", .what = "cannot be written", .found = {},
-                                       .expected = {}, .next = "check the disk or pipe that it goes to"});
+    throw Error(ErrorCode::resources, {.where = "standard output",
+                                       .what = "cannot be written",
+                                       .found = {},
+                                       .expected = {},
+                                       .next = "check the disk or pipe that it goes to"});
 }
 
 int fail(const char* text, ErrorCode code) {
