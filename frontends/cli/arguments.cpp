@@ -18,7 +18,10 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what, std::string found, std::string expected,
                          std::string next) {
-  throw Error(ErrorCode::config, {.where = where, .what = what, .found = std::move(found), .expected = std::move(expected),
+  throw Error(ErrorCode::config, {.where = where,
+                                  .what = what,
+                                  .found = std::move(found),
+                                  .expected = std::move(expected),
                                   .next = std::move(next)});
 }
 

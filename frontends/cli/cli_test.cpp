@@ -54,7 +54,9 @@ TEST_CASE("help and version go to standard output and succeed") {
 TEST_CASE("an unknown command is a config error with the nearest name, on standard error") {
   Outcome outcome = quern("confg 2>&1 >/dev/null");
   CHECK(outcome.code == 2);
-  CHECK(outcome.text == "quern: error: quern: unknown command: found \"confg\", expected one of config, plugins; nearest name `config`\n");
+  CHECK(outcome.text ==
+        "quern: error: quern: unknown command: found \"confg\", expected one of config, plugins; nearest name "
+        "`config`\n");
   CHECK(quern("config shw 2>&1").code == 2);
   CHECK(has(quern("config show 2>&1"), "missing FILE"));
   CHECK(quern("config show a b 2>&1").code == 2);
@@ -66,8 +68,9 @@ TEST_CASE("config errors come together and leave with code 2, unreadable files w
   ConfigFile file("[model]\n[device]\nordinal = -1\n[modle]\n");
   Outcome outcome = quern("config check " + file.path.string() + " --set device.foo=1 2>&1 >/dev/null");
   CHECK(outcome.code == 2);
-  for (const char* part : {"model.id: missing", ":3:1: device.ordinal: out of range, found -1", ":4:2: modle: unknown section",
-                           "nearest name `model`", "--set device.foo: device.foo: unknown key"}) {
+  for (const char* part :
+       {"model.id: missing", ":3:1: device.ordinal: out of range, found -1", ":4:2: modle: unknown section",
+        "nearest name `model`", "--set device.foo: device.foo: unknown key"}) {
     CAPTURE(part);
     CHECK(has(outcome, part));
   }

@@ -9,4 +9,6 @@ struct SilentSink final : quern::LogSink {
   void write(const quern::LogEvent&) override {}
 };
 
-inline std::unique_ptr<quern::LogSink> make_silent_sink(const quern::OptionValues&) { return std::make_unique<SilentSink>(); }
+inline std::unique_ptr<quern::LogSink> make_silent_sink(const quern::OptionValues&) {
+  return std::make_unique<SilentSink>();
+}

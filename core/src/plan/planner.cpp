@@ -39,7 +39,7 @@ class Planner {
     std::int64_t bytes = 0;
     for (bool accumulate : {false, true}) {
       OpInstance instance = instantiate(program, op, plan_.options.geometry, read_values(program));
-      for (Operand& output : instance.outputs) output.accumulate = accumulate && output.present;
+for (std::size_t o = 0; o < op.outputs.size(); ++o) instance.outputs[o].accumulate = accumulate && sums_up(program, op, o);
       OpSupport support = parts_.device.query(instance);
       if (!support.refusal.empty()) refusals_.insert(op.kind + ": " + support.refusal);
       bytes = std::max(bytes, static_cast<std::int64_t>(support.workspace_bytes));

@@ -64,10 +64,8 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
     const Op& op = placed.program.ops[i];
     OpInstance instance = instantiate(placed.program, op, plan_.options.geometry, read);
     for (std::size_t o = 0; o < op.outputs.size(); ++o) {
-      if (op.outputs[o] == kNoValue) continue;
+      if (!sums_up(placed.program, op, o)) continue;
       const Value& value = placed.program[op.outputs[o]];
-      bool sums = value.role == Role::parameter_grad || op.kind == "loss_stats";
-      if (!sums) continue;
       std::string key = value.role == Role::parameter_grad
                             ? std::to_string(offset_of(plan_, placed, op.outputs[o], site))
                             : value.name;
