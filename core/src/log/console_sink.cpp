@@ -142,12 +142,22 @@ std::string to_console_line(const LogEvent& event) {
 
 ConsoleSink::~ConsoleSink() { end_progress(); }
 
+// A step that a reader of plain lines is not shown: neither the first, nor the last, nor every n-th.
+static bool is_between(const LogEvent& event, std::int64_t every) {
+  Line line(event);
+  auto step = line.number("step"), steps = line.number("steps");
+  if (!step) return false;
+  auto number = static_cast<std::int64_t>(*step);
+  return number % every != 0 && number != 1 && step != steps;
+}
+
 void ConsoleSink::end_progress() {
   if (in_progress_) out_ << "\n" << std::flush;
   in_progress_ = false;
 }
 
 void ConsoleSink::write(const LogEvent& event) {
+  if (style_ == ConsoleStyle::plain && event.kind == "step" && is_between(event, step_every_)) return;
   const std::string line = to_console_line(event);
   if (style_ == ConsoleStyle::plain) {
     out_ << line << "\n" << std::flush;

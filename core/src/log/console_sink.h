@@ -18,6 +18,7 @@ class ConsoleSink final : public LogSink {
   ~ConsoleSink() override;
   ConsoleSink(const ConsoleSink&) = delete;
   ConsoleSink& operator=(const ConsoleSink&) = delete;
+  void open(const RunPlace& place) override { step_every_ = place.step_every; }
   void write(const LogEvent& event) override;
 
  private:
@@ -25,6 +26,7 @@ class ConsoleSink final : public LogSink {
 
   std::ostream& out_;
   ConsoleStyle style_;
+  std::int64_t step_every_ = 1;  // plain lines only; a terminal shows each
   bool in_progress_ = false;  // the cursor stands behind a step line
 };
 

@@ -60,9 +60,10 @@ std::string to_json_line(const LogEvent& event) {
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-JsonlSink::JsonlSink(const fs::path& path, LogStart start) : path_(path.string()) {
-  if (start == LogStart::append) cut_unfinished_line(path);
-  file_.reset(std::fopen(path_.c_str(), start == LogStart::append ? "ab" : "wb"));
+void JsonlSink::open(const RunPlace& place) {
+  if (path_.empty()) path_ = (fs::path(place.directory) / "log.jsonl").string();
+  if (place.resumed) cut_unfinished_line(path_);
+  file_.reset(std::fopen(path_.c_str(), place.resumed ? "ab" : "wb"));
   if (!file_) fail(path_, "the log cannot be opened", std::strerror(errno));
 }
 

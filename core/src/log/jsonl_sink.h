@@ -11,17 +11,16 @@
 
 namespace quern {
 
-/// What becomes of a log that is there: a resumed run goes on with it.
-enum class LogStart { replace, append };
-
 /// The event as one line, without its end. Text that is not UTF-8 is made so.
 std::string to_json_line(const LogEvent& event);
 
 class JsonlSink final : public LogSink {
  public:
-  /// Opens the file. Appending first removes an unfinished last line, left by a run that was killed. A resources error
-  /// says why a file cannot be written, here and in `write`.
-  JsonlSink(const std::filesystem::path& path, LogStart start);
+  /// `path` empty: log.jsonl in the run's directory.
+  explicit JsonlSink(std::filesystem::path path = {}) : path_(path.string()) {}
+  /// A resumed run appends, after removing an unfinished last line left by a run that was killed. A resources error says
+  /// why the file cannot be written, here and in `write`.
+  void open(const RunPlace& place) override;
   void write(const LogEvent& event) override;
 
  private:

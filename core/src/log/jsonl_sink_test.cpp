@@ -31,6 +31,12 @@ struct File {
 
 LogEvent step(std::int64_t number) { return {"step", {{"step", number}}}; }
 
+JsonlSink opened(const std::filesystem::path& path, bool resumed) {
+  JsonlSink sink(path);
+  sink.open({"", resumed, 1});
+  return sink;
+}
+
 }  // namespace
 
 TEST_CASE("fields keep their order and types") {
@@ -55,13 +61,13 @@ TEST_CASE("any text gives one line of valid JSON") {
 
 TEST_CASE("each event is in the file as soon as it is written; a new run replaces the log, a resumed one goes on") {
   File file;
-  JsonlSink first(file.path, LogStart::replace);
+  JsonlSink first = opened(file.path, false);
   first.write(step(1));
   CHECK(file.text() == "{\"event\":\"step\",\"step\":1}\n");
   first.write(step(2));
-  JsonlSink(file.path, LogStart::append).write(step(3));
+  opened(file.path, true).write(step(3));
   CHECK(file.text() == "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n");
-  JsonlSink(file.path, LogStart::replace).write(step(4));
+  opened(file.path, false).write(step(4));
   CHECK(file.text() == "{\"event\":\"step\",\"step\":4}\n");
 }
 
@@ -71,19 +77,19 @@ TEST_CASE("appending removes an unfinished last line, however long") {
   for (std::size_t tail : {0, 1, 40, 4095, 4096, 4097, 10000}) {
     CAPTURE(tail);
     file.set(kept + std::string(tail, '{'));
-    JsonlSink(file.path, LogStart::append).write(step(9));
+    opened(file.path, true).write(step(9));
     CHECK(file.text() == kept + added);
     file.set(std::string(tail, '{'));  // no finished line at all
-    JsonlSink(file.path, LogStart::append).write(step(9));
+    opened(file.path, true).write(step(9));
     CHECK(file.text() == added);
   }
 }
 
 TEST_CASE("a log that cannot be written is a resources error that names it") {
   fs::path missing = fs::temp_directory_path() / "quern_no_such_folder" / "log.jsonl";
-  for (LogStart start : {LogStart::replace, LogStart::append}) {
+  for (bool resumed : {false, true}) {
     try {
-      JsonlSink sink(missing, start);
+      JsonlSink sink = opened(missing, resumed);
       FAIL("opened");
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::resources);
@@ -91,7 +97,7 @@ TEST_CASE("a log that cannot be written is a resources error that names it") {
     }
   }
   if (fs::exists("/dev/full")) {
-    JsonlSink sink("/dev/full", LogStart::replace);
+    JsonlSink sink = opened("/dev/full", false);
     CHECK_THROWS_WITH_AS(sink.write(step(1)), doctest::Contains("the log cannot be written"), Error);
   } else {
     MESSAGE("skipped the full disk: no /dev/full here");

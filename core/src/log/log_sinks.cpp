@@ -10,8 +10,7 @@ namespace quern {
 
 OptionTable<JsonlOptions> jsonl_options() {
   OptionTable<JsonlOptions> t;
-  t.add("path", &JsonlOptions::path, "file to write").required();
-  t.add("append", &JsonlOptions::append, "go on with a log that is there, as a resumed run does");
+  t.add("path", &JsonlOptions::path, "file to write; empty: log.jsonl in the run's directory");
   return t;
 }
 
@@ -29,8 +28,7 @@ std::vector<Factory> log_sink_factories() {
     return std::make_unique<ConsoleSink>(std::cout, terminal ? ConsoleStyle::terminal : ConsoleStyle::plain);
   });
   manifest.add<LogSink>("jsonl", "one JSON object a line, for programs", jsonl_options().specs(), [](const OptionValues& values) {
-    JsonlOptions options = jsonl_options().bind(values);
-    return std::make_unique<JsonlSink>(options.path, options.append ? LogStart::append : LogStart::replace);
+    return std::make_unique<JsonlSink>(jsonl_options().bind(values).path);
   });
   return std::move(manifest.factories);
 }

@@ -11,7 +11,6 @@ namespace quern {
 
 struct JsonlOptions {
   std::string path;
-  bool append = false;
 };
 OptionTable<JsonlOptions> jsonl_options();
 

@@ -23,6 +23,7 @@ TEST_CASE("sinks are made by id, with sound defaults") {
     std::unique_ptr<LogSink> sink(static_cast<LogSink*>(factory.create(values)));
     REQUIRE(sink);
     if (factory.id == "jsonl") {
+      sink->open({});
       sink->write({"end", {}});
       std::string line;
       std::getline(std::ifstream(path) >> std::ws, line);
