@@ -96,15 +96,22 @@ std::string step_line(const LogEvent& event) {
   line.add("loss", "loss ", [](double v) { return padded(loss(v), 7); });  // up to 99.9999
   line.add("lr", "lr ", rate);
   line.add("grad_norm", "norm ", [](double v) { return padded(format_fixed(v, 2), 5); });
-  line.add("tokens_per_second", "", [](double v) { return right_aligned(format_count(v), 5); }, " tok/s");
+  line.add(
+      "tokens_per_second", "", [](double v) { return right_aligned(format_count(v), 5); }, " tok/s");
   return line.add("eta", "eta ", format_duration).take();
 }
 
 std::string run_line(const LogEvent& event) {
   Line line(event);
-  line.add("run  ").add_plain("name").add_plain("model").add("parameters", "", format_count, " parameters").add_plain("device").add_plain("precision");
+  line.add("run  ")
+      .add_plain("name")
+      .add_plain("model")
+      .add("parameters", "", format_count, " parameters")
+      .add_plain("device")
+      .add_plain("precision");
   std::string steps = line.plain("steps");
-  if (auto tokens = line.number("tokens_per_step")) return line.add(steps + " steps of " + format_count(*tokens) + " tokens").take();
+  if (auto tokens = line.number("tokens_per_step"))
+    return line.add(steps + " steps of " + format_count(*tokens) + " tokens").take();
   return line.add_plain("steps", "", " steps").take();
 }
 
@@ -134,7 +141,13 @@ std::string to_console_line(const LogEvent& event) {
   if (event.kind == "run") return run_line(event);
   if (event.kind == "step") return step_line(event);
   if (event.kind == "end") return end_line(event);
-  if (event.kind == "eval") return Line(event).add("eval ").add_plain("step", "step ").add("tokens", "", format_count, " tokens").add("loss", "loss ", loss).take();
+  if (event.kind == "eval")
+    return Line(event)
+        .add("eval ")
+        .add_plain("step", "step ")
+        .add("tokens", "", format_count, " tokens")
+        .add("loss", "loss ", loss)
+        .take();
   if (event.kind == "checkpoint") return Line(event).add("saved").add_plain("step", "step ").add_plain("path").take();
   if (event.kind == "warning") return Line(event).add("warning:").take() + " " + Line(event).add_plain("text").take();
   return other_line(event);

@@ -27,7 +27,7 @@ class ConsoleSink final : public LogSink {
   std::ostream& out_;
   ConsoleStyle style_;
   std::int64_t step_every_ = 1;  // plain lines only; a terminal shows each
-  bool in_progress_ = false;  // the cursor stands behind a step line
+  bool in_progress_ = false;     // the cursor stands behind a step line
 };
 
 /// The event as plain text, without colours or line end. Fields that an event does not have are left out; those of an

@@ -31,7 +31,8 @@ std::string with_unit(double value, double base, const std::array<const char*, N
 
 std::string pair_of(std::int64_t high, char high_unit, std::int64_t low, char low_unit) {
   char text[64];
-  std::snprintf(text, sizeof text, "%lld%c%02lld%c", static_cast<long long>(high), high_unit, static_cast<long long>(low), low_unit);
+  std::snprintf(text, sizeof text, "%lld%c%02lld%c", static_cast<long long>(high), high_unit,
+                static_cast<long long>(low), low_unit);
   return text;
 }
 
@@ -39,7 +40,9 @@ std::string pair_of(std::int64_t high, char high_unit, std::int64_t low, char lo
 
 std::string format_count(double value) { return with_unit<5>(value, 1000, {"", "k", "M", "B", "T"}); }
 
-std::string format_bytes(double bytes) { return with_unit<6>(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"}); }
+std::string format_bytes(double bytes) {
+  return with_unit<6>(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"});
+}
 
 std::string format_duration(double seconds) {
   constexpr double kLongest = 1e12;  // 30,000 years; keeps the integers below in range

@@ -45,7 +45,8 @@ TEST_CASE("durations round up into the next unit and never show sixty of one") {
   CHECK(format_duration(3599.6) == "1h00m");
   CHECK(format_duration(3900) == "1h05m");
   CHECK(format_duration(86400 * 2 + 3 * 3600) == "2d03h");
-  for (double unknown : {-1.0, std::nan(""), std::numeric_limits<double>::infinity(), 1e300}) CHECK(format_duration(unknown) == "?");
+  for (double unknown : {-1.0, std::nan(""), std::numeric_limits<double>::infinity(), 1e300})
+    CHECK(format_duration(unknown) == "?");
 }
 
 TEST_CASE("fixed digits, and words for what is not finite") {

@@ -17,7 +17,9 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const std::string& path, const std::string& what, const std::string& reason) {
-  throw Error(ErrorCode::resources, {.where = path, .what = what, .found = reason, .next = "choose another log.jsonl.path, or free space there"});
+  throw Error(
+      ErrorCode::resources,
+      {.where = path, .what = what, .found = reason, .next = "choose another log.jsonl.path, or free space there"});
 }
 
 // Bytes up to and with the last line end.
@@ -29,7 +31,8 @@ std::uintmax_t finished_bytes(const fs::path& path, std::uintmax_t size) {
     std::uintmax_t begin = end > kChunk ? end - kChunk : 0;
     chunk.resize(end - begin);
     stream.seekg(static_cast<std::streamoff>(begin));
-    if (!stream.read(chunk.data(), static_cast<std::streamsize>(chunk.size()))) fail(path.string(), "the log cannot be read", std::strerror(errno));
+    if (!stream.read(chunk.data(), static_cast<std::streamsize>(chunk.size())))
+      fail(path.string(), "the log cannot be read", std::strerror(errno));
     if (auto at = chunk.rfind('\n'); at != std::string::npos) return begin + at + 1;
     end = begin;
   }

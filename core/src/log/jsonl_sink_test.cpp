@@ -40,19 +40,27 @@ JsonlSink opened(const std::filesystem::path& path, bool resumed) {
 }  // namespace
 
 TEST_CASE("fields keep their order and types") {
-  LogEvent event{"step", {{"step", std::int64_t{120}}, {"loss", 4.5}, {"lr", 3e-4}, {"note", std::string("a \"b\"\n\\")}, {"big", std::numeric_limits<std::int64_t>::max()}}};
-  CHECK(to_json_line(event) == R"({"event":"step","step":120,"loss":4.5,"lr":0.0003,"note":"a \"b\"\n\\","big":9223372036854775807})");
+  LogEvent event{"step",
+                 {{"step", std::int64_t{120}},
+                  {"loss", 4.5},
+                  {"lr", 3e-4},
+                  {"note", std::string("a \"b\"\n\\")},
+                  {"big", std::numeric_limits<std::int64_t>::max()}}};
+  CHECK(to_json_line(event) ==
+        R"({"event":"step","step":120,"loss":4.5,"lr":0.0003,"note":"a \"b\"\n\\","big":9223372036854775807})");
 }
 
 TEST_CASE("numbers survive, and what is not finite is null with its name") {
-  for (double value : {0.1, 1e-300, 12345678.9, -0.0, 5e-324}) CHECK(nlohmann::json::parse(to_json_line({"x", {{"v", value}}}))["v"].get<double>() == value);
+  for (double value : {0.1, 1e-300, 12345678.9, -0.0, 5e-324})
+    CHECK(nlohmann::json::parse(to_json_line({"x", {{"v", value}}}))["v"].get<double>() == value);
   double infinity = std::numeric_limits<double>::infinity();
   CHECK(to_json_line({"x", {{"a", std::nan("")}, {"b", infinity}, {"c", -infinity}}}) ==
         R"({"event":"x","a":null,"a_text":"nan","b":null,"b_text":"inf","c":null,"c_text":"-inf"})");
 }
 
 TEST_CASE("any text gives one line of valid JSON") {
-  for (const std::string& text : {std::string("\xff\xfe"), std::string("a\0b", 3), std::string("\x1b[31m\r\n"), std::string("\xc3\xa4")}) {
+  for (const std::string& text :
+       {std::string("\xff\xfe"), std::string("a\0b", 3), std::string("\x1b[31m\r\n"), std::string("\xc3\xa4")}) {
     std::string line = to_json_line({"warning", {{"text", text}}});
     CHECK(line.find('\n') == std::string::npos);
     CHECK(nlohmann::json::accept(line));
@@ -66,7 +74,8 @@ TEST_CASE("each event is in the file as soon as it is written; a new run replace
   CHECK(file.text() == "{\"event\":\"step\",\"step\":1}\n");
   first.write(step(2));
   opened(file.path, true).write(step(3));
-  CHECK(file.text() == "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n");
+  CHECK(file.text() ==
+        "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n");
   opened(file.path, false).write(step(4));
   CHECK(file.text() == "{\"event\":\"step\",\"step\":4}\n");
 }
