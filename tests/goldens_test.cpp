@@ -1,5 +1,8 @@
 // Real model plugins against transformers: logits, loss and every gradient of the committed goldens
 // (tests/goldens/make_goldens.py made them in double precision), and the export against its own import.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include <doctest/doctest.h>
