@@ -6,6 +6,7 @@
 #include "quern/plugin.h"
 
 struct SilentSink final : quern::LogSink {
+  void open(const quern::RunPlace&) override {}
   void write(const quern::LogEvent&) override {}
 };
 

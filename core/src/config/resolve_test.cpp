@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "config/reference.h"
-#include "config/run_schemas.h"
+#include "train/run_schemas.h"
 #include "quern/error.h"
 
 using namespace quern;
@@ -14,6 +14,7 @@ using namespace quern;
 namespace {
 
 struct NullSink final : LogSink {
+  void open(const RunPlace&) override {}
   void write(const LogEvent&) override {}
 };
 

@@ -13,6 +13,7 @@ namespace {
 
 Factory sink_factory(std::string id) {
   struct Sink final : LogSink {
+    void open(const RunPlace&) override {}
     void write(const LogEvent&) override {}
   };
   Manifest manifest;
