@@ -45,6 +45,12 @@ function(quern_add_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE quern_test_main ${arg_LINK})
   target_compile_definitions(${name} PRIVATE QUERN_SOURCE_DIR="${PROJECT_SOURCE_DIR}" QUERN_BUILD_DIR="${CMAKE_BINARY_DIR}")
+  if("untrusted" IN_LIST arg_LABELS)
+    if(NOT TARGET untrusted_tests)
+      add_custom_target(untrusted_tests)  # what the sanitized build is for
+    endif()
+    add_dependencies(untrusted_tests ${name})
+  endif()
   doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES TIMEOUT 300 LABELS "unit;${arg_LABELS}")
 endfunction()
 
