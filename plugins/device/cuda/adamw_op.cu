@@ -1,6 +1,6 @@
-// AdamW: Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019). The parameter update uses the moments before
-// they are rounded for storage. bf16 masters and moments round stochastically; a draw depends on the element's global
-// index, so shards agree with the whole. Learning rate, step and clip factor are read from device memory.
+// AdamW: Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019). The parameter update uses the moments
+// before they are rounded for storage. bf16 masters and moments round stochastically; a draw depends on the element's
+// global index, so shards agree with the whole. Learning rate, step and clip factor are read from device memory.
 
 #include <string>
 #include <type_traits>
@@ -116,8 +116,9 @@ __device__ __forceinline__ void store_run(void* tensor, std::int64_t at, const f
                        args.first_block + static_cast<std::uint64_t>(at) / 4 + static_cast<std::uint64_t>(block));
 #pragma unroll
       for (int i = 0; i < 4; i += 2)
-        run.pack[0].word[block * 2 + i / 2] = upper_halves(stochastic_bits(values[block * 4 + i], random.word[i]),
-                                                           stochastic_bits(values[block * 4 + i + 1], random.word[i + 1]));
+        run.pack[0].word[block * 2 + i / 2] =
+            upper_halves(stochastic_bits(values[block * 4 + i], random.word[i]),
+                         stochastic_bits(values[block * 4 + i + 1], random.word[i + 1]));
     }
   } else {
 #pragma unroll
@@ -173,8 +174,8 @@ __device__ __forceinline__ void store_element(void* tensor, DType dtype, std::in
   }
   const RandomWords random = random_words(s.seed_low, s.seed_high, purpose, args.object, s.step,
                                           args.first_block + static_cast<std::uint64_t>(at) / 4);
-  const std::uint32_t pair = at % 4 < 2 ? (at % 2 == 0 ? random.word[0] : random.word[1])
-                                        : (at % 2 == 0 ? random.word[2] : random.word[3]);
+  const std::uint32_t pair =
+      at % 4 < 2 ? (at % 2 == 0 ? random.word[0] : random.word[1]) : (at % 2 == 0 ? random.word[2] : random.word[3]);
   write_bits(static_cast<bf16*>(tensor) + at, stochastic_bits(value, pair) >> 16);
 }
 
@@ -186,7 +187,8 @@ __global__ void __launch_bounds__(kThreads) adamw_elements_kernel(const AdamwArg
   if (s.apply == 0) return;
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; at < args.count; at += stride) {
-    const Element old{load_element(args.master, args.master_dtype, at), load_element(args.moment1, args.moment1_dtype, at),
+    const Element old{load_element(args.master, args.master_dtype, at),
+                      load_element(args.moment1, args.moment1_dtype, at),
                       load_element(args.moment2, args.moment2_dtype, at)};
     const Element fresh = update(s, load_element(args.gradient, args.gradient_dtype, at), old);
     store_element(args.master, args.master_dtype, at, fresh.master, args, s, RandomPurpose::round_master);
@@ -237,7 +239,8 @@ Launch prepare_adamw(const OpInstance& op, CudaContext& context) {
     args.step = static_cast<const StepState*>(in[5].data);
     bool whole = alike && aligned_16({args.gradient, args.master, args.moment1, args.moment2});
     const auto& kernel = whole ? runs : elements;
-    kernel.launch(kernel.persistent(ceil_divide(args.count, whole ? kThreads * kRun : kThreads)), stream_of(exec), args);
+    kernel.launch(kernel.persistent(ceil_divide(args.count, whole ? kThreads * kRun : kThreads)), stream_of(exec),
+                  args);
   };
 }
 

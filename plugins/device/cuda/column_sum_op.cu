@@ -15,8 +15,8 @@ constexpr int kLanes = 32, kStrands = 8;  // of a block: packs of its tile; stra
 constexpr std::int64_t kBlocks = 1024;    // about as many, to fill any GPU
 
 struct ColumnArguments {
-  const void* x;      ///< (N, C)
-  float* partials;    ///< (stretches, C)
+  const void* x;    ///< (N, C)
+  float* partials;  ///< (stretches, C)
   std::int64_t rows;
   int columns, tiles;
   std::int64_t stretch;  ///< rows of a block

@@ -20,8 +20,8 @@ constexpr std::size_t partial_bytes(std::int64_t partials, std::int64_t columns)
 /// To be called by `prepare`.
 void load_column_sums();
 
-/// Writes to `sum` (f32 or bf16), or adds to it, the sums over `count` rows of `pitch` floats of their first sum.count()
-/// columns. Ordered on `stream`.
+/// Writes to `sum` (f32 or bf16), or adds to it, the sums over `count` rows of `pitch` floats of their first
+/// sum.count() columns. Ordered on `stream`.
 void sum_partial_rows(const float* partials, std::int64_t count, std::int64_t pitch, const View& sum, bool accumulate,
                       cudaStream_t stream);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Division by a number known at launch, as a multiplication. Granlund & Montgomery, "Division by Invariant Integers using
-// Multiplication" (1994).
+// Division by a number known at launch, as a multiplication. Granlund & Montgomery, "Division by Invariant Integers
+// using Multiplication" (1994).
 
 #include <cstdint>
 

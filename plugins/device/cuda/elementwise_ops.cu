@@ -1,5 +1,5 @@
-// Element by element: add, GELU and its gradient. Outputs may be an input's memory: a thread writes only elements that it
-// alone has read.
+// Element by element: add, GELU and its gradient. Outputs may be an input's memory: a thread writes only elements that
+// it alone has read.
 
 #include "activations.cuh"
 #include "elementwise_ops.h"
@@ -93,14 +93,14 @@ void add_elementwise_ops(OpTable& table) {
                      OpSupport known = refuse_approximation(op);
                      return known.refusal.empty() ? query_map(op, {"x"}, "y") : known;
                    }};
-  table["gelu_grad"] = {
-      [](const OpInstance& op, CudaContext& context) {
-        return is_tanh(op) ? prepare_map<GeluTanhGrad>(op, context) : prepare_map<GeluErfGrad>(op, context);
-      },
-      [](const OpInstance& op, const CudaTraits&) {
-        OpSupport known = refuse_approximation(op);
-        return known.refusal.empty() ? query_map(op, {"dy", "x"}, "dx") : known;
-      }};
+  table["gelu_grad"] = {[](const OpInstance& op, CudaContext& context) {
+                          return is_tanh(op) ? prepare_map<GeluTanhGrad>(op, context)
+                                             : prepare_map<GeluErfGrad>(op, context);
+                        },
+                        [](const OpInstance& op, const CudaTraits&) {
+                          OpSupport known = refuse_approximation(op);
+                          return known.refusal.empty() ? query_map(op, {"dy", "x"}, "dx") : known;
+                        }};
   add_swiglu_ops(table);
   add_column_sum_op(table);
 }

@@ -1,5 +1,5 @@
-// RMS norm of each query and key head of a packed qkv (QK-norm), its gradient, and the norm fused with the rotation that
-// follows it. Values pass through. Outputs may be an input's memory: a thread writes only what it alone has read.
+// RMS norm of each query and key head of a packed qkv (QK-norm), its gradient, and the norm fused with the rotation
+// that follows it. Values pass through. Outputs may be an input's memory: a thread writes only what it alone has read.
 
 #include "column_sums.h"
 #include "heads.cuh"
@@ -23,7 +23,8 @@ struct Place {
 };
 
 template <class T>
-__device__ __forceinline__ Place place_of(std::uint32_t thread, int lane_bits, std::uint32_t units, const FastDivide& row) {
+__device__ __forceinline__ Place place_of(std::uint32_t thread, int lane_bits, std::uint32_t units,
+                                          const FastDivide& row) {
   Place place;
   const std::uint32_t unit = thread >> lane_bits;
   place.inside = unit < units;
@@ -93,9 +94,11 @@ struct HeadGradArguments {
 
 /// Adds over the heads that a block's threads visited, in the order of lanes and warps, into `to` (D).
 template <class T>
-__device__ __forceinline__ void store_head_sums(Floats<T> first, Floats<T> second, float (&shared)[kHeadThreads / 32][1024 / sizeof(T)],
+__device__ __forceinline__ void store_head_sums(Floats<T> first, Floats<T> second,
+                                                float (&shared)[kHeadThreads / 32][1024 / sizeof(T)],
                                                 const HeadGradArguments& args, float* to) {
-  const int lanes = 1 << args.lane_bits, lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int lanes = 1 << args.lane_bits, lane = static_cast<int>(threadIdx.x) % 32,
+            warp = static_cast<int>(threadIdx.x) / 32;
   for (int other = 16; other >= lanes; other /= 2) {
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
@@ -133,8 +136,8 @@ __global__ void __launch_bounds__(kHeadThreads) head_norm_grad_kernel(const Head
     const bool normed = place.inside && head < args.normed, is_query = head < args.heads;
     HeadPair<T> dy = load_head<kAccess>(static_cast<const T*>(args.dy) + offset, place.at, half, head_dim);
     // A value head needs no input, but all lanes of the warp take part in the sum.
-    const HeadPair<T> x = load_head<kAccess>(static_cast<const T*>(args.x) + offset, place.at, normed ? half : 0,
-                                             normed ? head_dim : 0);
+    const HeadPair<T> x =
+        load_head<kAccess>(static_cast<const T*>(args.x) + offset, place.at, normed ? half : 0, normed ? head_dim : 0);
     const HeadPair<T> weight = load_head<kAccess>(static_cast<const T*>(is_query ? args.query_weight : args.key_weight),
                                                   place.at, args.half, args.head_dim);
     const float rstd = normed ? args.rstd[std::int64_t{place.token} * args.normed + head] : 0.0f;
@@ -177,7 +180,7 @@ template <bool kRope>
 Launch prepare_head_norm(const OpInstance& op, CudaContext& context) {
   const PackedHeads packed(op.attributes);
   const DType type = op.inputs[0].dtype;
-  const HeadLayout layout(packed, type);
+  const HeadLanes layout(packed, type);
   const auto eps = static_cast<float>(op.attributes.real("eps"));
   const std::int64_t units = matrix_of(op, 0).rows * packed.all();
   RopeTable table;
@@ -213,11 +216,12 @@ Launch prepare_head_norm(const OpInstance& op, CudaContext& context) {
   };
 }
 
-// dy, qkv (N, (H + 2 K) D), query_weight, key_weight (D), rstd (N, H + K) f32 -> dqkv, dquery_weight (D), dkey_weight (D)
+// dy, qkv (N, (H + 2 K) D), query_weight, key_weight (D), rstd (N, H + K) f32 -> dqkv, dquery_weight (D), dkey_weight
+// (D)
 Launch prepare_head_norm_grad(const OpInstance& op, CudaContext& context) {
   const PackedHeads packed(op.attributes);
   const DType type = op.inputs[1].dtype;
-  const HeadLayout layout(packed, type);
+  const HeadLanes layout(packed, type);
   const std::int64_t units = matrix_of(op, 1).rows * packed.all();
   const bool accumulate_query = op.outputs[1].accumulate, accumulate_key = op.outputs[2].accumulate;
   auto load = [&](auto access) {
@@ -282,7 +286,7 @@ OpSupport query_head_norm_grad(const OpInstance& op, const CudaTraits&) {
   check.input(4, "rstd", {rows, packed.rotated()}, DType::f32).output(0, "dqkv", extents_of(op, 1));
   check.sum(1, "dquery_weight", {packed.head_dim}).sum(2, "dkey_weight", {packed.head_dim});
   if (!check.ok() || !(op.outputs[1].present || op.outputs[2].present)) return check.support();
-  std::int64_t blocks = HeadLayout(packed, op.inputs[1].dtype).blocks(rows * packed.all());
+  std::int64_t blocks = HeadLanes(packed, op.inputs[1].dtype).blocks(rows * packed.all());
   return check.support(partial_bytes(std::max<std::int64_t>(1, std::min(blocks, kMostPartials)), 2 * packed.head_dim));
 }
 

@@ -1,7 +1,8 @@
 #pragma once
-// Heads of a packed qkv row, (heads + 2 kv_heads) * head_dim: queries, keys, values. A few lanes of a warp share a head;
-// each holds one pack of its first half and the pack that many elements into the second half, so that the two numbers
-// that a rotation mixes are in one thread. Norm and rotation alone and fused thus see the same sums in the same order.
+// Heads of a packed qkv row, (heads + 2 kv_heads) * head_dim: queries, keys, values. A few lanes of a warp share a
+// head; each holds one pack of its first half and the pack that many elements into the second half, so that the two
+// numbers that a rotation mixes are in one thread. Norm and rotation alone and fused thus see the same sums in the same
+// order.
 
 #include <algorithm>
 #include <cmath>
@@ -32,9 +33,11 @@ struct PackedHeads {
 };
 
 /// How threads are laid over heads.
-struct HeadLayout {
-  HeadLayout(const PackedHeads& packed, DType type)
-      : head_dim(static_cast<int>(packed.head_dim)), half((head_dim + 1) / 2), row_heads(static_cast<int>(packed.all())) {
+struct HeadLanes {
+  HeadLanes(const PackedHeads& packed, DType type)
+      : head_dim(static_cast<int>(packed.head_dim)),
+        half((head_dim + 1) / 2),
+        row_heads(static_cast<int>(packed.all())) {
     auto element = static_cast<int>(size_of(type));
     while ((16 / element << lane_bits) < half) ++lane_bits;
     whole = head_dim % 2 == 0 && half * element % 16 == 0;
@@ -50,7 +53,8 @@ struct HeadLayout {
 /// Checks that input i is a packed qkv, (N, packed), with heads that fit a warp.
 inline void check_packed(OperandCheck& check, const OpInstance& op, std::size_t i, const char* name) {
   PackedHeads packed(op.attributes);
-  check.that(packed.heads > 0 && packed.kv_heads > 0 && packed.head_dim > 0, "needs heads, kv_heads and head_dim above 0");
+  check.that(packed.heads > 0 && packed.kv_heads > 0 && packed.head_dim > 0,
+             "needs heads, kv_heads and head_dim above 0");
   check.input(i, name, {matrix_of(op, i).rows, packed.packed()});
   if (!check.ok()) return;
   auto bytes = packed.head_dim * static_cast<std::int64_t>(size_of(op.inputs[i].dtype));
@@ -64,12 +68,13 @@ inline void check_rope(OperandCheck& check, const OpInstance& op, std::size_t i)
   std::int64_t head_dim = op.attributes.integer("head_dim");
   auto frequencies = static_cast<std::int64_t>(op.attributes.list("inverse_frequencies").size());
   check.that(2 * frequencies == head_dim, "needs head_dim / 2 inverse_frequencies: found " +
-                                              std::to_string(frequencies) + " for head_dim " + std::to_string(head_dim));
+                                              std::to_string(frequencies) + " for head_dim " +
+                                              std::to_string(head_dim));
   check.input(i, "positions", {matrix_of(op, 0).rows}, DType::i32);
 }
 
-/// Cosines and sines of every position below the op's sequence, (positions, 2, half) fp32 on the device, made in double.
-/// Su et al., "RoFormer" (2021).
+/// Cosines and sines of every position below the op's sequence, (positions, 2, half) fp32 on the device, made in
+/// double. Su et al., "RoFormer" (2021).
 struct RopeTable {
   const float* values = nullptr;
   int positions = 0;
@@ -130,7 +135,8 @@ __device__ __forceinline__ HeadPair<T> rotate(const HeadPair<T>& head, const Rop
                                               int at, int half) {
   const bool inside = position >= 0 && position < table.positions;
   const float* cosines = table.values + std::int64_t{inside ? position : 0} * 2 * half;
-  const Floats<T> cos = load_floats<kAccess, T>(cosines, at, half), sin = load_floats<kAccess, T>(cosines + half, at, half);
+  const Floats<T> cos = load_floats<kAccess, T>(cosines, at, half),
+                  sin = load_floats<kAccess, T>(cosines + half, at, half);
   const Floats<T> x = unpack(head.first), y = unpack(head.second);
   Floats<T> first, second;
 #pragma unroll

@@ -82,16 +82,16 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_kernel(const N
 }
 
 struct GradArguments {
-  const void *dy, *x, *weight, *added;            ///< (N, C), (N, C), (C), (N, C)
-  const float *mean, *rstd;                       ///< (N)
-  void *dx, *sum;                                 ///< (N, C), null: not wanted
-  float *weight_partials, *bias_partials;         ///< (blocks, C), null: not wanted
+  const void *dy, *x, *weight, *added;     ///< (N, C), (N, C), (C), (N, C)
+  const float *mean, *rstd;                ///< (N)
+  void *dx, *sum;                          ///< (N, C), null: not wanted
+  float *weight_partials, *bias_partials;  ///< (blocks, C), null: not wanted
   std::int64_t rows;
   int columns;
 };
 
-/// With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g * n)), dweight = sum over tokens
-/// of dy * n, dbias that of dy. kAdd: also sum = dx + added.
+/// With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g * n)), dweight = sum over
+/// tokens of dy * n, dbias that of dy. kAdd: also sum = dx + added.
 template <class T, int kPacks, Access kAccess, bool kAdd>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_grad_kernel(const GradArguments args) {
   __shared__ TeamScratch scratch;

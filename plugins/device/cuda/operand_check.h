@@ -1,6 +1,7 @@
 #pragma once
-// Plan-time checks of an op instance. Kernels are built for fp32 and for bf16 operands, one type for all activations and
-// weights of an op; sums into a gradient may be of either. The first fault found becomes the refusal that people read.
+// Plan-time checks of an op instance. Kernels are built for fp32 and for bf16 operands, one type for all activations
+// and weights of an op; sums into a gradient may be of either. The first fault found becomes the refusal that people
+// read.
 
 #include <string>
 

@@ -1,4 +1,5 @@
-// The global gradient norm and the clip factor, on the device: no host synchronisation decides whether a step is applied.
+// The global gradient norm and the clip factor, on the device: no host synchronisation decides whether a step is
+// applied.
 
 #include <cmath>
 
@@ -176,7 +177,8 @@ OpSupport query_clip_scale(const OpInstance& op, const CudaTraits&) {
                       to_string(operand.extents) + ", expected " + std::string(name_of(dtype)) + " (" +
                       std::to_string(count) + ")";
   };
-  if (op.inputs.size() < 3 || op.outputs.size() != 1) return {op.kind + " takes stats, step and sums, and has one output", 0};
+  if (op.inputs.size() < 3 || op.outputs.size() != 1)
+    return {op.kind + " takes stats, step and sums, and has one output", 0};
   expect(op.inputs[0], "stats", DType::f64, 4);
   expect(op.inputs[1], "step", DType::u32, 16);
   for (std::size_t i = 2; i < op.inputs.size(); ++i) expect(op.inputs[i], "sums", DType::f64, 1);

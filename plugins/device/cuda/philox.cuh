@@ -37,15 +37,15 @@ __host__ __device__ constexpr RandomWords random_words(std::uint32_t seed_low, s
 constexpr bool same_words(std::uint64_t seed, RandomPurpose purpose, std::uint32_t object, std::uint32_t step,
                           std::uint64_t index) {
   const auto want = random_block({seed, purpose, object}, step, index);
-  const RandomWords got = random_words(static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32), purpose,
-                                       object, step, index);
+  const RandomWords got = random_words(static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32),
+                                       purpose, object, step, index);
   return got.word[0] == want[0] && got.word[1] == want[1] && got.word[2] == want[2] && got.word[3] == want[3];
 }
 static_assert(same_words(0, RandomPurpose::init, 0, 0, 0));
 static_assert(same_words(0x123456789abcdef0u, RandomPurpose::round_moment2, 77, 12345, 0x3fedcba98u));
 
-/// The bits of fp32 `value` so that their upper half is the bf16 rounded up or down with probability given by the 16 low
-/// bits of `random`; infinities stay, NaN stays NaN.
+/// The bits of fp32 `value` so that their upper half is the bf16 rounded up or down with probability given by the 16
+/// low bits of `random`; infinities stay, NaN stays NaN.
 __device__ __forceinline__ std::uint32_t stochastic_bits(float value, std::uint32_t random) {
   const std::uint32_t bits = __float_as_uint(value);
   return value != value ? bits | 0x00400000u : bits + (random & 0xffffu);

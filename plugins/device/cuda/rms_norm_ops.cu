@@ -110,8 +110,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>, kPacks == 8 ? 1 : 2)
       Floats<T> d = unpack(dy[p]);
       const Floats<T> v = unpack(x[p]), w = unpack(weight[p]);
 #pragma unroll
-      for (int i = 0; i < kPack<T>; ++i)
-        d.at[i] = rstd * fmaf(-(v.at[i] * rstd), projection, d.at[i] * w.at[i]);
+      for (int i = 0; i < kPack<T>; ++i) d.at[i] = rstd * fmaf(-(v.at[i] * rstd), projection, d.at[i] * w.at[i]);
       dy[p] = round_pack(d);
     }
     if (args.dx) store_row<kAccess>(dy, static_cast<T*>(args.dx) + offset, columns);
@@ -136,11 +135,10 @@ template <bool kAdd>
 Launch prepare_rms_norm(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   const auto eps = static_cast<float>(op.attributes.real("eps"));
-  auto kernels = load_rows<NormArguments>(
-      size.columns, op.inputs[0].dtype, context.multiprocessors,
-      [](auto element, auto packs, auto access) {
-        return &rms_norm_kernel<decltype(element), packs(), access(), kAdd>;
-      });
+  auto kernels = load_rows<NormArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
+                                          [](auto element, auto packs, auto access) {
+                                            return &rms_norm_kernel<decltype(element), packs(), access(), kAdd>;
+                                          });
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (size.rows == 0) return;
     NormArguments args{.x = in[0].data,
@@ -162,11 +160,10 @@ template <bool kAdd>
 Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 1);
   const bool accumulate = op.outputs[1].accumulate;
-  auto kernels = load_rows<GradArguments>(
-      size.columns, op.inputs[1].dtype, context.multiprocessors,
-      [](auto element, auto packs, auto access) {
-        return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd>;
-      });
+  auto kernels = load_rows<GradArguments>(size.columns, op.inputs[1].dtype, context.multiprocessors,
+                                          [](auto element, auto packs, auto access) {
+                                            return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd>;
+                                          });
   load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View& dweight = out[1];

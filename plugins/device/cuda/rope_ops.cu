@@ -12,8 +12,8 @@ struct RopeArguments {
   void* y;        ///< like x, or x itself
   const std::int32_t* positions;
   RopeTable table;
-  std::uint32_t units;   ///< tokens * unit_heads
-  FastDivide unit_heads; ///< heads of a token that are visited: all, or the rotated ones
+  std::uint32_t units;    ///< tokens * unit_heads
+  FastDivide unit_heads;  ///< heads of a token that are visited: all, or the rotated ones
   int rotated, row_heads, head_dim, half, lane_bits;
   float sign;
 };
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kHeadThreads) rope_kernel(const RopeArguments 
 Launch prepare_rope(const OpInstance& op, CudaContext& context, float sign) {
   const PackedHeads packed(op.attributes);
   const DType type = op.inputs[0].dtype;
-  const HeadLayout layout(packed, type);
+  const HeadLanes layout(packed, type);
   const RopeTable table = make_rope_table(op, context);
   const std::int64_t tokens = matrix_of(op, 0).rows;
   auto load = [&](auto access) {

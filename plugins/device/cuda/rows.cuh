@@ -119,8 +119,8 @@ __device__ __forceinline__ float team_sum(float value, TeamScratch& scratch) {
   return value;
 }
 
-/// Sums over rows that threads gathered for their own columns: the block's total goes to `to` (columns). `shared` holds a
-/// row for each team; a block of one team needs none. All threads of the block call it together.
+/// Sums over rows that threads gathered for their own columns: the block's total goes to `to` (columns). `shared` holds
+/// a row for each team; a block of one team needs none. All threads of the block call it together.
 template <class T, int kPacks, int kShared>
 __device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks], float (&shared)[kShared], float* to,
                                                  int columns) {
@@ -145,6 +145,6 @@ __device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks]
 
 /// Floats of store_block_sums's shared memory: a block of several teams has at most 256 threads.
 template <class T, int kPacks>
-inline constexpr int kBlockSums = kPacks == 8 ? 1 : 256 * kPacks * kPack<T>;
+inline constexpr int kBlockSums = kPacks == 8 ? 1 : 256 * kPacks* kPack<T>;
 
 }  // namespace quern::cuda

@@ -1,5 +1,5 @@
-// SwiGLU of a packed (N, 2 F) value, gates first, its gradient, and both at once for a recomputed forward. Outputs may be
-// an input's memory: a thread writes only elements that it alone has read.
+// SwiGLU of a packed (N, 2 F) value, gates first, its gradient, and both at once for a recomputed forward. Outputs may
+// be an input's memory: a thread writes only elements that it alone has read.
 
 #include "activations.cuh"
 #include "divide.cuh"
@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(const SwigluArguments 
     const T* gates = static_cast<const T*>(args.gate_up) + row[u] * 2 * args.width;
     gate[u] = load_pack<kAccess>(gates, at[u], width[u]);
     up[u] = load_pack<kAccess>(gates + args.width, at[u], width[u]);
-    if constexpr (kGrad) dy[u] = load_pack<kAccess>(static_cast<const T*>(args.dy) + row[u] * args.width, at[u], width[u]);
+    if constexpr (kGrad)
+      dy[u] = load_pack<kAccess>(static_cast<const T*>(args.dy) + row[u] * args.width, at[u], width[u]);
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
@@ -89,14 +90,17 @@ Launch prepare_swiglu(const OpInstance& op, CudaContext& context, Operands opera
   auto load = [&](auto access) {
     return with_element(gate_up.dtype, [&](auto element) {
       using T = decltype(element);
-      KernelFunction<SwigluArguments> forward = swiglu_kernel<T, access(), false>, grad = swiglu_kernel<T, access(), true>;
+      KernelFunction<SwigluArguments> forward = swiglu_kernel<T, access(), false>,
+                                      grad = swiglu_kernel<T, access(), true>;
       return load_kernel(operands.dy < 0 ? forward : grad, dim3(kThreads), context.multiprocessors);
     });
   };
   auto vector = load(AccessConstant<Access::vector>{}), scalar = load(AccessConstant<Access::scalar>{});
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (packs == 0) return;
-    auto pointer = [](std::span<const View> views, int i) { return i < 0 ? nullptr : views[static_cast<std::size_t>(i)].data; };
+    auto pointer = [](std::span<const View> views, int i) {
+      return i < 0 ? nullptr : views[static_cast<std::size_t>(i)].data;
+    };
     SwigluArguments args{.gate_up = pointer(in, operands.gate_up),
                          .dy = pointer(in, operands.dy),
                          .y = pointer(out, operands.y),
@@ -111,7 +115,8 @@ Launch prepare_swiglu(const OpInstance& op, CudaContext& context, Operands opera
 
 OpSupport query_swiglu(const OpInstance& op, Operands operands) {
   auto i = [](int operand) { return static_cast<std::size_t>(operand); };
-  OperandCheck check(op, operands.dy < 0 ? 1 : 2, operands.y >= 0 && operands.dgate_up >= 0 ? 2 : 1, i(operands.gate_up));
+  OperandCheck check(op, operands.dy < 0 ? 1 : 2, operands.y >= 0 && operands.dgate_up >= 0 ? 2 : 1,
+                     i(operands.gate_up));
   Extents packed = extents_of(op, i(operands.gate_up)), half = packed;
   if (!half.empty()) half.back() /= 2;
   check.that(!packed.empty() && packed.back() % 2 == 0, "needs an even number of columns in gate_up");
