@@ -60,7 +60,8 @@ OpSupport check(const OpInstance& op, const Inputs& inputs, std::size_t outputs,
 }
 
 OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {
-  if (op.inputs.empty() || op.outputs.size() != 2) return {"attention: takes qkv and documents, gives y and logsumexp", 0};
+  if (op.inputs.empty() || op.outputs.size() != 2)
+    return {"attention: takes qkv and documents, gives y and logsumexp", 0};
   AttentionShape s = shape_of(op, kForward);
   std::size_t workspace = cudnn_takes(s, gpu) ? cudnn_attention_workspace(s, AttentionPass::forward) : 0;
   return check(op, kForward, 2, workspace, s, [&](OperandCheck& check) {
@@ -72,8 +73,8 @@ OpSupport query_gradient(const OpInstance& op, const CudaTraits& gpu) {
   if (op.inputs.size() < 4 || op.outputs.size() != 1)
     return {"attention_grad: takes dy, qkv, y, logsumexp and documents, gives dqkv", 0};
   AttentionShape s = shape_of(op, kGradient);
-  std::size_t workspace = cudnn_takes(s, gpu) ? cudnn_attention_workspace(s, AttentionPass::gradient)
-                                              : own_attention_grad_workspace(s);
+  std::size_t workspace =
+      cudnn_takes(s, gpu) ? cudnn_attention_workspace(s, AttentionPass::gradient) : own_attention_grad_workspace(s);
   return check(op, kGradient, 1, workspace, s, [&](OperandCheck& check) {
     check.input(0, "dy", {s.tokens(), s.width()})
         .input(2, "y", {s.tokens(), s.width()})
@@ -82,8 +83,8 @@ OpSupport query_gradient(const OpInstance& op, const CudaTraits& gpu) {
   });
 }
 
-AttentionOperands forward_operands(const AttentionShape& s, std::span<const View> inputs,
-                                   std::span<const View> outputs, const Exec& exec) {
+AttentionOperands forward_operands(const AttentionShape& s, std::span<const View> inputs, std::span<const View> outputs,
+                                   const Exec& exec) {
   return {.qkv = inputs[0].data,
           .y = outputs[0].data,
           .logsumexp = outputs[1].as<float>(),

@@ -150,8 +150,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const Arguments a) {
       }
     }
     store<T>(a.out, a.out_at(token, head), a.head_dim, sums, 1.0f / total);
-    if (a.logsumexp != nullptr && threadIdx.x % kWarp == 0)
-      a.logsumexp[a.stat_at(token, head)] = maximum + logf(total);
+    if (a.logsumexp != nullptr && threadIdx.x % kWarp == 0) a.logsumexp[a.stat_at(token, head)] = maximum + logf(total);
   });
 }
 

@@ -38,7 +38,8 @@ TEST_CASE("matmul: layouts, formats, bias and sums") {
   QUERN_GPU_OR_SKIP(pair);
   for (bool ta : {false, true}) {
     for (bool tb : {false, true}) {
-      for (Matmul s : {Matmul{64, 128, 96}, Matmul{17, 33, 65}, Matmul{1, 8, 40}, Matmul{256, 40, 1024}, Matmul{5, 1, 3}}) {
+      for (Matmul s :
+           {Matmul{64, 128, 96}, Matmul{17, 33, 65}, Matmul{1, 8, 40}, Matmul{256, 40, 1024}, Matmul{5, 1, 3}}) {
         s.transpose_a = ta, s.transpose_b = tb;
         for (DType in : kDtypes) {
           for (DType out : {in, kF32}) {
@@ -68,11 +69,13 @@ TEST_CASE("matmul: 8-bit operands with scales") {
         OpComparison op("matmul", {{"transpose_b", std::int64_t{1}}});
         op.in(normal(a, {s.m, s.k}, 1)).in(normal(b, {s.n, s.k}, 2)).absent();
         op.in(normal(kF32, {1}, 4, 0, 0.5)).in(normal(kF32, {1}, 5, 0, 0.25));
-        if (!pair->gpu->query([&] {
-              OpComparison probe = matmul(s, a);
-              probe.out(out, {s.m, s.n}, {});
-              return probe.instance();
-            }()).refusal.empty()) {
+        if (!pair->gpu
+                 ->query([&] {
+                   OpComparison probe = matmul(s, a);
+                   probe.out(out, {s.m, s.n}, {});
+                   return probe.instance();
+                 }())
+                 .refusal.empty()) {
           MESSAGE("skipped: no 8-bit products on this GPU");
           return;
         }
@@ -92,13 +95,19 @@ TEST_CASE("transpose, cast and quantize move and round as the CPU does, to the b
       OpComparison("transpose").in(normal(dtype, size, 1, 10)).out(dtype, turned, {}).run(*pair);
     for (DType from : {kF32, kBf16, DType::e4m3, DType::e5m2}) {
       for (DType to : {kF32, kBf16, DType::e4m3, DType::e5m2}) {
-        OpComparison("cast", {{"dtype", std::string(name_of(to))}}).in(normal(from, size, 1, 200)).out(to, size, {}).run(*pair);
+        OpComparison("cast", {{"dtype", std::string(name_of(to))}})
+            .in(normal(from, size, 1, 200))
+            .out(to, size, {})
+            .run(*pair);
       }
     }
     for (DType from : kDtypes) {
       for (DType to : {DType::e4m3, DType::e5m2, DType::i8}) {
         OpComparison("quantize", {{"format", std::string(name_of(to))}})
-            .in(normal(from, size, 1, 3)).out(to, size, {}).out(kF32, {1}, {}).run(*pair);
+            .in(normal(from, size, 1, 3))
+            .out(to, size, {})
+            .out(kF32, {1}, {})
+            .run(*pair);
       }
     }
   }
@@ -111,8 +120,11 @@ TEST_CASE("embedding and its gradient") {
   };
   for (Shape s : {Shape{1, 1, 1}, Shape{7, 5, 3}, Shape{300, 1000, 64}, Shape{1111, 11, 200}, Shape{700, 5000, 130}}) {
     for (DType dtype : kDtypes) {
-      OpComparison("embedding").in(integers(s.tokens, 0, s.vocabulary, 1)).in(normal(dtype, {s.vocabulary, s.columns}, 2))
-          .out(dtype, {s.tokens, s.columns}, {}).run(*pair);
+      OpComparison("embedding")
+          .in(integers(s.tokens, 0, s.vocabulary, 1))
+          .in(normal(dtype, {s.vocabulary, s.columns}, 2))
+          .out(dtype, {s.tokens, s.columns}, {})
+          .run(*pair);
       for (DType sum : kDtypes) {
         auto gradient = [&] {
           OpComparison op("embedding_grad", {{"rows", s.vocabulary}});
@@ -192,8 +204,14 @@ TEST_CASE("rms_norm family") {
       auto rstd = [&] { return normal(kF32, rows, 8, 0.1, 1); };
       OpComparison("rms_norm", eps()).in(x(1)).in(weight()).out(dtype, size, value).out(kF32, rows, fp32).run(*pair);
       OpComparison("rms_norm", eps()).in(x(1)).in(weight()).out(dtype, size, value).unread(kF32, rows).run(*pair);
-      OpComparison("add_rms_norm", eps()).in(x(1)).in(x(2)).in(weight())
-          .out(dtype, size, {}).out(dtype, size, value).out(kF32, rows, fp32).run(*pair);
+      OpComparison("add_rms_norm", eps())
+          .in(x(1))
+          .in(x(2))
+          .in(weight())
+          .out(dtype, size, {})
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .run(*pair);
       for (bool add : {false, true}) {
         for (DType sum_dtype : {dtype, kF32}) {
           Tolerance sum = one_step(sum_dtype, 2e-4);
@@ -225,10 +243,24 @@ TEST_CASE("layer_norm family") {
       auto x = [&](std::uint64_t seed) { return normal(dtype, size, seed); };
       auto weight = [&] { return normal(dtype, columns, 9, 0.1, 1); };
       auto bias = [&] { return normal(dtype, columns, 10); };
-      OpComparison("layer_norm", eps()).in(x(1)).in(weight()).in(bias())
-          .out(dtype, size, value).out(kF32, rows, fp32).out(kF32, rows, fp32).run(*pair);
-      OpComparison("add_layer_norm", eps()).in(x(1)).in(x(2)).in(weight()).in(bias())
-          .out(dtype, size, {}).out(dtype, size, value).out(kF32, rows, fp32).out(kF32, rows, fp32).run(*pair);
+      OpComparison("layer_norm", eps())
+          .in(x(1))
+          .in(weight())
+          .in(bias())
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .out(kF32, rows, fp32)
+          .run(*pair);
+      OpComparison("add_layer_norm", eps())
+          .in(x(1))
+          .in(x(2))
+          .in(weight())
+          .in(bias())
+          .out(dtype, size, {})
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .out(kF32, rows, fp32)
+          .run(*pair);
       auto gradient = [&](const char* kind) {
         OpComparison op(kind);
         op.in(x(1)).in(x(2)).in(weight()).in(normal(kF32, rows, 7, 0.1)).in(normal(kF32, rows, 8, 0.1, 1));
@@ -237,8 +269,13 @@ TEST_CASE("layer_norm family") {
       const Tolerance sum = one_step(dtype, 2e-4);
       gradient("layer_norm_grad").out(dtype, size, value).out(dtype, columns, sum).out(dtype, columns, sum).run(*pair);
       gradient("layer_norm_grad").out(dtype, size, value).sum(dtype, columns, sum).sum(dtype, columns, sum).run(*pair);
-      gradient("layer_norm_grad_add").in(x(3)).unread(dtype, size).out(dtype, columns, sum).out(dtype, columns, sum)
-          .out(dtype, size, value).run(*pair);
+      gradient("layer_norm_grad_add")
+          .in(x(3))
+          .unread(dtype, size)
+          .out(dtype, columns, sum)
+          .out(dtype, columns, sum)
+          .out(dtype, size, value)
+          .run(*pair);
     }
   }
 }
@@ -252,8 +289,12 @@ struct Heads {
     std::vector<double> frequencies;
     for (std::int64_t i = 0; i < head_dim / 2; ++i)
       frequencies.push_back(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
-    return {{"heads", heads}, {"kv_heads", kv_heads}, {"head_dim", head_dim}, {"eps", 1e-6},
-            {"inverse_frequencies", frequencies}, {"magnitude", 1.25}};
+    return {{"heads", heads},
+            {"kv_heads", kv_heads},
+            {"head_dim", head_dim},
+            {"eps", 1e-6},
+            {"inverse_frequencies", frequencies},
+            {"magnitude", 1.25}};
   }
 };
 const Heads kHeads[] = {{1, 1, 1, 2}, {7, 3, 1, 6}, {33, 7, 1, 64}, {20, 4, 2, 128}, {9, 2, 2, 34}, {65, 14, 2, 64}};
@@ -273,15 +314,35 @@ TEST_CASE("rope, head_norm and their gradients") {
       // Cancelling products differ by a step of their own, not of the sum.
       Tolerance rotated = dtype == kBf16 ? Tolerance{0x1p-7, 0x1p-7} : Tolerance{1e-5, 1e-5};
       for (const char* kind : {"rope", "rope_grad"})
-        OpComparison(kind, h.attributes(), geometry).in(qkv(1)).in(positions()).out(dtype, h.packed(), rotated).run(*pair);
-      OpComparison("head_norm", h.attributes(), geometry).in(qkv(1)).in(weight(2)).in(weight(3))
-          .out(dtype, h.packed(), value).out(kF32, stats, fp32).run(*pair);
-      OpComparison("head_norm_rope", h.attributes(), geometry).in(qkv(1)).in(weight(2)).in(weight(3)).in(positions())
-          .out(dtype, h.packed(), value).out(kF32, stats, fp32)
-          .out(dtype, h.packed(), {4 * rotated.relative, 4 * rotated.absolute}).run(*pair);
+        OpComparison(kind, h.attributes(), geometry)
+            .in(qkv(1))
+            .in(positions())
+            .out(dtype, h.packed(), rotated)
+            .run(*pair);
+      OpComparison("head_norm", h.attributes(), geometry)
+          .in(qkv(1))
+          .in(weight(2))
+          .in(weight(3))
+          .out(dtype, h.packed(), value)
+          .out(kF32, stats, fp32)
+          .run(*pair);
+      OpComparison("head_norm_rope", h.attributes(), geometry)
+          .in(qkv(1))
+          .in(weight(2))
+          .in(weight(3))
+          .in(positions())
+          .out(dtype, h.packed(), value)
+          .out(kF32, stats, fp32)
+          .out(dtype, h.packed(), {4 * rotated.relative, 4 * rotated.absolute})
+          .run(*pair);
       auto gradient = [&] {
         OpComparison op("head_norm_grad", h.attributes(), geometry);
-        op.in(qkv(1)).in(qkv(4)).in(weight(2)).in(weight(3)).in(normal(kF32, stats, 8, 0.1, 1)).out(dtype, h.packed(), value);
+        op.in(qkv(1))
+            .in(qkv(4))
+            .in(weight(2))
+            .in(weight(3))
+            .in(normal(kF32, stats, 8, 0.1, 1))
+            .out(dtype, h.packed(), value);
         return op;
       };
       const Tolerance sum = one_step(dtype, 2e-4);
@@ -293,7 +354,8 @@ TEST_CASE("rope, head_norm and their gradients") {
 
 TEST_CASE("element-wise ops and column sums") {
   QUERN_GPU_OR_SKIP(pair);
-  for (Extents size : {Extents{1, 2}, Extents{3, 14}, Extents{33, 64}, Extents{17, 1792}, Extents{300, 130}, Extents{5, 9728}}) {
+  for (Extents size :
+       {Extents{1, 2}, Extents{3, 14}, Extents{33, 64}, Extents{17, 1792}, Extents{300, 130}, Extents{5, 9728}}) {
     const Extents half{size[0], size[1] / 2}, columns{size[1]};
     for (DType dtype : kDtypes) {
       auto x = [&](std::uint64_t seed) { return normal(dtype, size, seed); };
@@ -352,13 +414,19 @@ TEST_CASE("adamw, its stochastic rounding and its skip") {
           UpdateState update;
           update.gradient_scale = 0.5f;
           update.apply = apply;
-          Attributes attributes{{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.1},
-                                {"object", std::int64_t{5}}, {"offset", std::int64_t{308}}};
+          Attributes attributes{{"beta1", 0.9},
+                                {"beta2", 0.95},
+                                {"eps", 1e-8},
+                                {"weight_decay", 0.1},
+                                {"object", std::int64_t{5}},
+                                {"offset", std::int64_t{308}}};
           OpComparison op("adamw", attributes);
           op.in(normal(gradient, {count}, 1)).in(normal(state, {count}, 2)).in(normal(state, {count}, 3, 0.1));
           op.in(normal(state, {count}, 4, 0.001, 0.01)).in(words(kF32, update)).in(words(DType::u32, step_state(7)));
           // Stochastic rounding moves a whole step when the fp32 values before it differ in their last bit.
-          Tolerance tolerance = apply == 0 ? Tolerance{} : state == kBf16 ? Tolerance{0x1p-7, 1e-7} : Tolerance{2e-6, 1e-7};
+          Tolerance tolerance = apply == 0       ? Tolerance{}
+                                : state == kBf16 ? Tolerance{0x1p-7, 1e-7}
+                                                 : Tolerance{2e-6, 1e-7};
           for (std::size_t i : {1, 2, 3}) op.update(i, tolerance);
           op.run(*pair);
         }

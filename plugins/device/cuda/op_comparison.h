@@ -28,7 +28,7 @@ struct DevicePair {
 std::optional<DevicePair> open_pair();
 
 /// `QUERN_GPU_OR_SKIP(pair);` declares the pair, or leaves the test case.
-#define QUERN_GPU_OR_SKIP(pair)                                      \
+#define QUERN_GPU_OR_SKIP(pair)                                               \
   std::optional<::quern::cuda::DevicePair> pair = ::quern::cuda::open_pair(); \
   if (!pair) return
 
@@ -55,8 +55,8 @@ class OpComparison {
  private:
   struct Output {
     Tolerance tolerance;
-    int updates = -1;      ///< input that it is, or -1
-    int initial = -1;      ///< tensor in initial_ that it is added to, or -1
+    int updates = -1;  ///< input that it is, or -1
+    int initial = -1;  ///< tensor in initial_ that it is added to, or -1
   };
   using Results = std::vector<testkit::PoisonedTensor>;
   enum class How { eager, captured };

@@ -27,7 +27,8 @@ class Block {
     device.fill(static_cast<char*>(memory_) + bytes, kGuard, kGuardBytes, stream);
     device.synchronize(stream);
   }
-  Block(Block&& other) noexcept : device_(other.device_), memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_) {}
+  Block(Block&& other) noexcept
+      : device_(other.device_), memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_) {}
   ~Block() { device_.release(MemoryKind::device, memory_); }
 
   void* memory() const { return memory_; }
@@ -135,7 +136,9 @@ std::string OpComparison::label() const {
   text += ") -> (";
   for (const Operand& output : op_.outputs)
     text += std::string(name_of(output.dtype)) + to_string(output.extents) +
-            (output.accumulate ? "+ " : output.present ? " " : "? ");
+            (output.accumulate ? "+ "
+             : output.present  ? " "
+                               : "? ");
   return text + ")";
 }
 
@@ -163,8 +166,9 @@ OpComparison::Results OpComparison::run_on(Device& device, How how) const {
     if (output.updates >= 0) {
       output_blocks[i] = input_blocks[static_cast<std::size_t>(output.updates)];
     } else if (op_.outputs[i].present) {
-      output_blocks[i] = block_of(op_.outputs[i], output.initial < 0 ? nullptr
-                                                                     : initial_[static_cast<std::size_t>(output.initial)].view().data);
+      output_blocks[i] =
+          block_of(op_.outputs[i],
+                   output.initial < 0 ? nullptr : initial_[static_cast<std::size_t>(output.initial)].view().data);
     }
     outputs.push_back(view_of(op_.outputs[i], output_blocks[i]));
   }
