@@ -1,5 +1,8 @@
 // Real model plugins against transformers: logits, loss and every gradient of the committed goldens
 // (tests/goldens/make_goldens.py made them in double precision), and the export against its own import.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include <doctest/doctest.h>
@@ -47,7 +50,7 @@ struct PluginRun {
     PlanOptions options;
     options.geometry = geometry;
     options.logits = true;
-    engine = std::make_unique<Engine>(*device, make_plan({*model, *precision, *device, optimizer, custom_ops}, options), 2);
+    engine = std::make_unique<Engine>(*device, make_plan({*model, *precision, *device, optimizer, custom_ops}, options));
   }
   PluginHost host;
   std::unique_ptr<Model> model;

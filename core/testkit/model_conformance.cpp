@@ -52,19 +52,25 @@ class Check {
         if (part.rows < 1) fault(spec.name, "a part without rows");
         if (!hf_names.insert(part.hf_name).second) fault(spec.name, "Hugging Face name used twice: " + part.hf_name);
         bool per_layer = part.hf_name.find("{layer}") != std::string::npos;
-        if (per_layer != (spec.group == ParameterGroup::block)) fault(spec.name, "{layer} belongs in the names of block parameters only: " + part.hf_name);
+        if (per_layer != (spec.group == ParameterGroup::block))
+          fault(spec.name, "{layer} belongs in the names of block parameters only: " + part.hf_name);
       }
-      if (spec.extents.empty() || rows != spec.extents[0]) fault(spec.name, "rows of its parts do not sum up to " + to_string(spec.extents));
+      if (spec.extents.empty() || rows != spec.extents[0])
+        fault(spec.name, "rows of its parts do not sum up to " + to_string(spec.extents));
     }
-    if (traits_.layers < 1 || traits_.width < 1 || traits_.vocabulary < 2 || traits_.max_positions < 1) fault("traits", "sizes below 1");
+    if (traits_.layers < 1 || traits_.width < 1 || traits_.vocabulary < 2 || traits_.max_positions < 1)
+      fault("traits", "sizes below 1");
   }
 
   void check_ends(const Program& program, const Shape& in, const Shape& out) {
-    if (program.inputs.size() != (in.empty() ? 0u : 1u)) fault(program.name, "takes " + std::to_string(program.inputs.size()) + " streams");
+    if (program.inputs.size() != (in.empty() ? 0u : 1u))
+      fault(program.name, "takes " + std::to_string(program.inputs.size()) + " streams");
     for (ValueId id : program.inputs)
-      if (program[id].shape != in) fault(program.name, "takes " + to_string(program[id].shape) + ", expected " + to_string(in));
+      if (program[id].shape != in)
+        fault(program.name, "takes " + to_string(program[id].shape) + ", expected " + to_string(in));
     for (ValueId id : program.outputs)
-      if (program[id].shape != out) fault(program.name, "gives " + to_string(program[id].shape) + ", expected " + to_string(out));
+      if (program[id].shape != out)
+        fault(program.name, "gives " + to_string(program[id].shape) + ", expected " + to_string(out));
   }
 
   void check_uses(const Program& program, const std::set<ParameterGroup>& allowed) {
@@ -72,7 +78,8 @@ class Check {
       if (value.role != Role::parameter) continue;
       used_.insert(value.parameter);
       for (const ParameterSpec& spec : parameters_)
-        if (spec.name == value.parameter && !allowed.contains(spec.group)) fault(program.name, "uses " + spec.name + ", which is of another group");
+        if (spec.name == value.parameter && !allowed.contains(spec.group))
+          fault(program.name, "uses " + spec.name + ", which is of another group");
     }
   }
 
@@ -99,7 +106,8 @@ std::string model_programs(const Model& model) {
 
 std::int64_t parameter_count(const Model& model) {
   std::int64_t count = 0;
-  for (const ParameterSpec& spec : model.parameters()) count += spec.count() * (spec.group == ParameterGroup::block ? model.traits().layers : 1);
+  for (const ParameterSpec& spec : model.parameters())
+    count += spec.count() * (spec.group == ParameterGroup::block ? model.traits().layers : 1);
   return count;
 }
 

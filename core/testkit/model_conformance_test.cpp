@@ -17,9 +17,11 @@ class Faulty final : public Model {
   ModelTraits traits() const override { return {.layers = 3, .width = 8, .vocabulary = 11, .max_positions = 16}; }
   std::vector<ParameterSpec> parameters() const override {
     using enum ParameterGroup;
-    std::vector<ParameterSpec> list = {matrix("embedding.weight", embedding, "wte", 11, 8),
-                                       matrix("w", fault_ == Fault::wrong_group ? head : block, fault_ == Fault::wrong_group ? "w" : "h.{layer}.w", 8, 8),
-                                       vector("norm", head, fault_ == Fault::layer_in_head ? "h.{layer}.norm" : "norm", 8, Init::Kind::ones)};
+    std::vector<ParameterSpec> list = {
+        matrix("embedding.weight", embedding, "wte", 11, 8),
+        matrix("w", fault_ == Fault::wrong_group ? head : block, fault_ == Fault::wrong_group ? "w" : "h.{layer}.w", 8,
+               8),
+        vector("norm", head, fault_ == Fault::layer_in_head ? "h.{layer}.norm" : "norm", 8, Init::Kind::ones)};
     if (fault_ == Fault::unused) list.push_back(matrix("spare", block, "h.{layer}.spare", 8, 8));
     if (fault_ == Fault::rows) list[1].parts[0].rows = 7;
     if (fault_ == Fault::twice) list[2].parts[0].hf_name = "wte";
@@ -28,9 +30,12 @@ class Faulty final : public Model {
   void embed(ProgramBuilder& b) const override { b.output(b.embedding(b.tokens(), "embedding.weight")); }
   void block(ProgramBuilder& b) const override {
     ValueId x = b.stream(fault_ == Fault::wrong_width ? 16 : 8);
-    b.output(fault_ == Fault::wrong_width ? b.swiglu(x, "half") : b.add(x, b.linear(x, fault_ == Fault::undeclared ? "v" : "w", "y"), "sum"));
+    b.output(fault_ == Fault::wrong_width ? b.swiglu(x, "half")
+                                          : b.add(x, b.linear(x, fault_ == Fault::undeclared ? "v" : "w", "y"), "sum"));
   }
-  void head(ProgramBuilder& b) const override { b.output(b.lm_loss(b.rms_norm(b.stream(8), "norm", 1e-6, "normed"), "embedding.weight")); }
+  void head(ProgramBuilder& b) const override {
+    b.output(b.lm_loss(b.rms_norm(b.stream(8), "norm", 1e-6, "normed"), "embedding.weight"));
+  }
   std::string hf_config() const override { return "{}"; }
 
  private:
@@ -39,7 +44,8 @@ class Faulty final : public Model {
 
 bool finds(Fault fault, const std::string& text) {
   const std::vector<std::string> faults = testkit::model_faults(Faulty(fault));
-  return std::any_of(faults.begin(), faults.end(), [&](const std::string& found) { return found.find(text) != std::string::npos; });
+  return std::any_of(faults.begin(), faults.end(),
+                     [&](const std::string& found) { return found.find(text) != std::string::npos; });
 }
 
 }  // namespace

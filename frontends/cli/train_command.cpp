@@ -10,7 +10,6 @@
 #include "commands.h"
 #include "config/document.h"
 #include "config/resolve.h"
-#include "log/sinks.h"
 #include "plan/report.h"
 #include "quern/error.h"
 #include "train/run_schemas.h"
@@ -29,10 +28,10 @@ extern "C" void on_signal(int signal) {
 }  // namespace
 
 int train_command(const Arguments& arguments) {
-  RunArguments run;
-  if (!parse_run("quern train FILE [--set section.key=value ...]\n\nTrains a model as FILE says.", arguments, run)) return 0;
+  std::optional<RunArguments> run = parse_run("quern train FILE [--set a.b=v]...", boost::program_options::options_description("options"), arguments);
+  if (!run) return 0;
   PluginHost host = run_host();
-  ResolvedConfig config = resolve(run.document, run_schemas(), host);
+  ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
 
   std::signal(SIGINT, on_signal);

@@ -86,8 +86,8 @@ TEST_CASE("the plugin without a fault loads, describes itself and makes its sink
 
 TEST_CASE("a head that mismatches is refused") {
   check_says(refusal("wrong_abi_tag"), {"ABI tag: found \"cxxabi9999-cxx98\", expected \"" QUERN_ABI_TAG "\""});
-  check_says(refusal("wrong_sdk_version"), {"SDK version: found " + std::to_string(kSdkVersion + 1) + ", expected " +
-                                            std::to_string(kSdkVersion)});
+  check_says(refusal("wrong_sdk_version"),
+             {"SDK version: found " + std::to_string(kSdkVersion + 1) + ", expected " + std::to_string(kSdkVersion)});
   check_says(refusal("short_struct"),
              {"size of the manifest's head: found 8, expected " + std::to_string(sizeof(ManifestHead))});
 }
@@ -101,8 +101,9 @@ TEST_CASE("a manifest that mismatches is refused") {
   check_says(refusal("throwing_fill"), {"fill() threw", "found \"no licence file\", expected no exception"});
   check_says(refusal("duplicate_id"), {"found log \"duplicate_id\" twice, expected once"});
   check_says(refusal("wrong_id"), {"found log \"another\", expected log \"wrong_id\""});
-  check_says(refusal("bad_default"), {"default of option every: out of range, found 0, expected an integer of at least 1",
-                                      "found option twice twice, expected once"});
+  check_says(refusal("bad_default"),
+             {"default of option every: out of range, found 0, expected an integer of at least 1",
+              "found option twice twice, expected once"});
 }
 
 TEST_CASE("a file that is no plugin is refused") {
@@ -110,11 +111,13 @@ TEST_CASE("a file that is no plugin is refused") {
   check_says(refusal("undefined_symbol"), {"undefined symbol: quern_test_symbol_that_nobody_defines", "expected"});
   Scratch scratch;
   PluginHost host({scratch.folder});
-  std::ofstream(scratch.folder / "log" / "libquern_text.so") << "this is text, and long enough for an ELF header: " << std::string(200, '.');
+  std::ofstream(scratch.folder / "log" / "libquern_text.so")
+      << "this is text, and long enough for an ELF header: " << std::string(200, '.');
   check_says(refusal(host, "text"), {"invalid ELF header", "expected a shared library"});
   fs::create_directory(scratch.folder / "log" / "libquern_folder.so");
   check_says(refusal(host, "folder"), {"found a directory, expected a regular file"});
-  check_says(refusal(host, "good", scratch.folder / "absent.so"), {"absent.so", "found no file, expected a regular file"});
+  check_says(refusal(host, "good", scratch.folder / "absent.so"),
+             {"absent.so", "found no file, expected a regular file"});
 }
 
 TEST_CASE("a file or folder that everyone may write is refused") {
@@ -123,7 +126,8 @@ TEST_CASE("a file or folder that everyone may write is refused") {
   fs::permissions(file, fs::perms::others_write, fs::perm_options::add);
   {
     PluginHost host({scratch.folder});
-    check_says(refusal(host, "good"), {"found a file that everyone may write, expected write permission for its owner only"});
+    check_says(refusal(host, "good"),
+               {"found a file that everyone may write, expected write permission for its owner only"});
   }
   fs::permissions(file, fs::perms::others_write, fs::perm_options::remove);
   fs::permissions(file.parent_path(), fs::perms::others_write, fs::perm_options::add);

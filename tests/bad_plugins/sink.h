@@ -6,7 +6,10 @@
 #include "quern/plugin.h"
 
 struct SilentSink final : quern::LogSink {
+  void open(const quern::RunPlace&) override {}
   void write(const quern::LogEvent&) override {}
 };
 
-inline std::unique_ptr<quern::LogSink> make_silent_sink(const quern::OptionValues&) { return std::make_unique<SilentSink>(); }
+inline std::unique_ptr<quern::LogSink> make_silent_sink(const quern::OptionValues&) {
+  return std::make_unique<SilentSink>();
+}

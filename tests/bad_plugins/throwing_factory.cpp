@@ -13,5 +13,6 @@ QUERN_PLUGIN("throwing_factory", manifest) {
     throw quern::Error(quern::ErrorCode::input, {"a.json:3", "bad field", "x", "y", "mend it"});
   });
   manifest.add<quern::LogSink>("throws_int", "throws an int", {}, [](const quern::OptionValues&) -> Sink { throw 5; });
-  manifest.add<quern::LogSink>("returns_null", "returns nothing", {}, [](const quern::OptionValues&) { return Sink(); });
+  manifest.add<quern::LogSink>("returns_null", "returns nothing", {},
+                               [](const quern::OptionValues&) { return Sink(); });
 }

@@ -21,15 +21,15 @@ struct HfNeutral {
 
 /// What a model plugin says about its config.json.
 struct HfModel {
-  std::string model_type;                  ///< "llama"
-  std::string architecture;                ///< "LlamaForCausalLM"
-  std::vector<OptionSpec> options = {};    ///< the fields it honours, by their Hugging Face names; dots nest
-  std::vector<HfNeutral> neutral = {};     ///< of this model; those that every model has are known
+  std::string model_type;                ///< "llama"
+  std::string architecture;              ///< "LlamaForCausalLM"
+  std::vector<OptionSpec> options = {};  ///< the fields it honours, by their Hugging Face names; dots nest
+  std::vector<HfNeutral> neutral = {};   ///< of this model; those that every model has are known
 };
 
 /// The options that `text` sets, checked. null is absent. Old and new spellings are one: `rope_parameters` is
-/// `rope_scaling` with `rope_theta`, `rope_scaling.type` is `rope_scaling.rope_type`. `where` names the file in messages.
-/// Everything that is wrong is one input error, a line a field.
+/// `rope_scaling` with `rope_theta`, `rope_scaling.type` is `rope_scaling.rope_type`. `where` names the file in
+/// messages. Everything that is wrong is one input error, a line a field.
 OptionValues parse_hf_config(std::string_view text, const std::string& where, const HfModel& model);
 /// The same from a file, or from config.json in a folder; at most 1 MiB is read.
 OptionValues read_hf_config(const std::filesystem::path& path, const HfModel& model);

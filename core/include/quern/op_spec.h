@@ -134,6 +134,8 @@ std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activat
 
 /// The op with numbers for its shapes. An output that nobody reads (`read` says who is) is not present.
 OpInstance instantiate(const Program& program, const Op& op, const Geometry& geometry, const std::vector<bool>& read);
+/// Whether the op's output adds up over the micro-batches of a step: parameter gradients and loss statistics.
+bool sums_up(const Program& program, const Op& op, std::size_t output);
 /// By value: read by an op, handed on, or of a role that outlives the program.
 std::vector<bool> read_values(const Program& program);
 Cost cost_of(const OpSpec& spec, const OpInstance& op);

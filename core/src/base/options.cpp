@@ -19,11 +19,16 @@ std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (char c : text) {
     auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') out += '\\', out += c;
-    else if (c == '\n') out += "\\n";
-    else if (c == '\t') out += "\\t";
-    else if (byte < 0x20 || byte == 0x7f) out += "\\u00", out += kHex[byte >> 4], out += kHex[byte & 15];
-    else out += c;
+    if (c == '"' || c == '\\')
+      out += '\\', out += c;
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '\t')
+      out += "\\t";
+    else if (byte < 0x20 || byte == 0x7f)
+      out += "\\u00", out += kHex[byte >> 4], out += kHex[byte & 15];
+    else
+      out += c;
   }
   return out + '"';
 }
@@ -98,7 +103,8 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
     for (std::size_t j = 1; j <= b.size(); ++j) {
       std::size_t replaced = previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
       current[j] = std::min({previous[j] + 1, current[j - 1] + 1, replaced});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) current[j] = std::min(current[j], before[j - 2] + 1);
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        current[j] = std::min(current[j], before[j - 2] + 1);
     }
     std::swap(before, previous);
     std::swap(previous, current);
@@ -173,15 +179,18 @@ std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& val
   };
   if (const auto* integer = std::get_if<std::int64_t>(&value)) {
     // long double holds every int64 exactly, so no rounding moves a value across its bound.
-    if (!within(spec, static_cast<long double>(*integer))) return "out of range, found " + std::to_string(*integer) + expected;
+    if (!within(spec, static_cast<long double>(*integer)))
+      return "out of range, found " + std::to_string(*integer) + expected;
   } else if (const auto* real = std::get_if<double>(&value)) {
     return bad_number(*real);
   } else if (const auto* text = std::get_if<std::string>(&value)) {
     return bad_text(*text);
   } else if (const auto* reals = std::get_if<std::vector<double>>(&value)) {
-    for (double item : *reals) if (auto bad = bad_number(item)) return bad;
+    for (double item : *reals)
+      if (auto bad = bad_number(item)) return bad;
   } else if (const auto* texts = std::get_if<std::vector<std::string>>(&value)) {
-    for (const std::string& item : *texts) if (auto bad = bad_text(item)) return bad;
+    for (const std::string& item : *texts)
+      if (auto bad = bad_text(item)) return bad;
   }
   return std::nullopt;
 }

@@ -17,9 +17,13 @@ namespace {
 
 constexpr std::size_t kMostDots = 4096;
 
-[[noreturn]] void fail(const std::string& where, std::string what, std::string found, std::string expected, std::string next = {}) {
-  throw Error(ErrorCode::config, {.where = where, .what = std::move(what), .found = std::move(found),
-                                  .expected = std::move(expected), .next = std::move(next)});
+[[noreturn]] void fail(const std::string& where, std::string what, std::string found, std::string expected,
+                       std::string next = {}) {
+  throw Error(ErrorCode::config, {.where = where,
+                                  .what = std::move(what),
+                                  .found = std::move(found),
+                                  .expected = std::move(expected),
+                                  .next = std::move(next)});
 }
 
 bool is_bare(std::string_view key) {
@@ -44,7 +48,9 @@ toml::table parse_toml(std::string_view text, const std::string& name) {
     const auto& begin = e.source().begin;
     throw Error(ErrorCode::config, {.where = Position{name, begin.line, begin.column}.text(),
                                     .what = "not valid TOML: " + std::string(e.description()),
-                                    .found = {}, .expected = {}, .next = {}});
+                                    .found = {},
+                                    .expected = {},
+                                    .next = {}});
   }
 }
 
@@ -53,10 +59,14 @@ std::optional<OptionValue> list_of(const toml::array& array) {
   std::vector<std::string> texts;
   std::vector<double> reals;
   for (const toml::node& item : array) {
-    if (const auto* text = item.as_string()) texts.push_back(text->get());
-    else if (const auto* real = item.as_floating_point()) reals.push_back(real->get());
-    else if (const auto* integer = item.as_integer()) reals.push_back(static_cast<double>(integer->get()));
-    else return std::nullopt;
+    if (const auto* text = item.as_string())
+      texts.push_back(text->get());
+    else if (const auto* real = item.as_floating_point())
+      reals.push_back(real->get());
+    else if (const auto* integer = item.as_integer())
+      reals.push_back(static_cast<double>(integer->get()));
+    else
+      return std::nullopt;
   }
   if (reals.empty()) return OptionValue(std::move(texts));
   if (texts.empty()) return OptionValue(std::move(reals));
@@ -77,14 +87,17 @@ std::optional<OptionValue> leaf_value(const toml::node& node) {
 // `fixed`: the position of all that an override brings; else each key has its own.
 ConfigNode convert(const toml::node& node, const Position& position, const Position* fixed, int depth) {
   if (depth > ConfigDocument::kDeepest)
-    fail(position.text(), "nested too deeply", "more than " + std::to_string(ConfigDocument::kDeepest) + " tables", "fewer");
+    fail(position.text(), "nested too deeply", "more than " + std::to_string(ConfigDocument::kDeepest) + " tables",
+         "fewer");
   ConfigNode out;
   out.position = position;
   const toml::table* table = node.as_table();
   if (!table) {
     out.value = leaf_value(node);
-    if (out.value) out.found = shortened(to_string(*out.value));
-    else out.found = node.is_array() ? "a list of mixed or nested values" : "a date or time";
+    if (out.value)
+      out.found = shortened(to_string(*out.value));
+    else
+      out.found = node.is_array() ? "a list of mixed or nested values" : "a date or time";
     return out;
   }
   out.is_table = true;
@@ -101,7 +114,8 @@ ConfigNode convert(const toml::node& node, const Position& position, const Posit
 ConfigNode override_value(const std::string& text, const Position& position, int depth) {
   const std::string where = position.text();
   if (text.empty()) fail(where, "no value", "nothing after =", "a value", "write \"\" for an empty text");
-  if (text.find_first_of("\n\r") != std::string::npos) fail(where, "bad value", "a line break", "one value on one line");
+  if (text.find_first_of("\n\r") != std::string::npos)
+    fail(where, "bad value", "a line break", "one value on one line");
   check_size(text, where);
   try {
     toml::table table = toml::parse("v = " + text);
@@ -137,8 +151,11 @@ ConfigDocument ConfigDocument::read(const std::filesystem::path& path) {
   std::string text(kLargestFile + 1, '\0');
   if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file && !file.eof())
-    throw Error(ErrorCode::input, {.where = path.string(), .what = "config cannot be read", .found = {},
-                                   .expected = "a readable TOML file", .next = "check the path and its permissions"});
+    throw Error(ErrorCode::input, {.where = path.string(),
+                                   .what = "config cannot be read",
+                                   .found = {},
+                                   .expected = "a readable TOML file",
+                                   .next = "check the path and its permissions"});
   text.resize(static_cast<std::size_t>(file.gcount()));
   return parse(text, path.string());
 }
@@ -167,9 +184,12 @@ void ConfigDocument::set(std::string_view assignment) {
   for (std::size_t begin = 0; begin <= path.size(); ++depth) {
     const std::size_t end = std::min(path.find('.', begin), path.size());
     const std::string_view part = std::string_view(path).substr(begin, end - begin);
-    if (!is_bare(part)) fail(position.text(), "not a key", spell_key(part), "section.key=value with letters, digits, _ and -");
-    if (depth >= kDeepest) fail(position.text(), "nested too deeply", "more than " + std::to_string(kDeepest) + " tables", "fewer");
-    if (!node->is_table) fail(position.text(), "inside a key that is no table", node->found, "a table", "remove one of the two");
+    if (!is_bare(part))
+      fail(position.text(), "not a key", spell_key(part), "section.key=value with letters, digits, _ and -");
+    if (depth >= kDeepest)
+      fail(position.text(), "nested too deeply", "more than " + std::to_string(kDeepest) + " tables", "fewer");
+    if (!node->is_table)
+      fail(position.text(), "inside a key that is no table", node->found, "a table", "remove one of the two");
     auto [it, is_new] = node->children.try_emplace(std::string(part));
     node = &it->second;
     if (is_new) node->position = position, node->is_table = true, node->found = "a table";

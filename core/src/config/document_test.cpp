@@ -81,7 +81,8 @@ TEST_CASE("a syntax error has its place and toml++'s description") {
 
 TEST_CASE("overrides replace, add, and say where they are from") {
   ConfigDocument document = ConfigDocument::parse("[a]\nb = 1\n[a.t]\nk = 1\n", "run.toml");
-  for (const char* assignment : {"a.b=2", " a.c = 16GiB", "d.e.f=data/x=y.bin", "a.q=\"7\"", "a.l=[1, 2]", "a.t={ m = 1 }", "a.s=true"})
+  for (const char* assignment :
+       {"a.b=2", " a.c = 16GiB", "d.e.f=data/x=y.bin", "a.q=\"7\"", "a.l=[1, 2]", "a.t={ m = 1 }", "a.s=true"})
     document.set(assignment);
   CHECK(at(document, {"a", "b"}).value == OptionValue(std::int64_t{2}));
   CHECK(at(document, {"a", "b"}).position.text() == "--set a.b");
@@ -121,7 +122,8 @@ TEST_CASE("size and nesting are capped, however they are written") {
 }
 
 TEST_CASE("truncations and mutations of a config never do worse than an Error") {
-  const std::string text = "[a]\nb = 1 # c\n\"q.r\" = 'x'\n[a.t]\nk = [1.5, 2]\ns = { z = \"\"\"m\n\"\"\" }\n[[w]]\nd = 1979-05-27\n";
+  const std::string text =
+      "[a]\nb = 1 # c\n\"q.r\" = 'x'\n[a.t]\nk = [1.5, 2]\ns = { z = \"\"\"m\n\"\"\" }\n[[w]]\nd = 1979-05-27\n";
   auto survive = [](const std::string& mutated) {
     try {
       ConfigDocument::parse(mutated, "run.toml");
@@ -130,7 +132,9 @@ TEST_CASE("truncations and mutations of a config never do worse than an Error") 
   };
   for (std::size_t size = 0; size < text.size(); ++size) survive(text.substr(0, size));
   for (std::size_t i = 0; i < text.size(); ++i)
-    for (char c : std::string("\"'[]{}=.#\n\\\0\xff" "0", 14)) {
+    for (char c : std::string("\"'[]{}=.#\n\\\0\xff"
+                              "0",
+                              14)) {
       std::string mutated = text;
       mutated[i] = c;
       survive(mutated);

@@ -10,12 +10,24 @@ namespace {
 
 using Row = std::array<std::string, 4>;
 
+// Prose in Markdown: <id> is no HTML tag.
+std::string prose(const std::string& text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '<') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
 // A cell must stay in its cell.
 std::string cell(const std::string& text) {
   std::string out;
   for (char c : text) {
-    if (c == '|') out += "\\|";
-    else out += c == '\n' ? ' ' : c;
+    if (c == '|')
+      out += "\\|";
+    else
+      out += c == '\n' ? ' ' : c;
   }
   return out;
 }
@@ -35,7 +47,7 @@ std::string options_table(const std::vector<OptionSpec>& options) {
   std::vector<Row> rows = {{"key", "value", "default", "meaning"}, {}};
   for (const OptionSpec& spec : options)
     rows.push_back({code(spec.key), cell(describe_expected(spec)),
-                    spec.required ? "required" : code(cell(to_string(spec.default_value))), cell(spec.help)});
+                    spec.required ? "required" : code(cell(to_string(spec.default_value))), cell(prose(spec.help))});
   std::array<std::size_t, 4> widths{};
   for (const Row& row : rows)
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
@@ -63,8 +75,11 @@ std::string reference_markdown(const std::vector<SectionSchema>& schemas, Plugin
     if (schema.plugin_kind.empty()) continue;
     for (const PluginEntry& entry : host.list(schema.plugin_kind)) {
       out += "\n### [" + schema.name + "." + entry.id + "]\n\n";
-      if (entry.factory) out += (entry.factory->summary.empty() ? "" : entry.factory->summary + "\n\n") + options_table(entry.factory->options);
-      else out += "Cannot be loaded: " + entry.refusal + "\n";
+      if (entry.factory)
+        out += (entry.factory->summary.empty() ? "" : entry.factory->summary + "\n\n") +
+               options_table(entry.factory->options);
+      else
+        out += "Cannot be loaded: " + entry.refusal + "\n";
     }
   }
   return out;

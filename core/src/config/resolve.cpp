@@ -74,7 +74,8 @@ class Resolver {
   // Of the key, else of the innermost table around it, else the document.
   Position position_of(const std::string& path) const {
     if (auto it = out_.keys_.find(path); it != out_.keys_.end()) return it->second;
-    for (std::size_t end = path.rfind('.'); end != std::string::npos; end = end == 0 ? std::string::npos : path.rfind('.', end - 1))
+    for (std::size_t end = path.rfind('.'); end != std::string::npos;
+         end = end == 0 ? std::string::npos : path.rfind('.', end - 1))
       if (auto it = out_.tables_.find(path.substr(0, end)); it != out_.tables_.end()) return it->second;
     return {document_.name(), 0, 0};
   }
@@ -84,7 +85,8 @@ class Resolver {
     for (const SectionSchema& schema : schemas_) known.push_back(schema.name);
     for (const auto& [name, node] : document_.root().children) {
       if (std::find(known.begin(), known.end(), name) == known.end())
-        add(node.position, spell_key(name), "unknown section, expected one of " + joined(known) + suggestion(name, known));
+        add(node.position, spell_key(name),
+            "unknown section, expected one of " + joined(known) + suggestion(name, known));
       else if (!node.is_table)
         add(node.position, name, "wrong type, found " + node.found + ", expected a table");
     }
@@ -98,10 +100,14 @@ class Resolver {
       const std::string key = prefix + name, shown = path + "." + prefix + spell_key(name);
       const bool plain = name.find('.') == std::string::npos;  // "a.b" in quotes is not a.b
       const OptionSpec* spec = plain ? find_spec(specs, key) : nullptr;
-      if (spec) read_value(child, path + "." + key, *spec, table);
+      if (spec)
+        read_value(child, path + "." + key, *spec, table);
       else if (plain && std::find(known.begin(), known.end(), name) != known.end()) {
-        if (child.is_table) read(child, path, key + ".", specs, table, nullptr);
-        else add(child.position, shown, "wrong type, found " + child.found + ", expected a table with " + joined(names_after(specs, key + ".")));
+        if (child.is_table)
+          read(child, path, key + ".", specs, table, nullptr);
+        else
+          add(child.position, shown,
+              "wrong type, found " + child.found + ", expected a table with " + joined(names_after(specs, key + ".")));
       } else if (plugins && child.is_table) {
         (*plugins)[name] = &child;
       } else {
@@ -179,8 +185,8 @@ class Resolver {
     }
   }
 
-  const Factory* plugin(const SectionSchema& schema, const std::string& id, const std::string& path, const std::string& key,
-                        const Position& position) {
+  const Factory* plugin(const SectionSchema& schema, const std::string& id, const std::string& path,
+                        const std::string& key, const Position& position) {
     try {
       return &host_.require(schema.plugin_kind, id, path);
     } catch (const Error& error) {
@@ -190,7 +196,8 @@ class Resolver {
     }
   }
 
-  Table plugin_table(const SectionSchema& schema, const std::string& id, const Factory& factory, const ConfigNode* node) {
+  Table plugin_table(const SectionSchema& schema, const std::string& id, const Factory& factory,
+                     const ConfigNode* node) {
     Table table = table_of(factory.options);
     if (!node) return table;
     const std::string path = schema.name + "." + id;
@@ -204,7 +211,8 @@ class Resolver {
     std::stable_sort(findings_.begin(), findings_.end(),
                      [](const Finding& a, const Finding& b) { return a.position < b.position; });
     std::string text;
-    if (findings_.size() > 1) text = document_.name() + ": " + std::to_string(findings_.size()) + " errors in the config\n";
+    if (findings_.size() > 1)
+      text = document_.name() + ": " + std::to_string(findings_.size()) + " errors in the config\n";
     for (std::size_t i = 0; i < std::min(findings_.size(), kMostFindings); ++i) {
       if (i > 0) text += '\n';
       text += findings_[i].position.text() + ": " + findings_[i].text;

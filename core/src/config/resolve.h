@@ -47,8 +47,8 @@ class ResolvedConfig {
   };
   struct Section : Table {
     std::string name, plugin_kind, options_file_key;
-    std::string origin;                      // of the plugin
-    Table plugin;                            // selected
+    std::string origin;                       // of the plugin
+    Table plugin;                             // selected
     std::map<std::string, Table> unselected;  // by id
     bool has_options_file() const;
   };

@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "config/reference.h"
-#include "config/run_schemas.h"
+#include "train/run_schemas.h"
 #include "quern/error.h"
 
 using namespace quern;
@@ -14,6 +14,7 @@ using namespace quern;
 namespace {
 
 struct NullSink final : LogSink {
+  void open(const RunPlace&) override {}
   void write(const LogEvent&) override {}
 };
 
@@ -34,7 +35,7 @@ PluginHost test_host() {
   auto make = [](const OptionValues&) { return std::make_unique<NullSink>(); };
   OptionTable<SinkOptions> sink;
   sink.add("every", &SinkOptions::every, "steps between writes").at_least(1);
-  sink.add("target", &SinkOptions::target, "where | to");
+  sink.add("target", &SinkOptions::target, "where | to <file>");
   OptionTable<NetOptions> net;
   net.add("width", &NetOptions::width, "of the stream").at_least(1).required();
   net.add("theta", &NetOptions::theta, "base").above(0);
@@ -66,14 +67,17 @@ std::vector<SectionSchema> test_schemas() {
   std::vector<SectionSchema> schemas = {section_of("train", "The loop.", train)};
   schemas[0].check = [](const OptionValues& values) -> SectionFindings {
     if (values.get<std::int64_t>("warmup") <= values.get<std::int64_t>("steps")) return {};
-    return {{"warmup", "longer than the run, found " + to_string(*values.find("warmup")) + ", expected at most train.steps"}};
+    return {{"warmup",
+             "longer than the run, found " + to_string(*values.find("warmup")) + ", expected at most train.steps"}};
   };
   SectionSchema log;
   log.name = "log";
   log.plugin_kind = "log";
   log.default_id = "console";
   SectionSchema net = section_of("net", "The network.", OptionTable<TrainOptions>());
-  struct File { std::string config; };
+  struct File {
+    std::string config;
+  };
   OptionTable<File> file;
   file.add("config", &File::config, "a file with options");
   net.options = file.specs();
@@ -134,9 +138,10 @@ TEST_CASE("defaults are filled in, and what was written is known") {
 }
 
 TEST_CASE("nested keys come from tables, inline tables and dotted keys alike") {
-  for (const char* text : {"[net]\nid = \"net\"\n[net.net]\nwidth = 8\n[net.net.rope_scaling]\nfactor = 2\nbands = [1]\n",
-                           "[net]\nid = \"net\"\n[net.net]\nwidth = 8\nrope_scaling = { factor = 2, bands = [1] }\n",
-                           "[net]\nid = \"net\"\n[net.net]\nwidth = 8\nrope_scaling.factor = 2.0\nrope_scaling.bands = [1.0]\n"}) {
+  for (const char* text :
+       {"[net]\nid = \"net\"\n[net.net]\nwidth = 8\n[net.net.rope_scaling]\nfactor = 2\nbands = [1]\n",
+        "[net]\nid = \"net\"\n[net.net]\nwidth = 8\nrope_scaling = { factor = 2, bands = [1] }\n",
+        "[net]\nid = \"net\"\n[net.net]\nwidth = 8\nrope_scaling.factor = 2.0\nrope_scaling.bands = [1.0]\n"}) {
     ResolvedConfig config = resolved(text);
     CHECK(config.plugin_options("net").get<double>("rope_scaling.factor") == 2.0);
     CHECK(config.plugin_options("net").get<std::vector<double>>("rope_scaling.bands") == std::vector<double>{1});
@@ -148,14 +153,17 @@ TEST_CASE("each fault is one line: where, key, what, found, expected, nearest") 
         "run.toml:2:1: train.step: unknown key, expected one of steps, warmup, rate, mode; nearest name `steps`");
   CHECK(fault_in("[trian]\nsteps = 3") ==
         "run.toml:1:2: trian: unknown section, expected one of train, log, net; nearest name `train`");
-  CHECK(fault_in("[train]\nsteps = 0") == "run.toml:2:1: train.steps: out of range, found 0, expected an integer of at least 1");
+  CHECK(fault_in("[train]\nsteps = 0") ==
+        "run.toml:2:1: train.steps: out of range, found 0, expected an integer of at least 1");
   CHECK(fault_in("[train]\nsteps = \"3\"") ==
         "run.toml:2:1: train.steps: wrong type, found \"3\", expected an integer of at least 1");
   CHECK(fault_in("[train]\nsteps = 2020-01-01") ==
         "run.toml:2:1: train.steps: wrong type, found a date or time, expected an integer of at least 1");
-  CHECK(fault_in("[train.steps]\nx = 1") == "run.toml:1:8: train.steps: wrong type, found a table, expected an integer of at least 1");
+  CHECK(fault_in("[train.steps]\nx = 1") ==
+        "run.toml:1:8: train.steps: wrong type, found a table, expected an integer of at least 1");
   CHECK(fault_in("[train]\nmode = \"Exact\"") ==
-        "run.toml:2:1: train.mode: not a choice, found \"Exact\", expected one of \"fast\", \"exact\"; nearest name `exact`");
+        "run.toml:2:1: train.mode: not a choice, found \"Exact\", expected one of \"fast\", \"exact\"; nearest name "
+        "`exact`");
   CHECK(fault_in("train = 3").starts_with("run.toml:1:1: train: wrong type, found 3, expected a table"));
   CHECK(fault_in("[train]\nsteps = 5") ==
         "run.toml:1:2: train.warmup: longer than the run, found 10, expected at most train.steps");
@@ -164,8 +172,9 @@ TEST_CASE("each fault is one line: where, key, what, found, expected, nearest") 
 
 TEST_CASE("plugins: unknown ids, their options, and tables of those not selected") {
   CHECK(fault_in("[log]\nid = \"jsnol\"")
-            .starts_with("run.toml:2:1: log.id: no such log plugin: found \"jsnol\", expected one of console, jsonl, net; "
-                         "nearest name `jsonl`"));
+            .starts_with(
+                "run.toml:2:1: log.id: no such log plugin: found \"jsnol\", expected one of console, jsonl, net; "
+                "nearest name `jsonl`"));
   CHECK(fault_in("[log]\nid = \"jsonl\"\n[log.jsonl]\nevery = 0") ==
         "run.toml:4:1: log.jsonl.every: out of range, found 0, expected an integer of at least 1");
   CHECK(fault_in("[log.jsonl]\nevery = 0").starts_with("run.toml:2:1: log.jsonl.every: out of range"));  // not selected
@@ -173,22 +182,28 @@ TEST_CASE("plugins: unknown ids, their options, and tables of those not selected
   CHECK(fault_in("[log.absent]\nevery = 3").starts_with("run.toml:1:6: log.absent: no such log plugin"));
   CHECK(fault_in("[log.\"../x\"]\nevery = 3").starts_with("run.toml:1:6: log.\"../x\": no such log plugin"));
   CHECK(fault_in("[log]\nid = 3") == "run.toml:2:1: log.id: wrong type, found 3, expected a text");
-  CHECK(fault_in("[log]\npath = \"/nowhere/x.so\"").find("/nowhere/x.so: plugin refused: found no file") != std::string::npos);
+  CHECK(fault_in("[log]\npath = \"/nowhere/x.so\"").find("/nowhere/x.so: plugin refused: found no file") !=
+        std::string::npos);
   CHECK(fault("").find("net.id: missing, expected a text") != std::string::npos);
-  CHECK(fault("[net]\nid = \"net\"\n").starts_with("run.toml:1:2: net.net.width: missing, expected an integer of at least 1"));
+  CHECK(fault("[net]\nid = \"net\"\n")
+            .starts_with("run.toml:1:2: net.net.width: missing, expected an integer of at least 1"));
   CHECK(fault("[net]\nid = \"net\"\nnet.width = 8\nnet.rope_scaling = 4\n")
-            .find("net.net.rope_scaling: wrong type, found 4, expected a table with factor, rope_type, bands") != std::string::npos);
-  CHECK(fault("[net]\nid = \"net\"\nnet.width = 8\nnet.rope_scaling.fctor = 4\n").find("net.net.rope_scaling.fctor: unknown key, "
-              "expected one of factor, rope_type, bands; nearest name `factor`") != std::string::npos);
-  CHECK(fault("[net]\nid = \"net\"\nnet.width = 8\nnet.\"rope_scaling.factor\" = 4\n").find("unknown key") != std::string::npos);
+            .find("net.net.rope_scaling: wrong type, found 4, expected a table with factor, rope_type, bands") !=
+        std::string::npos);
+  CHECK(fault("[net]\nid = \"net\"\nnet.width = 8\nnet.rope_scaling.fctor = 4\n")
+            .find("net.net.rope_scaling.fctor: unknown key, "
+                  "expected one of factor, rope_type, bands; nearest name `factor`") != std::string::npos);
+  CHECK(fault("[net]\nid = \"net\"\nnet.width = 8\nnet.\"rope_scaling.factor\" = 4\n").find("unknown key") !=
+        std::string::npos);
 }
 
 TEST_CASE("all faults come together, in the document's order, overrides last") {
   std::string text = fault("[zzz]\n[train]\nrate = 2\nsteps = 0\nsped = 1\n[net]\n", {"train.warmup=-1", "log.id=zip"});
   CHECK(text.starts_with("run.toml: 7 errors in the config\nrun.toml:1:2: zzz"));
   std::size_t last = 0;
-  for (const char* part : {"run.toml:1:2: zzz", "run.toml:3:1: train.rate", "run.toml:4:1: train.steps", "run.toml:5:1: train.sped",
-                           "run.toml:6:2: net.id", "--set log.id: log.id", "--set train.warmup: train.warmup"}) {
+  for (const char* part :
+       {"run.toml:1:2: zzz", "run.toml:3:1: train.rate", "run.toml:4:1: train.steps", "run.toml:5:1: train.sped",
+        "run.toml:6:2: net.id", "--set log.id: log.id", "--set train.warmup: train.warmup"}) {
     CAPTURE(part);
     std::size_t at = text.find(part);
     REQUIRE(at != std::string::npos);
@@ -223,7 +238,8 @@ TEST_CASE("to_toml resolves to the same values, whatever they are") {
        {"", "[train]\nrate = 1e-9\nsteps = 9007199254740993\nmode = \"exact\"\n",
         "[log]\nid = \"jsonl\"\n[log.jsonl]\ntarget = \"a\\\"b\\\\\\n\\u0001 é # x\"\n", "[log.jsonl]\nevery = 4\n"}) {
     CAPTURE(text);
-    ResolvedConfig config = resolved(std::string(text) + kNet + "net.rope_scaling = { factor = 8, bands = [1.5, -0.0] }\n");
+    ResolvedConfig config =
+        resolved(std::string(text) + kNet + "net.rope_scaling = { factor = 8, bands = [1.5, -0.0] }\n");
     std::string toml = config.to_toml();
     CAPTURE(toml);
     ResolvedConfig again = resolved(toml);
@@ -241,8 +257,9 @@ TEST_CASE("the reference page is the same every time and shows every option") {
   std::string page = reference_markdown(test_schemas(), host);
   PluginHost other = test_host();
   CHECK(page == reference_markdown(test_schemas(), other));
-  for (const char* part : {"## [train]", "| `steps` ", "| an integer of at least 1 ", "### [log.jsonl]", "where \\| to",
-                           "`rope_scaling.factor`", "| required ", "No options.", "JSON lines"}) {
+  for (const char* part :
+       {"## [train]", "| `steps` ", "| an integer of at least 1 ", "### [log.jsonl]", "where \\| to \\<file>",
+        "`rope_scaling.factor`", "| required ", "No options.", "JSON lines"}) {
     CAPTURE(part);
     CHECK(page.find(part) != std::string::npos);
   }

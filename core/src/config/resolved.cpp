@@ -26,7 +26,8 @@ std::string comment(std::string text) {
   return "  # " + text;
 }
 
-void write_keys(std::string& out, const std::vector<std::string>& order, const OptionValues& values, const OptionValues& written) {
+void write_keys(std::string& out, const std::vector<std::string>& order, const OptionValues& values,
+                const OptionValues& written) {
   for (const std::string& key : order)
     if (const OptionValue* value = values.find(key))
       out += dotted(key) + " = " + to_string(*value) + (written.find(key) ? "" : comment("default")) + "\n";
@@ -71,7 +72,8 @@ std::string ResolvedConfig::to_toml() const {
     const OptionValues& shown = from_file ? section.plugin.written : section.plugin.values;
     const std::string table = "\n[" + spell_key(section.name) + ".";
     if (!shown.all().empty()) {
-      out += table + spell_key(this->id(section.name)) + "]" + (from_file ? comment("laid over " + section.options_file_key) : "") + "\n";
+      out += table + spell_key(this->id(section.name)) + "]" +
+             (from_file ? comment("laid over " + section.options_file_key) : "") + "\n";
       write_keys(out, section.plugin.order, shown, section.plugin.written);
     }
     for (const auto& [id, other] : section.unselected) {

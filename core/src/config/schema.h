@@ -21,7 +21,7 @@ struct SectionSchema {
 
   /// Kind of the plugin that the section's `id` selects; its options are in [name.<id>]. Empty: none.
   std::string plugin_kind;
-  std::string default_id;           ///< empty: `id` is required
+  std::string default_id;  ///< empty: `id` is required
   /// A text key of the section that names a file with plugin options of its own (a model's config.json). While it is
   /// set, required plugin keys may be absent and the factory alone can tell.
   std::string options_file_key;

@@ -41,7 +41,8 @@ std::string_view kind_of(fs::file_type type) {
 void check_file(const fs::path& path) {
   std::error_code failure;
   const fs::file_status file = fs::status(path, failure);
-  if (failure && file.type() != fs::file_type::not_found) refuse_plugin(path, "cannot be examined: " + failure.message());
+  if (failure && file.type() != fs::file_type::not_found)
+    refuse_plugin(path, "cannot be examined: " + failure.message());
   if (file.type() != fs::file_type::regular)
     refuse_plugin(path, "found " + std::string(kind_of(file.type())) + ", expected a regular file");
   std::string faults;
@@ -49,7 +50,8 @@ void check_file(const fs::path& path) {
     add(faults, "found a file that everyone may write, expected write permission for its owner only");
   const fs::perms folder = fs::status(path.parent_path()).permissions();
   if ((folder & fs::perms::others_write) != fs::perms::none && (folder & fs::perms::sticky_bit) == fs::perms::none)
-    add(faults, "found a folder that everyone may write, expected write permission for its owner only, or a sticky folder");
+    add(faults,
+        "found a folder that everyone may write, expected write permission for its owner only, or a sticky folder");
   if (!faults.empty()) refuse_plugin(path, faults);
 }
 
@@ -62,8 +64,9 @@ const ManifestHead* load_head(const fs::path& path) {
   library.load(path, mode, failure);
   if (failure) {
     const char* reason = dlerror();
-    refuse_plugin(path, "the system's loader found: " + std::string(reason ? reason : failure.message().c_str()) +
-                            ", expected a shared library whose every symbol is defined by it, libquern or its dependencies");
+    refuse_plugin(path,
+                  "the system's loader found: " + std::string(reason ? reason : failure.message().c_str()) +
+                      ", expected a shared library whose every symbol is defined by it, libquern or its dependencies");
   }
   if (!library.has(kSymbol))
     refuse_plugin(path, std::string("found no symbol ") + kSymbol + ", expected a library made with QUERN_PLUGIN");
@@ -78,7 +81,8 @@ void check_head(const fs::path& path, const ManifestHead& head, std::string_view
   auto has = [&head](std::size_t end) { return head.struct_size >= end; };
   auto text = [](const char* s) { return s == nullptr ? "null" : to_string(OptionValue(std::string(s))); };
   std::string faults;
-  compare(faults, "size of the manifest's head", std::to_string(head.struct_size), std::to_string(sizeof(ManifestHead)));
+  compare(faults, "size of the manifest's head", std::to_string(head.struct_size),
+          std::to_string(sizeof(ManifestHead)));
   if (has(offsetof(ManifestHead, abi_tag)))
     compare(faults, "SDK version", std::to_string(head.sdk_version), std::to_string(kSdkVersion));
   if (has(offsetof(ManifestHead, name))) compare(faults, "ABI tag", text(head.abi_tag), text(QUERN_ABI_TAG));
@@ -99,11 +103,12 @@ bool is_plugin_name(std::string_view name) {
 }
 
 void refuse_plugin(const fs::path& path, const std::string& mismatches) {
-  throw Error(ErrorCode::config, {.where = path.string(),
-                                  .what = "plugin refused: " + mismatches,
-                                  .found = {},
-                                  .expected = {},
-                                  .next = "build the plugin with this quern's headers and compiler, or correct its path"});
+  throw Error(ErrorCode::config,
+              {.where = path.string(),
+               .what = "plugin refused: " + mismatches,
+               .found = {},
+               .expected = {},
+               .next = "build the plugin with this quern's headers and compiler, or correct its path"});
 }
 
 Manifest load_manifest(const fs::path& path, std::string_view id) {

@@ -18,11 +18,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kKinds[] = {
-    kPluginKind<Device>, kPluginKind<Model>, kPluginKind<PrecisionBackend>, kPluginKind<Communicator>,
-    kPluginKind<OffloadStore>, kPluginKind<Optimizer>, kPluginKind<Schedule>, kPluginKind<Dataset>,
-    kPluginKind<LogSink>};
+    kPluginKind<Device>,       kPluginKind<Model>,        kPluginKind<PrecisionBackend>,
+    kPluginKind<Communicator>, kPluginKind<OffloadStore>, kPluginKind<Optimizer>,
+    kPluginKind<Schedule>,     kPluginKind<Dataset>,      kPluginKind<LogSink>};
 
-std::string label(std::string_view kind, std::string_view id) { return std::string(kind) + " \"" + std::string(id) + "\""; }
+std::string label(std::string_view kind, std::string_view id) {
+  return std::string(kind) + " \"" + std::string(id) + "\"";
+}
 
 std::string joined(const std::vector<std::string>& items) {
   std::string text;
@@ -47,7 +49,8 @@ void collect_ids(const fs::path& folder, std::set<std::string>& ids) {
   std::error_code failure;
   for (fs::directory_iterator it(folder, failure), end; !failure && it != end; it.increment(failure)) {
     const std::string name = it->path().filename().string();
-    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() <= kPrefix.size() + kSuffix.size()) continue;
+    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() <= kPrefix.size() + kSuffix.size())
+      continue;
     const std::string id = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
     if (is_plugin_name(id)) ids.insert(id);
   }
@@ -107,12 +110,13 @@ const Factory& PluginHost::require(std::string_view kind, std::string_view id, c
     if (fs::path file = search(kind, id); !file.empty()) return load(kind, id, real_path(file));
   const std::vector<std::string> ids = known_ids(kind);
   const std::string near = nearest_name(id, ids);
-  throw Error(ErrorCode::config,
-              {.where = {},
-               .what = "no such " + std::string(kind) + " plugin",
-               .found = to_string(OptionValue(std::string(id))),
-               .expected = "one of " + joined(ids),
-               .next = (near.empty() ? "" : "nearest name `" + near + "`; ") + "searched " + joined(texts_of(folders_))});
+  throw Error(
+      ErrorCode::config,
+      {.where = {},
+       .what = "no such " + std::string(kind) + " plugin",
+       .found = to_string(OptionValue(std::string(id))),
+       .expected = ids.empty() ? "an installed plugin; there is none of this kind" : "one of " + joined(ids),
+       .next = (near.empty() ? "" : "nearest name `" + near + "`; ") + "searched " + joined(texts_of(folders_))});
 }
 
 std::string PluginHost::faults_of(const Manifest& manifest, std::string_view kind, std::string_view id) const {
@@ -124,7 +128,8 @@ std::string PluginHost::faults_of(const Manifest& manifest, std::string_view kin
     offered += (offered.empty() ? "" : ", ") + name;
     if (std::find(std::begin(kKinds), std::end(kKinds), factory.kind) == std::end(kKinds))
       add("found a factory of kind \"" + factory.kind + "\", expected a kind that quern has");
-    if (!is_plugin_name(factory.id)) add("found a factory with id \"" + factory.id + "\", expected letters, digits, _ and -");
+    if (!is_plugin_name(factory.id))
+      add("found a factory with id \"" + factory.id + "\", expected letters, digits, _ and -");
     if (!factory.create) add("found no create function for " + name + ", expected one");
     if (!seen.insert(Key(factory.kind, factory.id)).second) add("found " + name + " twice, expected once");
     if (const Registered* other = find(factory.kind, factory.id))
@@ -144,7 +149,8 @@ const Factory& PluginHost::load(std::string_view kind, std::string_view id, cons
   try {
     Manifest manifest = load_manifest(path, id);
     if (std::string faults = faults_of(manifest, kind, id); !faults.empty()) refuse_plugin(path, faults);
-    loaded_.push_back(std::make_unique<LoadedPlugin>(LoadedPlugin{manifest.name, manifest.version, manifest.licence, path}));
+    loaded_.push_back(
+        std::make_unique<LoadedPlugin>(LoadedPlugin{manifest.name, manifest.version, manifest.licence, path}));
     for (Factory& factory : manifest.factories) {
       Key key(factory.kind, factory.id);
       factories_.emplace(std::move(key), Registered{std::move(factory), loaded_.back().get()});
@@ -178,7 +184,8 @@ std::vector<PluginEntry> PluginHost::list(std::string_view kind) {
   std::vector<PluginEntry> entries;
   for (const std::string& id : known_ids(kind)) {  // again: a loaded plugin may offer more than its file name says
     PluginEntry entry{std::string(kind), id, nullptr, nullptr, refusals[id]};
-    if (const Registered* registered = find(kind, id)) entry.factory = &registered->factory, entry.plugin = registered->plugin;
+    if (const Registered* registered = find(kind, id))
+      entry.factory = &registered->factory, entry.plugin = registered->plugin;
     entries.push_back(std::move(entry));
   }
   return entries;
@@ -196,7 +203,10 @@ void* PluginHost::create_raw(std::string_view kind, std::string_view id, const O
   const Factory& factory = require(kind, id);
   const std::string where = label(kind, id) + " (" + origin(kind, id) + ")";
   auto fail = [&where](const std::string& what) {
-    throw Error(ErrorCode::internal, {.where = where, .what = what, .found = {}, .expected = {},
+    throw Error(ErrorCode::internal, {.where = where,
+                                      .what = what,
+                                      .found = {},
+                                      .expected = {},
                                       .next = "this is a fault in the plugin; please report it to its author"});
   };
   void* made = nullptr;

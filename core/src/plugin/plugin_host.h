@@ -25,8 +25,8 @@ struct LoadedPlugin {
 /// One implementation as a listing shows it.
 struct PluginEntry {
   std::string kind, id;
-  const Factory* factory = nullptr;       ///< null: refused
-  const LoadedPlugin* plugin = nullptr;   ///< null: built in, or refused
+  const Factory* factory = nullptr;      ///< null: refused
+  const LoadedPlugin* plugin = nullptr;  ///< null: built in, or refused
   std::string refusal;
 };
 

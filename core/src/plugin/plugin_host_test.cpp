@@ -13,6 +13,7 @@ namespace {
 
 Factory sink_factory(std::string id) {
   struct Sink final : LogSink {
+    void open(const RunPlace&) override {}
     void write(const LogEvent&) override {}
   };
   Manifest manifest;
@@ -48,7 +49,8 @@ TEST_CASE("an unknown id lists the known ones, the nearest, and where was search
   host.add_builtin(sink_factory("console"));
   host.add_builtin(sink_factory("jsonl"));
   CHECK(unknown(host, "consol") ==
-        "no such log plugin: found \"consol\", expected one of console, jsonl; nearest name `console`; searched /nowhere/plugins");
+        "no such log plugin: found \"consol\", expected one of console, jsonl; nearest name `console`; searched "
+        "/nowhere/plugins");
 }
 
 TEST_CASE("an id never becomes a path") {

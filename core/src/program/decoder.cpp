@@ -27,7 +27,9 @@ const std::vector<RopeField>& rope_fields() {
   return fields;
 }
 
-bool uses(const RopeField& field, const std::string& type) { return std::find(field.types.begin(), field.types.end(), type) != field.types.end(); }
+bool uses(const RopeField& field, const std::string& type) {
+  return std::find(field.types.begin(), field.types.end(), type) != field.types.end();
+}
 bool has_original_length(const std::string& type) { return type == "llama3" || type == "yarn"; }
 
 }  // namespace
@@ -41,9 +43,15 @@ HeadLayout DecoderOptions::heads() const {
 RopeConfig DecoderOptions::rope() const {
   std::int64_t original = original_max_position_embeddings;
   if (original == 0 && rope_type == "yarn") original = max_position_embeddings;
-  return {.type = rope_type, .theta = rope_theta, .factor = factor, .low_freq_factor = low_freq_factor,
-          .high_freq_factor = high_freq_factor, .original_max_position_embeddings = original, .beta_fast = beta_fast,
-          .beta_slow = beta_slow, .attention_factor = attention_factor};
+  return {.type = rope_type,
+          .theta = rope_theta,
+          .factor = factor,
+          .low_freq_factor = low_freq_factor,
+          .high_freq_factor = high_freq_factor,
+          .original_max_position_embeddings = original,
+          .beta_fast = beta_fast,
+          .beta_slow = beta_slow,
+          .attention_factor = attention_factor};
 }
 
 void check_decoder(const DecoderOptions& options, const std::string& model) {
@@ -52,11 +60,16 @@ void check_decoder(const DecoderOptions& options, const std::string& model) {
   const HeadLayout heads = options.heads();
   const bool derived = options.head_dim == 0;
   if (derived && options.hidden_size % heads.heads != 0)
-    problems.push_back("hidden_size: found " + number(options.hidden_size) + ", expected a multiple of num_attention_heads, which is " + number(heads.heads) + ", or a head_dim");
+    problems.push_back("hidden_size: found " + number(options.hidden_size) +
+                       ", expected a multiple of num_attention_heads, which is " + number(heads.heads) +
+                       ", or a head_dim");
   else if (heads.head_dim % 2 != 0 || heads.head_dim > 256)
-    problems.push_back("head_dim: found " + number(heads.head_dim) + (derived ? " (hidden_size / num_attention_heads)" : "") + ", expected an even number of at most 256");
+    problems.push_back("head_dim: found " + number(heads.head_dim) +
+                       (derived ? " (hidden_size / num_attention_heads)" : "") +
+                       ", expected an even number of at most 256");
   if (heads.heads % heads.kv_heads != 0)
-    problems.push_back("num_key_value_heads: found " + number(heads.kv_heads) + ", expected a divisor of num_attention_heads, which is " + number(heads.heads));
+    problems.push_back("num_key_value_heads: found " + number(heads.kv_heads) +
+                       ", expected a divisor of num_attention_heads, which is " + number(heads.heads));
   constexpr std::int64_t kAnyHead = 2;  // the head size is judged above
   for (const std::string& problem : rope_problems(options.rope(), kAnyHead)) problems.push_back(problem);
   const DecoderOptions defaults;
@@ -92,7 +105,8 @@ OptionValues decoder_fields(const DecoderOptions& options) {
   fields.set("rope_scaling.rope_type", options.rope_type);
   for (const RopeField& field : rope_fields()) {
     bool left_to_formula = field.member == &DecoderOptions::attention_factor && options.attention_factor == 0;
-    if (uses(field, options.rope_type) && !left_to_formula) fields.set(std::string("rope_scaling.") + field.name, options.*field.member);
+    if (uses(field, options.rope_type) && !left_to_formula)
+      fields.set(std::string("rope_scaling.") + field.name, options.*field.member);
   }
   if (options.original_max_position_embeddings != 0)
     fields.set("rope_scaling.original_max_position_embeddings", options.original_max_position_embeddings);

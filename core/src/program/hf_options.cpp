@@ -34,11 +34,17 @@ const std::vector<HfNeutral>& general_neutral() {
       {.key = "attn_implementation"},
       {.key = "_attn_implementation_autoset"},
       {.key = "attention_dropout", .accepted = {0.0}, .because = "quern does not apply dropout"},
-      {.key = "pretraining_tp", .accepted = {1.0}, .because = "quern does not split products as Llama's pretraining did"},
-      {.key = "layer_types", .accepted = {std::string("full_attention")}, .because = "quern attends to all earlier tokens"},
+      {.key = "pretraining_tp",
+       .accepted = {1.0},
+       .because = "quern does not split products as Llama's pretraining did"},
+      {.key = "layer_types",
+       .accepted = {std::string("full_attention")},
+       .because = "quern attends to all earlier tokens"},
       {.key = "partial_rotary_factor", .accepted = {1.0}, .because = "quern rotates whole heads"},
       {.key = "rope_scaling.partial_rotary_factor", .accepted = {1.0}, .because = "quern rotates whole heads"},
-      {.key = "rope_scaling.truncate", .accepted = {true}, .because = "quern's yarn ramp starts and ends at whole pairs"},
+      {.key = "rope_scaling.truncate",
+       .accepted = {true},
+       .because = "quern's yarn ramp starts and ends at whole pairs"},
   };
   return list;
 }
@@ -64,7 +70,8 @@ std::optional<OptionValue> to_option(const json& value) {
 
 bool is_accepted(const HfNeutral& neutral, const json& value) {
   if (neutral.accepted.empty()) return true;
-  if (value.is_array()) return std::all_of(value.begin(), value.end(), [&](const json& item) { return is_accepted(neutral, item); });
+  if (value.is_array())
+    return std::all_of(value.begin(), value.end(), [&](const json& item) { return is_accepted(neutral, item); });
   std::optional<OptionValue> option = to_option(value);
   if (!option) return false;
   if (const auto* integer = std::get_if<std::int64_t>(&*option)) option = static_cast<double>(*integer);
@@ -128,7 +135,8 @@ class Reader {
       }
       auto [it, is_new] = fields_.try_emplace(canonical(written), Field{written, value});
       if (!is_new && it->second.value != value)
-        problems_.push_back(written + ": found " + shown(value) + ", but " + it->second.written + " is " + shown(it->second.value));
+        problems_.push_back(written + ": found " + shown(value) + ", but " + it->second.written + " is " +
+                            shown(it->second.value));
     }
   }
 
@@ -142,7 +150,8 @@ class Reader {
     if (node.empty())
       problems_.push_back("model_type: missing, expected \"" + model_.model_type + "\"");
     else if (node.mapped().value != model_.model_type)
-      problems_.push_back("model_type: found " + shown(node.mapped().value) + ", expected \"" + model_.model_type + "\"; choose the model plugin of that type");
+      problems_.push_back("model_type: found " + shown(node.mapped().value) + ", expected \"" + model_.model_type +
+                          "\"; choose the model plugin of that type");
   }
 
   void take(const std::string& key, const Field& field) {
@@ -157,11 +166,13 @@ class Reader {
     for (const auto* list : {&model_.neutral, &general_neutral()}) {
       auto neutral = std::find_if(list->begin(), list->end(), has_key);
       if (neutral == list->end()) continue;
-      if (!is_accepted(*neutral, field.value)) problems_.push_back(found + ", expected " + accepted_text(*neutral) + ": " + neutral->because);
+      if (!is_accepted(*neutral, field.value))
+        problems_.push_back(found + ", expected " + accepted_text(*neutral) + ": " + neutral->because);
       return;
     }
     std::string near = nearest_name(key, known());
-    problems_.push_back(found + ", which " + model_.model_type + " in quern does not honour" + (near.empty() ? "" : "; nearest name `" + near + "`"));
+    problems_.push_back(found + ", which " + model_.model_type + " in quern does not honour" +
+                        (near.empty() ? "" : "; nearest name `" + near + "`"));
   }
 
   static std::string accepted_text(const HfNeutral& neutral) {
@@ -212,7 +223,9 @@ OptionValues read_hf_config(const fs::path& path, const HfModel& model) {
   std::error_code ignored;
   const fs::path file = fs::is_directory(path, ignored) ? path / "config.json" : path;
   auto refuse = [&file](const std::string& what) {
-    throw Error(ErrorCode::input, {.where = file.string(), .what = what, .expected = "a Hugging Face config.json, or the folder that has it"});
+    throw Error(
+        ErrorCode::input,
+        {.where = file.string(), .what = what, .expected = "a Hugging Face config.json, or the folder that has it"});
   };
   if (!fs::is_regular_file(file, ignored)) refuse(fs::exists(file, ignored) ? "not a regular file" : "no such file");
   std::ifstream stream(file, std::ios::binary);
@@ -246,16 +259,21 @@ OptionValues model_options(const OptionValues& given, const HfModel& model) {
   if (problems.empty()) return values;
   throw Error(ErrorCode::config, {.where = "model." + model.model_type,
                                   .what = "options that cannot be used:" + problems,
-                                  .next = path.empty() ? "set them there, or name a config.json in model.config" : "set them there, or in " + path});
+                                  .next = path.empty() ? "set them there, or name a config.json in model.config"
+                                                       : "set them there, or in " + path});
 }
 
 std::string write_hf_config(const HfModel& model, const OptionValues& fields) {
-  json root = {{"architectures", {model.architecture}}, {"model_type", model.model_type},
-               {"bos_token_id", nullptr}, {"eos_token_id", nullptr}, {"pad_token_id", nullptr}};
+  json root = {{"architectures", {model.architecture}},
+               {"model_type", model.model_type},
+               {"bos_token_id", nullptr},
+               {"eos_token_id", nullptr},
+               {"pad_token_id", nullptr}};
   for (const auto& [key, value] : fields.all()) {
     json* place = &root;
     std::size_t start = 0;
-    for (std::size_t dot; (dot = key.find('.', start)) != std::string::npos; start = dot + 1) place = &(*place)[key.substr(start, dot - start)];
+    for (std::size_t dot; (dot = key.find('.', start)) != std::string::npos; start = dot + 1)
+      place = &(*place)[key.substr(start, dot - start)];
     std::visit([&](const auto& typed) { (*place)[key.substr(start)] = typed; }, value);
   }
   return root.dump(2) + "\n";

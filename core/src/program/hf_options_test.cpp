@@ -36,11 +36,16 @@ HfModel tiny() {
   t.add("rope_theta", &Tiny::rope_theta, "").above(1);
   t.add("rope_scaling.rope_type", &Tiny::rope_type, "");
   t.add("rope_scaling.factor", &Tiny::factor, "");
-  return {.model_type = "tiny", .architecture = "TinyForCausalLM", .options = t.specs(),
-          .neutral = {{.key = "use_sliding_window", .accepted = {false}, .because = "no windows"}, {.key = "sliding_window"}}};
+  return {.model_type = "tiny",
+          .architecture = "TinyForCausalLM",
+          .options = t.specs(),
+          .neutral = {{.key = "use_sliding_window", .accepted = {false}, .because = "no windows"},
+                      {.key = "sliding_window"}}};
 }
 
-OptionValues parse(const std::string& fields) { return parse_hf_config("{\"model_type\": \"tiny\"" + (fields.empty() ? "" : ", " + fields) + "}", "c.json", tiny()); }
+OptionValues parse(const std::string& fields) {
+  return parse_hf_config("{\"model_type\": \"tiny\"" + (fields.empty() ? "" : ", " + fields) + "}", "c.json", tiny());
+}
 
 template <class Call>
 std::string refusal(ErrorCode code, Call call) {
@@ -53,8 +58,12 @@ std::string refusal(ErrorCode code, Call call) {
   return "(accepted)";
 }
 
-std::string refused(const std::string& fields) { return refusal(ErrorCode::input, [&] { parse(fields); }); }
-std::string refused_text(const std::string& text) { return refusal(ErrorCode::input, [&] { parse_hf_config(text, "c.json", tiny()); }); }
+std::string refused(const std::string& fields) {
+  return refusal(ErrorCode::input, [&] { parse(fields); });
+}
+std::string refused_text(const std::string& text) {
+  return refusal(ErrorCode::input, [&] { parse_hf_config(text, "c.json", tiny()); });
+}
 
 bool has(const std::string& text, const std::string& part) {
   INFO(text);
@@ -74,7 +83,9 @@ struct Folder {
 }  // namespace
 
 TEST_CASE("fields become options, integers stand for reals and null is absent") {
-  OptionValues v = parse(R"("hidden_size": 64, "rms_norm_eps": 1, "tie_word_embeddings": true, "rope_scaling": null, "num_hidden_layers": null)");
+  OptionValues v = parse(
+      R"("hidden_size": 64, "rms_norm_eps": 1, "tie_word_embeddings": true, "rope_scaling": null,
+                 "num_hidden_layers": null)");
   CHECK(v.get<std::int64_t>("hidden_size") == 64);
   CHECK(v.get<double>("rms_norm_eps") == 1.0);
   CHECK(v.get<bool>("tie_word_embeddings"));
@@ -82,14 +93,22 @@ TEST_CASE("fields become options, integers stand for reals and null is absent") 
 }
 
 TEST_CASE("neutral fields are read past") {
-  CHECK(parse(R"("architectures": ["TinyForCausalLM"], "torch_dtype": "bfloat16", "dtype": "float32", "transformers_version": "5.0.0",
-                 "use_cache": true, "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": null, "pretraining_tp": 1,
-                 "attention_dropout": 0.0, "layer_types": ["full_attention", "full_attention"], "use_sliding_window": false,
-                 "sliding_window": 4096, "partial_rotary_factor": 1.0)").all().empty());
+  CHECK(
+      parse(
+          R"("architectures": ["TinyForCausalLM"], "torch_dtype": "bfloat16", "dtype": "float32",
+                 "transformers_version": "5.0.0",
+                 "use_cache": true, "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": null,
+                 "pretraining_tp": 1,
+                 "attention_dropout": 0.0, "layer_types": ["full_attention", "full_attention"],
+                 "use_sliding_window": false,
+                 "sliding_window": 4096, "partial_rotary_factor": 1.0)")
+          .all()
+          .empty());
 }
 
 TEST_CASE("a neutral field with a value that would matter is refused with the reason") {
-  CHECK(refused(R"("attention_dropout": 0.1)") == "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout");
+  CHECK(refused(R"("attention_dropout": 0.1)") ==
+        "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout");
   has(refused(R"("pretraining_tp": 2)"), "pretraining_tp: found 2, expected 1");
   has(refused(R"("layer_types": ["full_attention", "sliding_attention"])"), "expected \"full_attention\"");
   has(refused(R"("use_sliding_window": true)"), "use_sliding_window: found true, expected false: no windows");
@@ -97,11 +116,14 @@ TEST_CASE("a neutral field with a value that would matter is refused with the re
 }
 
 TEST_CASE("all spellings of rope scaling are one") {
-  for (const char* text : {R"("rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0})",
-                           R"("rope_theta": 500000, "rope_scaling": {"type": "linear", "factor": 2})",
-                           R"("rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2, "rope_theta": 500000.0})",
-                           R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0})",
-                           R"("rope_theta": 500000.0, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0})"}) {
+  for (
+      const char* text :
+      {R"("rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0})",
+       R"("rope_theta": 500000, "rope_scaling": {"type": "linear", "factor": 2})",
+       R"("rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2, "rope_theta": 500000.0})",
+       R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0})",
+       R"("rope_theta": 500000.0, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear",
+                 "factor": 2.0})"}) {
     OptionValues v = parse(text);
     CHECK(v.get<double>("rope_theta") == 500000.0);
     CHECK(v.get<std::string>("rope_scaling.rope_type") == "linear");
@@ -130,16 +152,19 @@ TEST_CASE("everything that is wrong is reported at once, by name, with the neare
 
 TEST_CASE("the model type must be there and right") {
   has(refused_text("{}"), "model_type: missing, expected \"tiny\"");
-  has(refused_text(R"({"model_type": "llama"})"), "model_type: found \"llama\", expected \"tiny\"; choose the model plugin of that type");
+  has(refused_text(R"({"model_type": "llama"})"),
+      "model_type: found \"llama\", expected \"tiny\"; choose the model plugin of that type");
   has(refused_text(R"({"model_type": 3})"), "model_type: found 3");
 }
 
 TEST_CASE("text that is no sound JSON object is refused") {
-  for (const char* text : {"", "{", "[]", "3", "null", "{\"a\" 1}", "{\"hidden_size\": NaN}", "{\"hidden_size\": 1e999}", "{} {}", "\xff\xfe{}", "{\"a\": \"\xc3\"}"}) {
+  for (const char* text : {"", "{", "[]", "3", "null", "{\"a\" 1}", "{\"hidden_size\": NaN}",
+                           "{\"hidden_size\": 1e999}", "{} {}", "\xff\xfe{}", "{\"a\": \"\xc3\"}"}) {
     CAPTURE(text);
     has(refused_text(text), "c.json: not ");
   }
-  has(refused_text("{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}"), "nested deeper than 8 levels");
+  has(refused_text("{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}"),
+      "nested deeper than 8 levels");
   std::string objects;
   for (int i = 0; i < 5000; ++i) objects += "{\"a\":";
   has(refused_text(objects), "nested deeper");

@@ -105,6 +105,11 @@ std::vector<ValueId> BackwardContext::emit(std::string kind, std::vector<ValueId
   return outputs;
 }
 
+bool sums_up(const Program& program, const Op& op, std::size_t output) {
+  ValueId id = op.outputs[output];
+  return id != kNoValue && (program[id].role == Role::parameter_grad || op.kind == "loss_stats");
+}
+
 std::vector<bool> read_values(const Program& program) {
   std::vector<bool> read(program.values.size(), false);
   for (std::size_t i = 0; i < read.size(); ++i) read[i] = program.values[i].role != Role::local;

@@ -56,7 +56,8 @@ void scale_yarn(std::vector<double>& inverse, const RopeConfig& config, std::int
 
 std::vector<std::string> rope_problems(const RopeConfig& config, std::int64_t head_dim) {
   std::vector<std::string> problems;
-  auto expect = [&problems](bool good, const std::string& field, const std::string& found, const std::string& expected) {
+  auto expect = [&problems](bool good, const std::string& field, const std::string& found,
+                            const std::string& expected) {
     if (!good) problems.push_back(field + ": found " + found + ", expected " + expected);
   };
   auto expect_positive = [&expect](const std::string& field, double value) {
@@ -69,18 +70,20 @@ std::vector<std::string> rope_problems(const RopeConfig& config, std::int64_t he
   if (!known || config.type == "default") return problems;
 
   const std::string table = "rope_scaling.", use = " (" + config.type + " needs it)";
-  expect(std::isfinite(config.factor) && config.factor >= 1, table + "factor", number(config.factor), "a number of at least 1" + use);
+  expect(std::isfinite(config.factor) && config.factor >= 1, table + "factor", number(config.factor),
+         "a number of at least 1" + use);
   if (config.type == "linear") return problems;
   expect(config.original_max_position_embeddings > 0, table + "original_max_position_embeddings",
          std::to_string(config.original_max_position_embeddings), "the context length before scaling, above 0" + use);
   if (config.type == "llama3") {
     expect_positive(table + "low_freq_factor", config.low_freq_factor);
-    expect(std::isfinite(config.high_freq_factor) && config.high_freq_factor > config.low_freq_factor, table + "high_freq_factor",
-           number(config.high_freq_factor), "a number above low_freq_factor, which is " + number(config.low_freq_factor));
+    expect(std::isfinite(config.high_freq_factor) && config.high_freq_factor > config.low_freq_factor,
+           table + "high_freq_factor", number(config.high_freq_factor),
+           "a number above low_freq_factor, which is " + number(config.low_freq_factor));
   } else {
     expect_positive(table + "beta_slow", config.beta_slow);
-    expect(std::isfinite(config.beta_fast) && config.beta_fast >= config.beta_slow, table + "beta_fast", number(config.beta_fast),
-           "a number of at least beta_slow, which is " + number(config.beta_slow));
+    expect(std::isfinite(config.beta_fast) && config.beta_fast >= config.beta_slow, table + "beta_fast",
+           number(config.beta_fast), "a number of at least beta_slow, which is " + number(config.beta_slow));
     expect(std::isfinite(config.attention_factor) && config.attention_factor >= 0, table + "attention_factor",
            number(config.attention_factor), "a number above 0, or 0 for 0.1 ln(factor) + 1");
   }

@@ -41,7 +41,8 @@ TEST_CASE("default frequencies are theta to the power of minus 2i over the head 
     RopeFrequencies got = rope_frequencies({.theta = 500000.0}, head_dim);
     REQUIRE(static_cast<std::int64_t>(got.inverse.size()) == head_dim / 2);
     for (std::size_t i = 0; i < got.inverse.size(); ++i)
-      CHECK(std::log(got.inverse[i]) == doctest::Approx(-2.0 * static_cast<double>(i) / static_cast<double>(head_dim) * std::log(500000.0)));
+      CHECK(std::log(got.inverse[i]) ==
+            doctest::Approx(-2.0 * static_cast<double>(i) / static_cast<double>(head_dim) * std::log(500000.0)));
     CHECK(got.inverse[0] == 1.0);
     CHECK(got.magnitude == 1.0);
   }
@@ -75,9 +76,9 @@ TEST_CASE("yarn ramps between the pairs that turn beta_fast and beta_slow times"
   RopeConfig qwen{.type = "yarn", .theta = 1e6, .factor = 4.0, .original_max_position_embeddings = 32768};
   check_frequencies(rope_frequencies(qwen, 32),
                     {1.0, 0.4216965034285823, 0.1778279410038923, 0.07498942093324558, 0.03162277660168379,
-                     0.01333521432163324, 0.0047799012641179675, 0.0016599615939631588, 0.00055,
-                     0.00016867860137143292, 4.4456985250973074e-05, 1.8747355233311396e-05, 7.905694150420947e-06,
-                     3.33380358040831e-06, 1.4058533129758728e-06, 5.928434264154139e-07},
+                     0.01333521432163324, 0.0047799012641179675, 0.0016599615939631588, 0.00055, 0.00016867860137143292,
+                     4.4456985250973074e-05, 1.8747355233311396e-05, 7.905694150420947e-06, 3.33380358040831e-06,
+                     1.4058533129758728e-06, 5.928434264154139e-07},
                     1.138629436111989);
 }
 
@@ -89,13 +90,15 @@ TEST_CASE("yarn with an empty ramp, and a given attention factor") {
 TEST_CASE("a factor of one changes no frequency") {
   RopeFrequencies plain = rope_frequencies({}, 64);
   for (const char* type : {"linear", "llama3", "yarn"})
-    check_frequencies(rope_frequencies({.type = type, .original_max_position_embeddings = 128}, 64), plain.inverse, 1.0);
+    check_frequencies(rope_frequencies({.type = type, .original_max_position_embeddings = 128}, 64), plain.inverse,
+                      1.0);
 }
 
 TEST_CASE("scaled frequencies lie between the plain ones and those divided by the factor, in order") {
   RopeFrequencies plain = rope_frequencies({}, 128);
   for (const char* type : {"llama3", "yarn"}) {
-    RopeFrequencies scaled = rope_frequencies({.type = type, .factor = 8.0, .original_max_position_embeddings = 4096}, 128);
+    RopeFrequencies scaled =
+        rope_frequencies({.type = type, .factor = 8.0, .original_max_position_embeddings = 4096}, 128);
     for (std::size_t i = 0; i < plain.inverse.size(); ++i) {
       CHECK(scaled.inverse[i] <= plain.inverse[i] * (1 + kTolerance));
       CHECK(scaled.inverse[i] >= plain.inverse[i] / 8.0 * (1 - kTolerance));
@@ -118,9 +121,11 @@ TEST_CASE("what cannot be honoured is refused by name, all fields together") {
   CHECK(refusal({.theta = std::numeric_limits<double>::quiet_NaN()}).find("rope_theta") != std::string::npos);
   CHECK(refusal({.type = "linear", .factor = 0.5}).find("rope_scaling.factor: found 0.5") != std::string::npos);
   std::string llama3 = refusal({.type = "llama3", .factor = 0, .low_freq_factor = 4, .high_freq_factor = 4});
-  for (const char* field : {"rope_scaling.factor", "rope_scaling.original_max_position_embeddings", "rope_scaling.high_freq_factor"})
+  for (const char* field :
+       {"rope_scaling.factor", "rope_scaling.original_max_position_embeddings", "rope_scaling.high_freq_factor"})
     CHECK(llama3.find(field) != std::string::npos);
   std::string yarn = refusal({.type = "yarn", .factor = 2, .beta_fast = 0.5, .attention_factor = -1});
-  for (const char* field : {"rope_scaling.original_max_position_embeddings", "rope_scaling.beta_fast", "rope_scaling.attention_factor"})
+  for (const char* field :
+       {"rope_scaling.original_max_position_embeddings", "rope_scaling.beta_fast", "rope_scaling.attention_factor"})
     CHECK(yarn.find(field) != std::string::npos);
 }

@@ -20,8 +20,9 @@ UpdateOp AdamW::update(const ParameterSpec& parameter) const {
 
 std::vector<Factory> optimizer_factories() {
   Manifest manifest;
-  manifest.add<Optimizer>("adamw", "AdamW, with moments in fp32 or bf16", adamw_options().specs(),
-                          [](const OptionValues& values) { return std::make_unique<AdamW>(adamw_options().bind(values)); });
+  manifest.add<Optimizer>(
+      "adamw", "AdamW, with moments in fp32 or bf16", adamw_options().specs(),
+      [](const OptionValues& values) { return std::make_unique<AdamW>(adamw_options().bind(values)); });
   return std::move(manifest.factories);
 }
 

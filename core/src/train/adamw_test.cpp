@@ -6,12 +6,15 @@ using namespace quern;
 
 TEST_CASE("matrices decay, norms and biases do not") {
   AdamW adamw({.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.2});
-  auto attributes = [](double decay) { return Attributes{{"beta1", 0.8}, {"beta2", 0.99}, {"eps", 1e-6}, {"weight_decay", decay}}; };
+  auto attributes = [](double decay) {
+    return Attributes{{"beta1", 0.8}, {"beta2", 0.99}, {"eps", 1e-6}, {"weight_decay", decay}};
+  };
   UpdateOp op = adamw.update(matrix("w", ParameterGroup::block, "w{layer}", 3, 5));
   CHECK(op.kind == "adamw");
   CHECK(op.attributes == attributes(0.2));
   CHECK(adamw.update(vector("n", ParameterGroup::block, "n{layer}", 5, Init::Kind::ones)).attributes == attributes(0));
-  CHECK(adamw.update(packed("b", ParameterGroup::block, {{"b{layer}", 5, {Init::Kind::zeros, 0}}}, 1)).attributes == attributes(0));
+  CHECK(adamw.update(packed("b", ParameterGroup::block, {{"b{layer}", 5, {Init::Kind::zeros, 0}}}, 1)).attributes ==
+        attributes(0));
 }
 
 TEST_CASE("the moments are in the order and dtype of the op's inputs") {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "data/token_dataset.h"
-#include "log/sinks.h"
+#include "log/log_sinks.h"
 #include "program/passes/choose_saved.h"
 #include "train/adamw.h"
 #include "train/run_options.h"
@@ -67,7 +67,7 @@ PluginHost run_host() {
   Manifest data;
   add_token_dataset(data);
   host.add_builtins(std::move(data));
-  for (auto factories : {optimizer_factories(), schedule_factories(), sink_factories()})
+  for (auto factories : {optimizer_factories(), schedule_factories(), log_sink_factories()})
     for (Factory& factory : factories) host.add_builtin(std::move(factory));
   return host;
 }

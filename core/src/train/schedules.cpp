@@ -9,7 +9,9 @@ namespace quern {
 namespace {
 
 // Only while step < warmup; the peak is 1.
-double warm(std::int64_t step, std::int64_t warmup) { return static_cast<double>(step + 1) / static_cast<double>(warmup); }
+double warm(std::int64_t step, std::int64_t warmup) {
+  return static_cast<double>(step + 1) / static_cast<double>(warmup);
+}
 
 bool is_last(std::int64_t step, std::int64_t steps) { return step >= steps - 1; }
 
@@ -80,7 +82,8 @@ double LinearSchedule::factor(std::int64_t step, std::int64_t steps) const {
 double WsdSchedule::factor(std::int64_t step, std::int64_t steps) const {
   if (is_last(step, steps)) return options_.final_fraction;
   if (step < options_.warmup) return warm(step, options_.warmup);
-  double wanted = options_.cooldown > 0 ? static_cast<double>(options_.cooldown) : std::round(options_.cooldown_fraction * static_cast<double>(steps));
+  double wanted = options_.cooldown > 0 ? static_cast<double>(options_.cooldown)
+                                        : std::round(options_.cooldown_fraction * static_cast<double>(steps));
   double room = static_cast<double>(steps - 1 - options_.warmup);  // a cool-down never reaches into the warm-up
   std::int64_t start = steps - 1 - static_cast<std::int64_t>(std::clamp(wanted, 1.0, room));
   if (step <= start) return 1.0;
@@ -89,10 +92,14 @@ double WsdSchedule::factor(std::int64_t step, std::int64_t steps) const {
 
 std::vector<Factory> schedule_factories() {
   Manifest manifest;
-  manifest.add<Schedule>("constant", "the peak rate after warm-up", constant_options().specs(), maker<ConstantSchedule>(constant_options));
-  manifest.add<Schedule>("cosine", "half a cosine down to a fraction of the peak", decay_options().specs(), maker<CosineSchedule>(decay_options));
-  manifest.add<Schedule>("linear", "a straight line down to a fraction of the peak", decay_options().specs(), maker<LinearSchedule>(decay_options));
-  manifest.add<Schedule>("wsd", "the peak rate, then a 1 - sqrt cool-down", wsd_options().specs(), maker<WsdSchedule>(wsd_options));
+  manifest.add<Schedule>("constant", "the peak rate after warm-up", constant_options().specs(),
+                         maker<ConstantSchedule>(constant_options));
+  manifest.add<Schedule>("cosine", "half a cosine down to a fraction of the peak", decay_options().specs(),
+                         maker<CosineSchedule>(decay_options));
+  manifest.add<Schedule>("linear", "a straight line down to a fraction of the peak", decay_options().specs(),
+                         maker<LinearSchedule>(decay_options));
+  manifest.add<Schedule>("wsd", "the peak rate, then a 1 - sqrt cool-down", wsd_options().specs(),
+                         maker<WsdSchedule>(wsd_options));
   return std::move(manifest.factories);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// Learning-rate schedules. All warm up linearly: step s of a warm-up of w steps has the factor (s + 1) / w, so the first
-// step already moves and step w is at the peak. Those that decay give the last step the final fraction exactly, even
-// when the warm-up is as long as the run or longer and is cut off there.
+// Learning-rate schedules. All warm up linearly: step s of a warm-up of w steps has the factor (s + 1) / w, so the
+// first step already moves and step w is at the peak. Those that decay give the last step the final fraction exactly,
+// even when the warm-up is as long as the run or longer and is cut off there.
 
 #include <cstdint>
 #include <vector>

@@ -48,7 +48,9 @@ TEST_CASE("every factor is a number from 0 to 1, above 0 before the last step") 
           for (std::int64_t step = 0; step < steps; ++step) {
             double factor = schedule->factor(step, steps);
             bool good = std::isfinite(factor) && factor <= 1 && (step == steps - 1 ? factor >= 0 : factor > 0);
-            if (!good) FAIL_CHECK(id << " steps " << steps << " warmup " << warmup << " final " << final_fraction << " step " << step << ": " << factor);
+            if (!good)
+              FAIL_CHECK(id << " steps " << steps << " warmup " << warmup << " final " << final_fraction << " step "
+                            << step << ": " << factor);
           }
         }
 }
@@ -67,16 +69,19 @@ TEST_CASE("factors rise up to the warm-up's end, reach 1 there, and never rise a
         }
         CHECK(ordered);
         for (std::int64_t step = 0; step < warmup; ++step)
-          CHECK(schedule->factor(step, steps) == doctest::Approx(static_cast<double>(step + 1) / static_cast<double>(warmup)));
+          CHECK(schedule->factor(step, steps) ==
+                doctest::Approx(static_cast<double>(step + 1) / static_cast<double>(warmup)));
       }
 }
 
 TEST_CASE("cosine and linear are halfway down in the middle, linear falls by equal parts") {
   CHECK(make("cosine", options(10, 0.2))->factor(60, 111) == doctest::Approx(0.6));
-  CHECK(make("cosine", options(10, 0.0))->factor(35, 111) == doctest::Approx(0.5 + std::sqrt(2.0) / 4));  // a quarter of the way
+  CHECK(make("cosine", options(10, 0.0))->factor(35, 111) ==
+        doctest::Approx(0.5 + std::sqrt(2.0) / 4));  // a quarter of the way
   auto linear = make("linear", options(10, 0.2));
   CHECK(linear->factor(60, 111) == doctest::Approx(0.6));
-  for (std::int64_t step = 11; step < 111; ++step) CHECK(linear->factor(step - 1, 111) - linear->factor(step, 111) == doctest::Approx(0.008).epsilon(1e-9));
+  for (std::int64_t step = 11; step < 111; ++step)
+    CHECK(linear->factor(step - 1, 111) - linear->factor(step, 111) == doctest::Approx(0.008).epsilon(1e-9));
 }
 
 TEST_CASE("wsd stays at the peak, then cools down over the steps or the fraction asked for") {
@@ -86,7 +91,8 @@ TEST_CASE("wsd stays at the peak, then cools down over the steps or the fraction
   CHECK(by_steps->factor(100 - 13, 100) == doctest::Approx(0.1 + 0.9 * 0.5));
   OptionValues fraction = options(10, 0.1);
   fraction.set("cooldown_fraction", 0.16);
-  for (std::int64_t step = 0; step < 100; ++step) CHECK(make("wsd", fraction)->factor(step, 100) == by_steps->factor(step, 100));
+  for (std::int64_t step = 0; step < 100; ++step)
+    CHECK(make("wsd", fraction)->factor(step, 100) == by_steps->factor(step, 100));
   fraction.set("cooldown_fraction", 0.0);  // only the last step
   CHECK(make("wsd", fraction)->factor(98, 100) == 1.0);
   CHECK(make("wsd", fraction)->factor(99, 100) == 0.1);

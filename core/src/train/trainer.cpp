@@ -22,9 +22,15 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 }  // namespace
 
-Trainer::Trainer(Session& session, std::vector<std::unique_ptr<LogSink>>& sinks, const std::atomic<int>& stop)
-    : session_(session), sinks_(sinks), stop_(stop), lock_(session.log.directory), newest_(find_newest(session.log.directory)),
-      engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options()), static_cast<int>(session.train.accumulation) + 1) {}
+Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& stop)
+    : session_(session), stop_(stop), lock_(session.log.directory), newest_(find_newest(session.log.directory)),
+      engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())) {
+  for (const std::string& id : session.log.sinks) {
+    const Factory& factory = host.require("log", id);
+    sinks_.push_back(host.create<LogSink>(id, default_values(factory.options)));
+    sinks_.back()->open({session.log.directory, newest_.checkpoint.has_value(), session.log.every});
+  }
+}
 
 void Trainer::log(LogEvent event) {
   for (const auto& sink : sinks_) sink->write(event);

@@ -22,8 +22,10 @@ void ColumnSums::finish(const View& sum, bool accumulate, std::int64_t begin) co
     for (std::int64_t block = 0; block < block_count(rows_, kBlockRows); ++block) {
       add_rows(total, memory_ + block * columns_ + begin + from, to - from, total);
     }
-    if (accumulate) quern::cpu::accumulate(sum, from, to - from, total);
-    else store(sum, from, to - from, total);
+    if (accumulate)
+      quern::cpu::accumulate(sum, from, to - from, total);
+    else
+      store(sum, from, to - from, total);
   });
 }
 

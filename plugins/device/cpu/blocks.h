@@ -9,7 +9,7 @@
 
 namespace quern::cpu {
 
-inline constexpr std::int64_t kBlockRows = 32;      ///< tokens of one partial sum
+inline constexpr std::int64_t kBlockRows = 32;        ///< tokens of one partial sum
 inline constexpr std::int64_t kBlockElements = 4096;  ///< elements a thread takes at a time in elementwise ops
 
 constexpr std::int64_t block_count(std::int64_t total, std::int64_t block) { return (total + block - 1) / block; }
@@ -19,14 +19,16 @@ template <class Body>
 void for_blocks(std::int64_t total, std::int64_t block, const Body& body) {
   std::int64_t blocks = block_count(total, block);
 #pragma omp parallel for schedule(static) if (blocks > 1)
-  for (std::int64_t index = 0; index < blocks; ++index) body(index, index * block, std::min(total, (index + 1) * block));
+  for (std::int64_t index = 0; index < blocks; ++index)
+    body(index, index * block, std::min(total, (index + 1) * block));
 }
 
 /// Column sums over tokens: one partial row for each block of kBlockRows rows, kept in a kernel's workspace.
 class ColumnSums {
  public:
   static std::size_t bytes(std::int64_t rows, std::int64_t columns);
-  ColumnSums(float* memory, std::int64_t rows, std::int64_t columns) : memory_(memory), rows_(rows), columns_(columns) {}
+  ColumnSums(float* memory, std::int64_t rows, std::int64_t columns)
+      : memory_(memory), rows_(rows), columns_(columns) {}
 
   /// The partial row of a block, set to zero.
   float* start(std::int64_t block) const;

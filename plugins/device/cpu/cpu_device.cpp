@@ -134,13 +134,16 @@ std::unique_ptr<Kernel> CpuDevice::prepare(const OpInstance& op) {
 }
 
 void* CpuDevice::allocate(MemoryKind, std::size_t bytes) {
-  const std::size_t alignment = traits_.alignment;
-  // Rounding up must not wrap around, and zero bytes still get an address.
-  std::size_t rounded =
-      bytes > SIZE_MAX - alignment ? 0 : std::max(alignment, (bytes + alignment - 1) / alignment * alignment);
-  void* memory = rounded == 0 ? nullptr : std::aligned_alloc(alignment, rounded);
+  const std::size_t alignment = traits_.alignment, limit = traits_.memory_bytes;
+  void* memory = nullptr;
+  // The system would promise more memory than there is and end the process when it is touched.
+  if (limit == 0 || bytes <= limit) {
+    std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    memory = std::aligned_alloc(alignment, std::max(rounded, alignment));
+  }
   if (memory == nullptr) {
-    throw resources_error("out of memory", "a request for " + std::to_string(bytes) + " bytes",
+    throw resources_error("out of memory",
+                          "a request for " + std::to_string(bytes) + " bytes of " + std::to_string(limit),
                           "use a smaller micro-batch or model, or free memory");
   }
   return memory;

@@ -24,7 +24,8 @@ QUERN_CPU_CLONES void swiglu_row(const float* gate, const float* up, std::int64_
   for (std::int64_t i = 0; i < count; ++i) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
 }
 
-QUERN_CPU_CLONES void swiglu_grad_row(const float* dy, const float* gate, const float* up, std::int64_t count, float* dgate, float* dup) {
+QUERN_CPU_CLONES void swiglu_grad_row(const float* dy, const float* gate, const float* up, std::int64_t count,
+                                      float* dgate, float* dup) {
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) {
     float g = gate[i], s = sigmoid(g), d = dy[i];
@@ -33,8 +34,8 @@ QUERN_CPU_CLONES void swiglu_grad_row(const float* dy, const float* gate, const 
   }
 }
 
-QUERN_CPU_CLONES void swiglu_and_grad_row(const float* dy, const float* gate, const float* up, std::int64_t count, float* y,
-                                          float* dgate, float* dup) {
+QUERN_CPU_CLONES void swiglu_and_grad_row(const float* dy, const float* gate, const float* up, std::int64_t count,
+                                          float* y, float* dgate, float* dup) {
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) {
     float g = gate[i], s = sigmoid(g), d = dy[i], u = up[i];
@@ -102,7 +103,8 @@ Launch prepare_add(const OpInstance&) {
     for_blocks(y.count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
       std::int64_t count = end - begin;
       float* values = target(y, begin, scratch(kY, kBlockElements));
-      add_rows(load(a, begin, count, scratch(kA, kBlockElements)), load(b, begin, count, scratch(kB, kBlockElements)), count, values);
+      add_rows(load(a, begin, count, scratch(kA, kBlockElements)), load(b, begin, count, scratch(kB, kBlockElements)),
+               count, values);
       store(y, begin, count, values);
     });
   };
@@ -180,7 +182,8 @@ Launch prepare_gelu_grad(const OpInstance& op) {
     for_blocks(dx.count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
       std::int64_t count = end - begin;
       float* values = target(dx, begin, scratch(kY, kBlockElements));
-      row_function(load(dy, begin, count, scratch(kA, kBlockElements)), load(x, begin, count, scratch(kB, kBlockElements)), count, values);
+      row_function(load(dy, begin, count, scratch(kA, kBlockElements)),
+                   load(x, begin, count, scratch(kB, kBlockElements)), count, values);
       store(dx, begin, count, values);
     });
   };
@@ -228,7 +231,10 @@ OpSupport query_swiglu(const OpInstance& op) {
 OpSupport query_swiglu_grad(const OpInstance& op) {
   OpCheck check(op, 2, 1);
   check_gate_up(check, op, 1);
-  return check.input(0, "dy", half_of(op, 1)).output(0, "dgate_up", extents_of(op, 1)).overwrites(0, "dgate_up").support();
+  return check.input(0, "dy", half_of(op, 1))
+      .output(0, "dgate_up", extents_of(op, 1))
+      .overwrites(0, "dgate_up")
+      .support();
 }
 
 OpSupport query_swiglu_and_grad(const OpInstance& op) {
@@ -241,8 +247,11 @@ OpSupport query_swiglu_and_grad(const OpInstance& op) {
 OpSupport query_gelu(const OpInstance& op, bool gradient) {
   const std::string& approximation = op.attributes.word("approximation");
   OpCheck check(op, gradient ? 2 : 1, 1);
-  check.that(approximation == "erf" || approximation == "tanh", "approximation: found " + approximation + ", expected erf or tanh");
-  check.input(0, gradient ? "dy" : "x", extents_of(op, 0)).output(0, gradient ? "dx" : "y", extents_of(op, 0)).overwrites(0, "y");
+  check.that(approximation == "erf" || approximation == "tanh",
+             "approximation: found " + approximation + ", expected erf or tanh");
+  check.input(0, gradient ? "dy" : "x", extents_of(op, 0))
+      .output(0, gradient ? "dx" : "y", extents_of(op, 0))
+      .overwrites(0, "y");
   if (gradient) check.input(1, "x", extents_of(op, 0));
   return check.support();
 }

@@ -20,7 +20,8 @@ struct HeadWeights {
 };
 
 HeadWeights load_weights(const View& query, const View& key, std::int64_t head_dim) {
-  return {load(query, 0, head_dim, scratch(kQueryWeight, head_dim)), load(key, 0, head_dim, scratch(kKeyWeight, head_dim))};
+  return {load(query, 0, head_dim, scratch(kQueryWeight, head_dim)),
+          load(key, 0, head_dim, scratch(kKeyWeight, head_dim))};
 }
 
 /// One packed row; rstd (H + K).
@@ -40,7 +41,8 @@ Launch prepare_head_norm(const OpInstance& op) {
     std::int64_t columns = x.columns();
     HeadWeights weights = load_weights(in[1], in[2], packed.head_dim);
     for_blocks(x.rows(), kBlockRows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      float *x_space = scratch(kX, columns), *y_space = scratch(kY, columns), *rstd_space = scratch(kRstd, packed.rotated());
+      float *x_space = scratch(kX, columns), *y_space = scratch(kY, columns),
+            *rstd_space = scratch(kRstd, packed.rotated());
       for (std::int64_t row = begin; row < end; ++row) {
         float* y_row = place_row(y, row, y_space);
         norm_row(load_row(x, row, x_space), packed, weights, eps, y_row, place_row(rstd, row, rstd_space));
@@ -55,8 +57,8 @@ Launch prepare_head_norm_rope(const OpInstance& op) {
   PackedHeads packed(op.attributes);
   auto eps = static_cast<float>(op.attributes.real("eps"));
   DType y_dtype = op.outputs[0].dtype;
-  return [packed, eps, y_dtype, table = make_rope_table(op, Rotation::forward)](std::span<const View> in,
-                                                                                std::span<const View> out, const Exec&) {
+  return [packed, eps, y_dtype, table = make_rope_table(op, Rotation::forward)](
+             std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &positions = in[3], &y = out[0], &rstd = out[1], &z = out[2];
     std::int64_t columns = x.columns();
     HeadWeights weights = load_weights(in[1], in[2], packed.head_dim);
@@ -79,7 +81,8 @@ Launch prepare_head_norm_rope(const OpInstance& op) {
   };
 }
 
-// dy, qkv (N, (H + 2 K) D), query_weight (D), key_weight (D), rstd (N, H + K) f32 -> dqkv, dquery_weight (D), dkey_weight (D)
+// dy, qkv (N, (H + 2 K) D), query_weight (D), key_weight (D), rstd (N, H + K) f32 -> dqkv, dquery_weight (D),
+// dkey_weight (D)
 Launch prepare_head_norm_grad(const OpInstance& op) {
   PackedHeads packed(op.attributes);
   bool accumulate_query = op.outputs[1].accumulate, accumulate_key = op.outputs[2].accumulate;
@@ -102,7 +105,8 @@ Launch prepare_head_norm_grad(const OpInstance& op) {
           rms_grad(dy_row + at, x_row + at, is_key ? weights.key : weights.query, rstd_row[head], head_dim, dx_row + at,
                    summed ? partial + (is_key ? head_dim : 0) : nullptr);
         }
-        if (dy_row != dx_row) std::copy(dy_row + packed.values_begin(), dy_row + columns, dx_row + packed.values_begin());
+        if (dy_row != dx_row)
+          std::copy(dy_row + packed.values_begin(), dy_row + columns, dx_row + packed.values_begin());
         if (dx) store_row(dx, row, dx_row);
       }
     });
@@ -133,7 +137,9 @@ OpSupport query_head_norm_grad(const OpInstance& op) {
   check_packed(check, op, 0, "dy");
   check_packed(check, op, 1, "qkv");
   check.input(2, "query_weight", {packed.head_dim}).input(3, "key_weight", {packed.head_dim});
-  check.input(4, "rstd", {rows, packed.rotated()}, DType::f32).output(0, "dqkv", extents_of(op, 1)).overwrites(0, "dqkv");
+  check.input(4, "rstd", {rows, packed.rotated()}, DType::f32)
+      .output(0, "dqkv", extents_of(op, 1))
+      .overwrites(0, "dqkv");
   check.output(1, "dquery_weight", {packed.head_dim}).output(2, "dkey_weight", {packed.head_dim});
   bool summed = check.ok() && (op.outputs[1].present || op.outputs[2].present);
   return check.support(summed ? ColumnSums::bytes(rows, 2 * packed.head_dim) : 0);

@@ -66,7 +66,8 @@ Launch prepare_add_layer_norm(const OpInstance& op) {
   };
 }
 
-// dy, x (N, C), weight (C), mean, rstd (N) f32 -> dx (N, C), dweight (C), dbias (C); with `added`, also e (N, C) -> dx + e
+// dy, x (N, C), weight (C), mean, rstd (N) f32 -> dx (N, C), dweight (C), dbias (C); with `added`, also e (N, C) -> dx
+// + e
 Launch prepare_layer_norm_grad(const OpInstance& op, bool added) {
   DType dx_dtype = op.outputs[0].dtype;
   bool accumulate_weight = op.outputs[1].accumulate, accumulate_bias = op.outputs[2].accumulate;
@@ -86,8 +87,8 @@ Launch prepare_layer_norm_grad(const OpInstance& op, bool added) {
       float* partial_bias = dbias ? dbias_sums.start(block) : nullptr;
       for (std::int64_t row = begin; row < end; ++row) {
         float* dx_row = place_row(dx, row, dx_space);
-        layer_grad(load_row(dy, row, dy_space), load_row(x, row, x_space), weight, {mean.as<float>()[row], rstd.as<float>()[row]},
-                   columns, dx_row, partial_weight, partial_bias);
+        layer_grad(load_row(dy, row, dy_space), load_row(x, row, x_space), weight,
+                   {mean.as<float>()[row], rstd.as<float>()[row]}, columns, dx_row, partial_weight, partial_bias);
         finish_row(dx, dx_dtype, row, columns, dx_row);
         if (!sum) continue;
         float* sum_row = target_row(sum, row, sum_space);
@@ -108,7 +109,9 @@ OpSupport query_layer_norm(const OpInstance& op, bool added) {
   check.input(0, added ? "a" : "x", stream);
   if (added) check.input(1, "b", stream).output(0, "sum", stream).overwrites(0, "sum");
   check.input(first + 1, "weight", {columns}).input(first + 2, "bias", {columns});
-  check.output(first, "y", stream).output(first + 1, "mean", {rows}, DType::f32).output(first + 2, "rstd", {rows}, DType::f32);
+  check.output(first, "y", stream)
+      .output(first + 1, "mean", {rows}, DType::f32)
+      .output(first + 2, "rstd", {rows}, DType::f32);
   return check.overwrites(first, "y").overwrites(first + 1, "mean").overwrites(first + 2, "rstd").support();
 }
 

@@ -34,11 +34,27 @@ Doubles reference(const Doubles& x, const Doubles& weight, const Doubles& bias, 
 
 struct Case {
   Case(DType dtype, const Extents& size)
-      : x(normal(dtype, size, 1, 0.5)), other(normal(dtype, size, 2)), dy(normal(dtype, size, 3)),
-        weight(normal(dtype, {size[1]}, 4, 1.0, 0.3)), bias(normal(dtype, {size[1]}, 5)), mean(DType::f32, {size[0]}),
-        rstd(DType::f32, {size[0]}), y(dtype, size), sum(dtype, size), dx(dtype, size), dweight(dtype, {size[1]}), dbias(dtype, {size[1]}) {}
+      : x(normal(dtype, size, 1, 0.5)),
+        other(normal(dtype, size, 2)),
+        dy(normal(dtype, size, 3)),
+        weight(normal(dtype, {size[1]}, 4, 1.0, 0.3)),
+        bias(normal(dtype, {size[1]}, 5)),
+        mean(DType::f32, {size[0]}),
+        rstd(DType::f32, {size[0]}),
+        y(dtype, size),
+        sum(dtype, size),
+        dx(dtype, size),
+        dweight(dtype, {size[1]}),
+        dbias(dtype, {size[1]}) {}
   void forward(const View& from) {
-    OpRun("layer_norm", kAttributes).in(from).in(weight.view()).in(bias.view()).out(y.view()).out(mean.view()).out(rstd.view()).run();
+    OpRun("layer_norm", kAttributes)
+        .in(from)
+        .in(weight.view())
+        .in(bias.view())
+        .out(y.view())
+        .out(mean.view())
+        .out(rstd.view())
+        .run();
   }
   OpRun gradient(const char* kind, const View& upstream) const {
     return OpRun(kind).in(upstream).in(x.view()).in(weight.view()).in(mean.view()).in(rstd.view());
@@ -69,12 +85,20 @@ TEST_CASE("layer_norm is its definition") {
 
 TEST_CASE("layer_norm keeps its precision far from zero") {
   // Mean 1000 times the deviation: E[x^2] - E[x]^2 in fp32 would put the variance off by 6e-2.
-  PoisonedTensor x = normal(DType::f32, {3, 257}, 1, 1000.0), y(DType::f32, {3, 257}), mean(DType::f32, {3}), rstd(DType::f32, {3});
+  PoisonedTensor x = normal(DType::f32, {3, 257}, 1, 1000.0), y(DType::f32, {3, 257}), mean(DType::f32, {3}),
+                 rstd(DType::f32, {3});
   std::vector<float> ones(257, 1.0f), zeros(257, 0.0f);
   PoisonedTensor weight(DType::f32, {257}, ones), bias(DType::f32, {257}, zeros);
-  OpRun("layer_norm", kAttributes).in(x.view()).in(weight.view()).in(bias.view()).out(y.view()).out(mean.view()).out(rstd.view()).run();
-  // The sum reaches 2.6e5, where fp32 is spaced 2^-5. One after the other, 257 additions err by 257 * 2^-6 at worst, and
-  // as a random walk by 0.15, or 6e-4 in the mean, which shifts y; three of them.
+  OpRun("layer_norm", kAttributes)
+      .in(x.view())
+      .in(weight.view())
+      .in(bias.view())
+      .out(y.view())
+      .out(mean.view())
+      .out(rstd.view())
+      .run();
+  // The sum reaches 2.6e5, where fp32 is spaced 2^-5. One after the other, 257 additions err by 257 * 2^-6 at worst,
+  // and as a random walk by 0.15, or 6e-4 in the mean, which shifts y; three of them.
   CHECK(compare(y.view(), reference(doubles(x.view()), Doubles(257, 1.0), Doubles(257, 0.0)), 2e-3) == "");
 }
 
@@ -85,7 +109,8 @@ TEST_CASE("layer_norm_grad is the slope of layer_norm") {
       Case c(dtype, size);
       c.forward(c.x.view());
       c.gradient_then_add();
-      Doubles x = doubles(c.x.view()), weight = doubles(c.weight.view()), bias = doubles(c.bias.view()), dy = doubles(c.dy.view());
+      Doubles x = doubles(c.x.view()), weight = doubles(c.weight.view()), bias = doubles(c.bias.view()),
+              dy = doubles(c.dy.view());
       Doubles dx = numeric_gradient([&](const Doubles& at) { return dot(reference(at, weight, bias), dy); }, x);
       Doubles dweight = numeric_gradient([&](const Doubles& at) { return dot(reference(x, at, bias), dy); }, weight);
       Doubles dbias = numeric_gradient([&](const Doubles& at) { return dot(reference(x, weight, at), dy); }, bias);
@@ -95,9 +120,17 @@ TEST_CASE("layer_norm_grad is the slope of layer_norm") {
 
       PoisonedTensor total = normal(dtype, {size[1]}, 9), bias_alone(dtype, {size[1]});
       Doubles before = doubles(total.view());
-      c.gradient("layer_norm_grad", c.dy.view()).out(c.dx.view()).out(total.view(), true).unread(dtype, {size[1]}).run();
+      c.gradient("layer_norm_grad", c.dy.view())
+          .out(c.dx.view())
+          .out(total.view(), true)
+          .unread(dtype, {size[1]})
+          .run();
       CHECK(compare(total.view(), plus(dweight, before)) == "");
-      c.gradient("layer_norm_grad", c.dy.view()).unread(dtype, size).unread(dtype, {size[1]}).out(bias_alone.view()).run();
+      c.gradient("layer_norm_grad", c.dy.view())
+          .unread(dtype, size)
+          .unread(dtype, {size[1]})
+          .out(bias_alone.view())
+          .run();
       CHECK(difference(bias_alone.view(), c.dbias.view()) == "");
     }
   }
@@ -134,18 +167,33 @@ TEST_CASE("layer_norm_grad_add gives the bits of layer_norm_grad and add") {
       c.forward(c.x.view());
       c.gradient_then_add();
       PoisonedTensor dx(dtype, size), dweight(dtype, {size[1]}), dbias(dtype, {size[1]}), sum(dtype, size);
-      c.gradient("layer_norm_grad_add", c.dy.view()).in(c.other.view())
-          .out(dx.view()).out(dweight.view()).out(dbias.view()).out(sum.view()).run();
+      c.gradient("layer_norm_grad_add", c.dy.view())
+          .in(c.other.view())
+          .out(dx.view())
+          .out(dweight.view())
+          .out(dbias.view())
+          .out(sum.view())
+          .run();
       CHECK(difference(dx.view(), c.dx.view()) == "");
       CHECK(difference(dweight.view(), c.dweight.view()) == "");
       CHECK(difference(dbias.view(), c.dbias.view()) == "");
       CHECK(difference(sum.view(), c.sum.view()) == "");
       PoisonedTensor dy = copy_of(c.dy.view()), e = copy_of(c.other.view());
-      c.gradient("layer_norm_grad_add", dy.view()).in(c.other.view())
-          .unread(dtype, size).out(dweight.view()).out(dbias.view()).out(dy.view()).run();
+      c.gradient("layer_norm_grad_add", dy.view())
+          .in(c.other.view())
+          .unread(dtype, size)
+          .out(dweight.view())
+          .out(dbias.view())
+          .out(dy.view())
+          .run();
       CHECK(difference(dy.view(), c.sum.view()) == "");
-      c.gradient("layer_norm_grad_add", c.dy.view()).in(e.view())
-          .unread(dtype, size).out(dweight.view()).out(dbias.view()).out(e.view()).run();
+      c.gradient("layer_norm_grad_add", c.dy.view())
+          .in(e.view())
+          .unread(dtype, size)
+          .out(dweight.view())
+          .out(dbias.view())
+          .out(e.view())
+          .run();
       CHECK(difference(e.view(), c.sum.view()) == "");
     }
   }
@@ -171,6 +219,12 @@ TEST_CASE("layer_norm does not depend on threads") {
 TEST_CASE("layer_norm refuses statistics that are not f32") {
   Case c(DType::bf16, {3, 7});
   PoisonedTensor short_mean(DType::bf16, {3});
-  CHECK(OpRun("layer_norm", kAttributes).in(c.x.view()).in(c.weight.view()).in(c.bias.view())
-            .out(c.y.view()).out(short_mean.view()).out(c.rstd.view()).refusal() == "layer_norm operand mean: found bf16, expected f32");
+  CHECK(OpRun("layer_norm", kAttributes)
+            .in(c.x.view())
+            .in(c.weight.view())
+            .in(c.bias.view())
+            .out(c.y.view())
+            .out(short_mean.view())
+            .out(c.rstd.view())
+            .refusal() == "layer_norm operand mean: found bf16, expected f32");
 }

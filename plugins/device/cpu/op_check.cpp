@@ -19,8 +19,10 @@ bool is_real(DType type) {
 }  // namespace
 
 OpCheck::OpCheck(const OpInstance& op, std::size_t inputs, std::size_t outputs) : op_(op) {
-  that(op.inputs.size() == inputs, "takes " + std::to_string(inputs) + " inputs, found " + std::to_string(op.inputs.size()));
-  that(op.outputs.size() == outputs, "has " + std::to_string(outputs) + " outputs, found " + std::to_string(op.outputs.size()));
+  that(op.inputs.size() == inputs,
+       "takes " + std::to_string(inputs) + " inputs, found " + std::to_string(op.inputs.size()));
+  that(op.outputs.size() == outputs,
+       "has " + std::to_string(outputs) + " outputs, found " + std::to_string(op.outputs.size()));
 }
 
 OpCheck& OpCheck::that(bool holds, const std::string& otherwise) {
@@ -28,13 +30,16 @@ OpCheck& OpCheck::that(bool holds, const std::string& otherwise) {
   return *this;
 }
 
-void OpCheck::operand(const Operand& operand, bool must_be_present, const char* name, const Extents& extents, const DType* dtype) {
+void OpCheck::operand(const Operand& operand, bool must_be_present, const char* name, const Extents& extents,
+                      const DType* dtype) {
   std::string who = std::string("operand ") + name + ": ";
   that(operand.present || !must_be_present, who + "absent");
   that(operand.extents == extents, who + "found " + to_string(operand.extents) + ", expected " + to_string(extents));
   std::string found = who + "found " + std::string(name_of(operand.dtype)) + ", expected ";
-  if (dtype) that(operand.dtype == *dtype, found + std::string(name_of(*dtype)));
-  else that(is_real(operand.dtype), found + "a real dtype");
+  if (dtype)
+    that(operand.dtype == *dtype, found + std::string(name_of(*dtype)));
+  else
+    that(is_real(operand.dtype), found + "a real dtype");
 }
 
 OpCheck& OpCheck::input(std::size_t i, const char* name, const Extents& extents) {

@@ -26,7 +26,8 @@ class OpCheck {
   OpSupport support(std::size_t workspace_bytes = 0) const { return {refusal_, ok() ? workspace_bytes : 0}; }
 
  private:
-  void operand(const Operand& operand, bool must_be_present, const char* name, const Extents& extents, const DType* dtype);
+  void operand(const Operand& operand, bool must_be_present, const char* name, const Extents& extents,
+               const DType* dtype);
 
   const OpInstance& op_;
   std::string refusal_;

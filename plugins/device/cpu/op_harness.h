@@ -79,7 +79,9 @@ inline PoisonedTensor normal(DType dtype, Extents extents, std::uint64_t seed, d
 }
 
 /// What a failing case names.
-inline std::string label(DType dtype, const Extents& size) { return std::string(name_of(dtype)) + " " + to_string(size); }
+inline std::string label(DType dtype, const Extents& size) {
+  return std::string(name_of(dtype)) + " " + to_string(size);
+}
 
 /// A copy with memory of its own.
 inline PoisonedTensor copy_of(const View& view) {
@@ -93,8 +95,9 @@ inline Doubles doubles(const View& view) {
   return Doubles(floats.begin(), floats.end());
 }
 
-/// Empty when `got` is `want` rounded to got's dtype. Values are of order one and sums have a few hundred terms at most,
-/// so fp32 arithmetic errs by less than `slack`, relative or absolute; storing as bf16 adds half an ulp, 2^-8 of the value.
+/// Empty when `got` is `want` rounded to got's dtype. Values are of order one and sums have a few hundred terms at
+/// most, so fp32 arithmetic errs by less than `slack`, relative or absolute; storing as bf16 adds half an ulp, 2^-8 of
+/// the value.
 inline std::string compare(const View& got, const Doubles& want, double slack = 1e-5) {
   std::vector<float> rounded(want.begin(), want.end());
   return testkit::mismatch(testkit::to_floats(got), rounded, slack + (got.dtype == DType::bf16 ? 0x1p-8 : 0.0), slack);
@@ -106,8 +109,8 @@ inline std::string difference(const View& got, const View& want) {
   for (std::size_t i = 0; i < got.bytes(); ++i) {
     if (got.as<unsigned char>()[i] == want.as<unsigned char>()[i]) continue;
     std::size_t at = i / size_of(got.dtype);
-    return "element " + std::to_string(at) + " differs: got " + std::to_string(testkit::to_floats(got)[at]) + ", want " +
-           std::to_string(testkit::to_floats(want)[at]);
+    return "element " + std::to_string(at) + " differs: got " + std::to_string(testkit::to_floats(got)[at]) +
+           ", want " + std::to_string(testkit::to_floats(want)[at]);
   }
   return {};
 }

@@ -88,7 +88,7 @@ AdamwStep adamw_step(const Attributes& a, const StepState& step, const UpdateSta
   s.beta2 = static_cast<float>(beta2);
   s.one_minus_beta2 = static_cast<float>(1 - beta2);
   s.keep = static_cast<float>(1 - double{step.learning_rate} * a.real("weight_decay"));
-  s.rate = static_cast<float>(step.learning_rate / (1 - std::pow(beta1, count)));  // with the first bias correction
+  s.rate = static_cast<float>(step.learning_rate / (1 - std::pow(beta1, count)));   // with the first bias correction
   s.inverse_root2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, count)));  // the second
   s.eps = static_cast<float>(a.real("eps"));
   return s;
@@ -111,7 +111,8 @@ QUERN_CPU_CLONES void adamw_row(const AdamwStep& step, const float* gradient, co
 
 /// The words of `random_block` for blocks of four elements from block `first`: its rounds again, in a form that is
 /// inlined whole and so vectorises. The 64-bit block index may cross a multiple of 2^32.
-QUERN_CPU_CLONES void random_words(const RandomKey& key, std::uint32_t step, std::uint64_t first, std::int64_t blocks, std::uint32_t* words) {
+QUERN_CPU_CLONES void random_words(const RandomKey& key, std::uint32_t step, std::uint64_t first, std::int64_t blocks,
+                                   std::uint32_t* words) {
   const auto seed_low = static_cast<std::uint32_t>(key.seed), seed_high = static_cast<std::uint32_t>(key.seed >> 32);
   const std::uint32_t purpose = static_cast<std::uint32_t>(key.purpose) << 24, object = key.object;
   const auto low = static_cast<std::uint32_t>(first), high = static_cast<std::uint32_t>(first >> 32);
@@ -136,7 +137,8 @@ QUERN_CPU_CLONES void random_words(const RandomKey& key, std::uint32_t step, std
   }
 }
 
-QUERN_CPU_CLONES void store_stochastic(const float* values, const std::uint32_t* words, std::int64_t count, std::uint16_t* to) {
+QUERN_CPU_CLONES void store_stochastic(const float* values, const std::uint32_t* words, std::int64_t count,
+                                       std::uint16_t* to) {
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) to[i] = float_to_bf16_stochastic(values[i], words[i]);
 }
@@ -154,35 +156,37 @@ constexpr Destination kDestinations[] = {{RandomPurpose::round_master, kMaster},
 Launch prepare_adamw(const OpInstance& op) {
   auto object = static_cast<std::uint32_t>(op.attributes.integer("object"));
   auto offset = static_cast<std::uint64_t>(op.attributes.integer("offset"));
-  return [attributes = op.attributes, object, offset](std::span<const View> in, std::span<const View> out, const Exec&) {
-    UpdateState update = read<UpdateState>(in[4]);
-    StepState state = read<StepState>(in[5]);
-    for (std::size_t i = 0; i < 3; ++i) {
-      if (out[i].data != in[i + 1].data) fail_internal("adamw", "output " + std::to_string(i) + " is not its input's memory");
-    }
-    if (update.apply == 0) return;
-    AdamwStep step = adamw_step(attributes, state, update);
-    std::uint64_t seed = std::uint64_t{state.seed_high} << 32 | state.seed_low;
-    for_blocks(in[1].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      std::int64_t count = end - begin;
-      const float* old[3];
-      float* fresh[3];
-      for (std::size_t i = 0; i < 3; ++i) {
-        float* space = scratch(kDestinations[i].slot, kBlockElements);
-        old[i] = load(in[i + 1], begin, count, space);
-        fresh[i] = target(out[i], begin, space);
-      }
-      const float* gradient = load(in[0], begin, count, scratch(kGradient, kBlockElements));
-      adamw_row(step, gradient, old[0], old[1], old[2], count, fresh[0], fresh[1], fresh[2]);
-      for (std::size_t i = 0; i < 3; ++i) {
-        if (out[i].dtype != DType::bf16) continue;
-        auto* words = std::bit_cast<std::uint32_t*>(scratch(kWords, kBlockElements));
-        std::uint64_t first = (offset + static_cast<std::uint64_t>(begin)) / 4;
-        random_words({seed, kDestinations[i].purpose, object}, state.step, first, block_count(count, 4), words);
-        store_stochastic(fresh[i], words, count, out[i].as<std::uint16_t>() + begin);
-      }
-    });
-  };
+  return
+      [attributes = op.attributes, object, offset](std::span<const View> in, std::span<const View> out, const Exec&) {
+        UpdateState update = read<UpdateState>(in[4]);
+        StepState state = read<StepState>(in[5]);
+        for (std::size_t i = 0; i < 3; ++i) {
+          if (out[i].data != in[i + 1].data)
+            fail_internal("adamw", "output " + std::to_string(i) + " is not its input's memory");
+        }
+        if (update.apply == 0) return;
+        AdamwStep step = adamw_step(attributes, state, update);
+        std::uint64_t seed = std::uint64_t{state.seed_high} << 32 | state.seed_low;
+        for_blocks(in[1].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+          std::int64_t count = end - begin;
+          const float* old[3];
+          float* fresh[3];
+          for (std::size_t i = 0; i < 3; ++i) {
+            float* space = scratch(kDestinations[i].slot, kBlockElements);
+            old[i] = load(in[i + 1], begin, count, space);
+            fresh[i] = target(out[i], begin, space);
+          }
+          const float* gradient = load(in[0], begin, count, scratch(kGradient, kBlockElements));
+          adamw_row(step, gradient, old[0], old[1], old[2], count, fresh[0], fresh[1], fresh[2]);
+          for (std::size_t i = 0; i < 3; ++i) {
+            if (out[i].dtype != DType::bf16) continue;
+            auto* words = std::bit_cast<std::uint32_t*>(scratch(kWords, kBlockElements));
+            std::uint64_t first = (offset + static_cast<std::uint64_t>(begin)) / 4;
+            random_words({seed, kDestinations[i].purpose, object}, state.step, first, block_count(count, 4), words);
+            store_stochastic(fresh[i], words, count, out[i].as<std::uint16_t>() + begin);
+          }
+        });
+      };
 }
 
 OpSupport query_sum_squares(const OpInstance& op) {
@@ -194,7 +198,10 @@ OpSupport query_sum_squares(const OpInstance& op) {
 
 OpSupport query_clip_scale(const OpInstance& op) {
   OpCheck check(op, std::max<std::size_t>(op.inputs.size(), 3), 1);
-  check.input(0, "stats", {4}, DType::f64).input(1, "step", {16}, DType::u32).output(0, "update", {4}, DType::f32).overwrites(0, "update");
+  check.input(0, "stats", {4}, DType::f64)
+      .input(1, "step", {16}, DType::u32)
+      .output(0, "update", {4}, DType::f32)
+      .overwrites(0, "update");
   for (std::size_t i = 2; i < op.inputs.size(); ++i) check.input(i, "sums", {1}, DType::f64);
   return check.support();
 }
@@ -208,8 +215,8 @@ OpSupport query_adamw(const OpInstance& op) {
   check.input(0, "gradient", extents);
   for (std::size_t i = 0; i < 3 && check.ok(); ++i) {
     DType dtype = op.inputs[i + 1].dtype;
-    check.that(dtype == DType::f32 || dtype == DType::bf16,
-               std::string("operand ") + kNames[i] + ": found " + std::string(name_of(dtype)) + ", expected f32 or bf16");
+    check.that(dtype == DType::f32 || dtype == DType::bf16, std::string("operand ") + kNames[i] + ": found " +
+                                                                std::string(name_of(dtype)) + ", expected f32 or bf16");
     check.input(i + 1, kNames[i], extents).output(i, kNames[i], extents, dtype).overwrites(i, kNames[i]);
   }
   return check.input(4, "update", {4}, DType::f32).input(5, "step", {16}, DType::u32).support();

@@ -36,13 +36,17 @@ UpdateState update_state(float scale, float apply = 1) {
 }
 
 Attributes adamw_attributes(double weight_decay, std::int64_t offset = 0) {
-  return {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", weight_decay}, {"object", std::int64_t{5}}, {"offset", offset}};
+  return {
+      {"beta1", 0.9},    {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", weight_decay}, {"object", std::int64_t{5}},
+      {"offset", offset}};
 }
 
 /// The tensors of one parameter.
 struct Parameter {
   Parameter(DType gradient_dtype, DType dtype, std::int64_t count)
-      : gradient(normal(gradient_dtype, {count}, 1)), master(normal(dtype, {count}, 2)), moment1(normal(dtype, {count}, 3, 0, 0.1)),
+      : gradient(normal(gradient_dtype, {count}, 1)),
+        master(normal(dtype, {count}, 2)),
+        moment1(normal(dtype, {count}, 3, 0, 0.1)),
         moment2(dtype, {count}) {
     std::vector<float> squares = random_normal(count, 4, 0.1);
     for (float& value : squares) value = round_to(dtype, value * value);
@@ -51,8 +55,16 @@ struct Parameter {
   OpRun update(const Attributes& attributes, const UpdateState& scale, const StepState& state) {
     scale_ = tensor_of(DType::f32, scale);
     state_ = tensor_of(DType::u32, state);
-    return OpRun("adamw", attributes).in(gradient.view()).in(master.view()).in(moment1.view()).in(moment2.view())
-        .in(scale_.view()).in(state_.view()).out(master.view()).out(moment1.view()).out(moment2.view());
+    return OpRun("adamw", attributes)
+        .in(gradient.view())
+        .in(master.view())
+        .in(moment1.view())
+        .in(moment2.view())
+        .in(scale_.view())
+        .in(state_.view())
+        .out(master.view())
+        .out(moment1.view())
+        .out(moment2.view());
   }
   PoisonedTensor gradient, master, moment1, moment2;
 
@@ -64,14 +76,16 @@ struct Parameter {
 PoisonedTensor part_of(const PoisonedTensor& whole, std::int64_t begin, std::int64_t count) {
   PoisonedTensor part(whole.view().dtype, {count});
   std::size_t size = size_of(whole.view().dtype);
-  std::memcpy(part.view().data, whole.view().as<char>() + static_cast<std::size_t>(begin) * size, static_cast<std::size_t>(count) * size);
+  std::memcpy(part.view().data, whole.view().as<char>() + static_cast<std::size_t>(begin) * size,
+              static_cast<std::size_t>(count) * size);
   return part;
 }
 
 UpdateState clip_scale(const LossStats& stats, float clip_norm, const Doubles& sums) {
   StepState state;
   state.clip_norm = clip_norm;
-  PoisonedTensor stats_tensor = tensor_of(DType::f64, stats), state_tensor = tensor_of(DType::u32, state), update(DType::f32, {4});
+  PoisonedTensor stats_tensor = tensor_of(DType::f64, stats), state_tensor = tensor_of(DType::u32, state),
+                 update(DType::f32, {4});
   std::vector<PoisonedTensor> sum_tensors;
   for (double sum : sums) sum_tensors.push_back(tensor_of(DType::f64, sum));
   OpRun run("clip_scale");
@@ -190,7 +204,8 @@ TEST_CASE("bf16 destinations are the fp32 update rounded by the documented draws
 
 TEST_CASE("stochastic rounding of masters is unbiased over elements and over steps") {
   constexpr std::int64_t kCount = 100000;
-  // With gradient and moments zero only decay acts: each step takes 3e-4 of every element, a thirteenth of a bf16 spacing.
+  // With gradient and moments zero only decay acts: each step takes 3e-4 of every element, a thirteenth of a bf16
+  // spacing.
   std::vector<float> ones(kCount, 1.0f), zeros(kCount, 0.0f);
   Parameter p(DType::f32, DType::bf16, kCount);
   p.gradient = PoisonedTensor(DType::f32, {kCount}, zeros);
@@ -233,15 +248,24 @@ TEST_CASE("an update split into shards gives the bits of the whole, for any numb
 
 TEST_CASE("adamw refuses what it cannot update") {
   Parameter p(DType::f32, DType::f32, 8);
-  CHECK(p.update(adamw_attributes(0, 2), update_state(1), step_state(0)).refusal() == "adamw offset: found 2, expected a multiple of 4");
+  CHECK(p.update(adamw_attributes(0, 2), update_state(1), step_state(0)).refusal() ==
+        "adamw offset: found 2, expected a multiple of 4");
   p.moment1 = PoisonedTensor(DType::e4m3, {8});
-  CHECK(p.update(adamw_attributes(0), update_state(1), step_state(0)).refusal() == "adamw operand moment1: found e4m3, expected f32 or bf16");
+  CHECK(p.update(adamw_attributes(0), update_state(1), step_state(0)).refusal() ==
+        "adamw operand moment1: found e4m3, expected f32 or bf16");
   p.moment1 = PoisonedTensor(DType::f32, {7});
-  CHECK(p.update(adamw_attributes(0), update_state(1), step_state(0)).refusal() == "adamw operand moment1: found (7), expected (8)");
+  CHECK(p.update(adamw_attributes(0), update_state(1), step_state(0)).refusal() ==
+        "adamw operand moment1: found (7), expected (8)");
   Parameter q(DType::f32, DType::f32, 8);
-  PoisonedTensor elsewhere(DType::f32, {8}), update = tensor_of(DType::f32, update_state(1)), step = tensor_of(DType::u32, step_state(0));
+  PoisonedTensor elsewhere(DType::f32, {8}), update = tensor_of(DType::f32, update_state(1)),
+                                             step = tensor_of(DType::u32, step_state(0));
   OpRun apart("adamw", adamw_attributes(0));
-  apart.in(q.gradient.view()).in(q.master.view()).in(q.moment1.view()).in(q.moment2.view()).in(update.view()).in(step.view());
+  apart.in(q.gradient.view())
+      .in(q.master.view())
+      .in(q.moment1.view())
+      .in(q.moment2.view())
+      .in(update.view())
+      .in(step.view());
   apart.out(elsewhere.view()).out(q.moment1.view()).out(q.moment2.view());
   CHECK_THROWS_AS(apart.run(), Error);
 }

@@ -75,7 +75,8 @@ Launch prepare_rms_norm_grad(const OpInstance& op, bool added) {
       float* partial = dweight ? dweight_sums.start(block) : nullptr;
       for (std::int64_t row = begin; row < end; ++row) {
         float* dx_row = place_row(dx, row, dx_space);
-        rms_grad(load_row(dy, row, dy_space), load_row(x, row, x_space), weight, rstd.as<float>()[row], columns, dx_row, partial);
+        rms_grad(load_row(dy, row, dy_space), load_row(x, row, x_space), weight, rstd.as<float>()[row], columns, dx_row,
+                 partial);
         finish_row(dx, dx_dtype, row, columns, dx_row);
         if (!sum) continue;
         float* sum_row = target_row(sum, row, sum_space);

@@ -27,15 +27,29 @@ Doubles reference(const Doubles& x, const Doubles& weight, Doubles* rstd = nullp
 
 struct Case {
   Case(DType dtype, const Extents& size)
-      : x(normal(dtype, size, 1)), other(normal(dtype, size, 2)), dy(normal(dtype, size, 3)), weight(normal(dtype, {size[1]}, 4, 1.0, 0.3)),
-        rstd(DType::f32, {size[0]}), y(dtype, size), sum(dtype, size), dx(dtype, size), dweight(dtype, {size[1]}) {}
+      : x(normal(dtype, size, 1)),
+        other(normal(dtype, size, 2)),
+        dy(normal(dtype, size, 3)),
+        weight(normal(dtype, {size[1]}, 4, 1.0, 0.3)),
+        rstd(DType::f32, {size[0]}),
+        y(dtype, size),
+        sum(dtype, size),
+        dx(dtype, size),
+        dweight(dtype, {size[1]}) {}
   void forward() { OpRun("rms_norm", kAttributes).in(x.view()).in(weight.view()).out(y.view()).out(rstd.view()).run(); }
   PoisonedTensor x, other, dy, weight, rstd, y, sum, dx, dweight;
 };
 
 /// The unfused gradient and add.
 void gradient_then_add(Case& c) {
-  OpRun("rms_norm_grad").in(c.dy.view()).in(c.x.view()).in(c.weight.view()).in(c.rstd.view()).out(c.dx.view()).out(c.dweight.view()).run();
+  OpRun("rms_norm_grad")
+      .in(c.dy.view())
+      .in(c.x.view())
+      .in(c.weight.view())
+      .in(c.rstd.view())
+      .out(c.dx.view())
+      .out(c.dweight.view())
+      .run();
   OpRun("add").in(c.dx.view()).in(c.other.view()).out(c.sum.view()).run();
 }
 
@@ -71,7 +85,14 @@ TEST_CASE("rms_norm_grad is the slope of rms_norm") {
 
       PoisonedTensor total = normal(dtype, {size[1]}, 9);
       Doubles before = doubles(total.view());
-      OpRun("rms_norm_grad").in(c.dy.view()).in(c.x.view()).in(c.weight.view()).in(c.rstd.view()).out(c.dx.view()).out(total.view(), true).run();
+      OpRun("rms_norm_grad")
+          .in(c.dy.view())
+          .in(c.x.view())
+          .in(c.weight.view())
+          .in(c.rstd.view())
+          .out(c.dx.view())
+          .out(total.view(), true)
+          .run();
       CHECK(compare(total.view(), plus(dweight, before)) == "");
     }
   }
@@ -82,7 +103,14 @@ TEST_CASE("an unread weight gradient changes nothing else") {
   c.forward();
   gradient_then_add(c);
   PoisonedTensor dx(DType::f32, {77, 33});
-  OpRun("rms_norm_grad").in(c.dy.view()).in(c.x.view()).in(c.weight.view()).in(c.rstd.view()).out(dx.view()).unread(DType::f32, {33}).run();
+  OpRun("rms_norm_grad")
+      .in(c.dy.view())
+      .in(c.x.view())
+      .in(c.weight.view())
+      .in(c.rstd.view())
+      .out(dx.view())
+      .unread(DType::f32, {33})
+      .run();
   CHECK(difference(dx.view(), c.dx.view()) == "");
 }
 
@@ -94,7 +122,9 @@ TEST_CASE("add_rms_norm gives the bits of add and rms_norm") {
       OpRun("add").in(c.x.view()).in(c.other.view()).out(c.sum.view()).run();
       OpRun("rms_norm", kAttributes).in(c.sum.view()).in(c.weight.view()).out(c.y.view()).out(c.rstd.view()).run();
       PoisonedTensor sum(dtype, size), y(dtype, size), rstd(DType::f32, {size[0]}), y_alone(dtype, size);
-      auto fused = [&] { return OpRun("add_rms_norm", kAttributes).in(c.x.view()).in(c.other.view()).in(c.weight.view()); };
+      auto fused = [&] {
+        return OpRun("add_rms_norm", kAttributes).in(c.x.view()).in(c.other.view()).in(c.weight.view());
+      };
       fused().out(sum.view()).out(y.view()).out(rstd.view()).run();
       CHECK(difference(sum.view(), c.sum.view()) == "");
       CHECK(difference(y.view(), c.y.view()) == "");
@@ -103,7 +133,14 @@ TEST_CASE("add_rms_norm gives the bits of add and rms_norm") {
       CHECK(difference(y_alone.view(), c.y.view()) == "");
       // In place: the sum over a, y over b.
       PoisonedTensor a = copy_of(c.x.view()), b = copy_of(c.other.view());
-      OpRun("add_rms_norm", kAttributes).in(a.view()).in(b.view()).in(c.weight.view()).out(a.view()).out(b.view()).out(rstd.view()).run();
+      OpRun("add_rms_norm", kAttributes)
+          .in(a.view())
+          .in(b.view())
+          .in(c.weight.view())
+          .out(a.view())
+          .out(b.view())
+          .out(rstd.view())
+          .run();
       CHECK(difference(a.view(), c.sum.view()) == "");
       CHECK(difference(b.view(), c.y.view()) == "");
     }
@@ -152,7 +189,8 @@ TEST_CASE("rms_norm does not depend on threads or addresses") {
   for (std::int64_t shift : {1, 2, 3, 5, 8, 13}) {  // floats off alignment: vector loops must not reorder their sums
     CAPTURE(shift);
     PoisonedTensor room(DType::f32, {131 * 67 + shift}), y(DType::f32, {131 * 67 + shift});
-    View x{room.view().as<float>() + shift, DType::f32, {131, 67}}, moved{y.view().as<float>() + shift, DType::f32, {131, 67}};
+    View x{room.view().as<float>() + shift, DType::f32, {131, 67}},
+        moved{y.view().as<float>() + shift, DType::f32, {131, 67}};
     std::memcpy(x.data, c.x.view().data, x.bytes());
     OpRun("rms_norm", kAttributes).in(x).in(c.weight.view()).out(moved).out(c.rstd.view()).run();
     CHECK(difference(moved, c.y.view()) == "");
@@ -164,9 +202,18 @@ TEST_CASE("rms_norm refuses operands that do not fit") {
   PoisonedTensor narrow(DType::f32, {6}), integers(DType::i32, {3, 7});
   CHECK(OpRun("rms_norm", kAttributes).in(c.x.view()).in(narrow.view()).out(c.y.view()).out(c.rstd.view()).refusal() ==
         "rms_norm operand weight: found (6), expected (7)");
-  CHECK(OpRun("rms_norm", kAttributes).in(integers.view()).in(c.weight.view()).out(c.y.view()).out(c.rstd.view()).refusal() ==
-        "rms_norm operand x: found i32, expected a real dtype");
-  CHECK(OpRun("rms_norm", kAttributes).in(c.x.view()).in(c.weight.view()).out(c.y.view(), true).out(c.rstd.view()).refusal() ==
-        "rms_norm operand y: cannot be added to");
-  CHECK(OpRun("rms_norm", kAttributes).in(c.x.view()).out(c.y.view()).out(c.rstd.view()).refusal() == "rms_norm takes 2 inputs, found 1");
+  CHECK(OpRun("rms_norm", kAttributes)
+            .in(integers.view())
+            .in(c.weight.view())
+            .out(c.y.view())
+            .out(c.rstd.view())
+            .refusal() == "rms_norm operand x: found i32, expected a real dtype");
+  CHECK(OpRun("rms_norm", kAttributes)
+            .in(c.x.view())
+            .in(c.weight.view())
+            .out(c.y.view(), true)
+            .out(c.rstd.view())
+            .refusal() == "rms_norm operand y: cannot be added to");
+  CHECK(OpRun("rms_norm", kAttributes).in(c.x.view()).out(c.y.view()).out(c.rstd.view()).refusal() ==
+        "rms_norm takes 2 inputs, found 1");
 }

@@ -49,19 +49,23 @@ std::shared_ptr<const RopeTable> make_rope_table(const OpInstance& op, Rotation 
 }
 
 PackedHeads::PackedHeads(const Attributes& attributes)
-    : heads(attributes.integer("heads")), kv_heads(attributes.integer("kv_heads")), head_dim(attributes.integer("head_dim")) {}
+    : heads(attributes.integer("heads")),
+      kv_heads(attributes.integer("kv_heads")),
+      head_dim(attributes.integer("head_dim")) {}
 
 void check_packed(OpCheck& check, const OpInstance& op, std::size_t i, const char* name) {
   PackedHeads packed(op.attributes);
-  check.that(packed.heads > 0 && packed.kv_heads > 0 && packed.head_dim > 0, "needs heads, kv_heads and head_dim above 0");
+  check.that(packed.heads > 0 && packed.kv_heads > 0 && packed.head_dim > 0,
+             "needs heads, kv_heads and head_dim above 0");
   check.input(i, name, {matrix_of(op, i).rows, packed.packed()});
 }
 
 void check_rope(OpCheck& check, const OpInstance& op, std::size_t i) {
   std::int64_t head_dim = op.attributes.integer("head_dim");
   auto frequencies = static_cast<std::int64_t>(op.attributes.list("inverse_frequencies").size());
-  check.that(2 * frequencies == head_dim, "needs head_dim / 2 inverse_frequencies: found " + std::to_string(frequencies) +
-                                              " for head_dim " + std::to_string(head_dim));
+  check.that(2 * frequencies == head_dim, "needs head_dim / 2 inverse_frequencies: found " +
+                                              std::to_string(frequencies) + " for head_dim " +
+                                              std::to_string(head_dim));
   check.input(i, "positions", {matrix_of(op, 0).rows}, DType::i32);
 }
 
@@ -72,7 +76,8 @@ enum Slot : int { kX, kY };
 // qkv (N, (H + 2 K) D), positions (N) i32 -> y like qkv
 Launch prepare_rope(const OpInstance& op, Rotation rotation) {
   PackedHeads packed(op.attributes);
-  return [packed, table = make_rope_table(op, rotation)](std::span<const View> in, std::span<const View> out, const Exec&) {
+  return [packed, table = make_rope_table(op, rotation)](std::span<const View> in, std::span<const View> out,
+                                                         const Exec&) {
     const View &x = in[0], &positions = in[1], &y = out[0];
     std::int64_t columns = x.columns();
     table->require(positions);

@@ -21,8 +21,11 @@ Attributes attributes_of(const Layout& layout, double magnitude) {
   for (std::int64_t i = 0; i < layout.head_dim / 2; ++i) {
     frequencies.push_back(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(layout.head_dim)));
   }
-  return {{"heads", layout.heads}, {"kv_heads", layout.kv_heads}, {"head_dim", layout.head_dim},
-          {"inverse_frequencies", frequencies}, {"magnitude", magnitude}};
+  return {{"heads", layout.heads},
+          {"kv_heads", layout.kv_heads},
+          {"head_dim", layout.head_dim},
+          {"inverse_frequencies", frequencies},
+          {"magnitude", magnitude}};
 }
 
 /// Positions restart, as with packed documents.
@@ -32,7 +35,8 @@ PoisonedTensor positions_of(std::int64_t tokens) {
   return PoisonedTensor(DType::i32, {tokens}, positions);
 }
 
-Doubles reference(const Layout& layout, const Attributes& attributes, const PoisonedTensor& positions, const Doubles& x) {
+Doubles reference(const Layout& layout, const Attributes& attributes, const PoisonedTensor& positions,
+                  const Doubles& x) {
   const std::vector<double>& frequencies = attributes.list("inverse_frequencies");
   double magnitude = attributes.real("magnitude");
   Doubles y = x;
@@ -73,9 +77,12 @@ TEST_CASE("rope_grad is the slope of rope, and undoes it") {
       Extents size{layout.tokens, layout.packed()};
       CAPTURE(label(dtype, size));
       Attributes attributes = attributes_of(layout, 1.25);
-      PoisonedTensor x = normal(dtype, size, 1), dy = normal(dtype, size, 2), dx(dtype, size), positions = positions_of(layout.tokens);
+      PoisonedTensor x = normal(dtype, size, 1), dy = normal(dtype, size, 2), dx(dtype, size),
+                     positions = positions_of(layout.tokens);
       OpRun("rope_grad", attributes, {1, kSequence}).in(dy.view()).in(positions.view()).out(dx.view()).run();
-      auto loss = [&](const Doubles& at) { return dot(reference(layout, attributes, positions, at), doubles(dy.view())); };
+      auto loss = [&](const Doubles& at) {
+        return dot(reference(layout, attributes, positions, at), doubles(dy.view()));
+      };
       CHECK(compare(dx.view(), numeric_gradient(loss, doubles(x.view()))) == "");
       OpRun("rope_grad", attributes, {1, kSequence}).in(dy.view()).in(positions.view()).out(dy.view()).run();
       CHECK(difference(dy.view(), dx.view()) == "");
@@ -83,7 +90,8 @@ TEST_CASE("rope_grad is the slope of rope, and undoes it") {
   }
   const Layout layout = kLayouts[3];
   Extents size{layout.tokens, layout.packed()};
-  PoisonedTensor x = normal(DType::f32, size, 1), y(DType::f32, size), back(DType::f32, size), positions = positions_of(layout.tokens);
+  PoisonedTensor x = normal(DType::f32, size, 1), y(DType::f32, size), back(DType::f32, size),
+                 positions = positions_of(layout.tokens);
   Attributes attributes = attributes_of(layout, 1.0);
   OpRun("rope", attributes, {1, kSequence}).in(x.view()).in(positions.view()).out(y.view()).run();
   OpRun("rope_grad", attributes, {1, kSequence}).in(y.view()).in(positions.view()).out(back.view()).run();
@@ -103,7 +111,8 @@ TEST_CASE("a position outside the sequence is an input error that names the toke
       CHECK(error.code() == ErrorCode::input);
       message = error.what();
     }
-    CHECK(message.find("rope, token 4: position outside the sequence: found " + std::to_string(bad) + ", expected 0 to 49") == 0);
+    CHECK(message.find("rope, token 4: position outside the sequence: found " + std::to_string(bad) +
+                       ", expected 0 to 49") == 0);
   }
 }
 
@@ -115,6 +124,9 @@ TEST_CASE("rope refuses frequencies that do not fit the heads") {
   CHECK(OpRun("rope", attributes, {1, kSequence}).in(x.view()).in(positions.view()).out(x.view()).refusal() ==
         "rope needs head_dim / 2 inverse_frequencies: found 2 for head_dim 6");
   PoisonedTensor narrow = normal(DType::f32, {layout.tokens, layout.packed() - 6}, 1);
-  CHECK(OpRun("rope", attributes_of(layout, 1.0), {1, kSequence}).in(narrow.view()).in(positions.view()).out(narrow.view()).refusal() ==
-        "rope operand qkv: found (7, 24), expected (7, 30)");
+  CHECK(OpRun("rope", attributes_of(layout, 1.0), {1, kSequence})
+            .in(narrow.view())
+            .in(positions.view())
+            .out(narrow.view())
+            .refusal() == "rope operand qkv: found (7, 24), expected (7, 30)");
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Cosines and sines of every position of a sequence, computed in double once per op instance. Su et al., "RoFormer" (2021).
+// Cosines and sines of every position of a sequence, computed in double once per op instance. Su et al., "RoFormer"
+// (2021).
 
 #include <cstdint>
 #include <memory>

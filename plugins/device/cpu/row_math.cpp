@@ -39,8 +39,8 @@ QUERN_CPU_CLONES void rms_grad(const float* dy, const float* x, const float* wei
   for (std::int64_t i = 0; i < columns; ++i) dx[i] = rstd * (dy[i] * weight[i] - x[i] * rstd * projection);
 }
 
-QUERN_CPU_CLONES void head_norm(const float* x, const float* weight, std::int64_t heads, std::int64_t head_dim, float eps,
-                                float* y, float* rstd) {
+QUERN_CPU_CLONES void head_norm(const float* x, const float* weight, std::int64_t heads, std::int64_t head_dim,
+                                float eps, float* y, float* rstd) {
   for (std::int64_t head = 0; head < heads; ++head, x += head_dim, y += head_dim) {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)

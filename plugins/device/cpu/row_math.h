@@ -31,14 +31,16 @@ struct LayerStatistics {
 /// Mean, and 1 / sqrt(variance + eps) from a second pass. Ba et al., "Layer Normalization" (2016).
 LayerStatistics layer_statistics(const float* x, std::int64_t columns, float eps);
 /// y = (x - mean) * rstd * weight + bias
-void layer_scale(const float* x, LayerStatistics s, const float* weight, const float* bias, std::int64_t columns, float* y);
+void layer_scale(const float* x, LayerStatistics s, const float* weight, const float* bias, std::int64_t columns,
+                 float* y);
 /// With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g * n)), dweight += dy * n,
 /// dbias += dy (null: not wanted).
-void layer_grad(const float* dy, const float* x, const float* weight, LayerStatistics s, std::int64_t columns, float* dx,
-                float* dweight, float* dbias);
+void layer_grad(const float* dy, const float* x, const float* weight, LayerStatistics s, std::int64_t columns,
+                float* dx, float* dweight, float* dbias);
 
 /// Rotates each of `heads` heads, half-split: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; cos, sin (head_dim / 2).
-void rotate_heads(const float* x, const float* cos, const float* sin, std::int64_t heads, std::int64_t head_dim, float* y);
+void rotate_heads(const float* x, const float* cos, const float* sin, std::int64_t heads, std::int64_t head_dim,
+                  float* y);
 
 /// Where to compute a row of an output that may be unread: in place, or in `scratch`.
 inline float* place_row(const View& output, std::int64_t row, float* scratch) {

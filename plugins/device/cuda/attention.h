@@ -1,7 +1,7 @@
 #pragma once
-// Attention over packed qkv rows: (N, (heads + 2 kv_heads) head_dim), queries, keys, values. Two ways to run it: cuDNN's
-// fused kernels, and own ones that take every shape. On this device logsumexp is (batch, heads, sequence), as cuDNN
-// writes it, in the buffer of the op's (N, heads).
+// Attention over packed qkv rows: (N, (heads + 2 kv_heads) head_dim), queries, keys, values. Two ways to run it:
+// cuDNN's fused kernels, and own ones that take every shape. On this device logsumexp is (batch, heads, sequence), as
+// cuDNN writes it, in the buffer of the op's (N, heads).
 
 #include <cstdint>
 #include <memory>

@@ -25,24 +25,24 @@ constexpr std::int64_t kShortestSequence = 64;
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
-/// Upper bound for one sequence. The deterministic gradient stores the score gradients in bf16, by whole tiles, and then
-/// makes dq of them; with grouped queries the key and value gradients of all heads are stored before they are summed.
+/// Upper bound for one sequence. The deterministic gradient stores the score gradients in bf16, by whole tiles, and
+/// then makes dq of them; with grouped queries the key and value gradients of all heads are stored before they are
+/// summed.
 std::int64_t gradient_workspace(const AttentionShape& s) {
   const std::int64_t tiles = round_up(s.sequence, 128);
   return s.heads * (tiles * tiles * 2 + 3 * tiles * round_up(s.head_dim, 64) * 4 + tiles * 16);
 }
 
 [[noreturn]] void fail(const AttentionShape& s, const std::string& what) {
-  throw Error(ErrorCode::resources,
-              {.where = "device cuda, attention of " + std::to_string(s.heads) + " heads of " +
-                        std::to_string(s.head_dim) + ", sequence " + std::to_string(s.sequence),
-               .what = "cuDNN " + std::to_string(cudnnGetVersion()) + " cannot run it",
-               .found = what,
-               .expected = {},
-               .next = "set device.cuda.attention = \"own\""});
+  throw Error(ErrorCode::resources, {.where = "device cuda, attention of " + std::to_string(s.heads) + " heads of " +
+                                              std::to_string(s.head_dim) + ", sequence " + std::to_string(s.sequence),
+                                     .what = "cuDNN " + std::to_string(cudnnGetVersion()) + " cannot run it",
+                                     .found = what,
+                                     .expected = {},
+                                     .next = "set device.cuda.attention = \"own\""});
 }
 
-void require(const AttentionShape& shape, const fe::error_t& status) {
+void require(const AttentionShape& shape, fe::error_t status) {
   if (status.is_bad()) fail(shape, status.get_message());
 }
 
@@ -72,8 +72,7 @@ void build_forward(fe::graph::Graph& graph, const AttentionShape& s, std::int64_
   Tensor k = graph.tensor(describe(kKey, batch, s.kv_heads, s, s.packed()));
   Tensor v = graph.tensor(describe(kValue, batch, s.kv_heads, s, s.packed()));
   auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(stats).set_attn_scale(s.scale);
-  if (s.causal)
-    options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
   auto [out, logsumexp] = graph.sdpa(q, k, v, options);
   place(out, describe(kOut, batch, s.heads, s, s.width()));
   if (!stats) return;
@@ -92,8 +91,7 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
                      .set_name("attention_grad")
                      .set_attn_scale(s.scale)
                      .set_deterministic_algorithm(true);
-  if (s.causal)
-    options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
   auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
   place(dq, describe(kQueryGrad, batch, s.heads, s, s.packed()));
   place(dk, describe(kKeyGrad, batch, s.kv_heads, s, s.packed()));
@@ -104,8 +102,8 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
 
 bool cudnn_takes(const AttentionShape& s, const CudaTraits& gpu) {
   const std::int64_t largest_head = gpu.compute_capability == 90 ? 256 : 128;
-  return gpu.use_cudnn && s.dtype == DType::bf16 && !s.documents && s.head_dim % 8 == 0 &&
-         s.head_dim <= largest_head && s.sequence >= kShortestSequence;
+  return gpu.use_cudnn && s.dtype == DType::bf16 && !s.documents && s.head_dim % 8 == 0 && s.head_dim <= largest_head &&
+         s.sequence >= kShortestSequence;
 }
 
 std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pass) {

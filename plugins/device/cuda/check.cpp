@@ -28,8 +28,7 @@ void check_status(cudaError_t status, const char* call, const char* file, int li
 
 void check_status(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  fail(call, file, line,
-       std::string(cublasLtGetStatusName(status)) + " (" + cublasLtGetStatusString(status) + ")");
+  fail(call, file, line, std::string(cublasLtGetStatusName(status)) + " (" + cublasLtGetStatusString(status) + ")");
 }
 
 void check_status(cudnnStatus_t status, const char* call, const char* file, int line) {

@@ -164,8 +164,8 @@ OpSupport query_cast(const OpInstance& op, const CudaTraits&) {
 
 // ---- quantize ----
 
-/// Largest magnitude as the bits of a float: those of non-negative floats order as integers, so atomics are exact. A NaN
-/// does not take part.
+/// Largest magnitude as the bits of a float: those of non-negative floats order as integers, so atomics are exact. A
+/// NaN does not take part.
 template <class T>
 __global__ void amax_kernel(const T* __restrict__ x, std::int64_t count, std::int64_t eights, unsigned* amax_bits) {
   const std::int64_t thread = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;

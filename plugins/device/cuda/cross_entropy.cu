@@ -28,8 +28,8 @@ __device__ __forceinline__ float exponential<bf16>(float x) {
   return y;
 }
 
-/// Largest logit so far and the sum of exponentials relative to it (Milakov & Gimelshein, "Online normalizer calculation
-/// for softmax", 2018).
+/// Largest logit so far and the sum of exponentials relative to it (Milakov & Gimelshein, "Online normalizer
+/// calculation for softmax", 2018).
 struct Running {
   float maximum = -INFINITY;
   float sum = 0;
@@ -48,7 +48,7 @@ __device__ __forceinline__ Running combine(Running a, Running b) {
 template <class T>
 __device__ __forceinline__ Floats<T> logits_of(const Pack<T>& pack, std::int64_t at, std::int64_t vocabulary) {
   Floats<T> x = unpack(pack);
-  if (at + kPack<T> > vocabulary) {
+  if (at + kPack < T >> vocabulary) {
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i)
       if (at + i >= vocabulary) x.at[i] = -INFINITY;
@@ -213,7 +213,7 @@ auto* kernel_of(const CrossEntropy& plan) {
   using Kernel = void (*)(Arguments);
   const std::int64_t packs = (plan.vocabulary + kPack<T> - 1) / kPack<T>;
   Kernel train = packs > std::int64_t{plan.shared_rounds} * plan.threads ? Kernel(train_kernel<T, kRegisterRounds>)
-                                                                           : Kernel(train_kernel<T, 0>);
+                                                                         : Kernel(train_kernel<T, 0>);
   return plan.train ? train : Kernel(evaluate_kernel<T>);
 }
 
@@ -272,8 +272,8 @@ CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train
 void cross_entropy(const CrossEntropy& plan, void* logits, const std::int32_t* targets, float* losses,
                    std::int64_t rows, cudaStream_t stream) {
   if (rows == 0) return;
-  const Arguments arguments{logits,      targets,            losses,      plan.vocabulary,
-                            plan.stride, plan.shared_rounds, plan.z_loss, plan.seed};
+  const Arguments arguments{logits,      targets,  losses, plan.vocabulary, plan.stride, plan.shared_rounds,
+                            plan.z_loss, plan.seed};
   with_element(plan.dtype, [&](auto element) {
     kernel_of<decltype(element)>(plan)<<<static_cast<unsigned>(rows), plan.threads, shared_size(plan), stream>>>(
         arguments);

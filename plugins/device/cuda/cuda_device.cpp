@@ -32,9 +32,7 @@ class CudaGraph final : public Graph {
  public:
   explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
   ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
-  void launch(Stream stream) override {
-    QUERN_CUDA(cudaGraphLaunch(graph_, static_cast<cudaStream_t>(stream.handle)));
-  }
+  void launch(Stream stream) override { QUERN_CUDA(cudaGraphLaunch(graph_, static_cast<cudaStream_t>(stream.handle))); }
 
  private:
   cudaGraphExec_t graph_;
@@ -195,21 +193,21 @@ void* CudaDevice::allocate(MemoryKind kind, std::size_t bytes) {
   need_open("allocate");
   void* memory = nullptr;
   if (bytes == 0) bytes = 1;
-  cudaError_t status = kind == MemoryKind::device   ? cudaMalloc(&memory, bytes)
-                       : kind == MemoryKind::pinned ? cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)
-                                                    : cudaHostAlloc(&memory, bytes,
-                                                                    cudaHostAllocPortable | cudaHostAllocMapped);
+  cudaError_t status = kind == MemoryKind::device ? cudaMalloc(&memory, bytes)
+                       : kind == MemoryKind::pinned
+                           ? cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)
+                           : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
   if (status == cudaSuccess) return memory;
   cudaGetLastError();
   std::size_t free_bytes = 0, total_bytes = 0;
   cudaMemGetInfo(&free_bytes, &total_bytes);
   bool device = kind == MemoryKind::device;
-  throw resources_error(device ? "out of device memory" : "no more pinned host memory",
-                        "a request for " + std::to_string(bytes) + " bytes, " + cudaGetErrorName(status),
-                        device ? std::to_string(free_bytes) + " bytes are free of " + std::to_string(total_bytes)
-                               : std::string(),
-                        device ? "end other programs on this GPU, or set memory.device_budget"
-                               : "offload less, or raise the limit of locked memory");
+  throw resources_error(
+      device ? "out of device memory" : "no more pinned host memory",
+      "a request for " + std::to_string(bytes) + " bytes, " + cudaGetErrorName(status),
+      device ? std::to_string(free_bytes) + " bytes are free of " + std::to_string(total_bytes) : std::string(),
+      device ? "end other programs on this GPU, or set memory.device_budget"
+             : "offload less, or raise the limit of locked memory");
 }
 
 void CudaDevice::release(MemoryKind kind, void* memory) noexcept {
@@ -243,9 +241,7 @@ void CudaDevice::fill(void* to, std::uint8_t byte, std::size_t bytes, Stream str
   if (bytes > 0) QUERN_CUDA(cudaMemsetAsync(to, byte, bytes, as_stream(stream)));
 }
 
-void CudaDevice::record(Event event, Stream stream) {
-  QUERN_CUDA(cudaEventRecord(as_event(event), as_stream(stream)));
-}
+void CudaDevice::record(Event event, Stream stream) { QUERN_CUDA(cudaEventRecord(as_event(event), as_stream(stream))); }
 
 void CudaDevice::wait(Stream stream, Event event) {
   QUERN_CUDA(cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));
@@ -255,9 +251,9 @@ void CudaDevice::synchronize(Stream stream) {
   need_open("synchronize");
   cudaError_t status = cudaStreamSynchronize(as_stream(stream));
   if (status == cudaSuccess) return;
-  throw resources_error("work on the GPU failed", std::string(cudaGetErrorName(status)) + " (" +
-                                                      cudaGetErrorString(status) + ")",
-                        {}, "run with CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel");
+  throw resources_error("work on the GPU failed",
+                        std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")", {},
+                        "run with CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel");
 }
 
 // Relaxed mode: a kernel's code may be loaded at its first launch, which is harmless, but which stricter modes refuse.

@@ -1,5 +1,5 @@
-// embedding: y[n] = table[token[n]], and its gradient: rows of dy summed by token. The gradient sorts positions by token,
-// stably, and sums each token's rows in an order that its count alone fixes: the same bits every time.
+// embedding: y[n] = table[token[n]], and its gradient: rows of dy summed by token. The gradient sorts positions by
+// token, stably, and sums each token's rows in an order that its count alone fixes: the same bits every time.
 
 #include <algorithm>
 #include <string>
@@ -83,7 +83,9 @@ struct Buckets {
   int* order;  // (N)
 };
 
-__device__ __forceinline__ bool in_table(int token, std::int64_t vocabulary) { return token >= 0 && token < vocabulary; }
+__device__ __forceinline__ bool in_table(int token, std::int64_t vocabulary) {
+  return token >= 0 && token < vocabulary;
+}
 
 /// first[v + 1] = how often v occurs; zeroed before. Integer sums do not depend on their order.
 __global__ void count_kernel(const int* __restrict__ tokens, int count, std::int64_t vocabulary, int* first) {
@@ -159,8 +161,8 @@ __global__ void place_kernel(const int* __restrict__ tokens, int count, std::int
 template <class T, class Out, Access kAccess>
 __device__ __forceinline__ void store_sum(Out* row, std::int64_t at, std::int64_t columns, const Floats<T>& sum,
                                           bool add) {
-  constexpr int kParts = kPack<T> > kPack<Out> ? kPack<T> / kPack<Out> : 1;
-  if constexpr (kPack<Out> > kPack<T>) {  // fp32 sums into bf16: half a pack, element by element
+  constexpr int kParts = kPack < T >> kPack<Out> ? kPack<T> / kPack<Out> : 1;
+  if constexpr (kPack < Out >> kPack<T>) {  // fp32 sums into bf16: half a pack, element by element
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       if (at + i < columns) row[at + i] = from_float<Out>(add ? to_float(row[at + i]) + sum.at[i] : sum.at[i]);
@@ -186,8 +188,8 @@ __device__ __forceinline__ void add_row(Floats<T>& sum, const T* row, std::int64
   for (int i = 0; i < kPack<T>; ++i) sum.at[i] += values.at[i];
 }
 
-/// Tokens that occur at most kFewPositions times, a warp a vocabulary row. Rows without a token become zero unless added
-/// to.
+/// Tokens that occur at most kFewPositions times, a warp a vocabulary row. Rows without a token become zero unless
+/// added to.
 template <class T, class Out, Access kAccess>
 __global__ void sum_few_kernel(const T* __restrict__ dy, Buckets buckets, Out* __restrict__ dtable,
                                std::int64_t vocabulary, std::int64_t columns, bool add) {
@@ -203,8 +205,8 @@ __global__ void sum_few_kernel(const T* __restrict__ dy, Buckets buckets, Out* _
   }
 }
 
-/// Frequent tokens, a block each: warp w sums positions w, w + 8, ...; the warps' sums are added in order. Blocks look for
-/// frequent tokens among rows spread over the vocabulary, because those cluster at low ids.
+/// Frequent tokens, a block each: warp w sums positions w, w + 8, ...; the warps' sums are added in order. Blocks look
+/// for frequent tokens among rows spread over the vocabulary, because those cluster at low ids.
 template <class T, class Out, Access kAccess>
 __global__ void sum_many_kernel(const T* __restrict__ dy, Buckets buckets, Out* __restrict__ dtable,
                                 std::int64_t vocabulary, std::int64_t columns, bool add) {
@@ -276,11 +278,11 @@ void embedding_grad(const GradShape& shape, std::span<const View> inputs, std::s
       using T = decltype(element);
       using Out = decltype(sum);
       auto run = [&]<Access kAccess>() {
-        sum_few_kernel<T, Out, kAccess><<<resident, kThreads, 0, stream>>>(
-            dy.as<const T>(), buckets, dtable.as<Out>(), shape.vocabulary, shape.columns, shape.add);
+        sum_few_kernel<T, Out, kAccess><<<resident, kThreads, 0, stream>>>(dy.as<const T>(), buckets, dtable.as<Out>(),
+                                                                           shape.vocabulary, shape.columns, shape.add);
         QUERN_CUDA(cudaGetLastError());
-        sum_many_kernel<T, Out, kAccess><<<resident, kThreads, 0, stream>>>(
-            dy.as<const T>(), buckets, dtable.as<Out>(), shape.vocabulary, shape.columns, shape.add);
+        sum_many_kernel<T, Out, kAccess><<<resident, kThreads, 0, stream>>>(dy.as<const T>(), buckets, dtable.as<Out>(),
+                                                                            shape.vocabulary, shape.columns, shape.add);
         QUERN_CUDA(cudaGetLastError());
       };
       bool packed = packed_rows<T>(shape.columns, {dy.data, dtable.data}) && shape.columns % kPack<Out> == 0;

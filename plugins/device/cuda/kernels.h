@@ -1,7 +1,7 @@
 #pragma once
 // How CUDA kernels are found: each op family (one .cu a family) adds its kinds to a table. `query` answers at plan time
-// from the facts of a GPU, without the hardware; `prepare` makes a closure once per op instance, and whatever takes time,
-// memory or choice happens there, because launches are captured into graphs.
+// from the facts of a GPU, without the hardware; `prepare` makes a closure once per op instance, and whatever takes
+// time, memory or choice happens there, because launches are captured into graphs.
 
 #include <cuda_runtime_api.h>
 

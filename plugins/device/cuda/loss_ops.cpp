@@ -1,6 +1,6 @@
 // lm_loss: cross-entropy of logits x W^T against the targets, in nats, chunk by chunk over tokens so that logits are
-// never stored whole. lm_loss_train makes the gradients in the same pass; the weight's gradient adds up over chunks in its
-// own dtype, as it does over micro-steps.
+// never stored whole. lm_loss_train makes the gradients in the same pass; the weight's gradient adds up over chunks in
+// its own dtype, as it does over micro-steps.
 
 #include <algorithm>
 #include <memory>
@@ -29,8 +29,8 @@ struct Loss {
   std::int64_t tail() const { return tokens % chunk; }
 };
 
-/// A chunk's logits take about 1.25 GiB: fewer chunks write and read the weight's gradient less often. Chunks are of one
-/// size where a good one divides the tokens.
+/// A chunk's logits take about 1.25 GiB: fewer chunks write and read the weight's gradient less often. Chunks are of
+/// one size where a good one divides the tokens.
 std::int64_t default_chunk(std::int64_t tokens, std::int64_t row_bytes) {
   const std::int64_t limit = std::max<std::int64_t>((std::int64_t{5} << 28) / row_bytes, 256);
   if (tokens <= limit) return std::max<std::int64_t>(tokens, 1);
@@ -187,11 +187,11 @@ OpSupport query_stats(const OpInstance& op, const CudaTraits&) {
 }
 
 Launch prepare_stats(const OpInstance& op, CudaContext&) {
-  return [add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs,
-                                          const Exec& exec) {
-    add_loss_stats(inputs[0].as<const float>(), inputs[1].as<const std::int32_t>(), inputs[1].count(),
-                   outputs[0].as<double>(), add, stream_of(exec));
-  };
+  return
+      [add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+        add_loss_stats(inputs[0].as<const float>(), inputs[1].as<const std::int32_t>(), inputs[1].count(),
+                       outputs[0].as<double>(), add, stream_of(exec));
+      };
 }
 
 }  // namespace

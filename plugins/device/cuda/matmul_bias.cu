@@ -10,8 +10,8 @@ namespace quern::cuda {
 namespace {
 
 template <class Y, class B>
-__global__ void start_rows_kernel(Y* __restrict__ y, const B* __restrict__ bias, std::int64_t rows, std::int64_t columns,
-                                  bool add) {
+__global__ void start_rows_kernel(Y* __restrict__ y, const B* __restrict__ bias, std::int64_t rows,
+                                  std::int64_t columns, bool add) {
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     for (std::int64_t column = threadIdx.x; column < columns; column += blockDim.x) {
       Y& out = y[row * columns + column];

@@ -28,7 +28,7 @@ class MatmulChoices {
   void write_file(const std::string& path) const noexcept;
 
  private:
-  std::string owner_;                            ///< "NVIDIA H100 80GB HBM3, cuBLASLt 130100"
+  std::string owner_;                              ///< "NVIDIA H100 80GB HBM3, cuBLASLt 130100"
   std::map<std::string, std::string> algorithms_;  ///< product -> hexadecimal words
 };
 

@@ -78,8 +78,8 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
   if (narrow) set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(key.fast_accumulation));
   // A row-major (R, C) is a column-major (C, R).
   a_ = key.transpose_b ? make_layout(key.b, key.k, key.n) : make_layout(key.b, key.n, key.k);
-  b_ = key.transpose_a ? make_layout(key.a, key.m, key.k, key.stride_a)
-                        : make_layout(key.a, key.k, key.m, key.stride_a);
+  b_ =
+      key.transpose_a ? make_layout(key.a, key.m, key.k, key.stride_a) : make_layout(key.a, key.k, key.m, key.stride_a);
   y_ = make_layout(key.y, key.n, key.m, key.stride_y);
 }
 
@@ -121,8 +121,8 @@ std::vector<cublasLtMatmulAlgo_t> MatmulPlan::candidates(cublasLtHandle_t lt, in
   }
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(count));
   int found = 0;
-  cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt, product_, a_, b_, y_, y_, preference, count,
-                                                         results.data(), &found);
+  cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(lt, product_, a_, b_, y_, y_, preference, count, results.data(), &found);
   cublasLtMatmulPreferenceDestroy(preference);
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   if (status != CUBLAS_STATUS_SUCCESS) return algorithms;

@@ -1,6 +1,7 @@
 #pragma once
-// Matrix products through cuBLASLt: descriptors built once, candidate algorithms timed once, the choice kept. cuBLASLt is
-// column-major; a row-major y = op(a) op(b) is the column-major y^T = op(b)^T op(a)^T, so its A is our b and its B our a.
+// Matrix products through cuBLASLt: descriptors built once, candidate algorithms timed once, the choice kept. cuBLASLt
+// is column-major; a row-major y = op(a) op(b) is the column-major y^T = op(b)^T op(a)^T, so its A is our b and its B
+// our a.
 
 #include <cublasLt.h>
 
@@ -29,8 +30,8 @@ struct MatmulKey {
   bool bias = false;  ///< (n) in y's dtype, bf16 for 8-bit operands, added in fp32
   bool accumulate = false;
   ScaleMode scales = ScaleMode::none;
-  bool fast_accumulation = false;  ///< 8-bit operands: sum in fewer bits
-  int alignment = 256;             ///< bytes to which all operands are aligned, a power of two
+  bool fast_accumulation = false;           ///< 8-bit operands: sum in fewer bits
+  int alignment = 256;                      ///< bytes to which all operands are aligned, a power of two
   std::int64_t stride_a = 0, stride_y = 0;  ///< elements from one stored row to the next; 0: contiguous
 
   std::string text() const;

@@ -17,8 +17,8 @@ struct TimedChoice {
   bool timed = false;  ///< false: there was no memory to time with, and the library's first guess is taken
 };
 
-/// The fastest of `candidates`, which are not empty. Where scratch for the whole product does not fit, a smaller product
-/// of the same layout is timed.
+/// The fastest of `candidates`, which are not empty. Where scratch for the whole product does not fit, a smaller
+/// product of the same layout is timed.
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key,
                            const std::vector<cublasLtMatmulAlgo_t>& candidates);
 

@@ -22,7 +22,8 @@ inline OptionTable<CudaOptions> cuda_options() {
   t.add("assume", &CudaOptions::assume, "GPU to plan for; auto: the first one here, or else an H100")
       .one_of(assumable_gpus());
   t.add("memory", &CudaOptions::memory, "MiB of device memory that the run may take; 0: nearly all").at_least(0);
-  t.add("attention", &CudaOptions::attention, "auto: cuDNN where it can; own: own kernels, slower").one_of({"auto", "own"});
+  t.add("attention", &CudaOptions::attention, "auto: cuDNN where it can; own: own kernels, slower")
+      .one_of({"auto", "own"});
   t.add("matmul_candidates", &CudaOptions::matmul_candidates, "algorithms that are timed for each matrix product")
       .at_least(1)
       .at_most(64);

@@ -17,7 +17,10 @@ Llama::Llama(const LlamaOptions& options)
     : o_(checked(options)), heads_(o_.heads()), rope_(rope_frequencies(o_.rope(), heads_.head_dim)) {}
 
 ModelTraits Llama::traits() const {
-  return {.layers = o_.num_hidden_layers, .width = o_.hidden_size, .vocabulary = o_.vocab_size, .max_positions = o_.max_position_embeddings};
+  return {.layers = o_.num_hidden_layers,
+          .width = o_.hidden_size,
+          .vocabulary = o_.vocab_size,
+          .max_positions = o_.max_position_embeddings};
 }
 
 std::vector<ParameterSpec> Llama::parameters() const {
@@ -29,7 +32,9 @@ std::vector<ParameterSpec> Llama::parameters() const {
   const auto ones = Init::Kind::ones;
   // Query, key and value (gate and up) are one stored matrix, so that each is one product.
   auto qkv = [&](const std::string& suffix, const Init& init) -> std::vector<ParameterPart> {
-    return {{layer + "self_attn.q_proj" + suffix, q, init}, {layer + "self_attn.k_proj" + suffix, kv, init}, {layer + "self_attn.v_proj" + suffix, kv, init}};
+    return {{layer + "self_attn.q_proj" + suffix, q, init},
+            {layer + "self_attn.k_proj" + suffix, kv, init},
+            {layer + "self_attn.v_proj" + suffix, kv, init}};
   };
   auto gate_up = [&](const std::string& suffix, const Init& init) -> std::vector<ParameterPart> {
     return {{layer + "mlp.gate_proj" + suffix, ffn, init}, {layer + "mlp.up_proj" + suffix, ffn, init}};
@@ -52,7 +57,8 @@ std::vector<ParameterSpec> Llama::parameters() const {
     list.push_back(packed("gate_up.bias", block, gate_up(".bias", zeros), 1));
     list.push_back(vector("down.bias", block, layer + "mlp.down_proj.bias", width, Init::Kind::zeros));
   }
-  if (!o_.tie_word_embeddings) list.push_back(matrix("lm_head.weight", head, "lm_head.weight", o_.vocab_size, width, normal));
+  if (!o_.tie_word_embeddings)
+    list.push_back(matrix("lm_head.weight", head, "lm_head.weight", o_.vocab_size, width, normal));
   return list;
 }
 

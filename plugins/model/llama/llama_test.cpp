@@ -36,17 +36,26 @@ const ParameterSpec& find(const std::vector<ParameterSpec>& list, const std::str
 }
 
 // Llama 3.2 1B, as transformers 5 writes it.
-const char* const kLlama32 = R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
-  "eos_token_id": [128001, 128008], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
-  "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32,
+const char* const kLlama32 =
+    R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 128000,
+  "eos_token_id": [128001, 128008], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+  "initializer_range": 0.02,
+  "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+  "num_attention_heads": 32,
   "num_hidden_layers": 16, "num_key_value_heads": 8, "pad_token_id": null, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-  "rope_parameters": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-  "rope_theta": 500000.0, "rope_type": "llama3"}, "tie_word_embeddings": true, "transformers_version": "5.0.0", "use_cache": true,
+  "rope_parameters": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+  "original_max_position_embeddings": 8192,
+  "rope_theta": 500000.0, "rope_type": "llama3"}, "tie_word_embeddings": true, "transformers_version": "5.0.0",
+  "use_cache": true,
   "vocab_size": 128256})";
 // Llama 2 7B, as first published: no rope_theta, no attention_bias, null for no scaling.
-const char* const kLlama2 = R"({"_name_or_path": "llama", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
-  "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096,
-  "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1,
+const char* const kLlama2 =
+    R"({"_name_or_path": "llama", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+  "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+  "max_position_embeddings": 4096,
+  "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+  "pretraining_tp": 1,
   "rms_norm_eps": 1e-05, "rope_scaling": null, "tie_word_embeddings": false, "torch_dtype": "float16",
   "transformers_version": "4.31.0.dev0", "use_cache": true, "vocab_size": 32000})";
 
@@ -117,7 +126,8 @@ TEST_CASE("config.json survives reading and writing") {
 TEST_CASE("sizes that do not fit are refused when the model is made") {
   LlamaOptions o = small();
   o.num_key_value_heads = 4;
-  CHECK_THROWS_WITH_AS(Llama{o}, doctest::Contains("model.llama: sizes that cannot be used:\n  num_key_value_heads: found 4"), Error);
+  CHECK_THROWS_WITH_AS(
+      Llama{o}, doctest::Contains("model.llama: sizes that cannot be used:\n  num_key_value_heads: found 4"), Error);
 }
 
 TEST_CASE("the plugin makes a model from options") {
@@ -128,7 +138,8 @@ TEST_CASE("the plugin makes a model from options") {
   CHECK(factory.kind == "model");
   CHECK(factory.id == "llama");
   OptionValues values;
-  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"}) values.set(key, std::int64_t{8});
+  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"})
+    values.set(key, std::int64_t{8});
   CHECK_THROWS_WITH_AS(factory.create(values), doctest::Contains("num_hidden_layers: missing"), Error);
   values.set("num_hidden_layers", std::int64_t{3});
   values.set("num_attention_heads", std::int64_t{2});

@@ -19,10 +19,12 @@ inline OptionTable<LlamaOptions> llama_options() {
 }
 
 inline HfModel llama_config() {
-  return {.model_type = "llama",
-          .architecture = "LlamaForCausalLM",
-          .options = llama_options().specs(),
-          .neutral = {{.key = "rope_interleaved", .accepted = {false}, .because = "quern rotates halves, as Hugging Face does"}}};
+  return {
+      .model_type = "llama",
+      .architecture = "LlamaForCausalLM",
+      .options = llama_options().specs(),
+      .neutral = {
+          {.key = "rope_interleaved", .accepted = {false}, .because = "quern rotates halves, as Hugging Face does"}}};
 }
 
 }  // namespace quern::llama

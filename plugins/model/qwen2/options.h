@@ -13,13 +13,14 @@ struct Qwen2Options : DecoderOptions {
 inline OptionTable<Qwen2Options> qwen2_options() { return decoder_options<Qwen2Options>(); }
 
 inline HfModel qwen2_config() {
-  return {.model_type = "qwen2",
-          .architecture = "Qwen2ForCausalLM",
-          .options = qwen2_options().specs(),
-          .neutral = {{.key = "use_sliding_window", .accepted = {false}, .because = "quern attends to all earlier tokens"},
-                      {.key = "sliding_window"},  // these two say nothing unless it is used
-                      {.key = "max_window_layers"},
-                      {.key = "use_mrope", .accepted = {false}, .because = "quern knows text positions only"}}};
+  return {
+      .model_type = "qwen2",
+      .architecture = "Qwen2ForCausalLM",
+      .options = qwen2_options().specs(),
+      .neutral = {{.key = "use_sliding_window", .accepted = {false}, .because = "quern attends to all earlier tokens"},
+                  {.key = "sliding_window"},  // these two say nothing unless it is used
+                  {.key = "max_window_layers"},
+                  {.key = "use_mrope", .accepted = {false}, .because = "quern knows text positions only"}}};
 }
 
 }  // namespace quern::qwen2

@@ -17,7 +17,10 @@ Qwen2::Qwen2(const Qwen2Options& options)
     : o_(checked(options)), heads_(o_.heads()), rope_(rope_frequencies(o_.rope(), heads_.head_dim)) {}
 
 ModelTraits Qwen2::traits() const {
-  return {.layers = o_.num_hidden_layers, .width = o_.hidden_size, .vocabulary = o_.vocab_size, .max_positions = o_.max_position_embeddings};
+  return {.layers = o_.num_hidden_layers,
+          .width = o_.hidden_size,
+          .vocabulary = o_.vocab_size,
+          .max_positions = o_.max_position_embeddings};
 }
 
 std::vector<ParameterSpec> Qwen2::parameters() const {
@@ -29,7 +32,9 @@ std::vector<ParameterSpec> Qwen2::parameters() const {
   const auto ones = Init::Kind::ones;
   // Query, key and value (gate and up) are one stored matrix, so that each is one product.
   auto qkv = [&](const std::string& suffix, const Init& init) -> std::vector<ParameterPart> {
-    return {{layer + "self_attn.q_proj" + suffix, q, init}, {layer + "self_attn.k_proj" + suffix, kv, init}, {layer + "self_attn.v_proj" + suffix, kv, init}};
+    return {{layer + "self_attn.q_proj" + suffix, q, init},
+            {layer + "self_attn.k_proj" + suffix, kv, init},
+            {layer + "self_attn.v_proj" + suffix, kv, init}};
   };
   std::vector<ParameterSpec> list = {
       matrix("embedding.weight", embedding, "model.embed_tokens.weight", o_.vocab_size, width, normal),
@@ -38,11 +43,13 @@ std::vector<ParameterSpec> Qwen2::parameters() const {
       packed("qkv.bias", block, qkv(".bias", zeros), 1),
       matrix("o.weight", block, layer + "self_attn.o_proj.weight", width, q, normal),
       vector("ffn_norm.weight", block, layer + "post_attention_layernorm.weight", width, ones),
-      packed("gate_up.weight", block, {{layer + "mlp.gate_proj.weight", ffn, normal}, {layer + "mlp.up_proj.weight", ffn, normal}}, width),
+      packed("gate_up.weight", block,
+             {{layer + "mlp.gate_proj.weight", ffn, normal}, {layer + "mlp.up_proj.weight", ffn, normal}}, width),
       matrix("down.weight", block, layer + "mlp.down_proj.weight", width, ffn, normal),
       vector("final_norm.weight", head, "model.norm.weight", width, ones),
   };
-  if (!o_.tie_word_embeddings) list.push_back(matrix("lm_head.weight", head, "lm_head.weight", o_.vocab_size, width, normal));
+  if (!o_.tie_word_embeddings)
+    list.push_back(matrix("lm_head.weight", head, "lm_head.weight", o_.vocab_size, width, normal));
   return list;
 }
 

@@ -21,11 +21,16 @@ Qwen2Options from_config(const std::string& text) {
 }
 
 // Qwen2.5 0.5B, as published.
-const std::string kQwen25 = R"({"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
-  "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864, "max_position_embeddings": 32768,
-  "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
-  "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
-  "transformers_version": "4.40.1", "use_cache": true, "use_mrope": false, "use_sliding_window": false, "vocab_size": 151936})";
+const std::string kQwen25 =
+    R"({"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+  "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
+  "max_position_embeddings": 32768,
+  "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
+  "num_key_value_heads": 2,
+  "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true,
+  "torch_dtype": "bfloat16",
+  "transformers_version": "4.40.1", "use_cache": true, "use_mrope": false, "use_sliding_window": false,
+  "vocab_size": 151936})";
 
 }  // namespace
 
@@ -68,10 +73,13 @@ TEST_CASE("sliding windows and fields of other models are refused") {
   auto with = [](const std::string& fields) { return kQwen25.substr(0, kQwen25.size() - 1) + ", " + fields + "}"; };
   std::string windows = kQwen25;
   windows.replace(windows.find("\"use_sliding_window\": false"), 27, "\"use_sliding_window\": true ");
-  CHECK_THROWS_WITH_AS(from_config(windows), doctest::Contains("use_sliding_window: found true, expected false"), Error);
-  CHECK_THROWS_WITH_AS(from_config(with(R"("layer_types": ["sliding_attention"])")), doctest::Contains("layer_types"), Error);
+  CHECK_THROWS_WITH_AS(from_config(windows), doctest::Contains("use_sliding_window: found true, expected false"),
+                       Error);
+  CHECK_THROWS_WITH_AS(from_config(with(R"("layer_types": ["sliding_attention"])")), doctest::Contains("layer_types"),
+                       Error);
   CHECK_THROWS_WITH_AS(from_config(with(R"("attention_bias": false)")), doctest::Contains("attention_bias"), Error);
-  CHECK_THROWS_WITH_AS(from_config(with(R"("rope_scaling": {"type": "dynamic", "factor": 2.0})")), doctest::Contains("found \"dynamic\""), Error);
+  CHECK_THROWS_WITH_AS(from_config(with(R"("rope_scaling": {"type": "dynamic", "factor": 2.0})")),
+                       doctest::Contains("found \"dynamic\""), Error);
 }
 
 TEST_CASE("the plugin makes a model from options") {
@@ -80,7 +88,8 @@ TEST_CASE("the plugin makes a model from options") {
   REQUIRE(manifest.factories.size() == 1);
   CHECK(manifest.factories[0].id == "qwen2");
   OptionValues values;
-  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"}) values.set(key, std::int64_t{8});
+  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"})
+    values.set(key, std::int64_t{8});
   values.set("head_dim", std::int64_t{4});
   std::unique_ptr<Model> model(static_cast<Model*>(manifest.factories[0].create(values)));
   CHECK(model->traits().max_positions == 32768);

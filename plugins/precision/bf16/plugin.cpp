@@ -1,4 +1,5 @@
-// bf16 activations and working weights; products read bf16 and sum in fp32. Master weights are the optimizer's business.
+// bf16 activations and working weights; products read bf16 and sum in fp32. Master weights are the optimizer's
+// business.
 #include "quern/plugin.h"
 
 namespace {
@@ -6,11 +7,14 @@ namespace {
 class Bf16 final : public quern::PrecisionBackend {
  public:
   const quern::PrecisionTraits& traits() const override { return traits_; }
-  void lower(const quern::ProductSite& site, quern::Lowering& lowering) const override { quern::lower_to_matmul(site, lowering); }
+  void lower(const quern::ProductSite& site, quern::Lowering& lowering) const override {
+    quern::lower_to_matmul(site, lowering);
+  }
   quern::Attributes loss_attributes() const override { return {}; }
 
  private:
-  quern::PrecisionTraits traits_{.activation = quern::DType::bf16, .working = quern::DType::bf16, .matmul = quern::DType::bf16};
+  quern::PrecisionTraits traits_{
+      .activation = quern::DType::bf16, .working = quern::DType::bf16, .matmul = quern::DType::bf16};
 };
 
 }  // namespace

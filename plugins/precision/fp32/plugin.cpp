@@ -6,11 +6,14 @@ namespace {
 class Fp32 final : public quern::PrecisionBackend {
  public:
   const quern::PrecisionTraits& traits() const override { return traits_; }
-  void lower(const quern::ProductSite& site, quern::Lowering& lowering) const override { quern::lower_to_matmul(site, lowering); }
+  void lower(const quern::ProductSite& site, quern::Lowering& lowering) const override {
+    quern::lower_to_matmul(site, lowering);
+  }
   quern::Attributes loss_attributes() const override { return {}; }
 
  private:
-  quern::PrecisionTraits traits_{.activation = quern::DType::f32, .working = quern::DType::f32, .matmul = quern::DType::f32};
+  quern::PrecisionTraits traits_{
+      .activation = quern::DType::f32, .working = quern::DType::f32, .matmul = quern::DType::f32};
 };
 
 }  // namespace

@@ -21,8 +21,12 @@ class RecordedLowering final : public Lowering {
   std::vector<WorkingCopy> copies;
 
   const Program& program() const override { return program_; }
-  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes, std::string) override {
-    emitted.push_back({.kind = std::move(kind), .inputs = std::move(inputs), .outputs = {next_}, .attributes = std::move(attributes)});
+  std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,
+                            std::string) override {
+    emitted.push_back({.kind = std::move(kind),
+                       .inputs = std::move(inputs),
+                       .outputs = {next_},
+                       .attributes = std::move(attributes)});
     return {next_++};
   }
   void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) override {

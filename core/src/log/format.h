@@ -1,0 +1,17 @@
+#pragma once
+// Numbers as people read them: three digits or so, with a unit.
+
+#include <string>
+
+namespace quern {
+
+/// "950", "3.4k", "494M", "1.2B", "3.0T"; below 100, fractions have one digit: "0.5".
+std::string format_count(double value);
+/// "512 B", "1.5 GiB".
+std::string format_bytes(double bytes);
+/// "120ms", "3.2s", "45s", "2m10s", "1h05m", "2d03h"; "?" when it is not known (negative or not finite).
+std::string format_duration(double seconds);
+/// "4.8123"; "nan" and "inf" for what is not finite.
+std::string format_fixed(double value, int digits);
+
+}  // namespace quern

@@ -1,0 +1,88 @@
+// Words of the command line: which command, and its options. Help goes to standard output and is no error.
+#include <algorithm>
+#include <iostream>
+
+#include <boost/program_options/errors.hpp>
+#include <boost/program_options/parsers.hpp>
+#include <boost/program_options/value_semantic.hpp>
+
+#include "commands.h"
+#include "quern/error.h"
+#include "quern/options.h"
+
+namespace quern::cli {
+
+namespace po = boost::program_options;
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& where, const std::string& what, std::string found, std::string expected,
+                         std::string next) {
+  throw Error(ErrorCode::config, {.where = where,
+                                  .what = what,
+                                  .found = std::move(found),
+                                  .expected = std::move(expected),
+                                  .next = std::move(next)});
+}
+
+}  // namespace
+
+int dispatch(const std::string& owner, std::span<const Command> commands, const Arguments& arguments) {
+  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
+    std::cout << "usage: " << owner << " COMMAND ...\n\ncommands:\n";
+    for (const Command& command : commands) {
+      std::string name = command.name;
+      name.resize(std::max<std::size_t>(name.size() + 2, 12), ' ');
+      std::cout << "  " << name << command.help << "\n";
+    }
+    std::cout << "\n`" << owner << " COMMAND --help` describes one.\n";
+    return 0;
+  }
+  std::vector<std::string> names;
+  for (const Command& command : commands) {
+    if (arguments[0] == command.name) return command.run({arguments.begin() + 1, arguments.end()});
+    names.emplace_back(command.name);
+  }
+  std::string known;
+  for (const std::string& name : names) known.append(known.empty() ? "" : ", ").append(name);
+  const std::string near = nearest_name(arguments[0], names);
+  refuse(owner, "unknown command", to_string(OptionValue(arguments[0])), "one of " + known,
+         near.empty() ? near : "nearest name `" + near + "`");
+}
+
+bool parse(const std::string& usage, po::options_description options, const std::vector<std::string>& positional,
+           const Arguments& arguments, po::variables_map& values) {
+  options.add_options()("help,h", "show this");
+  po::options_description all;
+  all.add(options);
+  po::positional_options_description places;
+  for (const std::string& name : positional) {
+    all.add_options()(name.c_str(), po::value<std::string>());
+    places.add(name.c_str(), 1);
+  }
+  const int style = po::command_line_style::default_style & ~po::command_line_style::allow_guessing;
+  try {
+    po::store(po::command_line_parser(arguments).options(all).positional(places).style(style).run(), values);
+  } catch (const po::error& e) {
+    refuse(usage, e.what(), {}, {}, "see --help");
+  }
+  if (values.count("help")) {
+    std::cout << "usage: " << usage << "\n\n" << options;
+    return false;
+  }
+  for (const std::string& name : positional)
+    if (!values.count(name)) refuse(usage, "missing " + name, {}, {}, "see --help");
+  return true;
+}
+
+std::optional<RunArguments> parse_run(const std::string& usage, po::options_description options, const Arguments& arguments) {
+  options.add_options()("set", po::value<std::vector<std::string>>()->composing()->value_name("a.b=v"), "override a key; may be repeated");
+  RunArguments run;
+  if (!parse(usage, options, {"FILE"}, arguments, run.values)) return std::nullopt;
+  run.document = ConfigDocument::read(run.values["FILE"].as<std::string>());
+  if (run.values.count("set"))
+    for (const std::string& assignment : run.values["set"].as<std::vector<std::string>>()) run.document.set(assignment);
+  return run;
+}
+
+}  // namespace quern::cli

@@ -1,0 +1,110 @@
+// The program as a user meets it: what it prints, where, and its exit code.
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Outcome {
+  int code;
+  std::string text;  // both streams, as far as `arguments` lets them through
+};
+
+Outcome quern(const std::string& arguments, const std::string& environment = "") {
+  const std::string command = environment + " " + QUERN_CLI + " " + arguments;
+  FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Outcome outcome{0, {}};
+  char buffer[4096];
+  while (std::size_t count = fread(buffer, 1, sizeof buffer, pipe)) outcome.text.append(buffer, count);
+  const int status = pclose(pipe);
+  REQUIRE(WIFEXITED(status));
+  outcome.code = WEXITSTATUS(status);
+  return outcome;
+}
+
+bool has(const Outcome& outcome, const std::string& part) { return outcome.text.find(part) != std::string::npos; }
+
+struct ConfigFile {
+  fs::path path = fs::path(QUERN_BUILD_DIR) / ("cli_test_" + std::to_string(getpid()) + ".toml");
+  explicit ConfigFile(const std::string& text) { std::ofstream(path) << text; }
+  ~ConfigFile() { fs::remove(path); }
+};
+
+}  // namespace
+
+TEST_CASE("help and version go to standard output and succeed") {
+  for (const char* words : {"--help", "-h", "", "config --help", "plugins", "config show --help", "plugins info -h"}) {
+    CAPTURE(words);
+    Outcome outcome = quern(std::string(words) + " 2>/dev/null");
+    CHECK(outcome.code == 0);
+    CHECK(has(outcome, "usage: quern"));
+  }
+  CHECK(has(quern("--version"), "quern 0."));
+}
+
+TEST_CASE("an unknown command is a config error with the nearest name, on standard error") {
+  Outcome outcome = quern("confg 2>&1 >/dev/null");
+  CHECK(outcome.code == 2);
+  CHECK(outcome.text ==
+        "quern: error: quern: unknown command: found \"confg\", expected one of train, plan, bench, config, plugins; nearest name "
+        "`config`\n");
+  CHECK(quern("config shw 2>&1").code == 2);
+  CHECK(has(quern("config show 2>&1"), "missing FILE"));
+  CHECK(quern("config show a b 2>&1").code == 2);
+  CHECK(quern("config show --sett a.b=1 x 2>&1").code == 2);
+  CHECK(quern("config show --se a.b=1 x 2>&1").code == 2);  // no guessing: a later option must not change a script
+}
+
+TEST_CASE("config errors come together and leave with code 2, unreadable files with 3") {
+  ConfigFile file("[model]\n[device]\nordinal = -1\n[modle]\n");
+  Outcome outcome = quern("config check " + file.path.string() + " --set device.foo=1 2>&1 >/dev/null");
+  CHECK(outcome.code == 2);
+  for (const char* part :
+       {"model.id: missing", ":3:1: device.ordinal: out of range, found -1", ":4:2: modle: unknown section",
+        "nearest name `model`", "--set device.foo: device.foo: unknown key"}) {
+    CAPTURE(part);
+    CHECK(has(outcome, part));
+  }
+  CHECK(quern("config check /nowhere/run.toml 2>&1").code == 3);
+}
+
+TEST_CASE("plugins are listed, broken ones with their refusal, and described") {
+  const std::string folder = "QUERN_PLUGIN_PATH=" QUERN_BUILD_DIR "/tests/bad_plugins";
+  Outcome list = quern("plugins list 2>&1", folder);
+  CHECK(list.code == 0);
+  CHECK(has(list, "log good: writes nothing (good 1.2, "));
+  CHECK(has(list, "log wrong_id: CANNOT BE LOADED: "));
+  CHECK(has(list, QUERN_BUILD_DIR "/plugins\n"));
+  Outcome info = quern("plugins info log good 2>&1", folder);
+  CHECK(info.code == 0);
+  CHECK(has(info, "`every`"));
+  CHECK(has(info, "licence: Apache-2.0"));
+  CHECK(has(quern("plugins info log goof 2>&1", folder), "nearest name `good`"));
+  CHECK(has(quern("plugins info logg good 2>&1", folder), "nearest name `log`"));
+}
+
+TEST_CASE("the reference is printed") {
+  Outcome outcome = quern("config reference 2>/dev/null");
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome, "# Configuration reference"));
+  CHECK(has(outcome, "## [device]"));
+}
+
+TEST_CASE("output that cannot be written is an error") {
+  if (!fs::exists("/dev/full")) {
+    MESSAGE("skipped: this system has no /dev/full");
+    return;
+  }
+  Outcome outcome = quern("config reference 2>&1 >/dev/full");
+  CHECK(outcome.code == 4);
+  CHECK(has(outcome, "standard output: cannot be written"));
+}

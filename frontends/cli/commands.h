@@ -1,0 +1,51 @@
+#pragma once
+// The commands of `quern`, one file each. A command gets the words after its name, prints its result to standard
+// output, returns the exit code, and throws quern::Error for what goes wrong; main() prints that and takes its code.
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <boost/program_options/options_description.hpp>
+#include <boost/program_options/positional_options.hpp>
+#include <boost/program_options/variables_map.hpp>
+
+#include "config/document.h"
+
+namespace quern::cli {
+
+using Arguments = std::vector<std::string>;
+
+struct Command {
+  const char* name;
+  const char* help;
+  int (*run)(const Arguments&);
+};
+
+int train_command(const Arguments& arguments);
+int bench_command(const Arguments& arguments);
+int plan_command(const Arguments& arguments);
+int config_command(const Arguments& arguments);
+int plugins_command(const Arguments& arguments);
+
+/// Runs the one of `commands` that `arguments` begins with; `owner` is "quern" or "quern config". Help for --help,
+/// -h or no words at all; a config error with the nearest name for an unknown command.
+int dispatch(const std::string& owner, std::span<const Command> commands, const Arguments& arguments);
+
+/// Parses a command's words. `usage` is its first help line; positional words go to the options that `positional`
+/// names, all of which are required. Prints help and returns false for --help; throws a config error for bad words.
+bool parse(const std::string& usage, boost::program_options::options_description options,
+           const std::vector<std::string>& positional, const Arguments& arguments,
+           boost::program_options::variables_map& values);
+
+/// A command on a run's config: FILE, its --set words laid over it, and options of the command's own.
+struct RunArguments {
+  ConfigDocument document;
+  boost::program_options::variables_map values;
+};
+/// Empty after --help.
+std::optional<RunArguments> parse_run(const std::string& usage, boost::program_options::options_description options,
+                                      const Arguments& arguments);
+
+}  // namespace quern::cli

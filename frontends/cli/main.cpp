@@ -1,0 +1,55 @@
+// quern: picks a command, prints an Error once, and leaves with its code. Nothing escapes as an exception.
+#include <exception>
+#include <iostream>
+
+#include "commands.h"
+#include "quern/error.h"
+#include "quern/plugin.h"
+
+namespace quern::cli {
+
+namespace {
+
+constexpr Command kCommands[] = {
+    {"train", "train a model as a config says", train_command},
+    {"plan", "show what a run will take: memory, work, programs", plan_command},
+    {"bench", "time training steps, op by op", bench_command},
+    {"config", "show, check and describe configurations", config_command},
+    {"plugins", "list and describe plugins", plugins_command},
+};
+
+int run(const Arguments& arguments) {
+  int code = 0;
+  if (!arguments.empty() && arguments[0] == "--version")
+    std::cout << "quern " QUERN_VERSION " (SDK " << kSdkVersion << ", ABI " QUERN_ABI_TAG ")\n";
+  else
+    code = dispatch("quern", kCommands, arguments);
+  if (!std::cout.flush())
+    throw Error(ErrorCode::resources, {.where = "standard output", .what = "cannot be written", .found = {},
+                                       .expected = {}, .next = "check the disk or pipe that it goes to"});
+  return code;
+}
+
+int fail(const char* text, ErrorCode code) {
+  std::cerr << "quern: error: " << text << "\n";
+  return static_cast<int>(code);
+}
+
+}  // namespace
+
+}  // namespace quern::cli
+
+int main(int argc, char** argv) {
+  using namespace quern;
+  try {
+    return cli::run(cli::Arguments(argv + 1, argv + argc));
+  } catch (const Error& error) {
+    return cli::fail(error.what(), error.code());
+  } catch (const std::bad_alloc&) {
+    return cli::fail("out of host memory", ErrorCode::resources);
+  } catch (const std::exception& e) {
+    return cli::fail(e.what(), ErrorCode::internal);
+  } catch (...) {
+    return cli::fail("an exception of unknown type", ErrorCode::internal);
+  }
+}

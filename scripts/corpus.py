@@ -1,0 +1,173 @@
+"""Documents of a corpus: where they come from and which split they go to.
+
+Everything streams: a document is opened when read, and read a block at a time. docs/token-files.md
+states the rule of the split; tokenize.py is the command line.
+"""
+
+import codecs
+import io
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+MANY_DOCUMENTS = 100  # from here on, whole documents are held out
+READ_BYTES = 1 << 20
+
+
+class InputError(Exception):
+    """An input that cannot be used; the message says which, why and what to do."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """The bytes [begin, end) of something that opens as UTF-8 text."""
+
+    name: str
+    open: Callable[[], BinaryIO]
+    end: int
+    begin: int = 0
+
+    def blocks(self) -> Iterator[bytes]:
+        with self.open() as file:
+            file.seek(self.begin)
+            left = self.end - self.begin
+            while left > 0:
+                block = file.read(min(left, READ_BYTES))
+                if not block:
+                    raise InputError(f"{self.name}: ended {left} bytes early; was it changed while being read?")
+                left -= len(block)
+                yield block
+
+    def text(self) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            for block in self.blocks():
+                yield decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self.name}: not UTF-8 ({error.reason}); convert it with iconv first") from None
+
+
+def document_from_string(name, text):
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name}: character {error.start} is not text ({error.reason})") from None
+    return Document(name, lambda: io.BytesIO(data), len(data))
+
+
+def read_text_file(path, field):
+    yield Document(str(path), lambda: open(path, "rb"), path.stat().st_size)
+
+
+def read_json_lines(path, field):
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{path}:{number}: not JSON: {error}") from None
+            yield document_from_row(f"{path}:{number}", row, field)
+
+
+def read_parquet(path, field):
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(f"{path}: reading parquet needs pyarrow; run .venv/bin/pip install pyarrow") from None
+    file = pyarrow.parquet.ParquetFile(path)
+    if field not in file.schema_arrow.names:
+        raise InputError(f"{path}: no column '{field}' among {file.schema_arrow.names}; name it with --text-field")
+    rows = (row for batch in file.iter_batches(batch_size=1024, columns=[field]) for row in batch.to_pylist())
+    for number, row in enumerate(rows, 1):
+        yield document_from_row(f"{path}:row {number}", row, field)
+
+
+READERS = {".txt": read_text_file, ".jsonl": read_json_lines, ".parquet": read_parquet}
+
+
+def document_from_row(name, row, field):
+    text = row.get(field) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        found = sorted(row) if isinstance(row, dict) else type(row).__name__
+        raise InputError(f"{name}: no text in field '{field}', found {found}; name it with --text-field")
+    return document_from_string(name, text)
+
+
+def find_files(paths):
+    """The files behind `paths`, folders searched and sorted."""
+    files = []
+    for path in map(Path, paths):
+        found = sorted(p for p in path.rglob("*") if p.suffix in READERS) if path.is_dir() else [path]
+        if not found:
+            raise InputError(f"{path}: no {', '.join(READERS)} file in this folder")
+        files += found
+    for path in files:
+        if path.suffix not in READERS:
+            raise InputError(f"{path}: unknown kind of file, expected {', '.join(READERS)}")
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+    return files
+
+
+def read_files(files, field):
+    return itertools.chain.from_iterable(READERS[path.suffix](path, field) for path in files)
+
+
+def read_dataset(name, subset, split, field):
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(
+            f"dataset {name}: needs the 'datasets' package; run .venv/bin/pip install datasets, "
+            "or save the texts as .jsonl and name that file instead"
+        ) from None
+    for number, row in enumerate(datasets.load_dataset(name, subset, split=split, streaming=True)):
+        yield document_from_row(f"{name}:{number}", row, field)
+
+
+class Split:
+    """Assigns a corpus to "train" and "val"; iterate it as often as needed for (split, Document)."""
+
+    def __init__(self, read_documents, val_fraction):
+        self._read_documents = read_documents
+        self._fraction = val_fraction
+        count = sum(1 for _ in itertools.islice(read_documents(), MANY_DOCUMENTS))
+        self.mode = "documents" if count == MANY_DOCUMENTS else "blocks"
+
+    def __iter__(self):
+        for document in self._read_documents():
+            if self.mode == "documents":
+                yield ("val" if _hash_fraction(document) < self._fraction else "train"), document
+            else:
+                cut = _block_cut(document, self._fraction)
+                yield "train", replace(document, end=cut)
+                yield "val", replace(document, begin=cut)
+
+
+def _hash_fraction(document):
+    hasher = xxhash.xxh3_64()
+    for block in document.blocks():
+        hasher.update(block)
+    return hasher.intdigest() / 2**64
+
+
+def _block_cut(document, fraction):
+    """Where the last `fraction` of a document starts: at a paragraph, else a line, else a character."""
+    target = int(document.end * (1 - fraction))
+    with document.open() as file:
+        file.seek(target)
+        window = file.read(READ_BYTES)
+    for boundary in (rb"\n\s*\n", rb"\n", rb"(?=[^\x80-\xbf])"):
+        found = re.search(boundary, window)
+        if found and target + found.end() < document.end:
+            return target + found.end()
+    return document.end

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Installs what quern needs on Debian 12, and only what is missing: a second call needs no network.
+#
+#   scripts/setup.sh [all]     both of the below
+#   scripts/setup.sh build     compiler, build tools and C++ libraries
+#   scripts/setup.sh python    the virtual environment .venv from scripts/requirements.txt
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build_packages=(
+  g++ cmake ninja-build ccache git pkg-config
+  libtomlplusplus-dev nlohmann-json3-dev libfmt-dev libxxhash-dev
+  libboost-dev libboost-filesystem-dev libboost-program-options-dev
+  libopenblas-openmp-dev
+  doctest-dev
+)
+python_packages=(python3 python3-venv)
+
+fail() {
+  echo "setup.sh: $*" >&2
+  exit 1
+}
+
+installed() {
+  [[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]
+}
+
+as_root() {
+  if [[ $EUID -eq 0 ]]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo --preserve-env=DEBIAN_FRONTEND "$@"
+  else
+    fail "installing packages needs root and there is no sudo. As root, run: $*"
+  fi
+}
+
+ensure_packages() {
+  command -v dpkg-query >/dev/null || fail "this is not Debian; install the equivalents of: $*"
+  local missing=() package
+  for package in "$@"; do
+    installed "$package" || missing+=("$package")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  echo "installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  as_root apt-get update -qq
+  as_root apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# The stamp is a copy of the requirements that .venv was made from, written last.
+ensure_venv() {
+  local stamp=.venv/requirements.installed
+  cmp -s scripts/requirements.txt "$stamp" && [[ -x .venv/bin/python ]] && return 0
+  echo "making .venv from scripts/requirements.txt"
+  # Debian's own interpreter: another python3 that leads PATH may lack venv or wheels.
+  [[ -x .venv/bin/python ]] || /usr/bin/python3 -m venv --clear .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
+  cp scripts/requirements.txt "$stamp"
+}
+
+case "${1:-all}" in
+  build) ensure_packages "${build_packages[@]}" ;;
+  python)
+    ensure_packages "${python_packages[@]}"
+    ensure_venv
+    ;;
+  all)
+    ensure_packages "${build_packages[@]}" "${python_packages[@]}"
+    ensure_venv
+    ;;
+  *) fail "unknown part '$1'; expected build, python or all" ;;
+esac

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Turns text into the token files that quern trains on.
+
+    scripts/tokenize.py books/ --train-bpe 4096 -o data/books
+    scripts/tokenize.py web.jsonl --tokenizer Qwen2.5-0.5B/tokenizer.json -o data/web
+    scripts/tokenize.py --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --tokenizer ... -o data/edu
+
+Writes train.tok, val.tok, tokenizer.json and meta.json; docs/token-files.md describes them.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+# The rest is imported where it is used: the standard library may load this file by mistake, see its end.
+
+
+def parse_arguments(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="*", help=".txt (a document each), .jsonl, .parquet, or folders of them")
+    parser.add_argument("--dataset", help="a Hugging Face dataset instead of files (needs the package 'datasets')")
+    parser.add_argument("--subset", help="the dataset's configuration")
+    parser.add_argument("--split", default="train", help="the dataset's split (default: train)")
+    parser.add_argument("--text-field", default="text", help="field or column with the text (default: text)")
+    vocabulary = parser.add_mutually_exclusive_group(required=True)
+    vocabulary.add_argument("--tokenizer", help="an existing tokenizer.json")
+    vocabulary.add_argument("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N entries on train")
+    parser.add_argument("--separator", help="the token that ends a document, or 'none' (default: as the tokenizer has)")
+    parser.add_argument("--parse-special", action="store_true", help="let special tokens spelled in the text count")
+    parser.add_argument("--val-fraction", type=float, default=0.05, help="share held out (default: 0.05)")
+    parser.add_argument("-o", "--out", required=True, help="output folder")
+    options = parser.parse_args(arguments)
+    if bool(options.inputs) == bool(options.dataset):
+        parser.error("name either input files or a --dataset")
+    if not 0 < options.val_fraction < 1:
+        parser.error(f"--val-fraction {options.val_fraction}, expected between 0 and 1")
+    if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 20:
+        parser.error(f"--train-bpe {options.train_bpe}, expected 257 (every byte and the separator) or more")
+    return options
+
+
+def unigram_cross_entropy(counts, model_counts):
+    """Mean of -ln p(token) in nats over `counts`, with p the frequencies in `model_counts`."""
+    import numpy as np
+
+    seen = counts > 0
+    p = model_counts[seen] / model_counts.sum()
+    return float(-(counts[seen] / counts.sum() * np.log(p)).sum())
+
+
+def write_text(path, text):
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def write_tokenizer(tokenizer, options, out):
+    """tokenizer.json beside the tokens, with the tokenizer_config.json that Hugging Face expects."""
+    from encoding import TRAINED_SEPARATOR
+
+    if options.tokenizer:
+        config = Path(options.tokenizer).with_name("tokenizer_config.json")
+        write_text(out / "tokenizer.json", Path(options.tokenizer).read_text(encoding="utf-8"))
+        if config.is_file():
+            write_text(out / "tokenizer_config.json", config.read_text(encoding="utf-8"))
+        return
+    write_text(out / "tokenizer.json", tokenizer.to_str(pretty=True))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": TRAINED_SEPARATOR,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+    }
+    write_text(out / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+
+
+def run(options):
+    import numpy as np
+    from corpus import InputError, Split, find_files, read_dataset, read_files
+    from encoding import encode, load_tokenizer, separator_id, train_bpe
+    from token_file import TokenWriter, token_dtype
+
+    if options.dataset:
+        sources = [options.dataset]
+        split = Split(
+            lambda: read_dataset(options.dataset, options.subset, options.split, options.text_field),
+            options.val_fraction,
+        )
+    else:
+        files = find_files(options.inputs)
+        sources = [str(path) for path in files]
+        split = Split(lambda: read_files(files, options.text_field), options.val_fraction)
+
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else train_bpe(options.train_bpe, split)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = not options.parse_special
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    separator = separator_id(tokenizer, options.separator)
+
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "meta.json").unlink(missing_ok=True)  # written last, so while it is there the rest belongs together
+    totals = {name: {"documents": 0, "tokens": 0, "bytes": 0} for name in ("train", "val")}
+    counts = {name: np.zeros(vocab_size, np.int64) for name in totals}
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(TokenWriter(out / f"{name}.tok", vocab_size, separator)) for name in totals
+        }
+        for name, documents, size, tokens in encode(tokenizer, split, separator):
+            writers[name].append(tokens)
+            counts[name] += np.bincount(tokens, minlength=vocab_size)
+            for key, more in ("documents", documents), ("tokens", tokens.size), ("bytes", size):
+                totals[name][key] += int(more)
+        for name, total in totals.items():
+            if total["tokens"] == 0:
+                raise InputError(f"nothing in the {name} split; give more text or another --val-fraction")
+    write_tokenizer(tokenizer, options, out)
+    meta = {
+        "sources": sources,
+        "split": split.mode,
+        "vocab_size": vocab_size,
+        "token_bytes": token_dtype(vocab_size).itemsize,
+        "separator_token": separator,
+        **totals,
+        "val_unigram_entropy": unigram_cross_entropy(counts["val"], counts["val"]),
+        "val_unigram_cross_entropy": unigram_cross_entropy(counts["val"], counts["train"] + 1),
+    }
+    write_text(out / "meta.json", json.dumps(meta, indent=2) + "\n")
+    for name, total in totals.items():
+        print(f"{out / name}.tok: {total['tokens']:,} tokens, {total['documents']:,} documents")
+    print(f"vocabulary {vocab_size:,}; unigram entropy of val {meta['val_unigram_entropy']:.2f} nats")
+
+
+def main(arguments=None):
+    options = parse_arguments(arguments)
+    try:
+        from corpus import InputError
+        from token_file import TokenFileError
+    except ModuleNotFoundError as error:
+        sys.exit(f"tokenize.py: {error}; run scripts/setup.sh python, then .venv/bin/python scripts/tokenize.py ...")
+    try:
+        run(options)
+    except (InputError, TokenFileError, OSError) as error:
+        print(f"tokenize.py: {error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+def standard_library_tokenize():
+    """The module that `import tokenize` means, found by passing over this folder."""
+    import importlib.machinery
+    import importlib.util
+
+    here = Path(__file__).resolve().parent
+    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != here]
+    spec = importlib.machinery.PathFinder.find_spec("tokenize", elsewhere)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+elif __name__ == "tokenize":
+    # A script of this folder is running, so the folder leads sys.path, and the standard library
+    # (inspect, linecache) has just asked for its own tokenize: hand that over.
+    sys.modules[__name__] = standard_library_tokenize()
