@@ -1,5 +1,6 @@
 // Attention and its gradient against the CPU device. Each device's gradient reads its own logsumexp, whose layout is
 // the device's business.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -140,12 +141,21 @@ TEST_CASE("attention and its gradient through cuDNN") {
     compare(pair, c, DType::bf16);
 }
 
-TEST_CASE("attention in chunks of the batch gives the bits of one chunk") {
+TEST_CASE("attention in chunks of the batch agrees with one sequence alone") {
   DevicePair pair = open_pair();
   if (!pair.open) return;
-  // 70 sequences of 16 heads need more than a gigabyte of scratch at once; each alone does not.
-  Case many{70, 512, 16, 16, 64}, one{1, 512, 16, 16, 64};
+  // The scratch of 23 of these sequences is a gigabyte: a chunk of 13 and one of 12. The library may choose other tiles
+  // for another batch, so bits may differ by the order of sums.
+  Case many{25, 1024, 16, 1, 64}, one{1, 1024, 16, 1, 64};
   Results all = attend(*pair.gpu, many, DType::bf16), first = attend(*pair.gpu, one, DType::bf16);
-  CHECK(std::memcmp(all.y.view().data, first.y.view().data, first.y.view().bytes()) == 0);
-  CHECK(std::memcmp(all.dqkv.view().data, first.dqkv.view().data, first.dqkv.view().bytes()) == 0);
+  auto beginning = [](const PoisonedTensor& tensor, std::size_t count) {
+    std::vector<float> values = tensor.floats();
+    values.resize(count);
+    return values;
+  };
+  std::vector<float> y = first.y.floats(), dqkv = first.dqkv.floats();
+  CHECK(testkit::relative_error(beginning(all.y, y.size()), y) < 0.005);
+  CHECK(testkit::relative_error(beginning(all.dqkv, dqkv.size()), dqkv) < 0.01);
+  std::vector<float> every = all.dqkv.floats();
+  CHECK(std::none_of(every.begin(), every.end(), [](float value) { return std::isnan(value); }));
 }

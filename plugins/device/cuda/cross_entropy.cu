@@ -48,9 +48,10 @@ __device__ __forceinline__ Running combine(Running a, Running b) {
 template <class T>
 __device__ __forceinline__ Floats<T> logits_of(const Pack<T>& pack, std::int64_t at, std::int64_t vocabulary) {
   Floats<T> x = unpack(pack);
-  if (at + kPack < T >> vocabulary) {
+  constexpr int kCount = kPack<T>;
+  if (at + kCount > vocabulary) {
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i)
+    for (int i = 0; i < kCount; ++i)
       if (at + i >= vocabulary) x.at[i] = -INFINITY;
   }
   return x;

@@ -161,8 +161,8 @@ __global__ void place_kernel(const int* __restrict__ tokens, int count, std::int
 template <class T, class Out, Access kAccess>
 __device__ __forceinline__ void store_sum(Out* row, std::int64_t at, std::int64_t columns, const Floats<T>& sum,
                                           bool add) {
-  constexpr int kParts = kPack < T >> kPack<Out> ? kPack<T> / kPack<Out> : 1;
-  if constexpr (kPack < Out >> kPack<T>) {  // fp32 sums into bf16: half a pack, element by element
+  constexpr int kSums = kPack<T>, kOuts = kPack<Out>, kParts = std::max(kSums / kOuts, 1);
+  if constexpr (kSums < kOuts) {  // fp32 sums into bf16: half a pack, element by element
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       if (at + i < columns) row[at + i] = from_float<Out>(add ? to_float(row[at + i]) + sum.at[i] : sum.at[i]);

@@ -143,7 +143,7 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 // ---- all products ----
 
 MatmulPlans::MatmulPlans(std::string gpu, int candidates, std::string cache_file)
-    : choices_(gpu), candidates_(candidates), cache_file_(std::move(cache_file)) {
+    : gpu_(std::move(gpu)), choices_(gpu_), candidates_(candidates), cache_file_(std::move(cache_file)) {
   if (!cache_file_.empty()) choices_.read_file(cache_file_);
 }
 
@@ -167,7 +167,11 @@ std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const 
   return plan;
 }
 
-std::string MatmulPlans::save() const { return choices_.text(); }
+std::string MatmulPlans::save() const {
+  MatmulChoices used(gpu_);
+  for (const auto& [name, plan] : plans_) used.set(name, plan->algorithm());
+  return used.text();
+}
 
 void MatmulPlans::load(std::string_view text) {
   choices_.add(text);

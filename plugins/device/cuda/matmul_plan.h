@@ -60,7 +60,7 @@ class MatmulPlan {
   /// Whether an algorithm, perhaps from another run, can be used here.
   bool accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algorithm) const;
   void choose(const cublasLtMatmulAlgo_t& algorithm) { algorithm_ = algorithm; }
-  const MatmulKey& key() const { return key_; }
+  const cublasLtMatmulAlgo_t& algorithm() const { return algorithm_; }
 
  private:
   MatmulKey key_;
@@ -78,7 +78,7 @@ class MatmulPlans {
   /// Times candidates on scratch memory unless the choice is known; null when cuBLASLt has no algorithm.
   std::shared_ptr<const MatmulPlan> make(CudaContext& context, const MatmulKey& key);
 
-  /// Choices as text, and back: known plans change to them.
+  /// Choices of all plans as text, and back: plans change to them.
   std::string save() const;
   void load(std::string_view text);
 
@@ -86,6 +86,7 @@ class MatmulPlans {
   static std::string cache_file();
 
  private:
+  std::string gpu_;
   MatmulChoices choices_;
   int candidates_;
   std::string cache_file_;
