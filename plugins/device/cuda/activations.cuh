@@ -2,6 +2,8 @@
 // The activations' arithmetic, in fp32. Products are not contracted into fused multiply-adds unless written so: fused
 // kernels and the ops that they replace then give the same bits.
 
+#include <cuda_runtime.h>
+
 namespace quern::cuda {
 
 /// 1 / x within 1 ulp; zero for infinite x.

@@ -2,6 +2,8 @@
 // Division by a number known at launch, as a multiplication. Granlund & Montgomery, "Division by Invariant Integers
 // using Multiplication" (1994).
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 namespace quern::cuda {

@@ -1,6 +1,8 @@
 #pragma once
 // The random blocks of quern/random.h on the device, and the stochastic rounding of quern/numeric.h: the same bits.
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "quern/random.h"
