@@ -75,7 +75,7 @@ macro(quern_enable_cuda variable)
       enable_language(CUDA)
       add_library(quern_cudnn INTERFACE)
       target_include_directories(quern_cudnn SYSTEM INTERFACE ${QUERN_CUDNN_INCLUDE} ${frontend})
-      target_link_libraries(quern_cudnn INTERFACE ${QUERN_CUDNN_LIBRARY})
+      target_link_libraries(quern_cudnn INTERFACE ${QUERN_CUDNN_LIBRARY} CUDA::nvrtc)  # nvrtc: for cudnn-frontend
       target_compile_definitions(quern_cudnn INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
       message(STATUS "cuda device: CUDA ${CUDAToolkit_VERSION} for ${QUERN_CUDA_ARCHITECTURES}")
       set(${variable} TRUE)
