@@ -260,7 +260,7 @@ CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train
   const std::int64_t packs = plan.stride * static_cast<std::int64_t>(size_of(dtype)) / 16;
   const auto room = static_cast<std::int64_t>((gpu.shared_bytes - 1024) / 16);  // packs; the rest is static
   // Two blocks a multiprocessor, which take turns at computing and waiting, as long as the row fits half of it.
-  plan.threads = packs < 256 ? 64 : packs < 1024 ? 128 : packs <= room / 2 ? 512 : 1024;
+  plan.threads = packs < 256 ? 64 : packs < 1024 ? 128 : packs <= room / 2 / 512 * 512 ? 512 : 1024;
   plan.shared_rounds = static_cast<int>(std::min((packs + plan.threads - 1) / plan.threads, room / plan.threads));
   with_element(dtype, [&](auto element) {
     const void* kernel = reinterpret_cast<const void*>(kernel_of<decltype(element)>(plan));

@@ -3,12 +3,15 @@
 
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <memory>
 #include <string>
 
 #include <doctest/doctest.h>
 
 #include "matmul_choices.h"
 #include "op_comparison.h"
+#include "plugin/plugin_host.h"
 #include "quern/error.h"
 
 using namespace quern;
@@ -83,6 +86,17 @@ TEST_CASE("queries answer at plan time, with the reason for a refusal") {
   CHECK(h100.query(unknown).refusal == "the cuda device has no kernel for the op \"convolution\"");
 }
 
+TEST_CASE("the plugin loads and plans without a driver") {
+  PluginHost host({std::filesystem::path(QUERN_BUILD_DIR) / "plugins"});
+  const Factory& factory = host.require("device", "cuda");
+  OptionValues values = default_values(factory.options);
+  values.set("assume", OptionValue(std::string("H200")));
+  std::unique_ptr<Device> device = host.create<Device>("cuda", values);
+  CHECK(device->traits().name == "NVIDIA H200 (assumed)");
+  CHECK(device->query(matmul(DType::bf16, DType::bf16)).refusal == "");
+  CHECK(device->fusions().size() == 6);
+}
+
 TEST_CASE("a GPU that cannot be opened is a resources error") {
   CudaDevice device({});
   try {
@@ -102,16 +116,18 @@ TEST_CASE("matmul choices survive as text; what is not such text is ignored") {
   choices.set("64x64x64 NT bf16 bf16 bf16", algorithm);
   same.add(choices.text());
   other.add(choices.text());
-  REQUIRE(same.find("64x64x64 NT bf16 bf16 bf16"));
-  CHECK(std::memcmp(&*same.find("64x64x64 NT bf16 bf16 bf16"), &algorithm, sizeof algorithm) == 0);
+  std::optional<cublasLtMatmulAlgo_t> found = same.find("64x64x64 NT bf16 bf16 bf16");
+  REQUIRE(found.has_value());
+  CHECK(std::memcmp(&*found, &algorithm, sizeof algorithm) == 0);
   CHECK_FALSE(other.find("64x64x64 NT bf16 bf16 bf16"));
   for (const char* text : {"", "{", "[]", "{\"x\": 1}", "null"}) CHECK_NOTHROW(choices.add(text));
   CHECK(choices.text() == same.text());
 }
 
 TEST_CASE("memory, copies, fills, events and capture") {
-  QUERN_GPU_OR_SKIP(pair);
-  Device& gpu = *pair->gpu;
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  Device& gpu = *pair.gpu;
   Stream stream = gpu.stream(StreamKind::compute), side = gpu.stream(StreamKind::copy);
   CHECK(stream.handle != side.handle);
   constexpr std::size_t kBytes = 4099;
@@ -145,10 +161,11 @@ TEST_CASE("memory, copies, fills, events and capture") {
 }
 
 TEST_CASE("save_state holds the choices that products were prepared with") {
-  QUERN_GPU_OR_SKIP(pair);
-  pair->gpu->prepare(matmul(DType::bf16, DType::bf16));
-  std::string state = pair->gpu->save_state();
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  pair.gpu->prepare(matmul(DType::bf16, DType::bf16));
+  std::string state = pair.gpu->save_state();
   CHECK(state.find("64x48x32 NT bf16 bf16 bf16") != std::string::npos);
-  pair->gpu->load_state(state);
-  CHECK(pair->gpu->save_state() == state);
+  pair.gpu->load_state(state);
+  CHECK(pair.gpu->save_state() == state);
 }
