@@ -2,7 +2,7 @@
 # From a fresh checkout to a trained model on this machine's CPU: set up, build, prepare Jane Austen's
 # novels, train configs/demo.toml, plot. Each stage skips what is already done.
 #
-#   scripts/demo.sh [arguments for quern train]     for example --fresh, to train again from the start
+#   scripts/demo.sh [--fresh] [arguments for quern train]     --fresh: train again from the start
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -72,11 +72,16 @@ print(f"""
 
 Next:
   build/release/bin/quern plan configs/demo.toml      where every byte and millisecond goes
-  build/release/bin/quern plugins                     devices, models, precisions to choose from
+  build/release/bin/quern plugins list                devices, models, precisions to choose from
+  build/release/bin/quern train configs/demo.toml --set precision.id=bf16 --set log.directory=runs/demo-bf16
   scripts/demo.sh --fresh                             train again from the start""")
 PYTHON
 }
 
+if [[ ${1:-} == --fresh ]]; then
+  shift
+  rm -rf $run
+fi
 started=$SECONDS
 stage "set-up" scripts/setup.sh
 stage "build" build

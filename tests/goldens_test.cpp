@@ -50,7 +50,7 @@ struct PluginRun {
     PlanOptions options;
     options.geometry = geometry;
     options.logits = true;
-    engine = std::make_unique<Engine>(*device, make_plan({*model, *precision, *device, optimizer, custom_ops}, options), 2);
+    engine = std::make_unique<Engine>(*device, make_plan({*model, *precision, *device, optimizer, custom_ops}, options));
   }
   PluginHost host;
   std::unique_ptr<Model> model;

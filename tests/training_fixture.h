@@ -40,7 +40,8 @@ class TinyRun {
  public:
   TinyRun(testkit::TinyModelOptions form, PlanOptions options, DType dtype = DType::f32)
       : model_(form), precision_(dtype), device_(cpu_device()) {
-    engine_ = std::make_unique<Engine>(*device_, make_plan({model_, precision_, *device_, optimizer_, custom_ops_}, options), 4);
+    options.uploads = 4;
+    engine_ = std::make_unique<Engine>(*device_, make_plan({model_, precision_, *device_, optimizer_, custom_ops_}, options));
     initialise_weights(*engine_, 7);
   }
   Engine& engine() { return *engine_; }

@@ -13,6 +13,7 @@ namespace {
 constexpr Command kCommands[] = {
     {"train", "train a model as a config says", train_command},
     {"plan", "show what a run will take: memory, work, programs", plan_command},
+    {"bench", "time training steps, op by op", bench_command},
     {"config", "show, check and describe configurations", config_command},
     {"plugins", "list and describe plugins", plugins_command},
 };

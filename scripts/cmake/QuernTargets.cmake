@@ -21,18 +21,18 @@ add_compile_definitions(QUERN_VERSION="${PROJECT_VERSION}")
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off> $<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 warns of faults inside std::variant, std::map and std::string where there are none.
-  add_compile_options(-Wno-maybe-uninitialized -Wno-restrict)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized> $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(QUERN_SANITIZE)
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   add_link_options(-fsanitize=address,undefined)
 endif()
 
-# quern_sources(<variable>): the folder's sources without tests, recursively; <variable>_TESTS: its tests.
+# quern_sources(<variable>): the folder's sources without tests and benchmarks, recursively; <variable>_TESTS: its tests.
 macro(quern_sources variable)
-  file(GLOB_RECURSE ${variable} CONFIGURE_DEPENDS *.cpp)
+  file(GLOB_RECURSE ${variable} CONFIGURE_DEPENDS *.cpp *.cu)
   set(${variable}_TESTS ${${variable}})
-  list(FILTER ${variable} EXCLUDE REGEX "_test\\.cpp$")
+  list(FILTER ${variable} EXCLUDE REGEX "_(test|bench)\\.cpp$")
   list(FILTER ${variable}_TESTS INCLUDE REGEX "_test\\.cpp$")
 endmacro()
 
@@ -45,6 +45,12 @@ function(quern_add_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE quern_test_main ${arg_LINK})
   target_compile_definitions(${name} PRIVATE QUERN_SOURCE_DIR="${PROJECT_SOURCE_DIR}" QUERN_BUILD_DIR="${CMAKE_BINARY_DIR}")
+  if("untrusted" IN_LIST arg_LABELS)
+    if(NOT TARGET untrusted_tests)
+      add_custom_target(untrusted_tests)  # what the sanitized build is for
+    endif()
+    add_dependencies(untrusted_tests ${name})
+  endif()
   doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES TIMEOUT 300 LABELS "unit;${arg_LABELS}")
 endfunction()
 

@@ -27,6 +27,7 @@ struct PlanOptions {
   bool documents = false;              ///< attention stays within documents
   bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
   double z_loss = 0;                   ///< weight of logsumexp^2 in the objective
+  int uploads = 2;                     ///< micro-batches that may be handed over between two reads of results
   bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
 };
 
@@ -96,6 +97,8 @@ struct Plan {
   std::int64_t gradient_buffers[2] = {0, 0};                ///< stream gradient by parity
   std::int64_t transient_offset = 0;
   std::int64_t device_bytes = 0;
+  std::int64_t staging_slot_bytes = 0;  ///< pinned host memory of one micro-batch
+  std::int64_t pinned_bytes = 0;
   std::vector<OwnerBytes> owners;
 
   // ---- estimates ----

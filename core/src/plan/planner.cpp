@@ -276,6 +276,11 @@ for (std::size_t o = 0; o < op.outputs.size(); ++o) instance.outputs[o].accumula
       add_tensor(TensorOwner::input, name, "", -1, DType::i32, {tokens});
     if (plan_.options.documents) add_tensor(TensorOwner::input, "documents", "", -1, DType::i32, {tokens + 1});
     add_tensor(TensorOwner::input, "step", "", -1, DType::u32, {static_cast<std::int64_t>(sizeof(StepState) / 4)});
+    for (const PlannedTensor& tensor : plan_.tensors)
+      if (tensor.owner == TensorOwner::input) plan_.staging_slot_bytes += tensor.bytes();
+    // One slot an upload, and one for results.
+    plan_.pinned_bytes = plan_.staging_slot_bytes * plan_.options.uploads + static_cast<std::int64_t>(sizeof(LossStats) + sizeof(UpdateState));
+    plan_.owners.push_back({"staging", MemoryKind::pinned, plan_.pinned_bytes});
     for (const char* name : {"loss_stats", "eval_stats"}) add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
     add_tensor(TensorOwner::input, "update", "", -1, DType::f32, {4});
     if (plan_.options.logits)

@@ -9,8 +9,11 @@ namespace quern {
 std::string memory_table(const Plan& plan) {
   std::string text = "device memory\n";
   for (const OwnerBytes& owner : plan.owners)
-    if (owner.bytes > 0) text += fmt::format("  {:<20}{:>12}  {:5.1f}%\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)), 100.0 * static_cast<double>(owner.bytes) / static_cast<double>(plan.device_bytes));
+    if (owner.bytes > 0 && owner.memory == MemoryKind::device) text += fmt::format("  {:<20}{:>12}  {:5.1f}%\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)), 100.0 * static_cast<double>(owner.bytes) / static_cast<double>(plan.device_bytes));
   text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.device_bytes)));
+  text += "pinned host memory\n";
+  for (const OwnerBytes& owner : plan.owners)
+    if (owner.bytes > 0 && owner.memory == MemoryKind::pinned) text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)));
   return text;
 }
 

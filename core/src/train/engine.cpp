@@ -9,14 +9,10 @@
 
 namespace quern {
 
-Engine::Engine(Device& device, Plan plan, int uploads) : device_(device), plan_(std::move(plan)), uploads_(uploads) {
+Engine::Engine(Device& device, Plan plan) : device_(device), plan_(std::move(plan)) {
   compute_ = device_.stream(StreamKind::compute);
   arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
-  for (const char* name : {"tokens", "targets", "positions", "documents", "step"})
-    if (const PlannedTensor* tensor = plan_.find(name, "", -1))
-      slot_bytes_ += static_cast<std::size_t>(tensor->bytes());
-  staging_ = static_cast<std::byte*>(
-      device_.allocate(MemoryKind::pinned, slot_bytes_ * static_cast<std::size_t>(uploads_) + sizeof(StepResult)));
+  staging_ = static_cast<std::byte*>(device_.allocate(MemoryKind::pinned, static_cast<std::size_t>(plan_.pinned_bytes)));
   device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
   refresh_ = refreshes();
   evaluate_ = evaluation(plan_.head_evaluate);
@@ -75,7 +71,7 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
     }
     if (instance.attributes.has("object") && site.layer >= 0)  // a key of its own for each layer's tensor
       instance.attributes.set("object", instance.attributes.integer("object") + site.layer);
-    BoundLaunch launch{.kernel = kernel_for(instance), .op = &op, .inputs = {}, .outputs = {}};
+    BoundLaunch launch{.kernel = kernel_for(instance), .op = &op, .program = &placed.program, .inputs = {}, .outputs = {}};
     for (ValueId id : op.inputs) launch.inputs.push_back(view_of(placed, id, site));
     for (ValueId id : op.outputs) launch.outputs.push_back(view_of(placed, id, site));
     if (placed.workspace_offsets[i] >= 0)
@@ -165,8 +161,8 @@ void Engine::upload(const Batch& batch, const StepState& state) {
       static_cast<std::int64_t>(batch.positions.size()) != tokens)
     fail_internal("engine",
                   "batch has " + std::to_string(batch.tokens.size()) + " tokens, the plan " + std::to_string(tokens));
-  std::byte* slot = staging_ + static_cast<std::size_t>(next_slot_) * slot_bytes_;
-  next_slot_ = (next_slot_ + 1) % uploads_;
+  std::byte* slot = staging_ + next_slot_ * plan_.staging_slot_bytes;
+  next_slot_ = (next_slot_ + 1) % plan_.options.uploads;
   auto send = [&](const char* name, const void* data, std::size_t bytes) {
     std::memcpy(slot, data, bytes);
     device_.copy(tensor_view(name).data, slot, bytes, compute_);
@@ -210,13 +206,35 @@ void Engine::update() { run(update_, update_graph_); }
 
 Engine::StepResult Engine::result() {
   StepResult result;
-  std::byte* slot = staging_ + slot_bytes_ * static_cast<std::size_t>(uploads_);
+  std::byte* slot = staging_ + plan_.staging_slot_bytes * plan_.options.uploads;
   device_.copy(slot, tensor_view("loss_stats").data, sizeof(LossStats), compute_);
   device_.copy(slot + sizeof(LossStats), tensor_view("update").data, sizeof(UpdateState), compute_);
   device_.synchronize(compute_);
   std::memcpy(&result.loss, slot, sizeof(LossStats));
   std::memcpy(&result.update, slot + sizeof(LossStats), sizeof(UpdateState));
   return result;
+}
+
+std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& state) {
+  upload(batch, state);
+  std::vector<LaunchTime> times;
+  for (Schedule* schedule : {&later_, &update_}) {
+    for (const BoundLaunch& launch : *schedule) {
+      OpInstance instance = instantiate(*launch.program, *launch.op, plan_.options.geometry, read_values(*launch.program));
+      times.push_back({&launch, cost_of(plan_.ops.at(launch.op->kind), instance), 0, schedule == &update_});
+    }
+  }
+  std::vector<Event> events;
+  for (std::size_t i = 0; i <= times.size(); ++i) events.push_back(device_.make_event());
+  device_.record(events[0], compute_);
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    const BoundLaunch& launch = *times[i].launch;
+    launch.kernel->launch(launch.inputs, launch.outputs, {compute_, launch.workspace});
+    device_.record(events[i + 1], compute_);
+  }
+  device_.synchronize(compute_);
+  for (std::size_t i = 0; i < times.size(); ++i) times[i].milliseconds = device_.elapsed(events[i], events[i + 1]);
+  return times;
 }
 
 LossStats Engine::evaluate(const Batch& batch) {

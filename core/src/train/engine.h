@@ -19,16 +19,24 @@ namespace quern {
 /// A launch with its operands in place.
 struct BoundLaunch {
   const Kernel* kernel = nullptr;
-  const Op* op = nullptr;  ///< for reports; owned by the plan
+  const Op* op = nullptr;            ///< for reports; owned by the plan, as is its program
+  const Program* program = nullptr;
   std::vector<View> inputs, outputs;
   void* workspace = nullptr;
 };
 
+/// A launch and how long it took alone.
+struct LaunchTime {
+  const BoundLaunch* launch = nullptr;
+  Cost cost;
+  double milliseconds = 0;
+  bool update = false;  ///< part of the optimizer step
+};
+
 class Engine {
  public:
-  /// `device` must be open and outlive the engine. `uploads` is the number of micro-batches that may be handed over
-  /// between two reads of results. Throws a resources error when memory cannot be had.
-  Engine(Device& device, Plan plan, int uploads);
+  /// `device` must be open and outlive the engine. Throws a resources error when memory cannot be had.
+  Engine(Device& device, Plan plan);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -58,8 +66,8 @@ class Engine {
   /// (N, vocabulary); needs options.logits.
   std::vector<float> logits(const Batch& batch);
 
-  /// Every launch of a training micro-step, in order; for reports.
-  const std::vector<BoundLaunch>& training_schedule() const { return later_; }
+  /// One accumulating micro-step and one update, launch by launch with an event around each.
+  std::vector<LaunchTime> profile(const Batch& batch, const StepState& state);
 
  private:
   using Schedule = std::vector<BoundLaunch>;
@@ -79,9 +87,8 @@ class Engine {
   Plan plan_;
   Stream compute_;
   std::byte* arena_ = nullptr;
-  std::byte* staging_ = nullptr;  // pinned: `uploads` slots for inputs, one for results
-  std::size_t slot_bytes_ = 0;
-  int uploads_ = 1, next_slot_ = 0;
+  std::byte* staging_ = nullptr;  // pinned: a slot for each upload, one for results
+  int next_slot_ = 0;
   std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
   Schedule first_, later_, update_, refresh_, evaluate_, logits_;
   std::unique_ptr<Graph> first_graph_, later_graph_, update_graph_, refresh_graph_, evaluate_graph_, logits_graph_;

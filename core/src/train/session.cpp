@@ -36,6 +36,7 @@ PlanOptions Session::plan_options() const {
   options.recompute = memory.recompute;
   options.device_budget = parse_bytes(memory.device_budget, config.where("memory", "device_budget"));
   options.z_loss = train.z_loss;
+  options.uploads = static_cast<int>(train.accumulation) + 1;
   return options;
 }
 

@@ -72,8 +72,7 @@ Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& sto
       export_config_(config_for_export(session)),
       removed_(remove_leftovers(session.log.directory)),
       newest_(starting_point(session)),
-      engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options()),
-              static_cast<int>(session.train.accumulation) + 1),
+      engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())),
       last_loss_(kNone),
       last_validation_(kNone) {}
 

@@ -1,0 +1,70 @@
+#pragma once
+// Attention over packed qkv rows: (N, (heads + 2 kv_heads) head_dim), queries, keys, values. Two ways to run it:
+// cuDNN's fused kernels, and own ones that take every shape. On this device logsumexp is (batch, heads, sequence), as
+// cuDNN writes it, in the buffer of the op's (N, heads).
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels.h"
+#include "quern/device.h"
+
+namespace quern::cuda {
+
+struct AttentionShape {
+  std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  bool causal = true;
+  bool documents = false;  ///< attention stays within documents
+  float scale = 1;
+  DType dtype = DType::bf16;
+
+  std::int64_t tokens() const { return batch * sequence; }
+  std::int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
+  std::int64_t width() const { return heads * head_dim; }
+};
+
+/// One launch; views by name. `logsumexp` and `documents` may be null.
+struct AttentionOperands {
+  const void* qkv = nullptr;
+  void* y = nullptr;
+  float* logsumexp = nullptr;
+  const std::int32_t* documents = nullptr;  ///< (N + 1) starts, ascending, padded with N
+  const void* dy = nullptr;                 ///< gradient only, as the next
+  void* dqkv = nullptr;
+  void* workspace = nullptr;
+};
+
+// ---- own kernels: any head_dim up to 256, fp32 or bf16, documents; sums in fp32 in a fixed order ----
+
+inline constexpr std::int64_t kOwnLargestHead = 256;
+std::size_t own_attention_grad_workspace(const AttentionShape& shape);
+void own_attention(const AttentionShape& shape, const AttentionOperands& operands, cudaStream_t stream);
+void own_attention_grad(const AttentionShape& shape, const AttentionOperands& operands, cudaStream_t stream);
+
+// ---- cuDNN ----
+
+enum class AttentionPass : std::uint8_t { forward, forward_without_logsumexp, gradient };
+
+/// Whether cuDNN has kernels for it; known without the hardware.
+bool cudnn_takes(const AttentionShape& shape, const CudaTraits& gpu);
+/// Scratch for a pass. The deterministic gradient's grows with the batch, which is run in chunks to bound it.
+std::size_t cudnn_attention_workspace(const AttentionShape& shape, AttentionPass pass);
+
+/// Built graphs of one pass: of a chunk of the batch, and of what is left.
+class CudnnAttention {
+ public:
+  CudnnAttention(const AttentionShape& shape, AttentionPass pass, cudnnContext* handle);
+  ~CudnnAttention();
+  void run(const AttentionOperands& operands, cudaStream_t stream) const;
+
+ private:
+  struct Graph;
+  AttentionShape shape_;
+  AttentionPass pass_;
+  cudnnContext* handle_;
+  std::int64_t chunk_ = 0;
+  std::unique_ptr<Graph> whole_, tail_;
+};
+
+}  // namespace quern::cuda

@@ -1,0 +1,139 @@
+// attention and attention_grad: which way they run is a rule on the instance, so that a forward and its gradient agree.
+
+#include <memory>
+#include <string>
+
+#include "attention.h"
+#include "operand_check.h"
+
+namespace quern::cuda {
+
+namespace {
+
+/// `packed` and `documents` are the indices of these inputs.
+struct Inputs {
+  std::size_t packed, documents;
+};
+constexpr Inputs kForward{0, 1}, kGradient{1, 4};
+
+AttentionShape shape_of(const OpInstance& op, const Inputs& inputs) {
+  AttentionShape shape;
+  shape.batch = op.geometry.batch;
+  shape.sequence = op.geometry.sequence;
+  shape.heads = op.attributes.integer("heads");
+  shape.kv_heads = op.attributes.integer("kv_heads");
+  shape.head_dim = op.attributes.integer("head_dim");
+  shape.causal = op.attributes.word("mask") == "causal";
+  shape.scale = static_cast<float>(op.attributes.real("scale"));
+  shape.documents = op.inputs.size() > inputs.documents && op.inputs[inputs.documents].present;
+  shape.dtype = op.inputs[inputs.packed].dtype;
+  return shape;
+}
+
+std::string refuse_shape(const OpInstance& op, const AttentionShape& s) {
+  const std::string& mask = op.attributes.word("mask");
+  if (mask != "causal" && mask != "full") return op.kind + ": unknown mask \"" + mask + "\", known: causal, full";
+  if (s.heads < 1 || s.kv_heads < 1 || s.head_dim < 1 || s.heads % s.kv_heads != 0)
+    return op.kind + ": heads must be a multiple of kv_heads, all positive";
+  if (s.head_dim > kOwnLargestHead)
+    return op.kind + ": head_dim " + std::to_string(s.head_dim) + " is above " + std::to_string(kOwnLargestHead) +
+           ", the largest on this device";
+  return {};
+}
+
+/// Checks what both ops share and the documents; `others` checks the rest.
+template <class Others>
+OpSupport check(const OpInstance& op, const Inputs& inputs, std::size_t outputs, std::size_t workspace,
+                const AttentionShape& s, Others others) {
+  if (std::string text = refuse_shape(op, s); !text.empty()) return {text, 0};
+  OpInstance without = op;  // the documents, an optional input, are checked apart
+  without.inputs.resize(inputs.documents);
+  OperandCheck check(without, inputs.documents, outputs, inputs.packed);
+  check.input(inputs.packed, "qkv", {s.tokens(), s.packed()});
+  others(check);
+  if (s.documents) {
+    const Operand& documents = op.inputs[inputs.documents];
+    check.that(documents.dtype == DType::i32 && documents.count() == s.tokens() + 1,
+               "operand documents: must be i32, one offset more than there are tokens");
+  }
+  return check.support(workspace);
+}
+
+OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {
+  if (op.inputs.empty() || op.outputs.size() != 2)
+    return {"attention: takes qkv and documents, gives y and logsumexp", 0};
+  AttentionShape s = shape_of(op, kForward);
+  std::size_t workspace = cudnn_takes(s, gpu) ? cudnn_attention_workspace(s, AttentionPass::forward) : 0;
+  return check(op, kForward, 2, workspace, s, [&](OperandCheck& check) {
+    check.output(0, "y", {s.tokens(), s.width()}).output(1, "logsumexp", {s.tokens(), s.heads}, DType::f32);
+  });
+}
+
+OpSupport query_gradient(const OpInstance& op, const CudaTraits& gpu) {
+  if (op.inputs.size() < 4 || op.outputs.size() != 1)
+    return {"attention_grad: takes dy, qkv, y, logsumexp and documents, gives dqkv", 0};
+  AttentionShape s = shape_of(op, kGradient);
+  std::size_t workspace =
+      cudnn_takes(s, gpu) ? cudnn_attention_workspace(s, AttentionPass::gradient) : own_attention_grad_workspace(s);
+  return check(op, kGradient, 1, workspace, s, [&](OperandCheck& check) {
+    check.input(0, "dy", {s.tokens(), s.width()})
+        .input(2, "y", {s.tokens(), s.width()})
+        .input(3, "logsumexp", {s.tokens(), s.heads}, DType::f32)
+        .output(0, "dqkv", {s.tokens(), s.packed()});
+  });
+}
+
+AttentionOperands forward_operands(const AttentionShape& s, std::span<const View> inputs, std::span<const View> outputs,
+                                   const Exec& exec) {
+  return {.qkv = inputs[0].data,
+          .y = outputs[0].data,
+          .logsumexp = outputs[1].as<float>(),
+          .documents = s.documents ? inputs[kForward.documents].as<const std::int32_t>() : nullptr,
+          .workspace = exec.workspace};
+}
+
+AttentionOperands gradient_operands(const AttentionShape& s, std::span<const View> inputs,
+                                    std::span<const View> outputs, const Exec& exec) {
+  return {.qkv = inputs[1].data,
+          .y = inputs[2].data,
+          .logsumexp = inputs[3].as<float>(),
+          .documents = s.documents ? inputs[kGradient.documents].as<const std::int32_t>() : nullptr,
+          .dy = inputs[0].data,
+          .dqkv = outputs[0].data,
+          .workspace = exec.workspace};
+}
+
+using OperandsOf = AttentionOperands (*)(const AttentionShape&, std::span<const View>, std::span<const View>,
+                                         const Exec&);
+using OwnRun = void (*)(const AttentionShape&, const AttentionOperands&, cudaStream_t);
+
+Launch launch_of(const AttentionShape& s, AttentionPass pass, OperandsOf operands_of, OwnRun own,
+                 CudaContext& context) {
+  if (!cudnn_takes(s, context.traits)) {
+    return [s, operands_of, own](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+      own(s, operands_of(s, inputs, outputs, exec), stream_of(exec));
+    };
+  }
+  auto attention = std::make_shared<CudnnAttention>(s, pass, context.dnn);
+  return [s, operands_of, attention](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+    attention->run(operands_of(s, inputs, outputs, exec), stream_of(exec));
+  };
+}
+
+Launch prepare_forward(const OpInstance& op, CudaContext& context) {
+  AttentionPass pass = op.outputs[1].present ? AttentionPass::forward : AttentionPass::forward_without_logsumexp;
+  return launch_of(shape_of(op, kForward), pass, forward_operands, own_attention, context);
+}
+
+Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
+  return launch_of(shape_of(op, kGradient), AttentionPass::gradient, gradient_operands, own_attention_grad, context);
+}
+
+}  // namespace
+
+void add_attention_ops(OpTable& table) {
+  table["attention"] = {prepare_forward, query_forward};
+  table["attention_grad"] = {prepare_gradient, query_gradient};
+}
+
+}  // namespace quern::cuda

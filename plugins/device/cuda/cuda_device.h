@@ -1,0 +1,65 @@
+#pragma once
+// An NVIDIA GPU as a device. Planning needs no hardware: facts come from the GPU that is here or from a table. Work is
+// enqueued from the thread that opened the device.
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu_table.h"
+#include "kernels.h"
+#include "options.h"
+#include "quern/device.h"
+
+namespace quern::cuda {
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(const CudaOptions& options);
+  ~CudaDevice() override;
+
+  const DeviceTraits& traits() const override { return facts_.device; }
+  std::span<const Fusion> fusions() const override;
+  OpSupport query(const OpInstance& op) const override;
+
+  void open(int ordinal) override;
+  void add_kernel(std::string kind, KernelFactory factory) override { added_[std::move(kind)] = std::move(factory); }
+  std::unique_ptr<Kernel> prepare(const OpInstance& op) override;
+  void* allocate(MemoryKind kind, std::size_t bytes) override;
+  void release(MemoryKind kind, void* memory) noexcept override;
+  Stream stream(StreamKind kind) override;
+  Event make_event() override;
+
+  void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
+  void fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) override;
+  void record(Event event, Stream stream) override;
+  void wait(Stream stream, Event event) override;
+  void synchronize(Stream stream) override;
+  std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override;
+  double elapsed(Event from, Event to) override;
+
+  std::string save_state() const override;
+  void load_state(std::string_view state) override;
+
+ private:
+  void need_open(const char* what) const;
+  void* make_constant(const void* host, std::size_t bytes);
+  void close() noexcept;
+
+  CudaOptions options_;
+  GpuFacts facts_;
+  OpTable ops_;
+  std::map<std::string, KernelFactory, std::less<>> added_;
+
+  int ordinal_ = -1;  ///< -1: not open
+  CudaContext context_;
+  std::unique_ptr<MatmulPlans> plans_;
+  cudaStream_t streams_[3] = {};  ///< by StreamKind
+  std::vector<cudaEvent_t> events_;
+  std::vector<void*> constants_;
+};
+
+}  // namespace quern::cuda

@@ -1,0 +1,436 @@
+// Every op kind of the CUDA device against the CPU device, at odd sizes, in fp32 and bf16, adding and overwriting.
+#include <cmath>
+
+#include "op_comparison.h"
+#include "quern/step_state.h"
+
+using namespace quern;
+using namespace quern::cuda;
+
+namespace {
+
+constexpr DType kDtypes[] = {DType::f32, DType::bf16};
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
+
+std::int64_t flag(bool value) { return value ? 1 : 0; }
+
+/// Sums of k products of order one: fp32 errors add like a random walk, relative to values of order sqrt(k).
+Tolerance product(DType dtype, std::int64_t k) {
+  return one_step(dtype, 4e-7 * std::sqrt(static_cast<double>(k)) * std::sqrt(static_cast<double>(k)) + 1e-6);
+}
+
+struct Matmul {
+  std::int64_t m, n, k;
+  bool transpose_a = false, transpose_b = false;
+};
+
+OpComparison matmul(const Matmul& s, DType in, double deviation = 1) {
+  Extents a = s.transpose_a ? Extents{s.k, s.m} : Extents{s.m, s.k};
+  Extents b = s.transpose_b ? Extents{s.n, s.k} : Extents{s.k, s.n};
+  OpComparison op("matmul", {{"transpose_a", flag(s.transpose_a)}, {"transpose_b", flag(s.transpose_b)}});
+  op.in(normal(in, a, 1, deviation)).in(normal(in, b, 2, deviation));
+  return op;
+}
+
+}  // namespace
+
+TEST_CASE("matmul: layouts, formats, bias and sums") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (bool ta : {false, true}) {
+    for (bool tb : {false, true}) {
+      for (Matmul s :
+           {Matmul{64, 128, 96}, Matmul{17, 33, 65}, Matmul{1, 8, 40}, Matmul{256, 40, 1024}, Matmul{5, 1, 3}}) {
+        s.transpose_a = ta, s.transpose_b = tb;
+        for (DType in : kDtypes) {
+          for (DType out : {in, kF32}) {
+            matmul(s, in).out(out, {s.m, s.n}, product(out, s.k)).run(*pair);
+            matmul(s, in).sum(out, {s.m, s.n}, product(out, s.k)).run(*pair);
+            matmul(s, in).in(normal(out, {s.n}, 3)).out(out, {s.m, s.n}, product(out, s.k)).run(*pair);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul: a bias that is added apart rounds once, twice where y accumulates") {
+  QUERN_GPU_OR_SKIP(pair);
+  Matmul s{24, 40, 64, false, true};
+  matmul(s, kBf16).in(normal(kF32, {s.n}, 3)).out(kBf16, {s.m, s.n}, {0x1p-6, 0.1}).run(*pair);
+  matmul(s, kBf16).in(normal(kBf16, {s.n}, 3)).sum(kBf16, {s.m, s.n}, {0x1p-6, 0.1}).run(*pair);
+  matmul(s, kBf16).in(normal(kF32, {s.n}, 3)).out(kF32, {s.m, s.n}, product(kF32, s.k)).run(*pair);
+}
+
+TEST_CASE("matmul: 8-bit operands with scales") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (auto [a, b] : {std::pair{DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}}) {
+    for (DType out : {kBf16, kF32}) {
+      for (Matmul s : {Matmul{32, 48, 64, false, true}, Matmul{128, 256, 512, false, true}}) {
+        OpComparison op("matmul", {{"transpose_b", std::int64_t{1}}});
+        op.in(normal(a, {s.m, s.k}, 1)).in(normal(b, {s.n, s.k}, 2)).absent();
+        op.in(normal(kF32, {1}, 4, 0, 0.5)).in(normal(kF32, {1}, 5, 0, 0.25));
+        if (!pair->gpu
+                 ->query([&] {
+                   OpComparison probe = matmul(s, a);
+                   probe.out(out, {s.m, s.n}, {});
+                   return probe.instance();
+                 }())
+                 .refusal.empty()) {
+          MESSAGE("skipped: no 8-bit products on this GPU");
+          return;
+        }
+        // Tensor cores keep about 14 bits of each product's sum: relative to values of order sqrt(k) / 8.
+        double slack = 0x1p-12 * std::sqrt(static_cast<double>(s.k));
+        op.out(out, {s.m, s.n}, {out == kBf16 ? 0x1p-7 : 0x1p-10, slack}).run(*pair);
+      }
+    }
+  }
+}
+
+TEST_CASE("transpose, cast and quantize move and round as the CPU does, to the bit") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (Extents size : {Extents{1, 1}, Extents{64, 64}, Extents{33, 70}, Extents{129, 8}, Extents{5, 1000}}) {
+    Extents turned{size[1], size[0]};
+    for (DType dtype : {kF32, kBf16, DType::e4m3, DType::i8})
+      OpComparison("transpose").in(normal(dtype, size, 1, 10)).out(dtype, turned, {}).run(*pair);
+    for (DType from : {kF32, kBf16, DType::e4m3, DType::e5m2}) {
+      for (DType to : {kF32, kBf16, DType::e4m3, DType::e5m2}) {
+        OpComparison("cast", {{"dtype", std::string(name_of(to))}})
+            .in(normal(from, size, 1, 200))
+            .out(to, size, {})
+            .run(*pair);
+      }
+    }
+    for (DType from : kDtypes) {
+      for (DType to : {DType::e4m3, DType::e5m2, DType::i8}) {
+        OpComparison("quantize", {{"format", std::string(name_of(to))}})
+            .in(normal(from, size, 1, 3))
+            .out(to, size, {})
+            .out(kF32, {1}, {})
+            .run(*pair);
+      }
+    }
+  }
+}
+
+TEST_CASE("embedding and its gradient") {
+  QUERN_GPU_OR_SKIP(pair);
+  struct Shape {
+    std::int64_t tokens, vocabulary, columns;
+  };
+  for (Shape s : {Shape{1, 1, 1}, Shape{7, 5, 3}, Shape{300, 1000, 64}, Shape{1111, 11, 200}, Shape{700, 5000, 130}}) {
+    for (DType dtype : kDtypes) {
+      OpComparison("embedding")
+          .in(integers(s.tokens, 0, s.vocabulary, 1))
+          .in(normal(dtype, {s.vocabulary, s.columns}, 2))
+          .out(dtype, {s.tokens, s.columns}, {})
+          .run(*pair);
+      for (DType sum : kDtypes) {
+        auto gradient = [&] {
+          OpComparison op("embedding_grad", {{"rows", s.vocabulary}});
+          op.in(normal(dtype, {s.tokens, s.columns}, 3)).in(integers(s.tokens, 0, s.vocabulary, 1));
+          return op;
+        };
+        Tolerance tolerance = one_step(sum, 1e-4);  // up to a hundred terms, summed in another order
+        gradient().out(sum, {s.vocabulary, s.columns}, tolerance).run(*pair);
+        gradient().sum(sum, {s.vocabulary, s.columns}, tolerance).run(*pair);
+      }
+    }
+  }
+}
+
+TEST_CASE("lm_loss and its gradients, in one chunk and in several") {
+  QUERN_GPU_OR_SKIP(pair);
+  struct Shape {
+    std::int64_t tokens, width, vocabulary, chunk;
+  };
+  for (Shape s : {Shape{5, 16, 37, 5}, Shape{64, 32, 256, 64}, Shape{50, 24, 1001, 16}, Shape{33, 64, 9000, 20},
+                  Shape{9, 16, 50257, 9}, Shape{12, 16, 152064, 8}, Shape{3, 8, 260000, 3}}) {
+    for (DType dtype : kDtypes) {
+      Attributes attributes{{"chunk", s.chunk}, {"seed", 4.0}, {"z_loss", 0.001}};
+      // Values of deviation one half give logits of deviation sqrt(width) / 4 at most 2.
+      auto inputs = [&](const char* kind) {
+        OpComparison op(kind, attributes);
+        op.in(normal(dtype, {s.tokens, s.width}, 1, 0.5)).in(normal(dtype, {s.vocabulary, s.width}, 2, 0.5));
+        op.in(integers(s.tokens, -1, s.vocabulary, 3));
+        return op;
+      };
+      // A logit at the edge of two bf16 values may round either way: 2^-7 of its size, up to 10.
+      Tolerance loss = dtype == kBf16 ? Tolerance{1e-3, 0.05} : Tolerance{1e-5, 1e-5};
+      // Each chunk's share of the weight's gradient rounds on its own.
+      Tolerance gradient = dtype == kBf16 ? Tolerance{0.03, 0.03} : Tolerance{1e-4, 2e-5};
+      inputs("lm_loss").out(kF32, {s.tokens}, loss).run(*pair);
+      auto train = [&] { return inputs("lm_loss_train").out(kF32, {s.tokens}, loss); };
+      for (DType sum : {dtype, kF32}) {
+        train().out(dtype, {s.tokens, s.width}, gradient).out(sum, {s.vocabulary, s.width}, gradient).run(*pair);
+        train().out(dtype, {s.tokens, s.width}, gradient).sum(sum, {s.vocabulary, s.width}, gradient).run(*pair);
+      }
+      train().unread(dtype, {s.tokens, s.width}).out(dtype, {s.vocabulary, s.width}, gradient).run(*pair);
+    }
+  }
+}
+
+TEST_CASE("loss_stats") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (std::int64_t tokens : {1, 33, 1024, 5000}) {
+    auto op = [&] {
+      OpComparison op("loss_stats");
+      op.in(normal(kF32, {tokens}, 1)).in(integers(tokens, -1, 3, 2));
+      return op;
+    };
+    op().out(DType::f64, {4}, {1e-6, 1e-6}).run(*pair);
+    op().sum(DType::f64, {4}, {1e-6, 1e-6}).run(*pair);
+  }
+}
+
+namespace {
+
+/// Norm ops at sizes that fill packs, warps and blocks, and that do not.
+const Extents kRows[] = {{1, 1}, {3, 7}, {33, 64}, {17, 896}, {5, 3584}, {130, 130}, {2, 9000}};
+constexpr double kNormSlack = 2e-5;  // fp32 sums over thousands of columns and rows
+
+Attributes eps() { return {{"eps", 1e-6}}; }
+
+}  // namespace
+
+TEST_CASE("rms_norm family") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (const Extents& size : kRows) {
+    for (DType dtype : kDtypes) {
+      const Extents rows{size[0]}, columns{size[1]};
+      const Tolerance value = one_step(dtype, kNormSlack), fp32 = one_step(kF32, kNormSlack);
+      auto x = [&](std::uint64_t seed) { return normal(dtype, size, seed); };
+      auto weight = [&] { return normal(dtype, columns, 9, 0.1, 1); };
+      auto rstd = [&] { return normal(kF32, rows, 8, 0.1, 1); };
+      OpComparison("rms_norm", eps()).in(x(1)).in(weight()).out(dtype, size, value).out(kF32, rows, fp32).run(*pair);
+      OpComparison("rms_norm", eps()).in(x(1)).in(weight()).out(dtype, size, value).unread(kF32, rows).run(*pair);
+      OpComparison("add_rms_norm", eps())
+          .in(x(1))
+          .in(x(2))
+          .in(weight())
+          .out(dtype, size, {})
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .run(*pair);
+      for (bool add : {false, true}) {
+        for (DType sum_dtype : {dtype, kF32}) {
+          Tolerance sum = one_step(sum_dtype, 2e-4);
+          auto weight_gradient = [&](OpComparison& op) {
+            add ? op.sum(sum_dtype, columns, sum) : op.out(sum_dtype, columns, sum);
+          };
+          OpComparison gradient("rms_norm_grad");
+          gradient.in(x(1)).in(x(2)).in(weight()).in(rstd()).out(dtype, size, value);
+          weight_gradient(gradient);
+          gradient.run(*pair);
+          OpComparison fused("rms_norm_grad_add");
+          fused.in(x(1)).in(x(2)).in(weight()).in(rstd()).in(x(3)).unread(dtype, size);
+          weight_gradient(fused);
+          fused.out(dtype, size, value).run(*pair);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("layer_norm family") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (const Extents& size : kRows) {
+    for (DType dtype : kDtypes) {
+      const Extents rows{size[0]}, columns{size[1]};
+      // A row of one column has no variance: rstd is 1 / sqrt(eps), and multiplies rounding errors.
+      if (size[1] < 2) continue;
+      const Tolerance value = one_step(dtype, kNormSlack), fp32 = one_step(kF32, kNormSlack);
+      auto x = [&](std::uint64_t seed) { return normal(dtype, size, seed); };
+      auto weight = [&] { return normal(dtype, columns, 9, 0.1, 1); };
+      auto bias = [&] { return normal(dtype, columns, 10); };
+      OpComparison("layer_norm", eps())
+          .in(x(1))
+          .in(weight())
+          .in(bias())
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .out(kF32, rows, fp32)
+          .run(*pair);
+      OpComparison("add_layer_norm", eps())
+          .in(x(1))
+          .in(x(2))
+          .in(weight())
+          .in(bias())
+          .out(dtype, size, {})
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .out(kF32, rows, fp32)
+          .run(*pair);
+      auto gradient = [&](const char* kind) {
+        OpComparison op(kind);
+        op.in(x(1)).in(x(2)).in(weight()).in(normal(kF32, rows, 7, 0.1)).in(normal(kF32, rows, 8, 0.1, 1));
+        return op;
+      };
+      const Tolerance sum = one_step(dtype, 2e-4);
+      gradient("layer_norm_grad").out(dtype, size, value).out(dtype, columns, sum).out(dtype, columns, sum).run(*pair);
+      gradient("layer_norm_grad").out(dtype, size, value).sum(dtype, columns, sum).sum(dtype, columns, sum).run(*pair);
+      gradient("layer_norm_grad_add")
+          .in(x(3))
+          .unread(dtype, size)
+          .out(dtype, columns, sum)
+          .out(dtype, columns, sum)
+          .out(dtype, size, value)
+          .run(*pair);
+    }
+  }
+}
+
+namespace {
+
+struct Heads {
+  std::int64_t tokens, heads, kv_heads, head_dim;
+  Extents packed() const { return {tokens, (heads + 2 * kv_heads) * head_dim}; }
+  Attributes attributes() const {
+    std::vector<double> frequencies;
+    for (std::int64_t i = 0; i < head_dim / 2; ++i)
+      frequencies.push_back(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
+    return {{"heads", heads},
+            {"kv_heads", kv_heads},
+            {"head_dim", head_dim},
+            {"eps", 1e-6},
+            {"inverse_frequencies", frequencies},
+            {"magnitude", 1.25}};
+  }
+};
+const Heads kHeads[] = {{1, 1, 1, 2}, {7, 3, 1, 6}, {33, 7, 1, 64}, {20, 4, 2, 128}, {9, 2, 2, 34}, {65, 14, 2, 64}};
+
+}  // namespace
+
+TEST_CASE("rope, head_norm and their gradients") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (const Heads& h : kHeads) {
+    for (DType dtype : kDtypes) {
+      const Geometry geometry{1, h.tokens};
+      const Tolerance value = one_step(dtype, kNormSlack), fp32 = one_step(kF32, kNormSlack);
+      const Extents stats{h.tokens, h.heads + h.kv_heads}, size{h.head_dim};
+      auto qkv = [&](std::uint64_t seed) { return normal(dtype, h.packed(), seed); };
+      auto positions = [&] { return integers(h.tokens, 0, h.tokens, 5); };
+      auto weight = [&](std::uint64_t seed) { return normal(dtype, size, seed, 0.1, 1); };
+      // Cancelling products differ by a step of their own, not of the sum.
+      Tolerance rotated = dtype == kBf16 ? Tolerance{0x1p-7, 0x1p-7} : Tolerance{1e-5, 1e-5};
+      for (const char* kind : {"rope", "rope_grad"})
+        OpComparison(kind, h.attributes(), geometry)
+            .in(qkv(1))
+            .in(positions())
+            .out(dtype, h.packed(), rotated)
+            .run(*pair);
+      OpComparison("head_norm", h.attributes(), geometry)
+          .in(qkv(1))
+          .in(weight(2))
+          .in(weight(3))
+          .out(dtype, h.packed(), value)
+          .out(kF32, stats, fp32)
+          .run(*pair);
+      OpComparison("head_norm_rope", h.attributes(), geometry)
+          .in(qkv(1))
+          .in(weight(2))
+          .in(weight(3))
+          .in(positions())
+          .out(dtype, h.packed(), value)
+          .out(kF32, stats, fp32)
+          .out(dtype, h.packed(), {4 * rotated.relative, 4 * rotated.absolute})
+          .run(*pair);
+      auto gradient = [&] {
+        OpComparison op("head_norm_grad", h.attributes(), geometry);
+        op.in(qkv(1))
+            .in(qkv(4))
+            .in(weight(2))
+            .in(weight(3))
+            .in(normal(kF32, stats, 8, 0.1, 1))
+            .out(dtype, h.packed(), value);
+        return op;
+      };
+      const Tolerance sum = one_step(dtype, 2e-4);
+      gradient().out(dtype, size, sum).out(dtype, size, sum).run(*pair);
+      gradient().sum(dtype, size, sum).sum(dtype, size, sum).run(*pair);
+    }
+  }
+}
+
+TEST_CASE("element-wise ops and column sums") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (Extents size :
+       {Extents{1, 2}, Extents{3, 14}, Extents{33, 64}, Extents{17, 1792}, Extents{300, 130}, Extents{5, 9728}}) {
+    const Extents half{size[0], size[1] / 2}, columns{size[1]};
+    for (DType dtype : kDtypes) {
+      auto x = [&](std::uint64_t seed) { return normal(dtype, size, seed); };
+      auto y = [&](std::uint64_t seed) { return normal(dtype, half, seed); };
+      const Tolerance value = one_step(dtype, 2e-6);
+      OpComparison("add").in(x(1)).in(x(2)).out(dtype, size, {}).run(*pair);
+      OpComparison("swiglu").in(x(1)).out(dtype, half, value).run(*pair);
+      OpComparison("swiglu_grad").in(y(2)).in(x(1)).out(dtype, size, value).run(*pair);
+      for (const char* approximation : {"erf", "tanh"}) {
+        Attributes attributes{{"approximation", std::string(approximation)}};
+        OpComparison("gelu", attributes).in(x(1)).out(dtype, size, value).run(*pair);
+        OpComparison("gelu_grad", attributes).in(x(2)).in(x(1)).out(dtype, size, value).run(*pair);
+      }
+      for (DType sum : {dtype, kF32}) {
+        OpComparison("column_sum").in(x(1)).out(sum, columns, one_step(sum, 5e-5)).run(*pair);
+        OpComparison("column_sum").in(x(1)).sum(sum, columns, one_step(sum, 5e-5)).run(*pair);
+      }
+    }
+  }
+}
+
+namespace {
+
+StepState step_state(std::uint32_t step) {
+  StepState state;
+  state.step = step;
+  state.seed_low = 17, state.seed_high = 3;
+  state.learning_rate = 0.01f;
+  state.clip_norm = 2.5f;
+  return state;
+}
+
+}  // namespace
+
+TEST_CASE("sum_squares and clip_scale") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (std::int64_t count : {1, 3, 4097, 300000})
+    for (DType dtype : kDtypes)
+      OpComparison("sum_squares").in(normal(dtype, {count}, 1, 100)).out(DType::f64, {1}, {1e-6, 0}).run(*pair);
+  for (int sums : {1, 2, 31, 700}) {
+    for (double valid : {4.0, 0.0}) {
+      OpComparison op("clip_scale");
+      op.in(words(DType::f64, LossStats{10.0, valid, {}})).in(words(DType::u32, step_state(3)));
+      for (int i = 0; i < sums; ++i) op.in(words(DType::f64, 9.0 + i));
+      op.out(kF32, {4}, {1e-6, 0}).run(*pair);
+    }
+  }
+}
+
+TEST_CASE("adamw, its stochastic rounding and its skip") {
+  QUERN_GPU_OR_SKIP(pair);
+  for (std::int64_t count : {1, 3, 33, 4099, 100000}) {
+    for (DType gradient : kDtypes) {
+      for (DType state : kDtypes) {
+        for (float apply : {1.0f, 0.0f}) {
+          UpdateState update;
+          update.gradient_scale = 0.5f;
+          update.apply = apply;
+          Attributes attributes{{"beta1", 0.9},
+                                {"beta2", 0.95},
+                                {"eps", 1e-8},
+                                {"weight_decay", 0.1},
+                                {"object", std::int64_t{5}},
+                                {"offset", std::int64_t{308}}};
+          OpComparison op("adamw", attributes);
+          op.in(normal(gradient, {count}, 1)).in(normal(state, {count}, 2)).in(normal(state, {count}, 3, 0.1));
+          op.in(normal(state, {count}, 4, 0.001, 0.01)).in(words(kF32, update)).in(words(DType::u32, step_state(7)));
+          // Stochastic rounding moves a whole step when the fp32 values before it differ in their last bit.
+          Tolerance tolerance = apply == 0       ? Tolerance{}
+                                : state == kBf16 ? Tolerance{0x1p-7, 1e-7}
+                                                 : Tolerance{2e-6, 1e-7};
+          for (std::size_t i : {1, 2, 3}) op.update(i, tolerance);
+          op.run(*pair);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,205 @@
+// lm_loss: cross-entropy of logits x W^T against the targets, in nats, chunk by chunk over tokens so that logits are
+// never stored whole. lm_loss_train makes the gradients in the same pass; the weight's gradient adds up over chunks in
+// its own dtype, as it does over micro-steps.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "cross_entropy.h"
+#include "kernels.h"
+#include "matmul_plan.h"
+#include "operand_check.h"
+#include "quern/error.h"
+
+namespace quern::cuda {
+
+namespace {
+
+struct Loss {
+  std::int64_t tokens = 0, width = 0, vocabulary = 0, chunk = 0;
+  DType dtype = DType::bf16;  ///< of x, weight, logits and dx
+  bool train = false, input_gradient = false, weight_gradient = false, add_weight_gradient = false;
+  DType weight_gradient_dtype = DType::bf16;
+
+  std::int64_t stride() const { return logit_stride(vocabulary, dtype); }
+  std::size_t logit_bytes() const {
+    return (static_cast<std::size_t>(chunk * stride()) * size_of(dtype) + 255) / 256 * 256;
+  }
+  std::int64_t tail() const { return tokens % chunk; }
+};
+
+/// A chunk's logits take about 1.25 GiB: fewer chunks write and read the weight's gradient less often. Chunks are of
+/// one size where a good one divides the tokens.
+std::int64_t default_chunk(std::int64_t tokens, std::int64_t row_bytes) {
+  const std::int64_t limit = std::max<std::int64_t>((std::int64_t{5} << 28) / row_bytes, 256);
+  if (tokens <= limit) return std::max<std::int64_t>(tokens, 1);
+  for (std::int64_t chunk = limit / 128 * 128; 2 * chunk > limit; chunk -= 128)
+    if (tokens % chunk == 0) return chunk;
+  const std::int64_t chunks = (tokens + limit - 1) / limit;
+  return std::min((tokens / chunks + 127) / 128 * 128, limit / 128 * 128);
+}
+
+Loss make_loss(const OpInstance& op) {
+  const Operand &x = op.inputs[0], &weight = op.inputs[1];
+  Loss loss;
+  loss.tokens = x.extents[0];
+  loss.width = x.extents[1];
+  loss.vocabulary = weight.extents[0];
+  loss.dtype = x.dtype;
+  std::int64_t row_bytes = std::max<std::int64_t>(loss.stride() * static_cast<std::int64_t>(size_of(x.dtype)), 1);
+  loss.chunk = std::min(op.attributes.integer_or("chunk", default_chunk(loss.tokens, row_bytes)),
+                        std::max<std::int64_t>(loss.tokens, 1));
+  loss.train = op.outputs.size() == 3;
+  loss.input_gradient = loss.train && op.outputs[1].present;
+  loss.weight_gradient = loss.train && op.outputs[2].present;
+  if (loss.weight_gradient) {
+    loss.add_weight_gradient = op.outputs[2].accumulate;
+    loss.weight_gradient_dtype = op.outputs[2].dtype;
+  }
+  return loss;
+}
+
+using Plan = std::shared_ptr<const MatmulPlan>;
+
+/// The products of a chunk of `rows` tokens.
+struct ChunkPlans {
+  Plan logits, input_gradient, first_weight_gradient, weight_gradient;
+};
+
+Plan make_plan(CudaContext& context, const MatmulKey& key) {
+  Plan plan = context.plans->make(context, key);
+  if (plan != nullptr) return plan;
+  throw Error(ErrorCode::resources, {.where = "device cuda",
+                                     .what = "cuBLASLt has no algorithm for the LM head's product " + key.text(),
+                                     .found = {},
+                                     .expected = {},
+                                     .next = "choose another precision"});
+}
+
+ChunkPlans make_plans(CudaContext& context, const Loss& loss, std::int64_t rows) {
+  ChunkPlans plans;
+  if (rows == 0) return plans;
+  MatmulKey base;
+  base.a = base.b = base.y = loss.dtype;
+  // Later chunks begin at a multiple of this many bytes.
+  const std::int64_t chunk_bytes = loss.chunk * loss.width * static_cast<std::int64_t>(size_of(loss.dtype));
+  if (loss.chunk < loss.tokens)
+    while (chunk_bytes % base.alignment != 0) base.alignment /= 2;
+  MatmulKey logits = base;
+  logits.m = rows, logits.n = loss.vocabulary, logits.k = loss.width;
+  logits.transpose_b = true;
+  logits.stride_y = loss.stride();
+  plans.logits = make_plan(context, logits);
+  if (loss.input_gradient) {
+    MatmulKey key = base;
+    key.m = rows, key.n = loss.width, key.k = loss.vocabulary;
+    key.stride_a = loss.stride();
+    plans.input_gradient = make_plan(context, key);
+  }
+  if (loss.weight_gradient) {
+    MatmulKey key = base;
+    key.m = loss.vocabulary, key.n = loss.width, key.k = rows;
+    key.transpose_a = true;
+    key.stride_a = loss.stride();
+    key.y = loss.weight_gradient_dtype;
+    key.accumulate = true;
+    plans.weight_gradient = make_plan(context, key);
+    key.accumulate = loss.add_weight_gradient;
+    plans.first_weight_gradient = make_plan(context, key);
+  }
+  return plans;
+}
+
+struct Prepared {
+  Loss loss;
+  CrossEntropy cross_entropy;
+  ChunkPlans whole, tail;
+  cublasLtContext* lt = nullptr;
+};
+
+void run(const Prepared& prepared, std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+  const Loss& loss = prepared.loss;
+  cudaStream_t stream = stream_of(exec);
+  char* logits = static_cast<char*>(exec.workspace);
+  void* scratch = logits + loss.logit_bytes();
+  const std::size_t row_bytes = static_cast<std::size_t>(loss.width) * size_of(loss.dtype);
+  void* weight = inputs[1].data;
+  for (std::int64_t begin = 0; begin < loss.tokens; begin += loss.chunk) {
+    const std::int64_t rows = std::min(loss.chunk, loss.tokens - begin);
+    const ChunkPlans& plans = rows == loss.chunk ? prepared.whole : prepared.tail;
+    const std::size_t offset = static_cast<std::size_t>(begin) * row_bytes;
+    void* x = inputs[0].as<char>() + offset;
+    float* losses = outputs[0] ? outputs[0].as<float>() + begin : nullptr;
+    plans.logits->run(prepared.lt, {.a = x, .b = weight, .y = logits, .workspace = scratch}, stream);
+    cross_entropy(prepared.cross_entropy, logits, inputs[2].as<const std::int32_t>() + begin, losses, rows, stream);
+    if (loss.weight_gradient) {
+      const Plan& plan = begin == 0 ? plans.first_weight_gradient : plans.weight_gradient;
+      plan->run(prepared.lt, {.a = logits, .b = x, .y = outputs[2].data, .workspace = scratch}, stream);
+    }
+    if (loss.input_gradient) {
+      void* dx = outputs[1].as<char>() + offset;
+      plans.input_gradient->run(prepared.lt, {.a = logits, .b = weight, .y = dx, .workspace = scratch}, stream);
+    }
+  }
+}
+
+OpSupport query(const OpInstance& op, const CudaTraits&) {
+  Extents x = extents_of(op, 0), weight = extents_of(op, 1);
+  if (x.size() != 2 || weight.size() != 2) return {op.kind + ": x and weight must be matrices", 0};
+  OperandCheck check(op, 3, op.kind == "lm_loss" ? 1 : 3);
+  check.input(0, "x", x)
+      .input(1, "weight", {weight[0], x[1]})
+      .input(2, "targets", {x[0]}, DType::i32)
+      .output(0, "token_loss", {x[0]}, DType::f32)
+      .that(op.attributes.integer_or("chunk", 1) >= 1, "needs a chunk of at least 1 token")
+      .that(weight[0] >= 1 && x[1] >= 1, "needs a vocabulary and a width");
+  if (op.outputs.size() == 3) {
+    check.output(1, "dx", x).sum(2, "dweight", weight);
+    if (check.ok() && op.inputs[0].dtype == DType::f32)
+      check.that(op.outputs[2].dtype == DType::f32, "operand dweight: of f32 products must be f32");
+  }
+  return check.ok() ? check.support(make_loss(op).logit_bytes() + kMatmulWorkspace) : check.support();
+}
+
+Launch prepare(const OpInstance& op, CudaContext& context) {
+  auto prepared = std::make_shared<Prepared>();
+  prepared->loss = make_loss(op);
+  const Loss& loss = prepared->loss;
+  prepared->lt = context.lt;
+  prepared->whole = make_plans(context, loss, loss.chunk <= loss.tokens ? loss.chunk : 0);
+  prepared->tail = make_plans(context, loss, loss.tail());
+  bool gradient = loss.input_gradient || loss.weight_gradient;
+  prepared->cross_entropy = make_cross_entropy(loss.dtype, loss.vocabulary, gradient, context.traits);
+  prepared->cross_entropy.z_loss = static_cast<float>(op.attributes.real_or("z_loss", 0.0));
+  prepared->cross_entropy.seed = static_cast<float>(op.attributes.real_or("seed", 1.0));
+  return [prepared](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+    run(*prepared, inputs, outputs, exec);
+  };
+}
+
+OpSupport query_stats(const OpInstance& op, const CudaTraits&) {
+  if (op.inputs.size() != 2 || op.outputs.size() != 1) return {"loss_stats: takes token_loss and targets", 0};
+  bool fits = op.inputs[0].dtype == DType::f32 && op.inputs[1].dtype == DType::i32 &&
+              op.outputs[0].dtype == DType::f64 && element_count(op.outputs[0].extents) == 4 &&
+              element_count(op.inputs[0].extents) == element_count(op.inputs[1].extents);
+  return {fits ? "" : "loss_stats: token_loss f32 (N) and targets i32 (N) give f64 (4)", 0};
+}
+
+Launch prepare_stats(const OpInstance& op, CudaContext&) {
+  return
+      [add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+        add_loss_stats(inputs[0].as<const float>(), inputs[1].as<const std::int32_t>(), inputs[1].count(),
+                       outputs[0].as<double>(), add, stream_of(exec));
+      };
+}
+
+}  // namespace
+
+void add_loss_ops(OpTable& table) {
+  table["lm_loss"] = {prepare, query};
+  table["lm_loss_train"] = {prepare, query};
+  table["loss_stats"] = {prepare_stats, query_stats};
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,16 @@
+#pragma once
+// A bias that cuBLASLt's epilogue does not take is written to y first, and the product added to it: one rounding, as in
+// the epilogue, unless y accumulates.
+
+#include <cuda_runtime_api.h>
+
+#include "quern/view.h"
+
+namespace quern::cuda {
+
+enum class RowStart { write, add };
+
+/// Every row of y (M, N) f32 or bf16 becomes, or gets added, bias (N) f32 or bf16.
+void start_rows(const View& y, const View& bias, RowStart start, cudaStream_t stream);
+
+}  // namespace quern::cuda

@@ -1,0 +1,187 @@
+#include "matmul_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+
+#include "check.h"
+#include "matmul_timing.h"
+#include "quern/error.h"
+
+namespace quern::cuda {
+
+namespace {
+
+cudaDataType_t library_type(DType type) {
+  switch (type) {
+    case DType::f32: return CUDA_R_32F;
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::e4m3: return CUDA_R_8F_E4M3;
+    case DType::e5m2: return CUDA_R_8F_E5M2;
+    default: fail_internal("matmul", "no product for " + std::string(name_of(type)));
+  }
+}
+
+template <class T>
+void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  QUERN_CUBLAS(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value));
+}
+
+/// Column-major (rows, columns); `stride` from column to column, 0: contiguous.
+cublasLtMatrixLayout_t make_layout(DType type, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  QUERN_CUBLAS(cublasLtMatrixLayoutCreate(&layout, library_type(type), static_cast<std::uint64_t>(rows),
+                                          static_cast<std::uint64_t>(columns), stride > 0 ? stride : rows));
+  return layout;
+}
+
+bool deterministic(const cublasLtMatmulAlgo_t& algorithm) {
+  std::uint32_t scheme = 0;
+  std::size_t written = 0;
+  cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                                               &scheme, sizeof scheme, &written);
+  return status == CUBLAS_STATUS_SUCCESS &&
+         (scheme == CUBLASLT_REDUCTION_SCHEME_NONE || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+}
+
+}  // namespace
+
+std::string MatmulKey::text() const {
+  std::string text = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " ";
+  text += std::string(transpose_a ? "T" : "N") + (transpose_b ? "T" : "N") + " ";
+  text += std::string(name_of(a)) + " " + std::string(name_of(b)) + " " + std::string(name_of(y));
+  if (bias) text += " bias";
+  if (accumulate) text += " add";
+  if (scales != ScaleMode::none) text += scales == ScaleMode::tensor ? " tensor-scales" : " vector-scales";
+  if (fast_accumulation) text += " fast";
+  if (stride_a > 0) text += " stride-a " + std::to_string(stride_a);
+  if (stride_y > 0) text += " stride-y " + std::to_string(stride_y);
+  if (alignment != 256) text += " align" + std::to_string(alignment);
+  return text;
+}
+
+// ---- one product ----
+
+MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
+  QUERN_CUBLAS(cublasLtMatmulDescCreate(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  set(product_, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(product_, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  const bool narrow = size_of(key.a) == 1;
+  if (key.bias) {
+    set(product_, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(product_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, narrow ? CUDA_R_16BF : library_type(key.y));
+  }
+  if (key.scales == ScaleMode::vector) {
+    set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+    set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+  }
+  if (narrow) set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(key.fast_accumulation));
+  // A row-major (R, C) is a column-major (C, R).
+  a_ = key.transpose_b ? make_layout(key.b, key.k, key.n) : make_layout(key.b, key.n, key.k);
+  b_ =
+      key.transpose_a ? make_layout(key.a, key.m, key.k, key.stride_a) : make_layout(key.a, key.k, key.m, key.stride_a);
+  y_ = make_layout(key.y, key.n, key.m, key.stride_y);
+}
+
+MatmulPlan::~MatmulPlan() {
+  if (a_ != nullptr) cublasLtMatrixLayoutDestroy(a_);
+  if (b_ != nullptr) cublasLtMatrixLayoutDestroy(b_);
+  if (y_ != nullptr) cublasLtMatrixLayoutDestroy(y_);
+  if (product_ != nullptr) cublasLtMatmulDescDestroy(product_);
+}
+
+cublasStatus_t MatmulPlan::try_run(cublasLtHandle_t lt, const MatmulOperands& operands,
+                                   const cublasLtMatmulAlgo_t& algorithm, cudaStream_t stream) const {
+  if (key_.bias) set(product_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+  if (key_.scales != ScaleMode::none) {
+    set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.scale_b);
+    set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.scale_a);
+  }
+  const float one = 1.0f, beta = key_.accumulate ? 1.0f : 0.0f;
+  return cublasLtMatmul(lt, product_, &one, operands.b, a_, operands.a, b_, &beta, operands.y, y_, operands.y, y_,
+                        &algorithm, operands.workspace, kMatmulWorkspace, stream);
+}
+
+void MatmulPlan::run(cublasLtHandle_t lt, const MatmulOperands& operands, cudaStream_t stream) const {
+  QUERN_CUBLAS(try_run(lt, operands, algorithm_, stream));
+}
+
+std::vector<cublasLtMatmulAlgo_t> MatmulPlan::candidates(cublasLtHandle_t lt, int count) const {
+  cublasLtMatmulPreference_t preference = nullptr;
+  QUERN_CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
+  auto prefer = [preference](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    QUERN_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{kMatmulWorkspace});
+  // Parts of split-K are summed in fp32 from the workspace in fixed order: no atomics, no rounding between.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    prefer(attribute, static_cast<std::uint32_t>(key_.alignment));
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(count));
+  int found = 0;
+  cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(lt, product_, a_, b_, y_, y_, preference, count, results.data(), &found);
+  cublasLtMatmulPreferenceDestroy(preference);
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  if (status != CUBLAS_STATUS_SUCCESS) return algorithms;
+  results.resize(static_cast<std::size_t>(found));
+  for (const cublasLtMatmulHeuristicResult_t& result : results) {
+    if (result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kMatmulWorkspace && deterministic(result.algo))
+      algorithms.push_back(result.algo);
+  }
+  return algorithms;
+}
+
+bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algorithm) const {
+  cublasLtMatmulHeuristicResult_t result = {};
+  return cublasLtMatmulAlgoCheck(lt, product_, a_, b_, y_, y_, &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+         result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kMatmulWorkspace && deterministic(algorithm);
+}
+
+// ---- all products ----
+
+MatmulPlans::MatmulPlans(std::string gpu, int candidates, std::string cache_file)
+    : choices_(gpu), candidates_(candidates), cache_file_(std::move(cache_file)) {
+  if (!cache_file_.empty()) choices_.read_file(cache_file_);
+}
+
+std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const MatmulKey& key) {
+  const std::string name = key.text();
+  if (auto it = plans_.find(name); it != plans_.end()) return it->second;
+  lt_ = context.lt;
+  auto plan = std::make_shared<MatmulPlan>(key);
+  auto known = choices_.find(name);
+  if (known && plan->accepts(lt_, *known)) {
+    plan->choose(*known);
+  } else {
+    std::vector<cublasLtMatmulAlgo_t> algorithms = plan->candidates(lt_, candidates_);
+    if (algorithms.empty()) return nullptr;
+    TimedChoice choice = choose_by_time(context, key, algorithms);
+    plan->choose(choice.algorithm);
+    choices_.set(name, choice.algorithm);
+    if (choice.timed && !cache_file_.empty()) choices_.write_file(cache_file_);
+  }
+  plans_[name] = plan;
+  return plan;
+}
+
+std::string MatmulPlans::save() const { return choices_.text(); }
+
+void MatmulPlans::load(std::string_view text) {
+  choices_.add(text);
+  for (auto& [name, plan] : plans_) {
+    auto known = choices_.find(name);
+    if (known && plan->accepts(lt_, *known)) plan->choose(*known);
+  }
+}
+
+std::string MatmulPlans::cache_file() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && cache[0] == '/') return std::string(cache) + "/quern/matmul.json";
+  const char* home = std::getenv("HOME");
+  return home != nullptr && home[0] == '/' ? std::string(home) + "/.cache/quern/matmul.json" : std::string();
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,96 @@
+#pragma once
+// Matrix products through cuBLASLt: descriptors built once, candidate algorithms timed once, the choice kept. cuBLASLt
+// is column-major; a row-major y = op(a) op(b) is the column-major y^T = op(b)^T op(a)^T, so its A is our b and its B
+// our a.
+
+#include <cublasLt.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "kernels.h"
+#include "matmul_choices.h"
+#include "quern/dtype.h"
+
+namespace quern::cuda {
+
+/// Scratch that every product may use: for sums of split-K parts.
+inline constexpr std::size_t kMatmulWorkspace = std::size_t{64} << 20;
+
+enum class ScaleMode : std::uint8_t { none, tensor, vector };
+
+/// A product's shape and formats: what a choice of algorithm depends on.
+struct MatmulKey {
+  std::int64_t m = 0, n = 0, k = 0;  ///< y (m, n), sums over k
+  bool transpose_a = false, transpose_b = false;
+  DType a = DType::bf16, b = DType::bf16, y = DType::bf16;
+  bool bias = false;  ///< (n) in y's dtype, bf16 for 8-bit operands, added in fp32
+  bool accumulate = false;
+  ScaleMode scales = ScaleMode::none;
+  bool fast_accumulation = false;           ///< 8-bit operands: sum in fewer bits
+  int alignment = 256;                      ///< bytes to which all operands are aligned, a power of two
+  std::int64_t stride_a = 0, stride_y = 0;  ///< elements from one stored row to the next; 0: contiguous
+
+  std::string text() const;
+};
+
+struct MatmulOperands {
+  const void *a = nullptr, *b = nullptr, *bias = nullptr;
+  const float *scale_a = nullptr, *scale_b = nullptr;
+  void* y = nullptr;
+  void* workspace = nullptr;  ///< kMatmulWorkspace bytes
+};
+
+/// One product, ready to launch. Not for several threads at once: operand pointers are part of the descriptors.
+class MatmulPlan {
+ public:
+  explicit MatmulPlan(const MatmulKey& key);
+  ~MatmulPlan();
+  MatmulPlan(const MatmulPlan&) = delete;
+  MatmulPlan& operator=(const MatmulPlan&) = delete;
+
+  void run(cublasLtHandle_t lt, const MatmulOperands& operands, cudaStream_t stream) const;
+  cublasStatus_t try_run(cublasLtHandle_t lt, const MatmulOperands& operands, const cublasLtMatmulAlgo_t& algorithm,
+                         cudaStream_t stream) const;
+  /// Candidates that fit the workspace and are deterministic, best guess first.
+  std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t lt, int count) const;
+  /// Whether an algorithm, perhaps from another run, can be used here.
+  bool accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algorithm) const;
+  void choose(const cublasLtMatmulAlgo_t& algorithm) { algorithm_ = algorithm; }
+  const MatmulKey& key() const { return key_; }
+
+ private:
+  MatmulKey key_;
+  cublasLtMatmulDesc_t product_ = nullptr;
+  cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, y_ = nullptr;  ///< cuBLASLt's A is our b
+  cublasLtMatmulAlgo_t algorithm_ = {};
+};
+
+/// All plans of a device. Plans are shared by kernels of equal shape.
+class MatmulPlans {
+ public:
+  /// `cache_file`: where choices outlive the process; empty: nowhere.
+  MatmulPlans(std::string gpu, int candidates, std::string cache_file);
+
+  /// Times candidates on scratch memory unless the choice is known; null when cuBLASLt has no algorithm.
+  std::shared_ptr<const MatmulPlan> make(CudaContext& context, const MatmulKey& key);
+
+  /// Choices as text, and back: known plans change to them.
+  std::string save() const;
+  void load(std::string_view text);
+
+  /// In the user's cache directory; empty when there is none.
+  static std::string cache_file();
+
+ private:
+  MatmulChoices choices_;
+  int candidates_;
+  std::string cache_file_;
+  cublasLtContext* lt_ = nullptr;
+  std::map<std::string, std::shared_ptr<MatmulPlan>> plans_;  ///< by MatmulKey::text()
+};
+
+}  // namespace quern::cuda

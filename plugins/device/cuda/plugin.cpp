@@ -1,0 +1,17 @@
+#include <memory>
+
+#include "cuda_device.h"
+#include "options.h"
+#include "quern/plugin.h"
+
+static std::unique_ptr<quern::Device> make_cuda(const quern::OptionValues& values) {
+  return std::make_unique<quern::cuda::CudaDevice>(quern::cuda::cuda_options().bind(values));
+}
+
+QUERN_PLUGIN("cuda", manifest) {
+  manifest.name = "cuda";
+  manifest.version = "0.1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.add<quern::Device>("cuda", "an NVIDIA GPU: cuBLASLt, cuDNN and own kernels, captured into graphs",
+                              quern::cuda::cuda_options().specs(), make_cuda);
+}
