@@ -111,6 +111,15 @@ SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std
   return session;
 }
 
+std::int64_t planned_bytes(const TinyFiles& files, const Overrides& overrides) {
+  PluginHost host = run_host();
+  ConfigDocument document = ConfigDocument::read(files.config());
+  for (const std::string& override : overrides) document.set(override);
+  ResolvedConfig config = resolve(document, run_schemas(), host);
+  Session components(config, host);
+  return make_plan(components.parts(), components.plan_options()).device_bytes;
+}
+
 std::string newest_tensors(const std::string& run_directory) {
   NewestCheckpoint newest = find_newest(run_directory);
   REQUIRE(newest.checkpoint);

@@ -43,6 +43,9 @@ struct SessionResult {
 /// Trains in this process, and stops as a signal would after step `stop_after` (0: not).
 SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std::int64_t stop_after = 0);
 
+/// Device memory that the plan takes, in bytes.
+std::int64_t planned_bytes(const TinyFiles& files, const Overrides& overrides);
+
 /// tensors.safetensors of a run's newest checkpoint, byte for byte: masters and optimizer state.
 std::string newest_tensors(const std::string& run_directory);
 /// Step of that checkpoint; -1: none.

@@ -93,8 +93,8 @@ TEST_CASE("another checkpoint interval changes no bit") {
 TEST_CASE("killed between checkpoints and started again, a run ends with the same bits") {
   for (const Overrides& numbers : {kFp32, kBf16}) {
     TinyFiles files;
-    Overrides common = with(numbers, {"train.steps=60", "train.accumulation=3", "checkpoint.every=7",
-                                      "checkpoint.export=false"});
+    Overrides common =
+        with(numbers, {"train.steps=60", "train.accumulation=3", "checkpoint.every=7", "checkpoint.export=false"});
     CHECK(quern_train(files, with(common, {files.run("straight")})).code == 0);
     const std::string run = files.at("killed");
     int kills = 0, code = 1;
@@ -154,4 +154,19 @@ TEST_CASE("leftovers are removed once, damaged checkpoints are passed over, and 
   Outcome none = quern_train(files, {});
   CHECK(none.code == 3);
   CHECK(none.err.find("no checkpoint of the run is whole") != std::string::npos);
+}
+
+TEST_CASE("a resumed run tells which settings changed") {
+  TinyFiles files;
+  const std::string run = files.at("run");
+  train_here(files, {"checkpoint.export=false"}, 4);
+  CHECK(quern_train(files, {"checkpoint.export=false"}).code == 0);
+  // The stopped session wrote elsewhere, which is no change; the sinks are the log's own.
+  for (const auto& line : events(run, "warning")) CHECK(line.at("text").get<std::string>().starts_with("resumed at"));
+  Outcome more = quern_train(files, {"checkpoint.export=false", "train.steps=10", "model.llama.rope_theta=20000.0"});
+  CHECK(more.code == 0);
+  CHECK(occurrences(more.out, "changed since the checkpoint: ") == 2);
+  CHECK(more.out.find("model.llama.rope_theta = 20000.0 (was 10000.0)") != std::string::npos);
+  CHECK(more.out.find("train.steps = 10 (was 8)") != std::string::npos);
+  CHECK(newest_step(run) == 10);
 }

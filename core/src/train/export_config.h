@@ -11,10 +11,11 @@
 namespace quern {
 
 struct ExportFacts {
-  DType dtype = DType::f32;          ///< of the exported weights; recorded as torch_dtype
-  std::int64_t vocabulary = 0;       ///< ids at or above it are not filled in
-  std::vector<std::string> sources;  ///< config.json files, or folders that may have one; earlier ones win; "" is none
-  std::string tokenizer;             ///< folder of the tokenizer; empty: none
+  DType dtype = DType::f32;     ///< of the exported weights; recorded as torch_dtype
+  std::int64_t vocabulary = 0;  ///< ids at or above it are not filled in
+  std::vector<std::string> sources =
+      {};                 ///< config.json files, or folders that may have one; earlier ones win; "" is none
+  std::string tokenizer;  ///< folder of the tokenizer; empty: none
 };
 
 /// `model_config` with torch_dtype and, where it has no bos_token_id, eos_token_id or pad_token_id, that of the first

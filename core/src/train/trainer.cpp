@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "quern/error.h"
+#include "train/config_changes.h"
 #include "train/export_config.h"
 #include "train/weights.h"
 
@@ -138,8 +139,10 @@ void Trainer::open_sinks() {
     log({"warning", {{"text", "removed " + path + ", left unfinished by an earlier run"}}});
   for (const SkippedCheckpoint& skipped : newest_.skipped)
     log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
-  if (resumed_)
-    log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
+  if (!resumed_) return;
+  log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
+  for (const std::string& change : config_changes(newest_.checkpoint->meta.config, session_.config.to_toml()))
+    log({"warning", {{"text", "changed since the checkpoint: " + change}}});
 }
 
 // ---- steps ----
