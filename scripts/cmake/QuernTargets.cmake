@@ -80,6 +80,9 @@ function(quern_add_plugin kind id)
   target_link_libraries(${target}_objects PUBLIC quern_headers ${arg_LINK})
   add_library(${target} MODULE)
   target_link_libraries(${target} PRIVATE ${target}_objects quern ${arg_LINK})
+  if(NOT QUERN_SANITIZE)
+    target_link_options(${target} PRIVATE -Wl,--no-undefined)  # a missing library shows here, not when users load it
+  endif()
   set_target_properties(${target} PROPERTIES OUTPUT_NAME quern_${id} PREFIX "lib"
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/plugins/${kind})
   install(TARGETS ${target} LIBRARY DESTINATION lib/quern/plugins/${kind})
