@@ -1,0 +1,232 @@
+// On the GPU, bit for bit: fused forms give what the ops that they replace give, outputs in place of inputs give what
+// outputs apart give, and addresses that cannot be read by packs change no bit. Without a GPU nothing can be compared.
+#include <cmath>
+#include <cstring>
+
+#include "op_comparison.h"
+#include "quern/rope.h"
+#include "quern/step_state.h"
+
+using namespace quern;
+using namespace quern::cuda;
+using testkit::PoisonedTensor;
+
+namespace {
+
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
+using Tensors = std::vector<PoisonedTensor>;
+
+/// What one launch on the GPU does with copies of operands.
+struct Run {
+  std::string kind;
+  Attributes attributes = {};
+  std::vector<Operand> outputs = {};
+  Geometry geometry = {};
+  std::vector<std::pair<int, int>> in_place = {};  ///< output, input
+  std::size_t shift = 0;                           ///< elements by which bf16 and fp32 operands are moved off 16 bytes
+
+  Tensors operator()(Device& gpu, const std::vector<View>& inputs) const {
+    OpInstance op{kind, {}, outputs, attributes, geometry};
+    for (const View& input : inputs) op.inputs.push_back({input.dtype, input.extents, true, false});
+    OpSupport support = gpu.query(op);
+    REQUIRE(support.refusal == "");
+    Stream stream = gpu.stream(StreamKind::compute);
+    std::vector<void*> blocks;
+    auto allocate = [&](std::size_t bytes) {
+      blocks.push_back(gpu.allocate(MemoryKind::device, bytes + 256));
+      gpu.fill(blocks.back(), 0xFF, bytes + 256, stream);
+      return static_cast<char*>(blocks.back());
+    };
+    auto place = [&](DType dtype, const Extents& extents) {
+      View view{nullptr, dtype, extents};
+      bool moves = dtype == kBf16 || dtype == kF32;
+      view.data = allocate(view.bytes()) + (moves ? shift * size_of(dtype) : 0);
+      return view;
+    };
+    std::vector<View> in, out;
+    for (const View& input : inputs) {
+      in.push_back(place(input.dtype, input.extents));
+      gpu.copy(in.back().data, input.data, input.bytes(), stream);
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      View view;
+      for (auto [output, input] : in_place)
+        if (output == static_cast<int>(i)) view = in[static_cast<std::size_t>(input)];
+      out.push_back(view || !outputs[i].present ? view : place(outputs[i].dtype, outputs[i].extents));
+    }
+    gpu.prepare(op)->launch(in, out, {stream, allocate(support.workspace_bytes)});
+    Tensors results;
+    for (const View& view : out) {
+      results.emplace_back(view.dtype, view.extents);
+      if (view) gpu.copy(results.back().view().data, view.data, view.bytes(), stream);
+    }
+    gpu.synchronize(stream);
+    for (void* block : blocks) gpu.release(MemoryKind::device, block);
+    return results;
+  }
+};
+
+Operand operand(DType dtype, Extents extents, bool present = true) {
+  return {dtype, std::move(extents), present, false};
+}
+
+/// Empty when both hold the same bytes.
+std::string difference(const PoisonedTensor& got, const PoisonedTensor& want) {
+  const View &a = got.view(), &b = want.view();
+  if (a.bytes() == b.bytes() && std::memcmp(a.data, b.data, a.bytes()) == 0) return {};
+  return "bits differ: " + testkit::mismatch(got.floats(), want.floats(), 0);
+}
+
+std::string label(const std::string& size, DType type, std::size_t shift) {
+  return size + " " + std::string(name_of(type)) + ", moved by " + std::to_string(shift);
+}
+
+const Extents kSizes[] = {{33, 17}, {19, 896}, {40, 1032}, {7, 3584}, {5, 8200}, {700, 64}};
+constexpr std::size_t kShifts[] = {0, 1};
+
+}  // namespace
+
+TEST_CASE("norms fused with the add beside them give the same bits") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  for (const Extents& size : kSizes) {
+    for (DType t : {kF32, kBf16}) {
+      for (std::size_t shift : kShifts) {
+        CAPTURE(label(to_string(size), t, shift));
+        Device& gpu = *pair.gpu;
+        const Attributes eps{{"eps", 1e-6}};
+        const Extents w{size[1]}, r{size[0]};
+        const Operand stream = operand(t, size), stats = operand(kF32, r), sum = operand(kF32, w);
+        PoisonedTensor a = normal(t, size, 1), b = normal(t, size, 2), e = normal(t, size, 3), weight = normal(t, w, 4);
+        PoisonedTensor bias = normal(t, w, 5), mean = normal(kF32, r, 6), rstd = normal(kF32, r, 7, 0.1, 1);
+        PoisonedTensor added = std::move(Run{"add", {}, {stream}}(gpu, {a.view(), b.view()})[0]);
+
+        Tensors plain = Run{"rms_norm", eps, {stream, stats}}(gpu, {added.view(), weight.view()});
+        Tensors fused = Run{"add_rms_norm", eps, {stream, stream, stats}, {}, {{0, 0}, {1, 1}}, shift}(
+            gpu, {a.view(), b.view(), weight.view()});
+        CHECK(difference(fused[0], added) == "");
+        for (std::size_t i : {0, 1}) CHECK(difference(fused[i + 1], plain[i]) == "");
+
+        plain = Run{"layer_norm", eps, {stream, stats, stats}}(gpu, {added.view(), weight.view(), bias.view()});
+        fused = Run{"add_layer_norm", eps, {stream, stream, stats, stats}, {}, {{0, 1}}, shift}(
+            gpu, {a.view(), b.view(), weight.view(), bias.view()});
+        CHECK(difference(fused[0], added) == "");
+        for (std::size_t i : {0, 1, 2}) CHECK(difference(fused[i + 1], plain[i]) == "");
+
+        plain = Run{"rms_norm_grad", {}, {stream, sum}}(gpu, {a.view(), b.view(), weight.view(), rstd.view()});
+        PoisonedTensor both = std::move(Run{"add", {}, {stream}}(gpu, {plain[0].view(), e.view()})[0]);
+        fused = Run{"rms_norm_grad_add", {}, {stream, sum, stream}, {}, {{0, 0}, {2, 4}}, shift}(
+            gpu, {a.view(), b.view(), weight.view(), rstd.view(), e.view()});
+        for (std::size_t i : {0, 1}) CHECK(difference(fused[i], plain[i]) == "");
+        CHECK(difference(fused[2], both) == "");
+
+        plain = Run{"layer_norm_grad", {}, {stream, sum, sum}}(
+            gpu, {a.view(), b.view(), weight.view(), mean.view(), rstd.view()});
+        both = std::move(Run{"add", {}, {stream}}(gpu, {plain[0].view(), e.view()})[0]);
+        fused = Run{"layer_norm_grad_add", {}, {operand(t, size, false), sum, sum, stream}, {}, {}, shift}(
+            gpu, {a.view(), b.view(), weight.view(), mean.view(), rstd.view(), e.view()});
+        for (std::size_t i : {1, 2}) CHECK(difference(fused[i], plain[i]) == "");
+        CHECK(difference(fused[3], both) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("swiglu_and_grad gives the bits of swiglu and swiglu_grad") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  for (const Extents& size : kSizes) {
+    for (DType t : {kF32, kBf16}) {
+      for (std::size_t shift : kShifts) {
+        CAPTURE(label(to_string(size), t, shift));
+        const Extents packed{size[0], 2 * size[1]};
+        const Operand half = operand(t, size), whole = operand(t, packed);
+        PoisonedTensor gate_up = normal(t, packed, 1, 3), dy = normal(t, size, 2);
+        Tensors y = Run{"swiglu", {}, {half}}(*pair.gpu, {gate_up.view()});
+        Tensors d = Run{"swiglu_grad", {}, {whole}}(*pair.gpu, {dy.view(), gate_up.view()});
+        Run fused{"swiglu_and_grad", {}, {half, whole}, {}, {{0, 1}, {1, 0}}, shift};
+        Tensors both = fused(*pair.gpu, {gate_up.view(), dy.view()});
+        CHECK(difference(both[0], y[0]) == "");
+        CHECK(difference(both[1], d[0]) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("head_norm_rope gives the bits of head_norm and rope, in place too") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  struct Heads {
+    std::int64_t tokens, heads, kv_heads, head_dim;
+  };
+  for (Heads h : {Heads{9, 3, 1, 6}, {33, 14, 2, 64}, {20, 4, 2, 128}, {7, 2, 1, 34}, {5, 1, 1, 256}}) {
+    for (DType t : {kF32, kBf16}) {
+      for (std::size_t shift : kShifts) {
+        CAPTURE(label("head_dim " + std::to_string(h.head_dim), t, shift));
+        RopeFrequencies frequencies = rope_frequencies({}, h.head_dim);
+        const Attributes attributes{{"heads", h.heads},
+                                    {"kv_heads", h.kv_heads},
+                                    {"head_dim", h.head_dim},
+                                    {"eps", 1e-6},
+                                    {"inverse_frequencies", frequencies.inverse},
+                                    {"magnitude", 1.25}};
+        const Geometry geometry{1, h.tokens};
+        const Extents size{h.tokens, (h.heads + 2 * h.kv_heads) * h.head_dim};
+        const Operand packed = operand(t, size), stats = operand(kF32, {h.tokens, h.heads + h.kv_heads});
+        PoisonedTensor qkv = normal(t, size, 1), query = normal(t, {h.head_dim}, 2), key = normal(t, {h.head_dim}, 3);
+        PoisonedTensor positions = integers(h.tokens, 0, h.tokens, 4);
+        Run norm{"head_norm", attributes, {packed, stats}, geometry};
+        Tensors normed = norm(*pair.gpu, {qkv.view(), query.view(), key.view()});
+        Run rope{"rope", attributes, {packed}, geometry};
+        Tensors rotated = rope(*pair.gpu, {normed[0].view(), positions.view()});
+        rope.in_place = {{0, 0}};
+        CHECK(difference(rope(*pair.gpu, {normed[0].view(), positions.view()})[0], rotated[0]) == "");
+        Run fused{"head_norm_rope", attributes, {packed, stats, packed}, geometry, {{0, 0}}, shift};
+        Tensors all = fused(*pair.gpu, {qkv.view(), query.view(), key.view(), positions.view()});
+        for (std::size_t i : {0, 1}) CHECK(difference(all[i], normed[i]) == "");
+        CHECK(difference(all[2], rotated[0]) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("adamw gives the same bits at any address, and in shards") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  constexpr std::int64_t kCount = 9001, kCut = 4 * 1237;
+  for (DType gradient_type : {kF32, kBf16}) {
+    for (DType t : {kF32, kBf16}) {
+      CAPTURE(label("gradients " + std::string(name_of(gradient_type)), t, 0));
+      UpdateState update;
+      update.gradient_scale = 0.5f;
+      update.apply = 1;
+      StepState step;
+      step.step = 7;
+      step.seed_low = 17;
+      step.learning_rate = 0.01f;
+      PoisonedTensor scale = words(kF32, update), state = words(DType::u32, step);
+      PoisonedTensor gradient = normal(gradient_type, {kCount}, 1), master = normal(t, {kCount}, 2);
+      PoisonedTensor moment1 = normal(t, {kCount}, 3, 0.1), moment2 = normal(t, {kCount}, 4, 0.001, 0.01);
+      auto updated = [&](std::int64_t begin, std::int64_t count, std::size_t shift) {
+        Attributes attributes{{"beta1", 0.9},        {"beta2", 0.95},   {"eps", 1e-8},
+                              {"weight_decay", 0.1}, {"offset", begin}, {"object", std::int64_t{5}}};
+        auto part = [&](const PoisonedTensor& whole) {
+          const View& view = whole.view();
+          return View{view.as<char>() + static_cast<std::size_t>(begin) * size_of(view.dtype), view.dtype, {count}};
+        };
+        const Operand state_operand = operand(t, {count});
+        Run run{"adamw", attributes, {state_operand, state_operand, state_operand}, {}, {{0, 1}, {1, 2}, {2, 3}},
+                shift};
+        return run(*pair.gpu, {part(gradient), part(master), part(moment1), part(moment2), scale.view(), state.view()});
+      };
+      Tensors whole = updated(0, kCount, 0), moved = updated(0, kCount, 1);
+      Tensors first = updated(0, kCut, 0), second = updated(kCut, kCount - kCut, 0);
+      for (std::size_t i = 0; i < 3; ++i) {
+        CHECK(difference(moved[i], whole[i]) == "");
+        const std::size_t cut = first[i].view().bytes();
+        CHECK(std::memcmp(first[i].view().data, whole[i].view().data, cut) == 0);
+        CHECK(std::memcmp(second[i].view().data, whole[i].view().as<char>() + cut, second[i].view().bytes()) == 0);
+      }
+    }
+  }
+}
