@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 [[noreturn]] void fail(const std::string& path, const std::string& what, const std::string& reason) {
   throw Error(
       ErrorCode::resources,
-      {.where = path, .what = what, .found = reason, .next = "choose another log.jsonl.path, or free space there"});
+      {.where = path, .what = what, .found = reason, .next = "choose another log.directory, or free space there"});
 }
 
 // Bytes up to and with the last line end.

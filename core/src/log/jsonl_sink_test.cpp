@@ -67,7 +67,7 @@ TEST_CASE("any text gives one line of valid JSON") {
   }
 }
 
-TEST_CASE("each event is in the file as soon as it is written; a new run replaces the log, a resumed one goes on") {
+TEST_CASE("each event is in the file as soon as it is written, a new run replaces the log, a resumed one goes on") {
   File file;
   JsonlSink first = opened(file.path, false);
   first.write(step(1));

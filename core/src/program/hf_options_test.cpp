@@ -174,7 +174,7 @@ TEST_CASE("text that is no sound JSON object is refused") {
   has(refused(R"("long": ")" + std::string(5000, 'x') + "\""), "...");
 }
 
-TEST_CASE("a file, or the folder that has it, is read; what cannot be is an input error that names it") {
+TEST_CASE("a file, or the folder that has it, is read, what cannot be is an input error that names it") {
   Folder folder;
   auto read = [&](const std::string& name) { return read_hf_config(folder.path / name, tiny()); };
   has(refusal(ErrorCode::input, [&] { read("none.json"); }), "none.json: no such file");

@@ -1,7 +1,9 @@
 #include "train/weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <thread>
 
 #include "quern/error.h"
 #include "quern/random.h"
@@ -21,25 +23,38 @@ void for_each_parameter(const Plan& plan, Visit visit) {
   }
 }
 
-// Box-Muller on the counter-based generator: element i depends on the seed, the tensor and i only.
+// Box-Muller on the counter-based generator: element i depends on the seed, the tensor and i only. Two words give two
+// numbers, so a block of four gives four.
 float normal(const RandomKey& key, std::uint64_t index) {
-  auto words = random_block(key, 0, index);
-  double radius = std::sqrt(-2.0 * std::log(double{to_unit(words[0])}));
-  return static_cast<float>(radius * std::cos(2.0 * std::numbers::pi * double{to_unit(words[1])}));
+  auto words = random_block(key, 0, index / 4);
+  std::size_t pair = index % 4 / 2 * 2;
+  float radius = std::sqrt(-2.0f * std::log(to_unit(words[pair])));
+  float angle = 2.0f * std::numbers::pi_v<float> * to_unit(words[pair + 1]);
+  return radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle));
 }
 
+void fill_part(const ParameterPart& part, const RandomKey& key, std::uint64_t first, std::span<float> values) {
+  if (part.init.kind != Init::Kind::normal) {
+    std::fill(values.begin(), values.end(), part.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
+    return;
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(part.init.deviation) * normal(key, first + i);
+}
+
+// Billions of numbers at 32B: all cores, each its own range.
 std::vector<float> initial_values(const ParameterSpec& spec, const RandomKey& key) {
   std::vector<float> values(static_cast<std::size_t>(spec.count()));
   std::size_t at = 0;
   for (const ParameterPart& part : spec.parts) {
-    std::size_t end = at + static_cast<std::size_t>(part.rows * spec.columns());
-    for (; at < end; ++at) {
-      switch (part.init.kind) {
-        case Init::Kind::zeros: values[at] = 0; break;
-        case Init::Kind::ones: values[at] = 1; break;
-        case Init::Kind::normal: values[at] = static_cast<float>(part.init.deviation) * normal(key, at); break;
-      }
+    std::size_t count = static_cast<std::size_t>(part.rows * spec.columns());
+    std::size_t workers = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
+    std::vector<std::jthread> threads;
+    for (std::size_t worker = 0; worker < workers; ++worker) {
+      std::size_t begin = at + count * worker / workers, end = at + count * (worker + 1) / workers;
+      threads.emplace_back([&, begin, end] { fill_part(part, key, begin, std::span(values).subspan(begin, end - begin)); });
     }
+    threads.clear();  // joins
+    at += count;
   }
   return values;
 }

@@ -43,7 +43,7 @@ TEST_CASE("memory is aligned, and what cannot be had is a resources error with t
   CHECK_THROWS_AS(device.open(1), Error);
 }
 
-TEST_CASE("streams run at once; events measure time") {
+TEST_CASE("streams run at once, events measure time") {
   CpuDevice device({});
   Stream stream = device.stream(StreamKind::compute);
   CHECK(stream.handle != nullptr);
@@ -63,7 +63,7 @@ TEST_CASE("streams run at once; events measure time") {
   CHECK_THROWS_AS(device.capture(stream, [] {}), Error);
 }
 
-TEST_CASE("an unknown kind is named; a kernel added for it, or over a built-in one, is used") {
+TEST_CASE("an unknown kind is named, a kernel added for it, or over a built-in one, is used") {
   CpuDevice device({});
   OpInstance op;
   op.kind = "frobnicate";

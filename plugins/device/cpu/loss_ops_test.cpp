@@ -171,7 +171,7 @@ TEST_CASE("large logits neither overflow nor lose the loss") {
   CHECK(loss.floats() == std::vector<float>{2000.0f, 0.0f});
 }
 
-TEST_CASE("targets out of range are an input error; what does not fit is refused") {
+TEST_CASE("targets out of range are an input error, what does not fit is refused") {
   auto x = random_tensor(DType::f32, {2, 3}, 1), w = random_tensor(DType::f32, {5, 3}, 2),
        narrow = random_tensor(DType::f32, {5, 2}, 2);
   PoisonedTensor loss(DType::f32, {2});

@@ -78,7 +78,7 @@ TEST_CASE("every 8-bit code is read as numeric.h reads it") {
   }
 }
 
-TEST_CASE("rows at odd offsets and lengths touch nothing else; f32 rows are used in place") {
+TEST_CASE("rows at odd offsets and lengths touch nothing else, f32 rows are used in place") {
   auto values = testkit::random_normal(5 * 7, 3);
   for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::e4m3, DType::i8}) {
     CAPTURE(name_of(dtype));
