@@ -28,7 +28,8 @@ extern "C" void on_signal(int signal) {
 }  // namespace
 
 int train_command(const Arguments& arguments) {
-  std::optional<RunArguments> run = parse_run("quern train FILE [--set a.b=v]...", boost::program_options::options_description("options"), arguments);
+  std::optional<RunArguments> run =
+      parse_run("quern train FILE [--set a.b=v]...", boost::program_options::options_description("options"), arguments);
   if (!run) return 0;
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);

@@ -22,7 +22,10 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
   for (const CustomKernel& kernel : host.kernels())
     if (kernel.device == config.id("device")) device->add_kernel(kernel.op, kernel.factory);
   if (train.sequence > model->traits().max_positions)
-    throw Error(ErrorCode::config, {.where = config.where("train", "sequence"), .what = "longer than the model's positions", .found = std::to_string(train.sequence), .expected = "at most " + std::to_string(model->traits().max_positions)});
+    throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
+                                    .what = "longer than the model's positions",
+                                    .found = std::to_string(train.sequence),
+                                    .expected = "at most " + std::to_string(model->traits().max_positions)});
 }
 
 PlanOptions Session::plan_options() const {

@@ -1,16 +1,58 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "quern/error.h"
+#include "train/config_changes.h"
+#include "train/export_config.h"
 #include "train/weights.h"
 
 namespace quern {
 
 namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// Known at the start, so that its faults are not found at the end of a long run.
+std::string config_for_export(const Session& session) {
+  if (!session.checkpoint.export_model) return {};
+  const OptionValue* source = session.config.section("model").find("config");
+  return exported_config(session.model->hf_config(),
+                         {.dtype = *dtype_named(session.checkpoint.export_dtype),
+                          .vocabulary = session.model->traits().vocabulary,
+                          .sources = {source ? std::get<std::string>(*source) : "", session.train.from},
+                          .tokenizer = session.checkpoint.tokenizer});
+}
+
+// The checkpoint to go on from. What would lose an earlier run is refused here.
+NewestCheckpoint starting_point(const Session& session) {
+  const CheckpointOptions& options = session.checkpoint;
+  NewestCheckpoint newest = find_newest(session.log.directory);
+  if (!newest.checkpoint && newest.skipped.empty()) return newest;
+  if (options.resume == "never")
+    throw Error(ErrorCode::config, {.where = session.config.where("checkpoint", "resume"),
+                                    .what = "the run directory has checkpoints",
+                                    .found = newest.checkpoint ? newest.checkpoint->path : newest.skipped[0].path,
+                                    .expected = "a directory without any for resume = \"never\"",
+                                    .next = "choose another log.directory, or resume = \"auto\""});
+  if (!newest.checkpoint)
+    throw Error(ErrorCode::input, {.where = newest.skipped[0].path,
+                                   .what = "no checkpoint of the run is whole: " + newest.skipped[0].reason,
+                                   .next = "move the run directory away to start anew"});
+  if (newest.checkpoint->meta.step > session.train.steps)
+    throw Error(ErrorCode::config, {.where = session.config.where("train", "steps"),
+                                    .what = "the run is past that already",
+                                    .found = std::to_string(session.train.steps),
+                                    .expected = "at least " + std::to_string(newest.checkpoint->meta.step) +
+                                                ", the step of " + newest.checkpoint->path,
+                                    .next = "raise it, or choose another log.directory"});
+  return newest;
+}
 
 Device& ready_device(Session& session, const NewestCheckpoint& newest) {
   session.device->open(static_cast<int>(session.device_options.ordinal));
@@ -23,56 +65,97 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 }  // namespace
 
 Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& stop)
-    : session_(session), stop_(stop), lock_(session.log.directory), newest_(find_newest(session.log.directory)),
-      engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())) {
-  for (const std::string& id : session.log.sinks) {
-    const Factory& factory = host.require("log", id);
-    sinks_.push_back(host.create<LogSink>(id, default_values(factory.options)));
-    sinks_.back()->open({session.log.directory, newest_.checkpoint.has_value(), session.log.every});
-  }
+    : session_(session),
+      host_(host),
+      stop_(stop),
+      lock_(session.log.directory),
+      export_config_(config_for_export(session)),
+      removed_(remove_leftovers(session.log.directory)),
+      newest_(starting_point(session)),
+      engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())),
+      last_loss_(kNone),
+      last_validation_(kNone) {}
+
+std::int64_t Trainer::tokens_per_step() const {
+  return session_.train.micro_batch * session_.train.sequence * session_.train.accumulation;
 }
 
-void Trainer::log(LogEvent event) {
+void Trainer::log(const LogEvent& event) {
   for (const auto& sink : sinks_) sink->write(event);
 }
 
-void Trainer::start() {
-  const TrainOptions& train = session_.train;
-  Geometry geometry = engine_.plan().options.geometry;
-  std::uint64_t seed = static_cast<std::uint64_t>(train.seed);
-  data_ = session_.dataset->open({Split::train, geometry, seed, 0, 1});
-  if (session_.dataset->has(Split::validation)) validation_ = session_.dataset->open({Split::validation, geometry, seed, 0, 1});
-  for (const DataSource* source : {data_.get(), validation_.get()})
-    if (source && source->vocabulary() > session_.model->traits().vocabulary)
-      throw Error(ErrorCode::config, {.where = "model", .what = "its vocabulary is smaller than the data's", .found = std::to_string(session_.model->traits().vocabulary), .expected = "at least " + std::to_string(source->vocabulary()), .next = "set vocab_size to that of the tokenizer"});
+// ---- start ----
 
-  for (const std::string& path : remove_leftovers(session_.log.directory)) log({"warning", {{"text", "removed " + path + ", left unfinished by an earlier run"}}});
-  for (const SkippedCheckpoint& skipped : newest_.skipped) log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
-  if (newest_.checkpoint && session_.checkpoint.resume == "never")
-    throw Error(ErrorCode::config, {.where = session_.config.where("checkpoint", "resume"), .what = "the run directory has checkpoints", .found = newest_.checkpoint->path, .expected = "an empty directory for resume = \"never\"", .next = "choose another log.directory, or resume = \"auto\""});
+void Trainer::open_data() {
+  Geometry geometry = engine_.plan().options.geometry;
+  auto seed = static_cast<std::uint64_t>(session_.train.seed);
+  data_ = session_.dataset->open({Split::train, geometry, seed, 0, 1});
+  if (session_.dataset->has(Split::validation))
+    validation_ = session_.dataset->open({Split::validation, geometry, seed, 0, 1});
+  std::int64_t vocabulary = session_.model->traits().vocabulary;
+  for (const DataSource* source : {data_.get(), validation_.get()})
+    if (source && source->vocabulary() > vocabulary)
+      throw Error(ErrorCode::config, {.where = "model",
+                                      .what = "its vocabulary is smaller than the data's",
+                                      .found = std::to_string(vocabulary),
+                                      .expected = "at least " + std::to_string(source->vocabulary()),
+                                      .next = "set vocab_size to that of the tokenizer"});
+}
+
+void Trainer::load_weights() {
   if (newest_.checkpoint) {
     load_state(engine_, *newest_.checkpoint);
     data_->load_state(newest_.checkpoint->meta.data_state);
     step_ = newest_.checkpoint->meta.step;
     last_saved_ = step_;
-    log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
-  } else if (!train.from.empty()) {
-    import_weights(engine_, train.from);
+    resumed_ = true;
+  } else if (!session_.train.from.empty()) {
+    import_weights(engine_, session_.train.from);
   } else {
-    initialise_weights(engine_, seed);
+    initialise_weights(engine_, static_cast<std::uint64_t>(session_.train.seed));
   }
   started_at_ = step_;
-  newest_ = {};
 }
+
+// Last of the start, so that a run that cannot start leaves the log of an earlier one alone.
+void Trainer::open_sinks() {
+  for (const std::string& id : session_.log.sinks) {
+    const Factory& factory = host_.require("log", id);
+    sinks_.push_back(host_.create<LogSink>(id, default_values(factory.options)));
+    sinks_.back()->open({session_.log.directory, resumed_, session_.log.every});
+  }
+  std::filesystem::path directory = std::filesystem::path(session_.log.directory).lexically_normal();
+  if (!directory.has_filename()) directory = directory.parent_path();  // "runs/a/" names a
+  log({"run",
+       {{"name", directory.filename().string()},
+        {"model", session_.config.id("model")},
+        {"parameters", engine_.plan().parameter_count},
+        {"device", session_.device->traits().name},
+        {"precision", session_.config.id("precision")},
+        {"step", step_},
+        {"steps", session_.train.steps},
+        {"tokens_per_step", tokens_per_step()}}});
+  for (const std::string& path : removed_)
+    log({"warning", {{"text", "removed " + path + ", left unfinished by an earlier run"}}});
+  for (const SkippedCheckpoint& skipped : newest_.skipped)
+    log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
+  if (!resumed_) return;
+  log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
+  for (const std::string& change : config_changes(newest_.checkpoint->meta.config, session_.config.to_toml()))
+    log({"warning", {{"text", "changed since the checkpoint: " + change}}});
+}
+
+// ---- steps ----
 
 void Trainer::train_step() {
   const TrainOptions& train = session_.train;
-  std::uint64_t seed = static_cast<std::uint64_t>(train.seed);
+  auto seed = static_cast<std::uint64_t>(train.seed);
   StepState state;
   state.step = static_cast<std::uint32_t>(step_);
   state.seed_low = static_cast<std::uint32_t>(seed);
   state.seed_high = static_cast<std::uint32_t>(seed >> 32);
-  state.learning_rate = static_cast<float>(session_.optimizer_options.learning_rate * session_.schedule->factor(step_, train.steps));
+  state.learning_rate =
+      static_cast<float>(session_.optimizer_options.learning_rate * session_.schedule->factor(step_, train.steps));
   state.clip_norm = static_cast<float>(session_.optimizer_options.clip_norm);
   double begin = now();
   Batch batch;
@@ -83,39 +166,51 @@ void Trainer::train_step() {
   }
   engine_.update();
   Engine::StepResult result = engine_.result();
-  double seconds = now() - begin;
-  if (result.update.apply == 0 && result.loss.valid_tokens > 0)
-    throw Error(ErrorCode::numerics, {.where = "step " + std::to_string(step_ + 1), .what = "loss or gradient is not finite; the update was not applied", .found = "loss sum " + std::to_string(result.loss.loss_sum) + ", gradient norm " + std::to_string(result.update.gradient_norm), .expected = "finite numbers", .next = "lower optimizer.learning_rate, or resume from an earlier checkpoint"});
+  double end = now();
+  bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
+  if (result.update.apply == 0 && counts)
+    throw Error(ErrorCode::numerics, {.where = "step " + std::to_string(step_ + 1),
+                                      .what = "loss or gradient is not finite; the update was not applied",
+                                      .found = "loss sum " + std::to_string(result.loss.loss_sum) + ", gradient norm " +
+                                               std::to_string(result.update.gradient_norm),
+                                      .expected = "finite numbers",
+                                      .next = "lower optimizer.learning_rate, or resume from an earlier checkpoint"});
   ++step_;
-  last_loss_ = result.loss.valid_tokens > 0 ? result.loss.loss_sum / result.loss.valid_tokens : 0;
-  std::int64_t step_tokens = train.micro_batch * train.sequence * train.accumulation;
-  double elapsed = now() - started_;
-  double per_step = elapsed / static_cast<double>(step_ - started_at_);
+  in_steps_ += end - begin;
+  last_loss_ = counts ? result.loss.loss_sum / result.loss.valid_tokens : kNone;
+  if (!counts)
+    log({"warning", {{"text", "step " + std::to_string(step_) + " had no target that counts; weights stay"}}});
+  double per_step = (end - started_) / static_cast<double>(step_ - started_at_);  // evaluations and checkpoints too
   log({"step",
-       {{"step", step_}, {"steps", train.steps}, {"tokens", step_ * step_tokens}, {"loss", last_loss_}, {"lr", double{state.learning_rate}},
-        {"grad_norm", double{result.update.gradient_norm}}, {"tokens_per_second", static_cast<double>(step_tokens) / seconds},
-        {"time", elapsed}, {"eta", per_step * static_cast<double>(train.steps - step_)}}});
+       {{"step", step_},
+        {"steps", train.steps},
+        {"tokens", step_ * tokens_per_step()},
+        {"loss", last_loss_},
+        {"lr", double{state.learning_rate}},
+        {"grad_norm", double{result.update.gradient_norm}},
+        {"tokens_per_second", static_cast<double>(tokens_per_step()) / (end - begin)},
+        {"time", end - started_},
+        {"eta", per_step * static_cast<double>(train.steps - step_)}}});
 }
 
-double Trainer::evaluate() {
-  std::int64_t tokens = engine_.plan().options.geometry.tokens();
-  std::int64_t batches = std::max<std::int64_t>(1, validation_->epoch_tokens() / tokens);
-  if (session_.train.eval_batches > 0) batches = std::min(batches, session_.train.eval_batches);
+void Trainer::evaluate() {
+  std::int64_t tokens = engine_.plan().options.geometry.tokens(), left = validation_->epoch_tokens();
+  if (session_.train.eval_batches > 0) left = std::min(left, session_.train.eval_batches * tokens);
   std::string begin = validation_->save_state();
   double loss = 0, valid = 0;
   Batch batch;
-  for (std::int64_t i = 0; i < batches; ++i) {
+  for (; left > 0; left -= tokens) {
     validation_->next(batch);
+    // The last batch may reach into the next pass: what comes twice does not count twice.
+    if (left < tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
     LossStats stats = engine_.evaluate(batch);
     loss += stats.loss_sum;
     valid += stats.valid_tokens;
   }
   validation_->load_state(begin);
-  last_validation_ = valid > 0 ? loss / valid : 0;
+  last_validation_ = valid > 0 ? loss / valid : kNone;
   last_evaluated_ = step_;
-  std::int64_t step_tokens = session_.train.micro_batch * session_.train.sequence * session_.train.accumulation;
-  log({"eval", {{"step", step_}, {"tokens", step_ * step_tokens}, {"loss", last_validation_}}});
-  return last_validation_;
+  log({"eval", {{"step", step_}, {"tokens", step_ * tokens_per_step()}, {"loss", last_validation_}}});
 }
 
 void Trainer::save() {
@@ -139,33 +234,34 @@ void Trainer::save() {
 }
 
 void Trainer::finish() {
+  double elapsed = now() - started_;
   if (validation_ && last_evaluated_ != step_) evaluate();
   std::string exported;
   if (session_.checkpoint.export_model) {
     exported = session_.log.directory + "/export";
     HfExport what;
-    what.dtype = session_.checkpoint.export_dtype == "bf16" ? DType::bf16 : DType::f32;
-    what.config = session_.model->hf_config();
+    what.dtype = *dtype_named(session_.checkpoint.export_dtype);
+    what.config = export_config_;
     what.tokenizer_from = session_.checkpoint.tokenizer;
     export_weights(engine_, exported, what);
   }
-  std::int64_t step_tokens = session_.train.micro_batch * session_.train.sequence * session_.train.accumulation;
-  double elapsed = now() - started_;
-  LogEvent end{"end", {{"step", step_}, {"tokens", step_ * step_tokens}, {"loss", last_loss_}}};
+  LogEvent end{"end", {{"step", step_}, {"tokens", step_ * tokens_per_step()}}};
+  if (step_ > started_at_) end.fields.emplace_back("loss", last_loss_);
   if (validation_) end.fields.emplace_back("val_loss", last_validation_);
   end.fields.emplace_back("time", elapsed);
-  end.fields.emplace_back("tokens_per_second", elapsed > 0 ? static_cast<double>((step_ - started_at_) * step_tokens) / elapsed : 0.0);
+  if (in_steps_ > 0)
+    end.fields.emplace_back("tokens_per_second",
+                            static_cast<double>((step_ - started_at_) * tokens_per_step()) / in_steps_);
   if (!exported.empty()) end.fields.emplace_back("export", exported);
-  log(std::move(end));
+  log(end);
 }
 
 RunResult Trainer::run() {
-  start();
+  open_data();
+  load_weights();
+  open_sinks();
+  newest_ = {};  // unmaps the checkpoint's file
   const TrainOptions& train = session_.train;
-  std::filesystem::path name = std::filesystem::path(session_.log.directory).filename();
-  log({"run",
-       {{"name", name.string()}, {"model", session_.config.id("model")}, {"parameters", engine_.plan().parameter_count}, {"device", session_.device->traits().name},
-        {"precision", session_.config.id("precision")}, {"steps", train.steps}, {"tokens_per_step", train.micro_batch * train.sequence * train.accumulation}}});
   started_ = now();
   while (step_ < train.steps) {
     if (stop_.load() != 0) {

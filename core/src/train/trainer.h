@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_store.h"
+#include "plugin/plugin_host.h"
 #include "quern/data_source.h"
 #include "quern/log_sink.h"
 #include "train/engine.h"
@@ -15,39 +16,48 @@
 namespace quern {
 
 struct RunResult {
-  std::int64_t step = 0;      ///< optimizer steps finished
-  bool finished = false;      ///< false: stopped by request; a checkpoint was written
+  std::int64_t step = 0;  ///< optimizer steps finished
+  bool finished = false;  ///< false: stopped by request; a checkpoint was written
 };
 
 class Trainer {
  public:
-  /// `stop` is looked at between steps; set, the run saves and returns. All arguments outlive the trainer.
+  /// Takes the run directory and the device. `stop` is looked at between steps; set, the run saves and returns. All
+  /// arguments outlive the trainer. Throws before anything in the directory has changed, but for its unfinished files.
   Trainer(Session& session, PluginHost& host, const std::atomic<int>& stop);
 
   const Plan& plan() const { return engine_.plan(); }
 
-  /// Runs to the end or to a stop. Throws a numerics error when a loss or gradient is not finite.
+  /// Runs to the end or to a stop. Throws a numerics error when a loss or gradient is not finite; that step's update
+  /// is not applied, and nothing is saved.
   RunResult run();
 
  private:
-  void start();
+  void open_data();
+  void load_weights();
+  void open_sinks();
   void train_step();
-  double evaluate();
+  void evaluate();
   void save();
   void finish();
-  void log(LogEvent event);
+  void log(const LogEvent& event);
+  std::int64_t tokens_per_step() const;
 
   Session& session_;
+  PluginHost& host_;
   std::vector<std::unique_ptr<LogSink>> sinks_;
   const std::atomic<int>& stop_;
   RunLock lock_;
-  NewestCheckpoint newest_;  // before the engine: a checkpoint may hold the device's tuning choices
+  std::string export_config_;         // text of the export's config.json
+  std::vector<std::string> removed_;  // leftovers of a crash, to be told of
+  NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices
   Engine engine_;
   std::unique_ptr<DataSource> data_, validation_;
+  bool resumed_ = false;
   std::int64_t step_ = 0, started_at_ = 0;
-  double seconds_before_ = 0;  ///< of earlier sessions of this run
-  double started_ = 0;         ///< clock at the first step
-  double last_loss_ = 0, last_validation_ = 0;
+  double started_ = 0;                  ///< clock at this session's first step; times that are logged count from it
+  double in_steps_ = 0;                 ///< seconds of training steps since then, without evaluations and checkpoints
+  double last_loss_, last_validation_;  ///< NaN: none
   std::int64_t last_saved_ = -1, last_evaluated_ = -1;
 };
 

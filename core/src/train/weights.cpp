@@ -16,7 +16,8 @@ template <class Visit>
 void for_each_parameter(const Plan& plan, Visit visit) {
   for (const ParameterPlan& parameter : plan.parameters) {
     bool in_layers = parameter.spec.group == ParameterGroup::block;
-    for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan.model.layers) : 0); ++layer) visit(parameter.spec, layer);
+    for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan.model.layers) : 0); ++layer)
+      visit(parameter.spec, layer);
   }
 }
 
@@ -109,11 +110,13 @@ void load_state(Engine& engine, const Checkpoint& checkpoint) {
     std::string name = state_name(tensor);
     const StoredTensor& stored = checkpoint.tensors.at(name);
     if (stored.extents != tensor.extents || stored.type != stored_type_of(tensor.dtype))
-      throw Error(ErrorCode::input, {.where = checkpoint.path + ": " + name,
-                                     .what = "does not fit this run",
-                                     .found = std::string(name_of(stored.type)) + " " + to_string(stored.extents),
-                                     .expected = std::string(name_of(tensor.dtype)) + " " + to_string(tensor.extents),
-                                     .next = "resume with the model and optimizer settings of the checkpoint, or choose another log directory"});
+      throw Error(
+          ErrorCode::input,
+          {.where = checkpoint.path + ": " + name,
+           .what = "does not fit this run",
+           .found = std::string(name_of(stored.type)) + " " + to_string(stored.extents),
+           .expected = std::string(name_of(tensor.dtype)) + " " + to_string(tensor.extents),
+           .next = "resume with the model and optimizer settings of the checkpoint, or choose another log directory"});
     engine.write(tensor, checkpoint.tensors.bytes(stored).data());
   }
   engine.refresh();

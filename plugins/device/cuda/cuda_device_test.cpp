@@ -108,7 +108,7 @@ TEST_CASE("a GPU that cannot be opened is a resources error") {
   }
 }
 
-TEST_CASE("matmul choices survive as text; what is not such text is ignored") {
+TEST_CASE("matmul choices survive as text, and other text is ignored") {
   cublasLtMatmulAlgo_t algorithm;
   for (std::size_t i = 0; i < sizeof algorithm; ++i)
     reinterpret_cast<std::uint8_t*>(&algorithm)[i] = static_cast<std::uint8_t>(37 * i);

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Runs one Python test file in the project's own environment, and fails without that environment.
+#
+#   tests/python_test.sh scripts/plot_test.py
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=.venv/bin/python
+if [[ ! -x $python ]]; then
+  echo "$python is not there; run scripts/setup.sh python"
+  exit 1
+fi
+exec $python "$1"

@@ -1,0 +1,172 @@
+// A run that was stopped or killed and continued is the run that was not: weights, optimizer state and losses have the
+// same bits.
+#include <unistd.h>
+
+#include <csignal>
+
+#include <doctest/doctest.h>
+
+#include "end_to_end.h"
+#include "quern/random.h"
+
+using namespace quern;
+using namespace quern::testing;
+
+namespace {
+
+const Overrides kFp32{"precision.id=fp32"};
+const Overrides kBf16{"precision.id=bf16", "optimizer.master=bf16", "optimizer.gradient=bf16",
+                      "optimizer.adamw.moments=bf16"};
+
+Overrides with(Overrides base, const Overrides& more) {
+  base.insert(base.end(), more.begin(), more.end());
+  return base;
+}
+
+std::size_t step_lines(const std::string& run_directory) {
+  return occurrences(read_text(run_directory + "/log.jsonl"), "\"event\":\"step\"");
+}
+
+// Waits until the child has logged `count` more steps than `before`, or has ended.
+bool await_steps(Child& child, const std::string& run_directory, std::size_t before, std::size_t count) {
+  while (child.running()) {
+    if (step_lines(run_directory) >= before + count) return true;
+    ::usleep(500);
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("2N steps are N steps, a stop and N more, bit for bit") {
+  // A pass is 6.5 micro-batches: with accumulation 1 the stops lie in the first pass, at its end, and in later ones.
+  for (const Overrides& numbers : {kFp32, kBf16})
+    for (int accumulation : {1, 3}) {
+      TinyFiles files;
+      for (int half : {1, 5, 7}) {
+        CAPTURE(numbers[0]);
+        CAPTURE(accumulation);
+        CAPTURE(half);
+        Overrides common = with(numbers, {"train.accumulation=" + std::to_string(accumulation), "checkpoint.every=0",
+                                          "checkpoint.export=false", "train.steps=" + std::to_string(2 * half)});
+        std::string a = "straight" + std::to_string(half), b = "stopped" + std::to_string(half);
+        SessionResult straight = train_here(files, with(common, {files.run(a)}));
+        SessionResult first = train_here(files, with(common, {files.run(b)}), half);
+        CHECK(first.result.step == half);
+        CHECK_FALSE(first.result.finished);
+        CHECK(newest_step(files.at(b)) == half);
+        SessionResult second = train_here(files, with(common, {files.run(b)}));
+        CHECK(second.result.finished);
+        first.losses.merge(second.losses);
+        CHECK(first.losses == straight.losses);
+        CHECK(straight.losses.size() == static_cast<std::size_t>(2 * half));
+        CHECK(newest_tensors(files.at(b)) == newest_tensors(files.at(a)));
+      }
+    }
+}
+
+TEST_CASE("stopped after every step, a run is still the same run") {
+  for (const Overrides& numbers : {kFp32, kBf16}) {
+    TinyFiles files;
+    Overrides common = with(numbers, {"train.steps=9", "checkpoint.export=false"});
+    SessionResult straight = train_here(files, with(common, {files.run("straight")}));
+    Losses losses;
+    SessionResult part;
+    for (int step = 1; !part.result.finished; ++step) {
+      REQUIRE(step <= 9);
+      part = train_here(files, with(common, {files.run("stopped")}), step);
+      losses.merge(part.losses);
+    }
+    CHECK(losses == straight.losses);
+    CHECK(newest_tensors(files.at("stopped")) == newest_tensors(files.at("straight")));
+    CHECK(logged_losses(files.at("stopped")) == logged_losses(files.at("straight")));
+  }
+}
+
+TEST_CASE("another checkpoint interval changes no bit") {
+  TinyFiles files;
+  for (const char* every : {"0", "2"})
+    train_here(files, {files.run(every), std::string("checkpoint.every=") + every, "checkpoint.export=false"});
+  CHECK(newest_tensors(files.at("0")) == newest_tensors(files.at("2")));
+}
+
+TEST_CASE("killed between checkpoints and started again, a run ends with the same bits") {
+  for (const Overrides& numbers : {kFp32, kBf16}) {
+    TinyFiles files;
+    Overrides common =
+        with(numbers, {"train.steps=60", "train.accumulation=3", "checkpoint.every=7", "checkpoint.export=false"});
+    CHECK(quern_train(files, with(common, {files.run("straight")})).code == 0);
+    const std::string run = files.at("killed");
+    int kills = 0, code = 1;
+    for (std::uint32_t attempt = 0; code != 0; ++attempt) {
+      REQUIRE(attempt < 40);
+      Child child(train_arguments(files, with(common, {files.run("killed")})));
+      std::uint32_t word = random_word({11, RandomPurpose::sample, 0}, 0, attempt);
+      // Up to 14 steps on, so that progress is certain over time; then up to 4 ms into a step or a checkpoint.
+      if (attempt < 8 && await_steps(child, run, step_lines(run), 1 + word % 14)) {
+        ::usleep(word >> 8 & 4095);
+        child.signal(SIGKILL);
+      }
+      code = child.wait();
+      CAPTURE(child.err());
+      REQUIRE((code == 0 || code == -SIGKILL));
+      kills += code == -SIGKILL;
+    }
+    MESSAGE("killed " << kills << " times");
+    CHECK(kills > 0);
+    CHECK(newest_step(run) == 60);
+    CHECK(newest_tensors(run) == newest_tensors(files.at("straight")));
+    CHECK(logged_losses(run) == logged_losses(files.at("straight")));
+  }
+}
+
+TEST_CASE("a signal saves a checkpoint and leaves with the shell's code for it") {
+  for (auto [signal, code] : {std::pair(SIGTERM, 143), std::pair(SIGINT, 130)}) {
+    TinyFiles files;
+    Child child(train_arguments(files, {"train.steps=1000000", "checkpoint.every=0"}));
+    const std::string run = files.at("run");
+    REQUIRE(await_steps(child, run, 0, 3));
+    child.signal(signal);
+    CHECK(child.wait() == code);
+    CHECK(child.err() == "");
+    std::int64_t last = events(run, "step").back().at("step");
+    CHECK(newest_step(run) == last);
+    CHECK(events(run, "checkpoint").back().at("step") == last);
+    CHECK(child.out().find("stopped at step " + std::to_string(last)) != std::string::npos);
+  }
+}
+
+TEST_CASE("leftovers are removed once, damaged checkpoints are passed over, and none whole is an error") {
+  TinyFiles files;
+  const std::string run = files.at("run");
+  train_here(files, {"checkpoint.export=false"});
+  std::string want = newest_tensors(run);  // of step 8; 6 is kept too
+  std::filesystem::create_directories(run + "/checkpoints/.tmp-step-00000009");
+  write_text(run + "/checkpoints/step-00000008/tensors.safetensors", "damaged");
+  Outcome again = quern_train(files, {"checkpoint.export=false"});
+  CHECK(again.code == 0);
+  CHECK(occurrences(again.out, ".tmp-step-00000009") == 1);
+  CHECK(occurrences(again.out, "passed over") == 1);
+  CHECK(again.out.find("resumed at step 6") != std::string::npos);
+  CHECK(newest_tensors(run) == want);
+  for (const auto& entry : std::filesystem::directory_iterator(run + "/checkpoints"))
+    write_text(entry.path().string() + "/state.json", "{}");
+  Outcome none = quern_train(files, {});
+  CHECK(none.code == 3);
+  CHECK(none.err.find("no checkpoint of the run is whole") != std::string::npos);
+}
+
+TEST_CASE("a resumed run tells which settings changed") {
+  TinyFiles files;
+  const std::string run = files.at("run");
+  train_here(files, {"checkpoint.export=false"}, 4);
+  CHECK(quern_train(files, {"checkpoint.export=false"}).code == 0);
+  // The stopped session wrote elsewhere, which is no change; the sinks are the log's own.
+  for (const auto& line : events(run, "warning")) CHECK(line.at("text").get<std::string>().starts_with("resumed at"));
+  Outcome more = quern_train(files, {"checkpoint.export=false", "train.steps=10", "model.llama.rope_theta=20000.0"});
+  CHECK(more.code == 0);
+  CHECK(occurrences(more.out, "changed since the checkpoint: ") == 2);
+  CHECK(more.out.find("model.llama.rope_theta = 20000.0 (was 10000.0)") != std::string::npos);
+  CHECK(more.out.find("train.steps = 10 (was 8)") != std::string::npos);
+  CHECK(newest_step(run) == 10);
+}
