@@ -35,6 +35,8 @@ struct LoadedKernel {
 
 template <class Arguments>
 LoadedKernel<Arguments> load_kernel(KernelFunction<Arguments> function, dim3 block, int multiprocessors) {
+  cudaFuncAttributes attributes;
+  QUERN_CUDA(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(function)));  // loads the code
   int blocks = 0;
   QUERN_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, reinterpret_cast<const void*>(function),
                                                            static_cast<int>(block.x * block.y), 0));
