@@ -13,7 +13,7 @@ struct CudaOptions {
   std::string assume = "auto";
   std::int64_t memory = 0;
   std::string attention = "auto";
-  std::int64_t matmul_candidates = 8;
+  std::int64_t matmul_candidates = 32;
   bool matmul_cache = true;
 };
 
