@@ -100,7 +100,7 @@ TEST_CASE("plan prints memory and programs without data or a run directory") {
   CHECK(plan.code == 0);
   for (const char* part : {"parameters, 2 layers", "master weights", "optimizer state", "total", "FLOP a token"})
     CHECK(has(plan.out, part));
-  for (const char* pass : {"model", "rotate", "differentiate", "lower", "saved", "fuse"}) {
+  for (const char* pass : {"model", "rotate", "differentiate", "lower", "saved", "fuse", "place"}) {
     CAPTURE(pass);
     Outcome programs = quern_run({"plan", files.config(), "--show", "program", "--pass", pass});
     CHECK(programs.code == 0);

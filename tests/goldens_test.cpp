@@ -50,7 +50,8 @@ struct PluginRun {
     PlanOptions options;
     options.geometry = geometry;
     options.logits = true;
-    engine = std::make_unique<Engine>(*device, make_plan({*model, *precision, *device, optimizer, custom_ops}, options));
+    engine =
+        std::make_unique<Engine>(*device, make_plan({*model, *precision, *device, optimizer, custom_ops}, options));
   }
   PluginHost host;
   std::unique_ptr<Model> model;
@@ -89,7 +90,8 @@ TEST_CASE("models agree with transformers: logits, loss and every gradient") {
     Batch batch;
     batch.tokens = integers(golden, "tokens");
     batch.targets = integers(golden, "targets");
-    for (std::int64_t i = 0; i < geometry.tokens(); ++i) batch.positions.push_back(static_cast<std::int32_t>(i % geometry.sequence));
+    for (std::int64_t i = 0; i < geometry.tokens(); ++i)
+      batch.positions.push_back(static_cast<std::int32_t>(i % geometry.sequence));
 
     CHECK(worst(run.engine->logits(batch), golden.read_floats("logits")) < 1e-5);
     run.engine->micro_step(batch, {});
@@ -100,13 +102,16 @@ TEST_CASE("models agree with transformers: logits, loss and every gradient") {
     std::size_t compared = 0;
     for (const ParameterPlan& parameter : run.engine->plan().parameters) {
       bool in_layers = parameter.spec.group == ParameterGroup::block;
-      for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(run.engine->plan().model.layers) : 0); ++layer) {
+      for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(run.engine->plan().model.layers) : 0);
+           ++layer) {
         std::vector<float> packed(static_cast<std::size_t>(parameter.spec.count()));
         run.engine->read(run.engine->plan().tensor("gradient", parameter.spec.name, layer), packed.data());
         std::size_t at = 0;
         for (const ParameterPart& part : parameter.spec.parts) {
           std::string name = hf_tensor_name(part, layer);
-          std::vector<float> got(packed.begin() + static_cast<std::ptrdiff_t>(at), packed.begin() + static_cast<std::ptrdiff_t>(at) + part.rows * parameter.spec.columns());
+          std::vector<float> got(
+              packed.begin() + static_cast<std::ptrdiff_t>(at),
+              packed.begin() + static_cast<std::ptrdiff_t>(at) + part.rows * parameter.spec.columns());
           at += got.size();
           for (float& value : got) value /= static_cast<float>(loss.valid_tokens);
           CAPTURE(name);

@@ -13,7 +13,12 @@ using namespace quern::testing;
 namespace {
 
 std::vector<TinyModelOptions> forms() {
-  return {{}, {.layers = 1}, {.layers = 3, .tied = true}, {.bias = true}, {.head_norm = true}, {.bias = true, .layer_norm = true}};
+  return {{},
+          {.layers = 1},
+          {.layers = 3, .tied = true},
+          {.bias = true},
+          {.head_norm = true},
+          {.bias = true, .layer_norm = true}};
 }
 
 PlanOptions options_for(Geometry geometry, std::vector<std::string> recompute = {}) {
@@ -48,7 +53,8 @@ TEST_CASE("gradients agree with finite differences of the loss") {
       double step = 0.02 / norm, losses[2];
       for (int side : {0, 1}) {
         std::vector<float> moved = values;
-        for (std::size_t i = 0; i < moved.size(); ++i) moved[i] += static_cast<float>((side ? 1 : -1) * step * gradient[i] / norm);
+        for (std::size_t i = 0; i < moved.size(); ++i)
+          moved[i] += static_cast<float>((side ? 1 : -1) * step * gradient[i] / norm);
         run.engine().write(master, moved.data());
         run.engine().refresh();
         losses[side] = loss_of(run, batch);
@@ -71,7 +77,8 @@ TEST_CASE("every choice of recomputation gives the same bits") {
       auto want = keep_all.gradients(batch);
       double loss = keep_all.engine().result().loss.loss_sum;
       std::int64_t most = keep_all.plan().device_bytes;
-      for (std::vector<std::string> policy : std::vector<std::vector<std::string>>{{"swiglu"}, {"norm"}, {"ffn"}, {"qkv"}, {"att"}, {"swiglu", "norm"}, {"block"}}) {
+      for (std::vector<std::string> policy : std::vector<std::vector<std::string>>{
+               {"swiglu"}, {"norm"}, {"ffn"}, {"qkv"}, {"att"}, {"swiglu", "norm"}, {"block"}}) {
         CAPTURE(policy[0]);
         TinyRun run(form, options_for(geometry, policy), dtype);
         CHECK(run.gradients(batch) == want);

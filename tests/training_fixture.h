@@ -30,7 +30,8 @@ inline Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std
   for (std::int64_t i = 0; i < geometry.tokens(); ++i) {
     std::uint32_t word = random_word({seed, RandomPurpose::sample, 0}, 0, static_cast<std::uint64_t>(i));
     batch.tokens.push_back(static_cast<std::int32_t>(word % static_cast<std::uint32_t>(vocabulary)));
-    batch.targets.push_back(word % 11 == 0 ? -1 : static_cast<std::int32_t>((word >> 8) % static_cast<std::uint32_t>(vocabulary)));
+    batch.targets.push_back(
+        word % 11 == 0 ? -1 : static_cast<std::int32_t>((word >> 8) % static_cast<std::uint32_t>(vocabulary)));
     batch.positions.push_back(static_cast<std::int32_t>(i % geometry.sequence));
   }
   return batch;
@@ -41,7 +42,8 @@ class TinyRun {
   TinyRun(testkit::TinyModelOptions form, PlanOptions options, DType dtype = DType::f32)
       : model_(form), precision_(dtype), device_(cpu_device()) {
     options.uploads = 4;
-    engine_ = std::make_unique<Engine>(*device_, make_plan({model_, precision_, *device_, optimizer_, custom_ops_}, options));
+    engine_ =
+        std::make_unique<Engine>(*device_, make_plan({model_, precision_, *device_, optimizer_, custom_ops_}, options));
     initialise_weights(*engine_, 7);
   }
   Engine& engine() { return *engine_; }

@@ -20,12 +20,15 @@ std::vector<ParameterSpec> TinyModel::parameters() const {
     list.push_back(vector("q_norm.weight", block, "layers.{layer}.q_norm.weight", o_.head_dim, Init::Kind::ones));
     list.push_back(vector("k_norm.weight", block, "layers.{layer}.k_norm.weight", o_.head_dim, Init::Kind::ones));
   }
-  list.push_back(matrix("o.weight", block, "layers.{layer}.o.weight", o_.width, o_.heads * o_.head_dim, {.deviation = 0.3}));
+  list.push_back(
+      matrix("o.weight", block, "layers.{layer}.o.weight", o_.width, o_.heads * o_.head_dim, {.deviation = 0.3}));
   add_norm("ffn_norm", block, "layers.{layer}.ffn_norm");
-  list.push_back(matrix("up.weight", block, "layers.{layer}.up.weight", o_.layer_norm ? o_.ffn : 2 * o_.ffn, o_.width, {.deviation = 0.3}));
+  list.push_back(matrix("up.weight", block, "layers.{layer}.up.weight", o_.layer_norm ? o_.ffn : 2 * o_.ffn, o_.width,
+                        {.deviation = 0.3}));
   list.push_back(matrix("down.weight", block, "layers.{layer}.down.weight", o_.width, o_.ffn, {.deviation = 0.3}));
   add_norm("final_norm", head, "final_norm");
-  if (!o_.tied) list.push_back(matrix("lm_head.weight", head, "lm_head.weight", o_.vocabulary, o_.width, {.deviation = 0.3}));
+  if (!o_.tied)
+    list.push_back(matrix("lm_head.weight", head, "lm_head.weight", o_.vocabulary, o_.width, {.deviation = 0.3}));
   return list;
 }
 
@@ -42,7 +45,8 @@ void TinyModel::block(ProgramBuilder& b) const {
   ValueId qkv = b.linear(norm(b, x, "attn_norm"), "qkv.weight", "qkv", o_.bias ? "qkv.bias" : "");
   if (o_.head_norm) qkv = b.head_norm(qkv, heads, "q_norm.weight", "k_norm.weight", 1e-6, "qk_norm");
   qkv = b.rope(qkv, heads, rope_frequencies({}, o_.head_dim), "rope");
-  ValueId attention = b.attention(qkv, heads, AttentionMask::causal, 1.0 / std::sqrt(static_cast<double>(o_.head_dim)), "attention");
+  ValueId attention =
+      b.attention(qkv, heads, AttentionMask::causal, 1.0 / std::sqrt(static_cast<double>(o_.head_dim)), "attention");
   x = b.add(x, b.linear(attention, "o.weight", "o"), "attn_sum");
   ValueId up = b.linear(norm(b, x, "ffn_norm"), "up.weight", "up");
   ValueId activated = o_.layer_norm ? b.gelu(up, "activated") : b.swiglu(up, "activated");
@@ -57,9 +61,13 @@ void TinyModel::head(ProgramBuilder& b) const {
 void PlainPrecision::lower(const ProductSite& site, Lowering& lowering) const {
   using I = std::int64_t;
   switch (site.product) {
-    case Product::output: return lowering.produce("matmul", {site.x, site.weight, site.bias}, {{"transpose_a", I{0}}, {"transpose_b", I{1}}});
-    case Product::input_gradient: return lowering.produce("matmul", {site.dy, site.weight}, {{"transpose_a", I{0}}, {"transpose_b", I{0}}});
-    case Product::weight_gradient: return lowering.produce("matmul", {site.dy, site.x}, {{"transpose_a", I{1}}, {"transpose_b", I{0}}});
+    case Product::output:
+      return lowering.produce("matmul", {site.x, site.weight, site.bias},
+                              {{"transpose_a", I{0}}, {"transpose_b", I{1}}});
+    case Product::input_gradient:
+      return lowering.produce("matmul", {site.dy, site.weight}, {{"transpose_a", I{0}}, {"transpose_b", I{0}}});
+    case Product::weight_gradient:
+      return lowering.produce("matmul", {site.dy, site.x}, {{"transpose_a", I{1}}, {"transpose_b", I{0}}});
   }
 }
 

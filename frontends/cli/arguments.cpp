@@ -75,8 +75,10 @@ bool parse(const std::string& usage, po::options_description options, const std:
   return true;
 }
 
-std::optional<RunArguments> parse_run(const std::string& usage, po::options_description options, const Arguments& arguments) {
-  options.add_options()("set", po::value<std::vector<std::string>>()->composing()->value_name("a.b=v"), "override a key; may be repeated");
+std::optional<RunArguments> parse_run(const std::string& usage, po::options_description options,
+                                      const Arguments& arguments) {
+  options.add_options()("set", po::value<std::vector<std::string>>()->composing()->value_name("a.b=v"),
+                        "override a key; may be repeated");
   RunArguments run;
   if (!parse(usage, options, {"FILE"}, arguments, run.values)) return std::nullopt;
   run.document = ConfigDocument::read(run.values["FILE"].as<std::string>());

@@ -14,12 +14,17 @@ namespace quern::cli {
 int bench_command(const Arguments& arguments) {
   namespace po = boost::program_options;
   po::options_description options("options");
-  options.add_options()("steps", po::value<std::int64_t>()->default_value(5), "optimizer steps to time, after one to warm up")(
+  options.add_options()("steps", po::value<std::int64_t>()->default_value(5),
+                        "optimizer steps to time, after one to warm up")(
       "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too");
-  std::optional<RunArguments> run = parse_run("quern bench FILE [--steps N] [--json OUT] [--set a.b=v]...", options, arguments);
+  std::optional<RunArguments> run =
+      parse_run("quern bench FILE [--steps N] [--json OUT] [--set a.b=v]...", options, arguments);
   if (!run) return 0;
   std::int64_t steps = run->values["steps"].as<std::int64_t>();
-  if (steps < 1) throw Error(ErrorCode::config, {.where = "--steps", .what = "number of steps", .found = std::to_string(steps), .expected = "at least 1"});
+  if (steps < 1)
+    throw Error(
+        ErrorCode::config,
+        {.where = "--steps", .what = "number of steps", .found = std::to_string(steps), .expected = "at least 1"});
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
@@ -29,7 +34,9 @@ int bench_command(const Arguments& arguments) {
   std::string path = run->values["json"].as<std::string>();
   std::ofstream file(path);
   file << bench_json(result, session);
-  if (!file.flush()) throw Error(ErrorCode::resources, {.where = path, .what = "cannot be written", .next = "choose another --json file"});
+  if (!file.flush())
+    throw Error(ErrorCode::resources,
+                {.where = path, .what = "cannot be written", .next = "choose another --json file"});
   return 0;
 }
 

@@ -21,7 +21,8 @@ std::optional<ResolvedConfig> resolve_arguments(const std::string& usage, const 
 }
 
 int show(const Arguments& arguments) {
-  if (auto config = resolve_arguments("quern config show FILE [--set a.b=v]...", arguments)) std::cout << config->to_toml();
+  if (auto config = resolve_arguments("quern config show FILE [--set a.b=v]...", arguments))
+    std::cout << config->to_toml();
   return 0;
 }
 

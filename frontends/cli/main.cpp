@@ -25,8 +25,11 @@ int run(const Arguments& arguments) {
   else
     code = dispatch("quern", kCommands, arguments);
   if (!std::cout.flush())
-    throw Error(ErrorCode::resources, {.where = "standard output", .what = "cannot be written", .found = {},
-                                       .expected = {}, .next = "check the disk or pipe that it goes to"});
+    throw Error(ErrorCode::resources, {.where = "standard output",
+                                       .what = "cannot be written",
+                                       .found = {},
+                                       .expected = {},
+                                       .next = "check the disk or pipe that it goes to"});
   return code;
 }
 

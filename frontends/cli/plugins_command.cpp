@@ -22,8 +22,10 @@ int list(const Arguments& arguments) {
   for (std::string_view kind : plugin_kinds())
     for (const PluginEntry& entry : host.list(kind)) {
       std::cout << kind << " " << entry.id << ": ";
-      if (entry.factory) std::cout << entry.factory->summary << " (" << host.origin(kind, entry.id) << ")\n";
-      else std::cout << "CANNOT BE LOADED: " << entry.refusal << "\n";
+      if (entry.factory)
+        std::cout << entry.factory->summary << " (" << host.origin(kind, entry.id) << ")\n";
+      else
+        std::cout << "CANNOT BE LOADED: " << entry.refusal << "\n";
     }
   std::cout << "searched:\n";
   for (const auto& folder : host.folders()) std::cout << "  " << folder.string() << "\n";
@@ -33,7 +35,8 @@ int list(const Arguments& arguments) {
 int info(const Arguments& arguments) {
   po::variables_map values;
   po::options_description options("options");
-  options.add_options()("path", po::value<std::string>()->default_value("")->value_name("FILE"), "the plugin's file, instead of searching");
+  options.add_options()("path", po::value<std::string>()->default_value("")->value_name("FILE"),
+                        "the plugin's file, instead of searching");
   if (!parse("quern plugins info KIND ID [--path FILE]", options, {"KIND", "ID"}, arguments, values)) return 0;
   const auto& kind = values["KIND"].as<std::string>();
   const auto& id = values["ID"].as<std::string>();
@@ -43,13 +46,16 @@ int info(const Arguments& arguments) {
     std::string known;
     for (const std::string& name : names) known.append(known.empty() ? "" : ", ").append(name);
     const std::string near = nearest_name(kind, names);
-    throw Error(ErrorCode::config, {.where = "quern plugins info", .what = "no such kind of plugin",
-                                    .found = to_string(OptionValue(kind)), .expected = "one of " + known,
+    throw Error(ErrorCode::config, {.where = "quern plugins info",
+                                    .what = "no such kind of plugin",
+                                    .found = to_string(OptionValue(kind)),
+                                    .expected = "one of " + known,
                                     .next = near.empty() ? near : "nearest name `" + near + "`"});
   }
   PluginHost host = run_host();
   const Factory& factory = host.require(kind, id, values["path"].as<std::string>());
-  std::cout << kind << " " << id << ": " << factory.summary << "\n" << "from: " << host.origin(kind, id) << "\n";
+  std::cout << kind << " " << id << ": " << factory.summary << "\n"
+            << "from: " << host.origin(kind, id) << "\n";
   for (const auto& plugin : host.loaded()) std::cout << "licence: " << plugin->licence << "\n";
   std::cout << "\n" << options_table(factory.options);
   return 0;

@@ -6,8 +6,8 @@
 #include <doctest/doctest.h>
 
 #include "config/reference.h"
-#include "train/run_schemas.h"
 #include "quern/error.h"
+#include "train/run_schemas.h"
 
 using namespace quern;
 

@@ -15,18 +15,21 @@ OptionTable<TokenDatasetOptions> token_dataset_options() {
 
 std::unique_ptr<DataSource> TokenDataset::open(const DataRequest& request) const {
   if (!has(request.split))
-    throw Error(ErrorCode::config, {.where = request.split == Split::train ? "data.tokens.train" : "data.tokens.validation",
-                                    .what = "no token file is named",
-                                    .next = "make one with scripts/tokenize.py"});
+    throw Error(ErrorCode::config,
+                {.where = request.split == Split::train ? "data.tokens.train" : "data.tokens.validation",
+                 .what = "no token file is named",
+                 .next = "make one with scripts/tokenize.py"});
   bool train = request.split == Split::train;
-  auto source = std::make_unique<TokenFileSource>(TokenFileOptions{path(request.split), train}, request.geometry, request.seed, request.rank, request.size);
+  auto source = std::make_unique<TokenFileSource>(TokenFileOptions{path(request.split), train}, request.geometry,
+                                                  request.seed, request.rank, request.size);
   if (!train) return source;
   return std::make_unique<PrefetchSource>(std::move(source));
 }
 
 void add_token_dataset(Manifest& manifest) {
-  manifest.add<Dataset>("tokens", "token files, one a split", token_dataset_options().specs(),
-                        [](const OptionValues& values) { return std::make_unique<TokenDataset>(token_dataset_options().bind(values)); });
+  manifest.add<Dataset>(
+      "tokens", "token files, one a split", token_dataset_options().specs(),
+      [](const OptionValues& values) { return std::make_unique<TokenDataset>(token_dataset_options().bind(values)); });
 }
 
 }  // namespace quern

@@ -114,7 +114,7 @@ struct Plan {
 /// memory or the budget, are resources errors that say what binds.
 Plan make_plan(const PlanParts& parts, const PlanOptions& options);
 
-/// Programs as text, after a named pass: "model", "rotate", "differentiate", "lower", "saved", "fuse".
+/// Programs as text, after a named pass: "model", "rotate", "differentiate", "lower", "saved", "fuse", "place".
 std::string show_programs(const PlanParts& parts, const PlanOptions& options, std::string_view pass);
 
 }  // namespace quern

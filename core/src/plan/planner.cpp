@@ -39,7 +39,8 @@ class Planner {
     std::int64_t bytes = 0;
     for (bool accumulate : {false, true}) {
       OpInstance instance = instantiate(program, op, plan_.options.geometry, read_values(program));
-for (std::size_t o = 0; o < op.outputs.size(); ++o) instance.outputs[o].accumulate = accumulate && sums_up(program, op, o);
+      for (std::size_t o = 0; o < op.outputs.size(); ++o)
+        instance.outputs[o].accumulate = accumulate && sums_up(program, op, o);
       OpSupport support = parts_.device.query(instance);
       if (!support.refusal.empty()) refusals_.insert(op.kind + ": " + support.refusal);
       bytes = std::max(bytes, static_cast<std::int64_t>(support.workspace_bytes));
@@ -279,12 +280,14 @@ for (std::size_t o = 0; o < op.outputs.size(); ++o) instance.outputs[o].accumula
     for (const PlannedTensor& tensor : plan_.tensors)
       if (tensor.owner == TensorOwner::input) plan_.staging_slot_bytes += tensor.bytes();
     // One slot an upload, and one for results.
-    plan_.pinned_bytes = plan_.staging_slot_bytes * plan_.options.uploads + static_cast<std::int64_t>(sizeof(LossStats) + sizeof(UpdateState));
+    plan_.pinned_bytes = plan_.staging_slot_bytes * plan_.options.uploads +
+                         static_cast<std::int64_t>(sizeof(LossStats) + sizeof(UpdateState));
     plan_.owners.push_back({"staging", MemoryKind::pinned, plan_.pinned_bytes});
     for (const char* name : {"loss_stats", "eval_stats"}) add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
     add_tensor(TensorOwner::input, "update", "", -1, DType::f32, {4});
     if (plan_.options.logits)
-      add_tensor(TensorOwner::result, "logits", "", -1, plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
+      add_tensor(TensorOwner::result, "logits", "", -1,
+                 plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
                  {tokens, plan_.model.vocabulary});
     // States that the precision backend asked for, one of each a layer.
     auto states = [&](const Program& program, int layer) {

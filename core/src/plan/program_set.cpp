@@ -101,8 +101,38 @@ void ProgramSet::finish(const std::set<std::string>& recomputed) {
   head.forward = fuse(head.forward, ops_, patterns_);
 }
 
+namespace {
+
+std::string placed_text(const PlacedProgram& placed, const Geometry& geometry) {
+  std::string text = to_string(placed.program);
+  for (std::size_t i = 0; i < placed.offsets.size(); ++i) {
+    if (placed.offsets[i] < 0) continue;
+    const Value& value = placed.program.values[i];
+    std::int64_t bytes =
+        element_count(extents_at(value.shape, geometry.tokens())) * static_cast<std::int64_t>(size_of(value.dtype));
+    text += "    " + std::to_string(placed.offsets[i]) + " .. " + std::to_string(placed.offsets[i] + bytes) + "  %" +
+            value.name + "\n";
+  }
+  for (std::size_t i = 0; i < placed.workspace_offsets.size(); ++i)
+    if (placed.workspace_offsets[i] >= 0)
+      text += "    " + std::to_string(placed.workspace_offsets[i]) + " ..  workspace of " + placed.program.ops[i].kind +
+              "\n";
+  return text + "    " + std::to_string(placed.bytes) + " bytes of the transient arena\n";
+}
+
+std::string show_placed(const Plan& plan) {
+  const Geometry& geometry = plan.options.geometry;
+  std::string text = placed_text(plan.embed, geometry);
+  for (const LayerClass& layer : plan.classes)
+    text += placed_text(layer.forward, geometry) + placed_text(layer.backward, geometry);
+  return text + placed_text(plan.head_train, geometry);
+}
+
+}  // namespace
+
 std::string show_programs(const PlanParts& parts, const PlanOptions& options, std::string_view pass) {
-  static const std::vector<std::string> kPasses = {"model", "rotate", "differentiate", "lower", "saved", "fuse"};
+  static const std::vector<std::string> kPasses = {"model", "rotate", "differentiate", "lower",
+                                                   "saved", "fuse",   "place"};
   if (std::find(kPasses.begin(), kPasses.end(), pass) == kPasses.end()) {
     std::string known;
     for (const std::string& name : kPasses) known += (known.empty() ? "" : ", ") + name;
@@ -110,6 +140,7 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
         ErrorCode::config,
         {.where = "quern plan --show program", .what = "unknown pass", .found = std::string(pass), .expected = known});
   }
+  if (pass == "place") return show_placed(make_plan(parts, options));
   ProgramSet set(parts, options);
   std::string text;
   if (pass == "model") {

@@ -9,17 +9,22 @@ namespace quern {
 std::string memory_table(const Plan& plan) {
   std::string text = "device memory\n";
   for (const OwnerBytes& owner : plan.owners)
-    if (owner.bytes > 0 && owner.memory == MemoryKind::device) text += fmt::format("  {:<20}{:>12}  {:5.1f}%\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)), 100.0 * static_cast<double>(owner.bytes) / static_cast<double>(plan.device_bytes));
+    if (owner.bytes > 0 && owner.memory == MemoryKind::device)
+      text += fmt::format("  {:<20}{:>12}  {:5.1f}%\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)),
+                          100.0 * static_cast<double>(owner.bytes) / static_cast<double>(plan.device_bytes));
   text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.device_bytes)));
   text += "pinned host memory\n";
   for (const OwnerBytes& owner : plan.owners)
-    if (owner.bytes > 0 && owner.memory == MemoryKind::pinned) text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)));
+    if (owner.bytes > 0 && owner.memory == MemoryKind::pinned)
+      text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)));
   return text;
 }
 
 std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64_t accumulation) {
   const Geometry& geometry = plan.options.geometry;
-  std::string text = fmt::format("model           {} parameters, {} layers, vocabulary {}\n", format_count(static_cast<double>(plan.parameter_count)), plan.model.layers, plan.model.vocabulary);
+  std::string text =
+      fmt::format("model           {} parameters, {} layers, vocabulary {}\n",
+                  format_count(static_cast<double>(plan.parameter_count)), plan.model.layers, plan.model.vocabulary);
   text += fmt::format("device          {} ({})\n", device.id, device.name);
   text += fmt::format("micro-batch     {} x {} tokens, {} a step\n\n", geometry.batch, geometry.sequence, accumulation);
   text += memory_table(plan);
@@ -33,7 +38,9 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
   double tokens = static_cast<double>(geometry.tokens());
   text += fmt::format("\nwork            {}FLOP a token\n", format_count(plan.flops_per_token));
   if (plan.seconds_per_micro_step > 0)
-    text += fmt::format("estimate        {} a micro-batch, {} tok/s at the device's rated speed\n", format_duration(plan.seconds_per_micro_step), format_count(tokens / plan.seconds_per_micro_step));
+    text +=
+        fmt::format("estimate        {} a micro-batch, {} tok/s at the device's rated speed\n",
+                    format_duration(plan.seconds_per_micro_step), format_count(tokens / plan.seconds_per_micro_step));
   return text;
 }
 

@@ -93,17 +93,16 @@ TEST_CASE("fields become options, integers stand for reals and null is absent") 
 }
 
 TEST_CASE("neutral fields are read past") {
-  CHECK(
-      parse(
-          R"("architectures": ["TinyForCausalLM"], "torch_dtype": "bfloat16", "dtype": "float32",
+  CHECK(parse(
+            R"("architectures": ["TinyForCausalLM"], "torch_dtype": "bfloat16", "dtype": "float32",
                  "transformers_version": "5.0.0",
                  "use_cache": true, "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": null,
                  "pretraining_tp": 1,
                  "attention_dropout": 0.0, "layer_types": ["full_attention", "full_attention"],
                  "use_sliding_window": false,
                  "sliding_window": 4096, "partial_rotary_factor": 1.0)")
-          .all()
-          .empty());
+            .all()
+            .empty());
 }
 
 TEST_CASE("a neutral field with a value that would matter is refused with the reason") {
@@ -116,13 +115,12 @@ TEST_CASE("a neutral field with a value that would matter is refused with the re
 }
 
 TEST_CASE("all spellings of rope scaling are one") {
-  for (
-      const char* text :
-      {R"("rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0})",
-       R"("rope_theta": 500000, "rope_scaling": {"type": "linear", "factor": 2})",
-       R"("rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2, "rope_theta": 500000.0})",
-       R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0})",
-       R"("rope_theta": 500000.0, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear",
+  for (const char* text :
+       {R"("rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0})",
+        R"("rope_theta": 500000, "rope_scaling": {"type": "linear", "factor": 2})",
+        R"("rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2, "rope_theta": 500000.0})",
+        R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0})",
+        R"("rope_theta": 500000.0, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear",
                  "factor": 2.0})"}) {
     OptionValues v = parse(text);
     CHECK(v.get<double>("rope_theta") == 500000.0);

@@ -43,17 +43,23 @@ Work work_of(const Plan& plan) {
   }
   work.head = 6.0 * static_cast<double>(plan.model.vocabulary * plan.model.width);
   for (const Op& op : plan.classes.back().evaluate.program.ops)
-    if (op.kind == "attention") work.attention += 6.0 * layers * static_cast<double>(op.attributes.integer("heads") * op.attributes.integer("head_dim") * plan.options.geometry.sequence);
+    if (op.kind == "attention")
+      work.attention += 6.0 * layers *
+                        static_cast<double>(op.attributes.integer("heads") * op.attributes.integer("head_dim") *
+                                            plan.options.geometry.sequence);
   return work;
 }
 
-std::string phase_name(Phase phase) { return phase == Phase::forward ? "forward" : phase == Phase::recompute ? "recompute" : "backward"; }
+std::string phase_name(Phase phase) {
+  return phase == Phase::forward ? "forward" : phase == Phase::recompute ? "recompute" : "backward";
+}
 
 }  // namespace
 
 double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device, DType matmul_format) {
   Work work = work_of(plan);
-  double format = rate_of(device, matmul_format), bf16 = rate_of(device, matmul_format == DType::f32 ? DType::f32 : DType::bf16);
+  double format = rate_of(device, matmul_format),
+         bf16 = rate_of(device, matmul_format == DType::f32 ? DType::f32 : DType::bf16);
   if (format <= 0 || bf16 <= 0) return 0;
   return work.block / format + (work.head + work.attention) / bf16;
 }
@@ -67,7 +73,8 @@ BenchResult run_bench(Session& session, std::int64_t steps) {
   initialise_weights(engine, 1);
   const Geometry& geometry = engine.plan().options.geometry;
   std::vector<Batch> batches;
-  for (std::uint32_t number = 0; number < 4; ++number) batches.push_back(random_tokens(geometry, engine.plan().model.vocabulary, number));
+  for (std::uint32_t number = 0; number < 4; ++number)
+    batches.push_back(random_tokens(geometry, engine.plan().model.vocabulary, number));
 
   StepState state;
   state.learning_rate = 1e-5f;
@@ -82,7 +89,8 @@ BenchResult run_bench(Session& session, std::int64_t steps) {
     }
     engine.update();
     engine.result();
-    if (step == 0) result.start_seconds = now() - begin;
+    if (step == 0)
+      result.start_seconds = now() - begin;
     else
       speeds.push_back(static_cast<double>(geometry.tokens() * accumulation) / (now() - step_begin));
   }
@@ -94,7 +102,8 @@ BenchResult run_bench(Session& session, std::int64_t steps) {
   DType format = session.precision->traits().matmul;
   result.sol = result.tokens_per_second * sol_seconds_per_token(engine.plan(), session.device->traits(), format);
   Work work = work_of(engine.plan());
-  if (double rate = rate_of(session.device->traits(), format); rate > 0) result.mfu = result.tokens_per_second * (work.block + work.head + work.attention) / rate;
+  if (double rate = rate_of(session.device->traits(), format); rate > 0)
+    result.mfu = result.tokens_per_second * (work.block + work.head + work.attention) / rate;
 
   std::map<std::string, OpTime> ops;
   for (const LaunchTime& time : engine.profile(batches[0], state)) {
@@ -111,7 +120,8 @@ BenchResult run_bench(Session& session, std::int64_t steps) {
     op.tensor_core = time.cost.tensor_core;
   }
   for (auto& [name, op] : ops) result.ops.push_back(std::move(op));
-  std::sort(result.ops.begin(), result.ops.end(), [](const OpTime& a, const OpTime& b) { return a.milliseconds > b.milliseconds; });
+  std::sort(result.ops.begin(), result.ops.end(),
+            [](const OpTime& a, const OpTime& b) { return a.milliseconds > b.milliseconds; });
   return result;
 }
 

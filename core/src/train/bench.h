@@ -12,8 +12,8 @@ namespace quern {
 
 /// One op of the programs, over all layers of one micro-step (or of the optimizer step).
 struct OpTime {
-  std::string op;          ///< kind and result: "matmul qkv"
-  std::string phase;       ///< forward, recompute, backward, update
+  std::string op;     ///< kind and result: "matmul qkv"
+  std::string phase;  ///< forward, recompute, backward, update
   std::int64_t launches = 0;
   double milliseconds = 0;
   double flops = 0, bytes = 0;
@@ -21,13 +21,13 @@ struct OpTime {
 };
 
 struct BenchResult {
-  double tokens_per_second = 0;    ///< median over steps
-  double slowest = 0, fastest = 0; ///< of the steps, tokens/s
-  double sol = 0;                  ///< share of the speed of light, see sol_seconds_per_token
-  double mfu = 0;                  ///< of the matmul format's peak, 6 FLOP a parameter and token plus attention
+  double tokens_per_second = 0;     ///< median over steps
+  double slowest = 0, fastest = 0;  ///< of the steps, tokens/s
+  double sol = 0;                   ///< share of the speed of light, see sol_seconds_per_token
+  double mfu = 0;                   ///< of the matmul format's peak, 6 FLOP a parameter and token plus attention
   std::int64_t device_bytes = 0;
-  double start_seconds = 0;        ///< from plan to the end of the first step
-  std::vector<OpTime> ops;         ///< one micro-step and one update, slowest first
+  double start_seconds = 0;  ///< from plan to the end of the first step
+  std::vector<OpTime> ops;   ///< one micro-step and one update, slowest first
 };
 
 /// Least seconds a training token can take: 6 FLOP per block parameter at the matmul format's peak, and 6 per LM-head

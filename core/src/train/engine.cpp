@@ -12,7 +12,8 @@ namespace quern {
 Engine::Engine(Device& device, Plan plan) : device_(device), plan_(std::move(plan)) {
   compute_ = device_.stream(StreamKind::compute);
   arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
-  staging_ = static_cast<std::byte*>(device_.allocate(MemoryKind::pinned, static_cast<std::size_t>(plan_.pinned_bytes)));
+  staging_ =
+      static_cast<std::byte*>(device_.allocate(MemoryKind::pinned, static_cast<std::size_t>(plan_.pinned_bytes)));
   device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
   refresh_ = refreshes();
   evaluate_ = evaluation(plan_.head_evaluate);
@@ -71,7 +72,8 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
     }
     if (instance.attributes.has("object") && site.layer >= 0)  // a key of its own for each layer's tensor
       instance.attributes.set("object", instance.attributes.integer("object") + site.layer);
-    BoundLaunch launch{.kernel = kernel_for(instance), .op = &op, .program = &placed.program, .inputs = {}, .outputs = {}};
+    BoundLaunch launch{
+        .kernel = kernel_for(instance), .op = &op, .program = &placed.program, .inputs = {}, .outputs = {}};
     for (ValueId id : op.inputs) launch.inputs.push_back(view_of(placed, id, site));
     for (ValueId id : op.outputs) launch.outputs.push_back(view_of(placed, id, site));
     if (placed.workspace_offsets[i] >= 0)
@@ -220,7 +222,8 @@ std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& sta
   std::vector<LaunchTime> times;
   for (Schedule* schedule : {&later_, &update_}) {
     for (const BoundLaunch& launch : *schedule) {
-      OpInstance instance = instantiate(*launch.program, *launch.op, plan_.options.geometry, read_values(*launch.program));
+      OpInstance instance =
+          instantiate(*launch.program, *launch.op, plan_.options.geometry, read_values(*launch.program));
       times.push_back({&launch, cost_of(plan_.ops.at(launch.op->kind), instance), 0, schedule == &update_});
     }
   }

@@ -19,7 +19,7 @@ namespace quern {
 /// A launch with its operands in place.
 struct BoundLaunch {
   const Kernel* kernel = nullptr;
-  const Op* op = nullptr;            ///< for reports; owned by the plan, as is its program
+  const Op* op = nullptr;  ///< for reports; owned by the plan, as is its program
   const Program* program = nullptr;
   std::vector<View> inputs, outputs;
   void* workspace = nullptr;

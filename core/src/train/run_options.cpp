@@ -17,7 +17,8 @@ OptionTable<TrainOptions> train_options() {
   t.add("seed", &TrainOptions::seed, "of initial weights, data order and stochastic rounding").at_least(0);
   t.add("z_loss", &TrainOptions::z_loss, "weight of logsumexp^2 of the logits in the objective; 0: none").at_least(0);
   t.add("eval_every", &TrainOptions::eval_every, "steps between evaluations; 0: only at the end").at_least(0);
-  t.add("eval_batches", &TrainOptions::eval_batches, "micro-batches of an evaluation; 0: the whole validation split").at_least(0);
+  t.add("eval_batches", &TrainOptions::eval_batches, "micro-batches of an evaluation; 0: the whole validation split")
+      .at_least(0);
   t.add("from", &TrainOptions::from, "Hugging Face model directory to take initial weights from; empty: random");
   return t;
 }
@@ -26,7 +27,8 @@ OptionTable<OptimizerOptions> optimizer_options() {
   OptionTable<OptimizerOptions> t;
   t.add("learning_rate", &OptimizerOptions::learning_rate, "peak rate; the schedule scales it").above(0);
   t.add("clip_norm", &OptimizerOptions::clip_norm, "largest global gradient norm; 0: do not clip").at_least(0);
-  t.add("master", &OptimizerOptions::master, "format of master weights; bf16 rounds stochastically").one_of({"fp32", "bf16"});
+  t.add("master", &OptimizerOptions::master, "format of master weights; bf16 rounds stochastically")
+      .one_of({"fp32", "bf16"});
   t.add("gradient", &OptimizerOptions::gradient, "format in which gradients accumulate").one_of({"fp32", "bf16"});
   return t;
 }
@@ -36,7 +38,8 @@ OptionTable<MemoryOptions> memory_options() {
   std::string known;
   for (const std::string& name : kRecomputeNames) known += (known.empty() ? "" : ", ") + name;
   t.add("recompute", &MemoryOptions::recompute, "activations to recompute in the backward pass, any of " + known);
-  t.add("device_budget", &MemoryOptions::device_budget, "device memory to stay within, such as \"16GiB\"; recomputation is then chosen to fit");
+  t.add("device_budget", &MemoryOptions::device_budget,
+        "device memory to stay within, such as \"16GiB\"; recomputation is then chosen to fit");
   return t;
 }
 
@@ -58,7 +61,9 @@ OptionTable<CheckpointOptions> checkpoint_options() {
   OptionTable<CheckpointOptions> t;
   t.add("every", &CheckpointOptions::every, "steps between checkpoints; 0: only when the run is stopped").at_least(0);
   t.add("keep_last", &CheckpointOptions::keep_last, "checkpoints to keep; 0: all").at_least(0);
-  t.add("resume", &CheckpointOptions::resume, "auto: continue from the newest whole checkpoint; never: start anew in an empty directory").one_of({"auto", "never"});
+  t.add("resume", &CheckpointOptions::resume,
+        "auto: continue from the newest whole checkpoint; never: start anew in an empty directory")
+      .one_of({"auto", "never"});
   t.add("export", &CheckpointOptions::export_model, "write a Hugging Face model directory at the end");
   t.add("export_dtype", &CheckpointOptions::export_dtype, "format of exported weights").one_of({"fp32", "bf16"});
   t.add("tokenizer", &CheckpointOptions::tokenizer, "directory whose tokenizer files go into the export; empty: none");
@@ -72,11 +77,23 @@ std::int64_t parse_bytes(const std::string& text, const std::string& where) {
   std::string unit = end;
   while (!unit.empty() && unit.front() == ' ') unit.erase(0, 1);
   double scale = 0;
-  for (const auto& [name, factor] : {std::pair<const char*, double>{"", 1}, {"B", 1}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}})
+  for (const auto& [name, factor] : {std::pair<const char*, double>{"", 1},
+                                     {"B", 1},
+                                     {"KiB", 0x1p10},
+                                     {"MiB", 0x1p20},
+                                     {"GiB", 0x1p30},
+                                     {"TiB", 0x1p40},
+                                     {"KB", 1e3},
+                                     {"MB", 1e6},
+                                     {"GB", 1e9},
+                                     {"TB", 1e12}})
     if (unit == name) scale = factor;
   double bytes = value * scale;
   if (end == text.c_str() || scale == 0 || !std::isfinite(bytes) || bytes < 1 || bytes > 0x1p62)
-    throw Error(ErrorCode::config, {.where = where, .what = "not a size", .found = "\"" + text + "\"", .expected = "a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"});
+    throw Error(ErrorCode::config, {.where = where,
+                                    .what = "not a size",
+                                    .found = "\"" + text + "\"",
+                                    .expected = "a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"});
   return static_cast<std::int64_t>(bytes);
 }
 

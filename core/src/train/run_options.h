@@ -1,5 +1,6 @@
 #pragma once
-// Options of the sections that the training program itself owns. Plugins and optimizers declare theirs beside their code.
+// Options of the sections that the training program itself owns. Plugins and optimizers declare theirs beside their
+// code.
 
 #include <cstdint>
 #include <string>

@@ -28,7 +28,8 @@ SectionSchema selecting(SectionSchema schema, std::string kind, std::string defa
 
 SectionSchema model_section() {
   OptionTable<ModelOptions> table;
-  table.add("config", &ModelOptions::config, "a Hugging Face config.json or its folder; keys of [model.<id>] are laid over it; empty: none");
+  table.add("config", &ModelOptions::config,
+            "a Hugging Face config.json or its folder; keys of [model.<id>] are laid over it; empty: none");
   SectionSchema schema = selecting(section_of("model", "The network to train.", table), "model", "");
   schema.options_file_key = "config";
   return schema;
@@ -39,7 +40,9 @@ SectionSchema memory_section() {
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     for (const std::string& name : values.get<std::vector<std::string>>("recompute"))
-      if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end()) findings.emplace_back("recompute", "unknown activation `" + name + "`; nearest name `" + nearest_name(name, kRecomputeNames) + "`");
+      if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end())
+        findings.emplace_back("recompute", "unknown activation `" + name + "`; nearest name `" +
+                                               nearest_name(name, kRecomputeNames) + "`");
     return findings;
   };
   return schema;
@@ -54,7 +57,8 @@ std::vector<SectionSchema> run_schemas() {
       section_of("train", "Sizes and length of the run.", train_options()),
       selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw"),
       selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),
-      selecting(section_of("precision", "Formats and scales of the matrix products.", OptionTable<NoOptions>()), "precision", "fp32"),
+      selecting(section_of("precision", "Formats and scales of the matrix products.", OptionTable<NoOptions>()),
+                "precision", "fp32"),
       memory_section(),
       selecting(section_of("device", "Where programs run.", device_options()), "device", "cpu"),
       section_of("log", "What is told, and where it is kept.", log_options()),

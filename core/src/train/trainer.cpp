@@ -134,7 +134,9 @@ void Trainer::open_sinks() {
         {"precision", session_.config.id("precision")},
         {"step", step_},
         {"steps", session_.train.steps},
-        {"tokens_per_step", tokens_per_step()}}});
+        {"tokens_per_step", tokens_per_step()},
+        {"quern", QUERN_VERSION},
+        {"config", session_.config.to_toml()}}});
   for (const std::string& path : removed_)
     log({"warning", {{"text", "removed " + path + ", left unfinished by an earlier run"}}});
   for (const SkippedCheckpoint& skipped : newest_.skipped)

@@ -38,7 +38,8 @@ void fill_part(const ParameterPart& part, const RandomKey& key, std::uint64_t fi
     std::fill(values.begin(), values.end(), part.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
     return;
   }
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(part.init.deviation) * normal(key, first + i);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(part.init.deviation) * normal(key, first + i);
 }
 
 // Billions of numbers at 32B: all cores, each its own range.
@@ -51,7 +52,8 @@ std::vector<float> initial_values(const ParameterSpec& spec, const RandomKey& ke
     std::vector<std::jthread> threads;
     for (std::size_t worker = 0; worker < workers; ++worker) {
       std::size_t begin = at + count * worker / workers, end = at + count * (worker + 1) / workers;
-      threads.emplace_back([&, begin, end] { fill_part(part, key, begin, std::span(values).subspan(begin, end - begin)); });
+      threads.emplace_back(
+          [&, begin, end] { fill_part(part, key, begin, std::span(values).subspan(begin, end - begin)); });
     }
     threads.clear();  // joins
     at += count;

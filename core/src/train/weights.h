@@ -22,7 +22,8 @@ void export_weights(Engine& engine, const std::string& directory, const HfExport
 std::vector<PlannedTensor> training_state(const Plan& plan);
 /// "master/qkv.weight/3"
 std::string state_name(const PlannedTensor& tensor);
-/// Reads the training state from a checkpoint; a tensor that is missing or has another shape or dtype is an input error.
+/// Reads the training state from a checkpoint; a tensor that is missing or has another shape or dtype is an input
+/// error.
 void load_state(Engine& engine, const Checkpoint& checkpoint);
 
 }  // namespace quern

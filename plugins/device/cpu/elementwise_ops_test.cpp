@@ -125,8 +125,8 @@ TEST_CASE("gelu is its definition down its tails, and gelu_grad its slope") {
         // The exponent rounds at up to 72 (x = 12), 2^-18 of the value; below 1e-30 fast_exp's clamp adds its own
         // floor. The tanh reference itself cancels to 1 + tanh = 2^-53.
         std::vector<float> rounded(want.begin(), want.end());
-        CHECK(testkit::mismatch(y.floats(), rounded, 1e-5 + (dtype == DType::bf16 ? 0x1p-8 : 0), tanh ? 1e-14 : 1e-30) ==
-              "");
+        CHECK(testkit::mismatch(y.floats(), rounded, 1e-5 + (dtype == DType::bf16 ? 0x1p-8 : 0),
+                                tanh ? 1e-14 : 1e-30) == "");
         CHECK(compare(dx.view(), slope) == "");
         PoisonedTensor over = copy_of(dy.view());
         OpRun("gelu_grad", attributes).in(over.view()).in(x.view()).out(over.view()).run();

@@ -24,11 +24,11 @@ using OpTable = std::map<std::string, CpuOp, std::less<>>;
 void add_matmul_ops(OpTable& table);
 void add_conversion_ops(OpTable& table);  // transpose, quantize, cast
 void add_embedding_ops(OpTable& table);
-void add_norm_ops(OpTable& table);        // rms_norm, layer_norm, head_norm, their gradients and fused forms
+void add_norm_ops(OpTable& table);  // rms_norm, layer_norm, head_norm, their gradients and fused forms
 void add_rope_ops(OpTable& table);
 void add_attention_ops(OpTable& table);
-void add_elementwise_ops(OpTable& table); // add, swiglu, gelu, column_sum and fused forms
-void add_loss_ops(OpTable& table);        // lm_loss, lm_loss_train, loss_stats
-void add_optimizer_ops(OpTable& table);   // sum_squares, clip_scale, adamw
+void add_elementwise_ops(OpTable& table);  // add, swiglu, gelu, column_sum and fused forms
+void add_loss_ops(OpTable& table);         // lm_loss, lm_loss_train, loss_stats
+void add_optimizer_ops(OpTable& table);    // sum_squares, clip_scale, adamw
 
 }  // namespace quern::cpu

@@ -21,7 +21,9 @@ void accumulate(const View& view, std::int64_t begin, std::int64_t count, const 
 inline const float* load_row(const View& view, std::int64_t row, float* scratch) {
   return load(view, row * view.columns(), view.columns(), scratch);
 }
-inline float* target_row(const View& view, std::int64_t row, float* scratch) { return target(view, row * view.columns(), scratch); }
+inline float* target_row(const View& view, std::int64_t row, float* scratch) {
+  return target(view, row * view.columns(), scratch);
+}
 inline void store_row(const View& view, std::int64_t row, const float* values) {
   store(view, row * view.columns(), view.columns(), values);
 }

@@ -197,7 +197,8 @@ Attributes eps() { return {{"eps", 1e-6}}; }
 
 namespace {
 
-/// A sum of two values, the first of which rounds before and may fall either side: a bf16 step (2^-7) of values up to 4.
+/// A sum of two values, the first of which rounds before and may fall either side: a bf16 step (2^-7) of values up
+/// to 4.
 Tolerance fused_sum(Tolerance value, DType dtype) {
   if (dtype == DType::bf16) value.absolute += 0x1p-5;
   return value;

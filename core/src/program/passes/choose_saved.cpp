@@ -181,7 +181,8 @@ std::set<std::string> recompute_within(const JointProgram& joint, const OpSet& o
     Trial best_trial{};
     for (const std::set<std::string>& results : candidates) {
       std::set<std::string> fewer;
-      std::set_difference(recomputed.begin(), recomputed.end(), results.begin(), results.end(), std::inserter(fewer, fewer.end()));
+      std::set_difference(recomputed.begin(), recomputed.end(), results.begin(), results.end(),
+                          std::inserter(fewer, fewer.end()));
       if (fewer.size() == recomputed.size()) continue;
       Trial trial = measure(fewer);
       double gain = now.seconds - trial.seconds, price = trial.bytes - now.bytes;

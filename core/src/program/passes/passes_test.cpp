@@ -53,7 +53,8 @@ struct Passes {
 };
 
 int count_kind(const Program& program, const std::string& kind) {
-  return static_cast<int>(std::count_if(program.ops.begin(), program.ops.end(), [&](const Op& op) { return op.kind == kind; }));
+  return static_cast<int>(
+      std::count_if(program.ops.begin(), program.ops.end(), [&](const Op& op) { return op.kind == kind; }));
 }
 
 std::set<std::string> gradients_of(const Program& program) {
@@ -123,7 +124,8 @@ TEST_CASE("lowering leaves no linear behind and shares nothing but what is equal
 }
 
 TEST_CASE("every choice of saved values gives two programs that check, and keeps no more than was asked") {
-  std::vector<std::vector<std::string>> policies = {{}, {"swiglu"}, {"norm"}, {"ffn"}, {"qkv"}, {"att"}, {"swiglu", "norm", "qkv"}, {"block"}};
+  std::vector<std::vector<std::string>> policies = {
+      {}, {"swiglu"}, {"norm"}, {"ffn"}, {"qkv"}, {"att"}, {"swiglu", "norm", "qkv"}, {"block"}};
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
     for (const Program* program : {&p.rotated.first_block, &p.rotated.block}) {
@@ -186,7 +188,8 @@ TEST_CASE("placed values that live at the same time do not overlap") {
     PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, {"ffn", "att"}));
     Program program = fuse(split.backward, p.ops, p.patterns);
     Geometry geometry{3, 7};
-    PlacedProgram placed = place(program, p.ops, geometry, 64, [](const Op& op) { return op.kind == "matmul" ? 100 : 0; }, program.outputs);
+    PlacedProgram placed = place(
+        program, p.ops, geometry, 64, [](const Op& op) { return op.kind == "matmul" ? 100 : 0; }, program.outputs);
     std::vector<bool> read = read_values(program);
     auto size = [&](ValueId id) { return element_count(extents_at(program[id].shape, geometry.tokens())) * 4; };
     std::int64_t total = 0;
@@ -200,7 +203,8 @@ TEST_CASE("placed values that live at the same time do not overlap") {
         // b is read after a is made, and the other way round: both are needed at one time.
         auto needed_after = [&](ValueId value, ValueId other) {
           std::vector<int> readers = program.consumers(value);
-          return !readers.empty() && readers.back() > program.producer(other) && program.producer(value) <= program.producer(other);
+          return !readers.empty() && readers.back() > program.producer(other) &&
+                 program.producer(value) <= program.producer(other);
         };
         if (!needed_after(a, b) && !needed_after(b, a)) continue;
         std::int64_t a0 = placed.offsets[static_cast<std::size_t>(a)], b0 = placed.offsets[static_cast<std::size_t>(b)];

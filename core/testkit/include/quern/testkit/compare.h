@@ -26,7 +26,9 @@ class PoisonedTensor {
   PoisonedTensor(DType dtype, Extents extents);
   /// Filled with `values`, rounded to dtype.
   PoisonedTensor(DType dtype, Extents extents, std::span<const float> values);
-  PoisonedTensor(const PoisonedTensor& other) : memory_(other.memory_), view_(other.view_) { view_.data = memory_.data(); }
+  PoisonedTensor(const PoisonedTensor& other) : memory_(other.memory_), view_(other.view_) {
+    view_.data = memory_.data();
+  }
   PoisonedTensor(PoisonedTensor&& other) noexcept = default;
   PoisonedTensor& operator=(PoisonedTensor other) noexcept {
     memory_.swap(other.memory_);
