@@ -56,7 +56,7 @@ function(quern_add_test name)
   if(arg_LABELS)
     list(GET arg_LABELS 0 label)
   endif()
-  doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES TIMEOUT 300 LABELS ${label})
+  doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:" TIMEOUT 300 LABELS ${label})
 endfunction()
 
 # quern_add_module(<name> [DEPENDS modules...] [LINK libraries...] [LABELS ...]): a part of the core, as objects.
