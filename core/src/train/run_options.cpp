@@ -1,10 +1,6 @@
 #include "train/run_options.h"
 
-#include <cmath>
-#include <cstdlib>
-
 #include "program/passes/choose_saved.h"
-#include "quern/error.h"
 
 namespace quern {
 
@@ -39,7 +35,8 @@ OptionTable<MemoryOptions> memory_options() {
   for (const std::string& name : kRecomputeNames) known += (known.empty() ? "" : ", ") + name;
   t.add("recompute", &MemoryOptions::recompute, "activations to recompute in the backward pass, any of " + known);
   t.add("device_budget", &MemoryOptions::device_budget,
-        "device memory to stay within, such as \"16GiB\"; recomputation is then chosen to fit");
+        "device memory to stay within, such as \"16GiB\", by choosing what to recompute; 0 or empty: all there is")
+      .size();
   return t;
 }
 
@@ -68,33 +65,6 @@ OptionTable<CheckpointOptions> checkpoint_options() {
   t.add("export_dtype", &CheckpointOptions::export_dtype, "format of exported weights").one_of({"fp32", "bf16"});
   t.add("tokenizer", &CheckpointOptions::tokenizer, "directory whose tokenizer files go into the export; empty: none");
   return t;
-}
-
-std::int64_t parse_bytes(const std::string& text, const std::string& where) {
-  if (text.empty()) return 0;
-  char* end = nullptr;
-  double value = std::strtod(text.c_str(), &end);
-  std::string unit = end;
-  while (!unit.empty() && unit.front() == ' ') unit.erase(0, 1);
-  double scale = 0;
-  for (const auto& [name, factor] : {std::pair<const char*, double>{"", 1},
-                                     {"B", 1},
-                                     {"KiB", 0x1p10},
-                                     {"MiB", 0x1p20},
-                                     {"GiB", 0x1p30},
-                                     {"TiB", 0x1p40},
-                                     {"KB", 1e3},
-                                     {"MB", 1e6},
-                                     {"GB", 1e9},
-                                     {"TB", 1e12}})
-    if (unit == name) scale = factor;
-  double bytes = value * scale;
-  if (end == text.c_str() || scale == 0 || !std::isfinite(bytes) || bytes < 1 || bytes > 0x1p62)
-    throw Error(ErrorCode::config, {.where = where,
-                                    .what = "not a size",
-                                    .found = "\"" + text + "\"",
-                                    .expected = "a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"});
-  return static_cast<std::int64_t>(bytes);
 }
 
 }  // namespace quern

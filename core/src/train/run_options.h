@@ -65,7 +65,4 @@ struct CheckpointOptions {
 };
 OptionTable<CheckpointOptions> checkpoint_options();
 
-/// Bytes of a size such as "16GiB", "512 MiB" or "800000"; empty: 0. A config error at `where` when it is not one.
-std::int64_t parse_bytes(const std::string& text, const std::string& where);
-
 }  // namespace quern

@@ -34,7 +34,7 @@ PlanOptions Session::plan_options() const {
   options.master = *dtype_named(optimizer_options.master);
   options.gradient = *dtype_named(optimizer_options.gradient);
   options.recompute = memory.recompute;
-  options.device_budget = parse_bytes(memory.device_budget, config.where("memory", "device_budget"));
+  options.device_budget = *size_in_bytes(memory.device_budget);
   options.z_loss = train.z_loss;
   options.uploads = static_cast<int>(train.accumulation) + 1;
   return options;
