@@ -49,7 +49,7 @@ OptionTable<DeviceOptions> device_options() {
 OptionTable<LogOptions> log_options() {
   OptionTable<LogOptions> t;
   t.add("directory", &LogOptions::directory, "directory of the run: log, checkpoints, export");
-  t.add("sinks", &LogOptions::sinks, "where events go, by id");
+  t.add("sinks", &LogOptions::sinks, "where events go: ids of log plugins, whose options are in [log.<id>]");
   t.add("every", &LogOptions::every, "steps between step lines on the console").at_least(1);
   return t;
 }

@@ -35,6 +35,13 @@ SectionSchema model_section() {
   return schema;
 }
 
+SectionSchema log_section() {
+  SectionSchema schema = section_of("log", "What is told, and where it is kept.", log_options());
+  schema.plugin_kind = "log";
+  schema.plugin_keys = {"sinks"};
+  return schema;
+}
+
 SectionSchema memory_section() {
   SectionSchema schema = section_of("memory", "What is kept, and where.", memory_options());
   schema.check = [](const OptionValues& values) {
@@ -61,7 +68,7 @@ std::vector<SectionSchema> run_schemas() {
                 "precision", "fp32"),
       memory_section(),
       selecting(section_of("device", "Where programs run.", device_options()), "device", "cpu"),
-      section_of("log", "What is told, and where it is kept.", log_options()),
+      log_section(),
       section_of("checkpoint", "What is saved.", checkpoint_options()),
   };
 }
