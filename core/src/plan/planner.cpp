@@ -2,6 +2,7 @@
 #include <set>
 #include <utility>
 
+#include "log/format.h"
 #include "plan/estimate.h"
 #include "plan/plan.h"
 #include "plan/program_set.h"
@@ -401,15 +402,10 @@ class Planner {
   std::set<std::string> used_parameter_values_, refusals_;
 };
 
-std::string gibibytes(std::int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  return text;
-}
-
 }  // namespace
 
 Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
+  check_placement(options.state);
   if (parts.model.traits().layers < 1)
     throw Error(ErrorCode::config, {.where = "model",
                                     .what = "number of layers",
@@ -443,16 +439,16 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
     }
   }
   if (limit > 0 && plan.device_bytes > limit) {
+    auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
     const OwnerBytes& largest =
         *std::max_element(plan.owners.begin(), plan.owners.end(),
                           [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes < b.bytes; });
-    throw Error(
-        ErrorCode::resources,
-        {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
-         .what = "the run does not fit",
-         .found = gibibytes(plan.device_bytes) + " needed, of which " + gibibytes(largest.bytes) + " " + largest.owner,
-         .expected = "at most " + gibibytes(limit),
-         .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
+    throw Error(ErrorCode::resources,
+                {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
+                 .what = "the run does not fit",
+                 .found = sized(plan.device_bytes) + " needed, of which " + sized(largest.bytes) + " " + largest.owner,
+                 .expected = "at most " + sized(limit) + ", which is " + sized(plan.device_bytes - limit) + " less",
+                 .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
   }
   return plan;
 }

@@ -37,6 +37,25 @@ OptionTable<MemoryOptions> memory_options() {
   t.add("device_budget", &MemoryOptions::device_budget,
         "device memory to stay within, such as \"16GiB\", by choosing what to recompute; 0 or empty: all there is")
       .size();
+  t.add("master", &MemoryOptions::master, "where master weights are: device, or an offload store's id");
+  t.add("moments", &MemoryOptions::moments, "where the optimizer's states are, likewise");
+  t.add("gradients", &MemoryOptions::gradients, "where parameter gradients are, likewise");
+  t.add("weights", &MemoryOptions::weights, "where working weights are, likewise");
+  t.add("activations", &MemoryOptions::activations, "where activations kept for the backward pass are, likewise");
+  return t;
+}
+
+OptionTable<ParallelOptions> parallel_options() {
+  OptionTable<ParallelOptions> t;
+  const std::vector<std::string> shards = {"none", "ranks"};
+  t.add("ranks", &ParallelOptions::ranks, "processes of the run, one a device").at_least(1).at_most(8);
+  t.add("communicator", &ParallelOptions::communicator,
+        "id of the plugin through which ranks exchange data; none: for one rank");
+  t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
+        "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
+      .one_of(shards);
+  t.add("shard_gradients", &ParallelOptions::shard_gradients, "the same for parameter gradients").one_of(shards);
+  t.add("shard_weights", &ParallelOptions::shard_weights, "the same for working weights").one_of(shards);
   return t;
 }
 

@@ -37,8 +37,23 @@ OptionTable<OptimizerOptions> optimizer_options();
 struct MemoryOptions {
   std::vector<std::string> recompute = {};
   std::string device_budget = "";
+  std::string master = "device";  ///< this and below: "device", or an offload store's id
+  std::string moments = "device";
+  std::string gradients = "device";
+  std::string weights = "device";
+  std::string activations = "device";
 };
 OptionTable<MemoryOptions> memory_options();
+
+/// [parallel]
+struct ParallelOptions {
+  std::int64_t ranks = 1;
+  std::string communicator = "none";
+  std::string shard_optimizer = "none";  ///< this and below: "none" or "ranks"
+  std::string shard_gradients = "none";
+  std::string shard_weights = "none";
+};
+OptionTable<ParallelOptions> parallel_options();
 
 /// [device], beside its id
 struct DeviceOptions {

@@ -5,6 +5,7 @@
 
 #include "data/token_dataset.h"
 #include "log/log_sinks.h"
+#include "plan/placement.h"
 #include "program/passes/choose_saved.h"
 #include "train/adamw.h"
 #include "train/run_options.h"
@@ -44,12 +45,34 @@ SectionSchema log_section() {
 
 SectionSchema memory_section() {
   SectionSchema schema = section_of("memory", "What is kept, and where.", memory_options());
+  schema.plugin_kind = "offload";
+  schema.plugin_keys = {"master", "moments", "gradients", "weights", "activations"};
+  schema.no_plugin = kOnDevice;
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     for (const std::string& name : values.get<std::vector<std::string>>("recompute"))
       if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end())
         findings.emplace_back("recompute", "unknown activation `" + name + "`; nearest name `" +
                                                nearest_name(name, kRecomputeNames) + "`");
+    return findings;
+  };
+  return schema;
+}
+
+SectionSchema parallel_section() {
+  SectionSchema schema = section_of("parallel", "How many devices work, and what they divide.", parallel_options());
+  schema.plugin_kind = "communicator";
+  schema.plugin_keys = {"communicator"};
+  schema.no_plugin = "none";
+  schema.check = [](const OptionValues& values) {
+    SectionFindings findings;
+    const auto ranks = values.get<std::int64_t>("ranks");
+    if (ranks > 1 && values.get<std::string>("communicator") == "none")
+      findings.emplace_back("communicator", "found \"none\" with " + std::to_string(ranks) +
+                                                " ranks, expected the id of a communicator, or parallel.ranks = 1");
+    for (const char* key : {"shard_optimizer", "shard_gradients", "shard_weights"})
+      if (ranks == 1 && values.get<std::string>(key) == "ranks")
+        findings.emplace_back(key, "found \"ranks\" with one rank, expected \"none\", or parallel.ranks above 1");
     return findings;
   };
   return schema;
@@ -66,6 +89,7 @@ std::vector<SectionSchema> run_schemas() {
       selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),
       selecting(section_of("precision", "Formats and scales of the matrix products.", OptionTable<NoOptions>()),
                 "precision", "fp32"),
+      parallel_section(),
       memory_section(),
       selecting(section_of("device", "Where programs run.", device_options()), "device", "cpu"),
       log_section(),

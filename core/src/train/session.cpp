@@ -8,6 +8,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
     : config(resolved),
       train(train_options().bind(config.section("train"))),
       optimizer_options(quern::optimizer_options().bind(config.section("optimizer"))),
+      parallel(parallel_options().bind(config.section("parallel"))),
       memory(memory_options().bind(config.section("memory"))),
       device_options(quern::device_options().bind(config.section("device"))),
       log(log_options().bind(config.section("log"))),
@@ -35,6 +36,13 @@ PlanOptions Session::plan_options() const {
   options.gradient = *dtype_named(optimizer_options.gradient);
   options.recompute = memory.recompute;
   options.device_budget = *size_in_bytes(memory.device_budget);
+  auto sharding = [](const std::string& name) { return name == "ranks" ? Sharding::ranks : Sharding::none; };
+  options.state = {.ranks = static_cast<int>(parallel.ranks),
+                   .master = {memory.master, sharding(parallel.shard_optimizer)},
+                   .moments = {memory.moments, sharding(parallel.shard_optimizer)},
+                   .gradients = {memory.gradients, sharding(parallel.shard_gradients)},
+                   .weights = {memory.weights, sharding(parallel.shard_weights)},
+                   .activations = {memory.activations, Sharding::none}};
   options.z_loss = train.z_loss;
   options.uploads = static_cast<int>(train.accumulation) + 1;
   return options;

@@ -19,6 +19,7 @@ struct Session {
   const ResolvedConfig& config;
   TrainOptions train;
   OptimizerOptions optimizer_options;
+  ParallelOptions parallel;
   MemoryOptions memory;
   DeviceOptions device_options;
   LogOptions log;
