@@ -5,6 +5,7 @@
 #   scripts/setup.sh build     compiler, build tools and C++ libraries
 #   scripts/setup.sh python    the virtual environment .venv from scripts/requirements.txt
 #   scripts/setup.sh parquet   .venv with scripts/requirements-parquet.txt too, to tokenize .parquet files
+#   scripts/setup.sh tidy      clang-tidy, for scripts/tidy.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -67,9 +68,10 @@ case "${1:-all}" in
   build) ensure_packages "${build_packages[@]}" ;;
   python) ensure_venv requirements ;;
   parquet) ensure_venv requirements requirements-parquet ;;
+  tidy) ensure_packages clang-tidy ;;
   all)
     ensure_packages "${build_packages[@]}"
     ensure_venv requirements
     ;;
-  *) fail "unknown part '$1'; expected build, python, parquet or all" ;;
+  *) fail "unknown part '$1'; expected build, python, parquet, tidy or all" ;;
 esac

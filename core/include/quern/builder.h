@@ -63,7 +63,8 @@ class ProgramBuilder {
   /// Cross-entropy of logits x W^T against the targets, logits never stored whole. -> (N) f32 per token
   ValueId lm_loss(ValueId x, std::string_view weight, std::string name = "token_loss");
   /// Any op kind, custom ones included; outputs are named after `name`.
-  std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, std::string name, Attributes attributes = {});
+  std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, const std::string& name,
+                          Attributes attributes = {});
 
   /// Declares what the program hands on: the residual stream, or the head's loss.
   void output(ValueId value);

@@ -111,7 +111,7 @@ class OptionTable {
 
   /// `Owner` is T or a base of T, so that structs can share options.
   template <class M, class Owner>
-  Refine add(std::string key, M Owner::*member, std::string help) {
+  Refine add(const std::string& key, M Owner::*member, std::string help) {
     OptionSpec spec;
     spec.key = key;
     spec.default_value = OptionValue(T{}.*member);

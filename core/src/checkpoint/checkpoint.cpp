@@ -97,6 +97,7 @@ FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors
     return size_of(a.view.dtype) > size_of(b.view.dtype);
   });
   std::vector<TensorDeclaration> declared;
+  declared.reserve(tensors.size());
   for (const NamedView& tensor : tensors)
     declared.push_back({tensor.name, stored_type_of(tensor.view.dtype), tensor.view.extents});
   SafetensorsWriter writer(path, declared);

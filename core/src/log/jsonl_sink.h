@@ -17,7 +17,7 @@ std::string to_json_line(const LogEvent& event);
 class JsonlSink final : public LogSink {
  public:
   /// `path` empty: log.jsonl in the run's directory.
-  explicit JsonlSink(std::filesystem::path path = {}) : path_(path.string()) {}
+  explicit JsonlSink(const std::filesystem::path& path = {}) : path_(path.string()) {}
   /// A resumed run appends, after removing an unfinished last line left by a run that was killed. A resources error
   /// says why the file cannot be written, here and in `write`.
   void open(const RunPlace& place) override;

@@ -62,7 +62,7 @@ ValueId ProgramBuilder::parameter(std::string_view name) {
                                   .next = "add it to the model's parameters()"});
 }
 
-std::vector<ValueId> ProgramBuilder::op(std::string kind, std::vector<ValueId> inputs, std::string name,
+std::vector<ValueId> ProgramBuilder::op(std::string kind, std::vector<ValueId> inputs, const std::string& name,
                                         Attributes attributes) {
   Op op{.kind = std::move(kind), .inputs = std::move(inputs), .outputs = {}, .attributes = std::move(attributes)};
   return append_op(program_, *context_.ops, context_.activation_dtype, std::move(op), name);

@@ -274,7 +274,8 @@ std::string write_hf_config(const HfModel& model, const OptionValues& fields) {
     std::size_t start = 0;
     for (std::size_t dot; (dot = key.find('.', start)) != std::string::npos; start = dot + 1)
       place = &(*place)[key.substr(start, dot - start)];
-    std::visit([&](const auto& typed) { (*place)[key.substr(start)] = typed; }, value);
+    json& field = (*place)[key.substr(start)];
+    std::visit([&field](const auto& typed) { field = typed; }, value);
   }
   return root.dump(2) + "\n";
 }

@@ -77,7 +77,7 @@ std::string_view mark_of(Role role) {
   switch (role) {
     case Role::runtime: return "@";
     case Role::boundary: return "^";
-    case Role::parameter: return "$";
+    case Role::parameter:
     case Role::parameter_grad: return "$";
     case Role::state: return "&";
     case Role::saved: return "!";

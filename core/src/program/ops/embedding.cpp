@@ -21,7 +21,8 @@ void add_embedding(OpSet& set) {
            .may_overwrite = {},
            .updates = {},
            .cost = [](const OpInstance& op) {  // reads one row a token, not the table
-             return Cost{.bytes = 2.0 * static_cast<double>(op.outputs[0].bytes() + op.inputs[0].bytes() / 2)};
+             return Cost{.bytes = 2.0 * static_cast<double>(op.outputs[0].bytes()) +
+                                  static_cast<double>(op.inputs[0].bytes())};
            }});
 
   set.add({.kind = "embedding_grad",

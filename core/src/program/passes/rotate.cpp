@@ -35,7 +35,7 @@ ModelPrograms rotate(const Program& embed, const Program& block, const Program& 
   ModelPrograms rotated{embed, block, block, head};
   int last = block.producer(block.outputs[0]);
   bool ends_in_add = last >= 0 && block.ops[static_cast<std::size_t>(last)].kind == "add";
-  if (!ends_in_add || block.consumers(block.outputs[0]).size() > 0) return rotated;
+  if (!ends_in_add || !block.consumers(block.outputs[0]).empty()) return rotated;
   rotated.first_block.name = "first_block";
   take_trailing_add(rotated.first_block);
   take_trailing_add(rotated.block);
