@@ -136,6 +136,24 @@ TEST_CASE("a signal saves a checkpoint and leaves with the shell's code for it")
   }
 }
 
+TEST_CASE("a second signal leaves at once, and saves nothing") {
+  TinyFiles files;
+  const std::string run = files.at("run");
+  // Steps of so many micro-batches that none ends between the two signals.
+  Child child(train_arguments(files, {"train.accumulation=100000", "checkpoint.every=0"}));
+  while (child.running() && events(run, "run").empty()) ::usleep(1000);
+  ::usleep(200000);  // from that event into the first step
+  REQUIRE(child.running());
+  child.signal(SIGTERM);
+  ::usleep(20000);
+  CHECK(child.running());
+  child.signal(SIGINT);
+  CHECK(child.wait() == 130);
+  CHECK(child.err() == "");
+  CHECK(newest_step(run) == -1);
+  CHECK(child.out().find("stopped at step") == std::string::npos);
+}
+
 TEST_CASE("leftovers are removed once, damaged checkpoints are passed over, and none whole is an error") {
   TinyFiles files;
   const std::string run = files.at("run");

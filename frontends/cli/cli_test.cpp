@@ -95,7 +95,7 @@ TEST_CASE("plugins are listed, broken ones with their refusal, and described") {
 
 TEST_CASE("log sinks, those of plugins too, have their tables in the config") {
   ConfigFile file(
-      "[model]\nid = \"llama\"\n[model.llama]\nvocab_size = 64\n[data.tokens]\ntrain = \"train.tok\"\n[log]\n"
+      "[model]\nid = \"llama\"\nconfig = \"not read here\"\n[data.tokens]\ntrain = \"train.tok\"\n[log]\n"
       "sinks = [\"jsonl\", \"good\"]\n[log.jsonl]\npath = \"x.jsonl\"\n[log.good]\nevery = 3\n");
   const std::string folder = "QUERN_PLUGIN_PATH=" QUERN_BUILD_DIR "/tests/bad_plugins";
   Outcome shown = quern("config show " + file.path.string() + " 2>&1", folder);
@@ -109,7 +109,7 @@ TEST_CASE("log sinks, those of plugins too, have their tables in the config") {
   CHECK(has(refused, "--set log.good.every: log.good.every: out of range, found 0, expected an integer of at least 1"));
   CHECK(has(refused, "log.jsonl.pth: unknown key, expected one of path; nearest name `path`"));
   CHECK(has(quern("config check " + file.path.string() + " 2>&1"),
-            ":8:1: log.sinks: no such log plugin: found \"good\""));
+            ":7:1: log.sinks: no such log plugin: found \"good\""));
 }
 
 TEST_CASE("the reference is printed") {

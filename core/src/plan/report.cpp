@@ -26,6 +26,8 @@ std::string memory_table(const Plan& plan) {
 
 namespace {
 
+using GroupBytes = std::array<std::int64_t, 3>;  // by ParameterGroup
+
 ParameterGroup group_of(const Plan& plan, const std::string& parameter) {
   for (const ParameterPlan& known : plan.parameters)
     if (known.spec.name == parameter) return known.spec.group;
@@ -33,8 +35,8 @@ ParameterGroup group_of(const Plan& plan, const std::string& parameter) {
 }
 
 // Of one rank, by parameter group. A working weight that is the master itself takes nothing.
-std::array<std::int64_t, 3> group_bytes(const Plan& plan, TensorOwner owner) {
-  std::array<std::int64_t, 3> bytes{};
+GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
+  GroupBytes bytes{};
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.owner == owner && !tensor.parameter.empty() &&
         (owner != TensorOwner::working ||
@@ -46,17 +48,24 @@ std::array<std::int64_t, 3> group_bytes(const Plan& plan, TensorOwner owner) {
 }  // namespace
 
 std::string state_table(const Plan& plan) {
-  std::string text = fmt::format("{:<20}{:>12}{:>12}{:>12}  {:<10}{}\n", "state of parameters", "embedding", "blocks",
+  std::string text = fmt::format("{:<20}{:>12}{:>12}{:>12}  {:<11}{}\n", "state of a rank", "embedding", "blocks",
                                  "head", "placed in", "sharded over");
   const StatePlacement& state = plan.options.state;
+  auto row = [&](std::string_view name, const GroupBytes& bytes, const Placement& placement) {
+    text += fmt::format("  {:<18}", name);
+    for (std::int64_t count : bytes)
+      text += fmt::format("{:>12}", count > 0 ? format_bytes(static_cast<double>(count)) : "-");
+    text += fmt::format("  {:<11}{}\n", placement.memory, name_of(placement.sharding));
+  };
   for (const auto& [owner, placement] :
        {std::pair(TensorOwner::master, &state.master), std::pair(TensorOwner::working, &state.weights),
         std::pair(TensorOwner::gradient, &state.gradients), std::pair(TensorOwner::optimizer, &state.moments)}) {
-    text += fmt::format("  {:<18}", name_of(owner));
-    for (std::int64_t bytes : group_bytes(plan, owner))
-      text += fmt::format("{:>12}", bytes > 0 ? format_bytes(static_cast<double>(bytes)) : "-");
-    text += fmt::format("  {:<10}{}\n", placement->memory, name_of(placement->sharding));
+    row(name_of(owner), group_bytes(plan, owner), *placement);
   }
+  GroupBytes saved{};
+  for (const OwnerBytes& owner : plan.owners)
+    if (owner.owner == "saved activations") saved[static_cast<std::size_t>(ParameterGroup::block)] = owner.bytes;
+  row("saved activations", saved, state.activations);
   return text;
 }
 
@@ -66,11 +75,10 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
       fmt::format("model           {} parameters, {} layers, vocabulary {}\n",
                   format_count(static_cast<double>(plan.parameter_count)), plan.model.layers, plan.model.vocabulary);
   text += fmt::format("device          {} ({})\n", device.id, device.name);
-  text += fmt::format("micro-batch     {} x {} tokens, {} a step\n\n", geometry.batch, geometry.sequence, accumulation);
+  text += fmt::format("micro-batch     {} x {} tokens, {} a step\n", geometry.batch, geometry.sequence, accumulation);
+  text += fmt::format("ranks           {}\n\n", plan.options.state.ranks);
   text += memory_table(plan);
   text += "\n" + state_table(plan);
-  text += fmt::format("\nranks           {}, activations in {}\n", plan.options.state.ranks,
-                      plan.options.state.activations.memory);
   text += "\nkept of a layer for the backward pass\n";
   for (const LayerClass& layer : plan.classes) {
     text += fmt::format("  {:<12}{:>12}  ", layer.name, format_bytes(static_cast<double>(layer.saved_bytes)));
