@@ -166,7 +166,8 @@ def main(arguments=None):
         figure.savefig(partial, dpi=150)
         partial.replace(options.out)
     except ImportError as error:
-        print(f"plot.py: {error.name} is not installed here; scripts/setup.sh python makes .venv with it", file=sys.stderr)
+        advice = "scripts/setup.sh python makes .venv with it"
+        print(f"plot.py: {error.name} is not installed here; {advice}", file=sys.stderr)
         return 3
     except (LogError, OSError) as error:
         print(f"plot.py: {error}", file=sys.stderr)

@@ -118,7 +118,8 @@ def main(arguments=None):
         figure.savefig(partial, dpi=150)
         partial.replace(out)
     except ImportError as error:
-        print(f"plot_ab.py: {error.name} is not installed here; scripts/setup.sh python makes .venv with it", file=sys.stderr)
+        advice = "scripts/setup.sh python makes .venv with it"
+        print(f"plot_ab.py: {error.name} is not installed here; {advice}", file=sys.stderr)
         return 3
     except (plot.LogError, OSError) as error:
         print(f"plot_ab.py: {error}", file=sys.stderr)

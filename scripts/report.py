@@ -130,6 +130,7 @@ def svg_chart(series, colors, x_limits, y_limits):
     for x in ticks(x_low, x_high):
         at, _ = place(x, y_low)
         parts.append(f'<text x="{at:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{short(x)}</text>')
+    parts.append(f'<text x="{LEFT - 6}" y="{HEIGHT - 8}" text-anchor="end">step</text>')
     for (xs, ys), color in zip(series, colors):
         path, pen = [], "M"
         for x, y in zip(xs, ys):
@@ -196,6 +197,14 @@ def number(value, digits):
     return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
+def size(count):
+    """"529 KiB", "79.1 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1024
+
+
 def figures(run):
     """[(label, text)] of the table of figures."""
     steps, losses = run.series("step", "step", "loss")
@@ -219,7 +228,7 @@ def figures(run):
         ("validation loss, lowest", number(min((v for v in evals if math.isfinite(v)), default=None), 4)),
         ("tokens per second, median", number(statistics.median(speeds) if speeds else None, 0)),
         ("seconds, of the last start", number(times[-1] if times else None, 1)),
-        ("device memory, GiB", number(memory / 2**30 if memory else None, 3)),
+        ("device memory", size(memory) if memory else "-"),
         ("quern", str(run.head.get("quern", "-"))),
     ]
 
@@ -238,7 +247,8 @@ def table(head, rows):
 def page(runs):
     colors = [COLORS[index % len(COLORS)] for index in range(len(runs))]
     names = [
-        f'<span class="key" style="background:{color}"></span>{html.escape(run.name)}' for run, color in zip(runs, colors)
+        f'<span class="key" style="background:{color}"></span>{html.escape(run.name)}'
+        for run, color in zip(runs, colors)
     ]
     title = html.escape(", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs")
     columns = [figures(run) for run in runs]

@@ -90,7 +90,7 @@ class ReportTest(unittest.TestCase):
             ["validation loss, lowest", "4.0000", "4.0000"],
             ["tokens per second, median", "100", "100"],
             ["steps", "30 of 30, ended", "30 of 30, ended"],
-            ["device memory, GiB", "1.000", "1.000"],
+            ["device memory", "1 GiB", "1 GiB"],
             ["optimizer.learning_rate", "0.001", "0.002"],
         ):
             at = cells.index(row[0])
@@ -135,6 +135,10 @@ class ReportTest(unittest.TestCase):
             values = report.ticks(low, high)
             self.assertTrue(3 <= len(values) <= 11, values)
             self.assertTrue(all(low - 1e-9 * abs(high) <= value <= high * (1 + 1e-9) for value in values), values)
+
+    def test_sizes_have_a_unit_that_fits(self):
+        for count, text in ((0, "0 B"), (541000, "528 KiB"), (1023 * 1024, "1023 KiB"), (84.9e9, "79.1 GiB")):
+            self.assertEqual(report.size(count), text)
 
     def test_a_log_that_is_not_there_is_named_and_no_page_is_left(self):
         code, said, text = self.report(self.folder / "none.jsonl")

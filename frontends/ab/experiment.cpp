@@ -39,7 +39,8 @@ void claim(const Experiment& experiment) {
   bool other = file ? std::string{std::istreambuf_iterator<char>(file), {}} != text : false;
   if (!file)
     for (const auto& entry : fs::directory_iterator(experiment.directory))
-      other = other || entry.path().filename() != ".lock";
+      other = other ||
+              !(entry.path().filename() == ".lock" || entry.path().filename().string().starts_with(kTemporaryPrefix));
   if (other)
     throw Error(ErrorCode::config,
                 {.where = experiment.directory,

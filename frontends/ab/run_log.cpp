@@ -28,7 +28,8 @@ std::int64_t integer(const Json& record, const char* key) {
 }
 
 void take(RunLog& log, const Json& record) {
-  const std::string kind = record.is_object() ? record.value("event", "") : "";
+  auto event = record.is_object() ? record.find("event") : record.end();
+  const std::string kind = event != record.end() && event->is_string() ? event->get<std::string>() : "";
   if (kind == "run") {
     log.tokens_per_step = integer(record, "tokens_per_step");
     log.device_bytes = integer(record, "device_bytes");

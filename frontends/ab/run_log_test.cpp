@@ -46,6 +46,7 @@ TEST_CASE("a log is read to the bit, without its unfinished line") {
 TEST_CASE("steps that a resumed run repeats replace the first ones") {
   TestDirectory directory;
   std::ofstream file(directory / "log.jsonl");
+  file << "[]\n3\n{}\n{\"event\":4}\n";  // nothing that a run writes, and nothing to read
   for (int step : {1, 2, 3, 2, 3})
     file << R"({"event":"step","step":)" << step << R"(,"loss":1})"
          << "\n";
