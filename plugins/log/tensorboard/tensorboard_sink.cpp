@@ -48,16 +48,13 @@ std::optional<std::int64_t> step_of(const LogEvent& event) {
 
 std::vector<std::pair<std::string, float>> scalars_of(const LogEvent& event) {
   const std::string group = (event.kind == "step" ? "train" : event.kind) + "/";
-  std::string detail;  // what an event is about: "quantize/amax/block.3.qkv"
-  for (const auto& [key, value] : event.fields)
-    if (const auto* text = std::get_if<std::string>(&value)) detail += "/" + *text;
   std::vector<std::pair<std::string, float>> scalars;
   for (const auto& [key, value] : event.fields) {
     if (names_no_scalar(key)) continue;
     if (const auto* real = std::get_if<double>(&value))
-      scalars.emplace_back(group + key + detail, static_cast<float>(*real));
+      scalars.emplace_back(group + key, static_cast<float>(*real));
     else if (const auto* integer = std::get_if<std::int64_t>(&value))
-      scalars.emplace_back(group + key + detail, static_cast<float>(*integer));
+      scalars.emplace_back(group + key, static_cast<float>(*integer));
   }
   return scalars;
 }

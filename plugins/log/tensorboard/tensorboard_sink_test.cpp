@@ -59,7 +59,7 @@ TEST_CASE("numbers of steps, evaluations and other events with a step are scalar
   sink.write({"run", {{"name", std::string("a")}, {"step", std::int64_t{4}}}});
   sink.write({"step", {{"step", std::int64_t{5}}, {"tokens", std::int64_t{9}}, {"loss", 2.5}, {"lr", 1e-3}}});
   sink.write({"eval", {{"step", std::int64_t{5}}, {"loss", std::nan("")}}});
-  sink.write({"quantize", {{"step", std::int64_t{5}}, {"tensor", std::string("block.0.qkv")}, {"amax", 3.0}}});
+  sink.write({"telemetry", {{"step", std::int64_t{5}}, {"power_W", 300.0}, {"slowed_by", std::string("power limit")}}});
   sink.write({"checkpoint", {{"step", std::int64_t{5}}, {"path", std::string("p")}}});
   sink.write({"warning", {{"text", std::string("w")}}});
   sink.write({"end", {{"step", std::int64_t{5}}, {"loss", 2.5}}});
@@ -70,7 +70,8 @@ TEST_CASE("numbers of steps, evaluations and other events with a step are scalar
   CHECK(events[2].find("train/lr") != std::string::npos);
   CHECK(events[2].find("tokens") == std::string::npos);
   CHECK(events[3].find("eval/loss") != std::string::npos);
-  CHECK(events[4].find("quantize/amax/block.0.qkv") != std::string::npos);
+  CHECK(events[4].find("telemetry/power_W") != std::string::npos);
+  CHECK(events[4].find("slowed_by") == std::string::npos);
 }
 
 TEST_CASE("a directory that cannot be written is a resources error that names the file") {
