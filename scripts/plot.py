@@ -27,6 +27,8 @@ class Run:
     name: str
     steps: dict = field(default_factory=dict)  # step -> its record; a resumed run repeats some, the last stands
     evals: dict = field(default_factory=dict)
+    head: dict = field(default_factory=dict)  # the last run record: model, device, config
+    end: dict = field(default_factory=dict)  # the last end record; empty while the run goes on
 
     def series(self, event, x, y):
         """Two lists, of the records that have both; a loss that is not finite is a gap (null in JSON)."""
@@ -48,14 +50,27 @@ def read_run(path):
             raise LogError(f"{log}:{number}: not JSON: {error}") from None
         event = record.get("event") if isinstance(record, dict) else None
         if event == "run":
-            run.name = record.get("name", run.name)
+            run.name, run.head, run.end = record.get("name", run.name), record, {}
         elif event == "step" and "step" in record:
             run.steps[record["step"]] = record
         elif event == "eval" and "step" in record:
             run.evals[record["step"]] = record
+        elif event == "end":
+            run.end = record
     if not run.steps and not run.evals:
         raise LogError(f"{log}: no step or eval record yet")
     return run
+
+
+def read_runs(paths):
+    """Runs with names that tell them apart: those of a comparison are all called seed-1 and so on."""
+    runs = [read_run(path) for path in paths]
+    names = [run.name for run in runs]
+    for run, path in zip(runs, paths):
+        if names.count(run.name) > 1:
+            folder = path.resolve() if path.is_dir() else path.resolve().parent
+            run.name = f"{folder.parent.name}/{run.name}"
+    return runs
 
 
 def smooth(values, width):
@@ -146,10 +161,14 @@ def main(arguments=None):
     parser.add_argument("--x", choices=("tokens", "step"), default="tokens", help="horizontal axis")
     options = parser.parse_args(arguments)
     try:
-        figure = draw([read_run(path) for path in options.runs], options.reference, options.x)
+        figure = draw(read_runs(options.runs), options.reference, options.x)
         partial = options.out.with_name(f".partial-{options.out.name}")
         figure.savefig(partial, dpi=150)
         partial.replace(options.out)
+    except ImportError as error:
+        advice = "scripts/setup.sh python makes .venv with it"
+        print(f"plot.py: {error.name} is not installed here; {advice}", file=sys.stderr)
+        return 3
     except (LogError, OSError) as error:
         print(f"plot.py: {error}", file=sys.stderr)
         return 3

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import plot
@@ -53,6 +54,20 @@ class PlotTest(unittest.TestCase):
         self.assertEqual(legend, [f"{name}: validation, last 4.321" for name in ("bf16", "e4m3")])
         self.assertIn("unigram entropy 6.44", [text.get_text() for text in loss.texts])
         self.assertEqual(len(rate.lines), 2)
+
+    def test_runs_of_one_name_are_told_apart_by_their_folders(self):
+        (self.folder / "a").mkdir()
+        (self.folder / "b").mkdir()
+        paths = [self.write_run(name, {"event": "run", "name": "seed-1"}, step(1)) for name in ("a/seed-1", "b/seed-1")]
+        self.assertEqual([run.name for run in plot.read_runs(paths)], ["a/seed-1", "b/seed-1"])
+        self.assertEqual(plot.read_runs(paths[:1])[0].name, "seed-1")
+
+    def test_without_matplotlib_the_error_says_so(self):
+        run = self.write_run("a", step(1))
+        with mock.patch.dict(sys.modules, {"matplotlib": None}):
+            code, said = self.plot(run, "-o", self.folder / "loss.png")
+        self.assertEqual(code, 3)
+        self.assertIn("matplotlib is not installed", said)
 
     def test_a_line_being_written_is_left_out(self):
         run = plot.read_run(self.write_run("a", step(1), step(2), tail='{"event":"step","st'))

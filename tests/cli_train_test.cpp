@@ -58,6 +58,7 @@ TEST_CASE("a run leaves its log, checkpoints and export") {
   REQUIRE(log.size() > 2);
   CHECK(log.front().at("event") == "run");
   CHECK(log.front().at("tokens_per_step") == 32);
+  CHECK(log.front().at("device_bytes") == planned_bytes(files, {}));
   CHECK(log.back().at("event") == "end");
   CHECK(fs::equivalent(log.back().at("export").get<std::string>(), run + "/export"));
   auto steps = events(run, "step");
@@ -101,6 +102,16 @@ TEST_CASE("log sinks take their options from the config") {
   CHECK_FALSE(has(outcome.out, "step  1/1"));
   CHECK(has(read_text(files.at("elsewhere.jsonl")), "\"event\":\"end\""));
   CHECK_FALSE(fs::exists(files.at("run") + "/log.jsonl"));
+}
+
+TEST_CASE("a run that is not to save at its end leaves its checkpoints before it") {
+  TinyFiles files;
+  CHECK(quern_train(files, {"checkpoint.at_end=false"}).code == 0);
+  CHECK(newest_step(files.at("run")) == 6);
+  CHECK(events(files.at("run"), "end").size() == 1);
+  CHECK(quern_train(files, {"checkpoint.at_end=false", "checkpoint.every=0", files.run("other")}).code == 0);
+  CHECK(newest_step(files.at("other")) == -1);
+  CHECK(fs::exists(files.at("other") + "/export/model.safetensors"));
 }
 
 TEST_CASE("plan prints memory and programs without data or a run directory") {

@@ -73,6 +73,7 @@ OptionTable<LogOptions> log_options();
 struct CheckpointOptions {
   std::int64_t every = 0;
   std::int64_t keep_last = 2;
+  bool at_end = true;
   std::string resume = "auto";
   bool export_model = true;
   std::string export_dtype = "fp32";

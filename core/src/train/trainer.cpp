@@ -134,6 +134,7 @@ void Trainer::open_sinks() {
         {"step", step_},
         {"steps", session_.train.steps},
         {"tokens_per_step", tokens_per_step()},
+        {"device_bytes", engine_.plan().device_bytes},
         {"quern", QUERN_VERSION},
         {"config", session_.config.to_toml()}}});
   for (const std::string& path : removed_)
@@ -273,7 +274,7 @@ RunResult Trainer::run() {
     if (validation_ && train.eval_every > 0 && step_ % train.eval_every == 0) evaluate();
     if (session_.checkpoint.every > 0 && step_ % session_.checkpoint.every == 0) save();
   }
-  if (last_saved_ != step_) save();
+  if (session_.checkpoint.at_end && last_saved_ != step_) save();
   finish();
   return {step_, true};
 }

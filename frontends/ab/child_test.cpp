@@ -1,0 +1,78 @@
+#include "ab/child.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include <doctest/doctest.h>
+
+#include "data/test_directory.h"
+
+using namespace quern;
+
+namespace {
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+ChildResult shell(const TestDirectory& directory, const std::string& script) {
+  return run_child({"/bin/sh", "-c", script}, directory / "out", directory / "err");
+}
+
+}  // namespace
+
+TEST_CASE("a child's code, streams and memory come back") {
+  TestDirectory directory;
+  ChildResult result = shell(directory, "echo said; echo 'line one' >&2; echo 'quern: error: a: b' >&2; exit 7");
+  CHECK(result.code == 7);
+  CHECK_FALSE(result.interrupted);
+  CHECK(result.peak_host_bytes > 100000);
+  CHECK(text_of(directory / "out") == "said\n");
+  CHECK(last_error(directory / "err") == "a: b");
+  CHECK(shell(directory, "kill -11 $$").code == 128 + SIGSEGV);
+  CHECK(shell(directory, "exit 0").code == 0);
+  CHECK(run_child({"/nowhere/program"}, directory / "out", directory / "err").code == 127);
+}
+
+TEST_CASE("the last error is the last message with all its lines, or the last line") {
+  TestDirectory directory;
+  auto last = [&](const std::string& text) {
+    std::ofstream(directory / "err") << text;
+    return last_error(directory / "err");
+  };
+  CHECK(last("quern: error: one\nquern: error: two\nand more\n\n") == "two\nand more");
+  CHECK(last("first\nterminate called\n") == "terminate called");
+  CHECK(last("") == "");
+  CHECK(last(std::string(9999, 'x')).size() < 2100);
+  CHECK(last_error(directory / "none") == "");
+}
+
+TEST_CASE("what a child leaves running ends with it") {
+  TestDirectory directory;
+  CHECK(shell(directory, "sleep 1000 & echo $!").code == 0);
+  pid_t left = std::stoi(text_of(directory / "out"));
+  for (int i = 0; i < 1000 && ::kill(left, 0) == 0; ++i) ::usleep(1000);
+  // A container without an init process keeps it as a zombie, which is dead too.
+  std::string state = text_of("/proc/" + std::to_string(left) + "/stat");
+  CHECK((::kill(left, 0) != 0 || state.find(") Z") != std::string::npos));
+}
+
+TEST_CASE("a signal ends the child and says which it was") {
+  TestDirectory directory;
+  pid_t runner = ::fork();  // signals to this program's process would end the tests
+  REQUIRE(runner >= 0);
+  if (runner == 0) {
+    ChildResult result = shell(directory, "echo up; sleep 1000");
+    ::_exit(result.interrupted.value_or(0) == SIGINT && result.code == 128 + SIGKILL ? 42 : 1);
+  }
+  while (text_of(directory / "out").empty()) ::usleep(1000);
+  ::kill(runner, SIGINT);
+  int status = 0;
+  REQUIRE(::waitpid(runner, &status, 0) == runner);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 42);
+}

@@ -1,0 +1,85 @@
+#include "tensorboard_sink.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "event_file.h"
+#include "quern/error.h"
+
+namespace quern::tensorboard {
+
+namespace {
+
+// Seconds since 1970.
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw Error(ErrorCode::resources, {.where = path,
+                                     .what = what,
+                                     .found = std::strerror(errno),
+                                     .next = "choose another log.directory, or free space there"});
+}
+
+// TensorBoard reads a run's files in the order of their names: the seconds lead.
+std::string file_name() {
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == 0) std::strcpy(host.data(), "localhost");
+  return "events.out.tfevents." + std::to_string(static_cast<std::int64_t>(wall_time())) + "." + host.data() + "." +
+         std::to_string(::getpid()) + ".quern";
+}
+
+bool names_no_scalar(std::string_view key) {
+  return key == "step" || key == "steps" || key == "tokens" || key == "time" || key == "eta";
+}
+
+std::optional<std::int64_t> step_of(const LogEvent& event) {
+  for (const auto& [key, value] : event.fields)
+    if (key == "step" && std::holds_alternative<std::int64_t>(value)) return std::get<std::int64_t>(value);
+  return std::nullopt;
+}
+
+std::vector<std::pair<std::string, float>> scalars_of(const LogEvent& event) {
+  const std::string group = (event.kind == "step" ? "train" : event.kind) + "/";
+  std::vector<std::pair<std::string, float>> scalars;
+  for (const auto& [key, value] : event.fields) {
+    if (names_no_scalar(key)) continue;
+    if (const auto* real = std::get_if<double>(&value))
+      scalars.emplace_back(group + key, static_cast<float>(*real));
+    else if (const auto* integer = std::get_if<std::int64_t>(&value))
+      scalars.emplace_back(group + key, static_cast<float>(*integer));
+  }
+  return scalars;
+}
+
+}  // namespace
+
+void TensorboardSink::open(const RunPlace& place) {
+  path_ = place.directory + "/" + file_name();
+  file_.reset(std::fopen(path_.c_str(), "ab"));
+  if (!file_) fail(path_, "the event file cannot be opened");
+  append(version_event(wall_time()));
+}
+
+void TensorboardSink::append(const std::string& message) {
+  const std::string bytes = record(message);
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size() || std::fflush(file_.get()) != 0)
+    fail(path_, "the event file cannot be written");
+}
+
+void TensorboardSink::write(const LogEvent& event) {
+  std::optional<std::int64_t> step = step_of(event);
+  if (!step || event.kind == "checkpoint" || event.kind == "warning" || event.kind == "end") return;
+  if (event.kind == "run") return append(start_event(wall_time(), *step + 1));  // what an earlier start did after it
+  auto scalars = scalars_of(event);
+  if (!scalars.empty()) append(scalars_event(wall_time(), *step, scalars));
+}
+
+}  // namespace quern::tensorboard

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Plots a comparison made by `quern ab`: losses, their differences from the first arm, and speed.
+
+    scripts/plot_ab.py runs/ab-demo               # writes runs/ab-demo/comparison.png
+
+Lines are means over seeds, bands reach from the least to the most of them. Failed runs are left out.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import plot
+
+MUTED = "#777777"
+
+
+def read_comparison(folder):
+    """[(arm of report.json, [(seed, run)])], only runs that ended well."""
+    report = json.loads((folder / "report.json").read_text())
+    arms = []
+    for arm in report["arms"]:
+        runs = []
+        for run in arm["runs"]:
+            if run["exit_code"] == 0:
+                # Where the comparison lies now: report.json has the place where it was made.
+                path = Path(run["directory"])
+                runs.append((run["seed"], plot.read_run(folder / path.parent.name / path.name)))
+        arms.append((arm, runs))
+    return report, arms
+
+
+def losses(run):
+    steps, values = run.series("step", "step", "loss")
+    return dict(zip(steps, plot.smooth(values, min(len(steps) / 100, plot.MAX_SMOOTHING)) if steps else []))
+
+
+def draw_band(axes, curves, color, label):
+    """`curves`: a dict step -> value for each seed; only steps that all have."""
+    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    if not steps:
+        return
+    columns = [[curve[step] for curve in curves] for step in steps]
+    axes.plot(steps, [sum(column) / len(column) for column in columns], color=color, linewidth=1.4, label=label)
+    axes.fill_between(steps, [min(c) for c in columns], [max(c) for c in columns], color=color, alpha=0.18, linewidth=0)
+
+
+def draw_speeds(axes, arms, palette):
+    for index, (arm, _) in enumerate(arms):
+        speed = arm["tokens_per_second"]
+        if speed is None:
+            continue
+        low, high = arm["tokens_per_second_interval"]
+        axes.barh(index, speed, color=palette[index % len(palette)], height=0.6)
+        axes.errorbar(speed, index, xerr=[[max(speed - low, 0)], [max(high - speed, 0)]], color="#222222", capsize=3)
+        axes.annotate(f" {speed:,.0f}", (max(high, speed), index), va="center", fontsize=9)
+    axes.set_yticks(range(len(arms)), [arm["name"] for arm, _ in arms])
+    axes.invert_yaxis()
+    axes.set_xlabel("tokens per second, with the 95% interval of the median")
+    axes.margins(x=0.12)
+
+
+def draw(report, arms):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (loss, difference, speed) = plt.subplots(
+        3, 1, figsize=(8, 7.5 + 0.3 * len(arms)), height_ratios=(4, 3, 0.6 + 0.4 * len(arms)), layout="constrained"
+    )
+    palette = matplotlib.colormaps["tab10"].colors
+    curves = [{seed: losses(run) for seed, run in runs} for _, runs in arms]
+    for index, (arm, runs) in enumerate(arms):
+        color = palette[index % len(palette)]
+        draw_band(loss, list(curves[index].values()), color, arm["name"])
+        if index == 0:
+            continue
+        # report.json lists each arm's repeats in one order; seeds differ where train.seed itself is varied.
+        pairs = zip((r["seed"] for r in arms[0][0]["runs"]), (r["seed"] for r in arm["runs"]))
+        both = [(curves[0][a], curves[index][b]) for a, b in pairs if a in curves[0] and b in curves[index]]
+        draw_band(
+            difference, [{s: b[s] - a[s] for s in a if s in b} for a, b in both], color, arm["name"]
+        )
+    loss.set_title(f"{report['config']}, {report['repeats']} seed{'s' * (report['repeats'] != 1)}", loc="left")
+    loss.set_ylabel("loss (nats per token)")
+    if loss.lines:
+        loss.legend(frameon=False, loc="upper right")
+    difference.axhline(0, color=MUTED, linewidth=1)
+    spread = arms[0][0]["training_loss"]["deviation"]
+    if spread is not None:
+        difference.axhspan(-spread, spread, color=MUTED, alpha=0.15, linewidth=0)
+        difference.annotate(
+            "± deviation over seeds of the first arm", (0, spread), xycoords=("axes fraction", "data"),
+            xytext=(4, 2), textcoords="offset points", fontsize=8, color=MUTED,
+        )
+    difference.set_ylabel("difference of loss\nfrom the first arm")
+    difference.set_xlabel("step")
+    for axes in (loss, difference):
+        axes.margins(x=0.01)
+        axes.grid(color="#e6e6e6", linewidth=0.8)
+        axes.set_axisbelow(True)
+    draw_speeds(speed, arms, palette)
+    return figure
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comparison", type=Path, metavar="DIR", help="what `quern ab` wrote: its --out")
+    parser.add_argument("-o", "--out", type=Path, help="picture (default: DIR/comparison.png)")
+    options = parser.parse_args(arguments)
+    out = options.out or options.comparison / "comparison.png"
+    try:
+        figure = draw(*read_comparison(options.comparison))
+        partial = out.with_name(f".partial-{out.name}")
+        figure.savefig(partial, dpi=150)
+        partial.replace(out)
+    except ImportError as error:
+        advice = "scripts/setup.sh python makes .venv with it"
+        print(f"plot_ab.py: {error.name} is not installed here; {advice}", file=sys.stderr)
+        return 3
+    except (plot.LogError, OSError) as error:
+        print(f"plot_ab.py: {error}", file=sys.stderr)
+        return 3
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        print(f"plot_ab.py: {options.comparison}/report.json: not a report of quern ab: {error!r}", file=sys.stderr)
+        return 3
+    print(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
