@@ -73,14 +73,13 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
   const OwnerBytes& largest =
       *std::max_element(plan.owners.begin(), plan.owners.end(),
                         [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes < b.bytes; });
-  throw Error(
-      ErrorCode::resources,
-      {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
-       .what = "the run does not fit",
-       .found = fmt::format("{} needed, of which {} {}", format_bytes(static_cast<double>(plan.device_bytes)),
-                            format_bytes(static_cast<double>(largest.bytes)), largest.owner),
-       .expected = "at most " + format_bytes(static_cast<double>(limit)),
-       .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
+  throw Error(ErrorCode::resources,
+              {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
+               .what = "the run does not fit",
+               .found = fmt::format("{} needed, of which {} {}", format_bytes(static_cast<double>(plan.device_bytes)),
+                                    format_bytes(static_cast<double>(largest.bytes)), largest.owner),
+               .expected = "at most " + format_bytes(static_cast<double>(limit)),
+               .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
 }
 
 }  // namespace quern

@@ -70,7 +70,7 @@ struct LayerClass {
 
 struct ParameterPlan {
   ParameterSpec spec;
-  PlacedProgram update;   ///< optimizer op; empty when not training
+  PlacedProgram update;  ///< optimizer op; empty when not training
   /// Working copies from the master, by layer class (one for all outside the layers); empty when the master is the
   /// working copy.
   std::vector<PlacedProgram> refresh;

@@ -353,9 +353,7 @@ class Planner {
 
   // What a neighbour keeps stays where it keeps it; the rest passes through shared buffers.
   std::vector<std::int64_t> boundary_offsets(std::int64_t boundary) const {
-    auto class_of = [&](std::int64_t layer) -> const LayerClass& {
-      return plan_.layer_class(static_cast<int>(layer));
-    };
+    auto class_of = [&](std::int64_t layer) -> const LayerClass& { return plan_.layer_class(static_cast<int>(layer)); };
     bool last = boundary == plan_.model.layers;
     const Program& consumer = last ? plan_.head_train.program : class_of(boundary).forward.program;
     const Program* producer = boundary == 0 ? &plan_.embed.program : &class_of(boundary - 1).forward.program;

@@ -35,7 +35,9 @@ class ProgramSet {
   /// Splits the layers' joint programs and fuses everything.
   void finish(const RecomputeChoice& choice);
   /// The stage of most layers.
-  const Stage& typical() const { return stages_[static_cast<std::size_t>(stage_of_layer_[stage_of_layer_.size() / 2])]; }
+  const Stage& typical() const {
+    return stages_[static_cast<std::size_t>(stage_of_layer_[stage_of_layer_.size() / 2])];
+  }
 
   const OpSet& ops() const { return ops_; }
   const std::vector<FusionPattern>& patterns() const { return patterns_; }

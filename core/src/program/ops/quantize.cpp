@@ -61,8 +61,18 @@ void add_quantize(OpSet& set) {
              give(c, 0, c.inputs[0]->shape, format_of(c));
              give(c, 1, {c.inputs[0]->shape[0]}, DType::f32);
            }});
+  // One scale a column, from the column's amax; only the transposed codes.
+  set.add({.kind = "quantize_columns", .inputs = {"x"}, .outputs = {"t", "scale"}, .infer = [](InferContext& c) {
+             need_rank(c, 0, 2);
+             const Shape& x = c.inputs[0]->shape;
+             give(c, 0, {x[1], x[0]}, format_of(c));
+             give(c, 1, {x[1]}, DType::f32);
+           }});
   // Once per optimizer step: the amax of the step enters the history, whose maximum gives the next scale.
-  set.add({.kind = "advance_scale", .inputs = {"state"}, .outputs = {"advanced"}, .infer =
+  set.add({.kind = "advance_scale",
+           .inputs = {"state"},
+           .outputs = {"advanced"},
+           .infer =
                [](InferContext& c) {
                  need_state(c, 0);
                  same(c, 0, 0);
