@@ -82,24 +82,32 @@ def read_parquet(path, field):
     try:
         import pyarrow.parquet
     except ImportError:
-        raise InputError(f"{path}: reading parquet needs pyarrow; run .venv/bin/pip install pyarrow") from None
-    file = pyarrow.parquet.ParquetFile(path)
-    if field not in file.schema_arrow.names:
-        raise InputError(f"{path}: no column '{field}' among {file.schema_arrow.names}; name it with --text-field")
-    rows = (row for batch in file.iter_batches(batch_size=1024, columns=[field]) for row in batch.to_pylist())
-    for number, row in enumerate(rows, 1):
-        yield document_from_row(f"{path}:row {number}", row, field)
+        raise InputError(f"{path}: reading parquet needs pyarrow; run scripts/setup.sh parquet") from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if field not in names:
+                raise InputError(f"{path}: no column '{field}' among {names}; name it with --text-field")
+            rows = (row for batch in file.iter_batches(batch_size=1024, columns=[field]) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield document_from_row(f"{path}:row {number}", row, field)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: cannot be read as parquet: {error}") from None
 
 
 READERS = {".txt": read_text_file, ".jsonl": read_json_lines, ".parquet": read_parquet}
 
 
 def document_from_row(name, row, field):
-    text = row.get(field) if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        found = sorted(row) if isinstance(row, dict) else type(row).__name__
-        raise InputError(f"{name}: no text in field '{field}', found {found}; name it with --text-field")
-    return document_from_string(name, text)
+    if isinstance(row, dict) and isinstance(row.get(field), str):
+        return document_from_string(name, row[field])
+    if not isinstance(row, dict):
+        found = type(row).__name__
+    elif field in row:
+        found = "null" if row[field] is None else type(row[field]).__name__
+    else:
+        found = f"{sorted(row)}; name it with --text-field"
+    raise InputError(f"{name}: no text in field '{field}', found {found}")
 
 
 def find_files(paths):
@@ -130,8 +138,17 @@ def read_dataset(name, subset, split, field):
             f"dataset {name}: needs the 'datasets' package; run .venv/bin/pip install datasets, "
             "or save the texts as .jsonl and name that file instead"
         ) from None
-    for number, row in enumerate(datasets.load_dataset(name, subset, split=split, streaming=True)):
-        yield document_from_row(f"{name}:{number}", row, field)
+    # The library's own errors are of many kinds, from a name that it does not know to a connection that broke.
+    try:
+        for number, row in enumerate(datasets.load_dataset(name, subset, split=split, streaming=True)):
+            yield document_from_row(f"{name}:{number}", row, field)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"dataset {name}: cannot be read: {type(error).__name__}: {error}; "
+            f"check the name, --subset ({subset or 'none'}), --split ({split}) and the network"
+        ) from error
 
 
 class Split:

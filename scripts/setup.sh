@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what quern needs on Debian 12, and only what is missing: a second call needs no network.
 #
-#   scripts/setup.sh [all]     both of the below
+#   scripts/setup.sh [all]     build and python
 #   scripts/setup.sh build     compiler, build tools and C++ libraries
 #   scripts/setup.sh python    the virtual environment .venv from scripts/requirements.txt
+#   scripts/setup.sh parquet   .venv with scripts/requirements-parquet.txt too, to tokenize .parquet files
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -48,26 +49,27 @@ ensure_packages() {
   as_root apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# The stamp is a copy of the requirements that .venv was made from, written last.
-ensure_venv() {
-  local stamp=.venv/requirements.installed
-  cmp -s scripts/requirements.txt "$stamp" && [[ -x .venv/bin/python ]] && return 0
-  echo "making .venv from scripts/requirements.txt"
+# A stamp is a copy of the requirements that were installed into .venv, written last.
+ensure_venv() { # requirements...
+  ensure_packages "${python_packages[@]}"
   # Debian's own interpreter: another python3 that leads PATH may lack venv or wheels.
   [[ -x .venv/bin/python ]] || /usr/bin/python3 -m venv --clear .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
-  cp scripts/requirements.txt "$stamp"
+  local name
+  for name in "$@"; do
+    cmp -s "scripts/$name.txt" ".venv/$name.installed" && continue
+    echo "installing scripts/$name.txt into .venv"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "scripts/$name.txt"
+    cp "scripts/$name.txt" ".venv/$name.installed"
+  done
 }
 
 case "${1:-all}" in
   build) ensure_packages "${build_packages[@]}" ;;
-  python)
-    ensure_packages "${python_packages[@]}"
-    ensure_venv
-    ;;
+  python) ensure_venv requirements ;;
+  parquet) ensure_venv requirements requirements-parquet ;;
   all)
-    ensure_packages "${build_packages[@]}" "${python_packages[@]}"
-    ensure_venv
+    ensure_packages "${build_packages[@]}"
+    ensure_venv requirements
     ;;
-  *) fail "unknown part '$1'; expected build, python or all" ;;
+  *) fail "unknown part '$1'; expected build, python, parquet or all" ;;
 esac

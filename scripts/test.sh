@@ -51,6 +51,7 @@ PYTHON
 }
 
 scripts/setup.sh
+scripts/setup.sh parquet
 build release
 run_tests release
 build asan --target untrusted_tests

@@ -93,12 +93,23 @@ TEST_CASE("a run leaves its log, checkpoints and export") {
   CHECK(log_of(run).size() > log.size());  // runs that could not start left the log alone
 }
 
+TEST_CASE("log sinks take their options from the config") {
+  TinyFiles files;
+  Outcome outcome = quern_train(files, {"log.sinks=[\"jsonl\"]", "log.jsonl.path=" + files.at("elsewhere.jsonl"),
+                                        "train.steps=1", "checkpoint.export=false"});
+  CHECK(outcome.code == 0);
+  CHECK_FALSE(has(outcome.out, "step  1/1"));
+  CHECK(has(read_text(files.at("elsewhere.jsonl")), "\"event\":\"end\""));
+  CHECK_FALSE(fs::exists(files.at("run") + "/log.jsonl"));
+}
+
 TEST_CASE("plan prints memory and programs without data or a run directory") {
   TinyFiles files;
   fs::remove(files.at("train.tok"));
   Outcome plan = quern_run({"plan", files.config()});
   CHECK(plan.code == 0);
-  for (const char* part : {"parameters, 2 layers", "master weights", "optimizer state", "total", "FLOP a token"})
+  for (const char* part : {"parameters, 2 layers", "master weights", "optimizer state", "total", "FLOP a token",
+                           "state of parameters", "sharded over", "ranks           1, activations in device"})
     CHECK(has(plan.out, part));
   for (const char* pass : {"model", "rotate", "differentiate", "lower", "saved", "fuse", "place"}) {
     CAPTURE(pass);
@@ -120,7 +131,10 @@ TEST_CASE("faults of config and data have their codes, before anything is writte
   check_fails(quern_train(files, {"train.stepz=3", "train.micro_batch=0", "optimizer.master=fp8"}), 2,
               {"train.stepz: unknown key", "train.micro_batch: out of range", "optimizer.master", "nearest name"});
   check_fails(quern_train(files, {"train.sequence=64"}), 2, {"train.sequence", "64", "at most 32"});
-  check_fails(quern_train(files, {"memory.device_budget=lots"}), 2, {"memory.device_budget", "lots"});
+  check_fails(quern_train(files, {"memory.device_budget=lots"}), 2,
+              {"memory.device_budget: not a size", "\"lots\"", "GiB"});
+  check_fails(quern_train(files, {"parallel.ranks=2"}), 2, {"parallel.communicator", "parallel.ranks = 1"});
+  check_fails(quern_train(files, {"memory.moments=host"}), 2, {"memory.moments", "no such offload plugin", "`device`"});
   check_fails(quern_train(files, {"model.llama.vocab_size=63"}), 2, {"vocabulary", "found 63", "at least 64"});
   check_fails(quern_train(files, {"data.tokens.train=\"\""}), 2, {"data.tokens.train"});
   check_fails(quern_train(files, {"data.tokens.train=" + files.at("none.tok")}), 3, {"none.tok"});
@@ -133,7 +147,7 @@ TEST_CASE("faults of config and data have their codes, before anything is writte
 TEST_CASE("a run that does not fit says what binds, and another in its directory who holds it") {
   TinyFiles files;
   check_fails(quern_train(files, {"memory.device_budget=100KiB"}), 4,
-              {"memory.device_budget", "does not fit", "optimizer state"});
+              {"memory.device_budget", "does not fit", "optimizer state", "at most 100 KiB, which is"});
   Child first(train_arguments(files, {"train.steps=1000000", "checkpoint.every=0"}));
   while (first.running() && !has(read_text(files.at("run") + "/log.jsonl"), "\"step\"")) ::usleep(1000);
   check_fails(quern_train(files, {}), 4, {"another run writes into this directory", "process "});
@@ -232,7 +246,7 @@ TEST_CASE("recomputation and a memory budget change no bit") {
     REQUIRE(losses.size() == 8);
     std::vector<Overrides> choices{{"memory.recompute=[\"swiglu\", \"norm\"]"},
                                    {"memory.recompute=[\"block\"]"},
-                                   {"memory.device_budget=" + std::to_string(all - 2048) + "B"},
+                                   {"memory.device_budget=" + std::to_string(all - 2048)},
                                    {"memory.device_budget=" + std::to_string((all + least) / 2) + "B"}};
     for (std::size_t i = 0; i < choices.size(); ++i) {
       std::string name = "choice" + std::to_string(i);

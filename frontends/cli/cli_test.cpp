@@ -93,6 +93,25 @@ TEST_CASE("plugins are listed, broken ones with their refusal, and described") {
   CHECK(has(quern("plugins info logg good 2>&1", folder), "nearest name `log`"));
 }
 
+TEST_CASE("log sinks, those of plugins too, have their tables in the config") {
+  ConfigFile file(
+      "[model]\nid = \"llama\"\n[model.llama]\nvocab_size = 64\n[data.tokens]\ntrain = \"train.tok\"\n[log]\n"
+      "sinks = [\"jsonl\", \"good\"]\n[log.jsonl]\npath = \"x.jsonl\"\n[log.good]\nevery = 3\n");
+  const std::string folder = "QUERN_PLUGIN_PATH=" QUERN_BUILD_DIR "/tests/bad_plugins";
+  Outcome shown = quern("config show " + file.path.string() + " 2>&1", folder);
+  CHECK(shown.code == 0);
+  CHECK(has(shown, "[log.jsonl]  # log plugin: built in\npath = \"x.jsonl\"\n"));
+  CHECK(has(shown, "[log.good]  # log plugin: good 1.2, "));
+  CHECK(has(shown, "/libquern_good.so\nevery = 3\n"));
+  Outcome refused =
+      quern("config check " + file.path.string() + " --set log.good.every=0 --set log.jsonl.pth=y 2>&1", folder);
+  CHECK(refused.code == 2);
+  CHECK(has(refused, "--set log.good.every: log.good.every: out of range, found 0, expected an integer of at least 1"));
+  CHECK(has(refused, "log.jsonl.pth: unknown key, expected one of path; nearest name `path`"));
+  CHECK(has(quern("config check " + file.path.string() + " 2>&1"),
+            ":8:1: log.sinks: no such log plugin: found \"good\""));
+}
+
 TEST_CASE("the reference is printed") {
   Outcome outcome = quern("config reference 2>/dev/null");
   CHECK(outcome.code == 0);

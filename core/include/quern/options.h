@@ -41,6 +41,7 @@ struct OptionSpec {
   bool open_minimum = false;              ///< minimum itself is excluded
   std::vector<std::string> choices = {};  ///< of a text; empty: any
   std::string help = {};                  ///< one line: what it does, with its unit
+  bool size = false;                      ///< a text that is a number of bytes: "16GiB"; an integer may stand for it
 };
 
 /// Values by key, as read and validated, defaults filled in.
@@ -65,6 +66,8 @@ std::string describe_expected(const OptionSpec& spec);
 std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& value);
 /// Defaults of all specs; required ones are absent.
 OptionValues default_values(const std::vector<OptionSpec>& specs);
+/// Bytes of a size such as "16GiB", "512 MiB" or "800000"; empty: 0. None when it is no size.
+std::optional<std::int64_t> size_in_bytes(const std::string& text);
 /// The known name nearest to `name` by edit distance, or empty when none is near.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
 
@@ -91,6 +94,10 @@ class OptionTable {
     }
     Refine& one_of(std::vector<std::string> choices) {
       spec_.choices = std::move(choices);
+      return *this;
+    }
+    Refine& size() {
+      spec_.size = true;
       return *this;
     }
     Refine& required() {

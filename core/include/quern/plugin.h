@@ -27,7 +27,7 @@
 namespace quern {
 
 /// Changes whenever an interface, or a type that crosses it, changes.
-inline constexpr std::uint32_t kSdkVersion = 1;
+inline constexpr std::uint32_t kSdkVersion = 2;
 
 #define QUERN_STRINGIFY_(x) #x
 #define QUERN_STRINGIFY(x) QUERN_STRINGIFY_(x)

@@ -1,11 +1,14 @@
 // Checking and spelling of option values. The rules are the same for TOML, --set and Hugging Face JSON: an integer may
-// stand for a real, nothing else converts, reals are finite, and an empty list is a list of whatever is wanted.
+// stand for a real or a size, nothing else converts, reals are finite, and an empty list is a list of whatever is
+// wanted.
 #include "quern/options.h"
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <system_error>
+#include <utility>
 
 #include "base/shorten.h"
 #include "quern/error.h"
@@ -76,9 +79,12 @@ bool chosen(const OptionSpec& spec, const std::string& text) {
   return spec.choices.empty() || std::find(spec.choices.begin(), spec.choices.end(), text) != spec.choices.end();
 }
 
-void convert(OptionType wanted, OptionValue& value) {
+void convert(const OptionSpec& spec, OptionValue& value) {
+  const OptionType wanted = spec.type;
   if (const auto* integer = std::get_if<std::int64_t>(&value); integer && wanted == OptionType::real)
     value = static_cast<double>(*integer);
+  else if (integer && spec.size)
+    value = std::to_string(*integer);
   else if (const auto* texts = std::get_if<std::vector<std::string>>(&value);
            texts && texts->empty() && wanted == OptionType::real_list)
     value = std::vector<double>{};
@@ -155,6 +161,7 @@ std::string describe_expected(const OptionSpec& spec) {
     case OptionType::text:
     case OptionType::text_list: break;
   }
+  if (spec.size) return "a size: bytes, or a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB";
   const bool list = spec.type == OptionType::text_list;
   if (spec.choices.empty()) return list ? "a list of texts" : "a text";
   std::string text = list ? "a list out of " : spec.choices.size() > 1 ? "one of " : "";
@@ -163,7 +170,7 @@ std::string describe_expected(const OptionSpec& spec) {
 }
 
 std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& value) {
-  convert(spec.type, value);
+  convert(spec, value);
   const std::string expected = ", expected " + describe_expected(spec);
   if (type_of(value) != spec.type) return "wrong type, found " + shortened(to_string(value)) + expected;
   auto bad_number = [&](double number) -> std::optional<std::string> {
@@ -172,6 +179,7 @@ std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& val
     return std::nullopt;
   };
   auto bad_text = [&](const std::string& text) -> std::optional<std::string> {
+    if (spec.size && !size_in_bytes(text)) return "not a size, found " + shortened(quoted(text)) + expected;
     if (chosen(spec, text)) return std::nullopt;
     const std::string near = nearest_name(text, spec.choices);
     std::string fault = "not a choice, found " + shortened(quoted(text)) + expected;
@@ -200,6 +208,22 @@ OptionValues default_values(const std::vector<OptionSpec>& specs) {
   for (const OptionSpec& spec : specs)
     if (!spec.required) values.set(spec.key, spec.default_value);
   return values;
+}
+
+std::optional<std::int64_t> size_in_bytes(const std::string& text) {
+  static constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"", 1},         {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+      {"TiB", 0x1p40}, {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+  if (text.empty()) return 0;
+  double value = 0;
+  const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  for (const auto& [name, factor] : kUnits)
+    if (const double bytes = value * factor;
+        unit == name && fault == std::errc() && (bytes >= 1 || value == 0) && bytes <= 0x1p62)
+      return static_cast<std::int64_t>(bytes);
+  return std::nullopt;
 }
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {

@@ -20,6 +20,7 @@ struct Sample {
   std::string format = "bf16";
   std::vector<std::string> names;
   std::vector<double> weights;
+  std::string room = "1GiB";
 };
 
 OptionTable<Sample> sample_options() {
@@ -30,6 +31,7 @@ OptionTable<Sample> sample_options() {
   t.add("format", &Sample::format, "in what").one_of({"fp32", "bf16", "e4m3"});
   t.add("names", &Sample::names, "of whom");
   t.add("mix.weights", &Sample::weights, "how much").at_least(0);
+  t.add("room", &Sample::room, "how large").size();
   return t;
 }
 
@@ -110,7 +112,7 @@ TEST_CASE("reals are spelled so that they read back") {
 TEST_CASE("a table gives defaults, binds what is set and keeps the rest") {
   auto table = sample_options();
   OptionValues defaults = default_values(table.specs());
-  CHECK(defaults.all().size() == 6);
+  CHECK(defaults.all().size() == 7);
   CHECK(defaults.get<std::int64_t>("steps") == 10);
   OptionValues values;
   values.set("format", std::string("fp32"));
@@ -134,4 +136,35 @@ TEST_CASE("the nearest name is near") {
   CHECK(nearest_name("", known) == "");
   CHECK(nearest_name(std::string(100000, 'a'), known) == "");
   CHECK(nearest_name("cpu", {}) == "");
+}
+
+TEST_CASE("a size is bytes, or a number with a unit") {
+  for (const auto& [text, bytes] : {std::pair<const char*, std::int64_t>{"", 0},
+                                    {"0", 0},
+                                    {"0GiB", 0},
+                                    {"1", 1},
+                                    {"800000B", 800000},
+                                    {"2KiB", 2048},
+                                    {"1.5 MiB", 3 << 19},
+                                    {"16GiB", std::int64_t{16} << 30},
+                                    {"1TiB", std::int64_t{1} << 40},
+                                    {"3KB", 3000},
+                                    {"1e3MB", 1000000000},
+                                    {"2GB", 2000000000},
+                                    {"4194304TiB", std::int64_t{1} << 62}}) {
+    CAPTURE(text);
+    CHECK(size_in_bytes(text) == bytes);
+    CHECK(problem("room", std::string(text)) == "");
+  }
+  for (const char* text : {"lots", "GiB", "1 GiBs", "1gib", "-1", "0.5", "nan", "inf", "1e30", "4194305TiB", " 1"}) {
+    CAPTURE(text);
+    CHECK_FALSE(size_in_bytes(text));
+    CHECK(problem("room", std::string(text)).starts_with("not a size, found \""));
+  }
+  OptionValue bytes = std::int64_t{17179869184};
+  CHECK(check_option(spec_of(sample_options(), "room"), bytes).value_or("") == "");
+  CHECK(bytes == OptionValue(std::string("17179869184")));
+  CHECK(problem("room", std::int64_t{-1}) ==
+        "not a size, found \"-1\", expected a size: bytes, or a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB");
+  CHECK(problem("room", 1.5).starts_with("wrong type, found 1.5, expected a size"));
 }

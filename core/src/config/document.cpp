@@ -113,12 +113,11 @@ ConfigNode convert(const toml::node& node, const Position& position, const Posit
 // The value of an override. Only a word that could not be meant as TOML is taken as it stands.
 ConfigNode override_value(const std::string& text, const Position& position, int depth) {
   const std::string where = position.text();
-  if (text.empty()) fail(where, "no value", "nothing after =", "a value", "write \"\" for an empty text");
   if (text.find_first_of("\n\r") != std::string::npos)
     fail(where, "bad value", "a line break", "one value on one line");
   check_size(text, where);
   try {
-    toml::table table = toml::parse("v = " + text);
+    toml::table table = toml::parse("v = " + (text.empty() ? "\"\"" : text));
     return convert(*table.get("v"), position, &position, depth);
   } catch (const toml::parse_error& e) {
     if (std::string_view("\"'[{").find(text.front()) != std::string_view::npos)

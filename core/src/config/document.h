@@ -41,7 +41,8 @@ class ConfigDocument {
   /// Parses text that messages call `name`.
   static ConfigDocument parse(std::string_view text, std::string name);
 
-  /// Applies "a.b=value". The value is TOML; a word that is not (16GiB, data/train.bin) is taken as a text.
+  /// Applies "a.b=value". The value is TOML; what is not (16GiB, data/train.bin, nothing) is taken as a
+  /// text.
   void set(std::string_view assignment);
 
   const ConfigNode& root() const { return root_; }

@@ -33,6 +33,13 @@ std::vector<std::string> names_after(const std::vector<OptionSpec>& specs, const
   return names;
 }
 
+// Of a text or a list of texts; of a value that is missing, none.
+std::vector<std::string> texts_of(const OptionValue* value) {
+  if (!value) return {};
+  if (const auto* text = std::get_if<std::string>(value)) return {*text};
+  return std::get<std::vector<std::string>>(*value);
+}
+
 std::string joined(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text.append(text.empty() ? "" : ", ").append(name);
@@ -65,6 +72,7 @@ class Resolver {
  private:
   using Section = ResolvedConfig::Section;
   using Table = ResolvedConfig::Table;
+  using PluginTable = ResolvedConfig::PluginTable;
   using PluginTables = std::map<std::string, const ConfigNode*>;
 
   void add(const Position& position, const std::string& key, const std::string& what) {
@@ -164,25 +172,40 @@ class Resolver {
     out_.sections_.push_back(std::move(section));
   }
 
+  // A plugin may be named by several keys, but only once in a list.
   void resolve_plugins(const SectionSchema& schema, Section& section, const PluginTables& tables) {
-    const OptionValue* id = section.values.find("id");
-    const std::string selected = id ? std::get<std::string>(*id) : "";  // missing: reported already
-    if (id) {
-      auto it = tables.find(selected);
-      const std::string& path = section.values.get<std::string>("path");
-      const Factory* factory = plugin(schema, selected, path, schema.name + ".id", position_of(schema.name + ".id"));
-      if (factory) {
-        section.origin = host_.origin(schema.plugin_kind, selected);
-        section.plugin = plugin_table(schema, selected, *factory, it == tables.end() ? nullptr : it->second);
-        if (!section.has_options_file()) require_all(schema.name + "." + selected, factory->options);
+    section.one_plugin = schema.plugin_keys.empty();
+    std::vector<std::string> named;
+    for (const std::string& key : section.one_plugin ? std::vector<std::string>{"id"} : schema.plugin_keys) {
+      std::vector<std::string> here;
+      for (const std::string& id : texts_of(section.values.find(key))) {
+        const std::string path = schema.name + "." + key;
+        if (std::find(here.begin(), here.end(), id) != here.end())
+          add(position_of(path), path, "found " + to_string(OptionValue(id)) + " twice, expected it once");
+        here.push_back(id);
+        if (!schema.no_plugin.empty() && id == schema.no_plugin) continue;
+        if (std::find(named.begin(), named.end(), id) != named.end()) continue;
+        named.push_back(id);
+        select_plugin(schema, section, path, id, tables);
       }
     }
-    for (const auto& [other, node] : tables) {
-      if (id && other == selected) continue;
-      const std::string shown = schema.name + "." + spell_key(other);
-      if (const Factory* factory = plugin(schema, other, {}, shown, node->position))
-        section.unselected[other] = plugin_table(schema, other, *factory, node);
+    for (const auto& [id, node] : tables) {
+      if (std::find(named.begin(), named.end(), id) != named.end()) continue;
+      const std::string shown = schema.name + "." + spell_key(id);
+      if (const Factory* factory = plugin(schema, id, {}, shown, node->position))
+        section.plugins[id] = plugin_table(schema, id, *factory, node);
     }
+  }
+
+  void select_plugin(const SectionSchema& schema, Section& section, const std::string& key, const std::string& id,
+                     const PluginTables& tables) {
+    const std::string file = section.one_plugin ? section.values.get<std::string>("path") : "";
+    const Factory* factory = plugin(schema, id, file, key, position_of(key));
+    if (!factory) return;
+    auto it = tables.find(id);
+    section.selected.push_back(id);
+    section.plugins[id] = plugin_table(schema, id, *factory, it == tables.end() ? nullptr : it->second);
+    if (!section.has_options_file()) require_all(schema.name + "." + id, factory->options);
   }
 
   const Factory* plugin(const SectionSchema& schema, const std::string& id, const std::string& path,
@@ -191,14 +214,15 @@ class Resolver {
       return &host_.require(schema.plugin_kind, id, path);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::config) throw;
-      add(position, key, error.what());
+      const std::string none = schema.no_plugin.empty() ? "" : "; `" + schema.no_plugin + "` needs no plugin";
+      add(position, key, error.what() + none);
       return nullptr;
     }
   }
 
-  Table plugin_table(const SectionSchema& schema, const std::string& id, const Factory& factory,
-                     const ConfigNode* node) {
-    Table table = table_of(factory.options);
+  PluginTable plugin_table(const SectionSchema& schema, const std::string& id, const Factory& factory,
+                           const ConfigNode* node) {
+    PluginTable table{table_of(factory.options), host_.origin(schema.plugin_kind, id)};
     if (!node) return table;
     const std::string path = schema.name + "." + id;
     out_.tables_[path] = node->position;
@@ -230,7 +254,7 @@ class Resolver {
 
 std::vector<OptionSpec> section_options(const SectionSchema& schema) {
   std::vector<OptionSpec> specs;
-  if (!schema.plugin_kind.empty()) {
+  if (!schema.plugin_kind.empty() && schema.plugin_keys.empty()) {
     OptionSpec id;
     id.key = "id";
     id.type = OptionType::text;

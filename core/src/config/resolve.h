@@ -17,17 +17,21 @@ class ResolvedConfig {
  public:
   /// The section's own keys, defaults filled in, `id` and `path` included. An unknown section is an internal error.
   const OptionValues& section(std::string_view name) const { return at(name).values; }
-  /// The plugin that the section selects.
+  /// The one plugin that the section selects.
   const std::string& id(std::string_view name) const { return section(name).get<std::string>("id"); }
 
-  /// Keys of [name.<id>], defaults filled in.
-  const OptionValues& plugin_options(std::string_view name) const { return at(name).plugin.values; }
+  /// All plugins that the section selects, each once, in the order in which they are named.
+  const std::vector<std::string>& ids(std::string_view name) const { return at(name).selected; }
+
+  /// Keys of [name.<id>] of the one plugin, defaults filled in.
+  const OptionValues& plugin_options(std::string_view name) const { return at(name).plugin(id(name)).values; }
   /// Keys of [name.<id>] that the user wrote, and no others.
-  const OptionValues& explicit_options(std::string_view name) const { return at(name).plugin.written; }
-  /// What the plugin's factory is to be given: plugin_options, and where the section has an options file (a model's
-  /// `config`) that key too. While the file is set only the keys that the user wrote are given with it, so that the
-  /// factory can lay them over the file's values.
-  OptionValues factory_values(std::string_view name) const;
+  const OptionValues& explicit_options(std::string_view name) const { return at(name).plugin(id(name)).written; }
+  /// What the factory of a selected plugin is to be given: plugin_options, and where the section has an options file (a
+  /// model's `config`) that key too. While the file is set only the keys that the user wrote are given with it, so that
+  /// the factory can lay them over the file's values.
+  OptionValues factory_values(std::string_view name, const std::string& id) const;
+  OptionValues factory_values(std::string_view name) const { return factory_values(name, id(name)); }
 
   /// Whether the document has the table: "model", "model.llama".
   bool has_table(std::string_view path) const { return tables_.contains(path); }
@@ -45,12 +49,16 @@ class ResolvedConfig {
     std::vector<std::string> order;  // keys as declared
     OptionValues values, written;    // with defaults; as the user wrote them
   };
+  struct PluginTable : Table {
+    std::string origin;
+  };
   struct Section : Table {
     std::string name, plugin_kind, options_file_key;
-    std::string origin;                       // of the plugin
-    Table plugin;                             // selected
-    std::map<std::string, Table> unselected;  // by id
+    bool one_plugin = false;                     // selected by `id`
+    std::vector<std::string> selected;           // ids
+    std::map<std::string, PluginTable> plugins;  // by id; those not selected too, where they have a table
     bool has_options_file() const;
+    const PluginTable& plugin(const std::string& id) const;
   };
 
   const Section& at(std::string_view name) const;

@@ -85,6 +85,17 @@ std::vector<SectionSchema> test_schemas() {
   net.options_file_key = "config";
   schemas.push_back(log);
   schemas.push_back(net);
+  struct Many {
+    std::vector<std::string> sinks = {"console"};
+    std::string other = "none";
+  };
+  OptionTable<Many> many;
+  many.add("sinks", &Many::sinks, "ids");
+  many.add("other", &Many::other, "an id");
+  schemas.push_back(section_of("many", "Plugins by several keys.", many));
+  schemas.back().plugin_kind = "log";
+  schemas.back().plugin_keys = {"sinks", "other"};
+  schemas.back().no_plugin = "none";
   return schemas;
 }
 
@@ -111,11 +122,12 @@ std::string fault(const std::string& text, std::vector<std::string> overrides = 
 std::string fault_in(const std::string& text) { return fault(text + "\n" + kNet); }
 
 void check_same(const ResolvedConfig& a, const ResolvedConfig& b) {
-  for (const char* name : {"train", "log", "net"}) {
+  for (const char* name : {"train", "log", "net", "many"}) {
     CAPTURE(name);
     CHECK(a.section(name).all() == b.section(name).all());
-    CHECK(a.plugin_options(name).all() == b.plugin_options(name).all());
-    CHECK(a.factory_values(name).all() == b.factory_values(name).all());
+    REQUIRE(a.ids(name) == b.ids(name));
+    for (const std::string& id : a.ids(name))
+      CHECK(a.factory_values(name, id).all() == b.factory_values(name, id).all());
   }
 }
 
@@ -152,7 +164,7 @@ TEST_CASE("each fault is one line: where, key, what, found, expected, nearest") 
   CHECK(fault_in("[train]\nstep = 3") ==
         "run.toml:2:1: train.step: unknown key, expected one of steps, warmup, rate, mode; nearest name `steps`");
   CHECK(fault_in("[trian]\nsteps = 3") ==
-        "run.toml:1:2: trian: unknown section, expected one of train, log, net; nearest name `train`");
+        "run.toml:1:2: trian: unknown section, expected one of train, log, net, many; nearest name `train`");
   CHECK(fault_in("[train]\nsteps = 0") ==
         "run.toml:2:1: train.steps: out of range, found 0, expected an integer of at least 1");
   CHECK(fault_in("[train]\nsteps = \"3\"") ==
@@ -168,6 +180,14 @@ TEST_CASE("each fault is one line: where, key, what, found, expected, nearest") 
   CHECK(fault_in("[train]\nsteps = 5") ==
         "run.toml:1:2: train.warmup: longer than the run, found 10, expected at most train.steps");
   CHECK(fault_in("[train]\n\"a b\" = 1").starts_with("run.toml:2:1: train.\"a b\": unknown key"));
+}
+
+TEST_CASE("an override without a value is an empty text, and refused where that is no value") {
+  CHECK(resolved(kNet, {"log.jsonl.target="}).to_toml().find("target = \"\"\n") != std::string::npos);
+  CHECK(fault(kNet, {"train.steps="}) ==
+        "--set train.steps: train.steps: wrong type, found \"\", expected an integer of at least 1");
+  CHECK(fault(kNet, {"train.mode="}).starts_with("--set train.mode: train.mode: not a choice, found \"\""));
+  CHECK(fault(kNet, {"train="}).find("train: wrong type, found \"\", expected a table") != std::string::npos);
 }
 
 TEST_CASE("plugins: unknown ids, their options, and tables of those not selected") {
@@ -195,6 +215,36 @@ TEST_CASE("plugins: unknown ids, their options, and tables of those not selected
                   "expected one of factor, rope_type, bands; nearest name `factor`") != std::string::npos);
   CHECK(fault("[net]\nid = \"net\"\nnet.width = 8\nnet.\"rope_scaling.factor\" = 4\n").find("unknown key") !=
         std::string::npos);
+}
+
+TEST_CASE("a section may select several plugins, each with its table") {
+  ResolvedConfig config = resolved(std::string("[many]\nsinks = [\"jsonl\", \"console\"]\nother = \"jsonl\"\n") +
+                                   "[many.jsonl]\nevery = 3\n" + kNet);
+  CHECK(config.ids("many") == std::vector<std::string>{"jsonl", "console"});
+  CHECK(config.factory_values("many", "jsonl").get<std::int64_t>("every") == 3);
+  CHECK(config.factory_values("many", "jsonl").get<std::string>("target") == "out");
+  CHECK(config.factory_values("many", "console").all().empty());
+  CHECK_THROWS_AS(config.factory_values("many", "net"), const Error&);
+  const std::string toml = config.to_toml();
+  CHECK(toml.find("\n[many]\nsinks = [\"jsonl\", \"console\"]\nother = \"jsonl\"\n\n[many.jsonl]  # log plugin: built "
+                  "in\nevery = 3\ntarget = \"out\"  # default\n\n[many.console]  # log plugin: built in\n") !=
+        std::string::npos);
+  CHECK(resolved(toml).ids("many") == config.ids("many"));
+  CHECK(resolved(kNet).ids("many") == std::vector<std::string>{"console"});
+  CHECK(resolved(std::string("[many]\nsinks = []\n") + kNet).ids("many").empty());
+
+  CHECK(fault_in("[many]\nother = \"jsnol\"") ==
+        "run.toml:2:1: many.other: no such log plugin: found \"jsnol\", expected one of console, jsonl, net; nearest "
+        "name `jsonl`; searched none; `none` needs no plugin");
+  CHECK(fault_in("[many]\nsinks = [\"console\", \"console\"]") ==
+        "run.toml:2:1: many.sinks: found \"console\" twice, expected it once");
+  CHECK(fault_in("[many]\nsinks = [\"\"]").starts_with("run.toml:2:1: many.sinks: no such log plugin: found \"\""));
+  CHECK(fault_in("[many]\nsinks = [\"net\"]").find("many.net.width: missing") != std::string::npos);
+  CHECK(fault_in("[many]\nid = \"console\"").starts_with("run.toml:2:1: many.id: unknown key"));
+  const std::string both = fault_in("[many]\nsinks = [\"jsonl\"]\n[many.jsonl]\nevry = 0\n[many.consol]\n");
+  CHECK(both.find("run.toml:4:1: many.jsonl.evry: unknown key, expected one of every, target; nearest name `every`") !=
+        std::string::npos);
+  CHECK(both.find("run.toml:5:7: many.consol: no such log plugin") != std::string::npos);
 }
 
 TEST_CASE("all faults come together, in the document's order, overrides last") {

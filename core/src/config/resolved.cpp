@@ -46,10 +46,17 @@ const ResolvedConfig::Section& ResolvedConfig::at(std::string_view name) const {
   fail_internal("config section " + std::string(name), "no schema declares it");
 }
 
-OptionValues ResolvedConfig::factory_values(std::string_view name) const {
+const ResolvedConfig::PluginTable& ResolvedConfig::Section::plugin(const std::string& id) const {
+  auto it = plugins.find(id);
+  if (it == plugins.end()) fail_internal("config section " + name, "has no plugin `" + id + "`");
+  return it->second;
+}
+
+OptionValues ResolvedConfig::factory_values(std::string_view name, const std::string& id) const {
   const Section& section = at(name);
-  if (section.options_file_key.empty()) return section.plugin.values;
-  OptionValues values = section.has_options_file() ? section.plugin.written : section.plugin.values;
+  const Table& plugin = section.plugin(id);
+  if (section.options_file_key.empty()) return plugin.values;
+  OptionValues values = section.has_options_file() ? plugin.written : plugin.values;
   values.set(section.options_file_key, *section.values.find(section.options_file_key));
   return values;
 }
@@ -63,20 +70,27 @@ std::string ResolvedConfig::where(std::string_view section, std::string_view key
 std::string ResolvedConfig::to_toml() const {
   std::string out;
   for (const Section& section : sections_) {
+    auto origin_of = [&](const std::string& id) {
+      return comment(section.plugin_kind + " plugin: " + section.plugin(id).origin);
+    };
     out += (out.empty() ? "[" : "\n[") + spell_key(section.name) + "]";
-    if (!section.plugin_kind.empty()) out += comment(section.plugin_kind + " plugin: " + section.origin);
+    if (section.one_plugin) out += origin_of(section.selected.front());
     out += "\n";
     write_keys(out, section.order, section.values, section.written);
-    if (section.plugin_kind.empty()) continue;
-    const bool from_file = section.has_options_file();
-    const OptionValues& shown = from_file ? section.plugin.written : section.plugin.values;
     const std::string table = "\n[" + spell_key(section.name) + ".";
-    if (!shown.all().empty()) {
-      out += table + spell_key(this->id(section.name)) + "]" +
-             (from_file ? comment("laid over " + section.options_file_key) : "") + "\n";
-      write_keys(out, section.plugin.order, shown, section.plugin.written);
+    const bool from_file = section.has_options_file();
+    for (const std::string& id : section.selected) {
+      const PluginTable& plugin = section.plugin(id);
+      const OptionValues& shown = from_file ? plugin.written : plugin.values;
+      if (section.one_plugin && shown.all().empty()) continue;  // its origin stands above
+      out += table + spell_key(id) + "]";
+      if (!section.one_plugin) out += origin_of(id);
+      if (from_file) out += comment("laid over " + section.options_file_key);
+      out += "\n";
+      write_keys(out, plugin.order, shown, plugin.written);
     }
-    for (const auto& [id, other] : section.unselected) {
+    for (const auto& [id, other] : section.plugins) {
+      if (std::find(section.selected.begin(), section.selected.end(), id) != section.selected.end()) continue;
       out += table + spell_key(id) + "]" + comment("not selected") + "\n";
       write_keys(out, other.order, other.written, other.written);
     }

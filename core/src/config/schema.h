@@ -1,6 +1,6 @@
 #pragma once
 // What a section of the config may hold. Components declare their options in their own header; a schema puts them
-// under a section's name, and says whether the section selects a plugin.
+// under a section's name, and says whether the section selects plugins.
 
 #include <functional>
 #include <string>
@@ -17,11 +17,14 @@ using SectionFindings = std::vector<std::pair<std::string, std::string>>;
 struct SectionSchema {
   std::string name;
   std::string help;                 ///< one line
-  std::vector<OptionSpec> options;  ///< the section's own keys; `id` and `path` are added where it selects a plugin
+  std::vector<OptionSpec> options;  ///< the section's own keys; `id` and `path` are added where it selects one plugin
 
-  /// Kind of the plugin that the section's `id` selects; its options are in [name.<id>]. Empty: none.
+  /// Kind of the plugins that the section selects; their options are in [name.<id>]. Empty: none.
   std::string plugin_kind;
-  std::string default_id;  ///< empty: `id` is required
+  std::string default_id;  ///< of the added key `id`; empty: it is required
+  /// Keys of the section whose texts, or lists of texts, are ids of plugins. When there are any, `id` is not added.
+  std::vector<std::string> plugin_keys;
+  std::string no_plugin;  ///< the text of such a key that selects none: "device"; empty: there is no such text
   /// A text key of the section that names a file with plugin options of its own (a model's config.json). While it is
   /// set, required plugin keys may be absent and the factory alone can tell.
   std::string options_file_key;
@@ -39,7 +42,7 @@ SectionSchema section_of(std::string name, std::string help, const OptionTable<T
   return schema;
 }
 
-/// All keys of a section, `id` and `path` first where it selects a plugin.
+/// All keys of a section, `id` and `path` first where it selects one plugin.
 std::vector<OptionSpec> section_options(const SectionSchema& schema);
 
 }  // namespace quern

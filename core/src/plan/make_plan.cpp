@@ -1,6 +1,4 @@
 // Chooses what to recompute: the policy of the options, or within a byte budget as little as fits.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "log/format.h"
@@ -55,6 +53,7 @@ Plan plan_within(const PlanParts& parts, const PlanOptions& options, std::int64_
 }  // namespace
 
 Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
+  check_placement(options.state);
   if (parts.model.traits().layers < 1)
     throw Error(ErrorCode::config, {.where = "model",
                                     .what = "number of layers",
@@ -70,15 +69,15 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
   if (options.device_budget > 0 && options.train && plan.device_bytes > limit)
     plan = plan_within(parts, options, limit);
   if (limit == 0 || plan.device_bytes <= limit) return plan;
+  auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
   const OwnerBytes& largest =
       *std::max_element(plan.owners.begin(), plan.owners.end(),
                         [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes < b.bytes; });
   throw Error(ErrorCode::resources,
               {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
                .what = "the run does not fit",
-               .found = fmt::format("{} needed, of which {} {}", format_bytes(static_cast<double>(plan.device_bytes)),
-                                    format_bytes(static_cast<double>(largest.bytes)), largest.owner),
-               .expected = "at most " + format_bytes(static_cast<double>(limit)),
+               .found = sized(plan.device_bytes) + " needed, of which " + sized(largest.bytes) + " " + largest.owner,
+               .expected = "at most " + sized(limit) + ", which is " + sized(plan.device_bytes - limit) + " less",
                .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
 }
 

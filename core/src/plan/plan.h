@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/placement.h"
 #include "program/passes/lower_precision.h"
 #include "program/passes/place.h"
 #include "quern/device.h"
@@ -26,6 +27,7 @@ struct PlanOptions {
   std::int64_t first_layers = 0;       ///< outer layers: so many at the beginning,
   std::int64_t last_layers = 0;        ///< and so many at the end
   std::int64_t device_budget = 0;      ///< bytes; when set, recomputation is chosen to stay within it
+  StatePlacement state;                ///< ranks, shards and memories of parameter state and activations
   bool documents = false;              ///< attention stays within documents
   bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
   double z_loss = 0;                   ///< weight of logsumexp^2 in the objective

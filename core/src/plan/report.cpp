@@ -1,8 +1,12 @@
 #include "plan/report.h"
 
+#include <array>
+#include <utility>
+
 #include <fmt/format.h>
 
 #include "log/format.h"
+#include "quern/error.h"
 
 namespace quern {
 
@@ -20,6 +24,42 @@ std::string memory_table(const Plan& plan) {
   return text;
 }
 
+namespace {
+
+ParameterGroup group_of(const Plan& plan, const std::string& parameter) {
+  for (const ParameterPlan& known : plan.parameters)
+    if (known.spec.name == parameter) return known.spec.group;
+  fail_internal("plan", "no parameter `" + parameter + "`");
+}
+
+// Of one rank, by parameter group. A working weight that is the master itself takes nothing.
+std::array<std::int64_t, 3> group_bytes(const Plan& plan, TensorOwner owner) {
+  std::array<std::int64_t, 3> bytes{};
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.owner == owner && !tensor.parameter.empty() &&
+        (owner != TensorOwner::working ||
+         tensor.offset != plan.tensor("master", tensor.parameter, tensor.layer).offset))
+      bytes[static_cast<std::size_t>(group_of(plan, tensor.parameter))] += tensor.bytes();
+  return bytes;
+}
+
+}  // namespace
+
+std::string state_table(const Plan& plan) {
+  std::string text = fmt::format("{:<20}{:>12}{:>12}{:>12}  {:<10}{}\n", "state of parameters", "embedding", "blocks",
+                                 "head", "placed in", "sharded over");
+  const StatePlacement& state = plan.options.state;
+  for (const auto& [owner, placement] :
+       {std::pair(TensorOwner::master, &state.master), std::pair(TensorOwner::working, &state.weights),
+        std::pair(TensorOwner::gradient, &state.gradients), std::pair(TensorOwner::optimizer, &state.moments)}) {
+    text += fmt::format("  {:<18}", name_of(owner));
+    for (std::int64_t bytes : group_bytes(plan, owner))
+      text += fmt::format("{:>12}", bytes > 0 ? format_bytes(static_cast<double>(bytes)) : "-");
+    text += fmt::format("  {:<10}{}\n", placement->memory, name_of(placement->sharding));
+  }
+  return text;
+}
+
 std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64_t accumulation) {
   const Geometry& geometry = plan.options.geometry;
   std::string text =
@@ -28,6 +68,9 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
   text += fmt::format("device          {} ({})\n", device.id, device.name);
   text += fmt::format("micro-batch     {} x {} tokens, {} a step\n\n", geometry.batch, geometry.sequence, accumulation);
   text += memory_table(plan);
+  text += "\n" + state_table(plan);
+  text += fmt::format("\nranks           {}, activations in {}\n", plan.options.state.ranks,
+                      plan.options.state.activations.memory);
   text += "\nkept of a layer for the backward pass\n";
   for (const LayerClass& layer : plan.classes) {
     text += fmt::format("  {:<12}{:>12}  ", layer.name, format_bytes(static_cast<double>(layer.saved_bytes)));

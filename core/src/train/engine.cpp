@@ -105,9 +105,7 @@ Engine::Schedule Engine::evaluation(const PlacedProgram& head) {
   using Pass = Site::Pass;
   add_program(schedule, plan_.embed, {Pass::evaluate, -1, -1, 0}, &written);
   for (int layer = 0; layer < layers; ++layer)
-    add_program(schedule,
-                plan_.layer_class(layer).evaluate,
-                {Pass::evaluate, layer, layer, layer + 1}, &written);
+    add_program(schedule, plan_.layer_class(layer).evaluate, {Pass::evaluate, layer, layer, layer + 1}, &written);
   add_program(schedule, head, {Pass::evaluate, -1, layers, -1}, &written);
   return schedule;
 }

@@ -1,10 +1,6 @@
 #include "train/run_options.h"
 
-#include <cmath>
-#include <cstdlib>
-
 #include "program/passes/choose_saved.h"
-#include "quern/error.h"
 
 namespace quern {
 
@@ -33,13 +29,42 @@ OptionTable<OptimizerOptions> optimizer_options() {
   return t;
 }
 
+OptionTable<PrecisionOptions> precision_options() {
+  OptionTable<PrecisionOptions> t;
+  t.add("outer", &PrecisionOptions::outer,
+        "backend of the outer layers, with its default options; its activations have the same dtype");
+  t.add("first_layers", &PrecisionOptions::first_layers, "how many layers at the beginning are outer ones").at_least(0);
+  t.add("last_layers", &PrecisionOptions::last_layers, "how many layers at the end are outer ones").at_least(0);
+  return t;
+}
+
 OptionTable<MemoryOptions> memory_options() {
   OptionTable<MemoryOptions> t;
   std::string known;
   for (const std::string& name : kRecomputeNames) known += (known.empty() ? "" : ", ") + name;
   t.add("recompute", &MemoryOptions::recompute, "activations to recompute in the backward pass, any of " + known);
   t.add("device_budget", &MemoryOptions::device_budget,
-        "device memory to stay within, such as \"16GiB\"; recomputation is then chosen to fit");
+        "device memory to stay within, such as \"16GiB\", by choosing what to recompute; 0 or empty: all there is")
+      .size();
+  t.add("master", &MemoryOptions::master, "where master weights are: device, or an offload store's id");
+  t.add("moments", &MemoryOptions::moments, "where the optimizer's states are, likewise");
+  t.add("gradients", &MemoryOptions::gradients, "where parameter gradients are, likewise");
+  t.add("weights", &MemoryOptions::weights, "where working weights are, likewise");
+  t.add("activations", &MemoryOptions::activations, "where activations kept for the backward pass are, likewise");
+  return t;
+}
+
+OptionTable<ParallelOptions> parallel_options() {
+  OptionTable<ParallelOptions> t;
+  const std::vector<std::string> shards = {"none", "ranks"};
+  t.add("ranks", &ParallelOptions::ranks, "processes of the run, one a device").at_least(1).at_most(8);
+  t.add("communicator", &ParallelOptions::communicator,
+        "id of the plugin through which ranks exchange data; none: for one rank");
+  t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
+        "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
+      .one_of(shards);
+  t.add("shard_gradients", &ParallelOptions::shard_gradients, "the same for parameter gradients").one_of(shards);
+  t.add("shard_weights", &ParallelOptions::shard_weights, "the same for working weights").one_of(shards);
   return t;
 }
 
@@ -52,7 +77,7 @@ OptionTable<DeviceOptions> device_options() {
 OptionTable<LogOptions> log_options() {
   OptionTable<LogOptions> t;
   t.add("directory", &LogOptions::directory, "directory of the run: log, checkpoints, export");
-  t.add("sinks", &LogOptions::sinks, "where events go, by id");
+  t.add("sinks", &LogOptions::sinks, "where events go: ids of log plugins, whose options are in [log.<id>]");
   t.add("every", &LogOptions::every, "steps between step lines on the console").at_least(1);
   return t;
 }
@@ -68,33 +93,6 @@ OptionTable<CheckpointOptions> checkpoint_options() {
   t.add("export_dtype", &CheckpointOptions::export_dtype, "format of exported weights").one_of({"fp32", "bf16"});
   t.add("tokenizer", &CheckpointOptions::tokenizer, "directory whose tokenizer files go into the export; empty: none");
   return t;
-}
-
-std::int64_t parse_bytes(const std::string& text, const std::string& where) {
-  if (text.empty()) return 0;
-  char* end = nullptr;
-  double value = std::strtod(text.c_str(), &end);
-  std::string unit = end;
-  while (!unit.empty() && unit.front() == ' ') unit.erase(0, 1);
-  double scale = 0;
-  for (const auto& [name, factor] : {std::pair<const char*, double>{"", 1},
-                                     {"B", 1},
-                                     {"KiB", 0x1p10},
-                                     {"MiB", 0x1p20},
-                                     {"GiB", 0x1p30},
-                                     {"TiB", 0x1p40},
-                                     {"KB", 1e3},
-                                     {"MB", 1e6},
-                                     {"GB", 1e9},
-                                     {"TB", 1e12}})
-    if (unit == name) scale = factor;
-  double bytes = value * scale;
-  if (end == text.c_str() || scale == 0 || !std::isfinite(bytes) || bytes < 1 || bytes > 0x1p62)
-    throw Error(ErrorCode::config, {.where = where,
-                                    .what = "not a size",
-                                    .found = "\"" + text + "\"",
-                                    .expected = "a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"});
-  return static_cast<std::int64_t>(bytes);
 }
 
 }  // namespace quern

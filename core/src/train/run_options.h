@@ -33,12 +33,35 @@ struct OptimizerOptions {
 };
 OptionTable<OptimizerOptions> optimizer_options();
 
+/// [precision], beside its id
+struct PrecisionOptions {
+  std::string outer = "bf16";
+  std::int64_t first_layers = 0;
+  std::int64_t last_layers = 0;
+};
+OptionTable<PrecisionOptions> precision_options();
+
 /// [memory]
 struct MemoryOptions {
   std::vector<std::string> recompute = {};
   std::string device_budget = "";
+  std::string master = "device";  ///< this and below: "device", or an offload store's id
+  std::string moments = "device";
+  std::string gradients = "device";
+  std::string weights = "device";
+  std::string activations = "device";
 };
 OptionTable<MemoryOptions> memory_options();
+
+/// [parallel]
+struct ParallelOptions {
+  std::int64_t ranks = 1;
+  std::string communicator = "none";
+  std::string shard_optimizer = "none";  ///< this and below: "none" or "ranks"
+  std::string shard_gradients = "none";
+  std::string shard_weights = "none";
+};
+OptionTable<ParallelOptions> parallel_options();
 
 /// [device], beside its id
 struct DeviceOptions {
@@ -64,8 +87,5 @@ struct CheckpointOptions {
   std::string tokenizer = "";
 };
 OptionTable<CheckpointOptions> checkpoint_options();
-
-/// Bytes of a size such as "16GiB", "512 MiB" or "800000"; empty: 0. A config error at `where` when it is not one.
-std::int64_t parse_bytes(const std::string& text, const std::string& where);
 
 }  // namespace quern

@@ -5,6 +5,7 @@
 
 #include "data/token_dataset.h"
 #include "log/log_sinks.h"
+#include "plan/placement.h"
 #include "program/passes/choose_saved.h"
 #include "train/adamw.h"
 #include "train/run_options.h"
@@ -35,14 +36,43 @@ SectionSchema model_section() {
   return schema;
 }
 
+SectionSchema log_section() {
+  SectionSchema schema = section_of("log", "What is told, and where it is kept.", log_options());
+  schema.plugin_kind = "log";
+  schema.plugin_keys = {"sinks"};
+  return schema;
+}
+
 SectionSchema memory_section() {
   SectionSchema schema = section_of("memory", "What is kept, and where.", memory_options());
+  schema.plugin_kind = "offload";
+  schema.plugin_keys = {"master", "moments", "gradients", "weights", "activations"};
+  schema.no_plugin = kOnDevice;
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     for (const std::string& name : values.get<std::vector<std::string>>("recompute"))
       if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end())
         findings.emplace_back("recompute", "unknown activation `" + name + "`; nearest name `" +
                                                nearest_name(name, kRecomputeNames) + "`");
+    return findings;
+  };
+  return schema;
+}
+
+SectionSchema parallel_section() {
+  SectionSchema schema = section_of("parallel", "How many devices work, and what they divide.", parallel_options());
+  schema.plugin_kind = "communicator";
+  schema.plugin_keys = {"communicator"};
+  schema.no_plugin = "none";
+  schema.check = [](const OptionValues& values) {
+    SectionFindings findings;
+    const auto ranks = values.get<std::int64_t>("ranks");
+    if (ranks > 1 && values.get<std::string>("communicator") == "none")
+      findings.emplace_back("communicator", "found \"none\" with " + std::to_string(ranks) +
+                                                " ranks, expected the id of a communicator, or parallel.ranks = 1");
+    for (const char* key : {"shard_optimizer", "shard_gradients", "shard_weights"})
+      if (ranks == 1 && values.get<std::string>(key) == "ranks")
+        findings.emplace_back(key, "found \"ranks\" with one rank, expected \"none\", or parallel.ranks above 1");
     return findings;
   };
   return schema;
@@ -57,11 +87,12 @@ std::vector<SectionSchema> run_schemas() {
       section_of("train", "Sizes and length of the run.", train_options()),
       selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw"),
       selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),
-      selecting(section_of("precision", "Formats and scales of the matrix products.", OptionTable<NoOptions>()),
-                "precision", "fp32"),
+      selecting(section_of("precision", "Formats and scales of the matrix products.", precision_options()), "precision",
+                "fp32"),
+      parallel_section(),
       memory_section(),
       selecting(section_of("device", "Where programs run.", device_options()), "device", "cpu"),
-      section_of("log", "What is told, and where it is kept.", log_options()),
+      log_section(),
       section_of("checkpoint", "What is saved.", checkpoint_options()),
   };
 }

@@ -119,9 +119,8 @@ void Trainer::load_weights() {
 
 // Last of the start, so that a run that cannot start leaves the log of an earlier one alone.
 void Trainer::open_sinks() {
-  for (const std::string& id : session_.log.sinks) {
-    const Factory& factory = host_.require("log", id);
-    sinks_.push_back(host_.create<LogSink>(id, default_values(factory.options)));
+  for (const std::string& id : session_.config.ids("log")) {
+    sinks_.push_back(host_.create<LogSink>(id, session_.config.factory_values("log", id)));
     sinks_.back()->open({session_.log.directory, resumed_, session_.log.every});
   }
   std::filesystem::path directory = std::filesystem::path(session_.log.directory).lexically_normal();

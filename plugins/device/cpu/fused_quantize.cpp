@@ -45,7 +45,8 @@ struct Parts {
 };
 
 Parts split(const OpInstance& op, const Producer& producer, const Quantization& quantization) {
-  Parts parts{.inputs = producer.inputs, .outputs = producer.outputs, .result = producer.result_output};
+  Parts parts;
+  parts.inputs = producer.inputs, parts.outputs = producer.outputs, parts.result = producer.result_output;
   auto at = [](auto& list, std::size_t i) { return list.begin() + static_cast<std::ptrdiff_t>(i); };
   parts.producer = op;
   parts.producer.kind = producer.kind;

@@ -1,0 +1,37 @@
+#include "plan/placement.h"
+
+#include "quern/error.h"
+
+namespace quern {
+
+std::string_view name_of(Sharding sharding) { return sharding == Sharding::none ? "none" : "ranks"; }
+
+void check_placement(const StatePlacement& state) {
+  std::string faults;
+  auto refuse = [&](const std::string& setting, const char* needs, const std::string& instead) {
+    faults += "\n  " + setting + " needs " + needs + "; set it to " + instead;
+  };
+  if (state.ranks != 1) refuse("parallel.ranks = " + std::to_string(state.ranks), "a plan for several ranks", "1");
+  auto check_sharding = [&](const char* key, const Placement& placement) {
+    if (placement.sharding != Sharding::none)
+      refuse(std::string(key) + " = \"ranks\"", "a plan of slabs that ranks gather and reduce", "\"none\"");
+  };
+  check_sharding("parallel.shard_optimizer", state.master);  // and moments
+  check_sharding("parallel.shard_gradients", state.gradients);
+  check_sharding("parallel.shard_weights", state.weights);
+  auto check_memory = [&](const char* key, const Placement& placement) {
+    if (placement.memory != kOnDevice)
+      refuse(std::string(key) + " = \"" + placement.memory + "\"", "a plan of transfers to and from an offload store",
+             "\"" + std::string(kOnDevice) + "\"");
+  };
+  check_memory("memory.master", state.master);
+  check_memory("memory.moments", state.moments);
+  check_memory("memory.gradients", state.gradients);
+  check_memory("memory.weights", state.weights);
+  check_memory("memory.activations", state.activations);
+  if (!faults.empty())
+    throw Error(ErrorCode::config,
+                {.where = "plan", .what = "this version plans for one rank with all state on its device:" + faults});
+}
+
+}  // namespace quern

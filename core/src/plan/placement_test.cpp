@@ -1,0 +1,61 @@
+// What the planner cannot lay out is refused by the key that asks for it.
+#include "plan/placement.h"
+
+#include <doctest/doctest.h>
+
+#include "quern/error.h"
+
+using namespace quern;
+
+namespace {
+
+std::string refusal(const StatePlacement& state) {
+  try {
+    check_placement(state);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::config);
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("one rank with all state on the device is planned") { CHECK(refusal({}) == ""); }
+
+TEST_CASE("each setting that the planner does not know is refused by its key") {
+  StatePlacement ranks, optimizer, gradients, weights;
+  ranks.ranks = 2;
+  optimizer.master.sharding = optimizer.moments.sharding = Sharding::ranks;
+  gradients.gradients.sharding = Sharding::ranks;
+  weights.weights.sharding = Sharding::ranks;
+  CHECK(refusal(ranks) ==
+        "plan: this version plans for one rank with all state on its device:\n  parallel.ranks = 2 needs a plan for "
+        "several ranks; set it to 1");
+  for (const auto& [state, key] : {std::pair(optimizer, "parallel.shard_optimizer"),
+                                   {gradients, "parallel.shard_gradients"},
+                                   {weights, "parallel.shard_weights"}})
+    CHECK(refusal(state).ends_with(std::string("\n  ") + key +
+                                   " = \"ranks\" needs a plan of slabs that ranks gather and reduce; set it to "
+                                   "\"none\""));
+  for (const auto& [member, key] : {std::pair(&StatePlacement::master, "memory.master"),
+                                    {&StatePlacement::moments, "memory.moments"},
+                                    {&StatePlacement::gradients, "memory.gradients"},
+                                    {&StatePlacement::weights, "memory.weights"},
+                                    {&StatePlacement::activations, "memory.activations"}}) {
+    StatePlacement state;
+    (state.*member).memory = "host";
+    CHECK(refusal(state).ends_with(std::string("\n  ") + key +
+                                   " = \"host\" needs a plan of transfers to and from an offload store; set it to "
+                                   "\"device\""));
+  }
+}
+
+TEST_CASE("all refusals come together") {
+  StatePlacement state;
+  state.ranks = 8;
+  state.weights = {.memory = "disk", .sharding = Sharding::ranks};
+  const std::string text = refusal(state);
+  for (const char* key : {"parallel.ranks = 8", "parallel.shard_weights", "memory.weights = \"disk\""})
+    CHECK(text.find(key) != std::string::npos);
+}
