@@ -77,6 +77,15 @@ struct OpSpec {
   std::string training_kind = {};
   std::vector<std::pair<int, int>> training_gradients = {};
 
+  /// How the op's outputs are made again in the backward phase, where running the op itself again would disturb a
+  /// state or repeat a search: an op of kind `kind` on inputs (input 0, output `kept_output` of the forward op, which is
+  /// always kept), whose outputs are the others in order.
+  struct Again {
+    std::string kind;
+    int kept_output = 0;
+  };
+  std::optional<Again> again = {};
+
   bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
 };
 

@@ -29,6 +29,15 @@ OptionTable<OptimizerOptions> optimizer_options() {
   return t;
 }
 
+OptionTable<PrecisionOptions> precision_options() {
+  OptionTable<PrecisionOptions> t;
+  t.add("outer", &PrecisionOptions::outer,
+        "backend of the outer layers, with its default options; its activations have the same dtype");
+  t.add("first_layers", &PrecisionOptions::first_layers, "how many layers at the beginning are outer ones").at_least(0);
+  t.add("last_layers", &PrecisionOptions::last_layers, "how many layers at the end are outer ones").at_least(0);
+  return t;
+}
+
 OptionTable<MemoryOptions> memory_options() {
   OptionTable<MemoryOptions> t;
   std::string known;

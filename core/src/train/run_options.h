@@ -33,6 +33,14 @@ struct OptimizerOptions {
 };
 OptionTable<OptimizerOptions> optimizer_options();
 
+/// [precision], beside its id
+struct PrecisionOptions {
+  std::string outer = "bf16";
+  std::int64_t first_layers = 0;
+  std::int64_t last_layers = 0;
+};
+OptionTable<PrecisionOptions> precision_options();
+
 /// [memory]
 struct MemoryOptions {
   std::vector<std::string> recompute = {};

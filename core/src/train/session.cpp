@@ -9,6 +9,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
       train(train_options().bind(config.section("train"))),
       optimizer_options(quern::optimizer_options().bind(config.section("optimizer"))),
       parallel(parallel_options().bind(config.section("parallel"))),
+      precision_options(quern::precision_options().bind(config.section("precision"))),
       memory(memory_options().bind(config.section("memory"))),
       device_options(quern::device_options().bind(config.section("device"))),
       log(log_options().bind(config.section("log"))),
@@ -16,6 +17,10 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
   device = host.create<Device>(config.id("device"), config.factory_values("device"));
   model = host.create<Model>(config.id("model"), config.factory_values("model"));
   precision = host.create<PrecisionBackend>(config.id("precision"), config.factory_values("precision"));
+  if (precision_options.first_layers + precision_options.last_layers > 0) {
+    const Factory& factory = host.require(kPluginKind<PrecisionBackend>, precision_options.outer);
+    outer_precision = host.create<PrecisionBackend>(precision_options.outer, default_values(factory.options));
+  }
   optimizer = host.create<Optimizer>(config.id("optimizer"), config.factory_values("optimizer"));
   schedule = host.create<Schedule>(config.id("schedule"), config.factory_values("schedule"));
   dataset = host.create<Dataset>(config.id("data"), config.factory_values("data"));
@@ -34,6 +39,8 @@ PlanOptions Session::plan_options() const {
   options.geometry = {train.micro_batch, train.sequence};
   options.master = *dtype_named(optimizer_options.master);
   options.gradient = *dtype_named(optimizer_options.gradient);
+  options.first_layers = precision_options.first_layers;
+  options.last_layers = precision_options.last_layers;
   options.recompute = memory.recompute;
   options.device_budget = *size_in_bytes(memory.device_budget);
   auto sharding = [](const std::string& name) { return name == "ranks" ? Sharding::ranks : Sharding::none; };

@@ -20,6 +20,7 @@ struct Session {
   TrainOptions train;
   OptimizerOptions optimizer_options;
   ParallelOptions parallel;
+  PrecisionOptions precision_options;
   MemoryOptions memory;
   DeviceOptions device_options;
   LogOptions log;
@@ -27,13 +28,13 @@ struct Session {
 
   std::unique_ptr<Device> device;
   std::unique_ptr<Model> model;
-  std::unique_ptr<PrecisionBackend> precision;
+  std::unique_ptr<PrecisionBackend> precision, outer_precision;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Schedule> schedule;
   std::unique_ptr<Dataset> dataset;
   std::vector<OpSpec> custom_ops;
 
-  PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops}; }
+  PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()}; }
   PlanOptions plan_options() const;
 };
 

@@ -1,0 +1,111 @@
+// Training with 8-bit products on the CPU device: the promises of the other precisions hold, and gradients stay close.
+#include <cmath>
+
+#include <doctest/doctest.h>
+
+#include "end_to_end.h"
+
+using namespace quern;
+using namespace quern::testing;
+
+namespace {
+
+Overrides with(Overrides base, const Overrides& more) {
+  base.insert(base.end(), more.begin(), more.end());
+  return base;
+}
+
+const Overrides kShort{"train.steps=6", "checkpoint.export=false", "checkpoint.every=0"};
+
+const std::vector<Overrides> kRecipes = {
+    {"precision.id=e4m3"},
+    {"precision.id=e4m3", "precision.e4m3.activation_scaling=current", "precision.e4m3.gradient_scaling=current"},
+    {"precision.id=e4m3", "precision.e4m3.activation_scaling=row", "precision.e4m3.gradient_scaling=row"},
+    {"precision.id=e4m3", "precision.e4m3.gradient_format=e5m2", "precision.e4m3.head=bf16"},
+    {"precision.id=e4m3", "precision.e4m3.products=[\"output\"]", "precision.e4m3.transposed_weights=made"},
+    {"precision.id=e5m2"},
+};
+
+Losses losses(const TinyFiles& files, const std::string& name, const Overrides& overrides) {
+  return train_here(files, with(with(kShort, overrides), {files.run(name)})).losses;
+}
+
+}  // namespace
+
+TEST_CASE("every recipe trains, near bf16 and not equal to it") {
+  TinyFiles files;
+  Losses bf16 = losses(files, "bf16", {"precision.id=bf16"});
+  int number = 0;
+  for (const Overrides& recipe : kRecipes) {
+    CAPTURE(recipe.back());
+    Losses got = losses(files, "r" + std::to_string(number++), recipe);
+    REQUIRE(got.size() == bf16.size());
+    bool differs = false;
+    for (auto [step, loss] : got) {
+      CHECK(loss == doctest::Approx(bf16[step]).epsilon(0.02));
+      differs = differs || loss != bf16[step];
+    }
+    CHECK(differs);
+  }
+}
+
+TEST_CASE("recomputation, a budget and kept or made transposed weights change no bit of 8-bit training") {
+  TinyFiles files;
+  for (const Overrides& recipe : {kRecipes[0], kRecipes[1]}) {
+    Losses want = losses(files, "all" + recipe.back(), recipe);
+    for (const char* policy : {"[\"swiglu\"]", "[\"norm\", \"swiglu\"]", "[\"att\"]", "[\"ffn\"]", "[\"block\"]"}) {
+      CAPTURE(policy);
+      CHECK(losses(files, recipe.back() + policy, with(recipe, {std::string("memory.recompute=") + policy})) == want);
+    }
+    CHECK(losses(files, "made" + recipe.back(), with(recipe, {"precision.e4m3.transposed_weights=made"})) == want);
+    std::int64_t bytes = planned_bytes(files, recipe);
+    std::int64_t least = planned_bytes(files, with(recipe, {"memory.recompute=[\"block\"]"}));
+    REQUIRE(least < bytes);
+    for (std::int64_t budget : {least + (bytes - least) / 3, least + 2 * (bytes - least) / 3, bytes - 1}) {
+      Overrides tight = with(recipe, {"memory.device_budget=" + std::to_string(budget)});
+      CAPTURE(budget);
+      CHECK(planned_bytes(files, tight) <= budget);
+      CHECK(losses(files, "tight" + recipe.back() + std::to_string(budget), tight) == want);
+    }
+  }
+}
+
+TEST_CASE("8-bit training resumes bit for bit, histories included") {
+  for (const Overrides& recipe : kRecipes) {
+    TinyFiles files;
+    CAPTURE(recipe.back());
+    Overrides common = with(kShort, recipe);
+    SessionResult straight = train_here(files, with(common, {files.run("straight")}));
+    SessionResult first = train_here(files, with(common, {files.run("stopped")}), 3);
+    CHECK_FALSE(first.result.finished);
+    SessionResult second = train_here(files, with(common, {files.run("stopped")}));
+    first.losses.merge(second.losses);
+    CHECK(first.losses == straight.losses);
+    CHECK(newest_tensors(files.at("stopped")) == newest_tensors(files.at("straight")));
+  }
+}
+
+TEST_CASE("an evaluation leaves no trace in the scales") {
+  TinyFiles files;
+  Losses plain = losses(files, "plain", kRecipes[0]);
+  CHECK(losses(files, "evaluated", with(kRecipes[0], {"train.eval_every=1"})) == plain);
+}
+
+TEST_CASE("outer layers in another precision") {
+  TinyFiles files;
+  Overrides outer = with(kRecipes[0], {"precision.first_layers=1", "precision.last_layers=1"});
+  // The model has two layers: all are outer ones, and with the head in bf16 nothing is left to quantize.
+  Losses all_outer = losses(files, "outer", with(outer, {"precision.e4m3.head=bf16"}));
+  CHECK(all_outer == losses(files, "bf16", {"precision.id=bf16"}));
+  CHECK(losses(files, "first", with(kRecipes[0], {"precision.first_layers=1"})) != losses(files, "none", kRecipes[0]));
+  Outcome refused = quern_train(files, with(outer, {"precision.outer=fp32", files.run("refused")}));
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("precision.outer") != std::string::npos);
+}
+
+TEST_CASE("a product that is none is refused by its option") {
+  TinyFiles files;
+  Outcome refused = quern_train(files, {"precision.id=e4m3", "precision.e4m3.products=[\"outputs\"]"});
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("outputs") != std::string::npos);
+}
