@@ -64,7 +64,8 @@ bool read_finished(Run& run) {
 std::vector<std::string> command(const Experiment& experiment, const Arm& arm, const Run& run) {
   std::vector<std::string> words{experiment.program, "train", experiment.config};
   std::vector<std::string> own{"train.seed=" + std::to_string(run.seed),
-                               "log.directory=" + to_string(OptionValue(run.directory)), "log.sinks=[\"jsonl\"]", "log.jsonl.path=\"\""};
+                               "log.directory=" + to_string(OptionValue(run.directory)), "log.sinks=[\"jsonl\"]",
+                               "log.jsonl.path=\"\""};
   for (const auto& overrides : {experiment.overrides, arm.overrides, own})
     for (const std::string& override : overrides) {
       words.emplace_back("--set");
