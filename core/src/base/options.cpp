@@ -79,6 +79,8 @@ bool chosen(const OptionSpec& spec, const std::string& text) {
 void convert(OptionType wanted, OptionValue& value) {
   if (const auto* integer = std::get_if<std::int64_t>(&value); integer && wanted == OptionType::real)
     value = static_cast<double>(*integer);
+  else if (const auto* text = std::get_if<std::string>(&value); text && wanted == OptionType::text_list)
+    value = text->empty() ? std::vector<std::string>{} : std::vector<std::string>{*text};  // one for a list of one
   else if (const auto* texts = std::get_if<std::vector<std::string>>(&value);
            texts && texts->empty() && wanted == OptionType::real_list)
     value = std::vector<double>{};

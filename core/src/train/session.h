@@ -17,6 +17,7 @@ struct Session {
   Session(const ResolvedConfig& config, PluginHost& host);
 
   const ResolvedConfig& config;
+  DataOptions data;
   TrainOptions train;
   OptimizerOptions optimizer_options;
   MemoryOptions memory;
@@ -34,6 +35,8 @@ struct Session {
 
   PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops}; }
   PlanOptions plan_options() const;
+  /// Opens a split as this run needs it, this rank's share of it.
+  std::unique_ptr<DataSource> open_data(Split split) const;
 };
 
 }  // namespace quern
