@@ -11,9 +11,9 @@
 namespace quern {
 
 struct TokenDatasetOptions {
-  std::vector<std::string> train;
-  std::vector<std::string> validation;
-  std::vector<double> weights;
+  std::vector<std::string> train = {};
+  std::vector<std::string> validation = {};
+  std::vector<double> weights = {};
   std::string format = "auto";
   std::int64_t separator = -1;
 };

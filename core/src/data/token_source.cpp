@@ -161,18 +161,17 @@ std::string TokenFileSource::save_state() const {
 }
 
 void TokenFileSource::load_state(const std::string& state) {
-  const std::string& path = groups_.front().front().file.path();
   std::vector<std::string> paths;
   for (const Group& group : groups_)
     for (const Part& part : group) paths.push_back(part.file.path());
-  const SavedPosition saved(paths.size() == 1 ? path : where_, state);
-  const SavedPosition now(path, std::string(kPositionName) + " " + description_);
+  const SavedPosition saved(where_, state);
+  const SavedPosition now(where_, std::string(kPositionName) + " " + description_);
   saved.require_same(now, paths, shuffle_);
   const std::uint64_t windows = order_.windows();
   const std::uint64_t window = saved.number("window", windows);
   const std::uint64_t epoch = saved.number("epoch", std::numeric_limits<std::uint32_t>::max());
   if (epoch > (std::numeric_limits<std::uint64_t>::max() - window) / windows)
-    fail_internal(path, "position out of range");
+    fail_internal(where_, "position out of range");
   place_ = epoch * windows + window;
 }
 
