@@ -14,6 +14,7 @@ constexpr Command kCommands[] = {
     {"train", "train a model as a config says", train_command},
     {"plan", "show what a run will take: memory, work, programs", plan_command},
     {"bench", "time training steps, op by op", bench_command},
+    {"data", "show what a run trains on", data_command},
     {"config", "show, check and describe configurations", config_command},
     {"plugins", "list and describe plugins", plugins_command},
 };

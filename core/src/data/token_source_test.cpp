@@ -203,7 +203,10 @@ TEST_CASE("other data, another sequence, order or seed and damaged positions are
   const std::string state = source.save_state();
   holds(refusal([&] { TokenFileSource(only(path), {3, 11}, 5).load_state(state); }), "sequence length changed");
   holds(refusal([&] { TokenFileSource(only(path), {3, 10}, 6).load_state(state); }), "seed changed");
-  holds(refusal([&] { TokenFileSource(only(path, false), {3, 10}, 5).load_state(state); }), "order of the data changed");
+  holds(refusal([&] {
+          TokenFileSource(only(path, false), {3, 10}, 5).load_state(state);
+        }),
+        "order of the data changed");
   for (const std::string bad : {"", "token-file-2 x=1", "token-file-1", "token-file-1 x", "\xff\xfe"})
     CHECK_MESSAGE(refusal([&] { source.load_state(bad); }) != "accepted", bad);
   auto with = [&](const std::string& key, const std::string& value) {
