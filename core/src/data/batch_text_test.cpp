@@ -112,4 +112,20 @@ TEST_CASE("a batch shows documents, what is learned in each, and the target behi
         "  tokens 0 to 2\n"
         "    given    \"a\"\n"
         "    learned  \" b\\n\"\n");
+
+  Batch filled{{5, 6, 2, 2, 2, 2, 2, 7}, {6, -1, -1, -1, -1, -1, -1, 8}, {}, {0, 2, 3, 4, 5, 6, 7, 8}};
+  CHECK(batch_text(filled, {2, 4}, nullptr) ==
+        "2 x 4 tokens, 7 documents, 2 of 8 targets count\n"
+        "row 0\n"
+        "  tokens 0 to 1\n"
+        "    given    5\n"
+        "    learned  6\n"
+        "  tokens 2 to 3, each a document\n"
+        "    given    2 2\n"
+        "row 1\n"
+        "  tokens 0 to 2, each a document\n"
+        "    given    2 2 2\n"
+        "  tokens 3 to 3\n"
+        "    given    7\n"
+        "    learned  8, behind the row\n");
 }

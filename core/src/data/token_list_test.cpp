@@ -17,6 +17,7 @@
 #include "data/token_source.h"
 #include "quern/error.h"
 #include "quern/options.h"
+#include "quern/random.h"
 
 using namespace quern;
 
@@ -278,6 +279,39 @@ TEST_CASE("faults of BIN.TOK and bare files are refused with what was found") {
   check_fails(ErrorCode::input, {"has a header", "QUERNTOK"},
               [&] { open_training({.train = {path}, .validation = {}, .weights = {}, .format = "uint16"}); });
   refused(payload, "not a token file: found another magic number, expected QUERNTOK or BIN.TOK");
+}
+
+TEST_CASE("damaged headers are refused or read, never past the file") {
+  TestDirectory directory;
+  const std::string path = directory / "tokens";
+  std::string ours;
+  {
+    std::ifstream in(make_file(directory / "ours", 0, 2), std::ios::binary);
+    ours.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  const std::string theirs = llmq_header(2, 4, 64, 100, 1) + tokens_32(0, 64) + std::string(8, '\xff');
+  int read = 0, refused = 0;
+  for (std::uint32_t i = 0; i < 3000; ++i) {
+    auto draw = [&](std::uint32_t n) { return random_word({29, RandomPurpose::sample, n}, 0, i); };
+    std::string text = i % 2 ? ours : theirs;
+    for (std::uint32_t change = 0; change <= draw(0) % 3; ++change)
+      text[draw(1 + change) % 48] = static_cast<char>(draw(9 + change) % 3 ? draw(5 + change) % 5 : draw(5 + change));
+    if (draw(20) % 4 == 0) text.resize(draw(21) % text.size());
+    write_text(path, text);
+    try {
+      TokenFile file(path);
+      ++read;
+      std::vector<std::int32_t> tokens(static_cast<std::size_t>(file.count()));
+      for (std::int64_t token = 0; token < file.count(); ++token) file.is_target(token);
+      file.first_target(true);
+      file.read(0, tokens);
+    } catch (const Error& error) {
+      ++refused;
+      CHECK(error.code() == ErrorCode::input);
+    }
+  }
+  CHECK(read > 100);
+  CHECK(refused > 100);
 }
 
 TEST_CASE("a file without a checksum that changed since the checkpoint is found out") {
