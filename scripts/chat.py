@@ -97,7 +97,9 @@ class ChatTemplate:
                 messages=conversation.messages[:count], add_generation_prompt=opened, **self._special_tokens
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise InputError(f"{conversation.name}: {self.name} does not take its first {count} messages: {error}") from None
+            raise InputError(
+                f"{conversation.name}: {self.name} does not take its first {count} messages: {error}"
+            ) from None
 
     def turns(self, conversation):
         """(text, [begin, end) of each of the assistant's turns in it, from behind its opening to the next turn)."""
@@ -132,7 +134,8 @@ def load_template(tokenizer_path, template_path):
     except ValueError as error:
         raise InputError(f"{config_path}: not a usable tokenizer_config.json: {error}") from None
     if isinstance(source, list):  # several by name
-        source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}.get("default")
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
     if not isinstance(source, str):
         raise InputError(f"{config_path}: no chat_template; name a file with one with --chat-template")
     special = {}

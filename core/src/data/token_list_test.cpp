@@ -218,7 +218,7 @@ TEST_CASE("what is wrong with a list is said of the file or the key") {
   check_fails(ErrorCode::config, {"data.tokens.weights", "found 1, expected 2"}, [&] {
     open_training({.train = {a, a}, .validation = {}, .weights = {1}});
   });
-  check_fails(ErrorCode::config, {"data.tokens.train", "too small"}, [&] {
+  check_fails(ErrorCode::config, {"data.tokens.weights", "weight 2 is too small"}, [&] {
     open_training({.train = {a, a}, .validation = {}, .weights = {1, 1e-9}});
   });
   check_fails(ErrorCode::config, {"data.tokens.train: no token file is named"}, [&] { open_training({}); });

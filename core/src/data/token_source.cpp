@@ -32,7 +32,7 @@ TokenFileSource::TokenFileSource(const TokenFileOptions& options, Geometry geome
       documents_(options.documents),
       where_(options.where),
       groups_(open(options, geometry.sequence)),
-      order_(group_windows(), options.weights, options.shuffle, seed, options.where) {
+      order_(group_windows(), options.weights, options.shuffle, seed, "data.tokens.weights") {
   if (geometry.batch < 1 || rank < 0 || rank >= size) fail_internal("TokenFileSource", "batch or rank out of range");
   check_files();
   check_targets();
