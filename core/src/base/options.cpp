@@ -1,5 +1,6 @@
 // Checking and spelling of option values. The rules are the same for TOML, --set and Hugging Face JSON: an integer may
-// stand for a real, nothing else converts, reals are finite, and an empty list is a list of whatever is wanted.
+// stand for a real and a text for a list of one, nothing else converts, reals are finite, and an empty list is a list
+// of whatever is wanted.
 #include "quern/options.h"
 
 #include <algorithm>
