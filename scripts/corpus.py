@@ -66,7 +66,8 @@ def read_text_file(path, field):
     yield Document(str(path), lambda: open(path, "rb"), path.stat().st_size)
 
 
-def read_json_lines(path, field):
+def read_json_rows(path):
+    """(name, value) of each line that is not empty."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -75,7 +76,12 @@ def read_json_lines(path, field):
                 row = json.loads(line)
             except ValueError as error:
                 raise InputError(f"{path}:{number}: not JSON: {error}") from None
-            yield document_from_row(f"{path}:{number}", row, field)
+            yield f"{path}:{number}", row
+
+
+def read_json_lines(path, field):
+    for name, row in read_json_rows(path):
+        yield document_from_row(name, row, field)
 
 
 def read_parquet(path, field):

@@ -3,6 +3,7 @@
 
     scripts/tokenize.py books/ --train-bpe 4096 -o data/books
     scripts/tokenize.py web.jsonl --tokenizer Qwen2.5-0.5B/tokenizer.json -o data/web
+    scripts/tokenize.py talks.jsonl --chat --tokenizer Qwen2.5-0.5B-Instruct/tokenizer.json -o data/talks
     scripts/tokenize.py --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --tokenizer ... -o data/edu
 
 Writes train.tok, val.tok, tokenizer.json and meta.json; docs/token-files.md describes them.
@@ -23,12 +24,15 @@ def parse_arguments(arguments):
     parser.add_argument("--dataset", help="a Hugging Face dataset instead of files (needs the package 'datasets')")
     parser.add_argument("--subset", help="the dataset's configuration")
     parser.add_argument("--split", default="train", help="the dataset's split (default: train)")
-    parser.add_argument("--text-field", default="text", help="field or column with the text (default: text)")
+    parser.add_argument("--text-field", help="field or column with the text (default: text; with --chat, messages)")
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--tokenizer", help="an existing tokenizer.json")
     vocabulary.add_argument("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N entries on train")
     parser.add_argument("--separator", help="the token that ends a document, or 'none' (default: as the tokenizer has)")
     parser.add_argument("--parse-special", action="store_true", help="let special tokens spelled in the text count")
+    parser.add_argument("--chat", action="store_true", help="conversations: only the assistant's turns are learned")
+    parser.add_argument("--chat-template", metavar="FILE", help="with --chat (default: the one beside the tokenizer)")
+    parser.add_argument("--align", type=int, default=0, metavar="T", help="with --chat: no row of T tokens cuts one")
     parser.add_argument("--val-fraction", type=float, default=0.05, help="share held out (default: 0.05)")
     parser.add_argument("-o", "--out", required=True, help="output folder")
     options = parser.parse_args(arguments)
@@ -36,6 +40,13 @@ def parse_arguments(arguments):
         parser.error("name either input files or a --dataset")
     if not 0 < options.val_fraction < 1:
         parser.error(f"--val-fraction {options.val_fraction}, expected between 0 and 1")
+    if options.chat and (options.dataset or not options.tokenizer):
+        parser.error("--chat takes .jsonl files and an existing --tokenizer")
+    if (options.chat_template or options.align) and not options.chat:
+        parser.error("--chat-template and --align go with --chat")
+    if options.align < 0:
+        parser.error(f"--align {options.align}, expected a number of tokens")
+    options.text_field = options.text_field or ("messages" if options.chat else "text")
     if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 20:
         parser.error(f"--train-bpe {options.train_bpe}, expected 257 (every byte and the separator) or more")
     return options
@@ -76,44 +87,75 @@ def write_tokenizer(tokenizer, options, out):
     write_text(out / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
 
 
+def open_corpus(options):
+    """(names of the sources, the corpus split into train and val)"""
+    from corpus import Split, find_files, read_dataset, read_files
+
+    field, fraction = options.text_field, options.val_fraction
+    if options.dataset:
+        return [options.dataset], Split(
+            lambda: read_dataset(options.dataset, options.subset, options.split, field), fraction
+        )
+    files = find_files(options.inputs)
+    if options.chat:
+        from chat import ConversationSplit, read_conversations
+
+        split = ConversationSplit(lambda: read_conversations(files, field), fraction)
+    else:
+        split = Split(lambda: read_files(files, field), fraction)
+    return [str(path) for path in files], split
+
+
+def encode_corpus(options, tokenizer, split, separator):
+    """Yields (split name, documents, bytes, tokens, mask or None)."""
+    if options.chat:
+        from chat import encode_conversations, load_template
+
+        template = load_template(options.tokenizer, options.chat_template)
+        yield from encode_conversations(tokenizer, split, template, separator, options.align, options.parse_special)
+        return
+    from encoding import encode
+
+    for batch in encode(tokenizer, split, separator):
+        yield (*batch, None)
+
+
 def run(options):
     import numpy as np
-    from corpus import InputError, Split, find_files, read_dataset, read_files
-    from encoding import encode, load_tokenizer, separator_id, train_bpe
+    from corpus import InputError
+    from encoding import load_tokenizer, separator_id, train_bpe
     from token_file import TokenWriter, token_dtype
 
-    if options.dataset:
-        sources = [options.dataset]
-        split = Split(
-            lambda: read_dataset(options.dataset, options.subset, options.split, options.text_field),
-            options.val_fraction,
-        )
-    else:
-        files = find_files(options.inputs)
-        sources = [str(path) for path in files]
-        split = Split(lambda: read_files(files, options.text_field), options.val_fraction)
-
+    sources, split = open_corpus(options)
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else train_bpe(options.train_bpe, split)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = not options.parse_special
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     separator = separator_id(tokenizer, options.separator)
+    if options.align and separator < 0:
+        raise InputError("--align fills rows with the document separator, and --separator none leaves none")
 
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "meta.json").unlink(missing_ok=True)  # written last, so while it is there the rest belongs together
     totals = {name: {"documents": 0, "tokens": 0, "bytes": 0} for name in ("train", "val")}
+    if options.chat:
+        for total in totals.values():
+            total["learned"] = 0
     counts = {name: np.zeros(vocab_size, np.int64) for name in totals}
     with ExitStack() as stack:
         writers = {
-            name: stack.enter_context(TokenWriter(out / f"{name}.tok", vocab_size, separator)) for name in totals
+            name: stack.enter_context(TokenWriter(out / f"{name}.tok", vocab_size, separator, options.chat))
+            for name in totals
         }
-        for name, documents, size, tokens in encode(tokenizer, split, separator):
-            writers[name].append(tokens)
+        for name, documents, size, tokens, mask in encode_corpus(options, tokenizer, split, separator):
+            writers[name].append(tokens, mask)
             counts[name] += np.bincount(tokens, minlength=vocab_size)
             for key, more in ("documents", documents), ("tokens", tokens.size), ("bytes", size):
                 totals[name][key] += int(more)
+            if mask is not None:
+                totals[name]["learned"] += int(mask.sum())
         for name, total in totals.items():
             if total["tokens"] == 0:
                 raise InputError(f"nothing in the {name} split; give more text or another --val-fraction")
@@ -130,7 +172,8 @@ def run(options):
     }
     write_text(out / "meta.json", json.dumps(meta, indent=2) + "\n")
     for name, total in totals.items():
-        print(f"{out / name}.tok: {total['tokens']:,} tokens, {total['documents']:,} documents")
+        learned = f", {total['learned']:,} of them learned" if options.chat else ""
+        print(f"{out / name}.tok: {total['tokens']:,} tokens{learned}, {total['documents']:,} documents")
     print(f"vocabulary {vocab_size:,}; unigram entropy of val {meta['val_unigram_entropy']:.2f} nats")
 
 

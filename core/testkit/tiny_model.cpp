@@ -58,17 +58,6 @@ void TinyModel::head(ProgramBuilder& b) const {
   b.output(b.lm_loss(x, o_.tied ? "embedding.weight" : "lm_head.weight"));
 }
 
-void PlainPrecision::lower(const ProductSite& site, Lowering& lowering) const {
-  using I = std::int64_t;
-  switch (site.product) {
-    case Product::output:
-      return lowering.produce("matmul", {site.x, site.weight, site.bias},
-                              {{"transpose_a", I{0}}, {"transpose_b", I{1}}});
-    case Product::input_gradient:
-      return lowering.produce("matmul", {site.dy, site.weight}, {{"transpose_a", I{0}}, {"transpose_b", I{0}}});
-    case Product::weight_gradient:
-      return lowering.produce("matmul", {site.dy, site.x}, {{"transpose_a", I{1}}, {"transpose_b", I{0}}});
-  }
-}
+void PlainPrecision::lower(const ProductSite& site, Lowering& lowering) const { lower_to_matmul(site, lowering); }
 
 }  // namespace quern::testkit

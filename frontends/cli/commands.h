@@ -27,6 +27,7 @@ int train_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int ab_command(const Arguments& arguments);
+int data_command(const Arguments& arguments);
 int config_command(const Arguments& arguments);
 int plugins_command(const Arguments& arguments);
 

@@ -15,6 +15,7 @@ constexpr Command kCommands[] = {
     {"plan", "show what a run will take: memory, work, programs", plan_command},
     {"bench", "time training steps, op by op", bench_command},
     {"ab", "compare runs that differ in some keys", ab_command},
+    {"data", "show what a run trains on", data_command},
     {"config", "show, check and describe configurations", config_command},
     {"plugins", "list and describe plugins", plugins_command},
 };

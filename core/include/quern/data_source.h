@@ -15,7 +15,8 @@ struct Batch {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;    ///< the next token; -1 where it does not count
   std::vector<std::int32_t> positions;  ///< restart with each document when documents are packed
-  std::vector<std::int32_t> documents;  ///< start offsets of documents, ascending, last = token count; empty: one a row
+  /// Start offsets of documents, ascending from 0, last = token count; one starts with each row. Empty: one a row.
+  std::vector<std::int32_t> documents;
 };
 
 class DataSource {
@@ -40,6 +41,10 @@ struct DataRequest {
   Geometry geometry;
   std::uint64_t seed = 0;
   int rank = 0, size = 1;  ///< this rank's share of a global order that does not depend on the number of ranks
+  /// Rows are packed documents that do not see each other: positions restart with each, and no target counts that lies
+  /// in another document than its token. A dataset that cannot tell documents apart throws.
+  bool documents = false;
+  std::int64_t vocabulary = 0;  ///< the model's: the bound of tokens in data that state none; 0: unknown
 };
 
 class Dataset {

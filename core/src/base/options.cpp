@@ -1,6 +1,6 @@
 // Checking and spelling of option values. The rules are the same for TOML, --set and Hugging Face JSON: an integer may
-// stand for a real or a size, nothing else converts, reals are finite, and an empty list is a list of whatever is
-// wanted.
+// stand for a real or a size and a text for a list of one, nothing else converts, reals are finite, and an empty list
+// is a list of whatever is wanted.
 #include "quern/options.h"
 
 #include <algorithm>
@@ -85,6 +85,8 @@ void convert(const OptionSpec& spec, OptionValue& value) {
     value = static_cast<double>(*integer);
   else if (integer && spec.size)
     value = std::to_string(*integer);
+  else if (const auto* text = std::get_if<std::string>(&value); text && wanted == OptionType::text_list)
+    value = text->empty() ? std::vector<std::string>{} : std::vector<std::string>{*text};  // one for a list of one
   else if (const auto* texts = std::get_if<std::vector<std::string>>(&value);
            texts && texts->empty() && wanted == OptionType::real_list)
     value = std::vector<double>{};

@@ -55,6 +55,7 @@ TEST_CASE("values inside their spec pass, edges included") {
   CHECK(problem("rate", std::numeric_limits<double>::denorm_min()) == "");
   CHECK(problem("format", std::string("e4m3")) == "");
   CHECK(problem("names", std::vector<std::string>{"a", ""}) == "");
+  CHECK(problem("names", std::string("one")) == "");  // a text is a list of one
   CHECK(problem("mix.weights", std::vector<double>{0, 2}) == "");
 }
 

@@ -1,5 +1,9 @@
 #include "data/token_dataset.h"
 
+#include <limits>
+#include <utility>
+
+#include "data/file_list.h"
 #include "data/prefetch_source.h"
 #include "data/token_source.h"
 #include "quern/error.h"
@@ -7,28 +11,53 @@
 namespace quern {
 
 OptionTable<TokenDatasetOptions> token_dataset_options() {
-  OptionTable<TokenDatasetOptions> table;
-  table.add("train", &TokenDatasetOptions::train, "token file to train on (scripts/tokenize.py makes it)");
-  table.add("validation", &TokenDatasetOptions::validation, "token file to evaluate on; empty: no evaluation");
+  using O = TokenDatasetOptions;
+  OptionTable<O> table;
+  table.add("train", &O::train,
+            "token files to train on (scripts/tokenize.py makes them): a path or pattern (*, ?, [...]), or a list");
+  table.add("validation", &O::validation, "token files to evaluate on, likewise; empty: no evaluation");
+  table.add("weights", &O::weights, "shares of the entries of `train` in what is seen; empty: every token once a pass")
+      .above(0);
+  table.add("format", &O::format, "auto: quern's token files or LLMQ's BIN.TOK; uint16: bare 16-bit tokens, no header")
+      .one_of({"auto", "uint16"});
+  table.add("separator", &O::separator, "token that ends a document; -1: as the files state it")
+      .at_least(-1)
+      .at_most(std::numeric_limits<std::int32_t>::max());
   return table;
 }
 
+TokenDataset::TokenDataset(TokenDatasetOptions options) : options_(std::move(options)) {
+  if (!options_.weights.empty() && options_.weights.size() != options_.train.size())
+    throw Error(ErrorCode::config, {.where = "data.tokens.weights",
+                                    .what = "number of weights",
+                                    .found = std::to_string(options_.weights.size()),
+                                    .expected = std::to_string(options_.train.size()) + ", one an entry of `train`",
+                                    .next = {}});
+}
+
 std::unique_ptr<DataSource> TokenDataset::open(const DataRequest& request) const {
+  const bool train = request.split == Split::train;
+  TokenFileOptions files{.entries = {},
+                         .weights = train ? options_.weights : std::vector<double>{},
+                         .shuffle = train,
+                         .documents = request.documents,
+                         .reading = {},
+                         .where = train ? "data.tokens.train" : "data.tokens.validation"};
   if (!has(request.split))
     throw Error(ErrorCode::config,
-                {.where = request.split == Split::train ? "data.tokens.train" : "data.tokens.validation",
-                 .what = "no token file is named",
-                 .next = "make one with scripts/tokenize.py"});
-  bool train = request.split == Split::train;
-  auto source = std::make_unique<TokenFileSource>(TokenFileOptions{path(request.split), train}, request.geometry,
-                                                  request.seed, request.rank, request.size);
+                {.where = files.where, .what = "no token file is named", .next = "make one with scripts/tokenize.py"});
+  for (const std::string& entry : entries(request.split)) files.entries.push_back(files_of(entry, files.where));
+  files.reading.format = options_.format == "uint16" ? TokenFormat::uint16 : TokenFormat::by_magic;
+  files.reading.vocabulary = request.vocabulary;
+  if (options_.separator >= 0) files.reading.separator = static_cast<std::int32_t>(options_.separator);
+  auto source = std::make_unique<TokenFileSource>(files, request.geometry, request.seed, request.rank, request.size);
   if (!train) return source;
   return std::make_unique<PrefetchSource>(std::move(source));
 }
 
 void add_token_dataset(Manifest& manifest) {
   manifest.add<Dataset>(
-      "tokens", "token files, one a split", token_dataset_options().specs(),
+      "tokens", "token files, a list for each split", token_dataset_options().specs(),
       [](const OptionValues& values) { return std::make_unique<TokenDataset>(token_dataset_options().bind(values)); });
 }
 

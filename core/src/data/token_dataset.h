@@ -1,7 +1,9 @@
 #pragma once
-// The dataset `tokens`: token files made by scripts/tokenize.py, one a split.
+// The dataset `tokens`: lists of token files, one list a split.
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "quern/data_source.h"
 #include "quern/plugin.h"
@@ -9,19 +11,25 @@
 namespace quern {
 
 struct TokenDatasetOptions {
-  std::string train;
-  std::string validation;
+  std::vector<std::string> train = {};
+  std::vector<std::string> validation = {};
+  std::vector<double> weights = {};
+  std::string format = "auto";
+  std::int64_t separator = -1;
 };
 OptionTable<TokenDatasetOptions> token_dataset_options();
 
 class TokenDataset : public Dataset {
  public:
-  explicit TokenDataset(TokenDatasetOptions options) : options_(std::move(options)) {}
-  bool has(Split split) const override { return !path(split).empty(); }
+  /// A config error when there are weights, but not one for each entry of `train`.
+  explicit TokenDataset(TokenDatasetOptions options);
+  bool has(Split split) const override { return !entries(split).empty(); }
   std::unique_ptr<DataSource> open(const DataRequest& request) const override;
 
  private:
-  const std::string& path(Split split) const { return split == Split::train ? options_.train : options_.validation; }
+  const std::vector<std::string>& entries(Split split) const {
+    return split == Split::train ? options_.train : options_.validation;
+  }
   TokenDatasetOptions options_;
 };
 

@@ -1,38 +1,20 @@
 #include "data/token_file.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <utility>
 
 #include "data/checksum.h"
 #include "data/durable_file.h"
+#include "data/token_header.h"
 #include "quern/error.h"
 
 namespace quern {
 
-static_assert(std::endian::native == std::endian::little, "token files are read in place");
-
 namespace {
 
-constexpr std::size_t kHeaderBytes = 64;
-constexpr char kMagic[] = "QUERNTOK";
-constexpr std::uint32_t kVersion = 1;
-constexpr std::uint32_t kMaskFlag = 1;
 constexpr const char* kPrepareAgain = "prepare the data again";
-
-// Offsets are those of the file.
-struct Header {
-  char magic[8];
-  std::uint32_t version, flags;
-  std::uint64_t token_count;
-  std::uint32_t vocab_size, token_bytes;
-  std::uint64_t checksum;
-  std::int32_t separator;
-  std::uint8_t reserved[20];
-};
-static_assert(sizeof(Header) == kHeaderBytes);
 
 template <class T>
 T load(const std::byte* from) {
@@ -52,99 +34,88 @@ std::size_t copy_checked(const std::byte* from, std::span<std::int32_t> out, std
   return out.size();
 }
 
-constexpr std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
-
 }  // namespace
 
-TokenFile::TokenFile(std::string path) : file_(std::move(path)) { read_header(); }
+TokenFile::TokenFile(std::string path, const TokenReading& reading)
+    : file_(std::move(path)), layout_(token_layout(file_, reading.format)) {
+  std::int64_t widest = layout_.token_bytes == 2 ? 0x10000 : std::numeric_limits<std::int32_t>::max();
+  vocabulary_ = layout_.vocabulary > 0 ? layout_.vocabulary : reading.vocabulary > 0 ? reading.vocabulary : widest;
+  checksum_ = layout_.checksum ? *layout_.checksum : sample_checksum();
+  if (reading.separator) {
+    if (*reading.separator < 0 || *reading.separator >= vocabulary_)
+      refuse("the separator is not in its vocabulary", std::to_string(*reading.separator),
+             "below " + std::to_string(vocabulary_));
+    layout_.separator = reading.separator;
+  }
+}
 
 void TokenFile::refuse(std::string what, std::string found, std::string expected, std::string next) const {
   throw Error(ErrorCode::input, {path(), std::move(what), std::move(found), std::move(expected), std::move(next)});
 }
 
-void TokenFile::read_header() {
-  std::size_t size = file_.bytes().size();
-  if (size < kHeaderBytes)
-    refuse("not a whole token file", std::to_string(size) + " bytes", "at least the 64 bytes of a header",
-           kPrepareAgain);
-  auto header = load<Header>(file_.bytes().data());
-  if (std::memcmp(header.magic, kMagic, sizeof header.magic) != 0)
-    refuse("not a token file", "another magic number", kMagic, "make one with the data preparation script");
-  if (header.version != kVersion)
-    refuse("token file version", std::to_string(header.version), std::to_string(kVersion), kPrepareAgain);
-  if ((header.flags & ~kMaskFlag) != 0) refuse("unknown flags of a token file", std::to_string(header.flags), "0 or 1");
-  if (header.token_bytes != 2 && header.token_bytes != 4)
-    refuse("token_bytes", std::to_string(header.token_bytes), "2 or 4");
-  constexpr std::uint32_t kLargest = std::numeric_limits<std::int32_t>::max();
-  if (header.vocab_size == 0 || header.vocab_size > kLargest)
-    refuse("vocab_size", std::to_string(header.vocab_size), "1 to " + std::to_string(kLargest));
-  if (header.separator < -1 || header.separator >= static_cast<std::int64_t>(header.vocab_size))
-    refuse("separator_token", std::to_string(header.separator),
-           "-1 or a token below " + std::to_string(header.vocab_size));
-  for (std::uint8_t byte : header.reserved)
-    if (byte != 0) refuse("reserved bytes of the header", std::to_string(byte), "zeros");
-  if (header.token_count == 0) refuse("token_count", "0", "at least one token", kPrepareAgain);
-  check_size(header.token_count, header.token_bytes, (header.flags & kMaskFlag) != 0);
-
-  count_ = static_cast<std::int64_t>(header.token_count);
-  vocabulary_ = header.vocab_size;
-  token_bytes_ = header.token_bytes;
-  checksum_ = header.checksum;
-  if (header.separator >= 0) separator_ = header.separator;
-  tokens_ = file_.bytes().data() + kHeaderBytes;
-  if ((header.flags & kMaskFlag) != 0) mask_ = tokens_ + padded(header.token_count * header.token_bytes);
+std::uint64_t TokenFile::sample_checksum() const {
+  constexpr std::uint64_t kPieces = 64, kPieceBytes = 1 << 16;
+  std::uint64_t size = file_.bytes().size();
+  Checksum sum;
+  sum.add(std::as_bytes(std::span(&size, 1)));
+  if (size <= kPieces * kPieceBytes) {
+    sum.add(file_.bytes());
+    return sum.value();
+  }
+  for (std::uint64_t piece = 0; piece < kPieces; ++piece)  // the first and the last bytes among them
+    sum.add(file_.bytes().subspan((size - kPieceBytes) / (kPieces - 1) * piece, kPieceBytes));
+  sum.add(file_.bytes().last(kPieceBytes));
+  return sum.value();
 }
 
-void TokenFile::check_size(std::uint64_t token_count, std::uint32_t token_bytes, bool masked) {
-  constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 56;  // nothing below overflows up to here
-  std::uint64_t size = file_.bytes().size();
-  if (token_count > kMostTokens)
-    refuse("token_count", std::to_string(token_count), "what the file's " + std::to_string(size) + " bytes can hold");
-  std::uint64_t implied = kHeaderBytes + padded(token_count * token_bytes);
-  if (masked) implied += padded((token_count + 7) / 8);
-  if (size != implied)
-    refuse(size < implied ? "file is truncated" : "file is too long", std::to_string(size) + " bytes",
-           std::to_string(implied) + " bytes for " + std::to_string(token_count) + " tokens", kPrepareAgain);
+std::uint32_t TokenFile::token_at(std::int64_t token) const {
+  return layout_.token_bytes == 2 ? load<std::uint16_t>(tokens() + token * 2)
+                                  : load<std::uint32_t>(tokens() + token * 4);
 }
 
 void TokenFile::read(std::int64_t first, std::span<std::int32_t> out) const {
-  if (first < 0 || first > count_ || static_cast<std::int64_t>(out.size()) > count_ - first)
+  if (first < 0 || first > count() || static_cast<std::int64_t>(out.size()) > count() - first)
     fail_internal(path(), "read past the end of a token file");
-  const std::byte* from = tokens_ + static_cast<std::size_t>(first) * token_bytes_;
+  const std::byte* from = tokens() + static_cast<std::size_t>(first) * layout_.token_bytes;
   auto limit = static_cast<std::uint32_t>(vocabulary_);
-  std::size_t bad =
-      token_bytes_ == 2 ? copy_checked<std::uint16_t>(from, out, limit) : copy_checked<std::uint32_t>(from, out, limit);
+  std::size_t bad = layout_.token_bytes == 2 ? copy_checked<std::uint16_t>(from, out, limit)
+                                             : copy_checked<std::uint32_t>(from, out, limit);
   if (bad == out.size()) return;
-  std::uint32_t token = token_bytes_ == 2 ? load<std::uint16_t>(from + bad * 2) : load<std::uint32_t>(from + bad * 4);
-  refuse("token " + std::to_string(first + static_cast<std::int64_t>(bad)) + " is not in the vocabulary",
-         std::to_string(token), "below " + std::to_string(vocabulary_), kPrepareAgain);
+  std::int64_t token = first + static_cast<std::int64_t>(bad);
+  refuse("token " + std::to_string(token) + " is not in the vocabulary", std::to_string(token_at(token)),
+         "below " + std::to_string(vocabulary_), kPrepareAgain);
 }
 
 bool TokenFile::is_target(std::int64_t token) const {
-  if (token < 0 || token >= count_) fail_internal(path(), "target past the end of a token file");
+  if (token < 0 || token >= count()) fail_internal(path(), "target past the end of a token file");
   if (token == 0) return false;
-  return mask_ == nullptr || ((std::to_integer<unsigned>(mask_[token / 8]) >> (token % 8)) & 1u) != 0;
+  return !has_mask() || ((std::to_integer<unsigned>(mask()[token / 8]) >> (token % 8)) & 1u) != 0;
 }
 
-std::optional<std::int64_t> TokenFile::first_target() const {
+std::optional<std::int64_t> TokenFile::first_target(bool within_documents) const {
+  auto starts_document = [&](std::int64_t token) {
+    return layout_.separator && token_at(token - 1) == static_cast<std::uint32_t>(*layout_.separator);
+  };
   std::int64_t token = 1;
-  while (token < count_) {
-    if (is_target(token)) return token;
+  while (token < count()) {
+    if (is_target(token) && !(within_documents && starts_document(token))) return token;
     // Whole words of zeros are passed over at once.
-    bool skip = token % 64 == 0 && token + 64 <= count_ && load<std::uint64_t>(mask_ + token / 8) == 0;
+    bool skip = has_mask() && token % 64 == 0 && token + 64 <= count() && load<std::uint64_t>(mask() + token / 8) == 0;
     token += skip ? 64 : 1;
   }
   return std::nullopt;
 }
 
 void TokenFile::verify() const {
-  std::uint64_t actual = checksum_of(file_.bytes().subspan(kHeaderBytes));
-  if (actual != checksum_)
-    refuse("checksum of the payload", checksum_text(actual), checksum_text(checksum_),
-           "the file is damaged; copy or prepare it again");
+  if (layout_.checksum) {
+    std::uint64_t actual = checksum_of(file_.bytes().subspan(layout_.tokens_at));
+    if (actual != *layout_.checksum)
+      refuse("checksum of the payload", checksum_text(actual), checksum_text(*layout_.checksum),
+             "the file is damaged; copy or prepare it again");
+  }
   std::vector<std::int32_t> buffer(std::size_t{1} << 16);
-  for (std::int64_t first = 0; first < count_; first += static_cast<std::int64_t>(buffer.size())) {
-    auto size = std::min<std::int64_t>(static_cast<std::int64_t>(buffer.size()), count_ - first);
+  for (std::int64_t first = 0; first < count(); first += static_cast<std::int64_t>(buffer.size())) {
+    auto size = std::min<std::int64_t>(static_cast<std::int64_t>(buffer.size()), count() - first);
     read(first, std::span(buffer).first(static_cast<std::size_t>(size)));
   }
 }
@@ -153,17 +124,17 @@ void write_token_file(const std::string& path, const TokenFileContent& content) 
   std::uint32_t token_bytes = content.vocabulary <= 0x10000 ? 2 : 4;
   std::uint64_t count = content.tokens.size();
   if (!content.mask.empty() && content.mask.size() != count) fail_internal(path, "one mask bit a token");
-  std::uint64_t mask_at = padded(count * token_bytes);
-  std::vector<std::byte> payload(mask_at + (content.mask.empty() ? 0 : padded((count + 7) / 8)));
+  std::uint64_t mask_at = padded_to_8(count * token_bytes);
+  std::vector<std::byte> payload(mask_at + (content.mask.empty() ? 0 : padded_to_8((count + 7) / 8)));
   for (std::size_t i = 0; i < count; ++i)
     std::memcpy(payload.data() + i * token_bytes, &content.tokens[i], token_bytes);
   for (std::size_t i = 0; i < content.mask.size(); ++i)
     if (content.mask[i]) payload[mask_at + i / 8] |= std::byte{1} << (i % 8);
 
-  Header header{};
-  std::memcpy(header.magic, kMagic, sizeof header.magic);
-  header.version = kVersion;
-  header.flags = content.mask.empty() ? 0 : kMaskFlag;
+  TokenHeader header{};
+  std::memcpy(header.magic, kTokenFileMagic, sizeof header.magic);
+  header.version = kTokenFileVersion;
+  header.flags = content.mask.empty() ? 0 : kTokenMaskFlag;
   header.token_count = count;
   header.vocab_size = static_cast<std::uint32_t>(content.vocabulary);
   header.token_bytes = token_bytes;

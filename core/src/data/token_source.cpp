@@ -1,72 +1,108 @@
 #include "data/token_source.h"
 
-#include <charconv>
+#include <algorithm>
 #include <limits>
-#include <map>
 #include <sstream>
 #include <utility>
 
 #include "data/checksum.h"
-#include "data/permutation.h"
+#include "data/saved_position.h"
 #include "quern/error.h"
 
 namespace quern {
 
 namespace {
 
-constexpr const char* kStateName = "token-file-1";
-
-// "token-file-1 key=value key=value ..."; an input error when it is not of that form.
-std::map<std::string, std::string> parse_state(const std::string& path, const std::string& state) {
-  std::istringstream in(state);
-  std::string word;
-  std::map<std::string, std::string> fields;
-  bool good = in >> word && word == kStateName;
-  while (good && in >> word) {
-    std::size_t equals = word.find('=');
-    good = equals != std::string::npos && fields.emplace(word.substr(0, equals), word.substr(equals + 1)).second;
-  }
-  if (!good)
-    throw Error(ErrorCode::input, {path, "saved position in the data", "'" + state.substr(0, 80) + "'", kStateName,
-                                   "the checkpoint is of another data source, or damaged"});
-  return fields;
-}
-
-std::uint64_t number_of(const std::string& path, const std::map<std::string, std::string>& fields,
-                        const std::string& key, std::uint64_t below) {
-  auto field = fields.find(key);
-  std::string text = field == fields.end() ? "" : field->second;
-  std::uint64_t value = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value >= below)
-    throw Error(ErrorCode::input, {path, "saved position in the data: " + key, "'" + text + "'",
-                                   "a number below " + std::to_string(below), "the checkpoint is damaged"});
-  return value;
+template <class Range, class Text>
+std::string joined(const Range& range, Text text) {
+  std::string list;
+  for (const auto& item : range) list.append(list.empty() ? "" : ",").append(text(item));
+  return list;
 }
 
 }  // namespace
 
 TokenFileSource::TokenFileSource(const TokenFileOptions& options, Geometry geometry, std::uint64_t seed, int rank,
                                  int size)
-    : file_(options.path),
-      geometry_(geometry),
+    : geometry_(geometry),
       seed_(seed),
       rank_(static_cast<std::uint64_t>(rank)),
       size_(static_cast<std::uint64_t>(size)),
-      shuffle_(options.shuffle) {
-  if (geometry.batch < 1 || geometry.sequence < 1 || rank < 0 || rank >= size)
-    fail_internal("TokenFileSource", "geometry or rank out of range");
-  windows_ = (file_.count() - 1) / geometry.sequence;
-  if (windows_ == 0)
-    throw Error(ErrorCode::input,
-                {file_.path(), "shorter than one sequence", std::to_string(file_.count()) + " tokens",
-                 "at least " + std::to_string(geometry.sequence + 1), "use a shorter sequence or more data"});
-  auto target = file_.first_target();
-  if (!target || *target > windows_ * geometry.sequence)
-    throw Error(ErrorCode::input, {file_.path(), "no token of any whole sequence counts in the loss", "all masked",
-                                   "at least one target", "check the loss mask of the data preparation"});
+      shuffle_(options.shuffle),
+      documents_(options.documents),
+      where_(options.where),
+      groups_(open(options, geometry.sequence)),
+      order_(group_windows(), options.weights, options.shuffle, seed, "data.tokens.weights") {
+  if (geometry.batch < 1 || rank < 0 || rank >= size) fail_internal("TokenFileSource", "batch or rank out of range");
+  check_files();
+  check_targets();
+  description_ = describe();
   window_.resize(static_cast<std::size_t>(geometry.sequence) + 1);
 }
+
+// ---- files ----
+
+std::vector<TokenFileSource::Group> TokenFileSource::open(const TokenFileOptions& options, std::int64_t sequence) {
+  if (sequence < 1) fail_internal("TokenFileSource", "sequence out of range");
+  std::vector<Group> groups;
+  for (const std::vector<std::string>& entry : options.entries) {
+    if (groups.empty() || !options.weights.empty()) groups.emplace_back();
+    Group& group = groups.back();
+    for (const std::string& path : entry) {
+      TokenFile file(path, options.reading);
+      auto windows = static_cast<std::uint64_t>((file.count() - 1) / sequence);
+      if (windows == 0)
+        throw Error(ErrorCode::input,
+                    {path, "shorter than one sequence", std::to_string(file.count()) + " tokens",
+                     "at least " + std::to_string(sequence + 1), "use a shorter sequence or more data"});
+      std::uint64_t begin = group.empty() ? 0 : group.back().end;
+      group.push_back({std::move(file), begin, begin + windows});
+    }
+  }
+  if (groups.empty() || groups.front().empty()) fail_internal("TokenFileSource", "no files");
+  if (!options.weights.empty() && options.weights.size() != groups.size())
+    fail_internal("TokenFileSource", "one weight an entry");
+  return groups;
+}
+
+std::vector<std::uint64_t> TokenFileSource::group_windows() const {
+  std::vector<std::uint64_t> windows;
+  for (const Group& group : groups_) windows.push_back(group.back().end);
+  return windows;
+}
+
+void TokenFileSource::check_files() {
+  const TokenFile* stated = nullptr;
+  for (const Group& group : groups_)
+    for (const auto& [file, begin, end] : group) {
+      if (documents_ && !file.separator())
+        throw Error(ErrorCode::input, {file.path(), "documents cannot be told apart", "no separator token in the file",
+                                       "one, since data.documents is \"masked\"",
+                                       "set data.tokens.separator, or data.documents = \"joined\""});
+      vocabulary_ = std::max(vocabulary_, file.vocabulary());
+      if (!file.states_vocabulary()) continue;
+      if (stated && file.vocabulary() != stated->vocabulary())
+        throw Error(ErrorCode::input, {file.path(), "another vocabulary than that of " + stated->path(),
+                                       std::to_string(file.vocabulary()), std::to_string(stated->vocabulary()),
+                                       "prepare all files with one tokenizer"});
+      stated = &file;
+    }
+}
+
+void TokenFileSource::check_targets() const {
+  for (const Group& group : groups_)
+    for (const auto& [file, begin, end] : group) {
+      auto target = file.first_target(documents_);
+      if (target && *target <= static_cast<std::int64_t>(end - begin) * geometry_.sequence) return;
+    }
+  const std::string& first = groups_.front().front().file.path();
+  bool one = groups_.size() == 1 && groups_.front().size() == 1;
+  throw Error(ErrorCode::input, {one ? first : where_ + ": " + first + " and the others",
+                                 "no token of any whole sequence counts in the loss", "all masked",
+                                 "at least one target", "check the loss mask of the data preparation"});
+}
+
+// ---- batches ----
 
 void TokenFileSource::next(Batch& batch) {
   auto tokens = static_cast<std::size_t>(geometry_.tokens());
@@ -76,54 +112,66 @@ void TokenFileSource::next(Batch& batch) {
   batch.documents.clear();
   for (std::int64_t row = 0; row < geometry_.batch; ++row)
     read_window(place_ + static_cast<std::uint64_t>(row) * size_ + rank_, row, batch);
+  if (documents_) batch.documents.push_back(static_cast<std::int32_t>(tokens));
   place_ += static_cast<std::uint64_t>(geometry_.batch) * size_;
 }
 
 void TokenFileSource::read_window(std::uint64_t place, std::int64_t row, Batch& batch) {
-  auto windows = static_cast<std::uint64_t>(windows_);
-  std::uint64_t window = place % windows;
-  if (shuffle_) window = permuted(window, windows, seed_, static_cast<std::uint32_t>(place / windows));
-  std::int64_t first = static_cast<std::int64_t>(window) * geometry_.sequence;
-  file_.read(first, window_);
+  const WindowOrder::Window window = order_.at(place);
+  const Group& group = groups_[window.group];
+  auto part = std::upper_bound(group.begin(), group.end(), window.index,
+                               [](std::uint64_t index, const Part& part) { return index < part.end; });
+  const TokenFile& file = part->file;
+  std::int64_t first = static_cast<std::int64_t>(window.index - part->begin) * geometry_.sequence;
+  file.read(first, window_);
   auto at = static_cast<std::size_t>(row * geometry_.sequence);
+  std::size_t document = 0;
   for (std::size_t i = 0; i + 1 < window_.size(); ++i) {
+    const bool ends = documents_ && window_[i] == *file.separator();
+    const bool counts = !ends && file.is_target(first + static_cast<std::int64_t>(i) + 1);
+    if (documents_ && i == document) batch.documents.push_back(static_cast<std::int32_t>(at + i));
     batch.tokens[at + i] = window_[i];
-    batch.targets[at + i] = file_.is_target(first + static_cast<std::int64_t>(i) + 1) ? window_[i + 1] : -1;
-    batch.positions[at + i] = static_cast<std::int32_t>(i);
+    batch.targets[at + i] = counts ? window_[i + 1] : -1;
+    batch.positions[at + i] = static_cast<std::int32_t>(i - document);
+    if (ends) document = i + 1;
   }
 }
 
-std::string TokenFileSource::save_state() const {
-  auto windows = static_cast<std::uint64_t>(windows_);
+// ---- positions ----
+
+std::string TokenFileSource::describe() const {
+  std::vector<const TokenFile*> files;
+  for (const Group& group : groups_)
+    for (const Part& part : group) files.push_back(&part.file);
   std::ostringstream out;
-  out << kStateName << " checksum=" << checksum_text(file_.checksum()) << " tokens=" << file_.count()
-      << " sequence=" << geometry_.sequence << " order=" << (shuffle_ ? "shuffled" : "sequential") << " seed=" << seed_
-      << " epoch=" << place_ / windows << " window=" << place_ % windows;
+  out << "checksum=" << joined(files, [](const TokenFile* file) { return checksum_text(file->checksum()); })
+      << " tokens=" << joined(files, [](const TokenFile* file) { return std::to_string(file->count()); })
+      << " sequence=" << geometry_.sequence << " order=" << (shuffle_ ? "shuffled" : "sequential") << " seed=" << seed_;
+  if (!order_.shares().empty())
+    out << " shares=" << joined(order_.shares(), [](std::uint64_t share) { return std::to_string(share); });
+  if (documents_)
+    out << " separator=" << joined(files, [](const TokenFile* file) { return std::to_string(*file->separator()); });
   return out.str();
 }
 
+std::string TokenFileSource::save_state() const {
+  auto windows = order_.windows();
+  return std::string(kPositionName) + " " + description_ + " epoch=" + std::to_string(place_ / windows) +
+         " window=" + std::to_string(place_ % windows);
+}
+
 void TokenFileSource::load_state(const std::string& state) {
-  auto fields = parse_state(file_.path(), state);
-  auto same = [&](const std::string& key, const std::string& now, const std::string& what, const std::string& next) {
-    auto saved = fields.find(key);
-    if (saved == fields.end() || saved->second != now)
-      throw Error(ErrorCode::input, {file_.path(), what, now,
-                                     saved == fields.end() ? "a value in the saved position" : saved->second, next});
-  };
-  const std::string kData = "give the run the data that the checkpoint was made with, or start a new run";
-  same("checksum", checksum_text(file_.checksum()), "the data changed since the checkpoint: checksum", kData);
-  same("tokens", std::to_string(file_.count()), "the data changed since the checkpoint: tokens", kData);
-  same("sequence", std::to_string(geometry_.sequence), "the sequence length changed since the checkpoint",
-       "restore it, or start a new run");
-  same("order", shuffle_ ? "shuffled" : "sequential", "the order of the data changed since the checkpoint",
-       "restore it, or start a new run");
-  if (shuffle_)
-    same("seed", std::to_string(seed_), "the seed changed since the checkpoint", "restore it, or start a new run");
-  auto windows = static_cast<std::uint64_t>(windows_);
-  std::uint64_t window = number_of(file_.path(), fields, "window", windows);
-  std::uint64_t epoch = number_of(file_.path(), fields, "epoch", std::numeric_limits<std::uint32_t>::max());
+  std::vector<std::string> paths;
+  for (const Group& group : groups_)
+    for (const Part& part : group) paths.push_back(part.file.path());
+  const SavedPosition saved(where_, state);
+  const SavedPosition now(where_, std::string(kPositionName) + " " + description_);
+  saved.require_same(now, paths, shuffle_);
+  const std::uint64_t windows = order_.windows();
+  const std::uint64_t window = saved.number("window", windows);
+  const std::uint64_t epoch = saved.number("epoch", std::numeric_limits<std::uint32_t>::max());
   if (epoch > (std::numeric_limits<std::uint64_t>::max() - window) / windows)
-    fail_internal(file_.path(), "position out of range");
+    fail_internal(where_, "position out of range");
   place_ = epoch * windows + window;
 }
 

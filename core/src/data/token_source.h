@@ -1,49 +1,71 @@
 #pragma once
-// Micro-batches out of a token file: windows of sequence + 1 tokens at stride `sequence`, in an order that is shuffled
-// anew each epoch. All ranks walk one global order, so the number of ranks and the micro-batch size only group it.
+// Micro-batches out of token files: windows of sequence + 1 tokens at stride `sequence` of each file, in an order that
+// is shuffled anew each pass. All ranks walk one global order, so the number of ranks and the micro-batch size only
+// group it.
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "data/token_file.h"
+#include "data/window_order.h"
 #include "quern/data_source.h"
 
 namespace quern {
 
 struct TokenFileOptions {
-  std::string path;
-  bool shuffle = true;  ///< false: the file's order, for validation
+  std::vector<std::vector<std::string>> entries;  ///< files by entry of the config's list
+  std::vector<double> weights = {};               ///< of the entries; empty: every window once a pass
+  bool shuffle = true;                            ///< false: the files' order, for validation
+  bool documents = false;                         ///< see DataRequest
+  TokenReading reading = {};
+  std::string where = {};  ///< config key of the list, for messages
 };
 
 class TokenFileSource : public DataSource {
  public:
-  /// Rank `rank` of `size` takes places rank, rank + size, ... of the global order. An input error when the file is
-  /// shorter than one sequence or no target counts.
+  /// Rank `rank` of `size` takes places rank, rank + size, ... of the global order. An input error when a file is
+  /// shorter than one sequence, files are of different vocabularies, documents are asked for and a file has no
+  /// separator, or no target counts.
   TokenFileSource(const TokenFileOptions& options, Geometry geometry, std::uint64_t seed, int rank = 0, int size = 1);
 
-  std::int64_t vocabulary() const override { return file_.vocabulary(); }
-  std::int64_t epoch_tokens() const override { return windows_ * geometry_.sequence; }
-  /// Positions count from 0 in each row; `documents` stays empty. A batch may end one epoch and begin the next.
+  std::int64_t vocabulary() const override { return vocabulary_; }
+  std::int64_t epoch_tokens() const override { return windows() * geometry_.sequence; }
+  /// A batch may end one pass and begin the next.
   void next(Batch& batch) override;
   /// The same on all ranks that took as many batches.
   std::string save_state() const override;
-  /// Accepts another batch and rank count; refuses another file, sequence, seed or order.
+  /// Accepts another batch and rank count, and files that moved; refuses other files, another sequence, seed or order.
   void load_state(const std::string& state) override;
 
-  /// Windows of one epoch.
-  std::int64_t windows() const { return windows_; }
-  const TokenFile& file() const { return file_; }
+  /// Windows of one pass.
+  std::int64_t windows() const { return static_cast<std::int64_t>(order_.windows()); }
 
  private:
+  /// A file and where its windows are in its group.
+  struct Part {
+    TokenFile file;
+    std::uint64_t begin, end;
+  };
+  using Group = std::vector<Part>;
+
+  static std::vector<Group> open(const TokenFileOptions& options, std::int64_t sequence);
+  std::vector<std::uint64_t> group_windows() const;
+  void check_files();
+  void check_targets() const;
+  std::string describe() const;
   void read_window(std::uint64_t place, std::int64_t row, Batch& batch);
 
-  TokenFile file_;
   Geometry geometry_;
   std::uint64_t seed_;
   std::uint64_t rank_, size_;
-  bool shuffle_;
-  std::int64_t windows_ = 0;
-  std::uint64_t place_ = 0;  ///< in the global order over all epochs: the first that no rank has taken
+  bool shuffle_, documents_;
+  std::string where_;
+  std::vector<Group> groups_;
+  WindowOrder order_;
+  std::int64_t vocabulary_ = 0;
+  std::string description_;  ///< of the data and their order: what a saved position must agree with
+  std::uint64_t place_ = 0;  ///< in the global order over all passes: the first that no rank has taken
   std::vector<std::int32_t> window_;
 };
 

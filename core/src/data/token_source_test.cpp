@@ -32,6 +32,10 @@ std::string make_file(const TestDirectory& directory, std::int64_t count, bool m
   return path;
 }
 
+TokenFileOptions only(const std::string& path, bool shuffle = true) {
+  return {.entries = {{path}}, .shuffle = shuffle, .where = "data.tokens.train"};
+}
+
 std::vector<Batch> take(DataSource& source, int batches) {
   std::vector<Batch> taken(static_cast<std::size_t>(batches));
   for (Batch& batch : taken) source.next(batch);
@@ -111,7 +115,7 @@ TEST_CASE("a permutation reaches every place once, at every size") {
 TEST_CASE("rows are windows, targets the next tokens, masked by the target") {
   TestDirectory directory;
   std::string path = make_file(directory, 41);
-  TokenFileSource source({path, false}, {2, 10}, 1);
+  TokenFileSource source(only(path, false), {2, 10}, 1);
   CHECK(source.windows() == 4);  // the last one ends exactly at the file's end
   CHECK(source.epoch_tokens() == 40);
   CHECK(source.vocabulary() == kVocabulary);
@@ -133,14 +137,14 @@ TEST_CASE("an epoch visits every window once, and epochs and seeds differ") {
   TestDirectory directory;
   std::string path = make_file(directory, 501);
   for (std::int64_t batch : {1, 3, 7, 64}) {  // 64 exceeds the epoch and wraps
-    TokenFileSource source({path}, {batch, 10}, 9);
+    TokenFileSource source(only(path), {batch, 10}, 9);
     auto windows = windows_of(take(source, static_cast<int>(200 / batch + 1)), 10);
     std::vector<std::vector<std::int32_t>> epochs;
     for (std::size_t at = 0; at + 50 <= windows.size(); at += 50)
       epochs.emplace_back(windows.begin() + static_cast<long>(at), windows.begin() + static_cast<long>(at) + 50);
     REQUIRE(epochs.size() >= 2);
     CHECK(epochs[0] != epochs[1]);
-    TokenFileSource other({path}, {50, 10}, 10);
+    TokenFileSource other(only(path), {50, 10}, 10);
     CHECK(windows_of(take(other, 1), 10) != epochs[0]);
     for (auto epoch : epochs) {
       std::sort(epoch.begin(), epoch.end());
@@ -152,10 +156,10 @@ TEST_CASE("an epoch visits every window once, and epochs and seeds differ") {
 TEST_CASE("resuming anywhere continues as if never interrupted") {
   TestDirectory directory;
   std::string path = make_file(directory, 173);
-  TokenFileSource straight({path}, {3, 10}, 5);
+  TokenFileSource straight(only(path), {3, 10}, 5);
   for (int point = 0; point < 15; ++point) {
     std::string state = straight.save_state();
-    TokenFileSource resumed({path}, {3, 10}, 5);
+    TokenFileSource resumed(only(path), {3, 10}, 5);
     resumed.load_state(state);
     CHECK(resumed.save_state() == state);
     auto ahead = take(resumed, 8);
@@ -170,18 +174,18 @@ TEST_CASE("resuming anywhere continues as if never interrupted") {
 TEST_CASE("ranks and batch sizes only group one order, also across a resume") {
   TestDirectory directory;
   std::string path = make_file(directory, 173);
-  TokenFileSource one({path}, {12, 10}, 5);
+  TokenFileSource one(only(path), {12, 10}, 5);
   auto order = windows_of(take(one, 4), 10);
   std::vector<std::int32_t> grouped;
   std::string state;
   {
-    TokenFileSource alone({path}, {6, 10}, 5);
+    TokenFileSource alone(only(path), {6, 10}, 5);
     grouped = windows_of(take(alone, 2), 10);
     state = alone.save_state();
   }
   std::vector<std::vector<std::int32_t>> ranks;
   for (int rank = 0; rank < 4; ++rank) {
-    TokenFileSource source({path}, {3, 10}, 5, rank, 4);
+    TokenFileSource source(only(path), {3, 10}, 5, rank, 4);
     source.load_state(state);
     ranks.push_back(windows_of(take(source, 3), 10));
     CHECK(source.save_state().find("window=14") != std::string::npos);  // 48 windows taken of 17 an epoch
@@ -194,12 +198,15 @@ TEST_CASE("ranks and batch sizes only group one order, also across a resume") {
 TEST_CASE("other data, another sequence, order or seed and damaged positions are refused") {
   TestDirectory directory;
   std::string path = make_file(directory, 173);
-  TokenFileSource source({path}, {3, 10}, 5);
+  TokenFileSource source(only(path), {3, 10}, 5);
   take(source, 2);
   const std::string state = source.save_state();
-  holds(refusal([&] { TokenFileSource({path}, {3, 11}, 5).load_state(state); }), "sequence length changed");
-  holds(refusal([&] { TokenFileSource({path}, {3, 10}, 6).load_state(state); }), "seed changed");
-  holds(refusal([&] { TokenFileSource({path, false}, {3, 10}, 5).load_state(state); }), "order of the data changed");
+  holds(refusal([&] { TokenFileSource(only(path), {3, 11}, 5).load_state(state); }), "sequence length changed");
+  holds(refusal([&] { TokenFileSource(only(path), {3, 10}, 6).load_state(state); }), "seed changed");
+  holds(refusal([&] {
+          TokenFileSource(only(path, false), {3, 10}, 5).load_state(state);
+        }),
+        "order of the data changed");
   for (const std::string bad : {"", "token-file-2 x=1", "token-file-1", "token-file-1 x", "\xff\xfe"})
     CHECK_MESSAGE(refusal([&] { source.load_state(bad); }) != "accepted", bad);
   auto with = [&](const std::string& key, const std::string& value) {
@@ -213,24 +220,24 @@ TEST_CASE("other data, another sequence, order or seed and damaged positions are
   for (const char* bad : {"4294967296", "1e3"}) holds(refusal([&] { source.load_state(with("epoch", bad)); }), "epoch");
   CHECK(source.save_state() == state);  // a refusal changes nothing
   make_file(directory, 173, false);
-  holds(refusal([&] { TokenFileSource({path}, {3, 10}, 5).load_state(state); }), "changed since the checkpoint");
+  holds(refusal([&] { TokenFileSource(only(path), {3, 10}, 5).load_state(state); }), "changed since the checkpoint");
 }
 
 TEST_CASE("files that cannot train are refused at the start") {
   TestDirectory directory;
   std::string path = make_file(directory, 10);
-  holds(refusal([&] { TokenFileSource source({path}, {1, 10}, 1); }), "shorter than one sequence");
+  holds(refusal([&] { TokenFileSource source(only(path), {1, 10}, 1); }), "shorter than one sequence");
   make_file(directory, 11);
-  TokenFileSource({path}, {1, 10}, 1);
+  TokenFileSource(only(path), {1, 10}, 1);
   TokenFileContent masked{std::vector<std::int32_t>(25, 1), std::vector<bool>(25), 2};
   write_token_file(path, masked);
-  holds(refusal([&] { TokenFileSource source({path}, {1, 10}, 1); }), "no token of any whole sequence counts");
+  holds(refusal([&] { TokenFileSource source(only(path), {1, 10}, 1); }), "no token of any whole sequence counts");
   masked.mask[24] = true;  // behind the last whole sequence
   write_token_file(path, masked);
-  holds(refusal([&] { TokenFileSource source({path}, {1, 10}, 1); }), "no token of any whole sequence counts");
+  holds(refusal([&] { TokenFileSource source(only(path), {1, 10}, 1); }), "no token of any whole sequence counts");
   masked.mask[20] = true;
   write_token_file(path, masked);
-  TokenFileSource({path}, {1, 10}, 1);
+  TokenFileSource(only(path), {1, 10}, 1);
 }
 
 TEST_CASE("a token outside the vocabulary is refused when its batch is made") {
@@ -242,7 +249,7 @@ TEST_CASE("a token outside the vocabulary is refused when its batch is made") {
     std::uint32_t bad = kVocabulary;
     file.write(reinterpret_cast<const char*>(&bad), 4);
   }
-  TokenFileSource source({path, false}, {2, 10}, 1);
+  TokenFileSource source(only(path, false), {2, 10}, 1);
   Batch batch;
   source.next(batch);
   std::string state = source.save_state();
@@ -253,8 +260,8 @@ TEST_CASE("a token outside the vocabulary is refused when its batch is made") {
 TEST_CASE("reading ahead gives the same batches and positions") {
   TestDirectory directory;
   std::string path = make_file(directory, 173);
-  TokenFileSource direct({path}, {3, 10}, 5);
-  PrefetchSource ahead(std::make_unique<TokenFileSource>(TokenFileOptions{path}, Geometry{3, 10}, 5));
+  TokenFileSource direct(only(path), {3, 10}, 5);
+  PrefetchSource ahead(std::make_unique<TokenFileSource>(only(path), Geometry{3, 10}, 5));
   CHECK(ahead.vocabulary() == direct.vocabulary());
   CHECK(ahead.epoch_tokens() == direct.epoch_tokens());
   Batch got, want;
@@ -298,7 +305,7 @@ TEST_CASE("a source that reads ahead can be dropped at any time") {
   TestDirectory directory;
   std::string path = make_file(directory, 173);
   for (int taken = 0; taken < 6; ++taken) {
-    PrefetchSource source(std::make_unique<TokenFileSource>(TokenFileOptions{path}, Geometry{3, 10}, 5));
+    PrefetchSource source(std::make_unique<TokenFileSource>(only(path), Geometry{3, 10}, 5));
     take(source, taken);
   }
 }

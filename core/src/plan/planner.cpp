@@ -399,9 +399,12 @@ class Planner {
     if (refusals_.empty()) return;
     std::string list;
     for (const std::string& refusal : refusals_) list += "\n  " + refusal;
-    throw Error(ErrorCode::resources, {.where = "device " + parts_.device.traits().id,
-                                       .what = "cannot run this model:" + list,
-                                       .next = "choose another device, precision or model"});
+    throw Error(ErrorCode::resources,
+                {.where = "device " + parts_.device.traits().id,
+                 .what = "cannot run this model:" + list,
+                 .next = plan_.options.documents ? "choose another device, precision or model, or data.documents = "
+                                                   "\"joined\" if attention is what it refuses"
+                                                 : "choose another device, precision or model"});
   }
 
   const PlanParts& parts_;

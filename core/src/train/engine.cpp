@@ -9,6 +9,21 @@
 
 namespace quern {
 
+namespace {
+
+// Kernels trust the offsets, so a data source that gives others is stopped here.
+void check_documents(const std::vector<std::int32_t>& starts, const Geometry& geometry) {
+  bool good = starts.size() > 1 && starts.front() == 0 && starts.back() == geometry.tokens();
+  for (std::size_t i = 1; good && i < starts.size(); ++i)
+    good = starts[i - 1] < starts[i] && starts[i] <= (starts[i - 1] / geometry.sequence + 1) * geometry.sequence;
+  if (!good)
+    fail_internal("engine",
+                  "the batch's documents are not ascending offsets from 0 to the number of tokens, one at "
+                  "the start of each row");
+}
+
+}  // namespace
+
 Engine::Engine(Device& device, Plan plan) : device_(device), plan_(std::move(plan)) {
   compute_ = device_.stream(StreamKind::compute);
   arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
@@ -173,7 +188,9 @@ void Engine::upload(const Batch& batch, const StepState& state) {
   send("positions", batch.positions.data(), batch.positions.size() * 4);
   if (plan_.options.documents) {
     std::vector<std::int32_t> documents = batch.documents;
-    if (documents.empty())  // one document a row
+    if (!documents.empty())
+      check_documents(documents, plan_.options.geometry);
+    else  // one document a row
       for (std::int64_t row = 0; row <= plan_.options.geometry.batch; ++row)
         documents.push_back(static_cast<std::int32_t>(row * plan_.options.geometry.sequence));
     documents.resize(static_cast<std::size_t>(tokens) + 1, static_cast<std::int32_t>(tokens));

@@ -4,6 +4,14 @@
 
 namespace quern {
 
+OptionTable<DataOptions> data_options() {
+  OptionTable<DataOptions> t;
+  t.add("documents", &DataOptions::documents,
+        "joined: a row is one text; masked: its documents do not see each other, positions restart with each")
+      .one_of({"joined", "masked"});
+  return t;
+}
+
 OptionTable<TrainOptions> train_options() {
   OptionTable<TrainOptions> t;
   t.add("steps", &TrainOptions::steps, "optimizer steps of the run").at_least(1);

@@ -10,6 +10,12 @@
 
 namespace quern {
 
+/// [data], beside its id
+struct DataOptions {
+  std::string documents = "joined";
+};
+OptionTable<DataOptions> data_options();
+
 /// [train]
 struct TrainOptions {
   std::int64_t steps = 1000;

@@ -83,7 +83,7 @@ SectionSchema parallel_section() {
 std::vector<SectionSchema> run_schemas() {
   return {
       model_section(),
-      selecting(section_of("data", "Where tokens come from.", OptionTable<NoOptions>()), "data", "tokens"),
+      selecting(section_of("data", "Where tokens come from.", data_options()), "data", "tokens"),
       section_of("train", "Sizes and length of the run.", train_options()),
       selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw"),
       selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),

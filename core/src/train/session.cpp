@@ -6,6 +6,7 @@ namespace quern {
 
 Session::Session(const ResolvedConfig& resolved, PluginHost& host)
     : config(resolved),
+      data(data_options().bind(config.section("data"))),
       train(train_options().bind(config.section("train"))),
       optimizer_options(quern::optimizer_options().bind(config.section("optimizer"))),
       parallel(parallel_options().bind(config.section("parallel"))),
@@ -50,9 +51,20 @@ PlanOptions Session::plan_options() const {
                    .gradients = {memory.gradients, sharding(parallel.shard_gradients)},
                    .weights = {memory.weights, sharding(parallel.shard_weights)},
                    .activations = {memory.activations, Sharding::none}};
+  options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;
   options.uploads = static_cast<int>(train.accumulation) + 1;
   return options;
+}
+
+std::unique_ptr<DataSource> Session::open_data(Split split) const {
+  DataRequest request;
+  request.split = split;
+  request.geometry = {train.micro_batch, train.sequence};
+  request.seed = static_cast<std::uint64_t>(train.seed);
+  request.documents = data.documents == "masked";
+  request.vocabulary = model->traits().vocabulary;
+  return dataset->open(request);
 }
 
 }  // namespace quern

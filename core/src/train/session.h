@@ -17,6 +17,7 @@ struct Session {
   Session(const ResolvedConfig& config, PluginHost& host);
 
   const ResolvedConfig& config;
+  DataOptions data;
   TrainOptions train;
   OptimizerOptions optimizer_options;
   ParallelOptions parallel;
@@ -36,6 +37,8 @@ struct Session {
 
   PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()}; }
   PlanOptions plan_options() const;
+  /// Opens a split as this run needs it, this rank's share of it.
+  std::unique_ptr<DataSource> open_data(Split split) const;
 };
 
 }  // namespace quern

@@ -87,11 +87,8 @@ void Trainer::log(const LogEvent& event) {
 // ---- start ----
 
 void Trainer::open_data() {
-  Geometry geometry = engine_.plan().options.geometry;
-  auto seed = static_cast<std::uint64_t>(session_.train.seed);
-  data_ = session_.dataset->open({Split::train, geometry, seed, 0, 1});
-  if (session_.dataset->has(Split::validation))
-    validation_ = session_.dataset->open({Split::validation, geometry, seed, 0, 1});
+  data_ = session_.open_data(Split::train);
+  if (session_.dataset->has(Split::validation)) validation_ = session_.open_data(Split::validation);
   std::int64_t vocabulary = session_.model->traits().vocabulary;
   for (const DataSource* source : {data_.get(), validation_.get()})
     if (source && source->vocabulary() > vocabulary)
