@@ -1,5 +1,7 @@
 #include "cuda_device.h"
 
+#include <nvtx3/nvToolsExt.h>
+
 #include <array>
 #include <exception>
 
@@ -295,6 +297,21 @@ double CudaDevice::elapsed(Event from, Event to) {
   QUERN_CUDA(cudaEventElapsedTime(&milliseconds, as_event(from), as_event(to)));
   return milliseconds;
 }
+
+// ---- observation ----
+
+Telemetry CudaDevice::telemetry() {
+  need_open("telemetry");
+  if (!telemetry_) {
+    char bus_id[32] = {};
+    QUERN_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, ordinal_));
+    telemetry_ = std::make_unique<GpuTelemetry>(bus_id);
+  }
+  return telemetry_->read();
+}
+
+void CudaDevice::begin_range(const char* name) { nvtxRangePushA(name); }
+void CudaDevice::end_range() { nvtxRangePop(); }
 
 // ---- state ----
 
