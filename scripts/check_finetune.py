@@ -8,7 +8,7 @@ text is this repository's own pages, a token a byte (or --tokens FILE). What mus
 
 - both checkpoints train alike, bit for bit;
 - the first step's loss is the one that transformers computes in bf16 from the same weights and micro-batches;
-- the loss falls, and the export, loaded into transformers, has that lower loss too.
+- the export, loaded into transformers, has a lower loss on the first step's micro-batches than the weights had.
 
 Needs torch, transformers and numpy, and xxhash without --tokens.
 """
@@ -123,7 +123,7 @@ def main():
         faults.append("whole and sharded checkpoints trained differently")
     if not math.isclose(first, before, rel_tol=LOSS_TOLERANCE):
         faults.append("the first loss is not that of transformers")
-    if not (last < first and after < before):
+    if not after < before:  # on the same text; from step to step the text differs
         faults.append("the loss did not fall")
     print("; ".join(faults) if faults else "ok")
     return 1 if faults else 0
