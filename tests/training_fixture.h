@@ -1,5 +1,5 @@
 #pragma once
-// An engine on the CPU device for a tiny model, and what tests read from it.
+// An engine for a tiny model, on the CPU device unless said otherwise, and what tests read from it.
 
 #include <map>
 #include <memory>
@@ -40,11 +40,13 @@ inline Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std
 class TinyRun {
  public:
   TinyRun(testkit::TinyModelOptions form, PlanOptions options, DType dtype = DType::f32)
-      : model_(form), precision_(dtype), device_(cpu_device()) {
-    options.uploads = 4;
-    engine_ =
-        std::make_unique<Engine>(*device_, make_plan({model_, precision_, *device_, optimizer_, custom_ops_}, options));
-    initialise_weights(*engine_, 7);
+      : model_(form), precision_(dtype), own_device_(cpu_device()), device_(*own_device_) {
+    start(std::move(options));
+  }
+  /// `device` is open and outlives the run.
+  TinyRun(testkit::TinyModelOptions form, PlanOptions options, DType dtype, Device& device)
+      : model_(form), precision_(dtype), device_(device) {
+    start(std::move(options));
   }
   Engine& engine() { return *engine_; }
   const Plan& plan() const { return engine_->plan(); }
@@ -71,11 +73,19 @@ class TinyRun {
   }
 
  private:
+  void start(PlanOptions options) {
+    options.uploads = 4;
+    engine_ =
+        std::make_unique<Engine>(device_, make_plan({model_, precision_, device_, optimizer_, custom_ops_}, options));
+    initialise_weights(*engine_, 7);
+  }
+
   testkit::TinyModel model_;
   testkit::PlainPrecision precision_;
   AdamW optimizer_{AdamWOptions{}};
   std::vector<OpSpec> custom_ops_;
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<Device> own_device_;
+  Device& device_;
   std::unique_ptr<Engine> engine_;
 };
 

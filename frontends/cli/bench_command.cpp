@@ -16,9 +16,10 @@ int bench_command(const Arguments& arguments) {
   po::options_description options("options");
   options.add_options()("steps", po::value<std::int64_t>()->default_value(5),
                         "optimizer steps to time, after one to warm up")(
+      "measure-peaks", "measure the device's memory and matmul rates first, and report shares of them too")(
       "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too");
   std::optional<RunArguments> run =
-      parse_run("quern bench FILE [--steps N] [--json OUT] [--set a.b=v]...", options, arguments);
+      parse_run("quern bench FILE [--steps N] [--measure-peaks] [--json OUT] [--set a.b=v]...", options, arguments);
   if (!run) return 0;
   std::int64_t steps = run->values["steps"].as<std::int64_t>();
   if (steps < 1)
@@ -28,7 +29,7 @@ int bench_command(const Arguments& arguments) {
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
-  BenchResult result = run_bench(session, steps);
+  BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
   std::cout << bench_table(result, session.device->traits(), session.precision->traits().matmul);
   if (!run->values.count("json")) return 0;
   std::string path = run->values["json"].as<std::string>();

@@ -78,6 +78,18 @@ class Graph {
   virtual void launch(Stream stream) = 0;
 };
 
+/// A figure that the hardware gives of itself: {"power", 640.2, "W"}.
+struct Reading {
+  std::string name;
+  double value = 0;
+  std::string unit;  ///< empty: a count
+};
+struct Telemetry {
+  std::vector<Reading> readings;
+  std::vector<std::string> slowed_by;  ///< why its clocks are lower than they could be: "power limit"
+  std::string unavailable;             ///< why there are no readings, where there could be
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -111,6 +123,14 @@ class Device {
   virtual std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) = 0;
   /// Milliseconds between two recorded events that are done.
   virtual double elapsed(Event from, Event to) = 0;
+
+  // ---- observation: on the host, beside the work; neither waits for it nor changes it ----
+  /// Clocks, power, temperature and the like at this moment; nothing where the hardware cannot be asked.
+  virtual Telemetry telemetry() = 0;
+  /// Names what the host enqueues until end_range, for a profiler; ranges nest. `name` ends with a zero byte and is
+  /// borrowed for the call. Costs nothing worth measuring when no profiler is attached.
+  virtual void begin_range(const char* name) = 0;
+  virtual void end_range() = 0;
 
   // ---- state: choices made by timing, saved with checkpoints ----
   virtual std::string save_state() const = 0;

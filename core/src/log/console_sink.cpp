@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "log/format.h"
 
@@ -169,7 +170,14 @@ void ConsoleSink::end_progress() {
   in_progress_ = false;
 }
 
+// Telemetry is for files; a person is told when clocks are held down, and when the reason changes.
+bool ConsoleSink::newly_slowed(const LogEvent& event) {
+  const std::string reason = Line(event).plain("slowed_by");
+  return std::exchange(slowed_by_, reason) != reason && !reason.empty();
+}
+
 void ConsoleSink::write(const LogEvent& event) {
+  if (event.kind == "telemetry" && !newly_slowed(event)) return;
   if (style_ == ConsoleStyle::plain && event.kind == "step" && is_between(event, step_every_)) return;
   const std::string line = to_console_line(event);
   if (style_ == ConsoleStyle::plain) {

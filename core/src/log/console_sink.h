@@ -23,11 +23,13 @@ class ConsoleSink final : public LogSink {
 
  private:
   void end_progress();
+  bool newly_slowed(const LogEvent& event);
 
   std::ostream& out_;
   ConsoleStyle style_;
   std::int64_t step_every_ = 1;  // plain lines only; a terminal shows each
   bool in_progress_ = false;     // the cursor stands behind a step line
+  std::string slowed_by_;        // as the last telemetry had it
 };
 
 /// The event as plain text, without colours or line end. Fields that an event does not have are left out; those of an

@@ -98,3 +98,19 @@ TEST_CASE("on a terminal steps rewrite one line, which other events leave standi
   }
   CHECK(out.str() == one + two + "\n" + eval + eval + two + "\n");
 }
+
+TEST_CASE("telemetry is shown when the clocks are held down, and when the reason changes") {
+  std::ostringstream out;
+  ConsoleSink sink(out, ConsoleStyle::plain);
+  auto telemetry = [&](const char* reason) {
+    sink.write({"telemetry", {{"step", std::int64_t{5}}, {"power_W", 640.5}, {"slowed_by", std::string(reason)}}});
+  };
+  telemetry("");
+  CHECK(out.str() == "");
+  telemetry("power limit");
+  telemetry("power limit");
+  CHECK(out.str() == "telemetry  step 5  power_W 640.5  slowed_by power limit\n");
+  telemetry("");
+  telemetry("temperature");
+  CHECK(out.str().find("slowed_by temperature") != std::string::npos);
+}

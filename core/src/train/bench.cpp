@@ -64,10 +64,11 @@ double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device, DType
   return work.block / format + (work.head + work.attention) / bf16;
 }
 
-BenchResult run_bench(Session& session, std::int64_t steps) {
+BenchResult run_bench(Session& session, const BenchOptions& options) {
   BenchResult result;
-  double begin = now();
   session.device->open(static_cast<int>(session.device_options.ordinal));
+  if (options.measure_peaks) result.peaks = measure_peaks(*session.device);
+  double begin = now();
   std::int64_t accumulation = session.train.accumulation;
   Engine engine(*session.device, make_plan(session.parts(), session.plan_options()));
   initialise_weights(engine, 1);
@@ -80,7 +81,7 @@ BenchResult run_bench(Session& session, std::int64_t steps) {
   state.learning_rate = 1e-5f;
   state.clip_norm = 1.0f;
   std::vector<double> speeds;
-  for (std::int64_t step = 0; step <= steps; ++step) {
+  for (std::int64_t step = 0; step <= options.steps; ++step) {
     double step_begin = now();
     state.step = static_cast<std::uint32_t>(step);
     for (std::int64_t micro_step = 0; micro_step < accumulation; ++micro_step) {
@@ -101,15 +102,17 @@ BenchResult run_bench(Session& session, std::int64_t steps) {
   result.device_bytes = engine.plan().device_bytes;
   DType format = session.precision->traits().matmul;
   result.sol = result.tokens_per_second * sol_seconds_per_token(engine.plan(), session.device->traits(), format);
+  if (result.peaks)
+    result.measured_sol =
+        result.tokens_per_second *
+        sol_seconds_per_token(engine.plan(), with_measured(session.device->traits(), *result.peaks), format);
   Work work = work_of(engine.plan());
   if (double rate = rate_of(session.device->traits(), format); rate > 0)
     result.mfu = result.tokens_per_second * (work.block + work.head + work.attention) / rate;
 
   std::map<std::string, OpTime> ops;
   for (const LaunchTime& time : engine.profile(batches[0], state)) {
-    std::string name = time.launch->op->kind;
-    ValueId made = time.launch->op->outputs[0];
-    if (made != kNoValue && !time.update) name += " " + (*time.launch->program)[made].name;
+    const std::string& name = time.update ? time.launch->op->kind : time.launch->name;
     OpTime& op = ops[name + (time.update ? "u" : "")];
     op.op = name;
     op.phase = time.update ? "update" : phase_name(time.launch->op->phase);

@@ -22,22 +22,33 @@ void check_documents(const std::vector<std::int32_t>& starts, const Geometry& ge
                   "the start of each row");
 }
 
+std::string launch_name(const Program& program, const Op& op) {
+  ValueId made = op.outputs[0];
+  return made == kNoValue ? op.kind : op.kind + " " + program[made].name;
+}
+
+/// A range of a device's profiler, from here to the end of the scope.
+class Range {
+ public:
+  Range(Device& device, const char* name) : device_(device) { device_.begin_range(name); }
+  ~Range() { device_.end_range(); }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+ private:
+  Device& device_;
+};
+
 }  // namespace
 
 Engine::Engine(Device& device, Plan plan) : device_(device), plan_(std::move(plan)) {
   compute_ = device_.stream(StreamKind::compute);
+  make_schedules();  // first, so that kernels are timed in memory that the arena will take, and a refusal comes early
   arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
   staging_ =
       static_cast<std::byte*>(device_.allocate(MemoryKind::pinned, static_cast<std::size_t>(plan_.pinned_bytes)));
   device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
-  refresh_ = refreshes();
-  evaluate_ = evaluation(plan_.head_evaluate);
-  if (plan_.options.logits) logits_ = evaluation(plan_.head_logits);
-  if (plan_.options.train) {
-    first_ = training(true);
-    later_ = training(false);
-    update_ = updates();
-  }
+  make_schedules();
   device_.synchronize(compute_);
 }
 
@@ -47,6 +58,17 @@ Engine::~Engine() {
 }
 
 // ---- binding ----
+
+void Engine::make_schedules() {
+  refresh_ = refreshes();
+  evaluate_ = evaluation(plan_.head_evaluate);
+  if (plan_.options.logits) logits_ = evaluation(plan_.head_logits);
+  if (plan_.options.train) {
+    first_ = training(true);
+    later_ = training(false);
+    update_ = updates();
+  }
+}
 
 const Kernel* Engine::kernel_for(const OpInstance& instance) {
   auto& known = kernels_[instance.kind];
@@ -87,8 +109,15 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
     }
     if (instance.attributes.has("object") && site.layer >= 0)  // a key of its own for each layer's tensor
       instance.attributes.set("object", instance.attributes.integer("object") + site.layer);
-    BoundLaunch launch{
-        .kernel = kernel_for(instance), .op = &op, .program = &placed.program, .inputs = {}, .outputs = {}};
+    const Kernel* kernel = kernel_for(instance);
+    if (arena_ == nullptr) continue;
+    BoundLaunch launch{.kernel = kernel,
+                       .op = &op,
+                       .program = &placed.program,
+                       .inputs = {},
+                       .outputs = {},
+                       .workspace = nullptr,
+                       .name = launch_name(placed.program, op)};
     for (ValueId id : op.inputs) launch.inputs.push_back(view_of(placed, id, site));
     for (ValueId id : op.outputs) launch.outputs.push_back(view_of(placed, id, site));
     if (placed.workspace_offsets[i] >= 0)
@@ -154,10 +183,15 @@ Engine::Schedule Engine::refreshes() {
 
 // ---- running ----
 
-void Engine::run(Schedule& schedule, std::unique_ptr<Graph>& graph) {
+void Engine::launch(const BoundLaunch& launch) {
+  Range range(device_, launch.name.c_str());
+  launch.kernel->launch(launch.inputs, launch.outputs, {compute_, launch.workspace});
+}
+
+void Engine::run(const char* name, Schedule& schedule, std::unique_ptr<Graph>& graph) {
+  Range range(device_, name);
   auto launch_all = [&] {
-    for (const BoundLaunch& launch : schedule)
-      launch.kernel->launch(launch.inputs, launch.outputs, {compute_, launch.workspace});
+    for (const BoundLaunch& bound : schedule) launch(bound);
   };
   if (!device_.traits().can_capture) return launch_all();
   if (!graph) graph = device_.capture(compute_, launch_all);
@@ -209,17 +243,17 @@ void Engine::read(const PlannedTensor& tensor, void* host) {
   device_.synchronize(compute_);
 }
 
-void Engine::refresh() { run(refresh_, refresh_graph_); }
+void Engine::refresh() { run("refresh", refresh_, refresh_graph_); }
 
 void Engine::micro_step(const Batch& batch, const StepState& state) {
   upload(batch, state);
   if (state.micro_step == 0)
-    run(first_, first_graph_);
+    run("first micro-step", first_, first_graph_);
   else
-    run(later_, later_graph_);
+    run("later micro-step", later_, later_graph_);
 }
 
-void Engine::update() { run(update_, update_graph_); }
+void Engine::update() { run("update", update_, update_graph_); }
 
 Engine::StepResult Engine::result() {
   StepResult result;
@@ -246,8 +280,7 @@ std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& sta
   for (std::size_t i = 0; i <= times.size(); ++i) events.push_back(device_.make_event());
   device_.record(events[0], compute_);
   for (std::size_t i = 0; i < times.size(); ++i) {
-    const BoundLaunch& launch = *times[i].launch;
-    launch.kernel->launch(launch.inputs, launch.outputs, {compute_, launch.workspace});
+    launch(*times[i].launch);
     device_.record(events[i + 1], compute_);
   }
   device_.synchronize(compute_);
@@ -257,7 +290,7 @@ std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& sta
 
 LossStats Engine::evaluate(const Batch& batch) {
   upload(batch, {});
-  run(evaluate_, evaluate_graph_);
+  run("evaluate", evaluate_, evaluate_graph_);
   LossStats stats;
   read(plan_.tensor("eval_stats", "", -1), &stats);
   return stats;
@@ -266,7 +299,7 @@ LossStats Engine::evaluate(const Batch& batch) {
 std::vector<float> Engine::logits(const Batch& batch) {
   if (!plan_.options.logits) fail_internal("engine", "the plan has no logits program");
   upload(batch, {});
-  run(logits_, logits_graph_);
+  run("logits", logits_, logits_graph_);
   const PlannedTensor& tensor = plan_.tensor("logits", "", -1);
   std::vector<std::uint16_t> narrow;
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));

@@ -1,5 +1,5 @@
 #pragma once
-// Runs a plan on a device: allocates the one arena, prepares every kernel, binds every operand, and then only launches.
+// Runs a plan on a device: prepares every kernel, allocates the one arena, binds every operand, and then only launches.
 // Nothing is allocated, looked up or decided inside a step.
 
 #include <cstdint>
@@ -23,6 +23,7 @@ struct BoundLaunch {
   const Program* program = nullptr;
   std::vector<View> inputs, outputs;
   void* workspace = nullptr;
+  std::string name;  ///< kind and first result, "matmul qkv": what profilers and reports call it
 };
 
 /// A launch and how long it took alone.
@@ -71,6 +72,8 @@ class Engine {
 
  private:
   using Schedule = std::vector<BoundLaunch>;
+  /// Fills all schedules; without an arena it only prepares their kernels.
+  void make_schedules();
   void add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site,
                    std::vector<std::string>* written);
   Schedule training(bool first);
@@ -81,7 +84,8 @@ class Engine {
   View view_of(const PlacedProgram& placed, ValueId id, const Site& site) const;
   View tensor_view(const std::string& kind) const;
   void upload(const Batch& batch, const StepState& state);
-  void run(Schedule& schedule, std::unique_ptr<Graph>& graph);
+  void launch(const BoundLaunch& launch);
+  void run(const char* name, Schedule& schedule, std::unique_ptr<Graph>& graph);
 
   Device& device_;
   Plan plan_;

@@ -84,6 +84,23 @@ void Trainer::log(const LogEvent& event) {
   for (const auto& sink : sinks_) sink->write(event);
 }
 
+bool Trainer::shows_step(std::int64_t step) const {
+  return step == 1 || step == session_.train.steps || step % session_.log.every == 0;
+}
+
+// {"event":"telemetry","step":20,"sm_clock_MHz":1755.0,...,"slowed_by":"power limit"}
+void Trainer::log_telemetry(const Telemetry& telemetry) {
+  LogEvent event{"telemetry", {{"step", step_}}};
+  for (const Reading& reading : telemetry.readings)
+    event.fields.emplace_back(reading.name + (reading.unit.empty() ? "" : "_" + reading.unit), reading.value);
+  std::string slowed_by;
+  for (const std::string& reason : telemetry.slowed_by) slowed_by += (slowed_by.empty() ? "" : ", ") + reason;
+  if (!telemetry.readings.empty()) event.fields.emplace_back("slowed_by", slowed_by);
+  if (!telemetry.unavailable.empty() && !std::exchange(told_unavailable_, true))
+    event.fields.emplace_back("unavailable", telemetry.unavailable);
+  if (event.fields.size() > 1) log(event);
+}
+
 // ---- start ----
 
 void Trainer::open_data() {
@@ -164,6 +181,8 @@ void Trainer::train_step() {
     engine_.micro_step(batch, state);
   }
   engine_.update();
+  Telemetry telemetry;  // asked while the device works and the host would only wait
+  if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();
   Engine::StepResult result = engine_.result();
   double end = now();
   bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
@@ -190,6 +209,7 @@ void Trainer::train_step() {
         {"tokens_per_second", static_cast<double>(tokens_per_step()) / (end - begin)},
         {"time", end - started_},
         {"eta", per_step * static_cast<double>(train.steps - step_)}}});
+  log_telemetry(telemetry);
 }
 
 void Trainer::evaluate() {

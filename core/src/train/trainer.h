@@ -41,6 +41,8 @@ class Trainer {
   void save();
   void finish();
   void log(const LogEvent& event);
+  void log_telemetry(const Telemetry& telemetry);
+  bool shows_step(std::int64_t step) const;
   std::int64_t tokens_per_step() const;
 
   Session& session_;
@@ -53,7 +55,7 @@ class Trainer {
   NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices
   Engine engine_;
   std::unique_ptr<DataSource> data_, validation_;
-  bool resumed_ = false;
+  bool resumed_ = false, told_unavailable_ = false;
   std::int64_t step_ = 0, started_at_ = 0;
   double started_ = 0;                  ///< clock at this session's first step; times that are logged count from it
   double in_steps_ = 0;                 ///< seconds of training steps since then, without evaluations and checkpoints

@@ -37,6 +37,10 @@ class CpuDevice final : public Device {
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override;
   double elapsed(Event from, Event to) override;
 
+  Telemetry telemetry() override { return {}; }
+  void begin_range(const char*) override {}
+  void end_range() override {}
+
   std::string save_state() const override { return {}; }
   void load_state(std::string_view) override {}
 

@@ -46,7 +46,7 @@ void own_attention_grad(const AttentionShape& shape, const AttentionOperands& op
 
 enum class AttentionPass : std::uint8_t { forward, forward_without_logsumexp, gradient };
 
-/// Whether cuDNN has kernels for it; known without the hardware.
+/// Whether cuDNN has kernels for it; known without the hardware. Documents: sequences of a multiple of 8, up to 16384.
 bool cudnn_takes(const AttentionShape& shape, const CudaTraits& gpu);
 /// Scratch for a pass. The deterministic gradient's grows with the batch, which is run in chunks to bound it.
 std::size_t cudnn_attention_workspace(const AttentionShape& shape, AttentionPass pass);

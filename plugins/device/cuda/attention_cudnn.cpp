@@ -1,5 +1,6 @@
 // Attention through cuDNN's graph API. Queries, keys and values are read where they lie in the packed rows, by strides,
-// and the gradients are written there.
+// and the gradients are written there. Documents are a bias of zeros and large negative numbers, made before each run:
+// docs/decisions/0008-document-attention.md says why.
 
 #include <algorithm>
 
@@ -7,6 +8,7 @@
 
 #include "attention.h"
 #include "check.h"
+#include "document_mask.h"
 #include "quern/error.h"
 
 namespace quern::cuda {
@@ -16,12 +18,13 @@ namespace {
 namespace fe = cudnn_frontend;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-enum Uid : std::int64_t { kQuery = 1, kKey, kValue, kOut, kStats, kOutGrad, kQueryGrad, kKeyGrad, kValueGrad };
+enum Uid : std::int64_t { kQuery = 1, kKey, kValue, kOut, kStats, kOutGrad, kQueryGrad, kKeyGrad, kValueGrad, kMask };
 
 /// A chunk of the batch needs no more than this, unless one sequence does: as much as other large ops take.
 constexpr std::int64_t kChunkWorkspace = std::int64_t{1} << 30;
 constexpr std::int64_t kWorkspaceSlack = std::int64_t{32} << 20;
 constexpr std::int64_t kShortestSequence = 64;
+constexpr std::int64_t kLongestMasked = 16384;  ///< its mask takes half of a chunk's workspace
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
@@ -31,6 +34,14 @@ constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + t
 std::int64_t gradient_workspace(const AttentionShape& s) {
   const std::int64_t tiles = round_up(s.sequence, 128);
   return s.heads * (tiles * tiles * 2 + 3 * tiles * round_up(s.head_dim, 64) * 4 + tiles * 16);
+}
+
+/// The document mask of one sequence.
+std::int64_t mask_bytes(const AttentionShape& s) { return s.documents ? s.sequence * s.sequence * 2 : 0; }
+
+/// Scratch that grows with the batch, for one sequence.
+std::int64_t sequence_workspace(const AttentionShape& s, AttentionPass pass) {
+  return mask_bytes(s) + (pass == AttentionPass::gradient ? gradient_workspace(s) : 0);
 }
 
 [[noreturn]] void fail(const AttentionShape& s, const std::string& what) {
@@ -63,6 +74,13 @@ fe::graph::Tensor_attributes describe_stats(std::int64_t batch, const AttentionS
       .set_data_type(fe::DataType_t::FLOAT);
 }
 
+fe::graph::Tensor_attributes describe_mask(std::int64_t batch, const AttentionShape& s) {
+  return fe::graph::Tensor_attributes()
+      .set_uid(kMask)
+      .set_dim({batch, 1, s.sequence, s.sequence})
+      .set_stride({s.sequence * s.sequence, s.sequence * s.sequence, s.sequence, 1});
+}
+
 void place(const Tensor& output, const fe::graph::Tensor_attributes& as) {
   output->set_output(true).set_uid(as.get_uid()).set_dim(as.get_dim()).set_stride(as.get_stride());
 }
@@ -73,6 +91,7 @@ void build_forward(fe::graph::Graph& graph, const AttentionShape& s, std::int64_
   Tensor v = graph.tensor(describe(kValue, batch, s.kv_heads, s, s.packed()));
   auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(stats).set_attn_scale(s.scale);
   if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  if (s.documents) options.set_bias(graph.tensor(describe_mask(batch, s)));
   auto [out, logsumexp] = graph.sdpa(q, k, v, options);
   place(out, describe(kOut, batch, s.heads, s, s.width()));
   if (!stats) return;
@@ -92,6 +111,7 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
                      .set_attn_scale(s.scale)
                      .set_deterministic_algorithm(true);
   if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  if (s.documents) options.set_bias(graph.tensor(describe_mask(batch, s)));
   auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
   place(dq, describe(kQueryGrad, batch, s.heads, s, s.packed()));
   place(dk, describe(kKeyGrad, batch, s.kv_heads, s, s.packed()));
@@ -102,13 +122,13 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
 
 bool cudnn_takes(const AttentionShape& s, const CudaTraits& gpu) {
   const std::int64_t largest_head = gpu.compute_capability == 90 ? 256 : 128;
-  return gpu.use_cudnn && s.dtype == DType::bf16 && !s.documents && s.head_dim % 8 == 0 && s.head_dim <= largest_head &&
+  const bool documents = !s.documents || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
+  return gpu.use_cudnn && s.dtype == DType::bf16 && documents && s.head_dim % 8 == 0 && s.head_dim <= largest_head &&
          s.sequence >= kShortestSequence;
 }
 
 std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pass) {
-  if (pass != AttentionPass::gradient) return static_cast<std::size_t>(kWorkspaceSlack);
-  const std::int64_t one = gradient_workspace(s);
+  const std::int64_t one = sequence_workspace(s, pass);
   return static_cast<std::size_t>(std::min(s.batch * one, std::max(one, kChunkWorkspace)) + kWorkspaceSlack);
 }
 
@@ -134,17 +154,18 @@ CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, 
     : shape_(shape), pass_(pass), handle_(handle) {
   const std::size_t room = cudnn_attention_workspace(shape, pass);
   std::int64_t chunks = 1;
-  if (pass == AttentionPass::gradient) {
-    const std::int64_t most = std::max<std::int64_t>(kChunkWorkspace / gradient_workspace(shape), 1);
+  if (const std::int64_t one = sequence_workspace(shape, pass); one > 0) {
+    const std::int64_t most = std::max<std::int64_t>(kChunkWorkspace / one, 1);
     chunks = (shape.batch + most - 1) / most;
   }
   while (true) {  // as many sequences at once as fit, in chunks of about one size
     chunk_ = (shape.batch + chunks - 1) / chunks;
     whole_ = std::make_unique<Graph>(shape, pass, chunk_, handle);
-    if (whole_->workspace <= room) break;
+    const std::size_t need = static_cast<std::size_t>(chunk_ * mask_bytes(shape)) + whole_->workspace;
+    if (need <= room) break;
     if (chunk_ == 1)
-      fail(shape, "a workspace of " + std::to_string(whole_->workspace) + " bytes for one sequence, planned " +
-                      std::to_string(room));
+      fail(shape,
+           "a workspace of " + std::to_string(need) + " bytes for one sequence, planned " + std::to_string(room));
     while ((shape.batch + chunks - 1) / chunks == chunk_) ++chunks;
   }
   if (shape.batch % chunk_ != 0) tail_ = std::make_unique<Graph>(shape, pass, shape.batch % chunk_, handle);
@@ -177,7 +198,14 @@ void CudnnAttention::run(const AttentionOperands& operands, cudaStream_t stream)
       pointers[kKeyGrad] = at(operands.dqkv, s.packed(), key);
       pointers[kValueGrad] = at(operands.dqkv, s.packed(), value);
     }
-    require(s, graph.graph.execute(handle_, pointers, operands.workspace));
+    char* workspace = static_cast<char*>(operands.workspace);
+    if (s.documents) {
+      const std::int64_t rows = std::min(chunk_, s.batch - begin);
+      write_document_mask(workspace, operands.documents, s.tokens(), s.sequence, begin, rows, stream);
+      pointers[kMask] = workspace;
+      workspace += rows * mask_bytes(s);
+    }
+    require(s, graph.graph.execute(handle_, pointers, workspace));
   }
 }
 

@@ -1,10 +1,11 @@
-// Attention by own kernels, for what cuDNN does not take: fp32, document masks, odd head sizes, short sequences. A warp
-// owns a row of results and walks over what it attends to, so sums have a fixed order; simple rather than fast.
+// Attention by own kernels, for what cuDNN does not take: fp32, odd head sizes, short sequences, some document masks. A
+// warp owns a row of results and walks over what it attends to, so sums have a fixed order; simple rather than fast.
 
 #include <algorithm>
 
 #include "attention.h"
 #include "check.h"
+#include "documents.cuh"
 #include "element.cuh"
 
 namespace quern::cuda {
@@ -45,23 +46,8 @@ struct Arguments {
   }
 };
 
-struct Range {
-  std::int64_t begin, end;
-};
-
-/// The document, or else the row, that a token is in.
-__device__ Range segment_of(const Arguments& a, std::int64_t token) {
-  const std::int64_t row = token / a.sequence * a.sequence;
-  Range range{row, row + a.sequence};
-  if (a.documents == nullptr) return range;
-  std::int64_t low = 0, high = a.tokens;  // starts[low] <= token < starts[high]
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (a.documents[middle] <= token ? low : high) = middle;
-  }
-  range.begin = max(range.begin, static_cast<std::int64_t>(a.documents[low]));
-  range.end = min(range.end, static_cast<std::int64_t>(a.documents[high]));
-  return range;
+__device__ TokenRange segment_of(const Arguments& a, std::int64_t token) {
+  return document_of(a.documents, a.tokens, a.sequence, token);
 }
 
 /// A head's vector, spread over a warp: lane l has elements l, l + 32, ...; those from head_dim on are zero.
@@ -120,7 +106,7 @@ __device__ __forceinline__ void for_each_row(std::int64_t tokens, std::int64_t h
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const Arguments a) {
   for_each_row(a.tokens, a.heads, [&](std::int64_t token, std::int64_t head) {
-    const Range segment = segment_of(a, token);
+    const TokenRange segment = segment_of(a, token);
     const std::int64_t end = a.causal ? token + 1 : segment.end, kv_head = head / a.group();
     const auto q = load<T, kParts>(a.qkv, a.query_at(token, head), a.head_dim);
     Vector<kParts> sums;
@@ -167,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const Arguments a) {
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads) query_grad_kernel(const Arguments a) {
   for_each_row(a.tokens, a.heads, [&](std::int64_t token, std::int64_t head) {
-    const Range segment = segment_of(a, token);
+    const TokenRange segment = segment_of(a, token);
     const std::int64_t end = a.causal ? token + 1 : segment.end, kv_head = head / a.group();
     const auto q = load<T, kParts>(a.qkv, a.query_at(token, head), a.head_dim);
     const auto dy = load<T, kParts>(a.dy, a.out_at(token, head), a.head_dim);
@@ -187,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) query_grad_kernel(const Arguments a)
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads) key_grad_kernel(const Arguments a) {
   for_each_row(a.tokens, a.kv_heads, [&](std::int64_t token, std::int64_t kv_head) {
-    const Range segment = segment_of(a, token);
+    const TokenRange segment = segment_of(a, token);
     const std::int64_t begin = a.causal ? token : segment.begin;
     const auto k = load<T, kParts>(a.qkv, a.key_at(token, kv_head), a.head_dim);
     const auto v = load<T, kParts>(a.qkv, a.value_at(token, kv_head), a.head_dim);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "attention.h"
 #include "cuda_device.h"
 #include "op_comparison.h"
 #include "quern/error.h"
@@ -45,7 +46,9 @@ class Buffer {
   void* const memory;
 };
 
-Results attend(Device& device, const Case& c, DType dtype) {
+enum class How { eager, captured };
+
+Results attend(Device& device, const Case& c, DType dtype, How how = How::eager) {
   Stream stream = device.stream(StreamKind::compute);
   std::vector<std::unique_ptr<Buffer>> buffers;
   auto view = [&](const PoisonedTensor& tensor) {
@@ -80,7 +83,12 @@ Results attend(Device& device, const Case& c, DType dtype) {
     for (const View& out : outputs) op.outputs.push_back({out.dtype, out.extents, true, false});
     OpSupport support = device.query(op);
     REQUIRE(support.refusal == "");
-    device.prepare(op)->launch(inputs, outputs, {stream, workspace(support.workspace_bytes)});
+    std::unique_ptr<Kernel> kernel = device.prepare(op);
+    const Exec exec{stream, workspace(support.workspace_bytes)};
+    if (how == How::eager)
+      kernel->launch(inputs, outputs, exec);
+    else
+      device.capture(stream, [&] { kernel->launch(inputs, outputs, exec); })->launch(stream);
     device.synchronize(stream);
   };
   run("attention", {qkv, documents}, {y, logsumexp});
@@ -110,6 +118,7 @@ void compare(DevicePair& pair, const Case& c, DType dtype) {
   CAPTURE(name_of(dtype));
   if (!pair.open) return;
   Results want = attend(*pair.cpu, c, dtype), got = attend(*pair.gpu, c, dtype), again = attend(*pair.gpu, c, dtype);
+  Results captured = attend(*pair.gpu, c, dtype, How::captured);
   // The tensor cores take probabilities and score gradients as bf16, 2^-9 of each; gradients sum hundreds of these.
   const bool low = dtype == DType::bf16;
   CHECK(testkit::mismatch(got.y.floats(), want.y.floats(), low ? 0x1p-6 : 1e-5, low ? 0.02 : 1e-5) == "");
@@ -118,6 +127,9 @@ void compare(DevicePair& pair, const Case& c, DType dtype) {
   CHECK(testkit::relative_error(got.dqkv.floats(), want.dqkv.floats()) < (low ? 0.01 : 1e-5));
   CHECK_MESSAGE(same_bits(got.y, again.y), "a second run gives another y");
   CHECK_MESSAGE(same_bits(got.dqkv, again.dqkv), "a second run gives another dqkv");
+  CHECK_MESSAGE(same_bits(got.y, captured.y), "a captured run gives another y");
+  CHECK_MESSAGE(same_bits(got.logsumexp, captured.logsumexp), "a captured run gives another logsumexp");
+  CHECK_MESSAGE(same_bits(got.dqkv, captured.dqkv), "a captured run gives another dqkv");
 }
 
 }  // namespace
@@ -139,6 +151,40 @@ TEST_CASE("attention and its gradient through cuDNN") {
   for (const Case& c : {Case{2, 64, 2, 2, 64}, Case{3, 128, 7, 1, 64}, Case{1, 200, 4, 2, 128}, Case{2, 77, 4, 4, 32},
                         Case{2, 256, 14, 2, 64}, Case{1, 128, 2, 1, 80}, Case{2, 128, 4, 2, 64, "full"}})
     compare(pair, c, DType::bf16);
+}
+
+TEST_CASE("attention within documents through cuDNN: short and long ones, ends inside and across rows") {
+  DevicePair pair = open_pair();
+  for (const Case& c :
+       {Case{2, 128, 7, 1, 64, "causal", {0, 1, 5, 64, 127, 200}},
+        Case{3, 256, 14, 2, 64, "causal", {0, 100, 300, 700}}, Case{1, 200, 4, 2, 128, "causal", {0, 63, 64, 190}},
+        Case{2, 128, 4, 2, 64, "full", {0, 30, 128, 250}}, Case{2, 1024, 2, 2, 64, "causal", {0, 3, 515, 1024, 1900}},
+        Case{2, 128, 4, 2, 64, "causal", {0}}})
+    compare(pair, c, DType::bf16);
+}
+
+TEST_CASE("documents that fill their rows change attention by no more than rounding") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  Case plain{3, 128, 4, 2, 64}, documents{3, 128, 4, 2, 64, "causal", {0, 128, 256}};
+  Results want = attend(*pair.gpu, plain, DType::bf16), got = attend(*pair.gpu, documents, DType::bf16);
+  CHECK(testkit::relative_error(got.y.floats(), want.y.floats()) < 0.005);
+  CHECK(testkit::relative_error(got.dqkv.floats(), want.dqkv.floats()) < 0.01);
+}
+
+TEST_CASE("plans say how much memory attention within documents takes, and which way it runs") {
+  CudaTraits h100;
+  AttentionShape s{.batch = 32, .sequence = 1024, .heads = 14, .kv_heads = 2, .head_dim = 64, .documents = true};
+  CHECK(cudnn_takes(s, h100));
+  const std::size_t mask = std::size_t{32} * 1024 * 1024 * 2;
+  CHECK(cudnn_attention_workspace(s, AttentionPass::forward) >= mask);
+  CHECK(cudnn_attention_workspace(s, AttentionPass::forward) < 2 * mask);
+  s.sequence = 1023;
+  CHECK_FALSE(cudnn_takes(s, h100));
+  s.sequence = 32768;
+  CHECK_FALSE(cudnn_takes(s, h100));
+  s.documents = false;
+  CHECK(cudnn_takes(s, h100));
 }
 
 TEST_CASE("attention in chunks of the batch agrees with one sequence alone") {

@@ -1,8 +1,11 @@
 #include "cuda_device.h"
 
+#include <nvtx3/nvToolsExt.h>
+
 #include <array>
 #include <exception>
 
+#include "built_code.h"
 #include "check.h"
 #include "matmul_plan.h"
 #include "quern/error.h"
@@ -130,6 +133,12 @@ void CudaDevice::open(int ordinal) {
   if (here.cuda.compute_capability < 80)
     throw resources_error("GPU too old", here.device.name, "compute capability 8.0 (Ampere) or later", {});
   QUERN_CUDA(cudaSetDevice(ordinal));
+  if (const std::string built_for = missing_code(); !built_for.empty())
+    throw resources_error(
+        "this build has no code for the GPU",
+        here.device.name + ", compute capability " + std::to_string(here.cuda.compute_capability),
+        "one of " + built_for,
+        "build again with -DQUERN_CUDA_ARCHITECTURES=" + std::to_string(here.cuda.compute_capability));
   ordinal_ = ordinal;
   int lowest = 0, highest = 0;
   QUERN_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
@@ -288,6 +297,21 @@ double CudaDevice::elapsed(Event from, Event to) {
   QUERN_CUDA(cudaEventElapsedTime(&milliseconds, as_event(from), as_event(to)));
   return milliseconds;
 }
+
+// ---- observation ----
+
+Telemetry CudaDevice::telemetry() {
+  need_open("telemetry");
+  if (!telemetry_) {
+    char bus_id[32] = {};
+    QUERN_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, ordinal_));
+    telemetry_ = std::make_unique<GpuTelemetry>(bus_id);
+  }
+  return telemetry_->read();
+}
+
+void CudaDevice::begin_range(const char* name) { nvtxRangePushA(name); }
+void CudaDevice::end_range() { nvtxRangePop(); }
 
 // ---- state ----
 

@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "options.h"
 #include "quern/device.h"
+#include "telemetry.h"
 
 namespace quern::cuda {
 
@@ -41,6 +42,10 @@ class CudaDevice final : public Device {
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override;
   double elapsed(Event from, Event to) override;
 
+  Telemetry telemetry() override;
+  void begin_range(const char* name) override;
+  void end_range() override;
+
   std::string save_state() const override;
   void load_state(std::string_view state) override;
 
@@ -57,7 +62,8 @@ class CudaDevice final : public Device {
   int ordinal_ = -1;  ///< -1: not open
   CudaContext context_;
   std::unique_ptr<MatmulPlans> plans_;
-  cudaStream_t streams_[3] = {};  ///< by StreamKind
+  std::unique_ptr<GpuTelemetry> telemetry_;  ///< from the first question on
+  cudaStream_t streams_[3] = {};             ///< by StreamKind
   std::vector<cudaEvent_t> events_;
   std::vector<void*> constants_;
 };

@@ -18,6 +18,7 @@
 #include "quern/numeric.h"
 #include "quern/rope.h"
 #include "quern/step_state.h"
+#include "train/peaks.h"
 
 namespace {
 
@@ -266,14 +267,6 @@ class Bench {
   explicit Bench(CudaDevice& device)
       : device_(device), stream_(device.stream(StreamKind::compute)), pattern_(device, kPattern, MemoryKind::pinned) {}
 
-  /// Bytes a second, read and written.
-  double copy_rate() {
-    const std::size_t bytes = std::size_t{1} << 30;
-    Memory memory(device_, 2 * bytes);
-    auto copy = [&](int) { device_.copy(memory.data() + bytes, memory.data(), bytes, stream_); };
-    return 2.0 * static_cast<double>(bytes) / (1e-3 * median_ms(4, copy));
-  }
-
   /// Milliseconds of one launch.
   double run(const Case& c) {
     OpInstance op{c.kind, {}, c.outputs, c.attributes, c.geometry};
@@ -403,8 +396,8 @@ double bytes_of(const Case& c) {
 void bench(const std::vector<std::string>& words) {
   CudaDevice device{cuda::CudaOptions{}};
   device.open(0);
+  const double copy = measure_memory_rate(device);  // of several GiB: smaller ones read too low
   Bench bench(device);
-  const double copy = bench.copy_rate();
   std::printf("%s, copy %.0f GB/s\n%-66s %9s %9s %8s\n", device.traits().name.c_str(), copy * 1e-9, "op", "us", "GB/s",
               "of copy");
   for (const Case& c : all_cases()) {

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# What only a machine with an NVIDIA GPU can check: all GPU tests, and compute-sanitizer over tests and over training
+# steps of tiny models. One line a check; logs stay in build/gpu-checks.
+#
+#   scripts/gpu_checks.sh [--quick]     --quick: without the sanitizer over the test program, the longest part
+#
+# racecheck looks at quern's own kernels alone: those of cuBLASLt and cuDNN synchronise by means that it does not know,
+# and their reports would fill its list.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+
+build=${BUILD:-build/release}
+quern=$build/bin/quern
+tests=$build/bin/device_cuda_test
+logs=build/gpu-checks
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+failures=0
+quick=0
+[[ ${1:-} == --quick ]] && quick=1
+
+for file in "$quern" "$tests" "$sanitizer"; do
+  [[ -x $file ]] || { echo "gpu_checks.sh: $file is not there; build first, with a CUDA toolkit" >&2; exit 2; }
+done
+mkdir -p "$logs"
+
+# check NAME PATTERN COMMAND...: passes when the command does; shows the last line of its log that matches.
+check() {
+  local name=$1 pattern=$2 log=$logs/$1.txt started=$SECONDS status=ok
+  shift 2
+  "$@" >"$log" 2>&1 || { status="FAILED ($?)"; failures=$((failures + 1)); }
+  printf '%-28s %-12s %5d s  %s\n' "$name" "$status" $((SECONDS - started)) "$(grep -E "$pattern" "$log" | tail -n 1)"
+}
+
+# Two layers with tied embeddings and biases; heads that cuDNN takes. Timing products under a sanitizer shows nothing.
+tiny=(configs/qwen2.5/0.5b.toml --steps 2)
+for setting in model.qwen2.num_hidden_layers=2 model.qwen2.hidden_size=128 model.qwen2.intermediate_size=256 \
+  model.qwen2.num_attention_heads=2 model.qwen2.num_key_value_heads=1 model.qwen2.vocab_size=1024 train.micro_batch=2 \
+  train.sequence=128 train.accumulation=2 device.cuda.matmul_candidates=1 device.cuda.matmul_cache=false; do
+  tiny+=(--set "$setting")
+done
+declare -A variants=(
+  [bf16]=""
+  [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
+  [own_attention]="device.cuda.attention=own"
+)
+
+# shellcheck disable=SC2317  # called by name
+sanitize() { # tool arguments... -- program...
+  local tool=()
+  while [[ $1 != -- ]]; do tool+=("$1"); shift; done
+  shift
+  "$sanitizer" --error-exitcode 9 --print-limit 100 "${tool[@]}" "$@"
+}
+
+check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
+printf '%-28s %s\n' "" "$(grep -c 'Skipped' "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
+for variant in bf16 fp32 own_attention; do
+  words=()
+  for setting in ${variants[$variant]}; do words+=(--set "$setting"); done
+  check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "$quern" bench "${tiny[@]}" "${words[@]}"
+  check "racecheck_$variant" 'RACECHECK SUMMARY' sanitize --tool racecheck --racecheck-report all --kernel-regex kns=quern \
+    -- "$quern" bench "${tiny[@]}" "${words[@]}"
+done
+if [[ $quick == 0 ]]; then
+  # Cases that put the device in an error state on purpose, or ask for memory that is not there, are left out.
+  check memcheck_tests 'ERROR SUMMARY' sanitize --tool memcheck -- "$tests" -tce='memory*capture,a GPU that cannot*'
+  check racecheck_tests 'RACECHECK SUMMARY' sanitize --tool racecheck --kernel-regex kns=quern -- \
+    "$tests" -tce='memory*capture,a GPU that cannot*'
+fi
+echo "$failures failed"
+exit $((failures > 0))
