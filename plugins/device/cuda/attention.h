@@ -17,6 +17,7 @@ struct AttentionShape {
   bool causal = true;
   bool documents = false;  ///< attention stays within documents
   float scale = 1;
+  std::int64_t chunk = 0;  ///< sequences that cuDNN takes at once, at most; 0: as many as its workspace allows
   DType dtype = DType::bf16;
 
   std::int64_t tokens() const { return batch * sequence; }

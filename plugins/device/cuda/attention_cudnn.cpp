@@ -33,6 +33,16 @@ std::int64_t gradient_workspace(const AttentionShape& s) {
   return s.heads * (tiles * tiles * 2 + 3 * tiles * round_up(s.head_dim, 64) * 4 + tiles * 16);
 }
 
+/// Sequences at once: as many as the workspace allows, in chunks of about one size.
+std::int64_t chunk_size(const AttentionShape& s, AttentionPass pass) {
+  std::int64_t most = s.chunk > 0 ? s.chunk : s.batch;
+  if (s.chunk == 0 && pass == AttentionPass::gradient)
+    most = std::max<std::int64_t>(kChunkWorkspace / gradient_workspace(s), 1);
+  most = std::clamp<std::int64_t>(most, 1, std::max<std::int64_t>(s.batch, 1));
+  const std::int64_t chunks = (s.batch + most - 1) / most;
+  return chunks > 0 ? (s.batch + chunks - 1) / chunks : 1;
+}
+
 [[noreturn]] void fail(const AttentionShape& s, const std::string& what) {
   throw Error(ErrorCode::resources, {.where = "device cuda, attention of " + std::to_string(s.heads) + " heads of " +
                                               std::to_string(s.head_dim) + ", sequence " + std::to_string(s.sequence),
@@ -108,8 +118,7 @@ bool cudnn_takes(const AttentionShape& s, const CudaTraits& gpu) {
 
 std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pass) {
   if (pass != AttentionPass::gradient) return static_cast<std::size_t>(kWorkspaceSlack);
-  const std::int64_t one = gradient_workspace(s);
-  return static_cast<std::size_t>(std::min(s.batch * one, std::max(one, kChunkWorkspace)) + kWorkspaceSlack);
+  return static_cast<std::size_t>(chunk_size(s, pass) * gradient_workspace(s) + kWorkspaceSlack);
 }
 
 struct CudnnAttention::Graph {
@@ -133,19 +142,12 @@ struct CudnnAttention::Graph {
 CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, cudnnContext* handle)
     : shape_(shape), pass_(pass), handle_(handle) {
   const std::size_t room = cudnn_attention_workspace(shape, pass);
-  std::int64_t chunks = 1;
-  if (pass == AttentionPass::gradient) {
-    const std::int64_t most = std::max<std::int64_t>(kChunkWorkspace / gradient_workspace(shape), 1);
-    chunks = (shape.batch + most - 1) / most;
-  }
-  while (true) {  // as many sequences at once as fit, in chunks of about one size
-    chunk_ = (shape.batch + chunks - 1) / chunks;
+  for (chunk_ = chunk_size(shape, pass);; --chunk_) {  // the bound on the workspace has held so far
     whole_ = std::make_unique<Graph>(shape, pass, chunk_, handle);
     if (whole_->workspace <= room) break;
     if (chunk_ == 1)
       fail(shape, "a workspace of " + std::to_string(whole_->workspace) + " bytes for one sequence, planned " +
                       std::to_string(room));
-    while ((shape.batch + chunks - 1) / chunks == chunk_) ++chunks;
   }
   if (shape.batch % chunk_ != 0) tail_ = std::make_unique<Graph>(shape, pass, shape.batch % chunk_, handle);
 }
