@@ -141,6 +141,19 @@ TEST_CASE("embedding and its gradient") {
   }
 }
 
+TEST_CASE("embedding_grad of tokens as uneven as words are") {
+  DevicePair pair = open_pair();
+  std::vector<std::int32_t> tokens;  // a third are seven frequent ones
+  for (std::int32_t i = 0; i < 5003; ++i) tokens.push_back(i % 3 == 0 ? i * 5 % 7 : i * 79 % 20000);
+  for (std::int64_t columns : {130, 896}) {
+    for (DType dtype : kDtypes) {
+      OpComparison op("embedding_grad", {{"rows", std::int64_t{20000}}});
+      op.in(normal(dtype, {5003, columns}, 3)).in(integer_list(tokens));
+      op.sum(kF32, {20000, columns}, {1e-4, 5e-4}).run(pair);  // up to 240 terms, summed in another order
+    }
+  }
+}
+
 TEST_CASE("lm_loss and its gradients, in one chunk and in several") {
   DevicePair pair = open_pair();
   struct Shape {
