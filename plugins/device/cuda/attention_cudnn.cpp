@@ -2,12 +2,16 @@
 // and the gradients are written there.
 
 #include <algorithm>
+#include <limits>
+#include <sstream>
 
 #include <cudnn_frontend.h>
 
 #include "attention.h"
+#include "attention_timing.h"
 #include "check.h"
 #include "quern/error.h"
+#include "timed_choices.h"
 
 namespace quern::cuda {
 
@@ -22,6 +26,8 @@ enum Uid : std::int64_t { kQuery = 1, kKey, kValue, kOut, kStats, kOutGrad, kQue
 constexpr std::int64_t kChunkWorkspace = std::int64_t{1} << 30;
 constexpr std::int64_t kWorkspaceSlack = std::int64_t{32} << 20;
 constexpr std::int64_t kShortestSequence = 64;
+constexpr std::int64_t kSmallestPart = 16;  ///< of the largest chunk: the smallest that is tried
+constexpr std::int64_t kMostPlans = 8;      ///< of cuDNN's list, that are tried
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
@@ -54,6 +60,16 @@ std::int64_t chunk_size(const AttentionShape& s, AttentionPass pass) {
 
 void require(const AttentionShape& shape, fe::error_t status) {
   if (status.is_bad()) fail(shape, status.get_message());
+}
+
+/// What a choice is known by.
+std::string describe(const AttentionShape& s, AttentionPass pass) {
+  std::string text = pass == AttentionPass::gradient ? "attention_grad " : "attention ";
+  text += std::to_string(s.batch) + "x" + std::to_string(s.sequence) + " " + std::to_string(s.heads) + "/" +
+          std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + (s.causal ? " causal" : " full");
+  if (pass == AttentionPass::forward_without_logsumexp) text += " without-logsumexp";
+  if (s.chunk > 0) text += " chunk " + std::to_string(s.chunk);
+  return text;
 }
 
 /// One head's rows lie `row` elements apart.
@@ -130,26 +146,90 @@ struct CudnnAttention::Graph {
       build_gradient(graph, shape, batch);
     else
       build_forward(graph, shape, batch, pass == AttentionPass::forward);
-    require(shape, graph.build(handle, {fe::HeurMode_t::A}));
+    require(shape, graph.build(handle, {fe::HeurMode_t::A}));  // the first plan that runs
+  }
+  /// Builds the plan at `place`; false when there is none that gives the same bits every time.
+  bool use(std::int64_t place) {
+    plan = place;
+    if (place > 0) graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
     std::int64_t bytes = 0;
-    require(shape, graph.get_workspace_size(bytes));
+    if (place >= graph.get_execution_plan_count() || graph.build_plan_at_index(place).is_bad() ||
+        graph.get_plan_name_at_index(place, name).is_bad() ||
+        graph.get_workspace_size_plan_at_index(place, bytes).is_bad())
+      return false;
     workspace = static_cast<std::size_t>(bytes);
+    return true;
   }
   fe::graph::Graph graph;
+  std::int64_t plan = 0;
+  std::string name;
   std::size_t workspace = 0;
 };
 
-CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, cudnnContext* handle)
-    : shape_(shape), pass_(pass), handle_(handle) {
-  const std::size_t room = cudnn_attention_workspace(shape, pass);
-  for (chunk_ = chunk_size(shape, pass);; --chunk_) {  // the bound on the workspace has held so far
-    whole_ = std::make_unique<Graph>(shape, pass, chunk_, handle);
-    if (whole_->workspace <= room) break;
-    if (chunk_ == 1)
-      fail(shape, "a workspace of " + std::to_string(whole_->workspace) + " bytes for one sequence, planned " +
-                      std::to_string(room));
+std::string CudnnAttention::Way::text() const {
+  return std::to_string(chunk) + " " + std::to_string(place) + " " + name;
+}
+
+std::optional<CudnnAttention::Way> CudnnAttention::parse(const std::string& text) {
+  Way way;
+  std::istringstream stream(text);
+  if (stream >> way.chunk >> way.place && std::getline(stream >> std::ws, way.name) && way.chunk > 0 && way.place >= 0)
+    return way;
+  return {};
+}
+
+bool CudnnAttention::build(const Way& way) {
+  if (way.chunk > shape_.batch) return false;
+  const std::size_t room = cudnn_attention_workspace(shape_, pass_);
+  auto usable = [&](std::unique_ptr<Graph>& graph, std::int64_t batch) {
+    graph = batch > 0 ? std::make_unique<Graph>(shape_, pass_, batch, handle_) : nullptr;
+    return !graph || (graph->use(way.place) && graph->workspace <= room);
+  };
+  chunk_ = way.chunk;
+  return usable(whole_, chunk_) && (way.name.empty() || whole_->name == way.name) &&
+         usable(tail_, shape_.batch % chunk_);
+}
+
+// The gradient's chunks need not be as large as they may be: smaller ones leave score gradients in the L2 cache.
+void CudnnAttention::choose(const std::string& name, CudaContext& context) {
+  const std::int64_t largest = chunk_size(shape_, pass_);
+  const bool vary = pass_ == AttentionPass::gradient && shape_.chunk == 0;
+  const AttentionScratch scratch(shape_, cudnn_attention_workspace(shape_, pass_), context.setup);
+  std::optional<Way> best;
+  std::unique_ptr<Graph> whole, tail;
+  float best_ms = std::numeric_limits<float>::infinity();
+  for (std::int64_t chunk = largest; chunk > 0; chunk = vary && chunk > largest / kSmallestPart ? chunk / 2 : 0) {
+    std::int64_t places = 1;
+    for (std::int64_t place = 0; place < places; ++place) {
+      const bool usable = build({chunk, place, {}});
+      places = std::min(whole_->graph.get_execution_plan_count(), kMostPlans);
+      if (!usable) continue;
+      const Way way{chunk, place, whole_->name};
+      if (!scratch) return context.choices->take(name, way.text());
+      run(scratch.operands(), context.setup);  // loads the kernels
+      const float ms = best_of_rounds(context.setup, [&] { run(scratch.operands(), context.setup); });
+      if (ms >= best_ms) continue;
+      best = way;
+      best_ms = ms;
+      whole = std::move(whole_);
+      tail = std::move(tail_);
+    }
   }
-  if (shape.batch % chunk_ != 0) tail_ = std::make_unique<Graph>(shape, pass, shape.batch % chunk_, handle);
+  if (!best)
+    fail(shape_, "no plan within the planned workspace of " + std::to_string(cudnn_attention_workspace(shape_, pass_)) +
+                     " bytes");
+  chunk_ = best->chunk;
+  whole_ = std::move(whole);
+  tail_ = std::move(tail);
+  context.choices->measure(name, best->text());
+}
+
+CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, CudaContext& context)
+    : shape_(shape), pass_(pass), handle_(context.dnn) {
+  const std::string name = describe(shape, pass);
+  const std::optional<std::string> known = context.choices->find(name);
+  const std::optional<Way> way = known ? parse(*known) : std::nullopt;
+  way && build(*way) ? context.choices->take(name, *known) : choose(name, context);
 }
 
 CudnnAttention::~CudnnAttention() = default;
@@ -179,7 +259,7 @@ void CudnnAttention::run(const AttentionOperands& operands, cudaStream_t stream)
       pointers[kKeyGrad] = at(operands.dqkv, s.packed(), key);
       pointers[kValueGrad] = at(operands.dqkv, s.packed(), value);
     }
-    require(s, graph.graph.execute(handle_, pointers, operands.workspace));
+    require(s, graph.graph.execute_plan_at_index(handle_, pointers, operands.workspace, graph.plan));
   }
 }
 

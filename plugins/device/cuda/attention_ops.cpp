@@ -116,7 +116,7 @@ Launch launch_of(const AttentionShape& s, AttentionPass pass, OperandsOf operand
       own(s, operands_of(s, inputs, outputs, exec), stream_of(exec));
     };
   }
-  auto attention = std::make_shared<CudnnAttention>(s, pass, context.dnn);
+  auto attention = std::make_shared<CudnnAttention>(s, pass, context);
   return [s, operands_of, attention](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
     attention->run(operands_of(s, inputs, outputs, exec), stream_of(exec));
   };

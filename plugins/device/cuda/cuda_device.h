@@ -56,6 +56,7 @@ class CudaDevice final : public Device {
 
   int ordinal_ = -1;  ///< -1: not open
   CudaContext context_;
+  std::unique_ptr<TimedChoices> choices_;
   std::unique_ptr<MatmulPlans> plans_;
   cudaStream_t streams_[3] = {};  ///< by StreamKind
   std::vector<cudaEvent_t> events_;

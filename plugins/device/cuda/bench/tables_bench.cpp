@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <memory>
 
+#include <nlohmann/json.hpp>
+
 #include "bench/bench.h"
 #include "check.h"
 #include "cross_entropy.h"
@@ -101,6 +103,12 @@ void print_attention(Bench& bench) {
     }
     std::printf("\n");
   }
+  const auto state = nlohmann::json::parse(bench.device().save_state());
+  for (const auto& choices : state)
+    for (const auto& [what, choice] : choices.items())
+      if (what.find("attention") == 0 && what.find("chunk") == std::string::npos)
+        std::printf("%s: sequences at once, place and name of the plan: %s\n", what.c_str(),
+                    choice.get<std::string>().c_str());
 }
 
 void print_loss(Bench& bench) {
