@@ -72,7 +72,6 @@ struct LayerClass {
 
 struct ParameterPlan {
   ParameterSpec spec;
-  PlacedProgram update;  ///< optimizer op; empty when not training
   /// Working copies from the master, by layer class (one for all outside the layers); empty when the master is the
   /// working copy.
   std::vector<PlacedProgram> refresh;
@@ -94,12 +93,14 @@ struct Plan {
   PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits, head_advance;
   std::vector<LayerClass> classes;
   std::vector<int> class_of_layer;
-  PlacedProgram norm;  ///< gradient norm and clip scale
+  PlacedProgram norm;    ///< gradient norm and clip scale; empty when not training, as the next
+  PlacedProgram update;  ///< the optimizer's ops over all tensors
   std::vector<ParameterPlan> parameters;
 
   // ---- memory ----
   std::vector<PlannedTensor> tensors;
-  std::vector<std::int64_t> slab_of_layer;                  ///< offset of each layer's saved values
+  std::vector<PlannedTensor> aliases;       ///< the same under the names that `norm` and `update` have: "master.w.3"
+  std::vector<std::int64_t> slab_of_layer;  ///< offset of each layer's saved values
   std::vector<std::vector<std::int64_t>> boundary_offsets;  ///< [boundary 0..layers][operand] when training
   std::vector<std::int64_t> boundary_buffers[2];            ///< shared buffers by parity, by operand
   std::int64_t gradient_buffers[2] = {0, 0};                ///< stream gradient by parity

@@ -108,27 +108,60 @@ class Planner {
             .parameter = spec.name};
   }
 
-  Program update_program(const ParameterSpec& spec, std::int64_t object) {
+  /// A tensor of one layer, as programs over all layers name it.
+  static std::string tensor_name(const std::string& kind, const std::string& parameter, int layer) {
+    return kind + "." + parameter + (layer < 0 ? "" : "." + std::to_string(layer));
+  }
+
+  ValueId add_tensor_value(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
+                           DType dtype) const {
+    Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
+    value.parameter.clear();
+    return program.add_value(std::move(value));
+  }
+
+  // Tensors whose updates have equal attributes share an op: launches of their own would cost small ones dearly.
+  void make_update_program() {
+    struct Group {
+      UpdateOp update;
+      Op op;
+      std::vector<double> objects;
+    };
     Program program;
     program.name = "update";
-    Op op{.kind = {}, .inputs = {}, .outputs = {}, .attributes = {}};
-    UpdateOp update = parts_.optimizer.update(spec);
-    op.kind = update.kind;
-    op.attributes = update.attributes;
-    op.attributes.set("object", object);
-    op.attributes.set("offset", std::int64_t{0});
-    op.inputs.push_back(
-        program.add_value(parameter_value("gradient", spec, plan_.options.gradient, Role::parameter_grad)));
-    op.inputs.push_back(program.add_value(parameter_value("master", spec, plan_.options.master, Role::state)));
-    op.outputs.push_back(op.inputs.back());
-    for (const OptimizerState& state : parts_.optimizer.states()) {
-      op.inputs.push_back(program.add_value(parameter_value(state.name, spec, state.dtype, Role::state)));
-      op.outputs.push_back(op.inputs.back());
+    ValueId update = program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state});
+    ValueId step = program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
+    std::vector<Group> groups;
+    std::int64_t object = 0;
+    for (const ParameterSpec& spec : set_.parameters()) {
+      UpdateOp wanted = parts_.optimizer.update(spec);
+      auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
+        return known.update.kind == wanted.kind && known.update.attributes == wanted.attributes;
+      });
+      if (group == groups.end())
+        group = groups.insert(
+            group, {wanted,
+                    {.kind = wanted.kind, .inputs = {update, step}, .outputs = {}, .attributes = wanted.attributes},
+                    {}});
+      for_each_layer(spec, [&](int layer) {
+        Op& op = group->op;
+        op.inputs.push_back(add_tensor_value(program, "gradient", spec, layer, plan_.options.gradient));
+        op.inputs.push_back(add_tensor_value(program, "master", spec, layer, plan_.options.master));
+        op.outputs.push_back(op.inputs.back());
+        for (const OptimizerState& state : parts_.optimizer.states()) {
+          op.inputs.push_back(add_tensor_value(program, state.name, spec, layer, state.dtype));
+          op.outputs.push_back(op.inputs.back());
+        }
+        group->objects.push_back(static_cast<double>(object + std::max(layer, 0)));
+      });
+      object += plan_.model.layers + 1;  // room for one key a layer
     }
-    op.inputs.push_back(program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state}));
-    op.inputs.push_back(program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime}));
-    program.ops.push_back(std::move(op));
-    return program;
+    for (Group& group : groups) {
+      group.op.attributes.set("offsets", std::vector<double>(group.objects.size(), 0.0));
+      group.op.attributes.set("objects", std::move(group.objects));
+      program.ops.push_back(std::move(group.op));
+    }
+    plan_.update = placed(program);
   }
 
   // Every working form of a parameter that the stages' programs read.
@@ -162,19 +195,18 @@ class Planner {
   }
 
   void make_parameters() {
-    std::int64_t object = 0;
     for (const ParameterSpec& spec : set_.parameters()) {
-      ParameterPlan parameter{.spec = spec, .update = {}, .refresh = {}};
+      ParameterPlan parameter{.spec = spec, .refresh = {}};
       if (spec.group == ParameterGroup::block)
         for (const Stage& stage : set_.classes) parameter.refresh.push_back(placed(refresh_program(spec, {&stage})));
       else
         parameter.refresh.push_back(placed(refresh_program(spec, {&set_.embed, &set_.head})));
-      if (plan_.options.train) parameter.update = placed(update_program(spec, object));
-      object += plan_.model.layers + 1;  // room for one key a layer
       plan_.parameter_count += spec.count() * (spec.group == ParameterGroup::block ? plan_.model.layers : 1);
       plan_.parameters.push_back(std::move(parameter));
     }
-    if (plan_.options.train) make_norm_program();
+    if (!plan_.options.train) return;
+    make_norm_program();
+    make_update_program();
   }
 
   void make_norm_program() {
@@ -185,16 +217,14 @@ class Planner {
         program.add_value({.name = "loss_stats", .shape = {4}, .dtype = DType::f64, .role = Role::state}));
     clip.inputs.push_back(
         program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime}));
+    Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      std::string suffix = spec.name + (layer < 0 ? "" : "." + std::to_string(layer));
-      Value gradient = parameter_value("gradient." + suffix, spec, plan_.options.gradient, Role::state);
-      gradient.parameter.clear();
-      ValueId source = program.add_value(std::move(gradient));
-      ValueId sum =
-          program.add_value({.name = "sum." + suffix, .shape = {1}, .dtype = DType::f64, .role = Role::local});
-      program.ops.push_back({.kind = "sum_squares", .inputs = {source}, .outputs = {sum}, .attributes = {}});
-      clip.inputs.push_back(sum);
+      squares.inputs.push_back(add_tensor_value(program, "gradient", spec, layer, plan_.options.gradient));
     });
+    squares.outputs.push_back(
+        program.add_value({.name = "squares", .shape = {1}, .dtype = DType::f64, .role = Role::local}));
+    clip.inputs.push_back(squares.outputs[0]);
+    program.ops.push_back(std::move(squares));
     clip.outputs.push_back(
         program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state}));
     program.ops.push_back(std::move(clip));
@@ -203,12 +233,13 @@ class Planner {
 
   template <class Visit>
   void for_each_tensor(Visit visit) const {
-    for (const ParameterSpec& spec : set_.parameters()) {
-      if (spec.group != ParameterGroup::block)
-        visit(spec, -1);
-      else
-        for (int layer = 0; layer < plan_.model.layers; ++layer) visit(spec, layer);
-    }
+    for (const ParameterSpec& spec : set_.parameters()) for_each_layer(spec, [&](int layer) { visit(spec, layer); });
+  }
+
+  template <class Visit>
+  void for_each_layer(const ParameterSpec& spec, Visit visit) const {
+    if (spec.group != ParameterGroup::block) return visit(-1);
+    for (int layer = 0; layer < plan_.model.layers; ++layer) visit(layer);
   }
 
   // ---- memory ----
@@ -247,9 +278,7 @@ class Planner {
       add_tensor(TensorOwner::master, "master", spec.name, layer, plan_.options.master, spec.extents);
     });
     for (const ParameterPlan& parameter : plan_.parameters) {
-      bool in_layers = parameter.spec.group == ParameterGroup::block;
-      for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan_.model.layers) : 0); ++layer)
-        lay_out_working(parameter, layer);
+      for_each_layer(parameter.spec, [&](int layer) { lay_out_working(parameter, layer); });
     }
     if (!plan_.options.train) return;
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
@@ -259,17 +288,14 @@ class Planner {
       for_each_tensor([&](const ParameterSpec& spec, int layer) {
         add_tensor(TensorOwner::optimizer, state.name, spec.name, layer, state.dtype, spec.extents);
       });
-    // The norm program names each gradient by itself.
-    std::vector<PlannedTensor> named;
     for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.kind != "gradient") continue;
+      if (tensor.owner == TensorOwner::working) continue;
       PlannedTensor alias = tensor;
-      alias.kind = "gradient." + tensor.parameter + (tensor.layer < 0 ? "" : "." + std::to_string(tensor.layer));
+      alias.kind = tensor_name(tensor.kind, tensor.parameter, tensor.layer);
       alias.parameter.clear();
       alias.layer = -1;
-      named.push_back(std::move(alias));
+      plan_.aliases.push_back(std::move(alias));
     }
-    plan_.tensors.insert(plan_.tensors.end(), named.begin(), named.end());
   }
 
   void lay_out_working(const ParameterPlan& parameter, int layer) {
@@ -341,13 +367,11 @@ class Planner {
     std::int64_t transient = 0;
     auto widen = [&](const PlacedProgram& program) { transient = std::max(transient, program.bytes); };
     for (const PlacedProgram* program : {&plan_.embed, &plan_.embed_backward, &plan_.head_train, &plan_.head_evaluate,
-                                         &plan_.head_logits, &plan_.norm})
+                                         &plan_.head_logits, &plan_.norm, &plan_.update})
       widen(*program);
     for (const LayerClass& layer : plan_.classes) widen(layer.forward), widen(layer.backward), widen(layer.evaluate);
-    for (const ParameterPlan& parameter : plan_.parameters) {
-      widen(parameter.update);
+    for (const ParameterPlan& parameter : plan_.parameters)
       for (const PlacedProgram& refresh : parameter.refresh) widen(refresh);
-    }
     plan_.transient_offset = reserve("transient", transient);
   }
 
@@ -433,8 +457,9 @@ std::string_view name_of(TensorOwner owner) {
 }
 
 const PlannedTensor* Plan::find(std::string_view kind, std::string_view parameter, int layer) const {
-  for (const PlannedTensor& tensor : tensors)
-    if (tensor.layer == layer && tensor.kind == kind && tensor.parameter == parameter) return &tensor;
+  for (const std::vector<PlannedTensor>* list : {&tensors, &aliases})
+    for (const PlannedTensor& tensor : *list)
+      if (tensor.layer == layer && tensor.kind == kind && tensor.parameter == parameter) return &tensor;
   return nullptr;
 }
 

@@ -107,8 +107,6 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
       instance.outputs[o].accumulate = has;
       if (written && !has) written->push_back(key);
     }
-    if (instance.attributes.has("object") && site.layer >= 0)  // a key of its own for each layer's tensor
-      instance.attributes.set("object", instance.attributes.integer("object") + site.layer);
     const Kernel* kernel = kernel_for(instance);
     if (arena_ == nullptr) continue;
     BoundLaunch launch{.kernel = kernel,
@@ -157,14 +155,8 @@ Engine::Schedule Engine::evaluation(const PlacedProgram& head) {
 Engine::Schedule Engine::updates() {
   Schedule schedule;
   add_program(schedule, plan_.norm, {}, nullptr);
-  for (const ParameterPlan& parameter : plan_.parameters) {
-    bool in_layers = parameter.spec.group == ParameterGroup::block;
-    for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan_.model.layers) : 0); ++layer) {
-      Site site{Site::Pass::forward, layer, -1, -1};
-      add_program(schedule, parameter.update, site, nullptr);
-      add_program(schedule, plan_.refresh_of(parameter, layer), site, nullptr);
-    }
-  }
+  add_program(schedule, plan_.update, {}, nullptr);
+  for (BoundLaunch& launch : refreshes()) schedule.push_back(std::move(launch));
   add_program(schedule, plan_.head_advance, {}, nullptr);
   for (int layer = 0; layer < static_cast<int>(plan_.model.layers); ++layer)
     add_program(schedule, plan_.layer_class(layer).advance, {Site::Pass::forward, layer, -1, -1}, nullptr);

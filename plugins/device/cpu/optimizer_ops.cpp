@@ -37,16 +37,20 @@ QUERN_CPU_CLONES double sum_of_squares(const float* x, std::int64_t count) {
   return sum;
 }
 
-// x (any) -> sum (1) f64
+double sum_of_squares(const View& x, double* partials) {
+  for_blocks(x.count(), kBlockElements, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
+    partials[block] = sum_of_squares(load(x, begin, end - begin, scratch(kGradient, kBlockElements)), end - begin);
+  });
+  double sum = 0;
+  for (std::int64_t block = 0; block < block_count(x.count(), kBlockElements); ++block) sum += partials[block];
+  return sum;
+}
+
+// x (any), as many as there are -> sum (1) f64 over all
 Launch prepare_sum_squares(const OpInstance&) {
   return [](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    const View& x = in[0];
-    auto* partials = static_cast<double*>(exec.workspace);
-    for_blocks(x.count(), kBlockElements, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
-      partials[block] = sum_of_squares(load(x, begin, end - begin, scratch(kGradient, kBlockElements)), end - begin);
-    });
     double sum = 0;
-    for (std::int64_t block = 0; block < block_count(x.count(), kBlockElements); ++block) sum += partials[block];
+    for (const View& x : in) sum += sum_of_squares(x, static_cast<double*>(exec.workspace));
     *out[0].as<double>() = sum;
   };
 }
@@ -152,48 +156,65 @@ constexpr Destination kDestinations[] = {{RandomPurpose::round_master, kMaster},
                                          {RandomPurpose::round_moment1, kMoment1},
                                          {RandomPurpose::round_moment2, kMoment2}};
 
-// gradient, master, moment1, moment2 (n), update (4) f32, step (16) u32 -> master, moment1, moment2 in place
+/// Inputs and outputs of one tensor, and what its draws are keyed by.
+struct AdamwTensor {
+  const View* in;   ///< gradient, master, moment1, moment2
+  const View* out;  ///< the last three
+  std::uint32_t object;
+  std::uint64_t offset;
+};
+
+void update_tensor(const AdamwStep& step, const StepState& state, const AdamwTensor& tensor) {
+  const View *in = tensor.in, *out = tensor.out;
+  const std::uint64_t seed = std::uint64_t{state.seed_high} << 32 | state.seed_low;
+  for_blocks(in[1].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    std::int64_t count = end - begin;
+    const float* old[3];
+    float* fresh[3];
+    for (std::size_t i = 0; i < 3; ++i) {
+      float* space = scratch(kDestinations[i].slot, kBlockElements);
+      old[i] = load(in[i + 1], begin, count, space);
+      fresh[i] = target(out[i], begin, space);
+    }
+    const float* gradient = load(in[0], begin, count, scratch(kGradient, kBlockElements));
+    adamw_row(step, gradient, old[0], old[1], old[2], count, fresh[0], fresh[1], fresh[2]);
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (out[i].dtype != DType::bf16) continue;
+      auto* words = std::bit_cast<std::uint32_t*>(scratch(kWords, kBlockElements));
+      std::uint64_t first = (tensor.offset + static_cast<std::uint64_t>(begin)) / 4;
+      random_words({seed, kDestinations[i].purpose, tensor.object}, state.step, first, block_count(count, 4), words);
+      store_stochastic(fresh[i], words, count, out[i].as<std::uint16_t>() + begin);
+    }
+  });
+}
+
+// update (4) f32, step (16) u32, of each tensor gradient, master, moment1, moment2 (n) -> master, moment1, moment2
 Launch prepare_adamw(const OpInstance& op) {
-  auto object = static_cast<std::uint32_t>(op.attributes.integer("object"));
-  auto offset = static_cast<std::uint64_t>(op.attributes.integer("offset"));
-  return
-      [attributes = op.attributes, object, offset](std::span<const View> in, std::span<const View> out, const Exec&) {
-        UpdateState update = read<UpdateState>(in[4]);
-        StepState state = read<StepState>(in[5]);
-        for (std::size_t i = 0; i < 3; ++i) {
-          if (out[i].data != in[i + 1].data)
-            fail_internal("adamw", "output " + std::to_string(i) + " is not its input's memory");
-        }
-        if (update.apply == 0) return;
-        AdamwStep step = adamw_step(attributes, state, update);
-        std::uint64_t seed = std::uint64_t{state.seed_high} << 32 | state.seed_low;
-        for_blocks(in[1].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-          std::int64_t count = end - begin;
-          const float* old[3];
-          float* fresh[3];
-          for (std::size_t i = 0; i < 3; ++i) {
-            float* space = scratch(kDestinations[i].slot, kBlockElements);
-            old[i] = load(in[i + 1], begin, count, space);
-            fresh[i] = target(out[i], begin, space);
-          }
-          const float* gradient = load(in[0], begin, count, scratch(kGradient, kBlockElements));
-          adamw_row(step, gradient, old[0], old[1], old[2], count, fresh[0], fresh[1], fresh[2]);
-          for (std::size_t i = 0; i < 3; ++i) {
-            if (out[i].dtype != DType::bf16) continue;
-            auto* words = std::bit_cast<std::uint32_t*>(scratch(kWords, kBlockElements));
-            std::uint64_t first = (offset + static_cast<std::uint64_t>(begin)) / 4;
-            random_words({seed, kDestinations[i].purpose, object}, state.step, first, block_count(count, 4), words);
-            store_stochastic(fresh[i], words, count, out[i].as<std::uint16_t>() + begin);
-          }
-        });
-      };
+  return [attributes = op.attributes](std::span<const View> in, std::span<const View> out, const Exec&) {
+    const UpdateState update = read<UpdateState>(in[0]);
+    const StepState state = read<StepState>(in[1]);
+    const std::vector<double>&objects = attributes.list("objects"), &offsets = attributes.list("offsets");
+    for (std::size_t i = 0; i < out.size(); ++i)
+      if (out[i].data != in[2 + i / 3 * 4 + 1 + i % 3].data)
+        fail_internal("adamw", "output " + std::to_string(i) + " is not its input's memory");
+    if (update.apply == 0) return;
+    const AdamwStep step = adamw_step(attributes, state, update);
+    for (std::size_t i = 0; i < objects.size(); ++i)
+      update_tensor(step, state,
+                    {&in[2 + 4 * i], &out[3 * i], static_cast<std::uint32_t>(objects[i]),
+                     static_cast<std::uint64_t>(offsets[i])});
+  };
 }
 
 OpSupport query_sum_squares(const OpInstance& op) {
-  OpCheck check(op, 1, 1);
-  check.input(0, "x", extents_of(op, 0)).output(0, "sum", {1}, DType::f64).overwrites(0, "sum");
-  if (!check.ok()) return check.support();
-  return check.support(static_cast<std::size_t>(block_count(op.inputs[0].count(), kBlockElements)) * sizeof(double));
+  OpCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), 1);
+  check.output(0, "sum", {1}, DType::f64).overwrites(0, "sum");
+  std::int64_t blocks = 0;
+  for (std::size_t i = 0; i < op.inputs.size(); ++i) {
+    check.input(i, "x", op.inputs[i].extents);
+    blocks = std::max(blocks, block_count(op.inputs[i].count(), kBlockElements));
+  }
+  return check.support(static_cast<std::size_t>(blocks) * sizeof(double));
 }
 
 OpSupport query_clip_scale(const OpInstance& op) {
@@ -208,18 +229,29 @@ OpSupport query_clip_scale(const OpInstance& op) {
 
 OpSupport query_adamw(const OpInstance& op) {
   static constexpr const char* kNames[] = {"master", "moment1", "moment2"};
-  OpCheck check(op, 6, 3);
-  check.that(op.attributes.integer("offset") % 4 == 0 && op.attributes.integer("offset") >= 0,
-             "offset: found " + std::to_string(op.attributes.integer("offset")) + ", expected a multiple of 4");
-  Extents extents = extents_of(op, 1);
-  check.input(0, "gradient", extents);
-  for (std::size_t i = 0; i < 3 && check.ok(); ++i) {
-    DType dtype = op.inputs[i + 1].dtype;
-    check.that(dtype == DType::f32 || dtype == DType::bf16, std::string("operand ") + kNames[i] + ": found " +
-                                                                std::string(name_of(dtype)) + ", expected f32 or bf16");
-    check.input(i + 1, kNames[i], extents).output(i, kNames[i], extents, dtype).overwrites(i, kNames[i]);
+  const std::vector<double>&objects = op.attributes.list("objects"), &offsets = op.attributes.list("offsets");
+  OpCheck check(op, 2 + 4 * objects.size(), 3 * objects.size());
+  check.that(offsets.size() == objects.size(), "needs an offset for every object");
+  if (!check.ok()) return check.support();
+  check.input(0, "update", {4}, DType::f32).input(1, "step", {16}, DType::u32);
+  for (std::size_t tensor = 0; tensor < objects.size() && check.ok(); ++tensor) {
+    const std::size_t in = 2 + 4 * tensor, out = 3 * tensor;
+    check.that(
+        std::fmod(offsets[tensor], 4) == 0 && offsets[tensor] >= 0,
+        "offset: found " + std::to_string(static_cast<std::int64_t>(offsets[tensor])) + ", expected a multiple of 4");
+    Extents extents = extents_of(op, in + 1);
+    check.input(in, "gradient", extents);
+    for (std::size_t i = 0; i < 3 && check.ok(); ++i) {
+      DType dtype = op.inputs[in + i + 1].dtype;
+      check.that(
+          dtype == DType::f32 || dtype == DType::bf16,
+          std::string("operand ") + kNames[i] + ": found " + std::string(name_of(dtype)) + ", expected f32 or bf16");
+      check.input(in + i + 1, kNames[i], extents)
+          .output(out + i, kNames[i], extents, dtype)
+          .overwrites(out + i, kNames[i]);
+    }
   }
-  return check.input(4, "update", {4}, DType::f32).input(5, "step", {16}, DType::u32).support();
+  return check.support();
 }
 
 }  // namespace

@@ -36,9 +36,12 @@ UpdateState update_state(float scale, float apply = 1) {
 }
 
 Attributes adamw_attributes(double weight_decay, std::int64_t offset = 0) {
-  return {
-      {"beta1", 0.9},    {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", weight_decay}, {"object", std::int64_t{5}},
-      {"offset", offset}};
+  return {{"beta1", 0.9},
+          {"beta2", 0.95},
+          {"eps", 1e-8},
+          {"weight_decay", weight_decay},
+          {"objects", std::vector<double>{5}},
+          {"offsets", std::vector<double>{static_cast<double>(offset)}}};
 }
 
 /// The tensors of one parameter.
@@ -55,16 +58,14 @@ struct Parameter {
   OpRun update(const Attributes& attributes, const UpdateState& scale, const StepState& state) {
     scale_ = tensor_of(DType::f32, scale);
     state_ = tensor_of(DType::u32, state);
-    return OpRun("adamw", attributes)
-        .in(gradient.view())
-        .in(master.view())
-        .in(moment1.view())
-        .in(moment2.view())
-        .in(scale_.view())
-        .in(state_.view())
-        .out(master.view())
-        .out(moment1.view())
-        .out(moment2.view());
+    OpRun run("adamw", attributes);
+    run.in(scale_.view()).in(state_.view());
+    add_to(run);
+    return run;
+  }
+  void add_to(OpRun& run) {
+    run.in(gradient.view()).in(master.view()).in(moment1.view()).in(moment2.view());
+    run.out(master.view()).out(moment1.view()).out(moment2.view());
   }
   PoisonedTensor gradient, master, moment1, moment2;
 
@@ -116,6 +117,23 @@ TEST_CASE("sum_squares sums in double, the same for any number of threads") {
       }
     }
   }
+}
+
+TEST_CASE("sum_squares of a list is the sum of its tensors' sums") {
+  const std::int64_t counts[] = {4097, 1, 20011, 0, 33};
+  OpRun list("sum_squares");
+  std::vector<PoisonedTensor> tensors;
+  for (std::int64_t count : counts) tensors.push_back(normal(DType::bf16, {count}, 1 + count, 0, 100));
+  double want = 0;
+  for (const PoisonedTensor& x : tensors) {
+    PoisonedTensor sum(DType::f64, {1});
+    OpRun("sum_squares").in(x.view()).out(sum.view()).run();
+    want += *sum.view().as<double>();
+    list.in(x.view());
+  }
+  PoisonedTensor sum(DType::f64, {1});
+  list.out(sum.view()).run();
+  CHECK(*sum.view().as<double>() == want);
 }
 
 TEST_CASE("clip_scale divides by the tokens, clips and skips") {
@@ -246,6 +264,32 @@ TEST_CASE("an update split into shards gives the bits of the whole, for any numb
   }
 }
 
+TEST_CASE("adamw over a list gives every tensor the bits of its own update") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    const std::int64_t counts[] = {4099, 1, 9001, 33};
+    const std::vector<double> objects{5, 6, 77, 8}, offsets{0, 4, 308, 0};
+    PoisonedTensor update = tensor_of(DType::f32, update_state(0.5)), state = tensor_of(DType::u32, step_state(3));
+    Attributes attributes = adamw_attributes(0.1);
+    attributes.set("objects", objects);
+    attributes.set("offsets", offsets);
+    OpRun run("adamw", attributes);
+    run.in(update.view()).in(state.view());
+    std::vector<Parameter> together, alone;
+    for (std::int64_t count : counts)
+      for (auto* list : {&together, &alone}) list->emplace_back(DType::f32, dtype, count);
+    for (Parameter& p : together) p.add_to(run);
+    run.run();
+    for (std::size_t i = 0; i < alone.size(); ++i) {
+      CAPTURE(i);
+      attributes.set("objects", std::vector<double>{objects[i]});
+      attributes.set("offsets", std::vector<double>{offsets[i]});
+      alone[i].update(attributes, update_state(0.5), step_state(3)).run();
+      for (auto tensor : {&Parameter::master, &Parameter::moment1, &Parameter::moment2})
+        CHECK(difference((together[i].*tensor).view(), (alone[i].*tensor).view()) == "");
+    }
+  }
+}
+
 TEST_CASE("adamw refuses what it cannot update") {
   Parameter p(DType::f32, DType::f32, 8);
   CHECK(p.update(adamw_attributes(0, 2), update_state(1), step_state(0)).refusal() ==
@@ -260,12 +304,12 @@ TEST_CASE("adamw refuses what it cannot update") {
   PoisonedTensor elsewhere(DType::f32, {8}), update = tensor_of(DType::f32, update_state(1)),
                                              step = tensor_of(DType::u32, step_state(0));
   OpRun apart("adamw", adamw_attributes(0));
-  apart.in(q.gradient.view())
+  apart.in(update.view())
+      .in(step.view())
+      .in(q.gradient.view())
       .in(q.master.view())
       .in(q.moment1.view())
-      .in(q.moment2.view())
-      .in(update.view())
-      .in(step.view());
+      .in(q.moment2.view());
   apart.out(elsewhere.view()).out(q.moment1.view()).out(q.moment2.view());
   CHECK_THROWS_AS(apart.run(), Error);
 }

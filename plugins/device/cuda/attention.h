@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "kernels.h"
@@ -17,6 +18,7 @@ struct AttentionShape {
   bool causal = true;
   bool documents = false;  ///< attention stays within documents
   float scale = 1;
+  std::int64_t chunk = 0;  ///< sequences that cuDNN takes at once, at most; 0: as many as its workspace allows
   DType dtype = DType::bf16;
 
   std::int64_t tokens() const { return batch * sequence; }
@@ -51,15 +53,28 @@ bool cudnn_takes(const AttentionShape& shape, const CudaTraits& gpu);
 /// Scratch for a pass. The deterministic gradient's grows with the batch, which is run in chunks to bound it.
 std::size_t cudnn_attention_workspace(const AttentionShape& shape, AttentionPass pass);
 
-/// Built graphs of one pass: of a chunk of the batch, and of what is left.
+/// Built graphs of one pass: of a chunk of the batch, and of what is left. How large chunks are and which of cuDNN's
+/// plans runs is found by timing unless the choice is known.
 class CudnnAttention {
  public:
-  CudnnAttention(const AttentionShape& shape, AttentionPass pass, cudnnContext* handle);
+  CudnnAttention(const AttentionShape& shape, AttentionPass pass, CudaContext& context);
   ~CudnnAttention();
   void run(const AttentionOperands& operands, cudaStream_t stream) const;
 
  private:
   struct Graph;
+  /// Sequences at once, and the plan's place in cuDNN's list; its name guards against another list.
+  struct Way {
+    std::int64_t chunk = 0, place = 0;
+    std::string name;
+    std::string text() const;
+  };
+  static std::optional<Way> parse(const std::string& text);
+  /// Builds the graphs; false when cuDNN has no such plan or it needs more memory than is planned.
+  bool build(const Way& way);
+  /// Builds and times every way on scratch memory, and leaves the fastest built; without such memory the first.
+  void choose(const std::string& name, CudaContext& context);
+
   AttentionShape shape_;
   AttentionPass pass_;
   cudnnContext* handle_;

@@ -3,13 +3,17 @@
 // docs/decisions/0008-document-attention.md says why.
 
 #include <algorithm>
+#include <limits>
+#include <sstream>
 
 #include <cudnn_frontend.h>
 
 #include "attention.h"
+#include "attention_timing.h"
 #include "check.h"
 #include "document_mask.h"
 #include "quern/error.h"
+#include "timed_choices.h"
 
 namespace quern::cuda {
 
@@ -25,6 +29,8 @@ constexpr std::int64_t kChunkWorkspace = std::int64_t{1} << 30;
 constexpr std::int64_t kWorkspaceSlack = std::int64_t{32} << 20;
 constexpr std::int64_t kShortestSequence = 64;
 constexpr std::int64_t kLongestMasked = 16384;  ///< its mask takes half of a chunk's workspace
+constexpr std::int64_t kSmallestPart = 16;  ///< of the largest chunk: the smallest that is tried
+constexpr std::int64_t kMostPlans = 8;      ///< of cuDNN's list, that are tried
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
@@ -44,6 +50,16 @@ std::int64_t sequence_workspace(const AttentionShape& s, AttentionPass pass) {
   return mask_bytes(s) + (pass == AttentionPass::gradient ? gradient_workspace(s) : 0);
 }
 
+/// Sequences at once: as many as the workspace allows, in chunks of about one size.
+std::int64_t chunk_size(const AttentionShape& s, AttentionPass pass) {
+  std::int64_t most = s.chunk > 0 ? s.chunk : s.batch;
+  const std::int64_t one = sequence_workspace(s, pass);
+  if (s.chunk == 0 && one > 0) most = std::max<std::int64_t>(kChunkWorkspace / one, 1);
+  most = std::clamp<std::int64_t>(most, 1, std::max<std::int64_t>(s.batch, 1));
+  const std::int64_t chunks = (s.batch + most - 1) / most;
+  return chunks > 0 ? (s.batch + chunks - 1) / chunks : 1;
+}
+
 [[noreturn]] void fail(const AttentionShape& s, const std::string& what) {
   throw Error(ErrorCode::resources, {.where = "device cuda, attention of " + std::to_string(s.heads) + " heads of " +
                                               std::to_string(s.head_dim) + ", sequence " + std::to_string(s.sequence),
@@ -55,6 +71,17 @@ std::int64_t sequence_workspace(const AttentionShape& s, AttentionPass pass) {
 
 void require(const AttentionShape& shape, fe::error_t status) {
   if (status.is_bad()) fail(shape, status.get_message());
+}
+
+/// What a choice is known by.
+std::string describe(const AttentionShape& s, AttentionPass pass) {
+  std::string text = pass == AttentionPass::gradient ? "attention_grad " : "attention ";
+  text += std::to_string(s.batch) + "x" + std::to_string(s.sequence) + " " + std::to_string(s.heads) + "/" +
+          std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + (s.causal ? " causal" : " full");
+  if (s.documents) text += " documents";
+  if (pass == AttentionPass::forward_without_logsumexp) text += " without-logsumexp";
+  if (s.chunk > 0) text += " chunk " + std::to_string(s.chunk);
+  return text;
 }
 
 /// One head's rows lie `row` elements apart.
@@ -128,8 +155,7 @@ bool cudnn_takes(const AttentionShape& s, const CudaTraits& gpu) {
 }
 
 std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pass) {
-  const std::int64_t one = sequence_workspace(s, pass);
-  return static_cast<std::size_t>(std::min(s.batch * one, std::max(one, kChunkWorkspace)) + kWorkspaceSlack);
+  return static_cast<std::size_t>(chunk_size(s, pass) * sequence_workspace(s, pass) + kWorkspaceSlack);
 }
 
 struct CudnnAttention::Graph {
@@ -141,34 +167,91 @@ struct CudnnAttention::Graph {
       build_gradient(graph, shape, batch);
     else
       build_forward(graph, shape, batch, pass == AttentionPass::forward);
-    require(shape, graph.build(handle, {fe::HeurMode_t::A}));
+    require(shape, graph.build(handle, {fe::HeurMode_t::A}));  // the first plan that runs
+  }
+  /// Builds the plan at `place`; false when there is none that gives the same bits every time.
+  bool use(std::int64_t place) {
+    plan = place;
+    if (place > 0) graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
     std::int64_t bytes = 0;
-    require(shape, graph.get_workspace_size(bytes));
+    if (place >= graph.get_execution_plan_count() || graph.build_plan_at_index(place).is_bad() ||
+        graph.get_plan_name_at_index(place, name).is_bad() ||
+        graph.get_workspace_size_plan_at_index(place, bytes).is_bad())
+      return false;
     workspace = static_cast<std::size_t>(bytes);
+    return true;
   }
   fe::graph::Graph graph;
+  std::int64_t plan = 0;
+  std::string name;
   std::size_t workspace = 0;
 };
 
-CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, cudnnContext* handle)
-    : shape_(shape), pass_(pass), handle_(handle) {
-  const std::size_t room = cudnn_attention_workspace(shape, pass);
-  std::int64_t chunks = 1;
-  if (const std::int64_t one = sequence_workspace(shape, pass); one > 0) {
-    const std::int64_t most = std::max<std::int64_t>(kChunkWorkspace / one, 1);
-    chunks = (shape.batch + most - 1) / most;
+std::string CudnnAttention::Way::text() const {
+  return std::to_string(chunk) + " " + std::to_string(place) + " " + name;
+}
+
+std::optional<CudnnAttention::Way> CudnnAttention::parse(const std::string& text) {
+  Way way;
+  std::istringstream stream(text);
+  if (stream >> way.chunk >> way.place && std::getline(stream >> std::ws, way.name) && way.chunk > 0 && way.place >= 0)
+    return way;
+  return {};
+}
+
+bool CudnnAttention::build(const Way& way) {
+  if (way.chunk > shape_.batch) return false;
+  const std::size_t room = cudnn_attention_workspace(shape_, pass_);
+  auto usable = [&](std::unique_ptr<Graph>& graph, std::int64_t batch) {
+    graph = batch > 0 ? std::make_unique<Graph>(shape_, pass_, batch, handle_) : nullptr;
+    return !graph || (graph->use(way.place) &&
+                      graph->workspace + static_cast<std::size_t>(batch * mask_bytes(shape_)) <= room);
+  };
+  chunk_ = way.chunk;
+  return usable(whole_, chunk_) && (way.name.empty() || whole_->name == way.name) &&
+         usable(tail_, shape_.batch % chunk_);
+}
+
+// The gradient's chunks need not be as large as they may be: smaller ones leave score gradients in the L2 cache.
+void CudnnAttention::choose(const std::string& name, CudaContext& context) {
+  const std::int64_t largest = chunk_size(shape_, pass_);
+  const bool vary = pass_ == AttentionPass::gradient && shape_.chunk == 0;
+  const AttentionScratch scratch(shape_, cudnn_attention_workspace(shape_, pass_), context.setup);
+  std::optional<Way> best;
+  std::unique_ptr<Graph> whole, tail;
+  float best_ms = std::numeric_limits<float>::infinity();
+  for (std::int64_t chunk = largest; chunk > 0; chunk = vary && chunk > largest / kSmallestPart ? chunk / 2 : 0) {
+    std::int64_t places = 1;
+    for (std::int64_t place = 0; place < places; ++place) {
+      const bool usable = build({chunk, place, {}});
+      places = std::min(whole_->graph.get_execution_plan_count(), kMostPlans);
+      if (!usable) continue;
+      const Way way{chunk, place, whole_->name};
+      if (!scratch) return context.choices->take(name, way.text());
+      run(scratch.operands(), context.setup);  // loads the kernels
+      const float ms = best_of_rounds(context.setup, [&] { run(scratch.operands(), context.setup); });
+      if (ms >= best_ms) continue;
+      best = way;
+      best_ms = ms;
+      whole = std::move(whole_);
+      tail = std::move(tail_);
+    }
   }
-  while (true) {  // as many sequences at once as fit, in chunks of about one size
-    chunk_ = (shape.batch + chunks - 1) / chunks;
-    whole_ = std::make_unique<Graph>(shape, pass, chunk_, handle);
-    const std::size_t need = static_cast<std::size_t>(chunk_ * mask_bytes(shape)) + whole_->workspace;
-    if (need <= room) break;
-    if (chunk_ == 1)
-      fail(shape,
-           "a workspace of " + std::to_string(need) + " bytes for one sequence, planned " + std::to_string(room));
-    while ((shape.batch + chunks - 1) / chunks == chunk_) ++chunks;
-  }
-  if (shape.batch % chunk_ != 0) tail_ = std::make_unique<Graph>(shape, pass, shape.batch % chunk_, handle);
+  if (!best)
+    fail(shape_, "no plan within the planned workspace of " + std::to_string(cudnn_attention_workspace(shape_, pass_)) +
+                     " bytes");
+  chunk_ = best->chunk;
+  whole_ = std::move(whole);
+  tail_ = std::move(tail);
+  context.choices->measure(name, best->text());
+}
+
+CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, CudaContext& context)
+    : shape_(shape), pass_(pass), handle_(context.dnn) {
+  const std::string name = describe(shape, pass);
+  const std::optional<std::string> known = context.choices->find(name);
+  const std::optional<Way> way = known ? parse(*known) : std::nullopt;
+  way && build(*way) ? context.choices->take(name, *known) : choose(name, context);
 }
 
 CudnnAttention::~CudnnAttention() = default;
@@ -205,7 +288,7 @@ void CudnnAttention::run(const AttentionOperands& operands, cudaStream_t stream)
       pointers[kMask] = workspace;
       workspace += rows * mask_bytes(s);
     }
-    require(s, graph.graph.execute(handle_, pointers, workspace));
+    require(s, graph.graph.execute_plan_at_index(handle_, pointers, workspace, graph.plan));
   }
 }
 

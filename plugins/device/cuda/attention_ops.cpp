@@ -26,6 +26,7 @@ AttentionShape shape_of(const OpInstance& op, const Inputs& inputs) {
   shape.causal = op.attributes.word("mask") == "causal";
   shape.scale = static_cast<float>(op.attributes.real("scale"));
   shape.documents = op.inputs.size() > inputs.documents && op.inputs[inputs.documents].present;
+  shape.chunk = op.attributes.integer_or("chunk", 0);
   shape.dtype = op.inputs[inputs.packed].dtype;
   return shape;
 }
@@ -33,6 +34,7 @@ AttentionShape shape_of(const OpInstance& op, const Inputs& inputs) {
 std::string refuse_shape(const OpInstance& op, const AttentionShape& s) {
   const std::string& mask = op.attributes.word("mask");
   if (mask != "causal" && mask != "full") return op.kind + ": unknown mask \"" + mask + "\", known: causal, full";
+  if (s.chunk < 0) return op.kind + ": a chunk must have at least one sequence";
   if (s.heads < 1 || s.kv_heads < 1 || s.head_dim < 1 || s.heads % s.kv_heads != 0)
     return op.kind + ": heads must be a multiple of kv_heads, all positive";
   if (s.head_dim > kOwnLargestHead)
@@ -114,7 +116,7 @@ Launch launch_of(const AttentionShape& s, AttentionPass pass, OperandsOf operand
       own(s, operands_of(s, inputs, outputs, exec), stream_of(exec));
     };
   }
-  auto attention = std::make_shared<CudnnAttention>(s, pass, context.dnn);
+  auto attention = std::make_shared<CudnnAttention>(s, pass, context);
   return [s, operands_of, attention](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
     attention->run(operands_of(s, inputs, outputs, exec), stream_of(exec));
   };

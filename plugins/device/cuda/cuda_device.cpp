@@ -152,8 +152,10 @@ void CudaDevice::open(int ordinal) {
   QUERN_CUDA(cudaStreamCreateWithFlags(&context_.setup, cudaStreamNonBlocking));
   QUERN_CUBLAS(cublasLtCreate(&context_.lt));
   if (facts_.cuda.use_cudnn) QUERN_CUDNN(cudnnCreate(&context_.dnn));
-  plans_ = std::make_unique<MatmulPlans>(here.device.name, static_cast<int>(options_.matmul_candidates),
-                                         options_.matmul_cache ? MatmulPlans::cache_file() : std::string());
+  choices_ = std::make_unique<TimedChoices>(here.device.name,
+                                            options_.matmul_cache ? TimedChoices::cache_file() : std::string());
+  plans_ = std::make_unique<MatmulPlans>(*choices_, static_cast<int>(options_.matmul_candidates));
+  context_.choices = choices_.get();
   context_.plans = plans_.get();
   context_.constant = [this](const void* host, std::size_t bytes) { return make_constant(host, bytes); };
 }
@@ -317,12 +319,13 @@ void CudaDevice::end_range() { nvtxRangePop(); }
 
 std::string CudaDevice::save_state() const {
   need_open("save_state");
-  return plans_->save();
+  return choices_->save();
 }
 
 void CudaDevice::load_state(std::string_view state) {
   need_open("load_state");
-  plans_->load(state);
+  choices_->load(state);
+  plans_->adopt();
 }
 
 }  // namespace quern::cuda

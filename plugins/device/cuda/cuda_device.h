@@ -61,6 +61,7 @@ class CudaDevice final : public Device {
 
   int ordinal_ = -1;  ///< -1: not open
   CudaContext context_;
+  std::unique_ptr<TimedChoices> choices_;
   std::unique_ptr<MatmulPlans> plans_;
   std::unique_ptr<GpuTelemetry> telemetry_;  ///< from the first question on
   cudaStream_t streams_[3] = {};             ///< by StreamKind

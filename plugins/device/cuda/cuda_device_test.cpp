@@ -9,7 +9,6 @@
 
 #include <doctest/doctest.h>
 
-#include "matmul_choices.h"
 #include "op_comparison.h"
 #include "plugin/plugin_host.h"
 #include "quern/error.h"
@@ -106,22 +105,6 @@ TEST_CASE("a GPU that cannot be opened is a resources error") {
     CHECK(error.code() == ErrorCode::resources);
     CHECK(std::string(error.what()).find("device cuda") != std::string::npos);
   }
-}
-
-TEST_CASE("matmul choices survive as text, and other text is ignored") {
-  cublasLtMatmulAlgo_t algorithm;
-  for (std::size_t i = 0; i < sizeof algorithm; ++i)
-    reinterpret_cast<std::uint8_t*>(&algorithm)[i] = static_cast<std::uint8_t>(37 * i);
-  MatmulChoices choices("GPU"), same("GPU"), other("another GPU");
-  choices.set("64x64x64 NT bf16 bf16 bf16", algorithm);
-  same.add(choices.text());
-  other.add(choices.text());
-  std::optional<cublasLtMatmulAlgo_t> found = same.find("64x64x64 NT bf16 bf16 bf16");
-  REQUIRE(found.has_value());
-  CHECK(std::memcmp(&*found, &algorithm, sizeof algorithm) == 0);
-  CHECK_FALSE(other.find("64x64x64 NT bf16 bf16 bf16"));
-  for (const char* text : {"", "{", "[]", "{\"x\": 1}", "null"}) CHECK_NOTHROW(choices.add(text));
-  CHECK(choices.text() == same.text());
 }
 
 TEST_CASE("memory, copies, fills, events and capture") {

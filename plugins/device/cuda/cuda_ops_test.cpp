@@ -141,6 +141,19 @@ TEST_CASE("embedding and its gradient") {
   }
 }
 
+TEST_CASE("embedding_grad of tokens as uneven as words are") {
+  DevicePair pair = open_pair();
+  std::vector<std::int32_t> tokens;  // a third are seven frequent ones
+  for (std::int32_t i = 0; i < 5003; ++i) tokens.push_back(i % 3 == 0 ? i * 5 % 7 : i * 79 % 20000);
+  for (std::int64_t columns : {130, 896}) {
+    for (DType dtype : kDtypes) {
+      OpComparison op("embedding_grad", {{"rows", std::int64_t{20000}}});
+      op.in(normal(dtype, {5003, columns}, 3)).in(integer_list(tokens));
+      op.sum(kF32, {20000, columns}, {1e-4, 5e-4}).run(pair);  // up to 240 terms, summed in another order
+    }
+  }
+}
+
 TEST_CASE("lm_loss and its gradients, in one chunk and in several") {
   DevicePair pair = open_pair();
   struct Shape {
@@ -408,6 +421,12 @@ TEST_CASE("sum_squares and clip_scale") {
   for (std::int64_t count : {1, 3, 4097, 300000})
     for (DType dtype : kDtypes)
       OpComparison("sum_squares").in(normal(dtype, {count}, 1, 100)).out(DType::f64, {1}, {1e-6, 0}).run(pair);
+  for (DType dtype : kDtypes) {  // more tensors than one launch takes
+    OpComparison list("sum_squares");
+    for (std::int64_t i = 0; i < 300; ++i)
+      list.in(normal(dtype, {i * i * 7 % 1000 + (i == 17 ? 70000 : 0)}, 1 + i, 100));
+    list.out(DType::f64, {1}, {1e-6, 0}).run(pair);
+  }
   for (int sums : {1, 2, 31, 700}) {
     for (double valid : {4.0, 0.0}) {
       OpComparison op("clip_scale");
@@ -418,32 +437,61 @@ TEST_CASE("sum_squares and clip_scale") {
   }
 }
 
+/// Of each count a tensor, added to an adamw whose attributes name as many.
+void add_adamw_tensors(OpComparison& op, const std::vector<std::int64_t>& counts, DType gradient, DType state,
+                       bool apply) {
+  // Stochastic rounding moves a whole step when the fp32 values before it differ in their last bit.
+  const Tolerance tolerance = !apply ? Tolerance{} : state == kBf16 ? Tolerance{0x1p-7, 1e-7} : Tolerance{2e-6, 1e-7};
+  UpdateState update;
+  update.gradient_scale = 0.5f;
+  update.apply = apply ? 1.0f : 0.0f;
+  op.in(words(kF32, update)).in(words(DType::u32, step_state(7)));
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const Extents size{counts[i]};
+    op.in(normal(gradient, size, 1 + 4 * i)).in(normal(state, size, 2 + 4 * i)).in(normal(state, size, 3 + 4 * i, 0.1));
+    op.in(normal(state, size, 4 + 4 * i, 0.001, 0.01));
+    for (std::size_t updated : {1, 2, 3}) op.update(2 + 4 * i + updated, tolerance);
+  }
+}
+
+Attributes adamw_attributes(std::vector<double> objects, std::vector<double> offsets) {
+  return {{"beta1", 0.9},
+          {"beta2", 0.95},
+          {"eps", 1e-8},
+          {"weight_decay", 0.1},
+          {"objects", std::move(objects)},
+          {"offsets", std::move(offsets)}};
+}
+
 TEST_CASE("adamw, its stochastic rounding and its skip") {
   DevicePair pair = open_pair();
   for (std::int64_t count : {1, 3, 33, 4099, 100000}) {
     for (DType gradient : kDtypes) {
       for (DType state : kDtypes) {
-        for (float apply : {1.0f, 0.0f}) {
-          UpdateState update;
-          update.gradient_scale = 0.5f;
-          update.apply = apply;
-          Attributes attributes{{"beta1", 0.9},
-                                {"beta2", 0.95},
-                                {"eps", 1e-8},
-                                {"weight_decay", 0.1},
-                                {"object", std::int64_t{5}},
-                                {"offset", std::int64_t{308}}};
-          OpComparison op("adamw", attributes);
-          op.in(normal(gradient, {count}, 1)).in(normal(state, {count}, 2)).in(normal(state, {count}, 3, 0.1));
-          op.in(normal(state, {count}, 4, 0.001, 0.01)).in(words(kF32, update)).in(words(DType::u32, step_state(7)));
-          // Stochastic rounding moves a whole step when the fp32 values before it differ in their last bit.
-          Tolerance tolerance = apply == 0       ? Tolerance{}
-                                : state == kBf16 ? Tolerance{0x1p-7, 1e-7}
-                                                 : Tolerance{2e-6, 1e-7};
-          for (std::size_t i : {1, 2, 3}) op.update(i, tolerance);
+        for (bool apply : {true, false}) {
+          OpComparison op("adamw", adamw_attributes({5}, {308}));
+          add_adamw_tensors(op, {count}, gradient, state, apply);
           op.run(pair);
         }
       }
+    }
+  }
+}
+
+TEST_CASE("adamw over a list of tensors, more than one launch takes") {
+  DevicePair pair = open_pair();
+  std::vector<std::int64_t> counts;
+  std::vector<double> objects, offsets;
+  for (std::int64_t i = 0; i < 270; ++i) {
+    counts.push_back(i == 3 ? 0 : i % 90 == 5 ? 40003 : i * i * 5 % 700);
+    objects.push_back(static_cast<double>(3 * i + 1));
+    offsets.push_back(static_cast<double>(4 * (i % 3)));
+  }
+  for (DType gradient : kDtypes) {
+    for (DType state : kDtypes) {
+      OpComparison op("adamw", adamw_attributes(objects, offsets));
+      add_adamw_tensors(op, counts, gradient, state, true);
+      op.run(pair);
     }
   }
 }

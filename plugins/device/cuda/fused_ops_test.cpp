@@ -208,16 +208,20 @@ TEST_CASE("adamw gives the same bits at any address, and in shards") {
       PoisonedTensor gradient = normal(gradient_type, {kCount}, 1), master = normal(t, {kCount}, 2);
       PoisonedTensor moment1 = normal(t, {kCount}, 3, 0.1), moment2 = normal(t, {kCount}, 4, 0.001, 0.01);
       auto updated = [&](std::int64_t begin, std::int64_t count, std::size_t shift) {
-        Attributes attributes{{"beta1", 0.9},        {"beta2", 0.95},   {"eps", 1e-8},
-                              {"weight_decay", 0.1}, {"offset", begin}, {"object", std::int64_t{5}}};
+        Attributes attributes{{"beta1", 0.9},
+                              {"beta2", 0.95},
+                              {"eps", 1e-8},
+                              {"weight_decay", 0.1},
+                              {"offsets", std::vector<double>{static_cast<double>(begin)}},
+                              {"objects", std::vector<double>{5}}};
         auto part = [&](const PoisonedTensor& whole) {
           const View& view = whole.view();
           return View{view.as<char>() + static_cast<std::size_t>(begin) * size_of(view.dtype), view.dtype, {count}};
         };
         const Operand state_operand = operand(t, {count});
-        Run run{"adamw", attributes, {state_operand, state_operand, state_operand}, {}, {{0, 1}, {1, 2}, {2, 3}},
+        Run run{"adamw", attributes, {state_operand, state_operand, state_operand}, {}, {{0, 3}, {1, 4}, {2, 5}},
                 shift};
-        return run(*pair.gpu, {part(gradient), part(master), part(moment1), part(moment2), scale.view(), state.view()});
+        return run(*pair.gpu, {scale.view(), state.view(), part(gradient), part(master), part(moment1), part(moment2)});
       };
       Tensors whole = updated(0, kCount, 0), moved = updated(0, kCount, 1);
       Tensors first = updated(0, kCut, 0), second = updated(kCut, kCount - kCut, 0);

@@ -20,6 +20,7 @@ struct cudnnContext;
 namespace quern::cuda {
 
 class MatmulPlans;
+class TimedChoices;
 
 /// Facts of a GPU that plans depend on.
 struct CudaTraits {
@@ -38,6 +39,7 @@ struct CudaContext {
   cublasLtContext* lt = nullptr;
   cudnnContext* dnn = nullptr;  ///< null where attention does not use cuDNN
   MatmulPlans* plans = nullptr;
+  TimedChoices* choices = nullptr;
   /// A device copy of host bytes, owned by the device; for tables.
   std::function<void*(const void* host, std::size_t bytes)> constant;
 };

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
 
 #include "check.h"
 #include "matmul_timing.h"
@@ -44,7 +46,35 @@ bool deterministic(const cublasLtMatmulAlgo_t& algorithm) {
          (scheme == CUBLASLT_REDUCTION_SCHEME_NONE || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 }
 
+constexpr std::size_t kWords = sizeof(cublasLtMatmulAlgo_t) / sizeof(std::uint64_t);
+
+std::optional<cublasLtMatmulAlgo_t> known_algorithm(const TimedChoices& choices, const std::string& product) {
+  const std::optional<std::string> text = choices.find(product);
+  return text ? algorithm_of(*text) : std::nullopt;
+}
+
 }  // namespace
+
+std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
+  std::uint64_t words[kWords];
+  std::memcpy(words, &algorithm, sizeof words);
+  std::string text;
+  for (std::uint64_t word : words) {
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016" PRIx64, word);
+    text += digits;
+  }
+  return text;
+}
+
+std::optional<cublasLtMatmulAlgo_t> algorithm_of(const std::string& text) {
+  if (text.size() != 16 * kWords || text.find_first_not_of("0123456789abcdef") != std::string::npos) return {};
+  std::uint64_t words[kWords];
+  for (std::size_t i = 0; i < kWords; ++i) words[i] = std::stoull(text.substr(16 * i, 16), nullptr, 16);
+  cublasLtMatmulAlgo_t algorithm;
+  std::memcpy(&algorithm, words, sizeof words);
+  return algorithm;
+}
 
 std::string MatmulKey::text() const {
   std::string text = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " ";
@@ -142,50 +172,32 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 
 // ---- all products ----
 
-MatmulPlans::MatmulPlans(std::string gpu, int candidates, std::string cache_file)
-    : gpu_(std::move(gpu)), choices_(gpu_), candidates_(candidates), cache_file_(std::move(cache_file)) {
-  if (!cache_file_.empty()) choices_.read_file(cache_file_);
-}
-
 std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const MatmulKey& key) {
   const std::string name = key.text();
   if (auto it = plans_.find(name); it != plans_.end()) return it->second;
   lt_ = context.lt;
   auto plan = std::make_shared<MatmulPlan>(key);
-  auto known = choices_.find(name);
-  if (known && plan->accepts(lt_, *known)) {
+  if (auto known = known_algorithm(choices_, name); known && plan->accepts(lt_, *known)) {
     plan->choose(*known);
+    choices_.take(name, text_of(*known));
   } else {
     std::vector<cublasLtMatmulAlgo_t> algorithms = plan->candidates(lt_, candidates_);
     if (algorithms.empty()) return nullptr;
     TimedChoice choice = choose_by_time(context, key, algorithms);
     plan->choose(choice.algorithm);
-    choices_.set(name, choice.algorithm);
-    if (choice.timed && !cache_file_.empty()) choices_.write_file(cache_file_);
+    choice.timed ? choices_.measure(name, text_of(choice.algorithm)) : choices_.take(name, text_of(choice.algorithm));
   }
   plans_[name] = plan;
   return plan;
 }
 
-std::string MatmulPlans::save() const {
-  MatmulChoices used(gpu_);
-  for (const auto& [name, plan] : plans_) used.set(name, plan->algorithm());
-  return used.text();
-}
-
-void MatmulPlans::load(std::string_view text) {
-  choices_.add(text);
+void MatmulPlans::adopt() {
   for (auto& [name, plan] : plans_) {
-    auto known = choices_.find(name);
-    if (known && plan->accepts(lt_, *known)) plan->choose(*known);
+    auto known = known_algorithm(choices_, name);
+    if (!known || !plan->accepts(lt_, *known)) continue;
+    plan->choose(*known);
+    choices_.take(name, text_of(*known));
   }
-}
-
-std::string MatmulPlans::cache_file() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && cache[0] == '/') return std::string(cache) + "/quern/matmul.json";
-  const char* home = std::getenv("HOME");
-  return home != nullptr && home[0] == '/' ? std::string(home) + "/.cache/quern/matmul.json" : std::string();
 }
 
 }  // namespace quern::cuda

@@ -8,12 +8,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "kernels.h"
-#include "matmul_choices.h"
 #include "quern/dtype.h"
+#include "timed_choices.h"
 
 namespace quern::cuda {
 
@@ -36,6 +37,10 @@ struct MatmulKey {
 
   std::string text() const;
 };
+
+/// An algorithm as hexadecimal words, and back; none where the text is not one.
+std::string text_of(const cublasLtMatmulAlgo_t& algorithm);
+std::optional<cublasLtMatmulAlgo_t> algorithm_of(const std::string& text);
 
 struct MatmulOperands {
   const void *a = nullptr, *b = nullptr, *bias = nullptr;
@@ -72,24 +77,17 @@ class MatmulPlan {
 /// All plans of a device. Plans are shared by kernels of equal shape.
 class MatmulPlans {
  public:
-  /// `cache_file`: where choices outlive the process; empty: nowhere.
-  MatmulPlans(std::string gpu, int candidates, std::string cache_file);
+  MatmulPlans(TimedChoices& choices, int candidates) : choices_(choices), candidates_(candidates) {}
 
   /// Times candidates on scratch memory unless the choice is known; null when cuBLASLt has no algorithm.
   std::shared_ptr<const MatmulPlan> make(CudaContext& context, const MatmulKey& key);
 
-  /// Choices of all plans as text, and back: plans change to them.
-  std::string save() const;
-  void load(std::string_view text);
-
-  /// In the user's cache directory; empty when there is none.
-  static std::string cache_file();
+  /// Changes plans to the choices that are known now.
+  void adopt();
 
  private:
-  std::string gpu_;
-  MatmulChoices choices_;
+  TimedChoices& choices_;
   int candidates_;
-  std::string cache_file_;
   cublasLtContext* lt_ = nullptr;
   std::map<std::string, std::shared_ptr<MatmulPlan>> plans_;  ///< by MatmulKey::text()
 };

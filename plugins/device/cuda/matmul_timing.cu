@@ -128,8 +128,8 @@ void fill_random(void* memory, std::size_t bytes, DType type, std::uint32_t seed
 
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key,
                            const std::vector<cublasLtMatmulAlgo_t>& candidates) {
-  TimedChoice choice{candidates.front(), false};
-  if (candidates.size() == 1) return {candidates.front(), true};
+  TimedChoice choice;
+  choice.algorithm = candidates.front();
   MatmulKey timed = key;
   for (int attempt = 0; attempt < 5; ++attempt) {
     Scratch scratch(timed, context.setup);
@@ -142,14 +142,17 @@ TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key,
     }
     MatmulPlan plan(timed);
     Events events;
-    float best = std::numeric_limits<float>::infinity();
+    choice.best_ms = std::numeric_limits<float>::infinity();
     for (const cublasLtMatmulAlgo_t& algorithm : candidates) {
+      const int place = choice.tried++;
       if (!plan.accepts(context.lt, algorithm)) continue;
-      float time = time_of(context, plan, algorithm, scratch.operands(), events);
-      if (time < best) {
-        best = time;
-        choice = {algorithm, true};
-      }
+      const float time = time_of(context, plan, algorithm, scratch.operands(), events);
+      if (place == 0) choice.first_ms = time;
+      if (time >= choice.best_ms) continue;
+      choice.algorithm = algorithm;
+      choice.timed = true;
+      choice.best_ms = time;
+      choice.place = place;
     }
     QUERN_CUDA(cudaStreamSynchronize(context.setup));
     return choice;

@@ -14,7 +14,9 @@ struct MatmulKey;
 
 struct TimedChoice {
   cublasLtMatmulAlgo_t algorithm = {};
-  bool timed = false;  ///< false: there was no memory to time with, and the library's first guess is taken
+  bool timed = false;               ///< false: there was no memory to time with, and the library's first guess is taken
+  float best_ms = 0, first_ms = 0;  ///< of the choice and of the first candidate
+  int place = 0, tried = 0;         ///< of the choice among the candidates
 };
 
 /// The fastest of `candidates`, which are not empty. Where scratch for the whole product does not fit, a smaller

@@ -2,55 +2,58 @@
 // applied.
 
 #include <cmath>
+#include <vector>
 
 #include "launch.cuh"
 #include "operand_check.h"
 #include "optimizer_ops.h"
 #include "quern/step_state.h"
+#include "tensor_list.cuh"
 #include "vector.cuh"
 
 namespace quern::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kUnroll = 4;
-
 // ---- sum_squares ----
 
-/// Partial sums of a tensor, from its size alone: at most 1024, of 64 KiB or more.
-std::int64_t partials_of(std::int64_t count) {
-  return std::max<std::int64_t>(1, std::min<std::int64_t>(1024, ceil_divide(count, kThreads * kUnroll * 8)));
-}
+constexpr int kThreads = 256, kUnroll = 4, kTotalThreads = 1024;
+constexpr int kChunk = 16 * kUnroll * 2 * kThreads;  // elements that a partial sum is of
 
-struct SquaresArguments {
+struct SquaresTensor {
   const void* x;
-  double* partials;
   std::int64_t count;
 };
 
+struct SquaresArguments {
+  TensorList<SquaresTensor> list;
+  double* partials;  ///< a chunk each
+};
+
 /// The block's sum, known to thread 0; adds in the order of lanes and warps.
+template <int kBlock>
 __device__ __forceinline__ double block_sum(double value) {
-  __shared__ double warps[kThreads / 32];
+  __shared__ double warps[kBlock / 32];
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffffu, value, lanes);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();
   value = 0;
-  for (int warp = 0; warp < kThreads / 32; ++warp) value += warps[warp];
+  for (int warp = 0; warp < kBlock / 32; ++warp) value += warps[warp];
   return value;
 }
 
-/// Squares of bf16 and fp32 are exact in double; only the sum rounds.
+/// A block a chunk. Squares of bf16 and fp32 are exact in double; only the sum rounds.
 template <class T, Access kAccess>
-__global__ void __launch_bounds__(kThreads) sum_squares_kernel(const SquaresArguments args) {
-  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads * kPack<T>;
-  const T* x = static_cast<const T*>(args.x);
+__global__ void __launch_bounds__(kThreads) sum_squares_kernel(const __grid_constant__ SquaresArguments args) {
+  constexpr int kStride = kThreads * kPack<T>;
+  const Chunk chunk = chunk_at<kChunk>(args.list, static_cast<int>(blockIdx.x));
+  const T* x = static_cast<const T*>(args.list.tensor[chunk.tensor].x);
   double sum = 0;
-  for (std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPack<T>; at < args.count;
-       at += kUnroll * stride) {
+  for (std::int64_t at = chunk.begin + threadIdx.x * kPack<T>; at < chunk.end; at += kUnroll * kStride) {
     Pack<T> packs[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) packs[u] = load_pack<kAccess>(x, at + u * stride, args.count);
+    for (int u = 0; u < kUnroll; ++u) packs[u] = load_pack<kAccess>(x, at + u * kStride, chunk.end);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const Floats<T> values = unpack(packs[u]);
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) sum_squares_kernel(const SquaresArgu
       for (int i = 0; i < kPack<T>; ++i) sum = fma(double{values.at[i]}, double{values.at[i]}, sum);
     }
   }
-  sum = block_sum(sum);
+  sum = block_sum<kThreads>(sum);
   if (threadIdx.x == 0) args.partials[blockIdx.x] = sum;
 }
 
@@ -68,16 +71,24 @@ struct TotalArguments {
   double* sum;
 };
 
-__global__ void __launch_bounds__(kThreads) total_kernel(const TotalArguments args) {
+__global__ void __launch_bounds__(kTotalThreads) total_kernel(const TotalArguments args) {
   double sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < args.count; i += kThreads) sum += args.partials[i];
-  sum = block_sum(sum);
+#pragma unroll 8
+  for (int i = static_cast<int>(threadIdx.x); i < args.count; i += kTotalThreads) sum += args.partials[i];
+  sum = block_sum<kTotalThreads>(sum);
   if (threadIdx.x == 0) *args.sum = sum;
 }
 
-// x (any) -> sum (1) f64
+std::int64_t partials_of(const OpInstance& op) {
+  std::int64_t partials = 0;
+  for (const Operand& x : op.inputs) partials += ceil_divide(element_count(x.extents), kChunk);
+  return partials;
+}
+
+// x (any), as many as there are -> sum (1) f64 over all
 Launch prepare_sum_squares(const OpInstance& op, CudaContext& context) {
-  const std::int64_t count = element_count(op.inputs[0].extents);
+  std::vector<std::int64_t> counts;
+  for (const Operand& x : op.inputs) counts.push_back(element_count(x.extents));
   auto load = [&](auto access) {
     return with_element(op.inputs[0].dtype, [&](auto element) {
       KernelFunction<SquaresArguments> kernel = sum_squares_kernel<decltype(element), access()>;
@@ -85,28 +96,37 @@ Launch prepare_sum_squares(const OpInstance& op, CudaContext& context) {
     });
   };
   auto vector = load(AccessConstant<Access::tail>{}), scalar = load(AccessConstant<Access::scalar>{});
-  auto total = load_kernel<TotalArguments>(total_kernel, dim3(kThreads), context.multiprocessors);
+  auto total = load_kernel<TotalArguments>(total_kernel, dim3(kTotalThreads), context.multiprocessors);
+  const int partials = static_cast<int>(partials_of(op));
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    auto* partials = static_cast<double*>(exec.workspace);
-    const std::int64_t blocks = partials_of(count);
-    (aligned_16({in[0].data}) ? vector : scalar).launch(blocks, stream_of(exec), {in[0].data, partials, count});
-    total.launch(1, stream_of(exec), {partials, static_cast<int>(blocks), static_cast<double*>(out[0].data)});
+    auto* sums = static_cast<double*>(exec.workspace);
+    bool aligned = true;
+    for (const View& x : in) aligned = aligned && aligned_16({x.data});
+    SquaresArguments args;
+    args.partials = sums;
+    auto tensor_at = [&](std::size_t i) { return SquaresTensor{in[i].data, counts[i]}; };
+    for_tensor_lists<kChunk>(counts.size(), tensor_at, [&](const TensorList<SquaresTensor>& list) {
+      args.list = list;
+      (aligned ? vector : scalar).launch(list.chunks, stream_of(exec), args);
+      args.partials += list.chunks;
+    });
+    total.launch(1, stream_of(exec), {sums, partials, static_cast<double*>(out[0].data)});
   };
 }
 
 OpSupport query_sum_squares(const OpInstance& op, const CudaTraits&) {
-  OperandCheck check(op, 1, 1);
-  check.input(0, "x", extents_of(op, 0)).output(0, "sum", {1}, DType::f64);
-  if (!check.ok()) return check.support();
-  return check.support(static_cast<std::size_t>(partials_of(element_count(op.inputs[0].extents))) * sizeof(double));
+  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), 1);
+  check.output(0, "sum", {1}, DType::f64);
+  for (std::size_t i = 0; i < op.inputs.size(); ++i) check.input(i, "x", op.inputs[i].extents);
+  return check.support(static_cast<std::size_t>(partials_of(op)) * sizeof(double));
 }
 
 // ---- clip_scale ----
 
-constexpr int kChunk = 448;  // sums of one launch: a kernel's arguments are limited to 4 KiB
+constexpr int kMostSums = 448;  // sums of one launch: a kernel's arguments are limited to 4 KiB
 
 struct ClipArguments {
-  const double* sums[kChunk];
+  const double* sums[kMostSums];
   int count;
   double* running;  ///< total of the chunks before; null: this is the only chunk
   bool first, last;
@@ -129,8 +149,8 @@ __device__ UpdateState update_from(const LossStats& stats, float clip_norm, doub
 }
 
 /// One block. The sums are read at once and added in their order by one thread.
-__global__ void __launch_bounds__(kChunk) clip_scale_kernel(const __grid_constant__ ClipArguments args) {
-  __shared__ double sums[kChunk];
+__global__ void __launch_bounds__(kMostSums) clip_scale_kernel(const __grid_constant__ ClipArguments args) {
+  __shared__ double sums[kMostSums];
   const int i = static_cast<int>(threadIdx.x);
   if (i < args.count) sums[i] = *args.sums[i];
   __syncthreads();
@@ -144,17 +164,17 @@ __global__ void __launch_bounds__(kChunk) clip_scale_kernel(const __grid_constan
   }
 }
 
-std::size_t running_bytes(std::size_t sums) { return sums > kChunk ? sizeof(double) : 0; }
+std::size_t running_bytes(std::size_t sums) { return sums > kMostSums ? sizeof(double) : 0; }
 
 // stats (4) f64, step (16) u32, sums (1) f64 each -> update (4) f32
 Launch prepare_clip_scale(const OpInstance&, CudaContext& context) {
-  auto kernel = load_kernel<ClipArguments>(clip_scale_kernel, dim3(kChunk), context.multiprocessors);
+  auto kernel = load_kernel<ClipArguments>(clip_scale_kernel, dim3(kMostSums), context.multiprocessors);
   return [kernel](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     std::span<const View> sums = in.subspan(2);
     std::size_t done = 0;
     do {
       ClipArguments args{};
-      args.count = static_cast<int>(std::min<std::size_t>(kChunk, sums.size() - done));
+      args.count = static_cast<int>(std::min<std::size_t>(kMostSums, sums.size() - done));
       for (int i = 0; i < args.count; ++i)
         args.sums[i] = static_cast<const double*>(sums[done + static_cast<std::size_t>(i)].data);
       args.first = done == 0;

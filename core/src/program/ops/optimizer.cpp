@@ -4,22 +4,23 @@
 namespace quern::ops {
 
 void add_optimizer(OpSet& set) {
-  set.add({.kind = "sum_squares", .inputs = {"x"}, .outputs = {"sum"}, .infer = [](InferContext& c) {
+  set.add({.kind = "sum_squares", .inputs = {"x*"}, .outputs = {"sum"}, .infer = [](InferContext& c) {
              give(c, 0, {1}, DType::f64);
            }});
   set.add(
       {.kind = "clip_scale", .inputs = {"stats", "step", "sums*"}, .outputs = {"update"}, .infer = [](InferContext& c) {
          give(c, 0, {4}, DType::f32);
        }});
-  // Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019); bf16 results round stochastically.
+  // Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019); bf16 results round stochastically. Any number
+  // of tensors: gradient, master, moment1 and moment2 of each; the last three are updated in place.
   set.add({.kind = "adamw",
-           .inputs = {"gradient", "master", "moment1", "moment2", "update", "step"},
+           .inputs = {"update", "step", "tensors*"},
            .outputs = {"new_master", "new_moment1", "new_moment2"},
            .infer =
                [](InferContext& c) {
-                 for (std::size_t i = 0; i < 3; ++i) same(c, i, i + 1);
+                 for (std::size_t i = 0; i < c.outputs.size(); ++i) same(c, i, 2 + 4 * (i / 3) + 1 + i % 3);
                },
-           .updates = {{0, 1}, {1, 2}, {2, 3}}});
+           .updates = {{0, 3}, {1, 4}, {2, 5}}});
 }
 
 }  // namespace quern::ops
