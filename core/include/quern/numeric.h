@@ -38,6 +38,11 @@ inline std::uint16_t float_to_bf16_stochastic(float value, std::uint32_t random)
   return special ? float_to_bf16(value) : static_cast<std::uint16_t>((bits + (random & 0xffffu)) >> 16);
 }
 
+/// The scale of a tensor, or row, whose largest magnitude is `amax`, for an 8-bit `format`: x is about q * scale.
+/// e4m3 and e5m2: the smallest power of two with amax <= scale * largest_of(format), within [2^-126, 2^126], so that
+/// multiplying by 1 / scale is exact and every device agrees. i8: amax / 127. Zero gives 1; infinity and NaN give NaN.
+float format_scale(float amax, DType format);
+
 float e4m3_to_float(std::uint8_t bits);
 std::uint8_t float_to_e4m3(float value);
 float e5m2_to_float(std::uint8_t bits);

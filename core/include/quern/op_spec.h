@@ -68,6 +68,8 @@ struct OpSpec {
   std::function<void(BackwardContext&)> backward = {};  ///< empty: not differentiable
   /// Output `first` may share memory with input `second` when that input dies here.
   std::vector<std::pair<int, int>> may_overwrite = {};
+  /// Kernels may read the inputs again after writing outputs: no output of a fused form shares memory with an input.
+  bool keeps_inputs = false;
   /// Output `first` is input `second`, updated in place.
   std::vector<std::pair<int, int>> updates = {};
   std::function<Cost(const OpInstance&)> cost = {};  ///< empty: bytes of all operands, no flops

@@ -1,5 +1,8 @@
 #include "quern/numeric.h"
 
+#include <algorithm>
+#include <limits>
+
 #include <cmath>
 #include <string>
 
@@ -51,6 +54,18 @@ float e5m2_to_float(std::uint8_t bits) {
 }
 
 std::uint8_t float_to_e5m2(float value) { return encode<2, 15>(value, 57344.0f, 0x7f); }
+
+float format_scale(float amax, DType format) {
+  if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
+  if (format == DType::i8) return amax / largest_of(format) > 0 ? amax / largest_of(format) : 1.0f;
+  if (amax == 0) return 1.0f;
+  int exponent = 0;
+  float mantissa = std::frexp(amax, &exponent);  // amax = mantissa * 2^exponent, mantissa in [0.5, 1)
+  // largest_of(e4m3) = 0.875 * 2^9 and largest_of(e5m2) = 0.875 * 2^16.
+  exponent -= format == DType::e4m3 ? 9 : 16;
+  if (mantissa > 0.875f) ++exponent;
+  return std::ldexp(1.0f, std::clamp(exponent, -126, 126));
+}
 
 std::int8_t float_to_i8(float value) {
   if (std::isnan(value)) return 0;

@@ -72,13 +72,6 @@ void add_linear(OpSet& set) {
              need_rank(c, 0, 2);
              give(c, 0, {c.inputs[0]->shape[1], c.inputs[0]->shape[0]}, c.inputs[0]->dtype);
            }});
-  // x is about q * scale, with one scale for the whole tensor from its present amax.
-  set.add({.kind = "quantize", .inputs = {"x"}, .outputs = {"q", "scale"}, .infer = [](InferContext& c) {
-             auto format = dtype_named(c.attributes.word("format"));
-             if (!format || size_of(*format) != 1) c.refuse(0, "a format of 8 bits");
-             give(c, 0, c.inputs[0]->shape, *format);
-             give(c, 1, {1}, DType::f32);
-           }});
   set.add({.kind = "cast", .inputs = {"x"}, .outputs = {"y"}, .infer = [](InferContext& c) {
              give(c, 0, c.inputs[0]->shape, dtype_named(c.attributes.word("dtype")).value_or(DType::f32));
            }});

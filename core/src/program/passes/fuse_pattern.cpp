@@ -108,6 +108,8 @@ OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops) {
   for (int input : pattern.inputs) spec.inputs.push_back(pattern.names[static_cast<std::size_t>(input)]);
   for (int output : pattern.outputs) spec.outputs.push_back(pattern.names[static_cast<std::size_t>(output)]);
   spec.infer = [kind = pattern.kind](InferContext&) { fail_internal("op " + kind, "is made by fusion only"); };
+  for (const FusionPattern::Part& part : pattern.parts)
+    if (ops.at(part.kind).keeps_inputs) return spec;
   // A part's output may take over an input of the whole only when no later part still reads that input.
   for (std::size_t p = 0; p < pattern.parts.size(); ++p) {
     const FusionPattern::Part& part = pattern.parts[p];
