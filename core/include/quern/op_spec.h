@@ -68,8 +68,6 @@ struct OpSpec {
   std::function<void(BackwardContext&)> backward = {};  ///< empty: not differentiable
   /// Output `first` may share memory with input `second` when that input dies here.
   std::vector<std::pair<int, int>> may_overwrite = {};
-  /// Kernels may read the inputs again after writing outputs: no output of a fused form shares memory with an input.
-  bool keeps_inputs = false;
   /// Output `first` is input `second`, updated in place.
   std::vector<std::pair<int, int>> updates = {};
   std::function<Cost(const OpInstance&)> cost = {};  ///< empty: bytes of all operands, no flops
@@ -78,6 +76,15 @@ struct OpSpec {
   /// `training_gradients` says which input each belongs to. Such an op ends a program: it needs no output gradient.
   std::string training_kind = {};
   std::vector<std::pair<int, int>> training_gradients = {};
+
+  /// How the op's outputs are made again in the backward phase, where running the op itself again would disturb a
+  /// state or repeat a search: an op of kind `kind` on inputs (input 0, output `kept_output` of the forward op, which is
+  /// always kept), whose outputs are the others in order.
+  struct Again {
+    std::string kind;
+    int kept_output = 0;
+  };
+  std::optional<Again> again = {};
 
   bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
 };

@@ -19,22 +19,33 @@ struct PrecisionTraits {
   DType matmul = DType::f32;      ///< operand format that bounds speed; for time estimates
 };
 
-/// The three products of y = x W^T + b, W (out, in).
+/// The three products of y = x W^T + b, W (out, in), and the language-model loss, which holds three of its own.
 enum class Product : std::uint8_t {
   output,           ///< y = x W^T + b
   input_gradient,   ///< dx = dy W
   weight_gradient,  ///< dW (+)= dy^T x
+  loss,             ///< lm_loss or lm_loss_train: may stay as it is
 };
 
 /// One product to lower. Absent operands are kNoValue.
 struct ProductSite {
   Product product = Product::output;
   std::string_view parameter;  ///< the weight's name
-  ValueId x = kNoValue;        ///< (N, in): output, weight_gradient
-  ValueId weight = kNoValue;   ///< (out, in) working operand: output, input_gradient
+  ValueId x = kNoValue;        ///< (N, in): output, weight_gradient, loss
+  ValueId weight = kNoValue;   ///< (out, in) working operand: output, input_gradient, loss
   ValueId bias = kNoValue;     ///< (out): output
   ValueId dy = kNoValue;       ///< (N, out): input_gradient, weight_gradient
-  ValueId result = kNoValue;   ///< the value to produce: y, dx or dW
+  ValueId result = kNoValue;   ///< the value to produce: y, dx, dW or the loss of each token
+  const Op* op = nullptr;      ///< loss: the op as it is, to be produced again with more inputs and attributes
+};
+
+/// Persistent state of one quantized tensor, of which every layer has its own: zero at first, checkpointed.
+struct StateRequest {
+  std::string name;  ///< unique in a layer
+  DType dtype = DType::f32;
+  Extents extents;
+  std::string advance;    ///< op kind that runs on it in place once per optimizer step; empty: none
+  Attributes attributes;  ///< of that op
 };
 
 /// How a backend emits ops. Equal requests return the same value, so two consumers share one quantization.
@@ -42,20 +53,22 @@ class Lowering {
  public:
   virtual ~Lowering() = default;
   virtual const Program& program() const = 0;
-  /// Emits an op just before the product being lowered, or in the forward phase when all its inputs are made there;
-  /// returns its outputs, named after `name`.
+  /// Whether gradients follow; false for evaluation, which must leave no trace in persistent state.
+  virtual bool training() const = 0;
+  /// Emits an op as early as its inputs allow, so that an operand made in the forward phase is quantized there; an op on
+  /// parameters alone just before the product being lowered. Returns its outputs, named after `name`.
   virtual std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,
                                     std::string name) = 0;
   /// Emits the op that makes the site's result.
   virtual void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) = 0;
-  /// Persistent per-layer state of the backend (amax history), zero at first, checkpointed.
-  virtual ValueId state(std::string name, DType dtype, Extents extents) = 0;
+  /// The state of that name as an operand; for training only.
+  virtual ValueId state(StateRequest request) = 0;
   /// A working copy of a parameter in another format, made from the master weights once per optimizer step by the op
   /// `kind` (for example quantize_rows); returns the op's outputs as parameter operands.
   virtual std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) = 0;
 };
 
-/// Lowers a product to one matmul on the operands as they are: what a backend without quantization does, and what
+/// Lowers a product to one matmul on the operands as they are, and leaves a loss as it is: what a backend without quantization does, and what
 /// others do at the sites they leave alone.
 void lower_to_matmul(const ProductSite& site, Lowering& lowering);
 
@@ -66,8 +79,6 @@ class PrecisionBackend {
   virtual const PrecisionTraits& traits() const = 0;
   // ---- set-up ----
   virtual void lower(const ProductSite& site, Lowering& lowering) const = 0;
-  /// Attributes that the lm_loss op gets (formats of its products).
-  virtual Attributes loss_attributes() const = 0;
 };
 
 }  // namespace quern

@@ -37,8 +37,7 @@ std::int64_t boundary_offset(const Plan& plan, const PlacedProgram& placed, Valu
 }
 
 std::int64_t saved_offset(const Plan& plan, const std::string& name, const Site& site) {
-  const LayerClass& layer_class =
-      plan.classes[static_cast<std::size_t>(plan.class_of_layer[static_cast<std::size_t>(site.layer)])];
+  const LayerClass& layer_class = plan.layer_class(site.layer);
   // A kept input may live with the neighbour that made it.
   const Program& forward = layer_class.forward.program;
   ValueId id = forward.find(name);

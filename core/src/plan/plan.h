@@ -23,6 +23,8 @@ struct PlanOptions {
   DType master = DType::f32;           ///< f32, or bf16 with stochastic rounding
   DType gradient = DType::f32;         ///< accumulation of parameter gradients
   std::vector<std::string> recompute;  ///< see kRecomputeNames
+  std::int64_t first_layers = 0;       ///< outer layers: so many at the beginning,
+  std::int64_t last_layers = 0;        ///< and so many at the end
   std::int64_t device_budget = 0;      ///< bytes; when set, recomputation is chosen to stay within it
   bool documents = false;              ///< attention stays within documents
   bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
@@ -38,6 +40,7 @@ struct PlanParts {
   const Device& device;
   const Optimizer& optimizer;
   const std::vector<OpSpec>& custom_ops;
+  const PrecisionBackend* outer_precision = nullptr;  ///< of the outer layers; none: `precision` for all
 };
 
 /// Whose memory a persistent tensor is.
@@ -60,14 +63,17 @@ struct PlannedTensor {
 struct LayerClass {
   std::string name;
   PlacedProgram forward, backward, evaluate;
+  PlacedProgram advance;  ///< of the precision backend's states, once per optimizer step
   std::map<std::string, std::int64_t, std::less<>> saved_offsets;  ///< in a layer's slab
   std::int64_t saved_bytes = 0;                                    ///< of one layer's slab
 };
 
 struct ParameterPlan {
   ParameterSpec spec;
-  PlacedProgram update;   ///< optimizer op; empty when not training
-  PlacedProgram refresh;  ///< working copies from the master; empty when the master is the working copy
+  PlacedProgram update;  ///< optimizer op; empty when not training
+  /// Working copies from the master, by layer class (one for all outside the layers); empty when the master is the
+  /// working copy.
+  std::vector<PlacedProgram> refresh;
 };
 
 struct OwnerBytes {
@@ -83,7 +89,7 @@ struct Plan {
   std::int64_t parameter_count = 0;
 
   // ---- programs ----
-  PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits;
+  PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits, head_advance;
   std::vector<LayerClass> classes;
   std::vector<int> class_of_layer;
   PlacedProgram norm;  ///< gradient norm and clip scale
@@ -106,6 +112,13 @@ struct Plan {
   double seconds_per_micro_step = 0;
 
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;
+  const LayerClass& layer_class(int layer) const {
+    return classes[static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
+  }
+  /// The refresh program of a parameter in that layer; -1 outside the layers.
+  const PlacedProgram& refresh_of(const ParameterPlan& parameter, int layer) const {
+    return parameter.refresh[layer < 0 ? 0 : static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
+  }
   /// A missing tensor is an internal error.
   const PlannedTensor& tensor(std::string_view kind, std::string_view parameter, int layer) const;
 };

@@ -3,8 +3,7 @@
 #include <utility>
 
 #include "plan/estimate.h"
-#include "plan/plan.h"
-#include "plan/program_set.h"
+#include "plan/planner.h"
 #include "quern/error.h"
 #include "quern/step_state.h"
 
@@ -18,8 +17,8 @@ class Planner {
     plan_.options = options;
   }
 
-  Plan make(const std::set<std::string>& recomputed) {
-    set_.finish(recomputed);
+  Plan make(const RecomputeChoice& choice) {
+    set_.finish(choice);
     plan_.model = parts_.model.traits();
     plan_.ops = set_.ops();
     place_programs();
@@ -29,8 +28,6 @@ class Planner {
     report_refusals();
     return std::move(plan_);
   }
-
-  const ProgramSet& programs() const { return set_; }
 
  private:
   // ---- programs ----
@@ -58,28 +55,47 @@ class Planner {
     plan_.embed = placed(plan_.options.train ? set_.embed.forward : set_.embed.evaluate);
     plan_.head_evaluate = placed(set_.head.evaluate);
     if (plan_.options.logits) plan_.head_logits = placed(set_.logits);
-    for (const Stage& stage : set_.layers) {
-      LayerClass layer{.name = stage.name,
-                       .forward = {},
-                       .backward = {},
-                       .evaluate = placed(stage.evaluate),
-                       .saved_offsets = {},
-                       .saved_bytes = 0};
-      if (plan_.options.train) {
-        layer.forward = placed(stage.forward);
-        layer.backward = placed(stage.backward);
-        for (const std::string& name : stage.split.saved) {
-          layer.saved_offsets[name] = layer.saved_bytes;
-          layer.saved_bytes += aligned(bytes_of(stage.split.forward[stage.split.forward.find(name)]));
-        }
-      }
-      plan_.classes.push_back(std::move(layer));
-    }
-    for (int layer = 0; layer < plan_.model.layers; ++layer)
-      plan_.class_of_layer.push_back(layer == 0 ? 0 : static_cast<int>(plan_.classes.size()) - 1);
+    for (const Stage& stage : set_.classes) plan_.classes.push_back(placed_class(stage));
+    plan_.class_of_layer = set_.class_of_layer;
     if (!plan_.options.train) return;
     plan_.embed_backward = placed(set_.embed.backward);
     plan_.head_train = placed(set_.head.forward);
+    plan_.head_advance = placed(advance_program(set_.head));
+  }
+
+  LayerClass placed_class(const Stage& stage) {
+    LayerClass layer{.name = stage.name,
+                     .forward = {},
+                     .backward = {},
+                     .evaluate = placed(stage.evaluate),
+                     .advance = {},
+                     .saved_offsets = {},
+                     .saved_bytes = 0};
+    if (!plan_.options.train) return layer;
+    layer.forward = placed(stage.forward);
+    layer.backward = placed(stage.backward);
+    layer.advance = placed(advance_program(stage));
+    for (const std::string& name : stage.split.saved) {
+      layer.saved_offsets[name] = layer.saved_bytes;
+      layer.saved_bytes += aligned(bytes_of(stage.split.forward[stage.split.forward.find(name)]));
+    }
+    return layer;
+  }
+
+  static Program advance_program(const Stage& stage) {
+    Program program;
+    program.name = "advance";
+    for (const StateRequest& state : stage.lowered.states) {
+      if (state.advance.empty()) continue;
+      ValueId id = program.add_value({.name = state.name,
+                                      .shape = Shape(state.extents.begin(), state.extents.end()),
+                                      .dtype = state.dtype,
+                                      .role = Role::state,
+                                      .parameter = {}});
+      program.ops.push_back(
+          {.kind = state.advance, .inputs = {id}, .outputs = {id}, .attributes = state.attributes, .phase = {}});
+    }
+    return program;
   }
 
   // ---- parameters and the optimizer ----
@@ -115,13 +131,18 @@ class Planner {
     return program;
   }
 
-  // Every working form of a parameter that some program reads.
-  Program refresh_program(const ParameterSpec& spec) {
+  // Every working form of a parameter that the stages' programs read.
+  Program refresh_program(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
+    std::set<std::string> used;
+    for (const Stage* stage : stages)
+      for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
+        for (const Value& value : program->values)
+          if (value.role == Role::parameter) used.insert(value.name);
     Program program;
     program.name = "refresh";
     ValueId master = program.add_value(parameter_value("master", spec, plan_.options.master, Role::state));
     DType working = parts_.precision.traits().working;
-    if (working != plan_.options.master && used_parameter_values_.contains(spec.name)) {
+    if (working != plan_.options.master && used.contains(spec.name)) {
       ValueId copy = program.add_value(parameter_value(spec.name, spec, working, Role::parameter));
       program.ops.push_back({.kind = "cast",
                              .inputs = {master},
@@ -129,25 +150,25 @@ class Planner {
                              .attributes = {{"dtype", std::string(name_of(working))}}});
     }
     std::set<std::string> seen;
-    for (const Stage* stage : stages())
+    for (const Stage* stage : stages)
       for (const WorkingCopy& copy : stage->lowered.working_copies) {
-        if (copy.parameter != spec.name || !seen.insert(copy.kind + copy.values[0]).second) continue;
+        if (copy.parameter != spec.name || !seen.insert(copy.kind + copy.values[0].name).second) continue;
         Op op{.kind = copy.kind, .inputs = {master}, .outputs = {}, .attributes = copy.attributes};
-        const Program& source = stage->lowered.joint.program;
-        for (const std::string& name : copy.values) op.outputs.push_back(program.add_value(source[source.find(name)]));
+        for (const Value& value : copy.values)
+          op.outputs.push_back(used.contains(value.name) ? program.add_value(value) : kNoValue);
         program.ops.push_back(std::move(op));
       }
     return program;
   }
 
   void make_parameters() {
-    for (const Stage* stage : stages())
-      for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
-        for (const Value& value : program->values)
-          if (value.role == Role::parameter) used_parameter_values_.insert(value.name);
     std::int64_t object = 0;
     for (const ParameterSpec& spec : set_.parameters()) {
-      ParameterPlan parameter{.spec = spec, .update = {}, .refresh = placed(refresh_program(spec))};
+      ParameterPlan parameter{.spec = spec, .update = {}, .refresh = {}};
+      if (spec.group == ParameterGroup::block)
+        for (const Stage& stage : set_.classes) parameter.refresh.push_back(placed(refresh_program(spec, {&stage})));
+      else
+        parameter.refresh.push_back(placed(refresh_program(spec, {&set_.embed, &set_.head})));
       if (plan_.options.train) parameter.update = placed(update_program(spec, object));
       object += plan_.model.layers + 1;  // room for one key a layer
       plan_.parameter_count += spec.count() * (spec.group == ParameterGroup::block ? plan_.model.layers : 1);
@@ -226,29 +247,9 @@ class Planner {
       add_tensor(TensorOwner::master, "master", spec.name, layer, plan_.options.master, spec.extents);
     });
     for (const ParameterPlan& parameter : plan_.parameters) {
-      auto layers = [&](auto visit) {
-        if (parameter.spec.group != ParameterGroup::block)
-          visit(-1);
-        else
-          for (int layer = 0; layer < plan_.model.layers; ++layer) visit(layer);
-      };
-      bool copied = false;
-      for (const Value& value : parameter.refresh.program.values) {
-        if (value.role != Role::parameter) continue;
-        bool plain = value.name == parameter.spec.name;
-        copied = copied || plain;
-        layers([&](int layer) {
-          add_tensor(TensorOwner::working, plain ? "working" : value.name, parameter.spec.name, layer, value.dtype,
-                     extents_at(value.shape, 0));
-        });
-      }
-      if (copied || !used_parameter_values_.contains(parameter.spec.name)) continue;
-      layers([&](int layer) {  // the master itself is read
-        PlannedTensor alias = plan_.tensor("master", parameter.spec.name, layer);
-        alias.kind = "working";
-        alias.owner = TensorOwner::working;
-        plan_.tensors.push_back(std::move(alias));
-      });
+      bool in_layers = parameter.spec.group == ParameterGroup::block;
+      for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan_.model.layers) : 0); ++layer)
+        lay_out_working(parameter, layer);
     }
     if (!plan_.options.train) return;
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
@@ -269,6 +270,22 @@ class Planner {
       named.push_back(std::move(alias));
     }
     plan_.tensors.insert(plan_.tensors.end(), named.begin(), named.end());
+  }
+
+  void lay_out_working(const ParameterPlan& parameter, int layer) {
+    bool copied = false;
+    for (const Value& value : plan_.refresh_of(parameter, layer).program.values) {
+      if (value.role != Role::parameter) continue;
+      bool plain = value.name == parameter.spec.name;
+      copied = copied || plain;
+      add_tensor(TensorOwner::working, plain ? "working" : value.name, parameter.spec.name, layer, value.dtype,
+                 extents_at(value.shape, 0));
+    }
+    if (copied || parts_.precision.traits().working != plan_.options.master) return;
+    PlannedTensor alias = plan_.tensor("master", parameter.spec.name, layer);  // the master itself is read
+    alias.kind = "working";
+    alias.owner = TensorOwner::working;
+    plan_.tensors.push_back(std::move(alias));
   }
 
   void lay_out_scalars() {
@@ -299,8 +316,7 @@ class Planner {
     for (const Program* program : {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program})
       states(*program, -1);
     for (int layer = 0; layer < plan_.model.layers; ++layer) {
-      const LayerClass& layer_class =
-          plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])];
+      const LayerClass& layer_class = plan_.layer_class(layer);
       for (const Program* program :
            {&layer_class.forward.program, &layer_class.backward.program, &layer_class.evaluate.program})
         states(*program, layer);
@@ -312,9 +328,7 @@ class Planner {
     if (plan_.options.train)
       for (std::int64_t layer = 0; layer < layers; ++layer)
         plan_.slab_of_layer.push_back(
-            reserve("saved activations",
-                    plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])]
-                        .saved_bytes));
+            reserve("saved activations", plan_.layer_class(static_cast<int>(layer)).saved_bytes));
 
     const Program& head = plan_.head_evaluate.program;
     for (std::size_t parity = 0; parity < 2; ++parity)
@@ -330,15 +344,16 @@ class Planner {
                                          &plan_.head_logits, &plan_.norm})
       widen(*program);
     for (const LayerClass& layer : plan_.classes) widen(layer.forward), widen(layer.backward), widen(layer.evaluate);
-    for (const ParameterPlan& parameter : plan_.parameters) widen(parameter.update), widen(parameter.refresh);
+    for (const ParameterPlan& parameter : plan_.parameters) {
+      widen(parameter.update);
+      for (const PlacedProgram& refresh : parameter.refresh) widen(refresh);
+    }
     plan_.transient_offset = reserve("transient", transient);
   }
 
   // What a neighbour keeps stays where it keeps it; the rest passes through shared buffers.
   std::vector<std::int64_t> boundary_offsets(std::int64_t boundary) const {
-    auto class_of = [&](std::int64_t layer) -> const LayerClass& {
-      return plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])];
-    };
+    auto class_of = [&](std::int64_t layer) -> const LayerClass& { return plan_.layer_class(static_cast<int>(layer)); };
     bool last = boundary == plan_.model.layers;
     const Program& consumer = last ? plan_.head_train.program : class_of(boundary).forward.program;
     const Program* producer = boundary == 0 ? &plan_.embed.program : &class_of(boundary - 1).forward.program;
@@ -389,72 +404,16 @@ class Planner {
                                        .next = "choose another device, precision or model"});
   }
 
-  std::vector<const Stage*> stages() const {
-    std::vector<const Stage*> list{&set_.embed, &set_.head};
-    for (const Stage& layer : set_.layers) list.push_back(&layer);
-    return list;
-  }
-
   const PlanParts& parts_;
   Plan plan_;
   ProgramSet set_;
-  std::set<std::string> used_parameter_values_, refusals_;
+  std::set<std::string> refusals_;
 };
-
-std::string gibibytes(std::int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  return text;
-}
 
 }  // namespace
 
-Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
-  if (parts.model.traits().layers < 1)
-    throw Error(ErrorCode::config, {.where = "model",
-                                    .what = "number of layers",
-                                    .found = std::to_string(parts.model.traits().layers),
-                                    .expected = "at least 1"});
-  std::set<std::string> recomputed;
-  ProgramSet probe(parts, options);
-  const JointProgram& joint = probe.layers.back().lowered.joint;
-  if (options.train) recomputed = recomputed_values(joint, options.recompute);
-
-  std::int64_t memory = static_cast<std::int64_t>(parts.device.traits().memory_bytes);
-  std::int64_t limit = options.device_budget > 0 ? options.device_budget : memory;
-  Plan plan = Planner(parts, options).make(recomputed);
-  if (options.device_budget > 0 && options.train) {
-    // Programs that keep less also need more transient memory, so the room for kept values is found by trying.
-    auto bytes = [&](const Value& value) {
-      return static_cast<double>(element_count(extents_at(value.shape, options.geometry.tokens()))) *
-             static_cast<double>(size_of(value.dtype));
-    };
-    auto seconds = [&](const Program& program) {
-      return estimate_program(fuse(program, probe.ops(), probe.patterns()), probe.ops(), options.geometry,
-                              parts.device.traits())
-          .seconds;
-    };
-    double room = 0;
-    for (const LayerClass& layer : plan.classes) room = std::max(room, static_cast<double>(layer.saved_bytes));
-    for (int attempt = 0; attempt < 8 && plan.device_bytes > limit && room > 0; ++attempt) {
-      room -= static_cast<double>(plan.device_bytes - limit) / static_cast<double>(plan.model.layers) + 1;
-      recomputed = recompute_within(joint, probe.ops(), room, bytes, seconds);
-      plan = Planner(parts, options).make(recomputed);
-    }
-  }
-  if (limit > 0 && plan.device_bytes > limit) {
-    const OwnerBytes& largest =
-        *std::max_element(plan.owners.begin(), plan.owners.end(),
-                          [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes < b.bytes; });
-    throw Error(
-        ErrorCode::resources,
-        {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
-         .what = "the run does not fit",
-         .found = gibibytes(plan.device_bytes) + " needed, of which " + gibibytes(largest.bytes) + " " + largest.owner,
-         .expected = "at most " + gibibytes(limit),
-         .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
-  }
-  return plan;
+Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice) {
+  return Planner(parts, options).make(choice);
 }
 
 std::string_view name_of(TensorOwner owner) {

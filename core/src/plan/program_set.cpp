@@ -1,6 +1,7 @@
 #include "plan/program_set.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "program/passes/rewrite.h"
@@ -46,15 +47,38 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   parts.model.head(head_builder);
   written_ = rotate(embed_builder.take(), block_builder.take(), head_builder.take());
 
-  embed = make_stage(written_.embed, true);
-  if (to_string(written_.first_block) != to_string(written_.block))
-    layers.push_back(make_stage(written_.first_block, true));
-  layers.push_back(make_stage(written_.block, true));
-  head = make_stage(written_.head, true);
+  embed = make_stage(written_.embed, parts.precision);
+  make_layer_stages();
+  head = make_stage(written_.head, parts.precision);
 }
 
-Stage ProgramSet::make_stage(const Program& program, bool differentiable) {
-  DType activation = parts_.precision.traits().activation;
+// One stage for each combination of rotated program and precision that occurs.
+void ProgramSet::make_layer_stages() {
+  const PrecisionBackend* outer = parts_.outer_precision;
+  if (outer && (outer->traits().activation != parts_.precision.traits().activation ||
+                outer->traits().working != parts_.precision.traits().working))
+    throw Error(ErrorCode::config, {.where = "precision.outer",
+                                    .what = "its activations or working weights have another dtype",
+                                    .found = std::string(name_of(outer->traits().activation)),
+                                    .expected = std::string(name_of(parts_.precision.traits().activation)),
+                                    .next = "choose a backend with the same activation dtype for the outer layers"});
+  bool first_differs = to_string(written_.first_block) != to_string(written_.block);
+  std::int64_t layers = parts_.model.traits().layers;
+  std::map<std::pair<bool, bool>, int> known;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    bool first = first_differs && layer == 0;
+    bool is_outer = outer && (layer < options_.first_layers || layer >= layers - options_.last_layers);
+    auto [it, fresh] = known.try_emplace({first, is_outer}, static_cast<int>(stages_.size()));
+    if (fresh) {
+      stages_.push_back(
+          make_stage(first ? written_.first_block : written_.block, is_outer ? *outer : parts_.precision));
+      if (is_outer) stages_.back().name += ".outer";
+    }
+    stage_of_layer_.push_back(it->second);
+  }
+}
+
+Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& precision) {
   Stage stage{.name = program.name,
               .model = program,
               .joint = {},
@@ -63,29 +87,42 @@ Stage ProgramSet::make_stage(const Program& program, bool differentiable) {
               .forward = {},
               .backward = {},
               .evaluate = {}};
-  stage.evaluate = lower_precision({.program = program}, ops_, parts_.precision).joint.program;
-  if (!differentiable || !options_.train) return stage;
-  stage.joint = differentiate(program, ops_, activation, options_.gradient);
+  LoweredProgram evaluate = lower_precision({.program = program}, ops_, precision);
+  stage.evaluate = std::move(evaluate.joint.program);
+  stage.lowered.working_copies = std::move(evaluate.working_copies);
+  if (!options_.train) return stage;
+  stage.joint = differentiate(program, ops_, precision.traits().activation, options_.gradient);
   for (Op& op : stage.joint.program.ops)
     if (op.kind == "lm_loss_train") {
       op.attributes.set("z_loss", options_.z_loss);
       op.attributes.set("seed", double{kGradientSeed});
     }
-  stage.lowered = lower_precision(stage.joint, ops_, parts_.precision);
+  stage.lowered = lower_precision(stage.joint, ops_, precision);
   return stage;
 }
 
-void ProgramSet::finish(const std::set<std::string>& recomputed) {
+void ProgramSet::finish_stage(Stage& stage, const std::set<std::string>& recomputed) {
+  stage.evaluate = fuse(stage.evaluate, ops_, patterns_);
+  if (!options_.train) return;
+  stage.split = partition(stage.lowered.joint, ops_, recomputed);
+  stage.forward = fuse(stage.split.forward, ops_, patterns_);
+  stage.backward = fuse(stage.split.backward, ops_, patterns_);
+}
+
+void ProgramSet::finish(const RecomputeChoice& choice) {
   DType activation = parts_.precision.traits().activation;
-  auto finish_layer = [&](Stage& stage) {
-    stage.evaluate = fuse(stage.evaluate, ops_, patterns_);
-    if (!options_.train) return;
-    stage.split = partition(stage.lowered.joint, ops_, recomputed);
-    stage.forward = fuse(stage.split.forward, ops_, patterns_);
-    stage.backward = fuse(stage.split.backward, ops_, patterns_);
-  };
-  finish_layer(embed);
-  for (Stage& layer : layers) finish_layer(layer);
+  finish_stage(embed, choice.recomputed);
+  std::map<std::pair<int, bool>, int> known;
+  for (std::size_t layer = 0; layer < stage_of_layer_.size(); ++layer) {
+    bool richer = options_.train && static_cast<std::int64_t>(layer) < choice.richer_layers;
+    auto [it, fresh] = known.try_emplace({stage_of_layer_[layer], richer}, static_cast<int>(classes.size()));
+    if (fresh) {
+      classes.push_back(stages_[static_cast<std::size_t>(stage_of_layer_[layer])]);
+      if (richer) classes.back().name += ".richer";
+      finish_stage(classes.back(), richer ? choice.fewer : choice.recomputed);
+    }
+    class_of_layer.push_back(it->second);
+  }
 
   if (options_.logits)
     logits = fuse(lower_precision({.program = logits_program(head.model, ops_, activation)}, ops_, parts_.precision)
@@ -152,9 +189,9 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
     parts.model.head(head);
     return to_string(embed.take()) + to_string(block.take()) + to_string(head.take());
   }
-  std::set<std::string> recomputed =
-      options.train ? recomputed_values(set.layers.back().lowered.joint, options.recompute) : std::set<std::string>{};
-  set.finish(recomputed);
+  RecomputeChoice choice;
+  if (options.train) choice.recomputed = recomputed_values(set.typical().lowered.joint, options.recompute);
+  set.finish(choice);
   auto show = [&](const Stage& stage, bool is_head) {
     if (pass == "rotate") text += to_string(stage.model);
     if (pass == "differentiate") text += to_string(stage.joint.program);
@@ -166,7 +203,7 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
       text += is_head ? to_string(stage.forward) : to_string(stage.forward) + to_string(stage.backward);
   };
   show(set.embed, false);
-  for (const Stage& layer : set.layers) show(layer, false);
+  for (const Stage& layer : set.classes) show(layer, false);
   show(set.head, true);
   return text;
 }

@@ -21,13 +21,23 @@ struct Stage {
   Program forward, backward, evaluate;  ///< fused; the head's `forward` is its whole training program
 };
 
+/// What is recomputed: `recomputed`, but in the first `richer_layers` layers only `fewer`.
+struct RecomputeChoice {
+  std::set<std::string> recomputed = {}, fewer = {};
+  std::int64_t richer_layers = 0;
+};
+
 class ProgramSet {
  public:
   /// Runs the passes through lowering; `choose` and `fuse_all` finish them.
   ProgramSet(const PlanParts& parts, const PlanOptions& options);
 
   /// Splits the layers' joint programs and fuses everything.
-  void finish(const std::set<std::string>& recomputed);
+  void finish(const RecomputeChoice& choice);
+  /// The stage of most layers.
+  const Stage& typical() const {
+    return stages_[static_cast<std::size_t>(stage_of_layer_[stage_of_layer_.size() / 2])];
+  }
 
   const OpSet& ops() const { return ops_; }
   const std::vector<FusionPattern>& patterns() const { return patterns_; }
@@ -35,11 +45,14 @@ class ProgramSet {
   const ModelPrograms& written() const { return written_; }
 
   Stage embed, head;
-  std::vector<Stage> layers;  ///< first_block (if it differs) and block
-  Program logits;             ///< fused; empty unless asked for
+  std::vector<Stage> classes;       ///< finished, of layers that are alike
+  std::vector<int> class_of_layer;  ///< by layer
+  Program logits;                   ///< fused; empty unless asked for
 
  private:
-  Stage make_stage(const Program& program, bool differentiable);
+  Stage make_stage(const Program& program, const PrecisionBackend& precision);
+  void make_layer_stages();
+  void finish_stage(Stage& stage, const std::set<std::string>& recomputed);
 
   const PlanParts& parts_;
   const PlanOptions& options_;
@@ -47,6 +60,8 @@ class ProgramSet {
   std::vector<FusionPattern> patterns_;
   std::vector<ParameterSpec> parameters_;
   ModelPrograms written_;
+  std::vector<Stage> stages_;  ///< of layers, lowered
+  std::vector<int> stage_of_layer_;
 };
 
 }  // namespace quern

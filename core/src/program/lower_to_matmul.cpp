@@ -10,6 +10,7 @@ void lower_to_matmul(const ProductSite& site, Lowering& lowering) {
     case Product::output: return matmul({site.x, site.weight, site.bias}, 0, 1);
     case Product::input_gradient: return matmul({site.dy, site.weight}, 0, 0);
     case Product::weight_gradient: return matmul({site.dy, site.x}, 1, 0);
+    case Product::loss: return;
   }
 }
 

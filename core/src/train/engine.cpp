@@ -87,16 +87,13 @@ Engine::Schedule Engine::training(bool first) {
   std::vector<std::string> written_storage;
   std::vector<std::string>* written = first ? &written_storage : nullptr;
   int layers = static_cast<int>(plan_.model.layers);
-  auto class_of = [&](int layer) -> const LayerClass& {
-    return plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])];
-  };
   using Pass = Site::Pass;
   add_program(schedule, plan_.embed, {Pass::forward, -1, -1, 0}, written);
   for (int layer = 0; layer < layers; ++layer)
-    add_program(schedule, class_of(layer).forward, {Pass::forward, layer, layer, layer + 1}, written);
+    add_program(schedule, plan_.layer_class(layer).forward, {Pass::forward, layer, layer, layer + 1}, written);
   add_program(schedule, plan_.head_train, {Pass::forward, -1, layers, layers}, written);
   for (int layer = layers; layer-- > 0;)
-    add_program(schedule, class_of(layer).backward, {Pass::backward, layer, layer + 1, layer}, written);
+    add_program(schedule, plan_.layer_class(layer).backward, {Pass::backward, layer, layer + 1, layer}, written);
   add_program(schedule, plan_.embed_backward, {Pass::backward, -1, 0, -1}, written);
   return schedule;
 }
@@ -109,7 +106,7 @@ Engine::Schedule Engine::evaluation(const PlacedProgram& head) {
   add_program(schedule, plan_.embed, {Pass::evaluate, -1, -1, 0}, &written);
   for (int layer = 0; layer < layers; ++layer)
     add_program(schedule,
-                plan_.classes[static_cast<std::size_t>(plan_.class_of_layer[static_cast<std::size_t>(layer)])].evaluate,
+                plan_.layer_class(layer).evaluate,
                 {Pass::evaluate, layer, layer, layer + 1}, &written);
   add_program(schedule, head, {Pass::evaluate, -1, layers, -1}, &written);
   return schedule;
@@ -123,9 +120,12 @@ Engine::Schedule Engine::updates() {
     for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan_.model.layers) : 0); ++layer) {
       Site site{Site::Pass::forward, layer, -1, -1};
       add_program(schedule, parameter.update, site, nullptr);
-      add_program(schedule, parameter.refresh, site, nullptr);
+      add_program(schedule, plan_.refresh_of(parameter, layer), site, nullptr);
     }
   }
+  add_program(schedule, plan_.head_advance, {}, nullptr);
+  for (int layer = 0; layer < static_cast<int>(plan_.model.layers); ++layer)
+    add_program(schedule, plan_.layer_class(layer).advance, {Site::Pass::forward, layer, -1, -1}, nullptr);
   return schedule;
 }
 
@@ -134,7 +134,7 @@ Engine::Schedule Engine::refreshes() {
   for (const ParameterPlan& parameter : plan_.parameters) {
     bool in_layers = parameter.spec.group == ParameterGroup::block;
     for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan_.model.layers) : 0); ++layer)
-      add_program(schedule, parameter.refresh, {Site::Pass::forward, layer, -1, -1}, nullptr);
+      add_program(schedule, plan_.refresh_of(parameter, layer), {Site::Pass::forward, layer, -1, -1}, nullptr);
   }
   return schedule;
 }

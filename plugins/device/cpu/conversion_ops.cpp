@@ -1,4 +1,4 @@
-// transpose, quantize and cast: ops that move or round values and do no arithmetic on them.
+// transpose and cast: ops that move or round values and do no arithmetic on them.
 
 #include <algorithm>
 #include <cstdint>
@@ -73,56 +73,6 @@ OpSupport query_cast(const OpInstance& op) {
   return {};
 }
 
-// ---- quantize ----
-
-QUERN_CPU_CLONES float largest_magnitude(const float* x, std::int64_t count) {
-  float amax = 0;
-#pragma omp simd reduction(max : amax)
-  for (std::int64_t i = 0; i < count; ++i) {
-    float magnitude = __builtin_fabsf(x[i]);
-    amax = magnitude > amax ? magnitude : amax;
-  }
-  return amax;
-}
-
-QUERN_CPU_CLONES void divide(const float* x, std::int64_t count, float scale, float* y) {
-  for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] / scale;
-}
-
-/// Scale of the whole tensor from its own amax ("tensor/current"). A NaN does not take part in amax and stays NaN.
-void quantize(std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
-  const View &x = inputs[0], &q = outputs[0];
-  const std::int64_t count = x.count(), chunks = (count + kChunk - 1) / kChunk;
-  float amax = 0;
-#pragma omp parallel for schedule(static) reduction(max : amax)
-  for (std::int64_t i = 0; i < chunks; ++i) {
-    std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
-    amax = std::max(amax, largest_magnitude(load(x, begin, part, scratch(0, kChunk)), part));
-  }
-  float scale = amax / largest_of(q.dtype);
-  if (scale == 0) scale = 1.0f;  // amax is zero, or so small that the quotient underflows
-  *outputs[1].as<float>() = scale;
-#pragma omp parallel for schedule(static)
-  for (std::int64_t i = 0; i < chunks; ++i) {
-    std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
-    float* quotients = scratch(1, kChunk);
-    divide(load(x, begin, part, scratch(0, kChunk)), part, scale, quotients);
-    store(q, begin, part, quotients);
-  }
-}
-
-OpSupport query_quantize(const OpInstance& op) {
-  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
-  if (op.outputs.size() != 2) return {"quantize: gives q and its scale", 0};
-  const Operand &x = op.inputs[0], &q = op.outputs[0], &scale = op.outputs[1];
-  bool low = q.dtype == DType::e4m3 || q.dtype == DType::e5m2 || q.dtype == DType::i8;
-  if (!low) return {"quantize: q must be e4m3, e5m2 or i8, not " + std::string(name_of(q.dtype)), 0};
-  if (element_count(x.extents) != element_count(q.extents)) return {"quantize: x and q must have the same size", 0};
-  if (scale.dtype != DType::f32 || scale.extents != Extents{1} || !scale.present)
-    return {"quantize: scale must be f32 (1)", 0};
-  return {};
-}
-
 CpuOp op(void (*run)(std::span<const View>, std::span<const View>, const Exec&),
          OpSupport (*query)(const OpInstance&)) {
   return {[run](const OpInstance&) { return Launch(run); }, query};
@@ -133,7 +83,6 @@ CpuOp op(void (*run)(std::span<const View>, std::span<const View>, const Exec&),
 void add_conversion_ops(OpTable& table) {
   table["transpose"] = op(transpose, query_transpose);
   table["cast"] = op(cast, query_cast);
-  table["quantize"] = op(quantize, query_quantize);
 }
 
 }  // namespace quern::cpu

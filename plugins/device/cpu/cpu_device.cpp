@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <cstring>
 
+#include "fused_quantize.h"
 #include "quern/error.h"
 
 namespace quern::cpu {
@@ -88,21 +88,27 @@ Error resources_error(std::string what, std::string found, std::string next) {
 }  // namespace
 
 CpuDevice::CpuDevice(const CpuOptions& options) : options_(options), traits_(make_traits(options)) {
-  for (auto* add : {add_matmul_ops, add_conversion_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
-                    add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
+  for (auto* add : {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
+                    add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops, add_fused_quantize_ops}) {
     add(ops_);
   }
 }
 
 std::span<const Fusion> CpuDevice::fusions() const {
-  static const std::array<Fusion, 6> kFusions = {{
-      {"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
-      {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
-      {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
-      {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
-      {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
-      {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"},
-  }};
+  static const std::vector<Fusion> kFusions = [] {
+    std::span<const Fusion> quantizing = quantize_fusions();
+    std::vector<Fusion> fusions(quantizing.begin(), quantizing.end());
+    fusions.insert(fusions.end(),
+                   {
+                       {"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
+                       {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
+                       {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
+                       {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
+                       {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
+                       {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"},
+                   });
+    return fusions;
+  }();
   return kFusions;
 }
 

@@ -8,6 +8,7 @@
 
 #include "blas.h"
 #include "kernels.h"
+#include "quern/numeric.h"
 #include "rows.h"
 #include "softmax_rows.h"
 #include "support.h"
@@ -18,13 +19,20 @@ namespace {
 
 struct Loss {
   std::int64_t tokens = 0, width = 0, vocabulary = 0, chunk = 0;
-  DType logit_dtype = DType::f32;  ///< logits and their gradients round to it
+  DType logit_dtype = DType::f32;     ///< logits and their gradients round to it
+  bool quantized = false;             ///< x and weight come as 8-bit codes with scales,
+  DType gradient_dtype = DType::f32;  ///< and the logits' gradients round to this format
+  float gradient_scale = 1;           ///< times this
   float z_loss = 0, seed = 1;
   bool train = false;
   bool input_gradient = false, weight_gradient = false;
   bool add_weight_gradient = false;
   std::int64_t panel_x = 0, panel_weight = 0, sum_x = 0, sum_weight = 0;  ///< floats of workspace
 };
+
+enum Input : std::size_t { kX, kWeight, kTargets, kXCodes, kXScale, kXTransposed, kWeightCodes, kWeightScale };
+
+bool quantized(const OpInstance& op) { return op.inputs.size() > kXCodes && op.inputs[kXCodes].present; }
 
 Loss make_loss(const OpInstance& op) {
   const Operand &x = op.inputs[0], &weight = op.inputs[1];
@@ -40,10 +48,17 @@ Loss make_loss(const OpInstance& op) {
       std::clamp<std::int64_t>((std::int64_t{1} << 21) / std::max<std::int64_t>(loss.vocabulary, 1), 64, 1024);
   loss.chunk = std::min(op.attributes.integer_or("chunk", fitting), std::max<std::int64_t>(loss.tokens, 1));
   loss.train = op.outputs.size() == 3;
+  loss.quantized = quantized(op);
+  loss.gradient_dtype = loss.logit_dtype;
+  if (loss.quantized && loss.train) {
+    // |softmax - onehot| <= 1; the scale leaves room to 1.75 for what z_loss adds, and saturates beyond.
+    loss.gradient_dtype = *dtype_named(op.attributes.word("gradient_format"));
+    loss.gradient_scale = format_scale(loss.seed, loss.gradient_dtype);
+  }
   loss.input_gradient = loss.train && op.outputs[1].present;
   loss.weight_gradient = loss.train && op.outputs[2].present;
-  loss.panel_x = x.dtype == DType::f32 ? 0 : loss.chunk * loss.width;
-  loss.panel_weight = weight.dtype == DType::f32 ? 0 : loss.vocabulary * loss.width;
+  loss.panel_x = x.dtype == DType::f32 && !loss.quantized ? 0 : loss.chunk * loss.width;
+  loss.panel_weight = weight.dtype == DType::f32 && !loss.quantized ? 0 : loss.vocabulary * loss.width;
   if (loss.input_gradient && op.outputs[1].dtype != DType::f32) loss.sum_x = loss.chunk * loss.width;
   if (loss.weight_gradient) {
     loss.add_weight_gradient = op.outputs[2].accumulate;
@@ -67,17 +82,24 @@ float token_loss(const Loss& loss, float* logits, std::int32_t target) {
   if (loss.train) {
     multiply(logits, count, loss.seed * (1.0f + 2.0f * loss.z_loss * logsumexp) / sum, logits);
     logits[target] -= loss.seed;
-    round_in_place(loss.logit_dtype, logits, count);
+    if (loss.quantized) multiply(logits, count, 1.0f / loss.gradient_scale, logits);
+    round_in_place(loss.gradient_dtype, logits, count);
+    if (loss.quantized) multiply(logits, count, loss.gradient_scale, logits);
   }
   return logsumexp - chosen;
 }
 
-/// x's rows [begin, begin + count) as floats.
-const float* load_rows(const View& x, std::int64_t begin, std::int64_t count, float* panel) {
+/// x's rows [begin, begin + count) as floats, times a scale, which is a power of two: as good as scaling the products.
+const float* load_rows(const View& x, const View& scale, std::int64_t begin, std::int64_t count, float* panel) {
   View rows = x;
   rows.data = x.as<char>() + static_cast<std::size_t>(begin * x.columns()) * size_of(x.dtype);
   rows.extents = {count, x.columns()};
-  return load_all(rows, panel);
+  const float* values = load_all(rows, panel);
+  if (!scale) return values;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < count; ++i)
+    multiply(panel + i * x.columns(), x.columns(), *scale.as<float>(), panel + i * x.columns());
+  return panel;
 }
 
 void store_rows(const View& y, std::int64_t begin, std::int64_t count, const float* values, bool add) {
@@ -92,14 +114,18 @@ void store_rows(const View& y, std::int64_t begin, std::int64_t count, const flo
 }
 
 void run(const Loss& loss, std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
-  const View &x = inputs[0], &targets = inputs[2];
+  // The transposed codes hold the same numbers, so that all three products read the same panels.
+  const View &x = inputs[loss.quantized ? kXCodes : kX], &targets = inputs[kTargets];
+  const View x_scale = loss.quantized ? inputs[kXScale] : View{};
+  const View weight_scale = loss.quantized ? inputs[kWeightScale] : View{};
   check_indices(targets, -1, loss.vocabulary, "targets");
   const auto* target_of = targets.as<std::int32_t>();
   const std::int64_t width = loss.width, vocabulary = loss.vocabulary;
   Workspace workspace(exec.workspace);
   float* logits = workspace.floats(loss.chunk * vocabulary);
   float* panel = workspace.floats(loss.panel_x);
-  const float* weight = load_all(inputs[1], workspace.floats(loss.panel_weight));
+  const float* weight = load_rows(inputs[loss.quantized ? kWeightCodes : kWeight], weight_scale, 0, vocabulary,
+                                  workspace.floats(loss.panel_weight));
   float* dx_sums = workspace.floats(loss.sum_x);
   float* dweight = loss.sum_weight > 0    ? workspace.floats(loss.sum_weight)
                    : loss.weight_gradient ? outputs[2].as<float>()
@@ -108,7 +134,7 @@ void run(const Loss& loss, std::span<const View> inputs, std::span<const View> o
   bool add_dweight = loss.add_weight_gradient && loss.sum_weight == 0;
   for (std::int64_t begin = 0; begin < loss.tokens; begin += loss.chunk) {
     const std::int64_t count = std::min(loss.chunk, loss.tokens - begin);
-    const float* rows = load_rows(x, begin, count, panel);
+    const float* rows = load_rows(x, x_scale, begin, count, panel);
     gemm(count, vocabulary, width, 1, {rows, width}, {weight, width, MatrixView::Read::transposed}, 0, logits,
          vocabulary);
 #pragma omp parallel for schedule(static)
@@ -132,7 +158,8 @@ void run(const Loss& loss, std::span<const View> inputs, std::span<const View> o
 
 OpSupport query(const OpInstance& op) {
   std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
-  if (op.inputs.size() != 3 || op.outputs.size() != outputs) return {op.kind + ": takes x, weight and targets", 0};
+  if ((op.inputs.size() != 3 && op.inputs.size() != 9) || op.outputs.size() != outputs)
+    return {op.kind + ": takes x, weight and targets, and quantized forms of both or of none", 0};
   if (std::string text = check_operands(op, operands(2), operands(2)); !text.empty()) return {text, 0};
   const Operand &x = op.inputs[0], &weight = op.inputs[1], &targets = op.inputs[2];
   if (x.extents.size() != 2 || weight.extents.size() != 2 || weight.extents[1] != x.extents[1] ||
@@ -143,6 +170,11 @@ OpSupport query(const OpInstance& op) {
   }
   if (op.outputs[0].dtype != DType::f32) return {op.kind + ": token_loss must be f32", 0};
   if (op.attributes.integer_or("chunk", 1) < 1) return {op.kind + ": chunk must be at least 1", 0};
+  if (quantized(op)) {
+    bool fits = op.inputs[kXCodes].extents == x.extents && op.inputs[kWeightCodes].extents == weight.extents &&
+                op.inputs[kXScale].count() == 1 && op.inputs[kWeightScale].count() == 1;
+    if (!fits) return {op.kind + ": the quantized x and weight do not have their shapes and one scale each", 0};
+  }
   Loss loss = make_loss(op);
   std::size_t bytes = float_bytes(loss.chunk * loss.vocabulary);
   for (std::int64_t floats : {loss.panel_x, loss.panel_weight, loss.sum_x, loss.sum_weight})

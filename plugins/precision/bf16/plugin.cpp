@@ -10,7 +10,6 @@ class Bf16 final : public quern::PrecisionBackend {
   void lower(const quern::ProductSite& site, quern::Lowering& lowering) const override {
     quern::lower_to_matmul(site, lowering);
   }
-  quern::Attributes loss_attributes() const override { return {}; }
 
  private:
   quern::PrecisionTraits traits_{

@@ -9,7 +9,6 @@ class Fp32 final : public quern::PrecisionBackend {
   void lower(const quern::ProductSite& site, quern::Lowering& lowering) const override {
     quern::lower_to_matmul(site, lowering);
   }
-  quern::Attributes loss_attributes() const override { return {}; }
 
  private:
   quern::PrecisionTraits traits_{

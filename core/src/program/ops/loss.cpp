@@ -1,5 +1,7 @@
 // Language-model loss: LM head and cross-entropy as one region, logits made chunk by chunk and never stored whole.
-// In training the region also makes the gradients of its input and of the head's weight.
+// In training the region also makes the gradients of its input and of the head's weight. With quantized forms of x and
+// the weight, of which _q is row by row, _scale one factor and _t transposed, the products read those, and the logits'
+// gradients are rounded to attribute `gradient_format` with the fixed scale that fits the gradient seed.
 #include "program/ops/ops.h"
 
 namespace quern::ops {
@@ -20,7 +22,7 @@ Cost loss_cost(const OpInstance& op, double products) {
   Cost cost{.flops = products * 2.0 * static_cast<double>(element_count(x.extents)) *
                      static_cast<double>(op.inputs[1].extents[0]),
             .tensor_core = true,
-            .format = x.dtype};
+            .format = op.inputs.size() > 3 && op.inputs[3].present ? op.inputs[3].dtype : x.dtype};
   for (const Operand& operand : op.inputs) cost.bytes += static_cast<double>(operand.bytes());
   for (const Operand& operand : op.outputs) cost.bytes += static_cast<double>(operand.bytes());
   // The logits are written once and, in training, rewritten as their gradient and read by two products.
@@ -33,14 +35,14 @@ Cost loss_cost(const OpInstance& op, double products) {
 
 void add_loss(OpSet& set) {
   set.add({.kind = "lm_loss",
-           .inputs = {"x", "weight", "targets"},
+           .inputs = {"x", "weight", "targets", "x_q?", "x_scale?", "x_t?", "weight_q?", "weight_scale?", "weight_t?"},
            .outputs = {"token_loss"},
            .infer = infer_loss,
            .cost = [](const OpInstance& op) { return loss_cost(op, 1); },
            .training_kind = "lm_loss_train",
            .training_gradients = {{1, 0}, {2, 1}}});
   set.add({.kind = "lm_loss_train",
-           .inputs = {"x", "weight", "targets"},
+           .inputs = {"x", "weight", "targets", "x_q?", "x_scale?", "x_t?", "weight_q?", "weight_scale?", "weight_t?"},
            .outputs = {"token_loss", "dx", "dweight"},
            .infer =
                [](InferContext& c) {

@@ -38,7 +38,7 @@ void add_quantize(OpSet& set) {
                  give_codes(c, 0, 2);
                  give(c, 1, {1}, DType::f32);
                },
-           .keeps_inputs = true});
+           .again = {{.kind = "quantize_by", .kept_output = 1}}});
   // One scale for the tensor, known before x is seen: from `state` (ScaleState), which also records x's amax. When x
   // does not fit, it is quantized again with the scale of its own amax, which then holds for the rest of the step.
   set.add({.kind = "quantize_delayed",
@@ -50,7 +50,7 @@ void add_quantize(OpSet& set) {
                  need_state(c, 1);
                  give(c, 1, {1}, DType::f32);
                },
-           .keeps_inputs = true});
+           .again = {{.kind = "quantize_by", .kept_output = 1}}});
   set.add({.kind = "quantize_by", .inputs = {"x", "scale"}, .outputs = {"q", "t"}, .infer = [](InferContext& c) {
              give_codes(c, 0, 1);
              need_vector(c, 1, 1);
@@ -61,8 +61,18 @@ void add_quantize(OpSet& set) {
              give(c, 0, c.inputs[0]->shape, format_of(c));
              give(c, 1, {c.inputs[0]->shape[0]}, DType::f32);
            }});
+  // One scale a column, from the column's amax; only the transposed codes.
+  set.add({.kind = "quantize_columns", .inputs = {"x"}, .outputs = {"t", "scale"}, .infer = [](InferContext& c) {
+             need_rank(c, 0, 2);
+             const Shape& x = c.inputs[0]->shape;
+             give(c, 0, {x[1], x[0]}, format_of(c));
+             give(c, 1, {x[1]}, DType::f32);
+           }});
   // Once per optimizer step: the amax of the step enters the history, whose maximum gives the next scale.
-  set.add({.kind = "advance_scale", .inputs = {"state"}, .outputs = {"advanced"}, .infer =
+  set.add({.kind = "advance_scale",
+           .inputs = {"state"},
+           .outputs = {"advanced"},
+           .infer =
                [](InferContext& c) {
                  need_state(c, 0);
                  same(c, 0, 0);

@@ -65,6 +65,10 @@ class Partition {
       return;
     }
     if (!again_.insert(producer).second) return;
+    if (const auto& again = ops_.at(op.kind).again) {
+      saved_.insert(op.outputs[static_cast<std::size_t>(again->kept_output)]);
+      return need(op.inputs[0]);
+    }
     for (ValueId input : op.inputs) need(input);
   }
 
@@ -106,6 +110,12 @@ class Partition {
     for (int index : again_) {
       Op op = program().ops[static_cast<std::size_t>(index)];
       op.phase = Phase::recompute;
+      if (const auto& again = ops_.at(op.kind).again) {
+        auto kept = op.outputs.begin() + again->kept_output;
+        op.kind = again->kind;
+        op.inputs = {op.inputs[0], *kept};
+        op.outputs.erase(kept);
+      }
       for (ValueId& id : op.outputs) {
         if (id == kNoValue || !saved_.contains(id)) continue;
         Value spare = half[id];  // kept from the forward pass: the second copy goes unread
@@ -144,7 +154,8 @@ std::set<std::string> recomputed_values(const JointProgram& joint, const std::ve
   }
   // What a lowering derived from a recomputed value alone (its quantized or transposed form) goes with it.
   for (const Op& op : program.ops) {
-    if (op.phase != Phase::forward || (op.kind != "quantize" && op.kind != "transpose" && op.kind != "cast")) continue;
+    bool derives = op.kind.starts_with("quantize") || op.kind == "transpose" || op.kind == "cast";
+    if (op.phase != Phase::forward || !derives) continue;
     if (op.inputs[0] != kNoValue && names.contains(program[op.inputs[0]].name)) take_outputs(program, op, names);
   }
   return names;
@@ -154,9 +165,9 @@ PartitionedProgram partition(const JointProgram& joint, const OpSet& ops, const 
   return Partition(joint, ops, recomputed).run();
 }
 
-std::set<std::string> recompute_within(const JointProgram& joint, const OpSet& ops, double budget,
-                                       const std::function<double(const Value&)>& bytes,
-                                       const std::function<double(const Program&)>& backward_seconds) {
+std::vector<std::set<std::string>> recompute_path(const JointProgram& joint, const OpSet& ops,
+                                                  const std::function<double(const Value&)>& bytes,
+                                                  const std::function<double(const Program&)>& backward_seconds) {
   struct Trial {
     double bytes, seconds;
   };
@@ -167,31 +178,31 @@ std::set<std::string> recompute_within(const JointProgram& joint, const OpSet& o
     return Trial{total, backward_seconds(split.backward)};
   };
   // An op runs again unless all its results that are needed are kept, so they are kept or recomputed together.
-  std::set<std::string> recomputed = recomputed_values(joint, {"block"});
   std::vector<std::set<std::string>> candidates;
   for (const Op& op : joint.program.ops) {
     if (op.phase != Phase::forward) continue;
     candidates.emplace_back();
     take_outputs(joint.program, op, candidates.back());
   }
-  Trial now = measure(recomputed);
+  std::vector<std::set<std::string>> path = {recomputed_values(joint, {"block"})};
+  Trial now = measure(path.back());
   while (true) {
-    const std::set<std::string>* best = nullptr;
+    std::set<std::string> best;
     double best_rate = 0;
     Trial best_trial{};
     for (const std::set<std::string>& results : candidates) {
       std::set<std::string> fewer;
-      std::set_difference(recomputed.begin(), recomputed.end(), results.begin(), results.end(),
+      std::set_difference(path.back().begin(), path.back().end(), results.begin(), results.end(),
                           std::inserter(fewer, fewer.end()));
-      if (fewer.size() == recomputed.size()) continue;
+      if (fewer.size() == path.back().size()) continue;
       Trial trial = measure(fewer);
       double gain = now.seconds - trial.seconds, price = trial.bytes - now.bytes;
-      if (gain <= 0 || trial.bytes > budget) continue;
+      if (gain <= 0) continue;
       double rate = price <= 0 ? gain * 1e30 : gain / price;
-      if (rate > best_rate) best = &results, best_rate = rate, best_trial = trial;
+      if (rate > best_rate) best = std::move(fewer), best_rate = rate, best_trial = trial;
     }
-    if (!best) return recomputed;
-    for (const std::string& name : *best) recomputed.erase(name);
+    if (best_rate == 0) return path;
+    path.push_back(std::move(best));
     now = best_trial;
   }
 }

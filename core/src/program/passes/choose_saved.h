@@ -30,11 +30,10 @@ std::set<std::string> recomputed_values(const JointProgram& joint, const std::ve
 /// program cannot be recomputed, so a sum of boundary values, or the boundary value itself, is kept when needed.
 PartitionedProgram partition(const JointProgram& joint, const OpSet& ops, const std::set<std::string>& recomputed);
 
-/// The best set to recompute so that the kept values take at most `budget` bytes a layer: starting from recomputing
-/// everything, keeps the value that saves most of `backward_seconds` per byte until nothing fits or helps.
-/// `bytes` gives a value's size. When even the smallest set does not fit, that set is returned.
-std::set<std::string> recompute_within(const JointProgram& joint, const OpSet& ops, double budget,
-                                       const std::function<double(const Value&)>& bytes,
-                                       const std::function<double(const Program&)>& backward_seconds);
+/// Sets to recompute, from everything to as little as helps: each keeps, of what the one before recomputes, the values
+/// that save most of `backward_seconds` per byte. `bytes` gives a value's size.
+std::vector<std::set<std::string>> recompute_path(const JointProgram& joint, const OpSet& ops,
+                                                  const std::function<double(const Value&)>& bytes,
+                                                  const std::function<double(const Program&)>& backward_seconds);
 
 }  // namespace quern

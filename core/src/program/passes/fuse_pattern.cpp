@@ -108,8 +108,9 @@ OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops) {
   for (int input : pattern.inputs) spec.inputs.push_back(pattern.names[static_cast<std::size_t>(input)]);
   for (int output : pattern.outputs) spec.outputs.push_back(pattern.names[static_cast<std::size_t>(output)]);
   spec.infer = [kind = pattern.kind](InferContext&) { fail_internal("op " + kind, "is made by fusion only"); };
+  // A part that may be launched twice (see OpSpec::again) needs what it was made from until the end.
   for (const FusionPattern::Part& part : pattern.parts)
-    if (ops.at(part.kind).keeps_inputs) return spec;
+    if (ops.at(part.kind).again) return spec;
   // A part's output may take over an input of the whole only when no later part still reads that input.
   for (std::size_t p = 0; p < pattern.parts.size(); ++p) {
     const FusionPattern::Part& part = pattern.parts[p];

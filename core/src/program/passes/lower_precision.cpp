@@ -10,23 +10,24 @@ namespace quern {
 
 namespace {
 
+bool is_loss(const Op& op) { return op.kind == "lm_loss" || op.kind == "lm_loss_train"; }
+
 bool is_product(const Op& op) {
-  return op.kind == "linear" || op.kind == "linear_input_grad" || op.kind == "linear_weight_grad";
+  return op.kind == "linear" || op.kind == "linear_input_grad" || op.kind == "linear_weight_grad" || is_loss(op);
 }
 
 class LoweringPass final : public Lowering {
  public:
   LoweringPass(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) : ops_(ops), backend_(backend) {
     lowered_.joint = std::move(joint);
+    for (const Op& op : lowered_.joint.program.ops)
+      training_ = training_ || op.phase == Phase::backward || op.kind == "lm_loss_train";
   }
 
   LoweredProgram run() {
     Program& program = lowered_.joint.program;
     for (index_ = 0; index_ < program.ops.size(); ++index_) {
-      Op& op = program.ops[index_];
-      if (op.kind == "lm_loss" || op.kind == "lm_loss_train")
-        for (const auto& [name, value] : backend_.loss_attributes().all()) op.attributes.set(name, value);
-      if (is_product(op)) lower(op);
+      if (is_product(program.ops[index_])) lower(Op(program.ops[index_]));
     }
     drop_unused(program, {&lowered_.joint.gradient_in, &lowered_.joint.gradient_out});
     check_program(program);
@@ -35,15 +36,17 @@ class LoweringPass final : public Lowering {
 
   // ---- Lowering ----
   const Program& program() const override { return lowered_.joint.program; }
+  bool training() const override { return training_; }
 
   std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,
                             std::string name) override {
     Program& program = lowered_.joint.program;
     for (const Op& op : program.ops)
       if (op.kind == kind && op.inputs == inputs && op.attributes == attributes) return op.outputs;
-    // As early as its inputs allow, so that an operand made in the forward phase is quantized there.
     std::size_t place = 0;
     Phase phase = Phase::forward;
+    auto is_parameter = [&](ValueId id) { return id == kNoValue || program[id].role == Role::parameter; };
+    if (std::all_of(inputs.begin(), inputs.end(), is_parameter)) place = index_, phase = program.ops[index_].phase;
     for (ValueId id : inputs) {
       int producer = id == kNoValue ? -1 : program.producer(id);
       if (producer >= 0) place = std::max(place, static_cast<std::size_t>(producer) + 1);
@@ -72,15 +75,18 @@ class LoweringPass final : public Lowering {
     op.attributes = std::move(attributes);
   }
 
-  ValueId state(std::string name, DType dtype, Extents extents) override {
+  ValueId state(StateRequest request) override {
     Program& program = lowered_.joint.program;
-    ValueId id = program.find(name);
-    return id != kNoValue ? id
-                          : program.add_value({.name = std::move(name),
-                                               .shape = Shape(extents.begin(), extents.end()),
-                                               .dtype = dtype,
-                                               .role = Role::state,
-                                               .parameter = {}});
+    // States outside the layers share one name space.
+    if (program.name == "embed" || program.name == "head") request.name = program.name + "." + request.name;
+    if (ValueId id = program.find(request.name); id != kNoValue) return id;
+    ValueId id = program.add_value({.name = request.name,
+                                    .shape = Shape(request.extents.begin(), request.extents.end()),
+                                    .dtype = request.dtype,
+                                    .role = Role::state,
+                                    .parameter = {}});
+    lowered_.states.push_back(std::move(request));
+    return id;
   }
 
   std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {
@@ -88,7 +94,7 @@ class LoweringPass final : public Lowering {
     for (const WorkingCopy& copy : lowered_.working_copies) {
       if (copy.parameter != parameter || copy.kind != kind || copy.attributes != attributes) continue;
       std::vector<ValueId> ids;
-      for (const std::string& name : copy.values) ids.push_back(program.find(name));
+      for (const Value& value : copy.values) ids.push_back(program.find(value.name));
       return ids;
     }
     ValueId source = program.find(parameter);
@@ -100,7 +106,7 @@ class LoweringPass final : public Lowering {
     for (ValueId id : ids) {
       program[id].role = Role::parameter;
       program[id].parameter = parameter;
-      copy.values.push_back(program[id].name);
+      copy.values.push_back(program[id]);
     }
     lowered_.working_copies.push_back(std::move(copy));
     return ids;
@@ -117,6 +123,9 @@ class LoweringPass final : public Lowering {
     } else if (op.kind == "linear_input_grad") {
       site.product = Product::input_gradient;
       site.dy = op.inputs[0], site.weight = op.inputs[1];
+    } else if (is_loss(op)) {
+      site.product = Product::loss;
+      site.x = op.inputs[0], site.weight = op.inputs[1], site.op = &op;
     } else {
       site.product = Product::weight_gradient;
       site.dy = op.inputs[0], site.x = op.inputs[1];
@@ -134,6 +143,7 @@ class LoweringPass final : public Lowering {
   const PrecisionBackend& backend_;
   LoweredProgram lowered_;
   std::size_t index_ = 0;
+  bool training_ = false;
 };
 
 }  // namespace

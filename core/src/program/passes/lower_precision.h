@@ -16,12 +16,13 @@ struct WorkingCopy {
   std::string parameter;
   std::string kind;
   Attributes attributes;
-  std::vector<std::string> values;  ///< names of the op's outputs in the program
+  std::vector<Value> values;  ///< the op's outputs, as the program has them
 };
 
 struct LoweredProgram {
   JointProgram joint;
   std::vector<WorkingCopy> working_copies;
+  std::vector<StateRequest> states;
 };
 
 LoweredProgram lower_precision(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend);

@@ -17,10 +17,11 @@ class RecordedLowering final : public Lowering {
   };
   std::vector<Op> emitted;   ///< by emit(); each has one output, numbered from 1000
   std::vector<Op> produced;  ///< by produce()
-  std::vector<std::pair<std::string, Extents>> states;
+  std::vector<StateRequest> states;
   std::vector<WorkingCopy> copies;
 
   const Program& program() const override { return program_; }
+  bool training() const override { return true; }
   std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,
                             std::string) override {
     emitted.push_back({.kind = std::move(kind),
@@ -32,8 +33,8 @@ class RecordedLowering final : public Lowering {
   void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) override {
     produced.push_back({.kind = std::move(kind), .inputs = std::move(inputs), .attributes = std::move(attributes)});
   }
-  ValueId state(std::string name, DType, Extents extents) override {
-    states.emplace_back(std::move(name), std::move(extents));
+  ValueId state(StateRequest request) override {
+    states.push_back(std::move(request));
     return next_++;
   }
   std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {

@@ -39,7 +39,6 @@ class PlainPrecision : public PrecisionBackend {
   explicit PlainPrecision(DType dtype = DType::f32) : traits_{dtype, dtype, dtype} {}
   const PrecisionTraits& traits() const override { return traits_; }
   void lower(const ProductSite& site, Lowering& lowering) const override;
-  Attributes loss_attributes() const override { return {}; }
 
  private:
   PrecisionTraits traits_;

@@ -1,0 +1,85 @@
+// Chooses what to recompute: the policy of the options, or within a byte budget as little as fits.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "log/format.h"
+#include "plan/estimate.h"
+#include "plan/planner.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+std::vector<std::set<std::string>> path_for(const PlanParts& parts, const PlanOptions& options) {
+  ProgramSet probe(parts, options);
+  auto bytes = [&](const Value& value) {
+    return static_cast<double>(element_count(extents_at(value.shape, options.geometry.tokens()))) *
+           static_cast<double>(size_of(value.dtype));
+  };
+  auto seconds = [&](const Program& program) {
+    return estimate_program(fuse(program, probe.ops(), probe.patterns()), probe.ops(), options.geometry,
+                            parts.device.traits())
+        .seconds;
+  };
+  return recompute_path(probe.typical().lowered.joint, probe.ops(), bytes, seconds);
+}
+
+// Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
+// the step of the path that fits them all, and as many as there is room for the next one.
+Plan plan_within(const PlanParts& parts, const PlanOptions& options, std::int64_t limit) {
+  std::vector<std::set<std::string>> path = path_for(parts, options);
+  std::size_t step = path.size();
+  Plan plan;
+  do {
+    --step;
+    plan = plan_with(parts, options, {.recomputed = path[step]});
+  } while (step > 0 && plan.device_bytes > limit);
+  if (plan.device_bytes > limit || step + 1 == path.size()) return plan;
+  std::int64_t fit = 0, too_many = plan.model.layers;
+  while (too_many - fit > 1) {
+    std::int64_t middle = (fit + too_many) / 2;
+    Plan trial =
+        plan_with(parts, options, {.recomputed = path[step], .fewer = path[step + 1], .richer_layers = middle});
+    if (trial.device_bytes > limit) {
+      too_many = middle;
+    } else {
+      fit = middle;
+      plan = std::move(trial);
+    }
+  }
+  return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
+  if (parts.model.traits().layers < 1)
+    throw Error(ErrorCode::config, {.where = "model",
+                                    .what = "number of layers",
+                                    .found = std::to_string(parts.model.traits().layers),
+                                    .expected = "at least 1"});
+  RecomputeChoice choice;
+  if (options.train)
+    choice.recomputed = recomputed_values(ProgramSet(parts, options).typical().lowered.joint, options.recompute);
+  Plan plan = plan_with(parts, options, choice);
+
+  std::int64_t memory = static_cast<std::int64_t>(parts.device.traits().memory_bytes);
+  std::int64_t limit = options.device_budget > 0 ? options.device_budget : memory;
+  if (options.device_budget > 0 && options.train && plan.device_bytes > limit)
+    plan = plan_within(parts, options, limit);
+  if (limit == 0 || plan.device_bytes <= limit) return plan;
+  const OwnerBytes& largest =
+      *std::max_element(plan.owners.begin(), plan.owners.end(),
+                        [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes < b.bytes; });
+  throw Error(ErrorCode::resources,
+              {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
+               .what = "the run does not fit",
+               .found = fmt::format("{} needed, of which {} {}", format_bytes(static_cast<double>(plan.device_bytes)),
+                                    format_bytes(static_cast<double>(largest.bytes)), largest.owner),
+               .expected = "at most " + format_bytes(static_cast<double>(limit)),
+               .next = "lower train.micro_batch, add to memory.recompute, or take lower-precision optimizer state"});
+}
+
+}  // namespace quern

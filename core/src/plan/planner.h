@@ -1,0 +1,13 @@
+#pragma once
+// Plans for a given choice of what to recompute; make_plan (plan.h) makes the choice.
+
+#include "plan/plan.h"
+#include "plan/program_set.h"
+
+namespace quern {
+
+/// Runs the passes and lays memory out. What the device cannot run is a resources error; whether the plan fits is not
+/// looked at.
+Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice);
+
+}  // namespace quern

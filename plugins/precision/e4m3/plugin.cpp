@@ -1,0 +1,32 @@
+// e4m3: activations and weights in e4m3, gradients in e4m3 or e5m2; what is not a product stays bf16.
+#include "quern/plugin.h"
+#include "../float8/recipe.h"
+
+namespace {
+
+struct E4m3Options : quern::float8::RecipeOptions {
+  std::string gradient_format = "e4m3";
+};
+
+quern::OptionTable<E4m3Options> e4m3_options() {
+  quern::OptionTable<E4m3Options> table;
+  table.add("gradient_format", &E4m3Options::gradient_format, "format of gradients as operands")
+      .one_of({"e4m3", "e5m2"});
+  quern::float8::add_recipe_options(table);
+  return table;
+}
+
+}  // namespace
+
+QUERN_PLUGIN("e4m3", manifest) {
+  manifest.version = "0.1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.add<quern::PrecisionBackend>(
+      "e4m3", "products of 8-bit operands: activations and weights e4m3, gradients e4m3 or e5m2; the rest bf16",
+      e4m3_options().specs(), [](const quern::OptionValues& values) {
+        E4m3Options options = e4m3_options().bind(values);
+        quern::float8::Formats formats;
+        formats.gradient = *quern::dtype_named(options.gradient_format);
+        return std::make_unique<quern::float8::Recipe>(formats, options);
+      });
+}

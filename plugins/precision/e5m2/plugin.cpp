@@ -1,0 +1,28 @@
+// e5m2 wherever the hardware multiplies it: tensor cores take no product of two e5m2 operands, so weights, and the
+// activations that meet a gradient, are e4m3.
+#include "quern/plugin.h"
+#include "../float8/recipe.h"
+
+namespace {
+
+quern::OptionTable<quern::float8::RecipeOptions> e5m2_options() {
+  quern::OptionTable<quern::float8::RecipeOptions> table;
+  quern::float8::add_recipe_options(table);
+  return table;
+}
+
+}  // namespace
+
+QUERN_PLUGIN("e5m2", manifest) {
+  manifest.version = "0.1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.add<quern::PrecisionBackend>(
+      "e5m2", "products of 8-bit operands: activations and gradients e5m2, weights e4m3; the rest bf16",
+      e5m2_options().specs(), [](const quern::OptionValues& values) {
+        quern::float8::Formats formats{.activation = quern::DType::e5m2,
+                                       .kept_activation = quern::DType::e4m3,
+                                       .weight = quern::DType::e4m3,
+                                       .gradient = quern::DType::e5m2};
+        return std::make_unique<quern::float8::Recipe>(formats, e5m2_options().bind(values));
+      });
+}

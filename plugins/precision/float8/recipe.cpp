@@ -1,0 +1,160 @@
+#include "recipe.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "quern/error.h"
+#include "quern/step_state.h"
+
+namespace quern::float8 {
+
+namespace {
+
+bool lists(const std::vector<std::string>& list, const char* name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+const char* name_of(Product product) {
+  switch (product) {
+    case Product::output: return "output";
+    case Product::input_gradient: return "input_gradient";
+    case Product::weight_gradient: return "weight_gradient";
+    case Product::loss: return "loss";
+  }
+  return "";
+}
+
+void check_products(const char* option, const std::vector<std::string>& list) {
+  const std::vector<std::string> known = {"output", "input_gradient", "weight_gradient"};
+  for (const std::string& name : list)
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      throw Error(ErrorCode::config, {.where = std::string("option ") + option + " of the precision backend",
+                                      .what = "unknown product",
+                                      .found = name,
+                                      .expected = "output, input_gradient or weight_gradient",
+                                      .next = "correct the name"});
+}
+
+Attributes format_attribute(DType format) { return {{"format", std::string(quern::name_of(format))}}; }
+
+}  // namespace
+
+Recipe::Recipe(const Formats& formats, RecipeOptions options) : formats_(formats), options_(std::move(options)) {
+  check_products("products", options_.products);
+  check_products("fast_accumulation", options_.fast_accumulation);
+  auto scaling = [](const std::string& name) {
+    return name == "row" ? Scaling::row : name == "current" ? Scaling::current : Scaling::delayed;
+  };
+  activation_ = scaling(options_.activation_scaling);
+  gradient_ = scaling(options_.gradient_scaling);
+  traits_ = {.activation = DType::bf16, .working = DType::bf16, .matmul = formats.activation};
+}
+
+void Recipe::lower(const ProductSite& site, Lowering& lowering) const {
+  if (site.product == Product::loss) return lower_loss(site, lowering);
+  if (!lists(options_.products, name_of(site.product))) return lower_to_matmul(site, lowering);
+  switch (site.product) {
+    case Product::output: return lower_output(site, lowering);
+    case Product::input_gradient: return lower_input_gradient(site, lowering);
+    default: return lower_weight_gradient(site, lowering);
+  }
+}
+
+// Evaluation leaves no trace in the histories, so there a delayed scale is a current one.
+Recipe::Codes Recipe::quantized(ValueId x, DType format, Scaling scaling, Lowering& lowering) const {
+  Attributes attributes = format_attribute(format);
+  std::string name = lowering.program()[x].name + "." + std::string(quern::name_of(format));
+  if (scaling == Scaling::row) {
+    std::vector<ValueId> made = lowering.emit("quantize_rows", {x}, std::move(attributes), name);
+    return {made[0], made[1], kNoValue};
+  }
+  if (scaling == Scaling::current || !lowering.training()) {
+    std::vector<ValueId> made = lowering.emit("quantize", {x}, std::move(attributes), name);
+    return {made[0], made[1], made[2]};
+  }
+  attributes.set("history", options_.history);
+  attributes.set("margin", options_.margin);
+  ValueId state = lowering.state({.name = name + ".state",
+                                  .dtype = DType::f32,
+                                  .extents = {kScaleStateWords + options_.history},
+                                  .advance = "advance_scale",
+                                  .attributes = attributes});
+  if (options_.observe) attributes.set("observe", std::int64_t{1});
+  std::vector<ValueId> made = lowering.emit("quantize_delayed", {x, state}, std::move(attributes), name);
+  return {made[0], made[1], made[2]};
+}
+
+// Transposed, with a scale for each channel, which does not vary along the tokens that are summed over.
+Recipe::Codes Recipe::by_columns(ValueId x, DType format, Lowering& lowering) const {
+  std::string name = lowering.program()[x].name + "." + std::string(quern::name_of(format)) + ".channels";
+  std::vector<ValueId> made = lowering.emit("quantize_columns", {x}, format_attribute(format), name);
+  return {kNoValue, made[1], made[0]};
+}
+
+// The weight for y = x W^T or, transposed, for dx = dy W, in a form with one scale for all.
+Recipe::Codes Recipe::weight(const ProductSite& site, Lowering& lowering) const {
+  std::vector<ValueId> copy = lowering.working_copy(site.parameter, "quantize", format_attribute(formats_.weight));
+  return {copy[0], copy[1], copy[2]};
+}
+
+void Recipe::lower_output(const ProductSite& site, Lowering& lowering) const {
+  Codes x = quantized(site.x, formats_.activation, activation_, lowering);
+  if (activation_ == Scaling::row) {
+    auto copy = lowering.working_copy(site.parameter, "quantize_rows", format_attribute(formats_.weight));
+    return produce("output", x.rows, copy[0], site.bias, x.scale, copy[1], lowering);
+  }
+  Codes w = weight(site, lowering);
+  produce("output", x.rows, w.rows, site.bias, x.scale, w.scale, lowering);
+}
+
+void Recipe::lower_input_gradient(const ProductSite& site, Lowering& lowering) const {
+  Codes dy = quantized(site.dy, formats_.gradient, gradient_, lowering);
+  if (gradient_ == Scaling::row) {
+    auto copy = lowering.working_copy(site.parameter, "quantize_columns", format_attribute(formats_.weight));
+    return produce("input_gradient", dy.rows, copy[0], kNoValue, dy.scale, copy[1], lowering);
+  }
+  Codes w = weight(site, lowering);
+  if (options_.transposed_weights == "made")
+    w.transposed = lowering.emit("transpose", {w.rows}, {}, std::string(site.parameter) + ".transposed")[0];
+  produce("input_gradient", dy.rows, w.transposed, kNoValue, dy.scale, w.scale, lowering);
+}
+
+void Recipe::lower_weight_gradient(const ProductSite& site, Lowering& lowering) const {
+  if (activation_ == Scaling::row && gradient_ == Scaling::row) {
+    Codes dy = by_columns(site.dy, formats_.gradient, lowering);
+    Codes x = by_columns(site.x, formats_.kept_activation, lowering);
+    return produce("weight_gradient", dy.transposed, x.transposed, kNoValue, dy.scale, x.scale, lowering);
+  }
+  // Both operands have one scale for the tensor; a role with row scales is quantized anew.
+  auto tensor = [](Scaling scaling) { return scaling == Scaling::row ? Scaling::current : scaling; };
+  Codes dy = quantized(site.dy, formats_.gradient, tensor(gradient_), lowering);
+  Codes x = quantized(site.x, formats_.kept_activation, tensor(activation_), lowering);
+  produce("weight_gradient", dy.transposed, x.transposed, kNoValue, dy.scale, x.scale, lowering);
+}
+
+void Recipe::lower_loss(const ProductSite& site, Lowering& lowering) const {
+  if (options_.head == "bf16") return;
+  // e5m2 operands cannot be multiplied with each other, and the gradients may be e5m2.
+  Codes x = quantized(site.x, formats_.kept_activation, activation_ == Scaling::row ? Scaling::current : activation_,
+                      lowering);
+  Codes w = weight(site, lowering);
+  Attributes attributes = site.op->attributes;
+  if (lowering.training()) attributes.set("gradient_format", options_.head_gradient_format);
+  attributes.set("fast_accumulation", std::int64_t{lists(options_.fast_accumulation, "output")});
+  std::vector<ValueId> inputs = site.op->inputs;
+  inputs.resize(3);
+  for (ValueId id : {x.rows, x.scale, lowering.training() ? x.transposed : kNoValue, w.rows, w.scale,
+                     lowering.training() ? w.transposed : kNoValue})
+    inputs.push_back(id);
+  lowering.produce(site.op->kind, std::move(inputs), std::move(attributes));
+}
+
+void Recipe::produce(const char* product, ValueId a, ValueId b, ValueId bias, ValueId scale_a, ValueId scale_b,
+                     Lowering& lowering) const {
+  lowering.produce("matmul", {a, b, bias, scale_a, scale_b},
+                   {{"transpose_a", std::int64_t{0}},
+                    {"transpose_b", std::int64_t{1}},
+                    {"fast_accumulation", std::int64_t{lists(options_.fast_accumulation, product)}}});
+}
+
+}  // namespace quern::float8

@@ -1,0 +1,99 @@
+#pragma once
+// What the 8-bit floating-point backends share: how a linear's products are lowered to quantized operands, under a
+// choice of formats and scales. The backends e4m3 and e5m2 differ in formats and defaults only. Products whose operands
+// are both quantized have the form that tensor cores take, y = a b^T with the inner dimension contiguous in both, so
+// input gradients read a transposed weight and weight gradients the transposed operands.
+
+#include <string>
+#include <vector>
+
+#include "quern/options.h"
+#include "quern/precision.h"
+
+namespace quern::float8 {
+
+/// Formats of the operands.
+struct Formats {
+  DType activation = DType::e4m3;
+  DType kept_activation = DType::e4m3;  ///< of the weight gradient's operand
+  DType weight = DType::e4m3;
+  DType gradient = DType::e4m3;
+};
+
+struct RecipeOptions {
+  std::string activation_scaling = "delayed";
+  std::string gradient_scaling = "delayed";
+  std::int64_t history = 16;
+  std::int64_t margin = 0;
+  std::vector<std::string> products = {"output", "input_gradient", "weight_gradient"};
+  std::vector<std::string> fast_accumulation = {"output", "input_gradient", "weight_gradient"};
+  std::string head = "quantized";
+  std::string head_gradient_format = "e5m2";
+  std::string transposed_weights = "kept";
+  bool observe = false;
+};
+
+/// Adds the options to a table of a struct derived from RecipeOptions.
+template <class T>
+void add_recipe_options(OptionTable<T>& table) {
+  const std::vector<std::string> scalings = {"delayed", "current", "row"};
+  table
+      .add("activation_scaling", &RecipeOptions::activation_scaling,
+           "scale of activations: delayed (one a tensor, from the amax of past steps), current (one a tensor, from its "
+           "own amax: one more pass) or row (one a token, or a channel where a product sums over tokens)")
+      .one_of(scalings);
+  table.add("gradient_scaling", &RecipeOptions::gradient_scaling, "scale of gradients, likewise").one_of(scalings);
+  table.add("history", &RecipeOptions::history, "steps whose amax a delayed scale covers").at_least(1).at_most(1024);
+  table
+      .add("margin", &RecipeOptions::margin,
+           "powers of two by which a delayed scale is larger than its history asks for")
+      .at_least(0)
+      .at_most(8);
+  table.add("products", &RecipeOptions::products,
+            "products with quantized operands, of output, input_gradient and weight_gradient; others read bf16");
+  table.add("fast_accumulation", &RecipeOptions::fast_accumulation,
+            "quantized products that may sum in fewer bits where the hardware offers it, likewise");
+  table.add("head", &RecipeOptions::head, "the LM head's products: quantized, with one scale a tensor, or bf16")
+      .one_of({"quantized", "bf16"});
+  table
+      .add("head_gradient_format", &RecipeOptions::head_gradient_format,
+           "format of the logits' gradients in a quantized head; their scale is fixed, since they are bounded")
+      .one_of({"e4m3", "e5m2"});
+  table
+      .add("transposed_weights", &RecipeOptions::transposed_weights,
+           "transposed quantized weights: kept beside the others (one byte a parameter) or made anew in each backward "
+           "pass")
+      .one_of({"kept", "made"});
+  table.add("observe", &RecipeOptions::observe, "count underflowed and clipped elements for the log; costs some speed");
+}
+
+class Recipe final : public PrecisionBackend {
+ public:
+  /// Throws a config error when `products` or `fast_accumulation` names something that is none.
+  Recipe(const Formats& formats, RecipeOptions options);
+
+  const PrecisionTraits& traits() const override { return traits_; }
+  void lower(const ProductSite& site, Lowering& lowering) const override;
+
+ private:
+  enum class Scaling { delayed, current, row };
+  struct Codes {
+    ValueId rows = kNoValue, scale = kNoValue, transposed = kNoValue;
+  };
+  Codes quantized(ValueId x, DType format, Scaling scaling, Lowering& lowering) const;
+  Codes by_columns(ValueId x, DType format, Lowering& lowering) const;
+  Codes weight(const ProductSite& site, Lowering& lowering) const;
+  void lower_output(const ProductSite& site, Lowering& lowering) const;
+  void lower_input_gradient(const ProductSite& site, Lowering& lowering) const;
+  void lower_weight_gradient(const ProductSite& site, Lowering& lowering) const;
+  void lower_loss(const ProductSite& site, Lowering& lowering) const;
+  void produce(const char* product, ValueId a, ValueId b, ValueId bias, ValueId scale_a, ValueId scale_b,
+               Lowering& lowering) const;
+
+  Formats formats_;
+  RecipeOptions options_;
+  Scaling activation_, gradient_;
+  PrecisionTraits traits_;
+};
+
+}  // namespace quern::float8
