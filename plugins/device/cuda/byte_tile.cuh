@@ -61,12 +61,13 @@ struct TileThread {
   int part;       ///< their rows [16 part, 16 part + 16)
 };
 
+#ifdef __CUDACC__
 /// Empties a tile into a matrix (columns, rows): the tile's corner is at (row, column) of its transpose. kWide: rows
 /// are a multiple of 16, and t is at a 16-byte address.
 template <bool kWide, int kShift>
-__host__ __device__ __forceinline__ void store_columns(const ByteTile<kShift>& tile, const TileThread& thread,
-                                                       std::uint8_t* t, std::int64_t row, std::int64_t column,
-                                                       std::int64_t rows, std::int64_t columns) {
+__device__ __forceinline__ void store_columns(const ByteTile<kShift>& tile, const TileThread& thread, std::uint8_t* t,
+                                              std::int64_t row, std::int64_t column, std::int64_t rows,
+                                              std::int64_t columns) {
   const std::int64_t at = row + 16 * thread.part;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -84,5 +85,6 @@ __host__ __device__ __forceinline__ void store_columns(const ByteTile<kShift>& t
     }
   }
 }
+#endif
 
 }  // namespace quern::cuda

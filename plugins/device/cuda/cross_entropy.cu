@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "check.h"
+#include "scale.cuh"
 #include "vector.cuh"
 
 namespace quern::cuda {
@@ -93,12 +94,32 @@ __device__ __forceinline__ Running reduce(Running mine, Running* shared) {
 
 struct Arguments {
   void* logits;
+  std::uint8_t* codes;  ///< of the gradients; null: they replace the logits
   const std::int32_t* targets;
   float* losses;
   std::int64_t vocabulary, stride;
   int shared_rounds;
   float z_loss, seed;
+  DType code_format;
+  float code_scale, code_inverse;
 };
+
+/// Where a pack's gradients go.
+template <class T>
+__device__ __forceinline__ void store_gradients(const Arguments& a, T* row, std::int64_t at,
+                                                const Floats<T>& gradient) {
+  if (a.codes == nullptr) {
+    *reinterpret_cast<Pack<T>*>(row + at) = round_pack(gradient);
+    return;
+  }
+  std::uint32_t words[kPack<T> / 4];
+  encode_codes(gradient.at, a.code_format, a.code_scale, a.code_inverse, words);
+  std::uint8_t* to = a.codes + blockIdx.x * a.vocabulary + at;
+  if constexpr (kPack<T> == 8)
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  else
+    *reinterpret_cast<std::uint32_t*>(to) = words[0];
+}
 
 template <class T>
 __device__ __forceinline__ void report(const Arguments& a, const Running& all, float chosen) {
@@ -111,20 +132,20 @@ __device__ __forceinline__ void skip_row(const Arguments& a, T* row, std::int32_
   if (threadIdx.x == 0 && a.losses != nullptr) a.losses[blockIdx.x] = target < 0 ? 0.0f : __int_as_float(0x7fc00000);
   if (!train) return;
   for (std::int64_t at = threadIdx.x * kPack<T>; at < a.vocabulary; at += std::int64_t{blockDim.x} * kPack<T>)
-    store_pack<Access::vector>(row, at, a.vocabulary, Pack<T>{});
+    store_gradients(a, row, at, Floats<T>{});
 }
 
 /// Gradient of one pack, stored.
 template <class T>
-__device__ __forceinline__ void store_gradient(T* row, std::int64_t at, const Floats<T>& x, const Running& all,
-                                               float factor, std::int32_t target, float seed) {
+__device__ __forceinline__ void store_gradient(const Arguments& a, T* row, std::int64_t at, const Floats<T>& x,
+                                               const Running& all, float factor, std::int32_t target, float seed) {
   Floats<T> gradient;
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) {
     gradient.at[i] = exponential<T>(x.at[i] - all.maximum) * factor;
     if (at + i == target) gradient.at[i] -= seed;
   }
-  *reinterpret_cast<Pack<T>*>(row + at) = round_pack(gradient);
+  store_gradients(a, row, at, gradient);
 }
 
 /// A block a row. Thread t owns packs t, t + threads, ...: the first rounds are kept in shared memory, the next in
@@ -180,17 +201,17 @@ __global__ void __launch_bounds__(1024, 1) train_kernel(const Arguments a) {
   const float factor = a.seed * (1.0f + 2.0f * a.z_loss * logsumexp) / all.sum;
   for (int round = 0; round < a.shared_rounds; ++round) {
     const std::int64_t at = begin + round * step;
-    if (at < a.vocabulary) store_gradient(row, at, kept_logits(round), all, factor, target, a.seed);
+    if (at < a.vocabulary) store_gradient(a, row, at, kept_logits(round), all, factor, target, a.seed);
   }
 #pragma unroll
   for (int round = 0; round < kRegisters; ++round) {
     const std::int64_t at = register_begin + round * step;
     if (at < a.vocabulary)
-      store_gradient(row, at, logits_of(held[round], at, a.vocabulary), all, factor, target, a.seed);
+      store_gradient(a, row, at, logits_of(held[round], at, a.vocabulary), all, factor, target, a.seed);
   }
   for (std::int64_t at = rest_begin; at < a.vocabulary; at += step) {
     const Floats<T> x = logits_of(load_pack<Access::vector>(row, at, a.vocabulary), at, a.vocabulary);
-    store_gradient(row, at, x, all, factor, target, a.seed);
+    store_gradient(a, row, at, x, all, factor, target, a.seed);
   }
 }
 
@@ -270,11 +291,21 @@ CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train
   return plan;
 }
 
-void cross_entropy(const CrossEntropy& plan, void* logits, const std::int32_t* targets, float* losses,
-                   std::int64_t rows, cudaStream_t stream) {
+void cross_entropy(const CrossEntropy& plan, void* logits, std::uint8_t* codes, const std::int32_t* targets,
+                   float* losses, std::int64_t rows, cudaStream_t stream) {
   if (rows == 0) return;
-  const Arguments arguments{logits,      targets,  losses, plan.vocabulary, plan.stride, plan.shared_rounds,
-                            plan.z_loss, plan.seed};
+  const Arguments arguments{.logits = logits,
+                            .codes = codes,
+                            .targets = targets,
+                            .losses = losses,
+                            .vocabulary = plan.vocabulary,
+                            .stride = plan.stride,
+                            .shared_rounds = plan.shared_rounds,
+                            .z_loss = plan.z_loss,
+                            .seed = plan.seed,
+                            .code_format = plan.gradient_format,
+                            .code_scale = plan.gradient_scale,
+                            .code_inverse = 1.0f / plan.gradient_scale};
   with_element(plan.dtype, [&](auto element) {
     kernel_of<decltype(element)>(plan)<<<static_cast<unsigned>(rows), plan.threads, shared_size(plan), stream>>>(
         arguments);

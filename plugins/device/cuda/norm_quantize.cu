@@ -71,8 +71,8 @@ Launch prepare_norm(const OpInstance& op, CudaContext& context, ScaleSource sour
                          .columns = static_cast<int>(size.columns),
                          .eps = eps,
                          .quantize = quantize};
-      const auto& kernel = kernels.pick({args.x, args.added, args.weight, out[0].data, out[kAdd ? 1 : 0].data,
-                                         quantize.q});
+      const auto& kernel =
+          kernels.pick({args.x, args.added, args.weight, out[0].data, out[kAdd ? 1 : 0].data, quantize.q});
       kernel.launch(kernel.persistent(ceil_divide(size.rows, kernels.teams)), stream_of(exec), args);
     });
   };
@@ -112,8 +112,8 @@ RowKernels<GradArguments> load_grad(const OpInstance& op, std::int64_t columns, 
                                   });
 }
 
-// dy, x (N, C), weight (C), rstd (N) f32, e (N, C) -> dx (N, C), dweight (C), sum = dx + e, and the quantizing part's of
-// sum. Blocks are those of the op that does not quantize, so that dweight's partial sums are the same.
+// dy, x (N, C), weight (C), rstd (N) f32, e (N, C) -> dx (N, C), dweight (C), sum = dx + e, and the quantizing part's
+// of sum. Blocks are those of the op that does not quantize, so that dweight's partial sums are the same.
 Launch prepare_grad(const OpInstance& op, CudaContext& context, ScaleSource source) {
   const Matrix size = matrix_of(op, 1);
   const bool accumulate = op.outputs[1].accumulate;

@@ -182,6 +182,7 @@ void add_quantize_ops(OpTable& table) {
   add_quantize_kinds(table, "", prepare_quantize, query_quantize);
   table["quantize_rows"] = {prepare_rows, query_rows};
   table["advance_scale"] = {prepare_advance, query_advance};
+  add_quantize_columns_op(table);
   add_swiglu_quantize_ops(table);
   add_norm_quantize_ops(table);
   add_rope_quantize_ops(table);

@@ -42,6 +42,7 @@ void QuantizePlan::check(OperandCheck& check, const OpInstance& op) const {
   check_format(check, op);
   if (source_ == ScaleSource::given) check.input(state_, "scale", {1}, DType::f32);
   if (source_ == ScaleSource::delayed) {
+    check.that(format_ != DType::i8, "needs a format e4m3 or e5m2");
     check.that(history_ >= 1 && margin_ >= -64 && margin_ <= 64, "needs a history above 0 and a margin of at most 64");
     check.input(state_, "state", {kScaleStateWords + history_}, DType::f32);
   }

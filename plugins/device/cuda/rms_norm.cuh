@@ -43,7 +43,6 @@ struct NoQuantizer {
 template <bool kQuantize>
 using QuantizerIf = std::conditional_t<kQuantize, Quantizer, NoQuantizer>;
 
-
 /// y = x * rstd * weight, with rstd = 1 / sqrt(mean(x^2) + eps). kAdd: of sum = x + added in place of x.
 template <class T, int kPacks, Access kAccess, bool kAdd, bool kQuantize>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) rms_norm_kernel(const NormArguments args) {

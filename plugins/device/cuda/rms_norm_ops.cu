@@ -39,10 +39,10 @@ template <bool kAdd>
 Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 1);
   const bool accumulate = op.outputs[1].accumulate;
-  auto kernels = load_rows<GradArguments>(size.columns, op.inputs[1].dtype, context.multiprocessors,
-                                          [](auto element, auto packs, auto access) {
-                                            return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd, false>;
-                                          });
+  auto kernels = load_rows<GradArguments>(
+      size.columns, op.inputs[1].dtype, context.multiprocessors, [](auto element, auto packs, auto access) {
+        return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd, false>;
+      });
   load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View& dweight = out[1];

@@ -26,7 +26,8 @@ __device__ __forceinline__ float format_scale(float amax, DType format) {
     return scale > 0 ? scale : 1.0f;
   }
   if (bits == 0) return 1.0f;
-  // largest is 1.75 * 2^8 or 1.75 * 2^15; amax = mantissa * 2^exponent, mantissa in [1, 2), a subnormal below the range.
+  // largest is 1.75 * 2^8 or 1.75 * 2^15; amax = mantissa * 2^exponent, mantissa in [1, 2), a subnormal below the
+  // range.
   int exponent = static_cast<int>(bits >> 23) - 127 - (format == DType::e4m3 ? 8 : 15);
   if ((bits & 0x7fffffu) > 0x600000u) ++exponent;
   exponent = exponent < -126 ? -126 : exponent;
@@ -46,13 +47,13 @@ struct QuantizeCounts {
 };
 
 struct QuantizeArguments {
-  std::uint8_t *q, *t;       ///< (N, C), (C, N); null: not wanted
-  ScaleState* state;         ///< passes first and again
-  const float* given;        ///< pass given
-  float* scale;              ///< where `first` leaves the scale; may be null
-  QuantizeCounts* counts;    ///< null: not observed
-  float margin;              ///< factor on scales made from an amax, a power of two
-  std::uint32_t elements[2]; ///< of the tensor, low and high word
+  std::uint8_t *q, *t;        ///< (N, C), (C, N); null: not wanted
+  ScaleState* state;          ///< passes first and again
+  const float* given;         ///< pass given
+  float* scale;               ///< where `first` leaves the scale; may be null
+  QuantizeCounts* counts;     ///< null: not observed
+  float margin;               ///< factor on scales made from an amax, a power of two
+  std::uint32_t elements[2];  ///< of the tensor, low and high word
   DType format;
   Pass pass;
 };
@@ -65,7 +66,8 @@ __device__ __forceinline__ void encode_codes(const float (&values)[kCount], DTyp
 #pragma unroll
     for (int w = 0; w < kCount / 4; ++w) {
       const float* v = values + 4 * w;
-      const float2 low = make_float2(v[0] * inverse, v[1] * inverse), high = make_float2(v[2] * inverse, v[3] * inverse);
+      const float2 low = make_float2(v[0] * inverse, v[1] * inverse),
+                   high = make_float2(v[2] * inverse, v[3] * inverse);
       words[w] = __nv_cvt_float2_to_fp8x2(low, __NV_SATFINITE, to) |
                  static_cast<std::uint32_t>(__nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, to)) << 16;
     }
@@ -179,7 +181,8 @@ class Quantizer {
   __device__ void decide(const QuantizeArguments& args) const {
     ScaleState& state = *args.state;
     const float amax = __uint_as_float(atomicMax(&state.amax_now, 0u)), assumed = state.scale;
-    const bool finite = __float_as_uint(amax) < 0x7f800000u, clipped = finite && amax > assumed * largest_code(args.format);
+    const bool finite = __float_as_uint(amax) < 0x7f800000u,
+               clipped = finite && amax > assumed * largest_code(args.format);
     float scale = assumed > 0 ? assumed : 1.0f;
     if (clipped) {
       scale = format_scale(amax, args.format) * args.margin;
@@ -189,7 +192,7 @@ class Quantizer {
     if (finite) state.amax = fmaxf(state.amax, amax);
     if (args.scale != nullptr) *args.scale = finite ? scale : __uint_as_float(0x7fc00000u);
     const bool redo = clipped || !finite || !(assumed > 0);
-    if (args.counts != nullptr) {
+    if (args.counts != nullptr && finite) {
       state.observed_micro_steps += 1;
       add(state.elements, static_cast<unsigned long long>(args.elements[1]) << 32 | args.elements[0]);
       const unsigned long long underflowed = atomicExch(&args.counts->underflowed, 0ull);

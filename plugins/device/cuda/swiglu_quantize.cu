@@ -87,8 +87,9 @@ Launch prepare_forward(const OpInstance& op, CudaContext& context, ScaleSource s
 Launch prepare_backward(const OpInstance& op, CudaContext& context, ScaleSource source) {
   const Matrix packed = matrix_of(op, 1);
   return prepare_tiles<SwigluGrad>(op, context, backward_plan(op, source), packed.rows, packed.columns / 2,
-                                   whole(packed.columns / 2), 0,
-                                   [](std::span<const View> in) { return SwigluGrad{in[0].data, in[1].data}; });
+                                   whole(packed.columns / 2), 0, [](std::span<const View> in) {
+                                     return SwigluGrad{in[0].data, in[1].data};
+                                   });
 }
 
 OpSupport query(const OpInstance& op, const QuantizePlan& plan, bool backward) {

@@ -80,10 +80,10 @@ template <class Producer>
 struct TileArguments {
   Producer producer;
   QuantizeArguments quantize;
-  void* y;            ///< (N, parts * width), the values themselves; null: not wanted
+  void* y;  ///< (N, parts * width), the values themselves; null: not wanted
   std::int64_t rows;
-  int width;          ///< of a part
-  int column_tiles;   ///< of a part
+  int width;         ///< of a part
+  int column_tiles;  ///< of a part
   std::int64_t tiles;
 };
 
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kTileThreads, 2) tile_quantize_kernel(const Ti
       typename Producer::template Loaded<T> loaded[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r)
-        loaded[r] = args.producer.template load<kAccess, T>(first_row + r, column, first_row + r < args.rows ? width : 0,
-                                                            width);
+        loaded[r] = args.producer.template load<kAccess, T>(first_row + r, column,
+                                                            first_row + r < args.rows ? width : 0, width);
       std::uint32_t codes[kParts][2][4] = {};
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
@@ -147,8 +147,9 @@ __global__ void __launch_bounds__(kTileThreads, 2) tile_quantize_kernel(const Ti
     __syncthreads();
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
-      store_columns<kAccess == Access::vector>(tiles[part], thread, args.quantize.t + std::int64_t{part} * width * args.rows,
-                                               tile_row, std::int64_t{tile_column}, args.rows, std::int64_t{width});
+      store_columns<kAccess == Access::vector>(tiles[part], thread,
+                                               args.quantize.t + std::int64_t{part} * width * args.rows, tile_row,
+                                               std::int64_t{tile_column}, args.rows, std::int64_t{width});
   }
   quantizer.finish(args.quantize);
 }
@@ -171,8 +172,8 @@ struct TileKernels {
                                  .column_tiles = static_cast<int>(ceil_divide(width, kTileSide)),
                                  .tiles = 0};
     args.tiles = ceil_divide(rows, kTileSide) * args.column_tiles;
-    const bool wide = whole && width % 8 == 0 && (!quantize.t || rows % 16 == 0) &&
-                      aligned_16({quantize.q, quantize.t, args.y});
+    const bool wide =
+        whole && width % 8 == 0 && (!quantize.t || rows % 16 == 0) && aligned_16({quantize.q, quantize.t, args.y});
     const auto& kernel = wide ? vector : scalar;
     // Many tiles go to blocks that stay, so that few of them report; few tiles to as many blocks.
     const bool many = args.tiles > 8 * std::int64_t{kernel.resident} || quantize.pass == Pass::again;
