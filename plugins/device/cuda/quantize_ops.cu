@@ -26,7 +26,7 @@ struct Copy {
     return {load_eight<kAccess>(static_cast<const T*>(x) + row * width, column, columns)};
   }
   template <Access kAccess, class T>
-  __device__ __forceinline__ void make(const Loaded<T>& loaded, Eight<T> (&values)[1]) const {
+  __device__ __forceinline__ void make(const Loaded<T>& loaded, int, Eight<T> (&values)[1]) const {
     values[0] = loaded.x;
   }
 };
@@ -198,7 +198,9 @@ std::vector<Fusion> quantize_fusions() {
   std::vector<Fusion> fusions;
   for (const Fusion& producer : producers)
     for (const auto& way : kQuantizeKinds)
-      fusions.push_back({producer.kind + "_" + way.kind, producer.pattern + "; " + way.pattern});
+      // With a given scale the result may take its input's place, which a rotation reads beside where it writes.
+      if (producer.kind != "rope_grad" || way.source != ScaleSource::given)
+        fusions.push_back({producer.kind + "_" + way.kind, producer.pattern + "; " + way.pattern});
   return fusions;
 }
 

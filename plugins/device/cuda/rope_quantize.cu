@@ -21,48 +21,38 @@ struct RopeGrad {
   template <class T>
   struct Loaded {
     Eight<T> own, other;
-    float cos[8], sin[8];  ///< value = own * cos + other * sin
+    const float* cosines;  ///< of the row's position, sines behind; null: not rotated
+    float one;             ///< NaN for a position outside the table, which the step's finite check reports
   };
+
+  /// Where a column lies in its head, and where its angle is.
+  struct Place {
+    bool first;  ///< of the two halves
+    int angle;
+  };
+  __device__ __forceinline__ Place place_of(int column) const {
+    const int in_head = column % head_dim;
+    return {in_head < half, in_head < half ? in_head : in_head - half};
+  }
 
   template <Access kAccess, class T>
   __device__ __forceinline__ Loaded<T> load(std::int64_t row, int column, int columns, int width) const {
     const T* from = static_cast<const T*>(dy) + row * width;
-    Loaded<T> loaded{.own = load_eight<kAccess>(from, column, columns), .other = {}, .cos = {}, .sin = {}};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {  // values of columns that are not rotated keep their bits, those of -0 too
-      loaded.cos[i] = 1.0f;
-      loaded.sin[i] = -0.0f;
-    }
+    Loaded<T> loaded{.own = load_eight<kAccess>(from, column, columns), .other = {}, .cosines = nullptr, .one = 1.0f};
     if (columns == 0 || column >= rotated) return loaded;
     const int position = positions[row];
     const bool inside = position >= 0 && position < table.positions;
-    const float* cosines = table.values + std::int64_t{inside ? position : 0} * 2 * half;
-    const float one = inside ? 1.0f : __int_as_float(0x7fffffff);  // NaN: the step's finite check reports it
-    if constexpr (kAccess == Access::vector) {
-      // Eight columns lie in one half of one head.
-      const int in_head = column % head_dim;
-      const bool first = in_head < half;
-      const int at = first ? in_head : in_head - half;
-      loaded.other = load_eight<kAccess>(from, first ? column + half : column - half, columns);
-      unpack_eight(load_eight<kAccess>(cosines, at, half), loaded.cos);
-      unpack_eight(load_eight<kAccess>(cosines + half, at, half), loaded.sin);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        loaded.cos[i] *= one;
-        loaded.sin[i] *= first ? one : -one;
-      }
+    loaded.cosines = table.values + std::int64_t{inside ? position : 0} * 2 * half;
+    if (!inside) loaded.one = __int_as_float(0x7fffffff);
+    if constexpr (kAccess == Access::vector) {  // eight columns lie in one half of one head
+      loaded.other = load_eight<kAccess>(from, place_of(column).first ? column + half : column - half, columns);
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (column + i >= rotated) continue;
-        const int in_head = (column + i) % head_dim;
-        const bool first = in_head < half;
-        const int at = first ? in_head : in_head - half;
         constexpr int kPerWord = kPack<T> / 4;
         loaded.other.pack[i / kPack<T>].word[i % kPack<T> / kPerWord] |=
-            bits_of(from[first ? column + i + half : column + i - half]) << (16 * (i % kPerWord));
-        loaded.cos[i] = cosines[at] * one;
-        loaded.sin[i] = cosines[half + at] * (first ? one : -one);
+            bits_of(from[place_of(column + i).first ? column + i + half : column + i - half]) << (16 * (i % kPerWord));
       }
     }
     return loaded;
@@ -70,12 +60,30 @@ struct RopeGrad {
 
   /// As `rotate` of heads.cuh with sign -1, term by term.
   template <Access kAccess, class T>
-  __device__ __forceinline__ void make(const Loaded<T>& loaded, Eight<T> (&values)[1]) const {
-    float own[8], other[8];
+  __device__ __forceinline__ void make(const Loaded<T>& loaded, int column, Eight<T> (&values)[1]) const {
+    values[0] = loaded.own;
+    if (loaded.cosines == nullptr) return;
+    float own[8], other[8], cos[8], sin[8];
     unpack_eight(loaded.own, own);
     unpack_eight(loaded.other, other);
+    if constexpr (kAccess == Access::vector) {
+      const Place place = place_of(column);
+      unpack_eight(load_eight<kAccess>(loaded.cosines, place.angle, half), cos);
+      unpack_eight(load_eight<kAccess>(loaded.cosines + half, place.angle, half), sin);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) own[i] = own[i] * loaded.cos[i] + other[i] * loaded.sin[i];
+      for (int i = 0; i < 8; ++i) sin[i] = place.first ? sin[i] : -sin[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const bool turns = column + i < rotated;
+        const Place place = place_of(turns ? column + i : 0);
+        cos[i] = turns ? loaded.cosines[place.angle] : 1.0f;
+        sin[i] = turns ? loaded.cosines[half + place.angle] : -0.0f;  // with other 0: what is not turned keeps its sign
+        if (turns && !place.first) sin[i] = -sin[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) own[i] = own[i] * (cos[i] * loaded.one) + other[i] * (sin[i] * loaded.one);
     values[0] = round_eight<T>(own);
   }
 };
@@ -108,6 +116,7 @@ OpSupport query(const OpInstance& op, ScaleSource source) {
   check_packed(check, op, 0, "dy");
   check_rope(check, op, 1);
   check.output(0, "dx", extents_of(op, 0));
+  check.that(source != ScaleSource::given, "is not fused with a given scale: dx might take the place of dy");
   plan.check(check, op);
   return check.support(QuantizePlan::kWorkspace);
 }

@@ -24,7 +24,7 @@ struct Swiglu {
     return {load_eight<kAccess>(gates, column, columns), load_eight<kAccess>(gates + width, column, columns)};
   }
   template <Access kAccess, class T>
-  __device__ __forceinline__ void make(const Loaded<T>& loaded, Eight<T> (&values)[1]) const {
+  __device__ __forceinline__ void make(const Loaded<T>& loaded, int, Eight<T> (&values)[1]) const {
     float gate[8], up[8];
     unpack_eight(loaded.gate, gate);
     unpack_eight(loaded.up, up);
@@ -50,7 +50,7 @@ struct SwigluGrad {
             load_eight<kAccess>(gates, column, columns), load_eight<kAccess>(gates + width, column, columns)};
   }
   template <Access kAccess, class T>
-  __device__ __forceinline__ void make(const Loaded<T>& loaded, Eight<T> (&values)[2]) const {
+  __device__ __forceinline__ void make(const Loaded<T>& loaded, int, Eight<T> (&values)[2]) const {
     float dy_of[8], gate[8], up[8];
     unpack_eight(loaded.dy, dy_of);
     unpack_eight(loaded.gate, gate);

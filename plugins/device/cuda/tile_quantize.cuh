@@ -6,7 +6,8 @@
 //   static constexpr int kParts;                       // values (N, kParts * width), a part beside the other
 //   template <class T> struct Loaded;                  // what is read for 8 columns of each part of a row
 //   template <Access, class T> Loaded<T> load(row, column, columns, width) const;  // columns: width, or 0 past the end
-//   template <Access, class T> void make(const Loaded<T>&, Eight<T> (&values)[kParts]) const;  // rounded; zero past it
+//   template <Access, class T> void make(const Loaded<T>&, column, Eight<T> (&values)[kParts]) const;  // rounded; zero
+//   past it
 
 #include "byte_tile.cuh"
 #include "launch.cuh"
@@ -87,8 +88,15 @@ struct TileArguments {
   std::int64_t tiles;
 };
 
+/// Whether a thread's loads of a tile all go out before anything is used; blocks that a multiprocessor is to hold.
+template <class Producer, class T>
+inline constexpr bool kLoadsAhead = sizeof(typename Producer::template Loaded<T>) <= 32;
+template <class Producer, class T>
+inline constexpr int kTileBlocks = sizeof(typename Producer::template Loaded<T>) <= 16 ? 3 : 2;
+
 template <class Producer, class T, Access kAccess>
-__global__ void __launch_bounds__(kTileThreads, 2) tile_quantize_kernel(const TileArguments<Producer> args) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
+    tile_quantize_kernel(const TileArguments<Producer> args) {
   constexpr int kParts = Producer::kParts;
   __shared__ ByteTile<3> tiles[kParts];
   Quantizer quantizer(args.quantize);
@@ -100,22 +108,31 @@ __global__ void __launch_bounds__(kTileThreads, 2) tile_quantize_kernel(const Ti
     const int tile_column = static_cast<int>(index % args.column_tiles) * kTileSide;
     const bool turned = args.quantize.t != nullptr && quantizer.writes();
     if (turned) __syncthreads();  // the last tile is empty
+    const std::int64_t first_row = tile_row + 4 * thread.row_group;
+    constexpr bool kAhead = kLoadsAhead<Producer, T>;
+    typename Producer::template Loaded<T> loaded[kAhead ? 2 : 1][4];
+    auto load_half = [&](int half) {
+      const int column = tile_column + half * 64 + thread.lane * 8;
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        loaded[kAhead ? half : 0][r] = args.producer.template load<kAccess, T>(
+            first_row + r, column, first_row + r < args.rows ? width : 0, width);
+    };
+    if constexpr (kAhead) {
+      load_half(0);
+      load_half(1);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int local = half * 64 + thread.lane * 8, column = tile_column + local;
-      const std::int64_t first_row = tile_row + 4 * thread.row_group;
-      typename Producer::template Loaded<T> loaded[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        loaded[r] = args.producer.template load<kAccess, T>(first_row + r, column,
-                                                            first_row + r < args.rows ? width : 0, width);
+      if constexpr (!kAhead) load_half(half);
       std::uint32_t codes[kParts][2][4] = {};
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const std::int64_t row = first_row + r;
         const int columns = row < args.rows ? width : 0;  // a row past the end reads zeros and writes nothing
         Eight<T> made[kParts];
-        args.producer.template make<kAccess, T>(loaded[r], made);
+        args.producer.template make<kAccess, T>(loaded[kAhead ? half : 0][r], column, made);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           const std::int64_t offset = (row * kParts + part) * width;
