@@ -17,7 +17,7 @@ struct CrossEntropy {
   std::int64_t vocabulary = 0, stride = 0;
   float z_loss = 0, seed = 1;
   bool train = false;
-  DType gradient_format = DType::f32;  ///< of 8 bits: gradients leave as codes, for a vocabulary of a multiple of 8,
+  DType gradient_format = DType::f32;  ///< e4m3, e5m2: gradients leave as codes, for a vocabulary of a multiple of 8,
   float gradient_scale = 1;            ///< times this power of two
 
   int threads = 0;
@@ -27,7 +27,8 @@ struct CrossEntropy {
 /// Row stride that suits packs: the vocabulary rounded up.
 std::int64_t logit_stride(std::int64_t vocabulary, DType dtype);
 /// Chooses the launch for a GPU and loads the kernel.
-CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train, const CudaTraits& gpu);
+CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train, DType gradient_format,
+                                const CudaTraits& gpu);
 
 /// losses[n] (may be null) = logsumexp - logit of targets[n]; in training the logits become
 /// seed * (softmax - onehot + 2 z_loss logsumexp softmax). A target of -1 gives zeros, one out of range a NaN loss.

@@ -318,11 +318,11 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
   prepared->whole = make_plans(context, loss, loss.chunk <= loss.tokens ? loss.chunk : 0);
   prepared->tail = make_plans(context, loss, loss.tail());
   bool gradient = loss.input_gradient || loss.weight_gradient;
-  prepared->cross_entropy = make_cross_entropy(loss.dtype, loss.vocabulary, gradient, context.traits);
+  prepared->cross_entropy = make_cross_entropy(loss.dtype, loss.vocabulary, gradient,
+                                               loss.quantized ? loss.gradient_format : loss.dtype, context.traits);
   prepared->cross_entropy.z_loss = static_cast<float>(op.attributes.real_or("z_loss", 0.0));
   prepared->cross_entropy.seed = static_cast<float>(op.attributes.real_or("seed", 1.0));
   if (loss.quantized) {
-    prepared->cross_entropy.gradient_format = loss.gradient_format;
     prepared->cross_entropy.gradient_scale = loss.gradient_scale;
     prepared->gradient_scale = static_cast<const float*>(context.constant(&loss.gradient_scale, sizeof(float)));
     load_transpose_bytes();

@@ -58,11 +58,11 @@ struct QuantizeArguments {
   Pass pass;
 };
 
-/// Codes of kCount values, four a word, in order. Float formats multiply by `inverse`, of a power of two: exactly.
+/// Codes of kCount values in e4m3 or e5m2, four a word, in order. `inverse`, of the scale, is a power of two: exact.
 template <int kCount>
-__device__ __forceinline__ void encode_codes(const float (&values)[kCount], DType format, float scale, float inverse,
-                                             std::uint32_t (&words)[kCount / 4]) {
-  auto pairs = [&](__nv_fp8_interpretation_t to) {
+__device__ __forceinline__ void encode_float8(const float (&values)[kCount], DType format, float inverse,
+                                              std::uint32_t (&words)[kCount / 4]) {
+  auto encode = [&](__nv_fp8_interpretation_t to) {
 #pragma unroll
     for (int w = 0; w < kCount / 4; ++w) {
       const float* v = values + 4 * w;
@@ -72,8 +72,14 @@ __device__ __forceinline__ void encode_codes(const float (&values)[kCount], DTyp
                  static_cast<std::uint32_t>(__nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, to)) << 16;
     }
   };
-  if (format == DType::e4m3) return pairs(__NV_E4M3);
-  if (format == DType::e5m2) return pairs(__NV_E5M2);
+  format == DType::e4m3 ? encode(__NV_E4M3) : encode(__NV_E5M2);
+}
+
+/// In any format of 8 bits.
+template <int kCount>
+__device__ __forceinline__ void encode_codes(const float (&values)[kCount], DType format, float scale, float inverse,
+                                             std::uint32_t (&words)[kCount / 4]) {
+  if (format != DType::i8) return encode_float8(values, format, inverse, words);
 #pragma unroll
   for (int w = 0; w < kCount / 4; ++w) {
     words[w] = 0;
