@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "check.h"
+#include "scale.cuh"
 #include "vector.cuh"
 
 namespace quern::cuda {
@@ -93,12 +94,32 @@ __device__ __forceinline__ Running reduce(Running mine, Running* shared) {
 
 struct Arguments {
   void* logits;
+  std::uint8_t* codes;  ///< of the gradients; null: they replace the logits
   const std::int32_t* targets;
   float* losses;
   std::int64_t vocabulary, stride;
   int shared_rounds;
   float z_loss, seed;
+  DType code_format;
+  float code_inverse;
 };
+
+/// A pack's gradients, as codes or in the place of the logits.
+template <bool kCodes, class T>
+__device__ __forceinline__ void store_gradients(const Arguments& a, T* row, std::int64_t at,
+                                                const Floats<T>& gradient) {
+  if constexpr (kCodes) {
+    std::uint32_t words[kPack<T> / 4];
+    encode_float8(gradient.at, a.code_format, a.code_inverse, words);
+    std::uint8_t* to = a.codes + blockIdx.x * a.vocabulary + at;
+    if constexpr (kPack<T> == 8)
+      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    else
+      *reinterpret_cast<std::uint32_t*>(to) = words[0];
+  } else {
+    *reinterpret_cast<Pack<T>*>(row + at) = round_pack(gradient);
+  }
+}
 
 template <class T>
 __device__ __forceinline__ void report(const Arguments& a, const Running& all, float chosen) {
@@ -106,37 +127,37 @@ __device__ __forceinline__ void report(const Arguments& a, const Running& all, f
 }
 
 /// A row whose target does not count (-1), or is not in the vocabulary.
-template <class T>
+template <bool kCodes, class T>
 __device__ __forceinline__ void skip_row(const Arguments& a, T* row, std::int32_t target, bool train) {
   if (threadIdx.x == 0 && a.losses != nullptr) a.losses[blockIdx.x] = target < 0 ? 0.0f : __int_as_float(0x7fc00000);
   if (!train) return;
   for (std::int64_t at = threadIdx.x * kPack<T>; at < a.vocabulary; at += std::int64_t{blockDim.x} * kPack<T>)
-    store_pack<Access::vector>(row, at, a.vocabulary, Pack<T>{});
+    store_gradients<kCodes>(a, row, at, Floats<T>{});
 }
 
 /// Gradient of one pack, stored.
-template <class T>
-__device__ __forceinline__ void store_gradient(T* row, std::int64_t at, const Floats<T>& x, const Running& all,
-                                               float factor, std::int32_t target, float seed) {
+template <bool kCodes, class T>
+__device__ __forceinline__ void store_gradient(const Arguments& a, T* row, std::int64_t at, const Floats<T>& x,
+                                               const Running& all, float factor, std::int32_t target, float seed) {
   Floats<T> gradient;
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) {
     gradient.at[i] = exponential<T>(x.at[i] - all.maximum) * factor;
     if (at + i == target) gradient.at[i] -= seed;
   }
-  *reinterpret_cast<Pack<T>*>(row + at) = round_pack(gradient);
+  store_gradients<kCodes>(a, row, at, gradient);
 }
 
 /// A block a row. Thread t owns packs t, t + threads, ...: the first rounds are kept in shared memory, the next in
 /// registers, any others are read again.
-template <class T, int kRegisters>
+template <class T, int kRegisters, bool kCodes>
 __global__ void __launch_bounds__(1024, 1) train_kernel(const Arguments a) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   auto* kept = reinterpret_cast<Pack<T>*>(shared_bytes);
   __shared__ Running warps[1024 / kWarp];
   T* row = static_cast<T*>(a.logits) + blockIdx.x * a.stride;
   const std::int32_t target = a.targets[blockIdx.x];
-  if (target < 0 || target >= a.vocabulary) return skip_row(a, row, target, true);
+  if (target < 0 || target >= a.vocabulary) return skip_row<kCodes>(a, row, target, true);
   const std::int64_t step = std::int64_t{blockDim.x} * kPack<T>, begin = threadIdx.x * kPack<T>;
 
   // Everything is requested before anything is used. Shared memory comes in two groups, so that the first is summed
@@ -180,17 +201,17 @@ __global__ void __launch_bounds__(1024, 1) train_kernel(const Arguments a) {
   const float factor = a.seed * (1.0f + 2.0f * a.z_loss * logsumexp) / all.sum;
   for (int round = 0; round < a.shared_rounds; ++round) {
     const std::int64_t at = begin + round * step;
-    if (at < a.vocabulary) store_gradient(row, at, kept_logits(round), all, factor, target, a.seed);
+    if (at < a.vocabulary) store_gradient<kCodes>(a, row, at, kept_logits(round), all, factor, target, a.seed);
   }
 #pragma unroll
   for (int round = 0; round < kRegisters; ++round) {
     const std::int64_t at = register_begin + round * step;
     if (at < a.vocabulary)
-      store_gradient(row, at, logits_of(held[round], at, a.vocabulary), all, factor, target, a.seed);
+      store_gradient<kCodes>(a, row, at, logits_of(held[round], at, a.vocabulary), all, factor, target, a.seed);
   }
   for (std::int64_t at = rest_begin; at < a.vocabulary; at += step) {
     const Floats<T> x = logits_of(load_pack<Access::vector>(row, at, a.vocabulary), at, a.vocabulary);
-    store_gradient(row, at, x, all, factor, target, a.seed);
+    store_gradient<kCodes>(a, row, at, x, all, factor, target, a.seed);
   }
 }
 
@@ -199,7 +220,7 @@ __global__ void evaluate_kernel(const Arguments a) {
   __shared__ Running warps[1024 / kWarp];
   T* row = static_cast<T*>(a.logits) + blockIdx.x * a.stride;
   const std::int32_t target = a.targets[blockIdx.x];
-  if (target < 0 || target >= a.vocabulary) return skip_row(a, row, target, false);
+  if (target < 0 || target >= a.vocabulary) return skip_row<false>(a, row, target, false);
   const std::int64_t step = std::int64_t{blockDim.x} * kPack<T>;
   Running running;
 #pragma unroll 4
@@ -213,9 +234,11 @@ template <class T>
 auto* kernel_of(const CrossEntropy& plan) {
   using Kernel = void (*)(Arguments);
   const std::int64_t packs = (plan.vocabulary + kPack<T> - 1) / kPack<T>;
-  Kernel train = packs > std::int64_t{plan.shared_rounds} * plan.threads ? Kernel(train_kernel<T, kRegisterRounds>)
-                                                                         : Kernel(train_kernel<T, 0>);
-  return plan.train ? train : Kernel(evaluate_kernel<T>);
+  const bool held = packs > std::int64_t{plan.shared_rounds} * plan.threads;
+  if (!plan.train) return Kernel(evaluate_kernel<T>);
+  if (size_of(plan.gradient_format) == 1)
+    return held ? Kernel(train_kernel<T, kRegisterRounds, true>) : Kernel(train_kernel<T, 0, true>);
+  return held ? Kernel(train_kernel<T, kRegisterRounds, false>) : Kernel(train_kernel<T, 0, false>);
 }
 
 int shared_size(const CrossEntropy& plan) { return plan.train ? plan.shared_rounds * plan.threads * 16 : 0; }
@@ -252,8 +275,10 @@ std::int64_t logit_stride(std::int64_t vocabulary, DType dtype) {
   return (vocabulary + pack - 1) / pack * pack;
 }
 
-CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train, const CudaTraits& gpu) {
+CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train, DType gradient_format,
+                                const CudaTraits& gpu) {
   CrossEntropy plan;
+  plan.gradient_format = gradient_format;
   plan.dtype = dtype;
   plan.vocabulary = vocabulary;
   plan.stride = logit_stride(vocabulary, dtype);
@@ -270,11 +295,20 @@ CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train
   return plan;
 }
 
-void cross_entropy(const CrossEntropy& plan, void* logits, const std::int32_t* targets, float* losses,
-                   std::int64_t rows, cudaStream_t stream) {
+void cross_entropy(const CrossEntropy& plan, void* logits, std::uint8_t* codes, const std::int32_t* targets,
+                   float* losses, std::int64_t rows, cudaStream_t stream) {
   if (rows == 0) return;
-  const Arguments arguments{logits,      targets,  losses, plan.vocabulary, plan.stride, plan.shared_rounds,
-                            plan.z_loss, plan.seed};
+  const Arguments arguments{.logits = logits,
+                            .codes = codes,
+                            .targets = targets,
+                            .losses = losses,
+                            .vocabulary = plan.vocabulary,
+                            .stride = plan.stride,
+                            .shared_rounds = plan.shared_rounds,
+                            .z_loss = plan.z_loss,
+                            .seed = plan.seed,
+                            .code_format = plan.gradient_format,
+                            .code_inverse = 1.0f / plan.gradient_scale};
   with_element(plan.dtype, [&](auto element) {
     kernel_of<decltype(element)>(plan)<<<static_cast<unsigned>(rows), plan.threads, shared_size(plan), stream>>>(
         arguments);

@@ -2,12 +2,13 @@
 
 #include <nvtx3/nvToolsExt.h>
 
-#include <array>
 #include <exception>
+#include <vector>
 
 #include "built_code.h"
 #include "check.h"
 #include "matmul_plan.h"
+#include "quantize_ops.h"
 #include "quern/error.h"
 
 namespace quern::cuda {
@@ -85,7 +86,7 @@ cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event.handle
 }  // namespace
 
 CudaDevice::CudaDevice(const CudaOptions& options) : options_(options), facts_(planned_facts(options)) {
-  for (auto* add : {add_matmul_ops, add_conversion_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
+  for (auto* add : {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
                     add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
     add(ops_);
   }
@@ -96,14 +97,17 @@ CudaDevice::~CudaDevice() { close(); }
 // ---- capabilities ----
 
 std::span<const Fusion> CudaDevice::fusions() const {
-  static const std::array<Fusion, 6> kFusions = {{
-      {"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
-      {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
-      {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
-      {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
-      {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
-      {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"},
-  }};
+  static const std::vector<Fusion> kFusions = [] {
+    std::vector<Fusion> fusions = quantize_fusions();  // longer ones first
+    fusions.insert(fusions.end(),
+                   {{"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
+                    {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
+                    {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
+                    {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
+                    {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
+                    {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"}});
+    return fusions;
+  }();
   return kFusions;
 }
 

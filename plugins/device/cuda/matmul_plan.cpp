@@ -85,6 +85,7 @@ std::string MatmulKey::text() const {
   if (scales != ScaleMode::none) text += scales == ScaleMode::tensor ? " tensor-scales" : " vector-scales";
   if (fast_accumulation) text += " fast";
   if (stride_a > 0) text += " stride-a " + std::to_string(stride_a);
+  if (stride_b > 0) text += " stride-b " + std::to_string(stride_b);
   if (stride_y > 0) text += " stride-y " + std::to_string(stride_y);
   if (alignment != 256) text += " align" + std::to_string(alignment);
   return text;
@@ -107,7 +108,8 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
   }
   if (narrow) set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(key.fast_accumulation));
   // A row-major (R, C) is a column-major (C, R).
-  a_ = key.transpose_b ? make_layout(key.b, key.k, key.n) : make_layout(key.b, key.n, key.k);
+  a_ =
+      key.transpose_b ? make_layout(key.b, key.k, key.n, key.stride_b) : make_layout(key.b, key.n, key.k, key.stride_b);
   b_ =
       key.transpose_a ? make_layout(key.a, key.m, key.k, key.stride_a) : make_layout(key.a, key.k, key.m, key.stride_a);
   y_ = make_layout(key.y, key.n, key.m, key.stride_y);

@@ -48,7 +48,9 @@ class Scratch {
  public:
   Scratch(const MatmulKey& key, cudaStream_t stream) {
     const std::int64_t rows_a = key.transpose_a ? key.k : key.m, columns_a = key.transpose_a ? key.m : key.k;
-    const std::size_t a = bytes(key.a, rows_a * std::max(columns_a, key.stride_a)), b = bytes(key.b, key.k * key.n),
+    const std::int64_t rows_b = key.transpose_b ? key.n : key.k, columns_b = key.transpose_b ? key.k : key.n;
+    const std::size_t a = bytes(key.a, rows_a * std::max(columns_a, key.stride_a)),
+                      b = bytes(key.b, rows_b * std::max(columns_b, key.stride_b)),
                       y = bytes(key.y, key.m * std::max(key.n, key.stride_y));
     const std::size_t vectors = bytes(DType::f32, std::max(key.m, key.n));
     if (cudaMalloc(&memory_, a + b + y + 3 * vectors + kMatmulWorkspace) != cudaSuccess) {

@@ -3,132 +3,11 @@
 // output may be an input's memory, since a thread writes only what it alone has read.
 
 #include "norm_ops.h"
-#include "rows.cuh"
+#include "rms_norm.cuh"
 
 namespace quern::cuda {
 
 namespace {
-
-struct NormArguments {
-  const void *x, *added, *weight;  ///< (N, C), (N, C), (C)
-  void *sum, *y;                   ///< (N, C), null: not wanted
-  float* rstd;                     ///< (N)
-  std::int64_t rows;
-  int columns;
-  float eps;
-};
-
-/// y = x * rstd * weight, with rstd = 1 / sqrt(mean(x^2) + eps). kAdd: of sum = x + added in place of x.
-template <class T, int kPacks, Access kAccess, bool kAdd>
-__global__ void __launch_bounds__(kRowThreads<kPacks>) rms_norm_kernel(const NormArguments args) {
-  __shared__ TeamScratch scratch;
-  for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
-       base += std::int64_t{gridDim.x} * blockDim.y) {
-    const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
-    const int columns = row < args.rows ? args.columns : 0;  // a team without a row reads and writes nothing
-    Pack<T> x[kPacks];
-    load_row<kAccess>(x, static_cast<const T*>(args.x) + offset, columns);
-    if constexpr (kAdd) {
-      Pack<T> added[kPacks];
-      load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        Floats<T> sum = unpack(x[p]);
-        const Floats<T> b = unpack(added[p]);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) sum.at[i] += b.at[i];
-        x[p] = round_pack(sum);
-      }
-      if (args.sum) store_row<kAccess>(x, static_cast<T*>(args.sum) + offset, columns);
-    }
-    float squares = 0;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Floats<T> values = unpack(x[p]);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) squares = fmaf(values.at[i], values.at[i], squares);
-    }
-    squares = team_sum(squares, scratch);
-    const float rstd = 1.0f / sqrtf(squares / static_cast<float>(args.columns) + args.eps);
-    if (args.rstd && threadIdx.x == 0 && columns > 0) args.rstd[row] = rstd;
-    if (!args.y) continue;
-    Pack<T> weight[kPacks];
-    load_row<kAccess>(weight, static_cast<const T*>(args.weight), args.columns);
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      Floats<T> values = unpack(x[p]);
-      const Floats<T> w = unpack(weight[p]);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) values.at[i] = values.at[i] * rstd * w.at[i];
-      x[p] = round_pack(values);
-    }
-    store_row<kAccess>(x, static_cast<T*>(args.y) + offset, columns);
-  }
-}
-
-struct GradArguments {
-  const void *dy, *x, *weight, *added;  ///< (N, C), (N, C), (C), (N, C)
-  const float* rstd;                    ///< (N)
-  void *dx, *sum;                       ///< (N, C), null: not wanted
-  float* partials;                      ///< (blocks, C), sums of dweight; null: not wanted
-  std::int64_t rows;
-  int columns;
-};
-
-/// With n = x * rstd and g = dy * weight: dx = rstd * (g - n * mean(g * n)), dweight = sum over tokens of dy * n.
-/// kAdd: also sum = dx + added.
-template <class T, int kPacks, Access kAccess, bool kAdd>
-__global__ void __launch_bounds__(kRowThreads<kPacks>, kPacks == 8 ? 1 : 2)
-    rms_norm_grad_kernel(const GradArguments args) {
-  __shared__ TeamScratch scratch;
-  __shared__ float shared_sums[kBlockSums<T, kPacks>];
-  Floats<T> dweight[kPacks] = {};
-  for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
-       base += std::int64_t{gridDim.x} * blockDim.y) {
-    const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
-    const int columns = row < args.rows ? args.columns : 0;
-    Pack<T> dy[kPacks], x[kPacks], added[kPacks], weight[kPacks];
-    load_row<kAccess>(dy, static_cast<const T*>(args.dy) + offset, columns);
-    load_row<kAccess>(x, static_cast<const T*>(args.x) + offset, columns);
-    if constexpr (kAdd) load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);
-    load_row<kAccess>(weight, static_cast<const T*>(args.weight), args.columns);
-    const float rstd = columns > 0 ? args.rstd[row] : 0.0f;
-    float product = 0;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Floats<T> d = unpack(dy[p]), v = unpack(x[p]), w = unpack(weight[p]);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) {
-        product = fmaf(d.at[i] * w.at[i], v.at[i], product);
-        dweight[p].at[i] = fmaf(d.at[i], v.at[i] * rstd, dweight[p].at[i]);
-      }
-    }
-    product = team_sum(product, scratch);
-    const float projection = rstd * product / static_cast<float>(args.columns);  // mean(g * n)
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      Floats<T> d = unpack(dy[p]);
-      const Floats<T> v = unpack(x[p]), w = unpack(weight[p]);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) d.at[i] = rstd * fmaf(-(v.at[i] * rstd), projection, d.at[i] * w.at[i]);
-      dy[p] = round_pack(d);
-    }
-    if (args.dx) store_row<kAccess>(dy, static_cast<T*>(args.dx) + offset, columns);
-    if constexpr (kAdd) {
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        Floats<T> sum = unpack(dy[p]);
-        const Floats<T> e = unpack(added[p]);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) sum.at[i] += e.at[i];
-        added[p] = round_pack(sum);
-      }
-      if (args.sum) store_row<kAccess>(added, static_cast<T*>(args.sum) + offset, columns);
-    }
-  }
-  if (args.partials)
-    store_block_sums(dweight, shared_sums, args.partials + std::int64_t{blockIdx.x} * args.columns, args.columns);
-}
 
 // x (N, C), weight (C) -> y (N, C), rstd (N) f32; kAdd: x, added (N, C), weight (C) -> sum, y (N, C), rstd (N) f32
 template <bool kAdd>
@@ -137,7 +16,7 @@ Launch prepare_rms_norm(const OpInstance& op, CudaContext& context) {
   const auto eps = static_cast<float>(op.attributes.real("eps"));
   auto kernels = load_rows<NormArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
                                           [](auto element, auto packs, auto access) {
-                                            return &rms_norm_kernel<decltype(element), packs(), access(), kAdd>;
+                                            return &rms_norm_kernel<decltype(element), packs(), access(), kAdd, false>;
                                           });
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (size.rows == 0) return;
@@ -160,10 +39,10 @@ template <bool kAdd>
 Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 1);
   const bool accumulate = op.outputs[1].accumulate;
-  auto kernels = load_rows<GradArguments>(size.columns, op.inputs[1].dtype, context.multiprocessors,
-                                          [](auto element, auto packs, auto access) {
-                                            return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd>;
-                                          });
+  auto kernels = load_rows<GradArguments>(
+      size.columns, op.inputs[1].dtype, context.multiprocessors, [](auto element, auto packs, auto access) {
+        return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd, false>;
+      });
   load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View& dweight = out[1];

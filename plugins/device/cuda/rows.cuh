@@ -119,6 +119,18 @@ __device__ __forceinline__ float team_sum(float value, TeamScratch& scratch) {
   return value;
 }
 
+/// The same of the largest value, of non-negative ones.
+__device__ __forceinline__ float team_max(float value, TeamScratch& scratch) {
+  value = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(value)));
+  if (blockDim.x == 32) return value;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  __syncthreads();  // nobody reads the last numbers any more
+  if (threadIdx.x % 32 == 0) scratch.warp[threadIdx.y][threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int warp = 0; warp < warps; ++warp) value = fmaxf(value, scratch.warp[threadIdx.y][warp]);
+  return value;
+}
+
 /// Sums over rows that threads gathered for their own columns: the block's total goes to `to` (columns). `shared` holds
 /// a row for each team; a block of one team needs none. All threads of the block call it together.
 template <class T, int kPacks, int kShared>

@@ -11,7 +11,7 @@
 
 namespace quern::cuda::bench {
 
-enum class Fill { normal, positive, positions, tokens, update, step };
+enum class Fill { normal, positive, positions, tokens, update, step, scale_state };
 
 struct BenchOperand {
   Operand operand;
@@ -44,6 +44,8 @@ struct ModelShape {
 
 /// Every op at the sizes of a small and of a large model.
 std::vector<Case> all_cases();
+/// Cases of the 8-bit formats at one model's sizes.
+void add_code_cases(std::vector<Case>& cases, const ModelShape& model);
 /// Causal attention, forward or backward; `chunk` sequences at once, 0: as many as the device likes.
 Case attention_case(const ModelShape& model, bool backward, std::int64_t chunk);
 /// lm_loss_train in chunks of `chunk` tokens, with the gradients asked for.

@@ -231,6 +231,7 @@ std::vector<Case> all_cases() {
   add_update(cases, small);
   for (const ModelShape& m : {small, medium, large, few}) add_model_products(cases, m);
   for (const ModelShape& m : {small, large}) cases.push_back(loss_case(m, 0, true, true));
+  for (const ModelShape& m : {small, few}) add_code_cases(cases, m);
   return cases;
 }
 

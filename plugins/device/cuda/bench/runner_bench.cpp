@@ -127,6 +127,9 @@ void Bench::write_pattern(const BenchOperand& input, DType dtype, std::size_t co
     StepState step;
     step.step = 100, step.seed_low = 7, step.learning_rate = 1e-4f;
     std::memcpy(to, &step, sizeof step);
+  } else if (input.fill == Fill::scale_state) {
+    std::memset(to, 0, count * sizeof(float));
+    static_cast<ScaleState*>(to)->scale = 0x1p-6f;
   } else {
     for (std::size_t i = 0; i < count; ++i) {
       float value = static_cast<float>(static_cast<double>(next()) * 0x1p-31 - 1.0);
@@ -137,6 +140,8 @@ void Bench::write_pattern(const BenchOperand& input, DType dtype, std::size_t co
         static_cast<std::int32_t*>(to)[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(next()) % input.limit);
       else if (dtype == DType::f32)
         static_cast<float*>(to)[i] = value;
+      else if (dtype == DType::e4m3)
+        static_cast<std::uint8_t*>(to)[i] = float_to_e4m3(value);
       else
         static_cast<std::uint16_t*>(to)[i] = float_to_bf16(value);
     }

@@ -1,0 +1,315 @@
+// The ops that write 8-bit codes: alone to the bit of the CPU device, states of delayed scales over several launches
+// included; behind a producer to the bit of the two ops apart.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "op_comparison.h"
+#include "quern/numeric.h"
+#include "quern/step_state.h"
+
+using namespace quern;
+using namespace quern::cuda;
+using testkit::PoisonedTensor;
+
+namespace {
+
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32, kE4m3 = DType::e4m3, kE5m2 = DType::e5m2;
+using Tensors = std::vector<PoisonedTensor>;
+
+/// Whole tiles, parts of tiles, sizes that packs do not divide.
+const Extents kSizes[] = {{1, 1}, {64, 64}, {33, 70}, {129, 8}, {5, 1000}, {256, 128}, {272, 144}, {48, 904}};
+
+Attributes format_of(DType format) { return {{"format", std::string(name_of(format))}}; }
+Extents turned(const Extents& size) { return {size[1], size[0]}; }
+
+/// One launch of an op on copies of its inputs: outputs, then the inputs as they are left.
+Tensors launch(Device& device, const OpInstance& shape, const std::vector<View>& inputs) {
+  OpInstance op = shape;
+  for (const View& input : inputs) op.inputs.push_back({input.dtype, input.extents, true, false});
+  OpSupport support = device.query(op);
+  REQUIRE(support.refusal == "");
+  Stream stream = device.stream(StreamKind::compute);
+  std::vector<void*> blocks;
+  auto place = [&](DType dtype, const Extents& extents) {
+    View view{nullptr, dtype, extents};
+    blocks.push_back(device.allocate(MemoryKind::device, view.bytes() + 256));
+    device.fill(blocks.back(), 0xFF, view.bytes() + 256, stream);
+    view.data = blocks.back();
+    return view;
+  };
+  std::vector<View> in, out;
+  for (const View& input : inputs) {
+    in.push_back(place(input.dtype, input.extents));
+    device.copy(in.back().data, input.data, input.bytes(), stream);
+  }
+  for (const Operand& output : op.outputs)
+    out.push_back(output.present ? place(output.dtype, output.extents) : View{nullptr, output.dtype, output.extents});
+  View workspace = place(DType::u8, {static_cast<std::int64_t>(support.workspace_bytes)});
+  device.prepare(op)->launch(in, out, {stream, workspace.data});
+  Tensors results;
+  for (const auto& views : {out, in}) {
+    for (const View& view : views) {
+      results.emplace_back(view.dtype, view ? view.extents : Extents{0});
+      if (view) device.copy(results.back().view().data, view.data, view.bytes(), stream);
+    }
+  }
+  device.synchronize(stream);
+  for (void* block : blocks) device.release(MemoryKind::device, block);
+  return results;
+}
+
+bool same_bits(const PoisonedTensor& a, const PoisonedTensor& b) {
+  return a.view().bytes() == b.view().bytes() && std::memcmp(a.view().data, b.view().data, a.view().bytes()) == 0;
+}
+
+Operand operand(DType dtype, Extents extents, bool present = true) {
+  return {dtype, std::move(extents), present, false};
+}
+
+/// The outputs q, scale, t of a tensor of that size.
+std::vector<Operand> codes(DType format, const Extents& size, bool scale = true) {
+  if (!scale) return {operand(format, size), operand(format, turned(size))};
+  return {operand(format, size), operand(kF32, {1}), operand(format, turned(size))};
+}
+
+PoisonedTensor zero_state(std::int64_t history) {
+  PoisonedTensor state(kF32, {kScaleStateWords + history});
+  std::memset(state.view().data, 0, state.view().bytes());
+  return state;
+}
+
+}  // namespace
+
+TEST_CASE("quantize, by tensor, given scale, rows and columns, gives the CPU's bits") {
+  DevicePair pair = open_pair();
+  for (const Extents& size : kSizes) {
+    for (DType from : {kF32, kBf16}) {
+      for (DType to : {kE4m3, kE5m2, DType::i8}) {
+        const Attributes format = format_of(to);
+        auto x = [&] { return normal(from, size, 1, 3); };
+        OpComparison("quantize", format)
+            .in(x())
+            .out(to, size, {})
+            .out(kF32, {1}, {})
+            .out(to, turned(size), {})
+            .run(pair);
+        OpComparison("quantize", format)
+            .in(x())
+            .out(to, size, {})
+            .out(kF32, {1}, {})
+            .unread(to, turned(size))
+            .run(pair);
+        OpComparison("quantize", format)
+            .in(x())
+            .unread(to, size)
+            .out(kF32, {1}, {})
+            .out(to, turned(size), {})
+            .run(pair);
+        OpComparison("quantize_by", format)
+            .in(x())
+            .in(PoisonedTensor(kF32, {1}, std::vector<float>{0.03125f}))
+            .out(to, size, {})
+            .out(to, turned(size), {})
+            .run(pair);
+        OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(pair);
+        OpComparison("quantize_columns", format).in(x()).out(to, turned(size), {}).out(kF32, {size[1]}, {}).run(pair);
+      }
+    }
+  }
+}
+
+TEST_CASE("zeros, infinities and NaN are quantized as on the CPU") {
+  DevicePair pair = open_pair();
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  const Extents size{16, 16};
+  for (std::vector<float> special :
+       {std::vector<float>{0, 0}, {infinity, 1}, {nan, 2}, {1e-40f, 0}, {3e38f, -1e-30f}}) {
+    std::vector<float> values(256, 0.0f);
+    values[17] = special[0], values[200] = special[1];
+    for (DType to : {kE4m3, kE5m2})
+      OpComparison("quantize", format_of(to))
+          .in(PoisonedTensor(kF32, size, values))
+          .out(to, size, {})
+          .out(kF32, {1}, {})
+          .out(to, turned(size), {})
+          .run(pair);
+  }
+}
+
+TEST_CASE("delayed scales: codes and state are the CPU's over launches that fit, clip, observe and advance") {
+  DevicePair pair = open_pair();
+  constexpr std::int64_t kHistory = 3;
+  for (const Extents& size : {Extents{33, 70}, Extents{272, 144}, Extents{4096, 384}}) {
+    for (std::int64_t observe : {0, 1}) {
+      Attributes attributes = format_of(kE4m3);
+      attributes.set("margin", std::int64_t{1});
+      attributes.set("history", kHistory);
+      attributes.set("observe", observe);
+      const OpInstance quantize{"quantize_delayed", {}, codes(kE4m3, size), attributes, {}};
+      OpInstance planned = quantize;
+      planned.inputs = {operand(kBf16, size), operand(kF32, {kScaleStateWords + kHistory})};
+      CHECK(pair.gpu->query(planned).refusal == "");
+      OpInstance advance{"advance_scale",
+                         {operand(kF32, {kScaleStateWords + kHistory})},
+                         {operand(kF32, {kScaleStateWords + kHistory})},
+                         attributes,
+                         {}};
+      CHECK(pair.gpu->query(advance).refusal == "");
+      if (!pair.open) continue;
+      PoisonedTensor cpu_state = zero_state(kHistory), gpu_state = zero_state(kHistory);
+      int round = 0;
+      for (double deviation : {0.0, 1.0, 1.0, 40.0, 2.0, -1.0, 1.0, 500.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3}) {
+        CAPTURE(to_string(size));
+        CAPTURE(round);
+        PoisonedTensor x = normal(kBf16, size, 7 + static_cast<std::uint64_t>(round), std::fabs(deviation));
+        if (deviation < 0) x.view().as<std::uint16_t>()[5] = float_to_bf16(std::numeric_limits<float>::infinity());
+        Tensors want = launch(*pair.cpu, quantize, {x.view(), cpu_state.view()});
+        Tensors got = launch(*pair.gpu, quantize, {x.view(), gpu_state.view()});
+        for (std::size_t i : {0, 2}) CHECK(same_bits(got[i], want[i]));
+        CHECK(testkit::mismatch(got[1].floats(), want[1].floats(), 0) == "");  // the scale may be NaN
+        CHECK(same_bits(got[4], want[4]));
+        cpu_state = want[4], gpu_state = got[4];
+        if (round++ % 2 == 1) {
+          // In place: the output is the input.
+          auto advanced = [&](Device& device, PoisonedTensor& state) {
+            Stream stream = device.stream(StreamKind::compute);
+            View view{device.allocate(MemoryKind::device, state.view().bytes()), kF32, state.view().extents};
+            device.copy(view.data, state.view().data, view.bytes(), stream);
+            device.prepare(advance)->launch({{view}}, {{view}}, {stream, nullptr});
+            device.copy(state.view().data, view.data, view.bytes(), stream);
+            device.synchronize(stream);
+            device.release(MemoryKind::device, view.data);
+          };
+          advanced(*pair.cpu, cpu_state);
+          advanced(*pair.gpu, gpu_state);
+          CHECK(same_bits(gpu_state, cpu_state));
+        }
+      }
+    }
+  }
+}
+
+namespace {
+
+/// A producer with operands, whose output `result` is quantized.
+struct Producer {
+  std::string kind;
+  std::vector<PoisonedTensor> inputs;
+  std::vector<Operand> outputs;
+  std::size_t result;
+  Attributes attributes = {};
+  Geometry geometry = {};
+};
+
+std::vector<View> views_of(const Tensors& tensors) {
+  std::vector<View> views;
+  for (const PoisonedTensor& tensor : tensors) views.push_back(tensor.view());
+  return views;
+}
+
+/// "<producer>_<way>" gives the bits of the two ops apart, whether or not the result itself is read.
+/// Without a GPU: the plan accepts the fused op.
+void compare_fused(const DevicePair& pair, const Producer& producer, const std::string& way, const Tensors& more) {
+  Device& gpu = *pair.gpu;
+  const bool given = way == "quantize_by";
+  Attributes attributes = format_of(kE4m3);
+  if (way == "quantize_delayed") attributes.set("history", std::int64_t{2}), attributes.set("margin", std::int64_t{0});
+  OpInstance second{way, {}, codes(kE4m3, producer.outputs[producer.result].extents, !given), attributes, {}};
+  if (!pair.open) {
+    OpInstance planned{producer.kind + "_" + way, {}, producer.outputs, producer.attributes, producer.geometry};
+    for (const Tensors* tensors : {&producer.inputs, &more})
+      for (const PoisonedTensor& tensor : *tensors)
+        planned.inputs.push_back(operand(tensor.view().dtype, tensor.view().extents));
+    planned.outputs.insert(planned.outputs.end(), second.outputs.begin(), second.outputs.end());
+    for (const auto& [name, value] : attributes.all()) planned.attributes.set(name, value);
+    CHECK(gpu.query(planned).refusal == "");
+    return;
+  }
+  OpInstance apart{producer.kind, {}, producer.outputs, producer.attributes, producer.geometry};
+  Tensors made = launch(gpu, apart, views_of(producer.inputs));
+  const PoisonedTensor& result = made[producer.result];
+  Tensors operands{result};
+  for (const PoisonedTensor& tensor : more) operands.push_back(tensor);
+  Tensors want = launch(gpu, second, views_of(operands));
+  for (bool read : {true, false}) {
+    for (std::size_t unread : {std::size_t{9}, std::size_t{0}, second.outputs.size() - 1}) {  // none, q, t
+      OpInstance fused{producer.kind + "_" + way, {}, producer.outputs, producer.attributes, producer.geometry};
+      fused.outputs[producer.result].present = read;
+      for (std::size_t i = 0; i < second.outputs.size(); ++i) {
+        fused.outputs.push_back(second.outputs[i]);
+        if (i == unread) fused.outputs.back().present = false;
+      }
+      for (const auto& [name, value] : attributes.all()) fused.attributes.set(name, value);
+      Tensors inputs = producer.inputs;
+      for (const PoisonedTensor& tensor : more) inputs.push_back(tensor);
+      Tensors got = launch(gpu, fused, views_of(inputs));
+      CAPTURE(fused.kind);
+      CAPTURE(read);
+      CAPTURE(unread);
+      for (std::size_t i = 0; i < producer.outputs.size(); ++i)
+        if (fused.outputs[i].present) CHECK(same_bits(got[i], made[i]));
+      for (std::size_t i = 0; i < second.outputs.size(); ++i)
+        if (i != unread) CHECK(same_bits(got[producer.outputs.size() + i], want[i]));
+      if (way == "quantize_delayed") CHECK(same_bits(got.back(), want.back()));
+    }
+  }
+}
+
+std::vector<Producer> producers(DType t, const Extents& size) {
+  const Extents packed{size[0], 2 * size[1]}, w{size[1]}, rows{size[0]};
+  const Operand value = operand(t, size), stats = operand(kF32, rows), sum = operand(kF32, w);
+  const Attributes eps{{"eps", 1e-6}};
+  auto x = [&](std::uint64_t seed) { return normal(t, size, seed); };
+  auto weight = [&] { return normal(t, w, 9, 0.1, 1); };
+  std::vector<Producer> all;
+  all.push_back({"swiglu", {normal(t, packed, 1, 2)}, {value}, 0});
+  all.push_back({"swiglu_grad", {x(2), normal(t, packed, 1, 2)}, {operand(t, packed)}, 0});
+  all.push_back({"rms_norm", {x(1), weight()}, {value, stats}, 0, eps});
+  all.push_back({"add_rms_norm", {x(1), x(2), weight()}, {value, value, stats}, 1, eps});
+  all.push_back(
+      {"rms_norm_grad_add", {x(1), x(2), weight(), normal(kF32, rows, 8, 0.1, 1), x(3)}, {value, sum, value}, 2});
+  return all;
+}
+
+Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim) {
+  std::vector<double> frequencies;
+  for (std::int64_t i = 0; i < head_dim / 2; ++i)
+    frequencies.push_back(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
+  const Extents size{tokens, (heads + 2) * head_dim};
+  return {"rope_grad",
+          {normal(t, size, 1), integers(tokens, 0, tokens, 5)},
+          {operand(t, size)},
+          0,
+          {{"heads", heads},
+           {"kv_heads", std::int64_t{1}},
+           {"head_dim", head_dim},
+           {"inverse_frequencies", frequencies},
+           {"magnitude", 1.25}},
+          {1, tokens}};
+}
+
+}  // namespace
+
+TEST_CASE("producers that quantize what they make give the bits of the two ops") {
+  DevicePair pair = open_pair();
+  for (const Extents& size :
+       {Extents{33, 17}, Extents{64, 64}, Extents{272, 144}, Extents{19, 896}, Extents{16, 3584}}) {
+    for (DType t : {kF32, kBf16}) {
+      std::vector<Producer> all = producers(t, size);
+      all.push_back(rope_grad(t, size[0], 3, 64));
+      all.push_back(rope_grad(t, size[0], 2, 6));
+      PoisonedTensor known = zero_state(2);
+      known.view().as<ScaleState>()->scale = 0x1p-5f;
+      for (const Producer& producer : all) {
+        CAPTURE(to_string(size));
+        CAPTURE(std::string(name_of(t)));
+        compare_fused(pair, producer, "quantize", {});
+        if (producer.kind != "rope_grad")
+          compare_fused(pair, producer, "quantize_by", {PoisonedTensor(kF32, {1}, std::vector<float>{0.0625f})});
+        compare_fused(pair, producer, "quantize_delayed", {zero_state(2)});
+        compare_fused(pair, producer, "quantize_delayed", {known});
+      }
+    }
+  }
+}
