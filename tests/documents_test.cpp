@@ -70,6 +70,9 @@ class NoDocuments : public Device {
   double elapsed(Event, Event) override { return 0; }
   std::string save_state() const override { return {}; }
   void load_state(std::string_view) override {}
+  Telemetry telemetry() override { return {}; }
+  void begin_range(const char*) override {}
+  void end_range() override {}
 
  private:
   std::unique_ptr<Device> cpu_ = cpu_device();
