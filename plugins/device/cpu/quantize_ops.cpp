@@ -138,8 +138,13 @@ std::uint64_t beyond(const View& x, float limit) {
   return clipped;
 }
 
+/// Of the codes; outputs that nobody reads do not say.
+DType format_of(const OpInstance& op) {
+  return dtype_named(op.attributes.has("format") ? op.attributes.word("format") : "").value_or(DType::f32);
+}
+
 Launch prepare_current(const OpInstance& op) {
-  DType format = op.outputs[0].dtype;
+  const DType format = format_of(op);
   return [format](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     float scale = format_scale(amax_of(in[0]), format);
     *out[1].as<float>() = scale;
@@ -148,7 +153,7 @@ Launch prepare_current(const OpInstance& op) {
 }
 
 Launch prepare_delayed(const OpInstance& op) {
-  const DType format = op.outputs[0].dtype;
+  const DType format = format_of(op);
   const std::int64_t margin = op.attributes.integer_or("margin", 0);
   const bool observed = op.attributes.integer_or("observe", 0) != 0;
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
@@ -233,12 +238,15 @@ OpSupport query_codes(const OpInstance& op, std::size_t outputs, std::size_t q, 
   if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
   if (op.outputs.size() != outputs) return refuse(op, "takes " + std::to_string(outputs) + " outputs");
   const Operand &x = op.inputs[0], &codes = op.outputs[q], &transposed = op.outputs[t];
+  const DType format = format_of(op);
   if (x.extents.size() != 2 || (x.dtype != DType::f32 && x.dtype != DType::bf16))
     return refuse(op, "x must be a matrix in f32 or bf16");
-  if (!is_low(codes.dtype) || transposed.dtype != codes.dtype)
-    return refuse(op, "q must be e4m3, e5m2 or i8, not " + std::string(name_of(codes.dtype)));
-  if (codes.extents != x.extents || transposed.extents != Extents{x.extents[1], x.extents[0]})
-    return refuse(op, "q must have the shape of x, and t its transpose");
+  if (!is_low(format)) return refuse(op, "the format must be e4m3, e5m2 or i8, not " + std::string(name_of(format)));
+  auto fits = [format](const Operand& output, const Extents& extents) {
+    return !output.present || (output.dtype == format && output.extents == extents);
+  };
+  if (!fits(codes, x.extents) || !fits(transposed, {x.extents[1], x.extents[0]}))
+    return refuse(op, "q must have the shape of x and t its transpose, both in " + std::string(name_of(format)));
   const bool needs_spare = transposed.present && !codes.present;
   return {{}, needs_spare ? static_cast<std::size_t>(element_count(x.extents)) : 0};
 }
@@ -253,7 +261,7 @@ OpSupport query_scaled(const OpInstance& op) {
     return refuse(op, "scale must be f32 (1)");
   if (delayed && op.inputs[1].count() != kScaleStateWords + op.attributes.integer("history"))
     return refuse(op, "the state's size does not fit its history");
-  if (delayed && op.outputs[0].dtype == DType::i8) return refuse(op, "q must be e4m3 or e5m2");
+  if (delayed && format_of(op) == DType::i8) return refuse(op, "the format must be e4m3 or e5m2");
   return support;
 }
 

@@ -44,6 +44,8 @@ PoisonedTensor state_tensor(std::int64_t history) {
 
 ScaleState& state_of(const PoisonedTensor& tensor) { return *tensor.view().as<ScaleState>(); }
 
+Attributes in(DType format) { return {{"format", std::string(name_of(format))}}; }
+
 Attributes delayed(std::int64_t history, std::int64_t margin = 0) {
   return {{"format", std::string("e4m3")}, {"history", history}, {"margin", margin}};
 }
@@ -78,16 +80,18 @@ TEST_CASE("quantize rounds to the grid of its scale, and its transposed codes ar
         CAPTURE(to_string(extents));
         auto x = random_tensor(from, extents, 3, 0.01);
         PoisonedTensor q(format, extents), t(format, {extents[1], extents[0]}), scale(DType::f32, {1});
-        TestOp{"quantize", {x.view()}, {q.view(), scale.view(), t.view()}}.run();
+        TestOp{"quantize", {x.view()}, {q.view(), scale.view(), t.view()}, in(format)}.run();
         CHECK(scale.floats()[0] == format_scale(amax_of(x.floats()), format));
         std::vector<float> want = codes(x.floats(), scale.floats()[0], format);
         CHECK(testkit::mismatch(q.floats(), want, 0) == "");
         CHECK(testkit::mismatch(t.floats(), transposed(want, extents[0], extents[1]), 0) == "");
         PoisonedTensor alone(format, {extents[1], extents[0]});  // nobody reads the row-major codes
-        TestOp{"quantize", {x.view()}, {absent(format, extents), scale.view(), alone.view()}}.run();
+        TestOp{"quantize", {x.view()}, {absent(format, extents), scale.view(), alone.view()}, in(format)}.run();
         CHECK(alone.floats() == t.floats());
         PoisonedTensor by(format, extents);
-        TestOp{"quantize_by", {x.view(), scale.view()}, {by.view(), absent(format, {extents[1], extents[0]})}}.run();
+        TestOp{
+            "quantize_by", {x.view(), scale.view()}, {by.view(), absent(format, {extents[1], extents[0]})}, in(format)}
+            .run();
         CHECK(by.floats() == q.floats());
       }
 }
@@ -96,7 +100,7 @@ TEST_CASE("quantize: zeros have scale 1, a NaN stays, an infinity makes the scal
   PoisonedTensor q(DType::e4m3, {1, 3}), scale(DType::f32, {1});
   auto quantize = [&](std::vector<float> values) {
     PoisonedTensor x(DType::f32, {1, 3}, std::move(values));
-    TestOp{"quantize", {x.view()}, {q.view(), scale.view(), absent(DType::e4m3, {3, 1})}}.run();
+    TestOp{"quantize", {x.view()}, {q.view(), scale.view(), absent(DType::e4m3, {3, 1})}, in(DType::e4m3)}.run();
     return scale.floats()[0];
   };
   CHECK(quantize({0.0f, -0.0f, 0.0f}) == 1.0f);
@@ -207,11 +211,12 @@ TEST_CASE("a fused form gives the bits of its parts") {
   auto gate_up = random_tensor(DType::bf16, {6, 20}, 5);
   PoisonedTensor y(DType::bf16, {6, 10}), q(DType::e4m3, {6, 10}), scale(DType::f32, {1}), t(DType::e4m3, {10, 6});
   TestOp{"swiglu", {gate_up.view()}, {y.view()}}.run();
-  TestOp{"quantize", {y.view()}, {q.view(), scale.view(), t.view()}}.run();
+  TestOp{"quantize", {y.view()}, {q.view(), scale.view(), t.view()}, in(DType::e4m3)}.run();
   PoisonedTensor fused_q(DType::e4m3, {6, 10}), fused_scale(DType::f32, {1}), fused_t(DType::e4m3, {10, 6});
   TestOp{"swiglu_quantize",
          {gate_up.view()},
-         {absent(DType::bf16, {6, 10}), fused_q.view(), fused_scale.view(), fused_t.view()}}
+         {absent(DType::bf16, {6, 10}), fused_q.view(), fused_scale.view(), fused_t.view()},
+         in(DType::e4m3)}
       .run();
   CHECK(fused_q.floats() == q.floats());
   CHECK(fused_t.floats() == t.floats());
@@ -223,10 +228,10 @@ TEST_CASE("quantization refuses what it cannot do") {
   auto x = random_tensor(DType::f32, {3, 4}, 1);
   PoisonedTensor y(DType::f32, {3, 4}), t(DType::f32, {4, 3}), q(DType::e4m3, {3, 4}), scale(DType::f32, {1});
   PoisonedTensor short_state(DType::f32, {kScaleStateWords});
-  CHECK(TestOp{"quantize", {x.view()}, {y.view(), scale.view(), t.view()}}.refusal() ==
-        "quantize: q must be e4m3, e5m2 or i8, not f32");
-  CHECK(TestOp{"quantize", {x.view()}, {q.view(), scale.view(), absent(DType::e4m3, {3, 4})}}.refusal() ==
-        "quantize: q must have the shape of x, and t its transpose");
+  CHECK(TestOp{"quantize", {x.view()}, {y.view(), scale.view(), t.view()}, in(DType::f32)}.refusal() ==
+        "quantize: the format must be e4m3, e5m2 or i8, not f32");
+  CHECK(TestOp{"quantize", {x.view()}, {q.view(), scale.view(), t.view()}, in(DType::e4m3)}.refusal() ==
+        "quantize: q must have the shape of x and t its transpose, both in e4m3");
   CHECK(TestOp{"quantize_delayed",
                {x.view(), short_state.view()},
                {q.view(), scale.view(), absent(DType::e4m3, {4, 3})},

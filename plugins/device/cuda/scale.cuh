@@ -198,10 +198,11 @@ class Quantizer {
     if (finite) state.amax = fmaxf(state.amax, amax);
     if (args.scale != nullptr) *args.scale = finite ? scale : __uint_as_float(0x7fc00000u);
     const bool redo = clipped || !finite || !(assumed > 0);
+    // What was counted under a scale that is not kept is forgotten.
+    const unsigned long long underflowed = args.counts != nullptr ? atomicExch(&args.counts->underflowed, 0ull) : 0ull;
     if (args.counts != nullptr && finite) {
       state.observed_micro_steps += 1;
       add(state.elements, static_cast<unsigned long long>(args.elements[1]) << 32 | args.elements[0]);
-      const unsigned long long underflowed = atomicExch(&args.counts->underflowed, 0ull);
       if (clipped) add(state.clipped, atomicAdd(&args.counts->clipped, 0ull));
       if (!redo) add(state.underflowed, underflowed);
     }
