@@ -42,6 +42,7 @@ declare -A variants=(
   [bf16]=""
   [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
   [own_attention]="device.cuda.attention=own"
+  [e4m3]="precision.id=e4m3 precision.e4m3.observe=true"
 )
 
 # shellcheck disable=SC2317  # called by name
@@ -54,7 +55,7 @@ sanitize() { # tool arguments... -- program...
 
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
 printf '%-28s %s\n' "" "$(grep -c 'Skipped' "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
-for variant in bf16 fp32 own_attention; do
+for variant in bf16 fp32 own_attention e4m3; do
   words=()
   for setting in ${variants[$variant]}; do words+=(--set "$setting"); done
   check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "$quern" bench "${tiny[@]}" "${words[@]}"
