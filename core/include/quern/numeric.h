@@ -43,6 +43,12 @@ inline std::uint16_t float_to_bf16_stochastic(float value, std::uint32_t random)
 /// multiplying by 1 / scale is exact and every device agrees. i8: amax / 127. Zero gives 1; infinity and NaN give NaN.
 float format_scale(float amax, DType format);
 
+/// The fixed scale of a language-model loss's gradients by its logits, in an 8-bit format: |softmax - onehot| <= 1, and
+/// z_loss multiplies the softmax by up to 1 + 2 z_loss logsumexp, for which logsumexps to 32 are provided for.
+inline float logit_gradient_scale(float seed, float z_loss, DType format) {
+  return format_scale(seed * (1.0f + 64.0f * z_loss), format);
+}
+
 float e4m3_to_float(std::uint8_t bits);
 std::uint8_t float_to_e4m3(float value);
 float e5m2_to_float(std::uint8_t bits);

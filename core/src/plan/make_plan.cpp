@@ -59,13 +59,11 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
                                     .what = "number of layers",
                                     .found = std::to_string(parts.model.traits().layers),
                                     .expected = "at least 1"});
-  RecomputeChoice choice;
-  if (options.train)
-    choice.recomputed = recomputed_values(ProgramSet(parts, options).typical().lowered.joint, options.recompute);
-  Plan plan = plan_with(parts, options, choice);
+  Plan plan = plan_with(parts, options, {.recomputed = ProgramSet(parts, options).recomputed(options.recompute)});
 
   std::int64_t memory = static_cast<std::int64_t>(parts.device.traits().memory_bytes);
-  std::int64_t limit = options.device_budget > 0 ? options.device_budget : memory;
+  const bool budgeted = options.device_budget > 0 && (memory == 0 || options.device_budget <= memory);
+  std::int64_t limit = budgeted ? options.device_budget : memory;
   if (options.device_budget > 0 && options.train && plan.device_bytes > limit)
     plan = plan_within(parts, options, limit);
   if (limit == 0 || plan.device_bytes <= limit) return plan;
@@ -74,7 +72,7 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
       *std::max_element(plan.owners.begin(), plan.owners.end(),
                         [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes < b.bytes; });
   throw Error(ErrorCode::resources,
-              {.where = options.device_budget > 0 ? "memory.device_budget" : "device " + parts.device.traits().id,
+              {.where = budgeted ? "memory.device_budget" : "device " + parts.device.traits().id,
                .what = "the run does not fit",
                .found = sized(plan.device_bytes) + " needed, of which " + sized(largest.bytes) + " " + largest.owner,
                .expected = "at most " + sized(limit) + ", which is " + sized(plan.device_bytes - limit) + " less",

@@ -367,9 +367,11 @@ class Planner {
     std::int64_t transient = 0;
     auto widen = [&](const PlacedProgram& program) { transient = std::max(transient, program.bytes); };
     for (const PlacedProgram* program : {&plan_.embed, &plan_.embed_backward, &plan_.head_train, &plan_.head_evaluate,
-                                         &plan_.head_logits, &plan_.norm, &plan_.update})
+                                         &plan_.head_logits, &plan_.head_advance, &plan_.norm, &plan_.update})
       widen(*program);
-    for (const LayerClass& layer : plan_.classes) widen(layer.forward), widen(layer.backward), widen(layer.evaluate);
+    for (const LayerClass& layer : plan_.classes)
+      for (const PlacedProgram* program : {&layer.forward, &layer.backward, &layer.evaluate, &layer.advance})
+        widen(*program);
     for (const ParameterPlan& parameter : plan_.parameters)
       for (const PlacedProgram& refresh : parameter.refresh) widen(refresh);
     plan_.transient_offset = reserve("transient", transient);

@@ -12,13 +12,17 @@ namespace quern {
 
 namespace {
 
-// The loss op replaced by the plain product, so that the program hands on logits.
+// The loss op replaced by the plain product of unquantized operands, so that the program hands on logits.
 Program logits_program(const Program& head, const OpSet& ops, DType activation) {
   Program program = head;
   Op loss = program.ops.back();
   program.ops.pop_back();
   program.outputs = append_op(program, ops, activation,
-                              {.kind = "linear", .inputs = {loss.inputs[0], loss.inputs[1], kNoValue}}, "logits");
+                              {.kind = "matmul",
+                               .inputs = {loss.inputs[0], loss.inputs[1], kNoValue},
+                               .outputs = {},
+                               .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
+                              "logits");
   drop_unused(program);
   return program;
 }
@@ -62,6 +66,13 @@ void ProgramSet::make_layer_stages() {
                                     .found = std::string(name_of(outer->traits().activation)),
                                     .expected = std::string(name_of(parts_.precision.traits().activation)),
                                     .next = "choose a backend with the same activation dtype for the outer layers"});
+  for (auto [key, count] :
+       {std::pair("precision.first_layers", options_.first_layers), {"precision.last_layers", options_.last_layers}})
+    if (count > parts_.model.traits().layers)
+      throw Error(ErrorCode::config, {.where = key,
+                                      .what = "more than the model's layers",
+                                      .found = std::to_string(count),
+                                      .expected = "at most " + std::to_string(parts_.model.traits().layers)});
   bool first_differs = to_string(written_.first_block) != to_string(written_.block);
   std::int64_t layers = parts_.model.traits().layers;
   std::map<std::pair<bool, bool>, int> known;
@@ -76,6 +87,13 @@ void ProgramSet::make_layer_stages() {
     }
     stage_of_layer_.push_back(it->second);
   }
+}
+
+std::set<std::string> ProgramSet::recomputed(const std::vector<std::string>& policy) const {
+  std::set<std::string> names;
+  if (options_.train)
+    for (const Stage& stage : stages_) names.merge(recomputed_values(stage.lowered.joint, policy));
+  return names;
 }
 
 Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& precision) {
@@ -190,7 +208,7 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
     return to_string(embed.take()) + to_string(block.take()) + to_string(head.take());
   }
   RecomputeChoice choice;
-  if (options.train) choice.recomputed = recomputed_values(set.typical().lowered.joint, options.recompute);
+  choice.recomputed = set.recomputed(options.recompute);
   set.finish(choice);
   auto show = [&](const Stage& stage, bool is_head) {
     if (pass == "rotate") text += to_string(stage.model);

@@ -34,6 +34,8 @@ class ProgramSet {
 
   /// Splits the layers' joint programs and fuses everything.
   void finish(const RecomputeChoice& choice);
+  /// Values to recompute under a policy (names of kRecomputeNames), of all layers' stages.
+  std::set<std::string> recomputed(const std::vector<std::string>& policy) const;
   /// The stage of most layers.
   const Stage& typical() const {
     return stages_[static_cast<std::size_t>(stage_of_layer_[stage_of_layer_.size() / 2])];

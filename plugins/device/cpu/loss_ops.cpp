@@ -51,9 +51,8 @@ Loss make_loss(const OpInstance& op) {
   loss.quantized = quantized(op);
   loss.gradient_dtype = loss.logit_dtype;
   if (loss.quantized && loss.train) {
-    // |softmax - onehot| <= 1; the scale leaves room to 1.75 for what z_loss adds, and saturates beyond.
     loss.gradient_dtype = *dtype_named(op.attributes.word("gradient_format"));
-    loss.gradient_scale = format_scale(loss.seed, loss.gradient_dtype);
+    loss.gradient_scale = logit_gradient_scale(loss.seed, loss.z_loss, loss.gradient_dtype);
   }
   loss.input_gradient = loss.train && op.outputs[1].present;
   loss.weight_gradient = loss.train && op.outputs[2].present;

@@ -37,7 +37,8 @@ struct Loss {
   DType weight_gradient_dtype = DType::bf16;
   /// Products of 8-bit codes: of x and weight as they are given, of the logits' gradients with a scale that is fixed,
   /// since |softmax - onehot| <= 1; it leaves room to 1.75 for what z_loss adds, and saturates beyond.
-  bool quantized = false, fast_accumulation = false;
+  bool quantized = false;
+  bool fast_output = false, fast_input_gradient = false, fast_weight_gradient = false;  ///< sums in fewer bits
   DType x_format = DType::e4m3, weight_format = DType::e4m3, gradient_format = DType::e4m3;
   float gradient_scale = 1;
 
@@ -82,11 +83,16 @@ Loss make_loss(const OpInstance& op) {
   }
   loss.quantized = op.inputs.size() > kXCodes && op.inputs[kXCodes].present;
   if (!loss.quantized) return loss;
-  loss.fast_accumulation = op.attributes.integer_or("fast_accumulation", 0) != 0;
+  auto fast = [&op](const char* product) { return op.attributes.integer_or(product, 0) != 0; };
+  loss.fast_output = fast("fast_output");
+  loss.fast_input_gradient = fast("fast_input_gradient");
+  loss.fast_weight_gradient = fast("fast_weight_gradient");
   loss.x_format = op.inputs[kXCodes].dtype;
   loss.weight_format = op.inputs[kWeightCodes].dtype;
   if (loss.train) loss.gradient_format = dtype_named(op.attributes.word("gradient_format")).value_or(DType::f32);
-  loss.gradient_scale = format_scale(static_cast<float>(op.attributes.real_or("seed", 1.0)), loss.gradient_format);
+  loss.gradient_scale =
+      logit_gradient_scale(static_cast<float>(op.attributes.real_or("seed", 1.0)),
+                           static_cast<float>(op.attributes.real_or("z_loss", 0.0)), loss.gradient_format);
   return loss;
 }
 
@@ -113,19 +119,20 @@ ChunkPlans make_quantized_plans(CudaContext& context, const Loss& loss, std::int
   MatmulKey base;
   base.transpose_b = true;
   base.scales = ScaleMode::tensor;
-  base.fast_accumulation = loss.fast_accumulation;
   if (loss.chunk < loss.tokens)  // later chunks begin at a multiple of so many bytes, of which x's columns have fewest
     while (loss.chunk % base.alignment != 0) base.alignment /= 2;
   MatmulKey logits = base;
   logits.m = rows, logits.n = loss.vocabulary, logits.k = loss.width;
   logits.a = loss.x_format, logits.b = loss.weight_format, logits.y = loss.dtype;
   logits.stride_y = loss.stride();
+  logits.fast_accumulation = loss.fast_output;
   plans.logits = make_plan(context, logits);
   base.a = loss.gradient_format;
   if (loss.input_gradient) {
     MatmulKey key = base;
     key.m = rows, key.n = loss.width, key.k = loss.vocabulary;
     key.b = loss.weight_format, key.y = loss.dtype;
+    key.fast_accumulation = loss.fast_input_gradient;
     plans.input_gradient = make_plan(context, key);
   }
   if (loss.weight_gradient) {
@@ -134,6 +141,7 @@ ChunkPlans make_quantized_plans(CudaContext& context, const Loss& loss, std::int
     key.b = loss.x_format, key.y = loss.weight_gradient_dtype;
     if (rows < loss.tokens) key.stride_b = loss.tokens;
     key.accumulate = true;
+    key.fast_accumulation = loss.fast_weight_gradient;
     plans.weight_gradient = make_plan(context, key);
     key.accumulate = loss.add_weight_gradient;
     plans.first_weight_gradient = make_plan(context, key);

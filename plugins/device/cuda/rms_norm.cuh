@@ -49,12 +49,26 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) rms_norm_kernel(const Nor
   __shared__ TeamScratch scratch;
   QuantizerIf<kQuantize> quantizer(args.quantize);
   if (quantizer.idle()) return;
-  for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
-       base += std::int64_t{gridDim.x} * blockDim.y) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.y;
+  auto columns_of = [&args](std::int64_t row) { return row < args.rows ? args.columns : 0; };
+  // With one operand there are registers to read the next row ahead.
+  constexpr bool kAhead = !kAdd && !kQuantize && kPacks <= 4;
+  Pack<T> ahead[kAhead ? kPacks : 1];
+  if constexpr (kAhead) {
+    const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+    load_row<kAccess>(ahead, static_cast<const T*>(args.x) + row * args.columns, columns_of(row));
+  }
+  for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows; base += stride) {
     const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
-    const int columns = row < args.rows ? args.columns : 0;  // a team without a row reads and writes nothing
+    const int columns = columns_of(row);  // a team without a row reads and writes nothing
     Pack<T> x[kPacks];
-    load_row<kAccess>(x, static_cast<const T*>(args.x) + offset, columns);
+    if constexpr (kAhead) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) x[p] = ahead[p];
+      load_row<kAccess>(ahead, static_cast<const T*>(args.x) + (row + stride) * args.columns, columns_of(row + stride));
+    } else {
+      load_row<kAccess>(x, static_cast<const T*>(args.x) + offset, columns);
+    }
     if constexpr (kAdd) {
       Pack<T> added[kPacks];
       load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);

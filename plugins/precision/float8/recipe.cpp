@@ -140,7 +140,8 @@ void Recipe::lower_loss(const ProductSite& site, Lowering& lowering) const {
   Codes w = weight(site, lowering);
   Attributes attributes = site.op->attributes;
   if (lowering.training()) attributes.set("gradient_format", options_.head_gradient_format);
-  attributes.set("fast_accumulation", std::int64_t{lists(options_.fast_accumulation, "output")});
+  for (const char* product : {"output", "input_gradient", "weight_gradient"})
+    attributes.set(std::string("fast_") + product, std::int64_t{lists(options_.fast_accumulation, product)});
   std::vector<ValueId> inputs = site.op->inputs;
   inputs.resize(3);
   for (ValueId id : {x.rows, x.scale, lowering.training() ? x.transposed : kNoValue, w.rows, w.scale,

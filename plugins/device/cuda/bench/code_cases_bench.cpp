@@ -113,7 +113,10 @@ void add_code_loss(std::vector<Case>& cases, const ModelShape& m) {
              scale,
              codes({m.width, m.vocabulary})},
             {operand(kF32, {n}), operand(kBf16, x), operand(kBf16, weight, true)},
-            {{"gradient_format", std::string("e5m2")}, {"fast_accumulation", std::int64_t{1}}}};
+            {{"gradient_format", std::string("e5m2")},
+             {"fast_output", std::int64_t{1}},
+             {"fast_input_gradient", std::int64_t{1}},
+             {"fast_weight_gradient", std::int64_t{1}}}};
   loss.geometry = m.geometry;
   loss.flops = 3 * 2.0 * static_cast<double>(n * m.width) * static_cast<double>(m.vocabulary);
   cases.push_back(std::move(loss));
