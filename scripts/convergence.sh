@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Does training in 8 bits converge as bf16 does? Trains configs/convergence.toml with each recipe and three seeds by
-# `quern ab`, tabulates the differences in final validation loss, and plots. Prepares the data first, unless it is there.
-# A call that was stopped goes on where it was.
+# `quern ab`, tabulates the differences in final validation loss, and plots. Prepares the data first, unless it is
+# there. A call that was stopped goes on where it was.
 #
 #   scripts/convergence.sh [--out DIR] [--repeat N] [more arguments for quern ab, such as --set a.b=v]
 #

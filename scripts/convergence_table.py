@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Final validation losses of a `quern ab` comparison, as differences from its first arm in percent and in seed deviations.
+"""Final validation losses of a `quern ab` comparison: differences from its first arm, in percent and seed deviations.
 
     scripts/convergence_table.py runs/convergence        # writes runs/convergence/convergence.md
 
@@ -64,8 +64,8 @@ def table(report, arms):
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines += [
         "",
-        f"{report['config']}, quern {report['quern']}. Validation loss after the last step, in nats per token: mean over "
-        f"{report['repeats']} seeds ± sample deviation. Difference: from the first arm's run with the same seed, mean "
+        f"{report['config']}, quern {report['quern']}. Validation loss after the last step, in nats per token: mean "
+        f"over {report['repeats']} seeds ± sample deviation. Difference: from the first arm's run with the same seed, mean "
         "± deviation; in percent of the first arm's mean; by the first arm's deviation over seeds, "
         f"{first['validation_loss']['deviation']:.5f}.",
         "",
@@ -91,7 +91,8 @@ def main(arguments=None):
         print(f"convergence_table.py: {error}", file=sys.stderr)
         return 3
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        print(f"convergence_table.py: {options.comparison}/report.json: not a report of quern ab: {error!r}", file=sys.stderr)
+        name = options.comparison / "report.json"
+        print(f"convergence_table.py: {name}: not a report of quern ab: {error!r}", file=sys.stderr)
         return 3
     print(f"{text}\n{out}")
     return 0 if within else 1
