@@ -14,6 +14,7 @@ from pathlib import Path
 import plot
 
 MUTED = "#777777"
+LABEL_CHARACTERS = 32
 
 
 def read_comparison(folder):
@@ -29,6 +30,17 @@ def read_comparison(folder):
                 runs.append((run["seed"], plot.read_run(folder / path.parent.name / path.name)))
         arms.append((arm, runs))
     return report, arms
+
+
+def label_of(arm):
+    """A line for each key that the arm sets; of a long key its last part, or names would leave no room for the axes."""
+    lines = arm.get("overrides") or [arm["name"]]
+    return "\n".join(line if len(line) <= LABEL_CHARACTERS else shorten(line) for line in lines)
+
+
+def shorten(assignment):
+    key, equals, value = assignment.partition("=")
+    return key.rpartition(".")[2] + equals + value
 
 
 def losses(run):
@@ -55,7 +67,7 @@ def draw_speeds(axes, arms, palette):
         axes.barh(index, speed, color=palette[index % len(palette)], height=0.6)
         axes.errorbar(speed, index, xerr=[[max(speed - low, 0)], [max(high - speed, 0)]], color="#222222", capsize=3)
         axes.annotate(f" {speed:,.0f}", (max(high, speed), index), va="center", fontsize=9)
-    axes.set_yticks(range(len(arms)), [arm["name"] for arm, _ in arms])
+    axes.set_yticks(range(len(arms)), [label_of(arm) for arm, _ in arms])
     axes.invert_yaxis()
     axes.set_xlabel("tokens per second, with the 95% interval of the median")
     axes.margins(x=0.12)
@@ -68,22 +80,21 @@ def draw(report, arms):
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    height = sum(0.2 + 0.2 * (1 + label_of(arm).count("\n")) for arm, _ in arms)
     figure, (loss, difference, speed) = plt.subplots(
-        3, 1, figsize=(8, 7.5 + 0.3 * len(arms)), height_ratios=(4, 3, 0.6 + 0.4 * len(arms)), layout="constrained"
+        3, 1, figsize=(8, 7.5 + height), height_ratios=(4, 3, 0.6 + height), layout="constrained"
     )
     palette = matplotlib.colormaps["tab10"].colors
     curves = [{seed: losses(run) for seed, run in runs} for _, runs in arms]
     for index, (arm, runs) in enumerate(arms):
         color = palette[index % len(palette)]
-        draw_band(loss, list(curves[index].values()), color, arm["name"])
+        draw_band(loss, list(curves[index].values()), color, label_of(arm))
         if index == 0:
             continue
         # report.json lists each arm's repeats in one order; seeds differ where train.seed itself is varied.
         pairs = zip((r["seed"] for r in arms[0][0]["runs"]), (r["seed"] for r in arm["runs"]))
         both = [(curves[0][a], curves[index][b]) for a, b in pairs if a in curves[0] and b in curves[index]]
-        draw_band(
-            difference, [{s: b[s] - a[s] for s in a if s in b} for a, b in both], color, arm["name"]
-        )
+        draw_band(difference, [{s: b[s] - a[s] for s in a if s in b} for a, b in both], color, label_of(arm))
     loss.set_title(f"{report['config']}, {report['repeats']} seed{'s' * (report['repeats'] != 1)}", loc="left")
     loss.set_ylabel("loss (nats per token)")
     if loss.lines:

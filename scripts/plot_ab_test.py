@@ -55,6 +55,12 @@ class PlotAbTest(unittest.TestCase):
         self.assertEqual(code, 0, said)
         self.assertEqual((self.folder / "comparison.png").read_bytes()[:4], b"\x89PNG")
 
+    def test_long_keys_are_cut_in_labels(self):
+        words = ["precision.id=e4m3", "precision.e4m3.activation_scaling=row", "x=1." + 40 * "0"]
+        expected = "precision.id=e4m3\nactivation_scaling=row\n" + words[2]
+        self.assertEqual(plot_ab.label_of({"name": ", ".join(words), "overrides": words}), expected)
+        self.assertEqual(plot_ab.label_of({"name": "a"}), "a")
+
     def test_a_first_arm_that_failed_leaves_the_others(self):
         self.write(self.arm("a", 0, (1,), exit_code=5), self.arm("b", 0, (1,)))
         self.assertEqual(self.plot(self.folder)[0], 0)
