@@ -54,7 +54,8 @@ def table(report, arms):
     rows = [COLUMNS, ["---"] + ["---:"] * (len(COLUMNS) - 1)]
     for arm in arms:
         loss = arm["validation_loss"]
-        row = [f"`{arm['name']}`".replace("|", "\\|"), str(arm["good_runs"]), f"{loss['mean']:.4f} ± {loss['deviation']:.4f}"]
+        name = arm["name"].replace("|", "\\|")
+        row = [f"`{name}`", str(arm["good_runs"]), f"{loss['mean']:.4f} ± {loss['deviation']:.4f}"]
         if arm is first:
             row += ["-", "-", "-"]
         else:
@@ -65,8 +66,8 @@ def table(report, arms):
     lines += [
         "",
         f"{report['config']}, quern {report['quern']}. Validation loss after the last step, in nats per token: mean "
-        f"over {report['repeats']} seeds ± sample deviation. Difference: from the first arm's run with the same seed, mean "
-        "± deviation; in percent of the first arm's mean; by the first arm's deviation over seeds, "
+        f"over {report['repeats']} seeds ± sample deviation. Difference: from the first arm's run with the same seed, "
+        "mean ± deviation; in percent of the first arm's mean; by the first arm's deviation over seeds, "
         f"{first['validation_loss']['deviation']:.5f}.",
         "",
         f"`{arms[1]['name']}` is {'' if within_bound(arms[1], first) else 'NOT '}within {LARGEST_PERCENT}% and "

@@ -13,7 +13,8 @@ import convergence_table
 
 
 def arm(name, mean, deviation, difference, difference_deviation, good_runs=3):
-    loss = {"mean": mean, "deviation": deviation, "difference": difference, "difference_deviation": difference_deviation}
+    loss = {"mean": mean, "deviation": deviation, "difference": difference}
+    loss["difference_deviation"] = difference_deviation
     return {"name": name, "good_runs": good_runs, "validation_loss": loss}
 
 

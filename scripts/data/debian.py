@@ -32,7 +32,9 @@ LETTERS = 0.55  # of the characters that are no spaces, at least: not tables of 
 PACKAGE_CHARACTERS = 7 << 19
 CAPS = {"dict-gcide": 12 << 20, "dict-wn": 6 << 20, "linux-doc-6.1": 8 << 20}
 
-RUST_BOOKS = ("book", "reference", "nomicon", "rustc", "rustdoc", "edition-guide", "embedded-book", "unstable-book")
+RUST_BOOKS = (
+    "book", "edition-guide", "embedded-book", "nomicon", "reference", "rustc", "rustdoc", "unstable-book",
+)
 
 # Package: glob patterns below /usr/share. Where the sources of a manual are there (reStructuredText, pod), they
 # are taken instead of its HTML: they lack what is generated from code.
@@ -79,10 +81,10 @@ SOURCES = {
     "ironic-doc": ["doc/ironic-doc/**/_sources/**/*.txt"],
     "kicad-doc-en": ["doc/kicad/**/*.html"],
     "libreoffice-help-en-us": ["libreoffice/help/en-US/text/**/*.html"],
-    "libstdc++-12-doc": ["doc/gcc-12-base/libstdc++/manual/**/*.html", "doc/gcc-12-base/libstdc++/html/manual/*.html"],
+    "libstdc++-12-doc": ["doc/gcc-12-base/libstdc++/manual/**/*.html"],
     "libvirt-doc": ["doc/libvirt-doc/**/*.html"],
     "linux-doc-6.1": ["doc/linux-doc-6.1/Documentation/**/*.gz"],
-    "llvm-14-doc": ["doc/llvm-14-doc/html/_sources/**/*.txt", "doc/llvm-14/html/_sources/**/*.txt"],
+    "llvm-14-doc": ["doc/llvm-14-doc/html/_sources/**/*.txt"],
     "maint-guide": ["doc/maint-guide/html/*.en.html"],
     "maxima-doc": ["maxima/*/doc/html/*.html"],
     "neutron-doc": ["doc/neutron-doc/**/_sources/**/*.txt"],
@@ -92,7 +94,7 @@ SOURCES = {
     "perl-doc": ["perl/*/pod/*.pod"],
     "png-definitive-guide": ["doc/png-definitive-guide/**/*.html"],
     "postfix-doc": ["doc/postfix/html/*.html"],
-    "postgis-doc": ["doc/postgis/**/*.html", "doc/postgis-doc/**/*.html"],
+    "postgis-doc": ["doc/postgis-doc/**/*.html"],
     "postgresql-doc-15": ["doc/postgresql-doc-15/html/*.html"],
     "povray-doc": ["doc/povray/html/*.html"],
     "python3.11-doc": ["doc/python3.11/html/_sources/**/*.txt"],
@@ -110,7 +112,7 @@ SOURCES = {
     "vim-runtime": ["vim/vim90/doc/*.txt"],
     "wireshark-doc": ["doc/wireshark/*chunked/*.html"],
     "xen-doc": ["doc/xen/**/*.html"],
-    "zsh-doc": ["doc/zsh/**/*.html", "doc/zsh-doc/**/*.html"],
+    "zsh-doc": ["doc/zsh-doc/**/*.html"],
 }
 
 SKIPPED_TAGS = {"head", "script", "style", "nav", "template", "svg", "math", "info", "button", "select"}
@@ -120,9 +122,9 @@ UNSKIPPED_TAGS = {"html", "body", "main", "article"} | {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"
 }
 BLOCK_TAGS = set(
-    "address article aside blockquote body caption center dd details div dl dt fieldset figcaption figure form h1 h2 h3 "
-    "h4 h5 h6 header hr html li main ol p pre section summary table tbody tfoot thead title tr ul "
-    "desc item list listing note page screen steps subtitle td-title terms example "  # Mallard
+    "address article aside blockquote body caption center dd details div dl dt fieldset figcaption figure form h1 h2 "
+    "h3 h4 h5 h6 header hr html li main ol p pre section summary table tbody tfoot thead title tr ul "
+    "desc item list listing note page screen steps subtitle terms example "  # Mallard
     "para sect1 sect2 chapter listitem programlisting varlistentry".split()  # DocBook
 )
 # Removed before parsing, which is most of the time: the spans of coloured code above all.

@@ -16,7 +16,8 @@ sys.path.append(str(Path(__file__).resolve().parent))
 import debian
 from austen import DataError
 
-SENTENCES = [f"The {word} jumps over the lazy dog, and nobody minds." for word in ("fox", "cat", "hare", "goat", "crow")]
+ANIMALS = ("fox", "cat", "hare", "goat", "crow")
+SENTENCES = [f"The {animal} jumps over the lazy dog, and nobody minds." for animal in ANIMALS]
 
 
 def number(value):
@@ -34,7 +35,8 @@ class DebianTest(unittest.TestCase):
         text = """<html><head><title>no</title></head><body><div class="sphinxsidebar"><div>no</div><p>no</p></div>
             <h1>A title<a class="headerlink" href="#x">\u00b6</a></h1><p>One <em>two</em>
             th<b>r</b>ee &amp; four<br>five<p>Unclosed <script>if (a < b) no()</script>paragraph
-            <pre>def <span class="k">f</span>():\n    pass\n</pre><table><tr><td>a<td>b<tr><td>c</table></body></html>"""
+            <pre>def <span class="k">f</span>():\n    pass\n</pre>
+            <table><tr><td>a<td>b<tr><td>c</table></body></html>"""
         expected = ["A title", "One two three & four five", "Unclosed paragraph", "def f():\n    pass", "a b", "c"]
         self.assertEqual(debian.read_html(text), expected)
         self.assertEqual(debian.read_html(""), [])
@@ -92,7 +94,8 @@ class DebianTest(unittest.TestCase):
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
         (self.folder / "debs").mkdir(exist_ok=True)
-        subprocess.run(["dpkg-deb", "-b", root, self.folder / f"debs/{name}_1_all.deb"], check=True, capture_output=True)
+        command = ["dpkg-deb", "-b", root, self.folder / f"debs/{name}_1_all.deb"]
+        subprocess.run(command, check=True, capture_output=True)
 
     def run_main(self):
         sources = {"quern-a": ["doc/a/*.html"], "quern-b": ["doc/b/**/*.txt"]}
@@ -108,7 +111,10 @@ class DebianTest(unittest.TestCase):
         self.make_package("quern-b", {"usr/share/doc/b/deep/z.txt": SENTENCES[0] * 3 + "\n\n" + new + "\n"})
         code, told = self.run_main()
         self.assertEqual(code, 0, told)
-        texts = {path.name: [json.loads(line)["text"] for line in path.read_text().splitlines()] for path in self.folder.glob("out/*.jsonl")}
+        texts = {
+            path.name: [json.loads(line)["text"] for line in path.read_text().splitlines()]
+            for path in self.folder.glob("out/*.jsonl")
+        }
         expected = {"quern-a.jsonl": ["\n\n".join(s * 3 for s in SENTENCES)], "quern-b.jsonl": [new.rstrip()]}
         self.assertEqual(texts, expected)
         first = (self.folder / "out/sources.log").read_text()
