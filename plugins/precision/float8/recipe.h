@@ -23,10 +23,10 @@ struct Formats {
 struct RecipeOptions {
   std::string activation_scaling = "delayed";
   std::string gradient_scaling = "delayed";
-  std::int64_t history = 16;
+  std::int64_t history = 4;
   std::int64_t margin = 0;
   std::vector<std::string> products = {"output", "input_gradient", "weight_gradient"};
-  std::vector<std::string> fast_accumulation = {"output", "input_gradient", "weight_gradient"};
+  std::vector<std::string> fast_accumulation = {"output"};
   std::string head = "quantized";
   std::string head_gradient_format = "e5m2";
   std::string transposed_weights = "kept";
@@ -51,8 +51,10 @@ void add_recipe_options(OptionTable<T>& table) {
       .at_most(8);
   table.add("products", &RecipeOptions::products,
             "products with quantized operands, of output, input_gradient and weight_gradient; others read bf16");
-  table.add("fast_accumulation", &RecipeOptions::fast_accumulation,
-            "quantized products that may sum in fewer bits where the hardware offers it, likewise");
+  table.add(
+      "fast_accumulation", &RecipeOptions::fast_accumulation,
+      "quantized products that may sum in fewer bits where the hardware offers it, likewise; gradients, whose small "
+      "terms would be lost beside large ones, should not");
   table.add("head", &RecipeOptions::head, "the LM head's products: quantized, with one scale a tensor, or bf16")
       .one_of({"quantized", "bf16"});
   table
