@@ -69,7 +69,8 @@ def draw(tensors, title):
             amax.plot(*series(records, "amax"), color=color, linewidth=1, label=label)
             share.plot(*series(records, "share"), color=color, linewidth=1)
             lost.plot(*series(records, "underflowed"), color=color, linewidth=1)
-            lost.plot(*series(records, "clipped"), color=color, linestyle="none", marker="x", markersize=4)
+            clipping = {step: record for step, record in records.items() if record.get("clipped")}
+            lost.plot(*series(clipping, "clipped"), color=color, linestyle="none", marker="x", markersize=4)
         amax.set_ylabel(tensor)
         amax.set_yscale("log", base=2)
         share.set_yscale("log", base=2)

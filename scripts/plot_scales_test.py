@@ -34,7 +34,7 @@ class PlotScalesTest(unittest.TestCase):
     def test_a_row_a_tensor_and_a_line_a_layer(self):
         run = {"event": "run", "name": "a"}
         self.write(
-            run, record(1), record(1, layer=1), record(1, "head.e4m3", None, clipped=0.0, underflowed=0.25),
+            run, record(1), record(1, layer=1), record(1, "head.e4m3", None, clipped=0.125, underflowed=0.25),
             record(2, amax=7.0), record(2, amax=1.75), tail='{"event": "sc',  # step 2 again after a resume
         )
         tensors = plot_scales.read_scales(self.folder)
@@ -46,7 +46,7 @@ class PlotScalesTest(unittest.TestCase):
         self.assertEqual([list(line.get_ydata()) for line in amax.lines], [[3.5, 1.75], [3.5]])
         self.assertEqual(list(share.lines[0].get_ydata()), [1.0, 0.5])
         self.assertEqual([text.get_text() for text in lost.texts], ["not counted"])
-        self.assertEqual([list(line.get_ydata()) for line in head_lost.lines], [[0.25], [0.0]])
+        self.assertEqual([list(line.get_ydata()) for line in head_lost.lines], [[0.25], [0.125]])
         out = self.folder / "scales.png"
         code, said = self.plot(self.folder, "-o", out)
         self.assertEqual(code, 0, said)

@@ -112,10 +112,10 @@ GradientProbe::GradientProbe(const ConfigDocument& config, std::int64_t steps) :
     loss_ = loss.loss_sum / loss.valid_tokens;
   }
   masters_ = arm.read("master");
-  for (int i = 0; i <= kHistoryBatches; ++i) data->next(batches_.emplace_back());
+  for (int i = 0; i < kHistoryBatches + 2; ++i) data->next(batches_.emplace_back());
 }
 
-ParameterTensors GradientProbe::gradients(const GradientRecipe& recipe) const {
+ParameterTensors GradientProbe::gradients(const GradientRecipe& recipe, Measured measured) const {
   Arm arm(config_, recipe.overrides);
   arm.write_masters(masters_);
   for (int i = 0; i < kHistoryBatches; ++i) {
@@ -123,7 +123,7 @@ ParameterTensors GradientProbe::gradients(const GradientRecipe& recipe) const {
     arm.engine().update();
     arm.engine().result();
   }
-  arm.engine().micro_step(batches_.back(), {});
+  arm.engine().micro_step(batches_[kHistoryBatches + (measured == Measured::batch ? 0 : 1)], {});
   return arm.read("gradient");
 }
 

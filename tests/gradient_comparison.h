@@ -32,9 +32,10 @@ class GradientProbe {
   const std::vector<std::string>& parameters() const { return parameters_; }
   double loss() const { return loss_; }  ///< of the last step, nats a token
 
-  /// Gradients of the last of the batches, at the trained weights; the others fill amax histories first, with updates
-  /// of rate zero, so that delayed scales come from data that they are not applied to.
-  ParameterTensors gradients(const GradientRecipe& recipe) const;
+  enum class Measured { batch, another };
+  /// Gradients of one batch, or of another one, at the trained weights. More batches fill amax histories first, with
+  /// updates of rate zero, so that delayed scales come from data that they are not applied to.
+  ParameterTensors gradients(const GradientRecipe& recipe, Measured measured = Measured::batch) const;
 
  private:
   ConfigDocument config_;

@@ -1,5 +1,6 @@
 // gradient_table CONFIG [STEPS] [a.b=v]...: trains STEPS (default 50) steps in fp32, then prints in Markdown how the
-// gradients of one micro-batch under each precision agree with those of fp32 and of bf16.
+// gradients of one micro-batch under each precision agree with those of fp32 and of bf16, and, as a yardstick, how
+// those of another micro-batch do.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -24,7 +25,7 @@ std::string row(const std::string& name, const std::vector<std::string>& cells) 
   return line + "\n";
 }
 
-/// Against the recipe at `reference`, of itself and those after it.
+/// The gradients after the one at `reference` against that one.
 std::string table(const GradientProbe& probe, const std::vector<GradientRecipe>& recipes,
                   const std::vector<ParameterTensors>& gradients, std::size_t reference) {
   std::vector<std::string> names, least, rule;
@@ -59,9 +60,12 @@ int run(const std::vector<std::string>& arguments) {
       config.set(argument);
   }
   GradientProbe probe(config, steps);
-  const std::vector<GradientRecipe> recipes = gradient_recipes();
+  std::vector<GradientRecipe> recipes = gradient_recipes();
   std::vector<ParameterTensors> gradients;
   for (const GradientRecipe& recipe : recipes) gradients.push_back(probe.gradients(recipe));
+  // The yardstick: what precision changes matters less where it is small beside what the choice of data changes.
+  gradients.push_back(probe.gradients(recipes[0], GradientProbe::Measured::another));
+  recipes.push_back({"fp32, another batch", {}});
   std::cout << "After " << steps << " steps in fp32";
   if (steps > 0) std::cout << " (loss " << fixed("%.3f", probe.loss()) << ")";
   std::cout << ". Cells: cosine, ratio of norms.\n\n"
