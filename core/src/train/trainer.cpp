@@ -196,7 +196,8 @@ void Trainer::train_step() {
   if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();
   Engine::StepResult result = engine_.result();
   double end = now();
-  for (const LogEvent& event : scales) log(event);  // of a step that is not finite too: they may tell why
+  // Those of a step that is not finite too: they may tell why.
+  for (const LogEvent& event : scales) log(event);
   bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
   if (result.update.apply == 0 && counts)
     throw Error(ErrorCode::numerics, {.where = "step " + std::to_string(step_ + 1),
