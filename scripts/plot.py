@@ -37,9 +37,12 @@ class Run:
         return [list(column) for column in zip(*sorted(points))] or [[], []]
 
 
-def read_run(path):
-    log = path / "log.jsonl" if path.is_dir() else path
-    run = Run(log.parent.name if log.name == "log.jsonl" else log.stem)
+def log_of(path):
+    return path / "log.jsonl" if path.is_dir() else path
+
+
+def read_records(log):
+    """Each line's object, without an unfinished last one."""
     lines = log.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -48,7 +51,15 @@ def read_run(path):
             if number == len(lines):  # the run is still writing it, or was killed
                 break
             raise LogError(f"{log}:{number}: not JSON: {error}") from None
-        event = record.get("event") if isinstance(record, dict) else None
+        if isinstance(record, dict):
+            yield record
+
+
+def read_run(path):
+    log = log_of(path)
+    run = Run(log.parent.name if log.name == "log.jsonl" else log.stem)
+    for record in read_records(log):
+        event = record.get("event")
         if event == "run":
             run.name, run.head, run.end = record.get("name", run.name), record, {}
         elif event == "step" and "step" in record:

@@ -177,6 +177,7 @@ bool ConsoleSink::newly_slowed(const LogEvent& event) {
 }
 
 void ConsoleSink::write(const LogEvent& event) {
+  if (event.kind == "scale") return;  // for files: one for each tensor
   if (event.kind == "telemetry" && !newly_slowed(event)) return;
   if (style_ == ConsoleStyle::plain && event.kind == "step" && is_between(event, step_every_)) return;
   const std::string line = to_console_line(event);

@@ -99,6 +99,13 @@ TEST_CASE("on a terminal steps rewrite one line, which other events leave standi
   CHECK(out.str() == one + two + "\n" + eval + eval + two + "\n");
 }
 
+TEST_CASE("figures of single tensors are not for the console") {
+  std::ostringstream out;
+  ConsoleSink sink(out, ConsoleStyle::plain);
+  sink.write({"scale", {{"step", std::int64_t{5}}, {"tensor", std::string("ffn_norm.e4m3")}, {"amax", 2.5}}});
+  CHECK(out.str() == "");
+}
+
 TEST_CASE("telemetry is shown when the clocks are held down, and when the reason changes") {
   std::ostringstream out;
   ConsoleSink sink(out, ConsoleStyle::plain);

@@ -80,6 +80,7 @@ struct LogOptions {
   std::string directory = "runs/default";
   std::vector<std::string> sinks = {"console", "jsonl"};
   std::int64_t every = 10;
+  std::int64_t scales_every = 0;
 };
 OptionTable<LogOptions> log_options();
 

@@ -88,6 +88,10 @@ bool Trainer::shows_step(std::int64_t step) const {
   return step == 1 || step == session_.train.steps || step % session_.log.every == 0;
 }
 
+bool Trainer::logs_scales(std::int64_t step) const {
+  return session_.log.scales_every > 0 && step % session_.log.scales_every == 0;
+}
+
 // {"event":"telemetry","step":20,"sm_clock_MHz":1755.0,...,"slowed_by":"power limit"}
 void Trainer::log_telemetry(const Telemetry& telemetry) {
   LogEvent event{"telemetry", {{"step", step_}}};
@@ -155,6 +159,11 @@ void Trainer::open_sinks() {
     log({"warning", {{"text", "removed " + path + ", left unfinished by an earlier run"}}});
   for (const SkippedCheckpoint& skipped : newest_.skipped)
     log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
+  if (session_.log.scales_every > 0) scaled_ = scaled_tensors(engine_.plan());
+  if (session_.log.scales_every > 0 && scaled_.empty())
+    log({"warning",
+         {{"text", "log.scales_every: precision " + session_.config.id("precision") +
+                       " gives no tensor a delayed scale here, so there is none to log"}}});
   if (!resumed_) return;
   log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
   for (const std::string& change : config_changes(newest_.checkpoint->meta.config, session_.config.to_toml()))
@@ -180,11 +189,15 @@ void Trainer::train_step() {
     state.micro_step = static_cast<std::uint32_t>(micro_step);
     engine_.micro_step(batch, state);
   }
+  std::vector<LogEvent> scales;
+  if (logs_scales(step_ + 1)) scales = read_scales(engine_, scaled_, step_ + 1);
   engine_.update();
   Telemetry telemetry;  // asked while the device works and the host would only wait
   if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();
   Engine::StepResult result = engine_.result();
   double end = now();
+  // Those of a step that is not finite too: they may tell why.
+  for (const LogEvent& event : scales) log(event);
   bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
   if (result.update.apply == 0 && counts)
     throw Error(ErrorCode::numerics, {.where = "step " + std::to_string(step_ + 1),

@@ -11,6 +11,7 @@
 #include "quern/data_source.h"
 #include "quern/log_sink.h"
 #include "train/engine.h"
+#include "train/scale_log.h"
 #include "train/session.h"
 
 namespace quern {
@@ -43,6 +44,7 @@ class Trainer {
   void log(const LogEvent& event);
   void log_telemetry(const Telemetry& telemetry);
   bool shows_step(std::int64_t step) const;
+  bool logs_scales(std::int64_t step) const;
   std::int64_t tokens_per_step() const;
 
   Session& session_;
@@ -55,6 +57,7 @@ class Trainer {
   NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices
   Engine engine_;
   std::unique_ptr<DataSource> data_, validation_;
+  std::vector<ScaledTensor> scaled_;  // whose figures are logged
   bool resumed_ = false, told_unavailable_ = false;
   std::int64_t step_ = 0, started_at_ = 0;
   double started_ = 0;                  ///< clock at this session's first step; times that are logged count from it

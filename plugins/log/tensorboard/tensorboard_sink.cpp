@@ -37,7 +37,7 @@ std::string file_name() {
 }
 
 bool names_no_scalar(std::string_view key) {
-  return key == "step" || key == "steps" || key == "tokens" || key == "time" || key == "eta";
+  return key == "step" || key == "steps" || key == "tokens" || key == "time" || key == "eta" || key == "layer";
 }
 
 std::optional<std::int64_t> step_of(const LogEvent& event) {
@@ -46,8 +46,19 @@ std::optional<std::int64_t> step_of(const LogEvent& event) {
   return std::nullopt;
 }
 
+// "train/", "eval/"; "scale/ffn_norm.e4m3/3/" for a tensor of a layer.
+std::string group_of(const LogEvent& event) {
+  std::string group = (event.kind == "step" ? "train" : event.kind) + "/";
+  for (const auto& [key, value] : event.fields) {
+    if (key == "tensor" && std::holds_alternative<std::string>(value)) group += std::get<std::string>(value) + "/";
+    if (key == "layer" && std::holds_alternative<std::int64_t>(value))
+      group += std::to_string(std::get<std::int64_t>(value)) + "/";
+  }
+  return group;
+}
+
 std::vector<std::pair<std::string, float>> scalars_of(const LogEvent& event) {
-  const std::string group = (event.kind == "step" ? "train" : event.kind) + "/";
+  const std::string group = group_of(event);
   std::vector<std::pair<std::string, float>> scalars;
   for (const auto& [key, value] : event.fields) {
     if (names_no_scalar(key)) continue;

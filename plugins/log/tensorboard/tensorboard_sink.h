@@ -1,7 +1,7 @@
 #pragma once
 // A run's numbers as TensorBoard shows them: an event file in the run's directory, so that `tensorboard --logdir runs`
 // names runs as quern does. Tags are "train/loss", "eval/loss" and so on; an event of another kind that has a step goes
-// in under its own name. Each event is flushed.
+// in under its own name, and one about a tensor under the tensor's too. Each event is flushed.
 
 #include <cstdio>
 #include <memory>

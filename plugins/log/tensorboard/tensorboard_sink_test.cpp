@@ -60,11 +60,16 @@ TEST_CASE("numbers of steps, evaluations and other events with a step are scalar
   sink.write({"step", {{"step", std::int64_t{5}}, {"tokens", std::int64_t{9}}, {"loss", 2.5}, {"lr", 1e-3}}});
   sink.write({"eval", {{"step", std::int64_t{5}}, {"loss", std::nan("")}}});
   sink.write({"telemetry", {{"step", std::int64_t{5}}, {"power_W", 300.0}, {"slowed_by", std::string("power limit")}}});
+  sink.write({"scale",
+              {{"step", std::int64_t{5}},
+               {"tensor", std::string("ffn_norm.e4m3")},
+               {"layer", std::int64_t{3}},
+               {"amax", 2.5}}});
   sink.write({"checkpoint", {{"step", std::int64_t{5}}, {"path", std::string("p")}}});
   sink.write({"warning", {{"text", std::string("w")}}});
   sink.write({"end", {{"step", std::int64_t{5}}, {"loss", 2.5}}});
   auto events = messages(only_file(directory));  // each was flushed
-  REQUIRE(events.size() == 5);
+  REQUIRE(events.size() == 6);
   CHECK(events[1].find("\x10\x05\x3a") != std::string::npos);  // TensorBoard drops step 5 and later
   CHECK(events[2].find("train/loss") != std::string::npos);
   CHECK(events[2].find("train/lr") != std::string::npos);
@@ -72,6 +77,8 @@ TEST_CASE("numbers of steps, evaluations and other events with a step are scalar
   CHECK(events[3].find("eval/loss") != std::string::npos);
   CHECK(events[4].find("telemetry/power_W") != std::string::npos);
   CHECK(events[4].find("slowed_by") == std::string::npos);
+  CHECK(events[5].find("scale/ffn_norm.e4m3/3/amax") != std::string::npos);
+  CHECK(events[5].find("layer") == std::string::npos);
 }
 
 TEST_CASE("a directory that cannot be written is a resources error that names the file") {

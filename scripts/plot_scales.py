@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Plots the tensors with delayed scales of one run, from the scale records of its log (log.scales_every).
+
+    scripts/plot_scales.py runs/e4m3 -o scales.png
+    scripts/plot_scales.py runs/e4m3 --tensor 'd.*' --layer 0 --layer 23
+
+A row for each tensor, a line for each layer: its amax; the amax as a share of what the scale covers (above 1 a launch
+would clip and is done again; far below 1 the format's range is not used); the fractions of elements clipped and
+underflowed, where the run counted them (the precision backend's option observe).
+"""
+
+import argparse
+import fnmatch
+import sys
+from pathlib import Path
+
+import plot
+
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+
+
+def read_scales(path, patterns=(), layers=()):
+    """{tensor: {layer: {step: record}}}; a layer of None is outside the layers. What a resumed run repeats, the last
+    stands."""
+    log = plot.log_of(path)
+    tensors, known = {}, set()
+    for number, record in enumerate(plot.read_records(log), 1):
+        if record.get("event") != "scale":
+            continue
+        try:
+            tensor, layer, step = record["tensor"], record.get("layer"), record["step"]
+            record["share"] = record["amax"] / (record["scale"] * LARGEST[record["format"]]) if record["scale"] else None
+        except (KeyError, TypeError) as error:
+            raise plot.LogError(f"{log}:{number}: not a scale record of quern: {error!r}") from None
+        known.add(tensor)
+        chosen = not patterns or any(fnmatch.fnmatch(tensor, pattern) for pattern in patterns)
+        if chosen and (not layers or layer is None or layer in layers):
+            tensors.setdefault(tensor, {}).setdefault(layer, {})[step] = record
+    if not known:
+        raise plot.LogError(f"{log}: no scale records; train with log.scales_every above 0 and delayed scaling")
+    if not tensors:
+        raise plot.LogError(f"{log}: no such tensor or layer; it has {', '.join(sorted(known))}")
+    return tensors
+
+
+def series(records, key):
+    """Steps and values of the records that have the key, in order."""
+    points = [(step, record[key]) for step, record in sorted(records.items()) if record.get(key) is not None]
+    return [list(column) for column in zip(*points)] or [[], []]
+
+
+def draw(tensors, title):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, grid = plt.subplots(
+        len(tensors), 3, sharex=True, squeeze=False, figsize=(12, 0.8 + 1.7 * len(tensors)), layout="constrained"
+    )
+    figure.suptitle(title, x=0.01, ha="left")
+    depth = max((layer for layers in tensors.values() for layer in layers if layer is not None), default=0)
+    color_map = matplotlib.colormaps["viridis"]
+    for (tensor, layers), (amax, share, lost) in zip(tensors.items(), grid):
+        for layer, records in sorted(layers.items(), key=lambda item: -1 if item[0] is None else item[0]):
+            color = plot.INK if layer is None else color_map(0.9 * layer / max(depth, 1))
+            label = "" if layer is None else f"layer {layer}"
+            amax.plot(*series(records, "amax"), color=color, linewidth=1, label=label)
+            share.plot(*series(records, "share"), color=color, linewidth=1)
+            lost.plot(*series(records, "underflowed"), color=color, linewidth=1)
+            clipping = {step: record for step, record in records.items() if record.get("clipped")}
+            lost.plot(*series(clipping, "clipped"), color=color, linestyle="none", marker="x", markersize=4)
+        amax.set_ylabel(tensor)
+        amax.set_yscale("log", base=2)
+        share.set_yscale("log", base=2)
+        share.axhline(1, color=plot.MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        lost.set_yscale("symlog", linthresh=1e-6)
+        lost.set_ylim(bottom=0)
+        if not any(len(line.get_xdata()) for line in lost.lines):
+            lost.text(0.5, 0.5, "not counted", transform=lost.transAxes, ha="center", color=plot.MUTED)
+        for axes in (amax, share, lost):
+            axes.margins(x=0.01)
+            axes.grid(color="#e6e6e6", linewidth=0.8)
+            axes.set_axisbelow(True)
+    for axes, text in zip(grid[0], ("amax", "amax / (scale x largest code)", "underflowed (lines), clipped (x)")):
+        axes.set_title(text, loc="left", fontsize=9)
+    for axes in grid[-1]:
+        axes.set_xlabel("step")
+    handles, labels = max((row[0].get_legend_handles_labels() for row in grid), key=lambda pair: len(pair[1]))
+    if labels:
+        every = -(-len(labels) // 8)  # a key of eight is enough to read the colours by
+        figure.legend(handles[::every], labels[::every], loc="outside upper right", ncols=8, frameon=False, fontsize=8)
+    return figure
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or its log.jsonl")
+    parser.add_argument("-o", "--out", type=Path, default=Path("scales.png"), help="picture (default: scales.png)")
+    parser.add_argument(
+        "--tensor", action="append", default=[], metavar="PATTERN", help="names to show, such as 'd.*'; may be repeated"
+    )
+    parser.add_argument("--layer", type=int, action="append", default=[], help="layers to show; may be repeated")
+    options = parser.parse_args(arguments)
+    try:
+        tensors = read_scales(options.run, options.tensor, options.layer)
+        figure = draw(tensors, plot.log_of(options.run).resolve().parent.name)
+        partial = options.out.with_name(f".partial-{options.out.name}")
+        figure.savefig(partial, dpi=150)
+        partial.replace(options.out)
+    except ImportError as error:
+        advice = "scripts/setup.sh python makes .venv with it"
+        print(f"plot_scales.py: {error.name} is not installed here; {advice}", file=sys.stderr)
+        return 3
+    except (plot.LogError, OSError) as error:
+        print(f"plot_scales.py: {error}", file=sys.stderr)
+        return 3
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
