@@ -17,9 +17,9 @@ Overrides with(Overrides base, const Overrides& more) {
   return base;
 }
 
-const Overrides kRun{"precision.id=e4m3",    "precision.e4m3.observe=true", "train.steps=6",
-                     "train.accumulation=2", "checkpoint.export=false",     "checkpoint.every=0",
-                     "train.eval_every=1"};
+const Overrides kRun{"precision.id=e4m3",        "precision.e4m3.observe=true", "train.steps=6",
+                     "precision.e4m3.history=6", "train.accumulation=2",        "checkpoint.export=false",
+                     "checkpoint.every=0",       "train.eval_every=1"};
 
 std::string state_of(const nlohmann::json& event) {
   std::string name = event.at("tensor").get<std::string>() + ".state";
