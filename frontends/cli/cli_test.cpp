@@ -42,9 +42,8 @@ struct ConfigFile {
 }  // namespace
 
 TEST_CASE("help and version go to standard output and succeed") {
-  for (const char* words :
-       {"--help", "-h", "", "config --help", "plugins", "config show --help", "data show --help", "plugins info -h",
-        "ab --help"}) {
+  for (const char* words : {"--help", "-h", "", "config --help", "plugins", "config show --help", "data show --help",
+                            "plugins info -h", "ab --help"}) {
     CAPTURE(words);
     Outcome outcome = quern(std::string(words) + " 2>/dev/null");
     CHECK(outcome.code == 0);

@@ -78,8 +78,8 @@ struct OpSpec {
   std::vector<std::pair<int, int>> training_gradients = {};
 
   /// How the op's outputs are made again in the backward phase, where running the op itself again would disturb a
-  /// state or repeat a search: an op of kind `kind` on inputs (input 0, output `kept_output` of the forward op, which is
-  /// always kept), whose outputs are the others in order.
+  /// state or repeat a search: an op of kind `kind` on inputs (input 0, output `kept_output` of the forward op, which
+  /// is always kept), whose outputs are the others in order.
   struct Again {
     std::string kind;
     int kept_output = 0;

@@ -55,8 +55,8 @@ class Lowering {
   virtual const Program& program() const = 0;
   /// Whether gradients follow; false for evaluation, which must leave no trace in persistent state.
   virtual bool training() const = 0;
-  /// Emits an op as early as its inputs allow, so that an operand made in the forward phase is quantized there; an op on
-  /// parameters alone just before the product being lowered. Returns its outputs, named after `name`.
+  /// Emits an op as early as its inputs allow, so that an operand made in the forward phase is quantized there; an op
+  /// on parameters alone just before the product being lowered. Returns its outputs, named after `name`.
   virtual std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,
                                     std::string name) = 0;
   /// Emits the op that makes the site's result.
@@ -68,8 +68,8 @@ class Lowering {
   virtual std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) = 0;
 };
 
-/// Lowers a product to one matmul on the operands as they are, and leaves a loss as it is: what a backend without quantization does, and what
-/// others do at the sites they leave alone.
+/// Lowers a product to one matmul on the operands as they are, and leaves a loss as it is: what a backend without
+/// quantization does, and what others do at the sites they leave alone.
 void lower_to_matmul(const ProductSite& site, Lowering& lowering);
 
 class PrecisionBackend {

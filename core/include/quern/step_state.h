@@ -33,13 +33,13 @@ static_assert(sizeof(LossStats) == 32);
 /// of ops `quantize_delayed` and `advance_scale`. All zero at first. Words marked (device) are a device's bookkeeping
 /// within a launch and zero between launches.
 struct ScaleState {
-  float scale = 0;             ///< of the next launch; 0: nothing is known yet
-  float amax = 0;              ///< largest since the last advance, over micro-steps
-  std::uint32_t redo = 0;      ///< (device) the launch clipped and is done again
-  std::uint32_t ticket = 0;    ///< (device) blocks that are done
-  std::uint32_t amax_now = 0;  ///< (device) bits of the launch's amax so far
-  std::uint32_t redone = 0;    ///< launches done again since the last advance
-  std::uint32_t filled = 0;    ///< entries of the history in use
+  float scale = 0;                         ///< of the next launch; 0: nothing is known yet
+  float amax = 0;                          ///< largest since the last advance, over micro-steps
+  std::uint32_t redo = 0;                  ///< (device) the launch clipped and is done again
+  std::uint32_t ticket = 0;                ///< (device) blocks that are done
+  std::uint32_t amax_now = 0;              ///< (device) bits of the launch's amax so far
+  std::uint32_t redone = 0;                ///< launches done again since the last advance
+  std::uint32_t filled = 0;                ///< entries of the history in use
   std::uint32_t observed_micro_steps = 0;  ///< launches that counted what follows, since the last advance
   std::uint32_t underflowed[2] = {};       ///< low and high word: elements that were not zero and became so
   std::uint32_t clipped[2] = {};           ///< elements beyond the range in launches that were then done again

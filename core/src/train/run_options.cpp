@@ -96,7 +96,8 @@ OptionTable<LogOptions> log_options() {
 
 OptionTable<CheckpointOptions> checkpoint_options() {
   OptionTable<CheckpointOptions> t;
-  t.add("every", &CheckpointOptions::every, "steps between checkpoints; 0: only when the run ends or is stopped").at_least(0);
+  t.add("every", &CheckpointOptions::every, "steps between checkpoints; 0: only when the run ends or is stopped")
+      .at_least(0);
   t.add("at_end", &CheckpointOptions::at_end, "save after the last step too");
   t.add("keep_last", &CheckpointOptions::keep_last, "checkpoints to keep; 0: all").at_least(0);
   t.add("resume", &CheckpointOptions::resume,

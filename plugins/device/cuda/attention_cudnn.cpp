@@ -29,8 +29,8 @@ constexpr std::int64_t kChunkWorkspace = std::int64_t{1} << 30;
 constexpr std::int64_t kWorkspaceSlack = std::int64_t{32} << 20;
 constexpr std::int64_t kShortestSequence = 64;
 constexpr std::int64_t kLongestMasked = 16384;  ///< its mask takes half of a chunk's workspace
-constexpr std::int64_t kSmallestPart = 16;  ///< of the largest chunk: the smallest that is tried
-constexpr std::int64_t kMostPlans = 8;      ///< of cuDNN's list, that are tried
+constexpr std::int64_t kSmallestPart = 16;      ///< of the largest chunk: the smallest that is tried
+constexpr std::int64_t kMostPlans = 8;          ///< of cuDNN's list, that are tried
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
@@ -204,8 +204,8 @@ bool CudnnAttention::build(const Way& way) {
   const std::size_t room = cudnn_attention_workspace(shape_, pass_);
   auto usable = [&](std::unique_ptr<Graph>& graph, std::int64_t batch) {
     graph = batch > 0 ? std::make_unique<Graph>(shape_, pass_, batch, handle_) : nullptr;
-    return !graph || (graph->use(way.place) &&
-                      graph->workspace + static_cast<std::size_t>(batch * mask_bytes(shape_)) <= room);
+    return !graph ||
+           (graph->use(way.place) && graph->workspace + static_cast<std::size_t>(batch * mask_bytes(shape_)) <= room);
   };
   chunk_ = way.chunk;
   return usable(whole_, chunk_) && (way.name.empty() || whole_->name == way.name) &&
@@ -251,7 +251,7 @@ CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, 
   const std::string name = describe(shape, pass);
   const std::optional<std::string> known = context.choices->find(name);
   const std::optional<Way> way = known ? parse(*known) : std::nullopt;
-  way && build(*way) ? context.choices->take(name, *known) : choose(name, context);
+  way&& build(*way) ? context.choices->take(name, *known) : choose(name, context);
 }
 
 CudnnAttention::~CudnnAttention() = default;
