@@ -36,7 +36,7 @@ class Recorder final : public Lowering {
   const std::string& text() const { return text_; }
 
  private:
-  std::vector<ValueId> outputs_of(const std::string& kind, const std::string& of) {
+  std::vector<ValueId> outputs_of(const std::string& kind, std::string of) {
     static const std::map<std::string, std::vector<std::string>> kOutputs = {
         {"quantize", {"q", "scale", "t"}},
         {"quantize_delayed", {"q", "scale", "t"}},
