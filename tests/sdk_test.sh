@@ -98,7 +98,10 @@ done
 [[ $list != *"CANNOT BE LOADED"* ]] || fail "$list"
 expect "activations" "$(guide 'quern plugins info precision int8_forward')"
 
-# The op of squared_relu in the plan; on a device for which it has no kernel it is refused, with the reason.
+guide 'quern train int8_forward/run.toml --set precision.int8_forward.activations=bf16 --set log.directory=runs/weights_only' >train.log
+losses_fall runs/weights_only
+
+# The op of squared_relu as the model wrote it, and in another dtype.
 expect "%hidden = squared_relu(%up)" "$(guide 'quern plan squared_relu/run.toml --show program --pass model')"
 guide 'quern train squared_relu/run.toml --set precision.id=bf16 --set log.directory=runs/squared_relu_bf16' >train.log
 losses_fall runs/squared_relu_bf16
