@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "quern/block_scales.h"
 #include "quern/error.h"
 #include "quern/step_state.h"
 
@@ -160,8 +161,7 @@ void Recipe::produce(Product product, Scaling scaling, ValueId a, ValueId b, Val
   Attributes attributes{{"transpose_a", std::int64_t{0}},
                         {"transpose_b", std::int64_t{1}},
                         {"fast_accumulation", std::int64_t{lists(options_.fast_accumulation, name_of(product))}}};
-  if (scaling == Scaling::block)
-    attributes.set("scale_rows_b", std::int64_t{product == Product::weight_gradient ? 1 : 128});
+  if (scaling == Scaling::block) attributes.set("scale_rows_b", product == Product::weight_gradient ? 1 : kScaleBlock);
   lowering.produce("matmul", {a, b, bias, scale_a, scale_b}, std::move(attributes));
 }
 
