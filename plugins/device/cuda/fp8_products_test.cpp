@@ -1,5 +1,5 @@
 // Products of 8-bit operands: the LM head's against the CPU device, and what is refused.
-#include "op_comparison.h"
+#include "device_pair.h"
 
 using namespace quern;
 using namespace quern::cuda;
