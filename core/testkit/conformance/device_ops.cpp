@@ -251,9 +251,6 @@ std::string refuses_bad_ops(const Device& device) {
     bad.outputs.clear();
     refuses(bad, "without operands");
     bad = op;
-    bad.inputs[0].present = false;
-    refuses(bad, "without its first input");
-    bad = op;
     bad.outputs[0].extents.insert(bad.outputs[0].extents.begin(), 3);
     refuses(bad, "with a first output of one dimension more");
   });

@@ -94,6 +94,7 @@ std::string products(const Subject& subject, Device& device, What what) {
 /// Sizes that no tile divides work, or are refused with a reason.
 std::string odd_sizes(const Subject& subject, Device& device) {
   int worked = 0, refused = 0;
+  std::string reason;
   Worst worst;
   for (const Form& form : forms(subject)) {
     for (ProductSize size : {ProductSize{7, 24, 40}, ProductSize{5, 3, 9, false}, ProductSize{1, 1, 2}}) {
@@ -105,6 +106,7 @@ std::string odd_sizes(const Subject& subject, Device& device) {
         } catch (const Error& error) {
           need(error.code() != ErrorCode::internal, "the refusal" + where, error.what(), "a reason, not a fault");
           ++refused;
+          if (reason.empty()) reason = error.what();
           continue;
         }
         const ProductInputs inputs = random_inputs(what, size, form.backend->traits().activation);
@@ -114,7 +116,8 @@ std::string odd_sizes(const Subject& subject, Device& device) {
       }
     }
   }
-  return std::to_string(worked) + " work, " + std::to_string(refused) + " refused with a reason";
+  return std::to_string(worked) + " work, " + std::to_string(refused) + " refused" +
+         (reason.empty() ? "" : " (" + reason + ")");
 }
 
 /// Values far larger or smaller than one, from the first launch on, and 64 times larger than any before.
@@ -220,9 +223,9 @@ std::string whole_model(const Subject& subject, const Model& model) {
   ProductRun run(subject.host, *got.backend, *got.device, What::linear, kEven);
   const double product = std::max({run.error_bound("y"), run.error_bound("dx"), run.error_bound("dweight")});
   const Tensors gradients = got.trial->gradients(batch), exact = want.trial->gradients(batch);
-  // Seventeen products lie between a loss and the first layer's gradients, each of which errs on its own; norms and
-  // attention pass errors on with a factor of about one.
-  const double bound = std::min(0.9, product * std::sqrt(17.0));
+  // Seventeen products lie between a loss and the first layer's gradients, each of which errs on its own; gradients of
+  // norms and biases are differences of large sums, which multiplies their relative error by a few.
+  const double bound = std::min(0.9, 2.5 * product * std::sqrt(17.0));
   double worst = 0;
   std::string worst_name;
   for (const auto& [name, values] : exact) {

@@ -114,9 +114,10 @@ ProductResults ProductRun::run(const ProductInputs& inputs) {
                         .geometry = {}};
     std::vector<View> out;
     for (const Value& value : copy.values) {
-      const View view = memory(program.find(value.name)).view();
-      instance.outputs.push_back({view.dtype, view.extents, true, false});
-      out.push_back(view);
+      const ValueId id = program.find(value.name);  // none: nothing reads it
+      const Extents shape = extents_at(value.shape, geometry_.tokens());
+      instance.outputs.push_back({value.dtype, shape, id != kNoValue, false});
+      out.push_back(id == kNoValue ? View{} : memory(id).view());
     }
     PoisonedTensor workspace(DType::u8, {static_cast<std::int64_t>(device_.query(instance).workspace_bytes)});
     const View in[] = {master.view()};
