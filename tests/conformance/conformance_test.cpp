@@ -77,7 +77,7 @@ TEST_CASE("an op that writes behind its output") {
 }
 
 TEST_CASE("an op that leaves elements of odd sizes unwritten") {
-  check_broken("device", "short_tail", {"op add, swiglu, gelu, sums"}, {"swiglu(", "got nan", "want "});
+  check_broken("device", "short_tail", {"op add, swiglu, gelu, sums"}, {"swiglu(", "nan", "want "});
 }
 
 TEST_CASE("a log sink that keeps events back, and an option without help") {
@@ -89,7 +89,7 @@ TEST_CASE("a store that rounds offsets") {
 }
 
 TEST_CASE("a collective that hands on whole packs only") {
-  check_broken("communicator", "short_gather", {"all_gather"}, {"elements of f32", "got nan"});
+  check_broken("communicator", "short_gather", {"all_gather"}, {"elements of f32", "nan"});
 }
 
 TEST_CASE("sound plugins of other kinds") {

@@ -236,12 +236,6 @@ std::string plans_ops(const Device& device) {
 
 std::string refuses_bad_ops(const Device& device) {
   std::set<std::string> seen;
-  auto refuses = [&](const OpInstance& op, const std::string& what) {
-    try {
-      need(!device.query(op).refusal.empty(), op.kind + " " + what, "accepted", "refused when planning, with a reason");
-    } catch (const Error&) {  // as good an answer
-    }
-  };
   const Visitor visitor([&](const OpComparison& comparison) {
     const OpInstance& op = comparison.instance();
     if (seen.contains(op.kind) || !device.query(op).refusal.empty()) return;
@@ -249,10 +243,8 @@ std::string refuses_bad_ops(const Device& device) {
     OpInstance bad = op;
     bad.inputs.clear();
     bad.outputs.clear();
-    refuses(bad, "without operands");
-    bad = op;
-    bad.outputs[0].extents.insert(bad.outputs[0].extents.begin(), 3);
-    refuses(bad, "with a first output of one dimension more");
+    need(!device.query(bad).refusal.empty(), op.kind + " without operands", "accepted",
+         "refused when planning, with a reason");
   });
   for (const OpFamily& family : op_families()) family.cases(visitor);
   return std::to_string(seen.size()) + " kinds";

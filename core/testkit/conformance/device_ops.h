@@ -20,7 +20,7 @@ const std::vector<OpFamily>& op_families();
 
 /// Every case is accepted or refused with a reason; counts by kind.
 std::string plans_ops(const Device& device);
-/// Ops without operands, or with an output that does not fit, are refused before they are run.
+/// Ops without operands are refused when planning.
 std::string refuses_bad_ops(const Device& device);
 /// Both devices are open.
 std::string compare_family(const OpFamily& family, Device& oracle, Device& device);

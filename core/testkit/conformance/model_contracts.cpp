@@ -21,9 +21,9 @@ namespace {
 
 constexpr std::int64_t kLargestModel = 2'000'000;  // parameters; finite differences run it some hundred times
 
-std::string sound_programs(const Model& model) {
+std::string sound_programs(const Subject& subject, const Model& model) {
   for (DType dtype : {DType::f32, DType::bf16})
-    for (const std::string& fault : testkit::model_faults(model, dtype))
+    for (const std::string& fault : testkit::model_faults(model, dtype, subject.host.ops()))
       broken("in " + std::string(name_of(dtype)), fault, "parameters and programs that fit together");
   const std::int64_t count = testkit::parameter_count(model);
   need(count <= kLargestModel, "size of the configuration to check", std::to_string(count) + " parameters",
@@ -42,8 +42,8 @@ std::string own_config(const Subject& subject, const Model& model) {
   OptionValues values;
   values.set("config", (scratch.path() / "config.json").string());
   auto again = subject.host.create<Model>(subject.factory.id, values);
-  need(testkit::model_programs(*again) == testkit::model_programs(model), "the model made from its own config.json",
-       "other programs", "the same");
+  need(testkit::model_programs(*again, subject.host.ops()) == testkit::model_programs(model, subject.host.ops()),
+       "the model made from its own config.json", "other programs", "the same");
   return "model_type " + config["model_type"].dump();
 }
 
@@ -196,7 +196,7 @@ std::string model_resumes(const Subject& subject) {
 
 void check_model(Report& report, const Subject& subject) {
   std::unique_ptr<Model> model = subject.make<Model>();
-  if (!report.contract("parameters and shapes", [&] { return sound_programs(*model); })) return;
+  if (!report.contract("parameters and shapes", [&] { return sound_programs(subject, *model); })) return;
   report.contract("config.json", [&] { return own_config(subject, *model); });
   report.contract("loss at initialisation", [&] { return first_loss(subject); });
   report.contract("gradients", [&] { return gradients_agree(subject); });

@@ -49,6 +49,7 @@ bool Report::contract(const std::string& name, const std::function<std::string()
   } catch (...) {
     finding.detail = "got an exception that is no std::exception, want none";
   }
+  for (std::size_t at; (at = finding.detail.find('\n')) != std::string::npos;) finding.detail.replace(at, 1, "; ");
   findings_.push_back(std::move(finding));
   return findings_.back().verdict == Verdict::holds;
 }

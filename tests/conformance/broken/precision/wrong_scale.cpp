@@ -1,4 +1,4 @@
-// Fault: the product of quantized operands is multiplied by the weight's scale twice, and not by the activation's.
+// Fault: the activation is divided by the weight's scale, and the product multiplied by the activation's own.
 #include "quern/plugin.h"
 
 namespace {
@@ -11,9 +11,11 @@ class WrongScale final : public PrecisionBackend {
   void lower(const ProductSite& site, Lowering& lowering) const override {
     if (site.product != Product::output) return lower_to_matmul(site, lowering);
     const Attributes format{{"format", std::string("e4m3")}};
-    auto x = lowering.emit("quantize", {site.x}, format, lowering.program()[site.x].name + ".e4m3");
+    const std::string name = lowering.program()[site.x].name + ".e4m3";
+    auto x = lowering.emit("quantize", {site.x}, format, name);
     auto weight = lowering.working_copy(site.parameter, "quantize", format);
-    lowering.produce("matmul", {x[0], weight[0], site.bias, weight[1], weight[1]},
+    auto codes = lowering.emit("quantize_by", {site.x, weight[1]}, format, name + ".codes");
+    lowering.produce("matmul", {codes[0], weight[0], site.bias, x[1], weight[1]},
                      {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}});
   }
 
