@@ -2,64 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "quern/error.h"
 #include "quern/random.h"
+#include "quern/testkit/device_memory.h"
 
 namespace quern::testkit {
 
 namespace {
-
-constexpr std::size_t kGuardBytes = 256;  // behind an operand; before it one alignment
-constexpr std::uint8_t kGuard = 0xA5;
-
-/// Device memory of a view's size with guarded bytes on both sides; freed with the object.
-class Block {
- public:
-  Block(Device& device, std::size_t bytes) : device_(device), front_(device.traits().alignment), bytes_(bytes) {
-    memory_ = static_cast<char*>(device.allocate(MemoryKind::device, front_ + bytes + kGuardBytes));
-    Stream stream = device.stream(StreamKind::compute);
-    device.fill(memory_, kGuard, front_, stream);
-    device.fill(memory_ + front_, 0xFF, bytes, stream);
-    device.fill(memory_ + front_ + bytes, kGuard, kGuardBytes, stream);
-    device.synchronize(stream);
-  }
-  Block(Block&& other) noexcept
-      : device_(other.device_),
-        memory_(std::exchange(other.memory_, nullptr)),
-        front_(other.front_),
-        bytes_(other.bytes_) {}
-  ~Block() {
-    if (memory_ != nullptr) device_.release(MemoryKind::device, memory_);
-  }
-
-  void* memory() const { return memory_ + front_; }
-  void write(const void* host) { copy(memory(), host, bytes_); }
-  void read(void* host) const { copy(host, memory(), bytes_); }
-  /// "before" or "behind", where a guarded byte has changed; else empty.
-  std::string touched() const {
-    std::vector<std::uint8_t> guard(std::max(front_, kGuardBytes));
-    auto changed = [&](const char* from, std::size_t bytes) {
-      copy(guard.data(), from, bytes);
-      return std::any_of(guard.begin(), guard.begin() + static_cast<std::ptrdiff_t>(bytes),
-                         [](std::uint8_t byte) { return byte != kGuard; });
-    };
-    if (changed(memory_, front_)) return "before";
-    return changed(memory_ + front_ + bytes_, kGuardBytes) ? "behind" : "";
-  }
-
- private:
-  void copy(void* to, const void* from, std::size_t bytes) const {
-    Stream stream = device_.stream(StreamKind::compute);
-    device_.copy(to, from, bytes, stream);
-    device_.synchronize(stream);
-  }
-
-  Device& device_;
-  char* memory_ = nullptr;
-  std::size_t front_, bytes_;
-};
 
 bool same_bytes(const View& a, const View& b) { return a.bytes() == 0 || std::memcmp(a.data, b.data, a.bytes()) == 0; }
 
@@ -194,14 +146,14 @@ class OpComparison::Launch {
     if (content != nullptr) blocks_.back().write(content);
     return static_cast<int>(blocks_.size()) - 1;
   }
-  const Block& block(int number) const { return blocks_[static_cast<std::size_t>(number)]; }
+  const DeviceMemory& block(int number) const { return blocks_[static_cast<std::size_t>(number)]; }
   View view_of(const Operand& operand, int number) const {
-    return number < 0 ? View{} : View{block(number).memory(), operand.dtype, operand.extents};
+    return number < 0 ? View{} : View{block(number).data(), operand.dtype, operand.extents};
   }
 
   const OpComparison& op_;
   Device& device_;
-  std::vector<Block> blocks_;
+  std::deque<DeviceMemory> blocks_;
   std::vector<int> input_blocks_, output_blocks_;
 };
 
@@ -209,10 +161,10 @@ OpComparison::Results OpComparison::run_on(Device& device, How how, std::vector<
   OpSupport support = device.query(op_);
   if (!support.refusal.empty()) fail_internal(label(), "is refused: " + support.refusal);
   Launch operands(*this, device);
-  Block workspace(device, support.workspace_bytes);
+  DeviceMemory workspace(device, support.workspace_bytes);
   Stream stream = device.stream(StreamKind::compute);
   std::unique_ptr<Kernel> kernel = device.prepare(op_);
-  auto launch = [&] { kernel->launch(operands.inputs, operands.outputs, {stream, workspace.memory()}); };
+  auto launch = [&] { kernel->launch(operands.inputs, operands.outputs, {stream, workspace.data()}); };
   std::unique_ptr<Graph> graph;
   if (how == How::captured) {
     graph = device.capture(stream, launch);

@@ -3,13 +3,15 @@
 #include <cstring>
 
 #include "conformance/contracts.h"
-#include "conformance/device_memory.h"
 #include "conformance/scratch.h"
+#include "quern/testkit/device_memory.h"
 #include "quern/testkit/op_comparison.h"
 
 namespace quern::conformance {
 
 namespace {
+
+using testkit::DeviceMemory;
 
 using testkit::PoisonedTensor;
 

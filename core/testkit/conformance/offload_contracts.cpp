@@ -3,11 +3,13 @@
 #include <numeric>
 
 #include "conformance/contracts.h"
-#include "conformance/device_memory.h"
+#include "quern/testkit/device_memory.h"
 
 namespace quern::conformance {
 
 namespace {
+
+using testkit::DeviceMemory;
 
 using Bytes = std::vector<std::uint8_t>;
 

@@ -1,6 +1,6 @@
 #include "conformance/subject.h"
 
-#include "quern/error.h"
+#include "conformance/report.h"
 
 namespace quern::conformance {
 
@@ -17,6 +17,17 @@ std::unique_ptr<Device> fresh_device(PluginHost& host, const std::string& id) {
 std::unique_ptr<Device> oracle(PluginHost& host) {
   auto device = fresh_device(host, "cpu");
   device->open(0);
+  return device;
+}
+
+std::unique_ptr<Device> open_device(PluginHost& host, const CheckOptions& options) {
+  auto device = fresh_device(host, options.device);
+  try {
+    device->open(options.ordinal);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::resources) throw Skipped{error.what()};
+    throw;
+  }
   return device;
 }
 

@@ -39,6 +39,9 @@ std::unique_ptr<Device> oracle(PluginHost& host);
 /// A fresh device by id, with kernels as above; not open.
 std::unique_ptr<Device> fresh_device(PluginHost& host, const std::string& id);
 
+/// The device that the check was told to use, open. Skips the contract when its hardware is not here.
+std::unique_ptr<Device> open_device(PluginHost& host, const CheckOptions& options);
+
 /// "a=1, b=x": what differs from the defaults.
 std::string settings_text(const Subject& subject);
 
