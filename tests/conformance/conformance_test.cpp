@@ -115,9 +115,11 @@ TEST_CASE("settings reach the plugin, and bad ones are refused") {
 
 TEST_CASE("a file that is refused, and a kind without contracts, say so and do not pass") {
   PluginHost host = run_host();
-  const Report absent = check(host, "no/such/libquern_file.so", {});
-  CHECK(absent.text().find("found no file, expected a regular file") != std::string::npos);
-  CHECK(absent.exit_code() == static_cast<int>(ErrorCode::config));
+  for (const char* path : {"no/such/libquern_file.so", "no/such"}) {
+    const Report absent = check(host, path, {});
+    CHECK(absent.text().find("found no file, expected a regular file") != std::string::npos);
+    CHECK(absent.exit_code() == static_cast<int>(ErrorCode::config));
+  }
   const Report misnamed = check(host, std::string(QUERN_BUILD_DIR) + "/build.ninja", {});
   CHECK(misnamed.text().find("expected libquern_<id>.so") != std::string::npos);
   const Report data = check(host, "data/tokens", {});

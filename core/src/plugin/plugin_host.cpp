@@ -175,12 +175,13 @@ const LoadedPlugin& PluginHost::load(std::string_view kind, std::string_view id,
 
 std::vector<PluginEntry> PluginHost::load_file(const fs::path& path) {
   const fs::path file = real_path(path);
-  const std::string id = id_in(file);
+  const std::string id = id_in(path);  // the name of a link, not of what it links to
   const LoadedPlugin* plugin = nullptr;
   for (const auto& loaded : loaded_)
     if (loaded->path == file) plugin = loaded.get();
-  if (!plugin && id.empty())
-    refuse_plugin(file, "found the file name " + file.filename().string() + ", expected libquern_<id>.so");
+  std::error_code failure;
+  if (!plugin && id.empty() && fs::exists(file, failure))  // what is not there is refused for that
+    refuse_plugin(path, "found the file name " + path.filename().string() + ", expected libquern_<id>.so");
   if (!plugin) plugin = &load({}, id, file);
   std::vector<PluginEntry> entries;
   for (const auto& [key, registered] : factories_)

@@ -96,9 +96,9 @@ Report check(PluginHost& host, const std::string& what, const CheckOptions& opti
     bool loads = report.contract("loads", [&] {
       try {
         entries = host.load_file(what);
-      } catch (const Error&) {
+      } catch (const Error& error) {
         report.refuse();
-        throw;
+        broken("the file", error.what(), "a plugin that can be loaded");
       }
       const LoadedPlugin& plugin = *entries[0].plugin;
       return plugin.name + " " + plugin.version + ", SDK " + std::to_string(kSdkVersion) + ", " +

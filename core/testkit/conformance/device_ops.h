@@ -18,10 +18,8 @@ struct OpFamily {
 };
 const std::vector<OpFamily>& op_families();
 
-/// Every case is accepted or refused with a reason; counts by kind.
+/// Every case is accepted or refused with a reason, every kind without operands refused; counts by kind.
 std::string plans_ops(const Device& device);
-/// Ops without operands are refused when planning.
-std::string refuses_bad_ops(const Device& device);
 /// Both devices are open.
 std::string compare_family(const OpFamily& family, Device& oracle, Device& device);
 
