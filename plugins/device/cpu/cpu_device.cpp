@@ -117,6 +117,7 @@ OpSupport CpuDevice::query(const OpInstance& op) const {
   if (added_.find(op.kind) != added_.end()) return {};  // custom kernels have no query and bring their own scratch
   auto found = ops_.find(op.kind);
   if (found == ops_.end()) return {"the cpu device has no kernel for the op \"" + op.kind + "\"", 0};
+  if (op.inputs.empty() || op.outputs.empty()) return {op.kind + ": without inputs or outputs", 0};
   return found->second.query ? found->second.query(op) : OpSupport{};
 }
 

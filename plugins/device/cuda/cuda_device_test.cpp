@@ -9,7 +9,7 @@
 
 #include <doctest/doctest.h>
 
-#include "op_comparison.h"
+#include "device_pair.h"
 #include "plugin/plugin_host.h"
 #include "program/passes/fuse.h"
 #include "quern/error.h"

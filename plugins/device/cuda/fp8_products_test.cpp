@@ -1,7 +1,7 @@
 // Products of 8-bit operands: the LM head's against the CPU device, and what is refused.
 #include <cmath>
 
-#include "op_comparison.h"
+#include "device_pair.h"
 #include "quern/block_scales.h"
 
 using namespace quern;

@@ -15,7 +15,7 @@ std::vector<std::string> model_faults(const Model& model, DType activation_dtype
                                       const std::vector<OpSpec>& custom_ops = {});
 
 /// The model's programs as text: embed, block, head.
-std::string model_programs(const Model& model);
+std::string model_programs(const Model& model, const std::vector<OpSpec>& custom_ops = {});
 
 /// Trainable numbers of the whole model, all layers.
 std::int64_t parameter_count(const Model& model);
