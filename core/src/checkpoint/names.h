@@ -7,7 +7,7 @@
 
 namespace quern {
 
-/// Control bytes become '?'; cut to `longest` bytes with "..." where it is longer.
+/// Control characters and bytes that are no UTF-8 become '?'; cut to `longest` bytes with "..." where it is longer.
 std::string printable(std::string_view text, std::size_t longest = 120);
 /// printable, in quotes.
 std::string quote_name(std::string_view name);

@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // real files have 1 to 3 KiB
 constexpr int kMostNesting = 8;
+constexpr const char* kNext = "correct the file, or choose a model that quern trains";
 
 const std::vector<HfNeutral>& general_neutral() {
   static const std::vector<HfNeutral> list = {
@@ -193,7 +194,10 @@ class Reader {
   }
 
   [[noreturn]] void refuse_file(const std::string& what) const {
-    throw Error(ErrorCode::input, {.where = where_, .what = what, .expected = "a Hugging Face config.json"});
+    throw Error(ErrorCode::input, {.where = where_,
+                                   .what = what,
+                                   .expected = "a Hugging Face config.json",
+                                   .next = "fetch the file again, or correct it"});
   }
 
   void report() const {
@@ -203,7 +207,7 @@ class Reader {
       what = std::to_string(problems_.size()) + " fields cannot be used:";
       for (const std::string& problem : problems_) what += "\n  " + problem;
     }
-    throw Error(ErrorCode::input, {.where = where_, .what = what});
+    throw Error(ErrorCode::input, {.where = where_, .what = what, .next = kNext});
   }
 
   const std::string& where_;
@@ -223,9 +227,10 @@ OptionValues read_hf_config(const fs::path& path, const HfModel& model) {
   std::error_code ignored;
   const fs::path file = fs::is_directory(path, ignored) ? path / "config.json" : path;
   auto refuse = [&file](const std::string& what) {
-    throw Error(
-        ErrorCode::input,
-        {.where = file.string(), .what = what, .expected = "a Hugging Face config.json, or the folder that has it"});
+    throw Error(ErrorCode::input, {.where = file.string(),
+                                   .what = what,
+                                   .expected = "a Hugging Face config.json, or the folder that has it",
+                                   .next = "correct model.config"});
   };
   if (!fs::is_regular_file(file, ignored)) refuse(fs::exists(file, ignored) ? "not a regular file" : "no such file");
   std::ifstream stream(file, std::ios::binary);

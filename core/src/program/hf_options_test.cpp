@@ -107,7 +107,8 @@ TEST_CASE("neutral fields are read past") {
 
 TEST_CASE("a neutral field with a value that would matter is refused with the reason") {
   CHECK(refused(R"("attention_dropout": 0.1)") ==
-        "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout");
+        "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout; correct the file, or choose a "
+        "model that quern trains");
   has(refused(R"("pretraining_tp": 2)"), "pretraining_tp: found 2, expected 1");
   has(refused(R"("layer_types": ["full_attention", "sliding_attention"])"), "expected \"full_attention\"");
   has(refused(R"("use_sliding_window": true)"), "use_sliding_window: found true, expected false: no windows");
