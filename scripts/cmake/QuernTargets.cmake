@@ -27,6 +27,10 @@ if(QUERN_SANITIZE)
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   add_link_options(-fsanitize=address,undefined)
 endif()
+if(QUERN_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+endif()
 
 # quern_sources(<variable>): the folder's sources without tests and benchmarks, recursively; <variable>_TESTS: its tests.
 macro(quern_sources variable)
@@ -85,7 +89,7 @@ function(quern_add_plugin kind id)
   target_link_libraries(${target}_objects PUBLIC quern_headers ${arg_LINK})
   add_library(${target} MODULE)
   target_link_libraries(${target} PRIVATE ${target}_objects quern ${arg_LINK})
-  if(NOT QUERN_SANITIZE)
+  if(NOT QUERN_SANITIZE AND NOT QUERN_FUZZ)
     target_link_options(${target} PRIVATE -Wl,--no-undefined)  # a missing library shows here, not when users load it
   endif()
   set_target_properties(${target} PROPERTIES OUTPUT_NAME quern_${id} PREFIX "lib"

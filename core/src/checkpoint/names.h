@@ -14,7 +14,7 @@ std::string quote_name(std::string_view name);
 /// The first eight, "'a', 'b' and 3 more".
 std::string list_names(const std::vector<std::string>& names);
 
-/// A name of a file inside a directory: not empty, no '/', no NUL, not "." or "..".
+/// A name of a file inside a directory: not empty, printable, no '/', not "." or "..".
 bool is_plain_file_name(std::string_view name);
 
 }  // namespace quern

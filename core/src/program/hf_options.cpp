@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -19,6 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // real files have 1 to 3 KiB
 constexpr int kMostNesting = 8;
+constexpr std::size_t kMostProblems = 50;
 constexpr const char* kNext = "correct the file, or choose a model that quern trains";
 
 const std::vector<HfNeutral>& general_neutral() {
@@ -115,7 +117,7 @@ class Reader {
       if (event == json::parse_event_t::object_start) keys.emplace_back();
       if (event == json::parse_event_t::object_end) keys.pop_back();
       if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-        problems_.push_back(parsed.get<std::string>() + ": given twice");
+        problems_.push_back(shortened(parsed.get<std::string>()) + ": given twice");
       return true;
     };
     try {
@@ -128,7 +130,7 @@ class Reader {
 
   void flatten(const json& object, const std::string& prefix) {
     for (const auto& [name, value] : object.items()) {
-      const std::string written = prefix + name;
+      const std::string written = prefix + shortened(name);
       if (value.is_null()) continue;
       if (value.is_object() && (written == "rope_scaling" || written == "rope_parameters" || nests(written))) {
         flatten(value, written + ".");
@@ -205,7 +207,9 @@ class Reader {
     std::string what = problems_[0];
     if (problems_.size() > 1) {
       what = std::to_string(problems_.size()) + " fields cannot be used:";
-      for (const std::string& problem : problems_) what += "\n  " + problem;
+      for (std::size_t i = 0; i < std::min(problems_.size(), kMostProblems); ++i) what += "\n  " + problems_[i];
+      if (problems_.size() > kMostProblems)
+        what += "\n  and " + std::to_string(problems_.size() - kMostProblems) + " more";
     }
     throw Error(ErrorCode::input, {.where = where_, .what = what, .next = kNext});
   }

@@ -171,6 +171,13 @@ TEST_CASE("text that is no sound JSON object is refused") {
   has(refused(R"("hidden_size": 18446744073709551615)"), "hidden_size: wrong type");
   has(refused(R"("hidden_size": 9223372036854775807)"), "hidden_size: out of range");
   has(refused(R"("long": ")" + std::string(5000, 'x') + "\""), "...");
+  std::string many = '"' + std::string(5000, 'k') + "\": 1";
+  for (int i = 0; i < 5000; ++i) many += ", \"k" + std::to_string(i) + "\": \"\\u001b[2J\"";
+  std::string text = refused(many);
+  has(text, "5001 fields cannot be used");
+  has(text, "and 4951 more");
+  CHECK(text.size() < 10000);
+  CHECK(text.find('\x1b') == std::string::npos);
 }
 
 TEST_CASE("a file, or the folder that has it, is read, what cannot be is an input error that names it") {
