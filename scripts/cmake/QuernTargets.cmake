@@ -30,6 +30,10 @@ if(QUERN_SANITIZE)
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   add_link_options(-fsanitize=address,undefined)
 endif()
+if(QUERN_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+endif()
 
 # quern_add_module(<name> [DEPENDS modules...] [LINK libraries...] [LABELS ...]): a part of the core, as objects.
 function(quern_add_module name)

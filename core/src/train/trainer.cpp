@@ -115,8 +115,8 @@ void Trainer::open_data() {
   std::int64_t vocabulary = session_.model->traits().vocabulary;
   for (const DataSource* source : {data_.get(), validation_.get()})
     if (source && source->vocabulary() > vocabulary)
-      throw Error(ErrorCode::config, {.where = "model",
-                                      .what = "its vocabulary is smaller than the data's",
+      throw Error(ErrorCode::config, {.where = session_.config.where("model", "id"),
+                                      .what = "the model's vocabulary is smaller than the data's",
                                       .found = std::to_string(vocabulary),
                                       .expected = "at least " + std::to_string(source->vocabulary()),
                                       .next = "set vocab_size to that of the tokenizer"});
