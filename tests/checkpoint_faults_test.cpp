@@ -92,7 +92,7 @@ TEST_CASE("a limit on file sizes is an error, not the end by a signal") {
   for (const char* background : kBackground) {
     TinyFiles files;
     check_fails(shell_train(files, {background, "checkpoint.every=1", log_outside(files)}, "", "ulimit -f 64"), 4,
-                {"tensors.safetensors: cannot be written", "File too large"});
+                {"tensors.safetensors: cannot be written", "File too large", "ulimit -f"});
     CHECK(newest_step(files.at("run")) == -1);
     CHECK(fs::is_empty(files.at("run") + "/checkpoints"));
   }
@@ -181,7 +181,7 @@ TEST_CASE("a second run in a directory is refused with the process that has it")
   while (first.running() && events(files.at("run"), "step").empty()) ::usleep(1000);
   check_fails(quern_train(files, {}), 4,
               {"another run writes into this directory", "found process " + std::to_string(first.process()),
-               "wait for it, or choose another"});
+               "wait for it, or choose another log.directory"});
   first.signal(SIGKILL);
   CHECK(first.wait() == -SIGKILL);
   CHECK(quern_train(files, {"train.steps=1"}).code == 0);  // the lock went with its process

@@ -180,7 +180,8 @@ TEST_CASE("a run that is killed at any stage of its saves goes on to the same bi
     CHECK(outcome.code == 0);
     CHECK(newest_tensors(run) == want);
     CHECK(logged_losses(run) == losses);
-    CHECK(names_in(run + "/checkpoints").size() == 1);
+    // Killed before the last removal, it has nothing more to save, and only a save removes.
+    CHECK(names_in(run + "/checkpoints").size() <= 2);
   }
   CHECK(resumed_from == std::set<std::int64_t>{-1, 1, 2, 3});
   MESSAGE("killed " << kills << " times");
@@ -195,21 +196,24 @@ TEST_CASE("a signal at any moment saves every finished step and leaves with its 
   CHECK(quern_train(files, straight).code == 0);
   const std::string want = newest_tensors(files.at("straight")), run = files.at("run");
   const Losses losses = logged_losses(files.at("straight"));
-  auto counts = [file = std::string()](const FileOperation& next) mutable {
-    bool same = next.path == file && next.call == "write" && !next.path.ends_with("log.jsonl");
+  auto logs = [](const FileOperation& next) { return next.call == "write" && next.path.ends_with("log.jsonl"); };
+  auto others = [&, file = std::string()](const FileOperation& next) mutable {
+    bool same = next.path == file && next.call == "write";
     file = next.path;
-    return !same;
+    return !same && !logs(next);
   };
   std::set<std::int64_t> stopped_at;
-  bool reached = true;
-  for (int number = 0; reached; number += 4) {
+  int signals = 0;
+  auto try_number = [&](int number, const auto& counts) {
     CAPTURE(number);
     fs::remove_all(run);
-    int signal = number % 8 == 0 ? SIGTERM : SIGINT;
+    bool reached = false;
+    int signal = number % 2 == 0 ? SIGTERM : SIGINT;
     int code = train_interrupted(run, train_arguments(files, common), signal, number, reached, counts);
     CHECK(code == (reached ? 128 + signal : 0));
     std::int64_t newest = newest_step(run);
-    stopped_at.insert(newest);
+    if (reached) stopped_at.insert(newest);
+    signals += reached;
     if (auto steps = events(run, "step"); !steps.empty()) CHECK(steps.back().at("step") == newest);
     CHECK(fs::exists(run + "/checkpoints") == (newest >= 0));
     Outcome outcome = quern_train(files, common);
@@ -221,8 +225,15 @@ TEST_CASE("a signal at any moment saves every finished step and leaves with its 
     for (const auto& line : events(run, "eval")) evaluated.insert(line.at("step").get<std::int64_t>());
     CHECK(evaluated == std::set<std::int64_t>{2, 4});
     CHECK(fs::exists(run + "/export/model.safetensors"));
+    return reached;
+  };
+  for (int number = 0; try_number(number, logs);) ++number;
+  for (int number = 0; try_number(number, others);) number += 5;
+  MESSAGE("interrupted at " << signals << " operations");
+  for (std::int64_t step : {-1, 1, 2, 3, 4}) {
+    CAPTURE(step);
+    CHECK(stopped_at.count(step) == 1);
   }
-  CHECK(stopped_at == std::set<std::int64_t>{-1, 1, 2, 3, 4});
 }
 
 TEST_CASE("a second signal while a checkpoint is written leaves at once, and no half of it is taken for one") {

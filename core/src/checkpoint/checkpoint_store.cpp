@@ -140,7 +140,7 @@ RunLock::RunLock(const std::string& directory) {
     if (reason != EWOULDBLOCK) fail_resources(path, "cannot be locked", reason);
     throw Error(ErrorCode::resources,
                 {directory, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "",
-                 "", "wait for it, or choose another output directory"});
+                 "", "wait for it, or choose another log.directory"});
   }
   std::string holder = std::to_string(::getpid());
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) {  // for the message above

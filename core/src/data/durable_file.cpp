@@ -37,6 +37,7 @@ const char* next_step(int error_number) {
   switch (error_number) {
     case ENOSPC:
     case EDQUOT: return "free disk space or choose another directory";
+    case EFBIG: return "raise the limit on file sizes (ulimit -f) or choose another directory";
     case EACCES:
     case EPERM:
     case EROFS: return "choose a directory that this user can write";
