@@ -143,7 +143,7 @@ int run_traced(const std::string& directory, const std::function<void()>& body, 
     if (signal == (SIGTRAP | 0x80)) {
       signal = 0;
       if (auto next = pending(stopped); next && (next->path.starts_with(directory) || next->to.starts_with(directory)))
-        if (int sent = visit(*next)) ::kill(child, sent);
+        if (int sent = visit(*next)) ::syscall(SYS_tgkill, child, stopped, sent);  // before the call returns
     } else if (signal == SIGTRAP || signal == SIGSTOP) {
       signal = 0;  // a new thread, or an exec
     }
