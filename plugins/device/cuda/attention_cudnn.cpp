@@ -25,7 +25,7 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 enum Uid : std::int64_t { kQuery = 1, kKey, kValue, kOut, kStats, kOutGrad, kQueryGrad, kKeyGrad, kValueGrad, kMask };
 
 /// A chunk of the batch needs no more than this, unless one sequence does: as much as other large ops take.
-constexpr std::int64_t kChunkWorkspace = std::int64_t{1} << 30;
+constexpr std::int64_t kChunkWorkspace = std::int64_t{2} << 30;
 constexpr std::int64_t kWorkspaceSlack = std::int64_t{32} << 20;
 constexpr std::int64_t kShortestSequence = 64;
 constexpr std::int64_t kLongestMasked = 16384;  ///< its mask takes half of a chunk's workspace

@@ -38,8 +38,7 @@ MatmulKey make_key(const OpInstance& op) {
     auto is_vector = [&op](std::size_t i) { return present(op, i) && op.inputs[i].count() > 1; };
     key.scales = is_vector(kScaleA) || is_vector(kScaleB) ? ScaleMode::vector : ScaleMode::tensor;
   }
-  // cuBLASLt has no fast sums under vector scales; the attribute permits them and does not ask.
-  key.fast_accumulation = op.attributes.integer_or("fast_accumulation", 0) != 0 && key.scales != ScaleMode::vector;
+  key.fast_accumulation = op.attributes.integer_or("fast_accumulation", 0) != 0;
   return key;
 }
 

@@ -105,6 +105,10 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
   if (key.scales == ScaleMode::vector) {
     set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
     set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+    // No algorithm is offered for vectors of scales while their addresses are null; try_run() sets the real ones.
+    const auto* anywhere = reinterpret_cast<const float*>(std::uintptr_t{256});
+    set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, anywhere);
+    set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, anywhere);
   }
   if (narrow) set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(key.fast_accumulation));
   // A row-major (R, C) is a column-major (C, R).

@@ -19,6 +19,6 @@ TEST_CASE("names of products that are none are refused") {
   wrong.products = {"output", "input_grad"};
   CHECK_THROWS_WITH_AS(Recipe({}, wrong), doctest::Contains("input_grad"), Error);
   RecipeOptions fast;
-  fast.fast_accumulation = {"head"};
-  CHECK_THROWS_WITH_AS(Recipe({}, fast), doctest::Contains("fast_accumulation"), Error);
+  fast.head_fast_accumulation = {"head"};
+  CHECK_THROWS_WITH_AS(Recipe({}, fast), doctest::Contains("head_fast_accumulation"), Error);
 }

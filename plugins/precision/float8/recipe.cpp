@@ -42,6 +42,7 @@ Attributes format_attribute(DType format) { return {{"format", std::string(quern
 Recipe::Recipe(const Formats& formats, RecipeOptions options) : formats_(formats), options_(std::move(options)) {
   check_products("products", options_.products);
   check_products("fast_accumulation", options_.fast_accumulation);
+  check_products("head_fast_accumulation", options_.head_fast_accumulation);
   auto scaling = [](const std::string& name) {
     return name == "row" ? Scaling::row : name == "current" ? Scaling::current : Scaling::delayed;
   };
@@ -141,7 +142,7 @@ void Recipe::lower_loss(const ProductSite& site, Lowering& lowering) const {
   Attributes attributes = site.op->attributes;
   if (lowering.training()) attributes.set("gradient_format", options_.head_gradient_format);
   for (const char* product : {"output", "input_gradient", "weight_gradient"})
-    attributes.set(std::string("fast_") + product, std::int64_t{lists(options_.fast_accumulation, product)});
+    attributes.set(std::string("fast_") + product, std::int64_t{lists(options_.head_fast_accumulation, product)});
   std::vector<ValueId> inputs = site.op->inputs;
   inputs.resize(3);
   for (ValueId id : {x.rows, x.scale, lowering.training() ? x.transposed : kNoValue, w.rows, w.scale,

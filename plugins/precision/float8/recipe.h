@@ -26,9 +26,10 @@ struct RecipeOptions {
   std::int64_t history = 4;
   std::int64_t margin = 0;
   std::vector<std::string> products = {"output", "input_gradient", "weight_gradient"};
-  std::vector<std::string> fast_accumulation = {"output"};
+  std::vector<std::string> fast_accumulation = {"output", "input_gradient", "weight_gradient"};
   std::string head = "quantized";
   std::string head_gradient_format = "e5m2";
+  std::vector<std::string> head_fast_accumulation = {"output"};
   std::string transposed_weights = "kept";
   bool observe = false;
 };
@@ -51,16 +52,17 @@ void add_recipe_options(OptionTable<T>& table) {
       .at_most(8);
   table.add("products", &RecipeOptions::products,
             "products with quantized operands, of output, input_gradient and weight_gradient; others read bf16");
-  table.add(
-      "fast_accumulation", &RecipeOptions::fast_accumulation,
-      "quantized products that may sum in fewer bits where the hardware offers it, likewise; gradients, whose small "
-      "terms would be lost beside large ones, should not");
+  table.add("fast_accumulation", &RecipeOptions::fast_accumulation,
+            "quantized products of blocks that may sum in fewer bits where the hardware offers it, likewise");
   table.add("head", &RecipeOptions::head, "the LM head's products: quantized, with one scale a tensor, or bf16")
       .one_of({"quantized", "bf16"});
   table
       .add("head_gradient_format", &RecipeOptions::head_gradient_format,
            "format of the logits' gradients in a quantized head; their scale is fixed, since they are bounded")
       .one_of({"e4m3", "e5m2"});
+  table.add(
+      "head_fast_accumulation", &RecipeOptions::head_fast_accumulation,
+      "the same for a quantized head; its gradients, where thousands of small terms meet one large one, should not");
   table
       .add("transposed_weights", &RecipeOptions::transposed_weights,
            "transposed quantized weights: kept beside the others (one byte a parameter) or made anew in each backward "
@@ -71,7 +73,7 @@ void add_recipe_options(OptionTable<T>& table) {
 
 class Recipe final : public PrecisionBackend {
  public:
-  /// Throws a config error when `products` or `fast_accumulation` names something that is none.
+  /// Throws a config error when a list names a product that is none.
   Recipe(const Formats& formats, RecipeOptions options);
 
   const PrecisionTraits& traits() const override { return traits_; }
