@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "op_comparison.h"
+#include "quern/block_scales.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"
 
@@ -119,6 +120,45 @@ TEST_CASE("quantize, by tensor, given scale, rows and columns, gives the CPU's b
   }
 }
 
+namespace {
+
+/// quantize_blocks of x with all its outputs, or without q or t and their scales.
+OpComparison blocks(testkit::PoisonedTensor x, DType format, bool square, bool q = true, bool t = true) {
+  const Extents size = x.view().extents;
+  Attributes attributes = format_of(format);
+  attributes.set("square", std::int64_t{square});
+  OpComparison op("quantize_blocks", attributes);
+  op.in(std::move(x));
+  auto output = [&op](bool read, DType dtype, const Extents& extents) {
+    read ? op.out(dtype, extents, {}) : op.unread(dtype, extents);
+  };
+  output(q, format, size);
+  output(q, kF32, square ? square_scales(size[0], size[1]) : row_block_scales(size[0], size[1]));
+  output(t, format, turned(size));
+  output(t, kF32, square ? square_scales(size[1], size[0]) : column_block_scales(size[0], size[1]));
+  return op;
+}
+
+}  // namespace
+
+TEST_CASE("quantize_blocks gives the CPU's bits, by lines and by squares") {
+  DevicePair pair = open_pair();
+  std::vector<Extents> sizes(std::begin(kSizes), std::end(kSizes));
+  for (const Extents& more : {Extents{128, 128}, Extents{400, 640}, Extents{1040, 136}, Extents{3, 4104}})
+    sizes.push_back(more);
+  for (const Extents& size : sizes) {
+    for (DType from : {kF32, kBf16}) {
+      for (DType to : {kE4m3, kE5m2}) {
+        for (bool square : {false, true}) {
+          blocks(normal(from, size, 1, 3), to, square).run(pair);
+          blocks(normal(from, size, 1, 3), to, square, true, false).run(pair);
+          blocks(normal(from, size, 1, 3), to, square, false, true).run(pair);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("zeros, infinities and NaN are quantized as on the CPU") {
   DevicePair pair = open_pair();
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
@@ -134,6 +174,7 @@ TEST_CASE("zeros, infinities and NaN are quantized as on the CPU") {
           .out(kF32, {1}, {})
           .out(to, turned(size), {})
           .run(pair);
+    for (bool square : {false, true}) blocks(PoisonedTensor(kF32, size, values), kE4m3, square).run(pair);
   }
 }
 
