@@ -12,8 +12,10 @@ struct ModelPrograms {
   Program embed, block, head;
 };
 
-ModelPrograms write_programs(const Model& model, const std::vector<ParameterSpec>& parameters, DType dtype) {
-  const OpSet ops = builtin_ops();
+ModelPrograms write_programs(const Model& model, const std::vector<ParameterSpec>& parameters, DType dtype,
+                             const std::vector<OpSpec>& custom_ops) {
+  OpSet ops = builtin_ops();
+  for (const OpSpec& spec : custom_ops) ops.add(spec);
   auto write = [&](const char* name, void (Model::*program)(ProgramBuilder&) const) {
     ProgramBuilder builder(name, {.ops = &ops, .parameters = parameters, .activation_dtype = dtype, .documents = true});
     (model.*program)(builder);
@@ -24,9 +26,10 @@ ModelPrograms write_programs(const Model& model, const std::vector<ParameterSpec
 
 class Check {
  public:
-  Check(const Model& model, DType dtype) : traits_(model.traits()), parameters_(model.parameters()) {
+  Check(const Model& model, DType dtype, const std::vector<OpSpec>& custom_ops)
+      : traits_(model.traits()), parameters_(model.parameters()) {
     check_parameters();
-    ModelPrograms programs = write_programs(model, parameters_, dtype);
+    ModelPrograms programs = write_programs(model, parameters_, dtype, custom_ops);
     const Shape stream = {Dim::tokens(), traits_.width};
     check_ends(programs.embed, {}, stream);
     check_ends(programs.block, stream, stream);
@@ -90,9 +93,10 @@ class Check {
 
 }  // namespace
 
-std::vector<std::string> model_faults(const Model& model, DType activation_dtype) {
+std::vector<std::string> model_faults(const Model& model, DType activation_dtype,
+                                      const std::vector<OpSpec>& custom_ops) {
   try {
-    return Check(model, activation_dtype).faults;
+    return Check(model, activation_dtype, custom_ops).faults;
   } catch (const Error& error) {
     return {error.what()};
   }
@@ -100,7 +104,7 @@ std::vector<std::string> model_faults(const Model& model, DType activation_dtype
 
 std::string model_programs(const Model& model) {
   const std::vector<ParameterSpec> parameters = model.parameters();
-  ModelPrograms programs = write_programs(model, parameters, DType::bf16);
+  ModelPrograms programs = write_programs(model, parameters, DType::bf16, {});
   return to_string(programs.embed) + to_string(programs.block) + to_string(programs.head);
 }
 

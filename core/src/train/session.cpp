@@ -16,6 +16,8 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
       log(log_options().bind(config.section("log"))),
       checkpoint(checkpoint_options().bind(config.section("checkpoint"))) {
   device = host.create<Device>(config.id("device"), config.factory_values("device"));
+  for (const std::string& id : config.ids("parallel"))
+    communicator = host.create<Communicator>(id, config.factory_values("parallel", id));
   model = host.create<Model>(config.id("model"), config.factory_values("model"));
   precision = host.create<PrecisionBackend>(config.id("precision"), config.factory_values("precision"));
   if (precision_options.first_layers + precision_options.last_layers > 0) {

@@ -75,6 +75,8 @@ Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& sto
       engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())),
       saver_(*session.device, engine_, session.log.directory,
              {session.checkpoint.keep_last, session.checkpoint.keep_every}),
+      ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
+             *session.device, engine_),
       last_loss_(kNone),
       last_validation_(kNone) {}
 
@@ -198,6 +200,7 @@ void Trainer::train_step() {
     state.micro_step = static_cast<std::uint32_t>(micro_step);
     engine_.micro_step(batch, state);
   }
+  ranks_.reduce();
   std::vector<LogEvent> scales;
   if (logs_scales(step_ + 1)) scales = read_scales(engine_, scaled_, step_ + 1);
   engine_.update();
@@ -205,6 +208,7 @@ void Trainer::train_step() {
   if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();
   Engine::StepResult result = engine_.result();
   double end = now();
+  ranks_.check("step " + std::to_string(step_ + 1));
   // Those of a step that is not finite too: they may tell why.
   for (const LogEvent& event : scales) log(event);
   bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing

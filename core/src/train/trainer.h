@@ -12,6 +12,7 @@
 #include "quern/log_sink.h"
 #include "train/checkpoint_saver.h"
 #include "train/engine.h"
+#include "train/ranks.h"
 #include "train/scale_log.h"
 #include "train/session.h"
 
@@ -64,6 +65,7 @@ class Trainer {
   NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices
   Engine engine_;
   CheckpointSaver saver_;
+  Ranks ranks_;
   std::unique_ptr<DataSource> data_, validation_;
   std::vector<ScaledTensor> scaled_;  // whose figures are logged
   bool resumed_ = false, told_unavailable_ = false;
