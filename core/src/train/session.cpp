@@ -78,6 +78,7 @@ PlanOptions Session::plan_options() const {
                    .activations = {memory.activations, Sharding::none}};
   options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;
+  options.snapshot = checkpoint.background && checkpoint.every > 0;
   options.uploads = static_cast<int>(train.accumulation) + 1;
   return options;
 }
