@@ -149,7 +149,7 @@ std::vector<Fault> run_faults() {
        [](const TinyFiles& files) { return train_arguments(files, {"memory.device_budget=100KiB"}); }},
       {"another run in the same directory",
        4,
-       {"another run writes into this directory", "process", "wait for it, or choose another output directory"},
+       {"another run writes into this directory", "process", "wait for it, or choose another log.directory"},
        [](const TinyFiles& files) {
          static std::unique_ptr<RunLock> lock;  // held while the program runs
          lock = std::make_unique<RunLock>(files.at("run"));

@@ -68,9 +68,9 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
     plan = plan_within(parts, options, limit);
   if (limit == 0 || plan.device_bytes <= limit) return plan;
   auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
-  const OwnerBytes& largest =
-      *std::max_element(plan.owners.begin(), plan.owners.end(),
-                        [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes < b.bytes; });
+  OwnerBytes largest;
+  for (const OwnerBytes& owner : plan.owners)
+    if (owner.memory == MemoryKind::device && owner.bytes > largest.bytes) largest = owner;
   throw Error(ErrorCode::resources,
               {.where = budgeted ? "memory.device_budget" : "device " + parts.device.traits().id,
                .what = "the run does not fit",
