@@ -14,6 +14,8 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
       memory(memory_options().bind(config.section("memory"))),
       device_options(quern::device_options().bind(config.section("device"))),
       log(log_options().bind(config.section("log"))),
+      sample(sample_options().bind(config.section("sample"))),
+      guard(guard_options().bind(config.section("guard"))),
       checkpoint(checkpoint_options().bind(config.section("checkpoint"))) {
   device = host.create<Device>(config.id("device"), config.factory_values("device"));
   model = host.create<Model>(config.id("model"), config.factory_values("model"));
@@ -53,6 +55,7 @@ PlanOptions Session::plan_options() const {
                    .activations = {memory.activations, Sharding::none}};
   options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;
+  options.next_logits = sample.every > 0;
   options.uploads = static_cast<int>(train.accumulation) + 1;
   return options;
 }

@@ -11,6 +11,8 @@
 #include "quern/data_source.h"
 #include "quern/log_sink.h"
 #include "train/engine.h"
+#include "train/guard.h"
+#include "train/samples.h"
 #include "train/scale_log.h"
 #include "train/session.h"
 
@@ -29,15 +31,18 @@ class Trainer {
 
   const Plan& plan() const { return engine_.plan(); }
 
-  /// Runs to the end or to a stop. Throws a numerics error when a loss or gradient is not finite; that step's update
-  /// is not applied, and nothing is saved.
+  /// Runs to the end or to a stop. The update of a step whose loss or gradient is not finite is not applied; then the
+  /// guard's policy holds, and where that is to stop, a numerics error is thrown and nothing is saved.
   RunResult run();
 
  private:
   void open_data();
   void load_weights();
   void open_sinks();
-  void train_step();
+  /// False when it rolled back: the step that then is current was looked after before.
+  bool train_step();
+  bool not_finite(const Engine::StepResult& result, const std::string& data);
+  void roll_back();
   void evaluate();
   void save();
   void finish();
@@ -52,6 +57,8 @@ class Trainer {
   std::vector<std::unique_ptr<LogSink>> sinks_;
   const std::atomic<int>& stop_;
   RunLock lock_;
+  Samples samples_;
+  Guard guard_;
   std::string export_config_;         // text of the export's config.json
   std::vector<std::string> removed_;  // leftovers of a crash, to be told of
   NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices
