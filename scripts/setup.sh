@@ -6,6 +6,7 @@
 #   scripts/setup.sh python    the virtual environment .venv from scripts/requirements.txt
 #   scripts/setup.sh parquet   .venv with scripts/requirements-parquet.txt too, to tokenize .parquet files
 #   scripts/setup.sh tidy      clang-tidy, for scripts/tidy.sh
+#   scripts/setup.sh fuzz      clang and its sanitizer runtimes, for scripts/fuzz.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -69,9 +70,10 @@ case "${1:-all}" in
   python) ensure_venv requirements ;;
   parquet) ensure_venv requirements requirements-parquet ;;
   tidy) ensure_packages clang-tidy ;;
+  fuzz) ensure_packages "${build_packages[@]}" clang libclang-rt-dev ;;
   all)
     ensure_packages "${build_packages[@]}"
     ensure_venv requirements
     ;;
-  *) fail "unknown part '$1'; expected build, python, parquet, tidy or all" ;;
+  *) fail "unknown part '$1'; expected build, python, parquet, tidy, fuzz or all" ;;
 esac

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds everything and runs all tests; the parsers of untrusted files again under address and
-# undefined-behaviour sanitizers. Ends with one line of sums: N passed, N failed, N skipped.
+# undefined-behaviour sanitizers, and a minute each under a fuzzer. Ends with one line of sums: N passed, N failed,
+# N skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -56,5 +57,8 @@ build release
 run_tests release
 build asan --target untrusted_tests
 run_tests asan -L untrusted
+results+=("$PWD/build/fuzz/ctest.xml")
+rm -f "${results[-1]}"
+scripts/fuzz.sh 60 || status=1
 sum_up || status=1
 exit $status

@@ -21,6 +21,8 @@ const std::vector<Overrides> kRecipes = {
     {"precision.id=e4m3"},
     {"precision.id=e4m3", "precision.e4m3.activation_scaling=current", "precision.e4m3.gradient_scaling=current"},
     {"precision.id=e4m3", "precision.e4m3.activation_scaling=row", "precision.e4m3.gradient_scaling=row"},
+    {"precision.id=e4m3", "precision.e4m3.activation_scaling=block", "precision.e4m3.gradient_scaling=block"},
+    {"precision.id=e4m3", "precision.e4m3.activation_scaling=block", "precision.e4m3.gradient_scaling=row"},
     {"precision.id=e4m3", "precision.e4m3.gradient_format=e5m2", "precision.e4m3.head=bf16"},
     {"precision.id=e4m3", "precision.e4m3.products=[\"output\"]", "precision.e4m3.transposed_weights=made"},
     {"precision.id=e5m2"},
@@ -51,7 +53,7 @@ TEST_CASE("every recipe trains, near bf16 and not equal to it") {
 
 TEST_CASE("recomputation, a budget and kept or made transposed weights change no bit of 8-bit training") {
   TinyFiles files;
-  for (const Overrides& recipe : {kRecipes[0], kRecipes[1]}) {
+  for (const Overrides& recipe : {kRecipes[0], kRecipes[1], kRecipes[3]}) {
     Losses want = losses(files, "all" + recipe.back(), recipe);
     for (const char* policy : {"[\"swiglu\"]", "[\"norm\", \"swiglu\"]", "[\"att\"]", "[\"ffn\"]", "[\"block\"]"}) {
       CAPTURE(policy);

@@ -80,6 +80,7 @@ std::vector<GradientRecipe> gradient_recipes() {
           {"e4m3 delayed", e4m3("delayed")},
           {"e4m3 current", e4m3("current")},
           {"e4m3 row", e4m3("row")},
+          {"e4m3 block", e4m3("block")},
           {"e4m3, gradients e5m2", {"precision.id=e4m3", "precision.e4m3.gradient_format=e5m2"}},
           {"e4m3, head gradients e4m3", {"precision.id=e4m3", "precision.e4m3.head_gradient_format=e4m3"}},
           {"e4m3, head bf16", {"precision.id=e4m3", "precision.e4m3.head=bf16"}},

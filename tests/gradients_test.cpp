@@ -18,6 +18,7 @@ std::vector<TinyModelOptions> forms() {
           {.layers = 3, .tied = true},
           {.bias = true},
           {.head_norm = true},
+          {.parallel = true},
           {.bias = true, .layer_norm = true}};
 }
 

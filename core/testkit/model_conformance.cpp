@@ -12,8 +12,10 @@ struct ModelPrograms {
   Program embed, block, head;
 };
 
-ModelPrograms write_programs(const Model& model, const std::vector<ParameterSpec>& parameters, DType dtype) {
-  const OpSet ops = builtin_ops();
+ModelPrograms write_programs(const Model& model, const std::vector<ParameterSpec>& parameters, DType dtype,
+                             const std::vector<OpSpec>& custom_ops) {
+  OpSet ops = builtin_ops();
+  for (const OpSpec& spec : custom_ops) ops.add(spec);
   auto write = [&](const char* name, void (Model::*program)(ProgramBuilder&) const) {
     ProgramBuilder builder(name, {.ops = &ops, .parameters = parameters, .activation_dtype = dtype, .documents = true});
     (model.*program)(builder);
@@ -24,9 +26,10 @@ ModelPrograms write_programs(const Model& model, const std::vector<ParameterSpec
 
 class Check {
  public:
-  Check(const Model& model, DType dtype) : traits_(model.traits()), parameters_(model.parameters()) {
+  Check(const Model& model, DType dtype, const std::vector<OpSpec>& custom_ops)
+      : traits_(model.traits()), parameters_(model.parameters()) {
     check_parameters();
-    ModelPrograms programs = write_programs(model, parameters_, dtype);
+    ModelPrograms programs = write_programs(model, parameters_, dtype, custom_ops);
     const Shape stream = {Dim::tokens(), traits_.width};
     check_ends(programs.embed, {}, stream);
     check_ends(programs.block, stream, stream);
@@ -50,11 +53,14 @@ class Check {
       for (const ParameterPart& part : spec.parts) {
         rows += part.rows;
         if (part.rows < 1) fault(spec.name, "a part without rows");
+        if (part.hf_name.empty()) fault(spec.name, "a part without a Hugging Face name");
         if (!hf_names.insert(part.hf_name).second) fault(spec.name, "Hugging Face name used twice: " + part.hf_name);
         bool per_layer = part.hf_name.find("{layer}") != std::string::npos;
         if (per_layer != (spec.group == ParameterGroup::block))
           fault(spec.name, "{layer} belongs in the names of block parameters only: " + part.hf_name);
       }
+      for (std::int64_t extent : spec.extents)
+        if (extent < 1) fault(spec.name, "has an extent below 1: " + to_string(spec.extents));
       if (spec.extents.empty() || rows != spec.extents[0])
         fault(spec.name, "rows of its parts do not sum up to " + to_string(spec.extents));
     }
@@ -90,17 +96,18 @@ class Check {
 
 }  // namespace
 
-std::vector<std::string> model_faults(const Model& model, DType activation_dtype) {
+std::vector<std::string> model_faults(const Model& model, DType activation_dtype,
+                                      const std::vector<OpSpec>& custom_ops) {
   try {
-    return Check(model, activation_dtype).faults;
+    return Check(model, activation_dtype, custom_ops).faults;
   } catch (const Error& error) {
     return {error.what()};
   }
 }
 
-std::string model_programs(const Model& model) {
+std::string model_programs(const Model& model, const std::vector<OpSpec>& custom_ops) {
   const std::vector<ParameterSpec> parameters = model.parameters();
-  ModelPrograms programs = write_programs(model, parameters, DType::bf16);
+  ModelPrograms programs = write_programs(model, parameters, DType::bf16, custom_ops);
   return to_string(programs.embed) + to_string(programs.block) + to_string(programs.head);
 }
 

@@ -47,10 +47,12 @@ void TinyModel::block(ProgramBuilder& b) const {
   qkv = b.rope(qkv, heads, rope_frequencies({}, o_.head_dim), "rope");
   ValueId attention =
       b.attention(qkv, heads, AttentionMask::causal, 1.0 / std::sqrt(static_cast<double>(o_.head_dim)), "attention");
-  x = b.add(x, b.linear(attention, "o.weight", "o"), "attn_sum");
+  ValueId o = b.linear(attention, "o.weight", "o");
+  if (!o_.parallel) x = b.add(x, o, "attn_sum");
   ValueId up = b.linear(norm(b, x, "ffn_norm"), "up.weight", "up");
   ValueId activated = o_.layer_norm ? b.gelu(up, "activated") : b.swiglu(up, "activated");
-  b.output(b.add(x, b.linear(activated, "down.weight", "down"), "ffn_sum"));
+  ValueId down = b.linear(activated, "down.weight", "down");
+  b.output(b.add(x, o_.parallel ? b.add(o, down, "both") : down, "ffn_sum"));
 }
 
 void TinyModel::head(ProgramBuilder& b) const {

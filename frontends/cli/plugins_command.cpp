@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "config/reference.h"
+#include "conformance/check.h"
 #include "quern/error.h"
 #include "train/run_schemas.h"
 
@@ -61,9 +62,31 @@ int info(const Arguments& arguments) {
   return 0;
 }
 
+int check(const Arguments& arguments) {
+  po::variables_map values;
+  po::options_description options("options");
+  options.add_options()("set", po::value<std::vector<std::string>>()->composing()->value_name("key=value"),
+                        "set an option of the plugin; may be repeated")(
+      "device", po::value<std::string>()->default_value("cpu")->value_name("ID"),
+      "device that communicators and stores work with")("ordinal", po::value<int>()->default_value(0)->value_name("N"),
+                                                        "hardware unit of the device");
+  if (!parse("quern plugins check PLUGIN [--set key=value] (PLUGIN: a file, or KIND/ID)", options, {"PLUGIN"},
+             arguments, values))
+    return 0;
+  conformance::CheckOptions how;
+  if (values.count("set")) how.settings = values["set"].as<std::vector<std::string>>();
+  how.device = values["device"].as<std::string>();
+  how.ordinal = values["ordinal"].as<int>();
+  PluginHost host = run_host();
+  const conformance::Report report = conformance::check(host, values["PLUGIN"].as<std::string>(), how);
+  std::cout << report.text();
+  return report.exit_code();
+}
+
 constexpr Command kCommands[] = {
     {"list", "every implementation that a config can select", list},
     {"info", "one implementation and its options: KIND ID", info},
+    {"check", "run every contract of a plugin's kind: FILE, or KIND/ID", check},
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/shorten.h"
+
 namespace quern {
 
 namespace {
@@ -18,7 +20,7 @@ std::string join(const ErrorDetail& d) {
   part(": ", "found ", d.found);
   part(d.found.empty() ? ": " : ", ", "expected ", d.expected);
   part("; ", "", d.next);
-  return text;
+  return without_control(text);  // files that others wrote are quoted in it
 }
 
 }  // namespace

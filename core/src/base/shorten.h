@@ -1,11 +1,15 @@
 #pragma once
-// Untrusted text in messages: cut where it would fill the screen.
+// Untrusted text in messages: cut where it would fill the screen, and without what would steer a terminal.
 
 #include <string>
+#include <string_view>
 
 namespace quern {
 
 /// At most about 80 bytes, whole UTF-8 characters, "..." where something was cut.
 std::string shortened(std::string text);
+
+/// Control characters other than line ends, and bytes that are no UTF-8, become '?'.
+std::string without_control(std::string_view text);
 
 }  // namespace quern

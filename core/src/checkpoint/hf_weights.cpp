@@ -15,6 +15,7 @@ namespace {
 constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // elements; 4 MiB of fp32
 constexpr std::string_view kTiedHead = "lm_head.weight";
 constexpr std::string_view kRopeBuffer = ".rotary_emb.inv_freq";  // older exports store what the config states
+constexpr const char* kBelongs = "check that config.json belongs to these weights";
 
 /// A model's packed parts in the order in which they are visited.
 template <class Visit>
@@ -69,14 +70,15 @@ void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> para
                   if (files.find(name).file == nullptr) missing.push_back(name);
                 });
   if (!missing.empty())
-    throw Error(ErrorCode::input, {files.path(), std::to_string(missing.size()) + " tensors are missing",
-                                   list_names(missing), "", "check that config.json belongs to these weights"});
+    throw Error(ErrorCode::input,
+                {files.path(), std::to_string(missing.size()) + " tensors are missing: " + list_names(missing), "", "",
+                 kBelongs});
   for (const auto& [name, tensor] : files.tensors())
     if (wanted.names.find(name) == wanted.names.end() && !may_be_ignored(files, wanted, name, tensor))
       unknown.push_back(name);
   if (!unknown.empty())
     throw Error(ErrorCode::input, {files.path(), std::to_string(unknown.size()) + " tensors are not part of the model",
-                                   list_names(unknown), "", "check that config.json belongs to these weights"});
+                                   list_names(unknown), "", kBelongs});
   for_each_part(
       parameters, layers,
       [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t) {
@@ -84,12 +86,26 @@ void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> para
         Extents expected = hf_tensor_extents(parameter, part);
         if (tensor.stored->extents != expected)
           throw Error(ErrorCode::input, {tensor.file->path(), "shape of tensor " + quote_name(tensor.stored->name),
-                                         to_string(tensor.stored->extents), to_string(expected), ""});
+                                         to_string(tensor.stored->extents), to_string(expected), kBelongs});
         if (!is_floating(tensor.stored->type))
           throw Error(ErrorCode::input,
                       {tensor.file->path(), "type of tensor " + quote_name(tensor.stored->name),
                        std::string(name_of(tensor.stored->type)), "a floating type", "use the unquantized model"});
       });
+}
+
+// The whole tensor is looked at, so that the message tells a stray value from a tensor that is lost.
+[[noreturn]] void refuse_not_finite(WeightFiles::Tensor tensor) {
+  std::vector<float> values = tensor.file->read_floats(tensor.stored->name);
+  auto bad = [](float value) { return !std::isfinite(value); };
+  auto first = std::find_if(values.begin(), values.end(), bad);
+  throw Error(ErrorCode::input,
+              {tensor.file->path(),
+               std::to_string(std::count_if(first, values.end(), bad)) + " of " + std::to_string(values.size()) +
+                   " elements of tensor " + quote_name(tensor.stored->name) + " are not finite, the first at element " +
+                   std::to_string(first - values.begin()),
+               std::to_string(*first), "finite numbers",
+               "fetch the model again, or use another; training would only spread them"});
 }
 
 }  // namespace
@@ -117,14 +133,8 @@ void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> 
                   for (std::int64_t done = 0; done < count; done += kPiece) {
                     std::span<float> piece(buffer.data(), static_cast<std::size_t>(std::min(kPiece, count - done)));
                     tensor.file->read_floats(*tensor.stored, done, piece);
-                    auto bad =
-                        std::find_if_not(piece.begin(), piece.end(), [](float value) { return std::isfinite(value); });
-                    if (bad != piece.end())
-                      throw Error(ErrorCode::input,
-                                  {tensor.file->path(),
-                                   "element " + std::to_string(done + (bad - piece.begin())) + " of tensor " +
-                                       quote_name(tensor.stored->name),
-                                   std::to_string(*bad), "a finite number", "fetch the model again, or use another"});
+                    if (!std::all_of(piece.begin(), piece.end(), [](float value) { return std::isfinite(value); }))
+                      refuse_not_finite(tensor);
                     sink(parameter, layer, first + done, piece);
                   }
                 });

@@ -23,7 +23,7 @@ using WeightReader = std::function<void(const ParameterSpec& parameter, std::int
 
 /// Hands every parameter of the model to `sink`. Before the first value moves, names and shapes are checked: missing
 /// and unknown tensors and wrong shapes are input errors. A tied model's lm_head.weight may be there if it equals the
-/// embedding. A NaN or infinity is an input error that names its tensor.
+/// embedding. NaNs and infinities are an input error that names the first tensor which has some, and counts them.
 void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers,
                        const WeightSink& sink);
 

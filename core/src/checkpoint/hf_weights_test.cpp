@@ -141,9 +141,9 @@ TEST_CASE("models that do not fit are refused by name before a value moves") {
   auto named = [](std::vector<RawTensor>& tensors, const std::string& name) -> RawTensor& {
     return *std::find_if(tensors.begin(), tensors.end(), [&](const RawTensor& tensor) { return tensor.name == name; });
   };
-  refused("1 tensors are missing: found 'model.norm.weight'", [&](auto& tensors) {
-    tensors.erase(tensors.begin() + (&named(tensors, "model.norm.weight") - tensors.data()));
-  });
+  refused(
+      "1 tensors are missing: 'model.norm.weight'; check that config.json belongs to these weights",
+      [&](auto& tensors) { tensors.erase(tensors.begin() + (&named(tensors, "model.norm.weight") - tensors.data())); });
   refused("20 tensors are missing", [](auto& tensors) { tensors.resize(0); });
   refused("and 12 more", [](auto& tensors) { tensors.resize(0); });
   refused("2 tensors are not part of the model: found 'model.layers.3.mlp', 'x'", [](auto& tensors) {
@@ -181,10 +181,12 @@ TEST_CASE("weights that are not finite numbers are refused by name, read or writ
   for (float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
     TestDirectory directory;
     Values values = random_values(parameters);
-    values.at({"qkv.weight", 1})[6 * 5 + 3] = bad;
+    values.at({"qkv.weight", 1})[6 * 5 + 3] = values.at({"qkv.weight", 1})[6 * 5 + 9] = bad;
     write_model(directory / "model.safetensors", parameters, values, [](auto&) {});
-    CHECK_REFUSED(input, "element 3 of tensor 'model.layers.1.self_attn.k_proj.weight'",
-                  import_all(directory.path(), parameters));
+    CHECK_REFUSED(
+        input,
+        "2 of 10 elements of tensor 'model.layers.1.self_attn.k_proj.weight' are not finite, the first at element 3",
+        import_all(directory.path(), parameters));
     CHECK_REFUSED(
         numerics, "'model.layers.1.self_attn.k_proj.weight'",
         export_hf_model(directory / "out", {DType::bf16, "{}", "", ""}, parameters, kLayers, reader_of(values)));

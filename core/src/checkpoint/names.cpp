@@ -2,18 +2,20 @@
 
 #include <algorithm>
 
+#include "base/shorten.h"
+
 namespace quern {
 
 namespace {
+
 constexpr std::size_t kMostListed = 8;
-}
+
+}  // namespace
 
 std::string printable(std::string_view text, std::size_t longest) {
-  std::string out(text.substr(0, longest));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  if (text.size() > longest) out += "...";
-  return out;
+  std::string out = without_control(text.substr(0, longest));
+  std::replace(out.begin(), out.end(), '\n', '?');
+  return text.size() > longest ? out + "..." : out;
 }
 
 std::string quote_name(std::string_view name) { return printable(name).insert(0, 1, '\'').append(1, '\''); }
@@ -28,7 +30,7 @@ std::string list_names(const std::vector<std::string>& names) {
 
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
-         name.find('\0') == std::string_view::npos;
+         printable(name, name.size()) == name;
 }
 
 }  // namespace quern

@@ -7,14 +7,14 @@
 
 namespace quern {
 
-/// Control bytes become '?'; cut to `longest` bytes with "..." where it is longer.
+/// Control characters and bytes that are no UTF-8 become '?'; cut to `longest` bytes with "..." where it is longer.
 std::string printable(std::string_view text, std::size_t longest = 120);
 /// printable, in quotes.
 std::string quote_name(std::string_view name);
 /// The first eight, "'a', 'b' and 3 more".
 std::string list_names(const std::vector<std::string>& names);
 
-/// A name of a file inside a directory: not empty, no '/', no NUL, not "." or "..".
+/// A name of a file inside a directory: not empty, printable, no '/', not "." or "..".
 bool is_plain_file_name(std::string_view name);
 
 }  // namespace quern

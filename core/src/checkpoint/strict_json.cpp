@@ -1,5 +1,6 @@
 #include "checkpoint/strict_json.h"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -35,7 +36,8 @@ json parse_strict_json(const std::string& where, std::string_view text, int larg
   try {
     return json::parse(text.begin(), text.end(), watch);
   } catch (const json::exception& error) {
-    refuse("not valid JSON", printable(error.what(), 200), "");
+    std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    refuse("not valid JSON", printable(what.substr(std::min(what.size(), what.find(']') + 2)), 200), "");
   }
   return {};
 }

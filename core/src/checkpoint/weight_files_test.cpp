@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include "checkpoint/names.h"
 #include "checkpoint/test_support.h"
 #include "data/test_directory.h"
 
@@ -73,6 +74,13 @@ TEST_CASE("what is absent or does not agree is named") {
   refused("not valid JSON", "");
   write_tensors(directory / "two.safetensors", {"b"});
   refused("'b' is in two shards", index_of(R"("a":"one.safetensors","b":"two.safetensors")"));
+}
+
+TEST_CASE("names out of files are made fit for a terminal") {
+  for (const char* good : {"model.a", "\u00e4 \u2264 \U0001f600", "\u00a0", ""}) CHECK(printable(good) == good);
+  CHECK(printable(std::string_view("a\0b\x1b[2J\x7f\n", 9)) == "a?b?[2J??");
+  CHECK(printable("\x80|\xc3|\xc0\xaf|\xed\xa0\x80|\xf5\x80\x80\x80|\xc2\x9b") == "?|?|??|???|????|??");
+  CHECK(printable("abc\u00e4", 4) == "abc?...");
 }
 
 TEST_CASE("an index cannot name files outside its directory") {

@@ -16,7 +16,7 @@ namespace quern {
 namespace {
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what, const std::string& found) {
-  throw Error(ErrorCode::input, {path, what, found, "a readable file", ""});
+  throw Error(ErrorCode::input, {path, what, found, "a readable file", "check the path and its permissions"});
 }
 
 }  // namespace

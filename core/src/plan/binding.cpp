@@ -16,7 +16,14 @@ int position(const std::vector<ValueId>& list, ValueId id) {
 
 // The stream at a boundary: in a layer's slab when a neighbour keeps it, else in one of two shared buffers.
 std::int64_t stream_offset(const Plan& plan, int boundary, int operand, bool evaluate) {
-  if (evaluate) return plan.boundary_buffers[boundary % 2][static_cast<std::size_t>(operand)];
+  if (evaluate) {
+    // What the first block hands on as it came is put at once where the next block reads it.
+    const Program& first = plan.layer_class(0).evaluate.program;
+    if (boundary == 0)
+      if (int out = position(first.outputs, first.inputs[static_cast<std::size_t>(operand)]); out >= 0)
+        return plan.boundary_buffers[1][static_cast<std::size_t>(out)];
+    return plan.boundary_buffers[boundary % 2][static_cast<std::size_t>(operand)];
+  }
   return plan.boundary_offsets[static_cast<std::size_t>(boundary)][static_cast<std::size_t>(operand)];
 }
 

@@ -43,17 +43,21 @@ fs::path real_path(const fs::path& path) {
   return failure ? fs::absolute(path) : real;
 }
 
-// Ids that a folder offers: X of libquern_X.so. A folder that is not there offers none.
-void collect_ids(const fs::path& folder, std::set<std::string>& ids) {
+// X of libquern_X.so; empty when the file has another name.
+std::string id_in(const fs::path& file) {
   constexpr std::string_view kPrefix = "libquern_", kSuffix = ".so";
+  const std::string name = file.filename().string();
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() <= kPrefix.size() + kSuffix.size())
+    return {};
+  const std::string id = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
+  return is_plugin_name(id) ? id : std::string();
+}
+
+// Ids that a folder offers. A folder that is not there offers none.
+void collect_ids(const fs::path& folder, std::set<std::string>& ids) {
   std::error_code failure;
-  for (fs::directory_iterator it(folder, failure), end; !failure && it != end; it.increment(failure)) {
-    const std::string name = it->path().filename().string();
-    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() <= kPrefix.size() + kSuffix.size())
-      continue;
-    const std::string id = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
-    if (is_plugin_name(id)) ids.insert(id);
-  }
+  for (fs::directory_iterator it(folder, failure), end; !failure && it != end; it.increment(failure))
+    if (std::string id = id_in(it->path()); !id.empty()) ids.insert(id);
 }
 
 }  // namespace
@@ -105,9 +109,12 @@ fs::path PluginHost::search(std::string_view kind, std::string_view id) const {
 const Factory& PluginHost::require(std::string_view kind, std::string_view id, const fs::path& path) {
   const Registered* known = find(kind, id);
   if (known && (path.empty() || (known->plugin && known->plugin->path == real_path(path)))) return known->factory;
-  if (!path.empty()) return load(kind, id, real_path(path));
-  if (is_plugin_name(id))
-    if (fs::path file = search(kind, id); !file.empty()) return load(kind, id, real_path(file));
+  fs::path file = path;
+  if (file.empty() && is_plugin_name(id)) file = search(kind, id);
+  if (!file.empty()) {
+    load(kind, id, real_path(file));
+    return find(kind, id)->factory;
+  }
   const std::vector<std::string> ids = known_ids(kind);
   const std::string near = nearest_name(id, ids);
   throw Error(
@@ -137,12 +144,14 @@ std::string PluginHost::faults_of(const Manifest& manifest, std::string_view kin
           "), expected a new id");
     if (std::string bad = option_faults(factory.options); !bad.empty()) add(name + ": " + bad);
   }
-  if (!seen.contains(Key(kind, id)))
-    add("found " + (offered.empty() ? "no factory" : offered) + ", expected " + label(kind, id));
+  auto wanted = [&](const Key& key) { return key.second == id && (kind.empty() || key.first == kind); };
+  if (std::none_of(seen.begin(), seen.end(), wanted))
+    add("found " + (offered.empty() ? "no factory" : offered) + ", expected " +
+        label(kind.empty() ? "an implementation" : kind, id));
   return faults;
 }
 
-const Factory& PluginHost::load(std::string_view kind, std::string_view id, const fs::path& path) {
+const LoadedPlugin& PluginHost::load(std::string_view kind, std::string_view id, const fs::path& path) {
   if (auto refused = refused_.find(path); refused != refused_.end()) throw refused->second;
   for (const auto& plugin : loaded_)  // its fill() has run; what it registers is known
     if (plugin->path == path) refuse_plugin(path, "found plugin \"" + plugin->name + "\", expected " + label(kind, id));
@@ -161,7 +170,23 @@ const Factory& PluginHost::load(std::string_view kind, std::string_view id, cons
     refused_.emplace(path, error);
     throw;
   }
-  return find(kind, id)->factory;
+  return *loaded_.back();
+}
+
+std::vector<PluginEntry> PluginHost::load_file(const fs::path& path) {
+  const fs::path file = real_path(path);
+  const std::string id = id_in(path);  // the name of a link, not of what it links to
+  const LoadedPlugin* plugin = nullptr;
+  for (const auto& loaded : loaded_)
+    if (loaded->path == file) plugin = loaded.get();
+  std::error_code failure;
+  if (!plugin && id.empty() && fs::exists(file, failure))  // what is not there is refused for that
+    refuse_plugin(path, "found the file name " + path.filename().string() + ", expected libquern_<id>.so");
+  if (!plugin) plugin = &load({}, id, file);
+  std::vector<PluginEntry> entries;
+  for (const auto& [key, registered] : factories_)
+    if (registered.plugin == plugin) entries.push_back({key.first, key.second, &registered.factory, plugin, {}});
+  return entries;
 }
 
 std::vector<std::string> PluginHost::known_ids(std::string_view kind) const {

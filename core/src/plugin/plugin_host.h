@@ -50,6 +50,9 @@ class PluginHost {
   /// The factory of an implementation, its plugin loaded when need be. `path` names a file; empty: search.
   /// Throws a config error: unknown (with the known ids and the nearest) or refused (with every mismatch).
   const Factory& require(std::string_view kind, std::string_view id, const std::filesystem::path& path = {});
+  /// Loads a plugin by its file alone, which must be named libquern_<id>.so, and returns everything that it offers.
+  /// Throws as `require` does.
+  std::vector<PluginEntry> load_file(const std::filesystem::path& path);
   /// Makes an implementation; `values` must have been validated. What its factory throws comes out as an Error that
   /// names the plugin; the code of an Error is kept.
   template <class Interface>
@@ -79,7 +82,8 @@ class PluginHost {
 
   const Registered* find(std::string_view kind, std::string_view id) const;
   std::filesystem::path search(std::string_view kind, std::string_view id) const;
-  const Factory& load(std::string_view kind, std::string_view id, const std::filesystem::path& path);
+  /// An empty kind: any.
+  const LoadedPlugin& load(std::string_view kind, std::string_view id, const std::filesystem::path& path);
   std::string faults_of(const Manifest& manifest, std::string_view kind, std::string_view id) const;
   void* create_raw(std::string_view kind, std::string_view id, const OptionValues& values);
 

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -19,6 +20,8 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // real files have 1 to 3 KiB
 constexpr int kMostNesting = 8;
+constexpr std::size_t kMostProblems = 50;
+constexpr const char* kNext = "correct the file, or choose a model that quern trains";
 
 const std::vector<HfNeutral>& general_neutral() {
   static const std::vector<HfNeutral> list = {
@@ -114,7 +117,7 @@ class Reader {
       if (event == json::parse_event_t::object_start) keys.emplace_back();
       if (event == json::parse_event_t::object_end) keys.pop_back();
       if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-        problems_.push_back(parsed.get<std::string>() + ": given twice");
+        problems_.push_back(shortened(parsed.get<std::string>()) + ": given twice");
       return true;
     };
     try {
@@ -127,7 +130,7 @@ class Reader {
 
   void flatten(const json& object, const std::string& prefix) {
     for (const auto& [name, value] : object.items()) {
-      const std::string written = prefix + name;
+      const std::string written = prefix + shortened(name);
       if (value.is_null()) continue;
       if (value.is_object() && (written == "rope_scaling" || written == "rope_parameters" || nests(written))) {
         flatten(value, written + ".");
@@ -193,7 +196,10 @@ class Reader {
   }
 
   [[noreturn]] void refuse_file(const std::string& what) const {
-    throw Error(ErrorCode::input, {.where = where_, .what = what, .expected = "a Hugging Face config.json"});
+    throw Error(ErrorCode::input, {.where = where_,
+                                   .what = what,
+                                   .expected = "a Hugging Face config.json",
+                                   .next = "fetch the file again, or correct it"});
   }
 
   void report() const {
@@ -201,9 +207,11 @@ class Reader {
     std::string what = problems_[0];
     if (problems_.size() > 1) {
       what = std::to_string(problems_.size()) + " fields cannot be used:";
-      for (const std::string& problem : problems_) what += "\n  " + problem;
+      for (std::size_t i = 0; i < std::min(problems_.size(), kMostProblems); ++i) what += "\n  " + problems_[i];
+      if (problems_.size() > kMostProblems)
+        what += "\n  and " + std::to_string(problems_.size() - kMostProblems) + " more";
     }
-    throw Error(ErrorCode::input, {.where = where_, .what = what});
+    throw Error(ErrorCode::input, {.where = where_, .what = what, .next = kNext});
   }
 
   const std::string& where_;
@@ -223,9 +231,10 @@ OptionValues read_hf_config(const fs::path& path, const HfModel& model) {
   std::error_code ignored;
   const fs::path file = fs::is_directory(path, ignored) ? path / "config.json" : path;
   auto refuse = [&file](const std::string& what) {
-    throw Error(
-        ErrorCode::input,
-        {.where = file.string(), .what = what, .expected = "a Hugging Face config.json, or the folder that has it"});
+    throw Error(ErrorCode::input, {.where = file.string(),
+                                   .what = what,
+                                   .expected = "a Hugging Face config.json, or the folder that has it",
+                                   .next = "correct model.config"});
   };
   if (!fs::is_regular_file(file, ignored)) refuse(fs::exists(file, ignored) ? "not a regular file" : "no such file");
   std::ifstream stream(file, std::ios::binary);

@@ -107,7 +107,8 @@ TEST_CASE("neutral fields are read past") {
 
 TEST_CASE("a neutral field with a value that would matter is refused with the reason") {
   CHECK(refused(R"("attention_dropout": 0.1)") ==
-        "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout");
+        "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout; correct the file, or choose a "
+        "model that quern trains");
   has(refused(R"("pretraining_tp": 2)"), "pretraining_tp: found 2, expected 1");
   has(refused(R"("layer_types": ["full_attention", "sliding_attention"])"), "expected \"full_attention\"");
   has(refused(R"("use_sliding_window": true)"), "use_sliding_window: found true, expected false: no windows");
@@ -170,6 +171,13 @@ TEST_CASE("text that is no sound JSON object is refused") {
   has(refused(R"("hidden_size": 18446744073709551615)"), "hidden_size: wrong type");
   has(refused(R"("hidden_size": 9223372036854775807)"), "hidden_size: out of range");
   has(refused(R"("long": ")" + std::string(5000, 'x') + "\""), "...");
+  std::string many = '"' + std::string(5000, 'k') + "\": 1";
+  for (int i = 0; i < 5000; ++i) many += ", \"k" + std::to_string(i) + "\": \"\\u001b[2J\"";
+  std::string text = refused(many);
+  has(text, "5001 fields cannot be used");
+  has(text, "and 4951 more");
+  CHECK(text.size() < 10000);
+  CHECK(text.find('\x1b') == std::string::npos);
 }
 
 TEST_CASE("a file, or the folder that has it, is read, what cannot be is an input error that names it") {

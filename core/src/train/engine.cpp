@@ -246,6 +246,17 @@ void Engine::micro_step(const Batch& batch, const StepState& state) {
     run("later micro-step", later_, later_graph_);
 }
 
+void Engine::share_memory(Communicator& communicator) {
+  communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));
+}
+
+void Engine::reduce(Communicator& communicator) {
+  Range range(device_, "reduce");
+  for (const PlannedTensor& tensor : plan_.tensors)
+    if (tensor.kind == "gradient" || tensor.kind == "loss_stats")
+      communicator.all_reduce({arena_ + tensor.offset, tensor.dtype, tensor.extents}, Reduction::sum, compute_);
+}
+
 void Engine::update() { run("update", update_, update_graph_); }
 
 Engine::StepResult Engine::result() {

@@ -10,6 +10,7 @@
 
 #include "plan/binding.h"
 #include "plan/plan.h"
+#include "quern/communicator.h"
 #include "quern/data_source.h"
 #include "quern/device.h"
 #include "quern/step_state.h"
@@ -53,6 +54,10 @@ class Engine {
   // ---- training: enqueued, not awaited ----
   /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add.
   void micro_step(const Batch& batch, const StepState& state);
+  /// Makes the arena known to other ranks; once, before the first reduce.
+  void share_memory(Communicator& communicator);
+  /// Sums gradients and loss statistics over the ranks, between the last micro-step and the update.
+  void reduce(Communicator& communicator);
   /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch.
   void update();
 

@@ -1,8 +1,30 @@
 #include "train/session.h"
 
+#include <utility>
+
 #include "quern/error.h"
 
 namespace quern {
+
+namespace {
+
+// Checks of a plugin that join several options do not know where those stand.
+template <class Interface>
+std::unique_ptr<Interface> make(const ResolvedConfig& config, PluginHost& host, const char* section) {
+  try {
+    return host.create<Interface>(config.id(section), config.factory_values(section));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::config) throw;
+    ErrorDetail detail = error.detail();
+    detail.where = config.where(section, "id") + ": " + detail.where;
+    const OptionValue* file = config.section(section).find("config");
+    if (file && !std::get<std::string>(*file).empty() && detail.next.empty())
+      detail.next = "correct them in " + std::get<std::string>(*file) + ", or in the table of the plugin";
+    throw Error(error.code(), std::move(detail));
+  }
+}
+
+}  // namespace
 
 Session::Session(const ResolvedConfig& resolved, PluginHost& host)
     : config(resolved),
@@ -17,16 +39,18 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
       sample(sample_options().bind(config.section("sample"))),
       guard(guard_options().bind(config.section("guard"))),
       checkpoint(checkpoint_options().bind(config.section("checkpoint"))) {
-  device = host.create<Device>(config.id("device"), config.factory_values("device"));
-  model = host.create<Model>(config.id("model"), config.factory_values("model"));
-  precision = host.create<PrecisionBackend>(config.id("precision"), config.factory_values("precision"));
+  device = make<Device>(config, host, "device");
+  for (const std::string& id : config.ids("parallel"))
+    communicator = host.create<Communicator>(id, config.factory_values("parallel", id));
+  model = make<Model>(config, host, "model");
+  precision = make<PrecisionBackend>(config, host, "precision");
   if (precision_options.first_layers + precision_options.last_layers > 0) {
     const Factory& factory = host.require(kPluginKind<PrecisionBackend>, precision_options.outer);
     outer_precision = host.create<PrecisionBackend>(precision_options.outer, default_values(factory.options));
   }
-  optimizer = host.create<Optimizer>(config.id("optimizer"), config.factory_values("optimizer"));
-  schedule = host.create<Schedule>(config.id("schedule"), config.factory_values("schedule"));
-  dataset = host.create<Dataset>(config.id("data"), config.factory_values("data"));
+  optimizer = make<Optimizer>(config, host, "optimizer");
+  schedule = make<Schedule>(config, host, "schedule");
+  dataset = make<Dataset>(config, host, "data");
   custom_ops = host.ops();
   for (const CustomKernel& kernel : host.kernels())
     if (kernel.device == config.id("device")) device->add_kernel(kernel.op, kernel.factory);
@@ -34,7 +58,8 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
     throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
                                     .what = "longer than the model's positions",
                                     .found = std::to_string(train.sequence),
-                                    .expected = "at most " + std::to_string(model->traits().max_positions)});
+                                    .expected = "at most " + std::to_string(model->traits().max_positions),
+                                    .next = "shorten it, or train a model with more positions"});
 }
 
 PlanOptions Session::plan_options() const {

@@ -30,6 +30,7 @@ struct Session {
   CheckpointOptions checkpoint;
 
   std::unique_ptr<Device> device;
+  std::unique_ptr<Communicator> communicator;  ///< null: none, for one rank
   std::unique_ptr<Model> model;
   std::unique_ptr<PrecisionBackend> precision, outer_precision;
   std::unique_ptr<Optimizer> optimizer;

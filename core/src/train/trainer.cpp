@@ -75,6 +75,8 @@ Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& sto
       removed_(remove_leftovers(session.log.directory)),
       newest_(starting_point(session)),
       engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())),
+      ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
+             *session.device, engine_),
       last_loss_(kNone),
       last_validation_(kNone) {}
 
@@ -115,8 +117,8 @@ void Trainer::open_data() {
   std::int64_t vocabulary = session_.model->traits().vocabulary;
   for (const DataSource* source : {data_.get(), validation_.get()})
     if (source && source->vocabulary() > vocabulary)
-      throw Error(ErrorCode::config, {.where = "model",
-                                      .what = "its vocabulary is smaller than the data's",
+      throw Error(ErrorCode::config, {.where = session_.config.where("model", "id"),
+                                      .what = "the model's vocabulary is smaller than the data's",
                                       .found = std::to_string(vocabulary),
                                       .expected = "at least " + std::to_string(source->vocabulary()),
                                       .next = "set vocab_size to that of the tokenizer"});
@@ -194,6 +196,7 @@ bool Trainer::train_step() {
     state.micro_step = static_cast<std::uint32_t>(micro_step);
     engine_.micro_step(batch, state);
   }
+  ranks_.reduce();
   std::vector<LogEvent> scales;
   if (logs_scales(step_ + 1)) scales = read_scales(engine_, scaled_, step_ + 1);
   engine_.update();
@@ -201,6 +204,7 @@ bool Trainer::train_step() {
   if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();
   Engine::StepResult result = engine_.result();
   double end = now();
+  ranks_.check("step " + std::to_string(step_ + 1));
   // Those of a step that is not finite too: they may tell why.
   for (const LogEvent& event : scales) log(event);
   bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing

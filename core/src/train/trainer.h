@@ -12,6 +12,7 @@
 #include "quern/log_sink.h"
 #include "train/engine.h"
 #include "train/guard.h"
+#include "train/ranks.h"
 #include "train/samples.h"
 #include "train/scale_log.h"
 #include "train/session.h"
@@ -63,6 +64,7 @@ class Trainer {
   std::vector<std::string> removed_;  // leftovers of a crash, to be told of
   NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices
   Engine engine_;
+  Ranks ranks_;
   std::unique_ptr<DataSource> data_, validation_;
   std::vector<ScaledTensor> scaled_;  // whose figures are logged
   bool resumed_ = false, told_unavailable_ = false;

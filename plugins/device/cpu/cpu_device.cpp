@@ -88,8 +88,9 @@ Error resources_error(std::string what, std::string found, std::string next) {
 }  // namespace
 
 CpuDevice::CpuDevice(const CpuOptions& options) : options_(options), traits_(make_traits(options)) {
-  for (auto* add : {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
-                    add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops, add_fused_quantize_ops}) {
+  for (auto* add : {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_quantize_blocks_op, add_embedding_ops,
+                    add_norm_ops, add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops,
+                    add_fused_quantize_ops}) {
     add(ops_);
   }
 }
@@ -116,6 +117,7 @@ OpSupport CpuDevice::query(const OpInstance& op) const {
   if (added_.find(op.kind) != added_.end()) return {};  // custom kernels have no query and bring their own scratch
   auto found = ops_.find(op.kind);
   if (found == ops_.end()) return {"the cpu device has no kernel for the op \"" + op.kind + "\"", 0};
+  if (op.inputs.empty() || op.outputs.empty()) return {op.kind + ": without inputs or outputs", 0};
   return found->second.query ? found->second.query(op) : OpSupport{};
 }
 

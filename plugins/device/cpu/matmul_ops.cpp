@@ -1,11 +1,14 @@
 // matmul: y (M, N) = op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once. Operands that are not f32 are
-// converted to fp32 panels in the workspace, so every format shares one product.
+// converted to fp32 panels in the workspace, so every format shares one product. Scales of blocks go into the panels:
+// they are powers of two, so that rounds nothing.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include "blas.h"
 #include "kernels.h"
+#include "quern/block_scales.h"
 #include "rows.h"
 #include "simd.h"
 #include "support.h"
@@ -20,6 +23,7 @@ struct Plan {
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false;
   bool row_scale = false, column_scale = false;  ///< scales are vectors, applied after the product
+  std::int64_t scale_rows_b = 0;                 ///< scales are of blocks: rows of b that share one
   bool accumulate = false;
   bool direct = false;                              ///< the product itself writes y
   bool sum_in_y = false;                            ///< the unscaled sums may lie in y
@@ -36,16 +40,32 @@ Plan make_plan(const OpInstance& op) {
   plan.m = a.extents[plan.transpose_a ? 1 : 0];
   plan.k = a.extents[plan.transpose_a ? 0 : 1];
   plan.n = b.extents[plan.transpose_b ? 0 : 1];
-  plan.row_scale = present(op, kScaleA) && op.inputs[kScaleA].count() > 1;
-  plan.column_scale = present(op, kScaleB) && op.inputs[kScaleB].count() > 1;
+  plan.scale_rows_b = op.attributes.integer_or("scale_rows_b", 0);
+  const bool blocks = plan.scale_rows_b != 0;
+  plan.row_scale = !blocks && present(op, kScaleA) && op.inputs[kScaleA].count() > 1;
+  plan.column_scale = !blocks && present(op, kScaleB) && op.inputs[kScaleB].count() > 1;
   plan.accumulate = y.accumulate;
   bool f32 = y.dtype == DType::f32;
   plan.direct = f32 && !plan.row_scale && !plan.column_scale;
   plan.sum_in_y = plan.direct || (f32 && !plan.accumulate);
-  plan.panel_a = a.dtype == DType::f32 ? 0 : element_count(a.extents);
-  plan.panel_b = b.dtype == DType::f32 ? 0 : element_count(b.extents);
+  plan.panel_a = a.dtype == DType::f32 && !blocks ? 0 : element_count(a.extents);
+  plan.panel_b = b.dtype == DType::f32 && !blocks ? 0 : element_count(b.extents);
   plan.sums = plan.sum_in_y ? 0 : plan.m * plan.n;
   return plan;
+}
+
+std::string refuse_block_scales(const OpInstance& op, const Plan& plan) {
+  if (plan.scale_rows_b != 1 && plan.scale_rows_b != kScaleBlock) return "matmul: scale_rows_b must be 1 or 128";
+  if (plan.transpose_a || !plan.transpose_b)
+    return "matmul: scales of blocks need contracted dimensions that come last (transpose_a 0, transpose_b 1)";
+  const Extents scale_b = plan.scale_rows_b == 1 ? row_block_scales(plan.n, plan.k) : square_scales(plan.n, plan.k);
+  auto fits = [&op](std::size_t i, std::int64_t least) {
+    return present(op, i) && op.inputs[i].dtype == DType::f32 && op.inputs[i].count() >= least;
+  };
+  if (!fits(kScaleA, scale_blocks(plan.k) * plan.m) || !fits(kScaleB, element_count(scale_b)))
+    return "matmul: scales of blocks must be f32 " + to_string(row_block_scales(plan.m, plan.k)) + " and " +
+           to_string(scale_b);
+  return {};
 }
 
 std::string refusal(const OpInstance& op) {
@@ -62,6 +82,7 @@ std::string refusal(const OpInstance& op) {
            to_string(y.extents);
   }
   if (present(op, kBias) && op.inputs[kBias].count() != plan.n) return "matmul: bias must have one element a column";
+  if (plan.scale_rows_b != 0) return refuse_block_scales(op, plan);
   auto scale_fits = [&op](std::size_t i, std::int64_t vector) {
     if (!present(op, i)) return true;
     std::int64_t count = op.inputs[i].count();
@@ -117,22 +138,42 @@ void start_with_bias(const Plan& plan, const float* bias, const View& y) {
   }
 }
 
+/// An operand (rows, k) times the scales of its blocks of `scale_rows` x 128.
+const float* load_blocks(const View& x, const View& scale, std::int64_t scale_rows, float* panel) {
+  const std::int64_t rows = x.extents[0], k = x.extents[1];
+  const std::int64_t across = scale_rows == 1 ? 0 : square_scales(rows, k)[1];
+  const auto* scales = scale.as<const float>();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t block = 0; block < scale_blocks(k); ++block) {
+      const std::int64_t begin = row * k + block * kScaleBlock, count = std::min(kScaleBlock, k - block * kScaleBlock);
+      const float factor = scales[scale_rows == 1 ? block * rows + row : row / scale_rows * across + block];
+      const float* values = load(x, begin, count, panel + begin);
+      for (std::int64_t i = 0; i < count; ++i) panel[begin + i] = values[i] * factor;
+    }
+  }
+  return panel;
+}
+
 void run(const Plan& plan, std::span<const View> inputs, const View& y, const Exec& exec) {
   auto input = [&inputs](std::size_t i) { return i < inputs.size() ? inputs[i] : View{}; };
   Workspace workspace(exec.workspace);
-  const float* a = load_all(inputs[kA], workspace.floats(plan.panel_a));
-  const float* b = load_all(inputs[kB], workspace.floats(plan.panel_b));
+  const bool blocks = plan.scale_rows_b != 0;
+  float *panel_a = workspace.floats(plan.panel_a), *panel_b = workspace.floats(plan.panel_b);
+  const float* a = blocks ? load_blocks(inputs[kA], inputs[kScaleA], 1, panel_a) : load_all(inputs[kA], panel_a);
+  const float* b =
+      blocks ? load_blocks(inputs[kB], inputs[kScaleB], plan.scale_rows_b, panel_b) : load_all(inputs[kB], panel_b);
   float* sums = plan.sum_in_y ? y.as<float>() : workspace.floats(plan.sums);
   Tail tail;
   if (View bias = input(kBias)) tail.bias = load(bias, 0, plan.n, scratch(0, plan.n));
   float alpha = 1.0f;
-  if (View scale = input(kScaleA)) {
+  if (View scale = input(kScaleA); scale && !blocks) {
     if (plan.row_scale)
       tail.row_scale = scale.as<float>();
     else
       alpha *= *scale.as<float>();
   }
-  if (View scale = input(kScaleB)) {
+  if (View scale = input(kScaleB); scale && !blocks) {
     if (plan.column_scale)
       tail.column_scale = scale.as<float>();
     else

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "quern/block_scales.h"
 #include "quern/error.h"
 #include "test_op.h"
 
@@ -101,6 +102,72 @@ TEST_CASE("matmul: mixed operand formats, and sizes beyond one block") {
   TestOp{"matmul", {a32.view(), b32.view()}, {z.view()}}.run();
   CHECK(testkit::mismatch(y.floats(), z.floats(), 0) == "");
   CHECK(check({257, 130, 300, DType::bf16, DType::bf16, true, false, false, true}) == "");
+}
+
+TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or for 128") {
+  for (Extents size : {Extents{1, 1, 1}, Extents{3, 7, 129}, Extents{130, 257, 300}, Extents{5, 4, 128}}) {
+    for (std::int64_t scale_rows : {1, 128}) {
+      for (DType result : {DType::f32, DType::bf16}) {
+        for (int bits = 0; bits < 4; ++bits) {
+          const std::int64_t m = size[0], n = size[1], k = size[2];
+          const bool with_bias = (bits & 1) != 0, adds = (bits & 2) != 0;
+          const Extents b_scales = scale_rows == 1 ? row_block_scales(n, k) : square_scales(n, k);
+          auto a = random_tensor(DType::e4m3, {m, k}, 1), b = random_tensor(DType::e5m2, {n, k}, 2);
+          auto scale_a = random_tensor(DType::f32, row_block_scales(m, k), 3),
+               scale_b = random_tensor(DType::f32, b_scales, 4);
+          auto bias = random_tensor(result, {n}, 5), y = random_tensor(result, {m, n}, 6);
+          const std::vector<double> da = doubles(a), db = doubles(b), dsa = doubles(scale_a), dsb = doubles(scale_b);
+          const std::vector<double> dbias = doubles(bias);
+          std::vector<double> want = adds ? doubles(y) : std::vector<double>(static_cast<std::size_t>(m * n), 0.0);
+          double magnitude = 0;
+          for (std::int64_t i = 0; i < m; ++i) {
+            for (std::int64_t j = 0; j < n; ++j) {
+              double sum = with_bias ? dbias[static_cast<std::size_t>(j)] : 0, absolute = 8;
+              for (std::int64_t l = 0; l < k; ++l) {
+                const std::int64_t at_b = scale_rows == 1 ? l / 128 * n + j : j / 128 * b_scales[1] + l / 128;
+                const double term = da[static_cast<std::size_t>(i * k + l)] * db[static_cast<std::size_t>(j * k + l)] *
+                                    dsa[static_cast<std::size_t>(l / 128 * m + i)] *
+                                    dsb[static_cast<std::size_t>(at_b)];
+                sum += term, absolute += std::abs(term);
+              }
+              want[static_cast<std::size_t>(i * n + j)] += sum;
+              magnitude = std::max(magnitude, absolute);
+            }
+          }
+          TestOp{"matmul",   {a.view(), b.view(), with_bias ? bias.view() : absent(), scale_a.view(), scale_b.view()},
+                 {y.view()}, {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}},
+                 {},         adds}
+              .run();
+          CAPTURE(to_string(size));
+          CAPTURE(scale_rows);
+          CAPTURE(bits);
+          // As in check(); scales that are no powers of two round each term besides.
+          CHECK(compare(y, want, magnitude * 0x1p-24 * (8 + static_cast<double>(k) / 8)) == "");
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul refuses scales of blocks that do not fit") {
+  auto a = random_tensor(DType::e4m3, {3, 256}, 1), b = random_tensor(DType::e4m3, {5, 256}, 2);
+  auto refusal = [&](Extents scale_a, Extents scale_b, std::int64_t scale_rows, std::int64_t transpose_a = 0) {
+    PoisonedTensor y(DType::f32, {transpose_a ? 256 : 3, 5});
+    PoisonedTensor left(DType::f32, scale_a), right(DType::f32, scale_b);
+    auto turned = random_tensor(DType::e4m3, {256, 256}, 1);
+    return TestOp{"matmul",
+                  {transpose_a ? turned.view() : a.view(), b.view(), absent(), left.view(), right.view()},
+                  {y.view()},
+                  {{"transpose_a", transpose_a}, {"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}}}
+        .refusal();
+  };
+  CHECK(refusal({2, 3}, {2, 5}, 1) == "");
+  CHECK(refusal({2, 3}, {1, 4}, 128) == "");
+  CHECK(refusal({7}, {11}, 1) == "");  // room for more
+  CHECK(refusal({2, 3}, {1, 4}, 1) == "matmul: scales of blocks must be f32 (2, 3) and (2, 5)");
+  CHECK(refusal({1}, {1, 4}, 128) == "matmul: scales of blocks must be f32 (2, 3) and (1, 4)");
+  CHECK(refusal({2, 3}, {1, 4}, 64) == "matmul: scale_rows_b must be 1 or 128");
+  CHECK(refusal({2, 256}, {2, 5}, 1, 1).find("come last") != std::string::npos);
 }
 
 TEST_CASE("matmul says why it refuses") {

@@ -290,6 +290,13 @@ OpSupport query_columns(const OpInstance& op) {
   return {};
 }
 
+OpSupport query_advance(const OpInstance& op) {
+  const Operand state{DType::f32, {kScaleStateWords + op.attributes.integer("history")}, true, false};
+  if (op.inputs != std::vector{state} || op.outputs != op.inputs)
+    return refuse(op, "takes a state of the size that fits its history, in place");
+  return {};
+}
+
 }  // namespace
 
 void add_quantize_ops(OpTable& table) {
@@ -298,7 +305,7 @@ void add_quantize_ops(OpTable& table) {
   table["quantize_by"] = {prepare_by, query_by};
   table["quantize_rows"] = {prepare_rows, query_rows};
   table["quantize_columns"] = {prepare_columns, query_columns};
-  table["advance_scale"] = {prepare_advance, {}};
+  table["advance_scale"] = {prepare_advance, query_advance};
 }
 
 }  // namespace quern::cpu

@@ -6,7 +6,7 @@
 
 #include "attention.h"
 #include "cuda_device.h"
-#include "op_comparison.h"
+#include "device_pair.h"
 #include "quern/error.h"
 
 using namespace quern;

@@ -9,7 +9,7 @@
 
 #include <doctest/doctest.h>
 
-#include "op_comparison.h"
+#include "device_pair.h"
 #include "plugin/plugin_host.h"
 #include "program/passes/fuse.h"
 #include "quern/error.h"
@@ -80,6 +80,9 @@ TEST_CASE("queries answer at plan time, with the reason for a refusal") {
         "matmul: e4m3 times e4m3: contracted dimensions must come last (transpose_a 0, transpose_b 1)");
   CHECK(h100.query(matmul(DType::e5m2, DType::bf16)).refusal ==
         "matmul: e5m2 times e5m2: at most one operand can be e5m2");
+  OpInstance blocks = matmul(DType::e4m3, DType::bf16);
+  blocks.attributes.set("scale_rows_b", std::int64_t{1});
+  CHECK(assumed("L40S").query(blocks).refusal == "matmul: scales of blocks need compute capability 9.0 (Hopper)");
   CHECK(h100.query(matmul(DType::f32, DType::bf16)).refusal == "matmul: f32 times f32 gives f32 only on this device");
   OpInstance unknown;
   unknown.kind = "convolution";

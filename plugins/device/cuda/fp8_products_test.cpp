@@ -1,5 +1,8 @@
 // Products of 8-bit operands: the LM head's against the CPU device, and what is refused.
-#include "op_comparison.h"
+#include <cmath>
+
+#include "device_pair.h"
+#include "quern/block_scales.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -73,6 +76,70 @@ TEST_CASE("lm_loss and its gradients from codes") {
       train().unread(kBf16, dx).sum(kBf16, dweight, gradient).run(pair);
     }
   }
+}
+
+namespace {
+
+/// Powers of two from 1/8 to 8, different from block to block.
+testkit::PoisonedTensor block_scales(const Extents& extents, std::uint64_t seed) {
+  std::vector<float> scales = testkit::random_normal(element_count(extents), seed, 1);
+  for (float& scale : scales) scale = std::exp2(std::round(std::fmin(std::fmax(scale, -3.0f), 3.0f)));
+  return {kF32, extents, scales};
+}
+
+OpComparison block_product(DType a, DType b, const Sizes& s, std::int64_t scale_rows) {
+  OpComparison op(
+      "matmul",
+      {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}, {"fast_accumulation", std::int64_t{1}}});
+  op.in(normal(a, {s.m, s.k}, 1)).in(normal(b, {s.n, s.k}, 2)).absent();
+  op.in(block_scales(row_block_scales(s.m, s.k), 3));
+  op.in(block_scales(scale_rows == 1 ? row_block_scales(s.n, s.k) : square_scales(s.n, s.k), 4));
+  return op;
+}
+
+}  // namespace
+
+TEST_CASE("matmul: operands with scales of blocks") {
+  DevicePair pair = open_pair();
+  for (auto [a, b] : {std::pair{DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}}) {
+    for (std::int64_t scale_rows : {1, 128}) {
+      for (Sizes s : {Sizes{128, 128, 128, false, true}, Sizes{256, 384, 640, false, true},
+                      Sizes{1024, 1152, 896, false, true}, Sizes{272, 144, 1408, false, true}}) {
+        auto product = [&] { return block_product(a, b, s, scale_rows); };
+        const std::string refusal = pair.gpu->query(product().out(kBf16, {s.m, s.n}, {}).instance()).refusal;
+        if (refusal.find("compute capability") != std::string::npos) {
+          MESSAGE("skipped: " << refusal);
+          return;
+        }
+        // Tensor cores keep about 14 bits of each block's sum, of order sqrt(128) times scales of up to 64.
+        const double slack = 0x1p-12 * 64 * std::sqrt(static_cast<double>(s.k));
+        for (DType out : {kBf16, kF32}) {
+          const Tolerance tolerance{out == kBf16 ? 0x1p-7 : 0x1p-10, slack};
+          product().out(out, {s.m, s.n}, tolerance).run(pair);
+          product().sum(out, {s.m, s.n}, tolerance).run(pair);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("what products with scales of blocks cannot do is refused when planning, with the reason") {
+  DevicePair pair = open_pair();
+  auto refusal = [&](const Sizes& s, std::int64_t scale_rows) {
+    return pair.gpu->query(block_product(DType::e4m3, DType::e4m3, s, scale_rows).out(kBf16, {s.m, s.n}, {}).instance())
+        .refusal;
+  };
+  const std::string fits = refusal({32, 32, 128, false, true}, 1);
+  if (fits.find("compute capability") != std::string::npos) return;
+  CHECK(fits == "");
+  CHECK(refusal({32, 48, 256, false, true}, 128) == "");
+  CHECK(refusal({32, 32, 192, false, true}, 1) ==
+        "matmul: scales of blocks need sums over a multiple of 128, found 192");
+  CHECK(refusal({32, 32, 128, false, true}, 64) == "matmul: scale_rows_b must be 1 or 128");
+  OpComparison wrong("matmul", {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", std::int64_t{1}}});
+  wrong.in(normal(DType::e4m3, {32, 256}, 1)).in(normal(DType::e4m3, {48, 256}, 2)).absent();
+  wrong.in(normal(kF32, {1}, 3)).in(normal(kF32, {2, 48}, 4)).out(kBf16, {32, 48}, {});
+  CHECK(pair.gpu->query(wrong.instance()).refusal == "matmul: scales of blocks must be f32 (2, 32) and (2, 48)");
 }
 
 TEST_CASE("what 8-bit products cannot do is refused when planning, with the reason") {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "op_comparison.h"
+#include "device_pair.h"
 #include "quern/rope.h"
 #include "quern/step_state.h"
 

@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "matmul_bias.h"
 #include "matmul_plan.h"
+#include "quern/block_scales.h"
 #include "quern/error.h"
 
 namespace quern::cuda {
@@ -38,7 +39,10 @@ MatmulKey make_key(const OpInstance& op) {
     auto is_vector = [&op](std::size_t i) { return present(op, i) && op.inputs[i].count() > 1; };
     key.scales = is_vector(kScaleA) || is_vector(kScaleB) ? ScaleMode::vector : ScaleMode::tensor;
   }
-  key.fast_accumulation = op.attributes.integer_or("fast_accumulation", 0) != 0;
+  const std::int64_t block_rows = op.attributes.integer_or("scale_rows_b", 0);
+  if (block_rows != 0) key.scales = block_rows == 1 ? ScaleMode::block : ScaleMode::square_block;
+  // cuBLASLt offers no fast accumulation under scales of blocks; the permission is left unused.
+  key.fast_accumulation = op.attributes.integer_or("fast_accumulation", 0) != 0 && !of_blocks(key.scales);
   return key;
 }
 
@@ -58,9 +62,26 @@ std::string refuse_formats(const MatmulKey& key, const CudaTraits& gpu) {
   return {};
 }
 
+std::string refuse_block_scales(const OpInstance& op, const MatmulKey& key, const CudaTraits& gpu) {
+  const std::int64_t block_rows = op.attributes.integer_or("scale_rows_b", 0);
+  if (block_rows != 1 && block_rows != kScaleBlock) return "matmul: scale_rows_b must be 1 or 128";
+  if (gpu.compute_capability != 90) return "matmul: scales of blocks need compute capability 9.0 (Hopper)";
+  if (key.k % kScaleBlock != 0)
+    return "matmul: scales of blocks need sums over a multiple of 128, found " + std::to_string(key.k);
+  const Extents scale_b = block_rows == 1 ? row_block_scales(key.n, key.k) : square_scales(key.n, key.k);
+  auto fits = [&op](std::size_t i, std::int64_t least) {
+    return present(op, i) && op.inputs[i].dtype == DType::f32 && op.inputs[i].count() >= least;
+  };
+  if (!fits(kScaleA, scale_blocks(key.k) * key.m) || !fits(kScaleB, element_count(scale_b)))
+    return "matmul: scales of blocks must be f32 " + to_string(row_block_scales(key.m, key.k)) + " and " +
+           to_string(scale_b);
+  return {};
+}
+
 std::string refuse_scales(const OpInstance& op, const MatmulKey& key, const CudaTraits& gpu) {
   if (key.scales == ScaleMode::none) return {};
   if (!is_float8(key.a)) return "matmul: scales need 8-bit operands on this device";
+  if (of_blocks(key.scales)) return refuse_block_scales(op, key, gpu);
   auto fits = [&](std::size_t i, std::int64_t size) {
     if (!present(op, i)) return key.scales == ScaleMode::tensor;
     return op.inputs[i].dtype == DType::f32 && op.inputs[i].count() == (key.scales == ScaleMode::vector ? size : 1);

@@ -48,6 +48,26 @@ bool deterministic(const cublasLtMatmulAlgo_t& algorithm) {
 
 constexpr std::size_t kWords = sizeof(cublasLtMatmulAlgo_t) / sizeof(std::uint64_t);
 
+const char* text_of(ScaleMode scales) {
+  switch (scales) {
+    case ScaleMode::none: return "";
+    case ScaleMode::tensor: return " tensor-scales";
+    case ScaleMode::vector: return " vector-scales";
+    case ScaleMode::block: return " block-scales";
+    case ScaleMode::square_block: return " square-block-scales";
+  }
+  return "";
+}
+
+cublasLtMatmulMatrixScale_t library_mode(ScaleMode scales) {
+  switch (scales) {
+    case ScaleMode::vector: return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    case ScaleMode::block: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case ScaleMode::square_block: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    default: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  }
+}
+
 std::optional<cublasLtMatmulAlgo_t> known_algorithm(const TimedChoices& choices, const std::string& product) {
   const std::optional<std::string> text = choices.find(product);
   return text ? algorithm_of(*text) : std::nullopt;
@@ -82,7 +102,7 @@ std::string MatmulKey::text() const {
   text += std::string(name_of(a)) + " " + std::string(name_of(b)) + " " + std::string(name_of(y));
   if (bias) text += " bias";
   if (accumulate) text += " add";
-  if (scales != ScaleMode::none) text += scales == ScaleMode::tensor ? " tensor-scales" : " vector-scales";
+  text += text_of(scales);
   if (fast_accumulation) text += " fast";
   if (stride_a > 0) text += " stride-a " + std::to_string(stride_a);
   if (stride_b > 0) text += " stride-b " + std::to_string(stride_b);
@@ -102,9 +122,10 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
     set(product_, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(product_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, narrow ? CUDA_R_16BF : library_type(key.y));
   }
-  if (key.scales == ScaleMode::vector) {
-    set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
-    set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+  if (key.scales == ScaleMode::vector || of_blocks(key.scales)) {
+    const ScaleMode of_a = key.scales == ScaleMode::square_block ? ScaleMode::block : key.scales;
+    set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, library_mode(key.scales));
+    set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, library_mode(of_a));
     // No algorithm is offered for vectors of scales while their addresses are null; try_run() sets the real ones.
     const auto* anywhere = reinterpret_cast<const float*>(std::uintptr_t{256});
     set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, anywhere);

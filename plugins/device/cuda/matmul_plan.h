@@ -21,7 +21,14 @@ namespace quern::cuda {
 /// Scratch that every product may use: for sums of split-K parts.
 inline constexpr std::size_t kMatmulWorkspace = std::size_t{64} << 20;
 
-enum class ScaleMode : std::uint8_t { none, tensor, vector };
+enum class ScaleMode : std::uint8_t {
+  none,
+  tensor,
+  vector,        ///< one a row of a, one a column of b
+  block,         ///< one for 1 x 128 elements of each, along the sums
+  square_block,  ///< of b, for 128 x 128
+};
+constexpr bool of_blocks(ScaleMode scales) { return scales == ScaleMode::block || scales == ScaleMode::square_block; }
 
 /// A product's shape and formats: what a choice of algorithm depends on.
 struct MatmulKey {
@@ -31,7 +38,7 @@ struct MatmulKey {
   bool bias = false;  ///< (n) in y's dtype, bf16 for 8-bit operands, added in fp32
   bool accumulate = false;
   ScaleMode scales = ScaleMode::none;
-  bool fast_accumulation = false;                         ///< 8-bit operands: sum in fewer bits
+  bool fast_accumulation = false;                         ///< 8-bit operands: sum in fewer bits; not with blocks
   int alignment = 256;                                    ///< bytes to which all operands are aligned, a power of two
   std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
 

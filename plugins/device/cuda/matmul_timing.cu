@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "matmul_plan.h"
+#include "quern/block_scales.h"
 
 namespace quern::cuda {
 
@@ -52,7 +53,8 @@ class Scratch {
     const std::size_t a = bytes(key.a, rows_a * std::max(columns_a, key.stride_a)),
                       b = bytes(key.b, rows_b * std::max(columns_b, key.stride_b)),
                       y = bytes(key.y, key.m * std::max(key.n, key.stride_y));
-    const std::size_t vectors = bytes(DType::f32, std::max(key.m, key.n));
+    const std::int64_t lines = of_blocks(key.scales) ? scale_blocks(key.k) : 1;  // square ones are no more
+    const std::size_t vectors = bytes(DType::f32, lines * std::max<std::int64_t>({key.m, key.n, 4}));
     if (cudaMalloc(&memory_, a + b + y + 3 * vectors + kMatmulWorkspace) != cudaSuccess) {
       cudaGetLastError();
       memory_ = nullptr;

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <limits>
 
-#include "op_comparison.h"
+#include "device_pair.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"
+#include "quern/testkit/op_cases.h"
+#include "quern/testkit/op_launch.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -17,47 +19,10 @@ namespace {
 constexpr DType kBf16 = DType::bf16, kF32 = DType::f32, kE4m3 = DType::e4m3, kE5m2 = DType::e5m2;
 using Tensors = std::vector<PoisonedTensor>;
 
-/// Whole tiles, parts of tiles, sizes that packs do not divide.
-const Extents kSizes[] = {{1, 1}, {64, 64}, {33, 70}, {129, 8}, {5, 1000}, {256, 128}, {272, 144}, {48, 904}};
-
 Attributes format_of(DType format) { return {{"format", std::string(name_of(format))}}; }
 Extents turned(const Extents& size) { return {size[1], size[0]}; }
 
-/// One launch of an op on copies of its inputs: outputs, then the inputs as they are left.
-Tensors launch(Device& device, const OpInstance& shape, const std::vector<View>& inputs) {
-  OpInstance op = shape;
-  for (const View& input : inputs) op.inputs.push_back({input.dtype, input.extents, true, false});
-  OpSupport support = device.query(op);
-  REQUIRE(support.refusal == "");
-  Stream stream = device.stream(StreamKind::compute);
-  std::vector<void*> blocks;
-  auto place = [&](DType dtype, const Extents& extents) {
-    View view{nullptr, dtype, extents};
-    blocks.push_back(device.allocate(MemoryKind::device, view.bytes() + 256));
-    device.fill(blocks.back(), 0xFF, view.bytes() + 256, stream);
-    view.data = blocks.back();
-    return view;
-  };
-  std::vector<View> in, out;
-  for (const View& input : inputs) {
-    in.push_back(place(input.dtype, input.extents));
-    device.copy(in.back().data, input.data, input.bytes(), stream);
-  }
-  for (const Operand& output : op.outputs)
-    out.push_back(output.present ? place(output.dtype, output.extents) : View{nullptr, output.dtype, output.extents});
-  View workspace = place(DType::u8, {static_cast<std::int64_t>(support.workspace_bytes)});
-  device.prepare(op)->launch(in, out, {stream, workspace.data});
-  Tensors results;
-  for (const auto& views : {out, in}) {
-    for (const View& view : views) {
-      results.emplace_back(view.dtype, view ? view.extents : Extents{0});
-      if (view) device.copy(results.back().view().data, view.data, view.bytes(), stream);
-    }
-  }
-  device.synchronize(stream);
-  for (void* block : blocks) device.release(MemoryKind::device, block);
-  return results;
-}
+using testkit::launch_once;
 
 bool same_bits(const PoisonedTensor& a, const PoisonedTensor& b) {
   return a.view().bytes() == b.view().bytes() && std::memcmp(a.view().data, b.view().data, a.view().bytes()) == 0;
@@ -82,60 +47,14 @@ PoisonedTensor zero_state(std::int64_t history) {
 }  // namespace
 
 TEST_CASE("quantize, by tensor, given scale, rows and columns, gives the CPU's bits") {
-  DevicePair pair = open_pair();
-  for (const Extents& size : kSizes) {
-    for (DType from : {kF32, kBf16}) {
-      for (DType to : {kE4m3, kE5m2, DType::i8}) {
-        const Attributes format = format_of(to);
-        auto x = [&] { return normal(from, size, 1, 3); };
-        OpComparison("quantize", format)
-            .in(x())
-            .out(to, size, {})
-            .out(kF32, {1}, {})
-            .out(to, turned(size), {})
-            .run(pair);
-        OpComparison("quantize", format)
-            .in(x())
-            .out(to, size, {})
-            .out(kF32, {1}, {})
-            .unread(to, turned(size))
-            .run(pair);
-        OpComparison("quantize", format)
-            .in(x())
-            .unread(to, size)
-            .out(kF32, {1}, {})
-            .out(to, turned(size), {})
-            .run(pair);
-        OpComparison("quantize_by", format)
-            .in(x())
-            .in(PoisonedTensor(kF32, {1}, std::vector<float>{0.03125f}))
-            .out(to, size, {})
-            .out(to, turned(size), {})
-            .run(pair);
-        OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(pair);
-        OpComparison("quantize_columns", format).in(x()).out(to, turned(size), {}).out(kF32, {size[1]}, {}).run(pair);
-      }
-    }
-  }
+  testkit::quantize_cases(open_pair());
 }
 
-TEST_CASE("zeros, infinities and NaN are quantized as on the CPU") {
-  DevicePair pair = open_pair();
-  const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
-  const Extents size{16, 16};
-  for (std::vector<float> special :
-       {std::vector<float>{0, 0}, {infinity, 1}, {nan, 2}, {1e-40f, 0}, {3e38f, -1e-30f}}) {
-    std::vector<float> values(256, 0.0f);
-    values[17] = special[0], values[200] = special[1];
-    for (DType to : {kE4m3, kE5m2})
-      OpComparison("quantize", format_of(to))
-          .in(PoisonedTensor(kF32, size, values))
-          .out(to, size, {})
-          .out(kF32, {1}, {})
-          .out(to, turned(size), {})
-          .run(pair);
-  }
+TEST_CASE("quantize_blocks gives the CPU's bits, by lines and by squares") {
+  testkit::quantize_blocks_cases(open_pair());
 }
+
+TEST_CASE("zeros, infinities and NaN are quantized as on the CPU") { testkit::quantize_special_cases(open_pair()); }
 
 TEST_CASE("delayed scales: codes and state are the CPU's over launches that fit, clip, observe and advance") {
   DevicePair pair = open_pair();
@@ -164,22 +83,15 @@ TEST_CASE("delayed scales: codes and state are the CPU's over launches that fit,
         CAPTURE(round);
         PoisonedTensor x = normal(kBf16, size, 7 + static_cast<std::uint64_t>(round), std::fabs(deviation));
         if (deviation < 0) x.view().as<std::uint16_t>()[5] = float_to_bf16(std::numeric_limits<float>::infinity());
-        Tensors want = launch(*pair.cpu, quantize, {x.view(), cpu_state.view()});
-        Tensors got = launch(*pair.gpu, quantize, {x.view(), gpu_state.view()});
+        Tensors want = launch_once(*pair.cpu, quantize, {x.view(), cpu_state.view()});
+        Tensors got = launch_once(*pair.gpu, quantize, {x.view(), gpu_state.view()});
         for (std::size_t i : {0, 2}) CHECK(same_bits(got[i], want[i]));
         CHECK(testkit::mismatch(got[1].floats(), want[1].floats(), 0) == "");  // the scale may be NaN
         CHECK(same_bits(got[4], want[4]));
         cpu_state = want[4], gpu_state = got[4];
         if (round++ % 2 == 1) {
-          // In place: the output is the input.
           auto advanced = [&](Device& device, PoisonedTensor& state) {
-            Stream stream = device.stream(StreamKind::compute);
-            View view{device.allocate(MemoryKind::device, state.view().bytes()), kF32, state.view().extents};
-            device.copy(view.data, state.view().data, view.bytes(), stream);
-            device.prepare(advance)->launch({{view}}, {{view}}, {stream, nullptr});
-            device.copy(state.view().data, view.data, view.bytes(), stream);
-            device.synchronize(stream);
-            device.release(MemoryKind::device, view.data);
+            state = launch_once(device, advance, {state.view()}, {{0, 0}})[0];
           };
           advanced(*pair.cpu, cpu_state);
           advanced(*pair.gpu, gpu_state);
@@ -227,11 +139,11 @@ void compare_fused(const DevicePair& pair, const Producer& producer, const std::
     return;
   }
   OpInstance apart{producer.kind, {}, producer.outputs, producer.attributes, producer.geometry};
-  Tensors made = launch(gpu, apart, views_of(producer.inputs));
+  Tensors made = launch_once(gpu, apart, views_of(producer.inputs));
   const PoisonedTensor& result = made[producer.result];
   Tensors operands{result};
   for (const PoisonedTensor& tensor : more) operands.push_back(tensor);
-  Tensors want = launch(gpu, second, views_of(operands));
+  Tensors want = launch_once(gpu, second, views_of(operands));
   for (bool read : {true, false}) {
     for (std::size_t unread : {std::size_t{9}, std::size_t{0}, second.outputs.size() - 1}) {  // none, q, t
       OpInstance fused{producer.kind + "_" + way, {}, producer.outputs, producer.attributes, producer.geometry};
@@ -243,7 +155,7 @@ void compare_fused(const DevicePair& pair, const Producer& producer, const std::
       for (const auto& [name, value] : attributes.all()) fused.attributes.set(name, value);
       Tensors inputs = producer.inputs;
       for (const PoisonedTensor& tensor : more) inputs.push_back(tensor);
-      Tensors got = launch(gpu, fused, views_of(inputs));
+      Tensors got = launch_once(gpu, fused, views_of(inputs));
       CAPTURE(fused.kind);
       CAPTURE(read);
       CAPTURE(unread);

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "op_comparison.h"
+#include "device_pair.h"
 
 using namespace quern;
 using namespace quern::cuda;

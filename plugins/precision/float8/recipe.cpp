@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "quern/block_scales.h"
 #include "quern/error.h"
 #include "quern/step_state.h"
 
@@ -44,6 +45,7 @@ Recipe::Recipe(const Formats& formats, RecipeOptions options) : formats_(formats
   check_products("fast_accumulation", options_.fast_accumulation);
   check_products("head_fast_accumulation", options_.head_fast_accumulation);
   auto scaling = [](const std::string& name) {
+    if (name == "block") return Scaling::block;
     return name == "row" ? Scaling::row : name == "current" ? Scaling::current : Scaling::delayed;
   };
   activation_ = scaling(options_.activation_scaling);
@@ -67,11 +69,15 @@ Recipe::Codes Recipe::quantized(ValueId x, DType format, Scaling scaling, Loweri
   std::string name = lowering.program()[x].name + "." + std::string(quern::name_of(format));
   if (scaling == Scaling::row) {
     std::vector<ValueId> made = lowering.emit("quantize_rows", {x}, std::move(attributes), name);
-    return {made[0], made[1], kNoValue};
+    return {made[0], made[1]};
+  }
+  if (scaling == Scaling::block) {
+    std::vector<ValueId> made = lowering.emit("quantize_blocks", {x}, std::move(attributes), name);
+    return {made[0], made[1], made[2], made[3]};
   }
   if (scaling == Scaling::current || !lowering.training()) {
     std::vector<ValueId> made = lowering.emit("quantize", {x}, std::move(attributes), name);
-    return {made[0], made[1], made[2]};
+    return {made[0], made[1], made[2], made[1]};
   }
   attributes.set("history", options_.history);
   attributes.set("margin", options_.margin);
@@ -82,63 +88,62 @@ Recipe::Codes Recipe::quantized(ValueId x, DType format, Scaling scaling, Loweri
                                   .attributes = attributes});
   if (options_.observe) attributes.set("observe", std::int64_t{1});
   std::vector<ValueId> made = lowering.emit("quantize_delayed", {x, state}, std::move(attributes), name);
-  return {made[0], made[1], made[2]};
+  return {made[0], made[1], made[2], made[1]};
 }
 
 // Transposed, with a scale for each channel, which does not vary along the tokens that are summed over.
 Recipe::Codes Recipe::by_columns(ValueId x, DType format, Lowering& lowering) const {
   std::string name = lowering.program()[x].name + "." + std::string(quern::name_of(format)) + ".channels";
   std::vector<ValueId> made = lowering.emit("quantize_columns", {x}, format_attribute(format), name);
-  return {kNoValue, made[1], made[0]};
+  return {kNoValue, kNoValue, made[0], made[1]};
 }
 
-// The weight for y = x W^T or, transposed, for dx = dy W, in a form with one scale for all.
-Recipe::Codes Recipe::weight(const ProductSite& site, Lowering& lowering) const {
-  std::vector<ValueId> copy = lowering.working_copy(site.parameter, "quantize", format_attribute(formats_.weight));
-  return {copy[0], copy[1], copy[2]};
+// The weight for y = x W^T or, transposed, for dx = dy W: codes that are the same, with one scale for all or square
+// blocks of scales; but with one scale a row, which a product sums over in the other form, codes of their own.
+Recipe::Codes Recipe::weight(const ProductSite& site, Scaling scaling, Lowering& lowering) const {
+  Attributes attributes = format_attribute(formats_.weight);
+  auto copy = [&](const char* kind) { return lowering.working_copy(site.parameter, kind, attributes); };
+  if (scaling == Scaling::row) {
+    const bool rows = site.product == Product::output;
+    std::vector<ValueId> made = copy(rows ? "quantize_rows" : "quantize_columns");
+    return rows ? Codes{made[0], made[1]} : Codes{kNoValue, kNoValue, made[0], made[1]};
+  }
+  if (scaling == Scaling::block) attributes.set("square", std::int64_t{1});
+  std::vector<ValueId> made = copy(scaling == Scaling::block ? "quantize_blocks" : "quantize");
+  return {made[0], made[1], made[2], scaling == Scaling::block ? made[3] : made[1]};
 }
 
 void Recipe::lower_output(const ProductSite& site, Lowering& lowering) const {
   Codes x = quantized(site.x, formats_.activation, activation_, lowering);
-  if (activation_ == Scaling::row) {
-    auto copy = lowering.working_copy(site.parameter, "quantize_rows", format_attribute(formats_.weight));
-    return produce("output", x.rows, copy[0], site.bias, x.scale, copy[1], lowering);
-  }
-  Codes w = weight(site, lowering);
-  produce("output", x.rows, w.rows, site.bias, x.scale, w.scale, lowering);
+  Codes w = weight(site, activation_, lowering);
+  produce(site.product, activation_, x.rows, w.rows, site.bias, x.scale, w.scale, lowering);
 }
 
 void Recipe::lower_input_gradient(const ProductSite& site, Lowering& lowering) const {
   Codes dy = quantized(site.dy, formats_.gradient, gradient_, lowering);
-  if (gradient_ == Scaling::row) {
-    auto copy = lowering.working_copy(site.parameter, "quantize_columns", format_attribute(formats_.weight));
-    return produce("input_gradient", dy.rows, copy[0], kNoValue, dy.scale, copy[1], lowering);
-  }
-  Codes w = weight(site, lowering);
-  if (options_.transposed_weights == "made")
+  Codes w = weight(site, gradient_, lowering);
+  if (options_.transposed_weights == "made" && gradient_ != Scaling::row)
     w.transposed = lowering.emit("transpose", {w.rows}, {}, std::string(site.parameter) + ".transposed")[0];
-  produce("input_gradient", dy.rows, w.transposed, kNoValue, dy.scale, w.scale, lowering);
+  produce(site.product, gradient_, dy.rows, w.transposed, kNoValue, dy.scale, w.transposed_scale, lowering);
 }
 
 void Recipe::lower_weight_gradient(const ProductSite& site, Lowering& lowering) const {
-  if (activation_ == Scaling::row && gradient_ == Scaling::row) {
-    Codes dy = by_columns(site.dy, formats_.gradient, lowering);
-    Codes x = by_columns(site.x, formats_.kept_activation, lowering);
-    return produce("weight_gradient", dy.transposed, x.transposed, kNoValue, dy.scale, x.scale, lowering);
-  }
-  // Both operands have one scale for the tensor; a role with row scales is quantized anew.
-  auto tensor = [](Scaling scaling) { return scaling == Scaling::row ? Scaling::current : scaling; };
-  Codes dy = quantized(site.dy, formats_.gradient, tensor(gradient_), lowering);
-  Codes x = quantized(site.x, formats_.kept_activation, tensor(activation_), lowering);
-  produce("weight_gradient", dy.transposed, x.transposed, kNoValue, dy.scale, x.scale, lowering);
+  // Operands of one kind of scale go together; else, those with scales for parts are quantized anew, with one.
+  const Scaling both = activation_ == gradient_ ? activation_ : Scaling::current;
+  auto operand = [&](ValueId value, DType format, Scaling own) {
+    if (both == Scaling::row) return by_columns(value, format, lowering);
+    return quantized(value, format, both == Scaling::block ? both : one_scale(own), lowering);
+  };
+  Codes dy = operand(site.dy, formats_.gradient, gradient_);
+  Codes x = operand(site.x, formats_.kept_activation, activation_);
+  produce(site.product, both, dy.transposed, x.transposed, kNoValue, dy.transposed_scale, x.transposed_scale, lowering);
 }
 
 void Recipe::lower_loss(const ProductSite& site, Lowering& lowering) const {
   if (options_.head == "bf16") return;
   // e5m2 operands cannot be multiplied with each other, and the gradients may be e5m2.
-  Codes x = quantized(site.x, formats_.kept_activation, activation_ == Scaling::row ? Scaling::current : activation_,
-                      lowering);
-  Codes w = weight(site, lowering);
+  Codes x = quantized(site.x, formats_.kept_activation, one_scale(activation_), lowering);
+  Codes w = weight(site, Scaling::current, lowering);
   Attributes attributes = site.op->attributes;
   if (lowering.training()) attributes.set("gradient_format", options_.head_gradient_format);
   for (const char* product : {"output", "input_gradient", "weight_gradient"})
@@ -151,12 +156,13 @@ void Recipe::lower_loss(const ProductSite& site, Lowering& lowering) const {
   lowering.produce(site.op->kind, std::move(inputs), std::move(attributes));
 }
 
-void Recipe::produce(const char* product, ValueId a, ValueId b, ValueId bias, ValueId scale_a, ValueId scale_b,
-                     Lowering& lowering) const {
-  lowering.produce("matmul", {a, b, bias, scale_a, scale_b},
-                   {{"transpose_a", std::int64_t{0}},
-                    {"transpose_b", std::int64_t{1}},
-                    {"fast_accumulation", std::int64_t{lists(options_.fast_accumulation, product)}}});
+void Recipe::produce(Product product, Scaling scaling, ValueId a, ValueId b, ValueId bias, ValueId scale_a,
+                     ValueId scale_b, Lowering& lowering) const {
+  Attributes attributes{{"transpose_a", std::int64_t{0}},
+                        {"transpose_b", std::int64_t{1}},
+                        {"fast_accumulation", std::int64_t{lists(options_.fast_accumulation, name_of(product))}}};
+  if (scaling == Scaling::block) attributes.set("scale_rows_b", product == Product::weight_gradient ? 1 : kScaleBlock);
+  lowering.produce("matmul", {a, b, bias, scale_a, scale_b}, std::move(attributes));
 }
 
 }  // namespace quern::float8

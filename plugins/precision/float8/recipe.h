@@ -37,11 +37,13 @@ struct RecipeOptions {
 /// Adds the options to a table of a struct derived from RecipeOptions.
 template <class T>
 void add_recipe_options(OptionTable<T>& table) {
-  const std::vector<std::string> scalings = {"delayed", "current", "row"};
+  const std::vector<std::string> scalings = {"delayed", "current", "row", "block"};
   table
       .add("activation_scaling", &RecipeOptions::activation_scaling,
            "scale of activations: delayed (one a tensor, from the amax of past steps), current (one a tensor, from its "
-           "own amax: one more pass) or row (one a token, or a channel where a product sums over tokens)")
+           "own amax: one more pass), row (one a token, or a channel where a product sums over tokens) or block (one "
+           "for "
+           "each 128 elements that a product sums over, of weights one for each 128 x 128)")
       .one_of(scalings);
   table.add("gradient_scaling", &RecipeOptions::gradient_scaling, "scale of gradients, likewise").one_of(scalings);
   table.add("history", &RecipeOptions::history, "steps whose amax a delayed scale covers").at_least(1).at_most(1024);
@@ -80,18 +82,22 @@ class Recipe final : public PrecisionBackend {
   void lower(const ProductSite& site, Lowering& lowering) const override;
 
  private:
-  enum class Scaling { delayed, current, row };
+  enum class Scaling { delayed, current, row, block };
+  /// The mode, or where it has scales for parts of a tensor, the one for the whole that is nearest.
+  static Scaling one_scale(Scaling scaling) { return scaling == Scaling::delayed ? scaling : Scaling::current; }
   struct Codes {
-    ValueId rows = kNoValue, scale = kNoValue, transposed = kNoValue;
+    ValueId rows = kNoValue, scale = kNoValue;
+    ValueId transposed = kNoValue, transposed_scale = kNoValue;
   };
   Codes quantized(ValueId x, DType format, Scaling scaling, Lowering& lowering) const;
   Codes by_columns(ValueId x, DType format, Lowering& lowering) const;
-  Codes weight(const ProductSite& site, Lowering& lowering) const;
+  Codes weight(const ProductSite& site, Scaling scaling, Lowering& lowering) const;
   void lower_output(const ProductSite& site, Lowering& lowering) const;
   void lower_input_gradient(const ProductSite& site, Lowering& lowering) const;
   void lower_weight_gradient(const ProductSite& site, Lowering& lowering) const;
   void lower_loss(const ProductSite& site, Lowering& lowering) const;
-  void produce(const char* product, ValueId a, ValueId b, ValueId bias, ValueId scale_a, ValueId scale_b,
+  /// y = a b^T + bias; `scaling` is what both scales are of.
+  void produce(Product product, Scaling scaling, ValueId a, ValueId b, ValueId bias, ValueId scale_a, ValueId scale_b,
                Lowering& lowering) const;
 
   Formats formats_;

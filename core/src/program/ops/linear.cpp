@@ -63,6 +63,9 @@ void add_products(OpSet& set) {
 void add_linear(OpSet& set) {
   add_products(set);
   // y = op(a) op(b) * scale_a * scale_b + bias; scales are (1), or one a row of op(a) and one a column of op(b).
+  // With the attribute scale_rows_b, and a b^T (transpose_a 0, transpose_b 1): each 128 elements of a row of a have a
+  // scale (row_block_scales of a, or column_block_scales of what a is the transpose of), and so has each block of
+  // scale_rows_b x 128 elements of b: 1, likewise, or 128 (square_scales).
   set.add({.kind = "matmul",
            .inputs = {"a", "b", "bias?", "scale_a?", "scale_b?"},
            .outputs = {"y"},

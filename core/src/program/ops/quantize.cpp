@@ -1,6 +1,7 @@
 // Ops that bring a matrix x (N, C) to an 8-bit format: q (N, C) with x about q * scale, and t (C, N), q transposed, for
 // the products that sum over tokens. Outputs that nobody reads are not made. Scales are those of format_scale.
 #include "program/ops/ops.h"
+#include "quern/block_scales.h"
 #include "quern/step_state.h"
 
 namespace quern::ops {
@@ -24,6 +25,24 @@ void give_codes(InferContext& c, std::size_t q, std::size_t t) {
 void need_state(const InferContext& c, std::size_t input) {
   std::int64_t history = c.attributes.integer("history");
   need_vector(c, input, kScaleStateWords + history);
+}
+
+/// q and t of quantize_blocks, with their scales.
+void infer_blocks(InferContext& c) {
+  give_codes(c, 0, 2);
+  const Dim rows = c.inputs[0]->shape[0], columns = c.inputs[0]->shape[1];
+  const bool square = c.attributes.integer_or("square", 0) != 0;
+  if (columns.per_token != 0 || (square && rows.per_token != 0))
+    c.refuse(0, square ? "a matrix whose sizes do not depend on the tokens" : "rows whose size does not");
+  if (square) {
+    const Extents scale = square_scales(rows.fixed, columns.fixed), t_scale = square_scales(columns.fixed, rows.fixed);
+    give(c, 1, {scale[0], scale[1]}, DType::f32);
+    give(c, 3, {t_scale[0], t_scale[1]}, DType::f32);
+    return;
+  }
+  const std::int64_t blocks = scale_blocks(columns.fixed);
+  give(c, 1, {blocks, rows}, DType::f32);
+  give(c, 3, {Dim::tokens(rows.per_token * blocks, columns.fixed + rows.fixed * blocks)}, DType::f32);
 }
 
 }  // namespace
@@ -68,6 +87,11 @@ void add_quantize(OpSet& set) {
              give(c, 0, {x[1], x[0]}, format_of(c));
              give(c, 1, {x[1]}, DType::f32);
            }});
+  // One scale for each block of 128 elements of a row of q, and for each of a row of t, which so is not q transposed
+  // but x transposed and quantized; with square = 1 (parameters) one for each 128 x 128 elements, and t is q
+  // transposed. Layouts of the scales: row_block_scales, column_block_scales, square_scales.
+  set.add(
+      {.kind = "quantize_blocks", .inputs = {"x"}, .outputs = {"q", "scale", "t", "t_scale"}, .infer = infer_blocks});
   // Once per optimizer step: the amax of the step enters the history, whose maximum gives the next scale.
   set.add({.kind = "advance_scale",
            .inputs = {"state"},

@@ -27,7 +27,8 @@ const std::vector<Fusion> kFusions = {{"add_rms_norm", "s = add(a, b); y, r = rm
                                       {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"}};
 
 std::vector<TinyModelOptions> forms() {
-  return {{}, {.tied = true}, {.bias = true}, {.head_norm = true}, {.bias = true, .layer_norm = true}};
+  return {
+      {}, {.tied = true}, {.bias = true}, {.head_norm = true}, {.parallel = true}, {.bias = true, .layer_norm = true}};
 }
 
 struct Passes {

@@ -34,7 +34,8 @@ void put_leading_add(Program& program) {
 ModelPrograms rotate(const Program& embed, const Program& block, const Program& head) {
   ModelPrograms rotated{embed, block, block, head};
   int last = block.producer(block.outputs[0]);
-  bool ends_in_add = last >= 0 && block.ops[static_cast<std::size_t>(last)].kind == "add";
+  const Op* op = last >= 0 ? &block.ops[static_cast<std::size_t>(last)] : nullptr;
+  bool ends_in_add = op && op->kind == "add" && op->inputs[0] != op->inputs[1];  // equal ones are no pair
   if (!ends_in_add || !block.consumers(block.outputs[0]).empty()) return rotated;
   rotated.first_block.name = "first_block";
   take_trailing_add(rotated.first_block);

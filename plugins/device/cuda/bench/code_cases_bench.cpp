@@ -1,5 +1,6 @@
 // Cases of the 8-bit formats: quantization behind its producers, products of codes, the LM head on codes.
 #include "bench.h"
+#include "quern/block_scales.h"
 #include "quern/rope.h"
 #include "quern/step_state.h"
 
@@ -66,6 +67,12 @@ void add_quantize(std::vector<Case>& cases, const ModelShape& m) {
                      {b(size)},
                      {turned, operand(kF32, {size[1]})},
                      format});
+    cases.push_back(
+        {"quantize_blocks " + to_string(size),
+         "quantize_blocks",
+         {b(size)},
+         {codes, operand(kF32, row_block_scales(n, size[1])), turned, operand(kF32, column_block_scales(n, size[1]))},
+         format});
     cases.push_back({"transpose e4m3 " + to_string(size), "transpose", {{codes}}, {turned}});
   }
 }

@@ -15,7 +15,9 @@ class RecordedLowering final : public Lowering {
     std::string parameter, kind;
     Attributes attributes;
   };
-  std::vector<Op> emitted;   ///< by emit(); each has one output, numbered from 1000
+  /// By emit(). Values that the backend is given are numbered from 1000; here and in a working copy there are three, of
+  /// which it takes as many as the op has.
+  std::vector<Op> emitted;
   std::vector<Op> produced;  ///< by produce()
   std::vector<StateRequest> states;
   std::vector<WorkingCopy> copies;
@@ -26,9 +28,9 @@ class RecordedLowering final : public Lowering {
                             std::string) override {
     emitted.push_back({.kind = std::move(kind),
                        .inputs = std::move(inputs),
-                       .outputs = {next_},
+                       .outputs = three(),
                        .attributes = std::move(attributes)});
-    return {next_++};
+    return emitted.back().outputs;
   }
   void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) override {
     produced.push_back({.kind = std::move(kind), .inputs = std::move(inputs), .attributes = std::move(attributes)});
@@ -39,10 +41,15 @@ class RecordedLowering final : public Lowering {
   }
   std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {
     copies.push_back({std::string(parameter), std::move(kind), std::move(attributes)});
-    return {next_++};
+    return three();
   }
 
  private:
+  std::vector<ValueId> three() {
+    next_ += 3;
+    return {next_ - 3, next_ - 2, next_ - 1};
+  }
+
   Program program_;
   ValueId next_ = 1000;
 };

@@ -1,0 +1,119 @@
+#include "conformance/check.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "config/resolve.h"
+#include "conformance/contracts.h"
+
+namespace quern::conformance {
+
+namespace {
+
+/// Values for options that size a model, by their Hugging Face names, old and new: small, and odd where they may be.
+constexpr std::pair<const char*, std::int64_t> kSmallSizes[] = {{"vocab_size", 67},
+                                                                {"hidden_size", 32},
+                                                                {"n_embd", 32},
+                                                                {"d_model", 32},
+                                                                {"intermediate_size", 44},
+                                                                {"n_inner", 44},
+                                                                {"ffn_dim", 44},
+                                                                {"num_hidden_layers", 2},
+                                                                {"n_layer", 2},
+                                                                {"num_layers", 2},
+                                                                {"num_attention_heads", 4},
+                                                                {"n_head", 4},
+                                                                {"num_heads", 4},
+                                                                {"num_key_value_heads", 2},
+                                                                {"max_position_embeddings", 64},
+                                                                {"n_positions", 64},
+                                                                {"n_ctx", 64}};
+
+OptionValues values_of(PluginHost& host, const Factory& factory, const CheckOptions& options) {
+  const std::string table = factory.kind + "." + factory.id + ".";
+  ConfigDocument document = ConfigDocument::parse("", "quern plugins check");
+  if (factory.kind == kPluginKind<Model>)
+    for (const auto& [key, value] : kSmallSizes)
+      for (const OptionSpec& spec : factory.options)
+        if (spec.key == key && spec.type == OptionType::integer)
+          document.set(table + key + "=" + std::to_string(value));
+  for (const std::string& setting : options.settings) document.set(table + setting);
+  SectionSchema schema;
+  schema.name = schema.plugin_kind = factory.kind;
+  schema.default_id = factory.id;
+  try {
+    return resolve(document, {schema}, host).plugin_options(factory.kind);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    detail.next = "the kit knows values for usual sizes only: give others with --set key=value";
+    throw Error(error.code(), std::move(detail));
+  }
+}
+
+void check_kind(Report& report, const Subject& subject) {
+  constexpr std::pair<const char*, void (*)(Report&, const Subject&)> kContracts[] = {
+      {kPluginKind<PrecisionBackend>, check_precision},
+      {kPluginKind<Device>, check_device},
+      {kPluginKind<Model>, check_model},
+      {kPluginKind<LogSink>, check_log_sink},
+      {kPluginKind<Communicator>, check_communicator},
+      {kPluginKind<OffloadStore>, check_offload_store},
+      {kPluginKind<Optimizer>, check_optimizer},
+      {kPluginKind<Schedule>, check_schedule}};
+  for (const auto& [kind, contracts] : kContracts)
+    if (subject.factory.kind == kind) return contracts(report, subject);
+  report.no_contracts(subject.factory.kind);
+}
+
+void check_factory(Report& report, PluginHost& host, const Factory& factory, const CheckOptions& options) {
+  report.begin(factory.kind + " \"" + factory.id + "\" (" + host.origin(factory.kind, factory.id) + ")");
+  const Subject subject{host, factory, values_of(host, factory, options), options};
+  const std::size_t before = report.findings().size();
+  check_description(report, subject);
+  // Without an instance the contracts of the kind would all say the same.
+  const auto& findings = report.findings();
+  if (std::all_of(findings.begin() + static_cast<std::ptrdiff_t>(before), findings.end(), [](const Finding& finding) {
+        return finding.contract != "made" || finding.verdict == Verdict::holds;
+      }))
+    check_kind(report, subject);
+}
+
+}  // namespace
+
+Report check(PluginHost& host, const std::string& what, const CheckOptions& options) {
+  Report report;
+  std::vector<PluginEntry> entries;
+  const std::size_t slash = what.find('/');
+  const std::string kind = what.substr(0, slash);
+  const auto kinds = plugin_kinds();
+  std::error_code ignored;
+  if (slash != std::string::npos && std::find(kinds.begin(), kinds.end(), kind) != kinds.end() &&
+      !std::filesystem::exists(what, ignored)) {
+    const Factory& factory = host.require(kind, what.substr(slash + 1));
+    entries.push_back({kind, factory.id, &factory, nullptr, {}});
+  } else {
+    report.begin(what);
+    bool loads = report.contract("loads", [&] {
+      try {
+        entries = host.load_file(what);
+      } catch (const Error& error) {
+        report.refuse();
+        broken("the file", error.what(), "a plugin that can be loaded");
+      }
+      const LoadedPlugin& plugin = *entries[0].plugin;
+      return plugin.name + " " + plugin.version + ", SDK " + std::to_string(kSdkVersion) + ", " +
+             std::to_string(entries.size()) + (entries.size() == 1 ? " implementation" : " implementations");
+    });
+    if (!loads) return report;
+    report.contract("says what it is", [&]() -> std::string {
+      const LoadedPlugin& plugin = *entries[0].plugin;
+      need(!plugin.version.empty(), "manifest.version", "nothing", "a version");
+      need(!plugin.licence.empty(), "manifest.licence", "nothing", "a licence");
+      return "licence " + plugin.licence;
+    });
+  }
+  for (const PluginEntry& entry : entries) check_factory(report, host, *entry.factory, options);
+  return report;
+}
+
+}  // namespace quern::conformance

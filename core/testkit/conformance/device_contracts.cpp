@@ -1,0 +1,175 @@
+// Of devices: what they say of themselves, memory and events, and the plan-time answers. device_op_contracts.cpp runs
+// the ops.
+#include <cstring>
+
+#include "conformance/contracts.h"
+#include "conformance/device_ops.h"
+#include "quern/testkit/device_memory.h"
+#include "quern/testkit/op_comparison.h"
+
+namespace quern::conformance {
+
+namespace {
+
+using testkit::DeviceMemory;
+
+std::string says(const Subject& subject) {
+  auto device = subject.make<Device>();
+  const DeviceTraits& traits = device->traits();
+  need(traits.id == subject.factory.id, "traits().id", traits.id, subject.factory.id);
+  need(!traits.name.empty(), "traits().name", "nothing", "what people call it");
+  const std::size_t alignment = traits.alignment;
+  need(alignment > 0 && (alignment & (alignment - 1)) == 0, "traits().alignment", std::to_string(alignment),
+       "a power of two");
+  need(traits.memory_rate > 0, "traits().memory_rate", number(traits.memory_rate), "an assumption, in bytes/s");
+  need(!traits.matmul_rates.empty(), "traits().matmul_rates", "none", "one a format, for time estimates");
+  for (auto [dtype, rate] : traits.matmul_rates)
+    need(rate > 0, "matmul rate of " + std::string(name_of(dtype)), number(rate), "above 0");
+  return traits.name;
+}
+
+class TestKernel final : public Kernel {
+ public:
+  void launch(std::span<const View>, std::span<const View>, const Exec&) const override {}
+};
+
+std::string takes_kernels(const Subject& subject) {
+  auto device = subject.make<Device>();
+  const OpInstance op{.kind = "quern_check_custom_op", .geometry = {}};
+  need(!device->query(op).refusal.empty(), "an op of an unknown kind", "accepted",
+       "refused when planning, with a reason");
+  device->add_kernel(op.kind, [](const OpInstance&) { return std::make_unique<TestKernel>(); });
+  need(device->query(op).refusal.empty(), "an op whose kernel was added", "refused: " + device->query(op).refusal,
+       "accepted");
+  return "";
+}
+
+std::string memory_works(Device& device) {
+  Stream stream = device.stream(StreamKind::compute);
+  for (MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::mapped}) {
+    for (std::size_t bytes : {std::size_t{1}, std::size_t{255}, std::size_t{100003}}) {
+      void* memory = device.allocate(kind, bytes);
+      const auto address = reinterpret_cast<std::uintptr_t>(memory);
+      device.release(kind, memory);
+      need(address != 0 && address % device.traits().alignment == 0, "address of " + std::to_string(bytes) + " bytes",
+           std::to_string(address), "a multiple of " + std::to_string(device.traits().alignment));
+    }
+  }
+  for (auto [offset, bytes] : {std::pair<std::size_t, std::size_t>{0, 1}, {3, 7}, {1, 4097}, {129, 99991}}) {
+    DeviceMemory block(device, offset + bytes), other(device, bytes);
+    std::vector<std::uint8_t> want(bytes), got(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) want[i] = static_cast<std::uint8_t>(i * 37 + 1);
+    char* at = static_cast<char*>(block.data()) + offset;
+    device.copy(at, want.data(), bytes, stream);
+    device.copy(other.data(), at, bytes, stream);
+    device.copy(got.data(), other.data(), bytes, stream);
+    device.synchronize(stream);
+    const std::string where = std::to_string(bytes) + " bytes at " + std::to_string(offset);
+    need(got == want, "a copy there, across and back of " + where, "other bytes", "the same");
+    device.fill(at, 0x5C, bytes, stream);
+    device.copy(got.data(), at, bytes, stream);
+    device.synchronize(stream);
+    need(got == std::vector<std::uint8_t>(bytes, 0x5C), "a fill of " + where, "other bytes", "the byte");
+    need(block.touched().empty() && other.touched().empty(), "copies and fills of " + where,
+         "bytes written beside them", "none");
+  }
+  return "";
+}
+
+std::string events_work(Device& device) {
+  Stream compute = device.stream(StreamKind::compute), copy = device.stream(StreamKind::copy);
+  Event first = device.make_event(), second = device.make_event();
+  DeviceMemory block(device, 1 << 20);
+  device.record(first, compute);
+  device.fill(block.data(), 1, block.bytes(), compute);
+  device.record(second, compute);
+  device.wait(copy, second);
+  device.synchronize(copy);
+  device.synchronize(compute);
+  const double time = device.elapsed(first, second);
+  need(time >= 0, "elapsed() between two events", number(time), "0 or more milliseconds");
+  return "";
+}
+
+std::string captures(Device& device) {
+  Stream stream = device.stream(StreamKind::compute);
+  DeviceMemory block(device, 4099);
+  auto work = [&] { device.fill(block.data(), 7, block.bytes(), stream); };
+  if (!device.traits().can_capture) {
+    need_refusal("capture() where traits().can_capture is false", ErrorCode::internal,
+                 [&] { device.capture(stream, work); });
+    return "says that it cannot";
+  }
+  std::unique_ptr<Graph> graph = device.capture(stream, work);
+  std::vector<std::uint8_t> got(4099);
+  block.read(got.data());
+  need(got[0] == 0xFF, "memory after a capture", "written", "untouched until the graph is launched");
+  for (int launch : {0, 1}) {
+    device.fill(block.data(), 0, block.bytes(), stream);
+    graph->launch(stream);
+    device.synchronize(stream);
+    block.read(got.data());
+    need(got == std::vector<std::uint8_t>(4099, 7), "launch " + std::to_string(launch) + " of a graph", "other bytes",
+         "what was captured");
+  }
+  return "";
+}
+
+std::string observes(Device& device) {
+  device.begin_range("outer");
+  device.begin_range("inner");
+  device.end_range();
+  device.end_range();
+  Telemetry telemetry = device.telemetry();
+  for (const Reading& reading : telemetry.readings) need(!reading.name.empty(), "a reading", "no name", "a name");
+  return std::to_string(telemetry.readings.size()) + " readings" +
+         (telemetry.unavailable.empty() ? "" : "; " + telemetry.unavailable);
+}
+
+std::string keeps_choices(const Subject& subject, Device& device) {
+  const std::string state = device.save_state();
+  auto other = subject.make<Device>();
+  other->open(subject.options.ordinal);
+  other->load_state(state);
+  need(other->save_state() == state, "save_state() after load_state()", "another text", "the one that was loaded");
+  return std::to_string(state.size()) + " bytes of timed choices";
+}
+
+}  // namespace
+
+void check_device(Report& report, const Subject& subject) {
+  report.contract("traits", [&] { return says(subject); });
+  report.contract("added kernels", [&] { return takes_kernels(subject); });
+  report.contract("plans ops", [&] { return plans_ops(*subject.make<Device>()); });
+
+  std::unique_ptr<Device> device = subject.make<Device>();
+  std::string absent;
+  auto contract = [&](const std::string& name, const std::function<std::string()>& body) {
+    report.contract(name, [&] {
+      if (!absent.empty()) throw Skipped{absent};
+      return body();
+    });
+  };
+  report.contract("opens", [&]() -> std::string {
+    try {
+      device->open(subject.options.ordinal);
+    } catch (const Error& error) {
+      need(error.code() == ErrorCode::resources, "the refusal to open", error.what(), "a resources error");
+      absent = "no hardware to run on";
+      throw Skipped{error.what()};
+    }
+    return "unit " + std::to_string(subject.options.ordinal);
+  });
+  contract("memory", [&] { return memory_works(*device); });
+  contract("events", [&] { return events_work(*device); });
+  contract("capture", [&] { return captures(*device); });
+  contract("observation", [&] { return observes(*device); });
+  std::unique_ptr<Device> reference = oracle(subject.host);
+  for (const OpFamily& family : op_families())
+    contract("op " + family.name, [&] { return compare_family(family, *reference, *device); });
+  contract("fusions", [&] { return fusions_change_no_bit(subject, *device); });
+  contract("models", [&] { return models_agree(subject, *device); });
+  contract("timed choices", [&] { return keeps_choices(subject, *device); });
+}
+
+}  // namespace quern::conformance

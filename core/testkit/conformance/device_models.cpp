@@ -1,0 +1,169 @@
+// Small models on a device: its fused forms against their parts, and the whole against the oracle.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "conformance/device_ops.h"
+#include "conformance/report.h"
+#include "conformance/trial.h"
+#include "quern/step_state.h"
+#include "quern/testkit/forwarding_device.h"
+#include "quern/testkit/tiny_model.h"
+
+namespace quern::conformance {
+
+namespace {
+
+using testkit::TinyModel;
+using testkit::TinyModelOptions;
+
+/// Forms of a model that together have every op of the vocabulary; sizes that most kernels take.
+std::vector<TinyModelOptions> forms() {
+  TinyModelOptions plain{
+      .layers = 2, .width = 64, .vocabulary = 96, .heads = 4, .kv_heads = 2, .head_dim = 16, .ffn = 80};
+  TinyModelOptions normed = plain, layered = plain;
+  normed.head_norm = normed.tied = true;
+  layered.layer_norm = layered.bias = true;
+  return {plain, normed, layered};
+}
+
+/// The device without its fused forms.
+class Unfused final : public testkit::ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  std::span<const Fusion> fusions() const override { return {}; }
+};
+
+/// Every product of linears on e4m3 operands, so that producers fuse with quantizations.
+class EightBit final : public PrecisionBackend {
+ public:
+  explicit EightBit(bool delayed) : delayed_(delayed) {}
+  const PrecisionTraits& traits() const override { return traits_; }
+  void lower(const ProductSite& site, Lowering& lowering) const override {
+    if (site.product == Product::loss) return;
+    const bool by_weight = site.product != Product::weight_gradient;
+    const std::vector<ValueId> a = quantized(site.product == Product::output ? site.x : site.dy, lowering);
+    const std::vector<ValueId> b =
+        by_weight ? lowering.working_copy(site.parameter, "quantize", format()) : quantized(site.x, lowering);
+    lowering.produce("matmul",
+                     {by_weight ? a[0] : a[2], site.product == Product::output ? b[0] : b[2], site.bias, a[1], b[1]},
+                     {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}});
+  }
+
+ private:
+  static Attributes format() { return {{"format", std::string("e4m3")}}; }
+  std::vector<ValueId> quantized(ValueId x, Lowering& lowering) const {
+    const std::string name = lowering.program()[x].name + ".e4m3";
+    Attributes attributes = format();
+    if (!delayed_ || !lowering.training()) return lowering.emit("quantize", {x}, attributes, name);
+    attributes.set("history", std::int64_t{2});
+    attributes.set("margin", std::int64_t{0});
+    ValueId state = lowering.state({.name = name + ".state",
+                                    .dtype = DType::f32,
+                                    .extents = {kScaleStateWords + 2},
+                                    .advance = "advance_scale",
+                                    .attributes = attributes});
+    return lowering.emit("quantize_delayed", {x, state}, attributes, name);
+  }
+
+  bool delayed_;
+  PrecisionTraits traits_{.activation = DType::bf16, .working = DType::bf16, .matmul = DType::e4m3};
+};
+
+PlanOptions options_for(bool recompute) {
+  PlanOptions options;
+  options.geometry = {2, 16};
+  if (recompute) options.recompute = {"block"};
+  return options;
+}
+
+void add_kinds(const PlacedProgram& placed, std::set<std::string>& kinds) {
+  for (const Op& op : placed.program.ops) kinds.insert(op.kind);
+}
+
+std::set<std::string> kinds_of(const Plan& plan) {
+  std::set<std::string> kinds;
+  for (const PlacedProgram* placed : {&plan.embed, &plan.embed_backward, &plan.head_train, &plan.head_evaluate})
+    add_kinds(*placed, kinds);
+  for (const LayerClass& layers : plan.classes)
+    for (const PlacedProgram* placed : {&layers.forward, &layers.backward, &layers.evaluate}) add_kinds(*placed, kinds);
+  return kinds;
+}
+
+struct Taken {
+  double loss = 0;
+  Tensors gradients;
+};
+
+Taken take(const Subject& subject, const Model& model, const PrecisionBackend& precision, Device& device,
+           bool recompute, std::set<std::string>* kinds = nullptr) {
+  Trial trial(subject.host, {model, device, &precision, nullptr}, options_for(recompute));
+  if (kinds) kinds->merge(kinds_of(trial.plan()));
+  const Batch batch = random_batch({2, 16}, model.traits().vocabulary, 3);
+  Taken taken{0, trial.gradients(batch)};
+  taken.loss = trial.loss(batch);
+  return taken;
+}
+
+}  // namespace
+
+std::string fusions_change_no_bit(const Subject& subject, Device& device) {
+  Unfused unfused(std::shared_ptr<Device>(&device, [](Device*) {}));
+  const testkit::PlainPrecision fp32(DType::f32), bf16(DType::bf16);
+  const EightBit current(false), delayed(true);
+  const std::pair<const PrecisionBackend*, std::string> precisions[] = {
+      {&fp32, "fp32"}, {&bf16, "bf16"}, {&current, "e4m3"}, {&delayed, "e4m3 with delayed scales"}};
+  std::set<std::string> kinds;
+  std::string refused;
+  for (const TinyModelOptions& form : forms()) {
+    const TinyModel model(form);
+    for (const auto& [precision, name] : precisions) {
+      for (bool recompute : {false, true}) {
+        Taken want;
+        try {
+          want = take(subject, model, *precision, unfused, recompute);
+        } catch (const Error& error) {  // what it cannot run has no fused form to compare
+          if (error.code() == ErrorCode::internal) throw;
+          refused = "; " + name + " refused: " + error.what();
+          continue;
+        }
+        const Taken got = take(subject, model, *precision, device, recompute, &kinds);
+        const std::string difference = first_difference(got.gradients, want.gradients);
+        need(difference.empty(), "gradient of " + difference + " in " + name + " with fused ops", "other bits",
+             "those without");
+        need(got.loss == want.loss, "loss in " + name + " with fused ops", number(got.loss), number(want.loss));
+      }
+    }
+  }
+  int run = 0, offered = 0;
+  for (const Fusion& fusion : device.fusions()) ++offered, run += kinds.contains(fusion.kind) ? 1 : 0;
+  return std::to_string(run) + " of " + std::to_string(offered) +
+         " fused forms occur in the models, and change no bit" + refused;
+}
+
+std::string models_agree(const Subject& subject, Device& device) {
+  std::unique_ptr<Device> reference = oracle(subject.host);
+  double worst = 0;
+  for (const TinyModelOptions& form : forms()) {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      const TinyModel model(form);
+      const testkit::PlainPrecision precision(dtype);
+      const Taken got = take(subject, model, precision, device, false),
+                  want = take(subject, model, precision, *reference, false);
+      // Sums in another order: fp32 errs in its last bits; in bf16 values at the edge of two round either way, 2^-8 of
+      // each, which a sum over many averages.
+      const double bound = dtype == DType::f32 ? 1e-4 : 0.02;
+      for (const auto& [name, values] : want.gradients) {
+        const double error = testkit::relative_error(got.gradients.at(name), values);
+        need(error <= bound, "relative error of the gradient of " + name + " in " + std::string(name_of(dtype)),
+             number(error), "at most " + number(bound));
+        if (dtype == DType::f32) worst = std::max(worst, error);
+      }
+      need(std::fabs(got.loss - want.loss) <= bound * want.loss, "loss in " + std::string(name_of(dtype)),
+           number(got.loss), number(want.loss) + " within " + number(100 * bound) + " %");
+    }
+  }
+  return "worst gradient error in f32 " + number(worst);
+}
+
+}  // namespace quern::conformance

@@ -1,0 +1,165 @@
+// Of log sinks: every event is taken, in order, whole on disk when write() returns, and a resumed run goes on with what
+// is there. What a sink prints is kept apart and looked at likewise.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <limits>
+#include <map>
+
+#include "conformance/contracts.h"
+#include "conformance/scratch.h"
+
+namespace quern::conformance {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Standard output goes to a file for as long as this lives.
+class Redirected {
+ public:
+  explicit Redirected(const fs::path& file) {
+    std::cout.flush();
+    std::fflush(stdout);
+    kept_ = ::dup(STDOUT_FILENO);
+    const int to = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (kept_ < 0 || to < 0 || ::dup2(to, STDOUT_FILENO) < 0)
+      throw Error(ErrorCode::resources, {.where = "standard output", .what = "cannot be redirected"});
+    ::close(to);
+  }
+  ~Redirected() {
+    std::cout.flush();
+    std::fflush(stdout);
+    ::dup2(kept_, STDOUT_FILENO);
+    ::close(kept_);
+  }
+  Redirected(const Redirected&) = delete;
+  Redirected& operator=(const Redirected&) = delete;
+
+ private:
+  int kept_ = -1;
+};
+
+std::map<std::string, std::string> contents(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    files[entry.path().lexically_relative(folder).string()] = {std::istreambuf_iterator<char>(file), {}};
+  }
+  return files;
+}
+
+std::vector<LogEvent> events() {
+  using std::string;
+  const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+  auto step = [](std::int64_t number, double loss) {
+    return LogEvent{"step",
+                    {{"step", number},
+                     {"steps", std::int64_t{40}},
+                     {"tokens", number * 512},
+                     {"loss", loss},
+                     {"lr", 1e-3},
+                     {"norm", 0.5},
+                     {"tokens_per_second", 3400.5},
+                     {"eta", 12.5}}};
+  };
+  return {
+      {"run", {{"name", string("first-marker")}, {"step", std::int64_t{0}}}},
+      step(1, 4.5),
+      step(2, nan),
+      step(3, -infinity),
+      {"eval", {{"step", std::int64_t{3}}, {"loss", infinity}}},
+      {"telemetry", {{"step", std::int64_t{3}}, {"power_W", 301.5}, {"slowed_by", string("power limit")}}},
+      {"scale", {{"step", std::int64_t{3}}, {"tensor", string("x.e4m3")}, {"layer", std::int64_t{0}}, {"amax", 2.5}}},
+      {"checkpoint", {{"step", std::int64_t{3}}, {"path", string("a \"quoted\" path\n\ttwo lines \xc3\xa9 \xff")}}},
+      {"warning", {{"text", string()}}},
+      {"of a kind that nobody knows", {{"most", std::numeric_limits<std::int64_t>::max()}, {"empty", string()}}},
+      {"step", {}},
+      {"end", {{"step", std::int64_t{40}}, {"loss", 2.5}, {"text", string("last-marker")}}}};
+}
+
+struct Sinking {
+  Scratch scratch;
+  fs::path run = scratch.path() / "run";
+  Sinking() { fs::create_directory(run); }
+
+  /// Writes all events, and returns what is on disk before and after the sink is gone.
+  std::pair<std::map<std::string, std::string>, std::map<std::string, std::string>> write(const Subject& subject,
+                                                                                          bool resumed) {
+    Redirected output(run / "standard output");
+    auto sink = subject.make<LogSink>();
+    sink->open({run.string(), resumed, 1});
+    for (const LogEvent& event : events()) sink->write(event);
+    auto before = contents(run);
+    sink.reset();
+    return {std::move(before), contents(run)};
+  }
+};
+
+std::string takes_events(const Subject& subject) {
+  Sinking sinking;
+  auto [before, after] = sinking.write(subject, false);
+  std::string shown;
+  for (const auto& [file, text] : after) {
+    if (text.empty()) continue;
+    shown += (shown.empty() ? "" : ", ") + file + " " + std::to_string(text.size()) + " bytes";
+    const std::size_t first = text.find("first-marker"), last = text.rfind("last-marker");
+    need(first == std::string::npos || last == std::string::npos || first < last, "order of events in " + file,
+         "the last before the first", "the order in which they were written");
+  }
+  return std::to_string(events().size()) + " events" + (shown.empty() ? "" : ": " + shown);
+}
+
+std::string flushes(const Subject& subject) {
+  Sinking sinking;
+  auto [before, after] = sinking.write(subject, false);
+  for (const auto& [file, text] : after) {
+    if (file == "standard output") continue;  // its buffer is the program's
+    const std::size_t then = before.contains(file) ? before[file].size() : 0;
+    need(then >= text.size(), file + " when the last write has returned", std::to_string(then) + " bytes",
+         std::to_string(text.size()) + ", as after its end: a crash must lose no event");
+  }
+  return "";
+}
+
+std::string goes_on(const Subject& subject) {
+  Sinking sinking;
+  const auto first = sinking.write(subject, false).second, second = sinking.write(subject, true).second;
+  for (const auto& [file, text] : first) {
+    auto found = second.find(file);
+    const bool kept = found != second.end() && found->second.starts_with(text);
+    need(kept, file + " after a resumed run", "other contents", "what was there, and more behind it");
+  }
+  return "";
+}
+
+std::string bad_directory(const Subject& subject) {
+  Scratch scratch;
+  Redirected output(scratch.path() / "standard output");
+  auto sink = subject.make<LogSink>();
+  try {
+    sink->open({(scratch.path() / "no such folder").string(), false, 1});
+  } catch (const Error& error) {
+    need(error.code() == ErrorCode::resources, "a run directory that is not there", error.what(), "a resources error");
+    return "refused";
+  }
+  sink->write(events()[0]);
+  return "needs no directory";
+}
+
+}  // namespace
+
+void check_log_sink(Report& report, const Subject& subject) {
+  report.contract("takes all events", [&] { return takes_events(subject); });
+  report.contract("flushes", [&] { return flushes(subject); });
+  report.contract("resumes", [&] { return goes_on(subject); });
+  report.contract("no run directory", [&] { return bad_directory(subject); });
+}
+
+}  // namespace quern::conformance

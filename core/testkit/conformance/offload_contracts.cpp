@@ -1,0 +1,112 @@
+// Of offload stores: what is put is got back, at any offset and size, from any slot, and is there after flush.
+#include <cstring>
+#include <numeric>
+
+#include "conformance/contracts.h"
+#include "quern/testkit/device_memory.h"
+
+namespace quern::conformance {
+
+namespace {
+
+using testkit::DeviceMemory;
+
+using Bytes = std::vector<std::uint8_t>;
+
+struct Opened {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<OffloadStore> store;
+  Stream stream;
+
+  explicit Opened(const Subject& subject)
+      : device(open_device(subject.host, subject.options)),
+        store(subject.make<OffloadStore>()),
+        stream(device->stream(StreamKind::copy)) {
+    store->open(*device);
+  }
+  void put(OffloadSlot slot, std::size_t offset, const Bytes& bytes) {
+    DeviceMemory memory(*device, bytes.size());
+    memory.write(bytes.data());
+    store->put(slot, offset, memory.data(), bytes.size(), stream);
+    device->synchronize(stream);
+  }
+  Bytes get(OffloadSlot slot, std::size_t offset, std::size_t count) {
+    DeviceMemory memory(*device, count);
+    store->prefetch(slot, offset, count);
+    store->get(slot, offset, memory.data(), count, stream);
+    device->synchronize(stream);
+    if (std::string touched = memory.touched(); !touched.empty())
+      broken("a get of " + std::to_string(count) + " bytes", "bytes written " + touched + " the buffer", "none");
+    Bytes bytes(count);
+    memory.read(bytes.data());
+    return bytes;
+  }
+};
+
+Bytes pattern(std::size_t count, unsigned seed) {
+  Bytes bytes(count);
+  for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::uint8_t>((i * 167 + seed * 31 + i / 251) & 0xff);
+  return bytes;
+}
+
+void need_same(const std::string& what, const Bytes& got, const Bytes& want) {
+  for (std::size_t i = 0; i < want.size(); ++i)
+    need(got[i] == want[i], what + ", byte " + std::to_string(i), std::to_string(got[i]), std::to_string(want[i]));
+}
+
+constexpr std::size_t kSizes[] = {1, 7, 4096, 100003};
+
+std::string round_trips(const Subject& subject) {
+  Opened opened(subject);
+  need(opened.store->traits().id == subject.factory.id, "traits().id", opened.store->traits().id, subject.factory.id);
+  std::vector<OffloadSlot> slots;
+  for (std::size_t size : kSizes) slots.push_back(opened.store->reserve(size));
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    need_same("a slot of " + std::to_string(kSizes[i]) + " bytes before the first put",
+              opened.get(slots[i], 0, kSizes[i]), Bytes(kSizes[i], 0));
+  for (std::size_t i = 0; i < slots.size(); ++i) opened.put(slots[i], 0, pattern(kSizes[i], static_cast<unsigned>(i)));
+  for (std::size_t i = slots.size(); i-- > 0;)
+    need_same("a slot of " + std::to_string(kSizes[i]) + " bytes", opened.get(slots[i], 0, kSizes[i]),
+              pattern(kSizes[i], static_cast<unsigned>(i)));
+  return std::to_string(slots.size()) + " slots";
+}
+
+std::string parts(const Subject& subject) {
+  Opened opened(subject);
+  const OffloadSlot slot = opened.store->reserve(100003);
+  Bytes want = pattern(100003, 1);
+  opened.put(slot, 0, want);
+  for (auto [offset, count] : {std::pair<std::size_t, std::size_t>{1, 3}, {4095, 2}, {99990, 13}, {777, 50001}}) {
+    const Bytes part = pattern(count, static_cast<unsigned>(offset));
+    opened.put(slot, offset, part);
+    std::memcpy(want.data() + offset, part.data(), count);
+    need_same("a part at " + std::to_string(offset), opened.get(slot, offset, count), part);
+  }
+  need_same("the slot after puts of parts", opened.get(slot, 0, want.size()), want);
+  opened.store->flush();
+  need_same("the slot after flush", opened.get(slot, 0, want.size()), want);
+  return "";
+}
+
+std::string maps(const Subject& subject) {
+  Opened opened(subject);
+  const OffloadSlot slot = opened.store->reserve(4099);
+  if (!opened.store->traits().mappable) return "not mappable";
+  const Bytes want = pattern(4099, 2);
+  void* place = opened.store->map(slot);
+  need(place != nullptr, "map() of a mappable store", "null", "device-addressable memory");
+  opened.device->copy(place, want.data(), want.size(), opened.stream);
+  opened.device->synchronize(opened.stream);
+  need_same("a slot that was written in place", opened.get(slot, 0, want.size()), want);
+  return "mapped";
+}
+
+}  // namespace
+
+void check_offload_store(Report& report, const Subject& subject) {
+  report.contract("put and get", [&] { return round_trips(subject); });
+  report.contract("parts of a slot", [&] { return parts(subject); });
+  report.contract("map", [&] { return maps(subject); });
+}
+
+}  // namespace quern::conformance

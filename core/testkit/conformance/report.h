@@ -1,0 +1,61 @@
+#pragma once
+// What a check found: one line a contract, with got and want where it is broken. A contract's body throws what it
+// finds; anything else that escapes from a plugin is a broken contract too.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "quern/error.h"
+
+namespace quern::conformance {
+
+enum class Verdict { holds, broken, skipped };
+
+struct Finding {
+  std::string subject;   ///< "model \"llama\""; the same for all contracts of one implementation
+  std::string contract;  ///< a few words, unique in its subject
+  Verdict verdict = Verdict::holds;
+  std::string detail;  ///< a figure that was seen; for broken ones, what, got and want; for skipped ones, why
+};
+
+/// Thrown by a contract's body.
+struct Broken {
+  std::string what, got, want;
+};
+struct Skipped {
+  std::string reason;
+};
+[[noreturn]] void broken(std::string what, std::string got, std::string want);
+/// Throws Broken unless `holds`.
+void need(bool holds, const std::string& what, const std::string& got, const std::string& want);
+/// Runs `action`, which has to be refused by an Error of `code` that says something, and returns what it says.
+std::string need_refusal(const std::string& what, ErrorCode code, const std::function<void()>& action);
+std::string number(double value);
+
+class Report {
+ public:
+  /// Names what the contracts that follow are about.
+  void begin(std::string subject) { subject_ = std::move(subject); }
+  /// Runs the body, which returns the detail of a contract that holds. Returns whether it holds.
+  bool contract(const std::string& name, const std::function<std::string()>& body);
+  /// Says that the kit knows no contract of this kind.
+  void no_contracts(const std::string& kind);
+
+  const std::vector<Finding>& findings() const { return findings_; }
+  int count(Verdict verdict) const;
+  /// 0: all hold. Else the code of an Error: config when the plugin cannot be loaded or the kit has no contract for its
+  /// kind, resources when contracts were skipped because the hardware is not here, internal when one is broken.
+  int exit_code() const;
+  /// Says that what is wrong is the file or the choice, not a contract behind it.
+  void refuse() { refused_ = true; }
+  /// The table, and a last line with counts.
+  std::string text() const;
+
+ private:
+  std::string subject_;
+  std::vector<Finding> findings_;
+  bool refused_ = false;
+};
+
+}  // namespace quern::conformance

@@ -1,0 +1,140 @@
+#include "conformance/trial.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "conformance/report.h"
+#include "quern/testkit/tiny_model.h"
+#include "train/adamw.h"
+#include "train/host_tensor.h"
+#include "train/weights.h"
+
+namespace quern::conformance {
+
+namespace {
+
+std::string tensor_name(const PlannedTensor& tensor) {
+  return tensor.parameter + (tensor.layer < 0 ? "" : "/" + std::to_string(tensor.layer));
+}
+
+template <class Map>
+std::string different(const Map& got, const Map& want) {
+  for (const auto& [name, values] : want) {
+    auto found = got.find(name);
+    if (found == got.end() || found->second.size() != values.size() ||
+        std::memcmp(found->second.data(), values.data(), values.size() * sizeof values[0]) != 0)
+      return name;
+  }
+  return got.size() == want.size() ? "" : "the list of tensors";
+}
+
+}  // namespace
+
+std::string first_difference(const State& got, const State& want) { return different(got, want); }
+std::string first_difference(const Tensors& got, const Tensors& want) { return different(got, want); }
+
+Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint64_t seed) {
+  Batch batch;
+  for (std::int64_t i = 0; i < geometry.tokens(); ++i) {
+    std::uint32_t word = random_word({seed, RandomPurpose::sample, 0}, 0, static_cast<std::uint64_t>(i));
+    batch.tokens.push_back(static_cast<std::int32_t>(word % static_cast<std::uint32_t>(vocabulary)));
+    batch.targets.push_back(
+        word % 11 == 0 ? -1 : static_cast<std::int32_t>((word >> 8) % static_cast<std::uint32_t>(vocabulary)));
+    batch.positions.push_back(static_cast<std::int32_t>(i % geometry.sequence));
+  }
+  return batch;
+}
+
+Trial::Trial(PluginHost& host, const TrialParts& parts, PlanOptions options) {
+  static const testkit::PlainPrecision plain;
+  static const AdamW adamw{AdamWOptions{}};
+  options.uploads = 4;
+  engine_ = std::make_unique<Engine>(parts.device,
+                                     make_plan({parts.model, parts.precision ? *parts.precision : plain, parts.device,
+                                                parts.optimizer ? *parts.optimizer : adamw, host.ops()},
+                                               options));
+  initialise_weights(*engine_, 7);
+}
+
+std::vector<float> Trial::tensor(const std::string& kind, const std::string& parameter, int layer) {
+  const PlannedTensor& tensor = plan().tensor(kind, parameter, layer);
+  std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
+  engine_->read(tensor, stored.data());
+  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
+  decode(stored.data(), tensor.dtype, values);
+  return values;
+}
+
+void Trial::write(const std::string& kind, const std::string& parameter, int layer, const std::vector<float>& values) {
+  const PlannedTensor& tensor = plan().tensor(kind, parameter, layer);
+  std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
+  encode(values, tensor.dtype, stored.data());
+  engine_->write(tensor, stored.data());
+  engine_->refresh();
+}
+
+Tensors Trial::all(const std::string& kind) {
+  Tensors found;
+  for (const PlannedTensor& t : plan().tensors)
+    if (t.kind == kind) found[tensor_name(t)] = tensor(kind, t.parameter, t.layer);
+  return found;
+}
+
+Tensors Trial::gradients(const Batch& batch) {
+  engine_->micro_step(batch, {});
+  return all("gradient");
+}
+
+double Trial::loss(const Batch& batch) {
+  LossStats stats = engine_->evaluate(batch);
+  return stats.loss_sum / stats.valid_tokens;
+}
+
+double Trial::train(std::uint32_t first, std::uint32_t end) {
+  double loss = std::nan("");
+  for (std::uint32_t step = first; step < end; ++step) {
+    StepState state{.step = step, .seed_low = 5, .learning_rate = 1e-2f, .clip_norm = 1.0f};
+    engine_->micro_step(random_batch(plan().options.geometry, plan().model.vocabulary, step), state);
+    engine_->update();
+    Engine::StepResult result = engine_->result();
+    loss = result.loss.loss_sum / result.loss.valid_tokens;
+  }
+  return loss;
+}
+
+State Trial::state() {
+  State state;
+  for (const PlannedTensor& tensor : training_state(plan())) {
+    std::vector<std::byte>& bytes = state[state_name(tensor)];
+    bytes.resize(static_cast<std::size_t>(tensor.bytes()));
+    engine_->read(tensor, bytes.data());
+  }
+  return state;
+}
+
+void Trial::restore(const State& state) {
+  for (const PlannedTensor& tensor : training_state(plan()))
+    engine_->write(tensor, state.at(state_name(tensor)).data());
+  engine_->refresh();
+}
+
+std::string resumes(const std::function<std::unique_ptr<Trial>()>& make) {
+  auto straight = make();
+  const double want = straight->train(0, 3);
+  State saved;
+  {
+    auto first = make();
+    first->train(0, 2);
+    saved = first->state();
+  }
+  auto second = make();
+  second->restore(saved);
+  const double got = second->train(2, 3);
+  need(got == want, "loss of step 3 after a restart", number(got), number(want) + ", bit for bit");
+  const std::string difference = first_difference(second->state(), straight->state());
+  need(difference.empty(), difference + " after a restart at step 2 and one more step", "other bits",
+       "those of three steps without a restart");
+  return std::to_string(saved.size()) + " tensors of state";
+}
+
+}  // namespace quern::conformance

@@ -1,0 +1,66 @@
+#pragma once
+// Small trainings on the oracle: an engine made of the parts under test and plain ones, and what contracts read from
+// it.
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "conformance/subject.h"
+#include "quern/random.h"
+#include "train/engine.h"
+
+namespace quern::conformance {
+
+using Tensors = std::map<std::string, std::vector<float>>;    ///< by "parameter/layer"
+using State = std::map<std::string, std::vector<std::byte>>;  ///< of a checkpoint, by its names
+
+/// Random tokens; about one target in eleven does not count.
+Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint64_t seed);
+
+/// The parts of a trial; what is null is plain: fp32 products, AdamW.
+struct TrialParts {
+  const Model& model;
+  Device& device;  ///< open
+  const PrecisionBackend* precision = nullptr;
+  const Optimizer* optimizer = nullptr;
+};
+
+class Trial {
+ public:
+  /// Custom ops are those of the plugins loaded into `host`. `parts` outlive the trial.
+  Trial(PluginHost& host, const TrialParts& parts, PlanOptions options);
+
+  Engine& engine() { return *engine_; }
+  const Plan& plan() const { return engine_->plan(); }
+
+  std::vector<float> tensor(const std::string& kind, const std::string& parameter, int layer);
+  void write(const std::string& kind, const std::string& parameter, int layer, const std::vector<float>& values);
+  Tensors all(const std::string& kind);
+  /// Of one micro-batch.
+  Tensors gradients(const Batch& batch);
+  /// Mean loss, nats a target token, and the sum behind it.
+  double loss(const Batch& batch);
+  double loss_sum(const Batch& batch) { return engine_->evaluate(batch).loss_sum; }
+  /// Optimizer steps `first` up to `end`, the end excluded, on a fixed sequence of batches; returns the last mean loss.
+  double train(std::uint32_t first, std::uint32_t end);
+
+  State state();
+  void restore(const State& state);
+
+ private:
+  std::unique_ptr<Engine> engine_;
+};
+
+/// Names a tensor whose bytes differ; empty when none does.
+std::string first_difference(const State& got, const State& want);
+std::string first_difference(const Tensors& got, const Tensors& want);
+
+/// Trains three steps; then two, a restart from the saved state in parts made anew, and one: the same bits. `make`
+/// makes a trial with everything of the plugin in it new.
+std::string resumes(const std::function<std::unique_ptr<Trial>()>& make);
+
+}  // namespace quern::conformance

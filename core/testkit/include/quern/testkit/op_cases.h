@@ -1,0 +1,35 @@
+#pragma once
+// Cases of every op of the vocabulary: odd sizes, fp32 and bf16, outputs written and added to, each tolerance with its
+// reason. For comparisons of any device with the oracle; the conformance kit and the devices' own tests run them.
+
+#include <span>
+
+#include "quern/testkit/op_comparison.h"
+
+namespace quern::testkit {
+
+void matmul_cases(const OpRunner& runner);
+void matmul_bias_cases(const OpRunner& runner);
+void matmul_8bit_cases(const OpRunner& runner);
+void conversion_cases(const OpRunner& runner);  ///< transpose and cast, to the bit
+
+struct LossShape {
+  std::int64_t tokens, width, vocabulary, chunk;
+};
+inline constexpr LossShape kLossShapes[] = {{5, 16, 37, 5}, {64, 32, 256, 64}, {50, 24, 1001, 16}};
+void loss_cases(const OpRunner& runner, std::span<const LossShape> shapes);
+void loss_stats_cases(const OpRunner& runner);
+
+void embedding_cases(const OpRunner& runner);
+void rms_norm_cases(const OpRunner& runner);  ///< fused forms included, as the next two
+void layer_norm_cases(const OpRunner& runner);
+void head_cases(const OpRunner& runner);  ///< rope, head_norm
+void elementwise_cases(const OpRunner& runner);
+void norm_and_clip_cases(const OpRunner& runner);
+void adamw_cases(const OpRunner& runner);
+void adamw_list_cases(const OpRunner& runner);
+void quantize_cases(const OpRunner& runner);
+void quantize_blocks_cases(const OpRunner& runner);
+void quantize_special_cases(const OpRunner& runner);  ///< zeros, infinities, NaN
+
+}  // namespace quern::testkit

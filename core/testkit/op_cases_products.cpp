@@ -1,0 +1,139 @@
+// Products, what makes their operands, and the language-model loss.
+#include <cmath>
+
+#include "quern/step_state.h"
+#include "quern/testkit/op_cases.h"
+
+namespace quern::testkit {
+
+namespace {
+
+constexpr DType kDtypes[] = {DType::f32, DType::bf16};
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
+
+std::int64_t flag(bool value) { return value ? 1 : 0; }
+
+/// Sums of k products of order one: each of k additions rounds a partial sum of order sqrt(k), 2^-24 of it, and these
+/// errors add like a random walk, to 6e-8 k; six times that for the worst of many.
+Tolerance product(DType dtype, std::int64_t k) { return one_step(dtype, 4e-7 * static_cast<double>(k) + 1e-6); }
+/// Where the product is added to a bf16 y, the library may round it to bf16 first: half a step (2^-9) of the largest of
+/// some ten thousand products of deviation sqrt(k), which is about four deviations.
+Tolerance added_product(DType dtype, std::int64_t k) {
+  Tolerance tolerance = product(dtype, k);
+  if (dtype == DType::bf16) tolerance.absolute += 0x1p-9 * 4 * std::sqrt(static_cast<double>(k));
+  return tolerance;
+}
+
+struct Matmul {
+  std::int64_t m, n, k;
+  bool transpose_a = false, transpose_b = false;
+};
+
+OpComparison matmul(const Matmul& s, DType in, double deviation = 1) {
+  Extents a = s.transpose_a ? Extents{s.k, s.m} : Extents{s.m, s.k};
+  Extents b = s.transpose_b ? Extents{s.n, s.k} : Extents{s.k, s.n};
+  OpComparison op("matmul", {{"transpose_a", flag(s.transpose_a)}, {"transpose_b", flag(s.transpose_b)}});
+  op.in(normal(in, a, 1, deviation)).in(normal(in, b, 2, deviation));
+  return op;
+}
+
+}  // namespace
+
+void matmul_cases(const OpRunner& runner) {
+  for (bool ta : {false, true}) {
+    for (bool tb : {false, true}) {
+      for (Matmul s :
+           {Matmul{64, 128, 96}, Matmul{17, 33, 65}, Matmul{1, 8, 40}, Matmul{256, 40, 1024}, Matmul{5, 1, 3}}) {
+        s.transpose_a = ta, s.transpose_b = tb;
+        for (DType in : kDtypes) {
+          for (DType out : {in, kF32}) {
+            matmul(s, in).out(out, {s.m, s.n}, product(out, s.k)).run(runner);
+            matmul(s, in).sum(out, {s.m, s.n}, added_product(out, s.k)).run(runner);
+            matmul(s, in).in(normal(out, {s.n}, 3)).out(out, {s.m, s.n}, product(out, s.k)).run(runner);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A bias that is added apart rounds once, twice where y accumulates.
+void matmul_bias_cases(const OpRunner& runner) {
+  Matmul s{24, 40, 64, false, true};
+  matmul(s, kBf16).in(normal(kF32, {s.n}, 3)).out(kBf16, {s.m, s.n}, {0x1p-6, 0.1}).run(runner);
+  matmul(s, kBf16).in(normal(kBf16, {s.n}, 3)).sum(kBf16, {s.m, s.n}, {0x1p-6, 0.1}).run(runner);
+  matmul(s, kBf16).in(normal(kF32, {s.n}, 3)).out(kF32, {s.m, s.n}, product(kF32, s.k)).run(runner);
+}
+
+void matmul_8bit_cases(const OpRunner& runner) {
+  for (auto [a, b] : {std::pair{DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}}) {
+    for (DType out : {kBf16, kF32}) {
+      for (Matmul s : {Matmul{32, 48, 64, false, true}, Matmul{128, 256, 512, false, true}}) {
+        OpComparison op("matmul", {{"transpose_b", std::int64_t{1}}});
+        op.in(normal(a, {s.m, s.k}, 1)).in(normal(b, {s.n, s.k}, 2)).absent();
+        op.in(normal(kF32, {1}, 4, 0, 0.5)).in(normal(kF32, {1}, 5, 0, 0.25));
+        // Tensor cores keep about 14 bits of each product's sum: relative to values of order sqrt(k) / 8.
+        double slack = 0x1p-12 * std::sqrt(static_cast<double>(s.k));
+        op.out(out, {s.m, s.n}, {out == kBf16 ? 0x1p-7 : 0x1p-10, slack});
+        op.run(runner);
+      }
+    }
+  }
+}
+
+void conversion_cases(const OpRunner& runner) {
+  for (Extents size :
+       {Extents{1, 1}, Extents{64, 64}, Extents{33, 70}, Extents{129, 8}, Extents{5, 1000}, Extents{272, 144}}) {
+    Extents turned{size[1], size[0]};
+    for (DType dtype : {kF32, kBf16, DType::e4m3, DType::i8})
+      OpComparison("transpose").in(normal(dtype, size, 1, 10)).out(dtype, turned, {}).run(runner);
+    for (DType from : {kF32, kBf16, DType::e4m3, DType::e5m2}) {
+      for (DType to : {kF32, kBf16, DType::e4m3, DType::e5m2}) {
+        OpComparison("cast", {{"dtype", std::string(name_of(to))}})
+            .in(normal(from, size, 1, 200))
+            .out(to, size, {})
+            .run(runner);
+      }
+    }
+  }
+}
+
+void loss_cases(const OpRunner& runner, std::span<const LossShape> shapes) {
+  for (const LossShape& s : shapes) {
+    for (DType dtype : kDtypes) {
+      Attributes attributes{{"chunk", s.chunk}, {"seed", 4.0}, {"z_loss", 0.001}};
+      // Values of deviation one half give logits of deviation sqrt(width) / 4 at most 2.
+      auto inputs = [&](const char* kind) {
+        OpComparison op(kind, attributes);
+        op.in(normal(dtype, {s.tokens, s.width}, 1, 0.5)).in(normal(dtype, {s.vocabulary, s.width}, 2, 0.5));
+        op.in(integers(s.tokens, -1, s.vocabulary, 3));
+        return op;
+      };
+      // A logit at the edge of two bf16 values may round either way: a step of 2^-4 between 8 and 16.
+      Tolerance loss = dtype == kBf16 ? Tolerance{1e-3, 0.07} : Tolerance{1e-5, 1e-5};
+      // Each chunk's share of the weight's gradient rounds on its own.
+      Tolerance gradient = dtype == kBf16 ? Tolerance{0.03, 0.03} : Tolerance{1e-4, 2e-5};
+      inputs("lm_loss").out(kF32, {s.tokens}, loss).run(runner);
+      auto train = [&] { return inputs("lm_loss_train").out(kF32, {s.tokens}, loss); };
+      for (DType sum : {dtype, kF32}) {
+        train().out(dtype, {s.tokens, s.width}, gradient).out(sum, {s.vocabulary, s.width}, gradient).run(runner);
+        train().out(dtype, {s.tokens, s.width}, gradient).sum(sum, {s.vocabulary, s.width}, gradient).run(runner);
+      }
+      train().unread(dtype, {s.tokens, s.width}).out(dtype, {s.vocabulary, s.width}, gradient).run(runner);
+    }
+  }
+}
+
+void loss_stats_cases(const OpRunner& runner) {
+  for (std::int64_t tokens : {1, 33, 1024, 5000}) {
+    auto op = [&] {
+      OpComparison op("loss_stats");
+      op.in(normal(kF32, {tokens}, 1)).in(integers(tokens, -1, 3, 2));
+      return op;
+    };
+    op().out(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
+    op().sum(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
+  }
+}
+
+}  // namespace quern::testkit

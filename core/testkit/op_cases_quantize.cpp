@@ -1,0 +1,111 @@
+// Ops that write 8-bit codes: to the bit of the oracle.
+#include <cmath>
+#include <limits>
+
+#include "quern/block_scales.h"
+#include "quern/testkit/op_cases.h"
+
+namespace quern::testkit {
+
+namespace {
+
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32, kE4m3 = DType::e4m3, kE5m2 = DType::e5m2;
+
+/// Whole tiles, parts of tiles, sizes that packs do not divide.
+const Extents kSizes[] = {{1, 1}, {64, 64}, {33, 70}, {129, 8}, {5, 1000}, {256, 128}, {272, 144}, {48, 904}};
+
+Attributes format_of(DType format) { return {{"format", std::string(name_of(format))}}; }
+Extents turned(const Extents& size) { return {size[1], size[0]}; }
+
+/// quantize_blocks of x with all its outputs, or without q or t and their scales.
+OpComparison blocks(PoisonedTensor x, DType format, bool square, bool q = true, bool t = true) {
+  const Extents size = x.view().extents;
+  Attributes attributes = format_of(format);
+  attributes.set("square", std::int64_t{square});
+  OpComparison op("quantize_blocks", attributes);
+  op.in(std::move(x));
+  auto output = [&op](bool read, DType dtype, const Extents& extents) {
+    read ? op.out(dtype, extents, {}) : op.unread(dtype, extents);
+  };
+  output(q, format, size);
+  output(q, kF32, square ? square_scales(size[0], size[1]) : row_block_scales(size[0], size[1]));
+  output(t, format, turned(size));
+  output(t, kF32, square ? square_scales(size[1], size[0]) : column_block_scales(size[0], size[1]));
+  return op;
+}
+
+}  // namespace
+
+void quantize_cases(const OpRunner& runner) {
+  for (const Extents& size : kSizes) {
+    for (DType from : {kF32, kBf16}) {
+      for (DType to : {kE4m3, kE5m2, DType::i8}) {
+        const Attributes format = format_of(to);
+        auto x = [&] { return normal(from, size, 1, 3); };
+        OpComparison("quantize", format)
+            .in(x())
+            .out(to, size, {})
+            .out(kF32, {1}, {})
+            .out(to, turned(size), {})
+            .run(runner);
+        OpComparison("quantize", format)
+            .in(x())
+            .out(to, size, {})
+            .out(kF32, {1}, {})
+            .unread(to, turned(size))
+            .run(runner);
+        OpComparison("quantize", format)
+            .in(x())
+            .unread(to, size)
+            .out(kF32, {1}, {})
+            .out(to, turned(size), {})
+            .run(runner);
+        OpComparison("quantize_by", format)
+            .in(x())
+            .in(PoisonedTensor(kF32, {1}, std::vector<float>{0.03125f}))
+            .out(to, size, {})
+            .out(to, turned(size), {})
+            .run(runner);
+        OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(runner);
+        OpComparison("quantize_columns", format).in(x()).out(to, turned(size), {}).out(kF32, {size[1]}, {}).run(runner);
+      }
+    }
+  }
+}
+
+void quantize_blocks_cases(const OpRunner& runner) {
+  std::vector<Extents> sizes(std::begin(kSizes), std::end(kSizes));
+  for (const Extents& more : {Extents{128, 128}, Extents{400, 640}, Extents{1040, 136}, Extents{3, 4104}})
+    sizes.push_back(more);
+  for (const Extents& size : sizes) {
+    for (DType from : {kF32, kBf16}) {
+      for (DType to : {kE4m3, kE5m2}) {
+        for (bool square : {false, true}) {
+          blocks(normal(from, size, 1, 3), to, square).run(runner);
+          blocks(normal(from, size, 1, 3), to, square, true, false).run(runner);
+          blocks(normal(from, size, 1, 3), to, square, false, true).run(runner);
+        }
+      }
+    }
+  }
+}
+
+void quantize_special_cases(const OpRunner& runner) {
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  const Extents size{16, 16};
+  for (std::vector<float> special :
+       {std::vector<float>{0, 0}, {infinity, 1}, {nan, 2}, {1e-40f, 0}, {3e38f, -1e-30f}}) {
+    std::vector<float> values(256, 0.0f);
+    values[17] = special[0], values[200] = special[1];
+    for (DType to : {kE4m3, kE5m2})
+      OpComparison("quantize", format_of(to))
+          .in(PoisonedTensor(kF32, size, values))
+          .out(to, size, {})
+          .out(kF32, {1}, {})
+          .out(to, turned(size), {})
+          .run(runner);
+    for (bool square : {false, true}) blocks(PoisonedTensor(kF32, size, values), kE4m3, square).run(runner);
+  }
+}
+
+}  // namespace quern::testkit

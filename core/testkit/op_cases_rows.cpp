@@ -1,0 +1,230 @@
+// Ops that work row by row, and the sums over rows that are their gradients.
+#include <cmath>
+
+#include "quern/step_state.h"
+#include "quern/testkit/op_cases.h"
+
+namespace quern::testkit {
+
+namespace {
+
+constexpr DType kDtypes[] = {DType::f32, DType::bf16};
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
+
+/// Norm ops at sizes that fill packs, warps and blocks, and that do not.
+const Extents kRows[] = {{1, 1}, {3, 7}, {33, 64}, {17, 896}, {5, 3584}, {130, 130}, {2, 9000}};
+constexpr double kNormSlack = 2e-5;  // fp32 sums over thousands of columns and rows
+
+Attributes eps() { return {{"eps", 1e-6}}; }
+
+/// A sum of two values, the first of which rounds before and may fall either side: a bf16 step (2^-7) of values up
+/// to 4.
+Tolerance fused_sum(Tolerance value, DType dtype) {
+  if (dtype == DType::bf16) value.absolute += 0x1p-5;
+  return value;
+}
+
+struct Heads {
+  std::int64_t tokens, heads, kv_heads, head_dim;
+  Extents packed() const { return {tokens, (heads + 2 * kv_heads) * head_dim}; }
+  Attributes attributes() const {
+    std::vector<double> frequencies;
+    for (std::int64_t i = 0; i < head_dim / 2; ++i)
+      frequencies.push_back(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
+    return {{"heads", heads},
+            {"kv_heads", kv_heads},
+            {"head_dim", head_dim},
+            {"eps", 1e-6},
+            {"inverse_frequencies", frequencies},
+            {"magnitude", 1.25}};
+  }
+};
+const Heads kHeads[] = {{1, 1, 1, 2}, {7, 3, 1, 6}, {33, 7, 1, 64}, {20, 4, 2, 128}, {9, 2, 2, 34}, {65, 14, 2, 64}};
+
+}  // namespace
+
+void embedding_cases(const OpRunner& runner) {
+  struct Shape {
+    std::int64_t tokens, vocabulary, columns;
+  };
+  for (Shape s : {Shape{1, 1, 1}, Shape{7, 5, 3}, Shape{300, 1000, 64}, Shape{1111, 11, 200}, Shape{700, 5000, 130}}) {
+    for (DType dtype : kDtypes) {
+      OpComparison("embedding")
+          .in(integers(s.tokens, 0, s.vocabulary, 1))
+          .in(normal(dtype, {s.vocabulary, s.columns}, 2))
+          .out(dtype, {s.tokens, s.columns}, {})
+          .run(runner);
+      for (DType sum : kDtypes) {
+        auto gradient = [&] {
+          OpComparison op("embedding_grad", {{"rows", s.vocabulary}});
+          op.in(normal(dtype, {s.tokens, s.columns}, 3)).in(integers(s.tokens, 0, s.vocabulary, 1));
+          return op;
+        };
+        Tolerance tolerance = one_step(sum, 1e-4);  // up to a hundred terms, summed in another order
+        gradient().out(sum, {s.vocabulary, s.columns}, tolerance).run(runner);
+        gradient().sum(sum, {s.vocabulary, s.columns}, tolerance).run(runner);
+      }
+    }
+  }
+}
+
+void rms_norm_cases(const OpRunner& runner) {
+  for (const Extents& size : kRows) {
+    for (DType dtype : kDtypes) {
+      const Extents rows{size[0]}, columns{size[1]};
+      const Tolerance value = one_step(dtype, kNormSlack), fp32 = one_step(kF32, kNormSlack);
+      auto x = [&](std::uint64_t seed) { return normal(dtype, size, seed); };
+      auto weight = [&] { return normal(dtype, columns, 9, 0.1, 1); };
+      auto rstd = [&] { return normal(kF32, rows, 8, 0.1, 1); };
+      OpComparison("rms_norm", eps()).in(x(1)).in(weight()).out(dtype, size, value).out(kF32, rows, fp32).run(runner);
+      OpComparison("rms_norm", eps()).in(x(1)).in(weight()).out(dtype, size, value).unread(kF32, rows).run(runner);
+      OpComparison("add_rms_norm", eps())
+          .in(x(1))
+          .in(x(2))
+          .in(weight())
+          .out(dtype, size, {})
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .run(runner);
+      for (bool add : {false, true}) {
+        for (DType sum_dtype : {dtype, kF32}) {
+          Tolerance sum = one_step(sum_dtype, 2e-4);
+          auto weight_gradient = [&](OpComparison& op) {
+            add ? op.sum(sum_dtype, columns, sum) : op.out(sum_dtype, columns, sum);
+          };
+          OpComparison gradient("rms_norm_grad");
+          gradient.in(x(1)).in(x(2)).in(weight()).in(rstd()).out(dtype, size, value);
+          weight_gradient(gradient);
+          gradient.run(runner);
+          OpComparison fused("rms_norm_grad_add");
+          fused.in(x(1)).in(x(2)).in(weight()).in(rstd()).in(x(3)).unread(dtype, size);
+          weight_gradient(fused);
+          fused.out(dtype, size, fused_sum(value, dtype)).run(runner);
+        }
+      }
+    }
+  }
+}
+
+void layer_norm_cases(const OpRunner& runner) {
+  for (const Extents& size : kRows) {
+    for (DType dtype : kDtypes) {
+      const Extents rows{size[0]}, columns{size[1]};
+      // A row of one column has no variance: rstd is 1 / sqrt(eps), and multiplies rounding errors.
+      if (size[1] < 2) continue;
+      const Tolerance value = one_step(dtype, kNormSlack), fp32 = one_step(kF32, kNormSlack);
+      auto x = [&](std::uint64_t seed) { return normal(dtype, size, seed); };
+      auto weight = [&] { return normal(dtype, columns, 9, 0.1, 1); };
+      auto bias = [&] { return normal(dtype, columns, 10); };
+      OpComparison("layer_norm", eps())
+          .in(x(1))
+          .in(weight())
+          .in(bias())
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .out(kF32, rows, fp32)
+          .run(runner);
+      OpComparison("add_layer_norm", eps())
+          .in(x(1))
+          .in(x(2))
+          .in(weight())
+          .in(bias())
+          .out(dtype, size, {})
+          .out(dtype, size, value)
+          .out(kF32, rows, fp32)
+          .out(kF32, rows, fp32)
+          .run(runner);
+      auto gradient = [&](const char* kind) {
+        OpComparison op(kind);
+        op.in(x(1)).in(x(2)).in(weight()).in(normal(kF32, rows, 7, 0.1)).in(normal(kF32, rows, 8, 0.1, 1));
+        return op;
+      };
+      const Tolerance sum = one_step(dtype, 2e-4);
+      gradient("layer_norm_grad").out(dtype, size, value).out(dtype, columns, sum).out(dtype, columns, sum).run(runner);
+      gradient("layer_norm_grad").out(dtype, size, value).sum(dtype, columns, sum).sum(dtype, columns, sum).run(runner);
+      gradient("layer_norm_grad_add")
+          .in(x(3))
+          .unread(dtype, size)
+          .out(dtype, columns, sum)
+          .out(dtype, columns, sum)
+          .out(dtype, size, fused_sum(value, dtype))
+          .run(runner);
+    }
+  }
+}
+
+void head_cases(const OpRunner& runner) {
+  for (const Heads& h : kHeads) {
+    for (DType dtype : kDtypes) {
+      const Geometry geometry{1, h.tokens};
+      const Tolerance value = one_step(dtype, kNormSlack), fp32 = one_step(kF32, kNormSlack);
+      const Extents stats{h.tokens, h.heads + h.kv_heads}, size{h.head_dim};
+      auto qkv = [&](std::uint64_t seed) { return normal(dtype, h.packed(), seed); };
+      auto positions = [&] { return integers(h.tokens, 0, h.tokens, 5); };
+      auto weight = [&](std::uint64_t seed) { return normal(dtype, size, seed, 0.1, 1); };
+      // Cancelling products differ by a step of their own, not of the sum.
+      Tolerance rotated = dtype == kBf16 ? Tolerance{0x1p-7, 0x1p-7} : Tolerance{1e-5, 1e-5};
+      for (const char* kind : {"rope", "rope_grad"})
+        OpComparison(kind, h.attributes(), geometry)
+            .in(qkv(1))
+            .in(positions())
+            .out(dtype, h.packed(), rotated)
+            .run(runner);
+      OpComparison("head_norm", h.attributes(), geometry)
+          .in(qkv(1))
+          .in(weight(2))
+          .in(weight(3))
+          .out(dtype, h.packed(), value)
+          .out(kF32, stats, fp32)
+          .run(runner);
+      OpComparison("head_norm_rope", h.attributes(), geometry)
+          .in(qkv(1))
+          .in(weight(2))
+          .in(weight(3))
+          .in(positions())
+          .out(dtype, h.packed(), value)
+          .out(kF32, stats, fp32)
+          .out(dtype, h.packed(), {4 * rotated.relative, 4 * rotated.absolute})
+          .run(runner);
+      auto gradient = [&] {
+        OpComparison op("head_norm_grad", h.attributes(), geometry);
+        op.in(qkv(1))
+            .in(qkv(4))
+            .in(weight(2))
+            .in(weight(3))
+            .in(normal(kF32, stats, 8, 0.1, 1))
+            .out(dtype, h.packed(), value);
+        return op;
+      };
+      const Tolerance sum = one_step(dtype, 2e-4);
+      gradient().out(dtype, size, sum).out(dtype, size, sum).run(runner);
+      gradient().sum(dtype, size, sum).sum(dtype, size, sum).run(runner);
+    }
+  }
+}
+
+void elementwise_cases(const OpRunner& runner) {
+  for (Extents size :
+       {Extents{1, 2}, Extents{3, 14}, Extents{33, 64}, Extents{17, 1792}, Extents{300, 130}, Extents{5, 9728}}) {
+    const Extents half{size[0], size[1] / 2}, columns{size[1]};
+    for (DType dtype : kDtypes) {
+      auto x = [&](std::uint64_t seed) { return normal(dtype, size, seed); };
+      auto y = [&](std::uint64_t seed) { return normal(dtype, half, seed); };
+      const Tolerance value = one_step(dtype, 2e-6);
+      OpComparison("add").in(x(1)).in(x(2)).out(dtype, size, {}).run(runner);
+      OpComparison("swiglu").in(x(1)).out(dtype, half, value).run(runner);
+      OpComparison("swiglu_grad").in(y(2)).in(x(1)).out(dtype, size, value).run(runner);
+      for (const char* approximation : {"erf", "tanh"}) {
+        Attributes attributes{{"approximation", std::string(approximation)}};
+        OpComparison("gelu", attributes).in(x(1)).out(dtype, size, value).run(runner);
+        OpComparison("gelu_grad", attributes).in(x(2)).in(x(1)).out(dtype, size, value).run(runner);
+      }
+      for (DType sum : {dtype, kF32}) {
+        OpComparison("column_sum").in(x(1)).out(sum, columns, one_step(sum, 5e-5)).run(runner);
+        OpComparison("column_sum").in(x(1)).sum(sum, columns, one_step(sum, 5e-5)).run(runner);
+      }
+    }
+  }
+}
+
+}  // namespace quern::testkit

@@ -1,0 +1,102 @@
+// What an optimizer step is made of.
+#include <cmath>
+
+#include "quern/step_state.h"
+#include "quern/testkit/op_cases.h"
+
+namespace quern::testkit {
+
+namespace {
+
+constexpr DType kDtypes[] = {DType::f32, DType::bf16};
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
+
+StepState step_state(std::uint32_t step) {
+  StepState state;
+  state.step = step;
+  state.seed_low = 17, state.seed_high = 3;
+  state.learning_rate = 0.01f;
+  state.clip_norm = 2.5f;
+  return state;
+}
+
+/// Of each count a tensor, added to an adamw whose attributes name as many.
+void add_adamw_tensors(OpComparison& op, const std::vector<std::int64_t>& counts, DType gradient, DType state,
+                       bool apply) {
+  // Stochastic rounding moves a whole step when the fp32 values before it differ in their last bit.
+  const Tolerance tolerance = !apply ? Tolerance{} : state == kBf16 ? Tolerance{0x1p-7, 1e-7} : Tolerance{2e-6, 1e-7};
+  UpdateState update;
+  update.gradient_scale = 0.5f;
+  update.apply = apply ? 1.0f : 0.0f;
+  op.in(words(kF32, update)).in(words(DType::u32, step_state(7)));
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const Extents size{counts[i]};
+    op.in(normal(gradient, size, 1 + 4 * i)).in(normal(state, size, 2 + 4 * i)).in(normal(state, size, 3 + 4 * i, 0.1));
+    op.in(normal(state, size, 4 + 4 * i, 0.001, 0.01));
+    for (std::size_t updated : {1, 2, 3}) op.update(2 + 4 * i + updated, tolerance);
+  }
+}
+
+Attributes adamw_attributes(std::vector<double> objects, std::vector<double> offsets) {
+  return {{"beta1", 0.9},
+          {"beta2", 0.95},
+          {"eps", 1e-8},
+          {"weight_decay", 0.1},
+          {"objects", std::move(objects)},
+          {"offsets", std::move(offsets)}};
+}
+
+}  // namespace
+
+void norm_and_clip_cases(const OpRunner& runner) {
+  for (std::int64_t count : {1, 3, 4097, 300000})
+    for (DType dtype : kDtypes)
+      OpComparison("sum_squares").in(normal(dtype, {count}, 1, 100)).out(DType::f64, {1}, {1e-6, 0}).run(runner);
+  for (DType dtype : kDtypes) {  // more tensors than one launch takes
+    OpComparison list("sum_squares");
+    for (std::int64_t i = 0; i < 300; ++i)
+      list.in(normal(dtype, {i * i * 7 % 1000 + (i == 17 ? 70000 : 0)}, 1 + i, 100));
+    list.out(DType::f64, {1}, {1e-6, 0}).run(runner);
+  }
+  for (int sums : {1, 2, 31, 700}) {
+    for (double valid : {4.0, 0.0}) {
+      OpComparison op("clip_scale");
+      op.in(words(DType::f64, LossStats{10.0, valid, {}})).in(words(DType::u32, step_state(3)));
+      for (int i = 0; i < sums; ++i) op.in(words(DType::f64, 9.0 + i));
+      op.out(kF32, {4}, {1e-6, 0}).run(runner);
+    }
+  }
+}
+
+void adamw_cases(const OpRunner& runner) {
+  for (std::int64_t count : {1, 3, 33, 4099, 100000}) {
+    for (DType gradient : kDtypes) {
+      for (DType state : kDtypes) {
+        for (bool apply : {true, false}) {
+          OpComparison op("adamw", adamw_attributes({5}, {308}));
+          add_adamw_tensors(op, {count}, gradient, state, apply);
+          op.run(runner);
+        }
+      }
+    }
+  }
+}
+
+void adamw_list_cases(const OpRunner& runner) {
+  std::vector<std::int64_t> counts;
+  std::vector<double> objects, offsets;
+  for (std::int64_t i = 0; i < 270; ++i) {
+    counts.push_back(i == 3 ? 0 : i % 90 == 5 ? 40003 : i * i * 5 % 700);
+    objects.push_back(static_cast<double>(3 * i + 1));
+    offsets.push_back(static_cast<double>(4 * (i % 3)));
+  }
+  for (DType gradient : kDtypes) {
+    for (DType state : kDtypes) {
+      OpComparison op("adamw", adamw_attributes(objects, offsets));
+      add_adamw_tensors(op, counts, gradient, state, true);
+      op.run(runner);
+    }
+  }
+}
+
+}  // namespace quern::testkit

@@ -1,0 +1,76 @@
+// The communicator of a run with one rank: every collective is what it is for one, so a training gives the same bits as
+// without it. A place to begin a real one from, and with `fail_at` a way to see what a run does when one fails.
+#include "quern/plugin.h"
+#include "quern/error.h"
+
+namespace {
+
+using namespace quern;
+
+struct Options {
+  std::int64_t fail_at = 0;
+};
+
+OptionTable<Options> options() {
+  OptionTable<Options> t;
+  t.add("fail_at", &Options::fail_at, "number of the collective from which on this communicator fails; 0: never")
+      .at_least(0);
+  return t;
+}
+
+class Solo final : public Communicator {
+ public:
+  explicit Solo(const Options& options) : options_(options) {}
+
+  // ---- capabilities ----
+  const CommunicatorTraits& traits() const override { return traits_; }
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+
+  // ---- set-up ----
+  void connect(const Rendezvous& rendezvous, Device& device) override {
+    if (rendezvous.size != 1)
+      throw Error(ErrorCode::config, {.where = "communicator solo",
+                                      .what = "is for one rank",
+                                      .found = std::to_string(rendezvous.size) + " ranks",
+                                      .expected = "parallel.ranks = 1",
+                                      .next = "choose another communicator"});
+    device_ = &device;
+  }
+  void register_buffer(void*, std::size_t) override {}
+
+  // ---- hot path: enqueued on `stream`, never awaited. A sum over one rank is there already ----
+  void all_reduce(const View&, Reduction, Stream) override { ++calls_; }
+  void reduce_scatter(const View& in, const View& out, Reduction, Stream stream) override { copy(in, out, stream); }
+  void all_gather(const View& in, const View& out, Stream stream) override { copy(in, out, stream); }
+  void all_to_all(const View& in, const View& out, Stream stream) override { copy(in, out, stream); }
+  void broadcast(const View&, int, Stream) override { ++calls_; }
+  void barrier() override {}
+
+  // ---- faults ----
+  std::optional<std::string> error() override {
+    if (options_.fail_at == 0 || calls_ < options_.fail_at) return std::nullopt;
+    return "failed at collective " + std::to_string(options_.fail_at) + ", as fail_at says";
+  }
+  void abort() noexcept override {}
+
+ private:
+  void copy(const View& in, const View& out, Stream stream) {
+    ++calls_;
+    if (in.data != out.data) device_->copy(out.data, in.data, in.bytes(), stream);
+  }
+
+  Options options_;
+  Device* device_ = nullptr;  // of the run, which outlives its communicator's collectives
+  std::int64_t calls_ = 0;
+  CommunicatorTraits traits_{.id = "solo", .can_capture = true, .needs_peer_access = false, .host_staged = false};
+};
+
+}  // namespace
+
+QUERN_PLUGIN("solo", manifest) {
+  manifest.version = "0.1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.add<Communicator>("solo", "one rank, which talks to nobody", options().specs(),
+                             [](const OptionValues& values) { return std::make_unique<Solo>(options().bind(values)); });
+}

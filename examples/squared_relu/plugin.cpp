@@ -1,0 +1,17 @@
+#include "quern/plugin.h"
+
+#include "ops.h"
+#include "squared_relu.h"
+
+QUERN_PLUGIN("squared_relu", manifest) {
+  namespace here = squared_relu;
+  manifest.version = "0.1.0";
+  manifest.licence = "Apache-2.0";
+  here::add_ops(manifest);
+  manifest.add<quern::Model>(
+      "squared_relu", "Llama with squared ReLU for SwiGLU, an op of this plugin", here::hf_model().options,
+      [](const quern::OptionValues& given) {
+        auto options = quern::decoder_options<here::Options>();
+        return std::make_unique<here::SquaredRelu>(options.bind(quern::model_options(given, here::hf_model())));
+      });
+}

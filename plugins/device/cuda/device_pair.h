@@ -1,0 +1,31 @@
+#pragma once
+// For tests: the CPU device, which is the oracle, and the GPU. Comparisons of ops run on both and check what they find.
+
+#include <memory>
+
+#include <doctest/doctest.h>
+
+#include "quern/testkit/op_comparison.h"
+
+namespace quern::cuda {
+
+using testkit::integer_list;
+using testkit::integers;
+using testkit::normal;
+using testkit::one_step;
+using testkit::OpComparison;
+using testkit::Tolerance;
+using testkit::words;
+
+struct DevicePair final : testkit::OpRunner {
+  std::unique_ptr<Device> cpu, gpu;
+  bool open = false;  ///< false: no GPU here, `gpu` answers for the one that plans assume
+
+  /// Checks all outputs. An instance that the GPU refuses is a failure, unless it is too old for the format.
+  void run(const OpComparison& op) const override;
+};
+/// Both devices. Where no GPU can be opened a message says "skipped: <reason>", and comparisons check no more than that
+/// the plan accepts their ops.
+DevicePair open_pair();
+
+}  // namespace quern::cuda

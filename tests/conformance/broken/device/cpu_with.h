@@ -1,0 +1,46 @@
+#pragma once
+// The CPU device with one op spoilt: after the right kernel ran, `spoil` does something to its output.
+
+#include <functional>
+
+#include "plugin/plugin_host.h"
+#include "quern/testkit/forwarding_device.h"
+
+class SpoiltKernel final : public quern::Kernel {
+ public:
+  using Spoil = void (*)(const quern::View& output);
+  SpoiltKernel(std::unique_ptr<quern::Kernel> right, Spoil spoil) : right_(std::move(right)), spoil_(spoil) {}
+  void launch(std::span<const quern::View> inputs, std::span<const quern::View> outputs,
+              const quern::Exec& exec) const override {
+    right_->launch(inputs, outputs, exec);
+    if (outputs[0]) spoil_(outputs[0]);
+  }
+
+ private:
+  std::unique_ptr<quern::Kernel> right_;
+  Spoil spoil_;
+};
+
+class CpuWith final : public quern::testkit::ForwardingDevice {
+ public:
+  CpuWith(std::string id, std::string kind, SpoiltKernel::Spoil spoil)
+      : ForwardingDevice(cpu()), kind_(std::move(kind)), spoil_(spoil), traits_(inner().traits()) {
+    traits_.id = std::move(id);
+  }
+  const quern::DeviceTraits& traits() const override { return traits_; }
+  std::unique_ptr<quern::Kernel> prepare(const quern::OpInstance& op) override {
+    auto right = ForwardingDevice::prepare(op);
+    if (op.kind != kind_) return right;
+    return std::make_unique<SpoiltKernel>(std::move(right), spoil_);
+  }
+
+ private:
+  static std::unique_ptr<quern::Device> cpu() {
+    static quern::PluginHost host(quern::PluginHost::standard_folders());  // the device's code is never unloaded
+    return host.create<quern::Device>("cpu", quern::default_values(host.require("device", "cpu").options));
+  }
+
+  std::string kind_;
+  SpoiltKernel::Spoil spoil_;
+  quern::DeviceTraits traits_;
+};

@@ -1,0 +1,38 @@
+#pragma once
+// A store in host memory, sound but for what `offset_of` makes of an offset.
+
+#include <cstring>
+#include <vector>
+
+#include "quern/error.h"
+#include "quern/plugin.h"
+
+class HostStore : public quern::OffloadStore {
+ public:
+  explicit HostStore(std::string id) { traits_.id = std::move(id); }
+  const quern::OffloadTraits& traits() const override { return traits_; }
+  void open(quern::Device& device) override { device_ = &device; }
+  quern::OffloadSlot reserve(std::size_t bytes) override {
+    slots_.emplace_back(bytes, char{0});
+    return static_cast<quern::OffloadSlot>(slots_.size()) - 1;
+  }
+  void put(quern::OffloadSlot slot, std::size_t offset, const void* memory, std::size_t bytes,
+           quern::Stream stream) override {
+    device_->copy(slots_[static_cast<std::size_t>(slot)].data() + offset_of(offset), memory, bytes, stream);
+  }
+  void get(quern::OffloadSlot slot, std::size_t offset, void* memory, std::size_t bytes,
+           quern::Stream stream) override {
+    device_->copy(memory, slots_[static_cast<std::size_t>(slot)].data() + offset_of(offset), bytes, stream);
+  }
+  void prefetch(quern::OffloadSlot, std::size_t, std::size_t) override {}
+  void* map(quern::OffloadSlot) override { quern::fail_internal("store", "cannot be mapped"); }
+  void flush() override {}
+
+ protected:
+  virtual std::size_t offset_of(std::size_t offset) const { return offset; }
+
+ private:
+  quern::OffloadTraits traits_;
+  quern::Device* device_ = nullptr;
+  std::vector<std::vector<char>> slots_;
+};

@@ -1,0 +1,129 @@
+// Each plugin in broken/ has one fault, and the kit must name the contract that it breaks, with got and want. Sound
+// ones of kinds that the tree has no plugin of must pass; the tree's own are checked by a test each (CMakeLists.txt).
+#include "conformance/check.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <doctest/doctest.h>
+
+#include "train/run_schemas.h"
+
+using namespace quern;
+using namespace quern::conformance;
+
+namespace {
+
+const std::filesystem::path kFolder = std::filesystem::path(QUERN_BUILD_DIR) / "tests" / "conformance";
+
+Report checked(const std::string& kind, const std::string& id) {
+  PluginHost host = run_host();
+  return check(host, (kFolder / kind / ("libquern_" + id + ".so")).string(), {});
+}
+
+/// Exactly these contracts are broken, and the first says all of `parts`.
+void check_broken(const std::string& kind, const std::string& id, const std::vector<std::string>& contracts,
+                  const std::vector<std::string>& parts) {
+  const Report report = checked(kind, id);
+  const std::string text = report.text();
+  CAPTURE(text);
+  std::vector<std::string> names;
+  for (const Finding& finding : report.findings()) {
+    if (finding.verdict == Verdict::broken) names.push_back(finding.contract);
+    if (finding.verdict != Verdict::broken || names.size() > 1) continue;
+    for (const std::string& part : parts) {
+      CAPTURE(part);
+      CHECK(finding.detail.find(part) != std::string::npos);
+    }
+  }
+  CHECK(names == contracts);
+  CHECK(report.exit_code() == static_cast<int>(ErrorCode::internal));
+}
+
+void check_sound(const Report& report) {
+  const std::string text = report.text();
+  CAPTURE(text);
+  CHECK(report.count(Verdict::holds) > 3);
+  CHECK(report.count(Verdict::holds) == static_cast<int>(report.findings().size()));
+  CHECK(report.exit_code() == 0);
+}
+
+}  // namespace
+
+TEST_CASE("a scale of the wrong operand") {
+  check_broken("precision", "wrong_scale", {"linear", "odd sizes", "magnitudes", "gradients"},
+               {"relative error of y", "got ", "want at most", "e4m3"});
+}
+
+TEST_CASE("state that a checkpoint does not have") {
+  check_broken("precision", "loses_state", {"save and restore"}, {"after a restart", "got ", "want "});
+}
+
+TEST_CASE("infinities that vanish") {
+  check_broken("precision", "swallows_infinity", {"infinities"}, {"inf in x", "want one that is not finite"});
+}
+
+TEST_CASE("a wrong backward rule") {
+  check_broken("model", "wrong_gradient", {"gradients"},
+               {"gradient of embedding.weight", "got ", "by finite differences"});
+}
+
+TEST_CASE("a parameter whose parts do not fill it") {
+  check_broken("model", "wrong_shape", {"parameters and shapes"}, {"embedding.weight: rows of its parts"});
+}
+
+TEST_CASE("an op that writes behind its output") {
+  check_broken("device", "overrun", {"op add, swiglu, gelu, sums"}, {"add(", "written behind output 0"});
+}
+
+TEST_CASE("an op that leaves elements of odd sizes unwritten") {
+  check_broken("device", "short_tail", {"op add, swiglu, gelu, sums"}, {"swiglu(", "nan", "want "});
+}
+
+TEST_CASE("a log sink that keeps events back, and an option without help") {
+  check_broken("log", "keeps_back", {"describes itself", "flushes"}, {"help of option unused"});
+}
+
+TEST_CASE("a store that rounds offsets") {
+  check_broken("offload", "rounds_offset", {"parts of a slot"}, {"got ", "want "});
+}
+
+TEST_CASE("a collective that hands on whole packs only") {
+  check_broken("communicator", "short_gather", {"all_gather"}, {"elements of f32", "nan"});
+}
+
+TEST_CASE("sound plugins of other kinds") {
+  check_sound(checked("offload", "sound"));
+  check_sound(checked("communicator", "sound"));
+  for (const char* builtin : {"optimizer/adamw", "schedule/cosine", "log/jsonl", "log/console"}) {
+    CAPTURE(builtin);
+    PluginHost host = run_host();
+    check_sound(check(host, builtin, {}));
+  }
+}
+
+TEST_CASE("settings reach the plugin, and bad ones are refused") {
+  PluginHost host = run_host();
+  CheckOptions options;
+  options.settings = {"moments=bf16"};
+  const Report report = check(host, "optimizer/adamw", options);
+  CHECK(report.text().find("moments = \"bf16\"") != std::string::npos);
+  CHECK(report.exit_code() == 0);
+  options.settings = {"momentum=1"};
+  CHECK_THROWS_WITH_AS(check(host, "optimizer/adamw", options), doctest::Contains("momentum"), Error);
+}
+
+TEST_CASE("a file that is refused, and a kind without contracts, say so and do not pass") {
+  PluginHost host = run_host();
+  for (const char* path : {"no/such/libquern_file.so", "no/such"}) {
+    const Report absent = check(host, path, {});
+    CHECK(absent.text().find("found no file, expected a regular file") != std::string::npos);
+    CHECK(absent.exit_code() == static_cast<int>(ErrorCode::config));
+  }
+  const Report misnamed = check(host, std::string(QUERN_BUILD_DIR) + "/build.ninja", {});
+  CHECK(misnamed.text().find("expected libquern_<id>.so") != std::string::npos);
+  const Report data = check(host, "data/tokens", {});
+  CHECK(data.text().find("no contract for kind data yet") != std::string::npos);
+  CHECK(data.exit_code() == static_cast<int>(ErrorCode::config));
+  CHECK_THROWS_WITH_AS(check(host, "model/lama", {}), doctest::Contains("llama"), Error);
+}

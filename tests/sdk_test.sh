@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Installs quern to a fresh prefix, builds the examples against that alone, trains with each, and compares one of them
+# with `quern ab`: what docs/plugins.md tells its reader to do. A command that the page gives is run here as it stands
+# there, and one that is run here under `guide` must be on the page.
+#
+#   tests/sdk_test.sh BUILD     BUILD: a build folder in which everything is built
+set -euo pipefail
+source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=$(cd "$1" && pwd)
+page=$source/docs/plugins.md
+work=$build/sdk_test
+export PREFIX=$work/prefix
+
+fail() {
+  echo "sdk_test: $*" >&2
+  exit 1
+}
+
+guide() { # a command of the page
+  grep -qxF -- "    $1" "$page" || fail "docs/plugins.md lacks the command: $1"
+  echo "\$ $1"
+  eval "$1"
+}
+
+expect() { # text, output: the output has the text
+  [[ $2 == *"$1"* ]] || fail "expected \"$1\" in:
+$2"
+}
+
+losses_fall() { # run folder
+  python3 - "$1/log.jsonl" <<'PYTHON'
+import json
+import sys
+
+events = [json.loads(line) for line in open(sys.argv[1])]
+losses = [event["loss"] for event in events if event["event"] == "step"]
+validation = [event["loss"] for event in events if event["event"] == "eval"][-1]
+print(f"{len(losses)} steps, loss {losses[0]:.4f} to {losses[-1]:.4f}, validation {validation:.4f}")
+# A uniform guess over 256 bytes costs ln 256 = 5.55 nats, and their frequencies alone about 3.3.
+assert abs(losses[0] - 5.55) < 0.3 and losses[-1] < 3.5 and validation < 3.5, "the loss did not fall"
+PYTHON
+}
+
+only_entry_symbol() { # plugin file
+  local symbols
+  symbols=$(nm -D --defined-only "$1" | awk '{print $3}')
+  [[ $symbols == quern_plugin_manifest ]] || fail "$1 shows other symbols than its entry: $symbols"
+}
+
+# Nothing on the include path but the prefix, the project itself and the system.
+only_installed_headers() { # build folder, project
+  local flags
+  flags=$(grep -oE -- '-(I|isystem|include) ?[^ "]+' "$1/compile_commands.json" | sed -E 's/^-(I|isystem|include) ?//' | sort -u)
+  [[ $flags == *"$PREFIX/include"* ]] || fail "$2 was not built with the headers in $PREFIX/include"
+  while read -r folder; do
+    case $folder in
+      "$PREFIX"/* | "$work/examples/$2" | /usr/*) ;;
+      *) fail "$2 was built with $folder on its include path" ;;
+    esac
+  done <<<"$flags"
+}
+
+rm -rf "$work"
+mkdir -p "$work"
+cd "$work"
+unset QUERN_PLUGIN_PATH CMAKE_PREFIX_PATH
+export OMP_NUM_THREADS=1 # small models; other programs may have the other cores
+export CMAKE_GENERATOR=Ninja CMAKE_EXPORT_COMPILE_COMMANDS=ON
+if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
+
+cmake --install "$build" --prefix "$PREFIX" >install.log
+export PATH=$PREFIX/bin:$PATH
+[[ $(command -v quern) == "$PREFIX/bin/quern" ]] || fail "the installed program is not found"
+for plugin in "$PREFIX"/lib/quern/plugins/*/*.so; do only_entry_symbol "$plugin"; done
+guide 'cp -r $PREFIX/share/quern/examples .'
+guide 'cd examples'
+guide 'python3 bytes.py $PREFIX/include/quern/*.h -o bytes'
+
+for NAME in parallel_decoder int8_forward squared_relu solo; do
+  guide 'cmake -S $NAME -B build/$NAME -DCMAKE_PREFIX_PATH=$PREFIX -DCMAKE_BUILD_TYPE=Release' >cmake.log || fail "$(<cmake.log)"
+  guide 'cmake --build build/$NAME' >cmake.log || fail "$(<cmake.log)"
+  guide 'ctest --test-dir build/$NAME --output-on-failure'
+  only_installed_headers "build/$NAME" "$NAME"
+  for plugin in "build/$NAME"/plugins/*/*.so; do only_entry_symbol "$plugin"; done
+  # From its build folder first, then from the install tree.
+  guide 'export QUERN_PLUGIN_PATH=$PWD/build/$NAME/plugins'
+  expect "$PWD/build/$NAME/plugins/" "$(guide 'quern plugins list')"
+  guide 'quern train $NAME/run.toml' >train.log
+  losses_fall "runs/$NAME"
+  guide 'unset QUERN_PLUGIN_PATH'
+  guide 'cmake --install build/$NAME --prefix $PREFIX' >>cmake.log
+done
+
+list=$(guide 'quern plugins list')
+for line in "model parallel_decoder: " "precision int8_forward: " "model squared_relu: " "communicator solo: "; do
+  expect "$line" "$list"
+done
+[[ $list != *"CANNOT BE LOADED"* ]] || fail "$list"
+expect "activations" "$(guide 'quern plugins info precision int8_forward')"
+
+guide 'quern train int8_forward/run.toml --set precision.int8_forward.activations=bf16 --set log.directory=runs/weights_only' >train.log
+losses_fall runs/weights_only
+
+# The op of squared_relu as the model wrote it, and in another dtype.
+expect "%hidden = squared_relu(%up)" "$(guide 'quern plan squared_relu/run.toml --show program --pass model')"
+guide 'quern train squared_relu/run.toml --set precision.id=bf16 --set log.directory=runs/squared_relu_bf16' >train.log
+losses_fall runs/squared_relu_bf16
+
+# One rank through a communicator: the same bits. Its fault: the run ends with the code of communication.
+guide 'quern train solo/run.toml --set parallel.communicator=none --set log.directory=runs/alone' >train.log
+steps() { grep '"event":"step"' "$1/log.jsonl" | sed -E 's/"tokens_per_second".*//'; }
+diff <(steps runs/solo) <(steps runs/alone) || fail "a run through solo differs from one without communicator"
+code=0
+message=$(guide 'quern train solo/run.toml --set parallel.solo.fail_at=100 --set log.directory=runs/faulty' 2>&1 >train.log) || code=$?
+[[ $code == 6 ]] || fail "a failing communicator: exit code $code, expected 6: $message"
+expect "communicator solo: failed at collective 100" "$message"
+
+guide 'quern ab int8_forward/run.toml --vary precision.id=bf16,int8_forward --repeat 2 --steps 30 --out runs/ab' >ab.log
+expect "precision.id=int8_forward" "$(<ab.log)"
+sed -n '/^| arm/,/^$/p' ab.log
+
+# What the CMake function refuses, it names.
+mkdir wrong
+printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern REQUIRED)\nadd_quern_plugin(x KIND modle SOURCES x.cpp)\n' >wrong/CMakeLists.txt
+message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "KIND modle was accepted"
+expect 'found "modle"' "$message"
+echo "sdk_test: passed"
