@@ -69,6 +69,7 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
+  pid_t process() const { return pid_; }
   void signal(int number) const;
   bool running();
   /// Exit code, or minus the signal that ended it.

@@ -17,6 +17,7 @@ namespace {
 const Overrides kFp32{"precision.id=fp32"};
 const Overrides kBf16{"precision.id=bf16", "optimizer.master=bf16", "optimizer.gradient=bf16",
                       "optimizer.adamw.moments=bf16"};
+const Overrides kE4m3{"precision.id=e4m3", "precision.e4m3.history=3"};  // amax histories are state too
 
 Overrides with(Overrides base, const Overrides& more) {
   base.insert(base.end(), more.begin(), more.end());
@@ -40,7 +41,7 @@ bool await_steps(Child& child, const std::string& run_directory, std::size_t bef
 
 TEST_CASE("2N steps are N steps, a stop and N more, bit for bit") {
   // A pass is 6.5 micro-batches: with accumulation 1 the stops lie in the first pass, at its end, and in later ones.
-  for (const Overrides& numbers : {kFp32, kBf16})
+  for (const Overrides& numbers : {kFp32, kBf16, kE4m3})
     for (int accumulation : {1, 3}) {
       TinyFiles files;
       for (int half : {1, 5, 7}) {
@@ -66,14 +67,14 @@ TEST_CASE("2N steps are N steps, a stop and N more, bit for bit") {
 }
 
 TEST_CASE("stopped after every step, a run is still the same run") {
-  for (const Overrides& numbers : {kFp32, kBf16}) {
+  for (const Overrides& numbers : {kFp32, kBf16, kE4m3}) {
     TinyFiles files;
     Overrides common = with(numbers, {"train.steps=9", "checkpoint.export=false"});
     SessionResult straight = train_here(files, with(common, {files.run("straight")}));
     Losses losses;
     SessionResult part;
     for (int step = 1; !part.result.finished; ++step) {
-      REQUIRE(step <= 9);
+      REQUIRE(step <= 10);  // stopped after the ninth, it still has to evaluate
       part = train_here(files, with(common, {files.run("stopped")}), step);
       losses.merge(part.losses);
     }
@@ -91,7 +92,7 @@ TEST_CASE("another checkpoint interval changes no bit") {
 }
 
 TEST_CASE("killed between checkpoints and started again, a run ends with the same bits") {
-  for (const Overrides& numbers : {kFp32, kBf16}) {
+  for (const Overrides& numbers : {kFp32, kBf16, kE4m3}) {
     TinyFiles files;
     Overrides common =
         with(numbers, {"train.steps=60", "train.accumulation=3", "checkpoint.every=7", "checkpoint.export=false"});

@@ -1,4 +1,5 @@
 // quern: picks a command, prints an Error once, and leaves with its code. Nothing escapes as an exception.
+#include <csignal>
 #include <exception>
 #include <iostream>
 
@@ -47,6 +48,7 @@ int fail(const char* text, ErrorCode code) {
 
 int main(int argc, char** argv) {
   using namespace quern;
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of the write, as a full disk is
   try {
     return cli::run(cli::Arguments(argv + 1, argv + argc));
   } catch (const Error& error) {

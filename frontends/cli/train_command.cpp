@@ -1,5 +1,5 @@
 // `quern train FILE`: one run from its config to its export. Ctrl-C or SIGTERM saves a checkpoint and leaves with the
-// shell's code for that signal; a second one leaves at once.
+// shell's code for that signal; before the first step, and when it is the second one, it leaves at once.
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
@@ -20,29 +20,35 @@ namespace quern::cli {
 namespace {
 
 std::atomic<int> stop_signal{0};
+std::atomic<bool> started{false};  // from here on there is something to lose
 
 extern "C" void on_signal(int signal) {
-  if (stop_signal.exchange(signal) != 0) _exit(128 + signal);
+  if (stop_signal.exchange(signal) == 0 && started.load()) return;
+  if (!started.load()) {
+    constexpr char kText[] = "stopped before the first step; there is nothing to save\n";
+    [[maybe_unused]] ssize_t ignored = ::write(STDOUT_FILENO, kText, sizeof kText - 1);
+  }
+  ::_exit(128 + signal);
 }
 
 }  // namespace
 
 int train_command(const Arguments& arguments) {
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
   std::optional<RunArguments> run =
       parse_run("quern train FILE [--set a.b=v]...", boost::program_options::options_description("options"), arguments);
   if (!run) return 0;
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
-
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
   Trainer trainer(session, host, stop_signal);
   std::cout << memory_table(trainer.plan()) << std::endl;
+  trainer.start();
+  started = true;
   RunResult result = trainer.run();
-  if (result.finished) return 0;
-  std::cout << "stopped at step " << result.step << "; the same command continues\n";
-  return 128 + stop_signal.load();
+  if (!result.finished) std::cout << "stopped at step " << result.step << "; the same command continues\n";
+  return stop_signal.load() == 0 ? 0 : 128 + stop_signal.load();
 }
 
 }  // namespace quern::cli

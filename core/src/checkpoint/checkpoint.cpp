@@ -43,6 +43,7 @@ std::string state_text(const std::string& path, const CheckpointMeta& meta, cons
                 {"version", kVersion},
                 {"quern_version", meta.quern_version},
                 {"step", meta.step},
+                {"evaluated", meta.evaluated},
                 {"data_state", meta.data_state},
                 {"device_state", meta.device_state},
                 {"config", meta.config},
@@ -67,8 +68,8 @@ StateFile read_state(const std::string& path) {
     std::string stated = state.at("xxh3"), actual = own_checksum(state);
     if (stated != actual) refuse("checksum of state.json", actual, printable(stated));
     StateFile read;
-    read.meta = {state.at("step"), state.at("data_state"), state.at("device_state"), state.at("config"),
-                 state.at("quern_version")};
+    read.meta = {state.at("step"),   state.at("data_state"),    state.at("device_state"),
+                 state.at("config"), state.at("quern_version"), state.value("evaluated", true)};
     const json& tensors = state.at("files").at(kTensors);
     read.bytes = tensors.at("bytes");
     read.checksum = tensors.at("xxh3");
@@ -91,7 +92,7 @@ StateFile read_state_and_sizes(const std::string& path) {
   return state;
 }
 
-FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors) {
+FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors, const TensorReader& reader) {
   // Larger elements first, so that none is misaligned.
   std::stable_sort(tensors.begin(), tensors.end(), [](const NamedView& a, const NamedView& b) {
     return size_of(a.view.dtype) > size_of(b.view.dtype);
@@ -101,7 +102,8 @@ FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors
   for (const NamedView& tensor : tensors)
     declared.push_back({tensor.name, stored_type_of(tensor.view.dtype), tensor.view.extents});
   SafetensorsWriter writer(path, declared);
-  for (const NamedView& tensor : tensors) writer.write({tensor.view.as<const std::byte>(), tensor.view.bytes()});
+  for (const NamedView& tensor : tensors)
+    writer.write({reader ? reader(tensor) : tensor.view.as<const std::byte>(), tensor.view.bytes()});
   return writer.finish();
 }
 
@@ -114,14 +116,14 @@ std::string checkpoint_path(const std::string& run_directory, std::int64_t step)
 }
 
 std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta,
-                             const std::vector<NamedView>& tensors) {
+                             const std::vector<NamedView>& tensors, const TensorReader& reader) {
   fs::path path = checkpoint_path(run_directory, meta.step);
   std::string temporary = path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string());
   make_directories(path.parent_path());
   remove_tree(temporary);
   make_directories(temporary);
   try {
-    FileRecord record = write_tensors(temporary + "/" + kTensors, tensors);
+    FileRecord record = write_tensors(temporary + "/" + kTensors, tensors, reader);
     DurableFile state(temporary + "/" + kState);
     state.write(state_text(path, meta, record));
     state.commit();

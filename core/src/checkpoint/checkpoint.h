@@ -3,6 +3,7 @@
 // which states the sizes and checksums of all files and of itself. It appears under its name whole or not at all.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,14 +19,18 @@ struct CheckpointMeta {
   std::string device_state;  ///< Device::save_state
   std::string config;        ///< resolved config, TOML
   std::string quern_version;
+  bool evaluated = true;  ///< false: the evaluation that was due at this step was cut short
   bool operator==(const CheckpointMeta&) const = default;
 };
 
-/// Host memory, borrowed for the call.
+/// Host memory, borrowed for the call; without data where a TensorReader fetches it.
 struct NamedView {
   std::string name;
   View view;
 };
+
+/// The bytes of a tensor, valid until the next call. Lets a state be written that the host has no room for as a whole.
+using TensorReader = std::function<const std::byte*(const NamedView&)>;
 
 struct Checkpoint {
   std::string path;
@@ -37,9 +42,9 @@ struct Checkpoint {
 std::string checkpoint_path(const std::string& run_directory, std::int64_t step);
 
 /// Writes the checkpoint of meta.step, replacing one of that step, and returns its path. A resources error (disk full,
-/// read-only, ...) names the path and leaves nothing new.
+/// read-only, ...) names the path and leaves nothing new. Without `reader` the views have their data.
 std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta,
-                             const std::vector<NamedView>& tensors);
+                             const std::vector<NamedView>& tensors, const TensorReader& reader = {});
 
 /// Opens a checkpoint directory and proves it whole, checksums included; an input error says what is damaged.
 Checkpoint read_checkpoint(const std::string& path);

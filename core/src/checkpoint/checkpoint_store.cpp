@@ -25,7 +25,7 @@ constexpr std::string_view kStepPrefix = "step-";
 /// The run's checkpoint directory as it lies on disk.
 struct Listing {
   std::map<std::int64_t, std::string, std::greater<>> steps;  ///< newest first
-  std::vector<std::string> unfinished;
+  std::vector<std::string> unfinished, strangers;
 };
 
 std::optional<std::int64_t> step_of(const std::string& run_directory, const std::string& name) {
@@ -50,8 +50,11 @@ Listing list(const std::string& run_directory) {
       listing.unfinished.push_back(entry.path());
     else if (auto step = step_of(run_directory, name))
       listing.steps.emplace(*step, entry.path());
+    else
+      listing.strangers.push_back(entry.path());
   }
   std::sort(listing.unfinished.begin(), listing.unfinished.end());
+  std::sort(listing.strangers.begin(), listing.strangers.end());
   return listing;
 }
 
@@ -79,6 +82,7 @@ void remove_checkpoint(const fs::path& path) {
 NewestCheckpoint find_newest(const std::string& run_directory) {
   Listing listing = list(run_directory);
   NewestCheckpoint newest;
+  newest.strangers = listing.strangers;
   for (const std::string& path : listing.unfinished) newest.skipped.push_back({path, "unfinished"});
   for (const auto& [step, path] : listing.steps) {
     try {
@@ -96,18 +100,19 @@ NewestCheckpoint find_newest(const std::string& run_directory) {
   return newest;
 }
 
-std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, std::int64_t keep_last,
+std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, const Retention& retention,
                                                 std::int64_t newest_step) {
   std::vector<std::string> removed;
-  if (keep_last <= 0) return removed;
+  if (retention.keep_last <= 0) return removed;
   std::int64_t kept = 0;
   for (const auto& [step, path] : list(run_directory).steps) {
     if (step > newest_step) continue;
-    if (kept >= keep_last) {
+    bool major = retention.keep_every > 0 && step % retention.keep_every == 0;
+    if (kept < retention.keep_last) {
+      kept += step == newest_step || has_all_files(path);
+    } else if (!major) {
       remove_checkpoint(path);
       removed.push_back(path);
-    } else if (step == newest_step || has_all_files(path)) {
-      ++kept;
     }
   }
   return removed;
@@ -115,6 +120,9 @@ std::vector<std::string> remove_old_checkpoints(const std::string& run_directory
 
 std::vector<std::string> remove_leftovers(const std::string& run_directory) {
   std::vector<std::string> leftovers = list(run_directory).unfinished;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(run_directory, error))  // exports
+    if (entry.path().filename().string().starts_with(kTemporaryPrefix)) leftovers.push_back(entry.path());
   for (const std::string& path : leftovers) remove_tree(path);
   return leftovers;
 }
@@ -132,7 +140,7 @@ RunLock::RunLock(const std::string& directory) {
     if (reason != EWOULDBLOCK) fail_resources(path, "cannot be locked", reason);
     throw Error(ErrorCode::resources,
                 {directory, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "",
-                 "", "wait for it, or choose another output directory"});
+                 "", "wait for it, or choose another log.directory"});
   }
   std::string holder = std::to_string(::getpid());
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) {  // for the message above

@@ -20,18 +20,26 @@ struct SkippedCheckpoint {
 struct NewestCheckpoint {
   std::optional<Checkpoint> checkpoint;    ///< empty: the run has none that is whole
   std::vector<SkippedCheckpoint> skipped;  ///< newer ones that are damaged, and unfinished ones
+  std::vector<std::string> strangers;      ///< entries that no run writes there; left alone
 };
 
 /// Opens the whole checkpoint with the highest step. A run directory without checkpoints is not an error.
 NewestCheckpoint find_newest(const std::string& run_directory);
 
-/// Keeps the newest `keep_last` checkpoints up to and including `newest_step`, which was just written, and removes
-/// older ones; 0 keeps all. Damaged ones do not count; ones of later steps, of a run that was wound back, are left
-/// alone. Returns the paths removed.
-std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, std::int64_t keep_last,
+/// Which checkpoints stay.
+struct Retention {
+  std::int64_t keep_last = 0;   ///< so many of the newest; 0: all
+  std::int64_t keep_every = 0;  ///< and those of steps that are multiples of this, the major ones; 0: none
+};
+
+/// Keeps the newest checkpoints up to and including `newest_step`, which was just written, and major ones; removes
+/// others. Damaged ones do not count; ones of later steps, of a run that was wound back, are left alone. Returns the
+/// paths removed.
+std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, const Retention& retention,
                                                 std::int64_t newest_step);
 
-/// Removes what an earlier crash left unfinished; returns the paths. Only for the holder of the RunLock.
+/// Removes what an earlier crash left unfinished, checkpoints and exports; returns the paths. Only for the holder of
+/// the RunLock.
 std::vector<std::string> remove_leftovers(const std::string& run_directory);
 
 /// The right to write into a directory, for the life of this object (flock on <directory>/.lock). The system takes it

@@ -139,6 +139,7 @@ TEST_CASE("the newest whole checkpoint is found past damaged and unfinished ones
   NewestCheckpoint newest = find_newest(run.path());
   REQUIRE(newest.checkpoint);
   CHECK(newest.checkpoint->meta.step == 100);
+  CHECK(newest.strangers.size() == 2);
   REQUIRE(newest.skipped.size() == 4);
   const std::pair<const char*, const char*> kExpected[] = {{".tmp-step-00000500", "unfinished"},
                                                            {"step-00000400", "step in state.json: found 10"},
@@ -214,18 +215,54 @@ TEST_CASE("a step that is written again replaces the older one") {
 TEST_CASE("old checkpoints go, the newest and later ones stay") {
   TestDirectory run;
   for (std::int64_t step : {1, 2, 3, 4, 5}) write_step(run.path(), step);
-  CHECK(remove_old_checkpoints(run.path(), 0, 5).empty());
-  CHECK(remove_old_checkpoints(run.path(), 9, 5).empty());
+  CHECK(remove_old_checkpoints(run.path(), {.keep_last = 0}, 5).empty());
+  CHECK(remove_old_checkpoints(run.path(), {.keep_last = 9}, 5).empty());
   fs::remove(run / "checkpoints/step-00000004/state.json");  // does not count as one of the three
-  CHECK(remove_old_checkpoints(run.path(), 3, 5) == std::vector<std::string>{run / "checkpoints/step-00000001"});
+  CHECK(remove_old_checkpoints(run.path(), {.keep_last = 3}, 5) ==
+        std::vector<std::string>{run / "checkpoints/step-00000001"});
   CHECK(names_in(run / "checkpoints") ==
         std::vector<std::string>{"step-00000002", "step-00000003", "step-00000004", "step-00000005"});
   // The run was wound back to 2 and wrote 3: the newest is 3 and later steps are not touched.
-  CHECK(remove_old_checkpoints(run.path(), 1, 3) == std::vector<std::string>{run / "checkpoints/step-00000002"});
-  CHECK(remove_old_checkpoints(run.path(), 1, 5).size() == 2);
+  CHECK(remove_old_checkpoints(run.path(), {.keep_last = 1}, 3) ==
+        std::vector<std::string>{run / "checkpoints/step-00000002"});
+  CHECK(remove_old_checkpoints(run.path(), {.keep_last = 1}, 5).size() == 2);
   CHECK(newest_step(run.path()) == 5);
   CHECK(names_in(run / "checkpoints").size() == 1);
-  CHECK(remove_old_checkpoints(run / "none", 1, 5).empty());
+  CHECK(remove_old_checkpoints(run / "none", {.keep_last = 1}, 5).empty());
+}
+
+TEST_CASE("major checkpoints stay for good, and count among the newest") {
+  TestDirectory run;
+  for (std::int64_t step : {2, 4, 6, 8, 10, 12}) {
+    write_step(run.path(), step);
+    remove_old_checkpoints(run.path(), {.keep_last = 2, .keep_every = 6}, step);
+  }
+  CHECK(names_in(run / "checkpoints") == std::vector<std::string>{"step-00000006", "step-00000010", "step-00000012"});
+  // A damaged one of the newest does not count, so an older one is kept in its place.
+  fs::resize_file(run / "checkpoints/step-00000012/tensors.safetensors", 20);
+  write_step(run.path(), 14);
+  CHECK(remove_old_checkpoints(run.path(), {.keep_last = 2, .keep_every = 7}, 14) ==
+        std::vector<std::string>{run / "checkpoints/step-00000006"});
+}
+
+TEST_CASE("tensors may be fetched one by one, and unknown entries are told") {
+  TestDirectory run, other;
+  State state(3);
+  std::vector<NamedView> with = state.views(), without = with;
+  for (NamedView& view : without) view.view.data = nullptr;
+  write_checkpoint(run.path(), meta_of(3), with);
+  write_checkpoint(other.path(), meta_of(3), without, [&](const NamedView& wanted) {
+    for (const NamedView& view : with)
+      if (view.name == wanted.name) return view.view.as<const std::byte>();
+    return static_cast<const std::byte*>(nullptr);
+  });
+  for (const char* name : {"tensors.safetensors", "state.json"})
+    CHECK(read_text(checkpoint_path(run.path(), 3) + "/" + name) ==
+          read_text(checkpoint_path(other.path(), 3) + "/" + name));
+  write_text(run / "checkpoints/notes.txt", "");
+  fs::create_directory(run / "checkpoints/step-4");
+  CHECK(find_newest(run.path()).strangers ==
+        std::vector<std::string>{run / "checkpoints/notes.txt", run / "checkpoints/step-4"});
 }
 
 TEST_CASE("a write that fails leaves nothing new and names the path") {

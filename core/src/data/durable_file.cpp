@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "quern/error.h"
 
@@ -36,6 +37,7 @@ const char* next_step(int error_number) {
   switch (error_number) {
     case ENOSPC:
     case EDQUOT: return "free disk space or choose another directory";
+    case EFBIG: return "raise the limit on file sizes (ulimit -f) or choose another directory";
     case EACCES:
     case EPERM:
     case EROFS: return "choose a directory that this user can write";
@@ -82,9 +84,13 @@ FileRecord DurableFile::commit() {
 
 void make_directories(const std::string& path) {
   std::error_code error;
+  std::vector<std::string> parents;  // of those that are new, the innermost first
+  for (fs::path missing = path; !missing.empty() && !fs::exists(missing, error); missing = missing.parent_path())
+    parents.push_back(parent_of(missing));
   fs::create_directories(path, error);
   if (error) fail_resources(path, "directory cannot be created", error.value());
   if (!fs::is_directory(path, error)) fail_resources(path, "directory cannot be created", ENOTDIR);
+  for (const std::string& parent : parents) sync_directory(parent);
 }
 
 void sync_directory(const std::string& path) {

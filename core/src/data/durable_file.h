@@ -43,7 +43,7 @@ class DurableFile {
   std::uint64_t bytes_ = 0;
 };
 
-/// Creates `path` and its missing parents.
+/// Creates `path` and its missing parents, durably.
 void make_directories(const std::string& path);
 /// Makes the entries of a directory durable.
 void sync_directory(const std::string& path);

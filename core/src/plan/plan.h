@@ -33,6 +33,7 @@ struct PlanOptions {
   bool next_logits = false;            ///< also plan a program that gives the logits of one token of each row
   double z_loss = 0;                   ///< weight of logsumexp^2 in the objective
   int uploads = 2;                     ///< micro-batches that may be handed over between two reads of results
+  bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold
   bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
 };
 
@@ -108,7 +109,8 @@ struct Plan {
   std::int64_t transient_offset = 0;
   std::int64_t device_bytes = 0;
   std::int64_t staging_slot_bytes = 0;  ///< pinned host memory of one micro-batch
-  std::int64_t pinned_bytes = 0;
+  std::int64_t pinned_bytes = 0;        ///< all of that
+  std::int64_t snapshot_bytes = 0;      ///< pinned host memory of a copy of training_state
   std::vector<OwnerBytes> owners;
 
   // ---- estimates ----
@@ -130,6 +132,9 @@ struct Plan {
 /// Runs all passes and lays memory out. Needs no hardware. What the device cannot run, and a plan that does not fit its
 /// memory or the budget, are resources errors that say what binds.
 Plan make_plan(const PlanParts& parts, const PlanOptions& options);
+
+/// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.
+std::vector<PlannedTensor> training_state(const Plan& plan);
 
 /// Programs as text, after a named pass: "model", "rotate", "differentiate", "lower", "saved", "fuse", "place".
 std::string show_programs(const PlanParts& parts, const PlanOptions& options, std::string_view pass);

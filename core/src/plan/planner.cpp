@@ -272,6 +272,9 @@ class Planner {
     lay_out_parameters();
     lay_out_scalars();
     lay_out_activations();
+    if (!plan_.options.snapshot) return;
+    for (const PlannedTensor& tensor : training_state(plan_)) plan_.snapshot_bytes += tensor.bytes();
+    plan_.owners.push_back({"checkpoint copy", MemoryKind::pinned, plan_.snapshot_bytes});
   }
 
   void lay_out_parameters() {
@@ -463,6 +466,15 @@ std::string_view name_of(TensorOwner owner) {
     case TensorOwner::result: return "results";
   }
   return "?";
+}
+
+std::vector<PlannedTensor> training_state(const Plan& plan) {
+  std::vector<PlannedTensor> state;
+  for (const PlannedTensor& tensor : plan.tensors) {
+    bool weights = tensor.kind == "master" || tensor.owner == TensorOwner::optimizer;
+    if (weights || tensor.owner == TensorOwner::precision) state.push_back(tensor);
+  }
+  return state;
 }
 
 const PlannedTensor* Plan::find(std::string_view kind, std::string_view parameter, int layer) const {

@@ -236,6 +236,14 @@ void Engine::read(const PlannedTensor& tensor, void* host) {
   device_.synchronize(compute_);
 }
 
+void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
+  for (const PlannedTensor& tensor : tensors) {
+    device_.copy(host, arena_ + tensor.offset, static_cast<std::size_t>(tensor.bytes()), compute_);
+    host += tensor.bytes();
+  }
+  device_.synchronize(compute_);
+}
+
 void Engine::refresh() { run("refresh", refresh_, refresh_graph_); }
 
 void Engine::micro_step(const Batch& batch, const StepState& state) {

@@ -48,6 +48,8 @@ class Engine {
   // ---- tensors: host copies, blocking ----
   void write(const PlannedTensor& tensor, const void* host);
   void read(const PlannedTensor& tensor, void* host);
+  /// All of them, one behind the other.
+  void read(const std::vector<PlannedTensor>& tensors, std::byte* host);
   /// Makes the working copies from the masters; after masters were written.
   void refresh();
 

@@ -37,6 +37,7 @@ std::unique_ptr<Engine> generation_engine(Session& session, const WeightSource& 
   PlanOptions options = session.plan_options();
   options.train = false;
   options.next_logits = true;
+  options.snapshot = false;
   options.state = {};
   options.uploads = 1;
   options.geometry = {geometry.batch, (geometry.sequence + 15) / 16 * 16};

@@ -130,7 +130,13 @@ OptionTable<CheckpointOptions> checkpoint_options() {
   t.add("every", &CheckpointOptions::every, "steps between checkpoints; 0: only when the run ends or is stopped")
       .at_least(0);
   t.add("at_end", &CheckpointOptions::at_end, "save after the last step too");
-  t.add("keep_last", &CheckpointOptions::keep_last, "checkpoints to keep; 0: all").at_least(0);
+  t.add("keep_last", &CheckpointOptions::keep_last, "newest checkpoints to keep; 0: all").at_least(0);
+  t.add("keep_every", &CheckpointOptions::keep_every,
+        "checkpoints of steps that are multiples of this are kept for good; a multiple of every; 0: none")
+      .at_least(0);
+  t.add("background", &CheckpointOptions::background,
+        "write the checkpoints of `every` behind training, from a copy of the state in pinned host memory; false: "
+        "training waits, and the host needs room for one tensor");
   t.add("resume", &CheckpointOptions::resume,
         "auto: continue from the newest whole checkpoint; never: start anew in an empty directory")
       .one_of({"auto", "never"});

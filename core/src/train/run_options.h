@@ -107,6 +107,8 @@ OptionTable<GuardOptions> guard_options();
 struct CheckpointOptions {
   std::int64_t every = 0;
   std::int64_t keep_last = 2;
+  std::int64_t keep_every = 0;
+  bool background = true;
   bool at_end = true;
   std::string resume = "auto";
   bool export_model = true;

@@ -92,6 +92,19 @@ SectionSchema parallel_section() {
   return schema;
 }
 
+SectionSchema checkpoint_section() {
+  SectionSchema schema = section_of("checkpoint", "What is saved.", checkpoint_options());
+  schema.check = [](const OptionValues& values) {
+    SectionFindings findings;
+    const auto every = values.get<std::int64_t>("every"), keep_every = values.get<std::int64_t>("keep_every");
+    if (keep_every > 0 && (every == 0 || keep_every % every != 0))
+      findings.emplace_back("keep_every", "found " + std::to_string(keep_every) + " with every = " +
+                                              std::to_string(every) + ", expected a multiple of every, or 0");
+    return findings;
+  };
+  return schema;
+}
+
 }  // namespace
 
 std::vector<SectionSchema> run_schemas() {
@@ -109,7 +122,7 @@ std::vector<SectionSchema> run_schemas() {
       section_of("guard", "What is done about numbers that are not finite, or stand out.", guard_options()),
       log_section(),
       sample_section(),
-      section_of("checkpoint", "What is saved.", checkpoint_options()),
+      checkpoint_section(),
   };
 }
 

@@ -75,6 +75,8 @@ Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& sto
       removed_(remove_leftovers(session.log.directory)),
       newest_(starting_point(session)),
       engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())),
+      saver_(*session.device, engine_, session.log.directory,
+             {session.checkpoint.keep_last, session.checkpoint.keep_every}),
       ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
              *session.device, engine_),
       last_loss_(kNone),
@@ -90,6 +92,10 @@ void Trainer::log(const LogEvent& event) {
 
 bool Trainer::shows_step(std::int64_t step) const {
   return step == 1 || step == session_.train.steps || step % session_.log.every == 0;
+}
+
+bool Trainer::evaluates(std::int64_t step) const {
+  return validation_ && session_.train.eval_every > 0 && step > 0 && step % session_.train.eval_every == 0;
 }
 
 bool Trainer::logs_scales(std::int64_t step) const {
@@ -129,6 +135,7 @@ void Trainer::load_weights() {
     load_state(engine_, *newest_.checkpoint);
     data_->load_state(newest_.checkpoint->meta.data_state);
     step_ = newest_.checkpoint->meta.step;
+    evaluation_cut_ = !newest_.checkpoint->meta.evaluated;
     last_saved_ = step_;
     resumed_ = true;
   } else if (!session_.train.from.empty()) {
@@ -163,6 +170,8 @@ void Trainer::open_sinks() {
     log({"warning", {{"text", "removed " + path + ", left unfinished by an earlier run"}}});
   for (const SkippedCheckpoint& skipped : newest_.skipped)
     log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
+  for (const std::string& path : newest_.strangers)
+    log({"warning", {{"text", "left alone " + path + ", which is not a checkpoint"}}});
   if (session_.log.scales_every > 0) scaled_ = scaled_tensors(engine_.plan());
   if (session_.log.scales_every > 0 && scaled_.empty())
     log({"warning",
@@ -271,6 +280,8 @@ bool Trainer::not_finite(const Engine::StepResult& result, const std::string& da
 // Goes on with the data after the step that failed: those since the checkpoint led there, and would again. Resumed
 // before the next checkpoint, a run gets there and does the same once more.
 void Trainer::roll_back() {
+  saver_.wait();
+  log_saved();
   NewestCheckpoint newest = find_newest(session_.log.directory);
   if (!newest.checkpoint)
     throw Error(ErrorCode::input, {.where = session_.log.directory,
@@ -289,6 +300,7 @@ void Trainer::evaluate() {
   double loss = 0, valid = 0;
   Batch batch;
   for (; left > 0; left -= tokens) {
+    if (stopping()) return validation_->load_state(begin);
     validation_->next(batch);
     // The last batch may reach into the next pass: what comes twice does not count twice.
     if (left < tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
@@ -309,22 +321,22 @@ void Trainer::save() {
   meta.device_state = session_.device->save_state();
   meta.config = session_.config.to_toml();
   meta.quern_version = QUERN_VERSION;
-  std::vector<std::vector<std::byte>> memory;
-  std::vector<NamedView> tensors;
-  for (const PlannedTensor& tensor : training_state(engine_.plan())) {
-    memory.emplace_back(static_cast<std::size_t>(tensor.bytes()));
-    engine_.read(tensor, memory.back().data());
-    tensors.push_back({state_name(tensor), {memory.back().data(), tensor.dtype, tensor.extents}});
-  }
-  std::string path = write_checkpoint(session_.log.directory, meta, tensors);
-  remove_old_checkpoints(session_.log.directory, session_.checkpoint.keep_last, step_);
+  meta.evaluated = !evaluates(step_) || last_evaluated_ == step_;
+  saver_.save(std::move(meta));
   last_saved_ = step_;
-  log({"checkpoint", {{"step", step_}, {"path", path}}});
+  log_saved();
 }
 
-void Trainer::finish() {
+void Trainer::log_saved() {
+  for (const SavedCheckpoint& saved : saver_.take_saved())
+    log({"checkpoint", {{"step", saved.step}, {"path", saved.path}, {"held", saved.held}, {"seconds", saved.seconds}}});
+}
+
+// False: stopped before there was an export.
+bool Trainer::finish() {
   double elapsed = now() - started_;
   if (validation_ && last_evaluated_ != step_) evaluate();
+  if (stopping()) return false;
   std::string exported;
   if (session_.checkpoint.export_model) {
     exported = session_.log.directory + "/export";
@@ -342,31 +354,42 @@ void Trainer::finish() {
     end.fields.emplace_back("tokens_per_second",
                             static_cast<double>((step_ - started_at_) * tokens_per_step()) / in_steps_);
   if (!exported.empty()) end.fields.emplace_back("export", exported);
+  saver_.wait();
+  log_saved();
   log(end);
+  return true;
 }
 
-RunResult Trainer::run() {
+void Trainer::start() {
   open_data();
   load_weights();
   open_sinks();
   newest_ = {};  // unmaps the checkpoint's file
+}
+
+RunResult Trainer::run() {
+  if (!data_) start();
   const TrainOptions& train = session_.train;
+  const CheckpointOptions& checkpoint = session_.checkpoint;
   started_ = now();
+  if (evaluation_cut_ && evaluates(step_) && step_ < train.steps) evaluate();
   if (guard_.policy() == NonFinite::roll_back && last_saved_ != step_) save();  // somewhere to go back to
-  while (step_ < train.steps) {
-    if (stop_.load() != 0) {
-      if (last_saved_ != step_) save();
-      return {step_, false};
-    }
-    if (!train_step()) continue;
+  while (step_ < train.steps && !stopping()) {
+    const bool forward = train_step();
+    log_saved();
+    if (!forward) continue;
     if (samples_.due(step_))
       for (const LogEvent& event : samples_.take(engine_, step_)) log(event);
-    if (validation_ && train.eval_every > 0 && step_ % train.eval_every == 0) evaluate();
-    if (session_.checkpoint.every > 0 && step_ % session_.checkpoint.every == 0) save();
+    if (evaluates(step_)) evaluate();
+    if (checkpoint.every > 0 && step_ % checkpoint.every == 0 && !stopping()) save();
   }
-  if (session_.checkpoint.at_end && last_saved_ != step_) save();
-  finish();
-  return {step_, true};
+  if (checkpoint.at_end && last_saved_ != step_ && !stopping()) save();
+  bool finished = !stopping() && finish();
+  // A stop. What was not trained here need not be saved here: it is what the run started from.
+  if (!finished && step_ > started_at_ && last_saved_ != step_) save();
+  saver_.wait();
+  log_saved();
+  return {step_, finished};
 }
 
 }  // namespace quern

@@ -10,6 +10,7 @@
 #include "plugin/plugin_host.h"
 #include "quern/data_source.h"
 #include "quern/log_sink.h"
+#include "train/checkpoint_saver.h"
 #include "train/engine.h"
 #include "train/guard.h"
 #include "train/ranks.h"
@@ -21,19 +22,23 @@ namespace quern {
 
 struct RunResult {
   std::int64_t step = 0;  ///< optimizer steps finished
-  bool finished = false;  ///< false: stopped by request; a checkpoint was written
+  bool finished = false;  ///< false: stopped by request; every finished step is in a checkpoint
 };
 
 class Trainer {
  public:
-  /// Takes the run directory and the device. `stop` is looked at between steps; set, the run saves and returns. All
-  /// arguments outlive the trainer. Throws before anything in the directory has changed, but for its unfinished files.
+  /// Takes the run directory and the device. `stop` is looked at between steps and batches of an evaluation; set, the
+  /// run saves and returns. All arguments outlive the trainer. Throws before anything in the directory has changed, but
+  /// for its unfinished files.
   Trainer(Session& session, PluginHost& host, const std::atomic<int>& stop);
 
   const Plan& plan() const { return engine_.plan(); }
 
-  /// Runs to the end or to a stop. The update of a step whose loss or gradient is not finite is not applied; then the
-  /// guard's policy holds, and where that is to stop, a numerics error is thrown and nothing is saved.
+  /// Opens data, weights and log. Until it returns nothing is trained, and a process that ends loses nothing.
+  void start();
+  /// Runs to the end or to a stop; starts, where that was not done. The update of a step whose loss or gradient is not
+  /// finite is not applied; then the guard's policy holds, and where that is to stop, a numerics error is thrown and
+  /// nothing is saved.
   RunResult run();
 
  private:
@@ -46,10 +51,13 @@ class Trainer {
   void roll_back();
   void evaluate();
   void save();
-  void finish();
+  void log_saved();
+  bool finish();
   void log(const LogEvent& event);
   void log_telemetry(const Telemetry& telemetry);
+  bool stopping() const { return stop_.load() != 0; }
   bool shows_step(std::int64_t step) const;
+  bool evaluates(std::int64_t step) const;
   bool logs_scales(std::int64_t step) const;
   std::int64_t tokens_per_step() const;
 
@@ -64,10 +72,12 @@ class Trainer {
   std::vector<std::string> removed_;  // leftovers of a crash, to be told of
   NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices
   Engine engine_;
+  CheckpointSaver saver_;
   Ranks ranks_;
   std::unique_ptr<DataSource> data_, validation_;
   std::vector<ScaledTensor> scaled_;  // whose figures are logged
   bool resumed_ = false, told_unavailable_ = false;
+  bool evaluation_cut_ = false;  // the evaluation at started_at_ is still to be made
   std::int64_t step_ = 0, started_at_ = 0;
   double started_ = 0;                  ///< clock at this session's first step; times that are logged count from it
   double in_steps_ = 0;                 ///< seconds of training steps since then, without evaluations and checkpoints

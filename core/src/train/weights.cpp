@@ -106,15 +106,6 @@ void export_weights(Engine& engine, const std::string& directory, const HfExport
   export_hf_model(directory, what, specs, engine.plan().model.layers, reader);
 }
 
-std::vector<PlannedTensor> training_state(const Plan& plan) {
-  std::vector<PlannedTensor> state;
-  for (const PlannedTensor& tensor : plan.tensors) {
-    bool weights = tensor.kind == "master" || tensor.owner == TensorOwner::optimizer;
-    if (weights || tensor.owner == TensorOwner::precision) state.push_back(tensor);
-  }
-  return state;
-}
-
 std::string state_name(const PlannedTensor& tensor) {
   std::string name = tensor.kind;
   if (!tensor.parameter.empty()) name += "/" + tensor.parameter;

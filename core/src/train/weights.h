@@ -18,8 +18,6 @@ void import_weights(Engine& engine, const std::string& path);
 /// Masters as a Hugging Face model directory.
 void export_weights(Engine& engine, const std::string& directory, const HfExport& what);
 
-/// Masters and optimizer state, in the order of the plan.
-std::vector<PlannedTensor> training_state(const Plan& plan);
 /// "master/qkv.weight/3"
 std::string state_name(const PlannedTensor& tensor);
 /// Reads the training state from a checkpoint; a tensor that is missing or has another shape or dtype is an input

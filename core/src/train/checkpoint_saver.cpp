@@ -1,0 +1,105 @@
+#include "train/checkpoint_saver.h"
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <system_error>
+#include <utility>
+
+#include "data/durable_file.h"
+#include "quern/error.h"
+#include "train/weights.h"
+
+namespace quern {
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+std::byte* allocate_snapshot(Device& device, std::int64_t bytes) {
+  if (bytes == 0) return nullptr;
+  try {
+    void* memory = device.allocate(MemoryKind::pinned, static_cast<std::size_t>(bytes));
+    // Such a device pins nothing: touched, the memory is there, and the first save finds it as fast as later ones.
+    if (device.traits().host_addressable) std::memset(memory, 0, static_cast<std::size_t>(bytes));
+    return static_cast<std::byte*>(memory);
+  } catch (const Error& error) {
+    throw Error(error.code(), {.where = "checkpoint.background",
+                               .what = std::string("no memory for the copy that is written: ") + error.what(),
+                               .found = {},
+                               .expected = std::to_string(bytes) + " bytes of pinned host memory",
+                               .next = "set checkpoint.background = false"});
+  }
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(Device& device, Engine& engine, std::string run_directory, const Retention& retention)
+    : device_(device),
+      engine_(engine),
+      run_directory_(std::move(run_directory)),
+      retention_(retention),
+      state_(training_state(engine.plan())),
+      snapshot_(allocate_snapshot(device, engine.plan().snapshot_bytes)) {
+  std::byte* data = snapshot_;
+  for (const PlannedTensor& tensor : state_) {
+    views_.push_back({state_name(tensor), {data, tensor.dtype, tensor.extents}});
+    if (data) data += tensor.bytes();
+  }
+}
+
+CheckpointSaver::~CheckpointSaver() {
+  if (writing_.valid()) writing_.wait();
+  if (snapshot_) device_.release(MemoryKind::pinned, snapshot_);
+}
+
+SavedCheckpoint CheckpointSaver::write(const CheckpointMeta& meta, const TensorReader& reader) const {
+  SavedCheckpoint saved;
+  saved.step = meta.step;
+  saved.path = write_checkpoint(run_directory_, meta, views_, reader);
+  remove_old_checkpoints(run_directory_, retention_, meta.step);
+  return saved;
+}
+
+void CheckpointSaver::save_here(const CheckpointMeta& meta) {
+  std::map<std::string, const PlannedTensor*> by_name;
+  for (std::size_t i = 0; i < state_.size(); ++i) by_name[views_[i].name] = &state_[i];
+  std::vector<std::byte> memory;
+  double begin = now();
+  saved_.push_back(write(meta, [&](const NamedView& view) {
+    memory.resize(view.view.bytes());
+    engine_.read(*by_name.at(view.name), memory.data());
+    return memory.data();
+  }));
+  saved_.back().held = saved_.back().seconds = now() - begin;
+}
+
+void CheckpointSaver::save(CheckpointMeta meta) {
+  if (!snapshot_) return save_here(meta);
+  double begin = now();
+  wait();
+  engine_.read(state_, snapshot_);
+  double held = now() - begin;
+  auto work = [this, meta = std::move(meta), begin, held] {
+    SavedCheckpoint saved = write(meta, {});
+    saved.held = held;
+    saved.seconds = now() - begin;
+    return saved;
+  };
+  try {
+    writing_ = std::async(std::launch::async, std::move(work));
+  } catch (const std::system_error& error) {
+    fail_resources(run_directory_, "no thread can be started to write a checkpoint", error.code().value());
+  }
+}
+
+void CheckpointSaver::wait() {
+  if (writing_.valid()) saved_.push_back(writing_.get());
+}
+
+std::vector<SavedCheckpoint> CheckpointSaver::take_saved() {
+  if (writing_.valid() && writing_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) wait();
+  return std::exchange(saved_, {});
+}
+
+}  // namespace quern
