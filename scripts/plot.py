@@ -27,6 +27,7 @@ class Run:
     name: str
     steps: dict = field(default_factory=dict)  # step -> its record; a resumed run repeats some, the last stands
     evals: dict = field(default_factory=dict)
+    samples: dict = field(default_factory=dict)  # (step, number of the prompt) -> its record
     head: dict = field(default_factory=dict)  # the last run record: model, device, config
     end: dict = field(default_factory=dict)  # the last end record; empty while the run goes on
 
@@ -66,6 +67,8 @@ def read_run(path):
             run.steps[record["step"]] = record
         elif event == "eval" and "step" in record:
             run.evals[record["step"]] = record
+        elif event == "sample" and "step" in record and "prompt" in record:
+            run.samples[record["step"], record["prompt"]] = record
         elif event == "end":
             run.end = record
     if not run.steps and not run.evals:

@@ -4,7 +4,8 @@
     scripts/report.py runs/bf16 runs/e4m3 -o report.html
 
 One HTML file that needs nothing else: no network, no script but its own. A run is its folder (with a log.jsonl) or
-the log itself; a log still being written is fine. Uses the standard library only.
+the log itself; a log still being written is fine. Uses the standard library only; samples are shown as text where the
+tokenizers library and the run's checkpoint.tokenizer are at hand, as token numbers elsewhere.
 """
 
 import argparse
@@ -34,6 +35,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 900px; marg
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
 table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #e6e6e6; text-align: left; white-space: nowrap }
+td.text { white-space: pre-wrap }
 td.number { text-align: right; font-variant-numeric: tabular-nums }
 code, pre { font-size: .8rem } pre { overflow-x: auto; background: #f6f6f6; padding: .7rem }
 svg { width: 100%; height: auto; display: block } svg text { font: 11px system-ui, sans-serif; fill: #666 }
@@ -244,6 +246,38 @@ def table(head, rows):
     return "".join(lines) + "</table>"
 
 
+def decoder_of(run):
+    """Turns "1,2,3" into text, where the run's tokenizer can be had."""
+    folder = config_of(run).get("checkpoint.tokenizer")
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json")) if folder else None
+    except Exception:  # the library raises bare Exception
+        tokenizer = None
+    if tokenizer is None:
+        return lambda tokens: tokens
+    return lambda tokens: tokenizer.decode([int(token) for token in tokens.split(",") if token])
+
+
+def samples(run, name):
+    """A table of a run's samples, oldest first; the prompts are in bold."""
+    if not run.samples:
+        return ""
+    decode = decoder_of(run)
+    rows = []
+    for (step, _), record in sorted(run.samples.items()):
+        prompt, drawn = str(record.get("prompt_tokens", "")), str(record.get("tokens", ""))
+        start = decode(prompt)
+        whole = decode(",".join(part for part in (prompt, drawn) if part))
+        # Decoded together, so that a character of which the prompt has a part is whole.
+        rest = whole[len(start) :] if whole.startswith(start) else " " + decode(drawn)
+        rows.append(f'<tr><td class="number">{step}</td><td class="text"><b>{html.escape(start)}</b>'
+                    f"{html.escape(rest)}</td></tr>")
+    return (f"<details><summary>samples of {name}</summary><table><tr><th>step</th><th>text</th></tr>"
+            f"{''.join(rows)}</table></details>")
+
+
 def page(runs):
     colors = [COLORS[index % len(COLORS)] for index in range(len(runs))]
     names = [
@@ -262,6 +296,7 @@ def page(runs):
         parts.append("<h2>Differences of config</h2>")
         parts.append(table(["key", *names], rows) if rows else "<p>None.</p>")
     parts += [chart(*row, runs, colors) for row in CHARTS]
+    parts += [samples(run, name) for run, name in zip(runs, names)]
     for run, name in zip(runs, names):
         config = html.escape(run.head.get("config", "not logged"))
         parts.append(f"<details><summary>config of {name}</summary><pre>{config}</pre></details>")

@@ -109,6 +109,28 @@ class ReportTest(unittest.TestCase):
         self.assertNotRegex(text, r"https?://|@import|url\(")
         self.assertIn(evil, "".join(text for tag, text in page.texts if tag == "h1"))
 
+    def test_samples_are_text_with_the_runs_tokenizer_and_tokens_without(self):
+        import encoding
+        from corpus import document_from_string
+
+        tokenizer = encoding.train_bpe(300, [("train", document_from_string("a", "grain " * 20))])
+        tokenizer.save(str(self.folder / "tokenizer.json"))
+
+        def tokens(text):
+            return ",".join(map(str, tokenizer.encode(text).ids))
+
+        for place, cells in ((self.folder, ["grain", " <ground> finé"]), (self.folder / "none", None)):
+            lines = list(records("a", 0.001))
+            lines[0]["config"] += f"[checkpoint]\ntokenizer = {json.dumps(str(place))}\n"
+            drawn = tokens(" <ground> finé")
+            lines.insert(-1, {"event": "sample", "step": 20, "prompt": 0, "prompt_tokens": tokens("grain"),
+                              "tokens": drawn, "finish": "length"})
+            _, _, text = self.report(self.write_run(place.name + "run", lines))
+            page = Page(text)
+            texts = [text for tag, text in page.texts if tag in ("b", "td")]
+            for cell in cells or [tokens("grain"), "," + drawn]:
+                self.assertIn(cell, texts)
+
     def test_a_run_going_on_with_gaps_and_no_evaluation(self):
         lines = [
             {"event": "step", "step": 1, "loss": 5.0},

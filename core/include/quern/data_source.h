@@ -17,6 +17,8 @@ struct Batch {
   std::vector<std::int32_t> positions;  ///< restart with each document when documents are packed
   /// Start offsets of documents, ascending from 0, last = token count; one starts with each row. Empty: one a row.
   std::vector<std::int32_t> documents;
+  /// What each row is, for people: "train.tok window 17". Empty: the source does not say.
+  std::vector<std::string> names = {};
 };
 
 class DataSource {

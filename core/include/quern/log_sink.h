@@ -11,7 +11,8 @@ namespace quern {
 
 /// Numbers and words in the order in which they are to be shown. Non-finite numbers are for the sink to write validly.
 struct LogEvent {
-  std::string kind;  ///< "run", "step", "eval", "telemetry", "scale", "checkpoint", "warning", "end"
+  std::string kind;  ///< "run", "step", "eval", "telemetry", "scale", "checkpoint", "sample", "spike", "non_finite",
+                     ///< "warning", "end"
   std::vector<std::pair<std::string, std::variant<std::int64_t, double, std::string>>> fields;
 };
 

@@ -110,6 +110,7 @@ void TokenFileSource::next(Batch& batch) {
   batch.targets.resize(tokens);
   batch.positions.resize(tokens);
   batch.documents.clear();
+  batch.names.clear();
   for (std::int64_t row = 0; row < geometry_.batch; ++row)
     read_window(place_ + static_cast<std::uint64_t>(row) * size_ + rank_, row, batch);
   if (documents_) batch.documents.push_back(static_cast<std::int32_t>(tokens));
@@ -123,6 +124,7 @@ void TokenFileSource::read_window(std::uint64_t place, std::int64_t row, Batch& 
                                [](std::uint64_t index, const Part& part) { return index < part.end; });
   const TokenFile& file = part->file;
   std::int64_t first = static_cast<std::int64_t>(window.index - part->begin) * geometry_.sequence;
+  batch.names.push_back(file.path() + " window " + std::to_string(window.index - part->begin));
   file.read(first, window_);
   auto at = static_cast<std::size_t>(row * geometry_.sequence);
   std::size_t document = 0;

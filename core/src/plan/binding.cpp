@@ -35,8 +35,9 @@ std::int64_t boundary_offset(const Plan& plan, const PlacedProgram& placed, Valu
     if (out >= 0 && site.boundary_out >= 0) return plan.gradient_buffers[site.boundary_out % 2];
     if (in >= 0 && site.pass == Site::Pass::backward) return plan.gradient_buffers[site.boundary_in % 2];
   } else if (out >= 0) {
-    // The logits program hands its result to nobody but the reader of that tensor.
+    // Programs of logits hand their result to nobody but the reader of that tensor.
     if (&placed == &plan.head_logits) return plan.tensor("logits", "", -1).offset;
+    if (&placed == &plan.head_next) return plan.tensor("next_logits", "", -1).offset;
     return stream_offset(plan, site.boundary_out, out, evaluate);
   }
   if (in >= 0) return stream_offset(plan, site.boundary_in, in, evaluate);

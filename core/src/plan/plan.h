@@ -30,6 +30,7 @@ struct PlanOptions {
   StatePlacement state;                ///< ranks, shards and memories of parameter state and activations
   bool documents = false;              ///< attention stays within documents
   bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
+  bool next_logits = false;            ///< also plan a program that gives the logits of one token of each row
   double z_loss = 0;                   ///< weight of logsumexp^2 in the objective
   int uploads = 2;                     ///< micro-batches that may be handed over between two reads of results
   bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold
@@ -91,7 +92,7 @@ struct Plan {
   std::int64_t parameter_count = 0;
 
   // ---- programs ----
-  PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits, head_advance;
+  PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits, head_next, head_advance;
   std::vector<LayerClass> classes;
   std::vector<int> class_of_layer;
   PlacedProgram norm;    ///< gradient norm and clip scale; empty when not training, as the next

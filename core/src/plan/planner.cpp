@@ -55,6 +55,7 @@ class Planner {
     plan_.embed = placed(plan_.options.train ? set_.embed.forward : set_.embed.evaluate);
     plan_.head_evaluate = placed(set_.head.evaluate);
     if (plan_.options.logits) plan_.head_logits = placed(set_.logits);
+    if (plan_.options.next_logits) plan_.head_next = placed(set_.next_logits);
     for (const Stage& stage : set_.classes) plan_.classes.push_back(placed_class(stage));
     plan_.class_of_layer = set_.class_of_layer;
     if (!plan_.options.train) return;
@@ -335,6 +336,11 @@ class Planner {
       add_tensor(TensorOwner::result, "logits", "", -1,
                  plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
                  {tokens, plan_.model.vocabulary});
+    if (plan_.options.next_logits) {
+      add_tensor(TensorOwner::input, "rows", "", -1, DType::i32, {plan_.options.geometry.batch});
+      add_tensor(TensorOwner::result, "next_logits", "", -1, DType::f32,
+                 {plan_.options.geometry.batch, plan_.model.vocabulary});
+    }
     // States that the precision backend asked for, one of each a layer.
     auto states = [&](const Program& program, int layer) {
       for (const Value& value : program.values)
@@ -369,8 +375,9 @@ class Planner {
     }
     std::int64_t transient = 0;
     auto widen = [&](const PlacedProgram& program) { transient = std::max(transient, program.bytes); };
-    for (const PlacedProgram* program : {&plan_.embed, &plan_.embed_backward, &plan_.head_train, &plan_.head_evaluate,
-                                         &plan_.head_logits, &plan_.head_advance, &plan_.norm, &plan_.update})
+    for (const PlacedProgram* program :
+         {&plan_.embed, &plan_.embed_backward, &plan_.head_train, &plan_.head_evaluate, &plan_.head_logits,
+          &plan_.head_next, &plan_.head_advance, &plan_.norm, &plan_.update})
       widen(*program);
     for (const LayerClass& layer : plan_.classes)
       for (const PlacedProgram* program : {&layer.forward, &layer.backward, &layer.evaluate, &layer.advance})

@@ -27,6 +27,26 @@ Program logits_program(const Program& head, const OpSet& ops, DType activation) 
   return program;
 }
 
+// The same of one token of each row: `rows` says which, counted over the whole micro-batch. The product's sums are kept
+// as they are, so that close tokens do not tie.
+Program next_logits_program(const Program& head, const OpSet& ops, DType activation, std::int64_t batch) {
+  Program program = head;
+  Op loss = program.ops.back();
+  program.ops.pop_back();
+  ValueId rows = program.add_value({.name = "rows", .shape = {batch}, .dtype = DType::i32, .role = Role::runtime});
+  ValueId last =
+      append_op(program, ops, activation, {.kind = "embedding", .inputs = {rows, loss.inputs[0]}}, "last")[0];
+  program.outputs = append_op(program, ops, activation,
+                              {.kind = "matmul",
+                               .inputs = {last, loss.inputs[1], kNoValue},
+                               .outputs = {},
+                               .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
+                              "next_logits");
+  program[program.outputs[0]].dtype = DType::f32;
+  drop_unused(program);
+  return program;
+}
+
 void count_loss(Program& program, const OpSet& ops, DType activation) {
   ValueId loss = program.outputs[0];
   ValueId targets = program.find("targets");
@@ -146,6 +166,12 @@ void ProgramSet::finish(const RecomputeChoice& choice) {
     logits = fuse(lower_precision({.program = logits_program(head.model, ops_, activation)}, ops_, parts_.precision)
                       .joint.program,
                   ops_, patterns_);
+  if (options_.next_logits)
+    next_logits =
+        fuse(lower_precision({.program = next_logits_program(head.model, ops_, activation, options_.geometry.batch)},
+                             ops_, parts_.precision)
+                 .joint.program,
+             ops_, patterns_);
   count_loss(head.evaluate, ops_, activation);
   head.evaluate = fuse(head.evaluate, ops_, patterns_);
   if (!options_.train) return;

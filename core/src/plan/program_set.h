@@ -49,7 +49,7 @@ class ProgramSet {
   Stage embed, head;
   std::vector<Stage> classes;       ///< finished, of layers that are alike
   std::vector<int> class_of_layer;  ///< by layer
-  Program logits;                   ///< fused; empty unless asked for
+  Program logits, next_logits;      ///< fused; empty unless asked for
 
  private:
   Stage make_stage(const Program& program, const PrecisionBackend& precision);

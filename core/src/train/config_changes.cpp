@@ -12,7 +12,7 @@ namespace {
 using Settings = std::map<std::string, std::string>;  // full key -> value as messages show it
 
 void collect(const ConfigNode& node, const std::string& key, Settings& settings) {
-  if (key == "log" || key == "checkpoint") return;
+  if (key == "log" || key == "checkpoint" || key == "sample") return;
   if (!node.is_table) {
     settings[key] = node.value ? to_string(*node.value) : node.found;
     return;

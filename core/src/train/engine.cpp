@@ -63,6 +63,7 @@ void Engine::make_schedules() {
   refresh_ = refreshes();
   evaluate_ = evaluation(plan_.head_evaluate);
   if (plan_.options.logits) logits_ = evaluation(plan_.head_logits);
+  if (plan_.options.next_logits) next_logits_ = evaluation(plan_.head_next);
   if (plan_.options.train) {
     first_ = training(true);
     later_ = training(false);
@@ -321,6 +322,21 @@ std::vector<float> Engine::logits(const Batch& batch) {
   narrow.resize(values.size());
   read(tensor, narrow.data());
   std::transform(narrow.begin(), narrow.end(), values.begin(), bf16_to_float);
+  return values;
+}
+
+std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std::int32_t>& rows) {
+  if (!plan_.options.next_logits) fail_internal("engine", "the plan has no program for the next token's logits");
+  const std::int64_t tokens = plan_.options.geometry.tokens();
+  bool good = static_cast<std::int64_t>(rows.size()) == plan_.options.geometry.batch;
+  for (std::int32_t row : rows) good = good && row >= 0 && row < tokens;
+  if (!good) fail_internal("engine", "not one index into the batch's tokens for each of its rows");
+  upload(batch, {});
+  write(plan_.tensor("rows", "", -1), rows.data());
+  run("next logits", next_logits_, next_logits_graph_);
+  const PlannedTensor& tensor = plan_.tensor("next_logits", "", -1);
+  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
+  read(tensor, values.data());
   return values;
 }
 

@@ -73,6 +73,9 @@ class Engine {
   LossStats evaluate(const Batch& batch);
   /// (N, vocabulary); needs options.logits.
   std::vector<float> logits(const Batch& batch);
+  /// (B, vocabulary) of the tokens at `rows`, B indices into the batch's tokens; needs options.next_logits. Leaves no
+  /// trace in the training state.
+  std::vector<float> next_logits(const Batch& batch, const std::vector<std::int32_t>& rows);
 
   /// One accumulating micro-step and one update, launch by launch with an event around each.
   std::vector<LaunchTime> profile(const Batch& batch, const StepState& state);
@@ -101,8 +104,9 @@ class Engine {
   std::byte* staging_ = nullptr;  // pinned: a slot for each upload, one for results
   int next_slot_ = 0;
   std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
-  Schedule first_, later_, update_, refresh_, evaluate_, logits_;
-  std::unique_ptr<Graph> first_graph_, later_graph_, update_graph_, refresh_graph_, evaluate_graph_, logits_graph_;
+  Schedule first_, later_, update_, refresh_, evaluate_, logits_, next_logits_;
+  std::unique_ptr<Graph> first_graph_, later_graph_, update_graph_, refresh_graph_, evaluate_graph_, logits_graph_,
+      next_logits_graph_;
 };
 
 }  // namespace quern

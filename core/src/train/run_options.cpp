@@ -94,6 +94,37 @@ OptionTable<LogOptions> log_options() {
   return t;
 }
 
+OptionTable<SampleOptions> sample_options() {
+  OptionTable<SampleOptions> t;
+  t.add("every", &SampleOptions::every, "steps between samples; 0: none").at_least(0);
+  t.add("prompts", &SampleOptions::prompts,
+        "what they begin with: token numbers such as \"1,2,3\", a .jsonl file of prompts, or a list of these");
+  t.add("max_tokens", &SampleOptions::max_tokens, "longest continuation; prompt and continuation fit train.sequence")
+      .at_least(1);
+  t.add("temperature", &SampleOptions::temperature, "logits are divided by it; 0: always the most likely token")
+      .at_least(0);
+  t.add("top_p", &SampleOptions::top_p, "draw among the most likely tokens that together have this probability")
+      .above(0)
+      .at_most(1);
+  return t;
+}
+
+OptionTable<GuardOptions> guard_options() {
+  OptionTable<GuardOptions> t;
+  t.add("non_finite", &GuardOptions::non_finite,
+        "when a loss or gradient is not finite: stop the run; skip the step, whose data are passed over; roll_back to "
+        "the newest checkpoint, and go on with the data after that step's")
+      .one_of({"stop", "skip", "roll_back"});
+  t.add("limit", &GuardOptions::limit,
+        "such steps to bear; one more stops the run, unless `window` steps went well after the last one")
+      .at_least(0);
+  t.add("spike_z", &GuardOptions::spike_z,
+        "log loss and gradient norm as spikes when so many standard deviations above their mean; 0: never")
+      .at_least(0);
+  t.add("window", &GuardOptions::window, "steps of that mean").at_least(2).at_most(1000000);
+  return t;
+}
+
 OptionTable<CheckpointOptions> checkpoint_options() {
   OptionTable<CheckpointOptions> t;
   t.add("every", &CheckpointOptions::every, "steps between checkpoints; 0: only when the run ends or is stopped")

@@ -84,6 +84,25 @@ struct LogOptions {
 };
 OptionTable<LogOptions> log_options();
 
+/// [sample]
+struct SampleOptions {
+  std::int64_t every = 0;
+  std::vector<std::string> prompts = {};
+  std::int64_t max_tokens = 32;
+  double temperature = 1.0;
+  double top_p = 1.0;
+};
+OptionTable<SampleOptions> sample_options();
+
+/// [guard]
+struct GuardOptions {
+  std::string non_finite = "stop";
+  std::int64_t limit = 10;
+  double spike_z = 6.0;
+  std::int64_t window = 100;
+};
+OptionTable<GuardOptions> guard_options();
+
 /// [checkpoint]
 struct CheckpointOptions {
   std::int64_t every = 0;

@@ -59,6 +59,20 @@ SectionSchema memory_section() {
   return schema;
 }
 
+SectionSchema sample_section() {
+  SectionSchema schema = section_of(
+      "sample", "Continuations of prompts, logged during training; they change no number of it.", sample_options());
+  schema.check = [](const OptionValues& values) {
+    SectionFindings findings;
+    const auto every = values.get<std::int64_t>("every");
+    if (every > 0 && values.get<std::vector<std::string>>("prompts").empty())
+      findings.emplace_back("prompts", "found none with sample.every = " + std::to_string(every) +
+                                           ", expected token numbers or a .jsonl file");
+    return findings;
+  };
+  return schema;
+}
+
 SectionSchema parallel_section() {
   SectionSchema schema = section_of("parallel", "How many devices work, and what they divide.", parallel_options());
   schema.plugin_kind = "communicator";
@@ -105,7 +119,9 @@ std::vector<SectionSchema> run_schemas() {
       parallel_section(),
       memory_section(),
       selecting(section_of("device", "Where programs run.", device_options()), "device", "cpu"),
+      section_of("guard", "What is done about numbers that are not finite, or stand out.", guard_options()),
       log_section(),
+      sample_section(),
       checkpoint_section(),
   };
 }

@@ -36,6 +36,8 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
       memory(memory_options().bind(config.section("memory"))),
       device_options(quern::device_options().bind(config.section("device"))),
       log(log_options().bind(config.section("log"))),
+      sample(sample_options().bind(config.section("sample"))),
+      guard(guard_options().bind(config.section("guard"))),
       checkpoint(checkpoint_options().bind(config.section("checkpoint"))) {
   device = make<Device>(config, host, "device");
   for (const std::string& id : config.ids("parallel"))
@@ -78,6 +80,7 @@ PlanOptions Session::plan_options() const {
                    .activations = {memory.activations, Sharding::none}};
   options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;
+  options.next_logits = sample.every > 0;
   options.snapshot = checkpoint.background && checkpoint.every > 0;
   options.uploads = static_cast<int>(train.accumulation) + 1;
   return options;

@@ -25,6 +25,8 @@ struct Session {
   MemoryOptions memory;
   DeviceOptions device_options;
   LogOptions log;
+  SampleOptions sample;
+  GuardOptions guard;
   CheckpointOptions checkpoint;
 
   std::unique_ptr<Device> device;

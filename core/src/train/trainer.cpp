@@ -69,6 +69,8 @@ Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& sto
       host_(host),
       stop_(stop),
       lock_(session.log.directory),
+      samples_(session),
+      guard_(session.guard),
       export_config_(config_for_export(session)),
       removed_(remove_leftovers(session.log.directory)),
       newest_(starting_point(session)),
@@ -93,7 +95,7 @@ bool Trainer::shows_step(std::int64_t step) const {
 }
 
 bool Trainer::evaluates(std::int64_t step) const {
-  return validation_ && session_.train.eval_every > 0 && step % session_.train.eval_every == 0;
+  return validation_ && session_.train.eval_every > 0 && step > 0 && step % session_.train.eval_every == 0;
 }
 
 bool Trainer::logs_scales(std::int64_t step) const {
@@ -183,7 +185,7 @@ void Trainer::open_sinks() {
 
 // ---- steps ----
 
-void Trainer::train_step() {
+bool Trainer::train_step() {
   const TrainOptions& train = session_.train;
   auto seed = static_cast<std::uint64_t>(train.seed);
   StepState state;
@@ -194,9 +196,12 @@ void Trainer::train_step() {
       static_cast<float>(session_.optimizer_options.learning_rate * session_.schedule->factor(step_, train.steps));
   state.clip_norm = static_cast<float>(session_.optimizer_options.clip_norm);
   double begin = now();
+  guard_.keep_states(engine_);
   Batch batch;
+  std::string data;
   for (std::int64_t micro_step = 0; micro_step < train.accumulation; ++micro_step) {
     data_->next(batch);
+    for (const std::string& name : batch.names) data.append(data.empty() ? "" : ", ").append(name);
     state.micro_step = static_cast<std::uint32_t>(micro_step);
     engine_.micro_step(batch, state);
   }
@@ -212,13 +217,7 @@ void Trainer::train_step() {
   // Those of a step that is not finite too: they may tell why.
   for (const LogEvent& event : scales) log(event);
   bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
-  if (result.update.apply == 0 && counts)
-    throw Error(ErrorCode::numerics, {.where = "step " + std::to_string(step_ + 1),
-                                      .what = "loss or gradient is not finite; the update was not applied",
-                                      .found = "loss sum " + std::to_string(result.loss.loss_sum) + ", gradient norm " +
-                                               std::to_string(result.update.gradient_norm),
-                                      .expected = "finite numbers",
-                                      .next = "lower optimizer.learning_rate, or resume from an earlier checkpoint"});
+  if (result.update.apply == 0 && counts) return not_finite(result, data);
   ++step_;
   in_steps_ += end - begin;
   last_loss_ = counts ? result.loss.loss_sum / result.loss.valid_tokens : kNone;
@@ -236,6 +235,62 @@ void Trainer::train_step() {
         {"time", end - started_},
         {"eta", per_step * static_cast<double>(train.steps - step_)}}});
   log_telemetry(telemetry);
+  if (!counts) return true;
+  for (const Spike& spike : guard_.passed(step_, last_loss_, double{result.update.gradient_norm}))
+    log({"spike",
+         {{"step", step_},
+          {"what", std::string(spike.what)},
+          {"value", spike.value},
+          {"z", spike.z},
+          {"mean", spike.mean},
+          {"deviation", spike.deviation},
+          {"data", data}}});
+  return true;
+}
+
+bool Trainer::not_finite(const Engine::StepResult& result, const std::string& data) {
+  const NonFinite action = guard_.failed(step_ + 1);
+  log({"non_finite",
+       {{"step", step_ + 1},
+        {"loss", result.loss.loss_sum / result.loss.valid_tokens},
+        {"grad_norm", double{result.update.gradient_norm}},
+        {"action", std::string(name_of(action))},
+        {"data", data}}});
+  if (action == NonFinite::roll_back) {
+    roll_back();
+    return false;
+  }
+  if (action == NonFinite::skip) {
+    guard_.restore_states(engine_);
+    ++step_;
+    return true;
+  }
+  const bool limited = guard_.policy() != NonFinite::stop;
+  throw Error(
+      ErrorCode::numerics,
+      {.where = "step " + std::to_string(step_ + 1),
+       .what = "loss or gradient is not finite; the update was not applied",
+       .found = "loss sum " + std::to_string(result.loss.loss_sum) + ", gradient norm " +
+                std::to_string(result.update.gradient_norm) +
+                (limited ? ", after guard.limit = " + std::to_string(session_.guard.limit) + " such steps" : ""),
+       .expected = "finite numbers",
+       .next = "lower optimizer.learning_rate, or resume from an earlier checkpoint"});
+}
+
+// Goes on with the data after the step that failed: those since the checkpoint led there, and would again. Resumed
+// before the next checkpoint, a run gets there and does the same once more.
+void Trainer::roll_back() {
+  saver_.wait();
+  log_saved();
+  NewestCheckpoint newest = find_newest(session_.log.directory);
+  if (!newest.checkpoint)
+    throw Error(ErrorCode::input, {.where = session_.log.directory,
+                                   .what = "no whole checkpoint to roll back to",
+                                   .next = "start anew, or set guard.non_finite to \"skip\""});
+  load_state(engine_, *newest.checkpoint);
+  step_ = newest.checkpoint->meta.step;
+  last_saved_ = step_;
+  log({"warning", {{"text", "rolled back to step " + std::to_string(step_) + ", " + newest.checkpoint->path}}});
 }
 
 void Trainer::evaluate() {
@@ -318,9 +373,13 @@ RunResult Trainer::run() {
   const CheckpointOptions& checkpoint = session_.checkpoint;
   started_ = now();
   if (evaluation_cut_ && evaluates(step_) && step_ < train.steps) evaluate();
+  if (guard_.policy() == NonFinite::roll_back && last_saved_ != step_) save();  // somewhere to go back to
   while (step_ < train.steps && !stopping()) {
-    train_step();
+    const bool forward = train_step();
     log_saved();
+    if (!forward) continue;
+    if (samples_.due(step_))
+      for (const LogEvent& event : samples_.take(engine_, step_)) log(event);
     if (evaluates(step_)) evaluate();
     if (checkpoint.every > 0 && step_ % checkpoint.every == 0 && !stopping()) save();
   }

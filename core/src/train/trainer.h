@@ -12,7 +12,9 @@
 #include "quern/log_sink.h"
 #include "train/checkpoint_saver.h"
 #include "train/engine.h"
+#include "train/guard.h"
 #include "train/ranks.h"
+#include "train/samples.h"
 #include "train/scale_log.h"
 #include "train/session.h"
 
@@ -34,15 +36,19 @@ class Trainer {
 
   /// Opens data, weights and log. Until it returns nothing is trained, and a process that ends loses nothing.
   void start();
-  /// Runs to the end or to a stop; starts, where that was not done. Throws a numerics error when a loss or gradient is
-  /// not finite; that step's update is not applied, and nothing is saved.
+  /// Runs to the end or to a stop; starts, where that was not done. The update of a step whose loss or gradient is not
+  /// finite is not applied; then the guard's policy holds, and where that is to stop, a numerics error is thrown and
+  /// nothing is saved.
   RunResult run();
 
  private:
   void open_data();
   void load_weights();
   void open_sinks();
-  void train_step();
+  /// False when it rolled back: the step that then is current was looked after before.
+  bool train_step();
+  bool not_finite(const Engine::StepResult& result, const std::string& data);
+  void roll_back();
   void evaluate();
   void save();
   void log_saved();
@@ -60,6 +66,8 @@ class Trainer {
   std::vector<std::unique_ptr<LogSink>> sinks_;
   const std::atomic<int>& stop_;
   RunLock lock_;
+  Samples samples_;
+  Guard guard_;
   std::string export_config_;         // text of the export's config.json
   std::vector<std::string> removed_;  // leftovers of a crash, to be told of
   NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices

@@ -87,7 +87,8 @@ void TensorboardSink::append(const std::string& message) {
 
 void TensorboardSink::write(const LogEvent& event) {
   std::optional<std::int64_t> step = step_of(event);
-  if (!step || event.kind == "checkpoint" || event.kind == "warning" || event.kind == "end") return;
+  if (!step || event.kind == "checkpoint" || event.kind == "warning" || event.kind == "sample" || event.kind == "end")
+    return;
   if (event.kind == "run") return append(start_event(wall_time(), *step + 1));  // what an earlier start did after it
   auto scalars = scalars_of(event);
   if (!scalars.empty()) append(scalars_event(wall_time(), *step, scalars));

@@ -1,0 +1,66 @@
+#include "train/generation.h"
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint_store.h"
+#include "quern/error.h"
+#include "train/export_config.h"
+#include "train/weights.h"
+
+namespace quern {
+
+namespace {
+
+Checkpoint checkpoint_at(const std::string& path) {
+  if (std::filesystem::exists(std::filesystem::path(path) / "state.json")) return read_checkpoint(path);
+  NewestCheckpoint newest = find_newest(path);
+  if (newest.checkpoint) return std::move(*newest.checkpoint);
+  const bool damaged = !newest.skipped.empty();
+  throw Error(ErrorCode::input, {.where = damaged ? newest.skipped[0].path : path,
+                                 .what = damaged ? "no checkpoint of the run is whole: " + newest.skipped[0].reason
+                                                 : "no checkpoint there",
+                                 .found = {},
+                                 .expected = {},
+                                 .next = "train first, or name a checkpoint or a Hugging Face model"});
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> generation_engine(Session& session, const WeightSource& source, Geometry geometry) {
+  std::optional<Checkpoint> checkpoint;
+  if (source.from.empty())
+    checkpoint = checkpoint_at(source.checkpoint.empty() ? session.log.directory : source.checkpoint);
+  session.device->open(static_cast<int>(session.device_options.ordinal));
+  if (checkpoint) session.device->load_state(checkpoint->meta.device_state);
+  PlanOptions options = session.plan_options();
+  options.train = false;
+  options.next_logits = true;
+  options.snapshot = false;
+  options.state = {};
+  options.uploads = 1;
+  options.geometry = {geometry.batch, (geometry.sequence + 15) / 16 * 16};
+  auto engine = std::make_unique<Engine>(*session.device, make_plan(session.parts(), options));
+  if (checkpoint)
+    load_state(*engine, *checkpoint);
+  else
+    import_weights(*engine, source.from);
+  return engine;
+}
+
+std::vector<std::int32_t> end_tokens(const Session& session, const std::string& from) {
+  const OptionValue* config = session.config.section("model").find("config");
+  const std::string known = exported_config(
+      session.model->hf_config(), {.dtype = DType::f32,
+                                   .vocabulary = session.model->traits().vocabulary,
+                                   .sources = {from, config ? std::get<std::string>(*config) : "", session.train.from},
+                                   .tokenizer = session.checkpoint.tokenizer});
+  const nlohmann::json parsed = nlohmann::json::parse(known);
+  const nlohmann::json id = parsed.value("eos_token_id", nlohmann::json());
+  if (id.is_array()) return id.get<std::vector<std::int32_t>>();
+  if (id.is_number_integer()) return {id.get<std::int32_t>()};
+  return {};
+}
+
+}  // namespace quern
