@@ -79,11 +79,11 @@ def read_run(path):
 def read_runs(paths):
     """Runs with names that tell them apart: those of a comparison are all called seed-1 and so on."""
     runs = [read_run(path) for path in paths]
-    names = [run.name for run in runs]
-    for run, path in zip(runs, paths):
-        if names.count(run.name) > 1:
-            folder = path.resolve() if path.is_dir() else path.resolve().parent
-            run.name = f"{folder.parent.name}/{run.name}"
+    for name_of in (lambda run, folder: f"{folder.resolve().parent.name}/{run.name}", lambda run, folder: str(folder)):
+        names = [run.name for run in runs]
+        for run, path in zip(runs, paths):
+            if names.count(run.name) > 1:
+                run.name = name_of(run, path if path.is_dir() else path.parent)
     return runs
 
 

@@ -131,6 +131,8 @@ def svg_chart(series, colors, x_limits, y_limits):
         parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{short(y)}</text>')
     for x in ticks(x_low, x_high):
         at, _ = place(x, y_low)
+        if x != int(x) or at < LEFT + 12:  # no half steps; room for the word at the left
+            continue
         parts.append(f'<text x="{at:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{short(x)}</text>')
     parts.append(f'<text x="{LEFT - 6}" y="{HEIGHT - 8}" text-anchor="end">step</text>')
     for (xs, ys), color in zip(series, colors):

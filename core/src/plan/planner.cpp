@@ -4,6 +4,7 @@
 
 #include "plan/estimate.h"
 #include "plan/planner.h"
+#include "plan/state_programs.h"
 #include "quern/error.h"
 #include "quern/step_state.h"
 
@@ -13,7 +14,8 @@ namespace {
 
 class Planner {
  public:
-  Planner(const PlanParts& parts, const PlanOptions& options) : parts_(parts), set_(parts, options) {
+  Planner(const PlanParts& parts, const PlanOptions& options)
+      : parts_(parts), set_(parts, options), state_(parts, options, set_) {
     plan_.options = options;
   }
 
@@ -61,7 +63,7 @@ class Planner {
     if (!plan_.options.train) return;
     plan_.embed_backward = placed(set_.embed.backward);
     plan_.head_train = placed(set_.head.forward);
-    plan_.head_advance = placed(advance_program(set_.head));
+    plan_.head_advance = placed(StatePrograms::advance(set_.head));
   }
 
   LayerClass placed_class(const Stage& stage) {
@@ -75,7 +77,7 @@ class Planner {
     if (!plan_.options.train) return layer;
     layer.forward = placed(stage.forward);
     layer.backward = placed(stage.backward);
-    layer.advance = placed(advance_program(stage));
+    layer.advance = placed(StatePrograms::advance(stage));
     for (const std::string& name : stage.split.saved) {
       layer.saved_offsets[name] = layer.saved_bytes;
       layer.saved_bytes += aligned(bytes_of(stage.split.forward[stage.split.forward.find(name)]));
@@ -83,167 +85,32 @@ class Planner {
     return layer;
   }
 
-  static Program advance_program(const Stage& stage) {
-    Program program;
-    program.name = "advance";
-    for (const StateRequest& state : stage.lowered.states) {
-      if (state.advance.empty()) continue;
-      ValueId id = program.add_value({.name = state.name,
-                                      .shape = Shape(state.extents.begin(), state.extents.end()),
-                                      .dtype = state.dtype,
-                                      .role = Role::state,
-                                      .parameter = {}});
-      program.ops.push_back(
-          {.kind = state.advance, .inputs = {id}, .outputs = {id}, .attributes = state.attributes, .phase = {}});
-    }
-    return program;
-  }
-
   // ---- parameters and the optimizer ----
-
-  Value parameter_value(const std::string& name, const ParameterSpec& spec, DType dtype, Role role) const {
-    return {.name = name,
-            .shape = Shape(spec.extents.begin(), spec.extents.end()),
-            .dtype = dtype,
-            .role = role,
-            .parameter = spec.name};
-  }
-
-  /// A tensor of one layer, as programs over all layers name it.
-  static std::string tensor_name(const std::string& kind, const std::string& parameter, int layer) {
-    return kind + "." + parameter + (layer < 0 ? "" : "." + std::to_string(layer));
-  }
-
-  ValueId add_tensor_value(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
-                           DType dtype) const {
-    Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
-    value.parameter.clear();
-    return program.add_value(std::move(value));
-  }
-
-  // Tensors whose updates have equal attributes share an op: launches of their own would cost small ones dearly.
-  void make_update_program() {
-    struct Group {
-      UpdateOp update;
-      Op op;
-      std::vector<double> objects;
-    };
-    Program program;
-    program.name = "update";
-    ValueId update = program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state});
-    ValueId step = program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
-    std::vector<Group> groups;
-    std::int64_t object = 0;
-    for (const ParameterSpec& spec : set_.parameters()) {
-      UpdateOp wanted = parts_.optimizer.update(spec);
-      auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
-        return known.update.kind == wanted.kind && known.update.attributes == wanted.attributes;
-      });
-      if (group == groups.end())
-        group = groups.insert(
-            group, {wanted,
-                    {.kind = wanted.kind, .inputs = {update, step}, .outputs = {}, .attributes = wanted.attributes},
-                    {}});
-      for_each_layer(spec, [&](int layer) {
-        Op& op = group->op;
-        op.inputs.push_back(add_tensor_value(program, "gradient", spec, layer, plan_.options.gradient));
-        op.inputs.push_back(add_tensor_value(program, "master", spec, layer, plan_.options.master));
-        op.outputs.push_back(op.inputs.back());
-        for (const OptimizerState& state : parts_.optimizer.states()) {
-          op.inputs.push_back(add_tensor_value(program, state.name, spec, layer, state.dtype));
-          op.outputs.push_back(op.inputs.back());
-        }
-        group->objects.push_back(static_cast<double>(object + std::max(layer, 0)));
-      });
-      object += plan_.model.layers + 1;  // room for one key a layer
-    }
-    for (Group& group : groups) {
-      group.op.attributes.set("offsets", std::vector<double>(group.objects.size(), 0.0));
-      group.op.attributes.set("objects", std::move(group.objects));
-      program.ops.push_back(std::move(group.op));
-    }
-    plan_.update = placed(program);
-  }
-
-  // Every working form of a parameter that the stages' programs read.
-  Program refresh_program(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
-    std::set<std::string> used;
-    for (const Stage* stage : stages)
-      for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
-        for (const Value& value : program->values)
-          if (value.role == Role::parameter) used.insert(value.name);
-    Program program;
-    program.name = "refresh";
-    ValueId master = program.add_value(parameter_value("master", spec, plan_.options.master, Role::state));
-    DType working = parts_.precision.traits().working;
-    if (working != plan_.options.master && used.contains(spec.name)) {
-      ValueId copy = program.add_value(parameter_value(spec.name, spec, working, Role::parameter));
-      program.ops.push_back({.kind = "cast",
-                             .inputs = {master},
-                             .outputs = {copy},
-                             .attributes = {{"dtype", std::string(name_of(working))}}});
-    }
-    std::set<std::string> seen;
-    for (const Stage* stage : stages)
-      for (const WorkingCopy& copy : stage->lowered.working_copies) {
-        if (copy.parameter != spec.name || !seen.insert(copy.kind + copy.values[0].name).second) continue;
-        Op op{.kind = copy.kind, .inputs = {master}, .outputs = {}, .attributes = copy.attributes};
-        for (const Value& value : copy.values)
-          op.outputs.push_back(used.contains(value.name) ? program.add_value(value) : kNoValue);
-        program.ops.push_back(std::move(op));
-      }
-    return program;
-  }
 
   void make_parameters() {
     for (const ParameterSpec& spec : set_.parameters()) {
       ParameterPlan parameter{.spec = spec, .refresh = {}};
       if (spec.group == ParameterGroup::block)
-        for (const Stage& stage : set_.classes) parameter.refresh.push_back(placed(refresh_program(spec, {&stage})));
+        for (const Stage& stage : set_.classes) parameter.refresh.push_back(placed(state_.refresh(spec, {&stage})));
       else
-        parameter.refresh.push_back(placed(refresh_program(spec, {&set_.embed, &set_.head})));
-      plan_.parameter_count += spec.count() * (spec.group == ParameterGroup::block ? plan_.model.layers : 1);
+        parameter.refresh.push_back(placed(state_.refresh(spec, {&set_.embed, &set_.head})));
+      plan_.parameter_count += spec.count() * (spec.group == ParameterGroup::block ? layers() : 1);
       plan_.parameters.push_back(std::move(parameter));
     }
     if (!plan_.options.train) return;
-    make_norm_program();
-    make_update_program();
-  }
-
-  void make_norm_program() {
-    Program program;
-    program.name = "norm";
-    Op clip{.kind = "clip_scale", .inputs = {}, .outputs = {}, .attributes = {}};
-    clip.inputs.push_back(
-        program.add_value({.name = "loss_stats", .shape = {4}, .dtype = DType::f64, .role = Role::state}));
-    clip.inputs.push_back(
-        program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime}));
-    Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
-    for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      squares.inputs.push_back(add_tensor_value(program, "gradient", spec, layer, plan_.options.gradient));
-    });
-    squares.outputs.push_back(
-        program.add_value({.name = "squares", .shape = {1}, .dtype = DType::f64, .role = Role::local}));
-    clip.inputs.push_back(squares.outputs[0]);
-    program.ops.push_back(std::move(squares));
-    clip.outputs.push_back(
-        program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state}));
-    program.ops.push_back(std::move(clip));
-    plan_.norm = placed(program);
-  }
-
-  template <class Visit>
-  void for_each_tensor(Visit visit) const {
-    for (const ParameterSpec& spec : set_.parameters()) for_each_layer(spec, [&](int layer) { visit(spec, layer); });
-  }
-
-  template <class Visit>
-  void for_each_layer(const ParameterSpec& spec, Visit visit) const {
-    if (spec.group != ParameterGroup::block) return visit(-1);
-    for (int layer = 0; layer < plan_.model.layers; ++layer) visit(layer);
+    plan_.norm = placed(state_.norm());
+    plan_.update = placed(state_.update());
   }
 
   // ---- memory ----
+
+  int layers() const { return static_cast<int>(plan_.model.layers); }
+
+  template <class Visit>
+  void for_each_tensor(Visit visit) const {
+    for (const ParameterSpec& spec : set_.parameters())
+      for_each_layer(spec, layers(), [&](int layer) { visit(spec, layer); });
+  }
 
   std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
   std::int64_t aligned(std::int64_t bytes) const { return (bytes + alignment() - 1) / alignment() * alignment(); }
@@ -282,7 +149,7 @@ class Planner {
       add_tensor(TensorOwner::master, "master", spec.name, layer, plan_.options.master, spec.extents);
     });
     for (const ParameterPlan& parameter : plan_.parameters) {
-      for_each_layer(parameter.spec, [&](int layer) { lay_out_working(parameter, layer); });
+      for_each_layer(parameter.spec, layers(), [&](int layer) { lay_out_working(parameter, layer); });
     }
     if (!plan_.options.train) return;
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
@@ -446,6 +313,7 @@ class Planner {
   const PlanParts& parts_;
   Plan plan_;
   ProgramSet set_;
+  StatePrograms state_;
   std::set<std::string> refusals_;
 };
 
@@ -453,41 +321,6 @@ class Planner {
 
 Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice) {
   return Planner(parts, options).make(choice);
-}
-
-std::string_view name_of(TensorOwner owner) {
-  switch (owner) {
-    case TensorOwner::master: return "master weights";
-    case TensorOwner::working: return "working weights";
-    case TensorOwner::gradient: return "gradients";
-    case TensorOwner::optimizer: return "optimizer state";
-    case TensorOwner::precision: return "precision state";
-    case TensorOwner::input: return "inputs";
-    case TensorOwner::result: return "results";
-  }
-  return "?";
-}
-
-std::vector<PlannedTensor> training_state(const Plan& plan) {
-  std::vector<PlannedTensor> state;
-  for (const PlannedTensor& tensor : plan.tensors) {
-    bool weights = tensor.kind == "master" || tensor.owner == TensorOwner::optimizer;
-    if (weights || tensor.owner == TensorOwner::precision) state.push_back(tensor);
-  }
-  return state;
-}
-
-const PlannedTensor* Plan::find(std::string_view kind, std::string_view parameter, int layer) const {
-  for (const std::vector<PlannedTensor>* list : {&tensors, &aliases})
-    for (const PlannedTensor& tensor : *list)
-      if (tensor.layer == layer && tensor.kind == kind && tensor.parameter == parameter) return &tensor;
-  return nullptr;
-}
-
-const PlannedTensor& Plan::tensor(std::string_view kind, std::string_view parameter, int layer) const {
-  if (const PlannedTensor* found = find(kind, parameter, layer)) return *found;
-  fail_internal("plan", "no tensor " + std::string(kind) + " of `" + std::string(parameter) + "`, layer " +
-                            std::to_string(layer));
 }
 
 }  // namespace quern

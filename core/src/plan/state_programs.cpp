@@ -1,0 +1,149 @@
+#include "plan/state_programs.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace quern {
+
+namespace {
+
+Value parameter_value(const std::string& name, const ParameterSpec& spec, DType dtype, Role role) {
+  return {.name = name,
+          .shape = Shape(spec.extents.begin(), spec.extents.end()),
+          .dtype = dtype,
+          .role = role,
+          .parameter = spec.name};
+}
+
+ValueId add_update_state(Program& program) {
+  return program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state});
+}
+
+ValueId add_step(Program& program) {
+  return program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
+}
+
+}  // namespace
+
+std::string tensor_name(const std::string& kind, const std::string& parameter, int layer) {
+  return kind + "." + parameter + (layer < 0 ? "" : "." + std::to_string(layer));
+}
+
+ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
+                                  DType dtype) const {
+  Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
+  value.parameter.clear();
+  return program.add_value(std::move(value));
+}
+
+Program StatePrograms::norm() const {
+  Program program;
+  program.name = "norm";
+  Op clip{.kind = "clip_scale", .inputs = {}, .outputs = {}, .attributes = {}};
+  clip.inputs.push_back(
+      program.add_value({.name = "loss_stats", .shape = {4}, .dtype = DType::f64, .role = Role::state}));
+  clip.inputs.push_back(add_step(program));
+  Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
+  for (const ParameterSpec& spec : set_.parameters())
+    for_each_layer(spec, layers_, [&](int layer) {
+      squares.inputs.push_back(add_tensor(program, "gradient", spec, layer, options_.gradient));
+    });
+  squares.outputs.push_back(
+      program.add_value({.name = "squares", .shape = {1}, .dtype = DType::f64, .role = Role::local}));
+  clip.inputs.push_back(squares.outputs[0]);
+  program.ops.push_back(std::move(squares));
+  clip.outputs.push_back(add_update_state(program));
+  program.ops.push_back(std::move(clip));
+  return program;
+}
+
+// Tensors whose updates have equal attributes share an op: launches of their own would cost small ones dearly.
+Program StatePrograms::update() const {
+  struct Group {
+    UpdateOp update;
+    Op op;
+    std::vector<double> objects;
+  };
+  Program program;
+  program.name = "update";
+  const ValueId update = add_update_state(program), step = add_step(program);
+  std::vector<Group> groups;
+  std::int64_t object = 0;
+  for (const ParameterSpec& spec : set_.parameters()) {
+    UpdateOp wanted = parts_.optimizer.update(spec);
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
+      return known.update.kind == wanted.kind && known.update.attributes == wanted.attributes;
+    });
+    if (group == groups.end())
+      group = groups.insert(
+          group, {wanted,
+                  {.kind = wanted.kind, .inputs = {update, step}, .outputs = {}, .attributes = wanted.attributes},
+                  {}});
+    for_each_layer(spec, layers_, [&](int layer) {
+      Op& op = group->op;
+      op.inputs.push_back(add_tensor(program, "gradient", spec, layer, options_.gradient));
+      op.inputs.push_back(add_tensor(program, "master", spec, layer, options_.master));
+      op.outputs.push_back(op.inputs.back());
+      for (const OptimizerState& state : parts_.optimizer.states()) {
+        op.inputs.push_back(add_tensor(program, state.name, spec, layer, state.dtype));
+        op.outputs.push_back(op.inputs.back());
+      }
+      group->objects.push_back(static_cast<double>(object + std::max(layer, 0)));
+    });
+    object += layers_ + 1;  // room for one key a layer
+  }
+  for (Group& group : groups) {
+    group.op.attributes.set("offsets", std::vector<double>(group.objects.size(), 0.0));
+    group.op.attributes.set("objects", std::move(group.objects));
+    program.ops.push_back(std::move(group.op));
+  }
+  return program;
+}
+
+Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
+  std::set<std::string> used;
+  for (const Stage* stage : stages)
+    for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
+      for (const Value& value : program->values)
+        if (value.role == Role::parameter) used.insert(value.name);
+  Program program;
+  program.name = "refresh";
+  ValueId master = program.add_value(parameter_value("master", spec, options_.master, Role::state));
+  DType working = parts_.precision.traits().working;
+  if (working != options_.master && used.contains(spec.name)) {
+    ValueId copy = program.add_value(parameter_value(spec.name, spec, working, Role::parameter));
+    program.ops.push_back({.kind = "cast",
+                           .inputs = {master},
+                           .outputs = {copy},
+                           .attributes = {{"dtype", std::string(name_of(working))}}});
+  }
+  std::set<std::string> seen;
+  for (const Stage* stage : stages)
+    for (const WorkingCopy& copy : stage->lowered.working_copies) {
+      if (copy.parameter != spec.name || !seen.insert(copy.kind + copy.values[0].name).second) continue;
+      Op op{.kind = copy.kind, .inputs = {master}, .outputs = {}, .attributes = copy.attributes};
+      for (const Value& value : copy.values)
+        op.outputs.push_back(used.contains(value.name) ? program.add_value(value) : kNoValue);
+      program.ops.push_back(std::move(op));
+    }
+  return program;
+}
+
+Program StatePrograms::advance(const Stage& stage) {
+  Program program;
+  program.name = "advance";
+  for (const StateRequest& state : stage.lowered.states) {
+    if (state.advance.empty()) continue;
+    ValueId id = program.add_value({.name = state.name,
+                                    .shape = Shape(state.extents.begin(), state.extents.end()),
+                                    .dtype = state.dtype,
+                                    .role = Role::state,
+                                    .parameter = {}});
+    program.ops.push_back(
+        {.kind = state.advance, .inputs = {id}, .outputs = {id}, .attributes = state.attributes, .phase = {}});
+  }
+  return program;
+}
+
+}  // namespace quern
