@@ -50,8 +50,18 @@ def tokenizer_for(options):
     return load_tokenizer(str(path / "tokenizer.json" if path.is_dir() else path))
 
 
+def lines_of(stream):
+    stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # encode() says which line is not UTF-8
+    return [line.rstrip("\n") for line in stream]
+
+
 def encode(tokenizer, texts):
     """[{"text", "tokens"}]; special tokens of the tokenizer's own template are added, as in its training texts."""
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeError:
+            raise InputError(f"the prompt {text!r} is not UTF-8") from None
     prompts = [{"text": text, "tokens": tokenizer.encode(text).ids} for text in texts]
     for prompt in prompts:
         if not prompt["tokens"]:
@@ -74,12 +84,11 @@ def continuations(quern, config, prompts_file, more, stream):
 
 
 class Growing:
-    """Writes a text as its tokens come; a character of several tokens waits for its last one."""
+    """Writes a text from its first new token on; a character of several tokens waits for its last one."""
 
     def __init__(self, tokenizer, tokens, out):
         self._tokenizer, self._tokens, self._out = tokenizer, list(tokens), out
         self._shown = 0
-        self._write()
 
     def _write(self, last=False):
         text = self._tokenizer.decode(self._tokens)
@@ -128,7 +137,7 @@ def main(arguments=None):
     more += [word for assignment in options.set for word in ("--set", assignment)] + ["--greedy"] * options.greedy
     try:
         tokenizer = tokenizer_for(options)
-        prompts = encode(tokenizer, options.texts or [line.rstrip("\n") for line in sys.stdin])
+        prompts = encode(tokenizer, options.texts or lines_of(sys.stdin))
         if not prompts:
             raise InputError("no prompt")
         if options.write:
@@ -141,6 +150,8 @@ def main(arguments=None):
             show(tokenizer, prompts, results, sys.stdout)
     except GenerateError as error:
         return error.code
+    except KeyboardInterrupt:
+        return 130
     except (InputError, OSError) as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 3

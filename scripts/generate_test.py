@@ -49,7 +49,7 @@ class GenerateTest(unittest.TestCase):
 
     def run_script(self, *arguments, text=""):
         out, err = io.StringIO(), io.StringIO()
-        stdin, sys.stdin = sys.stdin, io.StringIO(text)
+        stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(text.encode("utf-8", "surrogateescape")))
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 code = generate.main([str(self.config), "--quern", str(self.program), *arguments])
@@ -71,7 +71,7 @@ class GenerateTest(unittest.TestCase):
         for token in tokenizer.encode("🌾").ids:
             growing.add(token)
         growing.end()
-        self.assertEqual([part for part in parts if part], ["x", "🌾", "\n"])
+        self.assertEqual([part for part in parts if part], ["x🌾", "\n"])
 
     def test_several_texts_from_words_or_lines(self):
         self.assertIn("--- 1\nabab\n--- 2\ngrain graingrain grain\n", self.run_script("ab", "grain grain")[1])
@@ -99,6 +99,9 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(self.run_script("a")[0], 5)
         self.assertEqual(self.run_script(text="")[0], 3)
         self.assertEqual(self.run_script("")[0], 3)
+        for code, _, said in (self.run_script(text="bad \udcff"), self.run_script("bad \udcff")):
+            self.assertEqual(code, 3)
+            self.assertIn("not UTF-8", said)
         code, _, said = self.run_script("a", "--tokenizer", str(self.folder / "none"))
         self.assertEqual(code, 3)
         self.assertIn("none", said)

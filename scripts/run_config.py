@@ -25,8 +25,9 @@ class RunConfig:
         self.path = Path(path)
         try:
             self.tables = tomllib.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            sys.exit(f"{path}: {error}")
+        except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            sys.exit(3)
         self.override(overrides)
 
     @classmethod

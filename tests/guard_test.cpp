@@ -165,6 +165,25 @@ TEST_CASE("numbers that explode whatever the data reach the limit and end the ru
   }
 }
 
+TEST_CASE("a checkpoint from which no step goes well is passed over for an older one; samples do not end the run") {
+  TinyFiles files;
+  const std::string run = files.at("run");
+  // The first update ruins the weights, and is saved.
+  Outcome outcome = quern_train(files, {"optimizer.learning_rate=1e20", "optimizer.clip_norm=0.0", "checkpoint.every=1",
+                                        "guard.non_finite=roll_back", "guard.limit=2", "sample.every=1",
+                                        "sample.prompts=[\"1,2\"]", "sample.max_tokens=4"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 5);
+  CHECK(outcome.err.find("after guard.limit = 2 such steps") != std::string::npos);
+  std::string warnings;
+  for (const auto& warning : events(run, "warning")) warnings += warning.at("text").get<std::string>() + "\n";
+  CAPTURE(warnings);
+  CHECK(warnings.find("no samples of step 1: ") < warnings.find("rolled back to step 1, "));
+  CHECK(warnings.find("rolled back to step 1, ") < warnings.find("rolled back to step 0, "));
+  CHECK(warnings.find("rolled back to step 0, ") != std::string::npos);
+  CHECK_FALSE(events(run, "checkpoint").empty());  // those written behind the steps that failed, too
+}
+
 TEST_CASE("spikes of loss and norm are logged with their data") {
   TinyFiles files;
   TokenFileContent content{.tokens = {}, .mask = {}, .vocabulary = 64, .separator = -1};

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 
 #include <doctest/doctest.h>
 
@@ -135,6 +136,18 @@ TEST_CASE("a signal saves a checkpoint and leaves with the shell's code for it")
     CHECK(events(run, "checkpoint").back().at("step") == last);
     CHECK(child.out().find("stopped at step " + std::to_string(last)) != std::string::npos);
   }
+}
+
+TEST_CASE("a reader of the output that goes away takes nothing of the run with it") {
+  TinyFiles files;
+  std::string script = "'" QUERN_BUILD_DIR "/bin/quern'";
+  for (const std::string& word : train_arguments(files, {"train.steps=30", "checkpoint.every=0", "log.every=1"}))
+    script += " '" + word + "'";
+  write_text(files.at("run.sh"), script + " 2>/dev/null | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}\n");
+  const int status = std::system(("bash '" + files.at("run.sh") + "'").c_str());
+  CHECK(WEXITSTATUS(status) == 4);  // said at the end: standard output cannot be written
+  CHECK(newest_step(files.at("run")) == 30);
+  CHECK(events(files.at("run"), "end").size() == 1);
 }
 
 TEST_CASE("a second signal leaves at once, and saves nothing") {

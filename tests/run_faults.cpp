@@ -155,6 +155,14 @@ std::vector<Fault> run_faults() {
          lock = std::make_unique<RunLock>(files.at("run"));
          return train(files);
        }},
+      {"something else in the place of the export, found at the start",
+       4,
+       {"run/export", "is there already and is not an export", "README", "move it away"},
+       [](const TinyFiles& files) {
+         std::filesystem::create_directories(files.at("run") + "/export");
+         write_text(files.at("run") + "/export/README", "notes");
+         return train_arguments(files, {"checkpoint.export=true"});
+       }},
       {"a file in the place of the run directory",
        4,
        {"run", "Not a directory"},

@@ -36,7 +36,7 @@ po::options_description generate_options() {
   add("top-p", po::value<double>()->default_value(1, "1"),
       "draw among the most likely tokens that together have this probability");
   add("greedy", "always the most likely token");
-  add("seed", po::value<std::uint64_t>()->default_value(1), "of the draws");
+  add("seed", po::value<std::int64_t>()->default_value(1), "of the draws");
   add("stop", po::value<std::string>()->value_name("1,2"),
       "tokens that end a text; default: eos_token_id of the model or tokenizer; \"none\": none");
   add("batch", po::value<std::int64_t>()->value_name("N"), "texts to work on at once; default: train.micro_batch");
@@ -84,11 +84,18 @@ GenerateSettings settings_in(const po::variables_map& values, const Session& ses
   sampling.top_p = values["top-p"].as<double>();
   require("--top-p", sampling.top_p, sampling.top_p > 0 && sampling.top_p <= 1, "above 0 and at most 1");
   if (values.count("greedy")) sampling.temperature = 0;
-  sampling.seed = values["seed"].as<std::uint64_t>();
+  const auto seed = values["seed"].as<std::int64_t>();
+  require("--seed", seed, seed >= 0, "at least 0");
+  sampling.seed = static_cast<std::uint64_t>(seed);
   if (!values.count("stop"))
     settings.stop = end_tokens(session, from);
   else if (values["stop"].as<std::string>() != "none")
     settings.stop = parse_tokens(values["stop"].as<std::string>(), "--stop");
+  const std::int64_t vocabulary = session.model->traits().vocabulary;
+  for (std::int32_t token : settings.stop)
+    if (values.count("stop"))
+      require("--stop", std::int64_t{token}, token < vocabulary,
+              ("below the vocabulary of " + std::to_string(vocabulary)).c_str());
   return settings;
 }
 
@@ -130,14 +137,15 @@ int generate_command(const Arguments& arguments) {
   const GenerateSettings settings = settings_in(values, session, source.from);
   const ModelTraits model = session.model->traits();
   check_prompts(prompts, model.vocabulary, settings.max_tokens, model.max_positions, "the model's positions");
-  std::unique_ptr<Engine> engine =
+  const Generation generation =
       generation_engine(session, source, geometry_for(values, session, prompts, settings.max_tokens));
+  for (const std::string& note : generation.notes) std::cerr << "quern: " << note << "\n";
   TokenHandler on_token;
   if (values.count("stream"))
     on_token = [](std::size_t prompt, std::int32_t token) {
       std::cout << "{\"prompt\":" << prompt << ",\"token\":" << token << "}" << std::endl;
     };
-  const std::vector<Continuation> made = generate(*engine, prompts, settings, on_token);
+  const std::vector<Continuation> made = generate(*generation.engine, prompts, settings, on_token);
   for (std::size_t i = 0; i < made.size(); ++i) print(i, made[i]);
   return 0;
 }

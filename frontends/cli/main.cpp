@@ -28,7 +28,7 @@ int run(const Arguments& arguments) {
     std::cout << "quern " QUERN_VERSION " (SDK " << kSdkVersion << ", ABI " QUERN_ABI_TAG ")\n";
   else
     code = dispatch("quern", kCommands, arguments);
-  if (!std::cout.flush())
+  if (!std::cout.flush() && code == 0)
     throw Error(ErrorCode::resources, {.where = "standard output",
                                        .what = "cannot be written",
                                        .found = {},

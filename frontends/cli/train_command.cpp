@@ -34,6 +34,8 @@ extern "C" void on_signal(int signal) {
 }  // namespace
 
 int train_command(const Arguments& arguments) {
+  // The terminal's Ctrl-C stops the reader of a pipe too, and there is still a checkpoint to write.
+  std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGINT, on_signal);
   std::signal(SIGTERM, on_signal);
   std::optional<RunArguments> run =

@@ -79,12 +79,13 @@ void remove_checkpoint(const fs::path& path) {
 
 }  // namespace
 
-NewestCheckpoint find_newest(const std::string& run_directory) {
+NewestCheckpoint find_newest(const std::string& run_directory, std::int64_t before) {
   Listing listing = list(run_directory);
   NewestCheckpoint newest;
   newest.strangers = listing.strangers;
   for (const std::string& path : listing.unfinished) newest.skipped.push_back({path, "unfinished"});
   for (const auto& [step, path] : listing.steps) {
+    if (step >= before) continue;
     try {
       Checkpoint checkpoint = read_checkpoint(path);
       if (checkpoint.meta.step != step)
@@ -121,8 +122,10 @@ std::vector<std::string> remove_old_checkpoints(const std::string& run_directory
 std::vector<std::string> remove_leftovers(const std::string& run_directory) {
   std::vector<std::string> leftovers = list(run_directory).unfinished;
   std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(run_directory, error))  // exports
-    if (entry.path().filename().string().starts_with(kTemporaryPrefix)) leftovers.push_back(entry.path());
+  const std::string exports = std::string(kTemporaryPrefix) + "export";  // and "-old": nothing else of ours is there
+  for (const fs::directory_entry& entry : fs::directory_iterator(run_directory, error))
+    if (std::string name = entry.path().filename(); name == exports || name == exports + "-old")
+      leftovers.push_back(entry.path());
   for (const std::string& path : leftovers) remove_tree(path);
   return leftovers;
 }

@@ -3,6 +3,7 @@
 // removed. One process at a time may write to a run directory; it holds the RunLock.
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,8 +24,10 @@ struct NewestCheckpoint {
   std::vector<std::string> strangers;      ///< entries that no run writes there; left alone
 };
 
-/// Opens the whole checkpoint with the highest step. A run directory without checkpoints is not an error.
-NewestCheckpoint find_newest(const std::string& run_directory);
+/// Opens the whole checkpoint with the highest step, of those below `before`. A run directory without checkpoints is not
+/// an error.
+NewestCheckpoint find_newest(const std::string& run_directory,
+                             std::int64_t before = std::numeric_limits<std::int64_t>::max());
 
 /// Which checkpoints stay.
 struct Retention {

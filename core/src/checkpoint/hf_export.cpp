@@ -38,7 +38,7 @@ void check_replaceable(const std::string& directory) {
   if (!fs::exists(status)) return;
   auto refuse = [&](const std::string& found) {
     throw Error(ErrorCode::resources, {directory, "is there already and is not an export", found,
-                                       "a new name, or an older export", "choose another directory"});
+                                       "a new name, or an older export", "move it away, or choose another directory"});
   };
   if (!fs::is_directory(status)) refuse("a file or link");
   fs::directory_iterator entries(directory, error);
@@ -99,24 +99,32 @@ void write_text(const std::string& path, const std::string& text) {
   file.commit();
 }
 
+std::vector<std::string> tokenizer_files(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const char* name : kTokenizerFiles)
+    if (fs::exists(fs::path(directory) / name, error)) names.push_back(name);
+  if (names.empty())
+    throw Error(ErrorCode::input, {directory, "no tokenizer files", "", "tokenizer.json or the like",
+                                   "give the directory of the model's tokenizer"});
+  return names;
+}
+
 void copy_tokenizer(const std::string& from, const std::string& to) {
-  int copied = 0;
-  for (const char* name : kTokenizerFiles) {
-    std::error_code error;
-    fs::path source = fs::path(from) / name;
-    if (!fs::exists(source, error)) continue;
-    MappedFile content(source);
+  for (const std::string& name : tokenizer_files(from)) {
+    MappedFile content(fs::path(from) / name);
     DurableFile file(to + "/" + name);
     file.write(content.bytes());
     file.commit();
-    ++copied;
   }
-  if (copied == 0)
-    throw Error(ErrorCode::input, {from, "no tokenizer files", "", "tokenizer.json or the like",
-                                   "give the directory of the model's tokenizer"});
 }
 
 }  // namespace
+
+void check_export(const std::string& directory, const HfExport& what) {
+  check_replaceable(directory);
+  if (!what.tokenizer_from.empty()) tokenizer_files(what.tokenizer_from);
+}
 
 void export_hf_model(const std::string& directory, const HfExport& what, std::span<const ParameterSpec> parameters,
                      std::int64_t layers, const WeightReader& reader) {

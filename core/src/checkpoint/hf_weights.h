@@ -34,6 +34,10 @@ struct HfExport {
   std::string tokenizer_from;     ///< directory whose tokenizer files are copied; empty: none
 };
 
+/// Throws what export_hf_model would, of faults that can be seen before there are weights: something else in the place
+/// of the directory, no tokenizer files where they are to come from.
+void check_export(const std::string& directory, const HfExport& what);
+
 /// Writes a model directory that Hugging Face transformers loads; it takes the place of an older export only when it is
 /// whole. A directory that holds anything else is refused.
 void export_hf_model(const std::string& directory, const HfExport& what, std::span<const ParameterSpec> parameters,

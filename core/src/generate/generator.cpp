@@ -65,7 +65,7 @@ class Rows {
 }  // namespace
 
 std::vector<Continuation> generate(Engine& engine, std::span<const Prompt> prompts, const GenerateSettings& settings,
-                                   const TokenHandler& on_token) {
+                                   const TokenHandler& on_token, const StopQuestion& stopped) {
   std::vector<Continuation> made(prompts.size());
   if (settings.max_tokens < 1) return made;
   const auto vocabulary = static_cast<std::size_t>(engine.plan().model.vocabulary);
@@ -77,7 +77,7 @@ std::vector<Continuation> generate(Engine& engine, std::span<const Prompt> promp
       rows.put(row, waiting, prompts[waiting].tokens);
       ++waiting, ++open;
     }
-    if (open == 0) return made;
+    if (open == 0 || (stopped && stopped())) return made;
     const std::vector<float> logits = rows.next_logits(engine);
     for (std::size_t row = 0; row < rows.count(); ++row) {
       if (rows.is_free(row)) continue;

@@ -28,11 +28,13 @@ struct Continuation {
 
 /// Called with a prompt's number and its next token.
 using TokenHandler = std::function<void(std::size_t prompt, std::int32_t token)>;
+/// Asked before each pass; true: leave off.
+using StopQuestion = std::function<bool()>;
 
 /// Continuations in the prompts' order. The engine's plan has next_logits; the prompts have been checked, and with
 /// max_tokens they fit its sequence. A text does not depend on the others but through scales that the precision shares
-/// over the whole micro-batch. Leaves no trace in the training state.
+/// over the whole micro-batch. Leaves no trace in the training state. Left off, texts are as long as they got.
 std::vector<Continuation> generate(Engine& engine, std::span<const Prompt> prompts, const GenerateSettings& settings,
-                                   const TokenHandler& on_token = {});
+                                   const TokenHandler& on_token = {}, const StopQuestion& stopped = {});
 
 }  // namespace quern

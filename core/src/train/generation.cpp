@@ -13,9 +13,11 @@ namespace quern {
 
 namespace {
 
-Checkpoint checkpoint_at(const std::string& path) {
+Checkpoint checkpoint_at(const std::string& path, std::vector<std::string>& notes) {
   if (std::filesystem::exists(std::filesystem::path(path) / "state.json")) return read_checkpoint(path);
   NewestCheckpoint newest = find_newest(path);
+  for (const SkippedCheckpoint& skipped : newest.skipped)
+    if (newest.checkpoint) notes.push_back("passed over " + skipped.path + ": " + skipped.reason);
   if (newest.checkpoint) return std::move(*newest.checkpoint);
   const bool damaged = !newest.skipped.empty();
   throw Error(ErrorCode::input, {.where = damaged ? newest.skipped[0].path : path,
@@ -28,10 +30,12 @@ Checkpoint checkpoint_at(const std::string& path) {
 
 }  // namespace
 
-std::unique_ptr<Engine> generation_engine(Session& session, const WeightSource& source, Geometry geometry) {
+Generation generation_engine(Session& session, const WeightSource& source, Geometry geometry) {
+  Generation made;
   std::optional<Checkpoint> checkpoint;
   if (source.from.empty())
-    checkpoint = checkpoint_at(source.checkpoint.empty() ? session.log.directory : source.checkpoint);
+    checkpoint = checkpoint_at(source.checkpoint.empty() ? session.log.directory : source.checkpoint, made.notes);
+  made.notes.push_back("weights of " + (checkpoint ? checkpoint->path : source.from));
   session.device->open(static_cast<int>(session.device_options.ordinal));
   if (checkpoint) session.device->load_state(checkpoint->meta.device_state);
   PlanOptions options = session.plan_options();
@@ -41,12 +45,12 @@ std::unique_ptr<Engine> generation_engine(Session& session, const WeightSource& 
   options.state = {};
   options.uploads = 1;
   options.geometry = {geometry.batch, (geometry.sequence + 15) / 16 * 16};
-  auto engine = std::make_unique<Engine>(*session.device, make_plan(session.parts(), options));
+  made.engine = std::make_unique<Engine>(*session.device, make_plan(session.parts(), options));
   if (checkpoint)
-    load_state(*engine, *checkpoint);
+    load_state(*made.engine, *checkpoint);
   else
-    import_weights(*engine, source.from);
-  return engine;
+    import_weights(*made.engine, source.from);
+  return made;
 }
 
 std::vector<std::int32_t> end_tokens(const Session& session, const std::string& from) {

@@ -23,7 +23,8 @@ class Ranks {
 
   /// Sums gradients and loss statistics over all ranks: after the step's last micro-batch, before its update. Enqueued.
   void reduce();
-  /// Throws a communication error when a collective has failed; `where` says when: "step 12".
+  /// Throws a communication error when a collective has failed; `where` says when: "step 12". To be asked while the
+  /// host waits for the device too, once there is a communicator whose collectives can hang.
   void check(const std::string& where);
 
  private:

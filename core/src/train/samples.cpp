@@ -1,5 +1,6 @@
 #include "train/samples.h"
 
+#include "quern/error.h"
 #include "train/generation.h"
 
 namespace quern {
@@ -17,9 +18,16 @@ Samples::Samples(const Session& session) : every_(session.sample.every) {
   settings_.stop = end_tokens(session);
 }
 
-std::vector<LogEvent> Samples::take(Engine& engine, std::int64_t step) const {
+std::vector<LogEvent> Samples::take(Engine& engine, std::int64_t step, const StopQuestion& stopped) const {
   std::vector<LogEvent> events;
-  const std::vector<Continuation> made = generate(engine, prompts_, settings_);
+  std::vector<Continuation> made;
+  try {
+    made = generate(engine, prompts_, settings_, {}, stopped);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::numerics) throw;
+    return {{"warning", {{"text", "no samples of step " + std::to_string(step) + ": " + error.what()}}}};
+  }
+  if (stopped()) return events;
   for (std::size_t i = 0; i < made.size(); ++i)
     events.push_back({"sample",
                       {{"step", step},

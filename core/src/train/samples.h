@@ -17,7 +17,9 @@ class Samples {
   explicit Samples(const Session& session);
 
   bool due(std::int64_t step) const { return every_ > 0 && step % every_ == 0; }
-  std::vector<LogEvent> take(Engine& engine, std::int64_t step) const;
+  /// None when `stopped` became true meanwhile, and a warning instead of texts when logits are not finite: that is for
+  /// the guard to judge, at the next step.
+  std::vector<LogEvent> take(Engine& engine, std::int64_t step, const StopQuestion& stopped) const;
 
  private:
   std::int64_t every_;

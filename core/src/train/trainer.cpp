@@ -18,15 +18,27 @@ namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
+std::string export_directory(const Session& session) { return session.log.directory + "/export"; }
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text.append(text.empty() ? "" : ", ").append(name);
+  return text;
+}
+
 // Known at the start, so that its faults are not found at the end of a long run.
 std::string config_for_export(const Session& session) {
   if (!session.checkpoint.export_model) return {};
   const OptionValue* source = session.config.section("model").find("config");
-  return exported_config(session.model->hf_config(),
-                         {.dtype = *dtype_named(session.checkpoint.export_dtype),
-                          .vocabulary = session.model->traits().vocabulary,
-                          .sources = {source ? std::get<std::string>(*source) : "", session.train.from},
-                          .tokenizer = session.checkpoint.tokenizer});
+  std::string config = exported_config(session.model->hf_config(),
+                                       {.dtype = *dtype_named(session.checkpoint.export_dtype),
+                                        .vocabulary = session.model->traits().vocabulary,
+                                        .sources = {source ? std::get<std::string>(*source) : "", session.train.from},
+                                        .tokenizer = session.checkpoint.tokenizer});
+  HfExport what;
+  what.tokenizer_from = session.checkpoint.tokenizer;
+  check_export(export_directory(session), what);
+  return config;
 }
 
 // The checkpoint to go on from. What would lose an earlier run is refused here.
@@ -198,10 +210,10 @@ bool Trainer::train_step() {
   double begin = now();
   guard_.keep_states(engine_);
   Batch batch;
-  std::string data;
+  std::vector<std::string> data;
   for (std::int64_t micro_step = 0; micro_step < train.accumulation; ++micro_step) {
     data_->next(batch);
-    for (const std::string& name : batch.names) data.append(data.empty() ? "" : ", ").append(name);
+    data.insert(data.end(), batch.names.begin(), batch.names.end());
     state.micro_step = static_cast<std::uint32_t>(micro_step);
     engine_.micro_step(batch, state);
   }
@@ -244,18 +256,18 @@ bool Trainer::train_step() {
           {"z", spike.z},
           {"mean", spike.mean},
           {"deviation", spike.deviation},
-          {"data", data}}});
+          {"data", joined(data)}}});
   return true;
 }
 
-bool Trainer::not_finite(const Engine::StepResult& result, const std::string& data) {
+bool Trainer::not_finite(const Engine::StepResult& result, const std::vector<std::string>& data) {
   const NonFinite action = guard_.failed(step_ + 1);
   log({"non_finite",
        {{"step", step_ + 1},
         {"loss", result.loss.loss_sum / result.loss.valid_tokens},
         {"grad_norm", double{result.update.gradient_norm}},
         {"action", std::string(name_of(action))},
-        {"data", data}}});
+        {"data", joined(data)}}});
   if (action == NonFinite::roll_back) {
     roll_back();
     return false;
@@ -278,18 +290,24 @@ bool Trainer::not_finite(const Engine::StepResult& result, const std::string& da
 }
 
 // Goes on with the data after the step that failed: those since the checkpoint led there, and would again. Resumed
-// before the next checkpoint, a run gets there and does the same once more.
+// before the next checkpoint, a run gets there and does the same once more. When no step went well since the last time,
+// the checkpoint itself may be what is wrong, and an older one is taken where there is one.
 void Trainer::roll_back() {
   saver_.wait();
   log_saved();
-  NewestCheckpoint newest = find_newest(session_.log.directory);
+  NewestCheckpoint newest;
+  if (step_ == rolled_back_to_) newest = find_newest(session_.log.directory, step_);
+  if (!newest.checkpoint) newest = find_newest(session_.log.directory);
+  for (const SkippedCheckpoint& skipped : newest.skipped)
+    log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
   if (!newest.checkpoint)
     throw Error(ErrorCode::input, {.where = session_.log.directory,
                                    .what = "no whole checkpoint to roll back to",
                                    .next = "start anew, or set guard.non_finite to \"skip\""});
   load_state(engine_, *newest.checkpoint);
-  step_ = newest.checkpoint->meta.step;
-  last_saved_ = step_;
+  step_ = rolled_back_to_ = last_saved_ = newest.checkpoint->meta.step;
+  started_at_ = std::min(started_at_, step_);
+  last_evaluated_ = -1;
   log({"warning", {{"text", "rolled back to step " + std::to_string(step_) + ", " + newest.checkpoint->path}}});
 }
 
@@ -339,7 +357,7 @@ bool Trainer::finish() {
   if (stopping()) return false;
   std::string exported;
   if (session_.checkpoint.export_model) {
-    exported = session_.log.directory + "/export";
+    exported = export_directory(session_);
     HfExport what;
     what.dtype = *dtype_named(session_.checkpoint.export_dtype);
     what.config = export_config_;
@@ -367,28 +385,43 @@ void Trainer::start() {
   newest_ = {};  // unmaps the checkpoint's file
 }
 
-RunResult Trainer::run() {
-  if (!data_) start();
+void Trainer::run_steps() {
   const TrainOptions& train = session_.train;
   const CheckpointOptions& checkpoint = session_.checkpoint;
-  started_ = now();
   if (evaluation_cut_ && evaluates(step_) && step_ < train.steps) evaluate();
   if (guard_.policy() == NonFinite::roll_back && last_saved_ != step_) save();  // somewhere to go back to
   while (step_ < train.steps && !stopping()) {
     const bool forward = train_step();
     log_saved();
     if (!forward) continue;
-    if (samples_.due(step_))
-      for (const LogEvent& event : samples_.take(engine_, step_)) log(event);
+    if (samples_.due(step_) && !stopping())
+      for (const LogEvent& event : samples_.take(engine_, step_, [this] { return stopping(); })) log(event);
     if (evaluates(step_)) evaluate();
     if (checkpoint.every > 0 && step_ % checkpoint.every == 0 && !stopping()) save();
   }
   if (checkpoint.at_end && last_saved_ != step_ && !stopping()) save();
-  bool finished = !stopping() && finish();
-  // A stop. What was not trained here need not be saved here: it is what the run started from.
-  if (!finished && step_ > started_at_ && last_saved_ != step_) save();
-  saver_.wait();
-  log_saved();
+}
+
+RunResult Trainer::run() {
+  if (!data_) start();
+  started_ = now();
+  bool finished = false;
+  try {
+    run_steps();
+    finished = !stopping() && finish();
+    // A stop. What this process started from is saved already.
+    if (!finished && step_ > 0 && last_saved_ != step_) save();
+    saver_.wait();
+    log_saved();
+  } catch (...) {  // the fault that ends the run is told last; a save under way is still worth knowing of
+    try {
+      saver_.wait();
+    } catch (const Error& error) {
+      log({"warning", {{"text", error.what()}}});
+    }
+    log_saved();
+    throw;
+  }
   return {step_, finished};
 }
 

@@ -47,11 +47,12 @@ class Trainer {
   void open_sinks();
   /// False when it rolled back: the step that then is current was looked after before.
   bool train_step();
-  bool not_finite(const Engine::StepResult& result, const std::string& data);
+  bool not_finite(const Engine::StepResult& result, const std::vector<std::string>& data);
   void roll_back();
   void evaluate();
   void save();
   void log_saved();
+  void run_steps();
   bool finish();
   void log(const LogEvent& event);
   void log_telemetry(const Telemetry& telemetry);
@@ -83,6 +84,7 @@ class Trainer {
   double in_steps_ = 0;                 ///< seconds of training steps since then, without evaluations and checkpoints
   double last_loss_, last_validation_;  ///< NaN: none
   std::int64_t last_saved_ = -1, last_evaluated_ = -1;
+  std::int64_t rolled_back_to_ = -1;  // no step went well since, while step_ is this
 };
 
 }  // namespace quern

@@ -116,16 +116,17 @@ std::string state_name(const PlannedTensor& tensor) {
 void load_state(Engine& engine, const Checkpoint& checkpoint) {
   for (const PlannedTensor& tensor : training_state(engine.plan())) {
     std::string name = state_name(tensor);
-    const StoredTensor& stored = checkpoint.tensors.at(name);
-    if (stored.extents != tensor.extents || stored.type != stored_type_of(tensor.dtype))
+    const StoredTensor* stored = checkpoint.tensors.find(name);
+    if (!stored || stored->extents != tensor.extents || stored->type != stored_type_of(tensor.dtype))
       throw Error(
           ErrorCode::input,
           {.where = checkpoint.path + ": " + name,
            .what = "does not fit this run",
-           .found = std::string(name_of(stored.type)) + " " + to_string(stored.extents),
+           .found = stored ? std::string(name_of(stored->type)) + " " + to_string(stored->extents) : "no such tensor",
            .expected = std::string(name_of(tensor.dtype)) + " " + to_string(tensor.extents),
-           .next = "resume with the model and optimizer settings of the checkpoint, or choose another log directory"});
-    engine.write(tensor, checkpoint.tensors.bytes(stored).data());
+           .next = "resume with the model, precision and optimizer settings of the checkpoint, or choose another log "
+                   "directory"});
+    engine.write(tensor, checkpoint.tensors.bytes(*stored).data());
   }
   engine.refresh();
 }
