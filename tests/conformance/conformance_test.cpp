@@ -63,6 +63,15 @@ TEST_CASE("infinities that vanish") {
   check_broken("precision", "swallows_infinity", {"infinities"}, {"inf in x", "want one that is not finite"});
 }
 
+TEST_CASE("evaluations without biases") {
+  check_broken("precision", "no_bias_evaluated", {"linear", "odd sizes", "gradients"},
+               {"relative error of y of a linear", "evaluated", "got ", "want at most"});
+}
+
+TEST_CASE("a model that sees the future") {
+  check_broken("model", "sees_future", {"causal"}, {"tokens before and beside position", "bit for bit"});
+}
+
 TEST_CASE("a wrong backward rule") {
   check_broken("model", "wrong_gradient", {"gradients"},
                {"gradient of embedding.weight", "got ", "by finite differences"});
@@ -124,6 +133,6 @@ TEST_CASE("a file that is refused, and a kind without contracts, say so and do n
   CHECK(misnamed.text().find("expected libquern_<id>.so") != std::string::npos);
   const Report data = check(host, "data/tokens", {});
   CHECK(data.text().find("no contract for kind data yet") != std::string::npos);
-  CHECK(data.exit_code() == static_cast<int>(ErrorCode::config));
+  CHECK(data.exit_code() == static_cast<int>(ErrorCode::resources));
   CHECK_THROWS_WITH_AS(check(host, "model/lama", {}), doctest::Contains("llama"), Error);
 }
