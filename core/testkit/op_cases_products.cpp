@@ -96,34 +96,54 @@ struct EightBits {
     return op;
   }
 
-  void run(const OpRunner& runner) const {
-    const double root = std::sqrt(static_cast<double>(size.k));
+  /// Tensor cores keep about 14 bits of each product's sum: relative to values of order sqrt(k) / 8.
+  Tolerance alone(DType out) const {
+    return {out == kBf16 ? 0x1p-7 : 0x1p-10, 0x1p-12 * std::sqrt(static_cast<double>(size.k))};
+  }
+  /// A bias, or a y that is added to, may round the product to bf16 first: half a step of four deviations, each.
+  Tolerance added(DType out) const {
+    Tolerance tolerance = alone(out);
+    if (out == kBf16)
+      tolerance = {0x1p-6, tolerance.absolute + 0x1p-9 * std::sqrt(static_cast<double>(size.k)) + 0x1p-7};
+    return tolerance;
+  }
+
+  void run_forms(const OpRunner& runner) const {
     for (DType out : {kBf16, kF32}) {
-      // Tensor cores keep about 14 bits of each product's sum: relative to values of order sqrt(k) / 8.
-      const Tolerance alone{out == kBf16 ? 0x1p-7 : 0x1p-10, 0x1p-12 * root};
-      // A bias, or a y that is added to, may round the product to bf16 first: half a step of four deviations, each.
-      Tolerance added = alone;
-      if (out == kBf16) added = {0x1p-6, alone.absolute + 2 * 0x1p-9 * 4 * root / 8 + 0x1p-7};
       const Extents y{size.m, size.n};
-      op(false).out(out, y, alone).run(runner);
-      op(true).out(out, y, added).run(runner);
-      op(false).sum(out, y, added).run(runner);
-      op(true).sum(out, y, added).run(runner);
+      op(false).out(out, y, alone(out)).run(runner);
+      op(true).out(out, y, added(out)).run(runner);
+      op(false).sum(out, y, added(out)).run(runner);
+      op(true).sum(out, y, added(out)).run(runner);
     }
   }
 };
 
+constexpr Matmul kEightBitSizes[] = {{32, 48, 64, false, true}, {128, 256, 512, false, true}};
+constexpr std::pair<DType, DType> kFloat8[] = {
+    {DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}};
+
 }  // namespace
 
 void matmul_8bit_cases(const OpRunner& runner) {
-  constexpr DType kE4m3 = DType::e4m3, kE5m2 = DType::e5m2, kI8 = DType::i8;
-  for (auto [a, b] : {std::pair{kE4m3, kE4m3}, {kE5m2, kE4m3}, {kE4m3, kE5m2}, {kI8, kI8}}) {
-    for (const Matmul& s : {Matmul{32, 48, 64, false, true}, Matmul{128, 256, 512, false, true}}) {
-      EightBits{a, b, s}.run(runner);
-      EightBits{a, b, s, true}.run(runner);
-      for (std::int64_t rows : {std::int64_t{1}, kScaleBlock}) EightBits{a, b, s, false, rows}.run(runner);
+  for (auto [a, b] : kFloat8)
+    for (DType out : {kBf16, kF32})
+      for (const Matmul& s : kEightBitSizes) {
+        const EightBits product{a, b, s};
+        product.op(false).out(out, {s.m, s.n}, product.alone(out)).run(runner);
+      }
+}
+
+void matmul_8bit_form_cases(const OpRunner& runner) {
+  auto run = [&](DType a, DType b) {
+    for (const Matmul& s : kEightBitSizes) {
+      EightBits{a, b, s}.run_forms(runner);
+      EightBits{a, b, s, true}.run_forms(runner);
+      for (std::int64_t rows : {std::int64_t{1}, kScaleBlock}) EightBits{a, b, s, false, rows}.run_forms(runner);
     }
-  }
+  };
+  for (auto [a, b] : kFloat8) run(a, b);
+  run(DType::i8, DType::i8);
 }
 
 void conversion_cases(const OpRunner& runner) {
