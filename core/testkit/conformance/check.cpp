@@ -93,6 +93,7 @@ void check_kind(Report& report, const Subject& subject) {
       {kPluginKind<PrecisionBackend>, check_precision},
       {kPluginKind<Device>, check_device},
       {kPluginKind<Model>, check_model},
+      {kPluginKind<Dataset>, check_dataset},
       {kPluginKind<LogSink>, check_log_sink},
       {kPluginKind<Communicator>, check_communicator},
       {kPluginKind<OffloadStore>, check_offload_store},

@@ -78,7 +78,7 @@ int Report::exit_code() const {
 }
 
 std::string line_start(const std::string& contract) {
-  constexpr std::size_t kWidth = 28;  // of the longest name
+  constexpr std::size_t kWidth = 30;  // beyond the longest name
   return "  " + contract + std::string(contract.size() < kWidth ? kWidth - contract.size() : 1, ' ');
 }
 
