@@ -1,6 +1,7 @@
 // Products, what makes their operands, and the language-model loss.
 #include <cmath>
 
+#include "quern/block_scales.h"
 #include "quern/step_state.h"
 #include "quern/testkit/op_cases.h"
 
@@ -65,20 +66,84 @@ void matmul_bias_cases(const OpRunner& runner) {
   matmul(s, kBf16).in(normal(kF32, {s.n}, 3)).out(kF32, {s.m, s.n}, product(kF32, s.k)).run(runner);
 }
 
-void matmul_8bit_cases(const OpRunner& runner) {
-  for (auto [a, b] : {std::pair{DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}}) {
+namespace {
+
+/// Operands of 8 bits with scales that make products of order sqrt(k) / 8: one each, one a row of a and of b, or, with
+/// `scale_rows_b` 1 or 128, of blocks.
+struct EightBits {
+  DType a, b;
+  Matmul size;
+  bool rows = false;
+  std::int64_t scale_rows_b = 0;
+
+  OpComparison op(bool bias) const {
+    const auto& [m, n, k, ta, tb] = size;
+    Attributes attributes{{"transpose_b", std::int64_t{1}}};
+    if (scale_rows_b != 0) attributes.set("scale_rows_b", scale_rows_b);
+    OpComparison op("matmul", attributes);
+    auto codes = [](DType dtype) { return dtype == DType::i8 ? 30.0 : 1.0; };
+    op.in(normal(a, {m, k}, 1, codes(a))).in(normal(b, {n, k}, 2, codes(b)));
+    bias ? op.in(normal(kF32, {n}, 3)) : op.absent();
+    Extents of_a{rows ? m : 1}, of_b{rows ? n : 1};
+    if (scale_rows_b != 0) {
+      of_a = row_block_scales(m, k);
+      of_b = scale_rows_b == 1 ? row_block_scales(n, k) : square_scales(n, k);
+    }
+    auto scales = [&](const Extents& extents, std::uint64_t seed, double mean) {
+      return normal(kF32, extents, seed, element_count(extents) > 1 ? mean / 8 : 0, mean);
+    };
+    op.in(scales(of_a, 4, 0.5 / codes(a))).in(scales(of_b, 5, 0.25 / codes(b)));
+    return op;
+  }
+
+  /// Tensor cores keep about 14 bits of each product's sum: relative to values of order sqrt(k) / 8.
+  Tolerance alone(DType out) const {
+    return {out == kBf16 ? 0x1p-7 : 0x1p-10, 0x1p-12 * std::sqrt(static_cast<double>(size.k))};
+  }
+  /// A bias, or a y that is added to, may round the product to bf16 first: half a step of four deviations, each.
+  Tolerance added(DType out) const {
+    Tolerance tolerance = alone(out);
+    if (out == kBf16)
+      tolerance = {0x1p-6, tolerance.absolute + 0x1p-9 * std::sqrt(static_cast<double>(size.k)) + 0x1p-7};
+    return tolerance;
+  }
+
+  void run_forms(const OpRunner& runner) const {
     for (DType out : {kBf16, kF32}) {
-      for (Matmul s : {Matmul{32, 48, 64, false, true}, Matmul{128, 256, 512, false, true}}) {
-        OpComparison op("matmul", {{"transpose_b", std::int64_t{1}}});
-        op.in(normal(a, {s.m, s.k}, 1)).in(normal(b, {s.n, s.k}, 2)).absent();
-        op.in(normal(kF32, {1}, 4, 0, 0.5)).in(normal(kF32, {1}, 5, 0, 0.25));
-        // Tensor cores keep about 14 bits of each product's sum: relative to values of order sqrt(k) / 8.
-        double slack = 0x1p-12 * std::sqrt(static_cast<double>(s.k));
-        op.out(out, {s.m, s.n}, {out == kBf16 ? 0x1p-7 : 0x1p-10, slack});
-        op.run(runner);
-      }
+      const Extents y{size.m, size.n};
+      op(false).out(out, y, alone(out)).run(runner);
+      op(true).out(out, y, added(out)).run(runner);
+      op(false).sum(out, y, added(out)).run(runner);
+      op(true).sum(out, y, added(out)).run(runner);
     }
   }
+};
+
+constexpr Matmul kEightBitSizes[] = {{32, 48, 64, false, true}, {128, 256, 512, false, true}};
+constexpr std::pair<DType, DType> kFloat8[] = {
+    {DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}};
+
+}  // namespace
+
+void matmul_8bit_cases(const OpRunner& runner) {
+  for (auto [a, b] : kFloat8)
+    for (DType out : {kBf16, kF32})
+      for (const Matmul& s : kEightBitSizes) {
+        const EightBits product{a, b, s};
+        product.op(false).out(out, {s.m, s.n}, product.alone(out)).run(runner);
+      }
+}
+
+void matmul_8bit_form_cases(const OpRunner& runner) {
+  auto run = [&](DType a, DType b) {
+    for (const Matmul& s : kEightBitSizes) {
+      EightBits{a, b, s}.run_forms(runner);
+      EightBits{a, b, s, true}.run_forms(runner);
+      for (std::int64_t rows : {std::int64_t{1}, kScaleBlock}) EightBits{a, b, s, false, rows}.run_forms(runner);
+    }
+  };
+  for (auto [a, b] : kFloat8) run(a, b);
+  run(DType::i8, DType::i8);
 }
 
 void conversion_cases(const OpRunner& runner) {

@@ -1,5 +1,12 @@
 // quern plugins: what can be selected, from where, and with which options.
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
 #include <iostream>
 
 #include <boost/program_options/value_semantic.hpp>
@@ -62,6 +69,41 @@ int info(const Arguments& arguments) {
   return 0;
 }
 
+/// Prints the table line by line, and bounds the time of each contract.
+class Lines final : public conformance::Progress {
+ public:
+  explicit Lines(unsigned limit) : limit_(limit) {}
+  void began(const std::string& subject, const std::string& contract) override {
+    if (subject != subject_) std::cout << (subject_.empty() ? "" : "\n") << subject << "\n";
+    subject_ = subject;
+    std::cout << conformance::line_start(contract) << std::flush;
+    ::alarm(limit_);
+  }
+  void ended(const conformance::Finding& finding) override {
+    ::alarm(0);
+    std::cout << conformance::line_end(finding) << std::flush;
+  }
+
+ private:
+  unsigned limit_;  // seconds; 0: none
+  std::string subject_;
+};
+
+/// Waits for the process that checks. A plugin that ended it broke the contract whose line was not finished.
+int outcome(pid_t checking, unsigned limit) {
+  int status = 0;
+  while (::waitpid(checking, &status, 0) < 0)
+    if (errno != EINTR)
+      throw Error(ErrorCode::internal, {.where = "quern plugins check", .what = std::strerror(errno)});
+  if (WIFEXITED(status)) return WEXITSTATUS(status);
+  const int signal = WTERMSIG(status);
+  std::cout << "BROKEN   "
+            << (signal == SIGALRM ? "got no end within " + std::to_string(limit) + " s (--limit)"
+                                  : "killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")")
+            << "; what follows was not run\n";
+  return static_cast<int>(ErrorCode::internal);
+}
+
 int check(const Arguments& arguments) {
   po::variables_map values;
   po::options_description options("options");
@@ -69,7 +111,9 @@ int check(const Arguments& arguments) {
                         "set an option of the plugin; may be repeated")(
       "device", po::value<std::string>()->default_value("cpu")->value_name("ID"),
       "device that communicators and stores work with")("ordinal", po::value<int>()->default_value(0)->value_name("N"),
-                                                        "hardware unit of the device");
+                                                        "hardware unit of the device")(
+      "limit", po::value<unsigned>()->default_value(600)->value_name("S"),
+      "seconds that a contract may take; 0: any number");
   if (!parse("quern plugins check PLUGIN [--set key=value] (PLUGIN: a file, or KIND/ID)", options, {"PLUGIN"},
              arguments, values))
     return 0;
@@ -77,9 +121,17 @@ int check(const Arguments& arguments) {
   if (values.count("set")) how.settings = values["set"].as<std::vector<std::string>>();
   how.device = values["device"].as<std::string>();
   how.ordinal = values["ordinal"].as<int>();
+  const auto limit = values["limit"].as<unsigned>();
+  // Another process, so that a plugin that crashes or hangs leaves a verdict.
+  std::cout.flush();
+  const pid_t checking = ::fork();
+  if (checking < 0) throw Error(ErrorCode::resources, {.where = "quern plugins check", .what = std::strerror(errno)});
+  if (checking > 0) return outcome(checking, limit);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   PluginHost host = run_host();
-  const conformance::Report report = conformance::check(host, values["PLUGIN"].as<std::string>(), how);
-  std::cout << report.text();
+  Lines lines(limit);
+  const conformance::Report report = conformance::check(host, values["PLUGIN"].as<std::string>(), how, &lines);
+  std::cout << "\n" << report.counts();
   return report.exit_code();
 }
 

@@ -2,8 +2,11 @@
 // ones of kinds that the tree has no plugin of must pass; the tree's own are checked by a test each (CMakeLists.txt).
 #include "conformance/check.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 
 #include <doctest/doctest.h>
 
@@ -63,6 +66,15 @@ TEST_CASE("infinities that vanish") {
   check_broken("precision", "swallows_infinity", {"infinities"}, {"inf in x", "want one that is not finite"});
 }
 
+TEST_CASE("evaluations without biases") {
+  check_broken("precision", "no_bias_evaluated", {"linear", "odd sizes", "gradients"},
+               {"relative error of y of a linear", "evaluated", "got ", "want at most"});
+}
+
+TEST_CASE("a model that sees the future") {
+  check_broken("model", "sees_future", {"causal"}, {"tokens before and beside position", "bit for bit"});
+}
+
 TEST_CASE("a wrong backward rule") {
   check_broken("model", "wrong_gradient", {"gradients"},
                {"gradient of embedding.weight", "got ", "by finite differences"});
@@ -113,7 +125,24 @@ TEST_CASE("settings reach the plugin, and bad ones are refused") {
   CHECK_THROWS_WITH_AS(check(host, "optimizer/adamw", options), doctest::Contains("momentum"), Error);
 }
 
-TEST_CASE("a file that is refused, and a kind without contracts, say so and do not pass") {
+TEST_CASE("a dataset is checked on data that are named, and skipped without") {
+  PluginHost host = run_host();
+  const Report skipped = check(host, "data/tokens", {});
+  CHECK(skipped.text().find("no data") != std::string::npos);
+  CHECK(skipped.exit_code() == static_cast<int>(ErrorCode::resources));
+  const auto file =
+      std::filesystem::temp_directory_path() / ("quern_conformance_" + std::to_string(::getpid()) + ".bin");
+  std::vector<std::uint16_t> tokens;
+  for (std::uint32_t i = 0; i < 1000; ++i) tokens.push_back(static_cast<std::uint16_t>(i * 7919 % 97));
+  std::ofstream(file, std::ios::binary).write(reinterpret_cast<const char*>(tokens.data()), 2000);
+  CheckOptions options;
+  options.settings = {"train=\"" + file.string() + "\"", "validation=\"" + file.string() + "\"", "format=uint16",
+                      "separator=5"};
+  check_sound(check(host, "data/tokens", options));
+  std::filesystem::remove(file);
+}
+
+TEST_CASE("a file that is refused says so and does not pass") {
   PluginHost host = run_host();
   for (const char* path : {"no/such/libquern_file.so", "no/such"}) {
     const Report absent = check(host, path, {});
@@ -122,8 +151,5 @@ TEST_CASE("a file that is refused, and a kind without contracts, say so and do n
   }
   const Report misnamed = check(host, std::string(QUERN_BUILD_DIR) + "/build.ninja", {});
   CHECK(misnamed.text().find("expected libquern_<id>.so") != std::string::npos);
-  const Report data = check(host, "data/tokens", {});
-  CHECK(data.text().find("no contract for kind data yet") != std::string::npos);
-  CHECK(data.exit_code() == static_cast<int>(ErrorCode::config));
   CHECK_THROWS_WITH_AS(check(host, "model/lama", {}), doctest::Contains("llama"), Error);
 }

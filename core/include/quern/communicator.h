@@ -43,7 +43,7 @@ class Communicator {
   /// Makes memory known to peers; before capture, once per buffer.
   virtual void register_buffer(void* memory, std::size_t bytes) = 0;
 
-  // ---- hot path ----
+  // ---- hot path: f32 and bf16, the dtypes of gradients, and f64, of loss sums; others are optional ----
   virtual void all_reduce(const View& in_out, Reduction reduction, Stream stream) = 0;
   /// `out` is this rank's slab: in.count() / size elements.
   virtual void reduce_scatter(const View& in, const View& out, Reduction reduction, Stream stream) = 0;

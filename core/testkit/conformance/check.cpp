@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "config/resolve.h"
 #include "conformance/contracts.h"
@@ -29,21 +30,58 @@ constexpr std::pair<const char*, std::int64_t> kSmallSizes[] = {{"vocab_size", 6
                                                                 {"n_positions", 64},
                                                                 {"n_ctx", 64}};
 
+std::string key_of(const std::string& setting) { return setting.substr(0, setting.find('=')); }
+
+bool has_option(const Factory& factory, const std::string& key) {
+  return std::any_of(factory.options.begin(), factory.options.end(),
+                     [&](const OptionSpec& spec) { return spec.key == key; });
+}
+
+/// A setting is for every implementation of a file that has the option; one that none has is a config error.
+void need_options(const std::vector<PluginEntry>& entries, const CheckOptions& options) {
+  for (const std::string& setting : options.settings) {
+    const std::string key = key_of(setting);
+    if (std::any_of(entries.begin(), entries.end(),
+                    [&](const PluginEntry& entry) { return has_option(*entry.factory, key); }))
+      continue;
+    std::vector<std::string> names;
+    for (const PluginEntry& entry : entries)
+      for (const OptionSpec& spec : entry.factory->options) names.push_back(spec.key);
+    const std::string near = nearest_name(key, names);
+    throw Error(ErrorCode::config, {.where = "quern plugins check --set " + setting,
+                                    .what = "no implementation that is checked has this option",
+                                    .found = key,
+                                    .expected = "key=value of an option of theirs",
+                                    .next = near.empty() ? near : "nearest name `" + near + "`"});
+  }
+}
+
 OptionValues values_of(PluginHost& host, const Factory& factory, const CheckOptions& options) {
   const std::string table = factory.kind + "." + factory.id + ".";
+  std::set<std::string> given;
   ConfigDocument document = ConfigDocument::parse("", "quern plugins check");
   if (factory.kind == kPluginKind<Model>)
     for (const auto& [key, value] : kSmallSizes)
       for (const OptionSpec& spec : factory.options)
-        if (spec.key == key && spec.type == OptionType::integer)
+        if (spec.key == key && spec.type == OptionType::integer) {
           document.set(table + key + "=" + std::to_string(value));
-  for (const std::string& setting : options.settings) document.set(table + setting);
+          given.insert(key);
+        }
+  for (const std::string& setting : options.settings)
+    if (has_option(factory, key_of(setting))) {
+      document.set(table + setting);
+      given.insert(key_of(setting));
+    }
   SectionSchema schema;
   schema.name = schema.plugin_kind = factory.kind;
   schema.default_id = factory.id;
   try {
     return resolve(document, {schema}, host).plugin_options(factory.kind);
   } catch (const Error& error) {
+    const bool missing = std::any_of(factory.options.begin(), factory.options.end(), [&](const OptionSpec& spec) {
+      return spec.required && !given.contains(spec.key);
+    });
+    if (!missing) throw;
     ErrorDetail detail = error.detail();
     detail.next = "the kit knows values for usual sizes only: give others with --set key=value";
     throw Error(error.code(), std::move(detail));
@@ -55,6 +93,7 @@ void check_kind(Report& report, const Subject& subject) {
       {kPluginKind<PrecisionBackend>, check_precision},
       {kPluginKind<Device>, check_device},
       {kPluginKind<Model>, check_model},
+      {kPluginKind<Dataset>, check_dataset},
       {kPluginKind<LogSink>, check_log_sink},
       {kPluginKind<Communicator>, check_communicator},
       {kPluginKind<OffloadStore>, check_offload_store},
@@ -80,8 +119,8 @@ void check_factory(Report& report, PluginHost& host, const Factory& factory, con
 
 }  // namespace
 
-Report check(PluginHost& host, const std::string& what, const CheckOptions& options) {
-  Report report;
+Report check(PluginHost& host, const std::string& what, const CheckOptions& options, Progress* progress) {
+  Report report(progress);
   std::vector<PluginEntry> entries;
   const std::size_t slash = what.find('/');
   const std::string kind = what.substr(0, slash);
@@ -112,6 +151,7 @@ Report check(PluginHost& host, const std::string& what, const CheckOptions& opti
       return "licence " + plugin.licence;
     });
   }
+  need_options(entries, options);
   for (const PluginEntry& entry : entries) check_factory(report, host, *entry.factory, options);
   return report;
 }

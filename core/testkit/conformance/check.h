@@ -8,7 +8,8 @@
 namespace quern::conformance {
 
 /// `what` is a plugin's file, or KIND/ID of one that is built in or found by search. Everything that a file offers is
-/// checked. A file that is refused is a broken contract; a KIND/ID that there is not is a config error.
-Report check(PluginHost& host, const std::string& what, const CheckOptions& options);
+/// checked. A file that is refused is a broken contract; a KIND/ID that there is not is a config error. `progress`: see
+/// Report.
+Report check(PluginHost& host, const std::string& what, const CheckOptions& options, Progress* progress = nullptr);
 
 }  // namespace quern::conformance

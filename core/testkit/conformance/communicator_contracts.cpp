@@ -38,7 +38,8 @@ std::string joins(const Subject& subject) {
   return "one rank on device " + subject.options.device;
 }
 
-/// Runs a collective at odd sizes in both gradient dtypes; `apart`: its result is in another buffer.
+/// Runs a collective at odd sizes in the dtypes of gradients and of sums of losses; `apart`: its result is in another
+/// buffer.
 template <class Collective>
 std::string collective(const Subject& subject, bool apart, const Collective& run) {
   Joined joined(subject);
@@ -46,7 +47,7 @@ std::string collective(const Subject& subject, bool apart, const Collective& run
   Stream stream = device.stream(StreamKind::communication);
   int cases = 0;
   for (std::int64_t count : {1, 7, 128, 4097}) {
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
       const PoisonedTensor sent = testkit::normal(dtype, {count}, 3);
       DeviceMemory in(device, sent.view().bytes()), out(device, sent.view().bytes());
       in.write(sent.view().data);

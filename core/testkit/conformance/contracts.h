@@ -12,6 +12,7 @@ void check_description(Report& report, const Subject& subject);
 void check_precision(Report& report, const Subject& subject);
 void check_device(Report& report, const Subject& subject);
 void check_model(Report& report, const Subject& subject);
+void check_dataset(Report& report, const Subject& subject);
 void check_log_sink(Report& report, const Subject& subject);
 void check_communicator(Report& report, const Subject& subject);
 void check_offload_store(Report& report, const Subject& subject);

@@ -197,6 +197,7 @@ const std::vector<OpFamily>& op_families() {
       {"matmul", testkit::matmul_cases},
       {"matmul with bias", testkit::matmul_bias_cases},
       {"matmul of 8 bits", testkit::matmul_8bit_cases},
+      {"matmul of 8 bits, forms", testkit::matmul_8bit_form_cases},
       {"transpose, cast", testkit::conversion_cases},
       {"embedding", testkit::embedding_cases},
       {"rms_norm", testkit::rms_norm_cases},

@@ -10,6 +10,8 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "conformance/contracts.h"
 #include "conformance/scratch.h"
@@ -55,6 +57,9 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
   return files;
 }
 
+/// In every event that has fields: whether a file has the event.
+std::string marker(std::size_t event) { return "marker-" + std::to_string(event) + "-"; }
+
 std::vector<LogEvent> events() {
   using std::string;
   const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
@@ -69,8 +74,8 @@ std::vector<LogEvent> events() {
                      {"tokens_per_second", 3400.5},
                      {"eta", 12.5}}};
   };
-  return {
-      {"run", {{"name", string("first-marker")}, {"step", std::int64_t{0}}}},
+  std::vector<LogEvent> all = {
+      {"run", {{"step", std::int64_t{0}}}},
       step(1, 4.5),
       step(2, nan),
       step(3, -infinity),
@@ -81,47 +86,75 @@ std::vector<LogEvent> events() {
       {"warning", {{"text", string()}}},
       {"of a kind that nobody knows", {{"most", std::numeric_limits<std::int64_t>::max()}, {"empty", string()}}},
       {"step", {}},
-      {"end", {{"step", std::int64_t{40}}, {"loss", 2.5}, {"text", string("last-marker")}}}};
+      {"end", {{"step", std::int64_t{40}}, {"loss", 2.5}}}};
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (!all[i].fields.empty()) all[i].fields.emplace_back("mark", marker(i));
+  return all;
 }
+
+/// What a sink left: files when the last write had returned and when the sink was gone, and which of them it had
+/// written anew meanwhile, as one keeps a current state.
+struct Left {
+  std::map<std::string, std::string> before, after;
+  std::set<std::string> rewritten;
+};
 
 struct Sinking {
   Scratch scratch;
   fs::path run = scratch.path() / "run";
   Sinking() { fs::create_directory(run); }
 
-  /// Writes all events, and returns what is on disk before and after the sink is gone.
-  std::pair<std::map<std::string, std::string>, std::map<std::string, std::string>> write(const Subject& subject,
-                                                                                          bool resumed) {
+  /// Writes all events.
+  Left write(const Subject& subject, bool resumed) {
     Redirected output(run / "standard output");
     auto sink = subject.make<LogSink>();
     sink->open({run.string(), resumed, 1});
-    for (const LogEvent& event : events()) sink->write(event);
-    auto before = contents(run);
+    Left left;
+    auto look = [&] {
+      auto now = contents(run);
+      for (const auto& [file, text] : left.after)
+        if (!now.contains(file) || !now[file].starts_with(text)) left.rewritten.insert(file);
+      left.before = std::exchange(left.after, std::move(now));
+    };
+    look();
+    for (const LogEvent& event : events()) {
+      sink->write(event);
+      look();
+    }
     sink.reset();
-    return {std::move(before), contents(run)};
+    look();
+    return left;
   }
 };
 
 std::string takes_events(const Subject& subject) {
   Sinking sinking;
-  auto [before, after] = sinking.write(subject, false);
+  const Left left = sinking.write(subject, false);
   std::string shown;
-  for (const auto& [file, text] : after) {
+  for (const auto& [file, text] : left.after) {
     if (text.empty()) continue;
     shown += (shown.empty() ? "" : ", ") + file + " " + std::to_string(text.size()) + " bytes";
-    const std::size_t first = text.find("first-marker"), last = text.rfind("last-marker");
-    need(first == std::string::npos || last == std::string::npos || first < last, "order of events in " + file,
-         "the last before the first", "the order in which they were written");
+    if (text.find(marker(0)) == std::string::npos) continue;  // it shows what it has chosen
+    for (std::size_t i = 0, at = 0; i < events().size(); ++i) {
+      if (events()[i].fields.empty()) continue;
+      const std::size_t found = text.find(marker(i), at);
+      need(found != std::string::npos, "event " + std::to_string(i) + ", \"" + events()[i].kind + "\", in " + file,
+           text.find(marker(i)) == std::string::npos ? "nothing" : "it before an earlier one",
+           "it, for " + file + " has the first event; in the order in which they were written");
+      at = found;
+    }
   }
   return std::to_string(events().size()) + " events" + (shown.empty() ? "" : ": " + shown);
 }
 
 std::string flushes(const Subject& subject) {
   Sinking sinking;
-  auto [before, after] = sinking.write(subject, false);
-  for (const auto& [file, text] : after) {
+  const Left left = sinking.write(subject, false);
+  for (const auto& [file, text] : left.after) {
     if (file == "standard output") continue;  // its buffer is the program's
-    const std::size_t then = before.contains(file) ? before[file].size() : 0;
+    if (left.rewritten.contains(file)) continue;
+    const auto found = left.before.find(file);
+    const std::size_t then = found == left.before.end() ? 0 : found->second.size();
     need(then >= text.size(), file + " when the last write has returned", std::to_string(then) + " bytes",
          std::to_string(text.size()) + ", as after its end: a crash must lose no event");
   }
@@ -130,8 +163,10 @@ std::string flushes(const Subject& subject) {
 
 std::string goes_on(const Subject& subject) {
   Sinking sinking;
-  const auto first = sinking.write(subject, false).second, second = sinking.write(subject, true).second;
-  for (const auto& [file, text] : first) {
+  const Left first = sinking.write(subject, false), resumed = sinking.write(subject, true);
+  const auto& second = resumed.after;
+  for (const auto& [file, text] : first.after) {
+    if (first.rewritten.contains(file)) continue;
     auto found = second.find(file);
     const bool kept = found != second.end() && found->second.starts_with(text);
     need(kept, file + " after a resumed run", "other contents", "what was there, and more behind it");

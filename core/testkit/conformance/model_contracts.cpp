@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include <nlohmann/json.hpp>
 
@@ -61,10 +62,11 @@ struct Made {
 
 /// A trial of the model, everything in it new. `precision` outlives it.
 Made fresh(const Subject& subject, const PrecisionBackend* precision = nullptr,
-           const std::vector<std::string>& recompute = {}) {
+           const std::vector<std::string>& recompute = {}, bool documents = false) {
   Made made{oracle(subject.host), subject.make<Model>(), nullptr};
   PlanOptions options = options_for(*made.model);
   options.recompute = recompute;
+  options.documents = documents;
   made.trial =
       std::make_unique<Trial>(subject.host, TrialParts{*made.model, *made.device, precision, nullptr}, options);
   return made;
@@ -125,14 +127,7 @@ class Slopes {
 std::string gradients_agree(const Subject& subject) {
   Made made = fresh(subject);
   Trial& trial = *made.trial;
-  // Away from the initial values, where biases are zero and gradients of some weights vanish.
-  for (const PlannedTensor& master : trial.plan().tensors) {
-    if (master.kind != "master") continue;
-    std::vector<float> values = trial.tensor("master", master.parameter, master.layer);
-    const auto noise = testkit::random_normal(static_cast<std::int64_t>(values.size()), 11, 0.1);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] += noise[i];
-    trial.write("master", master.parameter, master.layer, values);
-  }
+  trial.stir();
   Slopes slopes(trial);
   const Tensors gradients = trial.gradients(slopes.batch());
   double worst = 0;
@@ -161,6 +156,50 @@ std::string gradients_agree(const Subject& subject) {
     }
   }
   return std::to_string(gradients.size()) + " tensors, worst relative error " + number(worst);
+}
+
+/// The sum of the losses of the tokens that `counts` names, before and after another token stands at `changed`.
+void need_unseen(Trial& trial, Batch batch, std::int64_t changed, const std::function<bool(std::int64_t)>& counts,
+                 const std::string& who) {
+  const auto vocabulary = static_cast<std::int32_t>(trial.plan().model.vocabulary);
+  for (std::size_t i = 0; i < batch.targets.size(); ++i)
+    batch.targets[i] = counts(static_cast<std::int64_t>(i)) ? std::max(batch.targets[i], 0) : -1;
+  const double want = trial.loss_sum(batch);
+  std::int32_t& token = batch.tokens[static_cast<std::size_t>(changed)];
+  token = (token + 1) % vocabulary;
+  const double got = trial.loss_sum(batch);
+  need(got == want, "loss of " + who, number(got) + " after the change, off by " + number(got - want),
+       number(want) + ", bit for bit: they must not see it");
+}
+
+/// No token's loss depends on later tokens, on other rows, or on other documents of its row.
+std::string causal(const Subject& subject) {
+  Made made = fresh(subject);
+  made.trial->stir();
+  const Geometry geometry = made.trial->plan().options.geometry;
+  const std::int64_t row = geometry.sequence;
+  for (std::int64_t t = 0; t < row; ++t) {
+    const std::int64_t changed = row + t;  // of the second row
+    need_unseen(
+        *made.trial, batch_for(*made.trial, 3), changed, [&](std::int64_t i) { return i / row != 1 || i < changed; },
+        "tokens before and beside position " + std::to_string(t) + " when the token there changes");
+  }
+  Made packed = fresh(subject, nullptr, {}, true);
+  packed.trial->stir();
+  Batch batch = batch_for(*packed.trial, 3);
+  const std::int64_t second = (row + 1) / 2;
+  batch.documents.clear();
+  for (std::int64_t start = 0; start < geometry.tokens(); start += row) {
+    batch.documents.push_back(static_cast<std::int32_t>(start));
+    if (second < row) batch.documents.push_back(static_cast<std::int32_t>(start + second));
+    for (std::int64_t i = second; i < row; ++i)
+      batch.positions[static_cast<std::size_t>(start + i)] = static_cast<std::int32_t>(i - second);
+  }
+  batch.documents.push_back(static_cast<std::int32_t>(geometry.tokens()));
+  need_unseen(
+      *packed.trial, batch, 0, [&](std::int64_t i) { return i >= second; },
+      "a second document when the first one changes");
+  return std::to_string(row) + " positions, and packed documents";
 }
 
 std::string repeats(const Subject& subject) {
@@ -200,6 +239,7 @@ void check_model(Report& report, const Subject& subject) {
   report.contract("config.json", [&] { return own_config(subject, *model); });
   report.contract("loss at initialisation", [&] { return first_loss(subject); });
   report.contract("gradients", [&] { return gradients_agree(subject); });
+  report.contract("causal", [&] { return causal(subject); });
   report.contract("determinism", [&] { return repeats(subject); });
   report.contract("bf16", [&] { return trains_in_bf16(subject); });
   report.contract("save and restore", [&] { return model_resumes(subject); });

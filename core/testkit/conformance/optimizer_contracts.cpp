@@ -3,6 +3,7 @@
 
 #include "conformance/contracts.h"
 #include "conformance/trial.h"
+#include "quern/step_state.h"
 #include "quern/testkit/tiny_model.h"
 
 namespace quern::conformance {
@@ -53,6 +54,53 @@ std::string skips(const Subject& subject, const Model& model) {
   return "";
 }
 
+/// At a learning rate of zero the weights stay, whatever the state does.
+std::string keeps_to_rate(const Subject& subject, const Model& model) {
+  Made made = fresh(subject, model);
+  made.trial->train(0, 2);  // moments are not zero then
+  const Tensors before = made.trial->all("master");
+  made.trial->engine().micro_step(random_batch({4, 8}, model.traits().vocabulary, 9), {.step = 2, .clip_norm = 1.0f});
+  made.trial->engine().update();
+  made.trial->engine().result();
+  const std::string changed = first_difference(made.trial->all("master"), before);
+  need(changed.empty(), "master weights of " + changed + " after a step at rate 0", "changed", "as before");
+  return "";
+}
+
+/// Sums of gradients that are `factor`, a power of two, times as large over as many times the tokens are the same mean.
+State after_scaled_sums(const Subject& subject, const Model& model, float factor) {
+  Made made = fresh(subject, model);
+  made.trial->train(0, 1);
+  Engine& engine = made.trial->engine();
+  engine.micro_step(random_batch({4, 8}, model.traits().vocabulary, 9),
+                    {.step = 1, .learning_rate = 1e-2f, .clip_norm = 1.0f});
+  for (const PlannedTensor& tensor : made.trial->plan().tensors) {
+    if (tensor.kind != "gradient") continue;
+    std::vector<float> sums = made.trial->tensor("gradient", tensor.parameter, tensor.layer);
+    for (float& sum : sums) sum *= factor;
+    made.trial->write("gradient", tensor.parameter, tensor.layer, sums);
+  }
+  const PlannedTensor& stats_tensor = made.trial->plan().tensor("loss_stats", "", -1);
+  LossStats stats;
+  engine.read(stats_tensor, &stats);
+  stats.valid_tokens *= factor;
+  engine.write(stats_tensor, &stats);
+  engine.update();
+  engine.result();
+  return made.trial->state();
+}
+
+std::string scales_gradients(const Subject& subject, const Model& model) {
+  const State want = after_scaled_sums(subject, model, 1);
+  for (float factor : {0x1p-4f, 2.0f, 0x1p10f}) {
+    const std::string differs = first_difference(after_scaled_sums(subject, model, factor), want);
+    need(differs.empty(),
+         differs + " after gradient sums " + number(factor) + " times as large, gradient_scale divided", "other bits",
+         "the same");
+  }
+  return "";
+}
+
 std::string optimizer_resumes(const Subject& subject, const Model& model) {
   std::vector<Made> made;
   made.reserve(4);
@@ -83,6 +131,8 @@ std::string factors(const Subject& subject) {
 void check_optimizer(Report& report, const Subject& subject) {
   const testkit::TinyModel model;
   report.contract("learns", [&] { return learns(subject, model); });
+  report.contract("learning rate", [&] { return keeps_to_rate(subject, model); });
+  report.contract("gradient scale", [&] { return scales_gradients(subject, model); });
   report.contract("skips", [&] { return skips(subject, model); });
   report.contract("save and restore", [&] { return optimizer_resumes(subject, model); });
 }

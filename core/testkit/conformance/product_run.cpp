@@ -41,14 +41,15 @@ Program forward_program(ProductRun::What what, const ProductSize& size, const Pr
 }  // namespace
 
 ProductRun::ProductRun(PluginHost& host, const PrecisionBackend& backend, Device& device, What what,
-                       const ProductSize& size)
-    : device_(device), what_(what), geometry_{1, size.tokens}, ops_(builtin_ops()) {
+                       const ProductSize& size, Pass pass)
+    : device_(device), what_(what), pass_(pass), geometry_{1, size.tokens}, ops_(builtin_ops()) {
   for (const OpSpec& spec : host.ops()) ops_.add(spec);
   const std::vector<ParameterSpec> parameters = {matrix("w", ParameterGroup::block, "w", size.out, size.in),
                                                  vector("b", ParameterGroup::block, "b", size.out, Init::Kind::zeros)};
   const DType activation = backend.traits().activation;
   Program forward = forward_program(what, size, {&ops_, parameters, activation, false});
-  JointProgram joint = differentiate(forward, ops_, activation, DType::f32);
+  JointProgram joint{.program = forward};
+  if (pass == Pass::training) joint = differentiate(forward, ops_, activation, DType::f32);
   for (Op& op : joint.program.ops)
     if (op.kind == "lm_loss_train") op.attributes.set("seed", double{kGradientSeed});
   lowered_ = lower_precision(std::move(joint), ops_, backend);
@@ -56,7 +57,7 @@ ProductRun::ProductRun(PluginHost& host, const PrecisionBackend& backend, Device
   read_ = read_values(program);
   if (lowered_.joint.gradient_out != kNoValue) read_[static_cast<std::size_t>(lowered_.joint.gradient_out)] = true;
   results_[what == What::loss ? "token_loss" : "y"] = program.outputs[0];
-  results_["dx"] = lowered_.joint.gradient_out;
+  if (pass == Pass::training) results_["dx"] = lowered_.joint.gradient_out;
   for (std::size_t i = 0; i < program.values.size(); ++i)
     if (program.values[i].role == Role::parameter_grad)
       results_[program.values[i].parameter == "w" ? "dweight" : "dbias"] = static_cast<ValueId>(i);

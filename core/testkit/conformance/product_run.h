@@ -29,9 +29,12 @@ using ProductResults = std::map<std::string, std::vector<float>>;
 class ProductRun {
  public:
   enum class What { linear, loss };
+  /// A training's program, or the one of an evaluation, which is lowered apart and gives y or token_loss only.
+  enum class Pass { training, evaluation };
   /// The backend and `device`, which is host-addressable and open, outlive the run. Throws what the backend throws, and
   /// a config error when the device refuses an op.
-  ProductRun(PluginHost& host, const PrecisionBackend& backend, Device& device, What what, const ProductSize& size);
+  ProductRun(PluginHost& host, const PrecisionBackend& backend, Device& device, What what, const ProductSize& size,
+             Pass pass = Pass::training);
 
   /// One micro-step; persistent states carry over to the next.
   ProductResults run(const ProductInputs& inputs);
@@ -40,6 +43,7 @@ class ProductRun {
   /// The root of the sum of squared unit roundoffs over all values that `result` is made from: the relative error of
   /// the product of rounded operands, with room, for roundings are independent and half of a unit on average.
   double error_bound(const std::string& result) const;
+  bool evaluates() const { return pass_ == Pass::evaluation; }
   /// Formats of 8 bits or less in the program.
   std::string formats() const;
 
@@ -50,6 +54,7 @@ class ProductRun {
 
   Device& device_;
   What what_;
+  Pass pass_;
   Geometry geometry_;
   OpSet ops_;
   LoweredProgram lowered_;

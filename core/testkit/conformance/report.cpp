@@ -36,6 +36,7 @@ std::string number(double value) {
 
 bool Report::contract(const std::string& name, const std::function<std::string()>& body) {
   Finding finding{subject_, name, Verdict::broken, {}};
+  if (progress_) progress_->began(subject_, name);
   try {
     finding.detail = body();
     finding.verdict = Verdict::holds;
@@ -50,13 +51,19 @@ bool Report::contract(const std::string& name, const std::function<std::string()
     finding.detail = "got an exception that is no std::exception, want none";
   }
   for (std::size_t at; (at = finding.detail.find('\n')) != std::string::npos;) finding.detail.replace(at, 1, "; ");
-  findings_.push_back(std::move(finding));
+  add(std::move(finding));
   return findings_.back().verdict == Verdict::holds;
 }
 
+void Report::add(Finding finding) {
+  findings_.push_back(std::move(finding));
+  if (progress_) progress_->ended(findings_.back());
+}
+
 void Report::no_contracts(const std::string& kind) {
-  findings_.push_back({subject_, "contracts of its kind", Verdict::skipped, "no contract for kind " + kind + " yet"});
-  refused_ = true;
+  const std::string name = "contracts of its kind";
+  if (progress_) progress_->began(subject_, name);
+  add({subject_, name, Verdict::skipped, "no contract for kind " + kind + " yet"});
 }
 
 int Report::count(Verdict verdict) const {
@@ -70,24 +77,32 @@ int Report::exit_code() const {
   return count(Verdict::skipped) > 0 ? static_cast<int>(ErrorCode::resources) : 0;
 }
 
+std::string line_start(const std::string& contract) {
+  constexpr std::size_t kWidth = 30;  // beyond the longest name
+  return "  " + contract + std::string(contract.size() < kWidth ? kWidth - contract.size() : 1, ' ');
+}
+
+std::string line_end(const Finding& finding) {
+  std::string verdict = finding.verdict == Verdict::holds    ? "ok"
+                        : finding.verdict == Verdict::broken ? "BROKEN"
+                                                             : "skipped";
+  if (!finding.detail.empty()) verdict += std::string(9 - verdict.size(), ' ') + finding.detail;
+  return verdict + "\n";
+}
+
 std::string Report::text() const {
-  auto word = [](Verdict verdict) {
-    return verdict == Verdict::holds ? "ok" : verdict == Verdict::broken ? "BROKEN" : "skipped";
-  };
-  std::size_t width = 8;
-  for (const Finding& finding : findings_) width = std::max(width, finding.contract.size());
   std::string text, subject;
   for (const Finding& finding : findings_) {
     if (finding.subject != subject) text += (text.empty() ? "" : "\n") + finding.subject + "\n";
     subject = finding.subject;
-    text += "  " + finding.contract + std::string(width - finding.contract.size() + 2, ' ');
-    std::string verdict = word(finding.verdict);
-    if (!finding.detail.empty()) verdict += std::string(9 - verdict.size(), ' ') + finding.detail;
-    text += verdict + "\n";
+    text += line_start(finding.contract) + line_end(finding);
   }
-  return text + "\n" + std::to_string(findings_.size()) + " contracts: " + std::to_string(count(Verdict::holds)) +
-         " ok, " + std::to_string(count(Verdict::broken)) + " broken, " + std::to_string(count(Verdict::skipped)) +
-         " skipped\n";
+  return text + "\n" + counts();
+}
+
+std::string Report::counts() const {
+  return std::to_string(findings_.size()) + " contracts: " + std::to_string(count(Verdict::holds)) + " ok, " +
+         std::to_string(count(Verdict::broken)) + " broken, " + std::to_string(count(Verdict::skipped)) + " skipped\n";
 }
 
 }  // namespace quern::conformance

@@ -26,6 +26,9 @@ struct Broken {
 struct Skipped {
   std::string reason;
 };
+/// What a line of the table starts with, and what it ends with.
+std::string line_start(const std::string& contract);
+std::string line_end(const Finding& finding);
 [[noreturn]] void broken(std::string what, std::string got, std::string want);
 /// Throws Broken unless `holds`.
 void need(bool holds, const std::string& what, const std::string& got, const std::string& want);
@@ -33,8 +36,18 @@ void need(bool holds, const std::string& what, const std::string& got, const std
 std::string need_refusal(const std::string& what, ErrorCode code, const std::function<void()>& action);
 std::string number(double value);
 
+/// Hears of each contract before it runs and after, so that a plugin which ends the process leaves its name.
+class Progress {
+ public:
+  virtual ~Progress() = default;
+  virtual void began(const std::string& subject, const std::string& contract) = 0;
+  virtual void ended(const Finding& finding) = 0;
+};
+
 class Report {
  public:
+  /// `progress` outlives the report; null: nobody listens.
+  explicit Report(Progress* progress = nullptr) : progress_(progress) {}
   /// Names what the contracts that follow are about.
   void begin(std::string subject) { subject_ = std::move(subject); }
   /// Runs the body, which returns the detail of a contract that holds. Returns whether it holds.
@@ -44,15 +57,19 @@ class Report {
 
   const std::vector<Finding>& findings() const { return findings_; }
   int count(Verdict verdict) const;
-  /// 0: all hold. Else the code of an Error: config when the plugin cannot be loaded or the kit has no contract for its
-  /// kind, resources when contracts were skipped because the hardware is not here, internal when one is broken.
+  /// 0: all hold. Else the code of an Error: config when the plugin cannot be loaded, internal when a contract is
+  /// broken, resources when none is and some were skipped, for the hardware is not here or the kit knows none.
   int exit_code() const;
   /// Says that what is wrong is the file or the choice, not a contract behind it.
   void refuse() { refused_ = true; }
   /// The table, and a last line with counts.
   std::string text() const;
+  std::string counts() const;
 
  private:
+  void add(Finding finding);
+
+  Progress* progress_;
   std::string subject_;
   std::vector<Finding> findings_;
   bool refused_ = false;

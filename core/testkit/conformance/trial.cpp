@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "conformance/report.h"
+#include "quern/testkit/compare.h"
 #include "quern/testkit/tiny_model.h"
 #include "train/adamw.h"
 #include "train/host_tensor.h"
@@ -80,9 +81,19 @@ Tensors Trial::all(const std::string& kind) {
   return found;
 }
 
-Tensors Trial::gradients(const Batch& batch) {
-  engine_->micro_step(batch, {});
+Tensors Trial::gradients(const Batch& batch, std::uint32_t micro_steps_before) {
+  engine_->micro_step(batch, {.micro_step = micro_steps_before});
   return all("gradient");
+}
+
+void Trial::stir(std::string_view ending) {
+  for (const PlannedTensor& master : plan().tensors) {
+    if (master.kind != "master" || !master.parameter.ends_with(ending)) continue;
+    std::vector<float> values = tensor("master", master.parameter, master.layer);
+    const auto noise = testkit::random_normal(static_cast<std::int64_t>(values.size()), 11, 0.1);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] += noise[i];
+    write("master", master.parameter, master.layer, values);
+  }
 }
 
 double Trial::loss(const Batch& batch) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "conformance/subject.h"
@@ -40,8 +41,11 @@ class Trial {
   std::vector<float> tensor(const std::string& kind, const std::string& parameter, int layer);
   void write(const std::string& kind, const std::string& parameter, int layer, const std::vector<float>& values);
   Tensors all(const std::string& kind);
-  /// Of one micro-batch.
-  Tensors gradients(const Batch& batch);
+  /// Of one micro-batch, added to those of `micro_steps_before`.
+  Tensors gradients(const Batch& batch, std::uint32_t micro_steps_before = 0);
+  /// Adds noise to master weights of parameters whose names end with `ending`: away from the initial values, where
+  /// biases are zero and gradients of some weights vanish.
+  void stir(std::string_view ending = "");
   /// Mean loss, nats a target token, and the sum behind it.
   double loss(const Batch& batch);
   double loss_sum(const Batch& batch) { return engine_->evaluate(batch).loss_sum; }
