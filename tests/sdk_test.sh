@@ -119,6 +119,16 @@ guide 'quern ab int8_forward/run.toml --vary precision.id=bf16,int8_forward --re
 expect "precision.id=int8_forward" "$(<ab.log)"
 sed -n '/^| arm/,/^$/p' ab.log
 
+# A build folder inside the project, as `cmake -B build` makes one, then a second, then the project as its own.
+cp -r squared_relu inside
+for folder in inside/build inside/again inside; do
+  for _ in 1 2; do # the second time over what CMake left behind
+    cmake -S inside -B "$folder" -DCMAKE_PREFIX_PATH="$PREFIX" -DQUERN_TESTS=OFF >cmake.log || fail "$(<cmake.log)"
+    cmake --build "$folder" >cmake.log || fail "$(<cmake.log)"
+  done
+  only_entry_symbol "$folder/plugins/model/libquern_squared_relu.so"
+done
+
 # What the CMake function refuses, it names.
 mkdir wrong
 printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern REQUIRED)\nadd_quern_plugin(x KIND modle SOURCES x.cpp)\n' >wrong/CMakeLists.txt
