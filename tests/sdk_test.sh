@@ -80,6 +80,8 @@ for NAME in parallel_decoder int8_forward squared_relu solo; do
   guide 'cmake -S $NAME -B build/$NAME -DCMAKE_PREFIX_PATH=$PREFIX -DCMAKE_BUILD_TYPE=Release' >cmake.log || fail "$(<cmake.log)"
   guide 'cmake --build build/$NAME' >cmake.log || fail "$(<cmake.log)"
   guide 'ctest --test-dir build/$NAME --output-on-failure'
+  guide 'quern plugins check build/$NAME/plugins/*/libquern_$NAME.so' >check.log || fail "$(<check.log)"
+  tail -n 1 check.log
   only_installed_headers "build/$NAME" "$NAME"
   for plugin in "build/$NAME"/plugins/*/*.so; do only_entry_symbol "$plugin"; done
   # From its build folder first, then from the install tree.
@@ -134,4 +136,7 @@ mkdir wrong
 printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern REQUIRED)\nadd_quern_plugin(x KIND modle SOURCES x.cpp)\n' >wrong/CMakeLists.txt
 message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "KIND modle was accepted"
 expect 'found "modle"' "$message"
+printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern REQUIRED)\nquern_check_plugin(x KIND model)\n' >wrong/CMakeLists.txt
+message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "a check of no plugin was accepted"
+expect "found no target quern_model_x" "$message"
 echo "sdk_test: passed"
