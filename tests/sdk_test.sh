@@ -139,4 +139,35 @@ expect 'found "modle"' "$message"
 printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern REQUIRED)\nquern_check_plugin(x KIND model)\n' >wrong/CMakeLists.txt
 message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "a check of no plugin was accepted"
 expect "found no target quern_model_x" "$message"
+
+# A data source that opens as nothing ends the run with a message.
+mkdir hollow
+cat >hollow/CMakeLists.txt <<'CMAKE'
+cmake_minimum_required(VERSION 3.25)
+project(hollow LANGUAGES CXX)
+find_package(quern REQUIRED)
+add_quern_plugin(hollow KIND data)
+CMAKE
+cat >hollow/plugin.cpp <<'SOURCE'
+#include "quern/plugin.h"
+
+struct Hollow final : quern::Dataset {
+  bool has(quern::Split) const override { return true; }
+  std::unique_ptr<quern::DataSource> open(const quern::DataRequest&) const override { return nullptr; }
+};
+
+QUERN_PLUGIN("hollow", manifest) {
+  manifest.version = "0.1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.add<quern::Dataset>("hollow", "opens as nothing", {},
+                               [](const quern::OptionValues&) { return std::make_unique<Hollow>(); });
+}
+SOURCE
+cmake -S hollow -B build/hollow -DCMAKE_PREFIX_PATH="$PREFIX" >cmake.log || fail "$(<cmake.log)"
+cmake --build build/hollow >cmake.log || fail "$(<cmake.log)"
+grep -v '^\(train\|validation\|format\) = ' int8_forward/run.toml | sed 's/^\[data.tokens\]/[data]\nid = "hollow"/' >hollow/run.toml
+code=0
+message=$(QUERN_PLUGIN_PATH=$PWD/build/hollow/plugins quern train hollow/run.toml --set log.directory=runs/hollow 2>&1) || code=$?
+[[ $code == 1 ]] || fail "a data source that opens as nothing: exit code $code, expected 1: $message"
+expect 'data "hollow": its training split opened as nothing' "$message"
 echo "sdk_test: passed"

@@ -365,10 +365,11 @@ void Trainer::start() {
   load_weights();
   open_sinks();
   newest_ = {};  // unmaps the checkpoint's file
+  ready_ = true;
 }
 
 RunResult Trainer::run() {
-  if (!data_) start();
+  if (!ready_) start();
   const TrainOptions& train = session_.train;
   const CheckpointOptions& checkpoint = session_.checkpoint;
   started_ = now();
