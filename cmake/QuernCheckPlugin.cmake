@@ -1,8 +1,21 @@
-# quern_check_plugin(<target> [SET key=value...]): a ctest test that runs the conformance kit on a plugin's library
-# (docs/conformance.md). SET gives options of the plugin, for those that the kit has no value for. A plugin whose
-# hardware is not here is reported as skipped, after the contracts that need none.
-function(quern_check_plugin target)
-  cmake_parse_arguments(arg "" "" "SET" ${ARGN})
+# quern_check_plugin(<id> KIND <kind> [SET key=value...]): a ctest test that runs the conformance kit on a plugin's
+# library (docs/conformance.md), after add_quern_plugin and named as there; quern_check_plugin(<target> [SET ...]) takes
+# any library. SET gives options of the plugin, for those that the kit has no value for. A plugin whose hardware is not
+# here is reported as skipped, after the contracts that need none.
+function(quern_check_plugin name)
+  cmake_parse_arguments(arg "" "KIND" "SET" ${ARGN})
+  set(target ${name})
+  if(arg_KIND)
+    set(target quern_${arg_KIND}_${name})
+  endif()
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "quern_check_plugin(${name}): found ${arg_UNPARSED_ARGUMENTS}, expected KIND, SET")
+  elseif(NOT TARGET ${target})
+    get_property(plugins GLOBAL PROPERTY QUERN_PLUGINS)
+    list(JOIN plugins ", " plugins)
+    message(FATAL_ERROR "quern_check_plugin(${name}): found no target ${target}, expected the id and KIND of an "
+      "add_quern_plugin above, or the target of a library; plugins so far: ${plugins}")
+  endif()
   set(settings)
   foreach(setting ${arg_SET})
     list(APPEND settings --set ${setting})

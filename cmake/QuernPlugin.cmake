@@ -5,7 +5,7 @@
 # lib/quern/plugins/<kind>/ below the install prefix (where a quern of the same prefix finds it). Of its symbols only
 # quern_plugin_manifest can be seen from outside.
 #
-# SOURCES: all of the folder's .cpp and .cu files when not given. Those that end in _test.cpp become the doctest program
+# SOURCES: all of the folder's .cpp and .cu files when not given, build folders inside it left out. Those that end in _test.cpp become the doctest program
 # <kind>_<id>_test, compiled together with the others, so that tests see what the library hides; TEST_LINK is for them.
 # ctest also asks quern to load the plugin.
 #
@@ -14,8 +14,31 @@
 # quern_sources(<variable>): the folder's sources without tests and benchmarks, recursively; <variable>_TESTS: its tests.
 macro(quern_sources variable)
   file(GLOB_RECURSE ${variable} CONFIGURE_DEPENDS *.cpp *.cu)
+  quern_drop_built(${variable})
   quern_split_tests(${variable})
 endmacro()
+
+# quern_drop_built(<variable>): leaves out what lies in build folders below the source folder (`cmake -B build`), where
+# CMake keeps programs of its own. The source folder itself may be the build folder.
+function(quern_drop_built variable)
+  set(kept)
+  foreach(file IN LISTS ${variable})
+    file(RELATIVE_PATH folder ${CMAKE_CURRENT_SOURCE_DIR} ${file})
+    cmake_path(GET folder PARENT_PATH folder)
+    set(built OFF)
+    while(NOT folder STREQUAL "")
+      set(path ${CMAKE_CURRENT_SOURCE_DIR}/${folder})
+      if(folder MATCHES "(^|/)CMakeFiles$" OR path STREQUAL CMAKE_BINARY_DIR OR EXISTS ${path}/CMakeCache.txt)
+        set(built ON)
+      endif()
+      cmake_path(GET folder PARENT_PATH folder)
+    endwhile()
+    if(NOT built)
+      list(APPEND kept ${file})
+    endif()
+  endforeach()
+  set(${variable} ${kept} PARENT_SCOPE)
+endfunction()
 
 # quern_split_tests(<variable>): moves the tests of a list to <variable>_TESTS, and leaves out benchmarks.
 macro(quern_split_tests variable)

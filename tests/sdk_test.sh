@@ -80,6 +80,8 @@ for NAME in parallel_decoder int8_forward squared_relu solo; do
   guide 'cmake -S $NAME -B build/$NAME -DCMAKE_PREFIX_PATH=$PREFIX -DCMAKE_BUILD_TYPE=Release' >cmake.log || fail "$(<cmake.log)"
   guide 'cmake --build build/$NAME' >cmake.log || fail "$(<cmake.log)"
   guide 'ctest --test-dir build/$NAME --output-on-failure'
+  guide 'quern plugins check build/$NAME/plugins/*/libquern_$NAME.so' >check.log || fail "$(<check.log)"
+  tail -n 1 check.log
   only_installed_headers "build/$NAME" "$NAME"
   for plugin in "build/$NAME"/plugins/*/*.so; do only_entry_symbol "$plugin"; done
   # From its build folder first, then from the install tree.
@@ -119,9 +121,53 @@ guide 'quern ab int8_forward/run.toml --vary precision.id=bf16,int8_forward --re
 expect "precision.id=int8_forward" "$(<ab.log)"
 sed -n '/^| arm/,/^$/p' ab.log
 
+# A build folder inside the project, as `cmake -B build` makes one, then a second, then the project as its own.
+cp -r squared_relu inside
+for folder in inside/build inside/again inside; do
+  for _ in 1 2; do # the second time over what CMake left behind
+    cmake -S inside -B "$folder" -DCMAKE_PREFIX_PATH="$PREFIX" -DQUERN_TESTS=OFF >cmake.log || fail "$(<cmake.log)"
+    cmake --build "$folder" >cmake.log || fail "$(<cmake.log)"
+  done
+  only_entry_symbol "$folder/plugins/model/libquern_squared_relu.so"
+done
+
 # What the CMake function refuses, it names.
 mkdir wrong
 printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern REQUIRED)\nadd_quern_plugin(x KIND modle SOURCES x.cpp)\n' >wrong/CMakeLists.txt
 message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "KIND modle was accepted"
 expect 'found "modle"' "$message"
+printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern REQUIRED)\nquern_check_plugin(x KIND model)\n' >wrong/CMakeLists.txt
+message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "a check of no plugin was accepted"
+expect "found no target quern_model_x" "$message"
+
+# A data source that opens as nothing ends the run with a message.
+mkdir hollow
+cat >hollow/CMakeLists.txt <<'CMAKE'
+cmake_minimum_required(VERSION 3.25)
+project(hollow LANGUAGES CXX)
+find_package(quern REQUIRED)
+add_quern_plugin(hollow KIND data)
+CMAKE
+cat >hollow/plugin.cpp <<'SOURCE'
+#include "quern/plugin.h"
+
+struct Hollow final : quern::Dataset {
+  bool has(quern::Split) const override { return true; }
+  std::unique_ptr<quern::DataSource> open(const quern::DataRequest&) const override { return nullptr; }
+};
+
+QUERN_PLUGIN("hollow", manifest) {
+  manifest.version = "0.1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.add<quern::Dataset>("hollow", "opens as nothing", {},
+                               [](const quern::OptionValues&) { return std::make_unique<Hollow>(); });
+}
+SOURCE
+cmake -S hollow -B build/hollow -DCMAKE_PREFIX_PATH="$PREFIX" >cmake.log || fail "$(<cmake.log)"
+cmake --build build/hollow >cmake.log || fail "$(<cmake.log)"
+grep -v '^\(train\|validation\|format\) = ' int8_forward/run.toml | sed 's/^\[data.tokens\]/[data]\nid = "hollow"/' >hollow/run.toml
+code=0
+message=$(QUERN_PLUGIN_PATH=$PWD/build/hollow/plugins quern train hollow/run.toml --set log.directory=runs/hollow 2>&1) || code=$?
+[[ $code == 1 ]] || fail "a data source that opens as nothing: exit code $code, expected 1: $message"
+expect 'data "hollow": its training split opened as nothing' "$message"
 echo "sdk_test: passed"

@@ -97,14 +97,19 @@ void quantize_special_cases(const OpRunner& runner) {
        {std::vector<float>{0, 0}, {infinity, 1}, {nan, 2}, {1e-40f, 0}, {3e38f, -1e-30f}}) {
     std::vector<float> values(256, 0.0f);
     values[17] = special[0], values[200] = special[1];
-    for (DType to : {kE4m3, kE5m2})
-      OpComparison("quantize", format_of(to))
-          .in(PoisonedTensor(kF32, size, values))
+    auto x = [&] { return PoisonedTensor(kF32, size, values); };
+    for (DType to : {kE4m3, kE5m2, DType::i8}) {
+      const Attributes format = format_of(to);
+      OpComparison("quantize", format)
+          .in(x())
           .out(to, size, {})
           .out(kF32, {1}, {})
           .out(to, turned(size), {})
           .run(runner);
-    for (bool square : {false, true}) blocks(PoisonedTensor(kF32, size, values), kE4m3, square).run(runner);
+      OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(runner);
+      OpComparison("quantize_columns", format).in(x()).out(to, turned(size), {}).out(kF32, {size[1]}, {}).run(runner);
+    }
+    for (bool square : {false, true}) blocks(x(), kE4m3, square).run(runner);
   }
 }
 

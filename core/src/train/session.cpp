@@ -93,7 +93,15 @@ std::unique_ptr<DataSource> Session::open_data(Split split) const {
   request.seed = static_cast<std::uint64_t>(train.seed);
   request.documents = data.documents == "masked";
   request.vocabulary = model->traits().vocabulary;
-  return dataset->open(request);
+  std::unique_ptr<DataSource> source = dataset->open(request);
+  if (!source)
+    throw Error(ErrorCode::internal, {.where = "data \"" + config.id("data") + "\"",
+                                      .what = split == Split::train ? "its training split opened as nothing"
+                                                                    : "its validation split opened as nothing",
+                                      .found = {},
+                                      .expected = {},
+                                      .next = "this is a fault in the plugin; please report it to its author"});
+  return source;
 }
 
 }  // namespace quern

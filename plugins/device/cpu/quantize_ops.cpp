@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "kernels.h"
@@ -20,12 +21,15 @@ namespace {
 
 constexpr std::int64_t kChunk = 4096;  // elements that a thread takes at a time
 
-QUERN_CPU_CLONES float largest_magnitude(const float* x, std::int64_t count) {
+/// A NaN takes no part, since its code tells of it; i8 has no such code, and there it makes the amax infinite and with
+/// that the scale NaN.
+QUERN_CPU_CLONES float largest_magnitude(const float* x, std::int64_t count, DType format) {
+  const float of_nan = format == DType::i8 ? std::numeric_limits<float>::infinity() : 0.0f;
   float amax = 0;
 #pragma omp simd reduction(max : amax)
   for (std::int64_t i = 0; i < count; ++i) {
-    float magnitude = __builtin_fabsf(x[i]);
-    amax = magnitude > amax ? magnitude : amax;  // false for a NaN, which so takes no part
+    float magnitude = x[i] == x[i] ? __builtin_fabsf(x[i]) : of_nan;
+    amax = magnitude > amax ? magnitude : amax;
   }
   return amax;
 }
@@ -46,13 +50,13 @@ void for_chunks(std::int64_t count, Visit visit) {
   for (std::int64_t i = 0; i < chunks; ++i) visit(i * kChunk, std::min(kChunk, count - i * kChunk));
 }
 
-float amax_of(const View& x) {
+float amax_of(const View& x, DType format) {
   const std::int64_t count = x.count(), chunks = (count + kChunk - 1) / kChunk;
   float amax = 0;
 #pragma omp parallel for schedule(static) reduction(max : amax)
   for (std::int64_t i = 0; i < chunks; ++i) {
     std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
-    amax = std::max(amax, largest_magnitude(load(x, begin, part, scratch(0, kChunk)), part));
+    amax = std::max(amax, largest_magnitude(load(x, begin, part, scratch(0, kChunk)), part, format));
   }
   return amax;
 }
@@ -146,7 +150,7 @@ DType format_of(const OpInstance& op) {
 Launch prepare_current(const OpInstance& op) {
   const DType format = format_of(op);
   return [format](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    float scale = format_scale(amax_of(in[0]), format);
+    float scale = format_scale(amax_of(in[0], format), format);
     *out[1].as<float>() = scale;
     write_codes(in[0], scale, {out[0], out[2]}, exec.workspace);
   };
@@ -158,7 +162,7 @@ Launch prepare_delayed(const OpInstance& op) {
   const bool observed = op.attributes.integer_or("observe", 0) != 0;
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     auto& state = *in[1].as<ScaleState>();
-    const float amax = amax_of(in[0]), before = state.scale;
+    const float amax = amax_of(in[0], format), before = state.scale;
     const float scale = delayed_scale(state, amax, format, margin);
     if (observed && std::isfinite(amax)) {
       if (before > 0 && state.scale != before) add_to(state.clipped, beyond(in[0], before * largest_of(format)));
@@ -183,7 +187,7 @@ Launch prepare_rows(const OpInstance&) {
     for (std::int64_t row = 0; row < rows; ++row) {
       const float* values = load_row(x, row, scratch(0, columns));
       float* codes = scratch(1, columns);
-      const float scale = format_scale(largest_magnitude(values, columns), q.dtype);
+      const float scale = format_scale(largest_magnitude(values, columns, q.dtype), q.dtype);
       if (q.dtype == DType::i8)
         divide_by(values, columns, scale, codes);
       else
@@ -203,7 +207,7 @@ Launch prepare_columns(const OpInstance&) {
       float* values = scratch(0, rows);
       float value = 0;
       for (std::int64_t row = 0; row < rows; ++row) values[row] = *load(x, row * columns + column, 1, &value);
-      const float scale = format_scale(largest_magnitude(values, rows), t.dtype);
+      const float scale = format_scale(largest_magnitude(values, rows, t.dtype), t.dtype);
       divide_by(values, rows, scale, values);
       store_row(t, column, values);
       out[1].as<float>()[column] = scale;

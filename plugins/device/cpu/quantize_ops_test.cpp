@@ -113,6 +113,22 @@ TEST_CASE("quantize: zeros have scale 1, a NaN stays, an infinity makes the scal
   for (float value : q.floats()) CHECK(std::isfinite(value));
 }
 
+TEST_CASE("a NaN has no code in i8: the scale of its tensor, row or column is NaN, and that of no other") {
+  const Extents extents{2, 3};
+  PoisonedTensor x(DType::f32, extents, std::vector<float>{1.0f, 2.0f, 3.0f, 4.0f, NAN, 127.0f});
+  PoisonedTensor q(DType::i8, extents), t(DType::i8, {3, 2}), one(DType::f32, {1}), rows(DType::f32, {2}),
+      columns(DType::f32, {3});
+  TestOp{"quantize", {x.view()}, {q.view(), one.view(), t.view()}, in(DType::i8)}.run();
+  CHECK(std::isnan(one.floats()[0]));
+  TestOp{"quantize_rows", {x.view()}, {q.view(), rows.view()}}.run();
+  CHECK(rows.floats()[0] == 3.0f / 127.0f);
+  CHECK(std::isnan(rows.floats()[1]));
+  TestOp{"quantize_columns", {x.view()}, {t.view(), columns.view()}}.run();
+  CHECK(columns.floats()[0] == 4.0f / 127.0f);
+  CHECK(std::isnan(columns.floats()[1]));
+  CHECK(columns.floats()[2] == 1.0f);
+}
+
 TEST_CASE("a delayed scale comes from the state, and a tensor that does not fit is done again with its own") {
   const Extents extents{5, 7};
   auto state = state_tensor(4);

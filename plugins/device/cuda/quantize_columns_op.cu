@@ -34,7 +34,10 @@ __global__ void __launch_bounds__(kLanes* kStrands) column_amax_kernel(const Col
     const T* x = static_cast<const T*>(args.x) + row * args.columns;
     const Floats<T> values = unpack(load_pack<kAccess>(x, tile_column + lane_column, args.columns));
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) amax.at[i] = fmaxf(amax.at[i], fabsf(values.at[i]));
+    for (int i = 0; i < kPack<T>; ++i) {
+      amax.at[i] = fmaxf(amax.at[i], fabsf(values.at[i]));
+      if (args.format == DType::i8 && isnan(values.at[i])) amax.at[i] = __uint_as_float(0x7f800000u);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) strands[threadIdx.y][lane_column + i] = amax.at[i];

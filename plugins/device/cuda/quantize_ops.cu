@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(cons
       const Floats<T> values = unpack(x[p]);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) amax = fmaxf(amax, fabsf(values.at[i]));
+      if (loses_nan(values.at, args.format)) amax = __uint_as_float(0x7f800000u);
     }
     const float scale = format_scale(team_max(amax, scratch), args.format);
     if (args.scale && threadIdx.x == 0 && columns > 0) args.scale[row] = scale;

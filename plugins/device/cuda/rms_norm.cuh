@@ -27,7 +27,7 @@ __device__ __forceinline__ void quantize_row(Quantizer& quantizer, const Quantiz
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Floats<T> values = unpack(packs[p]);
-    quantizer.measure(values.at);
+    quantizer.measure(args, values.at);
     if (!quantizer.writes()) continue;
     std::uint32_t words[kPack<T> / 4];
     quantizer.encode(args, values.at, words);

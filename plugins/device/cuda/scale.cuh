@@ -34,6 +34,18 @@ __device__ __forceinline__ float format_scale(float amax, DType format) {
   return __uint_as_float(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
+/// Whether a NaN has to make the amax infinite, and with that the scale NaN: in i8, which has no code to tell of it. In
+/// other formats it takes no part in the amax.
+template <int kCount>
+__device__ __forceinline__ bool loses_nan(const float (&values)[kCount], DType format) {
+  bool found = false;
+  if (format == DType::i8) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) found |= isnan(values[i]);
+  }
+  return found;
+}
+
 /// Which launch of an op this is.
 enum class Pass : std::uint8_t {
   given,  ///< the only one: the scale is known
@@ -121,9 +133,10 @@ class Quantizer {
   __device__ __forceinline__ bool writes() const { return writes_; }
 
   template <int kCount>
-  __device__ __forceinline__ void measure(const float (&values)[kCount]) {
+  __device__ __forceinline__ void measure(const QuantizeArguments& args, const float (&values)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) amax_ = fmaxf(amax_, fabsf(values[i]));
+    if (loses_nan(values, args.format)) amax_ = __uint_as_float(0x7f800000u);
   }
 
   /// Values past the end of a row are to be zero.

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
           if (args.y) store_eight<kAccess>(static_cast<T*>(args.y) + offset, column, columns, made[part]);
           float values[8];
           unpack_eight(made[part], values);
-          quantizer.measure(values);
+          quantizer.measure(args.quantize, values);
           if (!quantizer.writes()) continue;
           std::uint32_t words[2];
           quantizer.encode(args.quantize, values, words);

@@ -1,5 +1,7 @@
 // Ops that bring a matrix x (N, C) to an 8-bit format: q (N, C) with x about q * scale, and t (C, N), q transposed, for
 // the products that sum over tokens. Outputs that nobody reads are not made. Scales are those of format_scale.
+// A NaN in x shows as a NaN code; i8 has none, and there the scale becomes NaN (quantize_by, whose scale is given,
+// codes 0).
 #include "program/ops/ops.h"
 #include "quern/block_scales.h"
 #include "quern/step_state.h"

@@ -1,0 +1,157 @@
+// What a run does before its first step: the trainer's construction, data, weights and log.
+
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "quern/error.h"
+#include "train/config_changes.h"
+#include "train/export_config.h"
+#include "train/trainer.h"
+#include "train/weights.h"
+
+namespace quern {
+
+namespace {
+
+// Known at the start, so that its faults are not found at the end of a long run.
+std::string config_for_export(const Session& session) {
+  if (!session.checkpoint.export_model) return {};
+  const OptionValue* source = session.config.section("model").find("config");
+  std::string config = exported_config(session.model->hf_config(),
+                                       {.dtype = *dtype_named(session.checkpoint.export_dtype),
+                                        .vocabulary = session.model->traits().vocabulary,
+                                        .sources = {source ? std::get<std::string>(*source) : "", session.train.from},
+                                        .tokenizer = session.checkpoint.tokenizer});
+  HfExport what;
+  what.tokenizer_from = session.checkpoint.tokenizer;
+  check_export(session.export_directory(), what);
+  return config;
+}
+
+// The checkpoint to go on from. What would lose an earlier run is refused here.
+NewestCheckpoint starting_point(const Session& session) {
+  const CheckpointOptions& options = session.checkpoint;
+  NewestCheckpoint newest = find_newest(session.log.directory);
+  if (!newest.checkpoint && newest.skipped.empty()) return newest;
+  if (options.resume == "never")
+    throw Error(ErrorCode::config, {.where = session.config.where("checkpoint", "resume"),
+                                    .what = "the run directory has checkpoints",
+                                    .found = newest.checkpoint ? newest.checkpoint->path : newest.skipped[0].path,
+                                    .expected = "a directory without any for resume = \"never\"",
+                                    .next = "choose another log.directory, or resume = \"auto\""});
+  if (!newest.checkpoint)
+    throw Error(ErrorCode::input, {.where = newest.skipped[0].path,
+                                   .what = "no checkpoint of the run is whole: " + newest.skipped[0].reason,
+                                   .next = "move the run directory away to start anew"});
+  if (newest.checkpoint->meta.step > session.train.steps)
+    throw Error(ErrorCode::config, {.where = session.config.where("train", "steps"),
+                                    .what = "the run is past that already",
+                                    .found = std::to_string(session.train.steps),
+                                    .expected = "at least " + std::to_string(newest.checkpoint->meta.step) +
+                                                ", the step of " + newest.checkpoint->path,
+                                    .next = "raise it, or choose another log.directory"});
+  return newest;
+}
+
+Device& ready_device(Session& session, const NewestCheckpoint& newest) {
+  session.device->open(static_cast<int>(session.device_options.ordinal));
+  if (newest.checkpoint) session.device->load_state(newest.checkpoint->meta.device_state);
+  return *session.device;
+}
+
+}  // namespace
+
+Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& stop)
+    : session_(session),
+      host_(host),
+      stop_(stop),
+      lock_(session.log.directory),
+      samples_(session),
+      guard_(session.guard),
+      export_config_(config_for_export(session)),
+      removed_(remove_leftovers(session.log.directory)),
+      newest_(starting_point(session)),
+      engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())),
+      saver_(*session.device, engine_, session.log.directory,
+             {session.checkpoint.keep_last, session.checkpoint.keep_every}),
+      ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
+             *session.device, engine_),
+      last_loss_(std::numeric_limits<double>::quiet_NaN()),
+      last_validation_(last_loss_) {}
+
+void Trainer::open_data() {
+  data_ = session_.open_data(Split::train);
+  if (session_.dataset->has(Split::validation)) validation_ = session_.open_data(Split::validation);
+  std::int64_t vocabulary = session_.model->traits().vocabulary;
+  for (const DataSource* source : {data_.get(), validation_.get()})
+    if (source && source->vocabulary() > vocabulary)
+      throw Error(ErrorCode::config, {.where = session_.config.where("model", "id"),
+                                      .what = "the model's vocabulary is smaller than the data's",
+                                      .found = std::to_string(vocabulary),
+                                      .expected = "at least " + std::to_string(source->vocabulary()),
+                                      .next = "set vocab_size to that of the tokenizer"});
+}
+
+void Trainer::load_weights() {
+  if (newest_.checkpoint) {
+    load_state(engine_, *newest_.checkpoint);
+    data_->load_state(newest_.checkpoint->meta.data_state);
+    step_ = newest_.checkpoint->meta.step;
+    evaluation_cut_ = !newest_.checkpoint->meta.evaluated;
+    last_saved_ = step_;
+    resumed_ = true;
+  } else if (!session_.train.from.empty()) {
+    import_weights(engine_, session_.train.from);
+  } else {
+    initialise_weights(engine_, static_cast<std::uint64_t>(session_.train.seed));
+  }
+  started_at_ = step_;
+}
+
+// Last of the start, so that a run that cannot start leaves the log of an earlier one alone.
+void Trainer::open_sinks() {
+  for (const std::string& id : session_.config.ids("log")) {
+    sinks_.push_back(host_.create<LogSink>(id, session_.config.factory_values("log", id)));
+    sinks_.back()->open({session_.log.directory, resumed_, session_.log.every});
+  }
+  std::filesystem::path directory = std::filesystem::path(session_.log.directory).lexically_normal();
+  if (!directory.has_filename()) directory = directory.parent_path();  // "runs/a/" names a
+  log({"run",
+       {{"name", directory.filename().string()},
+        {"model", session_.config.id("model")},
+        {"parameters", engine_.plan().parameter_count},
+        {"device", session_.device->traits().name},
+        {"precision", session_.config.id("precision")},
+        {"step", step_},
+        {"steps", session_.train.steps},
+        {"tokens_per_step", tokens_per_step()},
+        {"device_bytes", engine_.plan().device_bytes},
+        {"quern", QUERN_VERSION},
+        {"config", session_.config.to_toml()}}});
+  for (const std::string& path : removed_)
+    log({"warning", {{"text", "removed " + path + ", left unfinished by an earlier run"}}});
+  for (const SkippedCheckpoint& skipped : newest_.skipped)
+    log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
+  for (const std::string& path : newest_.strangers)
+    log({"warning", {{"text", "left alone " + path + ", which is not a checkpoint"}}});
+  if (session_.log.scales_every > 0) scaled_ = scaled_tensors(engine_.plan());
+  if (session_.log.scales_every > 0 && scaled_.empty())
+    log({"warning",
+         {{"text", "log.scales_every: precision " + session_.config.id("precision") +
+                       " gives no tensor a delayed scale here, so there is none to log"}}});
+  if (!resumed_) return;
+  log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
+  for (const std::string& change : config_changes(newest_.checkpoint->meta.config, session_.config.to_toml()))
+    log({"warning", {{"text", "changed since the checkpoint: " + change}}});
+}
+
+void Trainer::start() {
+  open_data();
+  load_weights();
+  open_sinks();
+  newest_ = {};  // unmaps the checkpoint's file
+  ready_ = true;
+}
+
+}  // namespace quern
