@@ -1,13 +1,16 @@
 // quern plugins: what can be selected, from where, and with which options.
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <new>
 
 #include <boost/program_options/value_semantic.hpp>
 
@@ -89,17 +92,19 @@ class Lines final : public conformance::Progress {
   std::string subject_;
 };
 
-/// Waits for the process that checks. A plugin that ended it broke the contract whose line was not finished.
-int outcome(pid_t checking, unsigned limit) {
+/// Waits for the process that checks, which sets `ended` at its end. A plugin that ended it broke the contract whose
+/// line was not finished.
+int outcome(pid_t checking, const std::atomic<bool>& ended, unsigned limit) {
   int status = 0;
   while (::waitpid(checking, &status, 0) < 0)
     if (errno != EINTR)
       throw Error(ErrorCode::internal, {.where = "quern plugins check", .what = std::strerror(errno)});
-  if (WIFEXITED(status)) return WEXITSTATUS(status);
-  const int signal = WTERMSIG(status);
+  if (WIFEXITED(status) && ended) return WEXITSTATUS(status);
+  const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   std::cout << "BROKEN   "
-            << (signal == SIGALRM ? "got no end within " + std::to_string(limit) + " s (--limit)"
-                                  : "killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")")
+            << (signal == 0         ? "left the process with exit code " + std::to_string(WEXITSTATUS(status))
+                : signal == SIGALRM ? "got no end within " + std::to_string(limit) + " s (--limit)"
+                                    : "killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")")
             << "; what follows was not run\n";
   return static_cast<int>(ErrorCode::internal);
 }
@@ -124,13 +129,24 @@ int check(const Arguments& arguments) {
   const auto limit = values["limit"].as<unsigned>();
   // Another process, so that a plugin that crashes or hangs leaves a verdict.
   std::cout.flush();
+  void* shared = ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED)
+    throw Error(ErrorCode::resources, {.where = "quern plugins check", .what = std::strerror(errno)});
+  auto& ended = *new (shared) std::atomic<bool>(false);
   const pid_t checking = ::fork();
   if (checking < 0) throw Error(ErrorCode::resources, {.where = "quern plugins check", .what = std::strerror(errno)});
-  if (checking > 0) return outcome(checking, limit);
+  if (checking > 0) return outcome(checking, ended, limit);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   PluginHost host = run_host();
   Lines lines(limit);
-  const conformance::Report report = conformance::check(host, values["PLUGIN"].as<std::string>(), how, &lines);
+  conformance::Report report;
+  try {
+    report = conformance::check(host, values["PLUGIN"].as<std::string>(), how, &lines);
+  } catch (...) {  // of what was asked for: main tells it
+    ended = true;
+    throw;
+  }
+  ended = true;
   std::cout << "\n" << report.counts();
   return report.exit_code();
 }
