@@ -34,6 +34,7 @@ $quern ab configs/convergence.toml --repeat "$repeat" --out "$out" \
   --arm precision.id=e4m3 \
   --arm precision.id=e4m3,$e4m3.activation_scaling=current,$e4m3.gradient_scaling=current \
   --arm precision.id=e4m3,$e4m3.activation_scaling=row,$e4m3.gradient_scaling=row \
+  --arm precision.id=e4m3,$e4m3.activation_scaling=block,$e4m3.gradient_scaling=block \
   --arm precision.id=e4m3,$e4m3.gradient_format=e5m2 \
   ${rest[@]+"${rest[@]}"}
 code=0
