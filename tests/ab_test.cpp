@@ -15,8 +15,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 std::vector<std::string> ab(const TinyFiles& files, const std::vector<std::string>& words) {
   std::vector<std::string> all{"ab", files.config(), "--out", files.at("ab")};
   all.insert(all.end(), words.begin(), words.end());

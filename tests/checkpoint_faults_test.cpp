@@ -18,19 +18,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-void check_fails(const Outcome& outcome, int code, const std::vector<std::string>& parts) {
-  CAPTURE(outcome.err);
-  CHECK(outcome.code == code);
-  CHECK(occurrences(outcome.err, "quern: error: ") == 1);
-  for (const std::string& part : parts) {
-    CAPTURE(part);
-    CHECK(has(outcome.err, part));
-  }
-  MESSAGE("exit " << outcome.code << ": " << outcome.err);
-}
-
 std::string quoted(const std::string& word) { return "'" + word + "'"; }
 
 /// `quern train` after `before` and before `after`, in one shell; `with` are words in front of that shell's name.

@@ -18,20 +18,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// The code, and one message that has all of `parts`.
-void check_fails(const Outcome& outcome, int code, const std::vector<std::string>& parts) {
-  CAPTURE(outcome.err);
-  CHECK(outcome.code == code);
-  CHECK(occurrences(outcome.err, "quern: error: ") == 1);
-  CHECK_FALSE(has(outcome.out, "quern: error"));
-  for (const std::string& part : parts) {
-    CAPTURE(part);
-    CHECK(has(outcome.err, part));
-  }
-}
-
 // So small that no weight moves: x - 1e-30 is x for every weight that is not tiny itself.
 const std::string kStill = "optimizer.learning_rate=1e-30";
 

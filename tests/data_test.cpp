@@ -29,16 +29,6 @@ Outcome train_on(const TinyFiles& files, const std::string& path, Overrides more
   return quern_train(files, more);
 }
 
-void check_fails(const Outcome& outcome, int code, const std::vector<std::string>& parts) {
-  CAPTURE(outcome.err);
-  CHECK(outcome.code == code);
-  CHECK(occurrences(outcome.err, "quern: error: ") == 1);
-  for (const std::string& part : parts) {
-    CAPTURE(part);
-    CHECK(occurrences(outcome.err, part) >= 1);
-  }
-}
-
 }  // namespace
 
 TEST_CASE("a bad token file ends the run with code 3 and its name, before anything is written") {

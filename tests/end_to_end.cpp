@@ -227,4 +227,17 @@ Outcome quern_train(const TinyFiles& files, const Overrides& overrides) {
   return quern_run(train_arguments(files, overrides));
 }
 
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void check_fails(const Outcome& outcome, int code, const std::vector<std::string>& parts) {
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == code);
+  CHECK(occurrences(outcome.err, "quern: error: ") == 1);
+  CHECK_FALSE(has(outcome.out, "quern: error"));
+  for (const std::string& part : parts) {
+    CAPTURE(part);
+    CHECK(has(outcome.err, part));
+  }
+}
+
 }  // namespace quern::testing

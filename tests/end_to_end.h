@@ -59,6 +59,7 @@ Losses logged_losses(const std::string& run_directory);
 
 std::string read_text(const std::string& path);
 void write_text(const std::string& path, const std::string& text);
+bool has(const std::string& text, const std::string& part);
 std::size_t occurrences(const std::string& text, const std::string& part);
 
 /// The program as a child process, its streams in files.
@@ -87,6 +88,8 @@ struct Outcome {
   int code = 0;
   std::string out, err;
 };
+/// CHECKs the code, and one message that has all of `parts`.
+void check_fails(const Outcome& outcome, int code, const std::vector<std::string>& parts);
 /// `quern` with those words, to its end.
 Outcome quern_run(std::vector<std::string> arguments);
 /// `quern train` on the files' config.

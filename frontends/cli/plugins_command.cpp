@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <new>
@@ -17,6 +18,7 @@
 #include "commands.h"
 #include "config/reference.h"
 #include "conformance/check.h"
+#include "conformance/scratch.h"
 #include "quern/error.h"
 #include "train/run_schemas.h"
 
@@ -129,6 +131,7 @@ int check(const Arguments& arguments) {
   const auto limit = values["limit"].as<unsigned>();
   // Another process, so that a plugin that crashes or hangs leaves a verdict.
   std::cout.flush();
+  const conformance::Scratch scratch;  // holds the contracts' own, so that none outlives a crash
   void* shared = ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED)
     throw Error(ErrorCode::resources, {.where = "quern plugins check", .what = std::strerror(errno)});
@@ -137,6 +140,7 @@ int check(const Arguments& arguments) {
   if (checking < 0) throw Error(ErrorCode::resources, {.where = "quern plugins check", .what = std::strerror(errno)});
   if (checking > 0) return outcome(checking, ended, limit);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::setenv("TMPDIR", scratch.path().c_str(), 1);
   PluginHost host = run_host();
   Lines lines(limit);
   conformance::Report report;
