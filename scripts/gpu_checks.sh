@@ -5,7 +5,8 @@
 #   scripts/gpu_checks.sh [--quick]     --quick: without the sanitizer over the test program, the longest part
 #
 # racecheck looks at quern's own kernels alone: those of cuBLASLt and cuDNN synchronise by means that it does not know,
-# and their reports would fill its list.
+# and on Hopper it fails inside the libraries' products of bf16 and 8 bits. So it takes training steps in fp32, and the
+# tests of ops that call no library.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -53,20 +54,23 @@ sanitize() { # tool arguments... -- program...
   "$sanitizer" --error-exitcode 9 --print-limit 100 "${tool[@]}" "$@"
 }
 
+race=(--tool racecheck --racecheck-report all --kernel-regex kns=quern)
+own='embedding*,loss_stats,rms_norm*,layer_norm*,rope*,element-wise*,sum_squares*,adamw*,norms fused*,swiglu_and*'
+own+=',head_norm_rope*,quantize*,zeros*,delayed*,producers*,transpose*,attention and its gradient by own*'
+
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
 printf '%-28s %s\n' "" "$(grep -c 'Skipped' "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
 for variant in bf16 fp32 own_attention e4m3; do
   words=()
   for setting in ${variants[$variant]}; do words+=(--set "$setting"); done
   check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "$quern" bench "${tiny[@]}" "${words[@]}"
-  check "racecheck_$variant" 'RACECHECK SUMMARY' sanitize --tool racecheck --racecheck-report all --kernel-regex kns=quern \
-    -- "$quern" bench "${tiny[@]}" "${words[@]}"
+  [[ $variant == fp32 ]] || continue
+  check racecheck_fp32 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "$quern" bench "${tiny[@]}" "${words[@]}"
 done
+check racecheck_ops 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "$tests" -tc="$own"
 if [[ $quick == 0 ]]; then
   # Cases that put the device in an error state on purpose, or ask for memory that is not there, are left out.
   check memcheck_tests 'ERROR SUMMARY' sanitize --tool memcheck -- "$tests" -tce='memory*capture,a GPU that cannot*'
-  check racecheck_tests 'RACECHECK SUMMARY' sanitize --tool racecheck --kernel-regex kns=quern -- \
-    "$tests" -tce='memory*capture,a GPU that cannot*'
 fi
 echo "$failures failed"
 exit $((failures > 0))

@@ -171,12 +171,14 @@ std::string models_agree(const Subject& subject, Device& device) {
     bool may_refuse;
   };
   // Sums in another order: fp32 errs in its last bits; in bf16 values at the edge of two round either way, 2^-8 of
-  // each, which a sum over many averages. An amax that does moves its scale by as much, so that one code in sixteen is
-  // the next one, an eighth away: 0.025 of a tensor, of two operands in each of seven products that follow each other.
+  // each. In e4m3 an amax that does moves its scale, and with it one code in sixteen by an eighth; tensor cores keep
+  // about 14 bits of such sums, so that one rounding in 2^5 may differ. Measured on the oracle, with random elements of
+  // every product moved by one unit in the last place, one of 4096 in bf16 and one of 64 in e4m3: the worst gradient
+  // of a model moves by 0.009 and 0.19 in the median, by 0.02 and 0.36 at most. A wrong scale or buffer moves it by 1.
   const Case cases[] = {{fp32, "f32", 1e-4, false},
-                        {bf16, "bf16", 0.02, false},
-                        {current, "e4m3", 0.15, true},
-                        {delayed, "e4m3 with delayed scales", 0.15, true}};
+                        {bf16, "bf16", 0.05, false},
+                        {current, "e4m3", 0.4, true},
+                        {delayed, "e4m3 with delayed scales", 0.4, true}};
   double worst = 0;
   std::string refused;
   for (const TinyModelOptions& form : forms()) {

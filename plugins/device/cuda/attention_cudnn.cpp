@@ -73,15 +73,15 @@ void require(const AttentionShape& shape, fe::error_t status) {
   if (status.is_bad()) fail(shape, status.get_message());
 }
 
-/// What a choice is known by.
+/// What a choice is known by; the sequences that may run at once are part of it, since the workspace's bound may
+/// change.
 std::string describe(const AttentionShape& s, AttentionPass pass) {
   std::string text = pass == AttentionPass::gradient ? "attention_grad " : "attention ";
   text += std::to_string(s.batch) + "x" + std::to_string(s.sequence) + " " + std::to_string(s.heads) + "/" +
           std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + (s.causal ? " causal" : " full");
   if (s.documents) text += " documents";
   if (pass == AttentionPass::forward_without_logsumexp) text += " without-logsumexp";
-  if (s.chunk > 0) text += " chunk " + std::to_string(s.chunk);
-  return text;
+  return text + " by up to " + std::to_string(chunk_size(s, pass));
 }
 
 /// One head's rows lie `row` elements apart.

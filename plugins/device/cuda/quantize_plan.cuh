@@ -39,6 +39,7 @@ class QuantizePlan {
 
   std::size_t inputs() const { return state_ + (source_ == ScaleSource::current ? 0 : 1); }
   std::size_t outputs() const { return t_ + 1; }
+  DType format() const { return format_; }
   /// Checks the quantizing part's operands; the producer's are checked by who knows them.
   void check(OperandCheck& check, const OpInstance& op) const;
   /// Of a launch; what the caller needs besides comes behind.

@@ -22,7 +22,7 @@ struct NormArguments {
 
 /// Measures a row's packs and writes their codes, as far as the launch wants them.
 template <Access kAccess, int kPacks, class T>
-__device__ __forceinline__ void quantize_row(Quantizer& quantizer, const QuantizeArguments& args,
+__device__ __forceinline__ void quantize_row(Quantizer<Formats::any>& quantizer, const QuantizeArguments& args,
                                              const Pack<T> (&packs)[kPacks], std::int64_t offset, int columns) {
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
@@ -41,7 +41,7 @@ struct NoQuantizer {
   __device__ __forceinline__ bool idle() const { return false; }
 };
 template <bool kQuantize>
-using QuantizerIf = std::conditional_t<kQuantize, Quantizer, NoQuantizer>;
+using QuantizerIf = std::conditional_t<kQuantize, Quantizer<Formats::any>, NoQuantizer>;
 
 /// y = x * rstd * weight, with rstd = 1 / sqrt(mean(x^2) + eps). kAdd: of sum = x + added in place of x.
 template <class T, int kPacks, Access kAccess, bool kAdd, bool kQuantize>

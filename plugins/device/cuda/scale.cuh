@@ -87,6 +87,9 @@ __device__ __forceinline__ void encode_float8(const float (&values)[kCount], DTy
   format == DType::e4m3 ? encode(__NV_E4M3) : encode(__NV_E5M2);
 }
 
+/// What a kernel can write: code for i8 is long, and slows those that never come to it.
+enum class Formats : std::uint8_t { float8, any };
+
 /// In any format of 8 bits.
 template <int kCount>
 __device__ __forceinline__ void encode_codes(const float (&values)[kCount], DType format, float scale, float inverse,
@@ -106,6 +109,7 @@ __device__ __forceinline__ void encode_codes(const float (&values)[kCount], DTyp
 
 /// The part that one thread has in quantizing a tensor. All threads of all blocks construct it, give it what they see
 /// and, unless it is idle, call `finish` together.
+template <Formats kFormats>
 class Quantizer {
  public:
   __device__ __forceinline__ explicit Quantizer(const QuantizeArguments& args) {
@@ -136,14 +140,18 @@ class Quantizer {
   __device__ __forceinline__ void measure(const QuantizeArguments& args, const float (&values)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) amax_ = fmaxf(amax_, fabsf(values[i]));
-    if (loses_nan(values, args.format)) amax_ = __uint_as_float(0x7f800000u);
+    if constexpr (kFormats == Formats::any)
+      if (loses_nan(values, args.format)) amax_ = __uint_as_float(0x7f800000u);
   }
 
   /// Values past the end of a row are to be zero.
   template <int kCount>
   __device__ __forceinline__ void encode(const QuantizeArguments& args, const float (&values)[kCount],
                                          std::uint32_t (&words)[kCount / 4]) {
-    encode_codes(values, args.format, scale_, inverse_, words);
+    if constexpr (kFormats == Formats::float8)
+      encode_float8(values, args.format, inverse_, words);
+    else
+      encode_codes(values, args.format, scale_, inverse_, words);
     if (args.counts != nullptr) count(values, words);
   }
 

@@ -94,12 +94,12 @@ inline constexpr bool kLoadsAhead = sizeof(typename Producer::template Loaded<T>
 template <class Producer, class T>
 inline constexpr int kTileBlocks = sizeof(typename Producer::template Loaded<T>) <= 16 ? 3 : 2;
 
-template <class Producer, class T, Access kAccess>
+template <class Producer, class T, Access kAccess, Formats kFormats>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
     tile_quantize_kernel(const TileArguments<Producer> args) {
   constexpr int kParts = Producer::kParts;
   __shared__ ByteTile<3> tiles[kParts];
-  Quantizer quantizer(args.quantize);
+  Quantizer<kFormats> quantizer(args.quantize);
   if (quantizer.idle()) return;
   const TileThread thread(static_cast<int>(threadIdx.x));
   const int width = args.width;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
       load_half(0);
       load_half(1);
     }
-#pragma unroll
+#pragma unroll(kAhead ? 2 : 1)  // code that fits the instruction cache
     for (int half = 0; half < 2; ++half) {
       const int local = half * 64 + thread.lane * 8, column = tile_column + local;
       if constexpr (!kAhead) load_half(half);
@@ -199,16 +199,22 @@ struct TileKernels {
 };
 
 template <class Producer>
-TileKernels<Producer> load_tiles(DType type, std::int64_t rows, std::int64_t width, int multiprocessors) {
+TileKernels<Producer> load_tiles(DType type, DType format, std::int64_t rows, std::int64_t width, int multiprocessors) {
   TileKernels<Producer> kernels;
   kernels.rows = rows;
   kernels.width = static_cast<int>(width);
-  with_element(type, [&](auto element) {
+  auto load = [&](auto element, auto formats) {
     using T = decltype(element);
-    KernelFunction<TileArguments<Producer>> vector = tile_quantize_kernel<Producer, T, Access::vector>,
-                                            scalar = tile_quantize_kernel<Producer, T, Access::scalar>;
+    KernelFunction<TileArguments<Producer>> vector = tile_quantize_kernel<Producer, T, Access::vector, formats()>,
+                                            scalar = tile_quantize_kernel<Producer, T, Access::scalar, formats()>;
     kernels.vector = load_kernel(vector, dim3(kTileThreads), multiprocessors);
     kernels.scalar = load_kernel(scalar, dim3(kTileThreads), multiprocessors);
+  };
+  with_element(type, [&](auto element) {
+    if (format == DType::i8)
+      load(element, std::integral_constant<Formats, Formats::any>{});
+    else
+      load(element, std::integral_constant<Formats, Formats::float8>{});
   });
   return kernels;
 }
@@ -218,7 +224,7 @@ TileKernels<Producer> load_tiles(DType type, std::int64_t rows, std::int64_t wid
 template <class Producer, class Make>
 Launch prepare_tiles(const OpInstance& op, CudaContext& context, const QuantizePlan& plan, std::int64_t rows,
                      std::int64_t width, bool whole, int y, Make make) {
-  auto kernels = load_tiles<Producer>(op.inputs[0].dtype, rows, width, context.multiprocessors);
+  auto kernels = load_tiles<Producer>(op.inputs[0].dtype, plan.format(), rows, width, context.multiprocessors);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     bool aligned = whole;
     for (const View& input : in) aligned = aligned && aligned_16({input.data});

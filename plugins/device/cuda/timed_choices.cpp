@@ -34,7 +34,7 @@ TimedChoices::TimedChoices(const std::string& gpu, std::string cache_file)
     : owner_(gpu + ", cuBLASLt " + std::to_string(cublasLtGetVersion()) + ", cuDNN " +
              std::to_string(cudnnGetVersion())),
       cache_file_(std::move(cache_file)) {
-  if (!cache_file_.empty()) load(contents_of(cache_file_));
+  if (!cache_file_.empty()) known_ = mine(contents_of(cache_file_));
 }
 
 std::optional<std::string> TimedChoices::find(const std::string& what) const {
@@ -52,11 +52,17 @@ void TimedChoices::measure(const std::string& what, const std::string& choice) {
 std::string TimedChoices::save() const { return json{{owner_, taken_}}.dump(); }
 
 void TimedChoices::load(std::string_view text) {
-  json root = parse(text);
+  for (const auto& [what, choice] : mine(text)) known_[what] = taken_[what] = choice;
+}
+
+TimedChoices::Choices TimedChoices::mine(std::string_view text) const {
+  Choices choices;
+  const json root = parse(text);
   auto mine = root.find(owner_);
-  if (mine == root.end() || !mine->is_object()) return;
+  if (mine == root.end() || !mine->is_object()) return choices;
   for (const auto& [what, choice] : mine->items())
-    if (choice.is_string()) known_[what] = choice;
+    if (choice.is_string()) choices[what] = choice;
+  return choices;
 }
 
 /// Merges the choices into the file, which is replaced as a whole. A cache: faults are ignored.

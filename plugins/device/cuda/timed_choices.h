@@ -20,20 +20,23 @@ class TimedChoices {
   void take(const std::string& what, const std::string& choice);
   void measure(const std::string& what, const std::string& choice);
 
-  /// What this run has taken.
+  /// What this run has taken or loaded.
   std::string save() const;
-  /// Adds choices of this GPU and these libraries; text that is not such choices is ignored.
+  /// Adds what an earlier part of this run saved, if it was on such a GPU and with these libraries; other text is
+  /// ignored.
   void load(std::string_view text);
 
   /// In the user's cache directory; empty when there is none.
   static std::string cache_file();
 
  private:
+  using Choices = std::map<std::string, std::string>;
+  Choices mine(std::string_view text) const;
   void write_file() const noexcept;
 
   std::string owner_;  ///< "NVIDIA H100 80GB HBM3, cuBLASLt 130100, cuDNN 91900"
   std::string cache_file_;
-  std::map<std::string, std::string> known_, taken_;
+  Choices known_, taken_;
 };
 
 }  // namespace quern::cuda

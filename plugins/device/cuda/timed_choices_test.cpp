@@ -33,9 +33,8 @@ TEST_CASE("choices that a run took survive as text, for one GPU") {
   other.load(choices.save());
   CHECK(same.find("a product") == "its algorithm");
   CHECK_FALSE(other.find("a product"));
-  CHECK(same.save() != choices.save());  // known, not taken
-  same.take("a product", *same.find("a product"));
   CHECK(same.save() == choices.save());
+  CHECK(other.save() != choices.save());
   for (const char* text : {"", "{", "[]", "{\"x\": 1}", "null"}) CHECK_NOTHROW(choices.load(text));
   CHECK(choices.save() == same.save());
 }
@@ -53,6 +52,7 @@ TEST_CASE("measured choices outlive the process in a file, beside those of other
   CHECK(TimedChoices("GPU", file).find("attention") == "16 0 plan");
   CHECK(TimedChoices("GPU 2", file).find("attention") == "8 1 plan");
   CHECK_FALSE(TimedChoices("GPU", file).find("a guess"));
+  CHECK(TimedChoices("GPU", file).save() == TimedChoices("GPU", "").save());  // known, not taken
   std::ofstream(file) << "{ broken";
   TimedChoices again("GPU", file);
   CHECK_FALSE(again.find("attention"));

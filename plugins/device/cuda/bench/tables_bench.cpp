@@ -106,7 +106,7 @@ void print_attention(Bench& bench) {
   const auto state = nlohmann::json::parse(bench.device().save_state());
   for (const auto& choices : state)
     for (const auto& [what, choice] : choices.items())
-      if (what.find("attention") == 0 && what.find("chunk") == std::string::npos)
+      if (what.find("attention") == 0)
         std::printf("%s: sequences at once, place and name of the plan: %s\n", what.c_str(),
                     choice.get<std::string>().c_str());
 }
