@@ -28,7 +28,7 @@ struct HeadLane {
 };
 
 template <class T, Access kAccess>
-__global__ void __launch_bounds__(kTileThreads, 2) rope_grad_column_sum_kernel(const GradArguments args) {
+__global__ void __launch_bounds__(kTileThreads, 3) rope_grad_column_sum_kernel(const GradArguments args) {
   constexpr int kSide = 8 * kPack<T>;  // columns of the tile in first halves; as many are in second ones
   __shared__ ColumnStrands<2 * kSide> strands;
   const TileThread thread(static_cast<int>(threadIdx.x));
