@@ -225,6 +225,10 @@ void elementwise_cases(const OpRunner& runner) {
       }
     }
   }
+  for (std::int64_t rows : {127, 128, 129, 383}) {  // devices sum by tiles of rows
+    OpComparison("column_sum").in(normal(kBf16, {rows, 24}, 1)).out(kF32, {24}, one_step(kF32, 5e-5)).run(runner);
+    OpComparison("column_sum").in(normal(kBf16, {rows, 24}, 1)).sum(kF32, {24}, one_step(kF32, 5e-5)).run(runner);
+  }
 }
 
 }  // namespace quern::testkit

@@ -1,9 +1,7 @@
-// The sum over tokens of every column: a bias's gradient. A block sums a tile of columns over a stretch of rows into a
-// partial row; the partial rows are then added in order.
+// The sum over tokens of every column: a bias's gradient.
 
-#include "column_sums.h"
+#include "column_sum_order.cuh"
 #include "elementwise_ops.h"
-#include "launch.cuh"
 #include "operand_check.h"
 #include "vector.cuh"
 
@@ -11,67 +9,58 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr int kLanes = 32, kStrands = 8;  // of a block: packs of its tile; strand s sums rows s, s + kStrands, ...
-constexpr std::int64_t kBlocks = 1024;    // about as many, to fill any GPU
+template <class T>
+inline constexpr int kTileColumns = 2 * 8 * kPack<T>;  // two packs a thread, eight threads a row
 
 struct ColumnArguments {
   const void* x;    ///< (N, C)
-  float* partials;  ///< (stretches, C)
+  float* partials;  ///< (sum_tiles(N), C)
   std::int64_t rows;
-  int columns, tiles;
-  std::int64_t stretch;  ///< rows of a block
+  int columns, column_tiles;
 };
 
 template <class T, Access kAccess>
-__global__ void __launch_bounds__(kLanes* kStrands) column_sum_kernel(const ColumnArguments args) {
-  __shared__ float strands[kStrands][kLanes * kPack<T>];
-  const int tile = static_cast<int>(blockIdx.x) % args.tiles;
-  const std::int64_t part = static_cast<int>(blockIdx.x) / args.tiles;
-  const int lane_column = static_cast<int>(threadIdx.x) * kPack<T>, tile_column = tile * kLanes * kPack<T>;
-  const std::int64_t begin = part * args.stretch;
-  const std::int64_t end = begin + args.stretch < args.rows ? begin + args.stretch : args.rows;
-  Floats<T> sums = {};
-#pragma unroll 4
-  for (std::int64_t row = begin + threadIdx.y; row < end; row += kStrands) {
-    const T* x = static_cast<const T*>(args.x) + row * args.columns;
-    const Floats<T> values = unpack(load_pack<kAccess>(x, tile_column + lane_column, args.columns));
+__global__ void __launch_bounds__(kTileThreads) column_sum_kernel(const ColumnArguments args) {
+  constexpr int kColumns = kTileColumns<T>;
+  __shared__ ColumnStrands<kColumns> strands;
+  const TileThread thread(static_cast<int>(threadIdx.x));
+  const int tile_column = static_cast<int>(blockIdx.x) % args.column_tiles * kColumns;
+  const std::int64_t tile = static_cast<int>(blockIdx.x) / args.column_tiles;
+  const std::int64_t first_row = tile * kTileSide + 4 * thread.row_group;
+  Pack<T> packs[2][4];
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) sums.at[i] += values.at[i];
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+      packs[half][r] = load_pack<kAccess>(static_cast<const T*>(args.x) + (first_row + r) * args.columns,
+                                          tile_column + (8 * half + thread.lane) * kPack<T>,
+                                          first_row + r < args.rows ? args.columns : 0);
   }
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) strands[threadIdx.y][lane_column + i] = sums.at[i];
+  for (int half = 0; half < 2; ++half) {
+    float sums[kPack<T>] = {};
+#pragma unroll
+    for (int r = 0; r < 4; ++r) add_row(sums, unpack(packs[half][r]).at);
+    strands.put(thread, (8 * half + thread.lane) * kPack<T>, sums);
+  }
   __syncthreads();
-  for (int column = static_cast<int>(threadIdx.y) * kLanes + static_cast<int>(threadIdx.x); column < kLanes * kPack<T>;
-       column += kLanes * kStrands) {
-    float total = 0;
-    for (int strand = 0; strand < kStrands; ++strand) total += strands[strand][column];
-    if (tile_column + column < args.columns) args.partials[part * args.columns + tile_column + column] = total;
-  }
-}
-
-/// How the matrix is cut, from its size alone.
-struct Cut {
-  std::int64_t tiles, stretch, parts;
-};
-Cut cut_of(const Matrix& size, DType type) {
-  std::int64_t tile = kLanes * 16 / static_cast<std::int64_t>(size_of(type));
-  std::int64_t tiles = std::max<std::int64_t>(1, ceil_divide(size.columns, tile));
-  std::int64_t parts = std::max<std::int64_t>(1, kBlocks / tiles);
-  std::int64_t stretch = std::max<std::int64_t>(4 * kStrands, ceil_divide(size.rows, parts));
-  return {tiles, stretch, std::max<std::int64_t>(1, ceil_divide(size.rows, stretch))};
+  const int column = static_cast<int>(threadIdx.x);
+  if (column < kColumns && tile_column + column < args.columns)
+    args.partials[tile * args.columns + tile_column + column] = strands.total(column);
 }
 
 // x (N, C) -> sum (C)
 Launch prepare_column_sum(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   const DType type = op.inputs[0].dtype;
-  const Cut cut = cut_of(size, type);
   const bool whole = size.columns * static_cast<std::int64_t>(size_of(type)) % 16 == 0;
   const bool accumulate = op.outputs[0].accumulate;
+  const std::int64_t column_tiles = with_element(
+      type, [&](auto element) { return ceil_divide(size.columns, std::int64_t{kTileColumns<decltype(element)>}); });
   auto load = [&](auto access) {
     return with_element(type, [&](auto element) {
       KernelFunction<ColumnArguments> kernel = column_sum_kernel<decltype(element), access()>;
-      return load_kernel(kernel, dim3(kLanes, kStrands), context.multiprocessors);
+      return load_kernel(kernel, dim3(kTileThreads), context.multiprocessors);
     });
   };
   auto vector = load(AccessConstant<Access::vector>{}), scalar = load(AccessConstant<Access::scalar>{});
@@ -82,11 +71,11 @@ Launch prepare_column_sum(const OpInstance& op, CudaContext& context) {
                          .partials = static_cast<float*>(exec.workspace),
                          .rows = size.rows,
                          .columns = static_cast<int>(size.columns),
-                         .tiles = static_cast<int>(cut.tiles),
-                         .stretch = cut.stretch};
+                         .column_tiles = static_cast<int>(column_tiles)};
+    const std::int64_t tiles = sum_tiles(size.rows), blocks = tiles * column_tiles;
     const auto& kernel = whole && aligned_16({args.x}) ? vector : scalar;
-    kernel.launch(cut.tiles * cut.parts, stream_of(exec), args);
-    sum_partial_rows(args.partials, cut.parts, size.columns, out[0], accumulate, stream_of(exec));
+    if (blocks > 0) kernel.launch(blocks, stream_of(exec), args);
+    sum_partial_rows(args.partials, tiles, size.columns, out[0], accumulate, stream_of(exec));
   };
 }
 
@@ -94,8 +83,7 @@ OpSupport query_column_sum(const OpInstance& op, const CudaTraits&) {
   const Matrix size = matrix_of(op, 0);
   OperandCheck check(op, 1, 1);
   check.input(0, "x", extents_of(op, 0)).sum(0, "sum", {size.columns});
-  if (!check.ok()) return check.support();
-  return check.support(partial_bytes(cut_of(size, op.inputs[0].dtype).parts, size.columns));
+  return check.support(partial_bytes(sum_tiles(size.rows), size.columns));
 }
 
 }  // namespace

@@ -105,6 +105,7 @@ std::span<const Fusion> CudaDevice::fusions() const {
                     {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
                     {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
                     {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
+                    {"rope_grad_column_sum", "d = rope_grad(dy, p); s = column_sum(d)"},
                     {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"}});
     return fusions;
   }();

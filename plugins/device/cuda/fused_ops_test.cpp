@@ -54,6 +54,8 @@ struct Run {
         if (output == static_cast<int>(i)) view = in[static_cast<std::size_t>(input)];
       out.push_back(view || !outputs[i].present ? view : place(outputs[i].dtype, outputs[i].extents));
     }
+    for (std::size_t i = 0; i < outputs.size(); ++i)  // where it is added to: 3.0, or nearly so
+      if (outputs[i].accumulate) gpu.fill(out[i].data, 0x40, out[i].bytes(), stream);
     gpu.prepare(op)->launch(in, out, {stream, allocate(support.workspace_bytes)});
     Tensors results;
     for (const View& view : out) {
@@ -186,6 +188,68 @@ TEST_CASE("head_norm_rope gives the bits of head_norm and rope, in place too") {
         for (std::size_t i : {0, 1}) CHECK(difference(all[i], normed[i]) == "");
         CHECK(difference(all[2], rotated[0]) == "");
       }
+    }
+  }
+}
+
+TEST_CASE("rope_grad_column_sum gives the bits of rope_grad and column_sum, in place too") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  struct Heads {
+    std::int64_t tokens, heads, kv_heads, head_dim;
+  };
+  for (Heads h : {Heads{1, 2, 1, 64},
+                  {9, 3, 1, 6},
+                  {127, 14, 2, 64},
+                  {130, 4, 2, 128},
+                  {259, 2, 1, 34},
+                  {128, 1, 1, 256},
+                  {1027, 1, 1, 80}}) {
+    for (DType t : {kF32, kBf16}) {
+      for (std::size_t shift : kShifts) {
+        CAPTURE(label(std::to_string(h.tokens) + " tokens, head_dim " + std::to_string(h.head_dim), t, shift));
+        RopeFrequencies frequencies = rope_frequencies({}, h.head_dim);
+        const Attributes attributes{{"heads", h.heads},
+                                    {"kv_heads", h.kv_heads},
+                                    {"head_dim", h.head_dim},
+                                    {"inverse_frequencies", frequencies.inverse},
+                                    {"magnitude", 1.25}};
+        const Geometry geometry{1, h.tokens};
+        const Extents size{h.tokens, (h.heads + 2 * h.kv_heads) * h.head_dim};
+        const Operand packed = operand(t, size);
+        PoisonedTensor dy = normal(t, size, 1), positions = integers(h.tokens, 0, h.tokens, 4);
+        Tensors turned = Run{"rope_grad", attributes, {packed}, geometry}(*pair.gpu, {dy.view(), positions.view()});
+        for (DType sum_type : {kF32, kBf16}) {
+          for (bool accumulate : {false, true}) {
+            const Operand sum{sum_type, {size[1]}, true, accumulate};
+            Tensors sums = Run{"column_sum", {}, {sum}}(*pair.gpu, {turned[0].view()});
+            Run fused{"rope_grad_column_sum", attributes, {packed, sum}, geometry, {}, shift};
+            for (bool in_place : {false, true}) {
+              if (in_place) fused.in_place = {{0, 0}};
+              Tensors both = fused(*pair.gpu, {dy.view(), positions.view()});
+              CHECK(difference(both[0], turned[0]) == "");
+              CHECK(difference(both[1], sums[0]) == "");
+            }
+            fused.in_place = {};
+            fused.outputs[0].present = false;
+            CHECK(difference(fused(*pair.gpu, {dy.view(), positions.view()})[1], sums[0]) == "");
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("column_sum gives the same bits at any address") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  for (const Extents& size : {Extents{1, 8}, Extents{126, 1152}, Extents{131, 136}, Extents{700, 64}}) {
+    for (DType t : {kF32, kBf16}) {
+      CAPTURE(label(to_string(size), t, 1));
+      PoisonedTensor x = normal(t, size, 1);
+      const Operand sum = operand(kF32, {size[1]});
+      Tensors sums = Run{"column_sum", {}, {sum}}(*pair.gpu, {x.view()});
+      CHECK(difference(Run{"column_sum", {}, {sum}, {}, {}, 1}(*pair.gpu, {x.view()})[0], sums[0]) == "");
     }
   }
 }

@@ -15,6 +15,7 @@ namespace {
 /// Values that are there already.
 struct Copy {
   static constexpr int kParts = 1;
+  static constexpr bool kSums = false;
   const void* x;  ///< (N, C)
 
   template <class T>
@@ -196,12 +197,13 @@ std::vector<Fusion> quantize_fusions() {
                               {"rms_norm", "y, r = rms_norm(s, w)"},
                               {"swiglu_grad", "y = swiglu_grad(dy, gu)"},
                               {"swiglu", "y = swiglu(gu)"},
+                              {"rope_grad_column_sum", "y = rope_grad(dy, p); s = column_sum(y)"},
                               {"rope_grad", "y = rope_grad(dy, p)"}};
   std::vector<Fusion> fusions;
   for (const Fusion& producer : producers)
     for (const auto& way : kQuantizeKinds)
       // With a given scale the result may take its input's place, which a rotation reads beside where it writes.
-      if (producer.kind != "rope_grad" || way.source != ScaleSource::given)
+      if (!producer.kind.starts_with("rope_grad") || way.source != ScaleSource::given)
         fusions.push_back({producer.kind + "_" + way.kind, producer.pattern + "; " + way.pattern});
   return fusions;
 }

@@ -201,6 +201,21 @@ Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_
           {1, tokens}};
 }
 
+/// With the bias's gradient behind it; compared with rope_grad_column_sum, whose bits fused_ops_test.cpp holds.
+Producer rope_grad_column_sum(DType t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType sum,
+                              bool accumulate) {
+  Producer producer = rope_grad(t, tokens, heads, head_dim);
+  producer.kind = "rope_grad_column_sum";
+  producer.outputs.push_back({sum, {producer.outputs[0].extents[1]}, true, accumulate});
+  return producer;
+}
+
+PoisonedTensor state_of(float scale) {
+  PoisonedTensor state = zero_state(2);
+  state.view().as<ScaleState>()->scale = scale;
+  return state;
+}
+
 }  // namespace
 
 TEST_CASE("producers that quantize what they make give the bits of the two ops") {
@@ -211,17 +226,40 @@ TEST_CASE("producers that quantize what they make give the bits of the two ops")
       std::vector<Producer> all = producers(t, size);
       all.push_back(rope_grad(t, size[0], 3, 64));
       all.push_back(rope_grad(t, size[0], 2, 6));
-      PoisonedTensor known = zero_state(2);
-      known.view().as<ScaleState>()->scale = 0x1p-5f;
+      all.push_back(rope_grad_column_sum(t, size[0], 3, 64, kF32, false));
+      all.push_back(rope_grad_column_sum(t, size[0], 2, 6, t, true));
       for (const Producer& producer : all) {
         CAPTURE(to_string(size));
         CAPTURE(std::string(name_of(t)));
         compare_fused(pair, producer, "quantize", {});
-        if (producer.kind != "rope_grad")
+        if (!producer.kind.starts_with("rope_grad"))
           compare_fused(pair, producer, "quantize_by", {PoisonedTensor(kF32, {1}, std::vector<float>{0.0625f})});
         compare_fused(pair, producer, "quantize_delayed", {zero_state(2)});
-        compare_fused(pair, producer, "quantize_delayed", {known});
+        compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-5f)});
+        compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-12f)});  // clips, and is done again
       }
     }
   }
+}
+
+TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any number of tokens and heads") {
+  DevicePair pair = open_pair();
+  for (std::int64_t tokens : {1, 127, 130, 1027}) {
+    for (std::int64_t head_dim : {6, 34, 64, 128}) {
+      for (DType t : {kF32, kBf16}) {
+        for (DType sum : {kF32, kBf16}) {
+          CAPTURE(tokens);
+          CAPTURE(head_dim);
+          CAPTURE(std::string(name_of(t)) + ", sum " + std::string(name_of(sum)));
+          const Producer producer = rope_grad_column_sum(t, tokens, 2, head_dim, sum, tokens % 2 == 0);
+          compare_fused(pair, producer, "quantize", {});
+          compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-5f)});
+          compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-12f)});
+        }
+      }
+    }
+  }
+  if (!pair.open) return;
+  const Producer large = rope_grad_column_sum(kBf16, 40000, 16, 64, kBf16, true);  // a block takes many tiles
+  compare_fused(pair, large, "quantize_delayed", {state_of(0x1p-5f)});
 }

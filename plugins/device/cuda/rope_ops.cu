@@ -1,6 +1,8 @@
 // Rotary position embedding of a packed qkv: query and key heads are rotated half-split as in Hugging Face, values pass
 // through; rotated in place, they are not touched. The gradient is the inverse rotation.
 
+#include "rope_ops.h"
+
 #include "heads.cuh"
 
 namespace quern::cuda {
@@ -82,6 +84,7 @@ void add_rope_ops(OpTable& table) {
                    query_rope};
   table["rope_grad"] = {[](const OpInstance& op, CudaContext& context) { return prepare_rope(op, context, -1.0f); },
                         query_rope};
+  add_rope_grad_column_sum_op(table);
 }
 
 }  // namespace quern::cuda

@@ -1,5 +1,5 @@
-// The rotation's gradient, quantized and transposed as it is made: the gradient of a packed qkv on its way to the
-// product that made it.
+// The rotation's gradient, quantized and transposed as it is made, its columns summed on the way where a bias was
+// added: the gradient of a packed qkv on its way to the product that made it.
 
 #include "heads.cuh"
 #include "quantize_ops.h"
@@ -10,8 +10,10 @@ namespace quern::cuda {
 namespace {
 
 /// dy (N, (H + 2 K) D) -> dqkv; each half of a rotated head with the other beside it.
+template <bool kSumColumns>
 struct RopeGrad {
   static constexpr int kParts = 1;
+  static constexpr bool kSums = kSumColumns;
   const void* dy;
   const std::int32_t* positions;
   RopeTable table;
@@ -88,41 +90,52 @@ struct RopeGrad {
   }
 };
 
+template <bool kSums>
 QuantizePlan plan_of(const OpInstance& op, ScaleSource source) {
-  return QuantizePlan(op, source, 2, 1, matrix_of(op, 0));
+  return QuantizePlan(op, source, 2, kSums ? 2 : 1, matrix_of(op, 0));
 }
 
+// dy, positions -> dqkv, kSums: their sum over tokens, and the quantizing part's of dqkv
+template <bool kSums>
 Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
   const Matrix size = matrix_of(op, 0);
   const PackedHeads packed(op.attributes);
-  RopeGrad producer{.dy = nullptr,
+  using Producer = RopeGrad<kSums>;
+  Producer producer{.dy = nullptr,
                     .positions = nullptr,
                     .table = make_rope_table(op, context),
                     .rotated = static_cast<int>(packed.rotated() * packed.head_dim),
                     .head_dim = static_cast<int>(packed.head_dim),
                     .half = static_cast<int>(packed.head_dim / 2)};
-  return prepare_tiles<RopeGrad>(op, context, plan_of(op, source), size.rows, size.columns, packed.head_dim % 16 == 0,
-                                 0, [producer](std::span<const View> in) {
-                                   RopeGrad bound = producer;
+  return prepare_tiles<Producer>(op, context, plan_of<kSums>(op, source), size.rows, size.columns,
+                                 packed.head_dim % 16 == 0, 0, [producer](std::span<const View> in) {
+                                   Producer bound = producer;
                                    bound.dy = in[0].data;
                                    bound.positions = in[1].as<const std::int32_t>();
                                    return bound;
                                  });
 }
 
+template <bool kSums>
 OpSupport query(const OpInstance& op, ScaleSource source) {
-  const QuantizePlan plan = plan_of(op, source);
+  const QuantizePlan plan = plan_of<kSums>(op, source);
+  const auto [rows, columns] = matrix_of(op, 0);
   OperandCheck check(op, plan.inputs(), plan.outputs());
   check_packed(check, op, 0, "dy");
   check_rope(check, op, 1);
   check.output(0, "dx", extents_of(op, 0));
+  if (kSums) check.sum(1, "sum", {columns});
   check.that(source != ScaleSource::given, "is not fused with a given scale: dx might take the place of dy");
   plan.check(check, op);
-  return check.support(QuantizePlan::kWorkspace);
+  const bool sums = kSums && check.ok() && op.outputs[1].present;
+  return check.support(QuantizePlan::kWorkspace + (sums ? partial_bytes(sum_tiles(rows), columns) : 0));
 }
 
 }  // namespace
 
-void add_rope_quantize_ops(OpTable& table) { add_quantize_kinds(table, "rope_grad", prepare, query); }
+void add_rope_quantize_ops(OpTable& table) {
+  add_quantize_kinds(table, "rope_grad", prepare<false>, query<false>);
+  add_quantize_kinds(table, "rope_grad_column_sum", prepare<true>, query<true>);
+}
 
 }  // namespace quern::cuda

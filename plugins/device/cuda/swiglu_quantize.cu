@@ -12,6 +12,7 @@ namespace {
 /// gate_up (N, 2 F) -> y (N, F)
 struct Swiglu {
   static constexpr int kParts = 1;
+  static constexpr bool kSums = false;
   const void* gate_up;
 
   template <class T>
@@ -37,6 +38,7 @@ struct Swiglu {
 /// dy (N, F), gate_up (N, 2 F) -> dgate_up (N, 2 F)
 struct SwigluGrad {
   static constexpr int kParts = 2;
+  static constexpr bool kSums = false;
   const void *dy, *gate_up;
 
   template <class T>

@@ -4,12 +4,14 @@
 // whole sectors. A Producer says what the values are:
 //
 //   static constexpr int kParts;                       // values (N, kParts * width), a part beside the other
+//   static constexpr bool kSums;                       // their columns are summed as well; of one part only
 //   template <class T> struct Loaded;                  // what is read for 8 columns of each part of a row
 //   template <Access, class T> Loaded<T> load(row, column, columns, width) const;  // columns: width, or 0 past the end
 //   template <Access, class T> void make(const Loaded<T>&, column, Eight<T> (&values)[kParts]) const;  // rounded; zero
 //   past it
 
 #include "byte_tile.cuh"
+#include "column_sum_order.cuh"
 #include "launch.cuh"
 #include "quantize_plan.cuh"
 #include "vector.cuh"
@@ -81,7 +83,8 @@ template <class Producer>
 struct TileArguments {
   Producer producer;
   QuantizeArguments quantize;
-  void* y;  ///< (N, parts * width), the values themselves; null: not wanted
+  void* y;          ///< (N, parts * width), the values themselves; null: not wanted
+  float* partials;  ///< (sum_tiles(N), width), where the producer sums; null: not wanted
   std::int64_t rows;
   int width;         ///< of a part
   int column_tiles;  ///< of a part
@@ -98,7 +101,9 @@ template <class Producer, class T, Access kAccess, Formats kFormats>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
     tile_quantize_kernel(const TileArguments<Producer> args) {
   constexpr int kParts = Producer::kParts;
+  static_assert(!Producer::kSums || kParts == 1);
   __shared__ ByteTile<3> tiles[kParts];
+  __shared__ ColumnStrands<kTileSide> strands;  // takes no room where it is not used
   Quantizer<kFormats> quantizer(args.quantize);
   if (quantizer.idle()) return;
   const TileThread thread(static_cast<int>(threadIdx.x));
@@ -107,7 +112,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
     const std::int64_t tile_row = index / args.column_tiles * kTileSide;
     const int tile_column = static_cast<int>(index % args.column_tiles) * kTileSide;
     const bool turned = args.quantize.t != nullptr && quantizer.writes();
-    if (turned) __syncthreads();  // the last tile is empty
+    const bool summed = Producer::kSums && args.partials != nullptr;
+    if (turned || summed) __syncthreads();  // the last tile is empty
     const std::int64_t first_row = tile_row + 4 * thread.row_group;
     constexpr bool kAhead = kLoadsAhead<Producer, T>;
     typename Producer::template Loaded<T> loaded[kAhead ? 2 : 1][4];
@@ -127,6 +133,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
       const int local = half * 64 + thread.lane * 8, column = tile_column + local;
       if constexpr (!kAhead) load_half(half);
       std::uint32_t codes[kParts][2][4] = {};
+      [[maybe_unused]] float sums[8] = {};
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const std::int64_t row = first_row + r;
@@ -139,6 +146,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
           if (args.y) store_eight<kAccess>(static_cast<T*>(args.y) + offset, column, columns, made[part]);
           float values[8];
           unpack_eight(made[part], values);
+          if constexpr (Producer::kSums) add_row(sums, values);
           quantizer.measure(args.quantize, values);
           if (!quantizer.writes()) continue;
           std::uint32_t words[2];
@@ -148,6 +156,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
           codes[part][1][r] = words[1];
         }
       }
+      if constexpr (Producer::kSums)
+        if (summed) strands.put(thread, local, sums);
       if (!turned) continue;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -160,8 +170,13 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
         }
       }
     }
+    if (turned || summed) __syncthreads();
+    if constexpr (Producer::kSums) {
+      const int local = static_cast<int>(threadIdx.x), column = tile_column + local;
+      if (summed && local < kTileSide && column < width)
+        args.partials[tile_row / kTileSide * width + column] = strands.total(local);
+    }
     if (!turned) continue;
-    __syncthreads();
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
       store_columns<kAccess == Access::vector>(tiles[part], thread,
@@ -178,12 +193,14 @@ struct TileKernels {
   std::int64_t rows = 0;
   int width = 0;
 
-  /// `whole`: the producer's operands can be read by packs.
-  void launch(const Producer& producer, bool whole, const QuantizeArguments& quantize, void* y,
+  /// `whole`: the producer's operands can be read by packs. The values and their sums are of the first pass.
+  void launch(const Producer& producer, bool whole, const QuantizeArguments& quantize, void* y, float* partials,
               cudaStream_t stream) const {
+    const bool again = quantize.pass == Pass::again;
     TileArguments<Producer> args{.producer = producer,
                                  .quantize = quantize,
-                                 .y = quantize.pass == Pass::again ? nullptr : y,
+                                 .y = again ? nullptr : y,
+                                 .partials = again ? nullptr : partials,
                                  .rows = rows,
                                  .width = width,
                                  .column_tiles = static_cast<int>(ceil_divide(width, kTileSide)),
@@ -193,7 +210,7 @@ struct TileKernels {
         whole && width % 8 == 0 && (!quantize.t || rows % 16 == 0) && aligned_16({quantize.q, quantize.t, args.y});
     const auto& kernel = wide ? vector : scalar;
     // Many tiles go to blocks that stay, so that few of them report; few tiles to as many blocks.
-    const bool many = args.tiles > 8 * std::int64_t{kernel.resident} || quantize.pass == Pass::again;
+    const bool many = args.tiles > 8 * std::int64_t{kernel.resident} || again;
     kernel.launch(many ? kernel.persistent(args.tiles) : std::max<std::int64_t>(args.tiles, 1), stream, args);
   }
 };
@@ -220,18 +237,24 @@ TileKernels<Producer> load_tiles(DType type, DType format, std::int64_t rows, st
 }
 
 /// The launch of an op whose values a Producer makes: `make(inputs)` gives it, `y` is the output of the values
-/// themselves (-1: none), `whole` says that rows of the inputs hold whole packs.
+/// themselves (-1: none), `whole` says that rows of the inputs hold whole packs. A producer that sums leaves the sums
+/// in the output behind y; their partial rows follow the plan's workspace.
 template <class Producer, class Make>
 Launch prepare_tiles(const OpInstance& op, CudaContext& context, const QuantizePlan& plan, std::int64_t rows,
                      std::int64_t width, bool whole, int y, Make make) {
   auto kernels = load_tiles<Producer>(op.inputs[0].dtype, plan.format(), rows, width, context.multiprocessors);
+  const auto sum = static_cast<std::size_t>(y + 1);
+  const bool sums = Producer::kSums && op.outputs[sum].present, accumulate = sums && op.outputs[sum].accumulate;
+  if (sums) load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     bool aligned = whole;
     for (const View& input : in) aligned = aligned && aligned_16({input.data});
     void* values = y < 0 ? nullptr : out[static_cast<std::size_t>(y)].data;
+    auto* partials = reinterpret_cast<float*>(static_cast<char*>(exec.workspace) + QuantizePlan::kWorkspace);
     plan.run(in, out, exec, [&](const QuantizeArguments& quantize) {
-      kernels.launch(make(in), aligned, quantize, values, stream_of(exec));
+      kernels.launch(make(in), aligned, quantize, values, sums ? partials : nullptr, stream_of(exec));
     });
+    if (sums) sum_partial_rows(partials, sum_tiles(rows), width, out[sum], accumulate, stream_of(exec));
   };
 }
 

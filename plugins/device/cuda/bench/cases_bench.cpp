@@ -74,6 +74,7 @@ void add_heads(std::vector<Case>& cases, const ModelShape& m) {
   add("rope", shown + " in place", {b(qkv), positions}, {packed}, rope);
   cases.back().in_place = {{0, 0}};
   add("rope_grad", shown, {b(qkv), positions}, {packed}, rope);
+  add("rope_grad_column_sum", shown, {b(qkv), positions}, {packed, operand(kBf16, {m.qkv()}, true)}, rope);
   add("head_norm", shown, {b(qkv), b(w), b(w)}, {packed, rstd}, norm);
   add("head_norm_rope", shown, {b(qkv), b(w), b(w), positions}, {packed, rstd, packed}, both);
   cases.back().outputs[0].present = false;

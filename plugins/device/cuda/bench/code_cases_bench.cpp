@@ -50,13 +50,17 @@ void add_quantize(std::vector<Case>& cases, const ModelShape& m) {
   add("rms_norm_grad_add", "quantize_delayed", x, e5m2, {b(x), b(x), b(w), normal(kF32, {n}), b(x)},
       {unread(x), operand(kBf16, w, true), stream});
   const RopeFrequencies frequencies = rope_frequencies({}, m.head_dim);
-  add("rope_grad", "quantize_delayed", qkv, e5m2,
-      {b(qkv), {operand(DType::i32, {n}), Fill::positions, m.geometry.sequence}}, {unread(qkv)},
-      {{"heads", m.heads},
-       {"kv_heads", m.kv_heads},
-       {"head_dim", m.head_dim},
-       {"inverse_frequencies", frequencies.inverse},
-       {"magnitude", frequencies.magnitude}});
+  const BenchOperand positions{operand(DType::i32, {n}), Fill::positions, m.geometry.sequence};
+  const Attributes heads{{"heads", m.heads},
+                         {"kv_heads", m.kv_heads},
+                         {"head_dim", m.head_dim},
+                         {"inverse_frequencies", frequencies.inverse},
+                         {"magnitude", frequencies.magnitude}};
+  add("rope_grad", "quantize_delayed", qkv, e5m2, {b(qkv), positions}, {unread(qkv)}, heads);
+  add("rope_grad", "quantize_delayed", qkv, e5m2, {b(qkv), positions}, {operand(kBf16, qkv)}, heads);
+  cases.back().label += " and values";
+  add("rope_grad_column_sum", "quantize_delayed", qkv, e5m2, {b(qkv), positions},
+      {unread(qkv), operand(kBf16, {m.qkv()}, true)}, heads);
   const Attributes format{{"format", std::string("e4m3")}};
   for (const Extents& size : {x, half}) {
     const Operand codes = operand(e4m3, size), turned = operand(e4m3, {size[1], size[0]});
