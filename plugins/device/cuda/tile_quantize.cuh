@@ -12,6 +12,7 @@
 
 #include "byte_tile.cuh"
 #include "column_sum_order.cuh"
+#include "divide.cuh"
 #include "launch.cuh"
 #include "quantize_plan.cuh"
 #include "vector.cuh"
@@ -86,16 +87,16 @@ struct TileArguments {
   void* y;          ///< (N, parts * width), the values themselves; null: not wanted
   float* partials;  ///< (sum_tiles(N), width), where the producer sums; null: not wanted
   std::int64_t rows;
-  int width;         ///< of a part
-  int column_tiles;  ///< of a part
-  std::int64_t tiles;
+  int width;  ///< of a part
+  std::uint32_t tiles;
+  FastDivide column_tiles;  ///< of a part
 };
 
 /// Whether a thread's loads of a tile all go out before anything is used; blocks that a multiprocessor is to hold.
 template <class Producer, class T>
 inline constexpr bool kLoadsAhead = sizeof(typename Producer::template Loaded<T>) <= 32;
 template <class Producer, class T>
-inline constexpr int kTileBlocks = sizeof(typename Producer::template Loaded<T>) <= 16 ? 3 : 2;
+inline constexpr int kTileBlocks = Producer::kSums || sizeof(typename Producer::template Loaded<T>) <= 16 ? 3 : 2;
 
 template <class Producer, class T, Access kAccess, Formats kFormats>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
@@ -108,9 +109,10 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
   if (quantizer.idle()) return;
   const TileThread thread(static_cast<int>(threadIdx.x));
   const int width = args.width;
-  for (std::int64_t index = blockIdx.x; index < args.tiles; index += gridDim.x) {
-    const std::int64_t tile_row = index / args.column_tiles * kTileSide;
-    const int tile_column = static_cast<int>(index % args.column_tiles) * kTileSide;
+  for (std::uint32_t index = blockIdx.x; index < args.tiles; index += gridDim.x) {
+    std::uint32_t column_tile;
+    const std::int64_t tile_row = std::int64_t{args.column_tiles.divide(index, column_tile)} * kTileSide;
+    const int tile_column = static_cast<int>(column_tile) * kTileSide;
     const bool turned = args.quantize.t != nullptr && quantizer.writes();
     const bool summed = Producer::kSums && args.partials != nullptr;
     if (turned || summed) __syncthreads();  // the last tile is empty
@@ -197,21 +199,23 @@ struct TileKernels {
   void launch(const Producer& producer, bool whole, const QuantizeArguments& quantize, void* y, float* partials,
               cudaStream_t stream) const {
     const bool again = quantize.pass == Pass::again;
-    TileArguments<Producer> args{.producer = producer,
-                                 .quantize = quantize,
-                                 .y = again ? nullptr : y,
-                                 .partials = again ? nullptr : partials,
-                                 .rows = rows,
-                                 .width = width,
-                                 .column_tiles = static_cast<int>(ceil_divide(width, kTileSide)),
-                                 .tiles = 0};
-    args.tiles = ceil_divide(rows, kTileSide) * args.column_tiles;
+    const std::int64_t column_tiles = ceil_divide(width, kTileSide),
+                       tiles = ceil_divide(rows, kTileSide) * column_tiles;
+    TileArguments<Producer> args{
+        .producer = producer,
+        .quantize = quantize,
+        .y = again ? nullptr : y,
+        .partials = again ? nullptr : partials,
+        .rows = rows,
+        .width = width,
+        .tiles = static_cast<std::uint32_t>(tiles),
+        .column_tiles = FastDivide(static_cast<std::uint32_t>(std::max<std::int64_t>(column_tiles, 1)))};
     const bool wide =
         whole && width % 8 == 0 && (!quantize.t || rows % 16 == 0) && aligned_16({quantize.q, quantize.t, args.y});
     const auto& kernel = wide ? vector : scalar;
     // Many tiles go to blocks that stay, so that few of them report; few tiles to as many blocks.
-    const bool many = args.tiles > 8 * std::int64_t{kernel.resident} || again;
-    kernel.launch(many ? kernel.persistent(args.tiles) : std::max<std::int64_t>(args.tiles, 1), stream, args);
+    const bool many = tiles > 8 * std::int64_t{kernel.resident} || again;
+    kernel.launch(many ? kernel.persistent(tiles) : std::max<std::int64_t>(tiles, 1), stream, args);
   }
 };
 
