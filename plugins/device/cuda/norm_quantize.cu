@@ -15,8 +15,9 @@ namespace {
 constexpr std::size_t kStaticShared = 1024;
 
 /// How many rows of codes a block of these kernels holds to write them transposed.
-std::uint8_t held_rows(const RowShape& shape, std::int64_t columns, const CudaContext& context) {
-  return RowTile::most_rows(shape.teams, columns, context.traits.shared_bytes - kStaticShared);
+std::uint8_t held_rows(const RowShape& shape, const Matrix& size, const CudaContext& context) {
+  return RowTile::most_rows(rows_at_once(shape.teams, size.rows), shape.teams, size.columns,
+                            context.traits.shared_bytes - kStaticShared);
 }
 
 /// Kernels that can write the plan's format: those that read by packs have code for i8 only where it is wanted.
@@ -49,7 +50,7 @@ Launch prepare_norm(const OpInstance& op, CudaContext& context, ScaleSource sour
   const auto eps = static_cast<float>(op.attributes.real("eps"));
   const QuantizePlan plan = norm_plan<kAdd>(op, source);
   const DType type = op.inputs[0].dtype;
-  const std::uint8_t held = held_rows(row_shape(size.columns, type), size.columns, context);
+  const std::uint8_t held = held_rows(row_shape(size.columns, type), size, context);
   const std::size_t shared = plan.has_t(op) ? RowTile::bytes(held, size.columns) : 0;
   auto kernels = load_quantizing<NormArguments>(
       plan, size.columns, type, context, shared, [](auto element, auto packs, auto access, auto codes) {
@@ -71,7 +72,8 @@ Launch prepare_norm(const OpInstance& op, CudaContext& context, ScaleSource sour
                          .quantize = quantize};
       const auto& kernel =
           kernels.pick({args.x, args.added, args.weight, out[0].data, out[kAdd ? 1 : 0].data, quantize.q});
-      kernel.launch(kernel.persistent(ceil_divide(size.rows, row_group(kernels.teams))), stream_of(exec), args);
+      kernel.launch(kernel.persistent(ceil_divide(size.rows, rows_at_once(kernels.teams, size.rows))), stream_of(exec),
+                    args);
     });
   };
 }
@@ -103,7 +105,7 @@ Launch prepare_grad(const OpInstance& op, CudaContext& context, ScaleSource sour
   const QuantizePlan plan = grad_plan(op, source);
   const DType type = op.inputs[1].dtype;
   const RowShape shape = row_shape(size.columns, type);
-  const std::uint8_t held = held_rows(shape, size.columns, context);
+  const std::uint8_t held = held_rows(shape, size, context);
   const std::size_t sums = block_sum_bytes(shape, size.columns),
                     shared = std::max(sums, plan.has_t(op) ? RowTile::bytes(held, size.columns) : 0);
   auto select = [](auto element, auto packs, auto access, auto codes) {
@@ -138,7 +140,8 @@ Launch prepare_grad(const OpInstance& op, CudaContext& context, ScaleSource sour
       auto pick = [&](const RowKernels<GradArguments>& from) {
         return from.pick({args.dy, args.x, args.weight, args.added, out[0].data, out[2].data, quantize.q});
       };
-      blocks = std::min(kMostPartials, pick(plain).persistent(ceil_divide(size.rows, row_group(shape.teams))));
+      blocks =
+          std::min(kMostPartials, pick(plain).persistent(ceil_divide(size.rows, rows_at_once(shape.teams, size.rows))));
       pick(kernels).launch(blocks, stream_of(exec), args);
     });
     if (dweight) sum_partial_rows(partials, blocks, size.columns, dweight, accumulate, stream_of(exec));

@@ -79,9 +79,11 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>, kNormBlocks<kPacks, kAcce
     load_row<kAccess>(ahead, static_cast<const T*>(args.x) + row * args.columns, columns_of(row));
   }
   // Codes leave by groups of rows; who writes none takes rows one by one.
-  auto first = [] { return std::int64_t{blockIdx.x} * (kQuantize ? row_group(blockDim.y) : blockDim.y); };
-  auto after = [&](std::int64_t base) { return kQuantize ? next_rows(base, blockDim.y, gridDim.x) : base + stride; };
-  for (std::int64_t base = first(); base < args.rows; base = after(base)) {
+  const unsigned group = kQuantize ? rows_at_once(blockDim.y, args.rows) : blockDim.y;
+  auto after = [&](std::int64_t base) {
+    return kQuantize ? next_rows(base, group, blockDim.y, gridDim.x) : base + stride;
+  };
+  for (std::int64_t base = std::int64_t{blockIdx.x} * group; base < args.rows; base = after(base)) {
     const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
     const int columns = columns_of(row);  // a team without a row reads and writes nothing
     Pack<T> x[kPacks];
@@ -157,9 +159,9 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>, kPacks == 8 ? 1 : 2)
   Codes quantizer(args.quantize);
   if (quantizer.idle()) return;
   Floats<T> dweight[kPacks] = {};
-  const auto teams = static_cast<int>(blockDim.y);
-  for (std::int64_t base = std::int64_t{blockIdx.x} * row_group(teams); base < args.rows;
-       base = next_rows(base, teams, gridDim.x)) {
+  const unsigned group = rows_at_once(blockDim.y, args.rows);
+  for (std::int64_t base = std::int64_t{blockIdx.x} * group; base < args.rows;
+       base = next_rows(base, group, blockDim.y, gridDim.x)) {
     const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
     const int columns = row < args.rows ? args.columns : 0;
     Pack<T> dy[kPacks], x[kPacks], added[kPacks], weight[kPacks];

@@ -59,7 +59,8 @@ Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
                        .rows = size.rows,
                        .columns = static_cast<int>(size.columns)};
     const auto& kernel = kernels.pick({args.dy, args.x, args.weight, args.added, args.dx, args.sum});
-    std::int64_t blocks = std::min(kMostPartials, kernel.persistent(ceil_divide(size.rows, row_group(kernels.teams))));
+    std::int64_t blocks =
+        std::min(kMostPartials, kernel.persistent(ceil_divide(size.rows, rows_at_once(kernels.teams, size.rows))));
     kernel.launch(blocks, stream_of(exec), args);
     if (dweight) sum_partial_rows(args.partials, blocks, size.columns, dweight, accumulate, stream_of(exec));
   };

@@ -13,13 +13,15 @@
 
 namespace quern::cuda {
 
-/// Consecutive rows that a block takes at a time, where `teams` of its threads take a row each. Of the shape of a row
-/// alone: sums over rows have one order, whatever else a kernel writes.
-__host__ __device__ constexpr unsigned row_group(unsigned teams) { return teams >= 4 ? 32 : 16; }
+/// Consecutive rows, of all `rows`, that a block takes at a time, where it has `teams` that take a row each. Of the
+/// matrix alone: sums over rows have one order, whatever else a kernel writes. Few rows go round more blocks.
+__host__ __device__ constexpr unsigned rows_at_once(unsigned teams, std::int64_t rows) {
+  return teams >= 4 && rows >= 8192 ? 32 : 16;
+}
 
-/// The first of the rows that a block takes after `row`, where `blocks` share them by groups.
-__host__ __device__ __forceinline__ std::int64_t next_rows(std::int64_t row, unsigned teams, std::int64_t blocks) {
-  const unsigned group = row_group(teams);
+/// The first of the rows that a block takes after those of `row`, where `blocks` share them by groups.
+__host__ __device__ __forceinline__ std::int64_t next_rows(std::int64_t row, unsigned group, unsigned teams,
+                                                           std::int64_t blocks) {
   row += teams;
   return row % group == 0 ? row + (blocks - 1) * group : row;
 }
@@ -33,8 +35,8 @@ struct RowTile {
     return static_cast<std::size_t>(held * pitch_of(columns) + (held > 16 ? 16 : 0)) * 4;
   }
   /// As many rows of a group as fit.
-  static constexpr std::uint8_t most_rows(unsigned teams, std::int64_t columns, std::size_t room) {
-    unsigned rows = row_group(teams);
+  static constexpr std::uint8_t most_rows(unsigned group, unsigned teams, std::int64_t columns, std::size_t room) {
+    unsigned rows = group;
     while (rows > teams && bytes(rows, columns) > room) rows /= 2;
     return static_cast<std::uint8_t>(rows);
   }

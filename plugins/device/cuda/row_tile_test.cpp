@@ -37,7 +37,8 @@ void put_rows(const RowTile& tile, const Shape& shape, std::int64_t base, std::i
 
 /// How many bytes differ from the transpose, or from what was there outside of it.
 template <int kWords>
-int wrong_bytes(const Shape& shape, std::int64_t rows, int columns, int held, std::int64_t blocks, int shift) {
+int wrong_bytes(const Shape& shape, std::int64_t rows, int columns, unsigned group, int held, std::int64_t blocks,
+                int shift) {
   std::vector<uint4> memory((RowTile::bytes(static_cast<unsigned>(held), columns) + 15) / 16);
   const RowTile tile{reinterpret_cast<std::uint32_t*>(memory.data()), columns, held};
   const std::int64_t count = rows * columns, pad = 16 + shift;
@@ -47,7 +48,7 @@ int wrong_bytes(const Shape& shape, std::int64_t rows, int columns, int held, st
   const auto teams = static_cast<unsigned>(shape.teams);
   const int threads = shape.team * shape.teams;
   for (std::int64_t block = 0; block < blocks; ++block) {
-    for (std::int64_t base = block * row_group(teams); base < rows; base = next_rows(base, teams, blocks)) {
+    for (std::int64_t base = block * group; base < rows; base = next_rows(base, group, teams, blocks)) {
       put_rows<kWords>(tile, shape, base, rows);
       if (!tile.full(base + shape.teams, rows)) continue;
       for (int thread = 0; thread < threads; ++thread) tile.store(bytes + pad, base, rows, thread, threads);
@@ -70,14 +71,14 @@ TEST_CASE("blocks that take rows by groups write their codes' transpose, whateve
         CAPTURE(rows);
         CAPTURE(blocks);
         CAPTURE(shift);
-        CHECK(wrong_bytes<2>({32, 8, 1}, rows, 8, 32, blocks, shift) == 0);
-        CHECK(wrong_bytes<2>({32, 8, 1}, rows, 17, 32, blocks, shift) == 0);
-        CHECK(wrong_bytes<2>({32, 8, 4}, rows, 896, 32, blocks, shift) == 0);
-        CHECK(wrong_bytes<1>({64, 4, 4}, rows, 1000, 32, blocks, shift) == 0);
-        CHECK(wrong_bytes<2>({64, 4, 4}, rows, 1001, 16, blocks, shift) == 0);
-        CHECK(wrong_bytes<2>({128, 2, 4}, rows, 3584, 16, blocks, shift) == 0);
-        CHECK(wrong_bytes<1>({128, 1, 8}, rows, 4094, 16, blocks, shift) == 0);
-        CHECK(wrong_bytes<2>({128, 1, 8}, rows, 4100, 4, blocks, shift) == 0);
+        CHECK(wrong_bytes<2>({32, 8, 1}, rows, 8, 32, 32, blocks, shift) == 0);
+        CHECK(wrong_bytes<2>({32, 8, 1}, rows, 17, 32, 32, blocks, shift) == 0);
+        CHECK(wrong_bytes<2>({32, 8, 4}, rows, 896, 32, 32, blocks, shift) == 0);
+        CHECK(wrong_bytes<1>({64, 4, 4}, rows, 1000, 32, 32, blocks, shift) == 0);
+        CHECK(wrong_bytes<2>({64, 4, 4}, rows, 1001, 32, 16, blocks, shift) == 0);
+        CHECK(wrong_bytes<2>({128, 2, 4}, rows, 3584, 16, 16, blocks, shift) == 0);
+        CHECK(wrong_bytes<1>({128, 1, 8}, rows, 4094, 16, 16, blocks, shift) == 0);
+        CHECK(wrong_bytes<2>({128, 1, 8}, rows, 4100, 16, 4, blocks, shift) == 0);
       }
     }
   }
@@ -85,13 +86,13 @@ TEST_CASE("blocks that take rows by groups write their codes' transpose, whateve
 
 TEST_CASE("a tile holds a whole group of rows where they fit, and fewer of long rows") {
   constexpr std::size_t kRoom = 226 << 10, kSmallRoom = 98 << 10;
-  CHECK(RowTile::most_rows(8, 896, kSmallRoom) == 32);
-  CHECK(RowTile::most_rows(4, 2048, kSmallRoom) == 32);
-  CHECK(RowTile::most_rows(2, 3584, kSmallRoom) == 16);
-  CHECK(RowTile::most_rows(1, 5120, kSmallRoom) == 16);
-  CHECK(RowTile::most_rows(1, 14336, kRoom) == 16);
-  CHECK(RowTile::most_rows(1, 32768, kRoom) == 4);
-  CHECK(RowTile::most_rows(1, 32768, kSmallRoom) == 2);
+  CHECK(RowTile::most_rows(32, 8, 896, kSmallRoom) == 32);
+  CHECK(RowTile::most_rows(32, 4, 2048, kSmallRoom) == 32);
+  CHECK(RowTile::most_rows(16, 2, 3584, kSmallRoom) == 16);
+  CHECK(RowTile::most_rows(16, 1, 5120, kSmallRoom) == 16);
+  CHECK(RowTile::most_rows(16, 1, 14336, kRoom) == 16);
+  CHECK(RowTile::most_rows(16, 1, 32768, kRoom) == 4);
+  CHECK(RowTile::most_rows(16, 1, 32768, kSmallRoom) == 2);
 }
 
 TEST_CASE("lanes that take pieces of a tile at once read different banks") {

@@ -1,6 +1,7 @@
 #pragma once
 // One row of a matrix held in registers by a team of threads: what norms over channels are made of. A block is (team,
-// teams) threads, each team takes every gridDim.x * teams-th row, thread t of it packs t, t + team, t + 2 team, ...
+// teams) threads, each team takes every gridDim.x * teams-th row (or rows by groups: row_tile.cuh), thread t of it packs
+// t, t + team, t + 2 team, ...
 // The layout depends on the columns and the element type alone, so a fused kernel sums in the order of the plain one.
 
 #include <algorithm>
