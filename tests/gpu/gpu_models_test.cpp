@@ -1,10 +1,13 @@
-// Whole models on the GPU: the goldens of the CPU device, and the promise that capture and recomputation change no bit.
+// Whole models on the GPU: the goldens of the CPU device, and the promise that capture, recomputation and a restart
+// change no bit.
 #include <string>
 
 #include <doctest/doctest.h>
 
+#include "end_to_end.h"
 #include "golden_models.h"
 #include "quern/error.h"
+#include "quern/testkit/forwarding_device.h"
 
 using namespace quern;
 using namespace quern::testing;
@@ -25,6 +28,34 @@ std::unique_ptr<Device> open_gpu(const std::string& attention = "auto") {
     return nullptr;
   }
   return device;
+}
+
+/// A device that launches what it could capture.
+class Uncaptured final : public testkit::ForwardingDevice {
+ public:
+  explicit Uncaptured(Device& device) : ForwardingDevice({&device, [](Device*) {}}), traits_(device.traits()) {
+    traits_.can_capture = false;
+  }
+  const DeviceTraits& traits() const override { return traits_; }
+
+ private:
+  DeviceTraits traits_;
+};
+
+/// Two optimizer steps of three micro-steps each: masters and moments.
+std::map<std::string, std::vector<float>> train_two_steps(TinyRun& run) {
+  for (std::uint32_t step = 0; step < 2; ++step) {
+    for (std::uint32_t micro_step = 0; micro_step < 3; ++micro_step) {
+      const Batch batch = random_batch(run.plan().options.geometry, run.plan().model.vocabulary, 3 * step + micro_step);
+      run.engine().micro_step(
+          batch, {.step = step, .micro_step = micro_step, .seed_low = 5, .learning_rate = 1e-2f, .clip_norm = 1.0f});
+    }
+    run.engine().update();
+  }
+  auto state = run.all("master");
+  for (const char* kind : {"moment1", "moment2"})
+    for (auto& [name, values] : run.all(kind)) state[std::string(kind) + " of " + name] = std::move(values);
+  return state;
 }
 
 }  // namespace
@@ -73,6 +104,54 @@ TEST_CASE("recomputation changes no bit on the GPU") {
       options.recompute = {name};
       TinyRun run(form, options, dtype, *device);
       CHECK(run.gradients(batch) == want);
+    }
+  }
+}
+
+TEST_CASE("captured steps on the GPU have the bits of ops launched one by one") {
+  std::unique_ptr<Device> device = open_gpu();
+  if (!device) return;
+  Uncaptured uncaptured(*device);
+  const testkit::TinyModelOptions form{.bias = true};
+  for (const Geometry& geometry : {Geometry{3, 20}, Geometry{2, 64}}) {  // attention by own kernels, and through cuDNN
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      PlanOptions options;
+      options.geometry = geometry;
+      TinyRun one_by_one(form, options, dtype, uncaptured), captured(form, options, dtype, *device);
+      const auto want = train_two_steps(one_by_one);
+      CHECK(want.size() > 10);
+      CHECK(train_two_steps(captured) == want);
+    }
+  }
+}
+
+TEST_CASE("a run on the GPU gives its bits again, stopped and continued too") {
+  if (!open_gpu()) return;
+  const Overrides recipes[] = {
+      {"precision.id=bf16", "optimizer.master=bf16", "optimizer.gradient=bf16", "optimizer.adamw.moments=bf16"},
+      {"precision.id=e4m3", "precision.e4m3.history=3"},
+      {"precision.id=e4m3", "precision.e4m3.activation_scaling=row", "precision.e4m3.gradient_scaling=row"}};
+  for (const Overrides& recipe : recipes) {
+    for (int accumulation : {1, 3}) {
+      CAPTURE(recipe[0]);
+      CAPTURE(accumulation);
+      TinyFiles files;
+      auto train = [&](const std::string& directory, int stop_after) {
+        Overrides all = recipe;
+        all.insert(all.end(), {"device.id=cuda", "checkpoint.every=0", "checkpoint.export=false", "train.steps=8",
+                               "train.accumulation=" + std::to_string(accumulation), files.run(directory)});
+        return train_here(files, all, stop_after);
+      };
+      SessionResult straight = train("straight", 0), again = train("again", 0), first = train("stopped", 4);
+      CHECK(newest_step(files.at("stopped")) == 4);
+      const SessionResult second = train("stopped", 0);
+      CHECK(second.result.finished);
+      first.losses.merge(Losses(second.losses));
+      CHECK(straight.losses.size() == 8);
+      CHECK(again.losses == straight.losses);
+      CHECK(first.losses == straight.losses);
+      CHECK(newest_tensors(files.at("again")) == newest_tensors(files.at("straight")));
+      CHECK(newest_tensors(files.at("stopped")) == newest_tensors(files.at("straight")));
     }
   }
 }
