@@ -20,13 +20,12 @@ template <class Arguments>
 struct LoadedKernel {
   KernelFunction<Arguments> function = nullptr;
   dim3 block;
-  int resident = 0;        ///< blocks that the whole GPU runs at once
-  std::size_t shared = 0;  ///< bytes of a block's shared memory, beside what the kernel declares
+  int resident = 0;  ///< blocks that the whole GPU runs at once
 
   void launch(std::int64_t blocks, cudaStream_t stream, Arguments arguments) const {
     void* pointers[] = {&arguments};
     dim3 grid(static_cast<unsigned>(blocks));
-    QUERN_CUDA(cudaLaunchKernel(reinterpret_cast<const void*>(function), grid, block, pointers, shared, stream));
+    QUERN_CUDA(cudaLaunchKernel(reinterpret_cast<const void*>(function), grid, block, pointers, 0, stream));
   }
   /// Blocks for `work` pieces, one a block at a time: no more than run at once.
   std::int64_t persistent(std::int64_t work) const {
@@ -35,17 +34,13 @@ struct LoadedKernel {
 };
 
 template <class Arguments>
-LoadedKernel<Arguments> load_kernel(KernelFunction<Arguments> function, dim3 block, int multiprocessors,
-                                    std::size_t shared = 0) {
-  const auto* code = reinterpret_cast<const void*>(function);
+LoadedKernel<Arguments> load_kernel(KernelFunction<Arguments> function, dim3 block, int multiprocessors) {
   cudaFuncAttributes attributes;
-  QUERN_CUDA(cudaFuncGetAttributes(&attributes, code));  // loads the code
-  const auto most = static_cast<int>(shared);
-  if (most > attributes.maxDynamicSharedSizeBytes)  // never less: it is the limit of every op that has this kernel
-    QUERN_CUDA(cudaFuncSetAttribute(code, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+  QUERN_CUDA(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(function)));  // loads the code
   int blocks = 0;
-  QUERN_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, code, static_cast<int>(block.x * block.y), shared));
-  return {function, block, std::max(1, blocks) * multiprocessors, shared};
+  QUERN_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, reinterpret_cast<const void*>(function),
+                                                           static_cast<int>(block.x * block.y), 0));
+  return {function, block, std::max(1, blocks) * multiprocessors};
 }
 
 constexpr std::int64_t ceil_divide(std::int64_t total, std::int64_t part) { return (total + part - 1) / part; }

@@ -1,40 +1,43 @@
 // RMS norm and its gradient with the residual add beside them, quantized as they are made: a row is in registers when
-// its codes are written, and in shared memory until its group's transpose is.
+// its codes are written. Their transpose is a second launch, of bytes.
 
 #include <type_traits>
 
 #include "norm_ops.h"
 #include "quantize_ops.h"
 #include "rms_norm.cuh"
+#include "transpose.h"
 
 namespace quern::cuda {
 
 namespace {
 
-/// Static shared memory of the kernels, at most.
-constexpr std::size_t kStaticShared = 1024;
+/// What follows the launches of a norm: the transpose of its codes, which lie in the workspace where nobody else reads
+/// them.
+struct Codes {
+  Codes(const OpInstance& op, const QuantizePlan& plan, Matrix matrix)
+      : size(matrix), in_workspace(plan.has_t(op) && !plan.has_q(op)) {}
+  std::size_t workspace_bytes() const {
+    return QuantizePlan::kWorkspace + (in_workspace ? static_cast<std::size_t>(size.rows * size.columns) : 0);
+  }
+  std::uint8_t* of(const QuantizeArguments& args, const Exec& exec) const {
+    return in_workspace ? static_cast<std::uint8_t*>(exec.workspace) + QuantizePlan::kWorkspace : args.q;
+  }
+  Matrix size;
+  bool in_workspace;
+};
 
-/// How many rows of codes a block of these kernels holds to write them transposed.
-std::uint8_t held_rows(const RowShape& shape, const Matrix& size, const CudaContext& context) {
-  return RowTile::most_rows(rows_at_once(shape.teams, size.rows), shape.teams, size.columns,
-                            context.traits.shared_bytes - kStaticShared);
-}
-
-/// Kernels that can write the plan's format: those that read by packs have code for i8 only where it is wanted.
-template <class Arguments, class Select>
-RowKernels<Arguments> load_quantizing(const QuantizePlan& plan, std::int64_t columns, DType type, CudaContext& context,
-                                      std::size_t shared, Select select) {
-  auto load = [&](auto formats) {
-    return load_rows<Arguments>(
-        columns, type, context.multiprocessors,
-        [select](auto element, auto packs, auto access) {
-          constexpr Formats kFormats = access() == Access::vector ? decltype(formats)::value : Formats::any;
-          return select(element, packs, access, std::type_identity<Quantizer<kFormats>>{});
-        },
-        shared);
-  };
-  return plan.format() == DType::i8 ? load(std::integral_constant<Formats, Formats::any>{})
-                                    : load(std::integral_constant<Formats, Formats::float8>{});
+/// Runs the launches of a plan, then the transpose: launch(arguments) makes codes where arguments.q says.
+template <class LaunchPass>
+void run_rows(const QuantizePlan& plan, const Codes& codes, std::span<const View> in, std::span<const View> out,
+              const Exec& exec, LaunchPass launch) {
+  std::uint8_t *q = nullptr, *t = nullptr;
+  plan.run(in, out, exec, [&](QuantizeArguments args) {
+    args.q = q = codes.of(args, exec);
+    t = args.t;
+    launch(args);
+  });
+  if (t) transpose_bytes(q, t, codes.size.rows, codes.size.columns, stream_of(exec));
 }
 
 template <bool kAdd>
@@ -49,16 +52,14 @@ Launch prepare_norm(const OpInstance& op, CudaContext& context, ScaleSource sour
   const Matrix size = matrix_of(op, 0);
   const auto eps = static_cast<float>(op.attributes.real("eps"));
   const QuantizePlan plan = norm_plan<kAdd>(op, source);
-  const DType type = op.inputs[0].dtype;
-  const std::uint8_t held = held_rows(row_shape(size.columns, type), size, context);
-  const std::size_t shared = plan.has_t(op) ? RowTile::bytes(held, size.columns) : 0;
-  auto kernels = load_quantizing<NormArguments>(
-      plan, size.columns, type, context, shared, [](auto element, auto packs, auto access, auto codes) {
-        return &rms_norm_kernel<decltype(element), packs(), access(), kAdd, typename decltype(codes)::type>;
-      });
+  const Codes codes(op, plan, size);
+  auto kernels = load_rows<NormArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
+                                          [](auto element, auto packs, auto access) {
+                                            return &rms_norm_kernel<decltype(element), packs(), access(), kAdd, true>;
+                                          });
+  load_transpose_bytes();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    plan.run(in, out, exec, [&](QuantizeArguments quantize) {
-      quantize.held = held;
+    run_rows(plan, codes, in, out, exec, [&](const QuantizeArguments& quantize) {
       const bool again = quantize.pass == Pass::again;
       NormArguments args{.x = in[0].data,
                          .added = kAdd ? in[1].data : nullptr,
@@ -72,8 +73,7 @@ Launch prepare_norm(const OpInstance& op, CudaContext& context, ScaleSource sour
                          .quantize = quantize};
       const auto& kernel =
           kernels.pick({args.x, args.added, args.weight, out[0].data, out[kAdd ? 1 : 0].data, quantize.q});
-      kernel.launch(kernel.persistent(ceil_divide(size.rows, rows_at_once(kernels.teams, size.rows))), stream_of(exec),
-                    args);
+      kernel.launch(kernel.persistent(ceil_divide(size.rows, kernels.teams)), stream_of(exec), args);
     });
   };
 }
@@ -90,11 +90,26 @@ OpSupport query_norm(const OpInstance& op, ScaleSource source) {
   check.input(first + 1, "weight", {columns}).output(first, "y", stream).output(first + 1, "rstd", {rows}, DType::f32);
   plan.check(check, op);
   check.that(fits_row(op, 0), kRowTooLong);
-  return check.support(QuantizePlan::kWorkspace);
+  return check.support(check.ok() ? Codes(op, plan, {rows, columns}).workspace_bytes() : 0);
 }
 
 QuantizePlan grad_plan(const OpInstance& op, ScaleSource source) {
   return QuantizePlan(op, source, 5, 3, matrix_of(op, 1));
+}
+
+/// Bytes of the partial sums of dweight; they follow the codes.
+std::size_t partials_of(const OpInstance& op) {
+  const auto [rows, columns] = matrix_of(op, 1);
+  return op.outputs[1].present ? row_partial_bytes(rows, columns, op.inputs[1].dtype) : 0;
+}
+constexpr std::size_t aligned_256(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+template <bool kQuantize>
+RowKernels<GradArguments> load_grad(const OpInstance& op, std::int64_t columns, CudaContext& context) {
+  return load_rows<GradArguments>(columns, op.inputs[1].dtype, context.multiprocessors,
+                                  [](auto element, auto packs, auto access) {
+                                    return &rms_norm_grad_kernel<decltype(element), packs(), access(), true, kQuantize>;
+                                  });
 }
 
 // dy, x (N, C), weight (C), rstd (N) f32, e (N, C) -> dx (N, C), dweight (C), sum = dx + e, and the quantizing part's
@@ -103,28 +118,16 @@ Launch prepare_grad(const OpInstance& op, CudaContext& context, ScaleSource sour
   const Matrix size = matrix_of(op, 1);
   const bool accumulate = op.outputs[1].accumulate;
   const QuantizePlan plan = grad_plan(op, source);
-  const DType type = op.inputs[1].dtype;
-  const RowShape shape = row_shape(size.columns, type);
-  const std::uint8_t held = held_rows(shape, size, context);
-  const std::size_t sums = block_sum_bytes(shape, size.columns),
-                    shared = std::max(sums, plan.has_t(op) ? RowTile::bytes(held, size.columns) : 0);
-  auto select = [](auto element, auto packs, auto access, auto codes) {
-    return &rms_norm_grad_kernel<decltype(element), packs(), access(), true, typename decltype(codes)::type>;
-  };
-  auto kernels = load_quantizing<GradArguments>(plan, size.columns, type, context, shared, select);
-  auto plain = load_rows<GradArguments>(
-      size.columns, type, context.multiprocessors,
-      [select](auto element, auto packs, auto access) {
-        return select(element, packs, access, std::type_identity<NoQuantizer>{});
-      },
-      sums);
+  const Codes codes(op, plan, size);
+  auto kernels = load_grad<true>(op, size.columns, context), plain = load_grad<false>(op, size.columns, context);
   load_column_sums();
+  load_transpose_bytes();
+  const std::size_t partials_at = aligned_256(codes.workspace_bytes());
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View& dweight = out[1];
-    auto* partials = reinterpret_cast<float*>(static_cast<char*>(exec.workspace) + QuantizePlan::kWorkspace);
+    auto* partials = reinterpret_cast<float*>(static_cast<char*>(exec.workspace) + partials_at);
     std::int64_t blocks = 0;
-    plan.run(in, out, exec, [&](QuantizeArguments quantize) {
-      quantize.held = held;
+    run_rows(plan, codes, in, out, exec, [&](const QuantizeArguments& quantize) {
       const bool again = quantize.pass == Pass::again;
       GradArguments args{.dy = in[0].data,
                          .x = in[1].data,
@@ -140,8 +143,7 @@ Launch prepare_grad(const OpInstance& op, CudaContext& context, ScaleSource sour
       auto pick = [&](const RowKernels<GradArguments>& from) {
         return from.pick({args.dy, args.x, args.weight, args.added, out[0].data, out[2].data, quantize.q});
       };
-      blocks =
-          std::min(kMostPartials, pick(plain).persistent(ceil_divide(size.rows, rows_at_once(shape.teams, size.rows))));
+      blocks = std::min(kMostPartials, pick(plain).persistent(ceil_divide(size.rows, kernels.teams)));
       pick(kernels).launch(blocks, stream_of(exec), args);
     });
     if (dweight) sum_partial_rows(partials, blocks, size.columns, dweight, accumulate, stream_of(exec));
@@ -158,8 +160,8 @@ OpSupport query_grad(const OpInstance& op, ScaleSource source) {
   check.output(0, "dx", stream).sum(1, "dweight", {columns}).output(2, "sum", stream);
   plan.check(check, op);
   check.that(fits_row(op, 1), kRowTooLong);
-  const bool sums = check.ok() && op.outputs[1].present;
-  return check.support(QuantizePlan::kWorkspace + (sums ? row_partial_bytes(rows, columns, op.inputs[1].dtype) : 0));
+  if (!check.ok()) return check.support();
+  return check.support(aligned_256(Codes(op, plan, {rows, columns}).workspace_bytes()) + partials_of(op));
 }
 
 }  // namespace

@@ -242,26 +242,6 @@ TEST_CASE("producers that quantize what they make give the bits of the two ops")
   }
 }
 
-TEST_CASE("norms that write their codes' transpose give the bits of the two ops around groups of rows") {
-  DevicePair pair = open_pair();
-  std::vector<Extents> sizes = {{1, 8},      {15, 100},  {16, 896},   {31, 896},   {32, 2048},  {200, 896}, {33, 1000},
-                                {200, 3584}, {33, 8192}, {48, 14336}, {31, 14336}, {33, 16000}, {8199, 40}, {8224, 64}};
-  if (pair.open) sizes.insert(sizes.end(), {Extents{20000, 896}, Extents{9001, 1536}, Extents{9008, 3584}});
-  for (const Extents& size : sizes) {
-    for (DType t : {kF32, kBf16}) {
-      for (const Producer& producer : producers(t, size)) {
-        if (producer.kind.find("rms_norm") == std::string::npos) continue;
-        CAPTURE(to_string(size));
-        CAPTURE(std::string(name_of(t)));
-        compare_fused(pair, producer, "quantize", {});
-        compare_fused(pair, producer, "quantize_by", {PoisonedTensor(kF32, {1}, std::vector<float>{0.0625f})});
-        compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-5f)});
-        compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-12f)});  // clips, and is done again
-      }
-    }
-  }
-}
-
 TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any number of tokens and heads") {
   DevicePair pair = open_pair();
   for (std::int64_t tokens : {1, 127, 130, 1027}) {

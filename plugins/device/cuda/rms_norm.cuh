@@ -5,7 +5,6 @@
 // inputs may be read again).
 
 #include "quantize_plan.cuh"
-#include "row_tile.cuh"
 #include "rows.cuh"
 #include "tile_quantize.cuh"
 
@@ -18,16 +17,13 @@ struct NormArguments {
   std::int64_t rows;
   int columns;
   float eps;
-  QuantizeArguments quantize = {};  ///< of y; by kernels that write codes
+  QuantizeArguments quantize = {};  ///< of y; kQuantize only
 };
 
-extern __shared__ uint4 row_memory[];  ///< of a RowTile, then of a block's sums
-
-/// Measures a row's packs and writes their codes, as far as the launch wants them; `turned`: into the tile as well.
-template <Access kAccess, int kPacks, class T, Formats kFormats>
-__device__ __forceinline__ void quantize_row(Quantizer<kFormats>& quantizer, const QuantizeArguments& args,
-                                             const RowTile& tile, bool turned, const Pack<T> (&packs)[kPacks],
-                                             std::int64_t row, int columns) {
+/// Measures a row's packs and writes their codes, as far as the launch wants them.
+template <Access kAccess, int kPacks, class T>
+__device__ __forceinline__ void quantize_row(Quantizer<Formats::any>& quantizer, const QuantizeArguments& args,
+                                             const Pack<T> (&packs)[kPacks], std::int64_t offset, int columns) {
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Floats<T> values = unpack(packs[p]);
@@ -35,19 +31,8 @@ __device__ __forceinline__ void quantize_row(Quantizer<kFormats>& quantizer, con
     if (!quantizer.writes()) continue;
     std::uint32_t words[kPack<T> / 4];
     quantizer.encode(args, values.at, words);
-    if (args.q) store_codes<kAccess>(args.q + row * tile.columns, pack_at<T>(p), columns, words);
-    if (turned) tile.put(row, pack_at<T>(p), words);
+    if (args.q) store_codes<kAccess>(args.q + offset, pack_at<T>(p), columns, words);
   }
-}
-
-/// Writes the tile's rows when all of them are there. All threads of the block call it together, after each `row`.
-__device__ __forceinline__ void store_turned(const RowTile& tile, std::uint8_t* t, std::int64_t first,
-                                             std::int64_t rows) {
-  const auto teams = static_cast<int>(blockDim.y), threads = static_cast<int>(blockDim.x) * teams;
-  if (!tile.full(first + teams, rows)) return;
-  __syncthreads();
-  tile.store(t, first, rows, static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x), threads);
-  __syncthreads();
 }
 
 /// Nothing, in kernels that do not quantize.
@@ -55,19 +40,14 @@ struct NoQuantizer {
   __device__ __forceinline__ explicit NoQuantizer(const QuantizeArguments&) {}
   __device__ __forceinline__ bool idle() const { return false; }
 };
-
-/// Blocks that a multiprocessor is to hold; 0: as come of themselves.
-template <int kPacks, Access kAccess, class Codes>
-inline constexpr int kNormBlocks =
-    kPacks <= 4 && kAccess == Access::vector && !std::is_same_v<Codes, NoQuantizer> ? 4 : 0;
+template <bool kQuantize>
+using QuantizerIf = std::conditional_t<kQuantize, Quantizer<Formats::any>, NoQuantizer>;
 
 /// y = x * rstd * weight, with rstd = 1 / sqrt(mean(x^2) + eps). kAdd: of sum = x + added in place of x.
-template <class T, int kPacks, Access kAccess, bool kAdd, class Codes>
-__global__ void __launch_bounds__(kRowThreads<kPacks>, kNormBlocks<kPacks, kAccess, Codes>)
-    rms_norm_kernel(const NormArguments args) {
-  constexpr bool kQuantize = !std::is_same_v<Codes, NoQuantizer>;
+template <class T, int kPacks, Access kAccess, bool kAdd, bool kQuantize>
+__global__ void __launch_bounds__(kRowThreads<kPacks>) rms_norm_kernel(const NormArguments args) {
   __shared__ TeamScratch scratch;
-  Codes quantizer(args.quantize);
+  QuantizerIf<kQuantize> quantizer(args.quantize);
   if (quantizer.idle()) return;
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.y;
   auto columns_of = [&args](std::int64_t row) { return row < args.rows ? args.columns : 0; };
@@ -78,12 +58,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>, kNormBlocks<kPacks, kAcce
     const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
     load_row<kAccess>(ahead, static_cast<const T*>(args.x) + row * args.columns, columns_of(row));
   }
-  // Codes leave by groups of rows; who writes none takes rows one by one.
-  const unsigned group = kQuantize ? rows_at_once(blockDim.y, args.rows) : blockDim.y;
-  auto after = [&](std::int64_t base) {
-    return kQuantize ? next_rows(base, group, blockDim.y, gridDim.x) : base + stride;
-  };
-  for (std::int64_t base = std::int64_t{blockIdx.x} * group; base < args.rows; base = after(base)) {
+  for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows; base += stride) {
     const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
     const int columns = columns_of(row);  // a team without a row reads and writes nothing
     Pack<T> x[kPacks];
@@ -129,12 +104,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>, kNormBlocks<kPacks, kAcce
       x[p] = round_pack(values);
     }
     if (args.y) store_row<kAccess>(x, static_cast<T*>(args.y) + offset, columns);
-    if constexpr (kQuantize) {
-      const RowTile tile{reinterpret_cast<std::uint32_t*>(row_memory), args.columns, args.quantize.held};
-      const bool turned = args.quantize.t != nullptr && quantizer.writes();
-      quantize_row<kAccess>(quantizer, args.quantize, tile, turned, x, row, columns);
-      if (turned) store_turned(tile, args.quantize.t, base, args.rows);
-    }
+    if constexpr (kQuantize) quantize_row<kAccess>(quantizer, args.quantize, x, offset, columns);
   }
   if constexpr (kQuantize) quantizer.finish(args.quantize);
 }
@@ -146,22 +116,21 @@ struct GradArguments {
   float* partials;                      ///< (blocks, C), sums of dweight; null: not wanted
   std::int64_t rows;
   int columns;
-  QuantizeArguments quantize = {};  ///< of sum; by kernels that write codes
+  QuantizeArguments quantize = {};  ///< of sum; kQuantize only
 };
 
 /// With n = x * rstd and g = dy * weight: dx = rstd * (g - n * mean(g * n)), dweight = sum over tokens of dy * n.
-/// kAdd: also sum = dx + added. Rows are shared by groups in all forms, so that partial sums are the same.
-template <class T, int kPacks, Access kAccess, bool kAdd, class Codes>
+/// kAdd: also sum = dx + added.
+template <class T, int kPacks, Access kAccess, bool kAdd, bool kQuantize>
 __global__ void __launch_bounds__(kRowThreads<kPacks>, kPacks == 8 ? 1 : 2)
     rms_norm_grad_kernel(const GradArguments args) {
-  constexpr bool kQuantize = !std::is_same_v<Codes, NoQuantizer>;
   __shared__ TeamScratch scratch;
-  Codes quantizer(args.quantize);
+  __shared__ float shared_sums[kBlockSums<T, kPacks>];
+  QuantizerIf<kQuantize> quantizer(args.quantize);
   if (quantizer.idle()) return;
   Floats<T> dweight[kPacks] = {};
-  const unsigned group = rows_at_once(blockDim.y, args.rows);
-  for (std::int64_t base = std::int64_t{blockIdx.x} * group; base < args.rows;
-       base = next_rows(base, group, blockDim.y, gridDim.x)) {
+  for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
+       base += std::int64_t{gridDim.x} * blockDim.y) {
     const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
     const int columns = row < args.rows ? args.columns : 0;
     Pack<T> dy[kPacks], x[kPacks], added[kPacks], weight[kPacks];
@@ -201,18 +170,12 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>, kPacks == 8 ? 1 : 2)
         added[p] = round_pack(sum);
       }
       if (args.sum) store_row<kAccess>(added, static_cast<T*>(args.sum) + offset, columns);
-      if constexpr (kQuantize) {
-        const RowTile tile{reinterpret_cast<std::uint32_t*>(row_memory), args.columns, args.quantize.held};
-        const bool turned = args.quantize.t != nullptr && quantizer.writes();
-        quantize_row<kAccess>(quantizer, args.quantize, tile, turned, added, row, columns);
-        if (turned) store_turned(tile, args.quantize.t, base, args.rows);
-      }
+      if constexpr (kQuantize) quantize_row<kAccess>(quantizer, args.quantize, added, offset, columns);
     }
   }
   if constexpr (kQuantize) quantizer.finish(args.quantize);
   if (args.partials)
-    store_block_sums(dweight, reinterpret_cast<float*>(row_memory),
-                     args.partials + std::int64_t{blockIdx.x} * args.columns, args.columns);
+    store_block_sums(dweight, shared_sums, args.partials + std::int64_t{blockIdx.x} * args.columns, args.columns);
 }
 
 }  // namespace quern::cuda

@@ -14,10 +14,10 @@ template <bool kAdd>
 Launch prepare_rms_norm(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   const auto eps = static_cast<float>(op.attributes.real("eps"));
-  auto kernels = load_rows<NormArguments>(
-      size.columns, op.inputs[0].dtype, context.multiprocessors, [](auto element, auto packs, auto access) {
-        return &rms_norm_kernel<decltype(element), packs(), access(), kAdd, NoQuantizer>;
-      });
+  auto kernels = load_rows<NormArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
+                                          [](auto element, auto packs, auto access) {
+                                            return &rms_norm_kernel<decltype(element), packs(), access(), kAdd, false>;
+                                          });
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (size.rows == 0) return;
     NormArguments args{.x = in[0].data,
@@ -40,11 +40,9 @@ Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 1);
   const bool accumulate = op.outputs[1].accumulate;
   auto kernels = load_rows<GradArguments>(
-      size.columns, op.inputs[1].dtype, context.multiprocessors,
-      [](auto element, auto packs, auto access) {
-        return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd, NoQuantizer>;
-      },
-      block_sum_bytes(row_shape(size.columns, op.inputs[1].dtype), size.columns));
+      size.columns, op.inputs[1].dtype, context.multiprocessors, [](auto element, auto packs, auto access) {
+        return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd, false>;
+      });
   load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View& dweight = out[1];
@@ -59,8 +57,7 @@ Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
                        .rows = size.rows,
                        .columns = static_cast<int>(size.columns)};
     const auto& kernel = kernels.pick({args.dy, args.x, args.weight, args.added, args.dx, args.sum});
-    std::int64_t blocks =
-        std::min(kMostPartials, kernel.persistent(ceil_divide(size.rows, rows_at_once(kernels.teams, size.rows))));
+    std::int64_t blocks = std::min(kMostPartials, kernel.persistent(ceil_divide(size.rows, kernels.teams)));
     kernel.launch(blocks, stream_of(exec), args);
     if (dweight) sum_partial_rows(args.partials, blocks, size.columns, dweight, accumulate, stream_of(exec));
   };

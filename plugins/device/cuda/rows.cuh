@@ -1,7 +1,6 @@
 #pragma once
 // One row of a matrix held in registers by a team of threads: what norms over channels are made of. A block is (team,
-// teams) threads, each team takes every gridDim.x * teams-th row (or rows by groups: row_tile.cuh), thread t of it packs
-// t, t + team, t + 2 team, ...
+// teams) threads, each team takes every gridDim.x * teams-th row, thread t of it packs t, t + team, t + 2 team, ...
 // The layout depends on the columns and the element type alone, so a fused kernel sums in the order of the plain one.
 
 #include <algorithm>
@@ -67,19 +66,17 @@ struct RowKernels {
   }
 };
 
-/// `select(T{}, packs, access)`, the last two integral constants, gives the instantiations of a kernel, which asks for
-/// `shared` bytes beside what it declares.
+/// `select(T{}, packs, access)`, the last two integral constants, gives the instantiations of a kernel.
 template <class Arguments, class Select>
-RowKernels<Arguments> load_rows(std::int64_t columns, DType type, int multiprocessors, Select select,
-                                std::size_t shared = 0) {
+RowKernels<Arguments> load_rows(std::int64_t columns, DType type, int multiprocessors, Select select) {
   const RowShape shape = row_shape(columns, type);
   const bool whole = columns * static_cast<std::int64_t>(size_of(type)) % 16 == 0;
   return with_element(type, [&](auto element) {
     return with_packs(shape, [&](auto packs) {
       KernelFunction<Arguments> vector = select(element, packs, AccessConstant<Access::vector>{});
       KernelFunction<Arguments> scalar = select(element, packs, AccessConstant<Access::scalar>{});
-      return RowKernels<Arguments>{load_kernel(vector, shape.block(), multiprocessors, shared),
-                                   load_kernel(scalar, shape.block(), multiprocessors, shared), whole, shape.teams};
+      return RowKernels<Arguments>{load_kernel(vector, shape.block(), multiprocessors),
+                                   load_kernel(scalar, shape.block(), multiprocessors), whole, shape.teams};
     });
   });
 }
@@ -136,8 +133,8 @@ __device__ __forceinline__ float team_max(float value, TeamScratch& scratch) {
 
 /// Sums over rows that threads gathered for their own columns: the block's total goes to `to` (columns). `shared` holds
 /// a row for each team; a block of one team needs none. All threads of the block call it together.
-template <class T, int kPacks>
-__device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks], float* shared, float* to,
+template <class T, int kPacks, int kShared>
+__device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks], float (&shared)[kShared], float* to,
                                                  int columns) {
   const bool alone = blockDim.y == 1;
   float* mine = alone ? to : shared + static_cast<int>(threadIdx.y) * columns;
@@ -158,12 +155,7 @@ __device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks]
   }
 }
 
-/// Bytes of store_block_sums's shared memory.
-inline std::size_t block_sum_bytes(const RowShape& shape, std::int64_t columns) {
-  return shape.teams == 1 ? 0 : static_cast<std::size_t>(shape.teams * columns) * sizeof(float);
-}
-
-/// The most floats of it that any row of such a kernel takes: a block of several teams has at most 256 threads.
+/// Floats of store_block_sums's shared memory: a block of several teams has at most 256 threads.
 template <class T, int kPacks>
 inline constexpr int kBlockSums = kPacks == 8 ? 1 : 256 * kPacks* kPack<T>;
 

@@ -68,7 +68,6 @@ struct QuantizeArguments {
   std::uint32_t elements[2];  ///< of the tensor, low and high word
   DType format;
   Pass pass;
-  std::uint8_t held;  ///< rows that a block holds to write them transposed, where it takes whole rows (RowTile)
 };
 
 /// Codes of kCount values in e4m3 or e5m2, four a word, in order. `inverse`, of the scale, is a power of two: exact.
