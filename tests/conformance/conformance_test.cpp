@@ -92,6 +92,10 @@ TEST_CASE("an op that leaves elements of odd sizes unwritten") {
   check_broken("device", "short_tail", {"op add, swiglu, gelu, sums"}, {"swiglu(", "nan", "want "});
 }
 
+TEST_CASE("an op that errs at one size, in 8 bits only") {
+  check_broken("device", "half_codes", {"fusions", "models"}, {"in e4m3"});
+}
+
 TEST_CASE("a log sink that keeps events back, and an option without help") {
   check_broken("log", "keeps_back", {"describes itself", "flushes"}, {"help of option unused"});
 }
