@@ -6,6 +6,7 @@
 #include "device_pair.h"
 #include "quern/rope.h"
 #include "quern/step_state.h"
+#include "quern/testkit/op_launch.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -54,8 +55,8 @@ struct Run {
         if (output == static_cast<int>(i)) view = in[static_cast<std::size_t>(input)];
       out.push_back(view || !outputs[i].present ? view : place(outputs[i].dtype, outputs[i].extents));
     }
-    for (std::size_t i = 0; i < outputs.size(); ++i)  // where it is added to: 3.0, or nearly so
-      if (outputs[i].accumulate) gpu.fill(out[i].data, 0x40, out[i].bytes(), stream);
+    for (std::size_t i = 0; i < outputs.size(); ++i)
+      if (outputs[i].accumulate) testkit::fill_added_to(gpu, out[i], stream);
     gpu.prepare(op)->launch(in, out, {stream, allocate(support.workspace_bytes)});
     Tensors results;
     for (const View& view : out) {
