@@ -7,8 +7,6 @@ namespace quern::testkit {
 namespace {
 
 constexpr std::size_t kRoomBehind = 256;
-constexpr std::uint8_t kAddedTo = 0x40;  // four times: 3.0 as f32 and as bf16, or nearly so
-
 /// Blocks of device memory, given back together.
 class Blocks {
  public:
@@ -35,6 +33,10 @@ class Blocks {
 
 }  // namespace
 
+void fill_added_to(Device& device, const View& output, Stream stream) {
+  if (output) device.fill(output.data, 0x40, output.bytes(), stream);
+}
+
 std::vector<PoisonedTensor> launch_once(Device& device, const OpInstance& shape, const std::vector<View>& inputs,
                                         const std::vector<std::pair<int, int>>& in_place) {
   OpInstance op = shape;
@@ -52,7 +54,7 @@ std::vector<PoisonedTensor> launch_once(Device& device, const OpInstance& shape,
   for (const Operand& output : op.outputs) {
     out.push_back(output.present ? blocks.place(output.dtype, output.extents)
                                  : View{nullptr, output.dtype, output.extents});
-    if (out.back() && output.accumulate) device.fill(out.back().data, kAddedTo, out.back().bytes(), stream);
+    if (output.accumulate) fill_added_to(device, out.back(), stream);
   }
   for (auto [output, input] : in_place) out[static_cast<std::size_t>(output)] = in[static_cast<std::size_t>(input)];
   View workspace = blocks.place(DType::u8, {static_cast<std::int64_t>(support.workspace_bytes)});

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "quern/random.h"
+#include "quern/testkit/independence.h"
 
 using namespace quern;
 
@@ -128,4 +129,26 @@ TEST_CASE("philox gives the published vectors and independent streams") {
   CHECK(random_word(key, 0, 9) != random_word({1, RandomPurpose::shuffle, 5}, 0, 9));
   CHECK(random_word(key, 0, 9) != random_word({1, RandomPurpose::init, 6}, 0, 9));
   CHECK(random_word(key, 0, 9) == random_block(key, 0, 2)[1]);
+}
+
+TEST_CASE("every element, step, purpose and object has a random number of its own") {
+  // Of a word's 16 low bits, which stochastic rounding takes: uniform, scaled to mean 0 and variance 1.
+  auto drawn = [](const RandomKey& key, std::uint32_t step) {
+    std::vector<double> numbers(1 << 17);
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      numbers[i] = (((random_word(key, step, i) & 0xffffu) + 0.5) * 0x1p-16 - 0.5) * std::sqrt(12.0);
+    return numbers;
+  };
+  const RandomKey key{17, RandomPurpose::round_master, 5};
+  const std::vector<double> sequences[] = {drawn(key, 7),
+                                           drawn(key, 8),
+                                           drawn({17, RandomPurpose::round_moment1, 5}, 7),
+                                           drawn({17, RandomPurpose::round_moment2, 5}, 7),
+                                           drawn({17, RandomPurpose::round_master, 6}, 7),
+                                           drawn({18, RandomPurpose::round_master, 5}, 7),
+                                           drawn({17 | std::uint64_t{1} << 32, RandomPurpose::round_master, 5}, 7)};
+  for (const std::vector<double>& a : sequences) {
+    CHECK(testkit::dependence(a) == "");
+    for (const std::vector<double>* b = &a + 1; b != std::end(sequences); ++b) CHECK(testkit::dependence(a, *b) == "");
+  }
 }

@@ -8,6 +8,7 @@
 #include "quern/step_state.h"
 #include "quern/testkit/op_cases.h"
 #include "quern/testkit/op_launch.h"
+#include "quern/testkit/stochastic_rounding.h"
 
 namespace quern::conformance {
 
@@ -190,6 +191,14 @@ void delayed_cases(const testkit::OpRunner& runner) {
   advance.run(runner);
 }
 
+std::string compare_rounding(Device& oracle, Device& device) {
+  if (std::string refusal = device.query(testkit::rounded_update()).refusal; !refusal.empty())
+    return "refused: " + refusal;
+  const std::string fault = testkit::stochastic_rounding_fault(oracle, device);
+  need(fault.empty(), "stochastic rounding of adamw", fault, "an independent draw for every element");
+  return "2 steps, 2 objects";
+}
+
 }  // namespace
 
 const std::vector<OpFamily>& op_families() {
@@ -210,6 +219,7 @@ const std::vector<OpFamily>& op_families() {
       {"sum_squares, clip_scale", testkit::norm_and_clip_cases},
       {"adamw", testkit::adamw_cases},
       {"adamw of many tensors", testkit::adamw_list_cases},
+      {"adamw, its rounding", [](const testkit::OpRunner&) {}, compare_rounding},
       {"quantize", testkit::quantize_cases},
       {"quantize by blocks", testkit::quantize_blocks_cases},
       {"quantize zeros, inf, NaN", testkit::quantize_special_cases},

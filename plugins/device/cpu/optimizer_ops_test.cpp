@@ -1,11 +1,12 @@
 // The optimizer's ops: sums that do not depend on threads, clipping's cases, AdamW against its formula in double
 // precision, and stochastic rounding that is unbiased and independent of how a tensor is split.
+#include "cpu_device.h"
 #include "op_harness.h"
-
 #include "quern/error.h"
 #include "quern/numeric.h"
 #include "quern/random.h"
 #include "quern/step_state.h"
+#include "quern/testkit/stochastic_rounding.h"
 
 using namespace quern;
 using namespace quern::cpu::harness;
@@ -240,6 +241,12 @@ TEST_CASE("stochastic rounding of masters is unbiased over elements and over ste
   // the standard error is 2^-8 sqrt(8 * 0.077 / 1e5) = 1e-5; five of them. Rounding to nearest would stay at 1.
   CHECK(std::fabs(mean - want) < 5e-5);
   CHECK(want < 1 - 2e-3);
+}
+
+TEST_CASE("every rounding of an update has a draw of its own") {
+  cpu::CpuDevice device({});
+  device.open(0);
+  CHECK(testkit::stochastic_rounding_fault(device, device) == "");
 }
 
 TEST_CASE("an update split into shards gives the bits of the whole, for any number of threads") {

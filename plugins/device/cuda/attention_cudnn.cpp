@@ -74,14 +74,15 @@ void require(const AttentionShape& shape, fe::error_t status) {
 }
 
 /// What a choice is known by; the sequences that may run at once are part of it, since the workspace's bound may
-/// change.
+/// change, and whether the op says so, since only chunks that it leaves open are varied.
 std::string describe(const AttentionShape& s, AttentionPass pass) {
   std::string text = pass == AttentionPass::gradient ? "attention_grad " : "attention ";
   text += std::to_string(s.batch) + "x" + std::to_string(s.sequence) + " " + std::to_string(s.heads) + "/" +
           std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + (s.causal ? " causal" : " full");
   if (s.documents) text += " documents";
   if (pass == AttentionPass::forward_without_logsumexp) text += " without-logsumexp";
-  return text + " by up to " + std::to_string(chunk_size(s, pass));
+  text += " by up to " + std::to_string(chunk_size(s, pass));
+  return s.chunk > 0 ? text + " chunk " + std::to_string(s.chunk) : text;
 }
 
 /// One head's rows lie `row` elements apart.

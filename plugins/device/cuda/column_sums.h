@@ -10,7 +10,9 @@
 
 namespace quern::cuda {
 
-/// Partial rows that a kernel may leave, whatever the GPU: workspaces are planned without one.
+/// Partial rows that the norms' gradients leave at most, whatever the GPU: workspaces are planned without one. Column
+/// sums leave one for every 128 tokens (column_sum_order.cuh), from 65537 tokens on more than this, and their workspace
+/// grows with the tokens.
 inline constexpr std::int64_t kMostPartials = 512;
 
 constexpr std::size_t partial_bytes(std::int64_t partials, std::int64_t columns) {

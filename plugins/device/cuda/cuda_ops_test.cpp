@@ -2,6 +2,7 @@
 // cases are those that any device must pass, and larger ones.
 #include "device_pair.h"
 #include "quern/testkit/op_cases.h"
+#include "quern/testkit/stochastic_rounding.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -33,6 +34,11 @@ TEST_CASE("sum_squares and clip_scale") { testkit::norm_and_clip_cases(open_pair
 TEST_CASE("adamw, its stochastic rounding and its skip") { testkit::adamw_cases(open_pair()); }
 
 TEST_CASE("adamw over a list of tensors, more than one launch takes") { testkit::adamw_list_cases(open_pair()); }
+
+TEST_CASE("every rounding of an update has a draw of its own") {
+  DevicePair pair = open_pair();
+  if (pair.open) CHECK(testkit::stochastic_rounding_fault(*pair.cpu, *pair.gpu) == "");
+}
 
 TEST_CASE("lm_loss and its gradients, in one chunk and in several") {
   DevicePair pair = open_pair();

@@ -6,6 +6,7 @@
 #include "device_pair.h"
 #include "quern/rope.h"
 #include "quern/step_state.h"
+#include "quern/testkit/op_launch.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -54,8 +55,8 @@ struct Run {
         if (output == static_cast<int>(i)) view = in[static_cast<std::size_t>(input)];
       out.push_back(view || !outputs[i].present ? view : place(outputs[i].dtype, outputs[i].extents));
     }
-    for (std::size_t i = 0; i < outputs.size(); ++i)  // where it is added to: 3.0, or nearly so
-      if (outputs[i].accumulate) gpu.fill(out[i].data, 0x40, out[i].bytes(), stream);
+    for (std::size_t i = 0; i < outputs.size(); ++i)
+      if (outputs[i].accumulate) testkit::fill_added_to(gpu, out[i], stream);
     gpu.prepare(op)->launch(in, out, {stream, allocate(support.workspace_bytes)});
     Tensors results;
     for (const View& view : out) {
@@ -197,6 +198,7 @@ TEST_CASE("rope_grad_column_sum gives the bits of rope_grad and column_sum, in p
   if (!pair.open) return;
   struct Heads {
     std::int64_t tokens, heads, kv_heads, head_dim;
+    bool outside = false;  ///< positions before the table and behind it
   };
   for (Heads h : {Heads{1, 2, 1, 64},
                   {9, 3, 1, 6},
@@ -204,7 +206,9 @@ TEST_CASE("rope_grad_column_sum gives the bits of rope_grad and column_sum, in p
                   {130, 4, 2, 128},
                   {259, 2, 1, 34},
                   {128, 1, 1, 256},
-                  {1027, 1, 1, 80}}) {
+                  {1027, 1, 1, 80},
+                  {11, 3, 1, 6, true},
+                  {130, 2, 1, 64, true}}) {
     for (DType t : {kF32, kBf16}) {
       for (std::size_t shift : kShifts) {
         CAPTURE(label(std::to_string(h.tokens) + " tokens, head_dim " + std::to_string(h.head_dim), t, shift));
@@ -218,6 +222,10 @@ TEST_CASE("rope_grad_column_sum gives the bits of rope_grad and column_sum, in p
         const Extents size{h.tokens, (h.heads + 2 * h.kv_heads) * h.head_dim};
         const Operand packed = operand(t, size);
         PoisonedTensor dy = normal(t, size, 1), positions = integers(h.tokens, 0, h.tokens, 4);
+        if (h.outside) {
+          positions.view().as<std::int32_t>()[0] = -1;
+          positions.view().as<std::int32_t>()[h.tokens - 1] = static_cast<std::int32_t>(h.tokens);
+        }
         Tensors turned = Run{"rope_grad", attributes, {packed}, geometry}(*pair.gpu, {dy.view(), positions.view()});
         for (DType sum_type : {kF32, kBf16}) {
           for (bool accumulate : {false, true}) {

@@ -13,7 +13,7 @@ struct CudaOptions {
   std::string assume = "auto";
   std::int64_t memory = 0;
   std::string attention = "auto";
-  std::int64_t matmul_candidates = 32;
+  std::int64_t matmul_candidates = 8;
   bool matmul_cache = true;
 };
 
@@ -24,7 +24,8 @@ inline OptionTable<CudaOptions> cuda_options() {
   t.add("memory", &CudaOptions::memory, "MiB of device memory that the run may take; 0: nearly all").at_least(0);
   t.add("attention", &CudaOptions::attention, "auto: cuDNN where it can; own: own kernels, slower")
       .one_of({"auto", "own"});
-  t.add("matmul_candidates", &CudaOptions::matmul_candidates, "algorithms that are timed for each matrix product")
+  t.add("matmul_candidates", &CudaOptions::matmul_candidates,
+        "algorithms that are timed for each matrix product; cuBLASLt offers 8 at most")
       .at_least(1)
       .at_most(64);
   t.add("matmul_cache", &CudaOptions::matmul_cache, "keep timed choices on disk, in the user's cache directory");

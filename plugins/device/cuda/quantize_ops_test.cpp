@@ -122,12 +122,14 @@ std::vector<View> views_of(const Tensors& tensors) {
 
 /// "<producer>_<way>" gives the bits of the two ops apart, whether or not the result itself is read.
 /// Without a GPU: the plan accepts the fused op.
-void compare_fused(const DevicePair& pair, const Producer& producer, const std::string& way, const Tensors& more) {
+void compare_fused(const DevicePair& pair, const Producer& producer, const std::string& way, const Tensors& more,
+                   DType format = kE4m3) {
   Device& gpu = *pair.gpu;
   const bool given = way == "quantize_by";
-  Attributes attributes = format_of(kE4m3);
+  CAPTURE(std::string(name_of(format)));
+  Attributes attributes = format_of(format);
   if (way == "quantize_delayed") attributes.set("history", std::int64_t{2}), attributes.set("margin", std::int64_t{0});
-  OpInstance second{way, {}, codes(kE4m3, producer.outputs[producer.result].extents, !given), attributes, {}};
+  OpInstance second{way, {}, codes(format, producer.outputs[producer.result].extents, !given), attributes, {}};
   if (!pair.open) {
     OpInstance planned{producer.kind + "_" + way, {}, producer.outputs, producer.attributes, producer.geometry};
     for (const Tensors* tensors : {&producer.inputs, &more})
@@ -184,13 +186,21 @@ std::vector<Producer> producers(DType t, const Extents& size) {
   return all;
 }
 
-Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim) {
+enum class Positions { inside, some_outside };
+
+Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
+                   Positions where = Positions::inside) {
+  PoisonedTensor positions = integers(tokens, 0, tokens, 5);
+  if (where == Positions::some_outside) {
+    positions.view().as<std::int32_t>()[0] = -1;
+    positions.view().as<std::int32_t>()[tokens - 1] = static_cast<std::int32_t>(tokens);
+  }
   std::vector<double> frequencies;
   for (std::int64_t i = 0; i < head_dim / 2; ++i)
     frequencies.push_back(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
   const Extents size{tokens, (heads + 2) * head_dim};
   return {"rope_grad",
-          {normal(t, size, 1), integers(tokens, 0, tokens, 5)},
+          {normal(t, size, 1), positions},
           {operand(t, size)},
           0,
           {{"heads", heads},
@@ -203,18 +213,20 @@ Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_
 
 /// With the bias's gradient behind it; compared with rope_grad_column_sum, whose bits fused_ops_test.cpp holds.
 Producer rope_grad_column_sum(DType t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType sum,
-                              bool accumulate) {
-  Producer producer = rope_grad(t, tokens, heads, head_dim);
+                              bool accumulate, Positions where = Positions::inside) {
+  Producer producer = rope_grad(t, tokens, heads, head_dim, where);
   producer.kind = "rope_grad_column_sum";
   producer.outputs.push_back({sum, {producer.outputs[0].extents[1]}, true, accumulate});
   return producer;
 }
 
-PoisonedTensor state_of(float scale) {
+/// With a scale at which codes of a format reach `largest`.
+PoisonedTensor state_reaching(float largest, DType format = kE4m3) {
   PoisonedTensor state = zero_state(2);
-  state.view().as<ScaleState>()->scale = scale;
+  state.view().as<ScaleState>()->scale = format_scale(largest, format);
   return state;
 }
+constexpr float kFits = 14.0f, kClips = 0.1f;  ///< clips: a launch that finds so quantizes again
 
 }  // namespace
 
@@ -231,12 +243,17 @@ TEST_CASE("producers that quantize what they make give the bits of the two ops")
       for (const Producer& producer : all) {
         CAPTURE(to_string(size));
         CAPTURE(std::string(name_of(t)));
-        compare_fused(pair, producer, "quantize", {});
-        if (!producer.kind.starts_with("rope_grad"))
-          compare_fused(pair, producer, "quantize_by", {PoisonedTensor(kF32, {1}, std::vector<float>{0.0625f})});
-        compare_fused(pair, producer, "quantize_delayed", {zero_state(2)});
-        compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-5f)});
-        compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-12f)});  // clips, and is done again
+        for (DType format : {kE4m3, kE5m2, DType::i8}) {
+          if (format != kE4m3 && size[0] != 33 && size[0] != 272) continue;  // a part of a tile, and several
+          compare_fused(pair, producer, "quantize", {}, format);
+          if (!producer.kind.starts_with("rope_grad"))
+            compare_fused(pair, producer, "quantize_by", {PoisonedTensor(kF32, {1}, std::vector<float>{0.0625f})},
+                          format);
+          if (format == DType::i8) continue;  // has no delayed scale
+          compare_fused(pair, producer, "quantize_delayed", {zero_state(2)}, format);
+          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits, format)}, format);
+          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kClips, format)}, format);
+        }
       }
     }
   }
@@ -253,13 +270,32 @@ TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any n
           CAPTURE(std::string(name_of(t)) + ", sum " + std::string(name_of(sum)));
           const Producer producer = rope_grad_column_sum(t, tokens, 2, head_dim, sum, tokens % 2 == 0);
           compare_fused(pair, producer, "quantize", {});
-          compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-5f)});
-          compare_fused(pair, producer, "quantize_delayed", {state_of(0x1p-12f)});
+          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits)});
+          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kClips)});
         }
       }
     }
   }
   if (!pair.open) return;
   const Producer large = rope_grad_column_sum(kBf16, 40000, 16, 64, kBf16, true);  // a block takes many tiles
-  compare_fused(pair, large, "quantize_delayed", {state_of(0x1p-5f)});
+  compare_fused(pair, large, "quantize_delayed", {state_reaching(kFits)});
+}
+
+TEST_CASE("positions outside the rotation's table: the bits of the two ops, what is not turned as it was") {
+  DevicePair pair = open_pair();
+  for (std::int64_t tokens : {2, 33, 130}) {
+    for (std::int64_t head_dim : {6, 34, 64}) {  // of 6 and 34: eight columns lie in key and value heads
+      for (DType t : {kF32, kBf16}) {
+        CAPTURE(tokens);
+        CAPTURE(head_dim);
+        CAPTURE(std::string(name_of(t)));
+        for (const Producer& producer :
+             {rope_grad(t, tokens, 2, head_dim, Positions::some_outside),
+              rope_grad_column_sum(t, tokens, 2, head_dim, kF32, false, Positions::some_outside)}) {
+          compare_fused(pair, producer, "quantize", {});
+          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits)});
+        }
+      }
+    }
+  }
 }

@@ -11,6 +11,7 @@ struct Workspace {
   ScaleState state;
   QuantizeCounts counts;
 };
+static_assert(sizeof(Workspace) <= QuantizePlan::kWorkspace);
 
 DType format_of(const OpInstance& op) {
   return op.attributes.has("format") ? dtype_named(op.attributes.word("format")).value_or(DType::f32) : DType::f32;

@@ -73,19 +73,23 @@ struct RopeGrad {
       unpack_eight(load_eight<kAccess>(loaded.cosines, place.angle, half), cos);
       unpack_eight(load_eight<kAccess>(loaded.cosines + half, place.angle, half), sin);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sin[i] = place.first ? sin[i] : -sin[i];
+      for (int i = 0; i < 8; ++i) {
+        cos[i] *= loaded.one;
+        sin[i] = (place.first ? sin[i] : -sin[i]) * loaded.one;
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const bool turns = column + i < rotated;
         const Place place = place_of(turns ? column + i : 0);
-        cos[i] = turns ? loaded.cosines[place.angle] : 1.0f;
-        sin[i] = turns ? loaded.cosines[half + place.angle] : -0.0f;  // with other 0: what is not turned keeps its sign
+        cos[i] = turns ? loaded.cosines[place.angle] * loaded.one : 1.0f;
+        sin[i] = turns ? loaded.cosines[half + place.angle] * loaded.one
+                       : -0.0f;  // with other 0: what is not turned keeps its sign
         if (turns && !place.first) sin[i] = -sin[i];
       }
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) own[i] = own[i] * (cos[i] * loaded.one) + other[i] * (sin[i] * loaded.one);
+    for (int i = 0; i < 8; ++i) own[i] = own[i] * cos[i] + other[i] * sin[i];
     values[0] = round_eight<T>(own);
   }
 };

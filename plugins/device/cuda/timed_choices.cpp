@@ -45,7 +45,7 @@ std::optional<std::string> TimedChoices::find(const std::string& what) const {
 void TimedChoices::take(const std::string& what, const std::string& choice) { taken_[what] = choice; }
 
 void TimedChoices::measure(const std::string& what, const std::string& choice) {
-  known_[what] = taken_[what] = choice;
+  known_[what] = taken_[what] = measured_[what] = choice;
   if (!cache_file_.empty()) write_file();
 }
 
@@ -65,14 +65,15 @@ TimedChoices::Choices TimedChoices::mine(std::string_view text) const {
   return choices;
 }
 
-/// Merges the choices into the file, which is replaced as a whole. A cache: faults are ignored.
+/// Merges what this process measured into the file, which is replaced as a whole: what it knows from elsewhere may be
+/// older than what others have written since. A cache: faults are ignored.
 void TimedChoices::write_file() const noexcept {
   try {
     std::filesystem::create_directories(std::filesystem::path(cache_file_).parent_path());
     json root = parse(contents_of(cache_file_));
     json& mine = root[owner_];
     if (!mine.is_object()) mine = json::object();
-    for (const auto& [what, choice] : known_) mine[what] = choice;
+    for (const auto& [what, choice] : measured_) mine[what] = choice;
     std::string fresh = cache_file_ + "." + std::to_string(getpid());
     std::ofstream file(fresh, std::ios::binary);
     file << root.dump(1) << "\n";

@@ -37,6 +37,7 @@ class TimedChoices {
   std::string owner_;  ///< "NVIDIA H100 80GB HBM3, cuBLASLt 130100, cuDNN 91900"
   std::string cache_file_;
   Choices known_, taken_;
+  Choices measured_;  ///< by this process
 };
 
 }  // namespace quern::cuda

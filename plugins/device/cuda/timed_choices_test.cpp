@@ -53,6 +53,17 @@ TEST_CASE("measured choices outlive the process in a file, beside those of other
   CHECK(TimedChoices("GPU 2", file).find("attention") == "8 1 plan");
   CHECK_FALSE(TimedChoices("GPU", file).find("a guess"));
   CHECK(TimedChoices("GPU", file).save() == TimedChoices("GPU", "").save());  // known, not taken
+  {
+    TimedChoices stale("GPU", file), fresh("GPU", file), checkpoint("GPU", "");
+    checkpoint.take("loss", "an old one");
+    stale.load(checkpoint.save());
+    fresh.measure("attention", "2 0 plan");
+    fresh.measure("loss", "a new one");
+    stale.measure("matmul", "its algorithm");
+  }
+  CHECK(TimedChoices("GPU", file).find("matmul") == "its algorithm");
+  CHECK(TimedChoices("GPU", file).find("attention") == "2 0 plan");  // neither what was in the file at the start
+  CHECK(TimedChoices("GPU", file).find("loss") == "a new one");      // nor a checkpoint's takes its place
   std::ofstream(file) << "{ broken";
   TimedChoices again("GPU", file);
   CHECK_FALSE(again.find("attention"));
