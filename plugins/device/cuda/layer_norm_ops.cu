@@ -93,8 +93,7 @@ struct GradArguments {
 /// With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g * n)), dweight = sum over
 /// tokens of dy * n, dbias that of dy. kAdd: also sum = dx + added.
 template <class T, int kPacks, Access kAccess, bool kAdd>
-__global__ void __launch_bounds__(kRowThreads<kPacks>, kPacks == 8 ? 1 : 2)
-    layer_norm_grad_kernel(const GradArguments args) {
+__global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_grad_kernel(const GradArguments args) {
   __shared__ TeamScratch scratch;
   __shared__ float shared_sums[kBlockSums<T, kPacks>];
   Floats<T> dweight[kPacks] = {}, dbias[kPacks] = {};
