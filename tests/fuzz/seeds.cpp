@@ -93,6 +93,7 @@ void config_seeds() {
            "[log]\nsinks = [\"jsonl\"]\n[memory]\ndevice_budget = \"1GiB\"\nmoments = \"any\"\n");
   seed("run_config", "overrides",
        any + '\0' + "train.steps=7\nmodel.any.eps=0.5\nmodel.any.table.names=[]\nlog.directory=a b");
+  seed("run_config", "override_bytes", any + '\0' + "log.directory=run\xff");
 }
 
 void checkpoint_seeds() {

@@ -123,6 +123,10 @@ ConfigNode override_value(const std::string& text, const Position& position, int
     if (std::string_view("\"'[{").find(text.front()) != std::string_view::npos)
       fail(where, "not valid TOML: " + std::string(e.description()), shortened(text), "a value");
   }
+  // What a run was configured with is written as TOML, which has no other bytes.
+  if (without_control(text) != text)
+    fail(where, "control characters, or bytes that are no UTF-8", shortened(text), "text",
+         "write control characters as escapes in double quotes");
   ConfigNode word;
   word.position = position;
   word.value = OptionValue(text);

@@ -105,6 +105,9 @@ TEST_CASE("a bad override is refused by its name") {
   CHECK(set_error("a.b.c=1").starts_with("--set a.b.c: inside a key that is no table: found 1, expected a table"));
   CHECK(set_error("a.b=[1,").starts_with("--set a.b: not valid TOML"));
   CHECK(set_error("a.b=1\nc=2").starts_with("--set a.b: bad value: found a line break"));
+  for (const char* bytes : {"a.b=run\xff", "a.b=\xc3", "a.b=\x1b[2J"})
+    CHECK(set_error(bytes).starts_with("--set a.b: control characters, or bytes that are no UTF-8: found "));
+  CHECK(set_error("a.b=\u00e4") == "(set)");
   CHECK(set_error(repeated("a.", 40) + "a=1").find("nested too deeply") != std::string::npos);
   CHECK(set_error(std::string("x=") + repeated("[", 100000)).starts_with("--set x: "));
 }
