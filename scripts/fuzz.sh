@@ -4,8 +4,8 @@
 #   scripts/fuzz.sh [SECONDS [TARGET...]]     SECONDS for each target, 60 by default; all targets by default
 #
 # Inputs are drawn anew each time, unless FUZZ_SEED is a number above 0: a test is to fail for what was changed, not by
-# luck. As many targets run at a time as there are cores. Corpora stay in build/fuzz/corpus, so that a later run goes on from
-# them; what breaks a promise is kept in build/fuzz/findings, and `build/fuzz/bin/fuzz_TARGET FILE` shows it again.
+# luck. As many targets run at a time as there are cores. Corpora stay in build/fuzz/corpus, so that a later run goes on
+# from them; what breaks a promise is kept in build/fuzz/findings, and `build/fuzz/bin/fuzz_TARGET FILE` shows it again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,8 +35,9 @@ unset QUERN_PLUGIN_PATH
 
 fuzz() { # target: its log ends with libFuzzer's sums
   mkdir -p "$here/corpus/$1"
-  "$here/bin/fuzz_$1" -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="$here/findings/$1-" "$here/corpus/$1" "$here/seeds/$1" >"$here/log/$1" 2>&1
+  "$here/bin/fuzz_$1" -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -max_len=65536 -timeout=10 \
+    -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$here/findings/$1-" \
+    "$here/corpus/$1" "$here/seeds/$1" >"$here/log/$1" 2>&1
 }
 
 figure() { # target, name of libFuzzer's: 0 when it crashed before it said any
