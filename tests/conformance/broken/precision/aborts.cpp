@@ -2,18 +2,15 @@
 #include <cstdlib>
 
 #include "quern/plugin.h"
+#include "quern/testkit/tiny_model.h"
 
 namespace {
 
 using namespace quern;
 
-class Aborts final : public PrecisionBackend {
+class Aborts final : public testkit::PlainPrecision {
  public:
-  const PrecisionTraits& traits() const override { return traits_; }
   void lower(const ProductSite&, Lowering&) const override { std::abort(); }
-
- private:
-  PrecisionTraits traits_;
 };
 
 }  // namespace

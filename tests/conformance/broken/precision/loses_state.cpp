@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "quern/plugin.h"
+#include "quern/testkit/tiny_model.h"
 
 namespace {
 
@@ -28,11 +29,10 @@ class DriftKernel final : public Kernel {
   }
 };
 
-class LosesState final : public PrecisionBackend {
+class LosesState final : public testkit::PlainPrecision {
  public:
-  const PrecisionTraits& traits() const override { return traits_; }
   void lower(const ProductSite& site, Lowering& lowering) const override {
-    if (site.product != Product::output || !lowering.training()) return lower_to_matmul(site, lowering);
+    if (site.product != Product::output || !lowering.training()) return PlainPrecision::lower(site, lowering);
     const std::string name = lowering.program()[site.x].name;
     ValueId state = lowering.state({.name = name + ".steps",
                                     .dtype = DType::f32,
@@ -41,11 +41,8 @@ class LosesState final : public PrecisionBackend {
                                     .attributes = {}});
     ProductSite drifting = site;
     drifting.x = lowering.emit("test_drift", {site.x, state}, {}, name + ".drifting")[0];
-    lower_to_matmul(drifting, lowering);
+    PlainPrecision::lower(drifting, lowering);
   }
-
- private:
-  PrecisionTraits traits_;
 };
 
 void same_as_first(InferContext& c) {

@@ -1,21 +1,18 @@
 // Fault: evaluations leave biases out.
 #include "quern/plugin.h"
+#include "quern/testkit/tiny_model.h"
 
 namespace {
 
 using namespace quern;
 
-class NoBiasEvaluated final : public PrecisionBackend {
+class NoBiasEvaluated final : public testkit::PlainPrecision {
  public:
-  const PrecisionTraits& traits() const override { return traits_; }
   void lower(const ProductSite& site, Lowering& lowering) const override {
     ProductSite less = site;
     if (!lowering.training()) less.bias = kNoValue;
-    lower_to_matmul(less, lowering);
+    PlainPrecision::lower(less, lowering);
   }
-
- private:
-  PrecisionTraits traits_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "quern/plugin.h"
+#include "quern/testkit/tiny_model.h"
 
 namespace {
 
@@ -17,18 +18,14 @@ class ClampKernel final : public Kernel {
   }
 };
 
-class Swallows final : public PrecisionBackend {
+class Swallows final : public testkit::PlainPrecision {
  public:
-  const PrecisionTraits& traits() const override { return traits_; }
   void lower(const ProductSite& site, Lowering& lowering) const override {
     ProductSite clamped = site;
     if (site.product == Product::output)
       clamped.x = lowering.emit("test_clamp", {site.x}, {}, lowering.program()[site.x].name + ".clamped")[0];
-    lower_to_matmul(clamped, lowering);
+    PlainPrecision::lower(clamped, lowering);
   }
-
- private:
-  PrecisionTraits traits_;
 };
 
 }  // namespace
