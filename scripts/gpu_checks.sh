@@ -65,8 +65,11 @@ for variant in bf16 fp32 own_attention e4m3; do
   words=()
   for setting in ${variants[$variant]}; do words+=(--set "$setting"); done
   check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "$quern" bench "${tiny[@]}" "${words[@]}"
-  [[ $variant == fp32 ]] || continue
-  check racecheck_fp32 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "$quern" bench "${tiny[@]}" "${words[@]}"
+  if [[ $variant == fp32 ]]; then
+    check racecheck_fp32 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "$quern" bench "${tiny[@]}" "${words[@]}"
+  else
+    printf '%-28s %-12s %s\n' "racecheck_$variant" "not run" "the tool fails inside the libraries' products"
+  fi
 done
 if [[ $quick == 0 ]]; then
   check racecheck_ops 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "$tests" -tce="$faulty,$library"
