@@ -43,7 +43,7 @@ declare -A variants=(
   [bf16]=""
   [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
   [own_attention]="device.cuda.attention=own"
-  [e4m3]="precision.id=e4m3 precision.e4m3.observe=true"
+  [e4m3]="precision.id=e4m3 log.scales_every=1"
 )
 
 # shellcheck disable=SC2317  # called by name

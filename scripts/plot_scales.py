@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Plots the tensors with delayed scales of one run, from the scale records of its log (log.scales_every).
+"""Plots the quantized tensors of one run, from the scale records of its log (log.scales_every).
 
     scripts/plot_scales.py runs/e4m3 -o scales.png
     scripts/plot_scales.py runs/e4m3 --tensor 'd.*' --layer 0 --layer 23
 
-A row for each tensor, a line for each layer: its amax; the amax as a share of what the scale covers (above 1 a launch
-would clip and is done again; far below 1 the format's range is not used); the fractions of elements clipped and
-underflowed, where the run counted them (the precision backend's option observe).
+A row for each tensor, a line for each layer: its amax; the amax as a share of what the largest scale covers (far below
+1 the format's range is not used); the fractions of elements underflowed and, before the repair of a delayed scale,
+clipped.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import plot
 
-LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "i8": 127.0}
 
 
 def read_scales(path, patterns=(), layers=()):
@@ -29,7 +29,8 @@ def read_scales(path, patterns=(), layers=()):
             continue
         try:
             tensor, layer, step = record["tensor"], record.get("layer"), record["step"]
-            record["share"] = record["amax"] / (record["scale"] * LARGEST[record["format"]]) if record["scale"] else None
+            covered = record.get("scale", 0) * LARGEST[record["format"]]  # no scale: all zero
+            record["share"] = record["amax"] / covered if covered else None
         except (KeyError, TypeError) as error:
             raise plot.LogError(f"{log}:{number}: not a scale record of quern: {error!r}") from None
         known.add(tensor)
@@ -37,7 +38,7 @@ def read_scales(path, patterns=(), layers=()):
         if chosen and (not layers or layer is None or layer in layers):
             tensors.setdefault(tensor, {}).setdefault(layer, {})[step] = record
     if not known:
-        raise plot.LogError(f"{log}: no scale records; train with log.scales_every above 0 and delayed scaling")
+        raise plot.LogError(f"{log}: no scale records; train in 8 bits with log.scales_every above 0")
     if not tensors:
         raise plot.LogError(f"{log}: no such tensor or layer; it has {', '.join(sorted(known))}")
     return tensors
@@ -77,8 +78,6 @@ def draw(tensors, title):
         share.axhline(1, color=plot.MUTED, linewidth=1, linestyle=(0, (4, 3)))
         lost.set_yscale("symlog", linthresh=1e-6)
         lost.set_ylim(bottom=0)
-        if not any(len(line.get_xdata()) for line in lost.lines):
-            lost.text(0.5, 0.5, "not counted", transform=lost.transAxes, ha="center", color=plot.MUTED)
         for axes in (amax, share, lost):
             axes.margins(x=0.01)
             axes.grid(color="#e6e6e6", linewidth=0.8)

@@ -1,6 +1,7 @@
-// Figures of delayed scales in the log of a whole run: they are the step's own, and reading them changes nothing.
+// Figures of quantized tensors in the log of a whole run: they are the step's own, and observing changes nothing.
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include <doctest/doctest.h>
 
@@ -17,9 +18,9 @@ Overrides with(Overrides base, const Overrides& more) {
   return base;
 }
 
-const Overrides kRun{"precision.id=e4m3",        "precision.e4m3.observe=true", "train.steps=6",
-                     "precision.e4m3.history=6", "train.accumulation=2",        "checkpoint.export=false",
-                     "checkpoint.every=0",       "train.eval_every=1"};
+const Overrides kRun{"precision.id=e4m3",    "train.steps=6",           "precision.e4m3.history=6",
+                     "train.accumulation=2", "checkpoint.export=false", "checkpoint.every=0",
+                     "train.eval_every=1"};
 
 std::string state_of(const nlohmann::json& event) {
   std::string name = event.at("tensor").get<std::string>() + ".state";
@@ -41,45 +42,75 @@ TEST_CASE("each delayed scale is logged with the amax that its history keeps") {
   for (const StoredTensor& tensor : newest.checkpoint->tensors.tensors())
     states += tensor.name.find(".state") != std::string::npos;
   REQUIRE(states > 10);
-  std::vector<nlohmann::json> scales = events(files.at("logged"), "scale");
-  CHECK(scales.size() == 6 * states);
+  std::size_t delayed = 0;
   bool redone = false, lost = false;
-  for (const nlohmann::json& event : scales) {
+  for (const nlohmann::json& event : events(files.at("logged"), "scale")) {
     CAPTURE(event.dump());
-    const StoredTensor& stored = newest.checkpoint->tensors.at(state_of(event));
-    std::vector<float> words(stored.bytes / 4);
-    std::memcpy(words.data(), newest.checkpoint->tensors.bytes(stored).data(), stored.bytes);
-    // The history is newest first, and the checkpoint is of step 6.
-    std::size_t age = static_cast<std::size_t>(6 - event.at("step").get<int>());
     const double amax = event.at("amax"), scale = event.at("scale");
-    CHECK(amax == double{words[kScaleStateWords + age]});
     CHECK(amax > 0);
-    CHECK(amax <= scale * 448);
+    CHECK(amax <= scale * (event.at("format") == "e5m2" ? 57344 : 448));
     CHECK(std::exp2(std::round(std::log2(scale))) == scale);
     for (const char* fraction : {"clipped", "underflowed"}) {
       CHECK(event.at(fraction).get<double>() >= 0);
       CHECK(event.at(fraction).get<double>() < 0.5);
     }
+    if (event.at("clipped").get<double>() > 0) CHECK(event.at("redone").get<int>() > 0);
+    if (!event.contains("redone")) continue;
+    ++delayed;
+    const StoredTensor& stored = newest.checkpoint->tensors.at(state_of(event));
+    std::vector<float> words(stored.bytes / 4);
+    std::memcpy(words.data(), newest.checkpoint->tensors.bytes(stored).data(), stored.bytes);
+    // The history is newest first, and the checkpoint is of step 6.
+    std::size_t age = static_cast<std::size_t>(6 - event.at("step").get<int>());
+    CHECK(amax == double{words[kScaleStateWords + age]});
     // Nothing is known before the first launch, so it is done again; what it would have clipped is not counted then.
     if (event.at("step") == 1) CHECK(event.at("redone").get<int>() >= 1);
     redone = redone || (event.at("step") > 1 && event.at("redone").get<int>() > 0);
     lost = lost || event.at("underflowed").get<double>() > 0;
-    if (event.at("clipped").get<double>() > 0) CHECK(event.at("redone").get<int>() > 0);
   }
+  CHECK(delayed == 6 * states);
   CHECK(redone);
   CHECK(lost);
 }
 
-TEST_CASE("scales are logged on every n-th step, fractions only when counted, and a warning where there are none") {
+TEST_CASE("every kind of scale is logged, of activations, gradients, weights and logits, and changes no bit") {
   TinyFiles files;
-  train_here(files, with(kRun, {files.run("some"), "log.scales_every=3", "precision.e4m3.observe=false"}));
-  std::vector<nlohmann::json> scales = events(files.at("some"), "scale");
-  REQUIRE(!scales.empty());
-  for (const nlohmann::json& event : scales) {
-    CHECK(event.at("step").get<int>() % 3 == 0);
-    CHECK(!event.contains("clipped"));
-    CHECK(!event.contains("underflowed"));
+  for (const std::string mode : {"current", "row", "block"}) {
+    CAPTURE(mode);
+    const Overrides run = with(kRun, {"precision.e4m3.activation_scaling=" + mode,
+                                      "precision.e4m3.gradient_scaling=" + mode, "memory.recompute=['ffn']"});
+    const Losses plain = train_here(files, with(run, {files.run(mode + ".plain")})).losses;
+    CHECK(train_here(files, with(run, {files.run(mode), "log.scales_every=2"})).losses == plain);
+    CHECK(newest_tensors(files.at(mode)) == newest_tensors(files.at(mode + ".plain")));
+    std::set<std::string> seen;
+    bool several = false;
+    for (const nlohmann::json& event : events(files.at(mode), "scale")) {
+      CAPTURE(event.dump());
+      CHECK(event.at("step").get<int>() % 2 == 0);
+      CHECK(event.at("amax") > 0);
+      CHECK(event.at("clipped") == 0);
+      CHECK(event.at("underflowed") < 0.5);
+      CHECK(!event.contains("redone"));
+      several = several || event.contains("smallest_scale");
+      if (event.value("layer", 0) == 0) seen.insert(event.at("tensor").get<std::string>());
+    }
+    if (mode != "current") CHECK(several);
+    const std::string weight = mode == "current" ? "quantize" : mode == "row" ? "quantize_rows" : "quantize_blocks";
+    for (const std::string tensor :
+         {std::string("attn_norm.e4m3"), std::string("d.gate_up.e4m3"), "qkv.weight." + weight,
+          std::string("head.final_norm.e4m3"), std::string("head.d.logits.e5m2")})
+      CHECK_MESSAGE(seen.contains(tensor), tensor);
+    const std::string by_tokens = mode == "row" ? ".channels" : ".t";
+    CHECK(seen.contains("swiglu.e4m3" + by_tokens) == (mode != "current"));
   }
+}
+
+TEST_CASE("scales are logged on every n-th step, and a warning where there are none") {
+  TinyFiles files;
+  train_here(files, with(kRun, {files.run("some"), "log.scales_every=3"}));
+  std::set<int> steps;
+  for (const nlohmann::json& event : events(files.at("some"), "scale")) steps.insert(event.at("step").get<int>());
+  CHECK(steps == std::set<int>{3, 6});
   train_here(files, with(kRun, {files.run("none"), "log.scales_every=3", "precision.id=bf16"}));
   CHECK(events(files.at("none"), "scale").empty());
   std::vector<nlohmann::json> warnings = events(files.at("none"), "warning");

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "quern/block_scales.h"
+#include "quern/step_state.h"
 #include "quern/testkit/op_cases.h"
 
 namespace quern::testkit {
@@ -68,6 +69,34 @@ void quantize_cases(const OpRunner& runner) {
             .run(runner);
         OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(runner);
         OpComparison("quantize_columns", format).in(x()).out(to, turned(size), {}).out(kF32, {size[1]}, {}).run(runner);
+        OpComparison("quantize_rows", format).in(x()).unread(to, size).out(kF32, {size[0]}, {}).run(runner);
+        OpComparison("quantize_columns", format).in(x()).unread(to, turned(size)).out(kF32, {size[1]}, {}).run(runner);
+      }
+    }
+  }
+}
+
+void observe_scale_cases(const OpRunner& runner) {
+  ScaleState state;
+  state.scale = 2, state.assumed = 0x1p-9f;
+  for (const Extents& size : kSizes) {
+    for (DType from : {kF32, kBf16}) {
+      for (DType format : {kE4m3, kE5m2, DType::i8}) {
+        for (const char* layout : {"tensor", "rows", "columns", "row_blocks", "column_blocks", "squares"}) {
+          const Extents scales = scale_extents(*scale_layout_named(layout), size[0], size[1]);
+          std::vector<float> values = random_normal(element_count(scales), 4);
+          for (float& value : values) value = std::exp2(std::round(2 * value) - 2);
+          Attributes attributes = format_of(format);
+          attributes.set("layout", std::string(layout));
+          auto op = [&] {
+            OpComparison op("observe_scale", attributes);
+            op.in(normal(from, size, 1, 3)).in(PoisonedTensor(kF32, scales, values));
+            return op;
+          };
+          op().out(DType::u32, {kScaleObservationWords}, {}).run(runner);
+          if (scales == Extents{1})
+            op().in(words(kF32, state)).out(DType::u32, {kScaleObservationWords}, {}).run(runner);
+        }
       }
     }
   }

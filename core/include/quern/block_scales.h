@@ -1,8 +1,11 @@
 #pragma once
-// Scales of blocks of 128 elements: where they lie, for the op that makes them (quantize_blocks), the op that reads
-// them (matmul with scale_rows_b) and the devices. The layouts are those that cuBLASLt takes on Hopper.
+// Where the scales of a quantized matrix lie: for the ops that make them (quantize, quantize_rows, quantize_blocks),
+// the op that reads them (matmul) and the devices. The layouts of blocks of 128 elements are those that cuBLASLt takes
+// on Hopper.
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "quern/shape.h"
 
@@ -28,6 +31,49 @@ inline Extents row_block_scales(std::int64_t rows, std::int64_t columns) { retur
 /// [scale_blocks(rows)][columns].
 inline Extents column_block_scales(std::int64_t rows, std::int64_t columns) {
   return {columns + rows * scale_blocks(columns)};
+}
+
+/// How the scales of a matrix (rows, columns) lie, as attribute `layout` of op observe_scale says it.
+enum class ScaleLayout : std::uint8_t {
+  tensor,         ///< one
+  rows,           ///< one a row
+  columns,        ///< one a column
+  row_blocks,     ///< row_block_scales
+  column_blocks,  ///< column_block_scales
+  squares,        ///< square_scales
+};
+
+inline std::optional<ScaleLayout> scale_layout_named(std::string_view name) {
+  constexpr std::string_view kNames[] = {"tensor", "rows", "columns", "row_blocks", "column_blocks", "squares"};
+  for (std::size_t i = 0; i < std::size(kNames); ++i)
+    if (name == kNames[i]) return static_cast<ScaleLayout>(i);
+  return {};
+}
+
+inline Extents scale_extents(ScaleLayout layout, std::int64_t rows, std::int64_t columns) {
+  switch (layout) {
+    case ScaleLayout::tensor: return {1};
+    case ScaleLayout::rows: return {rows};
+    case ScaleLayout::columns: return {columns};
+    case ScaleLayout::row_blocks: return row_block_scales(rows, columns);
+    case ScaleLayout::column_blocks: return column_block_scales(rows, columns);
+    case ScaleLayout::squares: return square_scales(rows, columns);
+  }
+  return {};
+}
+
+/// The place of the scale of element (row, column).
+constexpr std::int64_t scale_index(ScaleLayout layout, std::int64_t row, std::int64_t column, std::int64_t rows,
+                                   std::int64_t columns) {
+  switch (layout) {
+    case ScaleLayout::tensor: return 0;
+    case ScaleLayout::rows: return row;
+    case ScaleLayout::columns: return column;
+    case ScaleLayout::row_blocks: return column / kScaleBlock * rows + row;
+    case ScaleLayout::column_blocks: return row / kScaleBlock * columns + column;
+    case ScaleLayout::squares: return row / kScaleBlock * ((scale_blocks(columns) + 3) / 4 * 4) + column / kScaleBlock;
+  }
+  return 0;
 }
 
 }  // namespace quern

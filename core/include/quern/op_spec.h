@@ -86,6 +86,15 @@ struct OpSpec {
   };
   std::optional<Again> again = {};
 
+  /// Codes of input 0 that the op makes, with their scales.
+  struct Coded {
+    std::size_t codes, scale;       ///< outputs
+    std::string layout = "tensor";  ///< how the scales lie: one of those of `observe_scale`
+    int state = -1;                 ///< the input that is its ScaleState; -1: none
+  };
+  /// By the op's attributes; empty: makes none. What is told here can be observed (log.scales_every).
+  std::function<std::vector<Coded>(const Attributes&)> coded = {};
+
   bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
 };
 
@@ -143,7 +152,8 @@ std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activat
 
 /// The op with numbers for its shapes. An output that nobody reads (`read` says who is) is not present.
 OpInstance instantiate(const Program& program, const Op& op, const Geometry& geometry, const std::vector<bool>& read);
-/// Whether the op's output adds up over the micro-batches of a step: parameter gradients and loss statistics.
+/// Whether the op's output adds up over the micro-batches of a step: parameter gradients, loss statistics,
+/// observations.
 bool sums_up(const Program& program, const Op& op, std::size_t output);
 /// By value: read by an op, handed on, or of a role that outlives the program.
 std::vector<bool> read_values(const Program& program);

@@ -23,6 +23,7 @@ enum class Role : std::uint8_t {
   parameter,       ///< a parameter's working operand in the value's dtype, per layer
   parameter_grad,  ///< gradient of a parameter: its producers write it or add to it, over micro-steps
   state,           ///< persistent and written in place: optimizer moments, amax histories, loss statistics
+  observation,     ///< what an observed step tells of a tensor (ScaleObservation): sums up over its micro-steps
   saved,           ///< made by the forward program and kept, per layer, for the backward program
   local,           ///< made and dead inside one program
 };

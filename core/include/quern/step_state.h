@@ -33,21 +33,33 @@ static_assert(sizeof(LossStats) == 32);
 /// of ops `quantize_delayed` and `advance_scale`. All zero at first. Words marked (device) are a device's bookkeeping
 /// within a launch and zero between launches.
 struct ScaleState {
-  float scale = 0;                         ///< of the next launch; 0: nothing is known yet
-  float amax = 0;                          ///< largest since the last advance, over micro-steps
-  std::uint32_t redo = 0;                  ///< (device) the launch clipped and is done again
-  std::uint32_t ticket = 0;                ///< (device) blocks that are done
-  std::uint32_t amax_now = 0;              ///< (device) bits of the launch's amax so far
-  std::uint32_t redone = 0;                ///< launches done again since the last advance
-  std::uint32_t filled = 0;                ///< entries of the history in use
-  std::uint32_t observed_micro_steps = 0;  ///< launches that counted what follows, since the last advance
-  std::uint32_t underflowed[2] = {};       ///< low and high word: elements that were not zero and became so
-  std::uint32_t clipped[2] = {};           ///< elements beyond the range in launches that were then done again
-  std::uint32_t elements[2] = {};          ///< elements counted
-  std::uint32_t reserved[2] = {};
+  float scale = 0;             ///< of the next launch; 0: nothing is known yet
+  float amax = 0;              ///< largest since the last advance, over micro-steps
+  std::uint32_t redo = 0;      ///< (device) the launch clipped and is done again
+  std::uint32_t ticket = 0;    ///< (device) blocks that are done
+  std::uint32_t amax_now = 0;  ///< (device) bits of the launch's amax so far
+  std::uint32_t redone = 0;    ///< launches done again since the last advance
+  std::uint32_t filled = 0;    ///< entries of the history in use
+  float assumed = 0;           ///< `scale` as the last launch found it; zero after an advance
+  std::uint32_t reserved[8] = {};
 };
 static_assert(sizeof(ScaleState) == 64);
 inline constexpr std::int64_t kScaleStateWords = 16;
+
+/// What the values of a quantized tensor were and what their scales lost, over the micro-steps of an observed step;
+/// written by `observe_scale`, (16) u32 words.
+struct ScaleObservation {
+  float amax = 0;  ///< largest magnitude; a NaN takes no part
+  float largest_scale = 0;        ///< of those with a value that is not zero, as the next
+  float smallest_scale = 0;  ///< infinite before any
+  std::uint32_t reserved = 0;
+  std::uint64_t elements = 0;
+  std::uint64_t underflowed = 0;  ///< were not zero and became so
+  std::uint64_t clipped = 0;      ///< beyond the range; under a delayed scale, of the one before it was repaired
+  std::uint32_t more[6] = {};
+};
+static_assert(sizeof(ScaleObservation) == 64);
+inline constexpr std::int64_t kScaleObservationWords = 16;
 
 /// Written by `clip_scale`, read by optimizer ops; state value "update", (4) f32 words.
 struct UpdateState {

@@ -81,6 +81,7 @@ std::int64_t offset_of(const Plan& plan, const PlacedProgram& placed, ValueId id
       if (plan.find(value.name, "", -1)) return plan.tensor(value.name, "", -1).offset;
       return plan.tensor(value.name, "", in_layer ? site.layer : -1).offset;
     }
+    case Role::observation: return plan.tensor(value.name, "", in_layer ? site.layer : -1).offset;
     case Role::saved: return saved_offset(plan, value.name, site);
     case Role::local: {
       std::int64_t offset = placed.offsets[static_cast<std::size_t>(id)];

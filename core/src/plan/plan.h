@@ -33,6 +33,7 @@ struct PlanOptions {
   bool next_logits = false;            ///< also plan a program that gives the logits of one token of each row
   double z_loss = 0;                   ///< weight of logsumexp^2 in the objective
   int uploads = 2;                     ///< micro-batches that may be handed over between two reads of results
+  bool observe = false;                ///< also plan ops that tell, in steps that ask, what scales of tensors lose
   bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold
   bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
 };
@@ -48,7 +49,7 @@ struct PlanParts {
 };
 
 /// Whose memory a persistent tensor is.
-enum class TensorOwner : std::uint8_t { master, working, gradient, optimizer, precision, input, result };
+enum class TensorOwner : std::uint8_t { master, working, gradient, optimizer, precision, input, observation, result };
 std::string_view name_of(TensorOwner owner);
 
 /// A persistent tensor: one parameter's master, gradient, moment, ..., of one layer.
@@ -77,7 +78,15 @@ struct ParameterPlan {
   /// Working copies from the master, by layer class (one for all outside the layers); empty when the master is the
   /// working copy.
   std::vector<PlacedProgram> refresh;
+  std::vector<PlacedProgram> observe;  ///< of the quantized ones among them; likewise, empty unless options.observe
 };
+
+/// visit(layer) for each layer that has the parameter; -1 when it is none of the blocks'.
+template <class Visit>
+void for_each_layer(const ParameterSpec& spec, int layers, Visit visit) {
+  if (spec.group != ParameterGroup::block) return visit(-1);
+  for (int layer = 0; layer < layers; ++layer) visit(layer);
+}
 
 struct OwnerBytes {
   std::string owner;
@@ -124,6 +133,9 @@ struct Plan {
   /// The refresh program of a parameter in that layer; -1 outside the layers.
   const PlacedProgram& refresh_of(const ParameterPlan& parameter, int layer) const {
     return parameter.refresh[layer < 0 ? 0 : static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
+  }
+  const PlacedProgram& observe_of(const ParameterPlan& parameter, int layer) const {
+    return parameter.observe[layer < 0 ? 0 : static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
   }
   /// A missing tensor is an internal error.
   const PlannedTensor& tensor(std::string_view kind, std::string_view parameter, int layer) const;

@@ -5,6 +5,7 @@
 #include "plan/estimate.h"
 #include "plan/planner.h"
 #include "plan/state_programs.h"
+#include "program/passes/observe.h"
 #include "quern/error.h"
 #include "quern/step_state.h"
 
@@ -34,17 +35,28 @@ class Planner {
  private:
   // ---- programs ----
 
-  std::int64_t workspace_of(const Program& program, const Op& op) {
+  /// `read`: who is read says which outputs are made.
+  std::int64_t workspace_of(const Program& program, const Op& op, const std::vector<bool>& read) {
     std::int64_t bytes = 0;
     for (bool accumulate : {false, true}) {
-      OpInstance instance = instantiate(program, op, plan_.options.geometry, read_values(program));
+      OpInstance instance = instantiate(program, op, plan_.options.geometry, read);
       for (std::size_t o = 0; o < op.outputs.size(); ++o)
-        instance.outputs[o].accumulate = accumulate && sums_up(program, op, o);
+        instance.outputs[o].accumulate = accumulate && instance.outputs[o].present && sums_up(program, op, o);
       OpSupport support = parts_.device.query(instance);
       if (!support.refusal.empty()) refusals_.insert(op.kind + ": " + support.refusal);
       bytes = std::max(bytes, static_cast<std::int64_t>(support.workspace_bytes));
     }
     return bytes;
+  }
+
+  // Of both forms that an op runs in: in steps that observe, and in the others where it makes less.
+  std::int64_t workspace_of(const Program& program, const Op& op) {
+    const std::int64_t observed = workspace_of(program, op, read_values(program));
+    if (!plan_.options.observe) return observed;
+    const std::vector<bool> read = without_observations(program).read;
+    const bool runs = std::any_of(op.outputs.begin(), op.outputs.end(),
+                                  [&](ValueId id) { return id != kNoValue && read[static_cast<std::size_t>(id)]; });
+    return runs ? std::max(observed, workspace_of(program, op, read)) : observed;
   }
 
   PlacedProgram placed(const Program& program) {
@@ -89,11 +101,17 @@ class Planner {
 
   void make_parameters() {
     for (const ParameterSpec& spec : set_.parameters()) {
-      ParameterPlan parameter{.spec = spec, .refresh = {}};
+      ParameterPlan parameter{.spec = spec, .refresh = {}, .observe = {}};
+      auto add = [&](const std::vector<const Stage*>& stages) {
+        const Program refresh = state_.refresh(spec, stages);
+        parameter.refresh.push_back(placed(refresh));
+        if (plan_.options.train && plan_.options.observe)
+          parameter.observe.push_back(placed(observe_copies(refresh, plan_.ops)));
+      };
       if (spec.group == ParameterGroup::block)
-        for (const Stage& stage : set_.classes) parameter.refresh.push_back(placed(state_.refresh(spec, {&stage})));
+        for (const Stage& stage : set_.classes) add({&stage});
       else
-        parameter.refresh.push_back(placed(state_.refresh(spec, {&set_.embed, &set_.head})));
+        add({&set_.embed, &set_.head});
       plan_.parameter_count += spec.count() * (spec.group == ParameterGroup::block ? layers() : 1);
       plan_.parameters.push_back(std::move(parameter));
     }
@@ -223,6 +241,24 @@ class Planner {
            {&layer_class.forward.program, &layer_class.backward.program, &layer_class.evaluate.program})
         states(*program, layer);
     }
+    if (plan_.options.train && plan_.options.observe) lay_out_observations();
+  }
+
+  void lay_out_observations() {
+    auto observations = [&](const Program& program, int layer) {
+      for (const Value& value : program.values)
+        if (value.role == Role::observation)
+          add_tensor(TensorOwner::observation, value.name, "", layer, value.dtype, extents_at(value.shape, 0));
+    };
+    for (const Program* program : {&plan_.embed.program, &plan_.embed_backward.program, &plan_.head_train.program})
+      observations(*program, -1);
+    for (int layer = 0; layer < layers(); ++layer)
+      for (const Program* program :
+           {&plan_.layer_class(layer).forward.program, &plan_.layer_class(layer).backward.program})
+        observations(*program, layer);
+    for (const ParameterPlan& parameter : plan_.parameters)
+      for_each_layer(parameter.spec, layers(),
+                     [&](int layer) { observations(plan_.observe_of(parameter, layer).program, layer); });
   }
 
   void lay_out_activations() {
@@ -250,7 +286,8 @@ class Planner {
       for (const PlacedProgram* program : {&layer.forward, &layer.backward, &layer.evaluate, &layer.advance})
         widen(*program);
     for (const ParameterPlan& parameter : plan_.parameters)
-      for (const PlacedProgram& refresh : parameter.refresh) widen(refresh);
+      for (const std::vector<PlacedProgram>* programs : {&parameter.refresh, &parameter.observe})
+        for (const PlacedProgram& program : *programs) widen(program);
     plan_.transient_offset = reserve("transient", transient);
   }
 

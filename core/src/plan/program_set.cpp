@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "program/passes/observe.h"
 #include "program/passes/rewrite.h"
 #include "quern/error.h"
 #include "quern/step_state.h"
@@ -136,6 +137,7 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& pre
       op.attributes.set("seed", double{kGradientSeed});
     }
   stage.lowered = lower_precision(stage.joint, ops_, precision);
+  if (options_.observe) observe_scales(stage.lowered.joint.program, ops_);
   return stage;
 }
 

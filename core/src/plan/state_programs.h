@@ -12,13 +12,6 @@ namespace quern {
 /// A tensor of one layer, as programs over all layers name it: "gradient.qkv.weight.3"; no number for layer -1.
 std::string tensor_name(const std::string& kind, const std::string& parameter, int layer);
 
-/// visit(layer) for each layer that has the parameter; -1 when it is none of the blocks'.
-template <class Visit>
-void for_each_layer(const ParameterSpec& spec, int layers, Visit visit) {
-  if (spec.group != ParameterGroup::block) return visit(-1);
-  for (int layer = 0; layer < layers; ++layer) visit(layer);
-}
-
 class StatePrograms {
  public:
   /// All arguments outlive it.

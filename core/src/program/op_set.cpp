@@ -107,7 +107,9 @@ std::vector<ValueId> BackwardContext::emit(std::string kind, std::vector<ValueId
 
 bool sums_up(const Program& program, const Op& op, std::size_t output) {
   ValueId id = op.outputs[output];
-  return id != kNoValue && (program[id].role == Role::parameter_grad || op.kind == "loss_stats");
+  if (id == kNoValue) return false;
+  const Role role = program[id].role;
+  return role == Role::parameter_grad || role == Role::observation || op.kind == "loss_stats";
 }
 
 std::vector<bool> read_values(const Program& program) {

@@ -79,7 +79,8 @@ std::string_view mark_of(Role role) {
     case Role::boundary: return "^";
     case Role::parameter:
     case Role::parameter_grad: return "$";
-    case Role::state: return "&";
+    case Role::state:
+    case Role::observation: return "&";
     case Role::saved: return "!";
     case Role::local: return "%";
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "program/passes/observe.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 
@@ -65,9 +66,14 @@ void Engine::make_schedules() {
   if (plan_.options.logits) logits_ = evaluation(plan_.head_logits);
   if (plan_.options.next_logits) next_logits_ = evaluation(plan_.head_next);
   if (plan_.options.train) {
-    first_ = training(true);
-    later_ = training(false);
+    first_ = training(true, false);
+    later_ = training(false, false);
     update_ = updates();
+  }
+  if (plan_.options.train && plan_.options.observe) {
+    observed_first_ = training(true, true);
+    observed_later_ = training(false, true);
+    observe_weights_ = weight_observations();
   }
 }
 
@@ -91,19 +97,20 @@ View Engine::view_of(const PlacedProgram& placed, ValueId id, const Site& site) 
 }
 
 // Gradients and statistics are written by their first producer and added to by later ones: `written` holds those that
-// have something; a null `written` means that all have.
+// have something; a null `written` means that all have. Observations are made by schedules that observe only.
 void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site,
-                         std::vector<std::string>* written) {
-  std::vector<bool> read = read_values(placed.program);
+                         std::vector<std::string>* written, bool observing) {
+  const Unobserved rest = without_observations(placed.program);
+  const std::vector<bool> read = observing ? read_values(placed.program) : rest.read;
   for (std::size_t i = 0; i < placed.program.ops.size(); ++i) {
     const Op& op = placed.program.ops[i];
+    if (!observing && !rest.runs[i]) continue;
     OpInstance instance = instantiate(placed.program, op, plan_.options.geometry, read);
     for (std::size_t o = 0; o < op.outputs.size(); ++o) {
-      if (!sums_up(placed.program, op, o)) continue;
+      if (!sums_up(placed.program, op, o) || !instance.outputs[o].present) continue;
       const Value& value = placed.program[op.outputs[o]];
-      std::string key = value.role == Role::parameter_grad
-                            ? std::to_string(offset_of(plan_, placed, op.outputs[o], site))
-                            : value.name;
+      std::string key =
+          value.role == Role::state ? value.name : std::to_string(offset_of(plan_, placed, op.outputs[o], site));
       bool has = !written || std::find(written->begin(), written->end(), key) != written->end();
       instance.outputs[o].accumulate = has;
       if (written && !has) written->push_back(key);
@@ -118,26 +125,31 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
                        .workspace = nullptr,
                        .name = launch_name(placed.program, op)};
     for (ValueId id : op.inputs) launch.inputs.push_back(view_of(placed, id, site));
-    for (ValueId id : op.outputs) launch.outputs.push_back(view_of(placed, id, site));
+    for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+      launch.outputs.push_back(view_of(placed, op.outputs[o], site));
+      if (!instance.outputs[o].present) launch.outputs.back().data = nullptr;
+    }
     if (placed.workspace_offsets[i] >= 0)
       launch.workspace = arena_ + plan_.transient_offset + placed.workspace_offsets[i];
     schedule.push_back(std::move(launch));
   }
 }
 
-Engine::Schedule Engine::training(bool first) {
+Engine::Schedule Engine::training(bool first, bool observing) {
   Schedule schedule;
   std::vector<std::string> written_storage;
   std::vector<std::string>* written = first ? &written_storage : nullptr;
   int layers = static_cast<int>(plan_.model.layers);
   using Pass = Site::Pass;
-  add_program(schedule, plan_.embed, {Pass::forward, -1, -1, 0}, written);
+  add_program(schedule, plan_.embed, {Pass::forward, -1, -1, 0}, written, observing);
   for (int layer = 0; layer < layers; ++layer)
-    add_program(schedule, plan_.layer_class(layer).forward, {Pass::forward, layer, layer, layer + 1}, written);
-  add_program(schedule, plan_.head_train, {Pass::forward, -1, layers, layers}, written);
+    add_program(schedule, plan_.layer_class(layer).forward, {Pass::forward, layer, layer, layer + 1}, written,
+                observing);
+  add_program(schedule, plan_.head_train, {Pass::forward, -1, layers, layers}, written, observing);
   for (int layer = layers; layer-- > 0;)
-    add_program(schedule, plan_.layer_class(layer).backward, {Pass::backward, layer, layer + 1, layer}, written);
-  add_program(schedule, plan_.embed_backward, {Pass::backward, -1, 0, -1}, written);
+    add_program(schedule, plan_.layer_class(layer).backward, {Pass::backward, layer, layer + 1, layer}, written,
+                observing);
+  add_program(schedule, plan_.embed_backward, {Pass::backward, -1, 0, -1}, written, observing);
   return schedule;
 }
 
@@ -166,11 +178,20 @@ Engine::Schedule Engine::updates() {
 
 Engine::Schedule Engine::refreshes() {
   Schedule schedule;
-  for (const ParameterPlan& parameter : plan_.parameters) {
-    bool in_layers = parameter.spec.group == ParameterGroup::block;
-    for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan_.model.layers) : 0); ++layer)
+  for (const ParameterPlan& parameter : plan_.parameters)
+    for_each_layer(parameter.spec, static_cast<int>(plan_.model.layers), [&](int layer) {
       add_program(schedule, plan_.refresh_of(parameter, layer), {Site::Pass::forward, layer, -1, -1}, nullptr);
-  }
+    });
+  return schedule;
+}
+
+Engine::Schedule Engine::weight_observations() {
+  Schedule schedule;
+  std::vector<std::string> written;
+  for (const ParameterPlan& parameter : plan_.parameters)
+    for_each_layer(parameter.spec, static_cast<int>(plan_.model.layers), [&](int layer) {
+      add_program(schedule, plan_.observe_of(parameter, layer), {Site::Pass::forward, layer, -1, -1}, &written, true);
+    });
   return schedule;
 }
 
@@ -246,13 +267,17 @@ void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
 
 void Engine::refresh() { run("refresh", refresh_, refresh_graph_); }
 
-void Engine::micro_step(const Batch& batch, const StepState& state) {
+void Engine::micro_step(const Batch& batch, const StepState& state, bool observe) {
   upload(batch, state);
-  if (state.micro_step == 0)
-    run("first micro-step", first_, first_graph_);
+  const bool first = state.micro_step == 0;
+  if (observe && plan_.options.observe)
+    first ? run("first micro-step, observed", observed_first_, observed_first_graph_)
+          : run("later micro-step, observed", observed_later_, observed_later_graph_);
   else
-    run("later micro-step", later_, later_graph_);
+    first ? run("first micro-step", first_, first_graph_) : run("later micro-step", later_, later_graph_);
 }
+
+void Engine::observe_weights() { run("observe weights", observe_weights_, observe_weights_graph_); }
 
 void Engine::share_memory(Communicator& communicator) {
   communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));
@@ -284,7 +309,7 @@ std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& sta
   for (Schedule* schedule : {&later_, &update_}) {
     for (const BoundLaunch& launch : *schedule) {
       OpInstance instance =
-          instantiate(*launch.program, *launch.op, plan_.options.geometry, read_values(*launch.program));
+          instantiate(*launch.program, *launch.op, plan_.options.geometry, without_observations(*launch.program).read);
       times.push_back({&launch, cost_of(plan_.ops.at(launch.op->kind), instance), 0, schedule == &update_});
     }
   }

@@ -54,8 +54,11 @@ class Engine {
   void refresh();
 
   // ---- training: enqueued, not awaited ----
-  /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add.
-  void micro_step(const Batch& batch, const StepState& state);
+  /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add. With
+  /// `observe`, for all micro-batches of a step, observations are made as well; needs options.observe.
+  void micro_step(const Batch& batch, const StepState& state, bool observe = false);
+  /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
+  void observe_weights();
   /// Makes the arena known to other ranks; once, before the first reduce.
   void share_memory(Communicator& communicator);
   /// Sums gradients and loss statistics over the ranks, between the last micro-step and the update.
@@ -84,12 +87,13 @@ class Engine {
   using Schedule = std::vector<BoundLaunch>;
   /// Fills all schedules; without an arena it only prepares their kernels.
   void make_schedules();
-  void add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site,
-                   std::vector<std::string>* written);
-  Schedule training(bool first);
+  void add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site, std::vector<std::string>* written,
+                   bool observing = false);
+  Schedule training(bool first, bool observing);
   Schedule evaluation(const PlacedProgram& head);
   Schedule updates();
   Schedule refreshes();
+  Schedule weight_observations();
   const Kernel* kernel_for(const OpInstance& instance);
   View view_of(const PlacedProgram& placed, ValueId id, const Site& site) const;
   View tensor_view(const std::string& kind) const;
@@ -105,8 +109,9 @@ class Engine {
   int next_slot_ = 0;
   std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
   Schedule first_, later_, update_, refresh_, evaluate_, logits_, next_logits_;
+  Schedule observed_first_, observed_later_, observe_weights_;
   std::unique_ptr<Graph> first_graph_, later_graph_, update_graph_, refresh_graph_, evaluate_graph_, logits_graph_,
-      next_logits_graph_;
+      next_logits_graph_, observed_first_graph_, observed_later_graph_, observe_weights_graph_;
 };
 
 }  // namespace quern

@@ -88,8 +88,8 @@ OptionTable<LogOptions> log_options() {
   t.add("sinks", &LogOptions::sinks, "where events go: ids of log plugins, whose options are in [log.<id>]");
   t.add("every", &LogOptions::every, "steps between step lines on the console").at_least(1);
   t.add("scales_every", &LogOptions::scales_every,
-        "steps between records of every tensor with a delayed scale: its amax, scale, repairs and, where the precision "
-        "backend's option observe counts them, fractions clipped and underflowed; 0: none")
+        "steps between records of every quantized tensor: its amax, scales, and the fractions of its elements clipped "
+        "and underflowed; 0: none")
       .at_least(0);
   return t;
 }

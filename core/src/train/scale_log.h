@@ -1,7 +1,9 @@
 #pragma once
-// Figures of the tensors that have a delayed scale (ScaleState), for the log: what a step's values were and what their
-// format lost. Which states these are is told by the op that advances them, so any precision backend's are found.
+// Figures of quantized tensors for the log, in steps that observe (log.scales_every): what a tensor's values were and
+// what its scales lost. Which tensors these are is told by the plan's observations, so any precision backend's are
+// found.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,24 +15,25 @@ namespace quern {
 
 class Engine;
 
-/// A tensor with a delayed scale.
-struct ScaledTensor {
+struct ObservedTensor {
   std::string name;  ///< of the codes: "ffn_norm.e4m3"
   int layer = -1;    ///< -1: outside the layers
   std::string format;
-  PlannedTensor state;  ///< its ScaleState, without the history
+  PlannedTensor observation;           ///< its ScaleObservation
+  std::optional<PlannedTensor> state;  ///< of a delayed scale: its ScaleState, without the history
 };
 
-/// By layer, those outside the layers last; empty without delayed scales.
-std::vector<ScaledTensor> scaled_tensors(const Plan& plan);
+/// By layer, those outside the layers last, weights behind the others; empty unless options.observe.
+std::vector<ObservedTensor> observed_tensors(const Plan& plan);
 
 /// {"event":"scale","step":20,"tensor":"ffn_norm.e4m3","layer":3,"format":"e4m3","amax":2.1,"scale":0.0078125,
-/// "redone":0,"clipped":0.0,"underflowed":0.003}: the last two are fractions of the step's elements, and are there
-/// when the backend counted.
-LogEvent scale_event(const ScaledTensor& tensor, const ScaleState& state, std::int64_t step);
+/// "redone":0,"clipped":0.0,"underflowed":0.003}: the largest scale, none of a tensor that is all zero, and where there
+/// are others "smallest_scale"; "redone" for delayed scales only; fractions of the step's elements.
+LogEvent scale_event(const ObservedTensor& tensor, const ScaleObservation& seen, const ScaleState* state,
+                     std::int64_t step);
 
-/// An event for each tensor. Blocks; to be called between a step's last micro-batch and its update, which begins the
-/// figures anew.
-std::vector<LogEvent> read_scales(Engine& engine, const std::vector<ScaledTensor>& tensors, std::int64_t step);
+/// An event for each tensor, of this rank's micro-batches. Blocks; to be called between a step's last micro-batch and
+/// its update, which begins the figures anew.
+std::vector<LogEvent> read_scales(Engine& engine, const std::vector<ObservedTensor>& tensors, std::int64_t step);
 
 }  // namespace quern

@@ -81,6 +81,7 @@ PlanOptions Session::plan_options() const {
   options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;
   options.next_logits = sample.every > 0;
+  options.observe = log.scales_every > 0;
   options.snapshot = checkpoint.background && checkpoint.every > 0;
   options.uploads = static_cast<int>(train.accumulation) + 1;
   return options;

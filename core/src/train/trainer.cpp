@@ -70,6 +70,7 @@ bool Trainer::train_step() {
   state.learning_rate =
       static_cast<float>(session_.optimizer_options.learning_rate * session_.schedule->factor(step_, train.steps));
   state.clip_norm = static_cast<float>(session_.optimizer_options.clip_norm);
+  const bool observe = logs_scales(step_ + 1);
   double begin = now();
   guard_.keep_states(engine_);
   Batch batch;
@@ -78,11 +79,11 @@ bool Trainer::train_step() {
     data_->next(batch);
     data.insert(data.end(), batch.names.begin(), batch.names.end());
     state.micro_step = static_cast<std::uint32_t>(micro_step);
-    engine_.micro_step(batch, state);
+    engine_.micro_step(batch, state, observe);
   }
   ranks_.reduce();
   std::vector<LogEvent> scales;
-  if (logs_scales(step_ + 1)) scales = read_scales(engine_, scaled_, step_ + 1);
+  if (observe) scales = read_scales(engine_, observed_, step_ + 1);
   engine_.update();
   Telemetry telemetry;  // asked while the device works and the host would only wait
   if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();

@@ -76,8 +76,8 @@ class Trainer {
   CheckpointSaver saver_;
   Ranks ranks_;
   std::unique_ptr<DataSource> data_, validation_;
-  std::vector<ScaledTensor> scaled_;  // whose figures are logged
-  bool ready_ = false;                // data, weights and sinks are there
+  std::vector<ObservedTensor> observed_;  // whose figures are logged
+  bool ready_ = false;                    // data, weights and sinks are there
   bool resumed_ = false, told_unavailable_ = false;
   bool evaluation_cut_ = false;  // the evaluation at started_at_ is still to be made
   std::int64_t step_ = 0, started_at_ = 0;

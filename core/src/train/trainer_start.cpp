@@ -135,11 +135,11 @@ void Trainer::open_sinks() {
     log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
   for (const std::string& path : newest_.strangers)
     log({"warning", {{"text", "left alone " + path + ", which is not a checkpoint"}}});
-  if (session_.log.scales_every > 0) scaled_ = scaled_tensors(engine_.plan());
-  if (session_.log.scales_every > 0 && scaled_.empty())
+  if (session_.log.scales_every > 0) observed_ = observed_tensors(engine_.plan());
+  if (session_.log.scales_every > 0 && observed_.empty())
     log({"warning",
          {{"text", "log.scales_every: precision " + session_.config.id("precision") +
-                       " gives no tensor a delayed scale here, so there is none to log"}}});
+                       " quantizes no tensor here, so there is none to log"}}});
   if (!resumed_) return;
   log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
   for (const std::string& change : config_changes(newest_.checkpoint->meta.config, session_.config.to_toml()))

@@ -167,6 +167,15 @@ std::string compare_delayed(Device& oracle, Device& device) {
         if (std::memcmp(got[i].view().data, want[i].view().data, want[i].view().bytes()) != 0)
           broken(where + ": " + names[i], testkit::mismatch(got[i].floats(), want[i].floats(), 0), "the oracle's bits");
       want_state = want[4], got_state = got[4];
+      const OpInstance observe{"observe_scale",
+                               {},
+                               {{DType::u32, {kScaleObservationWords}, true, true}},
+                               {{"format", std::string("e4m3")}, {"layout", std::string("tensor")}},
+                               {}};
+      auto want_seen = testkit::launch_once(oracle, observe, {x.view(), want[1].view(), want_state.view()});
+      auto got_seen = testkit::launch_once(device, observe, {x.view(), got[1].view(), got_state.view()});
+      need(std::memcmp(got_seen[0].view().data, want_seen[0].view().data, sizeof(ScaleObservation)) == 0,
+           "observe_scale after " + where, "other figures", "the oracle's bits, added to what was there");
       if (round++ % 2 == 1) {
         want_state = testkit::launch_once(oracle, advance, {want_state.view()}, {{0, 0}})[0];
         got_state = testkit::launch_once(device, advance, {got_state.view()}, {{0, 0}})[0];
@@ -223,7 +232,8 @@ const std::vector<OpFamily>& op_families() {
       {"quantize", testkit::quantize_cases},
       {"quantize by blocks", testkit::quantize_blocks_cases},
       {"quantize zeros, inf, NaN", testkit::quantize_special_cases},
-      {"quantize_delayed", delayed_cases, compare_delayed}};
+      {"quantize_delayed", delayed_cases, compare_delayed},
+      {"observe_scale", testkit::observe_scale_cases}};
   return families;
 }
 

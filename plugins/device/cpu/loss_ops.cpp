@@ -8,6 +8,7 @@
 
 #include "blas.h"
 #include "kernels.h"
+#include "observe.h"
 #include "quern/numeric.h"
 #include "rows.h"
 #include "softmax_rows.h"
@@ -27,6 +28,7 @@ struct Loss {
   bool train = false;
   bool input_gradient = false, weight_gradient = false;
   bool add_weight_gradient = false;
+  bool observe = false, add_observation = false;                          ///< the logits' gradients
   std::int64_t panel_x = 0, panel_weight = 0, sum_x = 0, sum_weight = 0;  ///< floats of workspace
 };
 
@@ -47,7 +49,9 @@ Loss make_loss(const OpInstance& op) {
   std::int64_t fitting =
       std::clamp<std::int64_t>((std::int64_t{1} << 21) / std::max<std::int64_t>(loss.vocabulary, 1), 64, 1024);
   loss.chunk = std::min(op.attributes.integer_or("chunk", fitting), std::max<std::int64_t>(loss.tokens, 1));
-  loss.train = op.outputs.size() == 3;
+  loss.train = op.outputs.size() >= 3;
+  loss.observe = op.outputs.size() > 3 && op.outputs[3].present;
+  loss.add_observation = loss.observe && op.outputs[3].accumulate;
   loss.quantized = quantized(op);
   loss.gradient_dtype = loss.logit_dtype;
   if (loss.quantized && loss.train) {
@@ -86,6 +90,27 @@ float token_loss(const Loss& loss, float* logits, std::int32_t target) {
     if (loss.quantized) multiply(logits, count, loss.gradient_scale, logits);
   }
   return logsumexp - chosen;
+}
+
+/// Of logits' gradients (rows of tokens that count) after they are rounded: none but those that became so is zero.
+void observe_gradients(const Loss& loss, const float* gradients, std::int64_t rows, const std::int32_t* targets,
+                       ScaleObservation& seen) {
+#pragma omp parallel
+  {
+    ScaleObservation part = no_observation();
+#pragma omp for schedule(static)
+    for (std::int64_t i = 0; i < rows; ++i) {
+      if (targets[i] < 0) continue;
+      for (std::int64_t j = 0; j < loss.vocabulary; ++j) {
+        const float magnitude = std::fabs(gradients[i * loss.vocabulary + j]);
+        if (magnitude > part.amax) part.amax = magnitude;
+        part.underflowed += magnitude == 0;
+      }
+      part.elements += static_cast<std::uint64_t>(loss.vocabulary);
+    }
+#pragma omp critical
+    merge(part, seen);
+  }
 }
 
 /// x's rows [begin, begin + count) as floats, times a scale, which is a power of two: as good as scaling the products.
@@ -130,6 +155,11 @@ void run(const Loss& loss, std::span<const View> inputs, std::span<const View> o
                    : loss.weight_gradient ? outputs[2].as<float>()
                                           : nullptr;
   float* losses = outputs[0].as<float>();
+  if (loss.observe) {
+    auto& seen = *outputs[3].as<ScaleObservation>();
+    if (!loss.add_observation) seen = no_observation();
+    seen.largest_scale = seen.smallest_scale = loss.gradient_scale;
+  }
   bool add_dweight = loss.add_weight_gradient && loss.sum_weight == 0;
   for (std::int64_t begin = 0; begin < loss.tokens; begin += loss.chunk) {
     const std::int64_t count = std::min(loss.chunk, loss.tokens - begin);
@@ -141,6 +171,7 @@ void run(const Loss& loss, std::span<const View> inputs, std::span<const View> o
       float value = token_loss(loss, logits + i * vocabulary, target_of[begin + i]);
       if (losses) losses[begin + i] = value;
     }
+    if (loss.observe) observe_gradients(loss, logits, count, target_of + begin, *outputs[3].as<ScaleObservation>());
     if (loss.weight_gradient) {
       gemm(vocabulary, width, count, 1, {logits, vocabulary, MatrixView::Read::transposed}, {rows, width},
            add_dweight ? 1 : 0, dweight, width);
@@ -156,10 +187,16 @@ void run(const Loss& loss, std::span<const View> inputs, std::span<const View> o
 }
 
 OpSupport query(const OpInstance& op) {
-  std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
-  if ((op.inputs.size() != 3 && op.inputs.size() != 9) || op.outputs.size() != outputs)
+  const std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
+  const bool observed = outputs == 3 && op.outputs.size() == 4;
+  if ((op.inputs.size() != 3 && op.inputs.size() != 9) || (op.outputs.size() != outputs && !observed))
     return {op.kind + ": takes x, weight and targets, and quantized forms of both or of none", 0};
-  if (std::string text = check_operands(op, operands(2), operands(2)); !text.empty()) return {text, 0};
+  OpInstance others = op;
+  others.outputs.resize(outputs);
+  if (std::string text = check_operands(others, operands(2), operands(2)); !text.empty()) return {text, 0};
+  if (observed && op.outputs[3].present &&
+      (!quantized(op) || op.outputs[3].dtype != DType::u32 || op.outputs[3].count() != kScaleObservationWords))
+    return {op.kind + ": observes the gradients of quantized logits, as u32 (16)", 0};
   const Operand &x = op.inputs[0], &weight = op.inputs[1], &targets = op.inputs[2];
   if (x.extents.size() != 2 || weight.extents.size() != 2 || weight.extents[1] != x.extents[1] ||
       element_count(targets.extents) != x.extents[0]) {

@@ -6,6 +6,7 @@
 
 #include "quern/error.h"
 #include "quern/numeric.h"
+#include "quern/step_state.h"
 #include "test_op.h"
 
 using namespace quern;
@@ -189,6 +190,38 @@ TEST_CASE("targets out of range are an input error, what does not fit is refused
   op.inputs[1] = w.view();
   op.attributes = {{"chunk", std::int64_t{0}}};
   CHECK(op.refusal() == "lm_loss: chunk must be at least 1");
+}
+
+TEST_CASE("of quantized logits the gradients are observed: what a format's reach makes zero") {
+  // The target's logit is 16 and the others are 0: probabilities of 2^-23, below e4m3's reach and within e5m2's.
+  const Extents wide{3, 2}, weights{4, 2};
+  const std::vector<float> x{16, 0, 16, 0, 16, 0}, weight{1, 0, 0, 1, 0, 1, 0, 1};
+  testkit::PoisonedTensor one(DType::f32, {1}, std::vector<float>{1.0f});
+  testkit::PoisonedTensor x_wide(DType::bf16, wide, x), x_codes(DType::e4m3, wide, x), x_t(DType::e4m3, {2, 3});
+  testkit::PoisonedTensor w_wide(DType::bf16, weights, weight), w_codes(DType::e4m3, weights, weight),
+      w_t(DType::e4m3, {2, 4}), seen(DType::u32, {kScaleObservationWords});
+  const testkit::PoisonedTensor targets = integer_tensor({0, -1, 0});
+  auto run = [&](const char* format, bool add) {
+    testkit::PoisonedTensor dx(DType::bf16, wide), dw(DType::f32, weights, std::vector<float>(8, 0.0f));
+    TestOp op{"lm_loss_train",
+              {x_wide.view(), w_wide.view(), targets.view(), x_codes.view(), one.view(), x_t.view(), w_codes.view(),
+               one.view(), w_t.view()},
+              {absent(DType::f32, {3}), absent(DType::bf16, wide), dw.view(), seen.view()},
+              {{"gradient_format", std::string(format)}}};
+    op.accumulate = add;
+    op.run();
+    return *seen.view().as<ScaleObservation>();
+  };
+  const ScaleObservation e4m3 = run("e4m3", false);
+  CHECK(e4m3.elements == 8);  // of the tokens that count
+  CHECK(e4m3.underflowed == 8);
+  CHECK(e4m3.largest_scale == logit_gradient_scale(1, 0, DType::e4m3));
+  const ScaleObservation e5m2 = run("e5m2", false);
+  CHECK(e5m2.underflowed == 0);
+  CHECK(e5m2.amax > 0);
+  CHECK(e5m2.amax < 0x1p-20f);
+  CHECK(e5m2.clipped == 0);
+  CHECK(run("e5m2", true).elements == 16);
 }
 
 TEST_CASE("loss_stats sums valid tokens, overwriting or adding") {

@@ -99,13 +99,9 @@ void write_codes(const View& x, float scale, const Codes& codes, void* spare) {
   if (codes.t) transpose_codes(q.as<std::uint8_t>(), codes.t.as<std::uint8_t>(), x.extents[0], x.extents[1]);
 }
 
-void add_to(std::uint32_t (&counter)[2], std::uint64_t more) {
-  std::uint64_t sum = (std::uint64_t{counter[1]} << 32 | counter[0]) + more;
-  counter[0] = static_cast<std::uint32_t>(sum), counter[1] = static_cast<std::uint32_t>(sum >> 32);
-}
-
 /// The scale of this launch, after taking note of x's amax.
 float delayed_scale(ScaleState& state, float amax, DType format, std::int64_t margin) {
+  state.assumed = state.scale;
   if (!std::isfinite(amax)) return format_scale(amax, format);
   if (amax > state.scale * largest_of(format)) {
     state.scale = std::ldexp(format_scale(amax, format), static_cast<int>(margin));
@@ -113,33 +109,6 @@ float delayed_scale(ScaleState& state, float amax, DType format, std::int64_t ma
   }
   state.amax = std::max(state.amax, amax);
   return state.scale == 0 ? 1.0f : state.scale;
-}
-
-/// Counts what the scale loses: elements that become zero.
-void observe(ScaleState& state, const View& x, float scale, DType format) {
-  const std::int64_t count = x.count(), chunks = (count + kChunk - 1) / kChunk;
-  std::uint64_t underflowed = 0;
-#pragma omp parallel for schedule(static) reduction(+ : underflowed)
-  for (std::int64_t i = 0; i < chunks; ++i) {
-    std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
-    const float* values = quotients(x, begin, part, scale, format);
-    for (std::int64_t j = 0; j < part; ++j) underflowed += values[j] != 0 && round_to(format, values[j]) == 0;
-  }
-  add_to(state.underflowed, underflowed);
-  add_to(state.elements, static_cast<std::uint64_t>(count));
-  ++state.observed_micro_steps;
-}
-
-std::uint64_t beyond(const View& x, float limit) {
-  const std::int64_t count = x.count(), chunks = (count + kChunk - 1) / kChunk;
-  std::uint64_t clipped = 0;
-#pragma omp parallel for schedule(static) reduction(+ : clipped)
-  for (std::int64_t i = 0; i < chunks; ++i) {
-    std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
-    const float* values = load(x, begin, part, scratch(0, kChunk));
-    for (std::int64_t j = 0; j < part; ++j) clipped += std::fabs(values[j]) > limit;
-  }
-  return clipped;
 }
 
 /// Of the codes; outputs that nobody reads do not say.
@@ -159,15 +128,9 @@ Launch prepare_current(const OpInstance& op) {
 Launch prepare_delayed(const OpInstance& op) {
   const DType format = format_of(op);
   const std::int64_t margin = op.attributes.integer_or("margin", 0);
-  const bool observed = op.attributes.integer_or("observe", 0) != 0;
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     auto& state = *in[1].as<ScaleState>();
-    const float amax = amax_of(in[0], format), before = state.scale;
-    const float scale = delayed_scale(state, amax, format, margin);
-    if (observed && std::isfinite(amax)) {
-      if (before > 0 && state.scale != before) add_to(state.clipped, beyond(in[0], before * largest_of(format)));
-      observe(state, in[0], scale, format);
-    }
+    const float scale = delayed_scale(state, amax_of(in[0], format), format, margin);
     *out[1].as<float>() = scale;
     write_codes(in[0], scale, {out[0], out[2]}, exec.workspace);
   };
@@ -179,27 +142,28 @@ Launch prepare_by(const OpInstance&) {
   };
 }
 
-Launch prepare_rows(const OpInstance&) {
-  return [](std::span<const View> in, std::span<const View> out, const Exec&) {
+Launch prepare_rows(const OpInstance& op) {
+  return [format = op.outputs[0].dtype](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &q = out[0];
     const std::int64_t rows = x.extents[0], columns = x.extents[1];
 #pragma omp parallel for schedule(static)
     for (std::int64_t row = 0; row < rows; ++row) {
       const float* values = load_row(x, row, scratch(0, columns));
       float* codes = scratch(1, columns);
-      const float scale = format_scale(largest_magnitude(values, columns, q.dtype), q.dtype);
-      if (q.dtype == DType::i8)
+      const float scale = format_scale(largest_magnitude(values, columns, format), format);
+      if (out[1]) out[1].as<float>()[row] = scale;
+      if (!q) continue;
+      if (format == DType::i8)
         divide_by(values, columns, scale, codes);
       else
         multiply_by(values, columns, 1.0f / scale, codes);
       store_row(q, row, codes);
-      out[1].as<float>()[row] = scale;
     }
   };
 }
 
-Launch prepare_columns(const OpInstance&) {
-  return [](std::span<const View> in, std::span<const View> out, const Exec&) {
+Launch prepare_columns(const OpInstance& op) {
+  return [format = op.outputs[0].dtype](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &t = out[0];
     const std::int64_t rows = x.extents[0], columns = x.extents[1];
 #pragma omp parallel for schedule(static)
@@ -207,10 +171,11 @@ Launch prepare_columns(const OpInstance&) {
       float* values = scratch(0, rows);
       float value = 0;
       for (std::int64_t row = 0; row < rows; ++row) values[row] = *load(x, row * columns + column, 1, &value);
-      const float scale = format_scale(largest_magnitude(values, rows, t.dtype), t.dtype);
+      const float scale = format_scale(largest_magnitude(values, rows, format), format);
+      if (out[1]) out[1].as<float>()[column] = scale;
+      if (!t) continue;
       divide_by(values, rows, scale, values);
       store_row(t, column, values);
-      out[1].as<float>()[column] = scale;
     }
   };
 }
@@ -310,6 +275,7 @@ void add_quantize_ops(OpTable& table) {
   table["quantize_rows"] = {prepare_rows, query_rows};
   table["quantize_columns"] = {prepare_columns, query_columns};
   table["advance_scale"] = {prepare_advance, query_advance};
+  add_observe_op(table);
 }
 
 }  // namespace quern::cpu

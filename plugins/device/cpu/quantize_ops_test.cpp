@@ -178,26 +178,6 @@ TEST_CASE("an infinity makes the delayed scale NaN and leaves no trace in the st
   CHECK(state_of(state).amax == 0.0f);
 }
 
-TEST_CASE("what a delayed scale loses is counted on request") {
-  auto state = state_tensor(1);
-  PoisonedTensor q(DType::e4m3, {1, 4}), scale(DType::f32, {1});
-  Attributes attributes = delayed(1);
-  attributes.set("observe", std::int64_t{1});
-  auto launch = [&](std::vector<float> values) {
-    PoisonedTensor x(DType::f32, {1, 4}, std::move(values));
-    TestOp{
-        "quantize_delayed", {x.view(), state.view()}, {q.view(), scale.view(), absent(DType::e4m3, {4, 1})}, attributes}
-        .run();
-  };
-  launch({448.0f, 1e-5f, 0.0f, 1.0f});  // scale 1: the second is below half of the smallest, 2^-9
-  CHECK(state_of(state).underflowed[0] == 1);
-  CHECK(state_of(state).elements[0] == 4);
-  CHECK(state_of(state).clipped[0] == 0);
-  launch({500.0f, -600.0f, 0.0f, 1.0f});
-  CHECK(state_of(state).clipped[0] == 2);
-  CHECK(state_of(state).elements[0] == 8);
-}
-
 TEST_CASE("rows and columns have scales of their own") {
   auto x = random_tensor(DType::bf16, {9, 17}, 4);
   PoisonedTensor q(DType::e4m3, {9, 17}), rows(DType::f32, {9}), t(DType::e4m3, {17, 9}), columns(DType::f32, {17});

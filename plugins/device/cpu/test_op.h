@@ -19,13 +19,13 @@ struct TestOp {
   std::vector<View> outputs;
   Attributes attributes = {};
   Geometry geometry = {};
-  bool accumulate = false;  ///< of all outputs
+  bool accumulate = false;  ///< of all outputs that are there
 
   OpInstance instance() const {
     OpInstance op{kind, {}, {}, attributes, geometry};
     for (const View& view : inputs) op.inputs.push_back({view.dtype, view.extents, static_cast<bool>(view), false});
     for (const View& view : outputs)
-      op.outputs.push_back({view.dtype, view.extents, static_cast<bool>(view), accumulate});
+      op.outputs.push_back({view.dtype, view.extents, static_cast<bool>(view), accumulate && view});
     return op;
   }
 

@@ -3,6 +3,7 @@
 
 #include "device_pair.h"
 #include "quern/block_scales.h"
+#include "quern/step_state.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -34,6 +35,29 @@ Quantized quantized(const Extents& size, DType format, std::uint64_t seed) {
   using testkit::PoisonedTensor;
   return {PoisonedTensor(kBf16, size, values), PoisonedTensor(format, size, scaled),
           PoisonedTensor(kF32, {1}, std::vector<float>{kScale}), PoisonedTensor(format, {size[1], size[0]}, turned)};
+}
+
+}  // namespace
+
+namespace {
+
+/// The figures of the logits' gradients: logits differ in the last bits, so that a few of the least become zero on one
+/// device alone.
+void check_observed(const DevicePair& pair, const OpComparison& op, DType format) {
+  std::vector<std::string> faults;
+  auto seen = [&](Device& device) {
+    return *op.run_on(device, OpComparison::How::eager, faults)[3].view().as<ScaleObservation>();
+  };
+  const ScaleObservation want = seen(*pair.cpu), got = seen(*pair.gpu);
+  CHECK(faults.empty());
+  CHECK(got.elements == want.elements);
+  CHECK(got.elements > 0);
+  CHECK(got.largest_scale == want.largest_scale);
+  CHECK(got.smallest_scale == want.smallest_scale);
+  CHECK(got.clipped == 0);
+  CHECK(got.amax == doctest::Approx(double{want.amax}).epsilon(format == DType::e4m3 ? 0.125 : 0.25));
+  const double few = 0.01 * static_cast<double>(want.elements) + 2;
+  CHECK(std::fabs(static_cast<double>(got.underflowed) - static_cast<double>(want.underflowed)) < few);
 }
 
 }  // namespace
@@ -74,6 +98,10 @@ TEST_CASE("lm_loss and its gradients from codes") {
       train().out(kBf16, dx, gradient).out(kBf16, dweight, gradient).run(pair);
       train().out(kBf16, dx, gradient).sum(kF32, dweight, gradient).run(pair);
       train().unread(kBf16, dx).sum(kBf16, dweight, gradient).run(pair);
+      const OpComparison observed =
+          train().out(kBf16, dx, gradient).out(kBf16, dweight, gradient).opaque(DType::u32, {kScaleObservationWords});
+      CHECK(pair.gpu->query(observed.instance()).refusal == "");
+      if (pair.open) check_observed(pair, observed, gradient_format);
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "cross_entropy.h"
 #include "kernels.h"
 #include "matmul_plan.h"
+#include "observe.h"
 #include "operand_check.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
@@ -41,6 +42,7 @@ struct Loss {
   bool fast_output = false, fast_input_gradient = false, fast_weight_gradient = false;  ///< sums in fewer bits
   DType x_format = DType::e4m3, weight_format = DType::e4m3, gradient_format = DType::e4m3;
   float gradient_scale = 1;
+  bool observe = false, add_observation = false;  ///< the logits' gradients as codes
 
   std::int64_t stride() const { return logit_stride(vocabulary, dtype); }
   std::size_t logit_bytes() const {
@@ -74,7 +76,9 @@ Loss make_loss(const OpInstance& op) {
   std::int64_t row_bytes = std::max<std::int64_t>(loss.stride() * static_cast<std::int64_t>(size_of(x.dtype)), 1);
   loss.chunk = std::min(op.attributes.integer_or("chunk", default_chunk(loss.tokens, row_bytes)),
                         std::max<std::int64_t>(loss.tokens, 1));
-  loss.train = op.outputs.size() == 3;
+  loss.train = op.outputs.size() >= 3;
+  loss.observe = op.outputs.size() > 3 && op.outputs[3].present;
+  loss.add_observation = loss.observe && op.outputs[3].accumulate;
   loss.input_gradient = loss.train && op.outputs[1].present;
   loss.weight_gradient = loss.train && op.outputs[2].present;
   if (loss.weight_gradient) {
@@ -214,6 +218,14 @@ void run_quantized_chunk(const Prepared& prepared, std::int64_t begin, std::int6
   cross_entropy(prepared.cross_entropy, logits, gradient ? codes : nullptr,
                 inputs[kTargets].as<const std::int32_t>() + begin,
                 outputs[0] ? outputs[0].as<float>() + begin : nullptr, rows, stream);
+  if (loss.observe && gradient)
+    observe_codes({.codes = codes,
+                   .targets = inputs[kTargets].as<const std::int32_t>() + begin,
+                   .rows = rows,
+                   .columns = loss.vocabulary,
+                   .scale = loss.gradient_scale,
+                   .format = loss.gradient_format},
+                  outputs[3].as<ScaleObservation>(), stream);
   if (loss.input_gradient) {
     plans.input_gradient->run(
         prepared.lt,
@@ -246,6 +258,7 @@ void run(const Prepared& prepared, std::span<const View> inputs, std::span<const
   void* scratch = logits + loss.logit_bytes();
   const std::size_t row_bytes = static_cast<std::size_t>(loss.width) * size_of(loss.dtype);
   void* weight = inputs[1].data;
+  if (loss.observe && !loss.add_observation) begin_observation(outputs[3].as<ScaleObservation>(), stream);
   for (std::int64_t begin = 0; begin < loss.tokens; begin += loss.chunk) {
     const std::int64_t rows = std::min(loss.chunk, loss.tokens - begin);
     if (loss.quantized) {
@@ -272,7 +285,7 @@ void run(const Prepared& prepared, std::span<const View> inputs, std::span<const
 
 void check_quantized(OperandCheck& check, const OpInstance& op, const CudaTraits& gpu) {
   const Extents x = extents_of(op, kX), weight = extents_of(op, kWeight);
-  const bool train = op.outputs.size() == 3;
+  const bool train = op.outputs.size() >= 3;
   check.that(op.attributes.has("gradient_format") || !train, "needs a gradient_format of 8 bits: e4m3 or e5m2");
   if (!check.ok()) return;
   const Loss loss = make_loss(op);
@@ -300,19 +313,26 @@ void check_quantized(OperandCheck& check, const OpInstance& op, const CudaTraits
 OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
   Extents x = extents_of(op, 0), weight = extents_of(op, 1);
   if (x.size() != 2 || weight.size() != 2) return {op.kind + ": x and weight must be matrices", 0};
-  OperandCheck check(op, op.inputs.size() == 9 ? 9 : 3, op.kind == "lm_loss" ? 1 : 3);
+  const bool train = op.kind == "lm_loss_train", observed = train && op.outputs.size() == 4;
+  OpInstance without = op;  // what is observed, an optional output, is checked apart
+  if (observed) without.outputs.pop_back();
+  OperandCheck check(without, op.inputs.size() == 9 ? 9 : 3, train ? 3 : 1);
   check.input(0, "x", x)
       .input(1, "weight", {weight[0], x[1]})
       .input(2, "targets", {x[0]}, DType::i32)
       .output(0, "token_loss", {x[0]}, DType::f32)
       .that(op.attributes.integer_or("chunk", 1) >= 1, "needs a chunk of at least 1 token")
       .that(weight[0] >= 1 && x[1] >= 1, "needs a vocabulary and a width");
-  if (op.outputs.size() == 3) {
+  if (train && check.ok()) {
     check.output(1, "dx", x).sum(2, "dweight", weight);
     if (check.ok() && op.inputs[0].dtype == DType::f32)
       check.that(op.outputs[2].dtype == DType::f32, "operand dweight: of f32 products must be f32");
   }
-  if (op.inputs.size() > kXCodes && op.inputs[kXCodes].present) check_quantized(check, op, gpu);
+  const bool quantized = op.inputs.size() > kXCodes && op.inputs[kXCodes].present;
+  if (quantized) check_quantized(check, op, gpu);
+  if (observed && op.outputs[3].present)
+    check.that(quantized && op.outputs[3].dtype == DType::u32 && op.outputs[3].count() == kScaleObservationWords,
+               "operand observed: of the gradients of quantized logits, must be u32 (16)");
   if (!check.ok()) return check.support();
   const Loss loss = make_loss(op);
   return check.support(loss.logit_bytes() + loss.code_bytes() + kMatmulWorkspace);
@@ -334,6 +354,7 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
     prepared->cross_entropy.gradient_scale = loss.gradient_scale;
     prepared->gradient_scale = static_cast<const float*>(context.constant(&loss.gradient_scale, sizeof(float)));
     load_transpose_bytes();
+    load_observations();
   }
   return [prepared](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
     run(*prepared, inputs, outputs, exec);

@@ -149,10 +149,9 @@ __global__ void advance_scale_kernel(const AdvanceArguments args) {
   amax = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(amax)));
   if (lane != 0) return;
   if (amax > 0) state.scale = format_scale(amax, args.format) * args.margin;
-  state.amax = 0;
-  state.redone = state.observed_micro_steps = 0;
+  state.amax = state.assumed = 0;
+  state.redone = 0;
   state.filled = static_cast<std::uint32_t>(filled);
-  for (int word = 0; word < 2; ++word) state.underflowed[word] = state.clipped[word] = state.elements[word] = 0;
 }
 
 Launch prepare_advance(const OpInstance& op, CudaContext& context) {
@@ -184,6 +183,7 @@ void add_quantize_ops(OpTable& table) {
   add_quantize_kinds(table, "", prepare_quantize, query_quantize);
   table["quantize_rows"] = {prepare_rows, query_rows};
   table["advance_scale"] = {prepare_advance, query_advance};
+  add_observe_op(table);
   add_quantize_columns_op(table);
   add_quantize_blocks_op(table);
   add_swiglu_quantize_ops(table);

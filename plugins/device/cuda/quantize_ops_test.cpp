@@ -54,49 +54,51 @@ TEST_CASE("quantize_blocks gives the CPU's bits, by lines and by squares") {
   testkit::quantize_blocks_cases(open_pair());
 }
 
+TEST_CASE("observe_scale gives the CPU's figures under every layout of scales") {
+  testkit::observe_scale_cases(open_pair());
+}
+
 TEST_CASE("zeros, infinities and NaN are quantized as on the CPU") { testkit::quantize_special_cases(open_pair()); }
 
-TEST_CASE("delayed scales: codes and state are the CPU's over launches that fit, clip, observe and advance") {
+TEST_CASE("delayed scales: codes, state and observation are the CPU's over launches that fit, clip and advance") {
   DevicePair pair = open_pair();
   constexpr std::int64_t kHistory = 3;
+  Attributes attributes = format_of(kE4m3), layout = format_of(kE4m3);
+  attributes.set("margin", std::int64_t{1});
+  attributes.set("history", kHistory);
+  layout.set("layout", std::string("tensor"));
+  const Operand state = operand(kF32, {kScaleStateWords + kHistory});
+  const OpInstance advance{"advance_scale", {state}, {state}, attributes, {}};
+  const OpInstance observe{"observe_scale", {}, {{DType::u32, {kScaleObservationWords}, true, true}}, layout, {}};
+  CHECK(pair.gpu->query(advance).refusal == "");
   for (const Extents& size : {Extents{33, 70}, Extents{272, 144}, Extents{4096, 384}}) {
-    for (std::int64_t observe : {0, 1}) {
-      Attributes attributes = format_of(kE4m3);
-      attributes.set("margin", std::int64_t{1});
-      attributes.set("history", kHistory);
-      attributes.set("observe", observe);
-      const OpInstance quantize{"quantize_delayed", {}, codes(kE4m3, size), attributes, {}};
-      OpInstance planned = quantize;
-      planned.inputs = {operand(kBf16, size), operand(kF32, {kScaleStateWords + kHistory})};
-      CHECK(pair.gpu->query(planned).refusal == "");
-      OpInstance advance{"advance_scale",
-                         {operand(kF32, {kScaleStateWords + kHistory})},
-                         {operand(kF32, {kScaleStateWords + kHistory})},
-                         attributes,
-                         {}};
-      CHECK(pair.gpu->query(advance).refusal == "");
-      if (!pair.open) continue;
-      PoisonedTensor cpu_state = zero_state(kHistory), gpu_state = zero_state(kHistory);
-      int round = 0;
-      for (double deviation : {0.0, 1.0, 1.0, 40.0, 2.0, -1.0, 1.0, 500.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3}) {
-        CAPTURE(to_string(size));
-        CAPTURE(round);
-        PoisonedTensor x = normal(kBf16, size, 7 + static_cast<std::uint64_t>(round), std::fabs(deviation));
-        if (deviation < 0) x.view().as<std::uint16_t>()[5] = float_to_bf16(std::numeric_limits<float>::infinity());
-        Tensors want = launch_once(*pair.cpu, quantize, {x.view(), cpu_state.view()});
-        Tensors got = launch_once(*pair.gpu, quantize, {x.view(), gpu_state.view()});
-        for (std::size_t i : {0, 2}) CHECK(same_bits(got[i], want[i]));
-        CHECK(testkit::mismatch(got[1].floats(), want[1].floats(), 0) == "");  // the scale may be NaN
-        CHECK(same_bits(got[4], want[4]));
-        cpu_state = want[4], gpu_state = got[4];
-        if (round++ % 2 == 1) {
-          auto advanced = [&](Device& device, PoisonedTensor& state) {
-            state = launch_once(device, advance, {state.view()}, {{0, 0}})[0];
-          };
-          advanced(*pair.cpu, cpu_state);
-          advanced(*pair.gpu, gpu_state);
-          CHECK(same_bits(gpu_state, cpu_state));
-        }
+    const OpInstance quantize{"quantize_delayed", {}, codes(kE4m3, size), attributes, {}};
+    OpInstance planned = quantize;
+    planned.inputs = {operand(kBf16, size), state};
+    CHECK(pair.gpu->query(planned).refusal == "");
+    if (!pair.open) continue;
+    PoisonedTensor cpu_state = zero_state(kHistory), gpu_state = zero_state(kHistory);
+    int round = 0;
+    for (double deviation : {0.0, 1.0, 1.0, 40.0, 2.0, -1.0, 1.0, 500.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3}) {
+      CAPTURE(to_string(size));
+      CAPTURE(round);
+      PoisonedTensor x = normal(kBf16, size, 7 + static_cast<std::uint64_t>(round), std::fabs(deviation));
+      if (deviation < 0) x.view().as<std::uint16_t>()[5] = float_to_bf16(std::numeric_limits<float>::infinity());
+      Tensors want = launch_once(*pair.cpu, quantize, {x.view(), cpu_state.view()});
+      Tensors got = launch_once(*pair.gpu, quantize, {x.view(), gpu_state.view()});
+      for (std::size_t i : {0, 2}) CHECK(same_bits(got[i], want[i]));
+      CHECK(testkit::mismatch(got[1].floats(), want[1].floats(), 0) == "");  // the scale may be NaN
+      CHECK(same_bits(got[4], want[4]));
+      cpu_state = want[4], gpu_state = got[4];
+      CHECK(same_bits(launch_once(*pair.gpu, observe, {x.view(), got[1].view(), gpu_state.view()})[0],
+                      launch_once(*pair.cpu, observe, {x.view(), want[1].view(), cpu_state.view()})[0]));
+      if (round++ % 2 == 1) {
+        auto advanced = [&](Device& device, PoisonedTensor& state) {
+          state = launch_once(device, advance, {state.view()}, {{0, 0}})[0];
+        };
+        advanced(*pair.cpu, cpu_state);
+        advanced(*pair.gpu, gpu_state);
+        CHECK(same_bits(gpu_state, cpu_state));
       }
     }
   }

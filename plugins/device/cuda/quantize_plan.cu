@@ -6,12 +6,7 @@ namespace quern::cuda {
 
 namespace {
 
-/// What a launch of `quantize`, or one that counts, begins with.
-struct Workspace {
-  ScaleState state;
-  QuantizeCounts counts;
-};
-static_assert(sizeof(Workspace) <= QuantizePlan::kWorkspace);
+static_assert(sizeof(ScaleState) <= QuantizePlan::kWorkspace);
 
 DType format_of(const OpInstance& op) {
   return op.attributes.has("format") ? dtype_named(op.attributes.word("format")).value_or(DType::f32) : DType::f32;
@@ -35,7 +30,6 @@ QuantizePlan::QuantizePlan(const OpInstance& op, ScaleSource source, std::size_t
   if (source == ScaleSource::delayed) {
     margin_ = op.attributes.integer_or("margin", 0);
     history_ = op.attributes.integer_or("history", 0);
-    observe_ = op.attributes.integer_or("observe", 0) != 0;
   }
 }
 
@@ -59,9 +53,6 @@ QuantizeArguments QuantizePlan::start(std::span<const View> inputs, std::span<co
   args.t = t(outputs);
   args.format = format_;
   args.margin = std::ldexp(1.0f, static_cast<int>(margin_));
-  const auto elements = static_cast<std::uint64_t>(size_.rows * size_.columns);
-  args.elements[0] = static_cast<std::uint32_t>(elements);
-  args.elements[1] = static_cast<std::uint32_t>(elements >> 32);
   if (source_ == ScaleSource::given) {
     args.pass = Pass::given;
     args.given = inputs[state_].as<const float>();
@@ -69,11 +60,12 @@ QuantizeArguments QuantizePlan::start(std::span<const View> inputs, std::span<co
   }
   args.pass = Pass::first;
   args.scale = outputs[scale_].as<float>();
-  auto* workspace = static_cast<Workspace*>(exec.workspace);
-  if (source_ == ScaleSource::current || observe_)
-    QUERN_CUDA(cudaMemsetAsync(workspace, 0, sizeof(Workspace), stream_of(exec)));
-  args.state = source_ == ScaleSource::current ? &workspace->state : static_cast<ScaleState*>(inputs[state_].data);
-  if (observe_) args.counts = &workspace->counts;
+  if (source_ == ScaleSource::delayed) {
+    args.state = static_cast<ScaleState*>(inputs[state_].data);
+  } else {
+    args.state = static_cast<ScaleState*>(exec.workspace);
+    QUERN_CUDA(cudaMemsetAsync(args.state, 0, sizeof(ScaleState), stream_of(exec)));
+  }
   return args;
 }
 

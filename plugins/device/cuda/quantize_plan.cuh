@@ -68,7 +68,6 @@ class QuantizePlan {
   Matrix size_;
   std::size_t state_, q_, scale_, t_;  ///< operands; state_: of the state or the given scale
   std::int64_t margin_ = 0, history_ = 0;
-  bool observe_ = false;
 };
 
 }  // namespace quern::cuda

@@ -53,19 +53,12 @@ enum class Pass : std::uint8_t {
   again,  ///< writes with the scale that `first` found when it could not keep the state's
 };
 
-/// Counts of one op, zero before it; in its workspace.
-struct QuantizeCounts {
-  unsigned long long underflowed, clipped;
-};
-
 struct QuantizeArguments {
-  std::uint8_t *q, *t;        ///< (N, C), (C, N); null: not wanted
-  ScaleState* state;          ///< passes first and again
-  const float* given;         ///< pass given
-  float* scale;               ///< where `first` leaves the scale; may be null
-  QuantizeCounts* counts;     ///< null: not observed
-  float margin;               ///< factor on scales made from an amax, a power of two
-  std::uint32_t elements[2];  ///< of the tensor, low and high word
+  std::uint8_t *q, *t;  ///< (N, C), (C, N); null: not wanted
+  ScaleState* state;    ///< passes first and again
+  const float* given;   ///< pass given
+  float* scale;         ///< where `first` leaves the scale; may be null
+  float margin;         ///< factor on scales made from an amax, a power of two
   DType format;
   Pass pass;
 };
@@ -128,7 +121,6 @@ class Quantizer {
       }
     }
     inverse_ = __fdiv_rn(1.0f, scale_);
-    limit_ = scale_ * largest_code(args.format);
   }
 
   /// Nothing to do: the same for all threads.
@@ -152,32 +144,20 @@ class Quantizer {
       encode_float8(values, args.format, inverse_, words);
     else
       encode_codes(values, args.format, scale_, inverse_, words);
-    if (args.counts != nullptr) count(values, words);
   }
 
   /// Hands over what the block saw; the last block of the launch decides.
   __device__ __forceinline__ void finish(const QuantizeArguments& args) {
     if (args.pass == Pass::given) return;
-    __shared__ unsigned block_amax, block_underflowed, block_clipped;
+    __shared__ unsigned block_amax;
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-    if (thread == 0) block_amax = block_underflowed = block_clipped = 0;
+    if (thread == 0) block_amax = 0;
     __syncthreads();
     const unsigned amax = __reduce_max_sync(~0u, __float_as_uint(amax_));
     if (thread % 32 == 0) atomicMax(&block_amax, amax);
-    if (args.counts != nullptr) {
-      const unsigned underflowed = __reduce_add_sync(~0u, underflowed_), clipped = __reduce_add_sync(~0u, clipped_);
-      if (thread % 32 == 0) {
-        atomicAdd(&block_underflowed, underflowed);
-        atomicAdd(&block_clipped, clipped);
-      }
-    }
     __syncthreads();
     if (thread != 0) return;
     if (args.pass == Pass::first && block_amax > 0) atomicMax(&args.state->amax_now, block_amax);
-    if (args.counts != nullptr) {
-      atomicAdd(&args.counts->underflowed, block_underflowed);
-      atomicAdd(&args.counts->clipped, block_clipped);
-    }
     __threadfence();
     if (atomicAdd(&args.state->ticket, 1u) + 1 != gridDim.x) return;
     __threadfence();
@@ -188,28 +168,13 @@ class Quantizer {
   }
 
  private:
-  template <int kCount>
-  __device__ __forceinline__ void count(const float (&values)[kCount], const std::uint32_t (&words)[kCount / 4]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const std::uint32_t code = words[i / 4] >> (8 * (i % 4)) & 0xffu;
-      underflowed_ += (code & 0x7fu) == 0 && values[i] != 0;
-      clipped_ += fabsf(values[i]) > limit_;
-    }
-  }
-
-  __device__ static void add(std::uint32_t (&words)[2], unsigned long long n) {
-    n += static_cast<unsigned long long>(words[1]) << 32 | words[0];
-    words[0] = static_cast<std::uint32_t>(n);
-    words[1] = static_cast<std::uint32_t>(n >> 32);
-  }
-
   /// One thread, when all blocks of `first` are done.
   __device__ void decide(const QuantizeArguments& args) const {
     ScaleState& state = *args.state;
     const float amax = __uint_as_float(atomicMax(&state.amax_now, 0u)), assumed = state.scale;
     const bool finite = __float_as_uint(amax) < 0x7f800000u,
                clipped = finite && amax > assumed * largest_code(args.format);
+    state.assumed = assumed;
     float scale = assumed > 0 ? assumed : 1.0f;
     if (clipped) {
       scale = format_scale(amax, args.format) * args.margin;
@@ -219,14 +184,6 @@ class Quantizer {
     if (finite) state.amax = fmaxf(state.amax, amax);
     if (args.scale != nullptr) *args.scale = finite ? scale : __uint_as_float(0x7fc00000u);
     const bool redo = clipped || !finite || !(assumed > 0);
-    // What was counted under a scale that is not kept is forgotten.
-    const unsigned long long underflowed = args.counts != nullptr ? atomicExch(&args.counts->underflowed, 0ull) : 0ull;
-    if (args.counts != nullptr && finite) {
-      state.observed_micro_steps += 1;
-      add(state.elements, static_cast<unsigned long long>(args.elements[1]) << 32 | args.elements[0]);
-      if (clipped) add(state.clipped, atomicAdd(&args.counts->clipped, 0ull));
-      if (!redo) add(state.underflowed, underflowed);
-    }
     state.redo = redo;
     state.ticket = 0;
     if (!redo) state.amax_now = 0;
@@ -235,12 +192,10 @@ class Quantizer {
   /// One thread, when all blocks of `again` are done.
   __device__ static void close(const QuantizeArguments& args) {
     ScaleState& state = *args.state;
-    if (args.counts != nullptr) add(state.underflowed, atomicAdd(&args.counts->underflowed, 0ull));
     state.redo = state.ticket = state.amax_now = 0;
   }
 
-  float scale_ = 1, inverse_ = 1, limit_ = 0, amax_ = 0;
-  unsigned underflowed_ = 0, clipped_ = 0;
+  float scale_ = 1, inverse_ = 1, amax_ = 0;
   bool idle_ = false, writes_ = false;
 };
 

@@ -86,7 +86,6 @@ Recipe::Codes Recipe::quantized(ValueId x, DType format, Scaling scaling, Loweri
                                   .extents = {kScaleStateWords + options_.history},
                                   .advance = "advance_scale",
                                   .attributes = attributes});
-  if (options_.observe) attributes.set("observe", std::int64_t{1});
   std::vector<ValueId> made = lowering.emit("quantize_delayed", {x, state}, std::move(attributes), name);
   return {made[0], made[1], made[2], made[1]};
 }

@@ -31,7 +31,6 @@ struct RecipeOptions {
   std::string head_gradient_format = "e5m2";
   std::vector<std::string> head_fast_accumulation = {"output"};
   std::string transposed_weights = "kept";
-  bool observe = false;
 };
 
 /// Adds the options to a table of a struct derived from RecipeOptions.
@@ -70,7 +69,6 @@ void add_recipe_options(OptionTable<T>& table) {
            "transposed quantized weights: kept beside the others (one byte a parameter) or made anew in each backward "
            "pass")
       .one_of({"kept", "made"});
-  table.add("observe", &RecipeOptions::observe, "count underflowed and clipped elements for the log; costs some speed");
 }
 
 class Recipe final : public PrecisionBackend {

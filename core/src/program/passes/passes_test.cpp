@@ -10,6 +10,7 @@
 #include "program/passes/differentiate.h"
 #include "program/passes/fuse.h"
 #include "program/passes/lower_precision.h"
+#include "program/passes/observe.h"
 #include "program/passes/place.h"
 #include "program/passes/rotate.h"
 #include "quern/error.h"
@@ -56,6 +57,29 @@ struct Passes {
 int count_kind(const Program& program, const std::string& kind) {
   return static_cast<int>(
       std::count_if(program.ops.begin(), program.ops.end(), [&](const Op& op) { return op.kind == kind; }));
+}
+
+/// Products of operands with one scale each.
+class QuantizedPrecision final : public testkit::PlainPrecision {
+ public:
+  void lower(const ProductSite& site, Lowering& lowering) const override {
+    if (site.product == Product::loss) return lower_to_matmul(site, lowering);
+    const Attributes format{{"format", std::string("e4m3")}};
+    auto codes = [&](ValueId x) {
+      return lowering.emit("quantize", {x}, format, lowering.program()[x].name + ".e4m3");
+    };
+    const bool output = site.product == Product::output, weight = site.product == Product::weight_gradient;
+    std::vector<ValueId> a = codes(output ? site.x : site.dy);
+    std::vector<ValueId> b = weight ? codes(site.x) : lowering.working_copy(site.parameter, "quantize", format);
+    lowering.produce("matmul", {weight ? a[2] : a[0], output ? b[0] : b[2], site.bias, a[1], b[1]},
+                     {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}});
+  }
+};
+
+std::vector<std::string> kinds_of(const Program& program) {
+  std::vector<std::string> kinds;
+  for (const Op& op : program.ops) kinds.push_back(op.kind);
+  return kinds;
 }
 
 std::set<std::string> gradients_of(const Program& program) {
@@ -171,6 +195,36 @@ TEST_CASE("fusion finds residual add with norm, norm backward with add, and swig
   CHECK(count_kind(backward, "rms_norm_grad_add") == 2);
   CHECK(count_kind(backward, "swiglu_and_grad") == 1);
   CHECK(count_kind(backward, "swiglu") == 0);
+}
+
+TEST_CASE("observed, a program runs the same ops and those that observe; unobserved, the same ops alone") {
+  Passes p({});
+  p.patterns = add_fusions(p.ops, std::vector<Fusion>{{"swiglu_quantize", "y = swiglu(gu); q, sc, t = quantize(y)"}});
+  const JointProgram joint =
+      lower_precision(differentiate(p.rotated.block, p.ops, DType::f32, DType::f32), p.ops, QuantizedPrecision()).joint;
+  JointProgram observed = joint;
+  observe_scales(observed.program, p.ops);
+  CHECK(count_kind(observed.program, "observe_scale") == count_kind(joint.program, "quantize"));
+  for (const auto& policy : {std::vector<std::string>{}, {"ffn"}, {"block"}}) {
+    const PartitionedProgram plain = partition(joint, p.ops, recomputed_values(joint, policy));
+    const PartitionedProgram split = partition(observed, p.ops, recomputed_values(observed, policy));
+    CHECK(split.saved == plain.saved);
+    for (auto half : {&PartitionedProgram::forward, &PartitionedProgram::backward}) {
+      const Program want = fuse(plain.*half, p.ops, p.patterns), got = fuse(split.*half, p.ops, p.patterns);
+      const Unobserved rest = without_observations(got);
+      std::vector<std::string> kinds;
+      for (std::size_t i = 0; i < got.ops.size(); ++i) {
+        if (!rest.runs[i]) continue;
+        kinds.push_back(got.ops[i].kind);
+        const Op& same = want.ops[kinds.size() - 1];
+        const std::vector<bool> read = read_values(want);
+        for (std::size_t o = 0; o < same.outputs.size(); ++o)
+          CHECK(rest.read[static_cast<std::size_t>(got.ops[i].outputs[o])] ==
+                read[static_cast<std::size_t>(same.outputs[o])]);
+      }
+      CHECK(kinds == kinds_of(want));
+    }
+  }
 }
 
 TEST_CASE("a pattern that cannot be read is refused with what was expected") {
