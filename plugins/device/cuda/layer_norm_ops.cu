@@ -95,7 +95,7 @@ struct GradArguments {
 template <class T, int kPacks, Access kAccess, bool kAdd>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_grad_kernel(const GradArguments args) {
   __shared__ TeamScratch scratch;
-  __shared__ float shared_sums[kBlockSums<T, kPacks>];
+  __shared__ float4 shared_sums[kBlockSums<T, kPacks>];
   Floats<T> dweight[kPacks] = {}, dbias[kPacks] = {};
   for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
        base += std::int64_t{gridDim.x} * blockDim.y) {

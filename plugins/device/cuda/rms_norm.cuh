@@ -125,7 +125,7 @@ template <class T, int kPacks, Access kAccess, bool kAdd, bool kQuantize>
 __global__ void __launch_bounds__(kRowThreads<kPacks>, kPacks == 8 ? 1 : 2)
     rms_norm_grad_kernel(const GradArguments args) {
   __shared__ TeamScratch scratch;
-  __shared__ float shared_sums[kBlockSums<T, kPacks>];
+  __shared__ float4 shared_sums[kBlockSums<T, kPacks>];
   QuantizerIf<kQuantize> quantizer(args.quantize);
   if (quantizer.idle()) return;
   Floats<T> dweight[kPacks] = {};

@@ -131,32 +131,49 @@ __device__ __forceinline__ float team_max(float value, TeamScratch& scratch) {
   return value;
 }
 
+/// Where four columns lie in a team's row of store_block_sums's shared memory: threads that write packs hit all banks.
+__device__ __forceinline__ int sums_place(int four) { return four ^ (four >> 3 & 1); }
+
 /// Sums over rows that threads gathered for their own columns: the block's total goes to `to` (columns). `shared` holds
 /// a row for each team; a block of one team needs none. All threads of the block call it together.
 template <class T, int kPacks, int kShared>
-__device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks], float (&shared)[kShared], float* to,
+__device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks], float4 (&shared)[kShared], float* to,
                                                  int columns) {
-  const bool alone = blockDim.y == 1;
-  float* mine = alone ? to : shared + static_cast<int>(threadIdx.y) * columns;
+  if (kShared == 1 || blockDim.y == 1) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i)
+        if (pack_at<T>(p) + i < columns) to[pack_at<T>(p) + i] = sums[p].at[i];
+    }
+    return;
+  }
+  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  const int fours = static_cast<int>(blockDim.x) * kPacks * kPack<T> / 4;  // of a team's row
+
   __syncthreads();  // nobody reads an earlier total any more
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i)
-      if (pack_at<T>(p) + i < columns) mine[pack_at<T>(p) + i] = sums[p].at[i];
+    for (int i = 0; i < kPack<T>; i += 4)
+      shared[static_cast<int>(threadIdx.y) * fours + sums_place((pack_at<T>(p) + i) / 4)] =
+          make_float4(sums[p].at[i], sums[p].at[i + 1], sums[p].at[i + 2], sums[p].at[i + 3]);
   }
-  if (alone) return;
   __syncthreads();
-  const int threads = static_cast<int>(blockDim.x * blockDim.y);
-  for (int column = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); column < columns; column += threads) {
-    float total = 0;
-    for (int team = 0; team < static_cast<int>(blockDim.y); ++team) total += shared[team * columns + column];
-    to[column] = total;
+  for (int four = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); 4 * four < columns; four += threads) {
+    float total[4] = {};
+    for (int team = 0; team < static_cast<int>(blockDim.y); ++team) {
+      const float4 part = shared[team * fours + sums_place(four)];
+      total[0] += part.x, total[1] += part.y, total[2] += part.z, total[3] += part.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (4 * four + i < columns) to[4 * four + i] = total[i];
   }
 }
 
-/// Floats of store_block_sums's shared memory: a block of several teams has at most 256 threads.
+/// Of store_block_sums's shared memory: a block of several teams has at most 256 threads.
 template <class T, int kPacks>
-inline constexpr int kBlockSums = kPacks == 8 ? 1 : 256 * kPacks* kPack<T>;
+inline constexpr int kBlockSums = kPacks == 8 ? 1 : 256 * kPacks* kPack<T> / 4;
 
 }  // namespace quern::cuda
