@@ -100,34 +100,51 @@ __device__ __forceinline__ void store_row(const Pack<T> (&packs)[kPacks], T* row
   for (int p = 0; p < kPacks; ++p) store_pack<kAccess>(row, pack_at<T>(p), columns, packs[p]);
 }
 
-/// Shared memory of team_sum: a number for each warp of each team.
+/// Shared memory of team_sums: a number for each warp of each team.
+template <int kSums = 1>
 struct TeamScratch {
-  float warp[8][16];
+  float warp[kSums][8][16];
 };
 
-/// Sum of `value` over the row's threads, known to all of them. All threads of the block call it together.
-__device__ __forceinline__ float team_sum(float value, TeamScratch& scratch) {
+/// Turns each of `values` into its sum over the row's threads. All threads of the block call it together.
+template <int kSums>
+__device__ __forceinline__ void team_sums(float (&values)[kSums], TeamScratch<kSums>& scratch) {
 #pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffffu, value, lanes);
-  if (blockDim.x == 32) return value;
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+#pragma unroll
+    for (float& value : values) value += __shfl_xor_sync(0xffffffffu, value, lanes);
+  }
+  if (blockDim.x == 32) return;
   const int warps = static_cast<int>(blockDim.x) / 32;
-  __syncthreads();  // nobody reads the last sum any more
-  if (threadIdx.x % 32 == 0) scratch.warp[threadIdx.y][threadIdx.x / 32] = value;
+  __syncthreads();  // nobody reads the last sums any more
+#pragma unroll
+  for (int sum = 0; sum < kSums; ++sum) {
+    if (threadIdx.x % 32 == 0) scratch.warp[sum][threadIdx.y][threadIdx.x / 32] = values[sum];
+    values[sum] = 0;
+  }
   __syncthreads();
-  value = 0;
-  for (int warp = 0; warp < warps; ++warp) value += scratch.warp[threadIdx.y][warp];
-  return value;
+  for (int warp = 0; warp < warps; ++warp) {
+#pragma unroll
+    for (int sum = 0; sum < kSums; ++sum) values[sum] += scratch.warp[sum][threadIdx.y][warp];
+  }
 }
 
-/// The same of the largest value, of non-negative ones.
-__device__ __forceinline__ float team_max(float value, TeamScratch& scratch) {
+/// The sum of one.
+__device__ __forceinline__ float team_sum(float value, TeamScratch<>& scratch) {
+  float values[] = {value};
+  team_sums(values, scratch);
+  return values[0];
+}
+
+/// The largest `value` of the row's threads, of non-negative ones, likewise.
+__device__ __forceinline__ float team_max(float value, TeamScratch<>& scratch) {
   value = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(value)));
   if (blockDim.x == 32) return value;
   const int warps = static_cast<int>(blockDim.x) / 32;
   __syncthreads();  // nobody reads the last numbers any more
-  if (threadIdx.x % 32 == 0) scratch.warp[threadIdx.y][threadIdx.x / 32] = value;
+  if (threadIdx.x % 32 == 0) scratch.warp[0][threadIdx.y][threadIdx.x / 32] = value;
   __syncthreads();
-  for (int warp = 0; warp < warps; ++warp) value = fmaxf(value, scratch.warp[threadIdx.y][warp]);
+  for (int warp = 0; warp < warps; ++warp) value = fmaxf(value, scratch.warp[0][threadIdx.y][warp]);
   return value;
 }
 
