@@ -215,10 +215,15 @@ Launch prepare_layer_norm_grad(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 1);
   const bool accumulate_weight = op.outputs[1].accumulate, accumulate_bias = op.outputs[2].accumulate;
   const std::size_t partial_rows = row_partial_bytes(size.rows, size.columns, op.inputs[1].dtype);
-  auto kernels = load_rows<GradArguments>(size.columns, op.inputs[1].dtype, context.multiprocessors,
-                                          [](auto element, auto packs, auto access) {
-                                            return &layer_norm_grad_kernel<decltype(element), packs(), access(), kAdd>;
-                                          });
+  auto load = [&](auto added) {
+    return load_rows<GradArguments>(
+        size.columns, op.inputs[1].dtype, context.multiprocessors, [](auto element, auto packs, auto access) {
+          return &layer_norm_grad_kernel<decltype(element), packs(), access(), decltype(added)::value>;
+        });
+  };
+  auto kernels = load(std::bool_constant<kAdd>{});
+  // As many blocks with the add as without, and at any address: sums over tokens have one order.
+  const std::int64_t resident = std::min(kernels.resident(), load(std::bool_constant<!kAdd>{}).resident());
   load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View &dweight = out[1], &dbias = out[2];
@@ -236,7 +241,8 @@ Launch prepare_layer_norm_grad(const OpInstance& op, CudaContext& context) {
                        .rows = size.rows,
                        .columns = static_cast<int>(size.columns)};
     const auto& kernel = kernels.pick({args.dy, args.x, args.weight, args.added, args.dx, args.sum});
-    std::int64_t blocks = std::min(kMostPartials, kernel.persistent(ceil_divide(size.rows, kernels.teams)));
+    const std::int64_t work = std::max<std::int64_t>(1, ceil_divide(size.rows, kernels.teams));
+    const std::int64_t blocks = std::min({kMostPartials, resident, work});
     kernel.launch(blocks, stream_of(exec), args);
     sum_partial_rows({args.weight_partials, dweight, accumulate_weight}, {args.bias_partials, dbias, accumulate_bias},
                      blocks, size.columns, stream_of(exec));

@@ -64,6 +64,8 @@ struct RowKernels {
   const LoadedKernel<Arguments>& pick(std::initializer_list<const void*> pointers) const {
     return whole && aligned_16(pointers) ? vector : scalar;
   }
+  /// Blocks that the whole GPU runs at once of either.
+  int resident() const { return std::min(vector.resident, scalar.resident); }
 };
 
 /// `select(T{}, packs, access)`, the last two integral constants, gives the instantiations of a kernel.
