@@ -27,4 +27,15 @@ void load_column_sums();
 void sum_partial_rows(const float* partials, std::int64_t count, std::int64_t pitch, const View& sum, bool accumulate,
                       cudaStream_t stream);
 
+/// What one sum_partial_rows adds up.
+struct PartialRows {
+  const float* partials = nullptr;
+  View sum;  ///< of nothing: left out
+  bool accumulate = false;
+};
+
+/// The same of two sums over as many rows of the same pitch, in one launch: a second would cost as much as the first.
+void sum_partial_rows(const PartialRows& first, const PartialRows& second, std::int64_t count, std::int64_t pitch,
+                      cudaStream_t stream);
+
 }  // namespace quern::cuda

@@ -135,6 +135,27 @@ TEST_CASE("norms fused with the add beside them give the same bits") {
   }
 }
 
+TEST_CASE("layer_norm's gradient has the same bits beside the add and at any address where blocks take several rows") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  const Extents size{4300, 64}, w{64}, r{4300};  // more than 528 blocks of 8 rows
+  for (DType t : {kF32, kBf16}) {
+    const Operand stream = operand(t, size), sum = operand(kF32, w);
+    PoisonedTensor dy = normal(t, size, 1), x = normal(t, size, 2), e = normal(t, size, 3), weight = normal(t, w, 4);
+    PoisonedTensor mean = normal(kF32, r, 5), rstd = normal(kF32, r, 6, 0.1, 1);
+    Tensors plain = Run{"layer_norm_grad", {}, {stream, sum, sum}}(
+        *pair.gpu, {dy.view(), x.view(), weight.view(), mean.view(), rstd.view()});
+    PoisonedTensor both = std::move(Run{"add", {}, {stream}}(*pair.gpu, {plain[0].view(), e.view()})[0]);
+    for (std::size_t shift : kShifts) {
+      CAPTURE(label(to_string(size), t, shift));
+      Tensors fused = Run{"layer_norm_grad_add", {}, {stream, sum, sum, stream}, {}, {}, shift}(
+          *pair.gpu, {dy.view(), x.view(), weight.view(), mean.view(), rstd.view(), e.view()});
+      for (std::size_t i : {0, 1, 2}) CHECK(difference(fused[i], plain[i]) == "");
+      CHECK(difference(fused[3], both) == "");
+    }
+  }
+}
+
 TEST_CASE("swiglu_and_grad gives the bits of swiglu and swiglu_grad") {
   DevicePair pair = open_pair();
   if (!pair.open) return;

@@ -256,9 +256,9 @@ Launch prepare_head_norm_grad(const OpInstance& op, CudaContext& context) {
     args.rounds = static_cast<std::uint32_t>(ceil_divide(layout.blocks(units), blocks));
     kernel.launch(blocks, stream_of(exec), args);
     std::int64_t pitch = 2 * packed.head_dim;
-    cudaStream_t stream = stream_of(exec);
-    if (dquery) sum_partial_rows(args.partials, blocks, pitch, dquery, accumulate_query, stream);
-    if (dkey) sum_partial_rows(args.partials + packed.head_dim, blocks, pitch, dkey, accumulate_key, stream);
+    if (args.partials)
+      sum_partial_rows({args.partials, dquery, accumulate_query},
+                       {args.partials + packed.head_dim, dkey, accumulate_key}, blocks, pitch, stream_of(exec));
   };
 }
 

@@ -18,10 +18,23 @@ struct NormArguments {
   float eps;
 };
 
+/// to += added, rounded.
+template <class T, int kPacks>
+__device__ __forceinline__ void add_row(Pack<T> (&to)[kPacks], const Pack<T> (&added)[kPacks]) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    Floats<T> sum = unpack(to[p]);
+    const Floats<T> b = unpack(added[p]);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) sum.at[i] += b.at[i];
+    to[p] = round_pack(sum);
+  }
+}
+
 /// y = (x - mean) * rstd * weight + bias. kAdd: of sum = x + added in place of x.
 template <class T, int kPacks, Access kAccess, bool kAdd>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_kernel(const NormArguments args) {
-  __shared__ TeamScratch scratch;
+  __shared__ TeamScratch<> scratch;
   for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
        base += std::int64_t{gridDim.x} * blockDim.y) {
     const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
@@ -31,14 +44,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_kernel(const N
     if constexpr (kAdd) {
       Pack<T> added[kPacks];
       load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        Floats<T> sum = unpack(x[p]);
-        const Floats<T> b = unpack(added[p]);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) sum.at[i] += b.at[i];
-        x[p] = round_pack(sum);
-      }
+      add_row(x, added);
       if (args.sum) store_row<kAccess>(x, static_cast<T*>(args.sum) + offset, columns);
     }
     float total = 0;
@@ -90,61 +96,84 @@ struct GradArguments {
   int columns;
 };
 
+/// What a thread reads of a row; kAdd: with what the result is added to.
+template <class T, int kPacks, bool kAdd>
+struct GradRow {
+  Pack<T> dy[kPacks], x[kPacks], added[kAdd ? kPacks : 1];
+  float mean = 0, rstd = 0;
+
+  template <Access kAccess>
+  __device__ __forceinline__ void load(const GradArguments& args, std::int64_t row) {
+    const std::int64_t offset = row * args.columns;
+    const int columns = row < args.rows ? args.columns : 0;  // a team without a row reads and writes nothing
+    load_row<kAccess>(dy, static_cast<const T*>(args.dy) + offset, columns);
+    load_row<kAccess>(x, static_cast<const T*>(args.x) + offset, columns);
+    if constexpr (kAdd) load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);
+    mean = columns > 0 ? args.mean[row] : 0.0f;
+    rstd = columns > 0 ? args.rstd[row] : 0.0f;
+  }
+};
+
 /// With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g * n)), dweight = sum over
 /// tokens of dy * n, dbias that of dy. kAdd: also sum = dx + added.
 template <class T, int kPacks, Access kAccess, bool kAdd>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_grad_kernel(const GradArguments args) {
-  __shared__ TeamScratch scratch;
-  __shared__ float shared_sums[kBlockSums<T, kPacks>];
+  __shared__ TeamScratch<2> scratch;
+  __shared__ float4 shared_sums[kBlockSums<T, kPacks>];
+  // The sums of two gradients leave room for one block a multiprocessor, and its registers for reading a row ahead.
+  constexpr bool kAhead = kPacks <= 4 && kAccess == Access::vector;
   Floats<T> dweight[kPacks] = {}, dbias[kPacks] = {};
-  for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
-       base += std::int64_t{gridDim.x} * blockDim.y) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.y;
+  GradRow<T, kPacks, kAdd && kAhead> now, next;
+  if constexpr (kAhead) next.template load<kAccess>(args, std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y);
+  for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows; base += stride) {
     const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
     const int columns = row < args.rows ? args.columns : 0;
-    Pack<T> dy[kPacks], x[kPacks], weight[kPacks];
-    load_row<kAccess>(dy, static_cast<const T*>(args.dy) + offset, columns);
-    load_row<kAccess>(x, static_cast<const T*>(args.x) + offset, columns);
+    if constexpr (kAhead) {
+      now = next;
+      next.template load<kAccess>(args, row + stride);
+    } else {
+      now.template load<kAccess>(args, row);
+    }
+    Pack<T> weight[kPacks];
     load_row<kAccess>(weight, static_cast<const T*>(args.weight), args.columns);
-    const float mean = columns > 0 ? args.mean[row] : 0.0f, rstd = columns > 0 ? args.rstd[row] : 0.0f;
-    float total = 0, product = 0;
+    float sums[2] = {};  // of g, and of g * n
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Floats<T> d = unpack(dy[p]), v = unpack(x[p]), w = unpack(weight[p]);
+      const Floats<T> d = unpack(now.dy[p]), v = unpack(now.x[p]), w = unpack(weight[p]);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {  // beyond the row dy is zero, and so is all that is summed
-        const float g = d.at[i] * w.at[i], n = (v.at[i] - mean) * rstd;
-        total += g;
-        product = fmaf(g, n, product);
+        const float g = d.at[i] * w.at[i], n = (v.at[i] - now.mean) * now.rstd;
+        sums[0] += g;
+        sums[1] = fmaf(g, n, sums[1]);
         dweight[p].at[i] = fmaf(d.at[i], n, dweight[p].at[i]);
         dbias[p].at[i] += d.at[i];
       }
     }
-    const float mean_g = team_sum(total, scratch) / static_cast<float>(args.columns);
-    const float projection = team_sum(product, scratch) / static_cast<float>(args.columns);  // mean(g * n)
+    team_sums(sums, scratch);
+    const float mean_g = sums[0] / static_cast<float>(args.columns);
+    const float projection = sums[1] / static_cast<float>(args.columns);  // mean(g * n)
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      Floats<T> d = unpack(dy[p]);
-      const Floats<T> v = unpack(x[p]), w = unpack(weight[p]);
+      Floats<T> d = unpack(now.dy[p]);
+      const Floats<T> v = unpack(now.x[p]), w = unpack(weight[p]);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {
-        const float n = (v.at[i] - mean) * rstd;
-        d.at[i] = rstd * fmaf(-n, projection, d.at[i] * w.at[i] - mean_g);
+        const float n = (v.at[i] - now.mean) * now.rstd;
+        d.at[i] = now.rstd * fmaf(-n, projection, d.at[i] * w.at[i] - mean_g);
       }
-      dy[p] = round_pack(d);
+      now.dy[p] = round_pack(d);
     }
-    if (args.dx) store_row<kAccess>(dy, static_cast<T*>(args.dx) + offset, columns);
+    if (args.dx) store_row<kAccess>(now.dy, static_cast<T*>(args.dx) + offset, columns);
     if constexpr (kAdd) {
-      Pack<T> added[kPacks];
-      load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        Floats<T> sum = unpack(dy[p]);
-        const Floats<T> e = unpack(added[p]);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) sum.at[i] += e.at[i];
-        added[p] = round_pack(sum);
+      if constexpr (kAhead) {
+        add_row(now.dy, now.added);
+      } else {
+        Pack<T> added[kPacks];
+        load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);
+        add_row(now.dy, added);
       }
-      if (args.sum) store_row<kAccess>(added, static_cast<T*>(args.sum) + offset, columns);
+      if (args.sum) store_row<kAccess>(now.dy, static_cast<T*>(args.sum) + offset, columns);
     }
   }
   const std::int64_t partial = std::int64_t{blockIdx.x} * args.columns;
@@ -186,10 +215,15 @@ Launch prepare_layer_norm_grad(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 1);
   const bool accumulate_weight = op.outputs[1].accumulate, accumulate_bias = op.outputs[2].accumulate;
   const std::size_t partial_rows = row_partial_bytes(size.rows, size.columns, op.inputs[1].dtype);
-  auto kernels = load_rows<GradArguments>(size.columns, op.inputs[1].dtype, context.multiprocessors,
-                                          [](auto element, auto packs, auto access) {
-                                            return &layer_norm_grad_kernel<decltype(element), packs(), access(), kAdd>;
-                                          });
+  auto load = [&](auto added) {
+    return load_rows<GradArguments>(
+        size.columns, op.inputs[1].dtype, context.multiprocessors, [](auto element, auto packs, auto access) {
+          return &layer_norm_grad_kernel<decltype(element), packs(), access(), decltype(added)::value>;
+        });
+  };
+  auto kernels = load(std::bool_constant<kAdd>{});
+  // As many blocks with the add as without, and at any address: sums over tokens have one order.
+  const std::int64_t resident = std::min(kernels.resident(), load(std::bool_constant<!kAdd>{}).resident());
   load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View &dweight = out[1], &dbias = out[2];
@@ -207,11 +241,11 @@ Launch prepare_layer_norm_grad(const OpInstance& op, CudaContext& context) {
                        .rows = size.rows,
                        .columns = static_cast<int>(size.columns)};
     const auto& kernel = kernels.pick({args.dy, args.x, args.weight, args.added, args.dx, args.sum});
-    std::int64_t blocks = std::min(kMostPartials, kernel.persistent(ceil_divide(size.rows, kernels.teams)));
+    const std::int64_t work = std::max<std::int64_t>(1, ceil_divide(size.rows, kernels.teams));
+    const std::int64_t blocks = std::min({kMostPartials, resident, work});
     kernel.launch(blocks, stream_of(exec), args);
-    cudaStream_t stream = stream_of(exec);
-    if (dweight) sum_partial_rows(args.weight_partials, blocks, size.columns, dweight, accumulate_weight, stream);
-    if (dbias) sum_partial_rows(args.bias_partials, blocks, size.columns, dbias, accumulate_bias, stream);
+    sum_partial_rows({args.weight_partials, dweight, accumulate_weight}, {args.bias_partials, dbias, accumulate_bias},
+                     blocks, size.columns, stream_of(exec));
   };
 }
 

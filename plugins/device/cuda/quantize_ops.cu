@@ -63,7 +63,7 @@ struct RowsArguments {
 
 template <class T, int kPacks, Access kAccess>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(const RowsArguments args) {
-  __shared__ TeamScratch scratch;
+  __shared__ TeamScratch<> scratch;
   for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
        base += std::int64_t{gridDim.x} * blockDim.y) {
     const std::int64_t row = base + threadIdx.y, offset = row * args.columns;

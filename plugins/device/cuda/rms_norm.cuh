@@ -46,7 +46,7 @@ using QuantizerIf = std::conditional_t<kQuantize, Quantizer<Formats::any>, NoQua
 /// y = x * rstd * weight, with rstd = 1 / sqrt(mean(x^2) + eps). kAdd: of sum = x + added in place of x.
 template <class T, int kPacks, Access kAccess, bool kAdd, bool kQuantize>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) rms_norm_kernel(const NormArguments args) {
-  __shared__ TeamScratch scratch;
+  __shared__ TeamScratch<> scratch;
   QuantizerIf<kQuantize> quantizer(args.quantize);
   if (quantizer.idle()) return;
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.y;
@@ -124,8 +124,8 @@ struct GradArguments {
 template <class T, int kPacks, Access kAccess, bool kAdd, bool kQuantize>
 __global__ void __launch_bounds__(kRowThreads<kPacks>, kPacks == 8 ? 1 : 2)
     rms_norm_grad_kernel(const GradArguments args) {
-  __shared__ TeamScratch scratch;
-  __shared__ float shared_sums[kBlockSums<T, kPacks>];
+  __shared__ TeamScratch<> scratch;
+  __shared__ float4 shared_sums[kBlockSums<T, kPacks>];
   QuantizerIf<kQuantize> quantizer(args.quantize);
   if (quantizer.idle()) return;
   Floats<T> dweight[kPacks] = {};

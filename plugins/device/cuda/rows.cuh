@@ -64,6 +64,8 @@ struct RowKernels {
   const LoadedKernel<Arguments>& pick(std::initializer_list<const void*> pointers) const {
     return whole && aligned_16(pointers) ? vector : scalar;
   }
+  /// Blocks that the whole GPU runs at once of either.
+  int resident() const { return std::min(vector.resident, scalar.resident); }
 };
 
 /// `select(T{}, packs, access)`, the last two integral constants, gives the instantiations of a kernel.
@@ -100,63 +102,97 @@ __device__ __forceinline__ void store_row(const Pack<T> (&packs)[kPacks], T* row
   for (int p = 0; p < kPacks; ++p) store_pack<kAccess>(row, pack_at<T>(p), columns, packs[p]);
 }
 
-/// Shared memory of team_sum: a number for each warp of each team.
+/// Shared memory of team_sums: a number for each warp of each team.
+template <int kSums = 1>
 struct TeamScratch {
-  float warp[8][16];
+  float warp[kSums][8][16];
 };
 
-/// Sum of `value` over the row's threads, known to all of them. All threads of the block call it together.
-__device__ __forceinline__ float team_sum(float value, TeamScratch& scratch) {
+/// Turns each of `values` into its sum over the row's threads. All threads of the block call it together.
+template <int kSums>
+__device__ __forceinline__ void team_sums(float (&values)[kSums], TeamScratch<kSums>& scratch) {
 #pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffffu, value, lanes);
-  if (blockDim.x == 32) return value;
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+#pragma unroll
+    for (float& value : values) value += __shfl_xor_sync(0xffffffffu, value, lanes);
+  }
+  if (blockDim.x == 32) return;
   const int warps = static_cast<int>(blockDim.x) / 32;
-  __syncthreads();  // nobody reads the last sum any more
-  if (threadIdx.x % 32 == 0) scratch.warp[threadIdx.y][threadIdx.x / 32] = value;
+  __syncthreads();  // nobody reads the last sums any more
+#pragma unroll
+  for (int sum = 0; sum < kSums; ++sum) {
+    if (threadIdx.x % 32 == 0) scratch.warp[sum][threadIdx.y][threadIdx.x / 32] = values[sum];
+    values[sum] = 0;
+  }
   __syncthreads();
-  value = 0;
-  for (int warp = 0; warp < warps; ++warp) value += scratch.warp[threadIdx.y][warp];
-  return value;
+  for (int warp = 0; warp < warps; ++warp) {
+#pragma unroll
+    for (int sum = 0; sum < kSums; ++sum) values[sum] += scratch.warp[sum][threadIdx.y][warp];
+  }
 }
 
-/// The same of the largest value, of non-negative ones.
-__device__ __forceinline__ float team_max(float value, TeamScratch& scratch) {
+/// The sum of one.
+__device__ __forceinline__ float team_sum(float value, TeamScratch<>& scratch) {
+  float values[] = {value};
+  team_sums(values, scratch);
+  return values[0];
+}
+
+/// The largest `value` of the row's threads, of non-negative ones, likewise.
+__device__ __forceinline__ float team_max(float value, TeamScratch<>& scratch) {
   value = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(value)));
   if (blockDim.x == 32) return value;
   const int warps = static_cast<int>(blockDim.x) / 32;
   __syncthreads();  // nobody reads the last numbers any more
-  if (threadIdx.x % 32 == 0) scratch.warp[threadIdx.y][threadIdx.x / 32] = value;
+  if (threadIdx.x % 32 == 0) scratch.warp[0][threadIdx.y][threadIdx.x / 32] = value;
   __syncthreads();
-  for (int warp = 0; warp < warps; ++warp) value = fmaxf(value, scratch.warp[threadIdx.y][warp]);
+  for (int warp = 0; warp < warps; ++warp) value = fmaxf(value, scratch.warp[0][threadIdx.y][warp]);
   return value;
 }
+
+/// Where four columns lie in a team's row of store_block_sums's shared memory: threads that write packs hit all banks.
+__device__ __forceinline__ int sums_place(int four) { return four ^ (four >> 3 & 1); }
 
 /// Sums over rows that threads gathered for their own columns: the block's total goes to `to` (columns). `shared` holds
 /// a row for each team; a block of one team needs none. All threads of the block call it together.
 template <class T, int kPacks, int kShared>
-__device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks], float (&shared)[kShared], float* to,
+__device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks], float4 (&shared)[kShared], float* to,
                                                  int columns) {
-  const bool alone = blockDim.y == 1;
-  float* mine = alone ? to : shared + static_cast<int>(threadIdx.y) * columns;
+  if (kShared == 1 || blockDim.y == 1) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i)
+        if (pack_at<T>(p) + i < columns) to[pack_at<T>(p) + i] = sums[p].at[i];
+    }
+    return;
+  }
+  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  const int fours = static_cast<int>(blockDim.x) * kPacks * kPack<T> / 4;  // of a team's row
+
   __syncthreads();  // nobody reads an earlier total any more
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i)
-      if (pack_at<T>(p) + i < columns) mine[pack_at<T>(p) + i] = sums[p].at[i];
+    for (int i = 0; i < kPack<T>; i += 4)
+      shared[static_cast<int>(threadIdx.y) * fours + sums_place((pack_at<T>(p) + i) / 4)] =
+          make_float4(sums[p].at[i], sums[p].at[i + 1], sums[p].at[i + 2], sums[p].at[i + 3]);
   }
-  if (alone) return;
   __syncthreads();
-  const int threads = static_cast<int>(blockDim.x * blockDim.y);
-  for (int column = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); column < columns; column += threads) {
-    float total = 0;
-    for (int team = 0; team < static_cast<int>(blockDim.y); ++team) total += shared[team * columns + column];
-    to[column] = total;
+  for (int four = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); 4 * four < columns; four += threads) {
+    float total[4] = {};
+    for (int team = 0; team < static_cast<int>(blockDim.y); ++team) {
+      const float4 part = shared[team * fours + sums_place(four)];
+      total[0] += part.x, total[1] += part.y, total[2] += part.z, total[3] += part.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (4 * four + i < columns) to[4 * four + i] = total[i];
   }
 }
 
-/// Floats of store_block_sums's shared memory: a block of several teams has at most 256 threads.
+/// Of store_block_sums's shared memory: a block of several teams has at most 256 threads.
 template <class T, int kPacks>
-inline constexpr int kBlockSums = kPacks == 8 ? 1 : 256 * kPacks* kPack<T>;
+inline constexpr int kBlockSums = kPacks == 8 ? 1 : 256 * kPacks* kPack<T> / 4;
 
 }  // namespace quern::cuda

@@ -29,6 +29,8 @@ void add_norms(std::vector<Case>& cases, const ModelShape& m) {
   cases.back().outputs[0].present = false;  // only the sum is read, as in training
   add("layer_norm", {b(x), b(w), b(w)}, {stream, stats, stats}, eps);
   add("layer_norm_grad", {b(x), b(x), b(w), statistic, statistic}, {stream, gradient, gradient});
+  add("layer_norm_grad_add", {b(x), b(x), b(w), statistic, statistic, b(x)}, {stream, gradient, gradient, stream});
+  cases.back().outputs[0].present = false;
   add("sum_squares", {b(x)}, {operand(DType::f64, {1})});
 }
 
