@@ -104,29 +104,25 @@ std::size_t partials_of(const OpInstance& op) {
 }
 constexpr std::size_t aligned_256(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-template <bool kQuantize>
-RowKernels<GradArguments> load_grad(const OpInstance& op, std::int64_t columns, CudaContext& context) {
-  return load_rows<GradArguments>(columns, op.inputs[1].dtype, context.multiprocessors,
-                                  [](auto element, auto packs, auto access) {
-                                    return &rms_norm_grad_kernel<decltype(element), packs(), access(), true, kQuantize>;
-                                  });
-}
-
 // dy, x (N, C), weight (C), rstd (N) f32, e (N, C) -> dx (N, C), dweight (C), sum = dx + e, and the quantizing part's
-// of sum. Blocks are those of the op that does not quantize, so that dweight's partial sums are the same.
+// of sum.
 Launch prepare_grad(const OpInstance& op, CudaContext& context, ScaleSource source) {
   const Matrix size = matrix_of(op, 1);
   const bool accumulate = op.outputs[1].accumulate;
   const QuantizePlan plan = grad_plan(op, source);
   const Codes codes(op, plan, size);
-  auto kernels = load_grad<true>(op, size.columns, context), plain = load_grad<false>(op, size.columns, context);
+  const DType type = op.inputs[1].dtype;
+  const auto kernels =
+      load_rows<GradArguments>(size.columns, type, context.multiprocessors, [](auto element, auto packs, auto access) {
+        return &rms_norm_grad_kernel<decltype(element), packs(), access(), true, true>;
+      });
+  const std::int64_t blocks = rms_norm_grad_blocks(size, type, context.multiprocessors);
   load_column_sums();
   load_transpose_bytes();
   const std::size_t partials_at = aligned_256(codes.workspace_bytes());
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View& dweight = out[1];
     auto* partials = reinterpret_cast<float*>(static_cast<char*>(exec.workspace) + partials_at);
-    std::int64_t blocks = 0;
     run_rows(plan, codes, in, out, exec, [&](const QuantizeArguments& quantize) {
       const bool again = quantize.pass == Pass::again;
       GradArguments args{.dy = in[0].data,
@@ -140,11 +136,8 @@ Launch prepare_grad(const OpInstance& op, CudaContext& context, ScaleSource sour
                          .rows = size.rows,
                          .columns = static_cast<int>(size.columns),
                          .quantize = quantize};
-      auto pick = [&](const RowKernels<GradArguments>& from) {
-        return from.pick({args.dy, args.x, args.weight, args.added, out[0].data, out[2].data, quantize.q});
-      };
-      blocks = std::min(kMostPartials, pick(plain).persistent(ceil_divide(size.rows, kernels.teams)));
-      pick(kernels).launch(blocks, stream_of(exec), args);
+      kernels.pick({args.dy, args.x, args.weight, args.added, out[0].data, out[2].data, quantize.q})
+          .launch(blocks, stream_of(exec), args);
     });
     if (dweight) sum_partial_rows(partials, blocks, size.columns, dweight, accumulate, stream_of(exec));
   };

@@ -34,15 +34,21 @@ Launch prepare_rms_norm(const OpInstance& op, CudaContext& context) {
   };
 }
 
+template <bool kAdd>
+RowKernels<GradArguments> load_grad(std::int64_t columns, DType type, int multiprocessors) {
+  return load_rows<GradArguments>(columns, type, multiprocessors, [](auto element, auto packs, auto access) {
+    return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd, false>;
+  });
+}
+
 // dy, x (N, C), weight (C), rstd (N) f32 -> dx (N, C), dweight (C); kAdd: also e (N, C) -> dx + e
 template <bool kAdd>
 Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 1);
+  const DType type = op.inputs[1].dtype;
   const bool accumulate = op.outputs[1].accumulate;
-  auto kernels = load_rows<GradArguments>(
-      size.columns, op.inputs[1].dtype, context.multiprocessors, [](auto element, auto packs, auto access) {
-        return &rms_norm_grad_kernel<decltype(element), packs(), access(), kAdd, false>;
-      });
+  const auto kernels = load_grad<kAdd>(size.columns, type, context.multiprocessors);
+  const std::int64_t blocks = rms_norm_grad_blocks(size, type, context.multiprocessors);
   load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View& dweight = out[1];
@@ -56,9 +62,7 @@ Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
                        .partials = dweight ? static_cast<float*>(exec.workspace) : nullptr,
                        .rows = size.rows,
                        .columns = static_cast<int>(size.columns)};
-    const auto& kernel = kernels.pick({args.dy, args.x, args.weight, args.added, args.dx, args.sum});
-    std::int64_t blocks = std::min(kMostPartials, kernel.persistent(ceil_divide(size.rows, kernels.teams)));
-    kernel.launch(blocks, stream_of(exec), args);
+    kernels.pick({args.dy, args.x, args.weight, args.added, args.dx, args.sum}).launch(blocks, stream_of(exec), args);
     if (dweight) sum_partial_rows(args.partials, blocks, size.columns, dweight, accumulate, stream_of(exec));
   };
 }
@@ -88,6 +92,13 @@ OpSupport query_rms_norm_grad(const OpInstance& op, bool added) {
 }
 
 }  // namespace
+
+std::int64_t rms_norm_grad_blocks(const Matrix& size, DType type, int multiprocessors) {
+  const auto plain = load_grad<false>(size.columns, type, multiprocessors),
+             added = load_grad<true>(size.columns, type, multiprocessors);
+  const std::int64_t work = std::max<std::int64_t>(1, ceil_divide(size.rows, plain.teams));
+  return std::min({kMostPartials, work, std::int64_t{plain.resident()}, std::int64_t{added.resident()}});
+}
 
 void add_rms_norm_ops(OpTable& table) {
   auto query = [](bool added) {
