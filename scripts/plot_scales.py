@@ -29,7 +29,7 @@ def read_scales(path, patterns=(), layers=()):
             continue
         try:
             tensor, layer, step = record["tensor"], record.get("layer"), record["step"]
-            covered = record.get("scale", 0) * LARGEST[record["format"]]  # no scale: all zero
+            covered = record.get("scale", 0) * LARGEST[record["format"]]  # no scale: nothing in the tensor is finite and not zero
             record["share"] = record["amax"] / covered if covered else None
         except (KeyError, TypeError) as error:
             raise plot.LogError(f"{log}:{number}: not a scale record of quern: {error!r}") from None

@@ -105,6 +105,34 @@ TEST_CASE("every kind of scale is logged, of activations, gradients, weights and
   }
 }
 
+TEST_CASE("tensors keep their names where modes differ and where codes of one form are read") {
+  TinyFiles files;
+  auto names = [&](const std::string& name, const Overrides& more) {
+    train_here(files, with(with(kRun, {files.run(name), "log.scales_every=6"}), more));
+    std::set<std::string> seen;
+    for (const nlohmann::json& event : events(files.at(name), "scale"))
+      seen.insert(event.at("tensor").get<std::string>());
+    return seen;
+  };
+  std::set<std::string> seen = names("mixed", {"precision.e4m3.gradient_scaling=row"});
+  CHECK(seen.contains("d.qkv.e4m3"));
+  CHECK(seen.contains("d.qkv.e4m3.2"));
+  seen = names("one", {"precision.e4m3.products=['input_gradient']", "precision.e4m3.head=bf16"});
+  CHECK(seen.contains("qkv.weight.quantize"));
+  CHECK(!seen.contains("swiglu.e4m3"));
+  CHECK(!seen.contains("head.d.logits.e5m2"));
+}
+
+TEST_CASE("a step that is not finite is logged with the share of what is not") {
+  TinyFiles files;
+  train_here(files, with(kRun, {files.run("burst"), "log.scales_every=1", "guard.non_finite=skip", "guard.limit=100",
+                                "optimizer.learning_rate=1e10"}));
+  bool found = false;
+  for (const nlohmann::json& event : events(files.at("burst"), "scale"))
+    found = found || (event.contains("non_finite") && event["non_finite"].get<double>() > 0);
+  CHECK(found);
+}
+
 TEST_CASE("scales are logged on every n-th step, and a warning where there are none") {
   TinyFiles files;
   train_here(files, with(kRun, {files.run("some"), "log.scales_every=3"}));

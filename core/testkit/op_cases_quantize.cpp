@@ -94,6 +94,14 @@ void observe_scale_cases(const OpRunner& runner) {
             return op;
           };
           op().out(DType::u32, {kScaleObservationWords}, {}).run(runner);
+          std::vector<float> x = random_normal(element_count(size), 1);
+          x[x.size() / 2] = std::nanf(""), x.back() = std::numeric_limits<float>::infinity();
+          values.back() = std::nanf("");  // of a part that has an infinity
+          OpComparison("observe_scale", attributes)
+              .in(PoisonedTensor(from, size, x))
+              .in(PoisonedTensor(kF32, scales, values))
+              .out(DType::u32, {kScaleObservationWords}, {})
+              .run(runner);
           if (scales == Extents{1})
             op().in(words(kF32, state)).out(DType::u32, {kScaleObservationWords}, {}).run(runner);
         }

@@ -49,14 +49,15 @@ inline constexpr std::int64_t kScaleStateWords = 16;
 /// What the values of a quantized tensor were and what their scales lost, over the micro-steps of an observed step;
 /// written by `observe_scale`, (16) u32 words.
 struct ScaleObservation {
-  float amax = 0;  ///< largest magnitude; a NaN takes no part
-  float largest_scale = 0;        ///< of those with a value that is not zero, as the next
+  float amax = 0;            ///< largest finite magnitude
+  float largest_scale = 0;   ///< of those that are finite and have a value that is not zero, as the next
   float smallest_scale = 0;  ///< infinite before any
   std::uint32_t reserved = 0;
   std::uint64_t elements = 0;
   std::uint64_t underflowed = 0;  ///< were not zero and became so
   std::uint64_t clipped = 0;      ///< beyond the range; under a delayed scale, of the one before it was repaired
-  std::uint32_t more[6] = {};
+  std::uint64_t non_finite = 0;   ///< not finite, or with such a scale; count as neither of the two before
+  std::uint32_t reserved_too[4] = {};
 };
 static_assert(sizeof(ScaleObservation) == 64);
 inline constexpr std::int64_t kScaleObservationWords = 16;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "program/passes/observe.h"
+
 namespace quern {
 
 namespace {
@@ -17,9 +19,11 @@ double matmul_rate(const DeviceTraits& device, DType format) {
 ProgramEstimate estimate_program(const Program& program, const OpSet& ops, const Geometry& geometry,
                                  const DeviceTraits& device) {
   ProgramEstimate estimate;
-  std::vector<bool> read = read_values(program);
-  for (const Op& op : program.ops) {
-    Cost cost = cost_of(ops.at(op.kind), instantiate(program, op, geometry, read));
+  const Unobserved rest = without_observations(program);
+  for (std::size_t i = 0; i < program.ops.size(); ++i) {
+    if (!rest.runs[i]) continue;
+    const Op& op = program.ops[i];
+    Cost cost = cost_of(ops.at(op.kind), instantiate(program, op, geometry, rest.read));
     double rate = cost.tensor_core ? matmul_rate(device, cost.format) : 0;
     double arithmetic = rate > 0 ? cost.flops / rate : 0;
     double memory = device.memory_rate > 0 ? cost.bytes / device.memory_rate : 0;

@@ -49,20 +49,17 @@ class Planner {
     return bytes;
   }
 
-  // Of both forms that an op runs in: in steps that observe, and in the others where it makes less.
-  std::int64_t workspace_of(const Program& program, const Op& op) {
-    const std::int64_t observed = workspace_of(program, op, read_values(program));
-    if (!plan_.options.observe) return observed;
-    const std::vector<bool> read = without_observations(program).read;
-    const bool runs = std::any_of(op.outputs.begin(), op.outputs.end(),
-                                  [&](ValueId id) { return id != kNoValue && read[static_cast<std::size_t>(id)]; });
-    return runs ? std::max(observed, workspace_of(program, op, read)) : observed;
-  }
-
+  // An op has room for both forms that it runs in: in steps that observe, and in the others where it makes less.
   PlacedProgram placed(const Program& program) {
-    return place(
-        program, plan_.ops, plan_.options.geometry, alignment(),
-        [&](const Op& op) { return workspace_of(program, op); }, program.outputs);
+    const Unobserved rest = without_observations(program);
+    const std::vector<bool> read = read_values(program);
+    std::size_t next = 0;  // ops are asked about in order
+    auto workspace = [&](const Op& op) {
+      const bool less = rest.runs[next++] && rest.read != read;
+      const std::int64_t bytes = workspace_of(program, op, read);
+      return less ? std::max(bytes, workspace_of(program, op, rest.read)) : bytes;
+    };
+    return place(program, plan_.ops, plan_.options.geometry, alignment(), workspace, program.outputs);
   }
 
   void place_programs() {

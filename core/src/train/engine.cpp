@@ -66,13 +66,13 @@ void Engine::make_schedules() {
   if (plan_.options.logits) logits_ = evaluation(plan_.head_logits);
   if (plan_.options.next_logits) next_logits_ = evaluation(plan_.head_next);
   if (plan_.options.train) {
-    first_ = training(true, false);
-    later_ = training(false, false);
+    first_ = training(true, Observe::no);
+    later_ = training(false, Observe::no);
     update_ = updates();
   }
   if (plan_.options.train && plan_.options.observe) {
-    observed_first_ = training(true, true);
-    observed_later_ = training(false, true);
+    observed_first_ = training(true, Observe::yes);
+    observed_later_ = training(false, Observe::yes);
     observe_weights_ = weight_observations();
   }
 }
@@ -99,12 +99,12 @@ View Engine::view_of(const PlacedProgram& placed, ValueId id, const Site& site) 
 // Gradients and statistics are written by their first producer and added to by later ones: `written` holds those that
 // have something; a null `written` means that all have. Observations are made by schedules that observe only.
 void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site,
-                         std::vector<std::string>* written, bool observing) {
+                         std::vector<std::string>* written, Observe observe) {
   const Unobserved rest = without_observations(placed.program);
-  const std::vector<bool> read = observing ? read_values(placed.program) : rest.read;
+  const std::vector<bool> read = observe == Observe::yes ? read_values(placed.program) : rest.read;
   for (std::size_t i = 0; i < placed.program.ops.size(); ++i) {
     const Op& op = placed.program.ops[i];
-    if (!observing && !rest.runs[i]) continue;
+    if (observe == Observe::no && !rest.runs[i]) continue;
     OpInstance instance = instantiate(placed.program, op, plan_.options.geometry, read);
     for (std::size_t o = 0; o < op.outputs.size(); ++o) {
       if (!sums_up(placed.program, op, o) || !instance.outputs[o].present) continue;
@@ -135,21 +135,20 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
   }
 }
 
-Engine::Schedule Engine::training(bool first, bool observing) {
+Engine::Schedule Engine::training(bool first, Observe observe) {
   Schedule schedule;
   std::vector<std::string> written_storage;
   std::vector<std::string>* written = first ? &written_storage : nullptr;
   int layers = static_cast<int>(plan_.model.layers);
   using Pass = Site::Pass;
-  add_program(schedule, plan_.embed, {Pass::forward, -1, -1, 0}, written, observing);
+  add_program(schedule, plan_.embed, {Pass::forward, -1, -1, 0}, written, observe);
   for (int layer = 0; layer < layers; ++layer)
-    add_program(schedule, plan_.layer_class(layer).forward, {Pass::forward, layer, layer, layer + 1}, written,
-                observing);
-  add_program(schedule, plan_.head_train, {Pass::forward, -1, layers, layers}, written, observing);
+    add_program(schedule, plan_.layer_class(layer).forward, {Pass::forward, layer, layer, layer + 1}, written, observe);
+  add_program(schedule, plan_.head_train, {Pass::forward, -1, layers, layers}, written, observe);
   for (int layer = layers; layer-- > 0;)
     add_program(schedule, plan_.layer_class(layer).backward, {Pass::backward, layer, layer + 1, layer}, written,
-                observing);
-  add_program(schedule, plan_.embed_backward, {Pass::backward, -1, 0, -1}, written, observing);
+                observe);
+  add_program(schedule, plan_.embed_backward, {Pass::backward, -1, 0, -1}, written, observe);
   return schedule;
 }
 
@@ -190,7 +189,8 @@ Engine::Schedule Engine::weight_observations() {
   std::vector<std::string> written;
   for (const ParameterPlan& parameter : plan_.parameters)
     for_each_layer(parameter.spec, static_cast<int>(plan_.model.layers), [&](int layer) {
-      add_program(schedule, plan_.observe_of(parameter, layer), {Site::Pass::forward, layer, -1, -1}, &written, true);
+      add_program(schedule, plan_.observe_of(parameter, layer), {Site::Pass::forward, layer, -1, -1}, &written,
+                  Observe::yes);
     });
   return schedule;
 }
@@ -267,17 +267,24 @@ void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
 
 void Engine::refresh() { run("refresh", refresh_, refresh_graph_); }
 
-void Engine::micro_step(const Batch& batch, const StepState& state, bool observe) {
+void Engine::micro_step(const Batch& batch, const StepState& state, Observe observe) {
+  if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   upload(batch, state);
   const bool first = state.micro_step == 0;
-  if (observe && plan_.options.observe)
-    first ? run("first micro-step, observed", observed_first_, observed_first_graph_)
-          : run("later micro-step, observed", observed_later_, observed_later_graph_);
+  if (observe == Observe::no && first)
+    run("first micro-step", first_, first_graph_);
+  else if (observe == Observe::no)
+    run("later micro-step", later_, later_graph_);
+  else if (first)
+    run("first micro-step, observed", observed_first_, observed_first_graph_);
   else
-    first ? run("first micro-step", first_, first_graph_) : run("later micro-step", later_, later_graph_);
+    run("later micro-step, observed", observed_later_, observed_later_graph_);
 }
 
-void Engine::observe_weights() { run("observe weights", observe_weights_, observe_weights_graph_); }
+void Engine::observe_weights() {
+  if (!plan_.options.observe) fail_internal("engine", "observations are not in the plan");
+  run("observe weights", observe_weights_, observe_weights_graph_);
+}
 
 void Engine::share_memory(Communicator& communicator) {
   communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));

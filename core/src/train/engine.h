@@ -35,6 +35,9 @@ struct LaunchTime {
   bool update = false;  ///< part of the optimizer step
 };
 
+/// Whether a step tells what the scales of its tensors lose.
+enum class Observe : bool { no, yes };
+
 class Engine {
  public:
   /// `device` must be open and outlive the engine. Throws a resources error when memory cannot be had.
@@ -54,9 +57,9 @@ class Engine {
   void refresh();
 
   // ---- training: enqueued, not awaited ----
-  /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add. With
-  /// `observe`, for all micro-batches of a step, observations are made as well; needs options.observe.
-  void micro_step(const Batch& batch, const StepState& state, bool observe = false);
+  /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add.
+  /// Observe::yes, for all micro-batches of a step, needs options.observe.
+  void micro_step(const Batch& batch, const StepState& state, Observe observe = Observe::no);
   /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
   void observe_weights();
   /// Makes the arena known to other ranks; once, before the first reduce.
@@ -88,8 +91,8 @@ class Engine {
   /// Fills all schedules; without an arena it only prepares their kernels.
   void make_schedules();
   void add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site, std::vector<std::string>* written,
-                   bool observing = false);
-  Schedule training(bool first, bool observing);
+                   Observe observe = Observe::no);
+  Schedule training(bool first, Observe observe);
   Schedule evaluation(const PlacedProgram& head);
   Schedule updates();
   Schedule refreshes();

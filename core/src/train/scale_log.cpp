@@ -60,6 +60,7 @@ LogEvent scale_event(const ObservedTensor& tensor, const ScaleObservation& seen,
     const auto elements = static_cast<double>(seen.elements);
     event.fields.emplace_back("clipped", static_cast<double>(seen.clipped) / elements);
     event.fields.emplace_back("underflowed", static_cast<double>(seen.underflowed) / elements);
+    if (seen.non_finite > 0) event.fields.emplace_back("non_finite", static_cast<double>(seen.non_finite) / elements);
   }
   return event;
 }

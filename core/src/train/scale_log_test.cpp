@@ -16,9 +16,9 @@ TEST_CASE("an event has the figures of the observation, and of a delayed scale i
         R"("scale":0.0078125,"redone":1})");
   // 2^34 elements, beyond 32 bits.
   seen.elements = std::uint64_t{1} << 34, seen.clipped = std::uint64_t{1} << 32, seen.underflowed = 1u << 31;
-  seen.smallest_scale = 0.00390625f;
+  seen.smallest_scale = 0.00390625f, seen.non_finite = std::uint64_t{1} << 31;
   tensor.layer = -1;
   CHECK(to_json_line(scale_event(tensor, seen, nullptr, 20)) ==
         R"({"event":"scale","step":20,"tensor":"ffn_norm.e4m3","format":"e4m3","amax":2.5,"scale":0.0078125,)"
-        R"("smallest_scale":0.00390625,"clipped":0.25,"underflowed":0.125})");
+        R"("smallest_scale":0.00390625,"clipped":0.25,"underflowed":0.125,"non_finite":0.125})");
 }

@@ -70,7 +70,7 @@ bool Trainer::train_step() {
   state.learning_rate =
       static_cast<float>(session_.optimizer_options.learning_rate * session_.schedule->factor(step_, train.steps));
   state.clip_norm = static_cast<float>(session_.optimizer_options.clip_norm);
-  const bool observe = logs_scales(step_ + 1);
+  const Observe observe = logs_scales(step_ + 1) && !observed_.empty() ? Observe::yes : Observe::no;
   double begin = now();
   guard_.keep_states(engine_);
   Batch batch;
@@ -83,7 +83,7 @@ bool Trainer::train_step() {
   }
   ranks_.reduce();
   std::vector<LogEvent> scales;
-  if (observe) scales = read_scales(engine_, observed_, step_ + 1);
+  if (observe == Observe::yes) scales = read_scales(engine_, observed_, step_ + 1);
   engine_.update();
   Telemetry telemetry;  // asked while the device works and the host would only wait
   if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();

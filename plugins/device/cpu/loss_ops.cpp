@@ -92,7 +92,7 @@ float token_loss(const Loss& loss, float* logits, std::int32_t target) {
   return logsumexp - chosen;
 }
 
-/// Of logits' gradients (rows of tokens that count) after they are rounded: none but those that became so is zero.
+/// Of logits' gradients as they were rounded, rows of tokens that count: every zero counts as underflowed.
 void observe_gradients(const Loss& loss, const float* gradients, std::int64_t rows, const std::int32_t* targets,
                        ScaleObservation& seen) {
 #pragma omp parallel
@@ -103,7 +103,10 @@ void observe_gradients(const Loss& loss, const float* gradients, std::int64_t ro
       if (targets[i] < 0) continue;
       for (std::int64_t j = 0; j < loss.vocabulary; ++j) {
         const float magnitude = std::fabs(gradients[i * loss.vocabulary + j]);
-        if (magnitude > part.amax) part.amax = magnitude;
+        if (std::isfinite(magnitude))
+          part.amax = std::max(part.amax, magnitude);
+        else
+          ++part.non_finite;
         part.underflowed += magnitude == 0;
       }
       part.elements += static_cast<std::uint64_t>(loss.vocabulary);

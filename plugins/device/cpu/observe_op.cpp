@@ -22,6 +22,7 @@ void merge(const ScaleObservation& more, ScaleObservation& into) {
   into.elements += more.elements;
   into.underflowed += more.underflowed;
   into.clipped += more.clipped;
+  into.non_finite += more.non_finite;
 }
 
 ScaleObservation no_observation() { return {.smallest_scale = std::numeric_limits<float>::infinity()}; }
@@ -30,11 +31,15 @@ namespace {
 
 /// `limit`: of the magnitudes, the largest that was in range.
 void see(ScaleObservation& seen, float value, float scale, float limit, DType format) {
+  if (!std::isfinite(value) || !std::isfinite(scale)) {
+    ++seen.non_finite;
+    return;
+  }
+  if (value == 0) return;  // a part that is all zero has a scale that says nothing
   const float magnitude = std::fabs(value);
-  if (magnitude > seen.amax) seen.amax = magnitude;  // false for a NaN
-  if (value == 0) return;                            // a part that is all zero has a scale that says nothing
-  if (scale > seen.largest_scale) seen.largest_scale = scale;
-  if (scale < seen.smallest_scale) seen.smallest_scale = scale;
+  seen.amax = std::max(seen.amax, magnitude);
+  seen.largest_scale = std::max(seen.largest_scale, scale);
+  seen.smallest_scale = std::min(seen.smallest_scale, scale);
   seen.underflowed += round_to(format, value / scale) == 0;
   seen.clipped += magnitude > limit;
 }

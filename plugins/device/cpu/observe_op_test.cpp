@@ -123,6 +123,7 @@ TEST_CASE("under a delayed scale, clipped is what lay beyond the scale that was 
   CHECK(seen_of(seen).elements == 4);
   CHECK(seen_of(seen).clipped == 0);  // nothing was assumed
   CHECK(seen_of(seen).amax == 448.0f);
+  CHECK(seen_of(seen).non_finite == 1);
   launch({500.0f, -600.0f, 0.0f, 1.0f}, true);
   CHECK(seen_of(seen).clipped == 2);
   CHECK(seen_of(seen).elements == 8);
@@ -130,6 +131,21 @@ TEST_CASE("under a delayed scale, clipped is what lay beyond the scale that was 
   CHECK(seen_of(seen).smallest_scale == 1.0f);
   launch({500.0f, -600.0f, 0.0f, 1.0f}, true);  // fits now
   CHECK(seen_of(seen).clipped == 2);
+}
+
+TEST_CASE("what is not finite, and what has such a scale, counts as nothing else") {
+  PoisonedTensor x(DType::f32, {2, 3}, std::vector<float>{INFINITY, 1.0f, NAN, 1e-30f, 2.0f, 0.0f});
+  PoisonedTensor scale(DType::f32, {2}, std::vector<float>{NAN, 0x1p-7f});
+  for (DType format : {DType::e4m3, DType::e5m2, DType::i8}) {
+    auto seen = observation();
+    TestOp{"observe_scale", {x.view(), scale.view()}, {seen.view()}, how(format, "rows")}.run();
+    CHECK(seen_of(seen).non_finite == 3);
+    CHECK(seen_of(seen).elements == 6);
+    CHECK(seen_of(seen).amax == 2.0f);
+    CHECK(seen_of(seen).largest_scale == 0x1p-7f);
+    CHECK(seen_of(seen).underflowed == 1);
+    CHECK(seen_of(seen).clipped == (format == DType::i8 ? 1 : 0));
+  }
 }
 
 TEST_CASE("operands that do not fit are refused") {

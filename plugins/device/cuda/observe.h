@@ -10,8 +10,8 @@
 
 namespace quern::cuda {
 
-/// Codes (rows, columns) in e4m3 or e5m2 with one scale; rows with a target below 0 do not count. No value that was
-/// quantized was zero.
+/// Codes (rows, columns) in e4m3 or e5m2 with one scale; rows with a target below 0 do not count. Their values are
+/// gone, and every zero counts as underflowed.
 struct ObservedCodes {
   const std::uint8_t* codes = nullptr;
   const std::int32_t* targets = nullptr;  ///< (rows)

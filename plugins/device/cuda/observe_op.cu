@@ -24,10 +24,10 @@ __device__ __forceinline__ float vanishing(DType format) {
 
 struct Seen {
   float amax, largest_scale, smallest_scale;
-  unsigned long long elements, underflowed, clipped;
+  unsigned long long elements, underflowed, clipped, non_finite;
 };
 
-__device__ __forceinline__ Seen nothing() { return {0, 0, __builtin_huge_valf(), 0, 0, 0}; }
+__device__ __forceinline__ Seen nothing() { return {0, 0, __builtin_huge_valf(), 0, 0, 0, 0}; }
 
 /// All threads of a block call it. Magnitudes and scales are not negative, so their bits are in their order.
 __device__ void add(const Seen& seen, ScaleObservation& into) {
@@ -49,6 +49,7 @@ __device__ void add(const Seen& seen, ScaleObservation& into) {
   sum(seen.elements, block.elements);
   sum(seen.underflowed, block.underflowed);
   sum(seen.clipped, block.clipped);
+  sum(seen.non_finite, block.non_finite);
   __syncthreads();
   if (threadIdx.x != 0) return;
   auto bits = [](float& value) { return reinterpret_cast<unsigned*>(&value); };
@@ -59,6 +60,7 @@ __device__ void add(const Seen& seen, ScaleObservation& into) {
   atomicAdd(count(into.elements), block.elements);
   atomicAdd(count(into.underflowed), block.underflowed);
   atomicAdd(count(into.clipped), block.clipped);
+  atomicAdd(count(into.non_finite), block.non_finite);
 }
 
 __global__ void begin_kernel(ScaleObservation* seen) {
@@ -93,11 +95,15 @@ __global__ void __launch_bounds__(kThreads) observe_kernel(const ObserveArgument
         const float value = fabsf(values.at[i]);
         const float scale = args.scales[scale_index(args.layout, row, column + i, args.rows, args.columns)];
         const float limit = args.state ? (assumed > 0 ? assumed * largest : __builtin_huge_valf()) : scale * largest;
-        seen.amax = fmaxf(seen.amax, value);
         ++seen.elements;
+        if (!isfinite(value) || !isfinite(scale)) {
+          ++seen.non_finite;
+          continue;
+        }
         if (value == 0) continue;  // a part that is all zero has a scale that says nothing
-        if (scale > seen.largest_scale) seen.largest_scale = scale;
-        if (scale < seen.smallest_scale) seen.smallest_scale = scale;
+        seen.amax = fmaxf(seen.amax, value);
+        seen.largest_scale = fmaxf(seen.largest_scale, scale);
+        seen.smallest_scale = fminf(seen.smallest_scale, scale);
         seen.underflowed += __fdiv_rn(value, scale) <= zero_below;
         seen.clipped += value > limit;
       }
@@ -121,8 +127,11 @@ __global__ void __launch_bounds__(kThreads) observe_codes_kernel(const CodesArgu
     const std::uint8_t* codes = of.codes + row * of.columns;
     for (std::int64_t column = threadIdx.x; column < of.columns; column += kThreads) {
       const unsigned magnitude = codes[column] & 0x7fu;
-      if (magnitude <= largest_finite) largest = max(largest, magnitude);
       ++seen.elements;
+      if (magnitude <= largest_finite)
+        largest = max(largest, magnitude);
+      else
+        ++seen.non_finite;
       seen.underflowed += magnitude == 0;
     }
   }

@@ -34,7 +34,9 @@ std::vector<Op> observers(Program& program, const OpSet& ops, const Op& op) {
                .outputs = {},
                .attributes = {{"format", op.attributes.word("format")}, {"layout", coded.layout}},
                .phase = op.phase};
-    const std::string name = name_in(program, program[codes == kNoValue ? scale : codes].name);
+    std::string tensor = program[codes == kNoValue ? scale : codes].name;
+    if (codes == kNoValue) tensor.resize(tensor.size() - 1 - spec.outputs[coded.scale].size());  // codes nobody reads
+    const std::string name = name_in(program, tensor);
     const ValueId observed = append_op(program, ops, DType::f32, std::move(observe), name)[0];
     program[observed].role = Role::observation;
     made.push_back(std::move(program.ops.back()));
