@@ -44,6 +44,15 @@ std::size_t own_attention_grad_workspace(const AttentionShape& shape);
 void own_attention(const AttentionShape& shape, const AttentionOperands& operands, cudaStream_t stream);
 void own_attention_grad(const AttentionShape& shape, const AttentionOperands& operands, cudaStream_t stream);
 
+// ---- own gradient on Hopper's tensor cores: bf16, head_dim 64 or 128, no documents; sums in fp32 in a fixed order
+// ----
+
+std::size_t wgmma_attention_grad_workspace(const AttentionShape& shape);
+/// Loads the kernels: at prepare.
+void load_wgmma_attention_grad(const AttentionShape& shape);
+void wgmma_attention_grad(const AttentionShape& shape, const AttentionOperands& operands, int multiprocessors,
+                          cudaStream_t stream);
+
 // ---- cuDNN ----
 
 enum class AttentionPass : std::uint8_t { forward, forward_without_logsumexp, gradient };
