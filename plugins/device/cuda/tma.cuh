@@ -25,7 +25,16 @@ __device__ __forceinline__ void arrive(std::uint32_t barrier) {
 __device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-/// Waits for the end of the phase of this parity: phases count from 0, and that before the first has ended.
+/// Whether the phase of this parity has ended: phases count from 0, and that before the first has.
+__device__ __forceinline__ bool done(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+/// Waits for the end of the phase.
 __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done = 0;
   while (done == 0) {

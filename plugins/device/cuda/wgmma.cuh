@@ -13,17 +13,23 @@ inline constexpr int kColumns = 64;                   ///< elements of a swizzle
 inline constexpr int kDepth = 16;                     ///< elements that one product sums over
 inline constexpr std::uint32_t kEightRows = 8 * 128;  ///< bytes
 
-/// Describes a tile whose rows are the operand's rows (A) or columns (B), each row along the sum: for products from
-/// `address`. Step along the sum by kDepth elements: + 32 bytes.
-__device__ __forceinline__ std::uint64_t along_rows(std::uint32_t address) {
-  return std::uint64_t{1} << 62 | std::uint64_t{kEightRows >> 4} << 32 | std::uint64_t{1} << 16 |
-         (address & 0x3ffff) >> 4;
-}
-
-/// Describes a B whose rows are summed over, boxes of 64 columns lying `box` bytes apart. Step by kDepth: 2048 bytes.
-__device__ __forceinline__ std::uint64_t across_rows(std::uint32_t address, std::uint32_t box) {
-  return std::uint64_t{1} << 62 | std::uint64_t{kEightRows >> 4} << 32 | std::uint64_t{box >> 4} << 16 |
-         (address & 0x3ffff) >> 4;
+/// Describes a tile, by halves: the upper is constant, and steps add to the lower.
+struct Tile {
+  std::uint32_t low;
+  __device__ __forceinline__ std::uint64_t descriptor() const {
+    constexpr std::uint32_t kSwizzle128 = 1u << 30;
+    return std::uint64_t{kSwizzle128 | kEightRows >> 4} << 32 | low;
+  }
+  /// The same tile, a multiple of 16 bytes on.
+  __device__ __forceinline__ Tile operator+(std::uint32_t bytes) const { return {low + (bytes >> 4)}; }
+};
+/// A tile from `address` on whose rows are the operand's rows (A) or columns (B), each row along the sum. A step of
+/// kDepth along the sum: 32 bytes.
+__device__ __forceinline__ Tile along_rows(std::uint32_t address) { return {address >> 4 | 1u << 16}; }
+/// A B whose rows are summed over, boxes of 64 columns lying `kBox` bytes apart. A step of kDepth: 2048 bytes.
+template <std::uint32_t kBox>
+__device__ __forceinline__ Tile across_rows(std::uint32_t address) {
+  return {address >> 4 | kBox >> 4 << 16};
 }
 
 /// Orders earlier writes of registers before the products that follow.
@@ -60,34 +66,34 @@ __device__ __forceinline__ void pin(float (&sums)[kCount]) {
 
 /// sums (64, 64) = [sums +] A B, both along rows.
 template <bool kAdd>
-__device__ __forceinline__ void multiply(float (&sums)[32], std::uint64_t a, std::uint64_t b) {
+__device__ __forceinline__ void multiply(float (&sums)[32], Tile a, Tile b) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %34, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"
       : QUERN_SUMS_32(sums, 0)
-      : "l"(a), "l"(b), "n"(kAdd));
+      : "l"(a.descriptor()), "l"(b.descriptor()), "n"(kAdd));
 }
 
 /// sums (64, 64) = [sums +] A B, A in registers; B across rows or along them.
 template <bool kAdd, bool kAcross>
-__device__ __forceinline__ void multiply(float (&sums)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
+__device__ __forceinline__ void multiply(float (&sums)[32], const std::uint32_t (&a)[4], Tile b) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %37, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_NAMES_32
       "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
       : QUERN_SUMS_32(sums, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd), "n"(kAcross));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
 }
 
 /// The same for sums (64, 128).
 template <bool kAdd, bool kAcross>
-__device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t (&a)[4], std::uint64_t b) {
+__device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t (&a)[4], Tile b) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %69, 0;"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" QUERN_NAMES_64
       "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;}"
       : QUERN_SUMS_32(sums, 0), QUERN_SUMS_32(sums, 32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd), "n"(kAcross));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
 }
 
 #undef QUERN_SUMS_8
