@@ -43,6 +43,7 @@ declare -A variants=(
   [bf16]=""
   [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
   [own_attention]="device.cuda.attention=own"
+  [cudnn_attention]="device.cuda.attention=cudnn"
   [e4m3]="precision.id=e4m3 precision.e4m3.observe=true"
 )
 
@@ -61,7 +62,7 @@ library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,docu
 
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
 printf '%-28s %s\n' "" "$(grep -c 'Skipped' "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
-for variant in bf16 fp32 own_attention e4m3; do
+for variant in bf16 fp32 own_attention cudnn_attention e4m3; do
   words=()
   for setting in ${variants[$variant]}; do words+=(--set "$setting"); done
   check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "$quern" bench "${tiny[@]}" "${words[@]}"

@@ -128,13 +128,10 @@ class Part {
       wgmma::pin(x);
       wgmma::pin(y);
       if (masked(current)) mask(current);
-      make_probabilities<0, 4>(stage);
-      make_score_gradients<0, 4>(stage);
+      make_probabilities(stage);
+      make_score_gradients(stage);
       wgmma::wait<0>();
-      make_probabilities<4, 8>(stage);
-      round<0, 2>();
-      make_score_gradients<4, 8>(stage);
-      round<2, 4>();
+      round();
       if (previous >= 0) release(shared.empty(previous));
       if (left == 0) break;
       if (!ready) tma::wait(shared.full(ring.stage), ring.parity);
@@ -165,11 +162,11 @@ class Part {
       if (previous >= 0) release(shared.empty(previous));
       advance(ring);
       if (masked(current)) mask(current);
-      make_probabilities<0, 8>(stage);
+      make_probabilities(stage);
       wgmma::wait<0>();
       wgmma::pin(y);
-      make_score_gradients<0, 8>(stage);
-      round<0, 4>();
+      make_score_gradients(stage);
+      round();
       wgmma::fence();
       issue_sums(stage);
       previous = stage;
@@ -233,12 +230,11 @@ class Part {
         if (!attended) x[4 * j + i] = -INFINITY;
       }
   }
-  /// x, of eight columns each from `kFrom` on: scores to probabilities.
-  template <int kFrom, int kTo>
+  /// x: scores to probabilities.
   __device__ __forceinline__ void make_probabilities(int stage) {
     const float factor = a.scale * kLog2e;
 #pragma unroll
-    for (int j = kFrom; j < kTo; ++j) {
+    for (int j = 0; j < kTile / 8; ++j) {
       float4 columns;
       if constexpr (kKeys) columns = load_shared(shared.statistics(stage) + (8 * j + column()) * sizeof(float2));
 #pragma unroll
@@ -249,10 +245,9 @@ class Part {
     }
   }
   /// y: gradients of probabilities to those of scores, without the scale.
-  template <int kFrom, int kTo>
   __device__ __forceinline__ void make_score_gradients(int stage) {
 #pragma unroll
-    for (int j = kFrom; j < kTo; ++j) {
+    for (int j = 0; j < kTile / 8; ++j) {
       float4 columns;
       if constexpr (kKeys) columns = load_shared(shared.statistics(stage) + (8 * j + column()) * sizeof(float2));
 #pragma unroll
@@ -262,10 +257,9 @@ class Part {
       }
     }
   }
-  template <int kFrom, int kTo>
   __device__ __forceinline__ void round() {
 #pragma unroll
-    for (int step = kFrom; step < kTo; ++step) {
+    for (int step = 0; step < kTileSteps; ++step) {
       if constexpr (kKeys) wgmma::round_to_a(p[step], x, step);
       wgmma::round_to_a(ds[step], y, step);
     }
