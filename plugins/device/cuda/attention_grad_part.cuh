@@ -128,10 +128,13 @@ class Part {
       wgmma::pin(x);
       wgmma::pin(y);
       if (masked(current)) mask(current);
-      make_probabilities(stage);
-      make_score_gradients(stage);
+      make_probabilities<0, 4>(stage);  // in halves, which the compiler mixes better
+      make_score_gradients<0, 4>(stage);
       wgmma::wait<0>();
-      round();
+      make_probabilities<4, 8>(stage);
+      round<0, 2>();
+      make_score_gradients<4, 8>(stage);
+      round<2, 4>();
       if (previous >= 0) release(shared.empty(previous));
       if (left == 0) break;
       if (!ready) tma::wait(shared.full(ring.stage), ring.parity);
@@ -162,11 +165,11 @@ class Part {
       if (previous >= 0) release(shared.empty(previous));
       advance(ring);
       if (masked(current)) mask(current);
-      make_probabilities(stage);
+      make_probabilities<0, 8>(stage);
       wgmma::wait<0>();
       wgmma::pin(y);
-      make_score_gradients(stage);
-      round();
+      make_score_gradients<0, 8>(stage);
+      round<0, 4>();
       wgmma::fence();
       issue_sums(stage);
       previous = stage;
@@ -230,11 +233,12 @@ class Part {
         if (!attended) x[4 * j + i] = -INFINITY;
       }
   }
-  /// x: scores to probabilities.
+  /// x, of eight columns each from `kFrom` on: scores to probabilities.
+  template <int kFrom, int kTo>
   __device__ __forceinline__ void make_probabilities(int stage) {
     const float factor = a.scale * kLog2e;
 #pragma unroll
-    for (int j = 0; j < kTile / 8; ++j) {
+    for (int j = kFrom; j < kTo; ++j) {
       float4 columns;
       if constexpr (kKeys) columns = load_shared(shared.statistics(stage) + (8 * j + column()) * sizeof(float2));
 #pragma unroll
@@ -245,9 +249,10 @@ class Part {
     }
   }
   /// y: gradients of probabilities to those of scores, without the scale.
+  template <int kFrom, int kTo>
   __device__ __forceinline__ void make_score_gradients(int stage) {
 #pragma unroll
-    for (int j = 0; j < kTile / 8; ++j) {
+    for (int j = kFrom; j < kTo; ++j) {
       float4 columns;
       if constexpr (kKeys) columns = load_shared(shared.statistics(stage) + (8 * j + column()) * sizeof(float2));
 #pragma unroll
@@ -257,9 +262,10 @@ class Part {
       }
     }
   }
+  template <int kFrom, int kTo>
   __device__ __forceinline__ void round() {
 #pragma unroll
-    for (int step = 0; step < kTileSteps; ++step) {
+    for (int step = kFrom; step < kTo; ++step) {
       if constexpr (kKeys) wgmma::round_to_a(p[step], x, step);
       wgmma::round_to_a(ds[step], y, step);
     }
