@@ -43,6 +43,7 @@ declare -A variants=(
   [bf16]=""
   [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
   [own_attention]="device.cuda.attention=own"
+  [cudnn_attention]="device.cuda.attention=cudnn"
   [e4m3]="precision.id=e4m3 log.scales_every=1"
 )
 
@@ -58,10 +59,13 @@ race=(--tool racecheck --racecheck-report all --kernel-regex kns=quern)
 # Cases that put the device in an error state on purpose, or ask for memory that is not there, are left out.
 faulty='memory*capture,a GPU that cannot*'
 library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,documents*' # cases that call one
+# In attention's gradient on Hopper one lane tells a barrier for its warp, after __syncwarp, that the warp has read a
+# tile. racecheck does not follow that: it reports the tile's next filling, and nothing once every lane tells.
+hopper='attention*Hopper*'
 
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
 printf '%-28s %s\n' "" "$(grep -c 'Skipped' "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
-for variant in bf16 fp32 own_attention e4m3; do
+for variant in bf16 fp32 own_attention cudnn_attention e4m3; do
   words=()
   for setting in ${variants[$variant]}; do words+=(--set "$setting"); done
   check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "$quern" bench "${tiny[@]}" "${words[@]}"
@@ -72,7 +76,7 @@ for variant in bf16 fp32 own_attention e4m3; do
   fi
 done
 if [[ $quick == 0 ]]; then
-  check racecheck_ops 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "$tests" -tce="$faulty,$library"
+  check racecheck_ops 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "$tests" -tce="$faulty,$library,$hopper"
   check memcheck_tests 'ERROR SUMMARY' sanitize --tool memcheck -- "$tests" -tce="$faulty"
 fi
 echo "$failures failed"

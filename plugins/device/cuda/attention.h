@@ -1,7 +1,7 @@
 #pragma once
-// Attention over packed qkv rows: (N, (heads + 2 kv_heads) head_dim), queries, keys, values. Two ways to run it:
-// cuDNN's fused kernels, and own ones that take every shape. On this device logsumexp is (batch, heads, sequence), as
-// cuDNN writes it, in the buffer of the op's (N, heads).
+// Attention over packed qkv rows: (N, (heads + 2 kv_heads) head_dim), queries, keys, values. Three ways to run it:
+// cuDNN's fused kernels, an own gradient on Hopper's tensor cores, and simple own kernels that take every shape. On
+// this device logsumexp is (batch, heads, sequence), as cuDNN writes it, in the buffer of the op's (N, heads).
 
 #include <cstdint>
 #include <memory>
@@ -18,7 +18,7 @@ struct AttentionShape {
   bool causal = true;
   bool documents = false;  ///< attention stays within documents
   float scale = 1;
-  std::int64_t chunk = 0;  ///< sequences that cuDNN takes at once, at most; 0: as many as its workspace allows
+  std::int64_t chunk = 0;  ///< sequences that cuDNN takes at once, at most; 0: left open, as is who runs it
   DType dtype = DType::bf16;
 
   std::int64_t tokens() const { return batch * sequence; }
@@ -43,6 +43,16 @@ inline constexpr std::int64_t kOwnLargestHead = 256;
 std::size_t own_attention_grad_workspace(const AttentionShape& shape);
 void own_attention(const AttentionShape& shape, const AttentionOperands& operands, cudaStream_t stream);
 void own_attention_grad(const AttentionShape& shape, const AttentionOperands& operands, cudaStream_t stream);
+
+// ---- own gradient on Hopper's tensor cores: sums in fp32 in an order that depends on one sequence alone ----
+
+/// Whether it can run: bf16, head_dim 64 or 128, no documents, a scale above 0; known without the hardware.
+bool wgmma_takes_gradient(const AttentionShape& shape, const CudaTraits& gpu);
+std::size_t wgmma_attention_grad_workspace(const AttentionShape& shape);
+/// Loads the kernels: at prepare.
+void load_wgmma_attention_grad(const AttentionShape& shape);
+void wgmma_attention_grad(const AttentionShape& shape, const AttentionOperands& operands, int multiprocessors,
+                          cudaStream_t stream);
 
 // ---- cuDNN ----
 

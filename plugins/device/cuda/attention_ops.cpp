@@ -1,4 +1,5 @@
-// attention and attention_grad: which way they run is a rule on the instance, so that a forward and its gradient agree.
+// attention and attention_grad: which way they run is a rule on the instance and the GPU, known to plans. Forward and
+// gradient share the layout of logsumexp and may run differently.
 
 #include <memory>
 #include <string>
@@ -31,7 +32,15 @@ AttentionShape shape_of(const OpInstance& op, const Inputs& inputs) {
   return shape;
 }
 
-std::string refuse_shape(const OpInstance& op, const AttentionShape& s) {
+enum class Way : std::uint8_t { cudnn, wgmma, own };
+
+Way way_of(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
+  const bool open = gpu.attention == AttentionChoice::automatic && s.chunk == 0;  // chunks are cuDNN's
+  if (pass == AttentionPass::gradient && open && wgmma_takes_gradient(s, gpu)) return Way::wgmma;
+  return cudnn_takes(s, gpu) ? Way::cudnn : Way::own;
+}
+
+std::string refuse_shape(const OpInstance& op, const AttentionShape& s, const CudaTraits& gpu) {
   const std::string& mask = op.attributes.word("mask");
   if (mask != "causal" && mask != "full") return op.kind + ": unknown mask \"" + mask + "\", known: causal, full";
   if (s.chunk < 0) return op.kind + ": a chunk must have at least one sequence";
@@ -40,14 +49,18 @@ std::string refuse_shape(const OpInstance& op, const AttentionShape& s) {
   if (s.head_dim > kOwnLargestHead)
     return op.kind + ": head_dim " + std::to_string(s.head_dim) + " is above " + std::to_string(kOwnLargestHead) +
            ", the largest on this device";
+  if (gpu.attention == AttentionChoice::cudnn && !cudnn_takes(s, gpu))
+    return op.kind + ": device.cuda.attention is \"cudnn\", which does not take " + std::string(name_of(s.dtype)) +
+           " heads of " + std::to_string(s.head_dim) + " in sequences of " + std::to_string(s.sequence) +
+           (s.documents ? " with documents" : "") + "; set it to \"auto\"";
   return {};
 }
 
 /// Checks what both ops share and the documents; `others` checks the rest.
 template <class Others>
 OpSupport check(const OpInstance& op, const Inputs& inputs, std::size_t outputs, std::size_t workspace,
-                const AttentionShape& s, Others others) {
-  if (std::string text = refuse_shape(op, s); !text.empty()) return {text, 0};
+                const AttentionShape& s, const CudaTraits& gpu, Others others) {
+  if (std::string text = refuse_shape(op, s, gpu); !text.empty()) return {text, 0};
   OpInstance without = op;  // the documents, an optional input, are checked apart
   without.inputs.resize(inputs.documents);
   OperandCheck check(without, inputs.documents, outputs, inputs.packed);
@@ -66,18 +79,25 @@ OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {
     return {"attention: takes qkv and documents, gives y and logsumexp", 0};
   AttentionShape s = shape_of(op, kForward);
   std::size_t workspace = cudnn_takes(s, gpu) ? cudnn_attention_workspace(s, AttentionPass::forward) : 0;
-  return check(op, kForward, 2, workspace, s, [&](OperandCheck& check) {
+  return check(op, kForward, 2, workspace, s, gpu, [&](OperandCheck& check) {
     check.output(0, "y", {s.tokens(), s.width()}).output(1, "logsumexp", {s.tokens(), s.heads}, DType::f32);
   });
+}
+
+std::size_t gradient_workspace(const AttentionShape& s, const CudaTraits& gpu) {
+  switch (way_of(s, AttentionPass::gradient, gpu)) {
+    case Way::cudnn: return cudnn_attention_workspace(s, AttentionPass::gradient);
+    case Way::wgmma: return wgmma_attention_grad_workspace(s);
+    case Way::own: break;
+  }
+  return own_attention_grad_workspace(s);
 }
 
 OpSupport query_gradient(const OpInstance& op, const CudaTraits& gpu) {
   if (op.inputs.size() < 4 || op.outputs.size() != 1)
     return {"attention_grad: takes dy, qkv, y, logsumexp and documents, gives dqkv", 0};
   AttentionShape s = shape_of(op, kGradient);
-  std::size_t workspace =
-      cudnn_takes(s, gpu) ? cudnn_attention_workspace(s, AttentionPass::gradient) : own_attention_grad_workspace(s);
-  return check(op, kGradient, 1, workspace, s, [&](OperandCheck& check) {
+  return check(op, kGradient, 1, gradient_workspace(s, gpu), s, gpu, [&](OperandCheck& check) {
     check.input(0, "dy", {s.tokens(), s.width()})
         .input(2, "y", {s.tokens(), s.width()})
         .input(3, "logsumexp", {s.tokens(), s.heads}, DType::f32)
@@ -107,28 +127,43 @@ AttentionOperands gradient_operands(const AttentionShape& s, std::span<const Vie
 
 using OperandsOf = AttentionOperands (*)(const AttentionShape&, std::span<const View>, std::span<const View>,
                                          const Exec&);
-using OwnRun = void (*)(const AttentionShape&, const AttentionOperands&, cudaStream_t);
 
-Launch launch_of(const AttentionShape& s, AttentionPass pass, OperandsOf operands_of, OwnRun own,
-                 CudaContext& context) {
-  if (!cudnn_takes(s, context.traits)) {
-    return [s, operands_of, own](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
-      own(s, operands_of(s, inputs, outputs, exec), stream_of(exec));
-    };
-  }
-  auto attention = std::make_shared<CudnnAttention>(s, pass, context);
-  return [s, operands_of, attention](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
-    attention->run(operands_of(s, inputs, outputs, exec), stream_of(exec));
+/// `run` takes operands and a stream.
+template <class Run>
+Launch launch_of(const AttentionShape& s, OperandsOf operands_of, Run run) {
+  return [s, operands_of, run](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+    run(operands_of(s, inputs, outputs, exec), stream_of(exec));
   };
 }
 
+Launch cudnn_launch(const AttentionShape& s, AttentionPass pass, OperandsOf operands_of, CudaContext& context) {
+  auto attention = std::make_shared<CudnnAttention>(s, pass, context);
+  return launch_of(s, operands_of, [attention](const AttentionOperands& operands, cudaStream_t stream) {
+    attention->run(operands, stream);
+  });
+}
+
 Launch prepare_forward(const OpInstance& op, CudaContext& context) {
-  AttentionPass pass = op.outputs[1].present ? AttentionPass::forward : AttentionPass::forward_without_logsumexp;
-  return launch_of(shape_of(op, kForward), pass, forward_operands, own_attention, context);
+  const AttentionShape s = shape_of(op, kForward);
+  const AttentionPass pass = op.outputs[1].present ? AttentionPass::forward : AttentionPass::forward_without_logsumexp;
+  if (way_of(s, pass, context.traits) == Way::cudnn) return cudnn_launch(s, pass, forward_operands, context);
+  return launch_of(s, forward_operands,
+                   [s](const AttentionOperands& operands, cudaStream_t stream) { own_attention(s, operands, stream); });
 }
 
 Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
-  return launch_of(shape_of(op, kGradient), AttentionPass::gradient, gradient_operands, own_attention_grad, context);
+  const AttentionShape s = shape_of(op, kGradient);
+  const Way way = way_of(s, AttentionPass::gradient, context.traits);
+  if (way == Way::cudnn) return cudnn_launch(s, AttentionPass::gradient, gradient_operands, context);
+  if (way == Way::own)
+    return launch_of(s, gradient_operands, [s](const AttentionOperands& operands, cudaStream_t stream) {
+      own_attention_grad(s, operands, stream);
+    });
+  load_wgmma_attention_grad(s);
+  const int multiprocessors = context.multiprocessors;
+  return launch_of(s, gradient_operands, [s, multiprocessors](const AttentionOperands& operands, cudaStream_t stream) {
+    wgmma_attention_grad(s, operands, multiprocessors, stream);
+  });
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "attention.h"
+#include "built_code.h"
+#include "check.h"
 #include "cuda_device.h"
 #include "device_pair.h"
 #include "quern/error.h"
@@ -20,6 +22,7 @@ struct Case {
   const char* mask = "causal";
   std::vector<std::int32_t> documents = {};  ///< starts, padded here to N + 1
   std::int64_t chunk = 0;                    ///< sequences at once, at most; 0: as the device likes
+  double sharpness = 1;                      ///< times the usual scale
   std::int64_t tokens() const { return batch * sequence; }
   Extents packed() const { return {tokens(), (heads + 2 * kv_heads) * head_dim}; }
   Extents width() const { return {tokens(), heads * head_dim}; }
@@ -77,7 +80,7 @@ Results attend(Device& device, const Case& c, DType dtype, How how = How::eager)
                         {"kv_heads", c.kv_heads},
                         {"head_dim", c.head_dim},
                         {"mask", std::string(c.mask)},
-                        {"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))}};
+                        {"scale", c.sharpness / std::sqrt(static_cast<double>(c.head_dim))}};
   if (c.chunk > 0) attributes.set("chunk", c.chunk);
   auto run = [&](const char* kind, const std::vector<View>& inputs, const std::vector<View>& outputs) {
     OpInstance op{kind, {}, {}, attributes, {c.batch, c.sequence}};
@@ -125,7 +128,9 @@ void compare(DevicePair& pair, const Case& c, DType dtype) {
   const bool low = dtype == DType::bf16;
   CHECK(testkit::mismatch(got.y.floats(), want.y.floats(), low ? 0x1p-6 : 1e-5, low ? 0.02 : 1e-5) == "");
   CHECK(testkit::mismatch(by_token(got.logsumexp, c), want.logsumexp.floats(), 1e-4, low ? 2e-3 : 1e-5) == "");
-  CHECK(testkit::mismatch(got.dqkv.floats(), want.dqkv.floats(), low ? 0x1p-5 : 1e-4, low ? 0.05 : 5e-5) == "");
+  // dq and dk are sums times the scale.
+  const double absolute = (low ? 0.05 : 5e-5) * std::max(1.0, c.sharpness);
+  CHECK(testkit::mismatch(got.dqkv.floats(), want.dqkv.floats(), low ? 0x1p-5 : 1e-4, absolute) == "");
   CHECK(testkit::relative_error(got.dqkv.floats(), want.dqkv.floats()) < (low ? 0.01 : 1e-5));
   CHECK_MESSAGE(same_bits(got.y, again.y), "a second run gives another y");
   CHECK_MESSAGE(same_bits(got.dqkv, again.dqkv), "a second run gives another dqkv");
@@ -136,15 +141,19 @@ void compare(DevicePair& pair, const Case& c, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("attention and its gradient by own kernels: fp32, odd sizes, full and document masks") {
+TEST_CASE("attention and its gradient by simple kernels: fp32, odd sizes, full and document masks") {
   DevicePair pair = open_pair();
+  CudaOptions own;
+  own.attention = "own";
+  own.matmul_cache = false;
+  auto gpu = std::make_unique<CudaDevice>(own);
+  if (pair.open) gpu->open(0);
+  pair.gpu = std::move(gpu);
   for (const Case& c :
        {Case{1, 1, 1, 1, 2}, Case{2, 5, 3, 1, 6}, Case{1, 70, 4, 2, 34}, Case{2, 65, 7, 1, 64}, Case{1, 40, 2, 2, 128},
         Case{1, 33, 1, 1, 256}, Case{2, 40, 4, 2, 16, "full"}, Case{2, 65, 4, 2, 64, "causal", {0, 3, 4, 65, 100}},
         Case{2, 50, 2, 1, 32, "full", {0, 20, 50, 99}}, Case{2, 8, 2, 1, 16, "causal", {0, 8}}}) {
-    for (DType dtype : {DType::f32, DType::bf16})
-      if (dtype == DType::f32 || c.sequence < 64 || !c.documents.empty() || c.head_dim % 8 != 0)
-        compare(pair, c, dtype);
+    for (DType dtype : {DType::f32, DType::bf16}) compare(pair, c, dtype);
   }
 }
 
@@ -153,6 +162,134 @@ TEST_CASE("attention and its gradient through cuDNN") {
   for (const Case& c : {Case{2, 64, 2, 2, 64}, Case{3, 128, 7, 1, 64}, Case{1, 200, 4, 2, 128}, Case{2, 77, 4, 4, 32},
                         Case{2, 256, 14, 2, 64}, Case{1, 128, 2, 1, 80}, Case{2, 128, 4, 2, 64, "full"}})
     compare(pair, c, DType::bf16);
+}
+
+TEST_CASE("attention's gradient on Hopper's tensor cores: parts of tiles, groups of heads, sharp scores") {
+  DevicePair pair = open_pair();
+  for (const Case& c :
+       {Case{1, 1, 2, 1, 64}, Case{3, 37, 8, 2, 128}, Case{1, 64, 1, 1, 128}, Case{3, 65, 2, 2, 64},
+        Case{1, 200, 7, 1, 128}, Case{1, 1000, 8, 1, 64}, Case{1, 1024, 7, 1, 64}, Case{1, 1024, 8, 1, 128},
+        Case{1, 50, 7, 1, 64, "full"}, Case{3, 200, 7, 1, 64, "full"}, Case{2, 129, 4, 4, 128, "full"},
+        Case{1, 300, 4, 2, 64, "causal", {}, 0, 20}, Case{1, 300, 4, 2, 128, "full", {}, 0, 20}})
+    compare(pair, c, DType::bf16);
+}
+
+namespace {
+
+/// dqkv of the own Hopper gradient on blocks of `multiprocessors`, in bits; the operands are those of the sequences
+/// from `skip` on of a batch that is `skip` longer.
+std::vector<std::uint16_t> hopper_gradient(Device& device, const AttentionShape& s, std::int64_t skip,
+                                           int multiprocessors) {
+  constexpr std::size_t kGuard = 4096;
+  const Stream stream = device.stream(StreamKind::compute);
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  auto operand = [&](DType dtype, std::int64_t columns, std::uint64_t seed) {
+    const PoisonedTensor tensor = normal(dtype, {(s.batch + skip) * s.sequence, columns}, seed);
+    const std::size_t row = static_cast<std::size_t>(columns) * size_of(dtype),
+                      bytes = row * static_cast<std::size_t>(s.tokens());
+    buffers.push_back(std::make_unique<Buffer>(device, bytes));
+    const char* from = static_cast<const char*>(tensor.view().data) + row * static_cast<std::size_t>(skip * s.sequence);
+    device.copy(buffers.back()->memory, from, bytes, stream);
+    device.synchronize(stream);
+    return buffers.back()->memory;
+  };
+  const std::size_t bytes = static_cast<std::size_t>(s.tokens() * s.packed()) * 2,
+                    scratch = wgmma_attention_grad_workspace(s);
+  const Buffer out(device, bytes + 2 * kGuard), workspace(device, scratch + kGuard);
+  device.fill(out.memory, 0xCD, bytes + 2 * kGuard, stream);
+  device.fill(workspace.memory, 0xCD, scratch + kGuard, stream);
+  load_wgmma_attention_grad(s);
+  wgmma_attention_grad(s,
+                       {.qkv = operand(DType::bf16, s.packed(), 1),
+                        .y = operand(DType::bf16, s.width(), 2),
+                        .logsumexp = static_cast<float*>(operand(DType::f32, s.heads, 3)),
+                        .dy = operand(DType::bf16, s.width(), 4),
+                        .dqkv = static_cast<char*>(out.memory) + kGuard,
+                        .workspace = workspace.memory},
+                       multiprocessors, static_cast<cudaStream_t>(stream.handle));
+  std::vector<std::uint8_t> got(bytes + 2 * kGuard), beyond(kGuard);
+  device.copy(got.data(), out.memory, got.size(), stream);
+  device.copy(beyond.data(), static_cast<char*>(workspace.memory) + scratch, kGuard, stream);
+  device.synchronize(stream);
+  auto untouched = [](auto from, auto to) { return std::all_of(from, to, [](std::uint8_t b) { return b == 0xCD; }); };
+  CHECK_MESSAGE(untouched(got.begin(), got.begin() + kGuard), "written before dqkv");
+  CHECK_MESSAGE(untouched(got.end() - kGuard, got.end()), "written behind dqkv");
+  CHECK_MESSAGE(untouched(beyond.begin(), beyond.end()), "written behind the workspace");
+  std::vector<std::uint16_t> bits(bytes / 2);
+  std::memcpy(bits.data(), got.data() + kGuard, bytes);
+  return bits;
+}
+
+bool hopper_here() {
+  int major = 0;
+  QUERN_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  return major == 9 && has_hopper_code();
+}
+
+}  // namespace
+
+TEST_CASE("attention's gradient on Hopper has a sequence's bits in any batch, on any number of multiprocessors") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  if (!hopper_here()) {
+    MESSAGE("skipped: no Hopper GPU, or no code for sm_90a");
+    return;
+  }
+  for (std::int64_t head_dim : {64, 128})
+    for (bool causal : {true, false})
+      for (std::int64_t sequence : {1, 63, 200, 1024}) {
+        CAPTURE(head_dim);
+        CAPTURE(causal);
+        CAPTURE(sequence);
+        AttentionShape s{.batch = 3, .sequence = sequence, .heads = 4, .kv_heads = 2, .head_dim = head_dim};
+        s.causal = causal;
+        s.scale = 0.1f;
+        const std::vector<std::uint16_t> all = hopper_gradient(*pair.gpu, s, 0, 132);
+        CHECK_MESSAGE(hopper_gradient(*pair.gpu, s, 0, 5) == all, "on 5 multiprocessors");
+        s.batch = 1;
+        const std::vector<std::uint16_t> last = hopper_gradient(*pair.gpu, s, 2, 132);
+        CHECK_MESSAGE(std::equal(last.begin(), last.end(), all.end() - static_cast<std::ptrdiff_t>(last.size())),
+                      "alone");
+      }
+}
+
+TEST_CASE("plans know which attention gradients run on Hopper's tensor cores, and that they need little scratch") {
+  CudaTraits h100;
+  AttentionShape s{.batch = 32, .sequence = 1024, .heads = 14, .kv_heads = 2, .head_dim = 64};
+  CHECK_FALSE(wgmma_takes_gradient(s, h100));  // a build without code for sm_90a
+  h100.wgmma = true;
+  CHECK(wgmma_takes_gradient(s, h100));
+  CHECK(wgmma_attention_grad_workspace(s) < std::size_t{4} << 20);
+  for (auto change : std::initializer_list<void (*)(AttentionShape&)>{
+           [](AttentionShape& s) { s.head_dim = 96; }, [](AttentionShape& s) { s.dtype = DType::f32; },
+           [](AttentionShape& s) { s.documents = true; }, [](AttentionShape& s) { s.scale = 0; },
+           [](AttentionShape& s) { s.sequence = std::int64_t{1} << 22; }}) {
+    AttentionShape other = s;
+    change(other);
+    CHECK_FALSE(wgmma_takes_gradient(other, h100));
+  }
+}
+
+TEST_CASE("who insists on cuDNN is told what it does not take") {
+  CudaOptions options;
+  options.assume = "H100";
+  options.attention = "cudnn";
+  const CudaDevice device(options);
+  OpInstance op{"attention",
+                {{DType::bf16, {128, 192}, true, false}, {}},
+                {{DType::bf16, {128, 64}, true, false}, {DType::f32, {128, 1}, true, false}},
+                {{"heads", std::int64_t{1}},
+                 {"kv_heads", std::int64_t{1}},
+                 {"head_dim", std::int64_t{64}},
+                 {"mask", std::string("causal")},
+                 {"scale", 0.125}},
+                {1, 128}};
+  CHECK(device.query(op).refusal == "");
+  op.geometry = {4, 32};
+  CHECK(
+      device.query(op).refusal ==
+      "attention: device.cuda.attention is \"cudnn\", which does not take bf16 heads of 64 in sequences of 32; set it "
+      "to \"auto\"");
 }
 
 TEST_CASE("attention within documents through cuDNN: short and long ones") {

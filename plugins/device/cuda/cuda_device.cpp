@@ -75,7 +75,10 @@ GpuFacts planned_facts(const CudaOptions& options) {
     for (const GpuModel& model : gpu_models())
       if (model.id == options.assume) facts = facts_of(model);
   }
-  facts.cuda.use_cudnn = options.attention == "auto";
+  facts.cuda.attention = options.attention == "auto"    ? AttentionChoice::automatic
+                         : options.attention == "cudnn" ? AttentionChoice::cudnn
+                                                        : AttentionChoice::own;
+  facts.cuda.wgmma = facts.cuda.compute_capability == 90 && has_hopper_code();
   if (options.memory > 0) facts.device.memory_bytes = static_cast<std::size_t>(options.memory) << 20;
   return facts;
 }
@@ -156,7 +159,7 @@ void CudaDevice::open(int ordinal) {
   context_.multiprocessors = facts_.cuda.multiprocessors;
   QUERN_CUDA(cudaStreamCreateWithFlags(&context_.setup, cudaStreamNonBlocking));
   QUERN_CUBLAS(cublasLtCreate(&context_.lt));
-  if (facts_.cuda.use_cudnn) QUERN_CUDNN(cudnnCreate(&context_.dnn));
+  if (facts_.cuda.attention != AttentionChoice::own) QUERN_CUDNN(cudnnCreate(&context_.dnn));
   choices_ = std::make_unique<TimedChoices>(here.device.name,
                                             options_.matmul_cache ? TimedChoices::cache_file() : std::string());
   plans_ = std::make_unique<MatmulPlans>(*choices_, static_cast<int>(options_.matmul_candidates));

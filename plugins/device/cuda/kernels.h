@@ -22,13 +22,21 @@ namespace quern::cuda {
 class MatmulPlans;
 class TimedChoices;
 
+/// What runs attention, as the option says.
+enum class AttentionChoice : std::uint8_t {
+  automatic,  ///< the fastest that takes the op
+  cudnn,      ///< cuDNN, or the op is refused
+  own,        ///< kernels that take every shape
+};
+
 /// Facts of a GPU that plans depend on.
 struct CudaTraits {
   int compute_capability = 90;  ///< 10 * major + minor
   int multiprocessors = 132;
   std::size_t l2_bytes = 50u << 20;
   std::size_t shared_bytes = 227u << 10;  ///< that one block may ask for
-  bool use_cudnn = true;                  ///< attention through cuDNN where it can
+  bool wgmma = false;                     ///< Hopper's own products can be used: the build has code for sm_90a
+  AttentionChoice attention = AttentionChoice::automatic;
 };
 
 /// An open GPU, as `prepare` sees it. The device owns everything here and outlives all kernels.

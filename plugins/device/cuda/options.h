@@ -22,8 +22,9 @@ inline OptionTable<CudaOptions> cuda_options() {
   t.add("assume", &CudaOptions::assume, "GPU to plan for; auto: the first one here, or else an H100")
       .one_of(assumable_gpus());
   t.add("memory", &CudaOptions::memory, "MiB of device memory that the run may take; 0: nearly all").at_least(0);
-  t.add("attention", &CudaOptions::attention, "auto: cuDNN where it can; own: own kernels, slower")
-      .one_of({"auto", "own"});
+  t.add("attention", &CudaOptions::attention,
+        "auto: the fastest that takes the shape; cudnn: cuDNN or an error; own: simple kernels, slower")
+      .one_of({"auto", "cudnn", "own"});
   t.add("matmul_candidates", &CudaOptions::matmul_candidates,
         "algorithms that are timed for each matrix product; cuBLASLt offers 8 at most")
       .at_least(1)

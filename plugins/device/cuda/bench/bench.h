@@ -46,7 +46,7 @@ struct ModelShape {
 std::vector<Case> all_cases();
 /// Cases of the 8-bit formats at one model's sizes.
 void add_code_cases(std::vector<Case>& cases, const ModelShape& model);
-/// Causal attention, forward or backward; `chunk` sequences at once, 0: as many as the device likes.
+/// Causal attention, forward or backward; by cuDNN, `chunk` sequences at once, or for 0 as the device likes.
 Case attention_case(const ModelShape& model, bool backward, std::int64_t chunk);
 /// lm_loss_train in chunks of `chunk` tokens, with the gradients asked for.
 Case loss_case(const ModelShape& model, std::int64_t chunk, bool input_gradient, bool weight_gradient);

@@ -83,6 +83,7 @@ void add_heads(std::vector<Case>& cases, const ModelShape& m) {
   add("head_norm_grad", shown, {b(qkv), b(qkv), b(w), b(w), {rstd}}, {packed, gradient, gradient}, norm);
   cases.push_back(attention_case(m, false, 0));
   cases.push_back(attention_case(m, true, 0));
+  cases.push_back(attention_case(m, true, m.geometry.batch));
 }
 
 /// Gradient, master and moments of each extents; one update of all.
@@ -194,7 +195,10 @@ Case attention_case(const ModelShape& m, bool backward, std::int64_t chunk) {
                   {"head_dim", m.head_dim},
                   {"mask", std::string("causal")},
                   {"scale", 1.0 / std::sqrt(static_cast<double>(m.head_dim))}};
-  if (chunk > 0) c.attributes.set("chunk", chunk);
+  if (chunk > 0) {
+    c.attributes.set("chunk", chunk);
+    c.label += " in cuDNN's chunks of " + std::to_string(chunk);
+  }
   c.geometry = m.geometry;
   // Causal: half of the pairs; two products forward, five backward.
   const double pairs = static_cast<double>(n) * static_cast<double>(m.geometry.sequence) / 2;

@@ -87,7 +87,7 @@ void print_product(Timing& timing, const ModelShape& m, const char* name, std::i
 
 void print_attention(Bench& bench) {
   const std::int64_t chunks[] = {0, 1, 2, 4, 8, 16, 32};
-  std::printf("attention, causal, T 1024, TFLOP/s     forward   backward in chunks of");
+  std::printf("attention, causal, T 1024, TFLOP/s     forward   backward, auto or in cuDNN's chunks of");
   for (std::int64_t chunk : chunks)
     chunk == 0 ? std::printf("  auto") : std::printf(" %5lld", static_cast<long long>(chunk));
   std::printf(" sequences\n");

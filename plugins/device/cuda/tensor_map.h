@@ -1,0 +1,17 @@
+#pragma once
+// Descriptions of tensors in memory for Hopper's copy engine (TMA), which copies boxes of them into shared memory.
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+
+namespace quern::cuda {
+
+/// A contiguous (B, rows, columns) bf16 tensor, `sizes` and `box` from columns on, for boxes with rows of 128 bytes and
+/// the 128-byte swizzle; what a box covers beyond the tensor is read as zeros. Made on the host, without the driver's
+/// linkage. Throws where data or rows are not multiples of 16 bytes.
+CUtensorMap tensor_map(const std::array<std::int64_t, 3>& sizes, const void* data,
+                       const std::array<std::uint32_t, 3>& box);
+
+}  // namespace quern::cuda

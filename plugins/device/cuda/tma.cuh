@@ -1,0 +1,66 @@
+#pragma once
+// Hopper's bulk copies from memory into shared memory and the barriers that they complete on: thin wrappers of the PTX
+// (ISA 8.0, "cp.async.bulk", "mbarrier"). Addresses of shared memory are 32-bit.
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace quern::cuda::tma {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// A barrier of `count` arrivals a phase.
+__device__ __forceinline__ void init(std::uint32_t barrier, std::uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+/// Lets the copy engine see barriers that were just initialised.
+__device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// Arrives, and has the phase wait for `bytes` of copies too.
+__device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// Whether the phase of this parity has ended: phases count from 0, and that before the first has.
+__device__ __forceinline__ bool done(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+/// Waits for the end of the phase.
+__device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  }
+}
+
+/// Copies the map's box from these coordinates on; what lies outside the tensor is zero.
+__device__ __forceinline__ void load_box(std::uint32_t to, const CUtensorMap& map, int x, int y, int z,
+                                         std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+
+/// Copies `bytes`, a multiple of 16 between addresses that are such too.
+__device__ __forceinline__ void load_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
+                                           std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+}  // namespace quern::cuda::tma
