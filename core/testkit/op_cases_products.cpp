@@ -152,6 +152,7 @@ void conversion_cases(const OpRunner& runner) {
     Extents turned{size[1], size[0]};
     for (DType dtype : {kF32, kBf16, DType::e4m3, DType::i8})
       OpComparison("transpose").in(normal(dtype, size, 1, 10)).out(dtype, turned, {}).run(runner);
+    OpComparison("transpose").in(normal(kF32, size, 1, 10)).out(kBf16, turned, {}).run(runner);
     for (DType from : {kF32, kBf16, DType::e4m3, DType::e5m2}) {
       for (DType to : {kF32, kBf16, DType::e4m3, DType::e5m2}) {
         OpComparison("cast", {{"dtype", std::string(name_of(to))}})

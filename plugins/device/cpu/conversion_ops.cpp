@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "kernels.h"
 #include "quern/error.h"
@@ -20,8 +21,8 @@ constexpr std::int64_t kChunk = 4096;  // elements that a thread takes at a time
 // ---- transpose ----
 
 /// Tiles keep both the rows read and the rows written in the first-level cache.
-template <class T>
-void transpose_elements(const T* x, T* y, std::int64_t rows, std::int64_t columns) {
+template <class T, class U>
+void transpose_elements(const T* x, U* y, std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kTile = 32;
   const std::int64_t row_tiles = (rows + kTile - 1) / kTile, column_tiles = (columns + kTile - 1) / kTile;
 #pragma omp parallel for schedule(static) collapse(2)
@@ -29,7 +30,11 @@ void transpose_elements(const T* x, T* y, std::int64_t rows, std::int64_t column
     for (std::int64_t i = 0; i < row_tiles; ++i) {
       std::int64_t row_end = std::min(rows, (i + 1) * kTile), column_end = std::min(columns, (j + 1) * kTile);
       for (std::int64_t c = j * kTile; c < column_end; ++c) {
-        for (std::int64_t r = i * kTile; r < row_end; ++r) y[c * rows + r] = x[r * columns + c];
+        for (std::int64_t r = i * kTile; r < row_end; ++r)
+          if constexpr (std::is_same_v<T, U>)
+            y[c * rows + r] = x[r * columns + c];
+          else
+            y[c * rows + r] = float_to_bf16(x[r * columns + c]);
       }
     }
   }
@@ -38,6 +43,7 @@ void transpose_elements(const T* x, T* y, std::int64_t rows, std::int64_t column
 void transpose(std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
   const View &x = inputs[0], &y = outputs[0];
   const std::int64_t rows = x.extents[0], columns = x.extents[1];
+  if (x.dtype != y.dtype) return transpose_elements(x.as<float>(), y.as<std::uint16_t>(), rows, columns);
   switch (size_of(x.dtype)) {
     case 1: return transpose_elements(x.as<std::uint8_t>(), y.as<std::uint8_t>(), rows, columns);
     case 2: return transpose_elements(x.as<std::uint16_t>(), y.as<std::uint16_t>(), rows, columns);
@@ -49,9 +55,9 @@ void transpose(std::span<const View> inputs, std::span<const View> outputs, cons
 OpSupport query_transpose(const OpInstance& op) {
   if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
   const Operand &x = op.inputs[0], &y = op.outputs[0];
-  if (x.extents.size() != 2 || y.extents != Extents{x.extents[1], x.extents[0]} || x.dtype != y.dtype) {
-    return {"transpose: (R, C) gives (C, R) of the same dtype", 0};
-  }
+  const bool rounds = x.dtype == DType::f32 && y.dtype == DType::bf16;
+  if (x.extents.size() != 2 || y.extents != Extents{x.extents[1], x.extents[0]} || (x.dtype != y.dtype && !rounds))
+    return {"transpose: (R, C) gives (C, R) of the same dtype, or bf16 of f32", 0};
   return {};
 }
 

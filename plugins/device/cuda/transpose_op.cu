@@ -60,16 +60,17 @@ struct WideArguments {
   std::int64_t rows, columns, column_tiles;
 };
 
-/// (rows, columns) -> (columns, rows), a tile a block of (kSide, 4) threads.
-template <class T>
+/// (rows, columns) -> (columns, rows), a tile a block of (kSide, 4) threads. Where From is another type than T, it is
+/// rounded to it.
+template <class T, class From = T>
 __global__ void __launch_bounds__(kSide * 4) transpose_kernel(const WideArguments args) {
   __shared__ T tile[kSide][kSide + 4 / sizeof(T) + (sizeof(T) > 4)];
-  const auto* x = static_cast<const T*>(args.from);
+  const auto* x = static_cast<const From*>(args.from);
   auto* y = static_cast<T*>(args.to);
   const std::int64_t row = blockIdx.x / args.column_tiles * kSide, column = blockIdx.x % args.column_tiles * kSide;
   for (int i = threadIdx.y; i < kSide; i += blockDim.y) {
     if (row + i < args.rows && column + threadIdx.x < args.columns)
-      tile[i][threadIdx.x] = x[(row + i) * args.columns + column + threadIdx.x];
+      tile[i][threadIdx.x] = static_cast<T>(x[(row + i) * args.columns + column + threadIdx.x]);
   }
   __syncthreads();
   for (int i = threadIdx.y; i < kSide; i += blockDim.y) {
@@ -78,9 +79,9 @@ __global__ void __launch_bounds__(kSide * 4) transpose_kernel(const WideArgument
   }
 }
 
-template <class T>
+template <class T, class From = T>
 Launch prepare_wide(std::int64_t rows, std::int64_t columns, CudaContext& context) {
-  auto kernel = load_kernel<WideArguments>(transpose_kernel<T>, dim3(kSide, 4), context.multiprocessors);
+  auto kernel = load_kernel<WideArguments>(transpose_kernel<T, From>, dim3(kSide, 4), context.multiprocessors);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const std::int64_t across = ceil_divide(columns, kSide), tiles = ceil_divide(rows, kSide) * across;
     if (tiles > 0) kernel.launch(tiles, stream_of(exec), {in[0].data, out[0].data, rows, columns, across});
@@ -89,6 +90,7 @@ Launch prepare_wide(std::int64_t rows, std::int64_t columns, CudaContext& contex
 
 Launch prepare(const OpInstance& op, CudaContext& context) {
   const std::int64_t rows = op.inputs[0].extents[0], columns = op.inputs[0].extents[1];
+  if (op.inputs[0].dtype != op.outputs[0].dtype) return prepare_wide<bf16, float>(rows, columns, context);
   switch (size_of(op.inputs[0].dtype)) {
     case 2: return prepare_wide<std::uint16_t>(rows, columns, context);
     case 4: return prepare_wide<std::uint32_t>(rows, columns, context);
@@ -104,8 +106,9 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
 OpSupport query(const OpInstance& op, const CudaTraits&) {
   if (op.inputs.size() != 1 || op.outputs.size() != 1) return {"transpose: takes x, gives y", 0};
   const Operand &x = op.inputs[0], &y = op.outputs[0];
-  if (x.extents.size() != 2 || y.extents != Extents{x.extents[1], x.extents[0]} || x.dtype != y.dtype)
-    return {"transpose: (R, C) gives (C, R) of the same dtype", 0};
+  const bool rounds = x.dtype == DType::f32 && y.dtype == DType::bf16;
+  if (x.extents.size() != 2 || y.extents != Extents{x.extents[1], x.extents[0]} || (x.dtype != y.dtype && !rounds))
+    return {"transpose: (R, C) gives (C, R) of the same dtype, or bf16 of f32", 0};
   if (y.accumulate) return {"transpose: output 0 cannot accumulate", 0};
   return {};
 }

@@ -1,19 +1,40 @@
 // bf16 activations and working weights; products read bf16 and sum in fp32. Master weights are the optimizer's
 // business.
 #include "quern/plugin.h"
+#include "quern/options.h"
 
 namespace {
 
-class Bf16 final : public quern::PrecisionBackend {
+using namespace quern;
+
+struct Bf16Options {
+  std::string transposed_weights = "none";
+};
+
+OptionTable<Bf16Options> option_table() {
+  OptionTable<Bf16Options> table;
+  table
+      .add("transposed_weights", &Bf16Options::transposed_weights,
+           "kept: a transposed copy of each block's weights beside the others (two bytes a parameter), which input "
+           "gradients read; GPUs multiply faster along rows. none: input gradients read the weights as they are")
+      .one_of({"none", "kept"});
+  return table;
+}
+
+class Bf16 final : public PrecisionBackend {
  public:
-  const quern::PrecisionTraits& traits() const override { return traits_; }
-  void lower(const quern::ProductSite& site, quern::Lowering& lowering) const override {
-    quern::lower_to_matmul(site, lowering);
+  explicit Bf16(const Bf16Options& options) : transposed_(options.transposed_weights == "kept") {}
+
+  const PrecisionTraits& traits() const override { return traits_; }
+  void lower(const ProductSite& site, Lowering& lowering) const override {
+    if (!transposed_ || site.product != Product::input_gradient) return lower_to_matmul(site, lowering);
+    const ValueId turned = lowering.working_copy(site.parameter, "transpose", {})[0];  // (in, out)
+    lowering.produce("matmul", {site.dy, turned}, {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}});
   }
 
  private:
-  quern::PrecisionTraits traits_{
-      .activation = quern::DType::bf16, .working = quern::DType::bf16, .matmul = quern::DType::bf16};
+  bool transposed_;
+  PrecisionTraits traits_{.activation = DType::bf16, .working = DType::bf16, .matmul = DType::bf16};
 };
 
 }  // namespace
@@ -21,6 +42,7 @@ class Bf16 final : public quern::PrecisionBackend {
 QUERN_PLUGIN("bf16", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
-  manifest.add<quern::PrecisionBackend>("bf16", "bf16 activations, weights and products, fp32 sums", {},
-                                        [](const quern::OptionValues&) { return std::make_unique<Bf16>(); });
+  manifest.add<PrecisionBackend>(
+      "bf16", "bf16 activations, weights and products, fp32 sums", option_table().specs(),
+      [](const OptionValues& values) { return std::make_unique<Bf16>(option_table().bind(values)); });
 }

@@ -11,7 +11,7 @@ using namespace quern;
 
 namespace {
 
-std::unique_ptr<PrecisionBackend> make() {
+std::unique_ptr<PrecisionBackend> make(const char* transposed_weights = "none") {
   const ManifestHead* head = quern_plugin_manifest();
   CHECK(head->sdk_version == kSdkVersion);
   CHECK(std::string(head->abi_tag) == QUERN_ABI_TAG);
@@ -21,7 +21,9 @@ std::unique_ptr<PrecisionBackend> make() {
   REQUIRE(manifest.factories.size() == 1);
   CHECK(manifest.factories[0].kind == "precision");
   CHECK(manifest.factories[0].id == "bf16");
-  return std::unique_ptr<PrecisionBackend>(static_cast<PrecisionBackend*>(manifest.factories[0].create({})));
+  OptionValues values;
+  values.set("transposed_weights", std::string(transposed_weights));
+  return std::unique_ptr<PrecisionBackend>(static_cast<PrecisionBackend*>(manifest.factories[0].create(values)));
 }
 
 }  // namespace
@@ -47,4 +49,21 @@ TEST_CASE("bf16 is bf16 throughout and lowers each product to one matmul") {
   check(1, {1, 2, kNoValue}, 0, 1);
   check(2, {4, 2}, 0, 0);
   check(3, {4, 1}, 1, 0);
+}
+
+TEST_CASE("kept transposed weights are what input gradients read, and nothing else changes") {
+  auto backend = make("kept");
+  testkit::RecordedLowering lowering;
+  backend->lower({.product = Product::output, .parameter = "w", .x = 1, .weight = 2, .bias = 3, .result = 9}, lowering);
+  backend->lower({.product = Product::input_gradient, .parameter = "w", .weight = 2, .dy = 4, .result = 9}, lowering);
+  backend->lower({.product = Product::weight_gradient, .parameter = "w", .x = 1, .dy = 4, .result = 9}, lowering);
+  REQUIRE(lowering.copies.size() == 1);
+  CHECK(lowering.copies[0].parameter == "w");
+  CHECK(lowering.copies[0].kind == "transpose");
+  REQUIRE(lowering.produced.size() == 3);
+  CHECK(lowering.produced[0].inputs == std::vector<ValueId>{1, 2, 3});
+  CHECK(lowering.produced[1].inputs == std::vector<ValueId>{4, 1000});
+  CHECK(lowering.produced[1].attributes ==
+        Attributes{{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}});
+  CHECK(lowering.produced[2].inputs == std::vector<ValueId>{4, 1});
 }
