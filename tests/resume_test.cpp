@@ -18,6 +18,7 @@ namespace {
 const Overrides kFp32{"precision.id=fp32"};
 const Overrides kBf16{"precision.id=bf16", "optimizer.master=bf16", "optimizer.gradient=bf16",
                       "optimizer.adamw.moments=bf16"};
+const Overrides kTransposed{"precision.id=bf16", "precision.bf16.transposed_weights=kept"};  // of masters in fp32
 const Overrides kE4m3{"precision.id=e4m3", "precision.e4m3.history=3"};  // amax histories are state too
 
 Overrides with(Overrides base, const Overrides& more) {
@@ -42,7 +43,7 @@ bool await_steps(Child& child, const std::string& run_directory, std::size_t bef
 
 TEST_CASE("2N steps are N steps, a stop and N more, bit for bit") {
   // A pass is 6.5 micro-batches: with accumulation 1 the stops lie in the first pass, at its end, and in later ones.
-  for (const Overrides& numbers : {kFp32, kBf16, kE4m3})
+  for (const Overrides& numbers : {kFp32, kBf16, kTransposed, kE4m3})
     for (int accumulation : {1, 3}) {
       TinyFiles files;
       for (int half : {1, 5, 7}) {

@@ -129,6 +129,7 @@ TEST_CASE("a run on the GPU gives its bits again, stopped and continued too") {
   if (!open_gpu()) return;
   const Overrides recipes[] = {
       {"precision.id=bf16", "optimizer.master=bf16", "optimizer.gradient=bf16", "optimizer.adamw.moments=bf16"},
+      {"precision.id=bf16", "precision.bf16.transposed_weights=kept", "model.llama.head_dim=64"},
       {"precision.id=e4m3", "precision.e4m3.history=3"},
       {"precision.id=e4m3", "precision.e4m3.activation_scaling=row", "precision.e4m3.gradient_scaling=row"}};
   for (const Overrides& recipe : recipes) {

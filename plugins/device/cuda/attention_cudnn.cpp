@@ -151,8 +151,8 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
 bool cudnn_takes(const AttentionShape& s, const CudaTraits& gpu) {
   const std::int64_t largest_head = gpu.compute_capability == 90 ? 256 : 128;
   const bool documents = !s.documents || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
-  return gpu.attention != AttentionChoice::own && s.dtype == DType::bf16 && documents && s.head_dim % 8 == 0 && s.head_dim <= largest_head &&
-         s.sequence >= kShortestSequence;
+  return gpu.attention != AttentionChoice::own && s.dtype == DType::bf16 && documents && s.head_dim % 8 == 0 &&
+         s.head_dim <= largest_head && s.sequence >= kShortestSequence;
 }
 
 std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pass) {

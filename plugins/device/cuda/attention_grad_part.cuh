@@ -111,6 +111,8 @@ class Part {
     return a.causal ? current == mine : !kKeys && current == a.tiles - 1;
   }
 
+  /// Takes the tiles in turn. X and Y of the next are issued before the sums that use this one, so that two stages are
+  /// held at most; a look ahead over a head's last tile passes what lies between within the ring.
   __device__ __forceinline__ void walk_ahead(Ring<L::kStages>& ring) {
     tma::wait(shared.full(ring.stage), ring.parity);
     wgmma::fence();
@@ -149,6 +151,7 @@ class Part {
     issue_sums(stage);
     finish(stage);
   }
+  /// The same where registers do not suffice: one tile's X, then its Y while exponentials are taken, then its sums.
   __device__ __forceinline__ void walk(Ring<L::kStages>& ring) {
     int previous = -1;
     do {
@@ -176,6 +179,7 @@ class Part {
     } while (left > 0);
     finish(previous);
   }
+  /// Waits for the last sums.
   __device__ __forceinline__ void finish(int stage) {
     wgmma::wait<0>();
     wgmma::pin(first);
@@ -183,6 +187,7 @@ class Part {
     release(shared.empty(stage));
   }
 
+  /// X (kOperand 0) or Y (1) of the stage's tile.
   template <int kOperand>
   __device__ __forceinline__ void issue_scores(float (&scores)[32], int stage) {
     const wgmma::Tile b = wgmma::along_rows(shared.streamed(kOperand, stage));
@@ -199,6 +204,7 @@ class Part {
       }
     }
   }
+  /// Adds dS S1, and of keys P S2, of the stage's tile.
   __device__ __forceinline__ void issue_sums(int stage) {
     const wgmma::Tile s1 = wgmma::across_rows<kBox>(shared.streamed(0, stage));
     const wgmma::Tile s2 = wgmma::across_rows<kBox>(shared.streamed(1, stage));
@@ -233,7 +239,7 @@ class Part {
         if (!attended) x[4 * j + i] = -INFINITY;
       }
   }
-  /// x, of eight columns each from `kFrom` on: scores to probabilities.
+  /// Scores x to probabilities, in columns [8 kFrom, 8 kTo).
   template <int kFrom, int kTo>
   __device__ __forceinline__ void make_probabilities(int stage) {
     const float factor = a.scale * kLog2e;
@@ -248,7 +254,7 @@ class Part {
       }
     }
   }
-  /// y: gradients of probabilities to those of scores, without the scale.
+  /// Gradients y of probabilities to those of scores, without the scale; likewise.
   template <int kFrom, int kTo>
   __device__ __forceinline__ void make_score_gradients(int stage) {
 #pragma unroll

@@ -171,6 +171,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_grad_kernel(const __gri
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     consume<kHead>(a, shared);
   }
+#else
+  __trap();  // only code for sm_90a can do it, and wgmma_takes_gradient says so
 #endif
 }
 
@@ -194,6 +196,7 @@ std::size_t wgmma_attention_grad_workspace(const AttentionShape& s) {
 }
 
 void load_wgmma_attention_grad(const AttentionShape& s) {
+  find_tensor_map_encoder();
   with_head(s, [&]<int kHead>() {
     cudaFuncAttributes attributes;
     QUERN_CUDA(cudaFuncGetAttributes(&attributes, statistics_kernel<kHead>));  // loads the code

@@ -54,6 +54,7 @@ struct Ring {
   }
 };
 
+/// Addresses of what Layout lays out.
 template <int kHead>
 struct Shared {
   using L = Layout<kHead>;

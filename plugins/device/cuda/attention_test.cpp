@@ -139,16 +139,31 @@ void compare(DevicePair& pair, const Case& c, DType dtype) {
   CHECK_MESSAGE(same_bits(got.dqkv, captured.dqkv), "a captured run gives another dqkv");
 }
 
+/// On the GPU that is open; says so where it is none that the own gradient runs on.
+bool hopper_here() {
+  int major = 0;
+  QUERN_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  const bool here = major == 9 && has_hopper_code();
+  if (!here) MESSAGE("skipped: no Hopper GPU, or no code for sm_90a");
+  return here;
+}
+
+/// The GPU with that choice of option `attention`.
+DevicePair open_pair_by(const char* attention) {
+  DevicePair pair = open_pair();
+  CudaOptions options;
+  options.attention = attention;
+  options.matmul_cache = false;
+  auto gpu = std::make_unique<CudaDevice>(options);
+  if (pair.open) gpu->open(0);
+  pair.gpu = std::move(gpu);
+  return pair;
+}
+
 }  // namespace
 
 TEST_CASE("attention and its gradient by simple kernels: fp32, odd sizes, full and document masks") {
-  DevicePair pair = open_pair();
-  CudaOptions own;
-  own.attention = "own";
-  own.matmul_cache = false;
-  auto gpu = std::make_unique<CudaDevice>(own);
-  if (pair.open) gpu->open(0);
-  pair.gpu = std::move(gpu);
+  DevicePair pair = open_pair_by("own");
   for (const Case& c :
        {Case{1, 1, 1, 1, 2}, Case{2, 5, 3, 1, 6}, Case{1, 70, 4, 2, 34}, Case{2, 65, 7, 1, 64}, Case{1, 40, 2, 2, 128},
         Case{1, 33, 1, 1, 256}, Case{2, 40, 4, 2, 16, "full"}, Case{2, 65, 4, 2, 64, "causal", {0, 3, 4, 65, 100}},
@@ -158,7 +173,7 @@ TEST_CASE("attention and its gradient by simple kernels: fp32, odd sizes, full a
 }
 
 TEST_CASE("attention and its gradient through cuDNN") {
-  DevicePair pair = open_pair();
+  DevicePair pair = open_pair_by("cudnn");
   for (const Case& c : {Case{2, 64, 2, 2, 64}, Case{3, 128, 7, 1, 64}, Case{1, 200, 4, 2, 128}, Case{2, 77, 4, 4, 32},
                         Case{2, 256, 14, 2, 64}, Case{1, 128, 2, 1, 80}, Case{2, 128, 4, 2, 64, "full"}})
     compare(pair, c, DType::bf16);
@@ -166,11 +181,12 @@ TEST_CASE("attention and its gradient through cuDNN") {
 
 TEST_CASE("attention's gradient on Hopper's tensor cores: parts of tiles, groups of heads, sharp scores") {
   DevicePair pair = open_pair();
-  for (const Case& c :
-       {Case{1, 1, 2, 1, 64}, Case{3, 37, 8, 2, 128}, Case{1, 64, 1, 1, 128}, Case{3, 65, 2, 2, 64},
-        Case{1, 200, 7, 1, 128}, Case{1, 1000, 8, 1, 64}, Case{1, 1024, 7, 1, 64}, Case{1, 1024, 8, 1, 128},
-        Case{1, 50, 7, 1, 64, "full"}, Case{3, 200, 7, 1, 64, "full"}, Case{2, 129, 4, 4, 128, "full"},
-        Case{1, 300, 4, 2, 64, "causal", {}, 0, 20}, Case{1, 300, 4, 2, 128, "full", {}, 0, 20}})
+  if (!pair.open || !hopper_here()) return;
+  for (const Case& c : {Case{1, 1, 2, 1, 64}, Case{3, 37, 8, 2, 128}, Case{1, 64, 1, 1, 128}, Case{3, 65, 2, 2, 64},
+                        Case{1, 129, 4, 2, 128}, Case{1, 200, 7, 1, 128}, Case{1, 1000, 8, 1, 64},
+                        Case{1, 1024, 7, 1, 64}, Case{1, 1024, 8, 1, 128}, Case{1, 50, 7, 1, 64, "full"},
+                        Case{3, 200, 7, 1, 64, "full"}, Case{2, 129, 4, 4, 128, "full"},
+                        Case{1, 300, 4, 2, 64, "causal", {}, 0, 20}, Case{1, 300, 4, 2, 128, "full", {}, 0, 20}})
     compare(pair, c, DType::bf16);
 }
 
@@ -220,21 +236,12 @@ std::vector<std::uint16_t> hopper_gradient(Device& device, const AttentionShape&
   return bits;
 }
 
-bool hopper_here() {
-  int major = 0;
-  QUERN_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  return major == 9 && has_hopper_code();
-}
-
 }  // namespace
 
 TEST_CASE("attention's gradient on Hopper has a sequence's bits in any batch, on any number of multiprocessors") {
   DevicePair pair = open_pair();
   if (!pair.open) return;
-  if (!hopper_here()) {
-    MESSAGE("skipped: no Hopper GPU, or no code for sm_90a");
-    return;
-  }
+  if (!hopper_here()) return;
   for (std::int64_t head_dim : {64, 128})
     for (bool causal : {true, false})
       for (std::int64_t sequence : {1, 63, 200, 1024}) {
@@ -268,6 +275,42 @@ TEST_CASE("plans know which attention gradients run on Hopper's tensor cores, an
     change(other);
     CHECK_FALSE(wgmma_takes_gradient(other, h100));
   }
+}
+
+TEST_CASE("the op runs on Hopper's tensor cores where it can, and otherwise as it is told: its scratch tells") {
+  if (!has_hopper_code()) {
+    MESSAGE("skipped: no code for sm_90a");
+    return;
+  }
+  const AttentionShape s{.batch = 2, .sequence = 128, .heads = 4, .kv_heads = 2, .head_dim = 64};
+  auto scratch = [&](const char* attention, std::int64_t chunk, bool documents) {
+    CudaOptions options;
+    options.assume = "H100";
+    options.attention = attention;
+    const Operand stream{DType::bf16, {s.tokens(), s.width()}, true, false},
+        packed{DType::bf16, {s.tokens(), s.packed()}, true, false};
+    Operand starts;
+    if (documents) starts = {DType::i32, {s.tokens() + 1}, true, false};
+    OpInstance op{"attention_grad",
+                  {stream, packed, stream, {DType::f32, {s.tokens(), s.heads}, true, false}, starts},
+                  {packed},
+                  {{"heads", s.heads},
+                   {"kv_heads", s.kv_heads},
+                   {"head_dim", s.head_dim},
+                   {"mask", std::string("causal")},
+                   {"scale", 0.125}},
+                  {s.batch, s.sequence}};
+    if (chunk > 0) op.attributes.set("chunk", chunk);
+    const OpSupport support = CudaDevice(options).query(op);
+    CHECK(support.refusal == "");
+    return support.workspace_bytes;
+  };
+  const std::size_t hopper = wgmma_attention_grad_workspace(s);
+  CHECK(scratch("auto", 0, false) == hopper);
+  CHECK(scratch("auto", 1, false) != hopper);
+  CHECK(scratch("auto", 0, true) != hopper);
+  CHECK(scratch("cudnn", 0, false) != hopper);
+  CHECK(scratch("own", 0, false) == own_attention_grad_workspace(s));
 }
 
 TEST_CASE("who insists on cuDNN is told what it does not take") {
@@ -327,7 +370,7 @@ TEST_CASE("plans say how much memory attention within documents takes, and which
 }
 
 TEST_CASE("attention in chunks of the batch agrees with one sequence alone") {
-  DevicePair pair = open_pair();
+  DevicePair pair = open_pair_by("cudnn");
   if (!pair.open) return;
   // A chunk of 13 and one of 12. The library may choose other tiles for another batch, so bits may differ by the order
   // of sums.

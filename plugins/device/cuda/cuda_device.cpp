@@ -146,7 +146,8 @@ void CudaDevice::open(int ordinal) {
         "this build has no code for the GPU",
         here.device.name + ", compute capability " + std::to_string(here.cuda.compute_capability),
         "one of " + built_for,
-        "build again with -DQUERN_CUDA_ARCHITECTURES=" + std::to_string(here.cuda.compute_capability));
+        "build again with -DQUERN_CUDA_ARCHITECTURES=" + std::to_string(here.cuda.compute_capability) +
+            (here.cuda.compute_capability == 90 ? "a" : ""));
   ordinal_ = ordinal;
   int lowest = 0, highest = 0;
   QUERN_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));

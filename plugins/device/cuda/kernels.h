@@ -35,7 +35,7 @@ struct CudaTraits {
   int multiprocessors = 132;
   std::size_t l2_bytes = 50u << 20;
   std::size_t shared_bytes = 227u << 10;  ///< that one block may ask for
-  bool wgmma = false;                     ///< Hopper's own products can be used: the build has code for sm_90a
+  bool wgmma = false;                     ///< Hopper's own products can be used: capability 9.0, and code for sm_90a
   AttentionChoice attention = AttentionChoice::automatic;
 };
 

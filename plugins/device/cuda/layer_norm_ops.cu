@@ -164,15 +164,14 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_grad_kernel(co
       }
       now.dy[p] = round_pack(d);
     }
+    Pack<T> added[kAdd && !kAhead ? kPacks : 1];  // read before dx is written, which may be its memory
+    if constexpr (kAdd && !kAhead) load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);
     if (args.dx) store_row<kAccess>(now.dy, static_cast<T*>(args.dx) + offset, columns);
     if constexpr (kAdd) {
-      if constexpr (kAhead) {
+      if constexpr (kAhead)
         add_row(now.dy, now.added);
-      } else {
-        Pack<T> added[kPacks];
-        load_row<kAccess>(added, static_cast<const T*>(args.added) + offset, columns);
+      else
         add_row(now.dy, added);
-      }
       if (args.sum) store_row<kAccess>(now.dy, static_cast<T*>(args.sum) + offset, columns);
     }
   }

@@ -25,11 +25,17 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
+Encode encoder() {
+  static const Encode encode = find_encode();
+  return encode;
+}
+
 }  // namespace
+
+void find_tensor_map_encoder() { encoder(); }
 
 CUtensorMap tensor_map(const std::array<std::int64_t, 3>& sizes, const void* data,
                        const std::array<std::uint32_t, 3>& box) {
-  static const Encode encode = find_encode();
   constexpr std::uint64_t kBytes = 2;
   const std::array<cuuint64_t, 3> extents{static_cast<cuuint64_t>(sizes[0]), static_cast<cuuint64_t>(sizes[1]),
                                           static_cast<cuuint64_t>(sizes[2])};
@@ -37,9 +43,9 @@ CUtensorMap tensor_map(const std::array<std::int64_t, 3>& sizes, const void* dat
   const std::array<cuuint32_t, 3> steps{1, 1, 1};
   CUtensorMap map;
   const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), extents.data(), strides.data(),
-             box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), extents.data(), strides.data(),
+                box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw Error(ErrorCode::internal, {.where = "device cuda",
                                       .what = "cuTensorMapEncodeTiled refused a tensor of " + std::to_string(sizes[2]) +
