@@ -41,7 +41,8 @@ void add_loss(OpSet& set) {
            .cost = [](const OpInstance& op) { return loss_cost(op, 1); },
            .training_kind = "lm_loss_train",
            .training_gradients = {{1, 0}, {2, 1}}});
-  // Where logits are quantized and observed, the pass `observe` adds a fourth output, ScaleObservation of their gradients.
+  // Where logits are quantized and observed, the pass `observe` adds a fourth output: ScaleObservation of their
+  // gradients.
   set.add({.kind = "lm_loss_train",
            .inputs = {"x", "weight", "targets", "x_q?", "x_scale?", "x_t?", "weight_q?", "weight_scale?", "weight_t?"},
            .outputs = {"token_loss", "dx", "dweight"},
