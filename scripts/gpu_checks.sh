@@ -44,7 +44,7 @@ declare -A variants=(
   [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
   [own_attention]="device.cuda.attention=own"
   [cudnn_attention]="device.cuda.attention=cudnn"
-  [e4m3]="precision.id=e4m3 log.scales_every=1"
+  [e4m3]="precision.id=e4m3"
 )
 
 # shellcheck disable=SC2317  # called by name
