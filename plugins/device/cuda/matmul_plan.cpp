@@ -214,7 +214,9 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 
 std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
   const double flops = 2.0 * static_cast<double>(key.m) * static_cast<double>(key.n) * static_cast<double>(key.k);
-  const bool wide = search == MatmulSearch::wide && gpu.compute_capability == 90 && flops >= kLeastWideFlops;
+  // A configuration is checked without knowing how operands are aligned; the heuristic is told.
+  const bool wide =
+      search == MatmulSearch::wide && gpu.compute_capability == 90 && flops >= kLeastWideFlops && key.alignment >= 256;
   return wide ? ", wide" : "";
 }
 

@@ -30,13 +30,14 @@ struct Cluster {
   const char* name;
 };
 constexpr Cluster kClusters[] = {
-    {CUBLASLT_CLUSTER_SHAPE_1x1x1, "1x1"}, {CUBLASLT_CLUSTER_SHAPE_2x1x1, "2x1"}, {CUBLASLT_CLUSTER_SHAPE_1x2x1, "1x2"},
+    {CUBLASLT_CLUSTER_SHAPE_2x1x1, "2x1"}, {CUBLASLT_CLUSTER_SHAPE_1x2x1, "1x2"}, {CUBLASLT_CLUSTER_SHAPE_1x1x1, "1x1"},
     {CUBLASLT_CLUSTER_SHAPE_4x1x1, "4x1"}, {CUBLASLT_CLUSTER_SHAPE_1x4x1, "1x4"}, {CUBLASLT_CLUSTER_SHAPE_2x2x1, "2x2"},
     {CUBLASLT_CLUSTER_SHAPE_4x2x1, "4x2"}, {CUBLASLT_CLUSTER_SHAPE_2x4x1, "2x4"}, {CUBLASLT_CLUSTER_SHAPE_4x4x1, "4x4"},
 };
-constexpr std::size_t kTriedClusters = 3;  ///< larger ones never won
+constexpr std::size_t kTriedClusters = 3;  ///< the most promising first; larger ones never won
 
-constexpr std::size_t kTriedTiles = 16;  ///< the winners were among the first 14 but for one
+/// By rank; winners that the library did not list were among the first 9, or had the tile of one that it did.
+constexpr std::size_t kTriedTiles = 16;
 /// Values of the custom option: the order of tiles, which operand is the transposed one, one tile a warpgroup or one
 /// for both. The library says how many there are.
 constexpr std::uint32_t kMostVariants = 8;
@@ -75,6 +76,19 @@ std::uint32_t count_variants(const cublasLtMatmulAlgo_t& algorithm) {
 auto configuration_of(const cublasLtMatmulAlgo_t& algorithm) {
   return std::tuple(tile_of(algorithm), read<std::uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID),
                     read<std::uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION));
+}
+
+/// Enumerators: the best by rank, then those of listed algorithms, of which other variants may be better.
+std::vector<std::uint32_t> tried_tiles(const MatmulKey& key, std::span<const cublasLtMatmulAlgo_t> listed,
+                                       int multiprocessors) {
+  std::vector<std::uint32_t> tiles;
+  for (const MatmulTile& tile : ranked_tiles(key.n, key.m, multiprocessors, kTriedTiles)) tiles.push_back(tile.id);
+  for (const cublasLtMatmulAlgo_t& algorithm : listed) {
+    const std::uint32_t tile = tile_of(algorithm);
+    const bool known = std::find(tiles.begin(), tiles.end(), tile) != tiles.end();
+    if (!known && tile != CUBLASLT_MATMUL_TILE_UNDEFINED) tiles.push_back(tile);
+  }
+  return tiles;
 }
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -120,12 +134,13 @@ std::vector<cublasLtMatmulAlgo_t> unlisted_candidates(cublasLtHandle_t lt, const
     };
     return std::any_of(listed.begin(), listed.end(), same);
   };
-  for (const MatmulTile& tile : ranked_tiles(key.n, key.m, multiprocessors, kTriedTiles)) {
-    for (const Cluster& cluster : std::span(kClusters).first(kTriedClusters)) {
+  const std::vector<std::uint32_t> tiles = tried_tiles(key, listed, multiprocessors);
+  for (const Cluster& cluster : std::span(kClusters).first(kTriedClusters)) {
+    for (std::uint32_t tile : tiles) {
       for (std::uint32_t variant = 0; variant < variants; ++variant) {
         cublasLtMatmulAlgo_t algorithm = *plain;
         const bool written =
-            write(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, static_cast<std::uint32_t>(tile.id)) &&
+            write(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, tile) &&
             write(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, stages) &&
             write(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, static_cast<std::uint16_t>(cluster.id)) &&
             write(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, variant);

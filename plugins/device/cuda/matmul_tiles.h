@@ -28,7 +28,7 @@ double predicted_rate(const MatmulTile& tile, std::int64_t rows, std::int64_t co
 std::vector<MatmulTile> ranked_tiles(std::int64_t rows, std::int64_t columns, int multiprocessors, std::size_t count);
 
 /// Deterministic configurations that the library accepts and `listed`, from its heuristic, lacks; the most promising
-/// tiles first. None where no listed algorithm has tiles to choose from.
+/// first. None where no listed algorithm has tiles to choose from.
 std::vector<cublasLtMatmulAlgo_t> unlisted_candidates(cublasLtHandle_t lt, const MatmulPlan& plan, const MatmulKey& key,
                                                       std::span<const cublasLtMatmulAlgo_t> listed,
                                                       int multiprocessors);

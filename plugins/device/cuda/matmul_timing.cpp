@@ -88,13 +88,13 @@ Candidates time_listed(const Stopwatch& watch, const std::function<bool(const cu
   return candidates;
 }
 
+constexpr float kNear = 1.1f;  ///< beyond what short runs scatter by
+
 /// Those that come near the best listed one's `listed_ms` in short runs, the best first. Most need their kernel loaded,
 /// some milliseconds each; when the time is up the least promising ones are left.
 Candidates screen(const Stopwatch& watch, const std::function<bool(const cublasLtMatmulAlgo_t&)>& accepted,
                   const std::vector<cublasLtMatmulAlgo_t>& unlisted, float listed_ms, std::size_t& tried) {
-  constexpr auto kTime = std::chrono::milliseconds(600);
-  constexpr float kNear = 1.1f;  // beyond what single short runs scatter by
-  constexpr std::size_t kKept = 12;
+  constexpr auto kTime = std::chrono::milliseconds(800);
   const int runs = std::clamp(static_cast<int>(0.3f / std::max(listed_ms, 1e-3f)), 1, 10);
   const auto end = std::chrono::steady_clock::now() + kTime;
   Candidates near;
@@ -107,22 +107,37 @@ Candidates screen(const Stopwatch& watch, const std::function<bool(const cublasL
     if (ms < kNear * listed_ms) near.push_back({algorithm, false, ms});
   }
   sort_by_time(near);
-  if (near.size() > kKept) near.resize(kKept);
-  while (!near.empty() && near.back().ms > kNear * near.front().ms) near.pop_back();
   return near;
+}
+
+std::ptrdiff_t count_with_tile(const Candidates& candidates, std::uint32_t tile) {
+  return std::count_if(candidates.begin(), candidates.end(),
+                       [tile](const Candidate& c) { return tile_of(c.algorithm) == tile; });
+}
+
+/// The first few of candidates sorted by time that are `good`, some of a tile.
+Candidates best_of(const Candidates& candidates, const std::function<bool(const Candidate&)>& good) {
+  constexpr std::size_t kMost = 12;
+  constexpr std::ptrdiff_t kMostOfATile = 4;
+  Candidates best;
+  for (const Candidate& candidate : candidates) {
+    if (best.size() == kMost || (!best.empty() && candidate.ms > kNear * best.front().ms)) break;
+    if (count_with_tile(best, tile_of(candidate.algorithm)) < kMostOfATile && good(candidate))
+      best.push_back(candidate);
+  }
+  return best;
 }
 
 /// Of candidates sorted by time those that may be the best under lasting load: near the first, not all of one tile,
 /// whose variants differ little, and the best listed one, so that nothing is lost by having searched.
 Candidates finalists(const Candidates& candidates) {
-  constexpr float kNear = 1.06f;  // an eventual winner was 5% behind in bursts
-  constexpr std::size_t kMost = 4, kMostOfATile = 2;
+  constexpr float kClose = 1.06f;  // an eventual winner was 5% behind in bursts
+  constexpr std::size_t kMost = 4;
+  constexpr std::ptrdiff_t kMostOfATile = 2;
   Candidates taken;
   for (const Candidate& candidate : candidates) {
-    if (taken.size() == kMost || candidate.ms > kNear * candidates.front().ms) break;
-    auto of_its_tile = [&](const Candidate& c) { return tile_of(c.algorithm) == tile_of(candidate.algorithm); };
-    if (std::count_if(taken.begin(), taken.end(), of_its_tile) < std::ptrdiff_t{kMostOfATile})
-      taken.push_back(candidate);
+    if (taken.size() == kMost || candidate.ms > kClose * candidates.front().ms) break;
+    if (count_with_tile(taken, tile_of(candidate.algorithm)) < kMostOfATile) taken.push_back(candidate);
   }
   auto is_listed = [](const Candidate& c) { return c.listed; };
   if (std::none_of(taken.begin(), taken.end(), is_listed))
@@ -182,8 +197,9 @@ TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulSc
   choice.listed_ms = candidates.front().ms;
   if (!unlisted.empty()) {
     const cublasLtMatmulAlgo_t reference = candidates.front().algorithm;
-    for (Candidate& candidate : screen(watch, accepted, unlisted, choice.listed_ms, choice.tried)) {
-      if (!gives_same(context, plan, key, scratch, reference, candidate.algorithm)) continue;
+    const Candidates near = screen(watch, accepted, unlisted, choice.listed_ms, choice.tried);
+    auto same = [&](const Candidate& c) { return gives_same(context, plan, key, scratch, reference, c.algorithm); };
+    for (Candidate& candidate : best_of(near, same)) {
       candidate.ms = watch.burst(candidate.algorithm);
       candidates.push_back(candidate);
     }

@@ -23,7 +23,7 @@ struct TimedChoice {
 };
 
 /// The fastest of `listed`, which are not empty, and of those of `unlisted` that compute the same. Listed ones alone
-/// are timed in bursts of milliseconds. With unlisted ones it takes up to about 2 s: those that are near the best in
+/// are timed in bursts of milliseconds. With unlisted ones it takes 2 to 3 s: those that are near the best in
 /// short runs are timed in bursts, and the best of these under load that lasts, where the power limit lowers the clock,
 /// more for some than for others. Where scratch for the whole product does not fit, a smaller one of the same layout is
 /// timed.
