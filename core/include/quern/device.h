@@ -44,6 +44,10 @@ struct DeviceTraits {
 ///   "s = add(a, b); y, r = rms_norm(s, w)",
 /// whose free names are the fused op's inputs (in order of first use) and whose results are its outputs (in order).
 /// The attributes of the parts are merged; parts that set one attribute differently do not match.
+/// It is taken where `query` accepts the fused op at the plan's sizes, in every form that it runs in: outputs that
+/// nobody reads are not present, and where one sums up it is asked about with and without `accumulate`. Elsewhere the
+/// parts stay. It rounds each value as its parts do, so it changes no bit; only one that has a matrix product in it may
+/// sum in another order than the product alone.
 struct Fusion {
   std::string kind = {};
   std::string pattern = {};

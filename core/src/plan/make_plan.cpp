@@ -17,9 +17,7 @@ std::vector<std::set<std::string>> path_for(const PlanParts& parts, const PlanOp
            static_cast<double>(size_of(value.dtype));
   };
   auto seconds = [&](const Program& program) {
-    return estimate_program(fuse(program, probe.ops(), probe.patterns()), probe.ops(), options.geometry,
-                            parts.device.traits())
-        .seconds;
+    return estimate_program(probe.fused(program), probe.ops(), options.geometry, parts.device.traits()).seconds;
   };
   return recompute_path(probe.typical().lowered.joint, probe.ops(), bytes, seconds);
 }

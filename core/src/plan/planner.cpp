@@ -6,6 +6,7 @@
 #include "plan/planner.h"
 #include "plan/state_programs.h"
 #include "program/passes/observe.h"
+#include "program/passes/op_forms.h"
 #include "quern/error.h"
 #include "quern/step_state.h"
 
@@ -35,30 +36,20 @@ class Planner {
  private:
   // ---- programs ----
 
-  /// `read`: who is read says which outputs are made.
-  std::int64_t workspace_of(const Program& program, const Op& op, const std::vector<bool>& read) {
+  // The most that any form of the op needs; what the device refuses is noted.
+  std::int64_t workspace_of(const std::vector<OpInstance>& forms) {
     std::int64_t bytes = 0;
-    for (bool accumulate : {false, true}) {
-      OpInstance instance = instantiate(program, op, plan_.options.geometry, read);
-      for (std::size_t o = 0; o < op.outputs.size(); ++o)
-        instance.outputs[o].accumulate = accumulate && instance.outputs[o].present && sums_up(program, op, o);
-      OpSupport support = parts_.device.query(instance);
-      if (!support.refusal.empty()) refusals_.insert(op.kind + ": " + support.refusal);
+    for (const OpInstance& form : forms) {
+      OpSupport support = parts_.device.query(form);
+      if (!support.refusal.empty()) refusals_.insert(form.kind + ": " + support.refusal);
       bytes = std::max(bytes, static_cast<std::int64_t>(support.workspace_bytes));
     }
     return bytes;
   }
 
-  // An op has room for both forms that it runs in: in steps that observe, and in the others where it makes less.
   PlacedProgram placed(const Program& program) {
-    const Unobserved rest = without_observations(program);
-    const std::vector<bool> read = read_values(program);
-    std::size_t next = 0;  // ops are asked about in order
-    auto workspace = [&](const Op& op) {
-      const bool less = rest.runs[next++] && rest.read != read;
-      const std::int64_t bytes = workspace_of(program, op, read);
-      return less ? std::max(bytes, workspace_of(program, op, rest.read)) : bytes;
-    };
+    const OpForms forms(program, plan_.options.geometry);
+    auto workspace = [&](const Op& op) { return workspace_of(forms.of(op)); };
     return place(program, plan_.ops, plan_.options.geometry, alignment(), workspace, program.outputs);
   }
 

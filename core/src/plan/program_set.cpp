@@ -141,12 +141,17 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& pre
   return stage;
 }
 
+Program ProgramSet::fused(const Program& program) const {
+  return fuse(program, ops_, patterns_, options_.geometry,
+              [&](const OpInstance& op) { return parts_.device.query(op).refusal.empty(); });
+}
+
 void ProgramSet::finish_stage(Stage& stage, const std::set<std::string>& recomputed) {
-  stage.evaluate = fuse(stage.evaluate, ops_, patterns_);
+  stage.evaluate = fused(stage.evaluate);
   if (!options_.train) return;
   stage.split = partition(stage.lowered.joint, ops_, recomputed);
-  stage.forward = fuse(stage.split.forward, ops_, patterns_);
-  stage.backward = fuse(stage.split.backward, ops_, patterns_);
+  stage.forward = fused(stage.split.forward);
+  stage.backward = fused(stage.split.backward);
 }
 
 void ProgramSet::finish(const RecomputeChoice& choice) {
@@ -164,24 +169,20 @@ void ProgramSet::finish(const RecomputeChoice& choice) {
     class_of_layer.push_back(it->second);
   }
 
-  if (options_.logits)
-    logits = fuse(lower_precision({.program = logits_program(head.model, ops_, activation)}, ops_, parts_.precision)
-                      .joint.program,
-                  ops_, patterns_);
+  auto lowered = [&](const Program& program) {
+    return lower_precision({.program = program}, ops_, parts_.precision).joint.program;
+  };
+  if (options_.logits) logits = fused(lowered(logits_program(head.model, ops_, activation)));
   if (options_.next_logits)
-    next_logits =
-        fuse(lower_precision({.program = next_logits_program(head.model, ops_, activation, options_.geometry.batch)},
-                             ops_, parts_.precision)
-                 .joint.program,
-             ops_, patterns_);
+    next_logits = fused(lowered(next_logits_program(head.model, ops_, activation, options_.geometry.batch)));
   count_loss(head.evaluate, ops_, activation);
-  head.evaluate = fuse(head.evaluate, ops_, patterns_);
+  head.evaluate = fused(head.evaluate);
   if (!options_.train) return;
   head.forward = head.lowered.joint.program;
   count_loss(head.forward, ops_, activation);
   // The gradient of the stream is what the head hands on.
   head.forward.outputs = {head.lowered.joint.gradient_out};
-  head.forward = fuse(head.forward, ops_, patterns_);
+  head.forward = fused(head.forward);
 }
 
 namespace {

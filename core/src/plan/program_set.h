@@ -29,7 +29,7 @@ struct RecomputeChoice {
 
 class ProgramSet {
  public:
-  /// Runs the passes through lowering; `choose` and `fuse_all` finish them.
+  /// Runs the passes through lowering; `finish` does the rest.
   ProgramSet(const PlanParts& parts, const PlanOptions& options);
 
   /// Splits the layers' joint programs and fuses everything.
@@ -42,7 +42,8 @@ class ProgramSet {
   }
 
   const OpSet& ops() const { return ops_; }
-  const std::vector<FusionPattern>& patterns() const { return patterns_; }
+  /// The program with the device's fused forms, where it takes them at the plan's sizes.
+  Program fused(const Program& program) const;
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
   const ModelPrograms& written() const { return written_; }
 

@@ -64,7 +64,7 @@ class Part {
     left = (own_end - own_first) * item.heads;
   }
 
-  __device__ __forceinline__ void run(Ring<L::kStages>& ring) {
+  __device__ __forceinline__ void run(tma::Ring<L::kStages>& ring) {
     if constexpr (kAhead) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -93,13 +93,13 @@ class Part {
 
  private:
   /// Takes tiles that none of the rows attends to.
-  __device__ void pass(Ring<L::kStages>& ring, int tiles) {
+  __device__ void pass(tma::Ring<L::kStages>& ring, int tiles) {
     for (; tiles > 0; --tiles, ring.advance()) {
       tma::wait(shared.full(ring.stage), ring.parity);
       release(shared.empty(ring.stage));
     }
   }
-  __device__ __forceinline__ void advance(Ring<L::kStages>& ring) {
+  __device__ __forceinline__ void advance(tma::Ring<L::kStages>& ring) {
     --left;
     ring.advance();
     if (++tile != own_end) return;
@@ -113,7 +113,7 @@ class Part {
 
   /// Takes the tiles in turn. X and Y of the next are issued before the sums that use this one, so that two stages are
   /// held at most; a look ahead over a head's last tile passes what lies between within the ring.
-  __device__ __forceinline__ void walk_ahead(Ring<L::kStages>& ring) {
+  __device__ __forceinline__ void walk_ahead(tma::Ring<L::kStages>& ring) {
     tma::wait(shared.full(ring.stage), ring.parity);
     wgmma::fence();
     issue_scores<0>(x, ring.stage);
@@ -152,7 +152,7 @@ class Part {
     finish(stage);
   }
   /// The same where registers do not suffice: one tile's X, then its Y while exponentials are taken, then its sums.
-  __device__ __forceinline__ void walk(Ring<L::kStages>& ring) {
+  __device__ __forceinline__ void walk(tma::Ring<L::kStages>& ring) {
     int previous = -1;
     do {
       tma::wait(shared.full(ring.stage), ring.parity);

@@ -80,8 +80,8 @@ __device__ void load_tile(const Shared<kHead>& shared, const CUtensorMap& map, s
 template <int kHead>
 __device__ void produce(const GradArguments& a, const Shared<kHead>& shared) {
   using L = Layout<kHead>;
-  Ring<L::kStages> ring;
-  for (Ring<L::kResidents> residents;; residents.advance()) {
+  tma::Ring<L::kStages> ring;
+  for (tma::Ring<L::kResidents> residents;; residents.advance()) {
     const int index = atomicAdd(a.next, 1), place = residents.stage;
     const std::uint32_t resident_full = shared.resident_full(place);
     tma::wait(shared.resident_empty(place), residents.parity ^ 1);
@@ -121,7 +121,8 @@ __device__ void produce(const GradArguments& a, const Shared<kHead>& shared) {
 
 /// Waits for the next item.
 template <int kHead>
-__device__ __forceinline__ int receive(const Shared<kHead>& shared, const Ring<Layout<kHead>::kResidents>& residents) {
+__device__ __forceinline__ int receive(const Shared<kHead>& shared,
+                                       const tma::Ring<Layout<kHead>::kResidents>& residents) {
   tma::wait(shared.resident_full(residents.stage), residents.parity);
   int index;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(index) : "r"(shared.item(residents.stage)) : "memory");
@@ -131,8 +132,8 @@ __device__ __forceinline__ int receive(const Shared<kHead>& shared, const Ring<L
 template <int kHead>
 __device__ __forceinline__ void consume(const GradArguments& a, const Shared<kHead>& shared) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0);
-  Ring<Layout<kHead>::kStages> ring;
-  Ring<Layout<kHead>::kResidents> residents;
+  tma::Ring<Layout<kHead>::kStages> ring;
+  tma::Ring<Layout<kHead>::kResidents> residents;
   auto next = [&] {
     residents.advance();
     return receive(shared, residents);

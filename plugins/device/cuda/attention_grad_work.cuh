@@ -41,19 +41,6 @@ struct Layout {
   static constexpr std::uint32_t kBytes = kItem + 16 + 1024;  ///< 1024: what alignment may take
 };
 
-/// Where in the ring of stages a walk is.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 /// Addresses of what Layout lays out.
 template <int kHead>
 struct Shared {

@@ -89,8 +89,9 @@ cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event.handle
 }  // namespace
 
 CudaDevice::CudaDevice(const CudaOptions& options) : options_(options), facts_(planned_facts(options)) {
-  for (auto* add : {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
-                    add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
+  for (auto* add :
+       {add_matmul_ops, add_swiglu_product_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops,
+        add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
     add(ops_);
   }
 }
@@ -107,6 +108,9 @@ std::span<const Fusion> CudaDevice::fusions() const {
                     {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
                     {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
                     {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
+                    {"matmul_swiglu", "y = matmul(a, b); s = swiglu(y)"},
+                    {"matmul_swiglu_and_grad", "d = matmul(a, b); y = swiglu(gu); g = swiglu_grad(d, gu)"},
+                    {"matmul_swiglu_grad", "d = matmul(a, b); g = swiglu_grad(d, gu)"},
                     {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
                     {"rope_grad_column_sum", "d = rope_grad(dy, p); s = column_sum(d)"},
                     {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"}});

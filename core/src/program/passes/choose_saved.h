@@ -1,6 +1,7 @@
 #pragma once
 // Pass 4, choose saved: splits a lowered joint program into a forward program, which keeps some of its values, and a
-// backward program, which recomputes the others it needs. Which ones are kept changes no bit of the gradients.
+// backward program, which recomputes the others it needs. Which ones are kept changes no bit of the gradients,
+// unless a device fuses a matrix product in one half only (fuse.h).
 
 #include <functional>
 #include <set>

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "program/passes/op_forms.h"
 #include "program/passes/rewrite.h"
 
 namespace quern {
@@ -117,29 +118,35 @@ std::optional<Op> fused_op(const Program& program, const FusionPattern& pattern,
   return fused;
 }
 
-bool replace(Program& program, const Match& match, Op fused) {
+// The program with the parts replaced; nothing when no order of its ops is left.
+std::optional<Program> replaced(const Program& program, const Match& match, const Op& fused) {
   Program trial = program;
   int place = *std::max_element(match.ops.begin(), match.ops.end());
-  trial.ops[static_cast<std::size_t>(place)] = std::move(fused);
+  trial.ops[static_cast<std::size_t>(place)] = fused;
   std::vector<int> gone = match.ops;
   std::sort(gone.rbegin(), gone.rend());
   for (int index : gone)
     if (index != place) trial.ops.erase(trial.ops.begin() + index);
-  if (!order_ops(trial)) return false;
-  program = std::move(trial);
-  return true;
+  if (!order_ops(trial)) return std::nullopt;
+  return trial;
 }
 
 }  // namespace
 
-Program fuse(const Program& program, const OpSet& ops, std::span<const FusionPattern> patterns) {
+Program fuse(const Program& program, const OpSet& ops, std::span<const FusionPattern> patterns,
+             const Geometry& geometry, const std::function<bool(const OpInstance&)>& accepts) {
   Program fused = program;
   for (const FusionPattern& pattern : patterns) {
     for (int last = 0; last < static_cast<int>(fused.ops.size()); ++last) {
       std::optional<Match> match = Matcher(fused, ops, pattern).at(last);
       if (!match) continue;
       std::optional<Op> op = fused_op(fused, pattern, *match);
-      if (op && replace(fused, *match, std::move(*op))) last = -1;  // indices moved
+      std::optional<Program> trial = op ? replaced(fused, *match, *op) : std::nullopt;
+      if (!trial) continue;
+      const std::vector<OpInstance> forms = OpForms(*trial, geometry).of(*op);
+      if (!std::all_of(forms.begin(), forms.end(), accepts)) continue;
+      fused = std::move(*trial);
+      last = -1;  // indices moved
     }
   }
   check_program(fused);

@@ -1,8 +1,10 @@
 #pragma once
-// Pass 5, fuse: replaces groups of ops by fused forms that the device has a kernel for (see Fusion in device.h). A
-// fused form keeps all results of its parts and rounds each at its dtype, so it changes no bit; results that nobody
-// reads are never written.
+// Pass 5, fuse: replaces groups of ops by fused forms that the device offers (see Fusion in device.h) and takes at the
+// plan's sizes; where it refuses, the parts stay. A fused form keeps all results of its parts and rounds each at its
+// dtype, so it changes no bit, but where it has a matrix product in it, whose sums may have another order. Results that
+// nobody reads are never written.
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,7 +32,11 @@ FusionPattern parse_fusion(const Fusion& fusion, const OpSet& ops);
 OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops);
 
 /// `ops` must hold the fused kinds (see `add_fusions`). Patterns are tried in the order given, the earlier ones first.
-Program fuse(const Program& program, const OpSet& ops, std::span<const FusionPattern> patterns);
+/// `accepts` is asked about every form in which the fused op would run (OpForms), and has to take them all: with the
+/// outputs that are read, as they will be in the fused program, and both writing and adding where an output sums up,
+/// since the micro-step decides that.
+Program fuse(const Program& program, const OpSet& ops, std::span<const FusionPattern> patterns,
+             const Geometry& geometry, const std::function<bool(const OpInstance&)>& accepts);
 
 /// Parses a device's fusions and adds their kinds to `ops`.
 std::vector<FusionPattern> add_fusions(OpSet& ops, std::span<const Fusion> fusions);

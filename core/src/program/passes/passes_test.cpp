@@ -1,6 +1,7 @@
 // The passes on the forms a decoder block takes. What each promises is checked as a property of every form; that the
 // promises keep the gradients' bits is checked by running them (tests/).
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <set>
 
@@ -27,6 +28,9 @@ const std::vector<Fusion> kFusions = {{"add_rms_norm", "s = add(a, b); y, r = rm
                                       {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
                                       {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"}};
 
+const std::vector<Fusion> kProductFusions = {{"matmul_swiglu", "y = matmul(a, b); s = swiglu(y)"},
+                                             {"matmul_swiglu_grad", "d = matmul(a, b); g = swiglu_grad(d, gu)"}};
+
 std::vector<TinyModelOptions> forms() {
   return {
       {}, {.tied = true}, {.bias = true}, {.head_norm = true}, {.parallel = true}, {.bias = true, .layer_norm = true}};
@@ -45,6 +49,13 @@ struct Passes {
   }
   JointProgram lowered(const Program& program) const {
     return lower_precision(differentiate(program, ops, DType::f32, DType::f32), ops, PlainPrecision()).joint;
+  }
+
+  /// For a device that takes what `accepts` does.
+  Program fused(
+      const Program& program,
+      const std::function<bool(const OpInstance&)>& accepts = [](const OpInstance&) { return true; }) const {
+    return fuse(program, ops, patterns, {2, 16}, accepts);
   }
 
   TinyModel model;
@@ -189,12 +200,96 @@ TEST_CASE("fusion finds residual add with norm, norm backward with add, and swig
   Passes p({});
   JointProgram joint = p.lowered(p.rotated.block);
   PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, {"swiglu"}));
-  Program forward = fuse(split.forward, p.ops, p.patterns), backward = fuse(split.backward, p.ops, p.patterns);
+  Program forward = p.fused(split.forward), backward = p.fused(split.backward);
   CHECK(count_kind(forward, "add_rms_norm") == 2);
   CHECK(count_kind(forward, "add") == 0);
   CHECK(count_kind(backward, "rms_norm_grad_add") == 2);
   CHECK(count_kind(backward, "swiglu_and_grad") == 1);
   CHECK(count_kind(backward, "swiglu") == 0);
+}
+
+TEST_CASE("fusion finds a product with the swiglu that reads it, and with its gradient") {
+  for (const TinyModelOptions& form : forms()) {
+    Passes p(form);
+    p.patterns = add_fusions(p.ops, kProductFusions);
+    const PartitionedProgram split = partition(p.lowered(p.rotated.block), p.ops, {});
+    const int gated = form.layer_norm ? 0 : 1;
+    CHECK(count_kind(split.forward, "swiglu") == gated);
+    CHECK(count_kind(p.fused(split.forward), "matmul_swiglu") == gated);
+    CHECK(count_kind(p.fused(split.backward), "matmul_swiglu_grad") == gated);
+  }
+}
+
+TEST_CASE("a form that the device refuses stays in parts, beside one of the same kind that it takes") {
+  Passes p({});
+  p.patterns = add_fusions(p.ops, kProductFusions);
+  Program program;
+  program.name = "two";
+  const ValueId x =
+      program.add_value({.name = "x", .shape = {Dim::tokens(), 16}, .dtype = DType::bf16, .role = Role::boundary});
+  program.inputs = {x};
+  for (std::int64_t width : {48, 80}) {
+    const std::string name = "w" + std::to_string(width);
+    const ValueId w = program.add_value(
+        {.name = name, .shape = {width, 16}, .dtype = DType::bf16, .role = Role::parameter, .parameter = name});
+    const Attributes layout{{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}};
+    const ValueId product =
+        append_op(program, p.ops, DType::bf16, {.kind = "matmul", .inputs = {x, w, kNoValue}, .attributes = layout},
+                  name + ".y")[0];
+    program.outputs.push_back(
+        append_op(program, p.ops, DType::bf16, {.kind = "swiglu", .inputs = {product}}, name + ".s")[0]);
+  }
+  std::vector<OpInstance> asked;
+  const Program got = p.fused(program, [&](const OpInstance& op) {
+    asked.push_back(op);
+    return op.inputs[1].extents[0] == 80;
+  });
+  CHECK(kinds_of(got) == std::vector<std::string>{"matmul", "swiglu", "matmul_swiglu"});
+  CHECK(kinds_of(p.fused(program, [](const OpInstance&) { return false; })) == kinds_of(program));
+  CHECK(kinds_of(p.fused(program)) == std::vector<std::string>(2, "matmul_swiglu"));
+  REQUIRE(asked.size() >= 2);
+  const OpInstance& first = asked.front();
+  CHECK(first.kind == "matmul_swiglu");
+  CHECK(first.attributes == program.ops[0].attributes);
+  CHECK(first.geometry == Geometry{2, 16});
+  REQUIRE(first.inputs.size() == 2);
+  CHECK(first.inputs[0] == Operand{DType::bf16, {32, 16}, true});
+  CHECK(first.inputs[1] == Operand{DType::bf16, {48, 16}, true});
+  REQUIRE(first.outputs.size() == 2);
+  CHECK(first.outputs[0] == Operand{DType::bf16, {32, 48}, false});  // read within the fused form alone
+  CHECK(first.outputs[1] == Operand{DType::bf16, {32, 24}, true});
+}
+
+TEST_CASE("a fused form whose output sums up is asked about writing and adding, and taken with both") {
+  Passes p({});
+  const Program backward = partition(p.lowered(p.rotated.block), p.ops, {}).backward;
+  std::set<bool> asked;
+  auto is_grad = [](const OpInstance& op) { return op.kind == "rms_norm_grad_add"; };
+  CHECK(count_kind(p.fused(backward,
+                           [&](const OpInstance& op) {
+                             if (is_grad(op)) asked.insert(op.outputs[1].accumulate);
+                             for (std::size_t o : {0, 2}) CHECK_FALSE((is_grad(op) && op.outputs[o].accumulate));
+                             return true;
+                           }),
+                   "rms_norm_grad_add") == 2);
+  CHECK(asked == std::set<bool>{false, true});
+  for (bool refused : {false, true})
+    CHECK(count_kind(p.fused(backward,
+                             [&](const OpInstance& op) { return !is_grad(op) || op.outputs[1].accumulate != refused; }),
+                     "rms_norm_grad_add") == 0);
+}
+
+TEST_CASE("a form refused in steps that observe, or in the others, stays in parts") {
+  Passes p({});
+  p.patterns = add_fusions(p.ops, std::vector<Fusion>{{"swiglu_quantize", "y = swiglu(gu); q, sc, t = quantize(y)"}});
+  JointProgram observed =
+      lower_precision(differentiate(p.rotated.block, p.ops, DType::f32, DType::f32), p.ops, QuantizedPrecision()).joint;
+  observe_scales(observed.program, p.ops);
+  const Program forward = partition(observed, p.ops, {}).forward;
+  CHECK(count_kind(p.fused(forward), "swiglu_quantize") == 1);
+  for (bool swiglu_read : {false, true})
+    CHECK(count_kind(p.fused(forward, [&](const OpInstance& op) { return op.outputs[0].present != swiglu_read; }),
+                     "swiglu_quantize") == 0);
 }
 
 TEST_CASE("observed, a program runs the same ops and those that observe; unobserved, the same ops alone") {
@@ -210,7 +305,7 @@ TEST_CASE("observed, a program runs the same ops and those that observe; unobser
     const PartitionedProgram split = partition(observed, p.ops, recomputed_values(observed, policy));
     CHECK(split.saved == plain.saved);
     for (auto half : {&PartitionedProgram::forward, &PartitionedProgram::backward}) {
-      const Program want = fuse(plain.*half, p.ops, p.patterns), got = fuse(split.*half, p.ops, p.patterns);
+      const Program want = p.fused(plain.*half), got = p.fused(split.*half);
       const Unobserved rest = without_observations(got);
       std::vector<std::string> kinds;
       for (std::size_t i = 0; i < got.ops.size(); ++i) {
@@ -239,7 +334,7 @@ TEST_CASE("placed values that live at the same time do not overlap") {
     Passes p(form);
     JointProgram joint = p.lowered(p.rotated.block);
     PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, {"ffn", "att"}));
-    Program program = fuse(split.backward, p.ops, p.patterns);
+    Program program = p.fused(split.backward);
     Geometry geometry{3, 7};
     PlacedProgram placed = place(
         program, p.ops, geometry, 64, [](const Op& op) { return op.kind == "matmul" ? 100 : 0; }, program.outputs);
