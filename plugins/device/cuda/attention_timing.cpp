@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "check.h"
-#include "matmul_timing.h"
+#include "matmul_scratch.h"
 
 namespace quern::cuda {
 

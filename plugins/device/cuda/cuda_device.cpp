@@ -167,7 +167,8 @@ void CudaDevice::open(int ordinal) {
   if (facts_.cuda.attention != AttentionChoice::own) QUERN_CUDNN(cudnnCreate(&context_.dnn));
   choices_ = std::make_unique<TimedChoices>(here.device.name,
                                             options_.matmul_cache ? TimedChoices::cache_file() : std::string());
-  plans_ = std::make_unique<MatmulPlans>(*choices_, static_cast<int>(options_.matmul_candidates));
+  plans_ = std::make_unique<MatmulPlans>(*choices_, static_cast<int>(options_.matmul_candidates),
+                                         options_.matmul_search == "wide" ? MatmulSearch::wide : MatmulSearch::listed);
   context_.choices = choices_.get();
   context_.plans = plans_.get();
   context_.constant = [this](const void* host, std::size_t bytes) { return make_constant(host, bytes); };

@@ -3,7 +3,7 @@
 //
 //   cuda_kernels_bench [word ...]          cases whose line contains one of the words; none: all
 //   cuda_kernels_bench --table NAME ...    tables: attention (by chunk), loss (by chunk, part by part), products (the
-//                                          library's first choice beside the one that is taken)
+//                                          best that the library lists beside the one that is taken)
 
 #include <algorithm>
 #include <cstdio>

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "check.h"
+#include "matmul_tiles.h"
 #include "matmul_timing.h"
 #include "quern/error.h"
 
@@ -68,8 +69,12 @@ cublasLtMatmulMatrixScale_t library_mode(ScaleMode scales) {
   }
 }
 
-std::optional<cublasLtMatmulAlgo_t> known_algorithm(const TimedChoices& choices, const std::string& product) {
-  const std::optional<std::string> text = choices.find(product);
+/// Smaller products take some 30 us or less, of which another tile saves little, and are many in tests.
+constexpr double kLeastWideFlops = 2e10;
+
+std::optional<cublasLtMatmulAlgo_t> known_algorithm(const TimedChoices& choices, const std::string& product,
+                                                    const std::string& mark = {}) {
+  const std::optional<std::string> text = choices.find(product, mark);
   return text ? algorithm_of(*text) : std::nullopt;
 }
 
@@ -191,6 +196,14 @@ std::vector<cublasLtMatmulAlgo_t> MatmulPlan::candidates(cublasLtHandle_t lt, in
   return algorithms;
 }
 
+std::optional<cublasLtMatmulAlgo_t> MatmulPlan::plain(cublasLtHandle_t lt, int id) const {
+  cublasLtMatmulAlgo_t algorithm = {};
+  const cudaDataType_t y = library_type(key_.y);
+  const cublasStatus_t status = cublasLtMatmulAlgoInit(lt, CUBLAS_COMPUTE_32F, CUDA_R_32F, library_type(key_.b),
+                                                       library_type(key_.a), y, y, id, &algorithm);
+  return status == CUBLAS_STATUS_SUCCESS ? std::optional(algorithm) : std::nullopt;
+}
+
 bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algorithm) const {
   cublasLtMatmulHeuristicResult_t result = {};
   return cublasLtMatmulAlgoCheck(lt, product_, a_, b_, y_, y_, &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
@@ -199,20 +212,32 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 
 // ---- all products ----
 
+std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
+  const double flops = 2.0 * static_cast<double>(key.m) * static_cast<double>(key.n) * static_cast<double>(key.k);
+  // A configuration is checked without knowing how operands are aligned; the heuristic is told.
+  const bool wide =
+      search == MatmulSearch::wide && gpu.compute_capability == 90 && flops >= kLeastWideFlops && key.alignment >= 256;
+  return wide ? ", wide" : "";
+}
+
 std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const MatmulKey& key) {
-  const std::string name = key.text();
+  const std::string name = key.text(), mark = search_mark(search_, key, context.traits);
   if (auto it = plans_.find(name); it != plans_.end()) return it->second;
   lt_ = context.lt;
   auto plan = std::make_shared<MatmulPlan>(key);
-  if (auto known = known_algorithm(choices_, name); known && plan->accepts(lt_, *known)) {
+  if (auto known = known_algorithm(choices_, name, mark); known && plan->accepts(lt_, *known)) {
     plan->choose(*known);
     choices_.take(name, text_of(*known));
   } else {
-    std::vector<cublasLtMatmulAlgo_t> algorithms = plan->candidates(lt_, candidates_);
-    if (algorithms.empty()) return nullptr;
-    TimedChoice choice = choose_by_time(context, key, algorithms);
+    const std::vector<cublasLtMatmulAlgo_t> listed = plan->candidates(lt_, candidates_);
+    if (listed.empty()) return nullptr;
+    std::vector<cublasLtMatmulAlgo_t> unlisted;
+    if (!mark.empty()) unlisted = unlisted_candidates(lt_, *plan, key, listed, context.traits.multiprocessors);
+    TimedChoice choice{listed.front()};
+    if (candidates_ > 1) choice = choose_by_time(context, key, listed, unlisted);
     plan->choose(choice.algorithm);
-    choice.timed ? choices_.measure(name, text_of(choice.algorithm)) : choices_.take(name, text_of(choice.algorithm));
+    const std::string text = text_of(choice.algorithm);
+    choice.timed ? choices_.measure(name, text, mark) : choices_.take(name, text);
   }
   plans_[name] = plan;
   return plan;

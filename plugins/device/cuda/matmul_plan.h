@@ -69,6 +69,8 @@ class MatmulPlan {
                          cudaStream_t stream) const;
   /// Candidates that fit the workspace and are deterministic, best guess first.
   std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t lt, int count) const;
+  /// An algorithm by its id, with everything else at its default.
+  std::optional<cublasLtMatmulAlgo_t> plain(cublasLtHandle_t lt, int id) const;
   /// Whether an algorithm, perhaps from another run, can be used here.
   bool accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algorithm) const;
   void choose(const cublasLtMatmulAlgo_t& algorithm) { algorithm_ = algorithm; }
@@ -81,10 +83,20 @@ class MatmulPlan {
   cublasLtMatmulAlgo_t algorithm_ = {};
 };
 
+/// Where a product's candidates come from.
+enum class MatmulSearch : std::uint8_t {
+  listed,  ///< the library's heuristic
+  wide,    ///< besides, configurations that it does not list, where they were seen to help; seconds a product
+};
+/// What tells a product's choices in the file apart by how they were searched: equal where that makes no difference.
+std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu);
+
 /// All plans of a device. Plans are shared by kernels of equal shape.
 class MatmulPlans {
  public:
-  MatmulPlans(TimedChoices& choices, int candidates) : choices_(choices), candidates_(candidates) {}
+  /// `candidates`: that the heuristic is asked for; 1: its first is taken, and nothing is timed.
+  MatmulPlans(TimedChoices& choices, int candidates, MatmulSearch search)
+      : choices_(choices), candidates_(candidates), search_(candidates > 1 ? search : MatmulSearch::listed) {}
 
   /// Times candidates on scratch memory unless the choice is known; null when cuBLASLt has no algorithm.
   std::shared_ptr<const MatmulPlan> make(CudaContext& context, const MatmulKey& key);
@@ -95,6 +107,7 @@ class MatmulPlans {
  private:
   TimedChoices& choices_;
   int candidates_;
+  MatmulSearch search_;
   cublasLtContext* lt_ = nullptr;
   std::map<std::string, std::shared_ptr<MatmulPlan>> plans_;  ///< by MatmulKey::text()
 };

@@ -14,6 +14,7 @@ struct CudaOptions {
   std::int64_t memory = 0;
   std::string attention = "auto";
   std::int64_t matmul_candidates = 8;
+  std::string matmul_search = "wide";
   bool matmul_cache = true;
 };
 
@@ -26,9 +27,14 @@ inline OptionTable<CudaOptions> cuda_options() {
         "auto: the fastest that takes the shape; cudnn: cuDNN or an error; own: simple kernels, slower")
       .one_of({"auto", "cudnn", "own"});
   t.add("matmul_candidates", &CudaOptions::matmul_candidates,
-        "algorithms that are timed for each matrix product; cuBLASLt offers 8 at most")
+        "algorithms of cuBLASLt's list that are timed for each matrix product, of which it offers 8 at most; 1: the "
+        "first is taken, and nothing is timed")
       .at_least(1)
       .at_most(64);
+  t.add("matmul_search", &CudaOptions::matmul_search,
+        "listed: that list alone, in milliseconds a product; wide: on compute capability 9.0 also configurations that "
+        "it lacks, in 2 to 3 s for each large product at a first start")
+      .one_of({"wide", "listed"});
   t.add("matmul_cache", &CudaOptions::matmul_cache, "keep timed choices on disk, in the user's cache directory");
   return t;
 }

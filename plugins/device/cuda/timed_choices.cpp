@@ -37,22 +37,23 @@ TimedChoices::TimedChoices(const std::string& gpu, std::string cache_file)
   if (!cache_file_.empty()) known_ = mine(contents_of(cache_file_));
 }
 
-std::optional<std::string> TimedChoices::find(const std::string& what) const {
-  auto it = known_.find(what);
+std::optional<std::string> TimedChoices::find(const std::string& what, const std::string& mark) const {
+  if (auto it = taken_.find(what); it != taken_.end()) return it->second;
+  auto it = known_.find(what + mark);
   return it == known_.end() ? std::nullopt : std::optional(it->second);
 }
 
 void TimedChoices::take(const std::string& what, const std::string& choice) { taken_[what] = choice; }
 
-void TimedChoices::measure(const std::string& what, const std::string& choice) {
-  known_[what] = taken_[what] = measured_[what] = choice;
+void TimedChoices::measure(const std::string& what, const std::string& choice, const std::string& mark) {
+  taken_[what] = measured_[what + mark] = choice;
   if (!cache_file_.empty()) write_file();
 }
 
 std::string TimedChoices::save() const { return json{{owner_, taken_}}.dump(); }
 
 void TimedChoices::load(std::string_view text) {
-  for (const auto& [what, choice] : mine(text)) known_[what] = taken_[what] = choice;
+  for (const auto& [what, choice] : mine(text)) taken_[what] = choice;
 }
 
 TimedChoices::Choices TimedChoices::mine(std::string_view text) const {

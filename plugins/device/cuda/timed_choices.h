@@ -15,10 +15,12 @@ class TimedChoices {
   /// `cache_file`: where choices outlive the process; empty: nowhere. A missing or bad file is an empty one.
   TimedChoices(const std::string& gpu, std::string cache_file);
 
-  std::optional<std::string> find(const std::string& what) const;
+  /// What this run has taken or loaded, whatever it was found by; or else what the cache file holds under `mark`, which
+  /// tells kinds of search apart.
+  std::optional<std::string> find(const std::string& what, const std::string& mark = {}) const;
   /// This run takes a known choice, or a guess; `measure` takes a new one, which also goes to the cache file.
   void take(const std::string& what, const std::string& choice);
-  void measure(const std::string& what, const std::string& choice);
+  void measure(const std::string& what, const std::string& choice, const std::string& mark = {});
 
   /// What this run has taken or loaded.
   std::string save() const;
@@ -36,8 +38,8 @@ class TimedChoices {
 
   std::string owner_;  ///< "NVIDIA H100 80GB HBM3, cuBLASLt 130100, cuDNN 91900"
   std::string cache_file_;
-  Choices known_, taken_;
-  Choices measured_;  ///< by this process
+  Choices taken_;
+  Choices known_, measured_;  ///< from the file, and by this process; names with their mark
 };
 
 }  // namespace quern::cuda

@@ -39,6 +39,24 @@ TEST_CASE("choices that a run took survive as text, for one GPU") {
   CHECK(choices.save() == same.save());
 }
 
+TEST_CASE("kinds of search have choices of their own in the file, but a run keeps what it took") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("quern_marks_" + std::to_string(getpid()));
+  const std::string file = (folder / "cuda.json").string();
+  TimedChoices run("GPU", file);
+  run.measure("a product", "of the list");
+  TimedChoices other("GPU", file);
+  CHECK_FALSE(other.find("a product", ", wide"));
+  other.measure("a product", "of all", ", wide");
+  CHECK(other.find("a product") == "of all");
+  TimedChoices both("GPU", file);
+  CHECK(both.find("a product") == "of the list");
+  CHECK(both.find("a product", ", wide") == "of all");
+  both.load(run.save());
+  CHECK(both.find("a product", ", wide") == "of the list");
+  fs::remove_all(folder);
+}
+
 TEST_CASE("measured choices outlive the process in a file, beside those of others") {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / ("quern_choices_" + std::to_string(getpid()));

@@ -1,5 +1,6 @@
 #include <cublasLt.h>
 
+#include <chrono>
 #include <cstdio>
 #include <memory>
 
@@ -9,6 +10,8 @@
 #include "check.h"
 #include "cross_entropy.h"
 #include "matmul_plan.h"
+#include "matmul_scratch.h"
+#include "matmul_tiles.h"
 #include "matmul_timing.h"
 
 namespace quern::cuda::bench {
@@ -47,6 +50,7 @@ constexpr int kCandidates = 32;  ///< more than the library has ever offered
 class Timing {
  public:
   Timing() {
+    context_.traits = facts_of_unit(0).cuda;
     QUERN_CUBLAS(cublasLtCreate(&context_.lt));
     QUERN_CUDA(cudaStreamCreateWithFlags(&context_.setup, cudaStreamNonBlocking));
   }
@@ -57,9 +61,15 @@ class Timing {
   Timing(const Timing&) = delete;
   Timing& operator=(const Timing&) = delete;
 
+  /// As a device would.
   TimedChoice choose(const MatmulKey& key) {
-    const std::vector<cublasLtMatmulAlgo_t> candidates = MatmulPlan(key).candidates(context_.lt, kCandidates);
-    return candidates.empty() ? TimedChoice{} : choose_by_time(context_, key, candidates);
+    const MatmulPlan plan(key);
+    const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(context_.lt, kCandidates);
+    if (listed.empty()) return {};
+    std::vector<cublasLtMatmulAlgo_t> unlisted;
+    if (!search_mark(MatmulSearch::wide, key, context_.traits).empty())
+      unlisted = unlisted_candidates(context_.lt, plan, key, listed, context_.traits.multiprocessors);
+    return choose_by_time(context_, key, listed, unlisted);
   }
 
  private:
@@ -76,8 +86,8 @@ void print_product(Timing& timing, const ModelShape& m, const char* name, std::i
   weight.m = out, weight.n = in, weight.k = n, weight.transpose_a = weight.accumulate = true;
   for (const MatmulKey& key : {forward, input, weight}) {
     const TimedChoice choice = timing.choose(key);
-    std::printf("   %4.0f %4.0f (%2d of %2d)", teraflops(flops, choice.first_ms), teraflops(flops, choice.best_ms),
-                choice.place + 1, choice.tried);
+    std::printf("   %4.0f %4.0f %-14s (%3zu)", teraflops(flops, choice.listed_ms), teraflops(flops, choice.ms),
+                configuration_text(choice.algorithm).c_str(), choice.tried);
   }
   std::printf("\n");
   std::fflush(stdout);
@@ -143,15 +153,26 @@ void print_loss(Bench& bench) {
 
 void print_products(Bench&) {
   Timing timing;
-  std::printf("products, TFLOP/s, the library's first choice and the fastest (its place)\n%-17s   %-20s   %-20s   %s\n",
-              "model tokens", "output", "input gradient", "weight gradient, added in bf16");
+  std::size_t free_before = 0, free_after = 0, total = 0;
+  QUERN_CUDA(cudaMemGetInfo(&free_before, &total));
+  const auto start = std::chrono::steady_clock::now();
+  int count = 0;
+  std::printf(
+      "products, TFLOP/s under lasting load: the best that the library lists, the best found, its tile, cluster and "
+      "variant (of how many)\n%-17s   %-30s   %-30s   %s\n",
+      "model tokens", "output", "input gradient", "weight gradient, added in bf16");
   for (const auto& [size, batch] : {std::pair{"0.5B", 32}, {"1.5B", 32}, {"3B", 16}, {"7B", 4}, {"7B", 16}}) {
     const ModelShape m = qwen(size, batch);
     print_product(timing, m, "qkv", m.qkv(), m.width);
     print_product(timing, m, "o", m.width, m.heads * m.head_dim);
     print_product(timing, m, "up", 2 * m.ffn, m.width);
     print_product(timing, m, "down", m.width, m.ffn);
+    count += 12;
   }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  QUERN_CUDA(cudaMemGetInfo(&free_after, &total));
+  std::printf("%.1f s a product; kernels loaded meanwhile take %.0f MiB of device memory\n", seconds.count() / count,
+              (static_cast<double>(free_before) - static_cast<double>(free_after)) / (1 << 20));
 }
 
 }  // namespace quern::cuda::bench

@@ -1,0 +1,44 @@
+#pragma once
+// Scratch memory that products are timed and compared on, filled with random numbers: power, and so speed, depend on
+// the data. Allocated and freed at prepare.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "matmul_plan.h"
+
+namespace quern::cuda {
+
+/// Operands of a product in one allocation; empty when there is no memory for them.
+class MatmulScratch {
+ public:
+  MatmulScratch(const MatmulKey& key, cudaStream_t stream);
+  ~MatmulScratch();
+  MatmulScratch(const MatmulScratch&) = delete;
+  MatmulScratch& operator=(const MatmulScratch&) = delete;
+  explicit operator bool() const { return memory_ != nullptr; }
+  const MatmulOperands& operands() const { return operands_; }
+
+  /// Sets every byte of y.
+  void reset_result(std::uint8_t byte) const;
+  /// Each row of y, f32 or bf16, summed under random signs: equal results give equal sums, and the root mean square of
+  /// sums' differences is about that of whole rows', since errors of other signs do not cancel. Overwrites the
+  /// workspace. Waits for the stream.
+  std::vector<float> signed_row_sums() const;
+
+ private:
+  cudaStream_t stream_;
+  DType type_;  ///< of y
+  std::int64_t rows_, columns_, stride_;
+  std::size_t y_bytes_ = 0;
+  void* memory_ = nullptr;
+  MatmulOperands operands_;
+};
+
+/// Fills with reproducible normal-like numbers of deviation about 1, or 8-bit codes of such.
+void fill_random(void* memory, std::size_t bytes, DType type, std::uint32_t seed, cudaStream_t stream);
+
+}  // namespace quern::cuda

@@ -1,0 +1,41 @@
+#pragma once
+// Configurations of cuBLASLt's products beyond the few that its heuristic lists. On Hopper one algorithm of the library
+// comes in hundreds of tile shapes; the list holds those that suit most products, and leaves a wave half empty where
+// another shape would fill it. Tiles are ranked by a model here, and timed elsewhere.
+
+#include <cublasLt.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace quern::cuda {
+
+class MatmulPlan;
+struct MatmulKey;
+
+/// What one thread block computes of a product, as cuBLASLt counts: its rows are our columns.
+struct MatmulTile {
+  cublasLtMatmulTile_t id;
+  int rows, columns;
+};
+std::span<const MatmulTile> matmul_tiles();
+
+/// Predicted rate of a product of (rows, columns), as a share of a rate that no tile reaches.
+double predicted_rate(const MatmulTile& tile, std::int64_t rows, std::int64_t columns, int multiprocessors);
+/// The `count` best by that, best first.
+std::vector<MatmulTile> ranked_tiles(std::int64_t rows, std::int64_t columns, int multiprocessors, std::size_t count);
+
+/// Deterministic configurations that the library accepts and `listed`, from its heuristic, lacks; the most promising
+/// first. None where no listed algorithm has tiles to choose from.
+std::vector<cublasLtMatmulAlgo_t> unlisted_candidates(cublasLtHandle_t lt, const MatmulPlan& plan, const MatmulKey& key,
+                                                      std::span<const cublasLtMatmulAlgo_t> listed,
+                                                      int multiprocessors);
+
+/// "112x256 2x1 4": tile, cluster and variant; " /3" behind them where sums are split in three.
+std::string configuration_text(const cublasLtMatmulAlgo_t& algorithm);
+/// The tile's enumerator, also of shapes that are not in the table.
+std::uint32_t tile_of(const cublasLtMatmulAlgo_t& algorithm);
+
+}  // namespace quern::cuda
