@@ -75,7 +75,7 @@ own=(--kernel-regex kns=quern)
 # Cases that put the device in an error state on purpose, or ask for memory that is not there, are left out.
 faulty='memory*capture,a GPU that cannot*'
 library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,documents*' # cases that call one
-library+=',candidates beyond*,a wide search*,products that are searched*'
+library+=',candidates beyond*,a wide search*,products that are searched*,products fused with swiglu give what*'
 # In attention's gradient on Hopper one lane tells a barrier for its warp, after __syncwarp, that the warp has read a
 # tile. racecheck does not follow that: it reports the tile's next filling, and nothing once every lane tells.
 hopper='attention*Hopper*'

@@ -98,6 +98,27 @@ int position(const std::vector<int>& list, int name) {
   return it == list.end() ? -1 : static_cast<int>(it - list.begin());
 }
 
+/// Work of the products among the parts; operands of the whole are moved once.
+Cost fused_cost(const FusionPattern& pattern, const std::vector<OpSpec>& parts, const OpInstance& op) {
+  auto operand = [&](int name) {
+    const int input = position(pattern.inputs, name);
+    return input >= 0 ? op.inputs[static_cast<std::size_t>(input)]
+                      : op.outputs[static_cast<std::size_t>(position(pattern.outputs, name))];
+  };
+  Cost whole = cost_of(OpSpec{}, op);
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    OpInstance part{.kind = parts[p].kind, .attributes = op.attributes, .geometry = op.geometry};
+    for (int name : pattern.parts[p].inputs) part.inputs.push_back(operand(name));
+    for (int name : pattern.parts[p].outputs) part.outputs.push_back(operand(name));
+    const Cost cost = cost_of(parts[p], part);
+    if (!cost.tensor_core) continue;
+    whole.tensor_core = true;
+    whole.format = cost.format;
+    whole.flops += cost.flops;
+  }
+  return whole;
+}
+
 }  // namespace
 
 FusionPattern parse_fusion(const Fusion& fusion, const OpSet& ops) { return PatternParser(fusion, ops).run(); }
@@ -108,6 +129,9 @@ OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops) {
   for (int input : pattern.inputs) spec.inputs.push_back(pattern.names[static_cast<std::size_t>(input)]);
   for (int output : pattern.outputs) spec.outputs.push_back(pattern.names[static_cast<std::size_t>(output)]);
   spec.infer = [kind = pattern.kind](InferContext&) { fail_internal("op " + kind, "is made by fusion only"); };
+  std::vector<OpSpec> parts;
+  for (const FusionPattern::Part& part : pattern.parts) parts.push_back(ops.at(part.kind));
+  spec.cost = [pattern, parts](const OpInstance& op) { return fused_cost(pattern, parts, op); };
   // A part that may be launched twice (see OpSpec::again) needs what it was made from until the end.
   for (const FusionPattern::Part& part : pattern.parts)
     if (ops.at(part.kind).again) return spec;

@@ -220,6 +220,30 @@ TEST_CASE("fusion finds a product with the swiglu that reads it, and with its gr
   }
 }
 
+TEST_CASE("a fused form costs its products' work, and moves each operand once") {
+  Passes p({});
+  p.patterns = add_fusions(p.ops, kProductFusions);
+  auto operand = [](Extents extents, bool present = true) {
+    return Operand{DType::bf16, std::move(extents), present, false};
+  };
+  OpInstance op{.kind = "matmul_swiglu",
+                .inputs = {operand({64, 16}), operand({48, 16})},
+                .outputs = {operand({64, 48}), operand({64, 24})},
+                .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}};
+  Cost cost = cost_of(p.ops.at(op.kind), op);
+  CHECK(cost.tensor_core);
+  CHECK(cost.format == DType::bf16);
+  CHECK(cost.flops == 2.0 * 64 * 48 * 16);
+  CHECK(cost.bytes == 2.0 * (64 * 16 + 48 * 16 + 64 * 48 + 64 * 24));
+  op.outputs[0].present = false;
+  CHECK(cost_of(p.ops.at(op.kind), op).flops == cost.flops);
+  CHECK(cost_of(p.ops.at(op.kind), op).bytes == cost.bytes - 2.0 * 64 * 48);
+  const OpInstance plain{.kind = "swiglu_and_grad",
+                         .inputs = {operand({4, 8}), operand({4, 4})},
+                         .outputs = {operand({4, 4}), operand({4, 8})}};
+  CHECK_FALSE(cost_of(Passes({}).ops.at(plain.kind), plain).tensor_core);
+}
+
 TEST_CASE("a form that the device refuses stays in parts, beside one of the same kind that it takes") {
   Passes p({});
   p.patterns = add_fusions(p.ops, kProductFusions);
