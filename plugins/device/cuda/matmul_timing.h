@@ -25,8 +25,8 @@ struct TimedChoice {
 /// The fastest of `listed`, which are not empty, and of those of `unlisted` that compute the same. Listed ones alone
 /// are timed in bursts of milliseconds. With unlisted ones it takes 2 to 3 s: those that are near the best in
 /// short runs are timed in bursts, and the best of these under load that lasts, where the power limit lowers the clock,
-/// more for some than for others. Where scratch for the whole product does not fit, a smaller one of the same layout is
-/// timed.
+/// more for some than for others. Where scratch for the whole product does not fit, the listed ones are timed on a
+/// smaller one of the same layout.
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
                            const std::vector<cublasLtMatmulAlgo_t>& unlisted);
 

@@ -27,8 +27,8 @@ inline OptionTable<CudaOptions> cuda_options() {
         "auto: the fastest that takes the shape; cudnn: cuDNN or an error; own: simple kernels, slower")
       .one_of({"auto", "cudnn", "own"});
   t.add("matmul_candidates", &CudaOptions::matmul_candidates,
-        "algorithms of cuBLASLt's list that are timed for each matrix product, of which it offers 8 at most; 1: the "
-        "first is taken, and nothing is timed")
+        "algorithms of cuBLASLt's list that are timed for each matrix product, of which it offers 8 at most; 1: "
+        "nothing is timed, and the first is taken where no choice is known")
       .at_least(1)
       .at_most(64);
   t.add("matmul_search", &CudaOptions::matmul_search,

@@ -8,7 +8,6 @@
 //                           below the other and share their columns' operand, each loading half for both
 // A sum is added up in the order of k by one warpgroup: its bits depend on its row and column alone.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "tma.cuh"
@@ -96,7 +95,7 @@ struct Walk {
   __device__ Walk() : tile(static_cast<int>(blockIdx.x) / kCluster), step(static_cast<int>(gridDim.x) / kCluster) {}
 };
 
-template <Columns kB>
+template <Columns kLayout>
 __device__ __forceinline__ void produce(const Operands& o, const Shared& shared) {
   const auto rank = static_cast<int>(tma::cluster_rank());
   constexpr std::uint16_t kBoth = 3;
@@ -111,7 +110,7 @@ __device__ __forceinline__ void produce(const Operands& o, const Shared& shared)
       tma::arrive_expecting(full, Shared::kStage);
       tma::load_box(shared.a(ring.stage), o.a, step * kDepth, row, 0, full);
       const std::uint32_t to = shared.b(ring.stage) + rank * (Shared::kB / 2);
-      if constexpr (kB == Columns::along) {
+      if constexpr (kLayout == Columns::along) {
         tma::load_box_to(to, o.b[rank], step * kDepth, column, 0, full, kBoth);
       } else {
         tma::load_box_to(to, o.b[rank], column, step * kDepth, 0, full, kBoth);
@@ -135,7 +134,7 @@ __device__ __forceinline__ void hand_over(const Shared& shared, int multiplier, 
   for (int j = 0; j < kColumns / 8; j += 2) wgmma::store_rounded(shared.pack(row, j + lane / 16), sums, 4 * j);
 }
 
-template <Columns kB>
+template <Columns kLayout>
 __device__ __forceinline__ void multiply(const Operands& o, const Shared& shared) {
   const int multiplier = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0);
   constexpr std::uint32_t kBoxBytes = kDepth * 128;
@@ -147,13 +146,13 @@ __device__ __forceinline__ void multiply(const Operands& o, const Shared& shared
     for (int step = 0; step < o.steps; ++step, ring.advance()) {
       tma::wait(shared.full(ring.stage), ring.parity);
       const wgmma::Tile a = wgmma::along_rows(shared.a(ring.stage) + multiplier * Shared::kA / kMultipliers);
-      const wgmma::Tile b = kB == Columns::along ? wgmma::along_rows(shared.b(ring.stage))
-                                                 : wgmma::across_rows<kBoxBytes>(shared.b(ring.stage));
+      const wgmma::Tile b = kLayout == Columns::along ? wgmma::along_rows(shared.b(ring.stage))
+                                                      : wgmma::across_rows<kBoxBytes>(shared.b(ring.stage));
       wgmma::fence();
 #pragma unroll
       for (int k = 0; k < kDepth / wgmma::kDepth; ++k)
-        wgmma::multiply<kB == Columns::across>(sums, a + k * 32, b + k * (kB == Columns::along ? 32 : 2048),
-                                               step > 0 || k > 0);
+        wgmma::multiply<kLayout == Columns::across>(sums, a + k * 32, b + k * (kLayout == Columns::along ? 32 : 2048),
+                                                    step > 0 || k > 0);
       wgmma::commit();
       if (previous >= 0) {
         wgmma::wait<1>();
@@ -187,8 +186,8 @@ __device__ __forceinline__ void run_epilogue(const Grid& grid, const Shared& sha
   }
 }
 
-/// `kB` of the second operand; Epilogue made from its arguments.
-template <Columns kB, class Epilogue>
+/// `kLayout` of the second operand; Epilogue made from its arguments.
+template <Columns kLayout, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Epilogue::Arguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -204,12 +203,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   tma::synchronize_cluster();
   if (threadIdx.x >= 128) {
-    multiply<kB>(o, shared);
+    multiply<kLayout>(o, shared);
   } else if (threadIdx.x >= 32) {
     Epilogue epilogue(arguments);
     run_epilogue(o.grid, shared, epilogue);
   } else if (threadIdx.x == 0) {
-    produce<kB>(o, shared);
+    produce<kLayout>(o, shared);
   }
   __syncwarp();
   tma::synchronize_cluster();  // nobody leaves while the other block may write to it or tell it something

@@ -24,7 +24,7 @@ class SwigluEpilogue {
   static constexpr int kWidth = kHalf;
 
   __device__ explicit SwigluEpilogue(const Arguments& arguments) : a(arguments) {}
-  __device__ void prepare(int, int) {}
+  [[maybe_unused]] __device__ void prepare(int, int) {}
 
   __device__ void run(const Shared& shared, int half, int row, int column) {
     constexpr int kLanes = kHalf / kPack<bf16>, kAtOnce = 32 * kEpilogueWarps / kLanes;
@@ -126,13 +126,13 @@ class SwigluGradEpilogue {
   Batch ahead;
 };
 
-template <Columns kB, class Epilogue>
+template <Columns kLayout, class Epilogue>
 void load() {
-  QUERN_CUDA(cudaFuncSetAttribute(product_kernel<kB, Epilogue>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  QUERN_CUDA(cudaFuncSetAttribute(product_kernel<kLayout, Epilogue>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(Shared::kBytes)));
 }
 
-template <Columns kB, class Epilogue>
+template <Columns kLayout, class Epilogue>
 void launch(const SwigluProductShape& s, Operands& operands, const void* a,
             const typename Epilogue::Arguments& epilogue, int multiprocessors, cudaStream_t stream) {
   constexpr int kGroup = 8;
@@ -141,7 +141,7 @@ void launch(const SwigluProductShape& s, Operands& operands, const void* a,
   operands.grid = {.row_pairs = static_cast<int>(ceil_divide(s.rows, kRows * kCluster)),
                    .columns = static_cast<int>(ceil_divide(s.width, Epilogue::kWidth)),
                    .group = kGroup};
-  const int clusters = std::min(multiprocessors / kCluster, operands.grid.tiles());
+  const int clusters = std::min(std::max(multiprocessors / kCluster, 1), operands.grid.tiles());
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
@@ -152,7 +152,7 @@ void launch(const SwigluProductShape& s, Operands& operands, const void* a,
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = 1;
-  QUERN_CUDA(cudaLaunchKernelEx(&config, product_kernel<kB, Epilogue>, operands, epilogue));
+  QUERN_CUDA(cudaLaunchKernelEx(&config, product_kernel<kLayout, Epilogue>, operands, epilogue));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct SwigluProduct {
 struct SwigluGradProduct {
   const void *dout = nullptr, *weight = nullptr, *gate_up = nullptr;
   void *dy = nullptr, *y = nullptr;  ///< y = swiglu(gate_up) again; null: not wanted
-  void* dgate_up = nullptr;          ///< may be gate_up
+  void* dgate_up = nullptr;          ///< may lie where gate_up does
 };
 
 /// Whether the kernels take such sizes: depth and width multiples of 8. Operands lie at multiples of 16 bytes.

@@ -33,7 +33,7 @@ void check_product(OperandCheck& check, const OpInstance& op, const SwigluProduc
   check.that(gpu.wgmma, "in one kernel needs Hopper's own instructions")
       .that(check.ok() && op.inputs[0].dtype == DType::bf16, "in one kernel takes bf16")
       .that(!transposed(op, "transpose_a"), "in one kernel takes no transposed a")
-      .that(wgmma_takes(s), "in one kernel takes sizes that are multiples of 8");
+      .that(wgmma_takes(s), "in one kernel takes sizes that are multiples of 8 and below 2^30");
 }
 
 OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {

@@ -14,7 +14,7 @@ constexpr DType kBf16 = DType::bf16;
 struct Size {
   std::int64_t rows, width, depth;
 };
-// Less than a tile, edges in every direction, one tile more than there are multiprocessors, many steps of the ring.
+// Less than a tile, edges in every direction, more tiles than multiprocessors, many steps of the ring.
 constexpr Size kSizes[] = {{1, 8, 8},        {64, 128, 64},     {129, 136, 200},  {300, 200, 72},
                            {517, 1000, 136}, {2200, 2048, 320}, {256, 512, 4096}, {1023, 776, 1528}};
 
@@ -33,16 +33,22 @@ Extents stored(const Size& s, bool transposed) {
   return transposed ? Extents{s.width, s.depth} : Extents{s.depth, s.width};
 }
 
-/// Whether the GPU that plans assume, or that is here, has the fused kernels; if not, a message says so.
-bool takes_fused(const Device& gpu) {
+/// Empty where the GPU that plans assume, or that is here, has the fused kernels.
+std::string fused_refusal(const Device& gpu) {
   OpInstance op{"matmul_swiglu",
                 {value({64, 64}), value({128, 64})},
                 {value({64, 128}), value({64, 64})},
                 product_attributes(true),
                 {}};
-  const std::string refusal = gpu.query(op).refusal;
+  return gpu.query(op).refusal;
+}
+
+/// A GPU here that has them; null, with a message, where there is none.
+Device* fused_gpu(const DevicePair& pair) {
+  if (!pair.open) return nullptr;
+  const std::string refusal = fused_refusal(*pair.gpu);
   if (!refusal.empty()) MESSAGE("skipped: " << refusal);
-  return refusal.empty();
+  return refusal.empty() ? pair.gpu.get() : nullptr;
 }
 
 /// The same sums in another order: bf16 may round the other way, and what nearly cancels differs by what fp32 rounds.
@@ -54,7 +60,7 @@ void check_close(const PoisonedTensor& got, const PoisonedTensor& want) {
 
 TEST_CASE("products fused with swiglu give the same bits again, in place, and whatever results are wanted") {
   DevicePair pair = open_pair();
-  if (!pair.open || !takes_fused(*pair.gpu)) return;
+  if (fused_gpu(pair) == nullptr) return;
   Device& gpu = *pair.gpu;
   for (const Size& s : kSizes) {
     CAPTURE(text(s));
@@ -89,7 +95,7 @@ TEST_CASE("products fused with swiglu give the same bits again, in place, and wh
 
 TEST_CASE("products fused with swiglu give what products alone give") {
   DevicePair pair = open_pair();
-  if (!pair.open || !takes_fused(*pair.gpu)) return;
+  if (fused_gpu(pair) == nullptr) return;
   Device& gpu = *pair.gpu;
   for (const Size& s : kSizes) {
     CAPTURE(text(s));
@@ -124,7 +130,7 @@ TEST_CASE("products fused with swiglu refuse what they cannot do") {
                 {}})
         .refusal;
   };
-  if (!takes_fused(gpu)) {
+  if (!fused_refusal(gpu).empty()) {
     CHECK(refusal(kBf16, 64, 64, false, true).find("Hopper") != std::string::npos);
     return;
   }

@@ -34,7 +34,8 @@ __device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init
 __device__ __forceinline__ void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// Arrives at the barrier that the block of this rank in the cluster has at the same address.
+/// Arrives at the barrier that the block of this rank in the cluster has at the same address. Tells that reads are
+/// done, and orders no writes for the other block: that would cost a fence of the whole GPU (docs/decisions/0012).
 __device__ __forceinline__ void arrive_at(std::uint32_t barrier, std::uint32_t rank) {
   asm volatile(
       "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"

@@ -31,7 +31,8 @@ FusionPattern parse_fusion(const Fusion& fusion, const OpSet& ops);
 /// The fused kind as an op of the vocabulary: operands, aliasing and cost follow from its parts.
 OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops);
 
-/// `ops` must hold the fused kinds (see `add_fusions`). Patterns are tried in the order given, the earlier ones first.
+/// `ops` must hold the fused kinds (see `add_fusions`). Patterns are tried in the order given, the earlier ones first;
+/// of a pattern's matches at an op the first alone.
 /// `accepts` is asked about every form in which the fused op would run (OpForms), and has to take them all: with the
 /// outputs that are read, as they will be in the fused program, and both writing and adding where an output sums up,
 /// since the micro-step decides that.

@@ -229,7 +229,8 @@ TEST_CASE("a fused form costs its products' work, and moves each operand once") 
   OpInstance op{.kind = "matmul_swiglu",
                 .inputs = {operand({64, 16}), operand({48, 16})},
                 .outputs = {operand({64, 48}), operand({64, 24})},
-                .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}};
+                .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}},
+                .geometry = {}};
   Cost cost = cost_of(p.ops.at(op.kind), op);
   CHECK(cost.tensor_core);
   CHECK(cost.format == DType::bf16);
@@ -240,7 +241,9 @@ TEST_CASE("a fused form costs its products' work, and moves each operand once") 
   CHECK(cost_of(p.ops.at(op.kind), op).bytes == cost.bytes - 2.0 * 64 * 48);
   const OpInstance plain{.kind = "swiglu_and_grad",
                          .inputs = {operand({4, 8}), operand({4, 4})},
-                         .outputs = {operand({4, 4}), operand({4, 8})}};
+                         .outputs = {operand({4, 4}), operand({4, 8})},
+                         .attributes = {},
+                         .geometry = {}};
   CHECK_FALSE(cost_of(Passes({}).ops.at(plain.kind), plain).tensor_core);
 }
 
