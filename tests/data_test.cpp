@@ -85,8 +85,22 @@ TEST_CASE("a token over the vocabulary ends the run at its batch, with its place
   const std::uint64_t sum = checksum_of(std::as_bytes(std::span(text)).subspan(64));  // as a faulty writer's would be
   std::copy_n(reinterpret_cast<const char*>(&sum), 8, text.begin() + 32);
   write_text(path, text);
-  check_fails(train_on(files, path, {"train.steps=20"}), 3,
-              {path, "token 100 is not in the vocabulary", "found 64, expected below 64"});
+  for (const char* background : {"true", "false"}) {
+    const std::string run = files.at(background);
+    const Overrides all{"train.steps=20", "log.directory=" + run, "checkpoint.every=2",
+                        "checkpoint.background=" + std::string(background)};
+    for (int i = 0; i < 2; ++i) {  // the second time it goes on from there, and ends there
+      Outcome outcome = train_on(files, path, all);
+      const std::int64_t step = newest_step(run);
+      REQUIRE(step > 2);
+      REQUIRE(step % 2 == 1);  // not one that is saved anyway
+      check_fails(outcome, 3,
+                  {path, "token 100 is not in the vocabulary", "found 64, expected below 64",
+                   "step " + std::to_string(step) + " is saved, and the same command goes on"});
+      CHECK(events(run, "step").size() == static_cast<std::size_t>(step));
+      CHECK(events(run, "checkpoint").size() == static_cast<std::size_t>(step / 2 + 1));
+    }
+  }
 }
 
 TEST_CASE("data that changed since the checkpoint end the resumed run, with the name of the file") {

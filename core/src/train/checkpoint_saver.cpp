@@ -66,18 +66,21 @@ void CheckpointSaver::save_here(const CheckpointMeta& meta) {
   for (std::size_t i = 0; i < state_.size(); ++i) by_name[views_[i].name] = &state_[i];
   std::vector<std::byte> memory;
   double begin = now();
+  failed_ = true;
   saved_.push_back(write(meta, [&](const NamedView& view) {
     memory.resize(view.view.bytes());
     engine_.read(*by_name.at(view.name), memory.data());
     return memory.data();
   }));
   saved_.back().held = saved_.back().seconds = now() - begin;
+  failed_ = false;
 }
 
 void CheckpointSaver::save(CheckpointMeta meta) {
   if (!snapshot_) return save_here(meta);
   double begin = now();
   wait();
+  failed_ = true;
   engine_.read(state_, snapshot_);
   double held = now() - begin;
   auto work = [this, meta = std::move(meta), begin, held] {
@@ -88,13 +91,17 @@ void CheckpointSaver::save(CheckpointMeta meta) {
   };
   try {
     writing_ = std::async(std::launch::async, std::move(work));
+    failed_ = false;
   } catch (const std::system_error& error) {
     fail_resources(run_directory_, "no thread can be started to write a checkpoint", error.code().value());
   }
 }
 
 void CheckpointSaver::wait() {
-  if (writing_.valid()) saved_.push_back(writing_.get());
+  if (!writing_.valid()) return;
+  failed_ = true;
+  saved_.push_back(writing_.get());
+  failed_ = false;
 }
 
 std::vector<SavedCheckpoint> CheckpointSaver::take_saved() {

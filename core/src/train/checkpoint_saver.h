@@ -34,6 +34,8 @@ class CheckpointSaver {
   void save(CheckpointMeta meta);
   /// Awaits the write under way.
   void wait();
+  /// Whether a save did not succeed.
+  bool failed() const { return failed_; }
   /// What became whole since the last call; does not wait.
   std::vector<SavedCheckpoint> take_saved();
 
@@ -49,6 +51,7 @@ class CheckpointSaver {
   std::vector<NamedView> views_;  ///< of the snapshot, in the order of state_; without one, without data
   std::byte* snapshot_ = nullptr;
   std::vector<SavedCheckpoint> saved_;
+  bool failed_ = false;
   std::future<SavedCheckpoint> writing_;  ///< last: its end is awaited before anything else goes
 };
 

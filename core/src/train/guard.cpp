@@ -76,7 +76,6 @@ std::vector<Spike> Guard::passed(std::int64_t step, double loss, double gradient
 }
 
 void Guard::keep_states(Engine& engine) {
-  if (policy_ != NonFinite::skip) return;
   const PlannedTensor states = precision_states(engine.plan());
   kept_.resize(static_cast<std::size_t>(states.bytes()));
   if (!kept_.empty()) engine.read(states, kept_.data());

@@ -45,10 +45,10 @@ class Guard {
   /// Takes in a step that was applied; returns what of it is a spike. Steps come in any order after a roll back.
   std::vector<Spike> passed(std::int64_t step, double loss, double gradient_norm);
 
-  // ---- skipping: what a step moves before its update is known to be finite, the precision backend's states ----
-  /// Before a step; does nothing unless the policy is skip.
+  // ---- abandoning a step: what it moves before its update, the precision backend's states ----
+  /// Before a step.
   void keep_states(Engine& engine);
-  /// After it; puts back what keep_states has kept.
+  /// Puts back what keep_states has kept.
   void restore_states(Engine& engine) const;
 
  private:

@@ -73,6 +73,7 @@ bool Trainer::train_step() {
   const Observe observe = logs_scales(step_ + 1) && !observed_.empty() ? Observe::yes : Observe::no;
   double begin = now();
   guard_.keep_states(engine_);
+  data_before_step_ = data_->save_state();
   Batch batch;
   std::vector<std::string> data;
   for (std::int64_t micro_step = 0; micro_step < train.accumulation; ++micro_step) {
@@ -84,17 +85,19 @@ bool Trainer::train_step() {
   ranks_.reduce();
   std::vector<LogEvent> scales;
   if (observe == Observe::yes) scales = read_scales(engine_, observed_, step_ + 1);
+  state_is_whole_ = false;
   engine_.update();
   Telemetry telemetry;  // asked while the device works and the host would only wait
   if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();
   Engine::StepResult result = engine_.result();
   double end = now();
   ranks_.check("step " + std::to_string(step_ + 1));
+  bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
+  const bool finite = result.update.apply != 0 || !counts;
+  if (finite) at_step(step_ + 1);
   // Those of a step that is not finite too: they may tell why.
   for (const LogEvent& event : scales) log(event);
-  bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
-  if (result.update.apply == 0 && counts) return not_finite(result, data);
-  ++step_;
+  if (!finite) return not_finite(result, data);
   in_steps_ += end - begin;
   last_loss_ = counts ? result.loss.loss_sum / result.loss.valid_tokens : kNone;
   if (!counts)
@@ -124,6 +127,13 @@ bool Trainer::train_step() {
   return true;
 }
 
+// No step is under way any more; the engine has the state of this one.
+void Trainer::at_step(std::int64_t step) {
+  step_ = step;
+  data_before_step_.clear();
+  state_is_whole_ = true;
+}
+
 bool Trainer::not_finite(const Engine::StepResult& result, const std::vector<std::string>& data) {
   const NonFinite action = guard_.failed(step_ + 1);
   log({"non_finite",
@@ -138,7 +148,7 @@ bool Trainer::not_finite(const Engine::StepResult& result, const std::vector<std
   }
   if (action == NonFinite::skip) {
     guard_.restore_states(engine_);
-    ++step_;
+    at_step(step_ + 1);
     return true;
   }
   const bool limited = guard_.policy() != NonFinite::stop;
@@ -169,7 +179,8 @@ void Trainer::roll_back() {
                                    .what = "no whole checkpoint to roll back to",
                                    .next = "start anew, or set guard.non_finite to \"skip\""});
   load_state(engine_, *newest.checkpoint);
-  step_ = rolled_back_to_ = last_saved_ = newest.checkpoint->meta.step;
+  at_step(newest.checkpoint->meta.step);
+  rolled_back_to_ = last_saved_ = step_;
   started_at_ = std::min(started_at_, step_);
   last_evaluated_ = -1;
   log({"warning", {{"text", "rolled back to step " + std::to_string(step_) + ", " + newest.checkpoint->path}}});
@@ -197,16 +208,44 @@ void Trainer::evaluate() {
 }
 
 void Trainer::save() {
+  start_saving();
+  log_saved();
+}
+
+void Trainer::start_saving() {
   CheckpointMeta meta;
   meta.step = step_;
-  meta.data_state = data_->save_state();
+  meta.data_state = data_before_step_.empty() ? data_->save_state() : data_before_step_;
   meta.device_state = session_.device->save_state();
   meta.config = session_.config.to_toml();
   meta.quern_version = QUERN_VERSION;
   meta.evaluated = !evaluates(step_) || last_evaluated_ == step_;
   saver_.save(std::move(meta));
   last_saved_ = step_;
-  log_saved();
+}
+
+// Whether all steps done are saved. Not tried after a failed save, nor where the update of a step or communication
+// between ranks failed: the state is then not that of a step.
+bool Trainer::save_before_failing(bool communicating) {
+  std::string failure;
+  bool saved = false;
+  try {
+    saver_.wait();
+    if (step_ > 0 && last_saved_ != step_ && state_is_whole_ && !communicating && !saver_.failed()) {
+      if (!data_before_step_.empty()) guard_.restore_states(engine_);
+      start_saving();
+      saver_.wait();
+    }
+    saved = step_ > 0 && last_saved_ == step_ && !saver_.failed();
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  try {
+    if (!failure.empty()) log({"warning", {{"text", failure}}});
+    log_saved();
+  } catch (const std::exception&) {  // the log may be what fails, and the first fault is the one to report
+  }
+  return saved;
 }
 
 void Trainer::log_saved() {
@@ -270,13 +309,14 @@ RunResult Trainer::run() {
     if (!finished && step_ > 0 && last_saved_ != step_) save();
     saver_.wait();
     log_saved();
-  } catch (...) {  // the fault that ends the run is told last; a save under way is still worth knowing of
-    try {
-      saver_.wait();
-    } catch (const Error& error) {
-      log({"warning", {{"text", error.what()}}});
-    }
-    log_saved();
+  } catch (const Error& error) {
+    if (!save_before_failing(error.code() == ErrorCode::communication)) throw;
+    ErrorDetail detail = error.detail();
+    detail.next.append(detail.next.empty() ? "" : "; ")
+        .append("step " + std::to_string(step_) + " is saved, and the same command goes on from there");
+    throw Error(error.code(), std::move(detail));
+  } catch (...) {
+    save_before_failing(false);
     throw;
   }
   return {step_, finished};

@@ -38,7 +38,8 @@ class Trainer {
   void start();
   /// Runs to the end or to a stop; starts, where that was not done. The update of a step whose loss or gradient is not
   /// finite is not applied; then the guard's policy holds, and where that is to stop, a numerics error is thrown and
-  /// nothing is saved.
+  /// nothing is saved. Before any other error is thrown (data, log, memory, ...) the steps done are saved, unless
+  /// saving is what failed.
   RunResult run();
 
  private:
@@ -47,10 +48,13 @@ class Trainer {
   void open_sinks();
   /// False when it rolled back: the step that then is current was looked after before.
   bool train_step();
+  void at_step(std::int64_t step);
   bool not_finite(const Engine::StepResult& result, const std::vector<std::string>& data);
   void roll_back();
   void evaluate();
   void save();
+  void start_saving();
+  bool save_before_failing(bool communicating);
   void log_saved();
   void run_steps();
   bool finish();
@@ -81,6 +85,8 @@ class Trainer {
   bool resumed_ = false, told_unavailable_ = false;
   bool evaluation_cut_ = false;  // the evaluation at started_at_ is still to be made
   std::int64_t step_ = 0, started_at_ = 0;
+  std::string data_before_step_;        ///< position in the data before the step under way; empty: none is
+  bool state_is_whole_ = true;          ///< the engine has the weights of step_, not those of an update under way
   double started_ = 0;                  ///< clock at this session's first step; times that are logged count from it
   double in_steps_ = 0;                 ///< seconds of training steps since then, without evaluations and checkpoints
   double last_loss_, last_validation_;  ///< NaN: none
