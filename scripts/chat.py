@@ -5,18 +5,23 @@ docs/token-files.md states the rules; tokenize.py --chat is the command line.
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
+import chat_template
 import numpy as np
 import xxhash
-from corpus import MANY_DOCUMENTS, InputError, read_json_rows
+from corpus import MANY_DOCUMENTS, document_from_string, read_json_rows
+from encoding import tokenizing
+from fault import Fault, reading, starting
+from json_shape import parse
 from tokenizers import processors
 
 BATCH_CONVERSATIONS = 512
+DEEPEST = 64  # levels of lists and objects in a message
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class Conversation:
 def read_conversations(files, field):
     for path in files:
         if path.suffix != ".jsonl":
-            raise InputError(f"{path}: conversations come from .jsonl files, an object with '{field}' a line")
+            expected = f"an object with '{field}' a line"
+            raise Fault(path, "conversations come from .jsonl files", path.suffix, expected)
         for name, row in read_json_rows(path):
             yield Conversation(name, messages_of(name, row, field))
 
@@ -41,10 +47,22 @@ def messages_of(name, row, field):
     )
     if not good:
         found = sorted(row) if isinstance(row, dict) else type(row).__name__
-        raise InputError(f"{name}: no list of messages with role and content in field '{field}', found {found}")
+        raise Fault(name, f"no list of messages with role and content in field '{field}'", found)
+    if too_deep(messages):
+        raise Fault(name, "nested too deeply", expected=f"at most {DEEPEST} levels of lists and objects")
     if not any(message["role"] == "assistant" for message in messages):
-        raise InputError(f"{name}: no message with role 'assistant', so nothing to learn")
+        raise Fault(name, "no message with role 'assistant'", advice="leave it out; there is nothing to learn")
     return messages
+
+
+def too_deep(value):
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [item for part in level if isinstance(part, dict | list)
+                 for item in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return False
+    return True
 
 
 class ConversationSplit:
@@ -69,75 +87,75 @@ class ConversationSplit:
 
 
 class ChatTemplate:
-    """A chat template, run as transformers runs it."""
+    """A chat template, run in a process of its own (chat_template.py). A context manager."""
 
     def __init__(self, name, source, special_tokens):
         self.name = name
-        self._special_tokens = special_tokens
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(
-            value, ensure_ascii=False, indent=indent
-        )
-        environment.globals["raise_exception"] = self._raise
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise InputError(f"{name}: not a usable chat template: {error}") from None
-
-    @staticmethod
-    def _raise(message):
-        raise jinja2.TemplateError(message)
-
-    def render(self, conversation, count, opened=False):
-        """The first `count` messages as text; opened: followed by what opens the assistant's turn."""
-        try:
-            return self._template.render(
-                messages=conversation.messages[:count], add_generation_prompt=opened, **self._special_tokens
+        with starting(sys.executable):
+            self._process = subprocess.Popen(
+                [sys.executable, chat_template.__file__, str(chat_template.SECONDS)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise InputError(
-                f"{conversation.name}: {self.name} does not take its first {count} messages: {error}"
-            ) from None
+        reply = self._ask({"source": source, "special": special_tokens}, name)
+        if "refused" in reply:
+            self.close()
+            raise Fault(name, "not a usable chat template", reply["refused"])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        self._process.kill()
+        self._process.communicate()
+
+    def _ask(self, request, where):
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            reply = self._process.stdout.readline()
+        except BrokenPipeError:
+            reply = b""
+        if reply:
+            return json.loads(reply)
+        code = self._process.wait()
+        late = code == -signal.SIGALRM
+        found = f"over {chat_template.SECONDS} seconds" if late else f"its process ended with {code}"
+        what = "cannot be used" if where == self.name else f"{self.name} cannot be used"
+        raise Fault(where, what, found, "an answer", "give another with --chat-template")
 
     def turns(self, conversation):
         """(text, [begin, end) of each of the assistant's turns in it, from behind its opening to the next turn)."""
-        text = self.render(conversation, len(conversation.messages))
-        spans = []
-        for index, message in enumerate(conversation.messages):
-            if message["role"] != "assistant":
-                continue
-            before = self.render(conversation, index, opened=True)
-            after = self.render(conversation, index + 1)
-            if not after.startswith(before) or not text.startswith(after):
-                raise InputError(
-                    f"{conversation.name}: {self.name} writes message {index + 1} differently when more messages "
-                    "follow, or without its opening; give one that does not with --chat-template"
-                )
-            spans.append((len(before), len(after)))
-        return text, spans
+        reply = self._ask({"messages": conversation.messages}, conversation.name)
+        if "refused" in reply:
+            raise Fault(conversation.name, f"{self.name} {reply['refused']}")
+        document_from_string(conversation.name, reply["text"])  # refuses half characters
+        return reply["text"], reply["spans"]
 
 
 def load_template(tokenizer_path, template_path):
     """The template and its special tokens: of --chat-template, or what lies beside the tokenizer."""
     folder = Path(tokenizer_path).parent
-    config_path = folder / "tokenizer_config.json"
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
-        beside = folder / "chat_template.jinja"
-        if template_path or beside.is_file():
-            path = Path(template_path or beside)
+    config_path, beside = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = {}
+    if config_path.is_file():
+        with reading(config_path):
+            config = parse(config_path.read_bytes(), config_path)
+    if not isinstance(config, dict):
+        raise Fault(config_path, "not a usable tokenizer_config.json", type(config).__name__, "an object")
+    if template_path or beside.is_file():
+        path = Path(template_path or beside)
+        with reading(path):
             name, source = str(path), path.read_text(encoding="utf-8")
-        else:
-            name, source = f"the chat template of {config_path}", config.get("chat_template")
-    except ValueError as error:
-        raise InputError(f"{config_path}: not a usable tokenizer_config.json: {error}") from None
+    else:
+        name, source = f"the chat template of {config_path}", config.get("chat_template")
     if isinstance(source, list):  # several by name
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
+        entries = [entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"]
+        source = entries[0].get("template") if entries else None
     if not isinstance(source, str):
-        raise InputError(f"{config_path}: no chat_template; name a file with one with --chat-template")
+        raise Fault(config_path, "no chat_template", advice="name a file with one with --chat-template")
     special = {}
     for key in "bos_token", "eos_token", "pad_token", "unk_token":
         value = config.get(key)
@@ -163,7 +181,8 @@ def encode_conversations(tokenizer, split, template, separator, align, parse_spe
             if not parse_special:
                 refuse_special(conversation, special)
             rendered.append(template.turns(conversation))
-        encodings = tokenizer.encode_batch([text for text, _ in rendered], add_special_tokens=False)
+        with tokenizing():
+            encodings = tokenizer.encode_batch([text for text, _ in rendered], add_special_tokens=False)
         for (name, conversation), (text, spans), encoding in zip(batch, rendered, encodings, strict=True):
             tokens = np.array(encoding.ids, np.int64)
             begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
@@ -186,10 +205,8 @@ def refuse_special(conversation, special):
     for message in conversation.messages:
         for token in special:
             if isinstance(message["content"], str) and token in message["content"]:
-                raise InputError(
-                    f"{conversation.name}: a message spells the special token {token}, which would be taken for the "
-                    "template's; leave it out, or let it count with --parse-special"
-                )
+                what = f"a message spells the special token {token}, which would be taken for the template's"
+                raise Fault(conversation.name, what, advice="leave it out, or let it count with --parse-special")
 
 
 class Layout:
@@ -203,10 +220,8 @@ class Layout:
     def add(self, name, tokens, mask):
         """A conversation with what stands before and after it."""
         if np.any(tokens[:-1] == self._separator):
-            raise InputError(
-                f"{name}: the template puts the document separator, token {self._separator}, inside a conversation; "
-                "choose another with --separator"
-            )
+            what = f"the template puts the document separator, token {self._separator}, inside a conversation"
+            raise Fault(name, what, advice="choose another with --separator")
         if self._separator >= 0 and (tokens.size == 0 or tokens[-1] != self._separator):
             tokens, mask = np.append(tokens, self._separator), np.append(mask, False)
         if self._align:

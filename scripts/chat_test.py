@@ -1,18 +1,22 @@
 """Conversations: exactly the assistant's turns are learned, rows cut none when aligned, and bad ones are named."""
 
+import contextlib
+import io
 import json
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 SCRIPTS = Path(__file__).resolve().parent
 sys.path.append(str(SCRIPTS))
 import chat
+import chat_template
 import encoding
-from corpus import InputError, document_from_string
+from corpus import document_from_string
 from token_file import read_token_file
 from tokenize_test import tokenize_script
 
@@ -29,6 +33,9 @@ LLAMA2 = (
 )
 # Leaves out what earlier replies thought.
 FORGETFUL = "{% for m in messages %}{{ m.role + ': ' }}{{ m.content if loop.last or m.role == 'user' else '-' }}\n{% endfor %}"
+
+# Ends, in some days.
+HOSTILE_LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
 def talk(*contents, system=None):
@@ -68,9 +75,6 @@ class ChatTest(unittest.TestCase):
         return path
 
     def run_script(self, *arguments):
-        import contextlib
-        import io
-
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
             code = tokenize_script.main(
                 [str(a) for a in (*arguments, "--chat", "--tokenizer", self.folder / "tokenizer.json", "-o", self.out)]
@@ -180,13 +184,26 @@ class ChatTest(unittest.TestCase):
             ([good] * 2, "{{ ().__class__.__bases__[0].__subclasses__() }}", "does not take"),  # no way out of it
             ([good] * 2, "{% if %}", "not a usable chat template"),
             ([good] * 2, None, "no chat_template"),
+            ([good] * 2, "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "maximum recursion depth"),
+            ([good] * 2, "{{ 'a' * 10 ** 11 }}", "out of memory"),
+            ([good] * 2, "{{ messages[0].content * 5 * 10 ** 6 }}", "makes 80000000 characters"),
+            ([good] * 2, "{{ " + "(" * 9999 + ")" * 9999 + " }}", "not a usable chat template"),
+            ([good] * 2, "{{ '\\ud800' }}{% for m in messages %}{{ m.content }}{% endfor %}", "is not text"),
+            ([good] * 2, HOSTILE_LOOP, "over 1 seconds"),
+            ([good] * 2, "{{ 7 ** (9 ** 9) }}", "over 1 seconds"),
+            ([good, json.loads("[" * 200 + "]" * 200)], CHATML, "talks.jsonl:2: no list of messages"),
+            ([good, talk(json.loads("[" * 200 + "]" * 200), "b")], CHATML, "talks.jsonl:2: nested too deeply"),
+            ([good, "[" * 99999], CHATML, "talks.jsonl:2: not usable JSON: found too many levels"),
             ([good], CHATML, "nothing in the train split"),
             ([good, [{"role": "assistant", "content": "first"}]], CHATML, "does not take its first 0 messages"),
         ]
         for talks, template, expected in cases:
             with self.subTest(expected=expected):
                 self.write_config(template)
-                code, said = self.run_script(self.write_talks(talks))
+                path = self.write_talks(talks)
+                path.write_text(path.read_text().replace('"' + "[" * 99999 + '"', "[" * 99999))
+                with mock.patch.object(chat_template, "SECONDS", 1):
+                    code, said = self.run_script(path)
                 self.assertEqual(code, 3, said)
                 self.assertIn(expected, said)
                 self.assertEqual(list(self.out.glob("**/*")), [])
@@ -196,8 +213,8 @@ class ChatTest(unittest.TestCase):
         self.write_config(CHATML)
         self.assertEqual(self.run_script(self.write_talks(cases[0][0]), "--parse-special")[0], 0)
         for arguments in (["--align", "5"], ["--chat-template", "x"]):
-            with self.assertRaises(SystemExit):
-                tokenize_script.main(["a.txt", "--train-bpe", "300", "-o", "x", *arguments])
+            with contextlib.redirect_stderr(io.StringIO()):
+                self.assertEqual(tokenize_script.main(["a.txt", "--train-bpe", "300", "-o", "x", *arguments]), 2)
 
 
 if __name__ == "__main__":

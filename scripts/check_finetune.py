@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import token_file
 from data_order import micro_batches
+from fault import Fault, script
 from run_config import RunConfig, train
 
 QWEN25_05B = {
@@ -55,7 +56,7 @@ def write_checkpoints(shape, folder, torch):
     model.save_pretrained(folders[0], max_shard_size="100GB")
     model.save_pretrained(folders[1], max_shard_size=size // 3)
     if not (folders[1] / "model.safetensors.index.json").is_file():
-        sys.exit(f"transformers wrote no shards to {folders[1]}")
+        raise Fault(folders[1], "transformers wrote no shards")
     return folders
 
 
@@ -76,7 +77,8 @@ def mean_loss(folder, batches, torch):
     return total / valid
 
 
-def main():
+@script
+def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("--steps", type=int, default=20)
@@ -85,12 +87,12 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="a model small enough for a CPU")
     parser.add_argument("--quern", type=Path, default=Path("build/release/bin/quern"))
     parser.add_argument("--out", type=Path, default=Path("runs/check-finetune"), help="a new folder")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     import torch
 
     if options.out.exists():
-        sys.exit(f"{options.out} is there already; name another --out or remove it")
+        raise Fault(options.out, "is there already", advice="name another --out or remove it")
     options.out.mkdir(parents=True)
     tokens = options.tokens or options.out / "pages.tok"
     if not options.tokens:

@@ -7,29 +7,32 @@ The second arm is held to the project's bound: a mean paired difference under 0.
 deviation over seeds, in size. Exit code 1 says that it is not.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent))
+from ab_report import read_report
+from fault import Fault, argument_parser, path_argument, printable, script, write_file
+from json_shape import COUNT, NUMBER, TEXT
+
+FIGURES = ("mean", "deviation", "difference", "difference_deviation")
+ARM = {"name": TEXT, "good_runs": COUNT, "validation_loss": dict.fromkeys(FIGURES, NUMBER)}
 LARGEST_PERCENT, LARGEST_DEVIATIONS = 0.5, 2.0
 COLUMNS = ("arm", "runs", "validation loss", "difference", "percent", "in seed deviations")
 
 
-class ReportError(Exception):
-    """A comparison without the figures that the table needs."""
-
-
 def read_arms(folder):
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    arms = report["arms"]
+    report = read_report(folder, ARM)
+    path, arms, repeats = folder / "report.json", report["arms"], report["repeats"]
+    if len(arms) < 2 or repeats < 2:
+        found = f"{len(arms)} arms, {repeats} runs of each"
+        raise Fault(path, "nothing to compare", found, "two of both", "compare with --vary and --repeat 3")
     for arm in arms:
-        if arm["good_runs"] < report["repeats"]:
-            raise ReportError(f"{arm['name']}: {arm['good_runs']} runs of {report['repeats']} ended well")
-        if arm["validation_loss"]["mean"] is None:
-            raise ReportError(f"{arm['name']}: no validation loss; give data.tokens.validation")
-    if report["repeats"] < 2:
-        raise ReportError("one run of each arm, so no deviation over seeds; compare with --repeat 3")
+        if arm["good_runs"] < repeats:
+            raise Fault(path, arm["name"], f"{arm['good_runs']} runs of {repeats} that ended well", "all")
+        needed = FIGURES[:2] if arm is arms[0] else FIGURES
+        if any(arm["validation_loss"][figure] is None for figure in needed):
+            raise Fault(path, arm["name"], "no validation loss", advice="give data.tokens.validation")
     return report, arms
 
 
@@ -49,12 +52,17 @@ def within_bound(arm, first):
     return abs(percent(arm, first)) < LARGEST_PERCENT and abs(deviations(arm, first)) < LARGEST_DEVIATIONS
 
 
+def cell(text):
+    """What ends a cell or a line of code in Markdown is escaped or left out."""
+    return printable(text).replace("|", "\\|").replace("`", "'")
+
+
 def table(report, arms):
     first = arms[0]
     rows = [COLUMNS, ["---"] + ["---:"] * (len(COLUMNS) - 1)]
     for arm in arms:
         loss = arm["validation_loss"]
-        name = arm["name"].replace("|", "\\|")
+        name = cell(arm["name"])
         row = [f"`{name}`", str(arm["good_runs"]), f"{loss['mean']:.4f} ± {loss['deviation']:.4f}"]
         if arm is first:
             row += ["-", "-", "-"]
@@ -65,38 +73,28 @@ def table(report, arms):
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines += [
         "",
-        f"{report['config']}, quern {report['quern']}. Validation loss after the last step, in nats per token: mean "
-        f"over {report['repeats']} seeds ± sample deviation. Difference: from the first arm's run with the same seed, "
-        "mean ± deviation; in percent of the first arm's mean; by the first arm's deviation over seeds, "
+        f"{printable(report['config'])}, quern {printable(report.get('quern', '-'))}. Validation loss after the last "
+        f"step, in nats per token: mean over {report['repeats']} seeds ± sample deviation. Difference: from the first "
+        "arm's run with the same seed, mean ± deviation; in percent of the first arm's mean; by the first arm's deviation over seeds, "
         f"{first['validation_loss']['deviation']:.5f}.",
         "",
-        f"`{arms[1]['name']}` is {'' if within_bound(arms[1], first) else 'NOT '}within {LARGEST_PERCENT}% and "
-        f"{LARGEST_DEVIATIONS:g} seed deviations of `{first['name']}`.",
+        f"`{cell(arms[1]['name'])}` is {'' if within_bound(arms[1], first) else 'NOT '}within {LARGEST_PERCENT}% and "
+        f"{LARGEST_DEVIATIONS:g} seed deviations of `{cell(first['name'])}`.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comparison", type=Path, metavar="DIR", help="what `quern ab` wrote: its --out")
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("comparison", type=path_argument, metavar="DIR", help="what `quern ab` wrote: its --out")
     options = parser.parse_args(arguments)
     out = options.comparison / "convergence.md"
-    try:
-        report, arms = read_arms(options.comparison)
-        text = table(report, arms)
-        within = within_bound(arms[1], arms[0])
-        partial = out.with_name(f".partial-{out.name}")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(out)
-    except (ReportError, OSError) as error:
-        print(f"convergence_table.py: {error}", file=sys.stderr)
-        return 3
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        name = options.comparison / "report.json"
-        print(f"convergence_table.py: {name}: not a report of quern ab: {error!r}", file=sys.stderr)
-        return 3
+    report, arms = read_arms(options.comparison)
+    text = table(report, arms)
+    write_file(out, text.encode())
     print(f"{text}\n{out}")
-    return 0 if within else 1
+    return 0 if within_bound(arms[1], arms[0]) else 1
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ class ConvergenceTableTest(unittest.TestCase):
         for arms, repeats, expected in (
             ((BASE, arm("e4m3", 4.0, 0.005, 0.0, 0.0, good_runs=2)), 3, "2 runs of 3"),
             ((BASE, arm("e4m3", None, None, None, None)), 3, "no validation loss"),
-            ((arm("a", 4.0, None, 0.0, None, 1), arm("b", 4.0, None, 0.0, None, 1)), 1, "no deviation"),
-            ((BASE,), 3, "not a report"),
+            ((arm("a", 4.0, None, 0.0, None, 1), arm("b", 4.0, None, 0.0, None, 1)), 1, "1 runs of each"),
+            ((BASE,), 3, "found 1 arms"),
             ((BASE, {"name": good["name"]}), 3, "not a report"),
         ):
             with self.subTest(expected=expected):

@@ -7,7 +7,7 @@ states the rule of the split; tokenize.py is the command line.
 import codecs
 import io
 import itertools
-import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import xxhash
+from fault import Fault, reading
+from json_shape import parse
 
 MANY_DOCUMENTS = 100  # from here on, whole documents are held out
 READ_BYTES = 1 << 20
-
-
-class InputError(Exception):
-    """An input that cannot be used; the message says which, why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,14 @@ class Document:
     begin: int = 0
 
     def blocks(self) -> Iterator[bytes]:
-        with self.open() as file:
+        with reading(self.name), self.open() as file:
             file.seek(self.begin)
             left = self.end - self.begin
             while left > 0:
                 block = file.read(min(left, READ_BYTES))
                 if not block:
-                    raise InputError(f"{self.name}: ended {left} bytes early; was it changed while being read?")
+                    found = f"{left} bytes fewer than at first"
+                    raise Fault(self.name, "ended early", found, advice="do not change it meanwhile")
                 left -= len(block)
                 yield block
 
@@ -51,32 +50,29 @@ class Document:
                 yield decoder.decode(block)
             decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
-            raise InputError(f"{self.name}: not UTF-8 ({error.reason}); convert it with iconv first") from None
+            raise Fault(self.name, "not UTF-8", error.reason, advice="convert it with iconv first") from None
 
 
 def document_from_string(name, text):
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{name}: character {error.start} is not text ({error.reason})") from None
+        raise Fault(name, f"character {error.start} is not text", error.reason) from None
     return Document(name, lambda: io.BytesIO(data), len(data))
 
 
 def read_text_file(path, field):
-    yield Document(str(path), lambda: open(path, "rb"), path.stat().st_size)
+    with reading(path):
+        size = path.stat().st_size
+    yield Document(str(path), lambda: open(path, "rb"), size)
 
 
 def read_json_rows(path):
     """(name, value) of each line that is not empty."""
-    with open(path, "rb") as file:
+    with reading(path), open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{path}:{number}: not JSON: {error}") from None
-            yield f"{path}:{number}", row
+            if line.strip():
+                yield f"{path}:{number}", parse(line, f"{path}:{number}")
 
 
 def read_json_lines(path, field):
@@ -88,17 +84,17 @@ def read_parquet(path, field):
     try:
         import pyarrow.parquet
     except ImportError:
-        raise InputError(f"{path}: reading parquet needs pyarrow; run scripts/setup.sh parquet") from None
+        raise Fault(path, "reading parquet needs pyarrow", advice="run scripts/setup.sh parquet") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if field not in names:
-                raise InputError(f"{path}: no column '{field}' among {names}; name it with --text-field")
+                raise Fault(path, f"no column '{field}'", names, advice="name it with --text-field")
             rows = (row for batch in file.iter_batches(batch_size=1024, columns=[field]) for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
                 yield document_from_row(f"{path}:row {number}", row, field)
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: cannot be read as parquet: {error}") from None
+        raise Fault(path, "cannot be read as parquet", error) from None
 
 
 READERS = {".txt": read_text_file, ".jsonl": read_json_lines, ".parquet": read_parquet}
@@ -112,24 +108,33 @@ def document_from_row(name, row, field):
     elif field in row:
         found = "null" if row[field] is None else type(row[field]).__name__
     else:
-        found = f"{sorted(row)}; name it with --text-field"
-    raise InputError(f"{name}: no text in field '{field}', found {found}")
+        found = sorted(row)
+    raise Fault(name, f"no text in field '{field}'", found, advice="name the field with --text-field")
 
 
 def find_files(paths):
     """The files behind `paths`, folders searched and sorted."""
     files = []
     for path in map(Path, paths):
-        found = sorted(p for p in path.rglob("*") if p.suffix in READERS) if path.is_dir() else [path]
+        found = files_below(path) if path.is_dir() else [path]
         if not found:
-            raise InputError(f"{path}: no {', '.join(READERS)} file in this folder")
+            raise Fault(path, "nothing to read in this folder", expected=f"{', '.join(READERS)} files")
         files += found
     for path in files:
         if path.suffix not in READERS:
-            raise InputError(f"{path}: unknown kind of file, expected {', '.join(READERS)}")
+            raise Fault(path, "unknown kind of file", path.suffix, ", ".join(READERS))
         if not path.is_file():
-            raise InputError(f"{path}: no such file")
+            raise Fault(path, "no such file")
     return files
+
+
+def files_below(folder):
+    def refuse(error):
+        raise error
+
+    with reading(folder):
+        found = [Path(place, name) for place, _, names in os.walk(folder, onerror=refuse) for name in names]
+    return sorted(path for path in found if path.suffix in READERS)
 
 
 def read_files(files, field):
@@ -140,21 +145,17 @@ def read_dataset(name, subset, split, field):
     try:
         import datasets
     except ImportError:
-        raise InputError(
-            f"dataset {name}: needs the 'datasets' package; run .venv/bin/pip install datasets, "
-            "or save the texts as .jsonl and name that file instead"
-        ) from None
+        advice = "run .venv/bin/pip install datasets, or save the texts as .jsonl and name that file instead"
+        raise Fault(f"dataset {name}", "needs the package 'datasets'", advice=advice) from None
     # The library's own errors are of many kinds, from a name that it does not know to a connection that broke.
     try:
         for number, row in enumerate(datasets.load_dataset(name, subset, split=split, streaming=True)):
             yield document_from_row(f"{name}:{number}", row, field)
-    except InputError:
+    except Fault:
         raise
     except Exception as error:
-        raise InputError(
-            f"dataset {name}: cannot be read: {type(error).__name__}: {error}; "
-            f"check the name, --subset ({subset or 'none'}), --split ({split}) and the network"
-        ) from error
+        advice = f"check the name, --subset ({subset or 'none'}), --split ({split}) and the network"
+        raise Fault(f"dataset {name}", "cannot be read", f"{type(error).__name__}: {error}", "", advice) from error
 
 
 class Split:

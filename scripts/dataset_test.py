@@ -68,11 +68,11 @@ class DatasetTest(unittest.TestCase):
 
     def test_faults_are_one_line_that_says_what_to_check(self):
         for arguments, environment, expected in (
-            (("mill/rye",), {}, "dataset mill/rye: cannot be read: DatasetNotFoundError: Dataset 'mill/rye' doesn't exist"),
+            (("mill/rye",), {}, "dataset mill/rye: cannot be read: found DatasetNotFoundError: Dataset 'mill/rye' doesn't exist"),
             (("mill/corn", "--subset", "all"), {}, "BuilderConfig 'all' not found.; check the name, --subset (all)"),
             (("mill/corn", "--split", "test"), {}, "Bad split: test.; check the name, --subset (none), --split (test)"),
-            (("mill/corn",), {"BREAK_AT": "120"}, "dataset mill/corn: cannot be read: ConnectionError"),
-            (("mill/corn", "--text-field", "text"), {}, "mill/corn:0: no text in field 'text', found ['body', 'id']"),
+            (("mill/corn",), {"BREAK_AT": "120"}, "dataset mill/corn: cannot be read: found ConnectionError"),
+            (("mill/corn", "--text-field", "text"), {}, "mill/corn:0: no text in field 'text': found ['body', 'id']"),
         ):
             with self.subTest(expected):
                 result = self.tokenize("--dataset", *arguments, environment=environment)

@@ -3,11 +3,14 @@
 docs/token-files.md states the rule of the cuts; tokenize.py is the command line.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
-from corpus import InputError
+from fault import Fault, is_panic, reading
+from token_file import MAX_VOCABULARY
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 TRAINED_SEPARATOR = "<|endoftext|>"
@@ -44,15 +47,39 @@ def train_bpe(size, split):
     )
     cut_words = words()  # not tokenizer.pre_tokenizer: training locks the tokenizer while it waits for pieces
     texts = (document.text() for name, document in split if name == "train")
-    tokenizer.train_from_iterator((piece for text in texts for piece in split_into_pieces(text, cut_words)), trainer)
+    with tokenizing("--train-bpe"):
+        pieces = (piece for text in texts for piece in split_into_pieces(text, cut_words))
+        tokenizer.train_from_iterator(pieces, trainer)
     return tokenizer
 
 
-def load_tokenizer(path):
+@contextlib.contextmanager
+def tokenizing(where="the tokenizer", what="failed"):
+    """A fault of the tokenizers library inside, which raises bare Exception, or panics."""
     try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(f"{path}: not a usable tokenizer.json: {error}") from None
+        yield
+    except BaseException as error:
+        if isinstance(error, Fault) or not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise Fault(where, what, error, advice="check tokenizer.json, or use another") from None
+
+
+def load_tokenizer(path):
+    with reading(path):
+        if Path(path).exists() and not Path(path).is_file():
+            raise Fault(path, "not a file", expected="a tokenizer.json")
+        text = Path(path).read_text(encoding="utf-8")
+    with tokenizing(path, "not a usable tokenizer.json"):
+        return Tokenizer.from_str(text)
+
+
+def vocabulary_size(tokenizer, where):
+    """One more than the largest token id, of which some may be unused."""
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if not 1 <= size <= MAX_VOCABULARY:
+        found = f"ids up to {size - 1}" if size else "no tokens"
+        raise Fault(where, "unusable vocabulary", found, f"ids from 0 to at most {MAX_VOCABULARY - 1}")
+    return size
 
 
 def separator_id(tokenizer, spelling):
@@ -62,10 +89,8 @@ def separator_id(tokenizer, spelling):
         token = tokenizer.token_to_id(candidate)
         if token is not None:
             return token
-    raise InputError(
-        f"the tokenizer has no {spelling or ' or '.join(KNOWN_SEPARATORS)}; "
-        "name its end-of-document token with --separator, or 'none'"
-    )
+    what = f"the tokenizer has no {spelling or ' or '.join(KNOWN_SEPARATORS)}"
+    raise Fault("--separator", what, advice="name its end-of-document token, or 'none'")
 
 
 def split_into_pieces(text, pre_tokenizer) -> Iterator[str]:
@@ -107,7 +132,8 @@ def encode(tokenizer, split, separator):
     """Yields (split name, documents, bytes, tokens), bounded batches of the corpus in its order."""
 
     def encode_batch(batch):
-        encodings = tokenizer.encode_batch_fast([text for _, text, _ in batch], add_special_tokens=False)
+        with tokenizing():
+            encodings = tokenizer.encode_batch_fast([text for _, text, _ in batch], add_special_tokens=False)
         for name in sorted({name for name, _, _ in batch}):
             rows, documents, size = [], 0, 0
             for (piece_split, text, ends_document), encoding in zip(batch, encodings, strict=True):

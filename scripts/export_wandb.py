@@ -7,13 +7,13 @@
 Needs the Python package wandb. A run is its folder (with a log.jsonl) or the log itself.
 """
 
-import argparse
 import math
 import sys
-import tomllib
 from pathlib import Path
 
-import plot
+sys.path.append(str(Path(__file__).resolve().parent))
+from fault import RESOURCES, Fault, argument_parser, path_argument, printable, reason_of, script, writing
+from run_log import read_run
 
 NOT_METRICS = ("event", "step", "steps")
 
@@ -24,7 +24,7 @@ def metrics(record, group):
     for key, value in record.items():
         if value is None:
             value = float(record.get(f"{key}_text", "nan"))
-        if key not in NOT_METRICS and isinstance(value, (int, float)):
+        if key not in NOT_METRICS and not isinstance(value, str):
             result[f"{group}/{key}"] = value
     return result
 
@@ -39,36 +39,40 @@ def history(run):
 
 
 def export(wandb, run, project, folder):
-    config = tomllib.loads(run.head.get("config", ""))
-    target = wandb.init(project=project, name=run.name, config=config, dir=str(folder), mode="offline")
-    for step, values in history(run):
-        target.log(values, step=step)
-    for key, value in metrics(run.end, "end").items():
-        if math.isfinite(value):
-            target.summary[key] = value
-    target.finish()
-
-
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or its log.jsonl")
-    parser.add_argument("--project", default="quern", help="project that the runs belong to (default: quern)")
-    parser.add_argument("--dir", type=Path, default=Path("."), help="where the folder wandb/ goes (default: here)")
-    options = parser.parse_args(arguments)
+    config = run.config()
     try:
-        runs = [plot.read_run(path) for path in options.runs]
+        target = wandb.init(project=project, name=run.name, config=config, dir=str(folder), mode="offline")
+        for step, values in history(run):
+            target.log(values, step=step)
+        for key, value in metrics(run.end, "end").items():
+            if math.isfinite(value):
+                target.summary[key] = value
+        target.finish()
+    except Exception as error:  # of many kinds, from a name that it does not take to a full disk
+        raise Fault(folder, f"wandb cannot write the run {run.name}", f"{type(error).__name__}: {reason_of(error)}",
+                    advice="free space there, or choose another --dir or --project", code=RESOURCES) from None
+
+
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("runs", nargs="+", type=path_argument, metavar="RUN", help="a run's folder, or its log.jsonl")
+    parser.add_argument("--project", default="quern", help="project that the runs belong to (default: quern)")
+    parser.add_argument(
+        "--dir", type=path_argument, default=Path("."), help="where the folder wandb/ goes (default: here)"
+    )
+    options = parser.parse_args(arguments)
+    runs = [read_run(path) for path in options.runs]
+    try:
         import wandb
     except ImportError:
-        print("export_wandb.py: wandb is not installed here; install it with: pip install wandb", file=sys.stderr)
-        return 3
-    except (plot.LogError, OSError) as error:
-        print(f"export_wandb.py: {error}", file=sys.stderr)
-        return 3
-    options.dir.mkdir(parents=True, exist_ok=True)
+        advice = "install it with: pip install wandb"
+        raise Fault("export_wandb.py", "wandb is not installed here", advice=advice) from None
+    with writing(options.dir):
+        options.dir.mkdir(parents=True, exist_ok=True)
     for run in runs:
         export(wandb, run, options.project, options.dir)
-        print(f"{run.name}: {len(run.steps)} steps, {len(run.evals)} evaluations")
-    return 0
+        print(f"{printable(run.name)}: {len(run.steps)} steps, {len(run.evals)} evaluations")
 
 
 if __name__ == "__main__":

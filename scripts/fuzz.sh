@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes the parsers of untrusted files (tests/fuzz) with libFuzzer under address and undefined-behaviour sanitizers.
+# Fuzzes the parsers of untrusted files (tests/fuzz) with libFuzzer under address and undefined-behaviour sanitizers, and
+# the scripts that read logs (target `logs`: scripts/log_fuzz_test.py).
 #
 #   scripts/fuzz.sh [SECONDS [TARGET...]]     SECONDS for each target, 60 by default; all targets by default
 #
@@ -13,6 +14,7 @@ seconds=${1:-60}
 targets=("${@:2}")
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || { echo "fuzz.sh: seconds: found '$seconds', expected a number above 0" >&2; exit 2; }
 scripts/setup.sh fuzz
+scripts/setup.sh python
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz --target fuzz_targets
 
@@ -22,6 +24,7 @@ if [[ ${#targets[@]} -eq 0 ]]; then
     target=${program##*/fuzz_}
     [[ $target == seeds ]] || targets+=("$target")
   done
+  targets+=(logs)
 fi
 mkdir -p "$here"/{corpus,findings,log}
 results=$here/ctest.xml # as ctest writes them, for scripts/test.sh
@@ -34,6 +37,10 @@ fi
 unset QUERN_PLUGIN_PATH
 
 fuzz() { # target: its log ends with libFuzzer's sums
+  if [[ $1 == logs ]]; then
+    FUZZ_SEED="${FUZZ_SEED:-$RANDOM}" .venv/bin/python scripts/log_fuzz_test.py "$seconds" >"$here/log/$1" 2>&1
+    return
+  fi
   mkdir -p "$here/corpus/$1"
   "$here/bin/fuzz_$1" -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -max_len=65536 -timeout=10 \
     -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$here/findings/$1-" \
@@ -64,7 +71,7 @@ finish_one() {
 }
 
 for target in "${targets[@]}"; do
-  [[ -x $here/bin/fuzz_$target ]] || { echo "fuzz.sh: no target '$target'" >&2; exit 2; }
+  [[ $target == logs || -x $here/bin/fuzz_$target ]] || { echo "fuzz.sh: no target '$target'" >&2; exit 2; }
   while [[ ${#running[@]} -ge $(nproc) ]]; do finish_one; done
   fuzz "$target" &
   running[$!]=$target

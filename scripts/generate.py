@@ -9,7 +9,7 @@ Prompts are words of the command line, each one text, else the lines of standard
 The tokenizer is that of --tokenizer, else the config's checkpoint.tokenizer.
 """
 
-import argparse
+import contextlib
 import json
 import shutil
 import subprocess
@@ -18,21 +18,14 @@ import tempfile
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent))
-from corpus import InputError
-from encoding import load_tokenizer
+from encoding import load_tokenizer, tokenizing
+from fault import INTERNAL, Fault, argument_parser, path_argument, reading, script, starting, write_file, writing
+from json_shape import COUNT, TOKEN, checked, parse
 from run_config import RunConfig
 
-
+MOST_INPUT = 16 << 20  # characters of standard input
 # Options that go to `quern generate` as they are.
 PASSED_ON = ("checkpoint", "from", "max-tokens", "temperature", "top-p", "seed", "stop", "batch")
-
-
-class GenerateError(Exception):
-    """`quern generate` failed; the code is what it left with."""
-
-    def __init__(self, code):
-        super().__init__(f"quern generate left with {code}")
-        self.code = code
 
 
 def find_quern(given):
@@ -44,43 +37,63 @@ def find_quern(given):
 
 def tokenizer_for(options):
     folder = options.tokenizer or RunConfig(options.config, options.set).find("checkpoint.tokenizer")
-    if not folder:
-        raise InputError("no tokenizer: give --tokenizer, or set checkpoint.tokenizer in the config")
+    if not folder or not isinstance(folder, str):
+        advice = "give --tokenizer, or set checkpoint.tokenizer in the config"
+        raise Fault(options.config, "checkpoint.tokenizer", "none", "a folder", advice)
     path = Path(folder)
-    return load_tokenizer(str(path / "tokenizer.json" if path.is_dir() else path))
+    return load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
 
 
 def lines_of(stream):
-    stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # encode() says which line is not UTF-8
-    return [line.rstrip("\n") for line in stream]
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # encode() says which line is not UTF-8
+    with reading("standard input"):
+        text = stream.read(MOST_INPUT + 1)
+    if len(text) > MOST_INPUT:
+        raise Fault("standard input", "too much for prompts", f"over {MOST_INPUT} characters", "a prompt a line")
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def encode(tokenizer, texts):
     """[{"text", "tokens"}]; special tokens of the tokenizer's own template are added, as in its training texts."""
-    for text in texts:
+    prompts = []
+    for number, text in enumerate(texts, 1):
         try:
             text.encode("utf-8")
         except UnicodeError:
-            raise InputError(f"the prompt {text!r} is not UTF-8") from None
-    prompts = [{"text": text, "tokens": tokenizer.encode(text).ids} for text in texts]
-    for prompt in prompts:
-        if not prompt["tokens"]:
-            raise InputError(f"the prompt {prompt['text']!r} has no tokens")
+            raise Fault(f"prompt {number}", "not UTF-8", repr(text)) from None
+        with tokenizing():
+            prompts.append({"text": text, "tokens": tokenizer.encode(text).ids})
+        if not prompts[-1]["tokens"]:
+            raise Fault(f"prompt {number}", "no tokens", repr(text))
     return prompts
 
 
-def write_prompts(prompts, path):
-    Path(path).write_text("".join(json.dumps(p, ensure_ascii=False) + "\n" for p in prompts), encoding="utf-8")
+def lines_for_quern(prompts):
+    return "".join(json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts).encode()
 
 
-def continuations(quern, config, prompts_file, more, stream):
-    """Yields the objects that `quern generate` prints."""
-    command = [quern, "generate", str(config), "--prompts", str(prompts_file), *more, *(["--stream"] if stream else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+@contextlib.contextmanager
+def continuations(command):
+    """The objects that `quern generate` prints. At the end it is stopped, or its failure is that of this script."""
+
+    def results():
         for line in process.stdout:
-            yield json.loads(line)
+            shape = {"prompt": COUNT, "token?": TOKEN, "tokens?": [TOKEN]}
+            yield checked(parse(line, command[0]), shape, command[0])
+
+    with starting(command[0]):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        yield results()
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.stdout.close()
+        process.wait()
     if process.returncode != 0:
-        raise GenerateError(process.returncode)
+        raise SystemExit(process.returncode if process.returncode > 0 else 128 - process.returncode)
 
 
 class Growing:
@@ -91,7 +104,8 @@ class Growing:
         self._shown = 0
 
     def _write(self, last=False):
-        text = self._tokenizer.decode(self._tokens)
+        with tokenizing():
+            text = self._tokenizer.decode(self._tokens)
         if last or not text.endswith("\N{REPLACEMENT CHARACTER}"):
             self._out.write(text[self._shown :])
             self._out.flush()
@@ -113,20 +127,24 @@ def show(tokenizer, prompts, results, out):
             growing.add(result["token"])
         elif growing:
             growing.end()
-        else:
-            text = tokenizer.decode(prompts[result["prompt"]]["tokens"] + result["tokens"])
+        elif "tokens" in result and result["prompt"] < len(prompts):
+            with tokenizing():
+                text = tokenizer.decode(prompts[result["prompt"]]["tokens"] + result["tokens"])
             out.write(f"--- {result['prompt'] + 1}\n{text}\n")
+        else:
+            raise Fault("quern generate", "unexpected result", json.dumps(result), code=INTERNAL)
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("config", type=Path, help="the run's TOML file")
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("config", type=path_argument, help="the run's TOML file")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a prompt; none: lines of standard input")
     parser.add_argument("--tokenizer", help="tokenizer.json or its folder")
     parser.add_argument("--quern", help="the program (default: this checkout's, else the one on the path)")
-    parser.add_argument("--write", metavar="FILE", help="write the encoded prompts there, and generate nothing")
+    parser.add_argument(
+        "--write", type=path_argument, metavar="FILE", help="write the encoded prompts there, and generate nothing"
+    )
     for name in PASSED_ON:
         parser.add_argument(f"--{name}", dest=name, help="as of `quern generate`")
     parser.add_argument("--greedy", action="store_true", help="always the most likely token")
@@ -135,27 +153,21 @@ def main(arguments=None):
     given = vars(options)
     more = [word for name in PASSED_ON if given[name] is not None for word in (f"--{name}", given[name])]
     more += [word for assignment in options.set for word in ("--set", assignment)] + ["--greedy"] * options.greedy
-    try:
-        tokenizer = tokenizer_for(options)
-        prompts = encode(tokenizer, options.texts or lines_of(sys.stdin))
-        if not prompts:
-            raise InputError("no prompt")
-        if options.write:
-            write_prompts(prompts, options.write)
-            return 0
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "prompts.jsonl"
-            write_prompts(prompts, path)
-            results = continuations(find_quern(options.quern), options.config, path, more, len(prompts) == 1)
+    tokenizer = tokenizer_for(options)
+    prompts = encode(tokenizer, options.texts or lines_of(sys.stdin))
+    if not prompts:
+        raise Fault("standard input", "no prompt", expected="a text a line")
+    if options.write:
+        write_file(options.write, lines_for_quern(prompts))
+        return
+    stream = ["--stream"] * (len(prompts) == 1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompts.jsonl"
+        with writing(path):
+            path.write_bytes(lines_for_quern(prompts))
+        command = [find_quern(options.quern), "generate", str(options.config), "--prompts", str(path), *more, *stream]
+        with continuations(command) as results:
             show(tokenizer, prompts, results, sys.stdout)
-    except GenerateError as error:
-        return error.code
-    except KeyboardInterrupt:
-        return 130
-    except (InputError, OSError) as error:
-        print(f"generate.py: {error}", file=sys.stderr)
-        return 3
-    return 0
 
 
 if __name__ == "__main__":

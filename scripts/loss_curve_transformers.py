@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from data_order import micro_batches
+from fault import Fault, script
 from run_config import RunConfig, train
 
 FIRST_LOSS_TOLERANCE = 2e-3  # relative; roundings of bf16 in untrained networks leave some 1e-4
@@ -142,7 +143,8 @@ def report(curves):
     return good
 
 
-def main():
+@script
+def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("--steps", type=int, default=200)
@@ -150,12 +152,12 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="a.b=v", help="override a key of the config")
     parser.add_argument("--quern", type=Path, default=Path("build/release/bin/quern"))
     parser.add_argument("--out", type=Path, default=Path("runs/loss-curve"), help="a new folder for runs and losses")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     import torch
 
     if options.out.exists():
-        sys.exit(f"{options.out} is there already; name another --out or remove it")
+        raise Fault(options.out, "is there already", advice="name another --out or remove it")
     options.out.mkdir(parents=True)
     run = RunConfig(options.config, options.set)
     initial = options.out / "initial"

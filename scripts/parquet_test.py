@@ -18,7 +18,8 @@ import pyarrow.parquet
 
 SCRIPTS = Path(__file__).resolve().parent
 sys.path.append(str(SCRIPTS))
-from corpus import InputError, find_files, read_files
+from corpus import find_files, read_files
+from fault import Fault
 
 # By path: the name `tokenize` is the standard library's.
 specification = importlib.util.spec_from_file_location("tokenize_script", SCRIPTS / "tokenize.py")
@@ -69,11 +70,11 @@ class ParquetTest(unittest.TestCase):
             (cut, "cut.parquet: cannot be read as parquet: "),
             (bad, "bad.parquet: cannot be read as parquet: "),
             (text, "text.parquet: cannot be read as parquet: "),
-            (self.write("field.parquet", {"body": ["a"]}), "no column 'text' among ['body']; name it with --text-field"),
-            (self.write("null.parquet", {"text": ["a", None]}), "null.parquet:row 2: no text in field 'text', found null"),
-            (self.write("number.parquet", {"text": [1]}), "number.parquet:row 1: no text in field 'text', found int"),
+            (self.write("field.parquet", {"body": ["a"]}), "no column 'text': found ['body']; name it with --text-field"),
+            (self.write("null.parquet", {"text": ["a", None]}), "null.parquet:row 2: no text in field 'text': found null"),
+            (self.write("number.parquet", {"text": [1]}), "number.parquet:row 1: no text in field 'text': found int"),
         ):
-            with self.subTest(expected), self.assertRaises(InputError) as raised:
+            with self.subTest(expected), self.assertRaises(Fault) as raised:
                 self.texts(path)
             self.assertIn(expected, str(raised.exception))
 

@@ -6,36 +6,51 @@
 Lines are means over seeds, bands reach from the least to the most of them. Failed runs are left out.
 """
 
-import argparse
-import json
+import math
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent))
+import picture
 import plot
+from ab_report import read_report
+from fault import Fault, argument_parser, path_argument, script
+from json_shape import INTEGER, NUMBER, TEXT
+from run_log import drawable, read_run
 
-MUTED = "#777777"
-LABEL_CHARACTERS = 32
+ARM = {
+    "name": TEXT,
+    "overrides?": [TEXT],
+    "runs": [{"seed": INTEGER, "directory": TEXT, "exit_code": INTEGER}],
+    "tokens_per_second": NUMBER,
+    "tokens_per_second_interval": [NUMBER],
+    "training_loss": {"deviation": NUMBER},
+}
+LABEL_CHARACTERS, LABEL_LINES = 32, 8
+MOST_ARMS = 32  # that one picture shows
 
 
 def read_comparison(folder):
-    """[(arm of report.json, [(seed, run)])], only runs that ended well."""
-    report = json.loads((folder / "report.json").read_text())
+    """(report.json, [(arm of it, [(seed, run)])]), only runs that ended well."""
+    report = read_report(folder, ARM)
+    if len(report["arms"]) > MOST_ARMS:
+        raise Fault(folder, "too many arms for a picture", len(report["arms"]), f"at most {MOST_ARMS}")
     arms = []
     for arm in report["arms"]:
-        runs = []
-        for run in arm["runs"]:
-            if run["exit_code"] == 0:
-                # Where the comparison lies now: report.json has the place where it was made.
-                path = Path(run["directory"])
-                runs.append((run["seed"], plot.read_run(folder / path.parent.name / path.name)))
-        arms.append((arm, runs))
+        interval = arm["tokens_per_second_interval"]
+        if len(interval) != 2:
+            raise Fault(folder / "report.json", "tokens_per_second_interval", f"{len(interval)} numbers", "two")
+        # Where the comparison lies now: report.json has the place where it was made.
+        paths = [(run["seed"], Path(run["directory"])) for run in arm["runs"] if run["exit_code"] == 0]
+        arms.append((arm, [(seed, read_run(folder / path.parent.name / path.name)) for seed, path in paths]))
     return report, arms
 
 
 def label_of(arm):
     """A line for each key that the arm sets; of a long key its last part, or names would leave no room for the axes."""
     lines = arm.get("overrides") or [arm["name"]]
-    return "\n".join(line if len(line) <= LABEL_CHARACTERS else shorten(line) for line in lines)
+    lines = lines[:LABEL_LINES] + ["..."] * (len(lines) > LABEL_LINES)
+    return "\n".join(picture.label(line if len(line) <= LABEL_CHARACTERS else shorten(line)) for line in lines)
 
 
 def shorten(assignment):
@@ -60,10 +75,10 @@ def draw_band(axes, curves, color, label):
 
 def draw_speeds(axes, arms, palette):
     for index, (arm, _) in enumerate(arms):
-        speed = arm["tokens_per_second"]
-        if speed is None:
+        speed = drawable(arm["tokens_per_second"])
+        if math.isnan(speed):
             continue
-        low, high = arm["tokens_per_second_interval"]
+        low, high = (drawable(bound) for bound in arm["tokens_per_second_interval"])
         axes.barh(index, speed, color=palette[index % len(palette)], height=0.6)
         axes.errorbar(speed, index, xerr=[[max(speed - low, 0)], [max(high - speed, 0)]], color="#222222", capsize=3)
         axes.annotate(f" {speed:,.0f}", (max(high, speed), index), va="center", fontsize=9)
@@ -74,17 +89,12 @@ def draw_speeds(axes, arms, palette):
 
 
 def draw(report, arms):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    plt = picture.pyplot()
     height = sum(0.2 + 0.2 * (1 + label_of(arm).count("\n")) for arm, _ in arms)
     figure, (loss, difference, speed) = plt.subplots(
         3, 1, figsize=(8, 7.5 + height), height_ratios=(4, 3, 0.6 + height), layout="constrained"
     )
-    palette = matplotlib.colormaps["tab10"].colors
+    palette = plt.get_cmap("tab10").colors
     curves = [{seed: losses(run) for seed, run in runs} for _, runs in arms]
     for index, (arm, runs) in enumerate(arms):
         color = palette[index % len(palette)]
@@ -95,51 +105,36 @@ def draw(report, arms):
         pairs = zip((r["seed"] for r in arms[0][0]["runs"]), (r["seed"] for r in arm["runs"]))
         both = [(curves[0][a], curves[index][b]) for a, b in pairs if a in curves[0] and b in curves[index]]
         draw_band(difference, [{s: b[s] - a[s] for s in a if s in b} for a, b in both], color, label_of(arm))
-    loss.set_title(f"{report['config']}, {report['repeats']} seed{'s' * (report['repeats'] != 1)}", loc="left")
+    title = f"{report['config']}, {report['repeats']} seed{'s' * (report['repeats'] != 1)}"
+    loss.set_title(picture.label(title), loc="left")
     loss.set_ylabel("loss (nats per token)")
     if loss.lines:
         loss.legend(frameon=False, loc="upper right")
-    difference.axhline(0, color=MUTED, linewidth=1)
-    spread = arms[0][0]["training_loss"]["deviation"]
-    if spread is not None:
-        difference.axhspan(-spread, spread, color=MUTED, alpha=0.15, linewidth=0)
+    difference.axhline(0, color=picture.MUTED, linewidth=1)
+    spread = drawable(arms[0][0]["training_loss"]["deviation"])
+    if not math.isnan(spread):
+        difference.axhspan(-spread, spread, color=picture.MUTED, alpha=0.15, linewidth=0)
         difference.annotate(
             "± deviation over seeds of the first arm", (0, spread), xycoords=("axes fraction", "data"),
-            xytext=(4, 2), textcoords="offset points", fontsize=8, color=MUTED,
+            xytext=(4, 2), textcoords="offset points", fontsize=8, color=picture.MUTED,
         )
     difference.set_ylabel("difference of loss\nfrom the first arm")
     difference.set_xlabel("step")
     for axes in (loss, difference):
-        axes.margins(x=0.01)
-        axes.grid(color="#e6e6e6", linewidth=0.8)
-        axes.set_axisbelow(True)
+        picture.add_grid(axes)
     draw_speeds(speed, arms, palette)
     return figure
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comparison", type=Path, metavar="DIR", help="what `quern ab` wrote: its --out")
-    parser.add_argument("-o", "--out", type=Path, help="picture (default: DIR/comparison.png)")
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("comparison", type=path_argument, metavar="DIR", help="what `quern ab` wrote: its --out")
+    parser.add_argument("-o", "--out", type=path_argument, help="picture (default: DIR/comparison.png)")
     options = parser.parse_args(arguments)
     out = options.out or options.comparison / "comparison.png"
-    try:
-        figure = draw(*read_comparison(options.comparison))
-        partial = out.with_name(f".partial-{out.name}")
-        figure.savefig(partial, dpi=150)
-        partial.replace(out)
-    except ImportError as error:
-        advice = "scripts/setup.sh python makes .venv with it"
-        print(f"plot_ab.py: {error.name} is not installed here; {advice}", file=sys.stderr)
-        return 3
-    except (plot.LogError, OSError) as error:
-        print(f"plot_ab.py: {error}", file=sys.stderr)
-        return 3
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        print(f"plot_ab.py: {options.comparison}/report.json: not a report of quern ab: {error!r}", file=sys.stderr)
-        return 3
+    picture.save(draw(*read_comparison(options.comparison)), out)
     print(out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from unittest import mock
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import plot
+import run_log
 
 
 def step(number, loss=5.0):
@@ -48,7 +49,7 @@ class PlotTest(unittest.TestCase):
 
     def test_every_run_reference_and_evaluation_is_in_the_figure(self):
         evaluation = {"event": "eval", "step": 2, "tokens": 200, "loss": 4.321}
-        runs = [plot.read_run(self.write_run(name, step(1), step(2), evaluation)) for name in ("bf16", "e4m3")]
+        runs = [run_log.read_run(self.write_run(name, step(1), step(2), evaluation)) for name in ("bf16", "e4m3")]
         loss, rate = plot.draw(runs, [("unigram entropy", 6.44)], "tokens").axes
         legend = [text.get_text() for text in loss.get_legend().get_texts()]
         self.assertEqual(legend, [f"{name}: validation, last 4.321" for name in ("bf16", "e4m3")])
@@ -59,8 +60,8 @@ class PlotTest(unittest.TestCase):
         (self.folder / "a").mkdir()
         (self.folder / "b").mkdir()
         paths = [self.write_run(name, {"event": "run", "name": "seed-1"}, step(1)) for name in ("a/seed-1", "b/seed-1")]
-        self.assertEqual([run.name for run in plot.read_runs(paths)], ["a/seed-1", "b/seed-1"])
-        self.assertEqual(plot.read_runs(paths[:1])[0].name, "seed-1")
+        self.assertEqual([run.name for run in run_log.read_runs(paths)], ["a/seed-1", "b/seed-1"])
+        self.assertEqual(run_log.read_runs(paths[:1])[0].name, "seed-1")
 
     def test_without_matplotlib_the_error_says_so(self):
         run = self.write_run("a", step(1))
@@ -70,15 +71,15 @@ class PlotTest(unittest.TestCase):
         self.assertIn("matplotlib is not installed", said)
 
     def test_a_line_being_written_is_left_out(self):
-        run = plot.read_run(self.write_run("a", step(1), step(2), tail='{"event":"step","st'))
+        run = run_log.read_run(self.write_run("a", step(1), step(2), tail='{"event":"step","st'))
         self.assertEqual(run.series("step", "step", "loss"), [[1, 2], [5.0, 5.0]])
 
     def test_steps_repeated_after_a_resume_replace_the_lost_ones(self):
-        run = plot.read_run(self.write_run("a", step(1, 8), step(2, 7), step(3, 6), step(2, 7.5), step(3, 6.5)))
+        run = run_log.read_run(self.write_run("a", step(1, 8), step(2, 7), step(3, 6), step(2, 7.5), step(3, 6.5)))
         self.assertEqual(run.series("step", "step", "loss"), [[1, 2, 3], [8, 7.5, 6.5]])
 
     def test_a_loss_that_is_not_finite_is_a_gap(self):
-        run = plot.read_run(self.write_run("a", step(1), step(2, None), step(3)))
+        run = run_log.read_run(self.write_run("a", step(1), step(2, None), step(3)))
         smoothed = plot.smooth(run.series("step", "step", "loss")[1], 1)
         self.assertEqual([math.isnan(value) for value in smoothed], [False, True, False])
         self.assertAlmostEqual(smoothed[2], 5.0)

@@ -8,20 +8,24 @@ the log itself; a log still being written is fine. Uses the standard library onl
 tokenizers library and the run's checkpoint.tokenizer are at hand, as token numbers elsewhere.
 """
 
-import argparse
-import html
+import base64
+import hashlib
 import json
 import math
+import re
 import statistics
 import sys
-import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
-import plot
+sys.path.append(str(Path(__file__).resolve().parent))
+from fault import Fault, argument_parser, path_argument, script, write_file
+from run_log import drawable, read_runs
 
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 POINTS = 800  # of a curve: about a pixel each
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 260, 64, 12, 10, 26  # of a chart, in pixels
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what HTML has no place for
 CHARTS = (  # title, event, key, digits of a value
     ("Training loss (nats per token)", "step", "loss", 4),
     ("Validation loss (nats per token)", "eval", "loss", 4),
@@ -43,11 +47,12 @@ svg { width: 100%; height: auto; display: block } svg text { font: 11px system-u
 .tip { position: absolute; top: 0; pointer-events: none; background: #fffffff0; border: 1px solid #ccc;
   padding: .2rem .5rem; font-size: .8rem; white-space: nowrap; display: none }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em }
-"""
+.cursor { display: none }
+""" + "".join(f".color{index} {{ background: {color} }}\n" for index, color in enumerate(COLORS))
 
 SCRIPT = """
 for (const chart of document.querySelectorAll('.chart')) {
-  const data = JSON.parse(chart.querySelector('script').textContent);
+  const data = JSON.parse(chart.dataset.curves);
   const svg = chart.querySelector('svg'), tip = chart.querySelector('.tip'), line = svg.querySelector('.cursor');
   const nearest = (xs, x) => {
     let low = 0, high = xs.length - 1;
@@ -81,6 +86,27 @@ for (const chart of document.querySelectorAll('.chart')) {
 """
 
 
+def element(tag, *content, **attributes):
+    """A tag around texts and other elements. Nothing else makes markup, and ElementTree escapes all texts."""
+    named = {key.rstrip("_").replace("_", "-"): str(value) for key, value in attributes.items()}
+    made = ElementTree.Element(tag, named)
+    for part in content:
+        if not isinstance(part, str):
+            made.append(part)
+        elif len(made):
+            made[-1].tail = (made[-1].tail or "") + CONTROL.sub("\ufffd", part)
+        else:
+            made.text = (made.text or "") + CONTROL.sub("\ufffd", part)
+    return made
+
+
+def policy():
+    """A content security policy for the page's own style and script, and nothing else."""
+    style, code = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT))
+    own = f"style-src 'sha256-{style}'; script-src 'sha256-{code}'"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
+
+
 def thinned(xs, ys):
     """At most POINTS points, each the mean of its neighbours, at the last one's place; gaps stay gaps."""
     size = math.ceil(len(xs) / POINTS) or 1
@@ -97,7 +123,7 @@ def thinned(xs, ys):
 def ticks(low, high, count=8):
     """Round numbers from low to high, about `count` of them."""
     raw = (high - low) / count
-    unit = 10 ** math.floor(math.log10(raw))
+    unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw * 0.999)
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
@@ -111,8 +137,11 @@ def short(value):
 
 
 def limits(values):
+    """A little more than the range of the values; some range where they are all the same."""
     low, high = min(values), max(values)
-    margin = (high - low) * 0.04 or abs(high) * 0.1 or 1
+    size = max(abs(low), abs(high))
+    margin = max((high - low) * 0.04, size * 1e-9) if high - low > size * 1e-12 else size * 0.1
+    margin = margin or 1.0
     return low - margin, high + margin
 
 
@@ -124,17 +153,19 @@ def svg_chart(series, colors, x_limits, y_limits):
         across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
         return across, TOP + (y_high - y) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
+    def tick(x, y, text, anchor):
+        return element("text", text, x=x, y=y, text_anchor=anchor)
+
+    parts = []
     for y in ticks(y_low, y_high):
         _, at = place(x_low, y)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#e6e6e6"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{short(y)}</text>')
+        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{at:.1f}", y2=f"{at:.1f}", stroke="#e6e6e6"))
+        parts.append(tick(LEFT - 6, f"{at + 4:.1f}", short(y), "end"))
     for x in ticks(x_low, x_high):
         at, _ = place(x, y_low)
-        if x != int(x) or at < LEFT + 12:  # no half steps; room for the word at the left
-            continue
-        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{short(x)}</text>')
-    parts.append(f'<text x="{LEFT - 6}" y="{HEIGHT - 8}" text-anchor="end">step</text>')
+        if x == int(x) and at >= LEFT + 12:  # no half steps; room for the word at the left
+            parts.append(tick(f"{at:.1f}", HEIGHT - 8, short(x), "middle"))
+    parts.append(tick(LEFT - 6, HEIGHT - 8, "step", "end"))
     for (xs, ys), color in zip(series, colors):
         path, pen = [], "M"
         for x, y in zip(xs, ys):
@@ -144,19 +175,20 @@ def svg_chart(series, colors, x_limits, y_limits):
                 pen = "L"
             else:
                 pen = "M"
-        parts.append(f'<path d="{"".join(path)}" fill="none" stroke="{color}" stroke-width="1.4"/>')
+        parts.append(element("path", d="".join(path), fill="none", stroke=color, stroke_width=1.4))
         if len(xs) <= 40:
             dots = (place(x, y) for x, y in zip(xs, ys) if math.isfinite(y))
-            parts += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="2.5" fill="{color}"/>' for across, down in dots]
-    parts.append(f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#999" style="display:none"/></svg>')
-    return "".join(parts)
+            parts += [element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=2.5, fill=color) for x, y in dots]
+    parts.append(element("line", class_="cursor", y1=TOP, y2=HEIGHT - BOTTOM, stroke="#999"))
+    return element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
 
 
 def chart(title, event, key, digits, runs, colors):
+    """A heading and a chart, or nothing where no run has a value."""
     series = [thinned(*run.series(event, "step", key)) for run in runs]
     finite = [y for _, ys in series for y in ys if math.isfinite(y)]
     if not finite:
-        return ""
+        return []
     steps = [x for xs, _ in series for x in xs]
     x_limits = (min(steps), max(steps)) if min(steps) < max(steps) else (min(steps) - 1, max(steps) + 1)
     data = {
@@ -166,12 +198,11 @@ def chart(title, event, key, digits, runs, colors):
             for run, color, (xs, ys) in zip(runs, colors, series)
         ],
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")  # cannot end the script
-    svg = svg_chart(series, colors, x_limits, limits(finite))
-    return (
-        f'<h2>{html.escape(title)}</h2><div class="chart">{svg}<div class="tip"></div>'
-        f'<script type="application/json">{text}</script></div>'
-    )
+    curves = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    drawn = svg_chart(series, colors, x_limits, limits(finite))
+    return [
+        element("h2", title), element("div", drawn, element("div", class_="tip"), class_="chart", data_curves=curves)
+    ]
 
 
 def flat(table, prefix=""):
@@ -182,23 +213,17 @@ def flat(table, prefix=""):
     return result
 
 
-def config_of(run):
-    try:
-        return flat(tomllib.loads(run.head.get("config", "")))
-    except tomllib.TOMLDecodeError:
-        return {}
-
-
 def config_differences(runs):
     """[(key, [value of each run, None where it has none])] of the keys that are not the same in all."""
-    configs = [config_of(run) for run in runs]
+    configs = [flat(run.config()) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     rows = [(key, [config.get(key) for config in configs]) for key in keys]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 
 def number(value, digits):
-    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+    value = drawable(value)
+    return "-" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def size(count):
@@ -217,14 +242,14 @@ def figures(run):
     last = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
     speeds = [speed for speed in speeds[1:] or speeds if math.isfinite(speed)]
     total = run.head.get("steps", 0)
-    times = [record["time"] for record in run.steps.values() if isinstance(record.get("time"), (int, float))]
+    times = [record["time"] for record in run.steps.values() if "time" in record]
     memory = run.head.get("device_bytes")
     state = "ended" if run.end else "not ended"
     return [
-        ("model", str(run.head.get("model", "-"))),
+        ("model", run.head.get("model", "-")),
         ("parameters", number(run.head.get("parameters"), 0)),
-        ("device", str(run.head.get("device", "-"))),
-        ("precision", str(run.head.get("precision", "-"))),
+        ("device", run.head.get("device", "-")),
+        ("precision", run.head.get("precision", "-")),
         ("steps", f"{steps[-1] if steps else 0:,} of {total:,}, {state}"),
         ("tokens", number(run.steps[steps[-1]].get("tokens") if steps else None, 0)),
         ("training loss, last tenth of steps", number(statistics.fmean(last) if last else None, 4)),
@@ -233,30 +258,29 @@ def figures(run):
         ("tokens per second, median", number(statistics.median(speeds) if speeds else None, 0)),
         ("seconds, of the last start", number(times[-1] if times else None, 1)),
         ("device memory", size(memory) if memory else "-"),
-        ("quern", str(run.head.get("quern", "-"))),
+        ("quern", run.head.get("quern", "-")),
     ]
 
 
 def table(head, rows):
-    """Cells are texts; those after the first are numbers or short values."""
-    lines = ["<table><tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
+    """Cells are texts or elements; those after the first are numbers or short values."""
+    lines = [element("tr", *(element("th", cell) for cell in head))]
     for first, *cells in rows:
-        lines.append(
-            f"<tr><td>{html.escape(first)}</td>"
-            + "".join(f'<td class="number">{html.escape(cell)}</td>' for cell in cells) + "</tr>"
-        )
-    return "".join(lines) + "</table>"
+        lines.append(element("tr", element("td", first), *(element("td", cell, class_="number") for cell in cells)))
+    return element("table", *lines)
 
 
 def decoder_of(run):
     """Turns "1,2,3" into text, where the run's tokenizer can be had."""
-    folder = config_of(run).get("checkpoint.tokenizer")
-    try:
-        from tokenizers import Tokenizer
+    folder = flat(run.config()).get("checkpoint.tokenizer")
+    tokenizer = None
+    if folder and isinstance(folder, str):
+        try:
+            from encoding import load_tokenizer
 
-        tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json")) if folder else None
-    except Exception:  # the library raises bare Exception
-        tokenizer = None
+            tokenizer = load_tokenizer(Path(folder) / "tokenizer.json")
+        except (ImportError, Fault):
+            pass  # token numbers will do
     if tokenizer is None:
         return lambda tokens: tokens
     return lambda tokens: tokenizer.decode([int(token) for token in tokens.split(",") if token])
@@ -264,66 +288,74 @@ def decoder_of(run):
 
 def samples(run, name):
     """A table of a run's samples, oldest first; the prompts are in bold."""
-    if not run.samples:
-        return ""
     decode = decoder_of(run)
     rows = []
     for (step, _), record in sorted(run.samples.items()):
-        prompt, drawn = str(record.get("prompt_tokens", "")), str(record.get("tokens", ""))
+        prompt, drawn = record.get("prompt_tokens", ""), record.get("tokens", "")
         start = decode(prompt)
         whole = decode(",".join(part for part in (prompt, drawn) if part))
         # Decoded together, so that a character of which the prompt has a part is whole.
         rest = whole[len(start) :] if whole.startswith(start) else " " + decode(drawn)
-        rows.append(f'<tr><td class="number">{step}</td><td class="text"><b>{html.escape(start)}</b>'
-                    f"{html.escape(rest)}</td></tr>")
-    return (f"<details><summary>samples of {name}</summary><table><tr><th>step</th><th>text</th></tr>"
-            f"{''.join(rows)}</table></details>")
+        text = element("td", element("b", start), rest, class_="text")
+        rows.append(element("tr", element("td", str(step), class_="number"), text))
+    head = element("tr", element("th", "step"), element("th", "text"))
+    return element("details", element("summary", "samples of ", *name), element("table", head, *rows))
 
 
-def page(runs):
-    colors = [COLORS[index % len(COLORS)] for index in range(len(runs))]
-    names = [
-        f'<span class="key" style="background:{color}"></span>{html.escape(run.name)}'
-        for run, color in zip(runs, colors)
-    ]
-    title = html.escape(", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs")
+def body(runs):
+    shades = [index % len(COLORS) for index in range(len(runs))]
+    colors = [COLORS[shade] for shade in shades]
+
+    def name(index):
+        return element("span", class_=f"key color{shades[index]}"), runs[index].name
+
+    def head(first):
+        return [first, *(element("span", *name(index)) for index in range(len(runs)))]
+
     columns = [figures(run) for run in runs]
     rows = [(label, *(column[i][1] for column in columns)) for i, (label, _) in enumerate(columns[0])]
-    parts = [f"<h1>{title}</h1>", table(["", *names], rows)]
+    parts = [element("h1", title_of(runs)), table(head(""), rows)]
     if len(runs) > 1:
         rows = [
             (key, *("-" if value is None else json.dumps(value, default=str) for value in values))
             for key, values in config_differences(runs)
         ]
-        parts.append("<h2>Differences of config</h2>")
-        parts.append(table(["key", *names], rows) if rows else "<p>None.</p>")
-    parts += [chart(*row, runs, colors) for row in CHARTS]
-    parts += [samples(run, name) for run, name in zip(runs, names)]
-    for run, name in zip(runs, names):
-        config = html.escape(run.head.get("config", "not logged"))
-        parts.append(f"<details><summary>config of {name}</summary><pre>{config}</pre></details>")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body>{''.join(parts)}<script>{SCRIPT}</script></body></html>\n"
+        parts.append(element("h2", "Differences of config"))
+        parts.append(table(head("key"), rows) if rows else element("p", "None."))
+    for row in CHARTS:
+        parts += chart(*row, runs, colors)
+    parts += [samples(run, name(index)) for index, run in enumerate(runs) if run.samples]
+    for index, run in enumerate(runs):
+        config = element("pre", run.head.get("config", "not logged"))
+        parts.append(element("details", element("summary", "config of ", *name(index)), config))
+    return element("body", *parts, element("script", SCRIPT))
+
+
+def title_of(runs):
+    return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
+
+
+def page(runs):
+    head = element(
+        "head", element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy()),
+        element("title", title_of(runs)), element("meta", name="viewport", content="width=device-width"),
+        element("style", STYLE),
     )
+    whole = element("html", head, body(runs), lang="en")
+    return f"<!doctype html>{ElementTree.tostring(whole, encoding='unicode', method='html')}\n"
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or its log.jsonl")
-    parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="page (default: report.html)")
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("runs", nargs="+", type=path_argument, metavar="RUN", help="a run's folder, or its log.jsonl")
+    parser.add_argument(
+        "-o", "--out", type=path_argument, default=Path("report.html"), help="page (default: report.html)"
+    )
     options = parser.parse_args(arguments)
-    try:
-        text = page(plot.read_runs(options.runs))
-        partial = options.out.with_name(f".partial-{options.out.name}")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(options.out)
-    except (plot.LogError, OSError) as error:
-        print(f"report.py: {error}", file=sys.stderr)
-        return 3
+    write_file(options.out, page(read_runs(options.runs)).encode("utf-8", "replace"))
     print(options.out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The HTML report: whole, self-contained, safe against what a config or a name holds, right in its figures."""
 
+import base64
 import contextlib
+import hashlib
 import io
 import json
 import math
@@ -14,7 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent))
 import report
 
-VOID = {"meta", "br", "line", "path", "circle"}
+VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
@@ -96,7 +98,7 @@ class ReportTest(unittest.TestCase):
             at = cells.index(row[0])
             self.assertEqual(cells[at : at + 3], row)
         self.assertNotIn("precision.id", cells)  # the same in both
-        charts = [json.loads(text) for tag, text in page.texts if tag == "script" and text.startswith("{")]
+        charts = [json.loads(value) for key, value in page.attributes if key == "data-curves"]
         self.assertEqual([run["name"] for run in charts[0]["runs"]], ["one", "two"])
         self.assertEqual(charts[0]["runs"][0]["x"], list(range(1, 31)))
 
@@ -108,6 +110,32 @@ class ReportTest(unittest.TestCase):
         self.assertFalse([pair for pair in page.attributes if pair[0] in ("src", "href", "onerror")])
         self.assertNotRegex(text, r"https?://|@import|url\(")
         self.assertIn(evil, "".join(text for tag, text in page.texts if tag == "h1"))
+
+    def test_a_step_that_is_markup_is_refused(self):
+        lines = [*records("a", 0.001), {"event": "sample", "step": "<script>alert(1)</script>", "prompt": 0}]
+        code, said, text = self.report(self.write_run("a", lines))
+        self.assertEqual((code, text), (3, ""))
+        self.assertIn("log.jsonl:36: sample.step: found", said)
+
+    def test_no_text_of_any_element_becomes_markup(self):
+        evil = "</b></script><script>alert(1)</script>&lt;\0"
+        shown = evil.replace("\0", "\ufffd")
+        made = report.element("td", evil, report.element("b", evil), evil, title=evil)
+        page = Page(report.ElementTree.tostring(made, encoding="unicode", method="html"))
+        self.assertEqual(page.tags, ["td", "b"])
+        self.assertEqual("".join(text for _, text in page.texts), 3 * shown)
+        self.assertEqual(page.attributes, [("title", evil)])
+
+    def test_the_policy_allows_the_pages_own_style_and_script_only(self):
+        _, _, text = self.report(self.write_run("a", records("a", 0.001)))
+        page = Page(text)
+        (policy,) = [value for key, value in page.attributes if key == "content" and "default-src" in value]
+        self.assertTrue(policy.startswith("default-src 'none';"))
+        for tag in ("style", "script"):
+            (content,) = [text for name, text in page.texts if name == tag]
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            self.assertIn(f"{tag}-src 'sha256-{digest}'", policy)
+        self.assertFalse([pair for pair in page.attributes if pair[0] == "style" or pair[0].startswith("on")])
 
     def test_samples_are_text_with_the_runs_tokenizer_and_tokens_without(self):
         import encoding

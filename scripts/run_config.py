@@ -1,9 +1,11 @@
 """What scripts share that repeat a quern run elsewhere: its TOML, its model in transformers, and the run itself."""
 
-import json
 import subprocess
-import sys
 from pathlib import Path
+
+from fault import CONFIG, Fault, reading
+from json_shape import parse
+from run_log import read_records
 
 try:
     import tomllib
@@ -18,16 +20,21 @@ DEFAULTS = {
 }
 
 
+def toml(text, where):
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Fault(where, "not valid TOML", str(error), code=CONFIG) from None
+
+
 class RunConfig:
     """Dotted look-up in a config: run["train.sequence"]. `overrides` are words "a.b=value", value as in TOML or a word."""
 
     def __init__(self, path, overrides=()):
         self.path = Path(path)
-        try:
-            self.tables = tomllib.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
-            print(f"{path}: {error}", file=sys.stderr)
-            sys.exit(3)
+        with reading(path):
+            text = self.path.read_text(encoding="utf-8")
+        self.tables = toml(text, path)
         self.override(overrides)
 
     @classmethod
@@ -38,15 +45,19 @@ class RunConfig:
 
     def override(self, overrides):
         for word in overrides:
-            key, _, text = word.partition("=")
+            key, equals, text = word.partition("=")
+            if not key or not equals:
+                raise Fault("--set", "not an assignment", word, "section.key=value", code=CONFIG)
             try:
-                value = tomllib.loads(f"value = {text}")["value"]
-            except tomllib.TOMLDecodeError:
+                value = toml(f"value = {text}", "--set")["value"]
+            except Fault:
                 value = text
             *tables, name = key.split(".")
             table = self.tables
             for part in tables:
                 table = table.setdefault(part, {})
+                if not isinstance(table, dict):
+                    raise Fault("--set", key, "a value", f"a table {part} in {self.path}", code=CONFIG)
             table[name] = value
 
     def find(self, key):
@@ -61,7 +72,7 @@ class RunConfig:
     def __getitem__(self, key):
         value = self.find(key)
         if value is None:
-            sys.exit(f"{self.path}: the script needs the key {key}")
+            raise Fault(self.path, key, "nothing", "a value; the script needs it", code=CONFIG)
         return value
 
     def transformers_config(self):
@@ -74,7 +85,8 @@ class RunConfig:
         if self.find("model.config"):
             source = Path(self["model.config"])
             source = source / "config.json" if source.is_dir() else source
-            fields = json.loads(source.read_text(encoding="utf-8"))
+            with reading(source):
+                fields = parse(source.read_bytes(), source)
         fields.update(self.find(f"model.{model}") or {})
         fields.pop("model_type", None)
         # quern's defaults, where transformers has others.
@@ -88,15 +100,14 @@ class RunConfig:
 
 
 def train(quern, config, settings, console):
-    """Runs `quern train` with {key: value} laid over the config, its output in the file `console`; ends the script when
-    that fails. Returns the step events of its log."""
+    """Runs `quern train` with {key: value} laid over the config, its output in the file `console`. Returns the step
+    events of its log."""
     command = [str(quern), "train", str(config)]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     with open(console, "w", encoding="utf-8") as out:
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
     if status != 0:
-        sys.exit(f"quern train {config} failed with {status}; see {console}")
+        raise Fault(f"quern train {config}", "failed", f"exit code {status}", advice=f"see {console}", code=status)
     log = Path(settings["log.directory"]) / "log.jsonl"
-    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    return [event for event in events if event["event"] == "step"]
+    return [record for _, record in read_records(log) if record["event"] == "step"]

@@ -5,6 +5,7 @@ streams, so a corpus need not fit in memory (a loss mask costs one bit a token),
 under its name only when it is whole. The reader maps the file and trusts nothing in it.
 """
 
+import contextlib
 import os
 import struct
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from fault import Fault, reading, writing
 
 MAGIC = b"QUERNTOK"
 VERSION = 1
@@ -22,11 +24,11 @@ MAX_VOCABULARY = (1 << 31) - 1  # token ids are signed 32-bit integers in traini
 CHUNK_BYTES = 16 << 20
 
 
-class TokenFileError(ValueError):
+class TokenFileError(Fault):
     """A token file that cannot be used; the message says which, what is wrong and what to do."""
 
     def __init__(self, path, problem):
-        super().__init__(f"{path}: {problem}; write it again with scripts/tokenize.py")
+        super().__init__(path, problem, advice="write it again with scripts/tokenize.py")
 
 
 def token_dtype(vocab_size):
@@ -69,9 +71,10 @@ class TokenWriter:
         self._file = None
 
     def __enter__(self):
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._partial, "wb")
-        self._file.write(bytes(HEADER.size))
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._partial, "wb")
+        self._write_bytes(bytes(HEADER.size))
         return self
 
     def __exit__(self, error_type, error, traceback):
@@ -79,8 +82,10 @@ class TokenWriter:
             if error_type is None:
                 self._finish()
         finally:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what is still buffered is of no use
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._partial.unlink(missing_ok=True)
 
     def append(self, tokens, mask=None):
         tokens = np.asarray(tokens)
@@ -107,7 +112,11 @@ class TokenWriter:
 
     def _write(self, data):
         self._hash.update(data)
-        self._file.write(data)
+        self._write_bytes(data)
+
+    def _write_bytes(self, data):
+        with writing(self.path):
+            self._file.write(data)
 
     def _finish(self):
         if self.count == 0:
@@ -121,18 +130,19 @@ class TokenWriter:
             MAGIC, VERSION, flags, self.count, self.vocab_size, self._dtype.itemsize,
             self._hash.intdigest(), self.separator_token,
         )
-        self._file.flush()
-        os.fsync(self._file.fileno())  # payload before header: a crash leaves no valid header on bad data
-        self._file.seek(0)
-        self._file.write(header)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        os.replace(self._partial, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with writing(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())  # payload before header: a crash leaves no valid header on bad data
+            self._file.seek(0)
+            self._file.write(header)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            os.replace(self._partial, self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 @dataclass(frozen=True)
@@ -146,10 +156,11 @@ class TokenFile:
 def read_token_file(path):
     """Maps a token file after checking its header, size, checksum, padding and token range."""
     path = Path(path)
-    size = path.stat().st_size
-    if size < HEADER.size:
-        raise TokenFileError(path, f"{size} bytes, expected a header of {HEADER.size}")
-    data = np.memmap(path, np.uint8, mode="r")
+    with reading(path):
+        size = path.stat().st_size
+        if size < HEADER.size:
+            raise TokenFileError(path, f"{size} bytes, expected a header of {HEADER.size}")
+        data = np.memmap(path, np.uint8, mode="r")
     magic, version, flags, count, vocab_size, token_bytes, checksum, separator = HEADER.unpack(data[: HEADER.size])
     reserved = bytes(data[HEADER.size - 20 : HEADER.size])
     if magic != MAGIC:

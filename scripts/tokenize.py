@@ -11,6 +11,7 @@ Writes train.tok, val.tok, tokenizer.json and meta.json; docs/token-files.md des
 
 import argparse
 import json
+import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,19 +53,42 @@ def parse_arguments(arguments):
     return options
 
 
-def unigram_cross_entropy(counts, model_counts):
-    """Mean of -ln p(token) in nats over `counts`, with p the frequencies in `model_counts`."""
-    import numpy as np
+class Frequencies:
+    """How often each token was seen; memory goes by the tokens that were, not by the largest id."""
 
-    seen = counts > 0
-    p = model_counts[seen] / model_counts.sum()
-    return float(-(counts[seen] / counts.sum() * np.log(p)).sum())
+    def __init__(self):
+        self.total, self._counts = 0, {}
+
+    def add(self, tokens):
+        import numpy as np
+
+        for token, count in zip(*(column.tolist() for column in np.unique(tokens, return_counts=True))):
+            self._counts[token] = self._counts.get(token, 0) + count
+        self.total += tokens.size
+
+    def cross_entropy(self, model, added=0, vocabulary=0):
+        """Mean of -ln p(token) in nats, with p the frequencies in `model` after `added` more of each token."""
+        total = model.total + added * vocabulary
+        return sum(
+            -count / self.total * math.log((model._counts.get(token, 0) + added) / total)
+            for token, count in sorted(self._counts.items())
+        )
 
 
 def write_text(path, text):
+    from fault import writing
+
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with writing(path):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+
+
+def read_text(path):
+    from fault import reading
+
+    with reading(path):
+        return path.read_text(encoding="utf-8")
 
 
 def write_tokenizer(tokenizer, options, out):
@@ -73,9 +97,9 @@ def write_tokenizer(tokenizer, options, out):
 
     if options.tokenizer:
         config = Path(options.tokenizer).with_name("tokenizer_config.json")
-        write_text(out / "tokenizer.json", Path(options.tokenizer).read_text(encoding="utf-8"))
+        write_text(out / "tokenizer.json", read_text(Path(options.tokenizer)))
         if config.is_file():
-            write_text(out / "tokenizer_config.json", config.read_text(encoding="utf-8"))
+            write_text(out / "tokenizer_config.json", read_text(config))
         return
     write_text(out / "tokenizer.json", tokenizer.to_str(pretty=True))
     config = {
@@ -111,8 +135,8 @@ def encode_corpus(options, tokenizer, split, separator):
     if options.chat:
         from chat import encode_conversations, load_template
 
-        template = load_template(options.tokenizer, options.chat_template)
-        yield from encode_conversations(tokenizer, split, template, separator, options.align, options.parse_special)
+        with load_template(options.tokenizer, options.chat_template) as template:
+            yield from encode_conversations(tokenizer, split, template, separator, options.align, options.parse_special)
         return
     from encoding import encode
 
@@ -121,9 +145,8 @@ def encode_corpus(options, tokenizer, split, separator):
 
 
 def run(options):
-    import numpy as np
-    from corpus import InputError
-    from encoding import load_tokenizer, separator_id, train_bpe
+    from encoding import load_tokenizer, separator_id, train_bpe, vocabulary_size
+    from fault import Fault, writing
     from token_file import TokenWriter, token_dtype
 
     sources, split = open_corpus(options)
@@ -131,19 +154,20 @@ def run(options):
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = not options.parse_special
-    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    vocab_size = vocabulary_size(tokenizer, options.tokenizer or "--train-bpe")
     separator = separator_id(tokenizer, options.separator)
     if options.align and separator < 0:
-        raise InputError("--align fills rows with the document separator, and --separator none leaves none")
+        raise Fault("--align", "fills rows with the document separator", "--separator none", "one")
 
     out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "meta.json").unlink(missing_ok=True)  # written last, so while it is there the rest belongs together
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "meta.json").unlink(missing_ok=True)  # written last, so while it is there the rest belongs together
     totals = {name: {"documents": 0, "tokens": 0, "bytes": 0} for name in ("train", "val")}
     if options.chat:
         for total in totals.values():
             total["learned"] = 0
-    counts = {name: np.zeros(vocab_size, np.int64) for name in totals}
+    frequencies = {name: Frequencies() for name in totals}
     with ExitStack() as stack:
         writers = {
             name: stack.enter_context(TokenWriter(out / f"{name}.tok", vocab_size, separator, options.chat))
@@ -151,14 +175,15 @@ def run(options):
         }
         for name, documents, size, tokens, mask in encode_corpus(options, tokenizer, split, separator):
             writers[name].append(tokens, mask)
-            counts[name] += np.bincount(tokens, minlength=vocab_size)
+            frequencies[name].add(tokens)
             for key, more in ("documents", documents), ("tokens", tokens.size), ("bytes", size):
                 totals[name][key] += int(more)
             if mask is not None:
                 totals[name]["learned"] += int(mask.sum())
         for name, total in totals.items():
             if total["tokens"] == 0:
-                raise InputError(f"nothing in the {name} split; give more text or another --val-fraction")
+                advice = "give more text or another --val-fraction"
+                raise Fault(options.out, f"nothing in the {name} split", advice=advice)
     write_tokenizer(tokenizer, options, out)
     meta = {
         "sources": sources,
@@ -167,8 +192,8 @@ def run(options):
         "token_bytes": token_dtype(vocab_size).itemsize,
         "separator_token": separator,
         **totals,
-        "val_unigram_entropy": unigram_cross_entropy(counts["val"], counts["val"]),
-        "val_unigram_cross_entropy": unigram_cross_entropy(counts["val"], counts["train"] + 1),
+        "val_unigram_entropy": frequencies["val"].cross_entropy(frequencies["val"]),
+        "val_unigram_cross_entropy": frequencies["val"].cross_entropy(frequencies["train"], 1, vocab_size),
     }
     write_text(out / "meta.json", json.dumps(meta, indent=2) + "\n")
     for name, total in totals.items():
@@ -178,18 +203,12 @@ def run(options):
 
 
 def main(arguments=None):
-    options = parse_arguments(arguments)
-    try:
-        from corpus import InputError
-        from token_file import TokenFileError
-    except ModuleNotFoundError as error:
-        sys.exit(f"tokenize.py: {error}; run scripts/setup.sh python, then .venv/bin/python scripts/tokenize.py ...")
-    try:
-        run(options)
-    except (InputError, TokenFileError, OSError) as error:
-        print(f"tokenize.py: {error}", file=sys.stderr)
-        return 3
-    return 0
+    from fault import script
+
+    def tokenize(arguments):
+        run(parse_arguments(arguments))
+
+    return script(tokenize)(arguments)
 
 
 def standard_library_tokenize():

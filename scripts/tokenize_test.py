@@ -6,6 +6,7 @@ import io
 import json
 import math
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -163,7 +164,7 @@ class TokenizeTest(unittest.TestCase):
         for arguments, expected in (
             ((self.folder / "latin1.txt", *bpe), "latin1.txt: not UTF-8"),
             ((self.folder / "bad.jsonl", *bpe), "bad.jsonl:2: not JSON"),
-            ((self.folder / "field.jsonl", *bpe), "no text in field 'text', found ['body']"),
+            ((self.folder / "field.jsonl", *bpe), "no text in field 'text': found ['body']"),
             ((self.folder / "empty.txt", *bpe), "nothing in the train split"),
             ((self.folder / "none.txt", *bpe), "none.txt: no such file"),
             ((self.folder / "a.csv", *bpe), "unknown kind of file"),
@@ -175,6 +176,45 @@ class TokenizeTest(unittest.TestCase):
                 self.assertEqual(code, 3, said)
                 self.assertIn(expected, said)
                 self.assertEqual(list(self.out.glob("**/*")), [])
+
+    def test_hostile_tokenizers_and_lines_are_refused(self):
+        self.tokenized(self.write_json_lines([prose(50)]), "--train-bpe", "300")
+        good = json.loads((self.out / "tokenizer.json").read_text())
+        nested = self.folder / "nested.jsonl"
+        nested.write_text('{"text": ' + "[" * 100000 + "\n")
+        said = self.tokenize(nested, "--train-bpe", "300")[1]
+        self.assertIn("nested.jsonl:1: not usable JSON: found too many levels", said)
+        path, last = self.folder / "tokenizer.json", max(good["model"]["vocab"], key=good["model"]["vocab"].get)
+        for vocabulary, expected in (
+            ({**good["model"]["vocab"], last: 2**31}, "unusable vocabulary: found ids up to 2147483648"),
+            ({**good["model"]["vocab"], last: -1}, "not a usable tokenizer.json"),
+            ({}, "unusable vocabulary: found no tokens"),
+        ):
+            model = good["model"] | {"vocab": vocabulary, "merges": []}
+            path.write_text(json.dumps(good | {"model": model, "added_tokens": []}))
+            with self.subTest(expected=expected):
+                code, said = self.tokenize(self.folder / "corpus.jsonl", "--tokenizer", path)
+                self.assertEqual(code, 3, said)
+                self.assertIn(f"{path}: {expected}", said)
+        path.write_text("[" * 100000)
+        said = self.tokenize(self.folder / "corpus.jsonl", "--tokenizer", path)[1]
+        self.assertIn("not a usable tokenizer.json", said)
+
+    def test_memory_goes_by_the_tokens_seen_and_not_by_the_largest_id(self):
+        path = self.write_json_lines([prose(50)])
+        self.tokenized(path, "--train-bpe", "300")
+        tokenizer = json.loads((self.out / "tokenizer.json").read_text())
+        last = max(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+        tokenizer["model"]["vocab"][last] = 2**31 - 2
+        (self.folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        command = [sys.executable, SCRIPTS / "tokenize.py", path, "--tokenizer", self.folder / "tokenizer.json"]
+
+        def limit_memory():
+            resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
+
+        result = subprocess.run([*command, "-o", self.out], capture_output=True, text=True, preexec_fn=limit_memory)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("vocabulary 2,147,483,647", result.stdout)
 
     def test_the_standard_library_keeps_its_tokenize_where_scripts_leads_the_path(self):
         code = "import inspect, linecache, tokenize; print(tokenize.__file__); tokenize.generate_tokens"

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from fault import RESOURCES, Fault, script
 from run_config import RunConfig
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -69,7 +70,7 @@ def largest_that_fits(run, options, torch):
         except torch.OutOfMemoryError:
             pass  # outside of this block nothing holds the failed attempt's tensors
         if micro_batch == 1:
-            sys.exit(f"{options.config}: one sequence does not fit into this GPU's memory")
+            raise Fault(options.config, "one sequence does not fit into this GPU's memory", code=RESOURCES)
         print(f"micro-batch {micro_batch} does not fit", file=sys.stderr)
         micro_batch //= 2
         gc.collect()
@@ -78,7 +79,8 @@ def largest_that_fits(run, options, torch):
         torch.cuda.reset_peak_memory_stats()
 
 
-def main():
+@script
+def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("config", help="a quern config: [model] and [train] are read")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=v", help="override a key of it")
@@ -87,13 +89,13 @@ def main():
     parser.add_argument("--steps", type=int, default=5, help="timed steps (default 5)")
     parser.add_argument("--mode", default="default", help="of torch.compile (default: default)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     import torch
     import transformers
 
     if not torch.cuda.is_available():
-        sys.exit("torch sees no GPU")
+        raise Fault("torch", "no GPU", code=RESOURCES)
     run = RunConfig(options.config, options.set)
     micro_batch, accumulation, seconds, loss = largest_that_fits(run, options, torch)
     tokens = micro_batch * accumulation * run["train.sequence"]
@@ -120,4 +122,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
