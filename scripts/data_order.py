@@ -38,19 +38,23 @@ def permuted(index, count, seed, epoch):
             return index
 
 
-def micro_batches(corpus, batch, sequence, seed):
-    """Yields (tokens, targets), (batch, sequence) int64, without end. A target of -1 does not count.
+def window(corpus, index, sequence):
+    """(tokens, targets) of a window, (sequence,) int64. A target of -1 does not count.
     `corpus` is what token_file.read_token_file gives."""
+    first = index * sequence
+    tokens = np.asarray(corpus.tokens[first : first + sequence + 1]).astype(np.int64)
+    targets = tokens[1:].copy()
+    if corpus.loss_mask is not None:
+        targets[~np.asarray(corpus.loss_mask[first + 1 : first + sequence + 1], dtype=bool)] = -1
+    return tokens[:-1], targets
+
+
+def micro_batches(corpus, batch, sequence, seed):
+    """Yields (tokens, targets), (batch, sequence) int64, without end."""
     windows = (len(corpus.tokens) - 1) // sequence
     place = 0
     while True:
-        rows = []
-        for at in range(place, place + batch):
-            first = permuted(at % windows, windows, seed, at // windows) * sequence
-            tokens = np.asarray(corpus.tokens[first:first + sequence + 1]).astype(np.int64)
-            targets = tokens[1:].copy()
-            if corpus.loss_mask is not None:
-                targets[~np.asarray(corpus.loss_mask[first + 1:first + sequence + 1], dtype=bool)] = -1
-            rows.append((tokens[:-1], targets))
+        order = (permuted(at % windows, windows, seed, at // windows) for at in range(place, place + batch))
+        rows = [window(corpus, index, sequence) for index in order]
         place += batch
         yield np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
