@@ -93,7 +93,8 @@ TinyFiles::TinyFiles() {
                            at("validation.tok") + "\"\n\n[log]\ndirectory = \"" + at("run") + "\"\n");
 }
 
-SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std::int64_t stop_after) {
+SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std::int64_t stop_after,
+                         const std::function<void(Session&)>& change) {
   SessionResult session;
   std::atomic<int> stop{0};
   PluginHost host = run_host();
@@ -107,6 +108,7 @@ SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std
   document.set("log.sinks=[\"recording\", \"jsonl\"]");
   ResolvedConfig config = resolve(document, run_schemas(), host);
   Session components(config, host);
+  if (change) change(components);
   session.result = Trainer(components, host, stop).run();
   return session;
 }

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -40,8 +41,10 @@ struct SessionResult {
   Losses losses;
 };
 
-/// Trains in this process, and stops as a signal would after step `stop_after` (0: not).
-SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std::int64_t stop_after = 0);
+/// Trains in this process, and stops as a signal would after step `stop_after` (0: not). `change` may exchange the
+/// session's components.
+SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std::int64_t stop_after = 0,
+                         const std::function<void(Session&)>& change = {});
 
 /// Device memory that the plan takes, in bytes.
 std::int64_t planned_bytes(const TinyFiles& files, const Overrides& overrides);

@@ -9,6 +9,7 @@
 
 #include "end_to_end.h"
 #include "quern/random.h"
+#include "quern/testkit/forwarding_device.h"
 
 using namespace quern;
 using namespace quern::testing;
@@ -29,6 +30,17 @@ Overrides with(Overrides base, const Overrides& more) {
 std::size_t step_lines(const std::string& run_directory) {
   return occurrences(read_text(run_directory + "/log.jsonl"), "\"event\":\"step\"");
 }
+
+/// A device with a choice that it cannot load.
+class Choosing final : public testkit::ForwardingDevice {
+ public:
+  Choosing(std::shared_ptr<Device> inner, int threads) : ForwardingDevice(std::move(inner)), threads_(threads) {}
+  std::string save_state() const override { return "{\"threads\": " + std::to_string(threads_) + "}"; }
+  void load_state(std::string_view) override {}
+
+ private:
+  int threads_;
+};
 
 // Waits until the child has logged `count` more steps than `before`, or has ended.
 bool await_steps(Child& child, const std::string& run_directory, std::size_t before, std::size_t count) {
@@ -202,4 +214,20 @@ TEST_CASE("a resumed run tells which settings changed") {
   CHECK(more.out.find("model.llama.rope_theta = 20000.0 (was 10000.0)") != std::string::npos);
   CHECK(more.out.find("train.steps = 10 (was 8)") != std::string::npos);
   CHECK(newest_step(run) == 10);
+}
+
+TEST_CASE("a resumed run says what its device no longer does as it did") {
+  TinyFiles files;
+  const Overrides run{"precision.id=fp32", "train.steps=4", "checkpoint.export=false", files.run("run")};
+  auto with_threads = [](int threads) {
+    return [threads](Session& session) {
+      session.device = std::make_unique<Choosing>(std::shared_ptr<Device>(std::move(session.device)), threads);
+    };
+  };
+  auto told = [&] { return occurrences(read_text(files.at("run") + "/log.jsonl"), "threads = 3 (was 2)"); };
+  train_here(files, run, 1, with_threads(2));
+  train_here(files, run, 2, with_threads(2));
+  CHECK(told() == 0);
+  train_here(files, run, 3, with_threads(3));
+  CHECK(told() == 1);
 }

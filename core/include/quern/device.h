@@ -136,7 +136,7 @@ class Device {
   virtual void begin_range(const char* name) = 0;
   virtual void end_range() = 0;
 
-  // ---- state: choices made by timing, saved with checkpoints ----
+  // ---- state: a JSON object of choices that bits depend on (made by timing, say), saved with checkpoints ----
   virtual std::string save_state() const = 0;
   virtual void load_state(std::string_view state) = 0;
 };

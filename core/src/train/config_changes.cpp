@@ -1,7 +1,11 @@
 #include "train/config_changes.h"
 
+#include <algorithm>
 #include <map>
 
+#include <nlohmann/json.hpp>
+
+#include "base/shorten.h"
 #include "config/document.h"
 #include "quern/error.h"
 
@@ -26,6 +30,23 @@ Settings settings_of(const std::string& text) {
   return settings;
 }
 
+// Scalars of a JSON object by their path. Deeper than a device writes, nothing is looked at: the text is untrusted.
+void collect(const nlohmann::json& node, const std::string& path, int depth, Settings& settings) {
+  if (!node.is_structured()) {
+    settings[path] = node.is_string() ? node.get<std::string>() : node.dump();
+    return;
+  }
+  if (!node.is_object() || depth == 0) return;
+  for (const auto& [name, child] : node.items())
+    collect(child, path.empty() ? name : path + ": " + name, depth - 1, settings);
+}
+
+std::string change_of(const std::string& name, const std::string& was, const std::string& is) {
+  constexpr std::size_t kLongest = 40;  // a GPU's algorithm has 128 digits
+  if (was.size() > kLongest || is.size() > kLongest) return shortened(name);
+  return shortened(name) + " = " + is + " (was " + was + ")";
+}
+
 }  // namespace
 
 std::vector<std::string> config_changes(const std::string& before, const std::string& after) {
@@ -48,6 +69,32 @@ std::vector<std::string> config_changes(const std::string& before, const std::st
       changes.push_back(key + " = " + is->second + " (was " + was->second + ")");
   }
   return changes;
+}
+
+std::string device_changes(const std::string& before, const std::string& after) {
+  using nlohmann::json;
+  constexpr int kDepth = 3;
+  constexpr std::size_t kNamed = 5;
+  const json old = json::parse(before, nullptr, false), now = json::parse(after, nullptr, false);
+  if (!old.is_object() || !now.is_object()) return {};
+  std::vector<std::string> changes;
+  for (const auto& [group, entries] : old.items()) {
+    auto here = now.find(group);
+    if (here == now.end()) {
+      changes.push_back("none of \"" + shortened(group) + "\" is kept");
+      continue;
+    }
+    Settings then, is;
+    collect(entries, entries.is_object() ? "" : group, kDepth, then);
+    collect(*here, here->is_object() ? "" : group, kDepth, is);
+    for (const auto& [name, was] : then)
+      if (auto found = is.find(name); found == is.end() || found->second != was)
+        changes.push_back(change_of(name, was, found == is.end() ? "none" : found->second));
+  }
+  std::string text;
+  for (std::size_t i = 0; i < std::min(changes.size(), kNamed); ++i) text += (i > 0 ? "; " : "") + changes[i];
+  if (changes.size() > kNamed) text += "; and " + std::to_string(changes.size() - kNamed) + " more";
+  return without_control(text);
 }
 
 }  // namespace quern

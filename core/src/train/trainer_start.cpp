@@ -144,6 +144,11 @@ void Trainer::open_sinks() {
   log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
   for (const std::string& change : config_changes(newest_.checkpoint->meta.config, session_.config.to_toml()))
     log({"warning", {{"text", "changed since the checkpoint: " + change}}});
+  // The engine is prepared: what was loaded and could not be kept has been chosen anew.
+  const std::string device = device_changes(newest_.checkpoint->meta.device_state, session_.device->save_state());
+  if (!device.empty())
+    log({"warning",
+         {{"text", "the device computes otherwise than before the checkpoint, so last bits may differ: " + device}}});
 }
 
 void Trainer::start() {
