@@ -30,7 +30,7 @@ int bench_command(const Arguments& arguments) {
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
-  std::cout << bench_table(result, session.device->traits(), session.precision->traits().matmul);
+  std::cout << bench_table(result, session.device->traits());
   if (!run->values.count("json")) return 0;
   std::string path = run->values["json"].as<std::string>();
   std::ofstream file(path);

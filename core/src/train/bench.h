@@ -2,6 +2,7 @@
 // Measures whole training steps and every op in them, on random tokens: what `quern bench` prints.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ struct OpTime {
   double milliseconds = 0;
   double flops = 0, bytes = 0;
   bool tensor_core = false;
+  DType format = DType::f32;  ///< of the operands, where it has products
 };
 
 struct BenchResult {
@@ -27,7 +29,7 @@ struct BenchResult {
   double slowest = 0, fastest = 0;  ///< of the steps, tokens/s
   double sol = 0;                   ///< share of the speed of light, see sol_seconds_per_token
   double measured_sol = 0;          ///< the same at the measured peaks, where they were
-  double mfu = 0;                   ///< of the matmul format's peak, 6 FLOP a parameter and token plus attention
+  double mfu = 0;                   ///< of the peak of the precision's matmul format, the same work
   std::int64_t device_bytes = 0;
   double start_seconds = 0;  ///< from plan to the end of the first step
   std::vector<OpTime> ops;   ///< one micro-step and one update, slowest first
@@ -39,14 +41,21 @@ struct BenchOptions {
   bool measure_peaks = false;  ///< of the device, before the run
 };
 
-/// Least seconds a training token can take: 6 FLOP per block parameter at the matmul format's peak, and 6 per LM-head
-/// parameter and 6 layers * width_of_attention * sequence (causal half) at bf16's. Zero when the device has no rates.
-double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device, DType matmul_format);
+/// FLOP a training token by operand format: 6 per parameter in a product, and 6 layers * width_of_attention * sequence
+/// (causal half). What is recomputed does not count, nor do the scores that attention's gradient makes again.
+std::map<DType, double> training_work(const Plan& plan);
+/// Least seconds a training token can take: each product at the peak rate of its own operands' format. Zero when the
+/// device does not state the rate of one of them.
+double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device);
 
-/// Runs whole optimizer steps, then one with an event around every launch.
+/// Tokens of a micro-batch, frequent and rare ones as in text: the k-th has a probability of about 1 / (k ln(V)).
+Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::uint32_t number);
+
+/// Runs whole optimizer steps at the config's learning rate, on batches of which none comes twice within some 16M
+/// tokens, then one with an event around every launch.
 BenchResult run_bench(Session& session, const BenchOptions& options);
 
-std::string bench_table(const BenchResult& result, const DeviceTraits& device, DType matmul_format);
+std::string bench_table(const BenchResult& result, const DeviceTraits& device);
 std::string bench_json(const BenchResult& result, const Session& session);
 
 }  // namespace quern

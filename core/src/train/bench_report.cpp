@@ -15,8 +15,8 @@ double rate_of(const DeviceTraits& device, DType format) {
 }
 
 /// Share of a device's peak that an op reaches; 0: the peak is not known.
-double share_of_peak(const OpTime& op, const DeviceTraits& device, DType matmul_format) {
-  const double peak = op.tensor_core ? rate_of(device, matmul_format) : device.memory_rate;
+double share_of_peak(const OpTime& op, const DeviceTraits& device) {
+  const double peak = op.tensor_core ? rate_of(device, op.format) : device.memory_rate;
   const double rate = (op.tensor_core ? op.flops : op.bytes) / (op.milliseconds / 1e3);
   return peak > 0 ? rate / peak : 0;
 }
@@ -37,7 +37,7 @@ std::string peaks_text(const Peaks& peaks, const DeviceTraits& rated) {
 
 }  // namespace
 
-std::string bench_table(const BenchResult& result, const DeviceTraits& device, DType matmul_format) {
+std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
   std::string text;
   DeviceTraits measured;
   if (result.peaks) {
@@ -55,8 +55,8 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device, D
                         op.milliseconds, 100 * op.milliseconds / total);
     text += op.tensor_core ? fmt::format("{:>10}{:>11.3g}", "", op.flops / seconds / 1e12)
                            : fmt::format("{:>10.3g}{:>11}", op.bytes / seconds / 1e12, "");
-    text += fmt::format("{:>8.0f}%", 100 * share_of_peak(op, device, matmul_format));
-    text += result.peaks ? fmt::format("{:>12.0f}%\n", 100 * share_of_peak(op, measured, matmul_format)) : "\n";
+    text += fmt::format("{:>8.0f}%", 100 * share_of_peak(op, device));
+    text += result.peaks ? fmt::format("{:>12.0f}%\n", 100 * share_of_peak(op, measured)) : "\n";
   }
   text += fmt::format("\none micro-step and one update, op by op: {:.1f} ms\n", total);
   std::string of_measured = result.peaks ? fmt::format(" ({:.1f}% of measured peaks)", 100 * result.measured_sol) : "";
@@ -92,6 +92,7 @@ std::string bench_json(const BenchResult& result, const Session& session) {
     json["ops"].push_back({{"op", op.op},
                            {"phase", op.phase},
                            {"launches", op.launches},
+                           {"format", op.tensor_core ? std::string(name_of(op.format)) : ""},
                            {"milliseconds", op.milliseconds},
                            {"flops", op.flops},
                            {"bytes", op.bytes}});
