@@ -24,7 +24,7 @@ struct Operand {
   bool present = false;
   bool accumulate = false;  ///< outputs only: add to what is there (parameter_grad and state)
   std::int64_t count() const { return present ? element_count(extents) : 0; }
-  std::int64_t bytes() const { return count() * static_cast<std::int64_t>(size_of(dtype)); }
+  std::int64_t bytes() const { return present ? byte_count(extents, dtype) : 0; }
   bool operator==(const Operand&) const = default;
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "quern/checked.h"
 #include "quern/dtype.h"
 
 namespace quern {
@@ -15,7 +16,7 @@ namespace quern {
 struct Geometry {
   std::int64_t batch = 1;
   std::int64_t sequence = 1;
-  std::int64_t tokens() const { return batch * sequence; }
+  std::int64_t tokens() const { return checked_product(batch, sequence); }
   bool operator==(const Geometry&) const = default;
 };
 
@@ -30,7 +31,7 @@ struct Dim {
     dim.per_token = per_token;
     return dim;
   }
-  std::int64_t at(std::int64_t tokens) const { return fixed + per_token * tokens; }
+  std::int64_t at(std::int64_t tokens) const { return checked_sum(fixed, checked_product(per_token, tokens)); }
   bool operator==(const Dim&) const = default;
 };
 
@@ -40,6 +41,7 @@ using Extents = std::vector<std::int64_t>;
 
 Extents extents_at(const Shape& shape, std::int64_t tokens);
 std::int64_t element_count(const Extents& extents);
+std::int64_t byte_count(const Extents& extents, DType dtype);
 /// "(N, 896)", N being the tokens; "(8192, 896)" for extents.
 std::string to_string(const Shape& shape);
 std::string to_string(const Extents& extents);

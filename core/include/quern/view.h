@@ -15,7 +15,7 @@ struct View {
   Extents extents;
 
   std::int64_t count() const { return element_count(extents); }
-  std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype); }
+  std::size_t bytes() const { return static_cast<std::size_t>(byte_count(extents, dtype)); }
   /// Size of the last dimension, and the product of all others.
   std::int64_t columns() const { return extents.empty() ? 1 : extents.back(); }
   std::int64_t rows() const { return columns() == 0 ? 0 : count() / columns(); }

@@ -11,8 +11,12 @@ Extents extents_at(const Shape& shape, std::int64_t tokens) {
 
 std::int64_t element_count(const Extents& extents) {
   std::int64_t count = 1;
-  for (std::int64_t extent : extents) count *= extent;
+  for (std::int64_t extent : extents) count = checked_product(count, extent);
   return count;
+}
+
+std::int64_t byte_count(const Extents& extents, DType dtype) {
+  return checked_product(element_count(extents), static_cast<std::int64_t>(size_of(dtype)));
 }
 
 std::string to_string(const Shape& shape) {

@@ -25,15 +25,25 @@ std::size_t printing_character(std::string_view text) {
   return code >= least && code <= 0x10ffff && !surrogate ? size : 0;
 }
 
+// The start of the UTF-8 character that byte `at` is in.
+std::size_t character_start(std::string_view text, std::size_t at) {
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
+  return at;
+}
+
 }  // namespace
 
 std::string shortened(std::string text) {
   constexpr std::size_t kLongest = 80;
   if (text.size() <= kLongest) return text;
-  std::size_t end = kLongest;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  text.resize(end);
+  text.resize(character_start(text, kLongest));
   return text += "...";
+}
+
+std::string bounded(std::string_view text, std::size_t most) {
+  if (text.size() <= most) return std::string(text);
+  const std::size_t end = character_start(text, most / 2), begin = character_start(text, text.size() - most / 2);
+  return std::string(text.substr(0, end)).append("...").append(text.substr(begin));
 }
 
 std::string without_control(std::string_view text) {

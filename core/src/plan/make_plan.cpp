@@ -13,8 +13,7 @@ namespace {
 std::vector<std::set<std::string>> path_for(const PlanParts& parts, const PlanOptions& options) {
   ProgramSet probe(parts, options);
   auto bytes = [&](const Value& value) {
-    return static_cast<double>(element_count(extents_at(value.shape, options.geometry.tokens()))) *
-           static_cast<double>(size_of(value.dtype));
+    return static_cast<double>(byte_count(extents_at(value.shape, options.geometry.tokens()), value.dtype));
   };
   auto seconds = [&](const Program& program) {
     return estimate_program(probe.fused(program), probe.ops(), options.geometry, parts.device.traits()).seconds;

@@ -1,8 +1,19 @@
 #include "plan/plan.h"
 
+#include <utility>
+
 #include "quern/error.h"
 
 namespace quern {
+
+namespace {
+
+std::string key_of(std::string_view kind, std::string_view parameter, int layer) {
+  std::string key(kind);
+  return key.append("/").append(parameter).append("/").append(std::to_string(layer));
+}
+
+}  // namespace
 
 std::string_view name_of(TensorOwner owner) {
   switch (owner) {
@@ -27,10 +38,20 @@ std::vector<PlannedTensor> training_state(const Plan& plan) {
   return state;
 }
 
+void Plan::add(PlannedTensor tensor) {
+  tensor_index_.try_emplace(key_of(tensor.kind, tensor.parameter, tensor.layer), tensors.size());
+  tensors.push_back(std::move(tensor));
+}
+
+void Plan::add_alias(PlannedTensor alias) {
+  alias_index_.try_emplace(key_of(alias.kind, alias.parameter, alias.layer), aliases.size());
+  aliases.push_back(std::move(alias));
+}
+
 const PlannedTensor* Plan::find(std::string_view kind, std::string_view parameter, int layer) const {
-  for (const std::vector<PlannedTensor>* list : {&tensors, &aliases})
-    for (const PlannedTensor& tensor : *list)
-      if (tensor.layer == layer && tensor.kind == kind && tensor.parameter == parameter) return &tensor;
+  const std::string key = key_of(kind, parameter, layer);
+  if (auto it = tensor_index_.find(key); it != tensor_index_.end()) return &tensors[it->second];
+  if (auto it = alias_index_.find(key); it != alias_index_.end()) return &aliases[it->second];
   return nullptr;
 }
 

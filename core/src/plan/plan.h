@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "plan/placement.h"
@@ -32,7 +33,7 @@ struct PlanOptions {
   bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
   bool next_logits = false;            ///< also plan a program that gives the logits of one token of each row
   double z_loss = 0;                   ///< weight of logsumexp^2 in the objective
-  int uploads = 2;                     ///< micro-batches that may be handed over between two reads of results
+  int uploads = 2;                     ///< micro-batches that may be handed over before the host waits for the device
   bool observe = false;                ///< also plan ops that tell, in steps that ask, what scales of tensors lose
   bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold
   bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
@@ -61,7 +62,7 @@ struct PlannedTensor {
   DType dtype = DType::f32;
   Extents extents = {};
   std::int64_t offset = 0;  ///< in the device arena
-  std::int64_t bytes() const { return element_count(extents) * static_cast<std::int64_t>(size_of(dtype)); }
+  std::int64_t bytes() const { return byte_count(extents, dtype); }
 };
 
 /// Programs of layers that are alike.
@@ -109,7 +110,7 @@ struct Plan {
   std::vector<ParameterPlan> parameters;
 
   // ---- memory ----
-  std::vector<PlannedTensor> tensors;
+  std::vector<PlannedTensor> tensors;       ///< by `add`, which `find` knows them by
   std::vector<PlannedTensor> aliases;       ///< the same under the names that `norm` and `update` have: "master.w.3"
   std::vector<std::int64_t> slab_of_layer;  ///< offset of each layer's saved values
   std::vector<std::vector<std::int64_t>> boundary_offsets;  ///< [boundary 0..layers][operand] when training
@@ -126,6 +127,8 @@ struct Plan {
   double flops_per_token = 0;  ///< of a training step, without recomputation
   double seconds_per_micro_step = 0;
 
+  void add(PlannedTensor tensor);
+  void add_alias(PlannedTensor alias);
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;
   const LayerClass& layer_class(int layer) const {
     return classes[static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
@@ -139,6 +142,9 @@ struct Plan {
   }
   /// A missing tensor is an internal error.
   const PlannedTensor& tensor(std::string_view kind, std::string_view parameter, int layer) const;
+
+ private:
+  std::unordered_map<std::string, std::size_t> tensor_index_, alias_index_;  // by kind, parameter and layer
 };
 
 /// Runs all passes and lays memory out. Needs no hardware. What the device cannot run, and a plan that does not fit its

@@ -80,7 +80,8 @@ class Planner {
     layer.advance = placed(StatePrograms::advance(stage));
     for (const std::string& name : stage.split.saved) {
       layer.saved_offsets[name] = layer.saved_bytes;
-      layer.saved_bytes += aligned(bytes_of(stage.split.forward[stage.split.forward.find(name)]));
+      layer.saved_bytes =
+          checked_sum(layer.saved_bytes, aligned(bytes_of(stage.split.forward[stage.split.forward.find(name)])));
     }
     return layer;
   }
@@ -100,7 +101,8 @@ class Planner {
         for (const Stage& stage : set_.classes) add({&stage});
       else
         add({&set_.embed, &set_.head});
-      plan_.parameter_count += spec.count() * (spec.group == ParameterGroup::block ? layers() : 1);
+      plan_.parameter_count = checked_sum(
+          plan_.parameter_count, checked_product(spec.count(), spec.group == ParameterGroup::block ? layers() : 1));
       plan_.parameters.push_back(std::move(parameter));
     }
     if (!plan_.options.train) return;
@@ -119,15 +121,14 @@ class Planner {
   }
 
   std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
-  std::int64_t aligned(std::int64_t bytes) const { return (bytes + alignment() - 1) / alignment() * alignment(); }
+  std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment()); }
   std::int64_t bytes_of(const Value& value) const {
-    return element_count(extents_at(value.shape, plan_.options.geometry.tokens())) *
-           static_cast<std::int64_t>(size_of(value.dtype));
+    return byte_count(extents_at(value.shape, plan_.options.geometry.tokens()), value.dtype);
   }
 
   std::int64_t reserve(const std::string& owner, std::int64_t bytes) {
     std::int64_t offset = plan_.device_bytes;
-    plan_.device_bytes += aligned(bytes);
+    plan_.device_bytes = checked_sum(plan_.device_bytes, aligned(bytes));
     auto it = std::find_if(plan_.owners.begin(), plan_.owners.end(),
                            [&](const OwnerBytes& known) { return known.owner == owner; });
     if (it == plan_.owners.end()) it = plan_.owners.insert(it, {owner, MemoryKind::device, 0});
@@ -138,7 +139,7 @@ class Planner {
   void add_tensor(TensorOwner owner, std::string kind, std::string parameter, int layer, DType dtype, Extents extents) {
     PlannedTensor tensor{owner, std::move(kind), std::move(parameter), layer, dtype, std::move(extents), 0};
     tensor.offset = reserve(std::string(name_of(owner)), tensor.bytes());
-    plan_.tensors.push_back(std::move(tensor));
+    plan_.add(std::move(tensor));
   }
 
   void lay_out() {
@@ -146,7 +147,8 @@ class Planner {
     lay_out_scalars();
     lay_out_activations();
     if (!plan_.options.snapshot) return;
-    for (const PlannedTensor& tensor : training_state(plan_)) plan_.snapshot_bytes += tensor.bytes();
+    for (const PlannedTensor& tensor : training_state(plan_))
+      plan_.snapshot_bytes = checked_sum(plan_.snapshot_bytes, tensor.bytes());
     plan_.owners.push_back({"checkpoint copy", MemoryKind::pinned, plan_.snapshot_bytes});
   }
 
@@ -171,7 +173,7 @@ class Planner {
       alias.kind = tensor_name(tensor.kind, tensor.parameter, tensor.layer);
       alias.parameter.clear();
       alias.layer = -1;
-      plan_.aliases.push_back(std::move(alias));
+      plan_.add_alias(std::move(alias));
     }
   }
 
@@ -188,7 +190,7 @@ class Planner {
     PlannedTensor alias = plan_.tensor("master", parameter.spec.name, layer);  // the master itself is read
     alias.kind = "working";
     alias.owner = TensorOwner::working;
-    plan_.tensors.push_back(std::move(alias));
+    plan_.add(std::move(alias));
   }
 
   void lay_out_scalars() {
@@ -198,10 +200,11 @@ class Planner {
     if (plan_.options.documents) add_tensor(TensorOwner::input, "documents", "", -1, DType::i32, {tokens + 1});
     add_tensor(TensorOwner::input, "step", "", -1, DType::u32, {static_cast<std::int64_t>(sizeof(StepState) / 4)});
     for (const PlannedTensor& tensor : plan_.tensors)
-      if (tensor.owner == TensorOwner::input) plan_.staging_slot_bytes += tensor.bytes();
+      if (tensor.owner == TensorOwner::input)
+        plan_.staging_slot_bytes = checked_sum(plan_.staging_slot_bytes, tensor.bytes());
     // One slot an upload, and one for results.
-    plan_.pinned_bytes = plan_.staging_slot_bytes * plan_.options.uploads +
-                         static_cast<std::int64_t>(sizeof(LossStats) + sizeof(UpdateState));
+    plan_.pinned_bytes = checked_sum(checked_product(plan_.staging_slot_bytes, plan_.options.uploads),
+                                     std::int64_t{sizeof(LossStats) + sizeof(UpdateState)});
     plan_.owners.push_back({"staging", MemoryKind::pinned, plan_.pinned_bytes});
     for (const char* name : {"loss_stats", "eval_stats"}) add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
     add_tensor(TensorOwner::input, "update", "", -1, DType::f32, {4});
@@ -315,10 +318,12 @@ class Planner {
     count(plan_.embed, 1);
     count(plan_.options.train ? plan_.head_train : plan_.head_evaluate, 1);
     count(plan_.embed_backward, 1);
-    for (int layer_class : plan_.class_of_layer) {
-      const LayerClass& layer = plan_.classes[static_cast<std::size_t>(layer_class)];
-      count(plan_.options.train ? layer.forward : layer.evaluate, 1);
-      count(layer.backward, 1);
+    for (std::size_t i = 0; i < plan_.classes.size(); ++i) {
+      const LayerClass& layer = plan_.classes[i];
+      const auto times = static_cast<double>(
+          std::count(plan_.class_of_layer.begin(), plan_.class_of_layer.end(), static_cast<int>(i)));
+      count(plan_.options.train ? layer.forward : layer.evaluate, times);
+      count(layer.backward, times);
     }
     plan_.flops_per_token = flops / static_cast<double>(geometry.tokens());
   }

@@ -192,8 +192,7 @@ std::string placed_text(const PlacedProgram& placed, const Geometry& geometry) {
   for (std::size_t i = 0; i < placed.offsets.size(); ++i) {
     if (placed.offsets[i] < 0) continue;
     const Value& value = placed.program.values[i];
-    std::int64_t bytes =
-        element_count(extents_at(value.shape, geometry.tokens())) * static_cast<std::int64_t>(size_of(value.dtype));
+    std::int64_t bytes = byte_count(extents_at(value.shape, geometry.tokens()), value.dtype);
     text += "    " + std::to_string(placed.offsets[i]) + " .. " + std::to_string(placed.offsets[i] + bytes) + "  %" +
             value.name + "\n";
   }

@@ -34,7 +34,8 @@ ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, con
                                   DType dtype) const {
   Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
   value.parameter.clear();
-  return program.add_value(std::move(value));
+  program.values.push_back(std::move(value));  // names differ by tensor: no need to look among thousands
+  return static_cast<ValueId>(program.values.size() - 1);
 }
 
 Program StatePrograms::norm() const {

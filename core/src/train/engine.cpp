@@ -98,8 +98,8 @@ View Engine::view_of(const PlacedProgram& placed, ValueId id, const Site& site) 
 
 // Gradients and statistics are written by their first producer and added to by later ones: `written` holds those that
 // have something; a null `written` means that all have. Observations are made by schedules that observe only.
-void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site,
-                         std::vector<std::string>* written, Observe observe) {
+void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site, Written* written,
+                         Observe observe) {
   const Unobserved rest = without_observations(placed.program);
   const std::vector<bool> read = observe == Observe::yes ? read_values(placed.program) : rest.read;
   for (std::size_t i = 0; i < placed.program.ops.size(); ++i) {
@@ -111,9 +111,7 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
       const Value& value = placed.program[op.outputs[o]];
       std::string key =
           value.role == Role::state ? value.name : std::to_string(offset_of(plan_, placed, op.outputs[o], site));
-      bool has = !written || std::find(written->begin(), written->end(), key) != written->end();
-      instance.outputs[o].accumulate = has;
-      if (written && !has) written->push_back(key);
+      instance.outputs[o].accumulate = !written || !written->insert(std::move(key)).second;
     }
     const Kernel* kernel = kernel_for(instance);
     if (arena_ == nullptr) continue;
@@ -137,8 +135,8 @@ void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const 
 
 Engine::Schedule Engine::training(bool first, Observe observe) {
   Schedule schedule;
-  std::vector<std::string> written_storage;
-  std::vector<std::string>* written = first ? &written_storage : nullptr;
+  Written written_storage;
+  Written* written = first ? &written_storage : nullptr;
   int layers = static_cast<int>(plan_.model.layers);
   using Pass = Site::Pass;
   add_program(schedule, plan_.embed, {Pass::forward, -1, -1, 0}, written, observe);
@@ -154,7 +152,7 @@ Engine::Schedule Engine::training(bool first, Observe observe) {
 
 Engine::Schedule Engine::evaluation(const PlacedProgram& head) {
   Schedule schedule;
-  std::vector<std::string> written;
+  Written written;
   int layers = static_cast<int>(plan_.model.layers);
   using Pass = Site::Pass;
   add_program(schedule, plan_.embed, {Pass::evaluate, -1, -1, 0}, &written);
@@ -186,7 +184,7 @@ Engine::Schedule Engine::refreshes() {
 
 Engine::Schedule Engine::weight_observations() {
   Schedule schedule;
-  std::vector<std::string> written;
+  Written written;
   for (const ParameterPlan& parameter : plan_.parameters)
     for_each_layer(parameter.spec, static_cast<int>(plan_.model.layers), [&](int layer) {
       add_program(schedule, plan_.observe_of(parameter, layer), {Site::Pass::forward, layer, -1, -1}, &written,
@@ -224,6 +222,11 @@ void Engine::upload(const Batch& batch, const StepState& state) {
       static_cast<std::int64_t>(batch.positions.size()) != tokens)
     fail_internal("engine",
                   "batch has " + std::to_string(batch.tokens.size()) + " tokens, the plan " + std::to_string(tokens));
+  if (on_their_way_ == plan_.options.uploads) {  // the slot may still be read
+    device_.synchronize(compute_);
+    on_their_way_ = 0;
+  }
+  ++on_their_way_;
   std::byte* slot = staging_ + next_slot_ * plan_.staging_slot_bytes;
   next_slot_ = (next_slot_ + 1) % plan_.options.uploads;
   auto send = [&](const char* name, const void* data, std::size_t bytes) {
@@ -305,6 +308,7 @@ Engine::StepResult Engine::result() {
   device_.copy(slot, tensor_view("loss_stats").data, sizeof(LossStats), compute_);
   device_.copy(slot + sizeof(LossStats), tensor_view("update").data, sizeof(UpdateState), compute_);
   device_.synchronize(compute_);
+  on_their_way_ = 0;
   std::memcpy(&result.loss, slot, sizeof(LossStats));
   std::memcpy(&result.update, slot + sizeof(LossStats), sizeof(UpdateState));
   return result;

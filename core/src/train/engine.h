@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,7 @@ class Engine {
 
   // ---- training: enqueued, not awaited ----
   /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add.
+  /// Waits for the device when options.uploads micro-batches are on their way.
   /// Observe::yes, for all micro-batches of a step, needs options.observe.
   void micro_step(const Batch& batch, const StepState& state, Observe observe = Observe::no);
   /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
@@ -88,9 +90,10 @@ class Engine {
 
  private:
   using Schedule = std::vector<BoundLaunch>;
+  using Written = std::set<std::string>;  // gradients and statistics that have something
   /// Fills all schedules; without an arena it only prepares their kernels.
   void make_schedules();
-  void add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site, std::vector<std::string>* written,
+  void add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site, Written* written,
                    Observe observe = Observe::no);
   Schedule training(bool first, Observe observe);
   Schedule evaluation(const PlacedProgram& head);
@@ -108,8 +111,8 @@ class Engine {
   Plan plan_;
   Stream compute_;
   std::byte* arena_ = nullptr;
-  std::byte* staging_ = nullptr;  // pinned: a slot for each upload, one for results
-  int next_slot_ = 0;
+  std::byte* staging_ = nullptr;          // pinned: a slot for each upload, one for results
+  int next_slot_ = 0, on_their_way_ = 0;  // uploads that may not be done
   std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
   Schedule first_, later_, update_, refresh_, evaluate_, logits_, next_logits_;
   Schedule observed_first_, observed_later_, observe_weights_;

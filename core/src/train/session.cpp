@@ -1,5 +1,6 @@
 #include "train/session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "quern/error.h"
@@ -83,7 +84,8 @@ PlanOptions Session::plan_options() const {
   options.next_logits = sample.every > 0;
   options.observe = log.scales_every > 0;
   options.snapshot = checkpoint.background && checkpoint.every > 0;
-  options.uploads = static_cast<int>(train.accumulation) + 1;
+  constexpr std::int64_t kMostUploads = 32;  // enough that the device never waits for the host
+  options.uploads = static_cast<int>(std::min(train.accumulation + 1, kMostUploads));
   return options;
 }
 

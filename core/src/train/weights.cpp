@@ -48,7 +48,8 @@ std::vector<float> initial_values(const ParameterSpec& spec, const RandomKey& ke
   std::size_t at = 0;
   for (const ParameterPart& part : spec.parts) {
     std::size_t count = static_cast<std::size_t>(part.rows * spec.columns());
-    std::size_t workers = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
+    std::size_t workers = count < 100000 ? 0 : std::max(1u, std::thread::hardware_concurrency());
+    if (workers == 0) fill_part(part, key, at, std::span(values).subspan(at, count));
     std::vector<std::jthread> threads;
     for (std::size_t worker = 0; worker < workers; ++worker) {
       std::size_t begin = at + count * worker / workers, end = at + count * (worker + 1) / workers;

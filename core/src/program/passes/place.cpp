@@ -42,10 +42,9 @@ class Placement {
 
  private:
   const Program& program() const { return placed_.program; }
-  std::int64_t aligned(std::int64_t bytes) const { return (bytes + alignment_ - 1) / alignment_ * alignment_; }
+  std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment_); }
   std::int64_t bytes_of(ValueId id) const {
-    return element_count(extents_at(program()[id].shape, tokens_)) *
-           static_cast<std::int64_t>(size_of(program()[id].dtype));
+    return byte_count(extents_at(program()[id].shape, tokens_), program()[id].dtype);
   }
   bool placeable(ValueId id) const {
     return id != kNoValue && program()[id].role == Role::local && read_[static_cast<std::size_t>(id)] &&
@@ -106,11 +105,11 @@ class Placement {
       std::sort(busy.begin(), busy.end(), [](const Block* a, const Block* b) { return a->offset < b->offset; });
       std::int64_t offset = 0;
       for (const Block* other : busy) {
-        if (offset + block.bytes <= other->offset) break;
+        if (checked_sum(offset, block.bytes) <= other->offset) break;
         offset = std::max(offset, other->offset + other->bytes);
       }
       block.offset = offset;
-      placed_.bytes = std::max(placed_.bytes, offset + block.bytes);
+      placed_.bytes = std::max(placed_.bytes, checked_sum(offset, block.bytes));
       set.push_back(index);
     }
   }
