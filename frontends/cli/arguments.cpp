@@ -1,4 +1,7 @@
 // Words of the command line: which command, and its options. Help goes to standard output and is no error.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <iostream>
 
@@ -6,6 +9,7 @@
 #include <boost/program_options/parsers.hpp>
 #include <boost/program_options/value_semantic.hpp>
 
+#include "base/shorten.h"
 #include "commands.h"
 #include "quern/error.h"
 #include "quern/options.h"
@@ -64,7 +68,7 @@ bool parse(const std::string& usage, po::options_description options, const std:
   try {
     po::store(po::command_line_parser(arguments).options(all).positional(places).style(style).run(), values);
   } catch (const po::error& e) {
-    refuse(usage, e.what(), {}, {}, "see --help");
+    refuse(usage, bounded(e.what(), 300), {}, {}, "see --help");
   }
   if (values.count("help")) {
     std::cout << "usage: " << usage << "\n\n" << options;
@@ -73,6 +77,11 @@ bool parse(const std::string& usage, po::options_description options, const std:
   for (const std::string& name : positional)
     if (!values.count(name)) refuse(usage, "missing " + name, {}, {}, "see --help");
   return true;
+}
+
+std::size_t terminal_columns() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 std::optional<RunArguments> parse_run(const std::string& usage, po::options_description options,

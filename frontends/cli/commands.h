@@ -42,6 +42,9 @@ bool parse(const std::string& usage, boost::program_options::options_description
            const std::vector<std::string>& positional, const Arguments& arguments,
            boost::program_options::variables_map& values);
 
+/// Columns of the terminal that standard output goes to; 0: it is none.
+std::size_t terminal_columns();
+
 /// A command on a run's config: FILE, its --set words laid over it, and options of the command's own.
 struct RunArguments {
   ConfigDocument document;

@@ -35,7 +35,7 @@ int reference(const Arguments& arguments) {
   po::variables_map values;
   if (!parse("quern config reference", po::options_description("options"), {}, arguments, values)) return 0;
   PluginHost host = run_host();
-  std::cout << reference_markdown(run_schemas(), host);
+  std::cout << reference_markdown(run_schemas(), host, terminal_columns());
   return 0;
 }
 

@@ -70,7 +70,7 @@ int info(const Arguments& arguments) {
   std::cout << kind << " " << id << ": " << factory.summary << "\n"
             << "from: " << host.origin(kind, id) << "\n";
   for (const auto& plugin : host.loaded()) std::cout << "licence: " << plugin->licence << "\n";
-  std::cout << "\n" << options_table(factory.options);
+  std::cout << "\n" << options_table(factory.options, terminal_columns());
   return 0;
 }
 

@@ -2,6 +2,7 @@
 #include "config/resolve.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include <doctest/doctest.h>
 
@@ -312,6 +313,28 @@ TEST_CASE("the reference page is the same every time and shows every option") {
         "`rope_scaling.factor`", "| required ", "No options.", "JSON lines"}) {
     CAPTURE(part);
     CHECK(page.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("for a terminal, tables wrap to its width and keep every word") {
+  OptionSpec spec;
+  spec.key = "a_rather_long_name_of_an_option";
+  spec.default_value = std::int64_t{3};
+  spec.help =
+      "what it does, told at such a length that no terminal shows it on one line, with a unit \xc3\xa9 at the end";
+  auto words = [](std::string text) {
+    std::erase_if(text, [](char c) { return c == ' ' || c == '|' || c == '-' || c == '\n'; });
+    std::sort(text.begin(), text.end());
+    return text;
+  };
+  const std::string whole = options_table({spec});
+  for (std::size_t columns : {60, 80, 100}) {
+    const std::string table = options_table({spec}, columns);
+    CHECK(words(table) == words(whole));
+    std::istringstream lines(table);
+    for (std::string line; std::getline(lines, line);)
+      CHECK(std::count_if(line.begin(), line.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }) <=
+            static_cast<std::ptrdiff_t>(columns));
   }
 }
 
