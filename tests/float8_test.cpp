@@ -105,6 +105,25 @@ TEST_CASE("outer layers in another precision") {
   CHECK(refused.err.find("precision.outer") != std::string::npos);
 }
 
+TEST_CASE("outer parameters: the products of the weights named are in another precision") {
+  TinyFiles files;
+  auto named = [](const std::string& names) {
+    return with(kRecipes[0], {"precision.outer_parameters=[" + names + "]"});
+  };
+  const Losses bf16 = losses(files, "bf16", {"precision.id=bf16"}), none = losses(files, "none", kRecipes[0]);
+  const std::string blocks = R"("qkv.weight", "o.weight", "gate_up.weight", "down.weight")";
+  CHECK(losses(files, "all", named(blocks + R"(, "lm_head.weight")")) == bf16);
+  CHECK(losses(files, "blocks", named(blocks)) != bf16);
+  CHECK(losses(files, "head", named(R"("lm_head.weight")")) ==
+        losses(files, "its_option", with(kRecipes[0], {"precision.e4m3.head=bf16"})));
+  const Losses down = losses(files, "down", named(R"("down.weight")"));
+  CHECK((down != bf16 && down != none));
+  Outcome refused = quern_train(files, with(named(R"("down")"), {files.run("refused")}));
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("precision.outer_parameters") != std::string::npos);
+  CHECK(refused.err.find("down.weight") != std::string::npos);
+}
+
 TEST_CASE("a product that is none is refused by its option") {
   TinyFiles files;
   Outcome refused = quern_train(files, {"precision.id=e4m3", "precision.e4m3.products=[\"outputs\"]"});

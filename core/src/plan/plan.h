@@ -37,6 +37,8 @@ struct PlanOptions {
   bool observe = false;                ///< also plan ops that tell, in steps that ask, what scales of tensors lose
   bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold
   bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
+  /// Weights whose products are outer ones in every layer, as those of outer layers are.
+  std::vector<std::string> outer_parameters = {};
 };
 
 /// Components of a run; all outlive the plan's making, none is kept.
@@ -46,7 +48,7 @@ struct PlanParts {
   const Device& device;
   const Optimizer& optimizer;
   const std::vector<OpSpec>& custom_ops;
-  const PrecisionBackend* outer_precision = nullptr;  ///< of the outer layers; none: `precision` for all
+  const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
 };
 
 /// Whose memory a persistent tensor is.

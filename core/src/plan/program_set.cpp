@@ -48,6 +48,23 @@ Program next_logits_program(const Program& head, const OpSet& ops, DType activat
   return program;
 }
 
+/// `outer` for the products of the parameters named, `inner` for all others.
+class ByParameter final : public PrecisionBackend {
+ public:
+  ByParameter(const PrecisionBackend& inner, const PrecisionBackend* outer, const std::vector<std::string>& names)
+      : inner_(inner), outer_(outer), names_(names) {}
+  const PrecisionTraits& traits() const override { return inner_.traits(); }
+  void lower(const ProductSite& site, Lowering& lowering) const override {
+    const bool is_outer = outer_ && std::find(names_.begin(), names_.end(), site.parameter) != names_.end();
+    (is_outer ? *outer_ : inner_).lower(site, lowering);
+  }
+
+ private:
+  const PrecisionBackend& inner_;
+  const PrecisionBackend* outer_;
+  const std::vector<std::string>& names_;
+};
+
 void count_loss(Program& program, const OpSet& ops, DType activation) {
   ValueId loss = program.outputs[0];
   ValueId targets = program.find("targets");
@@ -72,13 +89,13 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   parts.model.head(head_builder);
   written_ = rotate(embed_builder.take(), block_builder.take(), head_builder.take());
 
+  check_outer();
   embed = make_stage(written_.embed, parts.precision);
   make_layer_stages();
   head = make_stage(written_.head, parts.precision);
 }
 
-// One stage for each combination of rotated program and precision that occurs.
-void ProgramSet::make_layer_stages() {
+void ProgramSet::check_outer() const {
   const PrecisionBackend* outer = parts_.outer_precision;
   if (outer && (outer->traits().activation != parts_.precision.traits().activation ||
                 outer->traits().working != parts_.precision.traits().working))
@@ -86,7 +103,7 @@ void ProgramSet::make_layer_stages() {
                                     .what = "its activations or working weights have another dtype",
                                     .found = std::string(name_of(outer->traits().activation)),
                                     .expected = std::string(name_of(parts_.precision.traits().activation)),
-                                    .next = "choose a backend with the same activation dtype for the outer layers"});
+                                    .next = "choose a backend with the same activation dtype"});
   for (auto [key, count] :
        {std::pair("precision.first_layers", options_.first_layers), {"precision.last_layers", options_.last_layers}})
     if (count > parts_.model.traits().layers)
@@ -94,6 +111,21 @@ void ProgramSet::make_layer_stages() {
                                       .what = "more than the model's layers",
                                       .found = std::to_string(count),
                                       .expected = "at most " + std::to_string(parts_.model.traits().layers)});
+  std::string matrices;
+  std::set<std::string> known;
+  for (const ParameterSpec& spec : parameters_)
+    if (spec.extents.size() == 2) known.insert(spec.name), matrices += (matrices.empty() ? "" : ", ") + spec.name;
+  for (const std::string& name : options_.outer_parameters)
+    if (!known.contains(name))
+      throw Error(ErrorCode::config, {.where = "precision.outer_parameters",
+                                      .what = "the model has no such matrix",
+                                      .found = name,
+                                      .expected = "names among " + matrices});
+}
+
+// One stage for each combination of rotated program and precision that occurs.
+void ProgramSet::make_layer_stages() {
+  const PrecisionBackend* outer = parts_.outer_precision;
   bool first_differs = to_string(written_.first_block) != to_string(written_.block);
   std::int64_t layers = parts_.model.traits().layers;
   std::map<std::pair<bool, bool>, int> known;
@@ -117,7 +149,8 @@ std::set<std::string> ProgramSet::recomputed(const std::vector<std::string>& pol
   return names;
 }
 
-Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& precision) {
+Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inner) {
+  const ByParameter precision(inner, parts_.outer_precision, options_.outer_parameters);
   Stage stage{.name = program.name,
               .model = program,
               .joint = {},

@@ -53,7 +53,9 @@ class ProgramSet {
   Program logits, next_logits;      ///< fused; empty unless asked for
 
  private:
-  Stage make_stage(const Program& program, const PrecisionBackend& precision);
+  /// Throws a config error for outer layers or parameters that the model has not.
+  void check_outer() const;
+  Stage make_stage(const Program& program, const PrecisionBackend& inner);
   void make_layer_stages();
   void finish_stage(Stage& stage, const std::set<std::string>& recomputed);
 

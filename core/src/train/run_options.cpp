@@ -40,9 +40,11 @@ OptionTable<OptimizerOptions> optimizer_options() {
 OptionTable<PrecisionOptions> precision_options() {
   OptionTable<PrecisionOptions> t;
   t.add("outer", &PrecisionOptions::outer,
-        "backend of the outer layers, with its default options; its activations have the same dtype");
+        "backend of what the next keys name, with its default options; its activations have the same dtype");
   t.add("first_layers", &PrecisionOptions::first_layers, "how many layers at the beginning are outer ones").at_least(0);
   t.add("last_layers", &PrecisionOptions::last_layers, "how many layers at the end are outer ones").at_least(0);
+  t.add("outer_parameters", &PrecisionOptions::outer_parameters,
+        "weights whose products run under `outer` in every layer, by quern's names: down.weight, qkv.weight, ...");
   return t;
 }
 

@@ -44,6 +44,7 @@ struct PrecisionOptions {
   std::string outer = "bf16";
   std::int64_t first_layers = 0;
   std::int64_t last_layers = 0;
+  std::vector<std::string> outer_parameters = {};
 };
 OptionTable<PrecisionOptions> precision_options();
 

@@ -37,7 +37,7 @@ SectionSchema model_section() {
 }
 
 SectionSchema log_section() {
-  SectionSchema schema = section_of("log", "What is told, and where it is kept.", log_options());
+  SectionSchema schema = section_of("log", "What is logged, and where.", log_options());
   schema.plugin_kind = "log";
   schema.plugin_keys = {"sinks"};
   return schema;

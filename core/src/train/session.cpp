@@ -45,7 +45,8 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
     communicator = host.create<Communicator>(id, config.factory_values("parallel", id));
   model = make<Model>(config, host, "model");
   precision = make<PrecisionBackend>(config, host, "precision");
-  if (precision_options.first_layers + precision_options.last_layers > 0) {
+  if (precision_options.first_layers > 0 || precision_options.last_layers > 0 ||
+      !precision_options.outer_parameters.empty()) {
     const Factory& factory = host.require(kPluginKind<PrecisionBackend>, precision_options.outer);
     outer_precision = host.create<PrecisionBackend>(precision_options.outer, default_values(factory.options));
   }
@@ -70,6 +71,7 @@ PlanOptions Session::plan_options() const {
   options.gradient = *dtype_named(optimizer_options.gradient);
   options.first_layers = precision_options.first_layers;
   options.last_layers = precision_options.last_layers;
+  options.outer_parameters = precision_options.outer_parameters;
   options.recompute = memory.recompute;
   options.device_budget = *size_in_bytes(memory.device_budget);
   auto sharding = [](const std::string& name) { return name == "ranks" ? Sharding::ranks : Sharding::none; };
