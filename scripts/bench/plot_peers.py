@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The picture of the README: speeds beside those of other programs, from docs/performance/data/peers.json.
+"""The picture of the README: speeds beside those of other programs, from docs/performance/peers.json.
 
     scripts/bench/plot_peers.py                  # writes docs/performance/peers.png
 """
@@ -40,7 +40,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "docs/performance/peers.png")
     options = parser.parse_args()
-    data = json.loads((ROOT / "docs/performance/data/peers.json").read_text(encoding="utf-8"))
+    data = json.loads((ROOT / "docs/performance/peers.json").read_text(encoding="utf-8"))
     save(draw(data), options.out)
 
 
