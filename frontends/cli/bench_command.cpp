@@ -17,9 +17,10 @@ int bench_command(const Arguments& arguments) {
   options.add_options()("steps", po::value<std::int64_t>()->default_value(5),
                         "optimizer steps to time, after one to warm up")(
       "measure-peaks", "measure the device's memory and matmul rates first, and report shares of them too")(
-      "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too");
-  std::optional<RunArguments> run =
-      parse_run("quern bench FILE [--steps N] [--measure-peaks] [--json OUT] [--set a.b=v]...", options, arguments);
+      "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too")(
+      "commit", po::value<std::string>()->value_name("ID")->default_value(""), "what was built, for that file");
+  std::optional<RunArguments> run = parse_run(
+      "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--set a.b=v]...", options, arguments);
   if (!run) return 0;
   std::int64_t steps = run->values["steps"].as<std::int64_t>();
   if (steps < 1)
@@ -34,7 +35,9 @@ int bench_command(const Arguments& arguments) {
   if (!run->values.count("json")) return 0;
   std::string path = run->values["json"].as<std::string>();
   std::ofstream file(path);
-  file << bench_json(result, session);
+  BenchOrigin origin{{"quern", "bench"}, run->values["commit"].as<std::string>()};
+  origin.command.insert(origin.command.end(), arguments.begin(), arguments.end());
+  file << bench_json(result, session, origin);
   if (!file.flush())
     throw Error(ErrorCode::resources,
                 {.where = path, .what = "cannot be written", .next = "choose another --json file"});

@@ -139,8 +139,10 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
     if (step == 0)
       result.start_seconds = now() - begin;
     else
-      speeds.push_back(static_cast<double>(geometry.tokens() * accumulation) / (now() - step_begin));
+      result.step_seconds.push_back(now() - step_begin);
   }
+  for (double seconds : result.step_seconds)
+    speeds.push_back(static_cast<double>(geometry.tokens() * accumulation) / seconds);
   std::sort(speeds.begin(), speeds.end());
   result.slowest = speeds.front();
   result.fastest = speeds.back();

@@ -34,6 +34,8 @@ struct BenchResult {
   double start_seconds = 0;  ///< from plan to the end of the first step
   std::vector<OpTime> ops;   ///< one micro-step and one update, slowest first
   std::optional<Peaks> peaks;
+  /// Of the timed steps, in their order.
+  std::vector<double> step_seconds;
 };
 
 struct BenchOptions {
@@ -48,6 +50,12 @@ std::map<DType, double> training_work(const Plan& plan);
 /// device does not state the rate of one of them.
 double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device);
 
+/// Where a result comes from, for whoever reads it later.
+struct BenchOrigin {
+  std::vector<std::string> command;
+  std::string commit;
+};
+
 /// Tokens of a micro-batch, frequent and rare ones as in text: the k-th has a probability of about 1 / (k ln(V)).
 Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::uint32_t number);
 
@@ -56,6 +64,6 @@ Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::u
 BenchResult run_bench(Session& session, const BenchOptions& options);
 
 std::string bench_table(const BenchResult& result, const DeviceTraits& device);
-std::string bench_json(const BenchResult& result, const Session& session);
+std::string bench_json(const BenchResult& result, const Session& session, const BenchOrigin& origin);
 
 }  // namespace quern

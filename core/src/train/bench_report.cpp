@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "config/document.h"
 #include "log/format.h"
 #include "train/bench.h"
 
@@ -33,6 +34,12 @@ std::string peaks_text(const Peaks& peaks, const DeviceTraits& rated) {
   for (const auto& [format, reason] : peaks.left_out)
     text += fmt::format("{:<24}not measured: {}\n", "matmul " + std::string(name_of(format)), reason);
   return text + "\n";
+}
+
+/// {"train.steps": 8, ...}
+void add_settings(nlohmann::ordered_json& settings, const ConfigNode& node, const std::string& key) {
+  if (!node.is_table && node.value) std::visit([&](const auto& value) { settings[key] = value; }, *node.value);
+  for (const auto& [name, child] : node.children) add_settings(settings, child, key.empty() ? name : key + "." + name);
 }
 
 }  // namespace
@@ -68,8 +75,11 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
   return text;
 }
 
-std::string bench_json(const BenchResult& result, const Session& session) {
+std::string bench_json(const BenchResult& result, const Session& session, const BenchOrigin& origin) {
   nlohmann::ordered_json json = {{"device", session.device->traits().name},
+                                 {"quern", QUERN_VERSION},
+                                 {"commit", origin.commit},
+                                 {"command", origin.command},
                                  {"model", session.config.id("model")},
                                  {"precision", session.config.id("precision")},
                                  {"micro_batch", session.train.micro_batch},
@@ -78,6 +88,7 @@ std::string bench_json(const BenchResult& result, const Session& session) {
                                  {"tokens_per_second", result.tokens_per_second},
                                  {"slowest", result.slowest},
                                  {"fastest", result.fastest},
+                                 {"step_seconds", result.step_seconds},
                                  {"sol", result.sol},
                                  {"mfu", result.mfu},
                                  {"device_bytes", result.device_bytes},
@@ -96,6 +107,8 @@ std::string bench_json(const BenchResult& result, const Session& session) {
                            {"milliseconds", op.milliseconds},
                            {"flops", op.flops},
                            {"bytes", op.bytes}});
+  // Read back from its text, so that defaults are in it.
+  add_settings(json["config"], ConfigDocument::parse(session.config.to_toml(), "config").root(), "");
   return json.dump(1) + "\n";
 }
 
