@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Makes the tables of docs/performance from the raw files of `quern bench --json`.
+
+    scripts/bench/tables.py              # renews the tables of all pages
+    scripts/bench/tables.py --check      # exit code 1 when a page is not what its files say
+
+A page has its tables between two comments; the pattern names raw files, from the page's folder:
+
+    <!-- bench data/h100-*.json -->
+    <!-- end bench -->
+"""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from fault import Fault, argument_parser, path_argument, printable, reading, script, write_file
+from json_shape import COUNT, NUMBER, TEXT, checked, parse
+from report import size
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^(<!-- bench (\S+) -->\n)(?:.*?\n)??(<!-- end bench -->)$", re.MULTILINE | re.DOTALL)
+SHAPE = {
+    "device": TEXT, "quern": TEXT, "commit": TEXT, "command": [TEXT], "micro_batch": COUNT, "sequence": COUNT,
+    "accumulation": COUNT, "step_seconds": [NUMBER], "sol": NUMBER, "mfu": NUMBER, "device_bytes": COUNT,
+    "start_seconds": NUMBER,
+}
+COLUMNS = ("`quern bench`", "micro-batch x accumulation", "tok/s (slowest to fastest)", "steps", "SOL", "MFU", "memory")
+OF_THE_FILE = {"--json": 2, "--commit": 2}  # words of the command that change no figure
+
+
+def read_result(path):
+    with reading(path):
+        data = path.read_bytes()
+    result = checked(parse(data, path), SHAPE, path)
+    if not result["commit"]:
+        raise Fault(path, "commit", "none", "what was built", "measure again with --commit")
+    if not result["step_seconds"] or not all(seconds and seconds > 0 for seconds in result["step_seconds"]):
+        raise Fault(path, "step_seconds", "none, or not all positive", "seconds of each step")
+    if result["command"][:2] != ["quern", "bench"]:
+        raise Fault(path, "command", shlex.join(result["command"]), "quern bench ...")
+    return result
+
+
+def speeds(result):
+    """Tokens per second of the steps, slowest first."""
+    tokens = result["micro_batch"] * result["sequence"] * result["accumulation"]
+    return sorted(tokens / seconds for seconds in result["step_seconds"])
+
+
+def settings(command):
+    """The words after `quern bench`, without those that name the file."""
+    words, kept = iter(command[2:]), []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in OF_THE_FILE:
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    return cell(shlex.join(kept))
+
+
+def cell(text):
+    """What would end a cell or its code is escaped or replaced."""
+    return printable(text).replace("|", "\\|").replace("`", "'")
+
+
+def thousands(speed):
+    return f"{speed / 1e3:.1f}k" if speed >= 1e4 else f"{speed:.0f}"
+
+
+def percent(share):
+    return f"{100 * share:.1f}%" if share else "-"
+
+
+def row(result):
+    measured = speeds(result)
+    middle = measured[len(measured) // 2]
+    return (
+        f"`{settings(result['command'])}`",
+        f"{result['micro_batch']} x {result['accumulation']}",
+        f"{thousands(middle)} ({thousands(measured[0])} to {thousands(measured[-1])})",
+        str(len(measured)),
+        percent(result["sol"]),
+        percent(result["mfu"]),
+        size(result["device_bytes"]),
+    )
+
+
+def table(paths):
+    """The results, and for each machine and commit what was measured there."""
+    results = [(path, read_result(path)) for path in paths]
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(row(result) for _, result in results)]
+    text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    places = {}
+    for path, result in results:
+        places.setdefault((result["device"], result["quern"], result["commit"]), []).append(path)
+    for (device, quern, commit), files in places.items():
+        links = ", ".join(f"[{path.name}]({path.parent.name}/{path.name})" for path in files)
+        text += f"\n{cell(device)}, quern {cell(quern)} at commit `{cell(commit)}`: {links}\n"
+    return text
+
+
+def renewed(page):
+    def fill(block):
+        begin, pattern, end = block.groups()
+        paths = sorted(page.parent.glob(pattern)) if not pattern.startswith("/") else []
+        if not paths:
+            raise Fault(page, "no raw file for a table", pattern, "a pattern such as data/h100-*.json")
+        return f"{begin}{table(paths)}{end}"
+
+    with reading(page):
+        text = page.read_text(encoding="utf-8")
+    return text, BLOCK.sub(fill, text)
+
+
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("pages", nargs="*", type=path_argument, help="Markdown files (default: those of docs/performance)")
+    parser.add_argument("--check", action="store_true", help="write nothing; say which pages are stale")
+    options = parser.parse_args(arguments)
+    stale = False
+    for page in options.pages or sorted((ROOT / "docs" / "performance").glob("*.md")):
+        text, new = renewed(page)
+        if text == new:
+            continue
+        stale = True
+        if options.check:
+            print(f"{page}: its tables are not what its raw files say; run scripts/bench/tables.py")
+        else:
+            write_file(page, new.encode())
+            print(page)
+    return 1 if stale and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
