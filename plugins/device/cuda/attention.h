@@ -58,8 +58,11 @@ void wgmma_attention_grad(const AttentionShape& shape, const AttentionOperands& 
 
 enum class AttentionPass : std::uint8_t { forward, forward_without_logsumexp, gradient };
 
-/// Whether cuDNN has kernels for it; known without the hardware. Documents: sequences of a multiple of 8, up to 16384.
-bool cudnn_takes(const AttentionShape& shape, const CudaTraits& gpu);
+/// Why cuDNN cannot run a pass; empty where it can, known without the hardware. Documents: sequences of a multiple of
+/// 8, up to 16384. `version` is cuDNN's: 91900.
+std::string cudnn_refusal(const AttentionShape& shape, AttentionPass pass, const CudaTraits& gpu, std::size_t version);
+/// Of the library that is loaded, where the option does not exclude it.
+bool cudnn_takes(const AttentionShape& shape, AttentionPass pass, const CudaTraits& gpu);
 /// Scratch for a pass. The deterministic gradient's grows with the batch, which is run in chunks to bound it.
 std::size_t cudnn_attention_workspace(const AttentionShape& shape, AttentionPass pass);
 

@@ -148,11 +148,23 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
 
 }  // namespace
 
-bool cudnn_takes(const AttentionShape& s, const CudaTraits& gpu) {
+std::string cudnn_refusal(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu, std::size_t version) {
+  constexpr std::size_t kBlackwellGradient = 91800;
   const std::int64_t largest_head = gpu.compute_capability == 90 ? 256 : 128;
   const bool documents = !s.documents || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
-  return gpu.attention != AttentionChoice::own && s.dtype == DType::bf16 && documents && s.head_dim % 8 == 0 &&
-         s.head_dim <= largest_head && s.sequence >= kShortestSequence;
+  if (s.dtype != DType::bf16 || !documents || s.head_dim % 8 != 0 || s.head_dim > largest_head ||
+      s.sequence < kShortestSequence)
+    return "does not take " + std::string(name_of(s.dtype)) + " heads of " + std::to_string(s.head_dim) +
+           " in sequences of " + std::to_string(s.sequence) + (s.documents ? " with documents" : "");
+  if (pass == AttentionPass::gradient && gpu.compute_capability / 10 == 10 && version < kBlackwellGradient)
+    return "needs version 9.18 for a repeatable gradient on Blackwell (compute capability " +
+           std::to_string(gpu.compute_capability / 10) + "." + std::to_string(gpu.compute_capability % 10) +
+           "), found " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100);
+  return {};
+}
+
+bool cudnn_takes(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
+  return gpu.attention != AttentionChoice::own && cudnn_refusal(s, pass, gpu, cudnnGetVersion()).empty();
 }
 
 std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pass) {

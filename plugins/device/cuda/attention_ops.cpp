@@ -1,6 +1,8 @@
 // attention and attention_grad: which way they run is a rule on the instance and the GPU, known to plans. Forward and
 // gradient share the layout of logsumexp and may run differently.
 
+#include <cudnn.h>
+
 #include <memory>
 #include <string>
 
@@ -37,10 +39,10 @@ enum class Way : std::uint8_t { cudnn, wgmma, own };
 Way way_of(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
   const bool open = gpu.attention == AttentionChoice::automatic && s.chunk == 0;  // chunks are cuDNN's
   if (pass == AttentionPass::gradient && open && wgmma_takes_gradient(s, gpu)) return Way::wgmma;
-  return cudnn_takes(s, gpu) ? Way::cudnn : Way::own;
+  return cudnn_takes(s, pass, gpu) ? Way::cudnn : Way::own;
 }
 
-std::string refuse_shape(const OpInstance& op, const AttentionShape& s, const CudaTraits& gpu) {
+std::string refuse_shape(const OpInstance& op, AttentionPass pass, const AttentionShape& s, const CudaTraits& gpu) {
   const std::string& mask = op.attributes.word("mask");
   if (mask != "causal" && mask != "full") return op.kind + ": unknown mask \"" + mask + "\", known: causal, full";
   if (s.chunk < 0) return op.kind + ": a chunk must have at least one sequence";
@@ -49,18 +51,17 @@ std::string refuse_shape(const OpInstance& op, const AttentionShape& s, const Cu
   if (s.head_dim > kOwnLargestHead)
     return op.kind + ": head_dim " + std::to_string(s.head_dim) + " is above " + std::to_string(kOwnLargestHead) +
            ", the largest on this device";
-  if (gpu.attention == AttentionChoice::cudnn && !cudnn_takes(s, gpu))
-    return op.kind + ": device.cuda.attention is \"cudnn\", which does not take " + std::string(name_of(s.dtype)) +
-           " heads of " + std::to_string(s.head_dim) + " in sequences of " + std::to_string(s.sequence) +
-           (s.documents ? " with documents" : "") + "; set it to \"auto\"";
+  if (gpu.attention == AttentionChoice::cudnn)
+    if (const std::string reason = cudnn_refusal(s, pass, gpu, cudnnGetVersion()); !reason.empty())
+      return op.kind + ": device.cuda.attention is \"cudnn\", which " + reason + "; set it to \"auto\"";
   return {};
 }
 
 /// Checks what both ops share and the documents; `others` checks the rest.
 template <class Others>
-OpSupport check(const OpInstance& op, const Inputs& inputs, std::size_t outputs, std::size_t workspace,
-                const AttentionShape& s, const CudaTraits& gpu, Others others) {
-  if (std::string text = refuse_shape(op, s, gpu); !text.empty()) return {text, 0};
+OpSupport check(const OpInstance& op, AttentionPass pass, const Inputs& inputs, std::size_t outputs,
+                std::size_t workspace, const AttentionShape& s, const CudaTraits& gpu, Others others) {
+  if (std::string text = refuse_shape(op, pass, s, gpu); !text.empty()) return {text, 0};
   OpInstance without = op;  // the documents, an optional input, are checked apart
   without.inputs.resize(inputs.documents);
   OperandCheck check(without, inputs.documents, outputs, inputs.packed);
@@ -78,8 +79,9 @@ OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {
   if (op.inputs.empty() || op.outputs.size() != 2)
     return {"attention: takes qkv and documents, gives y and logsumexp", 0};
   AttentionShape s = shape_of(op, kForward);
-  std::size_t workspace = cudnn_takes(s, gpu) ? cudnn_attention_workspace(s, AttentionPass::forward) : 0;
-  return check(op, kForward, 2, workspace, s, gpu, [&](OperandCheck& check) {
+  constexpr AttentionPass kPass = AttentionPass::forward;
+  std::size_t workspace = cudnn_takes(s, kPass, gpu) ? cudnn_attention_workspace(s, kPass) : 0;
+  return check(op, kPass, kForward, 2, workspace, s, gpu, [&](OperandCheck& check) {
     check.output(0, "y", {s.tokens(), s.width()}).output(1, "logsumexp", {s.tokens(), s.heads}, DType::f32);
   });
 }
@@ -97,7 +99,7 @@ OpSupport query_gradient(const OpInstance& op, const CudaTraits& gpu) {
   if (op.inputs.size() < 4 || op.outputs.size() != 1)
     return {"attention_grad: takes dy, qkv, y, logsumexp and documents, gives dqkv", 0};
   AttentionShape s = shape_of(op, kGradient);
-  return check(op, kGradient, 1, gradient_workspace(s, gpu), s, gpu, [&](OperandCheck& check) {
+  return check(op, AttentionPass::gradient, kGradient, 1, gradient_workspace(s, gpu), s, gpu, [&](OperandCheck& check) {
     check.input(0, "dy", {s.tokens(), s.width()})
         .input(2, "y", {s.tokens(), s.width()})
         .input(3, "logsumexp", {s.tokens(), s.heads}, DType::f32)

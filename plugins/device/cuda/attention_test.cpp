@@ -335,6 +335,22 @@ TEST_CASE("who insists on cuDNN is told what it does not take") {
       "to \"auto\"");
 }
 
+TEST_CASE("a repeatable gradient by cuDNN on Blackwell is planned from version 9.18 on") {
+  CudaTraits gpu;
+  const AttentionShape s{.batch = 4, .sequence = 1024, .heads = 14, .kv_heads = 2, .head_dim = 64};
+  auto refusal = [&](int capability, AttentionPass pass, std::size_t version) {
+    gpu.compute_capability = capability;
+    return cudnn_refusal(s, pass, gpu, version);
+  };
+  for (int blackwell : {100, 103}) {
+    CHECK(refusal(blackwell, AttentionPass::gradient, 91800) == "");
+    CHECK(refusal(blackwell, AttentionPass::forward, 91002) == "");
+    CHECK(refusal(blackwell, AttentionPass::gradient, 91002).find("needs version 9.18") == 0);
+    CHECK(refusal(blackwell, AttentionPass::gradient, 91002).find("found 9.10") != std::string::npos);
+  }
+  for (int other : {80, 89, 90, 120}) CHECK(refusal(other, AttentionPass::gradient, 91002) == "");
+}
+
 TEST_CASE("attention within documents through cuDNN: short and long ones") {
   DevicePair pair = open_pair();
   for (const Case& c :
@@ -357,16 +373,16 @@ TEST_CASE("documents that fill their rows change attention by no more than round
 TEST_CASE("plans say how much memory attention within documents takes, and which way it runs") {
   CudaTraits h100;
   AttentionShape s{.batch = 32, .sequence = 1024, .heads = 14, .kv_heads = 2, .head_dim = 64, .documents = true};
-  CHECK(cudnn_takes(s, h100));
+  CHECK(cudnn_takes(s, AttentionPass::forward, h100));
   const std::size_t mask = std::size_t{32} * 1024 * 1024 * 2;
   CHECK(cudnn_attention_workspace(s, AttentionPass::forward) >= mask);
   CHECK(cudnn_attention_workspace(s, AttentionPass::forward) < 2 * mask);
   s.sequence = 1023;
-  CHECK_FALSE(cudnn_takes(s, h100));
+  CHECK_FALSE(cudnn_takes(s, AttentionPass::forward, h100));
   s.sequence = 32768;
-  CHECK_FALSE(cudnn_takes(s, h100));
+  CHECK_FALSE(cudnn_takes(s, AttentionPass::forward, h100));
   s.documents = false;
-  CHECK(cudnn_takes(s, h100));
+  CHECK(cudnn_takes(s, AttentionPass::forward, h100));
 }
 
 TEST_CASE("attention in chunks of the batch agrees with one sequence alone") {
