@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "kernels.h"
 #include "quern/device.h"
@@ -85,8 +86,9 @@ class CudnnAttention {
   static std::optional<Way> parse(const std::string& text);
   /// Builds the graphs; false when cuDNN has no such plan or it needs more memory than is planned.
   bool build(const Way& way);
-  /// Builds and times every way on scratch memory, and leaves the fastest built; without such memory the first.
-  void choose(const std::string& name, CudaContext& context);
+  /// Builds and times every way on scratch memory, and leaves the fastest built; without such memory the first, and
+  /// false.
+  std::pair<Way, bool> choose(CudaContext& context);
 
   AttentionShape shape_;
   AttentionPass pass_;

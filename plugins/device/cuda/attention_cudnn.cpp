@@ -226,7 +226,7 @@ bool CudnnAttention::build(const Way& way) {
 }
 
 // The gradient's chunks need not be as large as they may be: smaller ones leave score gradients in the L2 cache.
-void CudnnAttention::choose(const std::string& name, CudaContext& context) {
+std::pair<CudnnAttention::Way, bool> CudnnAttention::choose(CudaContext& context) {
   const std::int64_t largest = chunk_size(shape_, pass_);
   const bool vary = pass_ == AttentionPass::gradient && shape_.chunk == 0;
   const AttentionScratch scratch(shape_, cudnn_attention_workspace(shape_, pass_), context.setup);
@@ -240,7 +240,7 @@ void CudnnAttention::choose(const std::string& name, CudaContext& context) {
       places = std::min(whole_->graph.get_execution_plan_count(), kMostPlans);
       if (!usable) continue;
       const Way way{chunk, place, whole_->name};
-      if (!scratch) return context.choices->take(name, way.text());
+      if (!scratch) return {way, false};
       run(scratch.operands(), context.setup);  // loads the kernels
       const float ms = best_of_rounds(context.setup, [&] { run(scratch.operands(), context.setup); });
       if (ms >= best_ms) continue;
@@ -256,15 +256,19 @@ void CudnnAttention::choose(const std::string& name, CudaContext& context) {
   chunk_ = best->chunk;
   whole_ = std::move(whole);
   tail_ = std::move(tail);
-  context.choices->measure(name, best->text());
+  return {*best, true};
 }
 
 CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, CudaContext& context)
     : shape_(shape), pass_(pass), handle_(context.dnn) {
-  const std::string name = describe(shape, pass);
-  const std::optional<std::string> known = context.choices->find(name);
-  const std::optional<Way> way = known ? parse(*known) : std::nullopt;
-  way&& build(*way) ? context.choices->take(name, *known) : choose(name, context);
+  auto usable = [this](const std::string& text) {
+    const std::optional<Way> way = parse(text);
+    return way && build(*way);
+  };
+  context.choices->known_or_timed(describe(shape, pass), {}, usable, [&]() -> std::optional<TimedChoices::Found> {
+    const auto [way, timed] = choose(context);
+    return TimedChoices::Found{way.text(), timed};
+  });
 }
 
 CudnnAttention::~CudnnAttention() = default;

@@ -72,12 +72,6 @@ cublasLtMatmulMatrixScale_t library_mode(ScaleMode scales) {
 /// Smaller products take some 30 us or less, of which another tile saves little, and are many in tests.
 constexpr double kLeastWideFlops = 2e10;
 
-std::optional<cublasLtMatmulAlgo_t> known_algorithm(const TimedChoices& choices, const std::string& product,
-                                                    const std::string& mark = {}) {
-  const std::optional<std::string> text = choices.find(product, mark);
-  return text ? algorithm_of(*text) : std::nullopt;
-}
-
 }  // namespace
 
 std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
@@ -225,31 +219,34 @@ std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const 
   if (auto it = plans_.find(name); it != plans_.end()) return it->second;
   lt_ = context.lt;
   auto plan = std::make_shared<MatmulPlan>(key);
-  if (auto known = known_algorithm(choices_, name, mark); known && plan->accepts(lt_, *known)) {
-    plan->choose(*known);
-    choices_.take(name, text_of(*known));
-  } else {
+  auto search = [&]() -> std::optional<TimedChoices::Found> {
     const std::vector<cublasLtMatmulAlgo_t> listed = plan->candidates(lt_, candidates_);
-    if (listed.empty()) return nullptr;
+    if (listed.empty()) return std::nullopt;
+    if (candidates_ == 1) return TimedChoices::Found{text_of(listed.front()), false};
     std::vector<cublasLtMatmulAlgo_t> unlisted;
     if (!mark.empty()) unlisted = unlisted_candidates(lt_, *plan, key, listed, context.traits.multiprocessors);
-    TimedChoice choice{listed.front()};
-    if (candidates_ > 1) choice = choose_by_time(context, key, listed, unlisted);
-    plan->choose(choice.algorithm);
-    const std::string text = text_of(choice.algorithm);
-    choice.timed ? choices_.measure(name, text, mark) : choices_.take(name, text);
-  }
+    const TimedChoice choice = choose_by_time(context, key, listed, unlisted);
+    return TimedChoices::Found{text_of(choice.algorithm), choice.whole};
+  };
+  const std::optional<std::string> found = choices_.known_or_timed(
+      name, mark, [&](const std::string& text) { return use(*plan, text); }, search);
+  if (!found) return nullptr;
+  plan->choose(*algorithm_of(*found));
   plans_[name] = plan;
   return plan;
 }
 
+bool MatmulPlans::use(MatmulPlan& plan, const std::string& text) const {
+  const std::optional<cublasLtMatmulAlgo_t> algorithm = algorithm_of(text);
+  if (!algorithm || !plan.accepts(lt_, *algorithm)) return false;
+  plan.choose(*algorithm);
+  return true;
+}
+
 void MatmulPlans::adopt() {
-  for (auto& [name, plan] : plans_) {
-    auto known = known_algorithm(choices_, name);
-    if (!known || !plan->accepts(lt_, *known)) continue;
-    plan->choose(*known);
-    choices_.take(name, text_of(*known));
-  }
+  for (auto& [name, plan] : plans_)
+    if (const auto taken = choices_.taken(name); taken && !use(*plan, *taken))
+      choices_.take(name, text_of(plan->algorithm()));
 }
 
 }  // namespace quern::cuda

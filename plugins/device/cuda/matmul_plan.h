@@ -101,10 +101,14 @@ class MatmulPlans {
   /// Times candidates on scratch memory unless the choice is known; null when cuBLASLt has no algorithm.
   std::shared_ptr<const MatmulPlan> make(CudaContext& context, const MatmulKey& key);
 
-  /// Changes plans to the choices that are known now.
+  /// Changes plans to the choices that this run goes by now. Those that cannot be used stay as they are, and are what
+  /// the run goes by.
   void adopt();
 
  private:
+  /// Has the plan run by an algorithm; false: it cannot.
+  bool use(MatmulPlan& plan, const std::string& text) const;
+
   TimedChoices& choices_;
   int candidates_;
   MatmulSearch search_;

@@ -69,6 +69,21 @@ std::size_t padded(DType type, std::int64_t count) {
   return (static_cast<std::size_t>(count) * size_of(type) + 255) / 256 * 256;
 }
 
+struct OperandBytes {
+  std::size_t a, b, y;
+  explicit OperandBytes(const MatmulKey& key)
+      : a(stored(key.a, key.m, key.k, key.transpose_a, key.stride_a)),
+        b(stored(key.b, key.k, key.n, key.transpose_b, key.stride_b)),
+        y(stored(key.y, key.m, key.n, false, key.stride_y)) {}
+  std::size_t all() const { return a + b + y; }
+
+ private:
+  static std::size_t stored(DType type, std::int64_t rows, std::int64_t columns, bool transposed, std::int64_t stride) {
+    if (transposed) std::swap(rows, columns);
+    return padded(type, rows * std::max(columns, stride));
+  }
+};
+
 }  // namespace
 
 void fill_random(void* memory, std::size_t bytes, DType type, std::uint32_t seed, cudaStream_t stream) {
@@ -81,31 +96,48 @@ void fill_random(void* memory, std::size_t bytes, DType type, std::uint32_t seed
   }
 }
 
-MatmulScratch::MatmulScratch(const MatmulKey& key, cudaStream_t stream)
-    : stream_(stream), type_(key.y), rows_(key.m), columns_(key.n), stride_(key.stride_y > 0 ? key.stride_y : key.n) {
-  const std::int64_t rows_a = key.transpose_a ? key.k : key.m, columns_a = key.transpose_a ? key.m : key.k;
-  const std::int64_t rows_b = key.transpose_b ? key.n : key.k, columns_b = key.transpose_b ? key.k : key.n;
-  const std::size_t a = padded(key.a, rows_a * std::max(columns_a, key.stride_a)),
-                    b = padded(key.b, rows_b * std::max(columns_b, key.stride_b));
-  y_bytes_ = padded(key.y, key.m * std::max(key.n, key.stride_y));
+MatmulScratch::MatmulScratch(const MatmulKey& key, cudaStream_t stream, std::size_t sets)
+    : stream_(stream),
+      type_(key.y),
+      rows_(key.m),
+      columns_(key.n),
+      stride_(key.stride_y > 0 ? key.stride_y : key.n),
+      sets_(sets) {
+  const OperandBytes bytes(key);
+  a_bytes_ = bytes.a, b_bytes_ = bytes.b, y_bytes_ = bytes.y;
   const std::int64_t lines = of_blocks(key.scales) ? scale_blocks(key.k) : 1;  // square ones are no more
   const std::size_t vectors = padded(DType::f32, lines * std::max<std::int64_t>({key.m, key.n, 4}));
-  if (cudaMalloc(&memory_, a + b + y_bytes_ + 3 * vectors + kMatmulWorkspace) != cudaSuccess) {
+  if (cudaMalloc(&memory_, sets * bytes.all() + 3 * vectors + kMatmulWorkspace) != cudaSuccess) {
     cudaGetLastError();
     memory_ = nullptr;
     return;
   }
   char* next = static_cast<char*>(memory_);
-  auto take = [&next](std::size_t size) { return std::exchange(next, next + size); };
-  char *a_at = take(a), *b_at = take(b), *y_at = take(y_bytes_);
-  char *bias = take(vectors), *scale_a = take(vectors), *scale_b = take(vectors);
-  fill_random(a_at, a, key.a, 1, stream);
-  fill_random(b_at, b, key.b, 2, stream);
-  fill_random(y_at, y_bytes_, key.y, 3, stream);
-  fill_random(bias, vectors, DType::bf16, 4, stream);  // as f32: the same numbers, every other one
-  fill_random(scale_a, vectors, DType::f32, 5, stream);
-  fill_random(scale_b, vectors, DType::f32, 6, stream);
-  operands_ = {a_at, b_at, bias, reinterpret_cast<float*>(scale_a), reinterpret_cast<float*>(scale_b), y_at, next};
+  auto take = [&](std::size_t size, DType type, std::uint32_t seed) {
+    char* at = std::exchange(next, next + size);
+    fill_random(at, size, type, seed, stream);
+    return at;
+  };
+  operands_.a = take(sets * a_bytes_, key.a, 1);
+  operands_.b = take(sets * b_bytes_, key.b, 2);
+  operands_.y = take(sets * y_bytes_, key.y, 3);
+  operands_.bias = take(vectors, DType::bf16, 4);  // as f32: the same numbers, every other one
+  operands_.scale_a = reinterpret_cast<float*>(take(vectors, DType::f32, 5));
+  operands_.scale_b = reinterpret_cast<float*>(take(vectors, DType::f32, 6));
+  operands_.workspace = next;
+}
+
+MatmulOperands MatmulScratch::operands(std::size_t set) const {
+  MatmulOperands operands = operands_;
+  operands.a = static_cast<const char*>(operands_.a) + set * a_bytes_;
+  operands.b = static_cast<const char*>(operands_.b) + set * b_bytes_;
+  operands.y = static_cast<char*>(operands_.y) + set * y_bytes_;
+  return operands;
+}
+
+std::size_t sets_beyond(std::size_t l2_bytes, const MatmulKey& key) {
+  // Between two runs of a set lie all others, at least one cache full; of more than two a set itself is as much.
+  return 1 + 2 * l2_bytes / OperandBytes(key).all();
 }
 
 MatmulScratch::~MatmulScratch() { cudaFree(memory_); }

@@ -12,15 +12,18 @@
 
 namespace quern::cuda {
 
-/// Operands of a product in one allocation; empty when there is no memory for them.
+/// Operands of a product in one allocation, once or in several sets; empty when there is no memory for them.
 class MatmulScratch {
  public:
-  MatmulScratch(const MatmulKey& key, cudaStream_t stream);
+  MatmulScratch(const MatmulKey& key, cudaStream_t stream, std::size_t sets = 1);
   ~MatmulScratch();
   MatmulScratch(const MatmulScratch&) = delete;
   MatmulScratch& operator=(const MatmulScratch&) = delete;
   explicit operator bool() const { return memory_ != nullptr; }
   const MatmulOperands& operands() const { return operands_; }
+  /// Those of a set, of which there are sets(); the first is operands().
+  MatmulOperands operands(std::size_t set) const;
+  std::size_t sets() const { return sets_; }
 
   /// Sets every byte of y.
   void reset_result(std::uint8_t byte) const;
@@ -33,10 +36,14 @@ class MatmulScratch {
   cudaStream_t stream_;
   DType type_;  ///< of y
   std::int64_t rows_, columns_, stride_;
-  std::size_t y_bytes_ = 0;
+  std::size_t sets_, a_bytes_ = 0, b_bytes_ = 0, y_bytes_ = 0;
   void* memory_ = nullptr;
   MatmulOperands operands_;
 };
+
+/// Sets of operands such that a run that takes the next one finds none of it in an L2 cache of that size, as products
+/// in training find no weights there.
+std::size_t sets_beyond(std::size_t l2_bytes, const MatmulKey& key);
 
 /// Fills with reproducible normal-like numbers of deviation about 1, or 8-bit codes of such.
 void fill_random(void* memory, std::size_t bytes, DType type, std::uint32_t seed, cudaStream_t stream);

@@ -1,7 +1,6 @@
 #include "matmul_timing.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -45,8 +44,8 @@ void finish(CudaContext& context, const MatmulKey& key, const cublasLtMatmulAlgo
 
 class Stopwatch {
  public:
-  Stopwatch(CudaContext& context, const MatmulKey& key, const MatmulPlan& plan, const MatmulOperands& operands)
-      : context_(context), key_(key), plan_(plan), operands_(operands) {
+  Stopwatch(CudaContext& context, const MatmulKey& key, const MatmulPlan& plan, const MatmulScratch& scratch)
+      : context_(context), key_(key), plan_(plan), scratch_(scratch) {
     QUERN_CUDA(cudaEventCreate(&from_));
     QUERN_CUDA(cudaEventCreate(&to_));
   }
@@ -57,11 +56,12 @@ class Stopwatch {
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
 
-  /// Milliseconds a run, the mean of `runs`; kFailed when the algorithm fails.
+  /// Milliseconds a run, the mean of `runs`, each on the next set of operands; kFailed when the algorithm fails.
   float mean(const cublasLtMatmulAlgo_t& algorithm, int runs) const {
     QUERN_CUDA(cudaEventRecord(from_, context_.setup));
     for (int i = 0; i < runs; ++i) {
-      if (plan_.try_run(context_.lt, operands_, algorithm, context_.setup) == CUBLAS_STATUS_SUCCESS) continue;
+      const MatmulOperands operands = scratch_.operands(next_++ % scratch_.sets());
+      if (plan_.try_run(context_.lt, operands, algorithm, context_.setup) == CUBLAS_STATUS_SUCCESS) continue;
       cudaGetLastError();  // a launch that was refused is an answer here, not an error to be found later
       return kFailed;
     }
@@ -85,7 +85,8 @@ class Stopwatch {
   CudaContext& context_;
   const MatmulKey& key_;
   const MatmulPlan& plan_;
-  const MatmulOperands& operands_;
+  const MatmulScratch& scratch_;
+  mutable std::size_t next_ = 0;
   cudaEvent_t from_ = nullptr, to_ = nullptr;
 };
 
@@ -103,17 +104,17 @@ Candidates time_listed(const Stopwatch& watch, const std::function<bool(const cu
 
 constexpr float kNear = 1.1f;  ///< beyond what short runs scatter by
 
-/// Those that come near the best listed one's `listed_ms` in short runs, the best first. Most need their kernel loaded,
-/// some milliseconds each; when the time is up the least promising ones are left.
+/// Of the most promising ones, which come first, those near the best listed one's `listed_ms` in short runs; the best
+/// first. Most need their kernel loaded, some milliseconds each.
 Candidates screen(const Stopwatch& watch, const std::function<bool(const cublasLtMatmulAlgo_t&)>& accepted,
                   const std::vector<cublasLtMatmulAlgo_t>& unlisted, float listed_ms, std::size_t& tried) {
-  constexpr auto kTime = std::chrono::milliseconds(800);
+  constexpr std::size_t kMost = 192;  // all variants of the tiles that are tried, in the best kind of cluster
   const int runs = std::clamp(static_cast<int>(0.3f / std::max(listed_ms, 1e-3f)), 1, 10);
-  const auto end = std::chrono::steady_clock::now() + kTime;
+  std::size_t left = kMost;
   Candidates near;
   for (const cublasLtMatmulAlgo_t& algorithm : unlisted) {
-    if (std::chrono::steady_clock::now() > end) break;
     if (!accepted(algorithm)) continue;
+    if (left-- == 0) break;
     ++tried;
     if (watch.mean(algorithm, 1) == kFailed) continue;
     const float ms = watch.mean(algorithm, runs);
@@ -209,7 +210,7 @@ TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulSc
                       const std::vector<cublasLtMatmulAlgo_t>& listed,
                       const std::vector<cublasLtMatmulAlgo_t>& unlisted) {
   const MatmulPlan plan(key);
-  const Stopwatch watch(context, key, plan, scratch.operands());
+  const Stopwatch watch(context, key, plan, scratch);
   const auto accepted = [&](const cublasLtMatmulAlgo_t& algorithm) { return plan.accepts(context.lt, algorithm); };
   TimedChoice choice{listed.front()};
   choice.tried = listed.size();
@@ -250,10 +251,14 @@ TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std
                            const std::vector<cublasLtMatmulAlgo_t>& unlisted) {
   MatmulKey timed = key;
   for (int attempt = 0; attempt < 5; ++attempt) {
-    const MatmulScratch scratch(timed, context.setup);
+    const MatmulScratch scratch(timed, context.setup, sets_beyond(context.traits.l2_bytes, timed));
     const bool whole = attempt == 0;  // what is not listed is taken only after it was seen to be right
-    if (scratch)
-      return choose_on(context, timed, scratch, listed, whole ? unlisted : std::vector<cublasLtMatmulAlgo_t>{});
+    if (scratch) {
+      TimedChoice choice =
+          choose_on(context, timed, scratch, listed, whole ? unlisted : std::vector<cublasLtMatmulAlgo_t>{});
+      choice.whole = whole && choice.timed;
+      return choice;
+    }
     // Halves the longest dimension, keeping it a multiple of 128.
     std::int64_t& longest = std::max({std::ref(timed.m), std::ref(timed.n), std::ref(timed.k)},
                                      [](std::int64_t& x, std::int64_t& y) { return x < y; });

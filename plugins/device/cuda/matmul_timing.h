@@ -17,13 +17,15 @@ struct MatmulKey;
 struct TimedChoice {
   cublasLtMatmulAlgo_t algorithm = {};
   bool timed = false;   ///< false: there was no memory to time with, and the library's first guess is taken
+  bool whole = false;   ///< timed on a product of this size; else what is chosen may be another at another time
   float ms = 0;         ///< a run of the choice
   float listed_ms = 0;  ///< the best of those that the library listed, timed as the choice was
   std::size_t tried = 0;
 };
 
-/// The fastest of `listed`, which are not empty, and of those of `unlisted` that compute the same. Listed ones alone
-/// are timed in bursts of milliseconds. With unlisted ones it takes 2 to 3 s: those that are near the best in
+/// The fastest of `listed`, which are not empty, and of those of `unlisted` that compute the same, on operands that no
+/// run finds in the L2 cache. How many are tried is fixed, however busy the host is. Listed ones alone are timed in
+/// bursts of milliseconds. With unlisted ones it takes 2 to 3 s: those that are near the best in
 /// short runs are timed in bursts, and the best of these under load that lasts, where the power limit lowers the clock,
 /// more for some than for others. Where scratch for the whole product does not fit, the listed ones are timed on a
 /// smaller one of the same layout.

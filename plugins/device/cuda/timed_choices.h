@@ -1,28 +1,43 @@
 #pragma once
-// What was found by timing: the algorithm of each matrix product, how attention runs. JSON text for checkpoints and for
-// a file in the user's cache directory. Choices hold for one GPU model and one version of the libraries; others are
-// kept in the file and left alone.
+// What was found by timing: the algorithm of each matrix product, how attention runs. JSON text for checkpoints, and a
+// file in the user's cache directory. Choices hold for one GPU model and one version of the libraries; others are kept
+// in the file and left alone.
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "choice_file.h"
+
 namespace quern::cuda {
 
 class TimedChoices {
  public:
-  /// `cache_file`: where choices outlive the process; empty: nowhere. A missing or bad file is an empty one.
-  TimedChoices(const std::string& gpu, std::string cache_file);
+  /// What timing gave. One that was not timed, or not at the op's own sizes, is of this run only.
+  struct Found {
+    std::string choice;
+    bool lasting = false;
+  };
+  using Usable = std::function<bool(const std::string& choice)>;
 
-  /// What this run has taken or loaded, whatever it was found by; or else what the cache file holds under `mark`, which
-  /// tells kinds of search apart.
-  std::optional<std::string> find(const std::string& what, const std::string& mark = {}) const;
-  /// This run takes a known choice, or a guess; `measure` takes a new one, which also goes to the cache file.
-  void take(const std::string& what, const std::string& choice);
-  void measure(const std::string& what, const std::string& choice, const std::string& mark = {});
+  /// `cache_file`: where choices outlive the process; empty: nowhere.
+  TimedChoices(const std::string& gpu, const std::string& cache_file);
 
+  /// The choice that this run then goes by: what it has taken or loaded, whatever it was found by, or else what the
+  /// cache file holds under `mark`, which tells kinds of search apart. None where neither is usable.
+  std::optional<std::string> known(const std::string& what, const std::string& mark, const Usable& usable);
+  /// The same, or else what `time` finds, and none where it finds none. Other processes time before or after: what they
+  /// found meanwhile is taken.
+  std::optional<std::string> known_or_timed(const std::string& what, const std::string& mark, const Usable& usable,
+                                            const std::function<std::optional<Found>()>& time);
+  /// This run goes by a choice that was not timed.
+  void take(const std::string& what, const std::string& choice) { taken_[what] = choice; }
   /// What this run has taken or loaded.
+  std::optional<std::string> taken(const std::string& what) const;
+
+  /// All of that.
   std::string save() const;
   /// Adds what an earlier part of this run saved, if it was on such a GPU and with these libraries; other text is
   /// ignored.
@@ -32,14 +47,10 @@ class TimedChoices {
   static std::string cache_file();
 
  private:
-  using Choices = std::map<std::string, std::string>;
-  Choices mine(std::string_view text) const;
-  void write_file() const noexcept;
-
   std::string owner_;  ///< "NVIDIA H100 80GB HBM3, cuBLASLt 130100, cuDNN 91900"
-  std::string cache_file_;
-  Choices taken_;
-  Choices known_, measured_;  ///< from the file, and by this process; names with their mark
+  ChoiceFile file_;
+  ChoiceFile::Choices taken_;
+  ChoiceFile::Choices filed_;  ///< from the file; names with their mark
 };
 
 }  // namespace quern::cuda
