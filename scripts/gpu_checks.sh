@@ -4,6 +4,10 @@
 #
 #   scripts/gpu_checks.sh [--quick]     --quick: without the sanitizer over the test program, the longest part
 #
+# RACE_BUILD names a build made with -DQUERN_RACECHECK=ON, for racecheck over attention's gradient on Hopper: there one
+# lane tells a barrier for its warp, after __syncwarp, that the warp has read a tile. racecheck does not follow that, and
+# reports the tile's next filling; in such a build every lane tells.
+#
 # On Hopper racecheck fails inside the libraries' products that copy by TMA, which they take for bf16 and 8 bits at sizes
 # that allow it. So it takes whole training steps in bf16 at odd sizes, over all kernels, the libraries' too; steps in
 # fp32 and the tests of ops that call no library, over quern's own kernels. Products of 8 bits have no odd sizes.
@@ -11,6 +15,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 build=${BUILD:-build/release}
+race_build=${RACE_BUILD:-}
 quern=$build/bin/quern
 tests=$build/bin/device_cuda_test
 logs=build/gpu-checks
@@ -77,8 +82,6 @@ own=(--kernel-regex kns=quern)
 faulty='memory*capture,a GPU that cannot*'
 library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,documents*' # cases that call one
 library+=',candidates beyond*,a wide search*,products that are searched*,products fused with swiglu give what*'
-# In attention's gradient on Hopper one lane tells a barrier for its warp, after __syncwarp, that the warp has read a
-# tile. racecheck does not follow that: it reports the tile's next filling, and nothing once every lane tells.
 hopper='attention*Hopper*'
 
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
@@ -98,6 +101,12 @@ check racecheck_bf16_odd 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "${steps[@
 if [[ $quick == 0 ]]; then
   check racecheck_ops 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- "$tests" \
     -tce="$faulty,$library,$hopper"
+  if [[ -n $race_build ]]; then
+    check racecheck_attention_grad 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- \
+      "$race_build/bin/device_cuda_test" -tc="$hopper"
+  else
+    printf '%-28s %-12s %s\n' racecheck_attention_grad "not run" "RACE_BUILD names no build with -DQUERN_RACECHECK=ON"
+  fi
   check memcheck_tests 'ERROR SUMMARY' sanitize --tool memcheck -- "$tests" -tce="$faulty"
 fi
 echo "$failures failed"

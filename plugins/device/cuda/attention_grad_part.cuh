@@ -10,10 +10,14 @@ namespace quern::cuda::attention_grad {
 
 inline constexpr float kLog2e = 1.44269504088896340736f;
 
+/// Who has read what a warp gives back to be filled again: only its products, or its threads by loads of their own.
+enum class ReadBy : std::uint8_t { products, threads };
+
 /// All of a warp are done with what a barrier guards.
+template <ReadBy kBy>
 __device__ __forceinline__ void release(std::uint32_t barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) tma::arrive(barrier);
+  if constexpr (kBy == ReadBy::threads) tma::fence_copies();
+  tma::arrive_as_warp(barrier);
 }
 
 __device__ __forceinline__ float exp2_approximately(float x) {
@@ -52,6 +56,8 @@ class Part {
   static constexpr int kSteps = kHead / wgmma::kDepth, kTileSteps = kTile / wgmma::kDepth;
   /// Where registers suffice, what stays is held in them, and the scores of the next tile are made ahead.
   static constexpr bool kAhead = kHead == 64 || !kKeys;
+  /// Of keys, statistics come with the tiles that stream by.
+  static constexpr ReadBy kStreamed = kKeys ? ReadBy::threads : ReadBy::products;
 
  public:
   __device__ __forceinline__ Part(const GradArguments& arguments, const Shared<kHead>& shared, const Item& item,
@@ -71,7 +77,7 @@ class Part {
         wgmma::load_a(held[0][step], shared.resident(place, 0, group) + step / 4 * kBox, step % 4);
         wgmma::load_a(held[1][step], shared.resident(place, 1, group) + step / 4 * kBox, step % 4);
       }
-      release(shared.resident_empty(place));
+      release<ReadBy::threads>(shared.resident_empty(place));
     }
     if constexpr (!kKeys) load_row_statistics();
 #pragma unroll
@@ -87,7 +93,7 @@ class Part {
       pass(ring, own_first - item.first);
       kAhead ? walk_ahead(ring) : walk(ring);
     }
-    if constexpr (!kAhead) release(shared.resident_empty(place));
+    if constexpr (!kAhead) release<ReadBy::products>(shared.resident_empty(place));
     store();
   }
 
@@ -96,7 +102,7 @@ class Part {
   __device__ void pass(tma::Ring<L::kStages>& ring, int tiles) {
     for (; tiles > 0; --tiles, ring.advance()) {
       tma::wait(shared.full(ring.stage), ring.parity);
-      release(shared.empty(ring.stage));
+      release<ReadBy::products>(shared.empty(ring.stage));  // nobody has
     }
   }
   __device__ __forceinline__ void advance(tma::Ring<L::kStages>& ring) {
@@ -137,7 +143,7 @@ class Part {
       round<0, 2>();
       make_score_gradients<4, 8>(stage);
       round<2, 4>();
-      if (previous >= 0) release(shared.empty(previous));
+      if (previous >= 0) release<kStreamed>(shared.empty(previous));
       if (left == 0) break;
       if (!ready) tma::wait(shared.full(ring.stage), ring.parity);
       wgmma::fence();
@@ -165,7 +171,7 @@ class Part {
       wgmma::fence();
       issue_scores<1>(y, stage);
       wgmma::commit();
-      if (previous >= 0) release(shared.empty(previous));
+      if (previous >= 0) release<kStreamed>(shared.empty(previous));
       advance(ring);
       if (masked(current)) mask(current);
       make_probabilities<0, 8>(stage);
@@ -184,7 +190,7 @@ class Part {
     wgmma::wait<0>();
     wgmma::pin(first);
     if constexpr (kKeys) wgmma::pin(second);
-    release(shared.empty(stage));
+    release<kStreamed>(shared.empty(stage));
   }
 
   /// X (kOperand 0) or Y (1) of the stage's tile.

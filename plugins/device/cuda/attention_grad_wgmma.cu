@@ -152,14 +152,14 @@ __global__ void __launch_bounds__(kThreads, 1) attention_grad_kernel(const __gri
   extern __shared__ unsigned char memory[];
   const Shared<kHead> shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
-    constexpr int kWarps = 4 * kGroups;
+    constexpr int kArrivals = 4 * kGroups * tma::kWarpArrivals;
     for (int stage = 0; stage < L::kStages; ++stage) {
       tma::init(shared.full(stage), 1);
-      tma::init(shared.empty(stage), kWarps);
+      tma::init(shared.empty(stage), kArrivals);
     }
     for (int place = 0; place < L::kResidents; ++place) {
       tma::init(shared.resident_full(place), 1);
-      tma::init(shared.resident_empty(place), kWarps);
+      tma::init(shared.resident_empty(place), kArrivals);
     }
     tma::fence_init();
   }

@@ -34,6 +34,20 @@ __device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init
 __device__ __forceinline__ void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/// Orders what this thread did in shared memory before what the copy engine does there when it is told: without it,
+/// PTX orders no load or store of a thread against a bulk copy (ISA, "proxies").
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// All lanes of a warp arrive at a barrier that counts kWarpArrivals for each warp. One does for all; racecheck, which
+/// does not follow __syncwarp there, needs them all (-DQUERN_RACECHECK=ON).
+#ifdef QUERN_RACECHECK
+inline constexpr std::uint32_t kWarpArrivals = 32;
+#else
+inline constexpr std::uint32_t kWarpArrivals = 1;
+#endif
+__device__ __forceinline__ void arrive_as_warp(std::uint32_t barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < kWarpArrivals) arrive(barrier);
+}
 /// Arrives at the barrier that the block of this rank in the cluster has at the same address. Tells that reads are
 /// done, and orders no writes for the other block: that would cost a fence of the whole GPU (docs/decisions/0012).
 __device__ __forceinline__ void arrive_at(std::uint32_t barrier, std::uint32_t rank) {
