@@ -89,6 +89,22 @@ TEST_CASE("queries answer at plan time, with the reason for a refusal") {
   CHECK(h100.query(unknown).refusal == "the cuda device has no kernel for the op \"convolution\"");
 }
 
+TEST_CASE("int8 is quantized to on a GPU but not multiplied, as docs/precision.md says") {
+  const CudaDevice h100 = assumed("H100"), a100 = assumed("A100");
+  for (const CudaDevice* device : {&h100, &a100}) {
+    CHECK(device->query(matmul(DType::i8, DType::bf16)).refusal == "matmul: i8 times i8: no such product on this device");
+    OpInstance op;
+    op.kind = "quantize_rows";
+    op.inputs = {{DType::bf16, {64, 32}, true, false}};
+    op.outputs = {{DType::i8, {64, 32}, true, false}, {DType::f32, {64}, true, false}};
+    op.attributes = {{"format", std::string("i8")}};
+    CHECK(device->query(op).refusal == "");
+    op.kind = "quantize_blocks";
+    op.outputs.resize(4);
+    CHECK(device->query(op).refusal.find("needs a format e4m3 or e5m2") != std::string::npos);
+  }
+}
+
 TEST_CASE("the plugin loads and plans without a driver") {
   PluginHost host({std::filesystem::path(QUERN_BUILD_DIR) / "plugins"});
   const Factory& factory = host.require("device", "cuda");
