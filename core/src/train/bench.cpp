@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "program/passes/observe.h"
+#include "quern/error.h"
 #include "quern/random.h"
 #include "train/weights.h"
 
@@ -135,7 +136,11 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
       engine.micro_step(batches[batch++ % batches.size()], state);
     }
     engine.update();
-    engine.result();
+    if (engine.result().update.apply == 0)
+      throw Error(ErrorCode::numerics,
+                  {.where = "step " + std::to_string(step + 1) + " of the bench",
+                   .what = "loss or gradients are not finite, and the weights stay",
+                   .next = "lower optimizer.learning_rate: the speed of such steps means nothing"});
     if (step == 0)
       result.start_seconds = now() - begin;
     else
