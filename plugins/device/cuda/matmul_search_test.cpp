@@ -187,6 +187,26 @@ TEST_CASE("a wide search is done once, and is not taken for a listed one") {
   fs::remove_all(folder);
 }
 
+TEST_CASE("a product without room to be timed whole is timed smaller, which leaves nothing on disk") {
+  Gpu gpu;
+  if (!gpu.here) return;
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("quern_busy_" + std::to_string(getpid()));
+  const std::string file = (folder / "cuda.json").string();
+  const MatmulKey key = key_of(8192, 8192, 8192);  // 448 MiB
+  std::size_t free_bytes = 0, total_bytes = 0;
+  void* others = nullptr;
+  REQUIRE(cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess);
+  REQUIRE(cudaMalloc(&others, free_bytes - (std::size_t{320} << 20)) == cudaSuccess);
+  TimedChoices busy("GPU", file);
+  CHECK(MatmulPlans(busy, 2, MatmulSearch::listed).make(gpu.context, key) != nullptr);
+  CHECK(busy.taken(key.text()).has_value());
+  cudaFree(others);
+  TimedChoices next("GPU", file);
+  CHECK_FALSE(next.known(key.text(), "", [](const std::string&) { return true; }));
+  fs::remove_all(folder);
+}
+
 TEST_CASE("products that are searched beyond the list equal the CPU's, and are repeatable") {
   // Multiples of what alignment asks for, but of no tile. Sums have a deviation of 0.5, in fp32, in another order; the
   // library may round them to bf16 before it adds them to y.
