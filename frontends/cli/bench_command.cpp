@@ -1,10 +1,11 @@
 // `quern bench FILE`: how fast a run's training steps are here, and where the time goes.
-#include <fstream>
 #include <iostream>
 
 #include <boost/program_options/value_semantic.hpp>
 
+#include "base/descriptor.h"
 #include "commands.h"
+#include "data/durable_file.h"
 #include "quern/error.h"
 #include "train/bench.h"
 #include "train/run_schemas.h"
@@ -27,20 +28,19 @@ int bench_command(const Arguments& arguments) {
     throw Error(
         ErrorCode::config,
         {.where = "--steps", .what = "number of steps", .found = std::to_string(steps), .expected = "at least 1"});
+  const std::string path = run->values.count("json") ? run->values["json"].as<std::string>() : "";
+  if (run->values.count("json")) check_own_file(path, kBenchFile, "choose another --json file");
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
   std::cout << bench_table(result, session.device->traits());
   if (!run->values.count("json")) return 0;
-  std::string path = run->values["json"].as<std::string>();
-  std::ofstream file(path);
   BenchOrigin origin{{"quern", "bench"}, run->values["commit"].as<std::string>()};
   origin.command.insert(origin.command.end(), arguments.begin(), arguments.end());
-  file << bench_json(result, session, origin);
-  if (!file.flush())
-    throw Error(ErrorCode::resources,
-                {.where = path, .what = "cannot be written", .next = "choose another --json file"});
+  DurableFile file(path);
+  file.write(bench_json(result, session, origin));
+  file.commit();
   return 0;
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "checkpoint/hf_weights.h"
 #include "checkpoint/names.h"
@@ -31,6 +32,17 @@ bool is_export_file(const std::string& name) {
          std::find(kTokenizerFiles.begin(), kTokenizerFiles.end(), name) != kTokenizerFiles.end();
 }
 
+// Of a model file that an export wrote; transformers insists on the format.
+const std::map<std::string, std::string> kMetadata{{"format", "pt"}, {"written_by", "quern"}};
+
+std::map<std::string, std::string> metadata_of(const std::string& path) {
+  try {
+    return SafetensorsFile(path).metadata();
+  } catch (const Error&) {  // no such file
+    return {};
+  }
+}
+
 // Replacing a directory deletes it, so only what an export wrote may be replaced.
 void check_replaceable(const std::string& directory) {
   std::error_code error;
@@ -47,6 +59,10 @@ void check_replaceable(const std::string& directory) {
     std::string name = entry.path().filename();
     if (!is_export_file(name) || !entry.is_regular_file(error)) refuse(quote_name(name));
   }
+  if (fs::is_empty(directory, error)) return;
+  const std::string weights = directory + "/" + kWeights;
+  if (!fs::exists(weights, error)) refuse("no " + std::string(kWeights));
+  if (metadata_of(weights) != kMetadata) refuse(std::string(kWeights) + " of another program");
 }
 
 /// One stored tensor of the export.
@@ -72,7 +88,7 @@ void write_weights(const std::string& path, DType dtype, std::span<const Paramet
           first += count;
         }
       }
-  SafetensorsWriter writer(path, tensors, {{"format", "pt"}});  // transformers insists on the format
+  SafetensorsWriter writer(path, tensors, kMetadata);
   std::vector<float> values(kPiece);
   std::vector<std::uint16_t> rounded(kPiece);
   for (std::size_t i = 0; i < pieces.size(); ++i)

@@ -239,3 +239,22 @@ TEST_CASE("an export replaces an older one whole, copies the tokenizer, and dest
   CHECK_REFUSED(resources, "'thesis.txt'", write());
   CHECK(read_text(directory / "models/out/thesis.txt") == "years of work");
 }
+
+TEST_CASE("a model of another program is not replaced, though its files have an export's names") {
+  TestDirectory directory;
+  auto parameters = small_model(false);
+  Values values = random_values(parameters);
+  const std::string out = directory / "out", weights = out + "/model.safetensors";
+  fs::create_directory(out);
+  auto write = [&] { export_hf_model(out, {DType::f32, "{}", "", ""}, parameters, kLayers, reader_of(values)); };
+  write();  // over an empty directory
+  write();
+  write_model(weights, parameters, values, [](auto&) {});
+  const std::string downloaded = read_text(weights);
+  CHECK_REFUSED(resources, "model.safetensors of another program", write());
+  CHECK_REFUSED(resources, "model.safetensors of another program", check_export(out, {}));
+  CHECK(read_text(weights) == downloaded);
+  fs::remove(weights);
+  CHECK_REFUSED(resources, "no model.safetensors", write());  // a tokenizer, perhaps
+  CHECK(read_text(out + "/config.json") == "{}");
+}

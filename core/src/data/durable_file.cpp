@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -19,9 +19,6 @@ namespace quern {
 namespace fs = std::filesystem;
 
 namespace {
-
-// Linux writes at most this much in one call.
-constexpr std::size_t kLargestWrite = std::size_t{1} << 30;
 
 std::string parent_of(const std::string& path) {
   std::string parent = fs::path(path).parent_path();
@@ -65,12 +62,8 @@ DurableFile::~DurableFile() {
 void DurableFile::write(std::span<const std::byte> bytes) {
   checksum_.add(bytes);
   bytes_ += bytes.size();
-  while (!bytes.empty()) {
-    ssize_t written = ::write(file_, bytes.data(), std::min(bytes.size(), kLargestWrite));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_resources(path_, "cannot be written", errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
+  if (!write_all(file_, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
+    fail_resources(path_, "cannot be written", errno);
 }
 
 FileRecord DurableFile::commit() {

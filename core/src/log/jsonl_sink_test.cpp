@@ -1,11 +1,15 @@
 #include "log/jsonl_sink.h"
 
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <sstream>
-
-#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -31,9 +35,9 @@ struct File {
 
 LogEvent step(std::int64_t number) { return {"step", {{"step", number}}}; }
 
-JsonlSink opened(const std::filesystem::path& path, bool resumed) {
-  JsonlSink sink(path);
-  sink.open({"", resumed, 1});
+std::unique_ptr<JsonlSink> opened(const std::filesystem::path& path, bool resumed) {
+  auto sink = std::make_unique<JsonlSink>(path);
+  sink->open({"", resumed, 1});
   return sink;
 }
 
@@ -69,14 +73,16 @@ TEST_CASE("any text gives one line of valid JSON") {
 
 TEST_CASE("each event is in the file as soon as it is written, a new run replaces the log, a resumed one goes on") {
   File file;
-  JsonlSink first = opened(file.path, false);
-  first.write(step(1));
+  auto sink = opened(file.path, false);
+  sink->write(step(1));
   CHECK(file.text() == "{\"event\":\"step\",\"step\":1}\n");
-  first.write(step(2));
-  opened(file.path, true).write(step(3));
+  sink->write(step(2));
+  CHECK_THROWS_WITH_AS(opened(file.path, true), doctest::Contains("another run writes this log"), Error);
+  sink.reset();
+  opened(file.path, true)->write(step(3));
   CHECK(file.text() ==
         "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n");
-  opened(file.path, false).write(step(4));
+  opened(file.path, false)->write(step(4));
   CHECK(file.text() == "{\"event\":\"step\",\"step\":4}\n");
 }
 
@@ -85,30 +91,82 @@ TEST_CASE("appending removes an unfinished last line, however long") {
   const std::string kept = "{\"event\":\"step\",\"step\":1}\n", added = "{\"event\":\"step\",\"step\":9}\n";
   for (std::size_t tail : {0, 1, 40, 4095, 4096, 4097, 10000}) {
     CAPTURE(tail);
-    file.set(kept + std::string(tail, '{'));
-    opened(file.path, true).write(step(9));
+    const std::string unfinished = added.substr(0, 10) + std::string(tail, '{');
+    file.set(kept + unfinished);
+    opened(file.path, true)->write(step(9));
     CHECK(file.text() == kept + added);
-    file.set(std::string(tail, '{'));  // no finished line at all
-    opened(file.path, true).write(step(9));
+    file.set(unfinished);  // no finished line at all
+    opened(file.path, true)->write(step(9));
     CHECK(file.text() == added);
   }
 }
 
-TEST_CASE("a log that cannot be written is a resources error that names it") {
-  fs::path missing = fs::temp_directory_path() / "quern_no_such_folder" / "log.jsonl";
+TEST_CASE("a log that cannot be opened is a resources error that names it, and what to choose instead") {
+  const fs::path folder = fs::temp_directory_path() / "quern_no_such_folder";
   for (bool resumed : {false, true}) {
-    try {
-      JsonlSink sink = opened(missing, resumed);
-      FAIL("opened");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::resources);
-      CHECK(std::string(error.what()).find("log.jsonl: the log cannot be opened") != std::string::npos);
+    JsonlSink chosen(folder / "a.jsonl"), relative("quern_no_such_folder/a.jsonl"), standard;
+    for (auto [sink, next] : {std::pair(&chosen, "choose another log.jsonl.path"),
+                              {&relative, "choose another log.jsonl.path; it starts at "},
+                              {&standard, "choose another log.directory"}}) {
+      try {
+        sink->open({folder, resumed, 1});
+        FAIL("opened");
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::resources);
+        CHECK(std::string(error.what()).find(".jsonl: the log cannot be opened: found No such file") !=
+              std::string::npos);
+        CHECK(error.detail().next.starts_with(next));
+      }
     }
   }
-  if (fs::exists("/dev/full")) {
-    JsonlSink sink = opened("/dev/full", false);
-    CHECK_THROWS_WITH_AS(sink.write(step(1)), doctest::Contains("the log cannot be written"), Error);
-  } else {
-    MESSAGE("skipped the full disk: no /dev/full here");
-  }
+}
+
+TEST_CASE("a file that is no log is left as it is, by new runs and resumed ones") {
+  File file;
+  const fs::path link = file.path.string() + ".link";
+  fs::create_symlink(file.path, link);
+  for (const std::string& text :
+       {std::string("QUERNTOK\0\1", 10), std::string("[model]\nid = 1\n"), std::string("{}\n")})
+    for (const fs::path& path : {file.path, link})
+      for (bool resumed : {false, true}) {
+        file.set(text);
+        CHECK_THROWS_WITH_AS(opened(path, resumed), doctest::Contains("is not a log of quern"), Error);
+        CHECK(file.text() == text);
+      }
+  fs::remove(link);
+  fs::remove(file.path);
+  REQUIRE(::mkfifo(file.path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH_AS(opened(file.path, false), doctest::Contains("found no regular file"), Error);
+}
+
+TEST_CASE("an event that finds no room leaves no part of itself, and later ones are written once there is room") {
+  File file;
+  auto sink = opened(file.path, false);
+  sink->write(step(1));
+  const std::string one = file.text();
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  const rlimit small{one.size() + 5, old.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  CHECK_THROWS_WITH_AS(sink->write(step(2)), doctest::Contains("the log cannot be written: found File too large"),
+                       Error);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  CHECK(file.text() == one);
+  sink->write(step(3));
+  CHECK(file.text() == one + "{\"event\":\"step\",\"step\":3}\n");
+}
+
+TEST_CASE("a log that is removed is begun anew") {
+  File file;
+  auto sink = opened(file.path, false);
+  sink->write(step(1));
+  fs::remove(file.path);
+  sink->write(step(2));
+  CHECK(file.text() == "{\"event\":\"step\",\"step\":2}\n");
+  fs::remove(file.path);
+  file.set("notes\n");
+  CHECK_THROWS_WITH_AS(sink->write(step(3)), doctest::Contains("is not a log of quern"), Error);
+  CHECK_THROWS_AS(sink->write(step(4)), Error);
+  CHECK(file.text() == "notes\n");
 }

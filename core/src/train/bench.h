@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "train/engine.h"
 #include "train/peaks.h"
 #include "train/session.h"
@@ -65,5 +66,7 @@ BenchResult run_bench(Session& session, const BenchOptions& options);
 
 std::string bench_table(const BenchResult& result, const DeviceTraits& device);
 std::string bench_json(const BenchResult& result, const Session& session, const BenchOrigin& origin);
+/// How the text of bench_json begins.
+inline constexpr FileKind kBenchFile{"a file of quern bench", "{\n \"device\": \""};
 
 }  // namespace quern
