@@ -96,11 +96,11 @@ TinyFiles::TinyFiles() {
 SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std::int64_t stop_after,
                          const std::function<void(Session&)>& change) {
   SessionResult session;
-  std::atomic<int> stop{0};
+  RunRequests requests;
   PluginHost host = run_host();
   Manifest manifest;
   manifest.add<LogSink>("recording", "keeps losses", {}, [&](const OptionValues&) {
-    return std::make_unique<RecordingSink>(session.losses, stop, stop_after);
+    return std::make_unique<RecordingSink>(session.losses, requests.stop, stop_after);
   });
   host.add_builtins(std::move(manifest));
   ConfigDocument document = ConfigDocument::read(files.config());
@@ -109,7 +109,7 @@ SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std
   ResolvedConfig config = resolve(document, run_schemas(), host);
   Session components(config, host);
   if (change) change(components);
-  session.result = Trainer(components, host, stop).run();
+  session.result = Trainer(components, host, requests).run();
   return session;
 }
 
@@ -172,7 +172,7 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
 
 // ---- the program ----
 
-Child::Child(std::vector<std::string> arguments) {
+Child::Child(std::vector<std::string> arguments, const std::function<void()>& prepare) {
   arguments.insert(arguments.begin(), QUERN_CLI);
   std::vector<char*> words;
   for (std::string& argument : arguments) words.push_back(argument.data());
@@ -185,6 +185,7 @@ Child::Child(std::vector<std::string> arguments) {
     int file = ::open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     if (file < 0 || ::dup2(file, stream) < 0) ::_exit(126);
   }
+  if (prepare) prepare();
   ::execv(words[0], words.data());
   ::_exit(127);
 }
@@ -210,8 +211,8 @@ int Child::wait() {
   return WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_);
 }
 
-Outcome quern_run(std::vector<std::string> arguments) {
-  Child child(std::move(arguments));
+Outcome quern_run(std::vector<std::string> arguments, const std::function<void()>& prepare) {
+  Child child(std::move(arguments), prepare);
   int code = child.wait();
   return {code, child.out(), child.err()};
 }

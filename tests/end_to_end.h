@@ -65,10 +65,11 @@ void write_text(const std::string& path, const std::string& text);
 bool has(const std::string& text, const std::string& part);
 std::size_t occurrences(const std::string& text, const std::string& part);
 
-/// The program as a child process, its streams in files.
+/// The program as a child process, its streams in files. `prepare` runs in the child before the program: limits,
+/// signals, other streams.
 class Child {
  public:
-  explicit Child(std::vector<std::string> arguments);
+  explicit Child(std::vector<std::string> arguments, const std::function<void()>& prepare = {});
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
@@ -94,7 +95,7 @@ struct Outcome {
 /// CHECKs the code, and one message that has all of `parts`.
 void check_fails(const Outcome& outcome, int code, const std::vector<std::string>& parts);
 /// `quern` with those words, to its end.
-Outcome quern_run(std::vector<std::string> arguments);
+Outcome quern_run(std::vector<std::string> arguments, const std::function<void()>& prepare = {});
 /// `quern train` on the files' config.
 Outcome quern_train(const TinyFiles& files, const Overrides& overrides);
 std::vector<std::string> train_arguments(const TinyFiles& files, const Overrides& overrides);

@@ -1,15 +1,19 @@
-// `quern train FILE`: one run from its config to its export. Ctrl-C or SIGTERM saves a checkpoint and leaves with the
-// shell's code for that signal; before the first step, and when it is the second one, it leaves at once.
+// `quern train FILE`: one run from its config to its export. Ctrl-C, SIGTERM, SIGHUP and SIGXCPU save a checkpoint and
+// leave with the shell's code for that signal; before the first step, and at a second Ctrl-C or SIGTERM, the program
+// leaves at once. SIGUSR1 saves and goes on.
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
 
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "commands.h"
 #include "config/document.h"
 #include "config/resolve.h"
+#include "log/background_output.h"
 #include "plan/report.h"
 #include "quern/error.h"
 #include "train/run_schemas.h"
@@ -19,38 +23,62 @@ namespace quern::cli {
 
 namespace {
 
-std::atomic<int> stop_signal{0};
-std::atomic<bool> started{false};  // from here on there is something to lose
+enum class Phase { starting, running, over };
 
-extern "C" void on_signal(int signal) {
-  if (stop_signal.exchange(signal) == 0 && started.load()) return;
-  if (!started.load()) {
-    constexpr char kText[] = "stopped before the first step; there is nothing to save\n";
-    [[maybe_unused]] ssize_t ignored = ::write(STDOUT_FILENO, kText, sizeof kText - 1);
+RunRequests requests;
+std::atomic<Phase> phase{Phase::starting};  // running: there is something to lose
+std::atomic<bool> told_to_stop{false};      // by a person or a scheduler, who may insist
+
+void handle(int signal) {
+  if (signal == SIGUSR1) {
+    requests.save = true;
+    return;
+  }
+  int none = 0;
+  requests.stop.compare_exchange_strong(none, signal);
+  if (phase == Phase::running) {
+    // HUP comes from the shell and from the terminal, XCPU each second: neither insists.
+    if (signal == SIGHUP || signal == SIGXCPU || !told_to_stop.exchange(true)) return;
+  } else if (phase == Phase::starting) {
+    write_if_taken(STDOUT_FILENO, "stopped before the first step; there is nothing to save\n",
+                   std::chrono::milliseconds(0));
   }
   ::_exit(128 + signal);
+}
+
+extern "C" void on_signal(int signal) {
+  const int kept = errno;
+  handle(signal);
+  errno = kept;
+}
+
+void take_signals() {
+  // The terminal's Ctrl-C stops the reader of a pipe too, and there is still a checkpoint to write.
+  std::signal(SIGPIPE, SIG_IGN);
+  for (int signal : {SIGINT, SIGTERM, SIGXCPU, SIGUSR1}) std::signal(signal, on_signal);
+  if (std::signal(SIGHUP, on_signal) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup
 }
 
 }  // namespace
 
 int train_command(const Arguments& arguments) {
-  // The terminal's Ctrl-C stops the reader of a pipe too, and there is still a checkpoint to write.
-  std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  take_signals();
   std::optional<RunArguments> run =
       parse_run("quern train FILE [--set a.b=v]...", boost::program_options::options_description("options"), arguments);
   if (!run) return 0;
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
+  BackgroundOutput output(std::cout, STDOUT_FILENO);
   Session session(config, host);
-  Trainer trainer(session, host, stop_signal);
+  Trainer trainer(session, host, requests);
   std::cout << memory_table(trainer.plan()) << std::endl;
   trainer.start();
-  started = true;
+  phase = Phase::running;
   RunResult result = trainer.run();
+  phase = Phase::over;
+  for (const std::string& text : result.untold) std::cerr << "quern: warning: " << text << "\n";
   if (!result.finished) std::cout << "stopped at step " << result.step << "; the same command continues\n";
-  return stop_signal.load() == 0 ? 0 : 128 + stop_signal.load();
+  return requests.stop == 0 ? 0 : 128 + requests.stop;
 }
 
 }  // namespace quern::cli

@@ -28,7 +28,7 @@ class LogSink {
   virtual ~LogSink() = default;
   /// Called once, before the first event.
   virtual void open(const RunPlace& place) = 0;
-  virtual void write(const LogEvent& event) = 0;
+  virtual void write(const LogEvent& event) = 0;  ///< what it throws costs the event, and never the run
 };
 
 }  // namespace quern

@@ -29,10 +29,6 @@ std::int64_t Trainer::tokens_per_step() const {
   return session_.train.micro_batch * session_.train.sequence * session_.train.accumulation;
 }
 
-void Trainer::log(const LogEvent& event) {
-  for (const auto& sink : sinks_) sink->write(event);
-}
-
 bool Trainer::shows_step(std::int64_t step) const {
   return step == 1 || step == session_.train.steps || step % session_.log.every == 0;
 }
@@ -193,7 +189,7 @@ void Trainer::evaluate() {
   double loss = 0, valid = 0;
   Batch batch;
   for (; left > 0; left -= tokens) {
-    if (stopping()) return validation_->load_state(begin);
+    if (interrupted()) return validation_->load_state(begin);
     validation_->next(batch);
     // The last batch may reach into the next pass: what comes twice does not count twice.
     if (left < tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
@@ -240,12 +236,15 @@ bool Trainer::save_before_failing(bool communicating) {
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  try {
-    if (!failure.empty()) log({"warning", {{"text", failure}}});
-    log_saved();
-  } catch (const std::exception&) {  // the log may be what fails, and the first fault is the one to report
-  }
+  if (!failure.empty()) log_.warn(failure);
+  log_saved();
+  log_.end();
   return saved;
+}
+
+bool Trainer::interrupted() {
+  if (requests_.save.exchange(false) && step_ > 0 && last_saved_ != step_) save();
+  return stopping();
 }
 
 void Trainer::log_saved() {
@@ -257,7 +256,7 @@ void Trainer::log_saved() {
 bool Trainer::finish() {
   double elapsed = now() - started_;
   if (validation_ && last_evaluated_ != step_) evaluate();
-  if (stopping()) return false;
+  if (interrupted()) return false;
   std::string exported;
   if (session_.checkpoint.export_model) {
     exported = session_.export_directory();
@@ -286,12 +285,12 @@ void Trainer::run_steps() {
   const CheckpointOptions& checkpoint = session_.checkpoint;
   if (evaluation_cut_ && evaluates(step_) && step_ < train.steps) evaluate();
   if (guard_.policy() == NonFinite::roll_back && last_saved_ != step_) save();  // somewhere to go back to
-  while (step_ < train.steps && !stopping()) {
+  while (step_ < train.steps && !interrupted()) {
     const bool forward = train_step();
     log_saved();
     if (!forward) continue;
-    if (samples_.due(step_) && !stopping())
-      for (const LogEvent& event : samples_.take(engine_, step_, [this] { return stopping(); })) log(event);
+    if (samples_.due(step_) && !interrupted())
+      for (const LogEvent& event : samples_.take(engine_, step_, [this] { return interrupted(); })) log(event);
     if (evaluates(step_)) evaluate();
     if (checkpoint.every > 0 && step_ % checkpoint.every == 0 && !stopping()) save();
   }
@@ -319,7 +318,7 @@ RunResult Trainer::run() {
     save_before_failing(false);
     throw;
   }
-  return {step_, finished};
+  return {step_, finished, log_.end()};
 }
 
 }  // namespace quern

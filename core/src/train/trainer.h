@@ -9,9 +9,9 @@
 #include "checkpoint/checkpoint_store.h"
 #include "plugin/plugin_host.h"
 #include "quern/data_source.h"
-#include "quern/log_sink.h"
 #include "train/checkpoint_saver.h"
 #include "train/engine.h"
+#include "train/event_log.h"
 #include "train/guard.h"
 #include "train/ranks.h"
 #include "train/samples.h"
@@ -20,17 +20,23 @@
 
 namespace quern {
 
+/// What a signal handler asks of a run.
+struct RunRequests {
+  std::atomic<int> stop{0};       ///< not 0: save and return, as soon as the step under way is done
+  std::atomic<bool> save{false};  ///< save the newest finished step, and go on
+};
+
 struct RunResult {
-  std::int64_t step = 0;  ///< optimizer steps finished
-  bool finished = false;  ///< false: stopped by request; every finished step is in a checkpoint
+  std::int64_t step = 0;            ///< optimizer steps finished
+  bool finished = false;            ///< false: stopped by request; every finished step is in a checkpoint
+  std::vector<std::string> untold;  ///< warnings about log sinks that no sink took
 };
 
 class Trainer {
  public:
-  /// Takes the run directory and the device. `stop` is looked at between steps and batches of an evaluation; set, the
-  /// run saves and returns. All arguments outlive the trainer. Throws before anything in the directory has changed, but
-  /// for its unfinished files.
-  Trainer(Session& session, PluginHost& host, const std::atomic<int>& stop);
+  /// Takes the run directory and the device. `requests` are looked at between steps and batches of an evaluation. All
+  /// arguments outlive the trainer. Throws before anything in the directory has changed, but for its unfinished files.
+  Trainer(Session& session, PluginHost& host, RunRequests& requests);
 
   const Plan& plan() const { return engine_.plan(); }
 
@@ -58,9 +64,11 @@ class Trainer {
   void log_saved();
   void run_steps();
   bool finish();
-  void log(const LogEvent& event);
+  void log(const LogEvent& event) { log_.write(event); }
   void log_telemetry(const Telemetry& telemetry);
-  bool stopping() const { return stop_.load() != 0; }
+  bool stopping() const { return requests_.stop.load() != 0; }
+  /// Between two steps, or within what comes between them: saves when that is asked for, and says whether to stop.
+  bool interrupted();
   bool shows_step(std::int64_t step) const;
   bool evaluates(std::int64_t step) const;
   bool logs_scales(std::int64_t step) const;
@@ -68,8 +76,8 @@ class Trainer {
 
   Session& session_;
   PluginHost& host_;
-  std::vector<std::unique_ptr<LogSink>> sinks_;
-  const std::atomic<int>& stop_;
+  EventLog log_;
+  RunRequests& requests_;
   RunLock lock_;
   Samples samples_;
   Guard guard_;

@@ -62,10 +62,10 @@ Device& ready_device(Session& session, const NewestCheckpoint& newest) {
 
 }  // namespace
 
-Trainer::Trainer(Session& session, PluginHost& host, const std::atomic<int>& stop)
+Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests)
     : session_(session),
       host_(host),
-      stop_(stop),
+      requests_(requests),
       lock_(session.log.directory),
       samples_(session),
       guard_(session.guard),
@@ -111,10 +111,9 @@ void Trainer::load_weights() {
 
 // Last of the start, so that a run that cannot start leaves the log of an earlier one alone.
 void Trainer::open_sinks() {
-  for (const std::string& id : session_.config.ids("log")) {
-    sinks_.push_back(host_.create<LogSink>(id, session_.config.factory_values("log", id)));
-    sinks_.back()->open({session_.log.directory, resumed_, session_.log.every});
-  }
+  for (const std::string& id : session_.config.ids("log"))
+    log_.add(id, host_.create<LogSink>(id, session_.config.factory_values("log", id)),
+             {session_.log.directory, resumed_, session_.log.every});
   std::filesystem::path directory = std::filesystem::path(session_.log.directory).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();  // "runs/a/" names a
   log({"run",
