@@ -1,7 +1,12 @@
 // quern: picks a command, prints an Error once, and leaves with its code. Nothing escapes as an exception.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
 #include <exception>
 #include <iostream>
+#include <system_error>
 
 #include "commands.h"
 #include "quern/error.h"
@@ -37,6 +42,14 @@ int run(const Arguments& arguments) {
   return code;
 }
 
+// A program may be started without its standard streams. Files that it opens must not get their numbers, or what is
+// printed lands in them. What is opened here fails when used, as a closed stream does.
+void reserve_standard_streams() {
+  for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(stream, F_GETFD) < 0 && errno == EBADF)
+      ::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // the lowest free number: this one
+}
+
 int fail(const char* text, ErrorCode code) {
   std::cerr << "quern: error: " << text << "\n";
   return static_cast<int>(code);
@@ -48,6 +61,7 @@ int fail(const char* text, ErrorCode code) {
 
 int main(int argc, char** argv) {
   using namespace quern;
+  cli::reserve_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of the write, as a full disk is
   try {
     return cli::run(cli::Arguments(argv + 1, argv + argc));
@@ -55,6 +69,10 @@ int main(int argc, char** argv) {
     return cli::fail(error.what(), error.code());
   } catch (const std::bad_alloc&) {
     return cli::fail("out of host memory", ErrorCode::resources);
+  } catch (const std::system_error& e) {  // of std::thread: the only refusals of the system that no Error states
+    const std::string text = std::string("the system refuses a thread: ") + e.what() +
+                             "; raise the limits on processes and memory (ulimit -u, ulimit -v)";
+    return cli::fail(text.c_str(), ErrorCode::resources);
   } catch (const std::exception& e) {
     return cli::fail(e.what(), ErrorCode::internal);
   } catch (...) {

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
+#include <thread>
 
 #include "fused_quantize.h"
 #include "quern/error.h"
@@ -56,6 +58,28 @@ std::size_t physical_memory() {
 
 int thread_count(const CpuOptions& options) {
   return options.threads > 0 ? static_cast<int>(options.threads) : omp_get_max_threads();
+}
+
+// OpenMP ends the program when it cannot start a thread. So as many as it will take are started here first, all at
+// once, with some for those that a run starts meanwhile: data, checkpoints.
+void check_threads(int kernel_threads) {
+  constexpr int kOthers = 4;
+  const auto count = static_cast<std::size_t>(kernel_threads - 1 + kOthers);
+  std::latch enough(1);
+  std::vector<std::jthread> threads;
+  std::string refusal;
+  try {
+    while (threads.size() < count) threads.emplace_back([&enough] { enough.wait(); });
+  } catch (const std::exception& error) {
+    refusal = error.what();
+  }
+  enough.count_down();
+  if (!refusal.empty())
+    throw Error(ErrorCode::resources, {.where = "device.cpu.threads",
+                                       .what = "no more threads can be started (" + refusal + ")",
+                                       .found = std::to_string(threads.size() + 1),
+                                       .expected = std::to_string(count),
+                                       .next = "take fewer, or raise the limit on processes and threads (ulimit -u)"});
 }
 
 // Rates are assumptions for time estimates, not measurements: 2.5 GHz under vector load, 80 % of peak in a product, and
@@ -124,6 +148,7 @@ OpSupport CpuDevice::query(const OpInstance& op) const {
 void CpuDevice::open(int ordinal) {
   if (ordinal != 0)
     throw resources_error("no such unit", std::to_string(ordinal), "the cpu device has unit 0 only, which ranks share");
+  check_threads(thread_count(options_));
   omp_set_num_threads(thread_count(options_));
 }
 
