@@ -21,12 +21,19 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/// Holds back the signals that `wait_for` takes, so that none is lost between two waits.
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+/// Holds back the signals that `wait` takes, so that none is lost between two waits. One that is ignored and blocked
+/// would be taken all the same: under nohup a dropped terminal ends nothing.
 class BlockedSignals {
  public:
   BlockedSignals() {
     sigemptyset(&blocked_);
-    for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&blocked_, signal);
+    for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGXCPU}) sigaddset(&blocked_, signal);
+    if (!is_ignored(SIGHUP)) sigaddset(&blocked_, SIGHUP);
     sigprocmask(SIG_BLOCK, &blocked_, &before_);
   }
   ~BlockedSignals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }

@@ -61,18 +61,32 @@ TEST_CASE("what a child leaves running ends with it") {
   CHECK((::kill(left, 0) != 0 || state.find(") Z") != std::string::npos));
 }
 
-TEST_CASE("a signal ends the child and says which it was") {
+namespace {
+
+/// Runs a child that sleeps `seconds` in a process of its own, sends it `signal` once the child is up, and returns the
+/// exit code: 42 when that signal ended the child.
+int interrupted_by(int signal, const char* seconds, void (*disposition)(int)) {
   TestDirectory directory;
   pid_t runner = ::fork();  // signals to this program's process would end the tests
   REQUIRE(runner >= 0);
   if (runner == 0) {
-    ChildResult result = shell(directory, "echo up; sleep 1000");
-    ::_exit(result.interrupted.value_or(0) == SIGINT && result.code == 128 + SIGKILL ? 42 : 1);
+    ::signal(signal, disposition);
+    ChildResult result = shell(directory, std::string("echo up; sleep ") + seconds);
+    ::_exit(result.interrupted.value_or(0) == signal && result.code == 128 + SIGKILL ? 42 : result.code);
   }
   while (text_of(directory / "out").empty()) ::usleep(1000);
-  ::kill(runner, SIGINT);
+  ::kill(runner, signal);
   int status = 0;
   REQUIRE(::waitpid(runner, &status, 0) == runner);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 42);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+}  // namespace
+
+TEST_CASE("a signal ends the child and says which it was, unless it is ignored") {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGXCPU}) {
+    CAPTURE(signal);
+    CHECK(interrupted_by(signal, "1000", SIG_DFL) == 42);
+  }
+  CHECK(interrupted_by(SIGHUP, "0.2", SIG_IGN) == 0);  // nohup
 }

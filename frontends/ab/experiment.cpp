@@ -50,13 +50,14 @@ void claim(const Experiment& experiment) {
   if (!file) write_file(path, text);
 }
 
-// run.json appears when a run has ended well, so that a repeated call need not run it again.
+// run.json appears when a run has ended well, so that a repeated call need not run it again. One with other contents
+// does not count.
 bool read_finished(Run& run) {
   std::ifstream file(run.directory + "/run.json");
   Json json = file ? Json::parse(file, nullptr, false) : Json();
-  if (!json.is_object()) return false;
-  run.seconds = json.value("seconds", 0.0);
-  run.peak_host_bytes = json.value("peak_host_bytes", std::int64_t{0});
+  if (!json.is_object() || !json["seconds"].is_number() || !json["peak_host_bytes"].is_number_integer()) return false;
+  run.seconds = json["seconds"];
+  run.peak_host_bytes = json["peak_host_bytes"];
   run.log = read_run_log(run.directory + "/log.jsonl");
   return run.log.ended;
 }
@@ -89,8 +90,8 @@ int execute(const Experiment& experiment, const Arm& arm, Run& run) {
   if (run.code != 0) {
     run.message = last_error(err);
   } else if (!run.log.ended) {
-    run.code = static_cast<int>(ErrorCode::internal);
-    run.message = "it left no whole log.jsonl";
+    run.code = static_cast<int>(ErrorCode::resources);
+    run.message = "it left no whole log.jsonl: " + last_error(err);
   } else {
     Json json{{"seconds", run.seconds}, {"peak_host_bytes", run.peak_host_bytes}};
     write_file(run.directory + "/run.json", json.dump() + "\n");

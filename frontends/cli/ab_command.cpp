@@ -1,7 +1,9 @@
 // `quern ab FILE --vary KEY=V1,V2`: trains a config's variants in turn and says how they differ, in speed, memory and
 // numbers, beside what another seed changes.
+#include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 
 #include <unistd.h>
 
@@ -50,7 +52,15 @@ void resolve_arms(Experiment& experiment) {
       for (const std::string& override : overrides) document.set(override);
     ResolvedConfig config = resolve(document, run_schemas(), host);
     experiment.resolved.push_back(config.to_toml());
-    experiment.seeds.push_back(train_options().bind(config.section("train")).seed);
+    const std::int64_t seed = train_options().bind(config.section("train")).seed;
+    constexpr std::int64_t kLast = std::numeric_limits<std::int64_t>::max();
+    if (seed > kLast - (experiment.repeats - 1))
+      throw Error(ErrorCode::config, {.where = config.where("train", "seed"),
+                                      .what = "too large for " + std::to_string(experiment.repeats) + " repeats",
+                                      .found = std::to_string(seed),
+                                      .expected = "at most " + std::to_string(kLast - (experiment.repeats - 1)),
+                                      .next = "each repeat takes the next seed"});
+    experiment.seeds.push_back(seed);
   }
 }
 
@@ -117,7 +127,11 @@ int ab_command(const Arguments& arguments) {
                                     .expected = "at least 1"});
   experiment.directory =
       values.count("out") ? values["out"].as<std::string>() : "runs/ab-" + fs::path(experiment.config).stem().string();
+  if (experiment.directory.empty())
+    throw Error(ErrorCode::config,
+                {.where = "--out", .what = "no directory", .found = "\"\"", .expected = "a path, such as \"runs/ab\""});
   resolve_arms(experiment);
+  std::signal(SIGUSR1, [](int) {});  // sent to all of a job: its runs may save, and there is nothing here to save
 
   ExperimentResult result = run_experiment(experiment, tell);
   if (result.interrupted) {
