@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/shorten.h"
 #include "log/format.h"
 
 namespace quern {
@@ -123,10 +124,23 @@ std::string end_line(const LogEvent& event) {
   return line.add("tokens_per_second", "", format_count, " tok/s").add_plain("export", "exported to ").take();
 }
 
+std::string spike_line(const LogEvent& event) {
+  Line line(event);
+  line.add("spike").add_plain("step", "step ");
+  return line.add("value", (line.plain("what") + " ").c_str(), loss)
+      .add("mean", "mean ", loss)
+      .add("z", "z ", [](double z) { return format_fixed(z, 1); })
+      .take();
+}
+
 std::string other_line(const LogEvent& event) {
   Line line(event);
   line.add(printable(event.kind));
-  for (const auto& field : event.fields) line.add_plain(field.first.c_str(), (printable(field.first) + " ").c_str());
+  for (const auto& [key, value] : event.fields)
+    if (key == "data")  // of a step: as many names as it had rows, for files
+      line.add("data " + shortened(line.plain("data")));
+    else
+      line.add_plain(key.c_str(), (printable(key) + " ").c_str());
   return line.take();
 }
 
@@ -150,6 +164,7 @@ std::string to_console_line(const LogEvent& event) {
         .add("loss", "loss ", loss)
         .take();
   if (event.kind == "checkpoint") return Line(event).add("saved").add_plain("step", "step ").add_plain("path").take();
+  if (event.kind == "spike") return spike_line(event);
   if (event.kind == "warning") return Line(event).add("warning:").take() + " " + Line(event).add_plain("text").take();
   return other_line(event);
 }

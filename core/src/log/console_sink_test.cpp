@@ -68,6 +68,23 @@ TEST_CASE("every kind of event has its line") {
         "probe  amax 0.25  layer 3  of qkv");
 }
 
+TEST_CASE("the data of a step that stands out are for files, and its line is short") {
+  std::string data;
+  for (int i = 0; i < 4096; ++i) data += "data/train.tok window " + std::to_string(i) + ", ";
+  CHECK(to_console_line({"spike",
+                         {{"step", std::int64_t{120}},
+                          {"what", std::string("loss")},
+                          {"value", 9.125},
+                          {"z", 7.96},
+                          {"mean", 4.5},
+                          {"deviation", 0.58},
+                          {"data", data}}}) == "spike  step 120  loss 9.1250  mean 4.5000  z 8.0");
+  const std::string line =
+      to_console_line({"non_finite", {{"step", std::int64_t{120}}, {"action", std::string("skip")}, {"data", data}}});
+  CHECK(line.starts_with("non_finite  step 120  action skip  data data/train.tok window 0, "));
+  CHECK(line.size() < 150);
+}
+
 TEST_CASE("plain output is lines without control characters, whatever the texts are") {
   std::ostringstream out;
   ConsoleSink sink(out, ConsoleStyle::plain);
