@@ -1,5 +1,6 @@
 #include "tensorboard_sink.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <array>
@@ -21,10 +22,10 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-[[noreturn]] void fail(const std::string& path, const std::string& what) {
+[[noreturn]] void fail(const std::string& path, const std::string& what, int error_number) {
   throw Error(ErrorCode::resources, {.where = path,
                                      .what = what,
-                                     .found = std::strerror(errno),
+                                     .found = std::strerror(error_number),
                                      .next = "choose another log.directory, or free space there"});
 }
 
@@ -72,17 +73,25 @@ std::vector<std::pair<std::string, float>> scalars_of(const LogEvent& event) {
 
 }  // namespace
 
+TensorboardSink::~TensorboardSink() {
+  if (file_ >= 0) ::close(file_);
+}
+
 void TensorboardSink::open(const RunPlace& place) {
   path_ = place.directory + "/" + file_name();
-  file_.reset(std::fopen(path_.c_str(), "ab"));
-  if (!file_) fail(path_, "the event file cannot be opened");
+  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (file_ < 0) fail(path_, "the event file cannot be opened", errno);
   append(version_event(wall_time()));
 }
 
 void TensorboardSink::append(const std::string& message) {
   const std::string bytes = record(message);
-  if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size() || std::fflush(file_.get()) != 0)
-    fail(path_, "the event file cannot be written");
+  const off_t end = ::lseek(file_, 0, SEEK_END);
+  const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+  if (written == static_cast<ssize_t>(bytes.size())) return;
+  const int reason = written < 0 ? errno : ENOSPC;  // a disk that took a part of it
+  [[maybe_unused]] int ignored = ::ftruncate(file_, end);
+  fail(path_, "the event file cannot be written", reason);
 }
 
 void TensorboardSink::write(const LogEvent& event) {

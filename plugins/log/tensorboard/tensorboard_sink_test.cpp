@@ -1,6 +1,9 @@
 #include "tensorboard_sink.h"
 
+#include <sys/resource.h>
+
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -84,4 +87,22 @@ TEST_CASE("numbers of steps, evaluations and other events with a step are scalar
 TEST_CASE("a directory that cannot be written is a resources error that names the file") {
   TensorboardSink sink;
   CHECK_THROWS_WITH_AS(sink.open({"/nowhere", false, 1}), doctest::Contains("/nowhere/events.out.tfevents."), Error);
+}
+
+TEST_CASE("an event that finds no room leaves no part of its record") {
+  TestDirectory directory;
+  TensorboardSink sink;
+  sink.open({directory.path(), false, 1});
+  const auto size = only_file(directory).size();
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  const rlimit small{size + 5, old.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  const LogEvent step{"step", {{"step", std::int64_t{5}}, {"loss", 2.5}}};
+  CHECK_THROWS_WITH_AS(sink.write(step), doctest::Contains("the event file cannot be written"), Error);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  CHECK(only_file(directory).size() == size);
+  sink.write(step);
+  CHECK(messages(only_file(directory)).size() == 2);
 }
