@@ -29,13 +29,15 @@ int bench_command(const Arguments& arguments) {
         ErrorCode::config,
         {.where = "--steps", .what = "number of steps", .found = std::to_string(steps), .expected = "at least 1"});
   const std::string path = run->values.count("json") ? run->values["json"].as<std::string>() : "";
-  if (run->values.count("json")) check_own_file(path, kBenchFile, "choose another --json file");
+  if (run->values.count("json") && path.empty())
+    throw Error(ErrorCode::config, {.where = "--json", .what = "no file", .found = "\"\"", .expected = "a path"});
+  if (!path.empty()) check_own_file(path, kBenchFile, "choose another --json file");
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
   std::cout << bench_table(result, session.device->traits());
-  if (!run->values.count("json")) return 0;
+  if (path.empty()) return 0;
   BenchOrigin origin{{"quern", "bench"}, run->values["commit"].as<std::string>()};
   origin.command.insert(origin.command.end(), arguments.begin(), arguments.end());
   DurableFile file(path);

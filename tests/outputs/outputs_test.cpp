@@ -298,6 +298,7 @@ TEST_CASE("empty names of outputs are faults of the command") {
   check_fails(quern_train(files, {"log.directory=\"\""}), 2, {"log.directory: no directory: found \"\""});
   check_fails(quern_run({"ab", files.config(), "--out", "", "--vary", "train.seed=1,2"}), 2,
               {"--out: no directory: found \"\""});
+  check_fails(quern_run({"bench", files.config(), "--json", ""}), 2, {"--json: no file: found \"\""});
 }
 
 TEST_CASE("unexpected values in a comparison's files make it run again, and seeds do not wrap") {
