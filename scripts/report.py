@@ -273,17 +273,20 @@ def table(head, rows):
 def decoder_of(run):
     """Turns "1,2,3" into text, where the run's tokenizer can be had."""
     folder = flat(run.config()).get("checkpoint.tokenizer")
-    tokenizer = None
-    if folder and isinstance(folder, str):
-        try:
-            from encoding import load_tokenizer
-
-            tokenizer = load_tokenizer(Path(folder) / "tokenizer.json")
-        except (ImportError, Fault):
-            pass  # token numbers will do
-    if tokenizer is None:
+    if not folder or not isinstance(folder, str):
         return lambda tokens: tokens
-    return lambda tokens: tokenizer.decode([int(token) for token in tokens.split(",") if token])
+    try:
+        from encoding import load_tokenizer, tokenizing
+
+        tokenizer = load_tokenizer(Path(folder) / "tokenizer.json")
+    except (ImportError, Fault):
+        return lambda tokens: tokens
+
+    def decode(tokens):
+        with tokenizing(folder):
+            return tokenizer.decode([int(token) for token in tokens.split(",") if token])
+
+    return decode
 
 
 def samples(run, name):

@@ -4,13 +4,13 @@
     scripts/bench/plot_peers.py                  # writes docs/performance/peers.png
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
+from fault import argument_parser, path_argument, script
 from picture import MUTED, pyplot, save
 
 OWN, OTHER = "#1f77b4", "#c8ccd0"
@@ -36,13 +36,14 @@ def draw(data):
     return figure
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, default=ROOT / "docs/performance/peers.png")
-    options = parser.parse_args()
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("-o", "--out", type=path_argument, default=ROOT / "docs/performance/peers.png")
+    options = parser.parse_args(arguments)
     data = json.loads((ROOT / "docs/performance/peers.json").read_text(encoding="utf-8"))
     save(draw(data), options.out)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

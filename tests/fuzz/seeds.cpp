@@ -96,6 +96,20 @@ void config_seeds() {
   seed("run_config", "override_bytes", any + '\0' + "log.directory=run\xff");
 }
 
+void log_seeds() {
+  const std::string run = R"({"event":"run","name":"a","tokens_per_step":32,"device_bytes":1000})"
+                          "\n";
+  const std::string step = R"({"event":"step","step":1,"loss":0.5,"grad_norm":2.5,"tokens_per_second":7})"
+                           "\n";
+  const std::string rest = R"({"event":"eval","step":1,"loss":null,"loss_text":"nan"})"
+                           "\n"
+                           R"({"event":"end"})"
+                           "\n";
+  seed("run_log", "whole", run + step + rest);
+  seed("run_log", "resumed", run + step + step + run + step);
+  seed("run_log", "unfinished", run + step.substr(0, 30));
+}
+
 void checkpoint_seeds() {
   std::vector<float> values{1, 2};
   CheckpointMeta meta;
@@ -126,6 +140,7 @@ int main(int argc, char** argv) {
     index_seeds();
     token_seeds();
     config_seeds();
+    log_seeds();
     checkpoint_seeds();
   } catch (const std::exception& error) {
     std::cerr << "fuzz_seeds: " << error.what() << "\n";
