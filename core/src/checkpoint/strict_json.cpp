@@ -1,7 +1,7 @@
 #include "checkpoint/strict_json.h"
 
 #include <algorithm>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/names.h"
@@ -12,34 +12,84 @@ namespace quern {
 
 using nlohmann::json;
 
-json parse_strict_json(const std::string& where, std::string_view text, int largest_depth) {
-  auto refuse = [&](const std::string& what, const std::string& found, const std::string& expected) {
-    throw Error(ErrorCode::input, {where, what, found, expected, "the file is damaged or was made by a faulty tool"});
-  };
-  // The parser takes a NUL for the end of its input and would not see what follows.
-  if (std::size_t at = text.find('\0'); at != std::string_view::npos)
-    refuse("not valid JSON", "a zero byte at offset " + std::to_string(at), "text");
-  std::vector<std::set<std::string>> names;  // of the objects that are open, by depth
-  auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      if (depth >= largest_depth)
-        refuse("JSON nested too deep", "more than " + std::to_string(largest_depth) + " levels", "");
-      names.resize(static_cast<std::size_t>(depth) + 2);
-      names.back().clear();
-    } else if (event == json::parse_event_t::key) {
-      const auto& name = parsed.get_ref<const std::string&>();
-      if (!names[static_cast<std::size_t>(depth)].insert(name).second)
-        refuse("a name stands twice in JSON", quote_name(name), "each name once");
-    }
+namespace {
+
+/// Builds the value from the parser's events. (The library's own callbacks visit an object's members again after each
+/// of them, which takes the square of their number.)
+class Builder final : public nlohmann::json_sax<json> {
+ public:
+  Builder(const std::string& where, int largest_depth)
+      : where_(where), largest_depth_(static_cast<std::size_t>(largest_depth)) {}
+
+  json take() { return std::move(root_); }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t& value) override { return add(std::move(value)); }
+  bool start_object(std::size_t) override { return open(json::object()); }
+  bool start_array(std::size_t) override { return open(json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& name) override {
+    auto [member, fresh] = open_.back()->get_ref<json::object_t&>().try_emplace(std::move(name));
+    if (!fresh) refuse("a name stands twice in JSON", quote_name(member->first), "each name once");
+    member_ = &member->second;
     return true;
-  };
-  try {
-    return json::parse(text.begin(), text.end(), watch);
-  } catch (const json::exception& error) {
-    std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+  }
+
+  bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
+    const std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     refuse("not valid JSON", printable(what.substr(std::min(what.size(), what.find(']') + 2)), 200), "");
   }
-  return {};
+
+  [[noreturn]] void refuse(const std::string& what, const std::string& found, const std::string& expected) const {
+    throw Error(ErrorCode::input, {where_, what, found, expected, "the file is damaged or was made by a faulty tool"});
+  }
+
+ private:
+  bool add(json value) {
+    place(std::move(value));
+    return true;
+  }
+  bool open(json value) {
+    if (open_.size() >= largest_depth_)
+      refuse("JSON nested too deep", "more than " + std::to_string(largest_depth_) + " levels", "");
+    open_.push_back(&place(std::move(value)));
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+  json& place(json value) {
+    if (open_.empty()) return root_ = std::move(value);
+    if (open_.back()->is_object()) return *member_ = std::move(value);
+    auto& list = open_.back()->get_ref<json::array_t&>();
+    list.push_back(std::move(value));
+    return list.back();
+  }
+
+  const std::string& where_;
+  std::size_t largest_depth_;
+  json root_;
+  std::vector<json*> open_;  ///< objects and arrays, the innermost last; only the last grows, so the pointers hold
+  json* member_ = nullptr;   ///< of the innermost object: where its next value goes
+};
+
+}  // namespace
+
+json parse_strict_json(const std::string& where, std::string_view text, int largest_depth) {
+  Builder builder(where, largest_depth);
+  // The parser takes a NUL for the end of its input and would not see what follows.
+  if (std::size_t at = text.find('\0'); at != std::string_view::npos)
+    builder.refuse("not valid JSON", "a zero byte at offset " + std::to_string(at), "text");
+  json::sax_parse(text.begin(), text.end(), &builder);
+  return builder.take();
 }
 
 json read_strict_json(const std::string& path, std::size_t largest_bytes, int largest_depth) {
