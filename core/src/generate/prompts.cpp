@@ -1,9 +1,12 @@
 #include "generate/prompts.h"
 
-#include <cctype>
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <limits>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -18,6 +21,24 @@ namespace {
 [[noreturn]] void refuse(const std::string& where, const std::string& what, const std::string& found,
                          const std::string& expected, const std::string& next = {}) {
   throw Error(ErrorCode::input, {where, what, shortened(found), expected, next});
+}
+
+// A pipe is as good as a file. What does not end must not fill the memory.
+std::string text_of(const std::string& path) {
+  constexpr std::size_t kMost = std::size_t{64} << 20;
+  if (path.find('\0') != std::string::npos) refuse(path, "not a path", "a zero byte in it", "a .jsonl file of prompts");
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  std::vector<char> piece(std::size_t{1} << 16);
+  while (file.read(piece.data(), static_cast<std::streamsize>(piece.size())) || file.gcount() > 0) {
+    text.append(piece.data(), static_cast<std::size_t>(file.gcount()));
+    if (text.size() > kMost)
+      refuse(path, "too large for a file of prompts", "more than " + std::to_string(kMost) + " bytes",
+             "at most as many", "split the file");
+  }
+  if (!file.eof()) refuse(path, "cannot be read", std::strerror(errno), "a .jsonl file of prompts");
+  return text;
 }
 
 std::vector<std::int32_t> tokens_of(const nlohmann::json& line, const std::string& where) {
@@ -60,17 +81,17 @@ std::string tokens_text(const std::vector<std::int32_t>& tokens) {
 }
 
 std::vector<Prompt> read_prompts(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) refuse(path, "cannot be read", {}, "a .jsonl file of prompts");
   std::vector<Prompt> prompts;
-  std::string line;
-  for (std::int64_t number = 1; std::getline(file, line); ++number) {
+  const std::string text = text_of(path);
+  std::size_t begin = 0, end = 0;
+  for (std::int64_t number = 1; begin < text.size(); begin = end + 1, ++number) {
+    end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     std::string where = path + ":" + std::to_string(number);
     std::vector<std::int32_t> tokens = tokens_of(parse_strict_json(where, line, 8), where);
     prompts.push_back({std::move(where), std::move(tokens)});
   }
-  if (file.bad()) refuse(path, "cannot be read", {}, "a .jsonl file of prompts");
   if (prompts.empty()) refuse(path, "no prompt in the file", {}, "one a line", "scripts/generate.py --write makes one");
   return prompts;
 }

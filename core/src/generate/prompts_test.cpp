@@ -59,7 +59,10 @@ TEST_CASE("prompt files: lists or objects, a line each") {
   }
   write("\n \n");
   check_refused([&] { read_prompts(path); }, "no prompt");
-  check_refused([&] { prompts_of(directory / "none.jsonl", "x"); }, "none.jsonl: cannot be read");
+  check_refused([&] { prompts_of(directory / "none.jsonl", "x"); },
+                "none.jsonl: cannot be read: found No such file or directory");
+  check_refused([&] { prompts_of(directory.path(), "x"); }, "cannot be read: found Is a directory");
+  check_refused([&] { prompts_of("/dev/zero", "x"); }, "/dev/zero: too large for a file of prompts");
 }
 
 TEST_CASE("prompts that a model cannot take are refused by name") {
