@@ -1,6 +1,7 @@
 // A checkpoint's state.json beside a sound tensors file. Its own checksum is made to agree, so that what lies behind is
-// reached too; then the position in the data that it holds is loaded.
+// reached too: the position in the data is loaded, the config compared, and what was read is written again.
 #include <filesystem>
+#include <memory>
 
 #include <nlohmann/json.hpp>
 
@@ -8,6 +9,7 @@
 #include "data/checksum.h"
 #include "data/token_source.h"
 #include "fuzz.h"
+#include "train/config_changes.h"
 
 using namespace quern;
 using nlohmann::json;
@@ -35,17 +37,33 @@ std::string run_directory() {
   return fuzz::scratch() / "run";
 }
 
-TokenFileSource data_source() {
-  TokenFileContent content{.tokens = std::vector<std::int32_t>(41, 3), .mask = {}, .vocabulary = 50};
-  write_token_file(fuzz::scratch() / "train.tok", content);
-  return TokenFileSource({.entries = {{fuzz::scratch() / "train.tok"}}, .where = "data"}, {2, 4}, 1);
+/// Of one file, and of two with weights and documents.
+std::vector<std::unique_ptr<TokenFileSource>> data_sources() {
+  TokenFileContent content{.tokens = {}, .mask = {}, .vocabulary = 50, .separator = 3};
+  for (int i = 0; i < 41; ++i) content.tokens.push_back(i % 7);
+  const std::string path = fuzz::scratch() / "train.tok";
+  write_token_file(path, content);
+  std::vector<std::unique_ptr<TokenFileSource>> sources;
+  for (const TokenFileOptions& options :
+       {TokenFileOptions{.entries = {{path}}, .where = "data"},
+        TokenFileOptions{.entries = {{path}, {path}}, .weights = {1, 2}, .documents = true, .where = "data"}})
+    sources.push_back(std::make_unique<TokenFileSource>(options, Geometry{2, 4}, 1));
+  return sources;
+}
+
+void write_again(const Checkpoint& checkpoint) {
+  const std::string run = fuzz::scratch() / "again";
+  std::vector<float> values = checkpoint.tensors.read_floats("a");
+  const std::string path = write_checkpoint(run, checkpoint.meta, {{"a", {values.data(), DType::f32, {2}}}});
+  if (read_checkpoint(path).meta != checkpoint.meta) fuzz::fail("what was read does not come back", path);
+  remove_tree(run);
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::string run = run_directory();
-  static TokenFileSource source = data_source();
+  static const std::vector<std::unique_ptr<TokenFileSource>> sources = data_sources();
   const std::string path = checkpoint_path(run, 7);
   std::filesystem::remove(path + "/state.json");
   fuzz::file("run/checkpoints/step-00000007/state.json", with_own_checksum(fuzz::text(data, size)));
@@ -54,9 +72,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     Checkpoint checkpoint = read_checkpoint(path);
     if (checkpoint.tensors.read_floats("a").size() != 2) fuzz::fail("other tensors", checkpoint.path);
     position = checkpoint.meta.data_state;
+    config_changes(checkpoint.meta.config, "[train]\nsteps = 9\n");
+    if (checkpoint.meta.step >= 0) write_again(checkpoint);
   });
   fuzz::accepted({}, [&] { find_newest(run); });  // what is damaged is passed over
   Batch batch;
-  if (fuzz::accepted({ErrorCode::input}, [&] { source.load_state(position); })) source.next(batch);
+  for (const auto& source : sources)
+    if (fuzz::accepted({ErrorCode::input}, [&] { source->load_state(position); })) source->next(batch);
   return 0;
 }

@@ -117,12 +117,21 @@ void checkpoint_seeds() {
   meta.quern_version = "0.1.0";
   meta.config = "[train]\nsteps = 9\n";
   const std::string tokens = root / "train.tok";
-  write_token_file(tokens, {.tokens = std::vector<std::int32_t>(41, 3), .mask = {}, .vocabulary = 50});
-  meta.data_state = TokenFileSource({.entries = {{tokens}}, .where = "data"}, {2, 4}, 1).save_state();
+  TokenFileContent content{.tokens = {}, .mask = {}, .vocabulary = 50, .separator = 3};
+  for (int i = 0; i < 41; ++i) content.tokens.push_back(i % 7);  // as the target makes them
+  write_token_file(tokens, content);
+  auto make = [&](const std::string& name, const TokenFileOptions& options) {
+    meta.data_state = TokenFileSource(options, {2, 4}, 1).save_state();
+    const std::string path = write_checkpoint(root / "run", meta, {{"a", {values.data(), DType::f32, {2}}}});
+    seed("checkpoint", name, read(path + "/state.json"));
+    seed("checkpoint", name + "_position", meta.data_state);
+  };
+  make("one", {.entries = {{tokens}}, .where = "data"});
+  meta.config = "[train]\nsteps = 10\nfrom = \"a\"\n[model]\nid = \"llama\"\n[model.llama]\nsizes = [1, 2]\n";
+  meta.device_state = "{\"choices\":[{\"key\":\"a\",\"value\":1}]}";
+  meta.evaluated = false;
+  make("two", {.entries = {{tokens}, {tokens}}, .weights = {1, 2}, .documents = true, .where = "data"});
   fs::remove(tokens);
-  const std::string path = write_checkpoint(root / "run", meta, {{"a", {values.data(), DType::f32, {2}}}});
-  seed("checkpoint", "state", read(path + "/state.json"));
-  seed("checkpoint", "position", meta.data_state);
   fs::remove_all(root / "run");
 }
 
