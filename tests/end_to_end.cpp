@@ -125,8 +125,7 @@ std::int64_t planned_bytes(const TinyFiles& files, const Overrides& overrides) {
 std::string newest_tensors(const std::string& run_directory) {
   NewestCheckpoint newest = find_newest(run_directory);
   REQUIRE(newest.checkpoint);
-  auto bytes = newest.checkpoint->tensors.file_bytes();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  return read_text(newest.checkpoint->tensors.path());
 }
 
 std::int64_t newest_step(const std::string& run_directory) {

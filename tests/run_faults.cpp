@@ -1,10 +1,12 @@
 // Faults of token files, checkpoints, and of what a run meets while it trains.
+#include <cstring>
 #include <filesystem>
 
 #include <doctest/doctest.h>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_store.h"
+#include "data/checksum.h"
 #include "data/token_file.h"
 #include "faults.h"
 
@@ -84,7 +86,15 @@ std::vector<Fault> token_file_faults() {
       {"a token over the vocabulary",
        3,
        {"train.tok: token 100 is not in the vocabulary: found 65535", "below 64", again},
-       put(64 + 2 * 100, "\xff\xff")},
+       changed_tokens([](std::string& text) {
+         text.replace(64 + 2 * 100, 2, "\xff\xff");
+         const std::uint64_t sum = checksum_of(std::as_bytes(std::span(text)).subspan(64));
+         std::memcpy(&text[32], &sum, 8);  // as a faulty writer's would be
+       })},
+      {"changed bytes behind the header",
+       3,
+       {"train.tok: checksum of the payload: found", "the file is damaged"},
+       put(64 + 2 * 100, "\x01")},
       {"a vocabulary over the model's",
        2,
        {"run.toml:2:1: model.id", "found 64, expected at least 100", "vocab_size"},

@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "data/batch_text.h"
 #include "quern/error.h"
+#include "quern/skipping_source.h"
 #include "train/run_schemas.h"
 #include "train/session.h"
 
@@ -47,7 +48,11 @@ int show(const Arguments& arguments) {
   if (!tokenizer.empty()) text = std::make_unique<TokenText>(tokenizer);
   std::unique_ptr<DataSource> source = session.open_data(split_named(split));
   Batch batch;
-  for (std::int64_t i = 0; i <= number; ++i) source->next(batch);
+  if (auto* skipping = dynamic_cast<SkippingSource*>(source.get()))
+    skipping->skip(number);
+  else
+    for (std::int64_t i = 0; i < number; ++i) source->next(batch);
+  source->next(batch);
   std::cout << split << ", batch " << number << ": "
             << batch_text(batch, {session.train.micro_batch, session.train.sequence}, text.get());
   return 0;

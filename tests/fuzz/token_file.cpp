@@ -15,16 +15,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if ((data[0] & 2) != 0) reading.separator = data[0] >> 2;
   fuzz::accepted({ErrorCode::input}, [&] {
     TokenFile file(path, reading);
-    for (std::int64_t token = 0; token < file.count(); ++token) file.is_target(token);
+    std::vector<std::uint8_t> counts(static_cast<std::size_t>(file.count()));
+    file.read_targets(0, counts);
     file.first_target(true);
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(file.count()));
+    std::vector<std::int32_t> tokens(counts.size());
     file.read(0, tokens);
     for (std::int32_t token : tokens)
       if (token < 0 || token >= file.vocabulary()) fuzz::fail("a token over the vocabulary", std::to_string(token));
   });
   fuzz::accepted({ErrorCode::input}, [&] { TokenFile(path, reading).verify(); });
   fuzz::accepted({ErrorCode::input}, [&] {
-    TokenFileOptions options{.entries = {{path}}, .documents = (data[0] & 2) != 0, .reading = reading, .where = "data"};
+    TokenFileOptions options{.entries = {{path}},
+                             .documents = (data[0] & 2) != 0,
+                             .reading = reading,
+                             .verify = (data[0] & 128) != 0,
+                             .where = "data"};
     TokenFileSource source(options, {2, 4}, 1);
     Batch batch;
     for (int i = 0; i < 3; ++i) source.next(batch);

@@ -139,7 +139,7 @@ std::string write_checkpoint(const std::string& run_directory, const CheckpointM
 Checkpoint read_checkpoint(const std::string& path) {
   StateFile state = read_state_and_sizes(path);
   SafetensorsFile tensors(path + "/" + kTensors);
-  std::string actual = checksum_text(checksum_of(tensors.file_bytes()));
+  std::string actual = checksum_text(tensors.checksum());
   if (actual != state.checksum)
     throw Error(ErrorCode::input, {tensors.path(), "checksum", actual, printable(state.checksum), kUseOlder});
   return {path, std::move(state.meta), std::move(tensors)};

@@ -94,7 +94,7 @@ NewestCheckpoint find_newest(const std::string& run_directory, std::int64_t befo
       newest.checkpoint.emplace(std::move(checkpoint));
       break;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::input) throw;  // no memory to map it: not the checkpoint's fault
+      if (error.code() != ErrorCode::input) throw;  // no descriptor to open it: not the checkpoint's fault
       newest.skipped.push_back({path, error.what()});
     }
   }

@@ -9,7 +9,7 @@
 #include "checkpoint/hf_weights.h"
 #include "checkpoint/names.h"
 #include "data/durable_file.h"
-#include "data/mapped_file.h"
+#include "data/input_file.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 
@@ -128,9 +128,12 @@ std::vector<std::string> tokenizer_files(const std::string& directory) {
 
 void copy_tokenizer(const std::string& from, const std::string& to) {
   for (const std::string& name : tokenizer_files(from)) {
-    MappedFile content(fs::path(from) / name);
+    const InputFile content(fs::path(from) / name);
     DurableFile file(to + "/" + name);
-    file.write(content.bytes());
+    content.for_each_piece(0, [&](std::span<const std::byte> piece) {
+      file.write(piece);
+      return true;
+    });
     file.commit();
   }
 }

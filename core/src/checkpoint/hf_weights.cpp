@@ -37,8 +37,14 @@ void for_each_part(std::span<const ParameterSpec> parameters, std::int64_t layer
 
 bool same_bytes(WeightFiles::Tensor a, WeightFiles::Tensor b) {
   if (a.stored->type != b.stored->type || a.stored->extents != b.stored->extents) return false;
-  auto left = a.file->bytes(*a.stored), right = b.file->bytes(*b.stored);
-  return std::equal(left.begin(), left.end(), right.begin(), right.end());
+  std::vector<std::byte> left(kPiece), right(kPiece);
+  for (std::uint64_t done = 0; done < a.stored->bytes; done += kPiece) {
+    const auto size = static_cast<std::size_t>(std::min<std::uint64_t>(kPiece, a.stored->bytes - done));
+    a.file->read(*a.stored, done, std::span(left).first(size));
+    b.file->read(*b.stored, done, std::span(right).first(size));
+    if (std::memcmp(left.data(), right.data(), size) != 0) return false;
+  }
+  return true;
 }
 
 /// Names that the model asks for, and the embedding's, which a tied head repeats.

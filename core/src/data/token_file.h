@@ -1,14 +1,16 @@
 #pragma once
-// Files of tokens: what data preparation writes and training reads, mapped and trusted in nothing. token_layout.h has
+// Files of tokens: what data preparation writes and training reads, trusted in nothing. token_layout.h has
 // the formats; docs/token-files.md describes quern's own.
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "data/mapped_file.h"
+#include "data/open_files.h"
 #include "data/token_layout.h"
 
 namespace quern {
@@ -22,11 +24,11 @@ struct TokenReading {
 
 class TokenFile {
  public:
-  /// Maps the file and checks the header against its size. Every fault, here and below, is an input error that names
-  /// the file.
-  explicit TokenFile(std::string path, const TokenReading& reading = {});
+  /// Checks the header against the file's size. Every fault, here and below, is an input error that names the file.
+  /// `files` opens it, here and when it is read; null: some of its own.
+  explicit TokenFile(std::string path, const TokenReading& reading = {}, std::shared_ptr<OpenFiles> files = {});
 
-  const std::string& path() const { return file_.path(); }
+  const std::string& path() const { return path_; }
   std::int64_t count() const { return layout_.count; }
   /// Every token is below it.
   std::int64_t vocabulary() const { return vocabulary_; }
@@ -41,21 +43,25 @@ class TokenFile {
 
   /// Copies tokens first, first + 1, ...; refuses one that the vocabulary does not have, with its position.
   void read(std::int64_t first, std::span<std::int32_t> out) const;
-  /// Whether predicting this token counts in the loss. The first token of the file is never predicted.
-  bool is_target(std::int64_t token) const;
+  /// Whether predicting tokens first, first + 1, ... counts in the loss, 1 or 0. The file's first is never predicted.
+  void read_targets(std::int64_t first, std::span<std::uint8_t> out) const;
   /// The first token that counts; empty when none does. `within_documents`: one that starts a document does not count.
   std::optional<std::int64_t> first_target(bool within_documents = false) const;
-  /// Reads the whole file: checksum, and every token against the vocabulary.
-  void verify() const;
+  /// Whether the header states a checksum of the payload.
+  bool states_checksum() const { return layout_.checksum.has_value(); }
+  std::uint64_t payload_bytes() const { return bytes_ - layout_.tokens_at; }
+  /// Reads the whole file and proves the payload's checksum, where the header states one; returns early once
+  /// `stopping` is set.
+  void verify(const std::atomic<bool>& stopping = false) const;
 
  private:
   [[noreturn]] void refuse(std::string what, std::string found, std::string expected, std::string next = {}) const;
-  const std::byte* tokens() const { return file_.bytes().data() + layout_.tokens_at; }
-  const std::byte* mask() const { return file_.bytes().data() + *layout_.mask_at; }
-  std::uint32_t token_at(std::int64_t token) const;
-  std::uint64_t sample_checksum() const;
+  void check_range(std::int64_t first, std::size_t size) const;
+  std::uint64_t sample_checksum(const InputFile& file) const;
 
-  MappedFile file_;
+  std::string path_;
+  std::shared_ptr<OpenFiles> files_;
+  std::uint64_t bytes_ = 0;
   TokenLayout layout_;
   std::int64_t vocabulary_ = 0;
   std::uint64_t checksum_ = 0;

@@ -1,10 +1,12 @@
 #include "data/token_layout.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "data/token_header.h"
 #include "quern/error.h"
@@ -27,7 +29,9 @@ struct LlmqHeader {
 
 class Reader {
  public:
-  explicit Reader(const MappedFile& file) : file_(file) {}
+  explicit Reader(const InputFile& file) : file_(file), begin_(std::min<std::uint64_t>(file.size(), kLlmqHeaderBytes)) {
+    file.read(0, begin_);
+  }
 
   TokenLayout read(TokenFormat format) const {
     const bool ours = starts_with(kTokenFileMagic), llmq = starts_with(kLlmqMagic);
@@ -52,12 +56,12 @@ class Reader {
                 {file_.path(), std::move(what), std::move(found), std::move(expected), std::move(next)});
   }
 
-  std::uint64_t size() const { return file_.bytes().size(); }
-  bool starts_with(const char* magic) const { return size() >= 8 && std::memcmp(file_.bytes().data(), magic, 8) == 0; }
+  std::uint64_t size() const { return file_.size(); }
+  bool starts_with(const char* magic) const { return size() >= 8 && std::memcmp(begin_.data(), magic, 8) == 0; }
   template <class Header>
   Header header() const {
     Header header;
-    std::memcpy(&header, file_.bytes().data(), sizeof header);
+    std::memcpy(&header, begin_.data(), sizeof header);
     return header;
   }
 
@@ -140,11 +144,12 @@ class Reader {
     return layout;
   }
 
-  const MappedFile& file_;
+  const InputFile& file_;
+  std::vector<std::byte> begin_;  ///< as much as the longest header has
 };
 
 }  // namespace
 
-TokenLayout token_layout(const MappedFile& file, TokenFormat format) { return Reader(file).read(format); }
+TokenLayout token_layout(const InputFile& file, TokenFormat format) { return Reader(file).read(format); }
 
 }  // namespace quern

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "data/mapped_file.h"
+#include "data/input_file.h"
 
 namespace quern {
 
@@ -38,6 +38,6 @@ struct TokenLayout {
 };
 
 /// Every fault is an input error that names the file.
-TokenLayout token_layout(const MappedFile& file, TokenFormat format);
+TokenLayout token_layout(const InputFile& file, TokenFormat format);
 
 }  // namespace quern

@@ -38,6 +38,8 @@ TokenFileSource::TokenFileSource(const TokenFileOptions& options, Geometry geome
   check_targets();
   description_ = describe();
   window_.resize(static_cast<std::size_t>(geometry.sequence) + 1);
+  counts_.resize(window_.size());
+  if (options.verify) check_ = std::make_unique<PayloadCheck>(files());
 }
 
 // ---- files ----
@@ -45,11 +47,12 @@ TokenFileSource::TokenFileSource(const TokenFileOptions& options, Geometry geome
 std::vector<TokenFileSource::Group> TokenFileSource::open(const TokenFileOptions& options, std::int64_t sequence) {
   if (sequence < 1) fail_internal("TokenFileSource", "sequence out of range");
   std::vector<Group> groups;
+  auto open_files = std::make_shared<OpenFiles>();
   for (const std::vector<std::string>& entry : options.entries) {
     if (groups.empty() || !options.weights.empty()) groups.emplace_back();
     Group& group = groups.back();
     for (const std::string& path : entry) {
-      TokenFile file(path, options.reading);
+      TokenFile file(path, options.reading, open_files);
       auto windows = static_cast<std::uint64_t>((file.count() - 1) / sequence);
       if (windows == 0)
         throw Error(ErrorCode::input,
@@ -63,6 +66,13 @@ std::vector<TokenFileSource::Group> TokenFileSource::open(const TokenFileOptions
   if (!options.weights.empty() && options.weights.size() != groups.size())
     fail_internal("TokenFileSource", "one weight an entry");
   return groups;
+}
+
+std::vector<const TokenFile*> TokenFileSource::files() const {
+  std::vector<const TokenFile*> files;
+  for (const Group& group : groups_)
+    for (const Part& part : group) files.push_back(&part.file);
+  return files;
 }
 
 std::vector<std::uint64_t> TokenFileSource::group_windows() const {
@@ -105,6 +115,7 @@ void TokenFileSource::check_targets() const {
 // ---- batches ----
 
 void TokenFileSource::next(Batch& batch) {
+  if (check_) check_->rethrow();
   auto tokens = static_cast<std::size_t>(geometry_.tokens());
   batch.tokens.resize(tokens);
   batch.targets.resize(tokens);
@@ -126,11 +137,12 @@ void TokenFileSource::read_window(std::uint64_t place, std::int64_t row, Batch& 
   std::int64_t first = static_cast<std::int64_t>(window.index - part->begin) * geometry_.sequence;
   batch.names.push_back(file.path() + " window " + std::to_string(window.index - part->begin));
   file.read(first, window_);
+  file.read_targets(first, counts_);
   auto at = static_cast<std::size_t>(row * geometry_.sequence);
   std::size_t document = 0;
   for (std::size_t i = 0; i + 1 < window_.size(); ++i) {
     const bool ends = documents_ && window_[i] == *file.separator();
-    const bool counts = !ends && file.is_target(first + static_cast<std::int64_t>(i) + 1);
+    const bool counts = !ends && counts_[i + 1] != 0;
     if (documents_ && i == document) batch.documents.push_back(static_cast<std::int32_t>(at + i));
     batch.tokens[at + i] = window_[i];
     batch.targets[at + i] = counts ? window_[i + 1] : -1;
@@ -139,20 +151,26 @@ void TokenFileSource::read_window(std::uint64_t place, std::int64_t row, Batch& 
   }
 }
 
+void TokenFileSource::skip(std::int64_t batches) {
+  const std::uint64_t step = static_cast<std::uint64_t>(geometry_.batch) * size_;
+  const std::uint64_t most = order_.windows() * std::uint64_t{std::numeric_limits<std::uint32_t>::max()};
+  if (batches < 0 || static_cast<std::uint64_t>(batches) >= (most - place_) / step)
+    throw Error(ErrorCode::config, {where_, "number of a batch", std::to_string(batches),
+                                    "below " + std::to_string((most - place_) / step), ""});
+  place_ += static_cast<std::uint64_t>(batches) * step;
+}
+
 // ---- positions ----
 
 std::string TokenFileSource::describe() const {
-  std::vector<const TokenFile*> files;
-  for (const Group& group : groups_)
-    for (const Part& part : group) files.push_back(&part.file);
   std::ostringstream out;
-  out << "checksum=" << joined(files, [](const TokenFile* file) { return checksum_text(file->checksum()); })
-      << " tokens=" << joined(files, [](const TokenFile* file) { return std::to_string(file->count()); })
+  out << "checksum=" << joined(files(), [](const TokenFile* file) { return checksum_text(file->checksum()); })
+      << " tokens=" << joined(files(), [](const TokenFile* file) { return std::to_string(file->count()); })
       << " sequence=" << geometry_.sequence << " order=" << (shuffle_ ? "shuffled" : "sequential") << " seed=" << seed_;
   if (!order_.shares().empty())
     out << " shares=" << joined(order_.shares(), [](std::uint64_t share) { return std::to_string(share); });
   if (documents_)
-    out << " separator=" << joined(files, [](const TokenFile* file) { return std::to_string(*file->separator()); });
+    out << " separator=" << joined(files(), [](const TokenFile* file) { return std::to_string(*file->separator()); });
   return out.str();
 }
 
@@ -164,8 +182,7 @@ std::string TokenFileSource::save_state() const {
 
 void TokenFileSource::load_state(const std::string& state) {
   std::vector<std::string> paths;
-  for (const Group& group : groups_)
-    for (const Part& part : group) paths.push_back(part.file.path());
+  for (const TokenFile* file : files()) paths.push_back(file->path());
   const SavedPosition saved(where_, state);
   const SavedPosition now(where_, std::string(kPositionName) + " " + description_);
   saved.require_same(now, paths, shuffle_);

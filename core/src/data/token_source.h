@@ -4,12 +4,14 @@
 // group it.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "data/payload_check.h"
 #include "data/token_file.h"
 #include "data/window_order.h"
-#include "quern/data_source.h"
+#include "quern/skipping_source.h"
 
 namespace quern {
 
@@ -19,14 +21,15 @@ struct TokenFileOptions {
   bool shuffle = true;                            ///< false: the files' order, for validation
   bool documents = false;                         ///< see DataRequest
   TokenReading reading = {};
+  bool verify = true;      ///< prove the checksums that the files state
   std::string where = {};  ///< config key of the list, for messages
 };
 
-class TokenFileSource : public DataSource {
+class TokenFileSource : public SkippingSource {
  public:
   /// Rank `rank` of `size` takes places rank, rank + size, ... of the global order. An input error when a file is
   /// shorter than one sequence, files are of different vocabularies, documents are asked for and a file has no
-  /// separator, or no target counts.
+  /// separator, or no target counts. A payload that is not what its header states is an input error of some batch.
   TokenFileSource(const TokenFileOptions& options, Geometry geometry, std::uint64_t seed, int rank = 0, int size = 1);
 
   std::int64_t vocabulary() const override { return vocabulary_; }
@@ -35,6 +38,8 @@ class TokenFileSource : public DataSource {
   void next(Batch& batch) override;
   /// The same on all ranks that took as many batches.
   std::string save_state() const override;
+  /// A config error when there are not as many.
+  void skip(std::int64_t batches) override;
   /// Accepts another batch and rank count, and files that moved; refuses other files, another sequence, seed or order.
   void load_state(const std::string& state) override;
 
@@ -53,6 +58,7 @@ class TokenFileSource : public DataSource {
   std::vector<std::uint64_t> group_windows() const;
   void check_files();
   void check_targets() const;
+  std::vector<const TokenFile*> files() const;
   std::string describe() const;
   void read_window(std::uint64_t place, std::int64_t row, Batch& batch);
 
@@ -67,6 +73,8 @@ class TokenFileSource : public DataSource {
   std::string description_;  ///< of the data and their order: what a saved position must agree with
   std::uint64_t place_ = 0;  ///< in the global order over all passes: the first that no rank has taken
   std::vector<std::int32_t> window_;
+  std::vector<std::uint8_t> counts_;  ///< of its tokens, whether each is a target
+  std::unique_ptr<PayloadCheck> check_;
 };
 
 }  // namespace quern

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -74,7 +75,7 @@ bool holds(const std::string& text, const std::string& words) {
 }
 
 /// Throws from its third batch on.
-class FailingSource : public DataSource {
+class FailingSource : public SkippingSource {
  public:
   std::int64_t vocabulary() const override { return 7; }
   std::int64_t epoch_tokens() const override { return 70; }
@@ -87,6 +88,7 @@ class FailingSource : public DataSource {
     if (state == "bad") throw std::runtime_error("refused");
     taken_ = std::stoi(state);
   }
+  void skip(std::int64_t batches) override { taken_ += static_cast<int>(batches); }
 
  private:
   int taken_ = 0;
@@ -249,7 +251,9 @@ TEST_CASE("a token outside the vocabulary is refused when its batch is made") {
     std::uint32_t bad = kVocabulary;
     file.write(reinterpret_cast<const char*>(&bad), 4);
   }
-  TokenFileSource source(only(path, false), {2, 10}, 1);
+  TokenFileOptions options = only(path, false);
+  options.verify = false;
+  TokenFileSource source(options, {2, 10}, 1);
   Batch batch;
   source.next(batch);
   std::string state = source.save_state();
@@ -281,6 +285,66 @@ TEST_CASE("reading ahead gives the same batches and positions") {
     ahead.next(got);
     direct.next(want);
     CHECK(same(got, want));
+  }
+}
+
+TEST_CASE("passing over batches is as reading them, also where some are read ahead") {
+  TestDirectory directory;
+  std::string path = make_file(directory, 173);
+  for (std::int64_t count : {0, 1, 2, 3, 17, 400})
+    for (int before : {0, 1, 5}) {
+      TokenFileSource direct(only(path), {3, 10}, 5), skipping(only(path), {3, 10}, 5);
+      PrefetchSource ahead(std::make_unique<TokenFileSource>(only(path), Geometry{3, 10}, 5));
+      Batch got, want;
+      for (int i = 0; i < before; ++i) skipping.next(got), ahead.next(got);
+      for (std::int64_t i = 0; i < before + count; ++i) direct.next(want);
+      skipping.skip(count);
+      ahead.skip(count);
+      CHECK(skipping.save_state() == direct.save_state());
+      CHECK(ahead.save_state() == direct.save_state());
+      direct.next(want);
+      ahead.next(got);
+      CHECK(same(got, want));
+      CHECK_THROWS_AS(ahead.skip(std::numeric_limits<std::int64_t>::max()), Error);
+      direct.next(want);
+      ahead.next(got);
+      CHECK(same(got, want));
+    }
+}
+
+TEST_CASE("a payload that is not what its header states is found before the first batch, or behind the first ones") {
+  TestDirectory directory;
+  for (std::int64_t count : {173, 5 << 20}) {  // 4 bytes a token: more than what is read at once
+    const std::string path = directory / "tokens";
+    TokenFileContent content{std::vector<std::int32_t>(static_cast<std::size_t>(count), 1), {}, kVocabulary};
+    write_token_file(path, content);
+    for (bool verify : {true, false}) {
+      CAPTURE(count);
+      CAPTURE(verify);
+      TokenFileOptions options = only(path);
+      options.verify = verify;
+      auto read_all = [&] {
+        TokenFileSource source(options, {3, 10}, 5);
+        Batch batch;
+        for (int i = 0; i < 100000; ++i) source.next(batch);
+      };
+      CHECK(refusal(read_all) == "accepted");
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(64 + 4 * (count - 1));
+      file.put('\x2');
+      file.close();
+      if (!verify) {
+        CHECK(refusal(read_all) == "accepted");
+        continue;
+      }
+      const std::string found = refusal([&] {
+        TokenFileSource source(options, {3, 10}, 5);
+        Batch batch;
+        for (;;) source.next(batch);
+      });
+      holds(found, path + ": checksum of the payload: found ");
+      write_token_file(path, content);
+    }
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/mapped_file.h"
+#include "data/input_file.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -90,10 +90,9 @@ TokenText::TokenText(std::string path) {
   auto refuse = [&](const std::string& found) {
     throw Error(ErrorCode::input, {path, "not a usable tokenizer.json", found, "one of the tokenizers library", ""});
   };
-  MappedFile file(path);
-  if (file.bytes().size() > kLargestFile) refuse(std::to_string(file.bytes().size()) + " bytes");
-  const auto* text = reinterpret_cast<const char*>(file.bytes().data());
-  json root = json::parse(text, text + file.bytes().size(), nullptr, false);
+  const InputFile file(path);
+  if (file.size() > kLargestFile) refuse(std::to_string(file.size()) + " bytes");
+  const json root = json::parse(file.text(), nullptr, false);
   if (!root.is_object() || !root.contains("model") || !root["model"].is_object() || !root["model"].contains("vocab"))
     refuse("no model with a vocabulary");
   const bool bytes = has_type(root.value("decoder", json()), "ByteLevel") ||

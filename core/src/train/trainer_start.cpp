@@ -154,7 +154,7 @@ void Trainer::start() {
   open_data();
   load_weights();
   open_sinks();
-  newest_ = {};  // unmaps the checkpoint's file
+  newest_ = {};  // closes the checkpoint's file
   ready_ = true;
 }
 

@@ -115,6 +115,8 @@ std::string state_name(const PlannedTensor& tensor) {
 }
 
 void load_state(Engine& engine, const Checkpoint& checkpoint) {
+  constexpr std::int64_t kPiece = std::int64_t{1} << 22;  // elements
+  std::vector<std::byte> buffer;
   for (const PlannedTensor& tensor : training_state(engine.plan())) {
     std::string name = state_name(tensor);
     const StoredTensor* stored = checkpoint.tensors.find(name);
@@ -127,7 +129,15 @@ void load_state(Engine& engine, const Checkpoint& checkpoint) {
            .expected = std::string(name_of(tensor.dtype)) + " " + to_string(tensor.extents),
            .next = "resume with the model, precision and optimizer settings of the checkpoint, or choose another log "
                    "directory"});
-    engine.write(tensor, checkpoint.tensors.bytes(*stored).data());
+    const std::int64_t count = element_count(tensor.extents), size = static_cast<std::int64_t>(size_of(tensor.dtype));
+    for (std::int64_t done = 0; done < count; done += kPiece) {
+      PlannedTensor piece = tensor;
+      piece.offset += done * size;
+      piece.extents = {std::min(kPiece, count - done)};
+      buffer.resize(static_cast<std::size_t>(piece.bytes()));
+      checkpoint.tensors.read(*stored, static_cast<std::uint64_t>(done * size), buffer);
+      engine.write(piece, buffer.data());
+    }
   }
   engine.refresh();
 }
