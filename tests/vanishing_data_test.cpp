@@ -78,6 +78,31 @@ TEST_CASE("a token file that changes its size during a run ends it with the step
     }
 }
 
+TEST_CASE("validation data that fail end the run with the step saved, and it is evaluated once they are back") {
+  TinyFiles files;
+  const std::string path = files.at("validation.tok"), run = files.at("run"), good = read_text(path);
+  const Overrides all{"train.steps=300", "train.eval_every=50", "checkpoint.every=1000", "checkpoint.export=false"};
+  Outcome outcome = train_and_disturb(files, all, [&] { fs::resize_file(path, 100); });
+  const std::int64_t step = newest_step(run);
+  check_fails(outcome, 3, {path + ": changed while it was read", "step " + std::to_string(step) + " is saved"});
+  CHECK(step >= 5);
+  CHECK(step % 50 == 0);
+  CHECK_FALSE(find_newest(run).checkpoint->meta.evaluated);
+  write_text(path, good);
+  CHECK(quern_train(files, all).code == 0);
+  Overrides straight = all;
+  straight.push_back(files.run("straight"));
+  CHECK(quern_train(files, straight).code == 0);
+  CHECK(newest_tensors(run) == newest_tensors(files.at("straight")));
+  auto losses = [](const std::string& directory) {
+    std::map<std::int64_t, double> losses;
+    for (const nlohmann::json& event : events(directory, "eval"))
+      CHECK(losses.emplace(event.at("step"), event.at("loss")).second);
+    return losses;
+  };
+  CHECK(losses(run) == losses(files.at("straight")));
+}
+
 TEST_CASE("a token file that is removed or replaced during a run is read on as it was") {
   TinyFiles files;
   const std::string path = files.at("data.tok");
