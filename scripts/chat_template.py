@@ -58,8 +58,9 @@ def turns(template, special, messages):
 
 
 def said(error):
-    text = str(error) or "out of memory" * isinstance(error, MemoryError) or type(error).__name__
-    return text[:1000]
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return (str(error) or type(error).__name__)[:1000]
 
 
 def answer(state, request):

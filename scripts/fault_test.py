@@ -128,7 +128,8 @@ class ScriptsTest(unittest.TestCase):
                     self.assert_one_line(result, fault.RESOURCES, place, "cannot be written: found File too large")
             if option is None:
                 continue
-            for out in (self.folder / "text.txt" / "x", "/proc/x"):  # a file's folder, a folder that takes no files
+            places = (self.folder / "text.txt" / "x", "/proc/x")  # in what is no folder, in one that takes no files
+            for out in places if script in ("report", "tokenize") else places[:1]:
                 with self.subTest(script=script, target=out):
                     self.assert_one_line(self.run_script(script, out=out), fault.RESOURCES, out, "cannot be written")
         self.assertEqual(self.left_over(), [])

@@ -79,6 +79,8 @@ def continuations(command):
 
     def results():
         for line in process.stdout:
+            if not line.endswith(b"\n"):  # ended while writing it, and its exit code says why
+                return
             shape = {"prompt": COUNT, "token?": TOKEN, "tokens?": [TOKEN]}
             yield checked(parse(line, command[0]), shape, command[0])
 

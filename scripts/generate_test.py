@@ -94,6 +94,21 @@ class GenerateTest(unittest.TestCase):
         self.assertTrue(all(line["tokens"] for line in lines))
         self.assertFalse((self.folder / "seen").exists())
 
+    def test_a_program_that_is_not_quern_or_ends_halfway_is_named(self):
+        for text, code, expected in (
+            ("#!/bin/sh\necho '{\"prompt\": 7, \"tokens\": []}'\n", 1, "unexpected result"),
+            ("#!/bin/sh\necho words\n", 3, "quern: not JSON"),
+            ("#!/bin/sh\necho '{\"prompt\": \"a\"}'\n", 3, 'quern: prompt: found "a", expected an integer'),
+            ("#!/bin/sh\nprintf '{\"prompt\"'; exit 4\n", 4, ""),
+            ("#!/bin/sh\nkill -9 $$\n", 137, ""),
+            ("#!/none\n", 3, "quern: cannot be started"),
+            ("", 3, "quern: cannot be started"),
+        ):
+            self.program.write_text(text)
+            with self.subTest(text=text):
+                got, _, said = self.run_script("a", "b")
+                self.assertEqual((got, expected in said), (code, True), said)
+
     def test_failures_keep_their_code(self):
         self.fake(5)
         self.assertEqual(self.run_script("a")[0], 5)

@@ -6,7 +6,6 @@ being written is fine.
 
 import math
 import re
-import tomllib
 from dataclasses import dataclass, field
 
 from fault import Fault, reading
@@ -57,6 +56,8 @@ class Run:
 
     def config(self):
         """The tables of the run's config."""
+        import tomllib  # Python 3.11; the rest needs 3.10
+
         try:
             return tomllib.loads(self.head.get("config", ""))
         except (tomllib.TOMLDecodeError, RecursionError) as error:
