@@ -38,6 +38,15 @@ class Fault(Exception):
         super().__init__(text + (f"; {advice}" if advice else ""))
         self.code = code
 
+    def __reduce__(self):  # from a worker process
+        return _fault_of_text, (str(self), self.code)
+
+
+def _fault_of_text(text, code):
+    fault = Fault("", "", code=code)
+    fault.args = (text,)
+    return fault
+
 
 def reason_of(error):
     return getattr(error, "strerror", None) or str(error)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -195,6 +196,11 @@ class MessageTest(unittest.TestCase):
         self.assertLess(len(text), 2000)
         self.assertEqual(str(fault.Fault("a", "b", "c", "d", "e")), "a: b: found c, expected d; e")
         self.assertEqual(str(fault.Fault("a", "b", expected="d")), "a: b: expected d")
+
+    def test_a_message_comes_whole_from_another_process(self):
+        fault_there = fault.Fault("a" * 299, "b" * 299, "c", code=fault.RESOURCES)
+        here = pickle.loads(pickle.dumps(fault_there))
+        self.assertEqual((str(here), here.code), (str(fault_there), fault.RESOURCES))
 
     def test_an_unforeseen_fault_is_one_line_too(self):
         for error, code in (

@@ -8,7 +8,6 @@ to places in data/Rdata.rdb, each of which is one R object, serialised. A novel 
 vector of its lines, which become one .txt file. A folder that has all six is left alone.
 """
 
-import argparse
 import bz2
 import gzip
 import lzma
@@ -19,12 +18,18 @@ import tempfile
 import zlib
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from fault import Fault, argument_parser, path_argument, script, writing
+
 PACKAGE = "r-cran-janeaustenr"
 NOVELS = ("emma", "mansfieldpark", "northangerabbey", "persuasion", "prideprejudice", "sensesensibility")
 
 
-class DataError(Exception):
+class DataError(Fault):
     """Something that stops the extraction; the message says what and what to do."""
+
+    def __init__(self, problem):
+        super().__init__("", problem)
 
 
 class RObjectReader:
@@ -149,7 +154,7 @@ def read_package(folder):
 def run(command, folder, next_step):
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if result.returncode != 0:
-        raise DataError(f"{' '.join(command)} failed: {result.stderr.strip()}\n{next_step}")
+        raise Fault(" ".join(command), "failed", " ".join(result.stderr.split()), advice=next_step)
 
 
 def extract_novels(package, out):
@@ -168,24 +173,25 @@ def extract_novels(package, out):
             raise DataError(f"{package.name}: {name} is not a character vector")
         path = out / f"{name}.txt"
         partial = out / f".{name}.partial"
-        partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
-        partial.replace(path)
+        with writing(path):
+            partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+            partial.replace(path)
         print(f"{path}: {len(lines):,} lines, {path.stat().st_size:,} bytes")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for one .txt a novel")
-    parser.add_argument("--deb", type=Path, help=f"a {PACKAGE} package file, instead of downloading it")
-    options = parser.parse_args()
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("out", type=path_argument, help="folder for one .txt a novel")
+    parser.add_argument("--deb", type=path_argument, help=f"a {PACKAGE} package file, instead of downloading it")
+    options = parser.parse_args(arguments)
     if all((options.out / f"{name}.txt").is_file() for name in NOVELS):
         print(f"{options.out}: has all {len(NOVELS)} novels")
         return 0
     try:
         extract_novels(options.deb, options.out)
-    except (DataError, OSError, ValueError, zlib.error) as error:
-        print(f"austen.py: {error}", file=sys.stderr)
-        return 3
+    except (ValueError, zlib.error) as error:
+        raise DataError(error) from None
     return 0
 
 

@@ -11,7 +11,6 @@ The same packages give the same bytes; other versions of them give a slightly di
 some three minutes on two cores.
 """
 
-import argparse
 import gzip
 import hashlib
 import json
@@ -25,6 +24,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from austen import NOVELS, DataError, read_package, run
+from fault import argument_parser, path_argument, script, writing
 
 DOCUMENT_CHARACTERS = 32 << 10
 LEAST_DOCUMENT, LEAST_PARAGRAPH = 400, 20  # characters
@@ -295,9 +295,10 @@ class Corpus:
 
 def write_lines(path, lines):
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in lines)
-    partial.replace(path)
+    with writing(path):
+        with open(partial, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(line + "\n" for line in lines)
+        partial.replace(path)
 
 
 def fetch(packages, folder):
@@ -339,11 +340,14 @@ def extract(debs, out):
     return lines
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for one .jsonl a package, and sources.log, written last")
-    parser.add_argument("--debs", type=Path, help="folder that has, or gets, the package files (default: none kept)")
-    options = parser.parse_args()
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("out", type=path_argument, help="folder for one .jsonl a package, and sources.log, written last")
+    parser.add_argument(
+        "--debs", type=path_argument, help="folder that has, or gets, the package files (default: none kept)"
+    )
+    options = parser.parse_args(arguments)
     finished = options.out / "sources.log"
     if finished.is_file():
         print(f"{finished}: the corpus is there already; remove it to make it again")
@@ -351,9 +355,8 @@ def main():
     try:
         with tempfile.TemporaryDirectory() as folder:
             write_lines(finished, extract(fetch(SOURCES, options.debs or Path(folder)), options.out))
-    except (DataError, OSError, ValueError) as error:
-        print(f"debian.py: {error}", file=sys.stderr)
-        return 3
+    except ValueError as error:
+        raise DataError(error) from None
     return 0
 
 
