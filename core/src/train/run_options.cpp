@@ -67,7 +67,7 @@ OptionTable<MemoryOptions> memory_options() {
 OptionTable<ParallelOptions> parallel_options() {
   OptionTable<ParallelOptions> t;
   const std::vector<std::string> shards = {"none", "ranks"};
-  t.add("ranks", &ParallelOptions::ranks, "processes of the run, one a device").at_least(1).at_most(8);
+  t.add("ranks", &ParallelOptions::ranks, "processes of the run, one per device").at_least(1).at_most(8);
   t.add("communicator", &ParallelOptions::communicator,
         "id of the plugin through which ranks exchange data; none: for one rank");
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
@@ -114,16 +114,16 @@ OptionTable<SampleOptions> sample_options() {
 OptionTable<GuardOptions> guard_options() {
   OptionTable<GuardOptions> t;
   t.add("non_finite", &GuardOptions::non_finite,
-        "when a loss or gradient is not finite: stop the run; skip the step, whose data are passed over; roll_back to "
-        "the newest checkpoint, and go on with the data after that step's")
+        "when a loss or gradient is not finite: stop the run; skip the step and its data; roll_back to the newest "
+        "checkpoint, and continue with the data after that step")
       .one_of({"stop", "skip", "roll_back"});
   t.add("limit", &GuardOptions::limit,
-        "such steps to bear; one more stops the run, unless `window` steps went well after the last one")
+        "how many such steps a run survives; the count starts again after `window` good steps")
       .at_least(0);
   t.add("spike_z", &GuardOptions::spike_z,
-        "log loss and gradient norm as spikes when so many standard deviations above their mean; 0: never")
+        "log a loss or gradient norm this many standard deviations above its mean as a spike; 0: never")
       .at_least(0);
-  t.add("window", &GuardOptions::window, "steps of that mean").at_least(2).at_most(1000000);
+  t.add("window", &GuardOptions::window, "steps over which that mean is taken").at_least(2).at_most(1000000);
   return t;
 }
 
@@ -136,9 +136,10 @@ OptionTable<CheckpointOptions> checkpoint_options() {
   t.add("keep_every", &CheckpointOptions::keep_every,
         "checkpoints of steps that are multiples of this are kept for good; a multiple of every; 0: none")
       .at_least(0);
-  t.add("background", &CheckpointOptions::background,
-        "write the checkpoints of `every` behind training, from a copy of the state in pinned host memory; false: "
-        "training waits, and the host needs room for one tensor");
+  t.add(
+      "background", &CheckpointOptions::background,
+      "write the checkpoints of `every` while training goes on, from a copy of the state in pinned host memory; false: "
+      "training waits, and the host needs room for one tensor");
   t.add("resume", &CheckpointOptions::resume,
         "auto: continue from the newest whole checkpoint; never: start anew in an empty directory")
       .one_of({"auto", "never"});

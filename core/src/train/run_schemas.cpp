@@ -74,7 +74,8 @@ SectionSchema sample_section() {
 }
 
 SectionSchema parallel_section() {
-  SectionSchema schema = section_of("parallel", "How many devices work, and what they divide.", parallel_options());
+  SectionSchema schema =
+      section_of("parallel", "How many devices a run uses, and what is sharded over them.", parallel_options());
   schema.plugin_kind = "communicator";
   schema.plugin_keys = {"communicator"};
   schema.no_plugin = "none";
@@ -119,7 +120,7 @@ std::vector<SectionSchema> run_schemas() {
       parallel_section(),
       memory_section(),
       selecting(section_of("device", "Where programs run.", device_options()), "device", "cpu"),
-      section_of("guard", "What is done about numbers that are not finite, or stand out.", guard_options()),
+      section_of("guard", "What to do about numbers that are not finite, or stand out.", guard_options()),
       log_section(),
       sample_section(),
       checkpoint_section(),
