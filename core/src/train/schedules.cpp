@@ -8,24 +8,27 @@ namespace quern {
 
 namespace {
 
+// Of a run that is shorter than its warm-up, what leaves room for the last step.
+std::int64_t fitted(std::int64_t warmup, std::int64_t steps) { return std::min(warmup, steps - 1); }
+
 // Only while step < warmup; the peak is 1.
 double warm(std::int64_t step, std::int64_t warmup) {
   return static_cast<double>(step + 1) / static_cast<double>(warmup);
 }
 
-bool is_last(std::int64_t step, std::int64_t steps) { return step >= steps - 1; }
+// A run of one step has its first for its last, and takes it at the peak.
+bool is_last(std::int64_t step, std::int64_t steps) { return steps > 1 && step >= steps - 1; }
 
 // Part of the way from step `start`, at the peak, to the last step; in (0, 1) between them.
 double progress(std::int64_t step, std::int64_t start, std::int64_t steps) {
   return static_cast<double>(step - start) / static_cast<double>(steps - 1 - start);
 }
 
-// The final fraction for `shape` 0, the peak for 1.
-double between(double final_fraction, double shape) { return final_fraction + (1 - final_fraction) * shape; }
-
 template <class T>
 void add_warmup(OptionTable<T>& t) {
-  t.add("warmup", &T::warmup, "steps of linear warm-up").at_least(0);
+  t.add("warmup", &T::warmup,
+        "steps of linear warm-up; a shorter run warms up to the peak in all its steps but the last")
+      .at_least(0);
 }
 
 template <class T>
@@ -62,32 +65,33 @@ OptionTable<WsdOptions> wsd_options() {
   return t;
 }
 
-double ConstantSchedule::factor(std::int64_t step, std::int64_t) const {
-  return step < options_.warmup ? warm(step, options_.warmup) : 1.0;
+double ConstantSchedule::factor(std::int64_t step, std::int64_t steps) const {
+  const std::int64_t warmup = fitted(options_.warmup, steps);
+  return step < warmup ? warm(step, warmup) : 1.0;
 }
 
-double CosineSchedule::factor(std::int64_t step, std::int64_t steps) const {
-  if (is_last(step, steps)) return options_.final_fraction;
-  if (step < options_.warmup) return warm(step, options_.warmup);
-  double turned = std::numbers::pi * progress(step, options_.warmup, steps);
-  return between(options_.final_fraction, 0.5 * (1 + std::cos(turned)));
+double DecaySchedule::factor(std::int64_t step, std::int64_t steps) const {
+  const std::int64_t warmup = fitted(warmup_, steps);
+  if (is_last(step, steps)) return final_fraction_;
+  if (step < warmup) return warm(step, warmup);
+  if (steps == 1) return 1.0;
+  return final_fraction_ + (1 - final_fraction_) * shape(step, warmup, steps);
 }
 
-double LinearSchedule::factor(std::int64_t step, std::int64_t steps) const {
-  if (is_last(step, steps)) return options_.final_fraction;
-  if (step < options_.warmup) return warm(step, options_.warmup);
-  return between(options_.final_fraction, 1 - progress(step, options_.warmup, steps));
+double CosineSchedule::shape(std::int64_t step, std::int64_t warmup, std::int64_t steps) const {
+  return 0.5 * (1 + std::cos(std::numbers::pi * progress(step, warmup, steps)));
 }
 
-double WsdSchedule::factor(std::int64_t step, std::int64_t steps) const {
-  if (is_last(step, steps)) return options_.final_fraction;
-  if (step < options_.warmup) return warm(step, options_.warmup);
-  double wanted = options_.cooldown > 0 ? static_cast<double>(options_.cooldown)
-                                        : std::round(options_.cooldown_fraction * static_cast<double>(steps));
-  double room = static_cast<double>(steps - 1 - options_.warmup);  // a cool-down never reaches into the warm-up
+double LinearSchedule::shape(std::int64_t step, std::int64_t warmup, std::int64_t steps) const {
+  return 1 - progress(step, warmup, steps);
+}
+
+double WsdSchedule::shape(std::int64_t step, std::int64_t warmup, std::int64_t steps) const {
+  double wanted =
+      cooldown_ > 0 ? static_cast<double>(cooldown_) : std::round(cooldown_fraction_ * static_cast<double>(steps));
+  double room = static_cast<double>(steps - 1 - warmup);  // a cool-down never reaches into the warm-up
   std::int64_t start = steps - 1 - static_cast<std::int64_t>(std::clamp(wanted, 1.0, room));
-  if (step <= start) return 1.0;
-  return between(options_.final_fraction, 1 - std::sqrt(progress(step, start, steps)));
+  return step <= start ? 1.0 : 1 - std::sqrt(progress(step, start, steps));
 }
 
 std::vector<Factory> schedule_factories() {

@@ -1,7 +1,8 @@
 #pragma once
 // Learning-rate schedules. All warm up linearly: step s of a warm-up of w steps has the factor (s + 1) / w, so the
-// first step already moves and step w is at the peak. Those that decay give the last step the final fraction exactly,
-// even when the warm-up is as long as the run or longer and is cut off there.
+// first step already moves and step w is at the peak. Those that decay give the last step the final fraction exactly.
+// A warm-up that leaves no step for that is taken as one of all steps but the last: every run reaches the peak. A run
+// of one step is at the peak.
 
 #include <cstdint>
 #include <vector>
@@ -40,35 +41,52 @@ class ConstantSchedule final : public Schedule {
   ConstantOptions options_;
 };
 
-/// Half a cosine from the peak to the final fraction.
-class CosineSchedule final : public Schedule {
+/// Those that end at the final fraction.
+class DecaySchedule : public Schedule {
  public:
-  explicit CosineSchedule(const DecayOptions& options) : options_(options) {}
-  double factor(std::int64_t step, std::int64_t steps) const override;
+  DecaySchedule(std::int64_t warmup, double final_fraction) : warmup_(warmup), final_fraction_(final_fraction) {}
+  double factor(std::int64_t step, std::int64_t steps) const final;
 
  private:
-  DecayOptions options_;
+  /// 1 at the peak, 0 at the final fraction; for steps after the warm-up and before the last.
+  virtual double shape(std::int64_t step, std::int64_t warmup, std::int64_t steps) const = 0;
+
+  std::int64_t warmup_;
+  double final_fraction_;
+};
+
+/// Half a cosine from the peak to the final fraction.
+class CosineSchedule final : public DecaySchedule {
+ public:
+  explicit CosineSchedule(const DecayOptions& options) : DecaySchedule(options.warmup, options.final_fraction) {}
+
+ private:
+  double shape(std::int64_t step, std::int64_t warmup, std::int64_t steps) const override;
 };
 
 /// A straight line from the peak to the final fraction.
-class LinearSchedule final : public Schedule {
+class LinearSchedule final : public DecaySchedule {
  public:
-  explicit LinearSchedule(const DecayOptions& options) : options_(options) {}
-  double factor(std::int64_t step, std::int64_t steps) const override;
+  explicit LinearSchedule(const DecayOptions& options) : DecaySchedule(options.warmup, options.final_fraction) {}
 
  private:
-  DecayOptions options_;
+  double shape(std::int64_t step, std::int64_t warmup, std::int64_t steps) const override;
 };
 
 /// Warm-up, stable, decay: the peak rate, then a cool-down of the form 1 - sqrt.
 /// Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
-class WsdSchedule final : public Schedule {
+class WsdSchedule final : public DecaySchedule {
  public:
-  explicit WsdSchedule(const WsdOptions& options) : options_(options) {}
-  double factor(std::int64_t step, std::int64_t steps) const override;
+  explicit WsdSchedule(const WsdOptions& options)
+      : DecaySchedule(options.warmup, options.final_fraction),
+        cooldown_(options.cooldown),
+        cooldown_fraction_(options.cooldown_fraction) {}
 
  private:
-  WsdOptions options_;
+  double shape(std::int64_t step, std::int64_t warmup, std::int64_t steps) const override;
+
+  std::int64_t cooldown_;
+  double cooldown_fraction_;
 };
 
 /// The built-in schedules, for the plugin host.

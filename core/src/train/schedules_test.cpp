@@ -30,13 +30,14 @@ const double kFinals[] = {0.0, 0.1, 1.0};
 
 }  // namespace
 
-TEST_CASE("the last step gets the final fraction exactly, whatever the warm-up and cool-down") {
+TEST_CASE("the last of several steps gets the final fraction exactly, whatever the warm-up and cool-down") {
   for (const char* id : {"cosine", "linear", "wsd"})
     for (std::int64_t steps : kLengths)
       for (std::int64_t warmup : kWarmups)
-        for (double final_fraction : kFinals)
-          for (std::int64_t cooldown : {0, 1, 5, 100000})
-            CHECK(make(id, options(warmup, final_fraction, cooldown))->factor(steps - 1, steps) == final_fraction);
+        if (steps > 1)
+          for (double final_fraction : kFinals)
+            for (std::int64_t cooldown : {0, 1, 5, 100000})
+              CHECK(make(id, options(warmup, final_fraction, cooldown))->factor(steps - 1, steps) == final_fraction);
 }
 
 TEST_CASE("every factor is a number from 0 to 1, above 0 before the last step") {
@@ -72,6 +73,23 @@ TEST_CASE("factors rise up to the warm-up's end, reach 1 there, and never rise a
           CHECK(schedule->factor(step, steps) ==
                 doctest::Approx(static_cast<double>(step + 1) / static_cast<double>(warmup)));
       }
+}
+
+TEST_CASE("a warm-up that is longer than the run rises evenly to the peak, which is the last step but one") {
+  const double want[] = {0.25, 0.5, 0.75, 1.0};
+  for (std::int64_t warmup : {4, 5, 9, 100000})
+    for (const char* id : {"constant", "cosine", "linear", "wsd"}) {
+      INFO(id << ", warmup " << warmup);
+      auto schedule = make(id, options(warmup, 0.1));
+      for (std::int64_t step = 0; step < 4; ++step) CHECK(schedule->factor(step, 5) == want[step]);
+      CHECK(schedule->factor(4, 5) == (std::string(id) == "constant" ? 1.0 : 0.1));
+    }
+}
+
+TEST_CASE("a run of one step is at the peak") {
+  for (std::int64_t warmup : kWarmups)
+    for (const char* id : {"constant", "cosine", "linear", "wsd"})
+      CHECK(make(id, options(warmup, 0.1))->factor(0, 1) == 1.0);
 }
 
 TEST_CASE("cosine and linear are halfway down in the middle, linear falls by equal parts") {
