@@ -300,16 +300,61 @@ TEST_CASE("steps whose targets are all masked move nothing and say so") {
                           "train.micro_batch=1", "train.steps=4", "checkpoint.every=1", "checkpoint.keep_last=0"});
   CHECK(outcome.code == 0);
   CHECK(events(files.at("run"), "warning").size() == 3);
+  nlohmann::json counted;
   for (const nlohmann::json& step : events(files.at("run"), "step")) {
     std::int64_t number = step.at("step");
     CAPTURE(number);
-    bool counts = !step.at("loss").is_null();
-    CHECK(counts == (step.at("grad_norm") != 0));
+    const bool counts = step.contains("loss");
+    CHECK(counts == step.contains("grad_norm"));
+    if (counts) counted = step.at("loss");
     if (number == 1) continue;
     std::string here = checkpoint_path(files.at("run"), number), before = checkpoint_path(files.at("run"), number - 1);
     bool moved = read_text(here + "/tensors.safetensors") != read_text(before + "/tensors.safetensors");
     CHECK(moved == counts);
   }
+  REQUIRE(counted.is_number());
+  CHECK(events(files.at("run"), "end").at(0).at("loss") == counted);
+  CHECK(outcome.out.find("nan") == std::string::npos);
+}
+
+TEST_CASE("the first step with a target moves weights by the rate, however many had none before it") {
+  bool was_late = false;
+  for (int seed = 1; seed <= 4; ++seed) {
+    TinyFiles files;
+    TokenFileContent content{.tokens = {}, .mask = {}, .vocabulary = 64, .separator = -1};
+    for (int i = 0; i < 4 * 16 + 1; ++i) {
+      content.tokens.push_back(i % 64);
+      content.mask.push_back(i > 2 * 16 && i <= 3 * 16);
+    }
+    write_token_file(files.at("masked.tok"), content);
+    Overrides all{"data.tokens.train=" + files.at("masked.tok"),
+                  "data.tokens.validation=\"\"",
+                  "train.micro_batch=1",
+                  "train.steps=4",
+                  "checkpoint.every=1",
+                  "checkpoint.keep_last=0",
+                  "schedule.id=constant",
+                  "optimizer.learning_rate=0.01",
+                  "optimizer.adamw.weight_decay=0.0",
+                  "train.seed=" + std::to_string(seed)};
+    REQUIRE(quern_train(files, all).code == 0);
+    std::int64_t counted = 0;
+    for (const nlohmann::json& step : events(files.at("run"), "step"))
+      if (step.contains("loss")) counted = step.at("step");
+    if (counted < 2) continue;  // nothing to compare with
+    was_late = true;
+    Checkpoint before = read_checkpoint(checkpoint_path(files.at("run"), counted - 1)),
+               after = read_checkpoint(checkpoint_path(files.at("run"), counted));
+    CHECK(before.meta.updates == 0);
+    CHECK(after.meta.updates == 1);
+    const std::vector<float> old = before.tensors.read_floats("master/final_norm.weight"),
+                             now = after.tensors.read_floats("master/final_norm.weight");
+    // Both corrected moments are the gradient's: each element moves by the rate, but where its gradient is near eps.
+    float moved = 0;
+    for (std::size_t i = 0; i < old.size(); ++i) moved = std::max(moved, std::abs(now[i] - old[i]));
+    CHECK(moved == doctest::Approx(0.01).epsilon(1e-3));
+  }
+  CHECK(was_late);
 }
 
 TEST_CASE("data that turn out bad in the middle of a run end it, and what was saved stays") {

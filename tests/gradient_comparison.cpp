@@ -102,7 +102,8 @@ GradientProbe::GradientProbe(const ConfigDocument& config, std::int64_t steps) :
                     .seed_high = static_cast<std::uint32_t>(seed >> 32),
                     .learning_rate = static_cast<float>(session.optimizer_options.learning_rate *
                                                         session.schedule->factor(step, steps)),
-                    .clip_norm = static_cast<float>(session.optimizer_options.clip_norm)};
+                    .clip_norm = static_cast<float>(session.optimizer_options.clip_norm),
+                    .updates = static_cast<std::uint32_t>(step)};
     for (std::int64_t micro_step = 0; micro_step < session.train.accumulation; ++micro_step) {
       data->next(batch);
       state.micro_step = static_cast<std::uint32_t>(micro_step);

@@ -124,7 +124,7 @@ TEST_CASE("a step lowers the loss, repeats bit for bit, and a bad gradient is no
       state.clip_norm = 1.0f;
       double first = 0, last = 0;
       for (std::uint32_t step = 0; step < 30; ++step) {
-        state.step = step;
+        state.step = state.updates = step;
         run.engine().micro_step(batch, state);
         run.engine().update();
         auto result = run.engine().result();

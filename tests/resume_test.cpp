@@ -151,6 +151,36 @@ TEST_CASE("a signal saves a checkpoint and leaves with the shell's code for it")
   }
 }
 
+TEST_CASE("a stop does not wait for the end of a step of many micro-batches, and the step is made again") {
+  for (const Overrides& numbers : {kFp32, kE4m3}) {
+    CAPTURE(numbers[0]);
+    TinyFiles files;
+    Overrides common = with(numbers, {"train.steps=3", "train.accumulation=150", "checkpoint.every=0",
+                                      "checkpoint.export=false", "data.tokens.validation=[]"});
+    CHECK(quern_train(files, with(common, {files.run("straight")})).code == 0);
+    const std::string run = files.at("cut");
+    for (int code = -1; code != 0;) {
+      const std::size_t before = step_lines(run);
+      Child child(train_arguments(files, with(common, {files.run("cut")})));
+      if (await_steps(child, run, before, 1)) ::usleep(3000);  // into the step after
+      child.signal(SIGTERM);
+      code = child.wait();
+      REQUIRE((code == 0 || code == 143));
+      CHECK(newest_step(run) == static_cast<std::int64_t>(step_lines(run)));
+    }
+    CHECK(newest_tensors(run) == newest_tensors(files.at("straight")));
+    CHECK(logged_losses(run) == logged_losses(files.at("straight")));
+  }
+  // One that would take hours.
+  TinyFiles files;
+  Child child(train_arguments(files, {"train.accumulation=1048576", "checkpoint.every=0"}));
+  while (child.running() && events(files.at("run"), "run").empty()) ::usleep(1000);
+  ::usleep(100000);
+  child.signal(SIGTERM);
+  CHECK(child.wait() == 143);
+  CHECK(newest_step(files.at("run")) == -1);
+}
+
 TEST_CASE("a reader of the output that goes away takes nothing of the run with it") {
   TinyFiles files;
   std::string script = "'" QUERN_BUILD_DIR "/bin/quern'";
@@ -166,8 +196,8 @@ TEST_CASE("a reader of the output that goes away takes nothing of the run with i
 TEST_CASE("a second signal leaves at once, and saves nothing") {
   TinyFiles files;
   const std::string run = files.at("run");
-  // Steps of so many micro-batches that none ends between the two signals.
-  Child child(train_arguments(files, {"train.accumulation=100000", "checkpoint.every=0"}));
+  // A micro-batch so large that it does not end between the two signals.
+  Child child(train_arguments(files, {"train.micro_batch=50000", "train.steps=2", "checkpoint.every=0"}));
   while (child.running() && events(run, "run").empty()) ::usleep(1000);
   ::usleep(200000);  // from that event into the first step
   REQUIRE(child.running());

@@ -14,6 +14,7 @@ constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
 StepState step_state(std::uint32_t step) {
   StepState state;
   state.step = step;
+  state.updates = step / 2;  // two counts, which kernels must not mistake for one another
   state.seed_low = 17, state.seed_high = 3;
   state.learning_rate = 0.01f;
   state.clip_norm = 2.5f;

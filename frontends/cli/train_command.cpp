@@ -3,9 +3,15 @@
 // leaves at once. SIGUSR1 saves and goes on.
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
 
 #include <unistd.h>
 
@@ -59,6 +65,33 @@ void take_signals() {
   if (std::signal(SIGHUP, on_signal) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup
 }
 
+/// Prints what a start is at, when it is at it for long: a first start on a GPU times kernels for minutes.
+class StartWatch {
+ public:
+  StartWatch() : thread_([this](std::stop_token ended) { run(ended); }) {}
+  void at(std::string_view phase) {
+    std::lock_guard lock(mutex_);
+    phase_ = phase;
+    since_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  void run(const std::stop_token& ended) {
+    constexpr std::chrono::seconds kEvery{10};
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, ended, kEvery, [&] { return ended.stop_requested(); }))
+      if (const auto so_far = std::chrono::steady_clock::now() - since_; !phase_.empty() && so_far > kEvery / 2)
+        std::cout << phase_ << ": " << std::chrono::duration_cast<std::chrono::seconds>(so_far).count() << " s so far"
+                  << std::endl;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::string phase_ = "starting";
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  std::jthread thread_;
+};
+
 }  // namespace
 
 int train_command(const Arguments& arguments) {
@@ -70,7 +103,9 @@ int train_command(const Arguments& arguments) {
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   BackgroundOutput output(std::cout, STDOUT_FILENO);
   Session session(config, host);
-  Trainer trainer(session, host, requests);
+  StartWatch watch;
+  Trainer trainer(session, host, requests, [&](std::string_view now) { watch.at(now); });
+  watch.at({});
   std::cout << memory_table(trainer.plan()) << std::endl;
   trainer.start();
   phase = Phase::running;

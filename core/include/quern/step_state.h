@@ -15,9 +15,10 @@ struct StepState {
   std::uint32_t micro_step = 0;
   std::uint32_t seed_low = 0;  ///< of the run's RandomKey
   std::uint32_t seed_high = 0;
-  float learning_rate = 0;  ///< of this step
-  float clip_norm = 0;      ///< 0: do not clip
-  std::uint32_t reserved[10] = {};
+  float learning_rate = 0;    ///< of this step
+  float clip_norm = 0;        ///< 0: do not clip
+  std::uint32_t updates = 0;  ///< steps before this one that moved weights and moments: not those that were skipped
+  std::uint32_t reserved[9] = {};
 };
 static_assert(sizeof(StepState) == 64);
 

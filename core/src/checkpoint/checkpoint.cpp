@@ -43,6 +43,7 @@ std::string state_text(const std::string& path, const CheckpointMeta& meta, cons
                 {"version", kVersion},
                 {"quern_version", meta.quern_version},
                 {"step", meta.step},
+                {"updates", meta.updates},
                 {"evaluated", meta.evaluated},
                 {"data_state", meta.data_state},
                 {"device_state", meta.device_state},
@@ -68,8 +69,13 @@ StateFile read_state(const std::string& path) {
     std::string stated = state.at("xxh3"), actual = own_checksum(state);
     if (stated != actual) refuse("checksum of state.json", actual, printable(stated));
     StateFile read;
-    read.meta = {state.at("step"),   state.at("data_state"),    state.at("device_state"),
-                 state.at("config"), state.at("quern_version"), state.value("evaluated", true)};
+    read.meta = {state.at("step"),
+                 state.at("data_state"),
+                 state.at("device_state"),
+                 state.at("config"),
+                 state.at("quern_version"),
+                 state.value("updates", state.at("step").get<std::int64_t>()),
+                 state.value("evaluated", true)};
     const json& tensors = state.at("files").at(kTensors);
     read.bytes = tensors.at("bytes");
     read.checksum = tensors.at("xxh3");

@@ -19,7 +19,8 @@ struct CheckpointMeta {
   std::string device_state;  ///< Device::save_state
   std::string config;        ///< resolved config, TOML
   std::string quern_version;
-  bool evaluated = true;  ///< false: the evaluation that was due at this step was cut short
+  std::int64_t updates = 0;  ///< of these, steps that moved the weights: not those that were skipped
+  bool evaluated = true;     ///< false: the evaluation that was due at this step was cut short
   bool operator==(const CheckpointMeta&) const = default;
 };
 

@@ -130,7 +130,7 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
   std::vector<double> speeds;
   for (std::int64_t step = 0; step <= options.steps; ++step) {
     double step_begin = now();
-    state.step = static_cast<std::uint32_t>(step);
+    state.step = state.updates = static_cast<std::uint32_t>(step);
     for (std::int64_t micro_step = 0; micro_step < accumulation; ++micro_step) {
       state.micro_step = static_cast<std::uint32_t>(micro_step);
       engine.micro_step(batches[batch++ % batches.size()], state);

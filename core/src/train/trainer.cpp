@@ -14,6 +14,7 @@ namespace quern {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr std::size_t kMostNames = 4096;  // of a step's data
 
 std::string joined(const std::vector<std::string>& names) {
   std::string text;
@@ -66,6 +67,7 @@ bool Trainer::train_step() {
   state.learning_rate =
       static_cast<float>(session_.optimizer_options.learning_rate * session_.schedule->factor(step_, train.steps));
   state.clip_norm = static_cast<float>(session_.optimizer_options.clip_norm);
+  state.updates = static_cast<std::uint32_t>(updates_);
   const Observe observe = logs_scales(step_ + 1) && !observed_.empty() ? Observe::yes : Observe::no;
   double begin = now();
   guard_.keep_states(engine_);
@@ -73,8 +75,12 @@ bool Trainer::train_step() {
   Batch batch;
   std::vector<std::string> data;
   for (std::int64_t micro_step = 0; micro_step < train.accumulation; ++micro_step) {
+    if (micro_step > 0 && stopping()) {  // a step may take hours; what it has moved so far goes back
+      guard_.restore_states(engine_);
+      return false;
+    }
     data_->next(batch);
-    data.insert(data.end(), batch.names.begin(), batch.names.end());
+    if (data.size() < kMostNames) data.insert(data.end(), batch.names.begin(), batch.names.end());
     state.micro_step = static_cast<std::uint32_t>(micro_step);
     engine_.micro_step(batch, state, observe);
   }
@@ -91,24 +97,24 @@ bool Trainer::train_step() {
   bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
   const bool finite = result.update.apply != 0 || !counts;
   if (finite) at_step(step_ + 1);
+  if (result.update.apply != 0) ++updates_;
   // Those of a step that is not finite too: they may tell why.
   for (const LogEvent& event : scales) log(event);
   if (!finite) return not_finite(result, data);
   in_steps_ += end - begin;
-  last_loss_ = counts ? result.loss.loss_sum / result.loss.valid_tokens : kNone;
-  if (!counts)
+  if (counts)
+    last_loss_ = result.loss.loss_sum / result.loss.valid_tokens;
+  else
     log({"warning", {{"text", "step " + std::to_string(step_) + " had no target that counts; weights stay"}}});
   double per_step = (end - started_) / static_cast<double>(step_ - started_at_);  // evaluations and checkpoints too
-  log({"step",
-       {{"step", step_},
-        {"steps", train.steps},
-        {"tokens", step_ * tokens_per_step()},
-        {"loss", last_loss_},
-        {"lr", double{state.learning_rate}},
-        {"grad_norm", double{result.update.gradient_norm}},
-        {"tokens_per_second", static_cast<double>(tokens_per_step()) / (end - begin)},
-        {"time", end - started_},
-        {"eta", per_step * static_cast<double>(train.steps - step_)}}});
+  LogEvent event{"step", {{"step", step_}, {"steps", train.steps}, {"tokens", step_ * tokens_per_step()}}};
+  if (counts) event.fields.emplace_back("loss", last_loss_);
+  event.fields.emplace_back("lr", double{state.learning_rate});
+  if (counts) event.fields.emplace_back("grad_norm", double{result.update.gradient_norm});
+  event.fields.emplace_back("tokens_per_second", static_cast<double>(tokens_per_step()) / (end - begin));
+  event.fields.emplace_back("time", end - started_);
+  event.fields.emplace_back("eta", per_step * static_cast<double>(train.steps - step_));
+  log(event);
   log_telemetry(telemetry);
   if (!counts) return true;
   for (const Spike& spike : guard_.passed(step_, last_loss_, double{result.update.gradient_norm}))
@@ -177,6 +183,7 @@ void Trainer::roll_back() {
   load_state(engine_, *newest.checkpoint);
   at_step(newest.checkpoint->meta.step);
   rolled_back_to_ = last_saved_ = step_;
+  updates_ = newest.checkpoint->meta.updates;
   started_at_ = std::min(started_at_, step_);
   last_evaluated_ = -1;
   log({"warning", {{"text", "rolled back to step " + std::to_string(step_) + ", " + newest.checkpoint->path}}});
@@ -198,8 +205,9 @@ void Trainer::evaluate() {
     valid += stats.valid_tokens;
   }
   validation_->load_state(begin);
-  last_validation_ = valid > 0 ? loss / valid : kNone;
   last_evaluated_ = step_;
+  if (valid == 0) return log({"warning", {{"text", "the validation split has no target that counts"}}});
+  last_validation_ = loss / valid;
   log({"eval", {{"step", step_}, {"tokens", step_ * tokens_per_step()}, {"loss", last_validation_}}});
 }
 
@@ -211,6 +219,7 @@ void Trainer::save() {
 void Trainer::start_saving() {
   CheckpointMeta meta;
   meta.step = step_;
+  meta.updates = updates_;
   meta.data_state = data_before_step_.empty() ? data_->save_state() : data_before_step_;
   meta.device_state = session_.device->save_state();
   meta.config = session_.config.to_toml();
@@ -267,8 +276,8 @@ bool Trainer::finish() {
     export_weights(engine_, exported, what);
   }
   LogEvent end{"end", {{"step", step_}, {"tokens", step_ * tokens_per_step()}}};
-  if (step_ > started_at_) end.fields.emplace_back("loss", last_loss_);
-  if (validation_) end.fields.emplace_back("val_loss", last_validation_);
+  if (!std::isnan(last_loss_)) end.fields.emplace_back("loss", last_loss_);
+  if (!std::isnan(last_validation_)) end.fields.emplace_back("val_loss", last_validation_);
   end.fields.emplace_back("time", elapsed);
   if (in_steps_ > 0)
     end.fields.emplace_back("tokens_per_second",

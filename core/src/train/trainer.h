@@ -2,8 +2,10 @@
 // The training loop: micro-batches, optimizer steps, evaluation, checkpoints, log and export of one run.
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/checkpoint_store.h"
@@ -22,7 +24,7 @@ namespace quern {
 
 /// What a signal handler asks of a run.
 struct RunRequests {
-  std::atomic<int> stop{0};       ///< not 0: save and return, as soon as the step under way is done
+  std::atomic<int> stop{0};       ///< not 0: save and return, at the next micro-batch
   std::atomic<bool> save{false};  ///< save the newest finished step, and go on
 };
 
@@ -32,11 +34,16 @@ struct RunResult {
   std::vector<std::string> untold;  ///< warnings about log sinks that no sink took
 };
 
+/// Told what a start is at: "planning", "loading weights"; empty: nothing that takes long, and others may print.
+using StartProgress = std::function<void(std::string_view)>;
+
 class Trainer {
  public:
-  /// Takes the run directory and the device. `requests` are looked at between steps and batches of an evaluation. All
-  /// arguments outlive the trainer. Throws before anything in the directory has changed, but for its unfinished files.
-  Trainer(Session& session, PluginHost& host, RunRequests& requests);
+  /// Takes the run directory and the device. `requests` are looked at between micro-batches; a stop gives up the step
+  /// under way. All arguments outlive the trainer. Throws before anything in the directory has changed, but for its
+  /// unfinished files.
+  Trainer(
+      Session& session, PluginHost& host, RunRequests& requests, StartProgress progress = [](std::string_view) {});
 
   const Plan& plan() const { return engine_.plan(); }
 
@@ -52,7 +59,7 @@ class Trainer {
   void open_data();
   void load_weights();
   void open_sinks();
-  /// False when it rolled back: the step that then is current was looked after before.
+  /// False when it rolled back, to a step that is logged and saved already, and when a stop cut the step short.
   bool train_step();
   void at_step(std::int64_t step);
   bool not_finite(const Engine::StepResult& result, const std::vector<std::string>& data);
@@ -78,6 +85,7 @@ class Trainer {
   PluginHost& host_;
   EventLog log_;
   RunRequests& requests_;
+  StartProgress progress_;
   RunLock lock_;
   Samples samples_;
   Guard guard_;
@@ -93,6 +101,7 @@ class Trainer {
   bool resumed_ = false, told_unavailable_ = false;
   bool evaluation_cut_ = false;  // the evaluation at started_at_ is still to be made
   std::int64_t step_ = 0, started_at_ = 0;
+  std::int64_t updates_ = 0;            ///< steps that moved the weights
   std::string data_before_step_;        ///< position in the data before the step under way; empty: none is
   bool state_is_whole_ = true;          ///< the engine has the weights of step_, not those of an update under way
   double started_ = 0;                  ///< clock at this session's first step; times that are logged count from it

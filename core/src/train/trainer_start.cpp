@@ -60,19 +60,27 @@ Device& ready_device(Session& session, const NewestCheckpoint& newest) {
   return *session.device;
 }
 
+Plan planned(const Session& session, const StartProgress& progress) {
+  progress("planning");
+  Plan plan = make_plan(session.parts(), session.plan_options());
+  progress("preparing kernels");
+  return plan;
+}
+
 }  // namespace
 
-Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests)
+Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, StartProgress progress)
     : session_(session),
       host_(host),
       requests_(requests),
+      progress_(std::move(progress)),
       lock_(session.log.directory),
       samples_(session),
       guard_(session.guard),
       export_config_(config_for_export(session)),
       removed_(remove_leftovers(session.log.directory)),
       newest_(starting_point(session)),
-      engine_(ready_device(session, newest_), make_plan(session.parts(), session.plan_options())),
+      engine_(ready_device(session, newest_), planned(session, progress_)),
       saver_(*session.device, engine_, session.log.directory,
              {session.checkpoint.keep_last, session.checkpoint.keep_every}),
       ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
@@ -98,6 +106,7 @@ void Trainer::load_weights() {
     load_state(engine_, *newest_.checkpoint);
     data_->load_state(newest_.checkpoint->meta.data_state);
     step_ = newest_.checkpoint->meta.step;
+    updates_ = newest_.checkpoint->meta.updates;
     evaluation_cut_ = !newest_.checkpoint->meta.evaluated;
     last_saved_ = step_;
     resumed_ = true;
@@ -151,8 +160,11 @@ void Trainer::open_sinks() {
 }
 
 void Trainer::start() {
+  progress_("opening data");
   open_data();
+  progress_("loading weights");
   load_weights();
+  progress_({});
   open_sinks();
   newest_ = {};  // closes the checkpoint's file
   ready_ = true;

@@ -31,7 +31,7 @@ std::string learns(const Subject& subject, const Model& model) {
   const Batch batch = random_batch({4, 8}, model.traits().vocabulary, 9);
   const double first = made.trial->loss(batch);
   StepState state{.learning_rate = 1e-2f, .clip_norm = 1.0f};
-  for (state.step = 0; state.step < 30; ++state.step) {
+  for (; state.step < 30; state.updates = ++state.step) {
     engine.micro_step(batch, state);
     engine.update();
     engine.result();
@@ -59,7 +59,8 @@ std::string keeps_to_rate(const Subject& subject, const Model& model) {
   Made made = fresh(subject, model);
   made.trial->train(0, 2);  // moments are not zero then
   const Tensors before = made.trial->all("master");
-  made.trial->engine().micro_step(random_batch({4, 8}, model.traits().vocabulary, 9), {.step = 2, .clip_norm = 1.0f});
+  made.trial->engine().micro_step(random_batch({4, 8}, model.traits().vocabulary, 9),
+                                  {.step = 2, .clip_norm = 1.0f, .updates = 2});
   made.trial->engine().update();
   made.trial->engine().result();
   const std::string changed = first_difference(made.trial->all("master"), before);
@@ -73,7 +74,7 @@ State after_scaled_sums(const Subject& subject, const Model& model, float factor
   made.trial->train(0, 1);
   Engine& engine = made.trial->engine();
   engine.micro_step(random_batch({4, 8}, model.traits().vocabulary, 9),
-                    {.step = 1, .learning_rate = 1e-2f, .clip_norm = 1.0f});
+                    {.step = 1, .learning_rate = 1e-2f, .clip_norm = 1.0f, .updates = 1});
   for (const PlannedTensor& tensor : made.trial->plan().tensors) {
     if (tensor.kind != "gradient") continue;
     std::vector<float> sums = made.trial->tensor("gradient", tensor.parameter, tensor.layer);

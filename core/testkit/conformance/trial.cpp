@@ -104,7 +104,7 @@ double Trial::loss(const Batch& batch) {
 double Trial::train(std::uint32_t first, std::uint32_t end) {
   double loss = std::nan("");
   for (std::uint32_t step = first; step < end; ++step) {
-    StepState state{.step = step, .seed_low = 5, .learning_rate = 1e-2f, .clip_norm = 1.0f};
+    StepState state{.step = step, .seed_low = 5, .learning_rate = 1e-2f, .clip_norm = 1.0f, .updates = step};
     engine_->micro_step(random_batch(plan().options.geometry, plan().model.vocabulary, step), state);
     engine_->update();
     Engine::StepResult result = engine_->result();

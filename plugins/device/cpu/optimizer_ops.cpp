@@ -84,7 +84,7 @@ struct AdamwStep {
 };
 
 AdamwStep adamw_step(const Attributes& a, const StepState& step, const UpdateState& update) {
-  double beta1 = a.real("beta1"), beta2 = a.real("beta2"), count = static_cast<double>(step.step) + 1;
+  double beta1 = a.real("beta1"), beta2 = a.real("beta2"), count = static_cast<double>(step.updates) + 1;
   AdamwStep s;
   s.gradient_scale = update.gradient_scale;
   s.beta1 = static_cast<float>(beta1);

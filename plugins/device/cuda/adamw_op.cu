@@ -56,7 +56,7 @@ __device__ double power(double base, std::uint64_t exponent) {
 
 __device__ AdamwStep adamw_step(const AdamwArguments& args) {
   const StepState& state = *args.step;
-  const std::uint64_t count = std::uint64_t{state.step} + 1;
+  const std::uint64_t count = std::uint64_t{state.updates} + 1;
   AdamwStep s;
   s.gradient_scale = args.update->gradient_scale;
   s.beta1 = static_cast<float>(args.beta1);

@@ -249,7 +249,7 @@ TEST_CASE("adamw gives the same bits at any address, and in shards") {
       update.gradient_scale = 0.5f;
       update.apply = 1;
       StepState step;
-      step.step = 7;
+      step.step = 7, step.updates = 3;
       step.seed_low = 17;
       step.learning_rate = 0.01f;
       PoisonedTensor scale = words(kF32, update), state = words(DType::u32, step);

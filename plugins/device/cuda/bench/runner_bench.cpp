@@ -125,7 +125,7 @@ void Bench::write_pattern(const BenchOperand& input, DType dtype, std::size_t co
     std::memcpy(to, &update, sizeof update);
   } else if (input.fill == Fill::step) {
     StepState step;
-    step.step = 100, step.seed_low = 7, step.learning_rate = 1e-4f;
+    step.step = step.updates = 100, step.seed_low = 7, step.learning_rate = 1e-4f;
     std::memcpy(to, &step, sizeof step);
   } else if (input.fill == Fill::scale_state) {
     std::memset(to, 0, count * sizeof(float));
