@@ -59,7 +59,7 @@ std::vector<Fault> config_faults() {
       {"unknown key, wrong type, out of range and conflicts, all reported together",
        2,
        {"errors in the config", "run.toml:2:1: train.stepz: unknown key", "nearest name `steps`",
-        "run.toml:3:1: train.micro_batch: out of range, found 0, expected an integer of at least 1",
+        "run.toml:3:1: train.micro_batch: out of range, found 0, expected an integer from 1 to 16777216",
         "run.toml:4:1: train.seed: wrong type, found \"x\"",
         "run.toml:5:2: parallel.communicator: found \"none\" with 2 ranks",
         "run.toml:8:1: optimizer.master: not a choice, found \"fp9\"", "run.toml:10:1: memory.recompute: unknown"},

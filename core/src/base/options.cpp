@@ -7,6 +7,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -74,6 +75,14 @@ bool within(const OptionSpec& spec, long double value) {
   if (spec.open_minimum ? !(value > spec.minimum) : !(value >= spec.minimum)) return false;
   return value <= spec.maximum;
 }
+
+// Devices compute in 32 bits, where another value would be zero or infinite.
+bool fits_single(double value) {
+  const double magnitude = std::fabs(value);
+  return value == 0 || (magnitude >= double{std::numeric_limits<float>::min()} &&
+                        magnitude <= double{std::numeric_limits<float>::max()});
+}
+constexpr const char* kSingleRange = " that is 0 or has a magnitude from 1.2e-38 to 3.4e+38";
 
 bool chosen(const OptionSpec& spec, const std::string& text) {
   return spec.choices.empty() || std::find(spec.choices.begin(), spec.choices.end(), text) != spec.choices.end();
@@ -178,6 +187,7 @@ std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& val
   auto bad_number = [&](double number) -> std::optional<std::string> {
     if (!std::isfinite(number)) return "not finite, found " + spell(number) + expected;
     if (!within(spec, number)) return "out of range, found " + spell(number) + expected;
+    if (!fits_single(number)) return "beyond 32-bit numbers, found " + spell(number) + expected + kSingleRange;
     return std::nullopt;
   };
   auto bad_text = [&](const std::string& text) -> std::optional<std::string> {

@@ -52,7 +52,7 @@ TEST_CASE("values inside their spec pass, edges included") {
   CHECK(problem("steps", std::int64_t{1}) == "");
   CHECK(problem("steps", std::int64_t{100}) == "");
   CHECK(problem("rate", 1.0) == "");
-  CHECK(problem("rate", std::numeric_limits<double>::denorm_min()) == "");
+  CHECK(problem("rate", double{std::numeric_limits<float>::min()}) == "");
   CHECK(problem("format", std::string("e4m3")) == "");
   CHECK(problem("names", std::vector<std::string>{"a", ""}) == "");
   CHECK(problem("names", std::string("one")) == "");  // a text is a list of one
@@ -67,6 +67,10 @@ TEST_CASE("a bad value is described with what was found and expected") {
   CHECK(problem("rate", 0.0) == "out of range, found 0.0, expected a number above 0.0 and at most 1.0");
   CHECK(problem("rate", std::nan("")).find("not finite, found nan") == 0);
   CHECK(problem("rate", std::numeric_limits<double>::infinity()).find("not finite, found inf") == 0);
+  CHECK(problem("rate", 1e-50) ==
+        "beyond 32-bit numbers, found 1e-50, expected a number above 0.0 and at most 1.0 that is 0 or has a magnitude "
+        "from 1.2e-38 to 3.4e+38");
+  CHECK(problem("mix.weights", std::vector<double>{1, 1e39}).find("beyond 32-bit numbers, found 1e+39") == 0);
   CHECK(problem("shuffle", std::int64_t{1}) == "wrong type, found 1, expected true or false");
   CHECK(problem("format", std::string("bf61")) ==
         "not a choice, found \"bf61\", expected one of \"fp32\", \"bf16\", \"e4m3\"; nearest name `bf16`");

@@ -12,9 +12,11 @@
 #include <numeric>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint_store.h"
 #include "checkpoint/test_support.h"
+#include "data/checksum.h"
 #include "data/test_directory.h"
 
 using namespace quern;
@@ -122,6 +124,19 @@ TEST_CASE("a state.json that is whole but not of this format is refused") {
     write_text(path + "/state.json", text);
     CHECK_REFUSED(input, "state.json", read_checkpoint(path));
   }
+}
+
+TEST_CASE("in a checkpoint that does not say how many steps moved the weights, as older ones, all did") {
+  TestDirectory run;
+  const std::string path = write_step(run.path(), 3);
+  CHECK(read_checkpoint(path).meta.updates == 0);
+  nlohmann::json state = nlohmann::json::parse(read_text(path + "/state.json"));
+  state.erase("updates");
+  state.erase("xxh3");
+  const std::string text = state.dump();
+  state["xxh3"] = checksum_text(checksum_of(std::as_bytes(std::span(text))));
+  write_text(path + "/state.json", state.dump());
+  CHECK(read_checkpoint(path).meta.updates == 3);
 }
 
 TEST_CASE("the newest whole checkpoint is found past damaged and unfinished ones, which are reported") {

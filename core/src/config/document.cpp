@@ -2,7 +2,9 @@
 #include "config/document.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
+#include <system_error>
 #include <tuple>
 #include <vector>
 
@@ -150,13 +152,14 @@ std::string spell_key(std::string_view key) {
 }
 
 ConfigDocument ConfigDocument::read(const std::filesystem::path& path) {
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text(kLargestFile + 1, '\0');
   if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file && !file.eof())
     throw Error(ErrorCode::input, {.where = path.string(),
                                    .what = "config cannot be read",
-                                   .found = {},
+                                   .found = errno == 0 ? std::string() : std::generic_category().message(errno),
                                    .expected = "a readable TOML file",
                                    .next = "check the path and its permissions"});
   text.resize(static_cast<std::size_t>(file.gcount()));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -181,7 +182,7 @@ class Resolver {
       for (const std::string& id : texts_of(section.values.find(key))) {
         const std::string path = schema.name + "." + key;
         if (std::find(here.begin(), here.end(), id) != here.end())
-          add(position_of(path), path, "found " + to_string(OptionValue(id)) + " twice, expected it once");
+          add(position_of(path), path, "found " + shortened(to_string(OptionValue(id))) + " twice, expected it once");
         here.push_back(id);
         if (!schema.no_plugin.empty() && id == schema.no_plugin) continue;
         if (std::find(named.begin(), named.end(), id) != named.end()) continue;

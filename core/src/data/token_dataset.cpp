@@ -1,5 +1,6 @@
 #include "data/token_dataset.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -28,6 +29,14 @@ OptionTable<TokenDatasetOptions> token_dataset_options() {
 }
 
 TokenDataset::TokenDataset(TokenDatasetOptions options) : options_(std::move(options)) {
+  for (const auto& [where, list] :
+       {std::pair("data.tokens.train", &options_.train), std::pair("data.tokens.validation", &options_.validation)})
+    if (std::find(list->begin(), list->end(), "") != list->end())
+      throw Error(ErrorCode::config, {.where = where,
+                                      .what = "an entry is empty",
+                                      .found = to_string(OptionValue(*list)),
+                                      .expected = "paths of token files, or [] for none",
+                                      .next = {}});
   if (!options_.weights.empty() && options_.weights.size() != options_.train.size())
     throw Error(ErrorCode::config, {.where = "data.tokens.weights",
                                     .what = "number of weights",

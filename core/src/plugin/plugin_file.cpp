@@ -43,6 +43,9 @@ void check_file(const fs::path& path) {
   const fs::file_status file = fs::status(path, failure);
   if (failure && file.type() != fs::file_type::not_found)
     refuse_plugin(path, "cannot be examined: " + failure.message());
+  if (file.type() == fs::file_type::not_found && fs::is_symlink(path, failure))
+    refuse_plugin(path, "found a link to " + fs::read_symlink(path, failure).string() +
+                            ", which is not there, expected a regular file");
   if (file.type() != fs::file_type::regular)
     refuse_plugin(path, "found " + std::string(kind_of(file.type())) + ", expected a regular file");
   std::string faults;

@@ -102,7 +102,9 @@ void PluginHost::add_builtins(Manifest manifest) {
 fs::path PluginHost::search(std::string_view kind, std::string_view id) const {
   std::error_code failure;
   for (const fs::path& folder : folders_)
-    if (fs::path file = folder / plugin_file_name(kind, id); fs::exists(file, failure)) return file;
+    if (fs::path file = folder / plugin_file_name(kind, id);
+        fs::exists(fs::symlink_status(file, failure)))  // a link that leads nowhere is refused for that
+      return file;
   return {};
 }
 

@@ -2,9 +2,11 @@
 #include "plugin/plugin_host.h"
 
 #include <cstdlib>
+#include <filesystem>
 
 #include <doctest/doctest.h>
 
+#include "data/test_directory.h"
 #include "plugin/plugin_file.h"
 
 using namespace quern;
@@ -51,6 +53,16 @@ TEST_CASE("an unknown id lists the known ones, the nearest, and where was search
   CHECK(unknown(host, "consol") ==
         "no such log plugin: found \"consol\", expected one of console, jsonl; nearest name `console`; searched "
         "/nowhere/plugins");
+}
+
+TEST_CASE("a link that leads nowhere is refused for that") {
+  TestDirectory folder;
+  std::filesystem::create_directory(folder / "log");
+  std::filesystem::create_symlink("/nowhere/libquern_x.so", folder / "log/libquern_x.so");
+  PluginHost host({folder.path()});
+  CHECK(
+      unknown(host, "x").find("log/libquern_x.so: plugin refused: found a link to /nowhere/libquern_x.so, which is not "
+                              "there, expected a regular file") != std::string::npos);
 }
 
 TEST_CASE("an id never becomes a path") {

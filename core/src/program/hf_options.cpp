@@ -1,10 +1,12 @@
 #include "quern/hf_config.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <set>
+#include <system_error>
 
 #include <nlohmann/json.hpp>
 
@@ -236,9 +238,13 @@ OptionValues read_hf_config(const fs::path& path, const HfModel& model) {
                                    .expected = "a Hugging Face config.json, or the folder that has it",
                                    .next = "correct model.config"});
   };
-  if (!fs::is_regular_file(file, ignored)) refuse(fs::exists(file, ignored) ? "not a regular file" : "no such file");
+  std::error_code why;
+  const fs::file_type type = fs::status(file, why).type();
+  if (type == fs::file_type::not_found) refuse("no such file");
+  if (type == fs::file_type::none) refuse("cannot be read: " + why.message());
+  if (type != fs::file_type::regular) refuse("not a regular file");
   std::ifstream stream(file, std::ios::binary);
-  if (!stream) refuse("cannot be opened");
+  if (!stream) refuse("cannot be read: " + std::generic_category().message(errno));
   std::string text(kMostBytes + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (stream.bad()) refuse("cannot be read");

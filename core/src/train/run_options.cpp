@@ -4,6 +4,12 @@
 
 namespace quern {
 
+namespace {
+
+constexpr double kMost31 = 0x7fffffff;  // what 32-bit counters on devices hold
+
+}  // namespace
+
 OptionTable<DataOptions> data_options() {
   OptionTable<DataOptions> t;
   t.add("documents", &DataOptions::documents,
@@ -14,15 +20,18 @@ OptionTable<DataOptions> data_options() {
 
 OptionTable<TrainOptions> train_options() {
   OptionTable<TrainOptions> t;
-  t.add("steps", &TrainOptions::steps, "optimizer steps of the run").at_least(1);
-  t.add("micro_batch", &TrainOptions::micro_batch, "sequences that a device works on at once").at_least(1);
-  t.add("sequence", &TrainOptions::sequence, "tokens of a sequence").at_least(1);
-  t.add("accumulation", &TrainOptions::accumulation, "micro-batches of an optimizer step").at_least(1);
+  t.add("steps", &TrainOptions::steps, "optimizer steps of the run").at_least(1).at_most(kMost31);
+  t.add("micro_batch", &TrainOptions::micro_batch, "sequences that a device works on at once")
+      .at_least(1)
+      .at_most(1 << 24);
+  t.add("sequence", &TrainOptions::sequence, "tokens of a sequence").at_least(1).at_most(1 << 30);
+  t.add("accumulation", &TrainOptions::accumulation, "micro-batches of an optimizer step").at_least(1).at_most(1 << 20);
   t.add("seed", &TrainOptions::seed, "of initial weights, data order and stochastic rounding").at_least(0);
   t.add("z_loss", &TrainOptions::z_loss, "weight of logsumexp^2 of the logits in the objective; 0: none").at_least(0);
   t.add("eval_every", &TrainOptions::eval_every, "steps between evaluations; 0: only at the end").at_least(0);
   t.add("eval_batches", &TrainOptions::eval_batches, "micro-batches of an evaluation; 0: the whole validation split")
-      .at_least(0);
+      .at_least(0)
+      .at_most(kMost31);
   t.add("from", &TrainOptions::from, "Hugging Face model directory to take initial weights from; empty: random");
   return t;
 }
@@ -41,8 +50,12 @@ OptionTable<PrecisionOptions> precision_options() {
   OptionTable<PrecisionOptions> t;
   t.add("outer", &PrecisionOptions::outer,
         "backend of what the next keys name, with its default options; its activations have the same dtype");
-  t.add("first_layers", &PrecisionOptions::first_layers, "how many layers at the beginning are outer ones").at_least(0);
-  t.add("last_layers", &PrecisionOptions::last_layers, "how many layers at the end are outer ones").at_least(0);
+  t.add("first_layers", &PrecisionOptions::first_layers, "how many layers at the beginning are outer ones")
+      .at_least(0)
+      .at_most(1 << 20);
+  t.add("last_layers", &PrecisionOptions::last_layers, "how many layers at the end are outer ones")
+      .at_least(0)
+      .at_most(1 << 20);
   t.add("outer_parameters", &PrecisionOptions::outer_parameters,
         "weights whose products run under `outer` in every layer, by quern's names: down.weight, qkv.weight, ...");
   return t;
@@ -80,7 +93,7 @@ OptionTable<ParallelOptions> parallel_options() {
 
 OptionTable<DeviceOptions> device_options() {
   OptionTable<DeviceOptions> t;
-  t.add("ordinal", &DeviceOptions::ordinal, "which of the machine's devices of this kind").at_least(0);
+  t.add("ordinal", &DeviceOptions::ordinal, "which of the machine's devices of this kind").at_least(0).at_most(1023);
   return t;
 }
 
@@ -102,7 +115,8 @@ OptionTable<SampleOptions> sample_options() {
   t.add("prompts", &SampleOptions::prompts,
         "what they begin with: token numbers such as \"1,2,3\", a .jsonl file of prompts, or a list of these");
   t.add("max_tokens", &SampleOptions::max_tokens, "longest continuation; prompt and continuation fit train.sequence")
-      .at_least(1);
+      .at_least(1)
+      .at_most(1 << 30);
   t.add("temperature", &SampleOptions::temperature, "logits are divided by it; 0: always the most likely token")
       .at_least(0);
   t.add("top_p", &SampleOptions::top_p, "draw among the most likely tokens that together have this probability")

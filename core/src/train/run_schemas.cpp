@@ -2,7 +2,9 @@
 #include "train/run_schemas.h"
 
 #include <algorithm>
+#include <limits>
 
+#include "base/shorten.h"
 #include "data/token_dataset.h"
 #include "log/log_sinks.h"
 #include "plan/placement.h"
@@ -36,11 +38,12 @@ SectionSchema model_section() {
   return schema;
 }
 
-SectionSchema log_section() {
-  SectionSchema schema = section_of("log", "What is logged, and where.", log_options());
-  schema.plugin_kind = "log";
-  schema.plugin_keys = {"sinks"};
-  return schema;
+std::string unknown_activation(const std::string& name) {
+  std::string text = "unknown activation, found " + shortened(to_string(OptionValue(name))) + ", expected any of ",
+              near;
+  for (const std::string& known : kRecomputeNames) text += (known == kRecomputeNames[0] ? "" : ", ") + known;
+  near = nearest_name(name, kRecomputeNames);
+  return near.empty() ? text : text + "; nearest name `" + near + "`";
 }
 
 SectionSchema memory_section() {
@@ -52,8 +55,7 @@ SectionSchema memory_section() {
     SectionFindings findings;
     for (const std::string& name : values.get<std::vector<std::string>>("recompute"))
       if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end())
-        findings.emplace_back("recompute", "unknown activation `" + name + "`; nearest name `" +
-                                               nearest_name(name, kRecomputeNames) + "`");
+        findings.emplace_back("recompute", unknown_activation(name));
     return findings;
   };
   return schema;
@@ -68,6 +70,40 @@ SectionSchema sample_section() {
     if (every > 0 && values.get<std::vector<std::string>>("prompts").empty())
       findings.emplace_back("prompts", "found none with sample.every = " + std::to_string(every) +
                                            ", expected token numbers or a .jsonl file");
+    return findings;
+  };
+  return schema;
+}
+
+SectionSchema train_section() {
+  SectionSchema schema = section_of("train", "Sizes and length of the run.", train_options());
+  schema.check = [](const OptionValues& values) {
+    SectionFindings findings;
+    auto number = [&](const char* key) { return values.get<std::int64_t>(key); };
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();  // devices count tokens in 32 bits
+    const std::int64_t tokens = number("micro_batch") * number("sequence");
+    if (tokens > kMost)
+      findings.emplace_back("micro_batch", "found " + std::to_string(number("micro_batch")) + " x " +
+                                               std::to_string(number("sequence")) + " = " + std::to_string(tokens) +
+                                               " tokens with sequence, expected at most " + std::to_string(kMost));
+    std::int64_t all = 0;
+    if (findings.empty() && __builtin_mul_overflow(tokens * number("accumulation"), number("steps"), &all))
+      findings.emplace_back("steps", "found more tokens in " + std::to_string(number("steps")) + " steps of " +
+                                         std::to_string(number("accumulation")) + " x " + std::to_string(tokens) +
+                                         " tokens than 64-bit numbers hold, expected fewer");
+    return findings;
+  };
+  return schema;
+}
+
+SectionSchema log_section() {
+  SectionSchema schema = section_of("log", "What is logged, and where.", log_options());
+  schema.plugin_kind = "log";
+  schema.plugin_keys = {"sinks"};
+  schema.check = [](const OptionValues& values) {
+    SectionFindings findings;
+    if (values.get<std::string>("directory").empty())
+      findings.emplace_back("directory", "found \"\", expected the directory of the run");
     return findings;
   };
   return schema;
@@ -112,7 +148,7 @@ std::vector<SectionSchema> run_schemas() {
   return {
       model_section(),
       selecting(section_of("data", "Where tokens come from.", data_options()), "data", "tokens"),
-      section_of("train", "Sizes and length of the run.", train_options()),
+      train_section(),
       selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw"),
       selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),
       selecting(section_of("precision", "Formats and scales of the matrix products.", precision_options()), "precision",

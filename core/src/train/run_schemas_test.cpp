@@ -46,6 +46,25 @@ TEST_CASE("several ranks need a communicator, and shards several ranks") {
   }
 }
 
+TEST_CASE("sizes of a run stay within what devices and logs count with") {
+  CHECK(fault("train", "micro_batch = 65536\nsequence = 32767") == "");
+  CHECK(fault("train", "micro_batch = 65536\nsequence = 32768") ==
+        "run.toml:2:1: train.micro_batch: found 65536 x 32768 = 2147483648 tokens with sequence, expected at most "
+        "2147483647");
+  CHECK(fault("train", "micro_batch = 1152921504606846976").find("out of range") != std::string::npos);
+  for (const char* text : {"accumulation = 9223372036854775807", "accumulation = 4611686018427387904",
+                           "eval_batches = 4611686018427387904", "steps = 4294967296"}) {
+    CAPTURE(text);
+    CHECK(fault("train", text).find("out of range") != std::string::npos);
+  }
+  CHECK(fault("train", "micro_batch = 65536\nsequence = 32767\naccumulation = 1048576\nsteps = 2147483647")
+            .find("run.toml:5:1: train.steps: found more tokens in 2147483647 steps of 1048576 x 2147418112 tokens") ==
+        0);
+  CHECK(fault("log", "directory = \"\"\nsinks = []") ==
+        "run.toml:2:1: log.directory: found \"\", expected the directory of the run");
+  CHECK(fault("memory", "recompute = [\"" + std::string(100000, 'x') + "\"]").size() < 400);
+}
+
 TEST_CASE("state is on the device or in a store that there is") {
   for (const std::string key : {"master", "moments", "gradients", "weights", "activations"}) {
     CHECK(fault("memory", key + " = \"device\"") == "");

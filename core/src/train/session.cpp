@@ -17,7 +17,10 @@ std::unique_ptr<Interface> make(const ResolvedConfig& config, PluginHost& host, 
   } catch (const Error& error) {
     if (error.code() != ErrorCode::config) throw;
     ErrorDetail detail = error.detail();
-    detail.where = config.where(section, "id") + ": " + detail.where;
+    const std::string table = std::string(section) + ".", options = table + config.id(section) + ".";
+    const std::size_t key = detail.where.rfind(options);  // "data.tokens.train", when the fault is one option's
+    detail.where = key == std::string::npos ? config.where(section, "id") + ": " + detail.where
+                                            : config.where(section, detail.where.substr(key + table.size()));
     const OptionValue* file = config.section(section).find("config");
     if (file && !std::get<std::string>(*file).empty() && detail.next.empty())
       detail.next = "correct them in " + std::get<std::string>(*file) + ", or in the table of the plugin";

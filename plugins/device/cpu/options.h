@@ -17,7 +17,9 @@ inline OptionTable<CpuOptions> cpu_options() {
   t.add("threads", &CpuOptions::threads, "threads that kernels use; 0: OMP_NUM_THREADS, or else all cores")
       .at_least(0)
       .at_most(4096);
-  t.add("memory", &CpuOptions::memory, "MiB that the run may take; 0: all physical memory").at_least(0);
+  t.add("memory", &CpuOptions::memory, "MiB that the run may take; 0: all physical memory")
+      .at_least(0)
+      .at_most(1 << 30);
   return t;
 }
 

@@ -22,7 +22,9 @@ inline OptionTable<CudaOptions> cuda_options() {
   OptionTable<CudaOptions> t;
   t.add("assume", &CudaOptions::assume, "GPU to plan for; auto: the first one here, or else an H100")
       .one_of(assumable_gpus());
-  t.add("memory", &CudaOptions::memory, "MiB of device memory that the run may take; 0: nearly all").at_least(0);
+  t.add("memory", &CudaOptions::memory, "MiB of device memory that the run may take; 0: nearly all")
+      .at_least(0)
+      .at_most(1 << 30);
   t.add("attention", &CudaOptions::attention,
         "auto: the fastest that takes the shape; cudnn: cuDNN or an error; own: simple kernels, slower")
       .one_of({"auto", "cudnn", "own"});
