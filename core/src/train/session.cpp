@@ -43,12 +43,6 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
       sample(sample_options().bind(config.section("sample"))),
       guard(guard_options().bind(config.section("guard"))),
       checkpoint(checkpoint_options().bind(config.section("checkpoint"))) {
-  if (log.directory.empty())
-    throw Error(ErrorCode::config, {.where = config.where("log", "directory"),
-                                    .what = "no directory",
-                                    .found = "\"\"",
-                                    .expected = "a path, such as \"runs/a\"",
-                                    .next = {}});
   device = make<Device>(config, host, "device");
   for (const std::string& id : config.ids("parallel"))
     communicator = host.create<Communicator>(id, config.factory_values("parallel", id));
