@@ -66,7 +66,9 @@ TEST_CASE("a disk that fills up ends the run with what was saved before it, and 
     fs::create_directories(copy);
     check_fails(shell_train(files, full, kOwnMounts, "mount -t tmpfs -o size=" + size + " none " + run,
                             "cp -a " + run + "/. " + copy),
-                4, {"tensors.safetensors: cannot be written", "No space left on device", "free disk space"});
+                4,
+                {run + "/checkpoints/step-00000003/tensors.safetensors: cannot be written", "No space left on device",
+                 "free disk space"});
     CHECK(newest_step(copy) == 2);
     CHECK(find_newest(copy).skipped.empty());
     all.push_back(files.run("copy"));
@@ -95,11 +97,21 @@ TEST_CASE("directories that cannot be written are named") {
   };
   check_fails(shell_train(files, {}, kOwnMounts, read_only(run)), 4,
               {run + "/.lock", "Read-only file system", "choose a directory that this user can write"});
-  for (const char* background : kBackground)
-    check_fails(shell_train(files, {background}, kOwnMounts, read_only(checkpoints)), 4,
-                {checkpoints + "/.tmp-step-00000003", "Read-only file system"});
+  check_fails(shell_train(files, {}, kOwnMounts, read_only(checkpoints)), 4,
+              {checkpoints + ": no file can be written there: found Read-only file system",
+               "choose a directory that this user can write"});
   CHECK(fs::is_empty(checkpoints));
 }
+  CHECK_FALSE(fs::exists(run + "/log.jsonl"));
+}
+
+TEST_CASE("checkpoints that could not be written are found out before training") {
+  TinyFiles files;
+  const std::string run = files.at("run"), checkpoints = run + "/checkpoints";
+  fs::create_directories(run);
+  fs::create_directory_symlink("/proc/self/fdinfo", checkpoints);  // where not even root makes files
+  check_fails(quern_train(files, {"checkpoint.every=0"}), 4, {checkpoints + ": no file can be written there: found "});
+  CHECK_FALSE(fs::exists(run + "/log.jsonl"));
 
 TEST_CASE("a flipped bit in any file of a checkpoint is told, and the checkpoint before is taken") {
   TinyFiles files;

@@ -175,6 +175,14 @@ std::vector<Fault> run_faults() {
        }},
       {"a file in the place of the run directory",
        4,
+      {"a place for checkpoints that cannot be written, found at the start",
+       4,
+       {"run/checkpoints: no file can be written there"},
+       [](const TinyFiles& files) {
+         fs::create_directories(files.at("run"));
+         fs::create_directory_symlink("/proc/self/fdinfo", files.at("run") + "/checkpoints");
+         return train(files);
+       }},
        {"run", "Not a directory"},
        [](const TinyFiles& files) {
          write_text(files.at("run"), "notes");

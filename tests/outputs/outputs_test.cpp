@@ -195,7 +195,7 @@ TEST_CASE("a checkpoint, an export or a comparison without room is one error tha
   CHECK(newest_step(files.at("run")) == -1);
   const Overrides no_checkpoint{files.run("export"), "checkpoint.every=0", "checkpoint.at_end=false",
                                 "train.eval_every=0"};
-  fails(train_arguments(files, no_checkpoint), 50000, "/export/.tmp-export/");
+  fails(train_arguments(files, no_checkpoint), 50000, "/export/export/model.safetensors");
   CHECK_FALSE(fs::exists(files.at("export") + "/export"));
   fails({"ab", files.config(), "--out", files.at("ab"), "--vary", "train.seed=1,2"}, 100, "/ab/");
   fails({"bench", files.config(), "--steps", "1", "--json", files.at("figures.json")}, 100, "figures.json");

@@ -123,22 +123,13 @@ std::string checkpoint_path(const std::string& run_directory, std::int64_t step)
 
 std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta,
                              const std::vector<NamedView>& tensors, const TensorReader& reader) {
-  fs::path path = checkpoint_path(run_directory, meta.step);
-  std::string temporary = path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string());
-  make_directories(path.parent_path());
-  remove_tree(temporary);
-  make_directories(temporary);
-  try {
+  const std::string path = checkpoint_path(run_directory, meta.step);
+  write_directory(path, [&](const std::string& temporary) {
     FileRecord record = write_tensors(temporary + "/" + kTensors, tensors, reader);
     DurableFile state(temporary + "/" + kState);
     state.write(state_text(path, meta, record));
     state.commit();
-    replace_directory(temporary, path);
-  } catch (...) {
-    std::error_code ignored;  // the first fault is the one to report
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
+  });
   return path;
 }
 

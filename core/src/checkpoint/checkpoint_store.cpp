@@ -132,6 +132,15 @@ std::vector<std::string> remove_leftovers(const std::string& run_directory) {
 
 RunLock::RunLock(const std::string& directory) {
   make_directories(directory);
+void check_can_save(const std::string& run_directory) {
+  const fs::path checkpoints = fs::path(checkpoint_path(run_directory, 0)).parent_path();
+  std::error_code error;
+  const bool fresh = !fs::exists(fs::symlink_status(checkpoints, error));
+  check_writable(run_directory);
+  check_writable(checkpoints);
+  if (fresh) fs::remove(checkpoints, error);  // a run that is refused later leaves none
+}
+
   std::string path = directory + "/.lock";
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (file_ < 0) fail_resources(path, "cannot be opened", errno);

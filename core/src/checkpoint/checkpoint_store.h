@@ -42,6 +42,9 @@ std::vector<std::string> remove_old_checkpoints(const std::string& run_directory
                                                 std::int64_t newest_step);
 
 /// Removes what an earlier crash left unfinished, checkpoints and exports; returns the paths. Only for the holder of
+/// Proves, by writing, that checkpoints and an export can be saved; a resources error otherwise.
+void check_can_save(const std::string& run_directory);
+
 /// the RunLock.
 std::vector<std::string> remove_leftovers(const std::string& run_directory);
 

@@ -151,20 +151,12 @@ void export_hf_model(const std::string& directory, const HfExport& what, std::sp
   if (!target.has_filename()) target = target.parent_path();  // "out/" names out
   check_replaceable(target);
   if (target.has_parent_path()) make_directories(target.parent_path());
-  std::string temporary = target.parent_path() / (std::string(kTemporaryPrefix) + target.filename().string());
-  remove_tree(temporary);
-  make_directories(temporary);
-  try {
+  write_directory(target, [&](const std::string& temporary) {
     write_weights(temporary + "/" + kWeights, what.dtype, parameters, layers, reader);
     write_text(temporary + "/" + kConfig, what.config);
     if (!what.generation_config.empty()) write_text(temporary + "/" + kGeneration, what.generation_config);
     if (!what.tokenizer_from.empty()) copy_tokenizer(what.tokenizer_from, temporary);
-    replace_directory(temporary, target);
-  } catch (...) {
-    std::error_code ignored;  // the first fault is the one to report
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
+  });
 }
 
 }  // namespace quern

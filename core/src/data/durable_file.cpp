@@ -50,7 +50,7 @@ void fail_resources(const std::string& path, const std::string& what, int error_
 
 DurableFile::DurableFile(std::string path) : path_(std::move(path)), temporary_(temporary_name(path_)) {
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (file_ < 0) fail_resources(temporary_, "cannot be created", errno);
+  if (file_ < 0) fail_resources(path_, "cannot be created", errno);
 }
 
 DurableFile::~DurableFile() {
@@ -94,6 +94,42 @@ void sync_directory(const std::string& path) {
   ::close(directory);
   // Some network file systems cannot sync directories and say EINVAL.
   if (failed != 0 && reason != EINVAL) fail_resources(path, "directory cannot be made durable", reason);
+}
+
+void write_directory(const std::string& path, const std::function<void(const std::string& temporary)>& fill) {
+  struct Temporary {
+    const std::string name;
+    ~Temporary() {
+      std::error_code ignored;  // the first fault is the one to report
+      fs::remove_all(name, ignored);
+    }
+  };
+  make_directories(parent_of(path));
+  const Temporary temporary{temporary_name(path)};
+  try {
+    remove_tree(temporary.name);
+    make_directories(temporary.name);
+    fill(temporary.name);
+    replace_directory(temporary.name, path);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    if (detail.where.starts_with(temporary.name)) detail.where.replace(0, temporary.name.size(), path);
+    throw Error(error.code(), std::move(detail));
+  }
+}
+
+void check_writable(const std::string& directory) {
+  make_directories(directory);
+  const std::string name = directory + "/" + std::string(kTemporaryPrefix) + "probe";
+  try {
+    DurableFile probe(name);
+    probe.write(std::string(4096, '.'));  // a block: a name alone fits on a full disk
+    probe.commit();
+    remove_tree(name);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    throw Error(error.code(), {directory, "no file can be written there", detail.found, "", detail.next});
+  }
 }
 
 void replace_directory(const std::string& from, const std::string& to) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,6 +48,13 @@ class DurableFile {
 void make_directories(const std::string& path);
 /// Makes the entries of a directory durable.
 void sync_directory(const std::string& path);
+/// Makes directory `path` whole or not at all: `fill` gets an empty directory under another name, which then takes the
+/// place of an older `path`. On failure nothing of it stays, and an error that names a file in it gives its name in
+/// `path`.
+void write_directory(const std::string& path, const std::function<void(const std::string& temporary)>& fill);
+/// Creates the directory if need be, and proves that files can be written there by writing one. A resources error
+/// otherwise.
+void check_writable(const std::string& directory);
 /// Moves directory `from` to the name `to`, in the same directory; an older `to` is replaced, atomically where the file
 /// system can exchange names, and removed afterwards.
 void replace_directory(const std::string& from, const std::string& to);

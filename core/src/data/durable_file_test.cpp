@@ -94,6 +94,37 @@ TEST_CASE("a directory takes the place of an older one") {
   }
 }
 
+TEST_CASE("a directory appears whole or not at all, and its faults do not name what is gone") {
+  TestDirectory directory;
+  const std::string path = directory / "new/export";
+  auto fill = [](const std::string& text) {
+    return [text](const std::string& temporary) { std::ofstream(temporary + "/file") << text; };
+  };
+  for (const char* content : {"first", "second"}) {
+    write_directory(path, fill(content));
+    CHECK(text_of(path + "/file") == content);
+  }
+  CHECK_THROWS_WITH(write_directory(path,
+                                    [&](const std::string& temporary) {
+                                      fill("third")(temporary);
+                                      DurableFile file(temporary + "/no/such");
+                                    }),
+                    (path + "/no/such: cannot be created: found No such file or directory").c_str());
+  CHECK_THROWS_AS(write_directory(path, [](const std::string&) { throw 1; }), int);
+  CHECK(text_of(path + "/file") == "second");
+  CHECK(std::distance(fs::directory_iterator(directory / "new"), {}) == 1);
+}
+
+TEST_CASE("a directory that takes no files is found out, one that does is left as it was") {
+  TestDirectory directory;
+  check_writable(directory / "a/b");
+  CHECK(fs::is_empty(directory / "a/b"));
+  std::ofstream(directory / "file").flush();
+  CHECK(code_of([&] { check_writable(directory / "file"); }) == ErrorCode::resources);
+  CHECK_THROWS_WITH(check_writable("/proc/self/fdinfo"),
+                    "/proc/self/fdinfo: no file can be written there: found No such file or directory");
+}
+
 TEST_CASE("mapping refuses what is not a readable file") {
   TestDirectory directory;
   std::ofstream(directory / "empty").flush();

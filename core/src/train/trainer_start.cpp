@@ -55,6 +55,13 @@ NewestCheckpoint starting_point(const Session& session) {
 }
 
 Device& ready_device(Session& session, const NewestCheckpoint& newest) {
+// What a crash left goes first. Returns it.
+std::vector<std::string> prepare_directory(const std::string& directory) {
+  std::vector<std::string> removed = remove_leftovers(directory);
+  check_can_save(directory);
+  return removed;
+}
+
   session.device->open(static_cast<int>(session.device_options.ordinal));
   if (newest.checkpoint) session.device->load_state(newest.checkpoint->meta.device_state);
   return *session.device;
@@ -78,7 +85,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       samples_(session),
       guard_(session.guard),
       export_config_(config_for_export(session)),
-      removed_(remove_leftovers(session.log.directory)),
+      removed_(prepare_directory(session.log.directory)),
       newest_(starting_point(session)),
       engine_(ready_device(session, newest_), planned(session, progress_)),
       saver_(*session.device, engine_, session.log.directory,
