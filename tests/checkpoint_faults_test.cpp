@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include <doctest/doctest.h>
 
@@ -184,6 +185,56 @@ TEST_CASE("a second run in a directory is refused with the process that has it")
   first.signal(SIGKILL);
   CHECK(first.wait() == -SIGKILL);
   CHECK(quern_train(files, {"train.steps=1"}).code == 0);  // the lock went with its process
+}
+
+TEST_CASE("a run keeps its directory when the lock's file goes, and when the directory is moved or removed") {
+  TinyFiles files;
+  const std::string run = files.at("run"), moved = files.at("moved");
+  const Overrides endless{"train.steps=1000000", "checkpoint.every=0", "log.sinks=[\"jsonl\"]"};
+  auto await_step = [](Child& child, const std::string& directory) {
+    while (child.running() && events(directory, "step").empty()) ::usleep(1000);
+  };
+  Child first(train_arguments(files, endless));
+  await_step(first, run);
+  fs::remove(run + "/.lock");
+  check_fails(quern_train(files, {}), 4, {"another run writes into this directory"});
+  fs::rename(run, moved);
+  Child second(train_arguments(files, endless));
+  await_step(second, run);
+  first.signal(SIGTERM);
+  CHECK(first.wait() == 143);
+  CHECK(newest_step(moved) == events(moved, "step").back().at("step"));
+  CHECK(newest_step(run) == -1);
+  fs::remove_all(run);
+  second.signal(SIGTERM);
+  CHECK(second.wait() == 143);
+  CHECK(newest_step(run) > 0);
+}
+
+TEST_CASE("a run that ends by bad data saves its steps first, and goes on from there to the same bits") {
+  TinyFiles files;
+  const std::string run = files.at("run"), tokens = files.at("train.tok"), good = read_text(tokens);
+  const Overrides all{"precision.id=e4m3",  "schedule.id=constant", "train.accumulation=3",
+                      "train.eval_every=0", "checkpoint.every=0",   "checkpoint.export=false"};
+  auto train_to = [&](std::int64_t step, const std::string& name) {
+    Overrides overrides = all;
+    overrides.insert(overrides.end(), {"train.steps=" + std::to_string(step), files.run(name)});
+    return train_arguments(files, overrides);
+  };
+  Child child(train_to(1000000, "run"));
+  while (child.running() && events(run, "step").size() < 2) ::usleep(1000);
+  std::fstream(tokens, std::ios::in | std::ios::out | std::ios::binary).seekp(64)
+      << std::string(good.size() - 64, '\xff');  // in place: the file is open
+  CHECK(child.wait() == 3);
+  CHECK(has(child.err(), "train.tok"));
+  const std::int64_t last = events(run, "step").back().at("step");
+  CHECK(newest_step(run) == last);
+  CHECK(events(run, "checkpoint").back().at("step") == last);
+  write_text(tokens, good);
+  CHECK(quern_run(train_to(last + 3, "run")).code == 0);
+  CHECK(quern_run(train_to(last + 3, "straight")).code == 0);
+  CHECK(newest_tensors(run) == newest_tensors(files.at("straight")));
+  CHECK(logged_losses(run) == logged_losses(files.at("straight")));
 }
 
 TEST_CASE("checkpoints written behind training are those that it waits for") {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <utility>
 
 #include "checkpoint/names.h"
 #include "quern/error.h"
@@ -130,15 +132,13 @@ std::vector<std::string> remove_leftovers(const std::string& run_directory) {
   return leftovers;
 }
 
-RunLock::RunLock(const std::string& directory) {
-  make_directories(directory);
-void check_can_save(const std::string& run_directory) {
-  const fs::path checkpoints = fs::path(checkpoint_path(run_directory, 0)).parent_path();
-  std::error_code error;
-  const bool fresh = !fs::exists(fs::symlink_status(checkpoints, error));
-  check_writable(run_directory);
-  check_writable(checkpoints);
-  if (fresh) fs::remove(checkpoints, error);  // a run that is refused later leaves none
+RunLock::RunLock(std::string directory) : asked_(std::move(directory)) { take(); }
+
+RunLock::~RunLock() { release(); }
+
+void RunLock::release() {
+  for (int* file : {&file_, &folder_})
+    if (*file >= 0) ::close(std::exchange(*file, -1));
 }
 
   std::string path = directory + "/.lock";
@@ -162,6 +162,29 @@ void check_can_save(const std::string& run_directory) {
   }
 }
 
-RunLock::~RunLock() { ::close(file_); }
+void RunLock::refuse(int reason) const {
+  if (reason != EWOULDBLOCK) fail_resources(asked_ + "/.lock", "cannot be locked", reason);
+  char holder[32] = {};
+  const ssize_t length = ::pread(file_, holder, sizeof holder - 1, 0);
+  throw Error(ErrorCode::resources,
+              {asked_, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "", "",
+               "wait for it, or choose another log.directory"});
+}
+
+std::string RunLock::directory() {
+  struct stat held {
+  }, named{};
+  auto is_held = [&](const std::string& path) {
+    return ::stat(path.c_str(), &named) == 0 && named.st_dev == held.st_dev && named.st_ino == held.st_ino;
+  };
+  if (folder_ >= 0) {
+    if (::fstat(folder_, &held) != 0 || is_held(asked_)) return asked_;
+    std::error_code error;
+    const std::string moved = fs::read_symlink("/proc/self/fd/" + std::to_string(folder_), error);
+    if (!error && is_held(moved)) return moved;
+  }
+  take();
+  return asked_;
+}
 
 }  // namespace quern

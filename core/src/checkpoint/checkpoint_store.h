@@ -48,18 +48,27 @@ void check_can_save(const std::string& run_directory);
 /// the RunLock.
 std::vector<std::string> remove_leftovers(const std::string& run_directory);
 
-/// The right to write into a directory, for the life of this object (flock on <directory>/.lock). The system takes it
-/// back when the process dies.
+/// The right to write into a directory, for the life of this object: flock on the directory itself and on
+/// <directory>/.lock. The system takes it back when the process dies.
 class RunLock {
  public:
   /// Creates the directory if need be. A resources error when another process, or this one, holds the lock.
-  explicit RunLock(const std::string& directory);
+  explicit RunLock(std::string directory);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
  private:
-  int file_ = -1;
+  /// Where the directory is now; nothing is to be written anywhere else. One that was moved is followed. One that was
+  /// removed is created anew and locked; that throws like the constructor.
+  std::string directory();
+
+  void take();
+  void release();
+  [[noreturn]] void refuse(int reason) const;
+
+  std::string asked_;
+  int folder_ = -1, file_ = -1;
 };
 
 }  // namespace quern

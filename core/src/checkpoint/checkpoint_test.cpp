@@ -326,3 +326,26 @@ TEST_CASE("one run at a time writes into a directory") {
   write_text(directory / "file", "");
   CHECK_REFUSED(resources, directory / "file", RunLock(directory / "file"));
 }
+  fs::remove(directory / "run/.lock");
+  CHECK_REFUSED(resources, "another run writes into this directory", RunLock(directory / "run"));
+
+TEST_CASE("a lock follows its directory, and takes a new one in the place of one that is gone") {
+  TestDirectory directory;
+  const std::string run = directory / "run", moved = directory / "moved";
+  RunLock lock(run);
+  CHECK(lock.directory() == run);
+  fs::rename(run, moved);
+  CHECK(lock.directory() == moved);
+  {
+    RunLock other(run);
+    CHECK(lock.directory() == moved);
+    fs::remove_all(moved);
+    for (int again : {1, 2}) {
+      CAPTURE(again);
+      CHECK_REFUSED(resources, "another run writes into this directory", lock.directory());
+    }
+    fs::remove_all(run);
+  }
+  CHECK(lock.directory() == run);
+  CHECK_REFUSED(resources, "another run writes into this directory", RunLock second(run));
+}

@@ -34,10 +34,10 @@ std::byte* allocate_snapshot(Device& device, std::int64_t bytes) {
 
 }  // namespace
 
-CheckpointSaver::CheckpointSaver(Device& device, Engine& engine, std::string run_directory, const Retention& retention)
+CheckpointSaver::CheckpointSaver(Device& device, Engine& engine, RunLock& lock, const Retention& retention)
     : device_(device),
       engine_(engine),
-      run_directory_(std::move(run_directory)),
+      lock_(lock),
       retention_(retention),
       state_(training_state(engine.plan())),
       snapshot_(allocate_snapshot(device, engine.plan().snapshot_bytes)) {
@@ -53,48 +53,49 @@ CheckpointSaver::~CheckpointSaver() {
   if (snapshot_) device_.release(MemoryKind::pinned, snapshot_);
 }
 
-SavedCheckpoint CheckpointSaver::write(const CheckpointMeta& meta, const TensorReader& reader) const {
+SavedCheckpoint CheckpointSaver::write(const std::string& run_directory, const CheckpointMeta& meta,
+                                       const TensorReader& reader) const {
   SavedCheckpoint saved;
   saved.step = meta.step;
-  saved.path = write_checkpoint(run_directory_, meta, views_, reader);
-  remove_old_checkpoints(run_directory_, retention_, meta.step);
+  saved.path = write_checkpoint(run_directory, meta, views_, reader);
+  remove_old_checkpoints(run_directory, retention_, meta.step);
   return saved;
 }
 
-void CheckpointSaver::save_here(const CheckpointMeta& meta) {
+SavedCheckpoint CheckpointSaver::write_from_device(const std::string& run_directory, const CheckpointMeta& meta) {
   std::map<std::string, const PlannedTensor*> by_name;
   for (std::size_t i = 0; i < state_.size(); ++i) by_name[views_[i].name] = &state_[i];
   std::vector<std::byte> memory;
-  double begin = now();
-  failed_ = true;
-  saved_.push_back(write(meta, [&](const NamedView& view) {
+  return write(run_directory, meta, [&](const NamedView& view) {
     memory.resize(view.view.bytes());
     engine_.read(*by_name.at(view.name), memory.data());
     return memory.data();
-  }));
-  saved_.back().held = saved_.back().seconds = now() - begin;
-  failed_ = false;
+  });
 }
 
 void CheckpointSaver::save(CheckpointMeta meta) {
-  if (!snapshot_) return save_here(meta);
-  double begin = now();
+  const double begin = now();
   wait();
-  failed_ = true;
-  engine_.read(state_, snapshot_);
-  double held = now() - begin;
-  auto work = [this, meta = std::move(meta), begin, held] {
-    SavedCheckpoint saved = write(meta, {});
-    saved.held = held;
-    saved.seconds = now() - begin;
-    return saved;
-  };
-  try {
-    writing_ = std::async(std::launch::async, std::move(work));
-    failed_ = false;
-  } catch (const std::system_error& error) {
-    fail_resources(run_directory_, "no thread can be started to write a checkpoint", error.code().value());
+  failed_ = true;  // unless the end is reached
+  const std::string directory = lock_.directory();
+  if (snapshot_) {
+    engine_.read(state_, snapshot_);
+    auto work = [this, directory, meta = std::move(meta), begin, held = now() - begin] {
+      SavedCheckpoint saved = write(directory, meta, {});
+      saved.held = held;
+      saved.seconds = now() - begin;
+      return saved;
+    };
+    try {
+      writing_ = std::async(std::launch::async, std::move(work));
+    } catch (const std::system_error& error) {
+      fail_resources(directory, "no thread can be started to write a checkpoint", error.code().value());
+    }
+  } else {
+    saved_.push_back(write_from_device(directory, meta));
+    saved_.back().held = saved_.back().seconds = now() - begin;
   }
+  failed_ = false;
 }
 
 void CheckpointSaver::wait() {

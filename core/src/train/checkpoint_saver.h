@@ -24,7 +24,7 @@ class CheckpointSaver {
  public:
   /// Takes the plan's snapshot_bytes of pinned memory; without any, `save` writes before it returns, tensor by tensor.
   /// Arguments outlive the saver.
-  CheckpointSaver(Device& device, Engine& engine, std::string run_directory, const Retention& retention);
+  CheckpointSaver(Device& device, Engine& engine, RunLock& lock, const Retention& retention);
   /// Awaits the write under way; its failure is lost.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
@@ -40,12 +40,12 @@ class CheckpointSaver {
   std::vector<SavedCheckpoint> take_saved();
 
  private:
-  SavedCheckpoint write(const CheckpointMeta& meta, const TensorReader& reader) const;
-  void save_here(const CheckpointMeta& meta);
+  SavedCheckpoint write(const std::string& run_directory, const CheckpointMeta& meta, const TensorReader& reader) const;
+  SavedCheckpoint write_from_device(const std::string& run_directory, const CheckpointMeta& meta);
 
   Device& device_;
   Engine& engine_;
-  std::string run_directory_;
+  RunLock& lock_;
   Retention retention_;
   std::vector<PlannedTensor> state_;
   std::vector<NamedView> views_;  ///< of the snapshot, in the order of state_; without one, without data

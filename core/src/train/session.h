@@ -41,7 +41,7 @@ struct Session {
   PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()}; }
   PlanOptions plan_options() const;
   /// Where the model of a finished run goes.
-  std::string export_directory() const { return log.directory + "/export"; }
+  static std::string export_directory(const std::string& run_directory) { return run_directory + "/export"; }
   /// Opens a split as this run needs it, this rank's share of it.
   std::unique_ptr<DataSource> open_data(Split split) const;
 };

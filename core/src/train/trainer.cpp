@@ -172,12 +172,13 @@ void Trainer::roll_back() {
   saver_.wait();
   log_saved();
   NewestCheckpoint newest;
-  if (step_ == rolled_back_to_) newest = find_newest(session_.log.directory, step_);
-  if (!newest.checkpoint) newest = find_newest(session_.log.directory);
+  const std::string directory = lock_.directory();
+  if (step_ == rolled_back_to_) newest = find_newest(directory, step_);
+  if (!newest.checkpoint) newest = find_newest(directory);
   for (const SkippedCheckpoint& skipped : newest.skipped)
     log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
   if (!newest.checkpoint)
-    throw Error(ErrorCode::input, {.where = session_.log.directory,
+    throw Error(ErrorCode::input, {.where = directory,
                                    .what = "no whole checkpoint to roll back to",
                                    .next = "start anew, or set guard.non_finite to \"skip\""});
   load_state(engine_, *newest.checkpoint);
@@ -268,7 +269,7 @@ bool Trainer::finish() {
   if (interrupted()) return false;
   std::string exported;
   if (session_.checkpoint.export_model) {
-    exported = session_.export_directory();
+    exported = Session::export_directory(lock_.directory());
     HfExport what;
     what.dtype = *dtype_named(session_.checkpoint.export_dtype);
     what.config = export_config_;

@@ -25,7 +25,7 @@ std::string config_for_export(const Session& session) {
                                         .tokenizer = session.checkpoint.tokenizer});
   HfExport what;
   what.tokenizer_from = session.checkpoint.tokenizer;
-  check_export(session.export_directory(), what);
+  check_export(Session::export_directory(session.log.directory), what);
   return config;
 }
 
@@ -88,8 +88,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       removed_(prepare_directory(session.log.directory)),
       newest_(starting_point(session)),
       engine_(ready_device(session, newest_), planned(session, progress_)),
-      saver_(*session.device, engine_, session.log.directory,
-             {session.checkpoint.keep_last, session.checkpoint.keep_every}),
+      saver_(*session.device, engine_, lock_, {session.checkpoint.keep_last, session.checkpoint.keep_every}),
       ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
              *session.device, engine_),
       last_loss_(std::numeric_limits<double>::quiet_NaN()),
