@@ -102,7 +102,6 @@ TEST_CASE("directories that cannot be written are named") {
               {checkpoints + ": no file can be written there: found Read-only file system",
                "choose a directory that this user can write"});
   CHECK(fs::is_empty(checkpoints));
-}
   CHECK_FALSE(fs::exists(run + "/log.jsonl"));
 }
 
@@ -113,6 +112,7 @@ TEST_CASE("checkpoints that could not be written are found out before training")
   fs::create_directory_symlink("/proc/self/fdinfo", checkpoints);  // where not even root makes files
   check_fails(quern_train(files, {"checkpoint.every=0"}), 4, {checkpoints + ": no file can be written there: found "});
   CHECK_FALSE(fs::exists(run + "/log.jsonl"));
+}
 
 TEST_CASE("a flipped bit in any file of a checkpoint is told, and the checkpoint before is taken") {
   TinyFiles files;

@@ -134,7 +134,9 @@ std::vector<Fault> run_faults() {
            [](const TinyFiles&, const std::string& checkpoint) { fs::remove(checkpoint + "/tensors.safetensors"); })},
       {"a checkpoint of another model",
        3,
-       {"does not fit this run: found F32 (64, 32), expected f32 (64, 64)", "resume with the model"},
+       {"does not fit this run, its parameters differ: 'master/embedding.weight' found F32 (64, 32), expected F32 (64, "
+        "64)",
+        "model.llama.hidden_size = 64 (was 32)", "resume with the model"},
        [](const TinyFiles& files) {
          resumed([](const TinyFiles&, const std::string&) {})(files);
          return train_arguments(files, {"model.llama.hidden_size=64"});
@@ -173,8 +175,6 @@ std::vector<Fault> run_faults() {
          write_text(files.at("run") + "/export/README", "notes");
          return train_arguments(files, {"checkpoint.export=true"});
        }},
-      {"a file in the place of the run directory",
-       4,
       {"a place for checkpoints that cannot be written, found at the start",
        4,
        {"run/checkpoints: no file can be written there"},
@@ -183,6 +183,8 @@ std::vector<Fault> run_faults() {
          fs::create_directory_symlink("/proc/self/fdinfo", files.at("run") + "/checkpoints");
          return train(files);
        }},
+      {"a file in the place of the run directory",
+       4,
        {"run", "Not a directory"},
        [](const TinyFiles& files) {
          write_text(files.at("run"), "notes");

@@ -20,7 +20,7 @@ constexpr const char* kTensors = "tensors.safetensors";
 constexpr const char* kState = "state.json";
 constexpr const char* kFormat = "quern checkpoint";
 constexpr int kVersion = 1;
-constexpr int kStateDepth = 3;
+constexpr int kStateDepth = 3;  // the state, its files or libraries, one of them
 constexpr std::size_t kLargestState = std::size_t{64} << 20;
 constexpr const char* kUseOlder = "resume from an older checkpoint";
 
@@ -38,10 +38,24 @@ std::string own_checksum(json state) {
   return checksum_text(checksum_of(std::as_bytes(std::span(text))));
 }
 
+json json_of(const std::vector<LibraryIdentity>& libraries) {
+  json list = json::array();
+  for (const LibraryIdentity& library : libraries)
+    list.push_back({{"name", library.name}, {"version", library.version}, {"xxh3", library.hash}});
+  return list;
+}
+
+std::vector<LibraryIdentity> libraries_in(const json& list) {
+  std::vector<LibraryIdentity> libraries;
+  for (const json& library : list) libraries.push_back({library.at("name"), library.at("version"), library.at("xxh3")});
+  return libraries;
+}
+
 std::string state_text(const std::string& path, const CheckpointMeta& meta, const FileRecord& tensors) {
   json state = {{"format", kFormat},
                 {"version", kVersion},
                 {"quern_version", meta.quern_version},
+                {"libraries", json_of(meta.libraries)},
                 {"step", meta.step},
                 {"updates", meta.updates},
                 {"evaluated", meta.evaluated},
@@ -75,7 +89,8 @@ StateFile read_state(const std::string& path) {
                  state.at("config"),
                  state.at("quern_version"),
                  state.value("updates", state.at("step").get<std::int64_t>()),
-                 state.value("evaluated", true)};
+                 state.value("evaluated", true),
+                 libraries_in(state.value("libraries", json::array()))};
     const json& tensors = state.at("files").at(kTensors);
     read.bytes = tensors.at("bytes");
     read.checksum = tensors.at("xxh3");
@@ -114,6 +129,16 @@ FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors
 }
 
 }  // namespace
+
+std::vector<TensorDeclaration> parameters_in(const std::string& path) {
+  std::vector<TensorDeclaration> parameters;
+  const SafetensorsFile file(path + "/" + kTensors);
+  for (const StoredTensor& tensor : file.tensors())
+    if (tensor.name.starts_with(kMasterPrefix)) parameters.push_back({tensor.name, tensor.type, tensor.extents});
+  std::sort(parameters.begin(), parameters.end(),
+            [](const TensorDeclaration& a, const TensorDeclaration& b) { return a.name < b.name; });
+  return parameters;
+}
 
 std::string checkpoint_path(const std::string& run_directory, std::int64_t step) {
   char name[40];

@@ -5,12 +5,20 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
 #include "quern/view.h"
 
 namespace quern {
+
+/// A library that computed a run: quern itself, or a plugin.
+struct LibraryIdentity {
+  std::string name, version;
+  std::string hash;  ///< checksum of its file, as text
+  bool operator==(const LibraryIdentity&) const = default;
+};
 
 /// What a run needs beside its tensors to continue with the same bits. All text is UTF-8.
 struct CheckpointMeta {
@@ -19,8 +27,9 @@ struct CheckpointMeta {
   std::string device_state;  ///< Device::save_state
   std::string config;        ///< resolved config, TOML
   std::string quern_version;
-  std::int64_t updates = 0;  ///< of these, steps that moved the weights: not those that were skipped
-  bool evaluated = true;     ///< false: the evaluation that was due at this step was cut short
+  std::int64_t updates = 0;                ///< of these, steps that moved the weights: not those that were skipped
+  bool evaluated = true;                   ///< false: the evaluation that was due at this step was cut short
+  std::vector<LibraryIdentity> libraries;  ///< of the process that wrote it; empty: not known
   bool operator==(const CheckpointMeta&) const = default;
 };
 
@@ -39,6 +48,10 @@ struct Checkpoint {
   SafetensorsFile tensors;  ///< each tensor aligned to its element size
 };
 
+/// Names of tensors: "master/qkv.weight/3" of a parameter in layer 3, "moment1/qkv.weight/3" of an optimizer's state of
+/// it, and others of the precision backend's states.
+inline constexpr std::string_view kMasterPrefix = "master/";
+
 /// <run>/checkpoints/step-00001200
 std::string checkpoint_path(const std::string& run_directory, std::int64_t step);
 
@@ -49,6 +62,9 @@ std::string write_checkpoint(const std::string& run_directory, const CheckpointM
 
 /// Opens a checkpoint directory and proves it whole, checksums included; an input error says what is damaged.
 Checkpoint read_checkpoint(const std::string& path);
+
+/// The model's parameters in a checkpoint, sorted by name, without a look at their values.
+std::vector<TensorDeclaration> parameters_in(const std::string& path);
 
 /// The cheap part of that proof: state.json is whole and the files have their sizes.
 CheckpointMeta check_checkpoint_files(const std::string& path);

@@ -60,6 +60,15 @@ Listing list(const std::string& run_directory) {
   return listing;
 }
 
+// Empty: they cannot be read.
+std::optional<std::vector<TensorDeclaration>> known_parameters(const std::string& path) {
+  try {
+    return parameters_in(path);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 bool has_all_files(const std::string& path) {
   try {
     check_checkpoint_files(path);
@@ -107,18 +116,29 @@ std::vector<std::string> remove_old_checkpoints(const std::string& run_directory
                                                 std::int64_t newest_step) {
   std::vector<std::string> removed;
   if (retention.keep_last <= 0) return removed;
+  const auto parameters = known_parameters(checkpoint_path(run_directory, newest_step));
+  if (!parameters) return removed;
   std::int64_t kept = 0;
   for (const auto& [step, path] : list(run_directory).steps) {
-    if (step > newest_step) continue;
     bool major = retention.keep_every > 0 && step % retention.keep_every == 0;
+    if (step > newest_step || (kept >= retention.keep_last && major) || known_parameters(path) != parameters) continue;
     if (kept < retention.keep_last) {
       kept += step == newest_step || has_all_files(path);
-    } else if (!major) {
+    } else {
       remove_checkpoint(path);
       removed.push_back(path);
     }
   }
   return removed;
+}
+
+void check_can_save(const std::string& run_directory) {
+  const fs::path checkpoints = fs::path(checkpoint_path(run_directory, 0)).parent_path();
+  std::error_code error;
+  const bool fresh = !fs::exists(fs::symlink_status(checkpoints, error));
+  check_writable(run_directory);
+  check_writable(checkpoints);
+  if (fresh) fs::remove(checkpoints, error);  // a run that is refused later leaves none
 }
 
 std::vector<std::string> remove_leftovers(const std::string& run_directory) {
@@ -141,24 +161,24 @@ void RunLock::release() {
     if (*file >= 0) ::close(std::exchange(*file, -1));
 }
 
-  std::string path = directory + "/.lock";
-  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (file_ < 0) fail_resources(path, "cannot be opened", errno);
-  if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
-    int reason = errno;
-    char holder[32] = {};
-    ssize_t length = ::pread(file_, holder, sizeof holder - 1, 0);
-    ::close(file_);
-    if (reason != EWOULDBLOCK) fail_resources(path, "cannot be locked", reason);
-    throw Error(ErrorCode::resources,
-                {directory, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "",
-                 "", "wait for it, or choose another log.directory"});
-  }
-  std::string holder = std::to_string(::getpid());
-  if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) {  // for the message above
-    int reason = errno;
-    ::close(file_);
-    fail_resources(path, "cannot be written", reason);
+// Both: the file can be removed, and network file systems lock directories on one machine only.
+void RunLock::take() {
+  release();
+  make_directories(asked_);
+  const std::string path = asked_ + "/.lock";
+  try {
+    folder_ = ::open(asked_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder_ < 0) fail_resources(asked_, "cannot be opened", errno);
+    const bool free = ::flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (file_ < 0) fail_resources(path, "cannot be opened", errno);
+    if (!free || ::flock(file_, LOCK_EX | LOCK_NB) != 0) refuse(free ? errno : EWOULDBLOCK);
+    const std::string holder = std::to_string(::getpid());  // for the message of others
+    if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0)
+      fail_resources(path, "cannot be written", errno);
+  } catch (...) {
+    release();
+    throw;
   }
 }
 

@@ -24,8 +24,8 @@ struct NewestCheckpoint {
   std::vector<std::string> strangers;      ///< entries that no run writes there; left alone
 };
 
-/// Opens the whole checkpoint with the highest step, of those below `before`. A run directory without checkpoints is not
-/// an error.
+/// Opens the whole checkpoint with the highest step, of those below `before`. A run directory without checkpoints is
+/// not an error.
 NewestCheckpoint find_newest(const std::string& run_directory,
                              std::int64_t before = std::numeric_limits<std::int64_t>::max());
 
@@ -36,15 +36,16 @@ struct Retention {
 };
 
 /// Keeps the newest checkpoints up to and including `newest_step`, which was just written, and major ones; removes
-/// others. Damaged ones do not count; ones of later steps, of a run that was wound back, are left alone. Returns the
-/// paths removed.
+/// others. Damaged ones do not count. Only those with the parameters of that checkpoint are counted and removed: one of
+/// another model, or whose parameters cannot be read, is left alone, and so is one of a later step, of a run that was
+/// wound back. Returns the paths removed.
 std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, const Retention& retention,
                                                 std::int64_t newest_step);
 
-/// Removes what an earlier crash left unfinished, checkpoints and exports; returns the paths. Only for the holder of
 /// Proves, by writing, that checkpoints and an export can be saved; a resources error otherwise.
 void check_can_save(const std::string& run_directory);
 
+/// Removes what an earlier crash left unfinished, checkpoints and exports; returns the paths. Only for the holder of
 /// the RunLock.
 std::vector<std::string> remove_leftovers(const std::string& run_directory);
 
@@ -58,11 +59,11 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
- private:
   /// Where the directory is now; nothing is to be written anywhere else. One that was moved is followed. One that was
   /// removed is created anew and locked; that throws like the constructor.
   std::string directory();
 
+ private:
   void take();
   void release();
   [[noreturn]] void refuse(int reason) const;

@@ -25,7 +25,14 @@ namespace fs = std::filesystem;
 namespace {
 
 CheckpointMeta meta_of(std::int64_t step) {
-  return {step, "data at " + std::to_string(step), "device \"x\"\n\xc3\xa4", "[train]\nsteps = 5\n", "0.1.0"};
+  return {step,
+          "data at " + std::to_string(step),
+          "device \"x\"\n\xc3\xa4",
+          "[train]\nsteps = 5\n",
+          "0.1.0",
+          0,
+          true,
+          {{"quern", "0.1.0", "0123456789abcdef"}, {"plugin x", "2", "f"}}};
 }
 
 /// Tensors of several types, whose content depends on the step.
@@ -246,6 +253,30 @@ TEST_CASE("old checkpoints go, the newest and later ones stay") {
   CHECK(remove_old_checkpoints(run / "none", {.keep_last = 1}, 5).empty());
 }
 
+TEST_CASE("only checkpoints with the parameters of the newest are counted and removed") {
+  TestDirectory run;
+  std::vector<float> values(6);
+  auto write = [&](std::int64_t step, const std::string& name, const Extents& extents, DType dtype = DType::f32) {
+    write_checkpoint(run.path(), meta_of(step),
+                     {{"m/" + std::to_string(step), {values.data(), DType::f32, {1}}},  // not the model's
+                      {"master/" + name, {values.data(), dtype, extents}}});
+  };
+  write(1, "w", {2, 3});
+  write(2, "w", {3, 2});
+  write(3, "w", {2, 3});
+  write(4, "v", {2, 3});
+  write(5, "w", {2, 3}, DType::bf16);
+  write(6, "w", {2, 3});
+  fs::resize_file(run / "checkpoints/step-00000003/tensors.safetensors", 20);
+  write(7, "w", {2, 3});
+  write(8, "w", {2, 3});
+  CHECK(remove_old_checkpoints(run.path(), {.keep_last = 2}, 8) ==
+        std::vector<std::string>{checkpoint_path(run.path(), 6), checkpoint_path(run.path(), 1)});
+  CHECK(names_in(run / "checkpoints").size() == 6);
+  fs::remove(run / "checkpoints/step-00000008/tensors.safetensors");
+  CHECK(remove_old_checkpoints(run.path(), {.keep_last = 1}, 8).empty());
+}
+
 TEST_CASE("major checkpoints stay for good, and count among the newest") {
   TestDirectory run;
   for (std::int64_t step : {2, 4, 6, 8, 10, 12}) {
@@ -318,6 +349,8 @@ TEST_CASE("one run at a time writes into a directory") {
     RunLock other(directory / "other");
   }
   RunLock again(directory / "run");
+  fs::remove(directory / "run/.lock");
+  CHECK_REFUSED(resources, "another run writes into this directory", RunLock(directory / "run"));
   pid_t child = ::fork();
   if (child == 0) ::_exit(refusal_of([&] { RunLock lock(directory / "run"); }).code == ErrorCode::resources ? 0 : 1);
   int status = -1;
@@ -326,8 +359,6 @@ TEST_CASE("one run at a time writes into a directory") {
   write_text(directory / "file", "");
   CHECK_REFUSED(resources, directory / "file", RunLock(directory / "file"));
 }
-  fs::remove(directory / "run/.lock");
-  CHECK_REFUSED(resources, "another run writes into this directory", RunLock(directory / "run"));
 
 TEST_CASE("a lock follows its directory, and takes a new one in the place of one that is gone") {
   TestDirectory directory;

@@ -49,6 +49,7 @@ struct TensorDeclaration {
   std::string name;
   StoredType type = StoredType::f32;
   Extents extents;
+  bool operator==(const TensorDeclaration&) const = default;
 };
 
 /// Writes a file that appears whole or not at all. The tensors are declared first; their bytes then come in that order,

@@ -64,6 +64,8 @@ void collect_ids(const fs::path& folder, std::set<std::string>& ids) {
 
 std::span<const std::string_view> plugin_kinds() { return kKinds; }
 
+fs::path PluginHost::core_library() { return real_path(boost::dll::this_line_location()); }
+
 std::vector<fs::path> PluginHost::standard_folders() {
   std::vector<fs::path> folders;
   if (const char* list = std::getenv("QUERN_PLUGIN_PATH")) {
@@ -74,7 +76,7 @@ std::vector<fs::path> PluginHost::standard_folders() {
       rest.remove_prefix(std::min(colon + 1, rest.size()));
     }
   }
-  const fs::path library_folder = real_path(boost::dll::this_line_location()).parent_path();
+  const fs::path library_folder = core_library().parent_path();
   folders.push_back(library_folder.parent_path() / "plugins");
   folders.push_back(library_folder / "quern" / "plugins");
   return folders;

@@ -41,6 +41,9 @@ class PluginHost {
   /// libquern.
   static std::vector<std::filesystem::path> standard_folders();
 
+  /// The file that holds quern itself.
+  static std::filesystem::path core_library();
+
   // ---- set-up ----
   /// Adds a factory that is part of quern. A kind and id that is there already, or a bad default, is internal.
   void add_builtin(Factory factory);

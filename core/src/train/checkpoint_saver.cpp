@@ -8,7 +8,7 @@
 
 #include "data/durable_file.h"
 #include "quern/error.h"
-#include "train/weights.h"
+#include "train/saved_state.h"
 
 namespace quern {
 

@@ -6,7 +6,9 @@
 
 #include "checkpoint/checkpoint_store.h"
 #include "quern/error.h"
+#include "train/changes.h"
 #include "train/export_config.h"
+#include "train/saved_state.h"
 #include "train/weights.h"
 
 namespace quern {
@@ -46,10 +48,14 @@ Generation generation_engine(Session& session, const WeightSource& source, Geome
   options.uploads = 1;
   options.geometry = {geometry.batch, (geometry.sequence + 15) / 16 * 16};
   made.engine = std::make_unique<Engine>(*session.device, make_plan(session.parts(), options));
-  if (checkpoint)
-    load_state(*made.engine, *checkpoint);
-  else
+  if (!checkpoint) {
     import_weights(*made.engine, source.from);
+    return made;
+  }
+  const std::vector<std::string> changes = config_changes(checkpoint->meta.config, session.config.to_toml());
+  load_state(*made.engine, *checkpoint, changes);
+  for (const std::string& change : changes)
+    if (change.starts_with("model.")) made.notes.push_back("changed since the checkpoint: " + change);
   return made;
 }
 

@@ -181,7 +181,7 @@ void Trainer::roll_back() {
     throw Error(ErrorCode::input, {.where = directory,
                                    .what = "no whole checkpoint to roll back to",
                                    .next = "start anew, or set guard.non_finite to \"skip\""});
-  load_state(engine_, *newest.checkpoint);
+  continue_from(*newest.checkpoint);  // what differs was said at the start
   at_step(newest.checkpoint->meta.step);
   rolled_back_to_ = last_saved_ = step_;
   updates_ = newest.checkpoint->meta.updates;
@@ -225,6 +225,7 @@ void Trainer::start_saving() {
   meta.device_state = session_.device->save_state();
   meta.config = session_.config.to_toml();
   meta.quern_version = QUERN_VERSION;
+  meta.libraries = libraries_;
   meta.evaluated = !evaluates(step_) || last_evaluated_ == step_;
   saver_.save(std::move(meta));
   last_saved_ = step_;

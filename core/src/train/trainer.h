@@ -58,6 +58,8 @@ class Trainer {
  private:
   void open_data();
   void load_weights();
+  /// Reads the state in; what there is to say of it comes back.
+  std::vector<std::string> continue_from(const Checkpoint& checkpoint);
   void open_sinks();
   /// False when it rolled back, to a step that is logged and saved already, and when a stop cut the step short.
   bool train_step();
@@ -87,6 +89,7 @@ class Trainer {
   RunRequests& requests_;
   StartProgress progress_;
   RunLock lock_;
+  std::vector<LibraryIdentity> libraries_;
   Samples samples_;
   Guard guard_;
   std::string export_config_;         // text of the export's config.json
@@ -97,6 +100,7 @@ class Trainer {
   Ranks ranks_;
   std::unique_ptr<DataSource> data_, validation_;
   std::vector<ObservedTensor> observed_;  // whose figures are logged
+  std::vector<std::string> notes_;        // on resuming: what is not as it was
   bool ready_ = false;                    // data, weights and sinks are there
   bool resumed_ = false, told_unavailable_ = false;
   bool evaluation_cut_ = false;  // the evaluation at started_at_ is still to be made

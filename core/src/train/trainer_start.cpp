@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "quern/error.h"
-#include "train/config_changes.h"
+#include "train/changes.h"
 #include "train/export_config.h"
+#include "train/saved_state.h"
 #include "train/trainer.h"
 #include "train/weights.h"
 
@@ -54,7 +55,6 @@ NewestCheckpoint starting_point(const Session& session) {
   return newest;
 }
 
-Device& ready_device(Session& session, const NewestCheckpoint& newest) {
 // What a crash left goes first. Returns it.
 std::vector<std::string> prepare_directory(const std::string& directory) {
   std::vector<std::string> removed = remove_leftovers(directory);
@@ -62,6 +62,7 @@ std::vector<std::string> prepare_directory(const std::string& directory) {
   return removed;
 }
 
+Device& ready_device(Session& session, const NewestCheckpoint& newest) {
   session.device->open(static_cast<int>(session.device_options.ordinal));
   if (newest.checkpoint) session.device->load_state(newest.checkpoint->meta.device_state);
   return *session.device;
@@ -82,6 +83,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       requests_(requests),
       progress_(std::move(progress)),
       lock_(session.log.directory),
+      libraries_(libraries_in_use(host)),
       samples_(session),
       guard_(session.guard),
       export_config_(config_for_export(session)),
@@ -107,9 +109,21 @@ void Trainer::open_data() {
                                       .next = "set vocab_size to that of the tokenizer"});
 }
 
+std::vector<std::string> Trainer::continue_from(const Checkpoint& checkpoint) {
+  std::vector<std::string> changes = config_changes(checkpoint.meta.config, session_.config.to_toml());
+  std::vector<std::string> notes = load_state(engine_, checkpoint, changes);
+  for (const std::string& change : library_changes(checkpoint.meta.libraries, libraries_)) changes.push_back(change);
+  for (const std::string& change : changes) notes.push_back("changed since the checkpoint: " + change);
+  // The engine is prepared: what was loaded and could not be kept has been chosen anew.
+  const std::string device = device_changes(checkpoint.meta.device_state, session_.device->save_state());
+  if (!device.empty())
+    notes.push_back("the device computes otherwise than before the checkpoint, so last bits may differ: " + device);
+  return notes;
+}
+
 void Trainer::load_weights() {
   if (newest_.checkpoint) {
-    load_state(engine_, *newest_.checkpoint);
+    notes_ = continue_from(*newest_.checkpoint);
     data_->load_state(newest_.checkpoint->meta.data_state);
     step_ = newest_.checkpoint->meta.step;
     updates_ = newest_.checkpoint->meta.updates;
@@ -156,13 +170,7 @@ void Trainer::open_sinks() {
                        " quantizes no tensor here, so there is none to log"}}});
   if (!resumed_) return;
   log({"warning", {{"text", "resumed at step " + std::to_string(step_) + " from " + newest_.checkpoint->path}}});
-  for (const std::string& change : config_changes(newest_.checkpoint->meta.config, session_.config.to_toml()))
-    log({"warning", {{"text", "changed since the checkpoint: " + change}}});
-  // The engine is prepared: what was loaded and could not be kept has been chosen anew.
-  const std::string device = device_changes(newest_.checkpoint->meta.device_state, session_.device->save_state());
-  if (!device.empty())
-    log({"warning",
-         {{"text", "the device computes otherwise than before the checkpoint, so last bits may differ: " + device}}});
+  for (const std::string& note : notes_) log({"warning", {{"text", note}}});
 }
 
 void Trainer::start() {

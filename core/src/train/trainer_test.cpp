@@ -8,7 +8,7 @@
 
 #include "data/test_directory.h"
 #include "quern/error.h"
-#include "train/config_changes.h"
+#include "train/changes.h"
 #include "train/export_config.h"
 
 using namespace quern;
@@ -94,6 +94,14 @@ TEST_CASE("damaged files and a tokenizer that is no folder are input errors that
   fails({.dtype = DType::f32, .sources = {directory.path()}, .tokenizer = {}}, "config.json");
   fails({.dtype = DType::f32, .sources = {}, .tokenizer = directory.path()}, "tokenizer_config.json");
   fails({.dtype = DType::f32, .sources = {}, .tokenizer = directory / "none"}, "checkpoint.tokenizer");
+}
+
+TEST_CASE("a library that is not the one before is reported, one that only one side has is not") {
+  const std::vector<LibraryIdentity> before{{"quern", "0.1", "aa"}, {"plugin x", "1", "bb"}, {"plugin y", "1", "cc"}};
+  CHECK(library_changes(before, before).empty());
+  CHECK(library_changes({}, before).empty());
+  CHECK(library_changes(before, {{"plugin x", "1", "dd"}, {"quern", "0.2", "aa"}, {"plugin z", "1", "cc"}}) ==
+        std::vector<std::string>{"plugin x = 1, file dd (was 1, file bb)", "quern = 0.2, file aa (was 0.1, file aa)"});
 }
 
 TEST_CASE("changes between two configs are told by key, but for what moves no number") {

@@ -107,39 +107,4 @@ void export_weights(Engine& engine, const std::string& directory, const HfExport
   export_hf_model(directory, what, specs, engine.plan().model.layers, reader);
 }
 
-std::string state_name(const PlannedTensor& tensor) {
-  std::string name = tensor.kind;
-  if (!tensor.parameter.empty()) name += "/" + tensor.parameter;
-  if (tensor.layer >= 0) name += "/" + std::to_string(tensor.layer);
-  return name;
-}
-
-void load_state(Engine& engine, const Checkpoint& checkpoint) {
-  constexpr std::int64_t kPiece = std::int64_t{1} << 22;  // elements
-  std::vector<std::byte> buffer;
-  for (const PlannedTensor& tensor : training_state(engine.plan())) {
-    std::string name = state_name(tensor);
-    const StoredTensor* stored = checkpoint.tensors.find(name);
-    if (!stored || stored->extents != tensor.extents || stored->type != stored_type_of(tensor.dtype))
-      throw Error(
-          ErrorCode::input,
-          {.where = checkpoint.path + ": " + name,
-           .what = "does not fit this run",
-           .found = stored ? std::string(name_of(stored->type)) + " " + to_string(stored->extents) : "no such tensor",
-           .expected = std::string(name_of(tensor.dtype)) + " " + to_string(tensor.extents),
-           .next = "resume with the model, precision and optimizer settings of the checkpoint, or choose another log "
-                   "directory"});
-    const std::int64_t count = element_count(tensor.extents), size = static_cast<std::int64_t>(size_of(tensor.dtype));
-    for (std::int64_t done = 0; done < count; done += kPiece) {
-      PlannedTensor piece = tensor;
-      piece.offset += done * size;
-      piece.extents = {std::min(kPiece, count - done)};
-      buffer.resize(static_cast<std::size_t>(piece.bytes()));
-      checkpoint.tensors.read(*stored, static_cast<std::uint64_t>(done * size), buffer);
-      engine.write(piece, buffer.data());
-    }
-  }
-  engine.refresh();
-}
-
 }  // namespace quern

@@ -8,6 +8,7 @@
 #include "quern/testkit/tiny_model.h"
 #include "train/adamw.h"
 #include "train/host_tensor.h"
+#include "train/saved_state.h"
 #include "train/weights.h"
 
 namespace quern::conformance {

@@ -1,12 +1,16 @@
-#include "train/config_changes.h"
+#include "train/changes.h"
 
 #include <algorithm>
+#include <fstream>
 #include <map>
+#include <span>
 
 #include <nlohmann/json.hpp>
 
 #include "base/shorten.h"
+#include "checkpoint/names.h"
 #include "config/document.h"
+#include "data/checksum.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -47,28 +51,68 @@ std::string change_of(const std::string& name, const std::string& was, const std
   return shortened(name) + " = " + is + " (was " + was + ")";
 }
 
-}  // namespace
-
-std::vector<std::string> config_changes(const std::string& before, const std::string& after) {
-  Settings old, now = settings_of(after);
-  try {
-    old = settings_of(before);
-  } catch (const Error&) {
-    return {"all of it: the earlier config cannot be read"};
-  }
+std::vector<std::string> differences(const Settings& old, const Settings& now) {
   std::vector<std::string> changes;
   Settings all = now;
   all.insert(old.begin(), old.end());
   for (const auto& [key, ignored] : all) {
     auto was = old.find(key), is = now.find(key);
+    const std::string name = printable(key);
     if (is == now.end())
-      changes.push_back(key + " is not set (was " + was->second + ")");
+      changes.push_back(name + " is not set (was " + printable(was->second) + ")");
     else if (was == old.end())
-      changes.push_back(key + " = " + is->second + " (was not set)");
+      changes.push_back(name + " = " + printable(is->second) + " (was not set)");
     else if (is->second != was->second)
-      changes.push_back(key + " = " + is->second + " (was " + was->second + ")");
+      changes.push_back(name + " = " + printable(is->second) + " (was " + printable(was->second) + ")");
   }
   return changes;
+}
+
+LibraryIdentity identity_of(const std::string& name, const std::string& version, const std::string& path) {
+  Checksum sum;
+  std::vector<char> piece(std::size_t{1} << 20);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return {name, version, "unreadable"};  // loaded, and gone since
+  do {
+    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    sum.add(std::as_bytes(std::span(piece.data(), static_cast<std::size_t>(file.gcount()))));
+  } while (file);
+  return {name, version, checksum_text(sum.value())};
+}
+
+Settings settings_of(const std::vector<LibraryIdentity>& libraries) {
+  Settings settings;
+  for (const LibraryIdentity& library : libraries)
+    settings[library.name] +=
+        (settings[library.name].empty() ? "" : " and ") + library.version + ", file " + library.hash;
+  return settings;
+}
+
+}  // namespace
+
+std::vector<std::string> config_changes(const std::string& before, const std::string& after) {
+  Settings old;
+  try {
+    old = settings_of(before);
+  } catch (const Error&) {
+    return {kUnreadableConfig};
+  }
+  return differences(old, settings_of(after));
+}
+
+std::vector<LibraryIdentity> libraries_in_use(const PluginHost& host) {
+  std::vector<LibraryIdentity> libraries{identity_of("quern", QUERN_VERSION, PluginHost::core_library())};
+  for (const auto& plugin : host.loaded())
+    libraries.push_back(identity_of("plugin " + plugin->name, plugin->version, plugin->path));
+  return libraries;
+}
+
+std::vector<std::string> library_changes(const std::vector<LibraryIdentity>& before,
+                                         const std::vector<LibraryIdentity>& after) {
+  Settings was = settings_of(before), is = settings_of(after);
+  std::erase_if(was, [&](const auto& library) { return !is.contains(library.first); });
+  std::erase_if(is, [&](const auto& library) { return !was.contains(library.first); });
+  return differences(was, is);
 }
 
 std::string device_changes(const std::string& before, const std::string& after) {
