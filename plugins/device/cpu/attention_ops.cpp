@@ -66,7 +66,7 @@ void mask_row(float* row, std::int64_t count, const KeyRange& inside) {
 /// Running softmax of a block of queries: maxima and sums so far, and the unnormalised output.
 struct Running {
   float maximum[kQueryBlock];
-  float sum[kQueryBlock];
+  double sum[kQueryBlock];
 };
 
 /// Scores of one block of keys become exponentials; outputs so far are rescaled to the new maxima.
@@ -79,7 +79,7 @@ void softmax_block(const AttentionShape& shape, const KeyRanges& ranges, std::in
     const std::int64_t count = inside.end - inside.begin;
     if (count == 0) continue;
     float maximum = std::max(running.maximum[i], row_maximum(row + inside.begin, count));
-    float sum = exponentiate(row + inside.begin, count, maximum);
+    double sum = exponentiate(row + inside.begin, count, maximum);
     if (running.sum[i] > 0) {
       float correction = std::exp(running.maximum[i] - maximum);
       sum += running.sum[i] * correction;
@@ -101,7 +101,7 @@ void attend(const AttentionShape& shape, const KeyRanges& ranges, const View& qk
   std::fill_n(sums, queries * width, 0.0f);
   Running running;
   std::fill_n(running.maximum, queries, -std::numeric_limits<float>::infinity());
-  std::fill_n(running.sum, queries, 0.0f);
+  std::fill_n(running.sum, queries, 0.0);
   const KeyRange all = ranges.of_block(query, query + queries);
   for (std::int64_t key = all.begin; key < all.end; key += kKeyBlock) {
     const std::int64_t keys = std::min(kKeyBlock, all.end - key);
@@ -115,10 +115,11 @@ void attend(const AttentionShape& shape, const KeyRanges& ranges, const View& qk
   for (std::int64_t i = 0; i < queries; ++i) {
     const std::int64_t begin = (query + i) * shape.heads * width + head * width;
     float* row = target(out, begin, sums + i * width);
-    multiply(sums + i * width, width, 1.0f / running.sum[i], row);
+    multiply(sums + i * width, width, static_cast<float>(1 / running.sum[i]), row);
     store(out, begin, width, row);
     if (logsumexp)
-      logsumexp.as<float>()[(query + i) * shape.heads + head] = running.maximum[i] + std::log(running.sum[i]);
+      logsumexp.as<float>()[(query + i) * shape.heads + head] =
+          static_cast<float>(running.maximum[i] + std::log(running.sum[i]));
   }
 }
 

@@ -18,10 +18,11 @@ float* ColumnSums::start(std::int64_t block) const {
 void ColumnSums::finish(const View& sum, bool accumulate, std::int64_t begin) const {
   constexpr std::int64_t kStrip = 512;  // columns that one thread sums: they stay in its first-level cache
   for_blocks(sum.count(), kStrip, [&](std::int64_t, std::int64_t from, std::int64_t to) {
-    float total[kStrip] = {};
-    for (std::int64_t block = 0; block < block_count(rows_, kBlockRows); ++block) {
-      add_rows(total, memory_ + block * columns_ + begin + from, to - from, total);
-    }
+    double sums[kStrip] = {};
+    float total[kStrip];
+    for (std::int64_t block = 0; block < block_count(rows_, kBlockRows); ++block)
+      add_to_sums(memory_ + block * columns_ + begin + from, to - from, sums);
+    round_sums(sums, to - from, total);
     if (accumulate)
       quern::cpu::accumulate(sum, from, to - from, total);
     else

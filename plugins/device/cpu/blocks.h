@@ -23,7 +23,8 @@ void for_blocks(std::int64_t total, std::int64_t block, const Body& body) {
     body(index, index * block, std::min(total, (index + 1) * block));
 }
 
-/// Column sums over tokens: one partial row for each block of kBlockRows rows, kept in a kernel's workspace.
+/// Column sums over tokens: one partial row for each block of kBlockRows rows, in fp32, kept in a kernel's workspace;
+/// and their sum, in fp64.
 class ColumnSums {
  public:
   static std::size_t bytes(std::int64_t rows, std::int64_t columns);

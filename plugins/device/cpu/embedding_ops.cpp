@@ -2,11 +2,13 @@
 // number of threads, because each vocabulary row is summed by one thread.
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <string>
 
 #include "kernels.h"
+#include "row_math.h"
 #include "rows.h"
 #include "support.h"
 
@@ -47,7 +49,7 @@ void sort_by_token(const std::int32_t* token, std::int64_t count, std::int64_t v
   buckets.first[0] = 0;
 }
 
-/// One row of dtable: the sum of dy over the positions of its token, in fp32, rounded once.
+/// One row of dtable: the sum of dy over the positions of its token, in fp64.
 void sum_bucket(const View& dy, std::span<const std::int32_t> positions, const View& dtable, std::int64_t row,
                 bool add) {
   const std::int64_t columns = dtable.columns(), begin = row * columns;
@@ -57,11 +59,11 @@ void sum_bucket(const View& dy, std::span<const std::int32_t> positions, const V
                   static_cast<std::size_t>(columns) * size_of(dtable.dtype));
     return;
   }
-  float* sum = scratch(0, columns);
-  std::copy_n(load_row(dy, positions[0], scratch(1, columns)), columns, sum);
-  const View sums{sum, DType::f32, {columns}};
-  for (std::int32_t position : positions.subspan(1))
-    accumulate(sums, 0, columns, load_row(dy, position, scratch(1, columns)));
+  auto* sums = std::bit_cast<double*>(scratch(0, 2 * columns));
+  float* sum = scratch(1, columns);
+  std::fill_n(sums, columns, 0.0);
+  for (std::int32_t position : positions) add_to_sums(load_row(dy, position, sum), columns, sums);
+  round_sums(sums, columns, sum);
   if (add)
     accumulate(dtable, begin, columns, sum);
   else

@@ -80,16 +80,16 @@ float token_loss(const Loss& loss, float* logits, std::int32_t target) {
     return 0.0f;
   }
   const float maximum = row_maximum(logits, count), chosen = logits[target];
-  const float sum = loss.train ? exponentiate(logits, count, maximum) : sum_of_exponentials(logits, count, maximum);
-  const float logsumexp = maximum + std::log(sum);
+  const double sum = loss.train ? exponentiate(logits, count, maximum) : sum_of_exponentials(logits, count, maximum);
+  const double logsumexp = maximum + std::log(sum);
   if (loss.train) {
-    multiply(logits, count, loss.seed * (1.0f + 2.0f * loss.z_loss * logsumexp) / sum, logits);
+    multiply(logits, count, static_cast<float>(loss.seed * (1 + 2 * loss.z_loss * logsumexp) / sum), logits);
     logits[target] -= loss.seed;
     if (loss.quantized) multiply(logits, count, 1.0f / loss.gradient_scale, logits);
     round_in_place(loss.gradient_dtype, logits, count);
     if (loss.quantized) multiply(logits, count, loss.gradient_scale, logits);
   }
-  return logsumexp - chosen;
+  return static_cast<float>(logsumexp - chosen);
 }
 
 /// Of logits' gradients as they were rounded, rows of tokens that count: every zero counts as underflowed.

@@ -1,6 +1,7 @@
 #pragma once
-// The arithmetic of one row, in fp32. A fused kernel and the ops it replaces call the same function here, which is why
-// they give the same bits. Outputs may be an input's own memory; no function reads an element after writing it.
+// The arithmetic of one row, in fp32, its sums in fp64. A fused kernel and the ops it replaces call the same function
+// here, which is why they give the same bits. Outputs may be an input's own memory; no function reads an element after
+// writing it.
 
 #include <cstdint>
 #include <vector>
@@ -12,6 +13,9 @@ namespace quern::cpu {
 
 /// y = a + b
 void add_rows(const float* a, const float* b, std::int64_t count, float* y);
+/// sums += x, and y = sums: of sums over many rows.
+void add_to_sums(const float* x, std::int64_t count, double* sums);
+void round_sums(const double* sums, std::int64_t count, float* y);
 
 /// 1 / sqrt(mean(x^2) + eps). Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019).
 float rms_rstd(const float* x, std::int64_t columns, float eps);

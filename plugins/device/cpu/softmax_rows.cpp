@@ -11,8 +11,8 @@ QUERN_CPU_CLONES float row_maximum(const float* x, std::int64_t count) {
   return largest;
 }
 
-QUERN_CPU_CLONES float exponentiate(float* x, std::int64_t count, float shift) {
-  float sum = 0;
+QUERN_CPU_CLONES double exponentiate(float* x, std::int64_t count, float shift) {
+  double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (std::int64_t i = 0; i < count; ++i) {
     float e = fast_exp(x[i] - shift);
@@ -22,8 +22,8 @@ QUERN_CPU_CLONES float exponentiate(float* x, std::int64_t count, float shift) {
   return sum;
 }
 
-QUERN_CPU_CLONES float sum_of_exponentials(const float* x, std::int64_t count, float shift) {
-  float sum = 0;
+QUERN_CPU_CLONES double sum_of_exponentials(const float* x, std::int64_t count, float shift) {
+  double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (std::int64_t i = 0; i < count; ++i) sum += fast_exp(x[i] - shift);
   return sum;

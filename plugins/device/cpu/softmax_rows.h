@@ -7,10 +7,11 @@ namespace quern::cpu {
 
 /// Largest of `count` > 0 elements.
 float row_maximum(const float* x, std::int64_t count);
-/// x = exp(x - shift) in place; returns the sum.
-float exponentiate(float* x, std::int64_t count, float shift);
+/// x = exp(x - shift) in place; returns the sum. Sums are fp64: beside a probability near 1, a running fp32 sum would
+/// drop those below 2^-24, which together may be the whole loss.
+double exponentiate(float* x, std::int64_t count, float shift);
 /// Sum of exp(x - shift).
-float sum_of_exponentials(const float* x, std::int64_t count, float shift);
+double sum_of_exponentials(const float* x, std::int64_t count, float shift);
 /// y = factor x; y may be x.
 void multiply(const float* x, std::int64_t count, float factor, float* y);
 
