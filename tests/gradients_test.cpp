@@ -19,7 +19,8 @@ std::vector<TinyModelOptions> forms() {
           {.bias = true},
           {.head_norm = true},
           {.parallel = true},
-          {.bias = true, .layer_norm = true}};
+          {.bias = true, .layer_norm = true},
+          {.layers = 1, .layer_norm = true, .gelu = Gelu::erf}};
 }
 
 PlanOptions options_for(Geometry geometry, std::vector<std::string> recompute = {}) {

@@ -50,7 +50,7 @@ void TinyModel::block(ProgramBuilder& b) const {
   ValueId o = b.linear(attention, "o.weight", "o");
   if (!o_.parallel) x = b.add(x, o, "attn_sum");
   ValueId up = b.linear(norm(b, x, "ffn_norm"), "up.weight", "up");
-  ValueId activated = o_.layer_norm ? b.gelu(up, "activated") : b.swiglu(up, "activated");
+  ValueId activated = o_.layer_norm ? b.gelu(up, o_.gelu, "activated") : b.swiglu(up, "activated");
   ValueId down = b.linear(activated, "down.weight", "down");
   b.output(b.add(x, o_.parallel ? b.add(o, down, "both") : down, "ffn_sum"));
 }

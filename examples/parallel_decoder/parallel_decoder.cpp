@@ -86,7 +86,7 @@ void ParallelDecoder::block(ProgramBuilder& b) const {
   ValueId attended = b.attention(rotated, heads_, AttentionMask::causal, scale, "attention");
   ValueId attention = b.linear(attended, "o.weight", "o");
 
-  ValueId hidden = b.gelu(b.linear(normed, "up.weight", "up"), "gelu");
+  ValueId hidden = b.gelu(b.linear(normed, "up.weight", "up"), Gelu::tanh, "gelu");
   ValueId feed_forward = b.linear(hidden, "down.weight", "down");
 
   b.output(b.add(x, b.add(attention, feed_forward, "both"), "residual"));

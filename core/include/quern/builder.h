@@ -25,6 +25,10 @@ struct HeadLayout {
 
 enum class AttentionMask { causal, full };
 
+/// x Phi(x), Phi being the distribution function of the normal law: exact, or its approximation by tanh. In Hugging
+/// Face `gelu` is erf; `gelu_new` and `gelu_pytorch_tanh` are tanh.
+enum class Gelu { erf, tanh };
+
 class ProgramBuilder {
  public:
   struct Context {
@@ -59,7 +63,7 @@ class ProgramBuilder {
   ValueId add(ValueId a, ValueId b, std::string name);
   /// silu(gate) * up of a packed (N, 2 F), gate first. -> (N, F)
   ValueId swiglu(ValueId gate_up, std::string name);
-  ValueId gelu(ValueId x, std::string name);
+  ValueId gelu(ValueId x, Gelu form, std::string name);
   /// Cross-entropy of logits x W^T against the targets, logits never stored whole. -> (N) f32 per token
   ValueId lm_loss(ValueId x, std::string_view weight, std::string name = "token_loss");
   /// Any op kind, custom ones included; outputs are named after `name`.

@@ -114,8 +114,8 @@ ValueId ProgramBuilder::add(ValueId a, ValueId b, std::string name) { return op(
 ValueId ProgramBuilder::swiglu(ValueId gate_up, std::string name) {
   return op("swiglu", {gate_up}, std::move(name))[0];
 }
-ValueId ProgramBuilder::gelu(ValueId x, std::string name) {
-  return op("gelu", {x}, std::move(name), {{"approximation", std::string("tanh")}})[0];
+ValueId ProgramBuilder::gelu(ValueId x, Gelu form, std::string name) {
+  return op("gelu", {x}, std::move(name), {{"approximation", std::string(form == Gelu::erf ? "erf" : "tanh")}})[0];
 }
 
 ValueId ProgramBuilder::lm_loss(ValueId x, std::string_view weight, std::string name) {

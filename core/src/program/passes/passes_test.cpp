@@ -102,6 +102,18 @@ std::set<std::string> gradients_of(const Program& program) {
 
 }  // namespace
 
+TEST_CASE("a gelu and its gradient have the form that the model asks for") {
+  for (auto [form, name] : {std::pair(Gelu::erf, "erf"), std::pair(Gelu::tanh, "tanh")}) {
+    Passes p({.layer_norm = true, .gelu = form});
+    const Program joint = p.lowered(p.rotated.block).program;
+    for (const char* kind : {"gelu", "gelu_grad"}) {
+      REQUIRE(count_kind(joint, kind) == 1);
+      auto op = std::find_if(joint.ops.begin(), joint.ops.end(), [kind](const Op& op) { return op.kind == kind; });
+      CHECK(op->attributes.word("approximation") == name);
+    }
+  }
+}
+
 TEST_CASE("rotate moves the trailing add to the front of the next program") {
   Passes p({});
   CHECK(p.rotated.first_block.inputs.size() == 1);

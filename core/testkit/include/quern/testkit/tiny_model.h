@@ -17,6 +17,7 @@ struct TinyModelOptions {
   bool head_norm = false;
   bool parallel = false;    ///< attention and feed-forward both read the block's input
   bool layer_norm = false;  ///< layer_norm and gelu in place of rms_norm and swiglu
+  Gelu gelu = Gelu::tanh;
 };
 
 class TinyModel : public Model {
