@@ -156,7 +156,7 @@ struct Hollow final : quern::Dataset {
   std::unique_ptr<quern::DataSource> open(const quern::DataRequest&) const override { return nullptr; }
 };
 
-QUERN_PLUGIN("hollow", manifest) {
+QUERN_PLUGIN("data", "hollow", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::Dataset>("hollow", "opens as nothing", {},

@@ -4,7 +4,7 @@
 #include "quern/plugin.h"
 #include "quern/testkit/recorded_lowering.h"
 
-extern "C" const quern::ManifestHead* quern_plugin_manifest();
+extern "C" void quern_plugin_manifest(quern::Manifest& manifest);
 
 using namespace quern;
 
@@ -13,7 +13,7 @@ namespace {
 // The three products of a linear with weight 2: y = x W^T from x 1, and the gradients from dy 4.
 testkit::RecordedLowering lower(const std::string& activations) {
   Manifest manifest;
-  quern_plugin_manifest()->fill(manifest);
+  quern_plugin_manifest(manifest);
   OptionValues values;
   values.set("activations", activations);
   std::unique_ptr<PrecisionBackend> backend(static_cast<PrecisionBackend*>(manifest.factories.at(0).create(values)));

@@ -49,7 +49,7 @@ class Int8Forward final : public PrecisionBackend {
 
 }  // namespace
 
-QUERN_PLUGIN("int8_forward", manifest) {
+QUERN_PLUGIN("precision", "int8_forward", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<PrecisionBackend>(

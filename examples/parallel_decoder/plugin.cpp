@@ -3,7 +3,7 @@
 
 #include "parallel_decoder.h"
 
-QUERN_PLUGIN("parallel_decoder", manifest) {
+QUERN_PLUGIN("model", "parallel_decoder", manifest) {
   namespace here = parallel_decoder;
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";

@@ -68,7 +68,7 @@ class Solo final : public Communicator {
 
 }  // namespace
 
-QUERN_PLUGIN("solo", manifest) {
+QUERN_PLUGIN("communicator", "solo", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<Communicator>("solo", "one rank, which talks to nobody", options().specs(),

@@ -3,7 +3,7 @@
 #include "ops.h"
 #include "squared_relu.h"
 
-QUERN_PLUGIN("squared_relu", manifest) {
+QUERN_PLUGIN("model", "squared_relu", manifest) {
   namespace here = squared_relu;
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";

@@ -128,3 +128,29 @@ TEST_CASE("output that cannot be written is an error") {
   CHECK(outcome.code == 4);
   CHECK(has(outcome, "standard output: cannot be written"));
 }
+
+TEST_CASE("a plugin file that is cut off is refused, and one that ends the program does not end it with code 0") {
+  const fs::path folder = fs::path(QUERN_BUILD_DIR) / "tests" / "bad_plugins";
+  const fs::path cut = fs::path(QUERN_BUILD_DIR) / ("cli_test_" + std::to_string(getpid())) / "libquern_good.so";
+  fs::create_directories(cut.parent_path());
+  fs::copy_file(folder / "log" / "libquern_good.so", cut);
+  fs::resize_file(cut, fs::file_size(cut) / 2);
+  Outcome outcome = quern("plugins info log good --path " + cut.string() + " 2>&1 >/dev/null");
+  CHECK(outcome.code == 2);
+  CHECK(has(outcome, "plugin refused: found a damaged file"));
+  fs::remove_all(cut.parent_path());
+
+  const std::string environment = "QUERN_PLUGIN_PATH=" + (folder / "fatal").string();
+  for (auto [id, what] : {std::pair("exits", "found exit(0), expected a return"),
+                          std::pair("throws", "an exception that nothing catches: no licence file")}) {
+    CAPTURE(id);
+    outcome = quern("plugins info log " + std::string(id) + " 2>&1 >/dev/null", environment);
+    CAPTURE(outcome.text);
+    CHECK(outcome.code == 1);
+    CHECK(has(outcome, "fatal/log/libquern_" + std::string(id) + ".so: the program was ended from inside"));
+    CHECK(has(outcome, what));
+  }
+  outcome = quern("plugins check log/exits_later 2>&1", environment);
+  CHECK(outcome.code == 1);
+  CHECK(has(outcome, "libquern_exits_later.so: the program was ended from inside: found exit(0)"));
+}

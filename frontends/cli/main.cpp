@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "commands.h"
+#include "end_of_main.h"
 #include "quern/error.h"
 #include "quern/plugin.h"
 
@@ -61,6 +62,7 @@ int fail(const char* text, ErrorCode code) {
 
 int main(int argc, char** argv) {
   using namespace quern;
+  const cli::EndOfMain end;
   cli::reserve_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of the write, as a full disk is
   try {

@@ -1,7 +1,7 @@
 // Fault: an option's default is outside its own range, another option is declared twice.
 #include "sink.h"
 
-QUERN_PLUGIN("bad_default", manifest) {
+QUERN_PLUGIN("log", "bad_default", manifest) {
   quern::OptionSpec low;
   low.key = "every";
   low.default_value = std::int64_t{0};

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include "plugin/elf_note.h"
 #include "plugin/plugin_host.h"
 
 using namespace quern;
@@ -84,21 +85,72 @@ TEST_CASE("the plugin without a fault loads, describes itself and makes its sink
   CHECK(&host.require("log", "good", kFolder / "log" / "libquern_good.so") == &factory);  // the same file by its path
 }
 
-TEST_CASE("a head that mismatches is refused") {
-  check_says(refusal("wrong_abi_tag"), {"ABI tag: found \"cxxabi9999-cxx98\", expected \"" QUERN_ABI_TAG "\""});
-  check_says(refusal("wrong_sdk_version"),
-             {"SDK version: found " + std::to_string(kSdkVersion + 1) + ", expected " + std::to_string(kSdkVersion)});
-  check_says(refusal("short_struct"),
-             {"size of the manifest's head: found 8, expected " + std::to_string(sizeof(ManifestHead))});
+TEST_CASE("a note that mismatches is refused before anything of the library runs") {
+  check_says(refusal("wrong_abi_tag"),
+             {"ABI tag: found cxxabi9999-cxx98 (cfront 3), expected " QUERN_ABI_TAG " (" QUERN_COMPILER ")"});
+  check_says(refusal("wrong_sdk_version"), {"SDK version: found 99, expected " + std::to_string(kSdkVersion)});
+  check_says(refusal("no_note"), {"found no note of quern, expected a library made with QUERN_PLUGIN"});
 }
 
-TEST_CASE("all mismatches of a head come at once") {
-  check_says(refusal("everything_wrong"), {"found 128", "SDK version: found 7", "ABI tag: found \"other\"",
-                                           "plugin name: found \"another\", expected \"everything_wrong\""});
+TEST_CASE("all mismatches of a note come at once") {
+  check_says(refusal("everything_wrong"),
+             {"SDK version: found 7", "ABI tag: found other (nothing)", "plugin kind: found model, expected log",
+              "plugin id: found another, expected everything_wrong"});
+}
+
+TEST_CASE("a library that is cut off anywhere, or ends in zeros, is refused") {
+  Scratch scratch;
+  const fs::path file = scratch.copy("good");
+  const std::uintmax_t size = fs::file_size(file);
+  auto refused = [&](std::uintmax_t kept) {
+    PluginHost host({scratch.folder});
+    CAPTURE(kept);
+    check_says(refusal(host, "good"), {"plugin refused: found ", "expected"});
+  };
+  for (std::uintmax_t kept = size - 1; kept > 0; kept = kept * 15 / 16) {
+    fs::resize_file(file, kept);
+    refused(kept);
+  }
+  scratch.copy("good");
+  fs::resize_file(file, size * 7 / 8);
+  fs::resize_file(file, size);  // as after a power cut: the size is there, the bytes are not
+  refused(size);
+}
+
+TEST_CASE("a library for another machine, or another kind of file, is refused") {
+  Scratch scratch;
+  const fs::path file = scratch.copy("good");
+  auto with = [&](std::streamoff at, char byte) {
+    scratch.copy("good");
+    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(at).put(byte);
+    PluginHost host({scratch.folder});
+    return refusal(host, "good");
+  };
+  check_says(with(18, 8), {"found a library for machine 8", "as of quern"});            // e_machine: MIPS
+  check_says(with(4, 1), {"class 1", "as of quern"});                                   // 32 bits
+  check_says(with(16, 2), {"found an ELF file of type 2, expected a shared library"});  // ET_EXEC
+}
+
+TEST_CASE("any one wrong byte of a header is refused or harmless to read") {
+  Scratch scratch;
+  const fs::path file = scratch.copy("good");
+  std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+  bytes.seekg(56);
+  const int segments = bytes.get();  // e_phnum
+  for (std::streamoff at = 0; at < 64 + 56 * segments; ++at) {
+    bytes.seekg(at);
+    const char before = static_cast<char>(bytes.get());
+    for (char byte : {'\0', '\x7f', '\xff'}) {
+      bytes.seekp(at).put(byte).flush();
+      const ElfNote note = read_elf_note(file, "quern");
+      CHECK(note.text.empty() == !note.fault.empty());
+    }
+    bytes.seekp(at).put(before).flush();
+  }
 }
 
 TEST_CASE("a manifest that mismatches is refused") {
-  check_says(refusal("throwing_fill"), {"fill() threw", "found \"no licence file\", expected no exception"});
+  check_says(refusal("throwing_fill"), {"its manifest threw: found \"no licence file\", expected no exception"});
   check_says(refusal("duplicate_id"), {"found log \"duplicate_id\" twice, expected once"});
   check_says(refusal("wrong_id"), {"found log \"another\", expected log \"wrong_id\""});
   check_says(refusal("bad_default"),
@@ -113,7 +165,7 @@ TEST_CASE("a file that is no plugin is refused") {
   PluginHost host({scratch.folder});
   std::ofstream(scratch.folder / "log" / "libquern_text.so")
       << "this is text, and long enough for an ELF header: " << std::string(200, '.');
-  check_says(refusal(host, "text"), {"invalid ELF header", "expected a shared library"});
+  check_says(refusal(host, "text"), {"found no ELF header, expected a shared library"});
   fs::create_directory(scratch.folder / "log" / "libquern_folder.so");
   check_says(refusal(host, "folder"), {"found a directory, expected a regular file"});
   check_says(refusal(host, "good", scratch.folder / "absent.so"),

@@ -1,7 +1,7 @@
 // No fault: what the others would be.
 #include "sink.h"
 
-QUERN_PLUGIN("good", manifest) {
+QUERN_PLUGIN("log", "good", manifest) {
   manifest.version = "1.2";
   manifest.licence = "Apache-2.0";
   quern::OptionSpec spec;

@@ -6,7 +6,7 @@
 
 using Sink = std::unique_ptr<quern::LogSink>;
 
-QUERN_PLUGIN("throwing_factory", manifest) {
+QUERN_PLUGIN("log", "throwing_factory", manifest) {
   manifest.add<quern::LogSink>("throwing_factory", "throws a standard exception", {},
                                [](const quern::OptionValues&) -> Sink { throw std::runtime_error("socket closed"); });
   manifest.add<quern::LogSink>("throws_error", "throws an Error", {}, [](const quern::OptionValues&) -> Sink {

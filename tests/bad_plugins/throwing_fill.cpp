@@ -3,7 +3,7 @@
 
 #include "sink.h"
 
-QUERN_PLUGIN("throwing_fill", manifest) {
+QUERN_PLUGIN("log", "throwing_fill", manifest) {
   manifest.add<quern::LogSink>("throwing_fill", "never seen", {}, make_silent_sink);
   throw std::runtime_error("no licence file");
 }

@@ -3,7 +3,7 @@
 
 extern "C" void quern_test_symbol_that_nobody_defines();
 
-QUERN_PLUGIN("undefined_symbol", manifest) {
+QUERN_PLUGIN("log", "undefined_symbol", manifest) {
   quern_test_symbol_that_nobody_defines();
   manifest.add<quern::LogSink>("undefined_symbol", "never seen", {}, make_silent_sink);
 }

@@ -1,10 +1,9 @@
-// Fault: built by a compiler whose C++ objects differ.
+// Fault: built by a compiler whose C++ objects differ. Nothing of it may run.
+#include <cstdlib>
+
 #include "quern/plugin.h"
 
-static void fill(quern::Manifest&) {}
+QUERN_PLUGIN_NOTE(
+    "sdk=" QUERN_STRINGIFY(QUERN_SDK_VERSION) "\0abi=cxxabi9999-cxx98\0compiler=cfront 3\0kind=log\0id=wrong_abi_tag");
 
-extern "C" __attribute__((visibility("default"))) const quern::ManifestHead* quern_plugin_manifest() {
-  static const quern::ManifestHead head{sizeof(quern::ManifestHead), quern::kSdkVersion, "cxxabi9999-cxx98",
-                                        "wrong_abi_tag", &fill};
-  return &head;
-}
+static const bool runs = (std::abort(), true);

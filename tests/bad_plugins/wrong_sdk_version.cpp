@@ -1,10 +1,8 @@
-// Fault: built with the headers of another SDK version.
+// Fault: built with the headers of another SDK version. Nothing of it may run.
+#include <cstdlib>
+
 #include "quern/plugin.h"
 
-static void fill(quern::Manifest&) {}
+QUERN_PLUGIN_NOTE("sdk=99\0abi=" QUERN_ABI_TAG "\0compiler=" QUERN_COMPILER "\0kind=log\0id=wrong_sdk_version");
 
-extern "C" __attribute__((visibility("default"))) const quern::ManifestHead* quern_plugin_manifest() {
-  static const quern::ManifestHead head{sizeof(quern::ManifestHead), quern::kSdkVersion + 1, QUERN_ABI_TAG,
-                                        "wrong_sdk_version", &fill};
-  return &head;
-}
+static const bool runs = (std::abort(), true);

@@ -1,9 +1,9 @@
 #pragma once
-// What a plugin exports: one C symbol that returns a versioned manifest. The fixed C head is read and checked before
-// anything C++ behind it is touched. A whole plugin.cpp:
+// What a plugin exports: a note with its kind, id and versions, which quern reads from the file and compares before
+// anything of the library runs; and one symbol that fills a manifest. A whole plugin.cpp:
 //
 //   static std::unique_ptr<quern::Model> make(const quern::OptionValues& values) { ... }
-//   QUERN_PLUGIN("llama", manifest) {
+//   QUERN_PLUGIN("model", "llama", manifest) {
 //     manifest.version = "1.0"; manifest.licence = "Apache-2.0";
 //     manifest.add<quern::Model>("llama", "Llama 2, 3, 3.1, 3.2", llama_options().specs(), make);
 //   }
@@ -27,13 +27,22 @@
 namespace quern {
 
 /// Changes whenever an interface, or a type that crosses it, changes.
-inline constexpr std::uint32_t kSdkVersion = 2;
+#define QUERN_SDK_VERSION 3
+inline constexpr std::uint32_t kSdkVersion = QUERN_SDK_VERSION;
 
 #define QUERN_STRINGIFY_(x) #x
 #define QUERN_STRINGIFY(x) QUERN_STRINGIFY_(x)
-/// Compiler ABI, standard library and language version: C++ objects cross the boundary, so all must agree.
+/// Compiler ABI, standard library and language version: C++ objects cross the boundary, so all must agree. GCC's ABI
+/// number is another one in each of its major versions; clang's is the same in all of its versions, and none of GCC's.
 #define QUERN_ABI_TAG \
   "cxxabi" QUERN_STRINGIFY(__GXX_ABI_VERSION) "-cxx11str" QUERN_STRINGIFY(_GLIBCXX_USE_CXX11_ABI) "-cxx20"
+
+/// For messages.
+#ifdef __clang__
+#define QUERN_COMPILER "clang " QUERN_STRINGIFY(__clang_major__) "." QUERN_STRINGIFY(__clang_minor__)
+#else
+#define QUERN_COMPILER "GCC " __VERSION__
+#endif
 
 /// Config tables that select an implementation by id.
 template <class Interface>
@@ -91,23 +100,25 @@ struct Manifest {
   }
 };
 
-/// The C head of a manifest; the first four fields never change.
-struct ManifestHead {
-  std::uint32_t struct_size;  ///< sizeof(ManifestHead) as the plugin was built
-  std::uint32_t sdk_version;  ///< kSdkVersion
-  const char* abi_tag;        ///< QUERN_ABI_TAG
-  const char* name;
-  void (*fill)(Manifest&);  ///< called once, after the head was checked
+/// An ELF note (System V ABI, chapter 5) of owner "quern": texts "key=value", each with a zero byte behind it.
+template <std::size_t kTextSize>
+struct PluginNote {
+  std::uint32_t owner_size = sizeof("quern"), text_size = kTextSize, type = 1;
+  char owner[8] = "quern";
+  char text[kTextSize];
 };
 
 }  // namespace quern
 
-/// Defines the plugin's one exported symbol; the body fills `manifest`.
-#define QUERN_PLUGIN(plugin_name, manifest)                                                                     \
-  static void quern_fill_manifest(::quern::Manifest& manifest);                                                 \
-  extern "C" __attribute__((visibility("default"))) const ::quern::ManifestHead* quern_plugin_manifest() {      \
-    static const ::quern::ManifestHead head{sizeof(::quern::ManifestHead), ::quern::kSdkVersion, QUERN_ABI_TAG, \
-                                            plugin_name, &quern_fill_manifest};                                 \
-    return &head;                                                                                               \
-  }                                                                                                             \
-  static void quern_fill_manifest(::quern::Manifest& manifest)
+#define QUERN_PLUGIN_NOTE(note_text)                                                                            \
+  __attribute__((used, section(".note.quern"), aligned(4))) static const ::quern::PluginNote<sizeof(note_text)> \
+      quern_plugin_note {                                                                                       \
+    .text = note_text                                                                                           \
+  }
+
+/// Defines the plugin's note and its one exported symbol, whose body fills `manifest`. Kind and id are literals, those
+/// of the file's name <kind>/libquern_<id>.so, and the manifest has a factory of them.
+#define QUERN_PLUGIN(kind, id, manifest)                                                                          \
+  QUERN_PLUGIN_NOTE("sdk=" QUERN_STRINGIFY(QUERN_SDK_VERSION) "\0abi=" QUERN_ABI_TAG "\0compiler=" QUERN_COMPILER \
+                                                              "\0kind=" kind "\0id=" id);                         \
+  extern "C" __attribute__((visibility("default"))) void quern_plugin_manifest(::quern::Manifest& manifest)

@@ -1,5 +1,5 @@
-// A file's checks in the order in which they become possible; the head of the manifest is plain C and is compared
-// before any C++ object is shared with the plugin.
+// A file's checks in the order in which they become possible; what its note says is compared before any of its code
+// runs.
 #include "plugin/plugin_file.h"
 
 #define BOOST_DLL_USE_STD_FS
@@ -7,9 +7,11 @@
 
 #include <dlfcn.h>
 
-#include <cstddef>
+#include <algorithm>
+#include <atomic>
 #include <system_error>
 
+#include "plugin/elf_note.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -58,7 +60,34 @@ void check_file(const fs::path& path) {
   if (!faults.empty()) refuse_plugin(path, faults);
 }
 
-const ManifestHead* load_head(const fs::path& path) {
+/// What the note says under `key`; "nothing" where it does not.
+std::string noted(std::string_view note, std::string_view key) {
+  while (!note.empty()) {
+    const std::string_view entry = note.substr(0, note.find('\0'));
+    if (entry.starts_with(key) && entry.substr(key.size()).starts_with('='))
+      return std::string(entry.substr(key.size() + 1, 100));
+    note.remove_prefix(std::min(entry.size() + 1, note.size()));
+  }
+  return "nothing";
+}
+
+// Everything that can be known before the library's own code runs.
+void check_note(const fs::path& path, std::string_view kind, std::string_view id) {
+  const ElfNote note = read_elf_note(path, "quern");
+  if (!note.fault.empty()) refuse_plugin(path, note.fault);
+  auto tag = [](const std::string& abi, const std::string& compiler) { return abi + " (" + compiler + ")"; };
+  const std::string abi = noted(note.text, "abi"), compiler = noted(note.text, "compiler");
+  std::string faults;
+  compare(faults, "SDK version", noted(note.text, "sdk"), std::to_string(kSdkVersion));
+  if (abi != QUERN_ABI_TAG) compare(faults, "ABI tag", tag(abi, compiler), tag(QUERN_ABI_TAG, QUERN_COMPILER));
+  if (!kind.empty()) compare(faults, "plugin kind", noted(note.text, "kind"), std::string(kind));
+  compare(faults, "plugin id", noted(note.text, "id"), std::string(id));
+  if (!faults.empty()) refuse_plugin(path, faults);
+}
+
+using Fill = void(Manifest&);
+
+Fill* load_library(const fs::path& path) {
   using namespace boost::dll;
   // RTLD_NODELETE: the library stays although `library` goes out of scope.
   const auto mode = static_cast<load_mode::type>(load_mode::rtld_now | load_mode::rtld_local | RTLD_NODELETE);
@@ -73,26 +102,10 @@ const ManifestHead* load_head(const fs::path& path) {
   }
   if (!library.has(kSymbol))
     refuse_plugin(path, std::string("found no symbol ") + kSymbol + ", expected a library made with QUERN_PLUGIN");
-  const auto manifest = library.get<const ManifestHead*()>(kSymbol);
-  const ManifestHead* head = manifest();
-  if (head == nullptr) refuse_plugin(path, std::string("found null from ") + kSymbol + "(), expected a manifest");
-  return head;
+  return &library.get<Fill>(kSymbol);
 }
 
-// Fields beyond the stated size are not there to be read.
-void check_head(const fs::path& path, const ManifestHead& head, std::string_view id) {
-  auto has = [&head](std::size_t end) { return head.struct_size >= end; };
-  auto text = [](const char* s) { return s == nullptr ? "null" : to_string(OptionValue(std::string(s))); };
-  std::string faults;
-  compare(faults, "size of the manifest's head", std::to_string(head.struct_size),
-          std::to_string(sizeof(ManifestHead)));
-  if (has(offsetof(ManifestHead, abi_tag)))
-    compare(faults, "SDK version", std::to_string(head.sdk_version), std::to_string(kSdkVersion));
-  if (has(offsetof(ManifestHead, name))) compare(faults, "ABI tag", text(head.abi_tag), text(QUERN_ABI_TAG));
-  if (has(offsetof(ManifestHead, fill))) compare(faults, "plugin name", text(head.name), text(std::string(id).c_str()));
-  if (faults.empty() && head.fill == nullptr) add(faults, "found no fill function");
-  if (!faults.empty()) refuse_plugin(path, faults);
-}
+std::atomic<const char*> plugin_file_at_work = nullptr;
 
 }  // namespace
 
@@ -106,27 +119,35 @@ bool is_plugin_name(std::string_view name) {
 }
 
 void refuse_plugin(const fs::path& path, const std::string& mismatches) {
-  throw Error(ErrorCode::config,
-              {.where = path.string(),
-               .what = "plugin refused: " + mismatches,
-               .found = {},
-               .expected = {},
-               .next = "build the plugin with this quern's headers and compiler, or correct its path"});
+  throw Error(
+      ErrorCode::config,
+      {.where = path.string(),
+       .what = "plugin refused: " + mismatches,
+       .found = {},
+       .expected = {},
+       .next =
+           "build the plugin with this quern's headers and a compiler of its ABI (quern was built by " QUERN_COMPILER
+           "), or correct its path"});
 }
 
-Manifest load_manifest(const fs::path& path, std::string_view id) {
+PluginAtWork::PluginAtWork(const fs::path& path) : before_(plugin_file_at_work.exchange(path.c_str())) {}
+PluginAtWork::~PluginAtWork() { plugin_file_at_work = before_; }
+const char* PluginAtWork::path() { return plugin_file_at_work; }
+
+Manifest load_manifest(const fs::path& path, std::string_view kind, std::string_view id) {
   check_file(path);
-  const ManifestHead* head = load_head(path);
-  check_head(path, *head, id);
+  check_note(path, kind, id);
+  const PluginAtWork at_work(path);
+  Fill* fill = load_library(path);
   Manifest manifest;
   try {
-    head->fill(manifest);
+    fill(manifest);
   } catch (const std::exception& e) {
-    refuse_plugin(path, std::string("its fill() threw: found \"") + e.what() + "\", expected no exception");
+    refuse_plugin(path, std::string("its manifest threw: found \"") + e.what() + "\", expected no exception");
   } catch (...) {
-    refuse_plugin(path, "its fill() threw: found something that is no std::exception, expected no exception");
+    refuse_plugin(path, "its manifest threw: found something that is no std::exception, expected no exception");
   }
-  manifest.name = head->name;
+  manifest.name = id;
   return manifest;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <set>
 #include <system_error>
 
@@ -157,10 +158,10 @@ std::string PluginHost::faults_of(const Manifest& manifest, std::string_view kin
 
 const LoadedPlugin& PluginHost::load(std::string_view kind, std::string_view id, const fs::path& path) {
   if (auto refused = refused_.find(path); refused != refused_.end()) throw refused->second;
-  for (const auto& plugin : loaded_)  // its fill() has run; what it registers is known
+  for (const auto& plugin : loaded_)  // its manifest is filled; what it registers is known
     if (plugin->path == path) refuse_plugin(path, "found plugin \"" + plugin->name + "\", expected " + label(kind, id));
   try {
-    Manifest manifest = load_manifest(path, id);
+    Manifest manifest = load_manifest(path, kind, id);
     if (std::string faults = faults_of(manifest, kind, id); !faults.empty()) refuse_plugin(path, faults);
     loaded_.push_back(
         std::make_unique<LoadedPlugin>(LoadedPlugin{manifest.name, manifest.version, manifest.licence, path}));
@@ -239,6 +240,9 @@ void* PluginHost::create_raw(std::string_view kind, std::string_view id, const O
                                       .next = "this is a fault in the plugin; please report it to its author"});
   };
   void* made = nullptr;
+  const LoadedPlugin* plugin = find(kind, id)->plugin;
+  std::optional<PluginAtWork> at_work;
+  if (plugin) at_work.emplace(plugin->path);
   try {
     made = factory.create(values);
   } catch (const Error& error) {

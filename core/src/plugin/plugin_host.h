@@ -93,7 +93,7 @@ class PluginHost {
   std::vector<std::filesystem::path> folders_;
   std::map<Key, Registered> factories_;
   std::vector<std::unique_ptr<LoadedPlugin>> loaded_;
-  std::map<std::filesystem::path, Error> refused_;  // a plugin's fill() runs once, so a refusal is remembered
+  std::map<std::filesystem::path, Error> refused_;  // a library is loaded once, so a refusal is remembered
   std::vector<OpSpec> ops_;
   std::vector<CustomKernel> kernels_;
 };

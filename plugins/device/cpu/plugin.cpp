@@ -8,7 +8,7 @@ static std::unique_ptr<quern::Device> make_cpu(const quern::OptionValues& values
   return std::make_unique<quern::cpu::CpuDevice>(quern::cpu::cpu_options().bind(values));
 }
 
-QUERN_PLUGIN("cpu", manifest) {
+QUERN_PLUGIN("device", "cpu", manifest) {
   manifest.name = "cpu";
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";

@@ -8,7 +8,7 @@ static std::unique_ptr<quern::Device> make_cuda(const quern::OptionValues& value
   return std::make_unique<quern::cuda::CudaDevice>(quern::cuda::cuda_options().bind(values));
 }
 
-QUERN_PLUGIN("cuda", manifest) {
+QUERN_PLUGIN("device", "cuda", manifest) {
   manifest.name = "cuda";
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";

@@ -1,7 +1,7 @@
 #include "quern/plugin.h"
 #include "tensorboard_sink.h"
 
-QUERN_PLUGIN("tensorboard", manifest) {
+QUERN_PLUGIN("log", "tensorboard", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::LogSink>(

@@ -8,7 +8,7 @@
 #include "quern/plugin.h"
 #include "quern/testkit/model_conformance.h"
 
-extern "C" const quern::ManifestHead* quern_plugin_manifest();
+extern "C" void quern_plugin_manifest(quern::Manifest& manifest);
 
 using namespace quern;
 using namespace quern::llama;
@@ -132,7 +132,7 @@ TEST_CASE("sizes that do not fit are refused when the model is made") {
 
 TEST_CASE("the plugin makes a model from options") {
   Manifest manifest;
-  quern_plugin_manifest()->fill(manifest);
+  quern_plugin_manifest(manifest);
   REQUIRE(manifest.factories.size() == 1);
   const Factory& factory = manifest.factories[0];
   CHECK(factory.kind == "model");

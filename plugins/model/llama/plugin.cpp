@@ -2,7 +2,7 @@
 
 #include "llama.h"
 
-QUERN_PLUGIN("llama", manifest) {
+QUERN_PLUGIN("model", "llama", manifest) {
   using namespace quern::llama;
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";

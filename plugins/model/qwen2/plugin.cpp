@@ -2,7 +2,7 @@
 
 #include "qwen2.h"
 
-QUERN_PLUGIN("qwen2", manifest) {
+QUERN_PLUGIN("model", "qwen2", manifest) {
   using namespace quern::qwen2;
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";

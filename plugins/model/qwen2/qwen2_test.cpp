@@ -6,7 +6,7 @@
 #include "quern/plugin.h"
 #include "quern/testkit/model_conformance.h"
 
-extern "C" const quern::ManifestHead* quern_plugin_manifest();
+extern "C" void quern_plugin_manifest(quern::Manifest& manifest);
 
 using namespace quern;
 using namespace quern::qwen2;
@@ -84,7 +84,7 @@ TEST_CASE("sliding windows and fields of other models are refused") {
 
 TEST_CASE("the plugin makes a model from options") {
   Manifest manifest;
-  quern_plugin_manifest()->fill(manifest);
+  quern_plugin_manifest(manifest);
   REQUIRE(manifest.factories.size() == 1);
   CHECK(manifest.factories[0].id == "qwen2");
   OptionValues values;

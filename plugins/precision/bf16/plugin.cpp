@@ -39,7 +39,7 @@ class Bf16 final : public PrecisionBackend {
 
 }  // namespace
 
-QUERN_PLUGIN("bf16", manifest) {
+QUERN_PLUGIN("precision", "bf16", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<PrecisionBackend>(

@@ -18,7 +18,7 @@ quern::OptionTable<E4m3Options> e4m3_options() {
 
 }  // namespace
 
-QUERN_PLUGIN("e4m3", manifest) {
+QUERN_PLUGIN("precision", "e4m3", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::PrecisionBackend>(

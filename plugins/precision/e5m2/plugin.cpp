@@ -13,7 +13,7 @@ quern::OptionTable<quern::float8::RecipeOptions> e5m2_options() {
 
 }  // namespace
 
-QUERN_PLUGIN("e5m2", manifest) {
+QUERN_PLUGIN("precision", "e5m2", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::PrecisionBackend>(

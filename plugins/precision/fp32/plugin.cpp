@@ -17,7 +17,7 @@ class Fp32 final : public quern::PrecisionBackend {
 
 }  // namespace
 
-QUERN_PLUGIN("fp32", manifest) {
+QUERN_PLUGIN("precision", "fp32", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::PrecisionBackend>("fp32", "fp32 activations, weights and products", {},

@@ -5,19 +5,15 @@
 
 #include "quern/testkit/recorded_lowering.h"
 
-extern "C" const quern::ManifestHead* quern_plugin_manifest();
+extern "C" void quern_plugin_manifest(quern::Manifest& manifest);
 
 using namespace quern;
 
 namespace {
 
 std::unique_ptr<PrecisionBackend> make() {
-  const ManifestHead* head = quern_plugin_manifest();
-  CHECK(head->sdk_version == kSdkVersion);
-  CHECK(std::string(head->abi_tag) == QUERN_ABI_TAG);
-  CHECK(std::string(head->name) == "fp32");
   Manifest manifest;
-  head->fill(manifest);
+  quern_plugin_manifest(manifest);
   REQUIRE(manifest.factories.size() == 1);
   CHECK(manifest.factories[0].kind == "precision");
   CHECK(manifest.factories[0].id == "fp32");

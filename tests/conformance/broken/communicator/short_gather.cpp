@@ -13,7 +13,7 @@ class ShortGather final : public Alone {
 
 }  // namespace
 
-QUERN_PLUGIN("short_gather", manifest) {
+QUERN_PLUGIN("communicator", "short_gather", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::Communicator>("short_gather", "one rank, packs only", {},

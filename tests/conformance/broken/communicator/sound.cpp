@@ -1,7 +1,7 @@
 // No fault.
 #include "alone.h"
 
-QUERN_PLUGIN("sound", manifest) {
+QUERN_PLUGIN("communicator", "sound", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::Communicator>("sound", "one rank", {},

@@ -2,7 +2,7 @@
 // scale.
 #include "cpu_with.h"
 
-QUERN_PLUGIN("half_codes", manifest) {
+QUERN_PLUGIN("device", "half_codes", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::Device>("half_codes", "codes of half the value", {}, [](const quern::OptionValues&) {

@@ -3,7 +3,7 @@
 
 #include "cpu_with.h"
 
-QUERN_PLUGIN("overrun", manifest) {
+QUERN_PLUGIN("device", "overrun", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::Device>("overrun", "writes behind an output", {}, [](const quern::OptionValues&) {

@@ -3,7 +3,7 @@
 
 #include "cpu_with.h"
 
-QUERN_PLUGIN("short_tail", manifest) {
+QUERN_PLUGIN("device", "short_tail", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::Device>("short_tail", "does not write all of an output", {}, [](const quern::OptionValues&) {

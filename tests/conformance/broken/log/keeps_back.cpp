@@ -17,7 +17,7 @@ class KeepsBack final : public quern::LogSink {
 
 }  // namespace
 
-QUERN_PLUGIN("keeps_back", manifest) {
+QUERN_PLUGIN("log", "keeps_back", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   quern::OptionSpec spec;

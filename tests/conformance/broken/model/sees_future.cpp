@@ -21,7 +21,7 @@ class SeesFuture final : public PlainModel {
 
 }  // namespace
 
-QUERN_PLUGIN("sees_future", manifest) {
+QUERN_PLUGIN("model", "sees_future", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<Model>("sees_future", "a model that sees what it is to predict", {},

@@ -31,7 +31,7 @@ class WrongGradient final : public PlainModel {
 
 }  // namespace
 
-QUERN_PLUGIN("wrong_gradient", manifest) {
+QUERN_PLUGIN("model", "wrong_gradient", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.ops.push_back({.kind = "test_double",

@@ -14,7 +14,7 @@ class WrongShape final : public PlainModel {
 
 }  // namespace
 
-QUERN_PLUGIN("wrong_shape", manifest) {
+QUERN_PLUGIN("model", "wrong_shape", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::Model>("wrong_shape", "a model with a row too few", {},

@@ -13,7 +13,7 @@ class RoundsOffset final : public HostStore {
 
 }  // namespace
 
-QUERN_PLUGIN("rounds_offset", manifest) {
+QUERN_PLUGIN("offload", "rounds_offset", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::OffloadStore>("rounds_offset", "host memory by pages", {},

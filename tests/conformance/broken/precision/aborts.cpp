@@ -15,7 +15,7 @@ class Aborts final : public testkit::PlainPrecision {
 
 }  // namespace
 
-QUERN_PLUGIN("aborts", manifest) {
+QUERN_PLUGIN("precision", "aborts", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<PrecisionBackend>("aborts", "ends the process", {},

@@ -15,7 +15,7 @@ class Exits final : public testkit::PlainPrecision {
 
 }  // namespace
 
-QUERN_PLUGIN("exits", manifest) {
+QUERN_PLUGIN("precision", "exits", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<PrecisionBackend>("exits", "ends the process", {},

@@ -52,7 +52,7 @@ void same_as_first(InferContext& c) {
 
 }  // namespace
 
-QUERN_PLUGIN("loses_state", manifest) {
+QUERN_PLUGIN("precision", "loses_state", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.ops.push_back({.kind = "test_count_steps",

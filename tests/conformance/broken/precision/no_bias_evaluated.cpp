@@ -17,7 +17,7 @@ class NoBiasEvaluated final : public testkit::PlainPrecision {
 
 }  // namespace
 
-QUERN_PLUGIN("no_bias_evaluated", manifest) {
+QUERN_PLUGIN("precision", "no_bias_evaluated", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<PrecisionBackend>("no_bias_evaluated", "fp32, evaluated without biases", {},

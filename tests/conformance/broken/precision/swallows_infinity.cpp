@@ -30,7 +30,7 @@ class Swallows final : public testkit::PlainPrecision {
 
 }  // namespace
 
-QUERN_PLUGIN("swallows_infinity", manifest) {
+QUERN_PLUGIN("precision", "swallows_infinity", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.ops.push_back({.kind = "test_clamp", .inputs = {"x"}, .outputs = {"y"}, .infer = [](InferContext& c) {

@@ -25,7 +25,7 @@ class WrongScale final : public PrecisionBackend {
 
 }  // namespace
 
-QUERN_PLUGIN("wrong_scale", manifest) {
+QUERN_PLUGIN("precision", "wrong_scale", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<PrecisionBackend>("wrong_scale", "e4m3 with a scale of the wrong operand", {},
