@@ -154,3 +154,35 @@ TEST_CASE("a plugin file that is cut off is refused, and one that ends the progr
   CHECK(outcome.code == 1);
   CHECK(has(outcome, "libquern_exits_later.so: the program was ended from inside: found exit(0)"));
 }
+
+#ifndef __SANITIZE_ADDRESS__
+TEST_CASE("what the system does not grant to the CPU device is a resources error") {
+  ConfigFile file(R"([model]
+id = "llama"
+[model.llama]
+vocab_size = 64
+hidden_size = 32
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+[train]
+micro_batch = 1
+sequence = 16
+[precision]
+id = "fp32"
+)");
+  const std::string bench = "bench " + file.path.string() + " --steps 1 2>&1 >/dev/null";
+  for (auto [limit, what] : {std::pair("OMP_NUM_THREADS=1000000", "too many threads in OMP_NUM_THREADS: found 1000000"),
+                             std::pair("ulimit -v 300000;", "too little address space"),
+                             std::pair("OMP_NUM_THREADS=2 OMP_STACKSIZE=64K", "too little stack for a thread"),
+                             std::pair("ulimit -s 32;", "too little stack")}) {
+    CAPTURE(limit);
+    const Outcome outcome = quern(bench, limit);
+    CAPTURE(outcome.text);
+    CHECK(outcome.code == 4);
+    CHECK(has(outcome, what));
+  }
+  CHECK(quern("plugins info device cpu >/dev/null", "ulimit -v 200000; OMP_NUM_THREADS=1000000").code == 0);
+  CHECK(quern(bench, "OMP_NUM_THREADS=3").code == 0);
+}
+#endif

@@ -1,5 +1,6 @@
 // quern: picks a command, prints an Error once, and leaves with its code. Nothing escapes as an exception.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -28,8 +29,21 @@ constexpr Command kCommands[] = {
     {"plugins", "list and describe plugins", plugins_command},
 };
 
+// With less, parsing or a plugin would end in a segmentation fault.
+void check_stack() {
+  constexpr rlim_t kLeast = 256 << 10;
+  rlimit stack{};
+  if (::getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= kLeast) return;
+  throw Error(ErrorCode::resources, {.where = "quern",
+                                     .what = "too little stack",
+                                     .found = std::to_string(stack.rlim_cur >> 10) + " KiB",
+                                     .expected = "at least " + std::to_string(kLeast >> 10) + " KiB",
+                                     .next = "raise the limit: ulimit -s 8192"});
+}
+
 int run(const Arguments& arguments) {
   int code = 0;
+  check_stack();
   if (!arguments.empty() && arguments[0] == "--version")
     std::cout << "quern " QUERN_VERSION " (SDK " << kSdkVersion << ", ABI " QUERN_ABI_TAG ")\n";
   else

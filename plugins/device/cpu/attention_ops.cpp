@@ -108,9 +108,9 @@ void attend(const AttentionShape& shape, const KeyRanges& ranges, const View& qk
     MatrixView k = load_block(qkv, key, keys, shape.key_column(kv_head), width, scratch(kKeys, kKeyBlock * width));
     MatrixView v = load_block(qkv, key, keys, shape.value_column(kv_head), width, scratch(kValues, kKeyBlock * width));
     k.read = MatrixView::Read::transposed;
-    gemm(queries, keys, width, shape.scale, q, k, 0, scores, keys);
+    gemm_here(queries, keys, width, shape.scale, q, k, 0, scores, keys);
     softmax_block(shape, ranges, query, queries, key, keys, scores, sums, running);
-    gemm(queries, width, keys, 1, {scores, keys}, v, 1, sums, width);
+    gemm_here(queries, width, keys, 1, {scores, keys}, v, 1, sums, width);
   }
   for (std::int64_t i = 0; i < queries; ++i) {
     const std::int64_t begin = (query + i) * shape.heads * width + head * width;
@@ -185,13 +185,14 @@ void attend_grad(const AttentionShape& shape, const KeyRanges& ranges, const Gra
     const std::int64_t keys = std::min(kKeyBlock, all.end - key), local = key - kv.row_begin;
     const MatrixView k{kv.keys.data + local * kv.keys.stride, kv.keys.stride};
     const MatrixView v{kv.values.data + local * kv.values.stride, kv.values.stride};
-    gemm(queries, keys, width, shape.scale, q, {k.data, k.stride, MatrixView::Read::transposed}, 0, scores, keys);
-    gemm(queries, keys, width, 1, dout, {v.data, v.stride, MatrixView::Read::transposed}, 0, grads, keys);
+    gemm_here(queries, keys, width, shape.scale, q, {k.data, k.stride, MatrixView::Read::transposed}, 0, scores, keys);
+    gemm_here(queries, keys, width, 1, dout, {v.data, v.stride, MatrixView::Read::transposed}, 0, grads, keys);
     softmax_grad_block(shape, ranges, query, queries, key, keys, head, operands.logsumexp, delta, scores, grads);
-    gemm(keys, width, queries, 1, {scores, keys, MatrixView::Read::transposed}, dout, 1, kv.dvalues + local * width,
-         width);
-    gemm(keys, width, queries, 1, {grads, keys, MatrixView::Read::transposed}, q, 1, kv.dkeys + local * width, width);
-    gemm(queries, width, keys, 1, {grads, keys}, k, key == all.begin ? 0 : 1, dqueries, width);
+    gemm_here(keys, width, queries, 1, {scores, keys, MatrixView::Read::transposed}, dout, 1,
+              kv.dvalues + local * width, width);
+    gemm_here(keys, width, queries, 1, {grads, keys, MatrixView::Read::transposed}, q, 1, kv.dkeys + local * width,
+              width);
+    gemm_here(queries, width, keys, 1, {grads, keys}, k, key == all.begin ? 0 : 1, dqueries, width);
   }
 }
 

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <latch>
-#include <thread>
 
+#include "blas.h"
 #include "fused_quantize.h"
 #include "quern/error.h"
+#include "system_limits.h"
 
 namespace quern::cpu {
 
@@ -56,30 +56,11 @@ std::size_t physical_memory() {
   return pages > 0 && page > 0 ? static_cast<std::size_t>(pages) * static_cast<std::size_t>(page) : 0;
 }
 
+/// All cores, as far as products can use them, where no number is asked for.
 int thread_count(const CpuOptions& options) {
-  return options.threads > 0 ? static_cast<int>(options.threads) : omp_get_max_threads();
-}
-
-// OpenMP ends the program when it cannot start a thread. So as many as it will take are started here first, all at
-// once, with some for those that a run starts meanwhile: data, checkpoints.
-void check_threads(int kernel_threads) {
-  constexpr int kOthers = 4;
-  const auto count = static_cast<std::size_t>(kernel_threads - 1 + kOthers);
-  std::latch enough(1);
-  std::vector<std::jthread> threads;
-  std::string refusal;
-  try {
-    while (threads.size() < count) threads.emplace_back([&enough] { enough.wait(); });
-  } catch (const std::exception& error) {
-    refusal = error.what();
-  }
-  enough.count_down();
-  if (!refusal.empty())
-    throw Error(ErrorCode::resources, {.where = "device.cpu.threads",
-                                       .what = "no more threads can be started (" + refusal + ")",
-                                       .found = std::to_string(threads.size() + 1),
-                                       .expected = std::to_string(count),
-                                       .next = "take fewer, or raise the limit on processes and threads (ulimit -u)"});
+  if (options.threads > 0) return static_cast<int>(options.threads);
+  const int threads = omp_get_max_threads();
+  return threads <= omp_get_num_procs() ? std::min(threads, kMostThreads) : threads;
 }
 
 // Rates are assumptions for time estimates, not measurements: 2.5 GHz under vector load, 80 % of peak in a product, and
@@ -148,8 +129,19 @@ OpSupport CpuDevice::query(const OpInstance& op) const {
 void CpuDevice::open(int ordinal) {
   if (ordinal != 0)
     throw resources_error("no such unit", std::to_string(ordinal), "the cpu device has unit 0 only, which ranks share");
-  check_threads(thread_count(options_));
-  omp_set_num_threads(thread_count(options_));
+  const int threads = thread_count(options_);
+  if (threads > kMostThreads)
+    throw resources_error("too many threads in OMP_NUM_THREADS", std::to_string(threads),
+                          "set it, or device.cpu.threads, to " + std::to_string(kMostThreads) + " at most");
+  check_address_space(threads);
+  load_blas(threads);
+  check_threads(threads);
+  check_stacks(threads);
+  omp_set_num_threads(threads);
+}
+
+std::string CpuDevice::save_state() const {
+  return R"({"blas": ")" + blas_name() + R"(", "vectors": ")" + vector_unit().name + "\"}";
 }
 
 std::unique_ptr<Kernel> CpuDevice::prepare(const OpInstance& op) {

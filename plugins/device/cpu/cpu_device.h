@@ -41,7 +41,8 @@ class CpuDevice final : public Device {
   void begin_range(const char*) override {}
   void end_range() override {}
 
-  std::string save_state() const override { return {}; }
+  /// What bits depend on beside the config. It is the machine's: what another one had cannot be taken over.
+  std::string save_state() const override;
   void load_state(std::string_view) override {}
 
  private:

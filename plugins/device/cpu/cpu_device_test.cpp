@@ -8,9 +8,11 @@
 
 #include "quern/error.h"
 #include "quern/plugin.h"
+#include "test_op.h"
 
 using namespace quern;
 using namespace quern::cpu;
+using testkit::PoisonedTensor;
 
 TEST_CASE("traits follow the options") {
   CpuDevice device({.threads = 3, .memory = 64});
@@ -93,6 +95,33 @@ TEST_CASE("every fusion is offered once") {
     CHECK_FALSE(fusion.pattern.empty());
   }
   CHECK(kinds.size() == device.fusions().size());
+}
+
+TEST_CASE("no number of threads changes a bit of a product") {
+  struct Sizes {
+    std::int64_t m, n, k;
+  };
+  // Over the depths at which the BLAS cuts a sum in another way when it has several threads.
+  for (const Sizes& size : {Sizes{257, 129, 500}, Sizes{640, 384, 577}, Sizes{64, 48, 5000}, Sizes{2048, 256, 896}}) {
+    CAPTURE(to_string(Extents{size.m, size.n, size.k}));
+    const auto a = random_tensor(DType::f32, {size.m, size.k}, 1), b = random_tensor(DType::f32, {size.n, size.k}, 2);
+    std::vector<float> one;
+    for (std::int64_t threads : {1, 2, 3, 5}) {
+      CAPTURE(threads);
+      PoisonedTensor y(DType::f32, {size.m, size.n});
+      TestOp{"matmul", {a.view(), b.view()}, {y.view()}, {{"transpose_b", std::int64_t{1}}}}.run(threads);
+      if (one.empty()) one = y.floats();
+      CHECK(testkit::mismatch(y.floats(), one, 0) == "");
+    }
+  }
+}
+
+TEST_CASE("the state names what bits depend on beside the config") {
+  CpuDevice device({}), other({.threads = 3, .memory = 0});
+  CHECK(device.save_state().starts_with("{\"blas\": \""));
+  CHECK(device.save_state().find("\"vectors\": \"") != std::string::npos);
+  CHECK(other.save_state() == device.save_state());
+  CHECK(device.save_state().find("threads") == std::string::npos);
 }
 
 extern "C" void quern_plugin_manifest(Manifest& manifest);
