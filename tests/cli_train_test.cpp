@@ -3,13 +3,18 @@
 
 #include <cmath>
 #include <csignal>
+#include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <limits>
+#include <span>
 
 #include <doctest/doctest.h>
 
 #include "checkpoint/checkpoint.h"
+#include "data/checksum.h"
 #include "data/token_file.h"
+#include "data/token_header.h"
 #include "end_to_end.h"
 
 using namespace quern;
@@ -365,6 +370,8 @@ TEST_CASE("data that turn out bad in the middle of a run end it, and what was sa
   CHECK(quern_train(files, all).code == 0);
   std::string bytes = read_text(data);
   bytes.replace(64 + 2 * 100, 2, "\xff\xff");  // token 100, of window 6, is 65535
+  const std::uint64_t sum = checksum_of(std::as_bytes(std::span(bytes)).subspan(64));  // as a faulty writer's would be
+  std::memcpy(bytes.data() + offsetof(TokenHeader, checksum), &sum, sizeof sum);
   write_text(data, bytes);
   all.push_back(files.run("broken"));
   check_fails(quern_train(files, all), 3, {"train.tok", "65535"});
