@@ -67,7 +67,8 @@ function(quern_add_test name)
   if(arg_LABELS)
     list(GET arg_LABELS 0 label)
   endif()
-  doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:" TIMEOUT 300 LABELS ${label})
+  doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:" TIMEOUT 300 LABELS ${label}
+    ENVIRONMENT "QUERN_VERIFY_PLANS=1")
 endfunction()
 
 function(add_quern_plugin id)

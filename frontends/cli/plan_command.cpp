@@ -4,7 +4,9 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "commands.h"
+#include "data/durable_file.h"
 #include "plan/report.h"
+#include "plan/show_schedules.h"
 #include "quern/error.h"
 #include "train/run_schemas.h"
 #include "train/session.h"
@@ -14,25 +16,49 @@ namespace quern::cli {
 int plan_command(const Arguments& arguments) {
   namespace po = boost::program_options;
   po::options_description options("options");
-  options.add_options()("show", po::value<std::string>(), "program: print the programs")(
+  options.add_options()("show", po::value<std::string>(), "program or schedule: print that")(
       "pass", po::value<std::string>()->default_value("fuse"),
       "with --show program, after this pass: model, rotate, differentiate, lower, saved, fuse or place");
-  std::optional<RunArguments> run =
-      parse_run("quern plan FILE [--set a.b=v]... [--show program [--pass NAME]]", options, arguments);
+  options.add_options()("run", po::value<std::string>()->default_value(""),
+                        "with --show schedule, only the run of this name, such as \"later micro-step\"")(
+      "timeline", po::value<std::string>(), "write the estimated timeline of a step to this file (for Perfetto)")(
+      "verify", "check the laws of the schedule: what is read was written, nothing overlaps, no race");
+  std::optional<RunArguments> run = parse_run(
+      "quern plan FILE [--set a.b=v]... [--show program [--pass NAME] | --show schedule [--run NAME]] "
+      "[--timeline FILE.json] [--verify]",
+      options, arguments);
   if (!run) return 0;
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
   if (run->values.count("show")) {
     std::string what = run->values["show"].as<std::string>();
-    if (what != "program")
-      throw Error(ErrorCode::config,
-                  {.where = "--show", .what = "nothing of that name", .found = what, .expected = "program"});
-    std::cout << show_programs(session.parts(), session.plan_options(), run->values["pass"].as<std::string>());
-    return 0;
+    if (what != "program" && what != "schedule")
+      throw Error(
+          ErrorCode::config,
+          {.where = "--show", .what = "nothing of that name", .found = what, .expected = "program or schedule"});
+    if (what == "program") {
+      std::cout << show_programs(session.parts(), session.plan_options(), run->values["pass"].as<std::string>());
+      return 0;
+    }
   }
-  std::cout << plan_report(make_plan(session.parts(), session.plan_options()), session.device->traits(),
-                           session.train.accumulation);
+  const Plan plan = make_plan(session.parts(), session.plan_options());
+  const DeviceTraits& device = session.device->traits();
+  if (run->values.count("show"))
+    std::cout << show_schedules(plan, device, run->values["run"].as<std::string>());
+  else
+    std::cout << plan_report(plan, device, session.train.accumulation);
+  if (run->values.count("verify")) {
+    verify(plan);
+    std::size_t actions = 0;
+    for (const RunSchedule& schedule : plan.schedules.runs) actions += schedule.actions.size();
+    std::cout << "verified        " << actions << " actions: every read was written, no overlap, no race\n";
+  }
+  if (run->values.count("timeline")) {
+    DurableFile file(run->values["timeline"].as<std::string>());
+    file.write(timeline_json(simulated_timeline(plan, device), "quern, estimated on " + device.name));
+    file.commit();
+  }
   return 0;
 }
 

@@ -16,21 +16,22 @@ double matmul_rate(const DeviceTraits& device, DType format) {
 
 }  // namespace
 
-ProgramEstimate estimate_program(const Program& program, const OpSet& ops, const Geometry& geometry,
-                                 const DeviceTraits& device) {
-  ProgramEstimate estimate;
+double cost_seconds(const Cost& cost, const DeviceTraits& device) {
+  const double rate = cost.tensor_core ? matmul_rate(device, cost.format) : 0;
+  const double arithmetic = rate > 0 ? cost.flops / rate : 0;
+  const double memory = device.memory_rate > 0 ? cost.bytes / device.memory_rate : 0;
+  return std::max(arithmetic, memory);
+}
+
+double program_seconds(const Program& program, const OpSet& ops, const Geometry& geometry, const DeviceTraits& device) {
+  double seconds = 0;
   const Unobserved rest = without_observations(program);
   for (std::size_t i = 0; i < program.ops.size(); ++i) {
-    if (!rest.runs[i]) continue;
     const Op& op = program.ops[i];
-    Cost cost = cost_of(ops.at(op.kind), instantiate(program, op, geometry, rest.read));
-    double rate = cost.tensor_core ? matmul_rate(device, cost.format) : 0;
-    double arithmetic = rate > 0 ? cost.flops / rate : 0;
-    double memory = device.memory_rate > 0 ? cost.bytes / device.memory_rate : 0;
-    if (cost.tensor_core && op.phase != Phase::recompute) estimate.flops += cost.flops;
-    estimate.seconds += std::max(arithmetic, memory);
+    if (rest.runs[i])
+      seconds += cost_seconds(cost_of(ops.at(op.kind), instantiate(program, op, geometry, rest.read)), device);
   }
-  return estimate;
+  return seconds;
 }
 
 }  // namespace quern

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/placement.h"
+#include "plan/schedule.h"
 #include "program/passes/lower_precision.h"
 #include "program/passes/place.h"
 #include "quern/device.h"
@@ -50,6 +51,9 @@ struct PlanParts {
   const std::vector<OpSpec>& custom_ops;
   const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
 };
+
+/// What the host sends for each micro-batch, in this order; "documents" where the plan has them.
+inline constexpr const char* kUploaded[] = {"tokens", "targets", "positions", "documents", "step"};
 
 /// Whose memory a persistent tensor is.
 enum class TensorOwner : std::uint8_t { master, working, gradient, optimizer, precision, input, observation, result };
@@ -125,6 +129,9 @@ struct Plan {
   std::int64_t snapshot_bytes = 0;      ///< pinned host memory of a copy of training_state
   std::vector<OwnerBytes> owners;
 
+  // ---- the order of a step ----
+  ScheduleSet schedules;
+
   // ---- estimates ----
   double flops_per_token = 0;  ///< of a training step, without recomputation
   double seconds_per_micro_step = 0;
@@ -152,6 +159,9 @@ struct Plan {
 /// Runs all passes and lays memory out. Needs no hardware. What the device cannot run, and a plan that does not fit its
 /// memory or the budget, are resources errors that say what binds.
 Plan make_plan(const PlanParts& parts, const PlanOptions& options);
+
+/// Checks the laws of the plan's schedules (check_schedules.h); what breaks one is an internal error.
+void verify(const Plan& plan);
 
 /// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.
 std::vector<PlannedTensor> training_state(const Plan& plan);

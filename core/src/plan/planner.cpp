@@ -2,7 +2,7 @@
 #include <set>
 #include <utility>
 
-#include "plan/estimate.h"
+#include "plan/order.h"
 #include "plan/planner.h"
 #include "plan/state_programs.h"
 #include "program/passes/observe.h"
@@ -28,7 +28,6 @@ class Planner {
     place_programs();
     make_parameters();
     lay_out();
-    estimate();
     report_refusals();
     return std::move(plan_);
   }
@@ -268,17 +267,9 @@ class Planner {
         plan_.boundary_offsets.push_back(boundary_offsets(boundary));
     }
     std::int64_t transient = 0;
-    auto widen = [&](const PlacedProgram& program) { transient = std::max(transient, program.bytes); };
-    for (const PlacedProgram* program :
-         {&plan_.embed, &plan_.embed_backward, &plan_.head_train, &plan_.head_evaluate, &plan_.head_logits,
-          &plan_.head_next, &plan_.head_advance, &plan_.norm, &plan_.update})
-      widen(*program);
-    for (const LayerClass& layer : plan_.classes)
-      for (const PlacedProgram* program : {&layer.forward, &layer.backward, &layer.evaluate, &layer.advance})
-        widen(*program);
-    for (const ParameterPlan& parameter : plan_.parameters)
-      for (const std::vector<PlacedProgram>* programs : {&parameter.refresh, &parameter.observe})
-        for (const PlacedProgram& program : *programs) widen(program);
+    for (int run = 0; run < kRuns; ++run)
+      for (const Stop& stop : order_of(plan_, static_cast<Run>(run)))
+        transient = std::max(transient, stop.program->bytes);
     plan_.transient_offset = reserve("transient", transient);
   }
 
@@ -304,29 +295,7 @@ class Planner {
     return offsets;
   }
 
-  // ---- estimates and refusals ----
-
-  void estimate() {
-    const DeviceTraits& traits = parts_.device.traits();
-    const Geometry& geometry = plan_.options.geometry;
-    double flops = 0;
-    auto count = [&](const PlacedProgram& placed, double times) {
-      ProgramEstimate estimate = estimate_program(placed.program, plan_.ops, geometry, traits);
-      flops += times * estimate.flops;
-      plan_.seconds_per_micro_step += times * estimate.seconds;
-    };
-    count(plan_.embed, 1);
-    count(plan_.options.train ? plan_.head_train : plan_.head_evaluate, 1);
-    count(plan_.embed_backward, 1);
-    for (std::size_t i = 0; i < plan_.classes.size(); ++i) {
-      const LayerClass& layer = plan_.classes[i];
-      const auto times = static_cast<double>(
-          std::count(plan_.class_of_layer.begin(), plan_.class_of_layer.end(), static_cast<int>(i)));
-      count(plan_.options.train ? layer.forward : layer.evaluate, times);
-      count(layer.backward, times);
-    }
-    plan_.flops_per_token = flops / static_cast<double>(geometry.tokens());
-  }
+  // ---- refusals ----
 
   void report_refusals() const {
     if (refusals_.empty()) return;

@@ -10,4 +10,7 @@ namespace quern {
 /// looked at.
 Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice);
 
+/// What make_plan would recompute: what the options name, or as little as fits into their budget.
+RecomputeChoice recomputation(const PlanParts& parts, const PlanOptions& options);
+
 }  // namespace quern

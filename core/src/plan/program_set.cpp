@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "plan/planner.h"
 #include "program/passes/observe.h"
 #include "program/passes/rewrite.h"
 #include "quern/error.h"
@@ -268,9 +269,7 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
     parts.model.head(head);
     return to_string(embed.take()) + to_string(block.take()) + to_string(head.take());
   }
-  RecomputeChoice choice;
-  choice.recomputed = set.recomputed(options.recompute);
-  set.finish(choice);
+  set.finish(pass == "saved" || pass == "fuse" ? recomputation(parts, options) : RecomputeChoice{});
   auto show = [&](const Stage& stage, bool is_head) {
     if (pass == "rotate") text += to_string(stage.model);
     if (pass == "differentiate") text += to_string(stage.joint.program);

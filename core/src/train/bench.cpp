@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 
-#include "program/passes/observe.h"
 #include "quern/error.h"
 #include "quern/random.h"
 #include "train/weights.h"
@@ -25,20 +24,6 @@ std::string phase_name(Phase phase) {
   return phase == Phase::forward ? "forward" : phase == Phase::recompute ? "recompute" : "backward";
 }
 
-/// Adds `times` the work of a program's products.
-void add_work(std::map<DType, double>& work, const Plan& plan, const PlacedProgram& placed, double times) {
-  const Unobserved rest = without_observations(placed.program);
-  for (std::size_t i = 0; i < placed.program.ops.size(); ++i) {
-    const Op& op = placed.program.ops[i];
-    if (!rest.runs[i] || op.phase == Phase::recompute) continue;
-    const OpInstance instance = instantiate(placed.program, op, plan.options.geometry, rest.read);
-    const Cost cost = cost_of(plan.ops.at(op.kind), instance);
-    // Of the five products of attention's gradient one makes the scores again.
-    const double share = op.kind == "attention_grad" ? 0.8 : 1;
-    if (cost.tensor_core) work[cost.format] += times * share * cost.flops;
-  }
-}
-
 /// Batches for so many micro-steps, or the first of them where they would take much memory.
 std::vector<Batch> make_batches(const Geometry& geometry, std::int64_t vocabulary, std::int64_t micro_steps) {
   constexpr std::int64_t kMostTokens = std::int64_t{16} << 20;
@@ -53,16 +38,16 @@ std::vector<Batch> make_batches(const Geometry& geometry, std::int64_t vocabular
 std::vector<OpTime> op_times(Engine& engine, const Batch& batch, const StepState& state) {
   std::map<std::string, OpTime> ops;
   for (const LaunchTime& time : engine.profile(batch, state)) {
-    const std::string& name = time.update ? time.launch->op->kind : time.launch->name;
+    const std::string& name = time.update ? time.task->instance.kind : time.task->name;
     OpTime& op = ops[name + (time.update ? "u" : "")];
     op.op = name;
-    op.phase = time.update ? "update" : phase_name(time.launch->op->phase);
+    op.phase = time.update ? "update" : phase_name(time.task->phase);
     op.launches += 1;
     op.milliseconds += time.milliseconds;
-    op.flops += time.cost.flops;
-    op.bytes += time.cost.bytes;
-    op.tensor_core = time.cost.tensor_core;
-    op.format = time.cost.format;
+    op.flops += time.task->cost.flops;
+    op.bytes += time.task->cost.bytes;
+    op.tensor_core = time.task->cost.tensor_core;
+    op.format = time.task->cost.format;
   }
   std::vector<OpTime> times;
   for (auto& [name, op] : ops) times.push_back(std::move(op));
@@ -76,12 +61,11 @@ std::vector<OpTime> op_times(Engine& engine, const Batch& batch, const StepState
 std::map<DType, double> training_work(const Plan& plan) {
   std::map<DType, double> work;
   const double share = 1.0 / static_cast<double>(plan.options.geometry.tokens());
-  add_work(work, plan, plan.embed, share);
-  add_work(work, plan, plan.head_train, share);
-  add_work(work, plan, plan.embed_backward, share);
-  for (int layer_class : plan.class_of_layer) {
-    add_work(work, plan, plan.classes[static_cast<std::size_t>(layer_class)].forward, share);
-    add_work(work, plan, plan.classes[static_cast<std::size_t>(layer_class)].backward, share);
+  for (const Action& action : plan.schedules[Run::later].actions) {
+    const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+    if (!task.cost.tensor_core || task.phase == Phase::recompute) continue;
+    // Of the five products of attention's gradient one makes the scores again.
+    work[task.cost.format] += share * (task.instance.kind == "attention_grad" ? 0.8 : 1) * task.cost.flops;
   }
   return work;
 }

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "program/passes/observe.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 
@@ -23,11 +22,6 @@ void check_documents(const std::vector<std::int32_t>& starts, const Geometry& ge
                   "the start of each row");
 }
 
-std::string launch_name(const Program& program, const Op& op) {
-  ValueId made = op.outputs[0];
-  return made == kNoValue ? op.kind : op.kind + " " + program[made].name;
-}
-
 /// A range of a device's profiler, from here to the end of the scope.
 class Range {
  public:
@@ -44,12 +38,12 @@ class Range {
 
 Engine::Engine(Device& device, Plan plan) : device_(device), plan_(std::move(plan)) {
   compute_ = device_.stream(StreamKind::compute);
-  make_schedules();  // first, so that kernels are timed in memory that the arena will take, and a refusal comes early
+  prepare_kernels();  // first, so that kernels are timed in memory that the arena will take, and a refusal comes early
   arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
   staging_ =
       static_cast<std::byte*>(device_.allocate(MemoryKind::pinned, static_cast<std::size_t>(plan_.pinned_bytes)));
   device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
-  make_schedules();
+  for (int run = 0; run < kRuns; ++run) bind(static_cast<Run>(run));
   device_.synchronize(compute_);
 }
 
@@ -60,21 +54,14 @@ Engine::~Engine() {
 
 // ---- binding ----
 
-void Engine::make_schedules() {
-  refresh_ = refreshes();
-  evaluate_ = evaluation(plan_.head_evaluate);
-  if (plan_.options.logits) logits_ = evaluation(plan_.head_logits);
-  if (plan_.options.next_logits) next_logits_ = evaluation(plan_.head_next);
-  if (plan_.options.train) {
-    first_ = training(true, Observe::no);
-    later_ = training(false, Observe::no);
-    update_ = updates();
-  }
-  if (plan_.options.train && plan_.options.observe) {
-    observed_first_ = training(true, Observe::yes);
-    observed_later_ = training(false, Observe::yes);
-    observe_weights_ = weight_observations();
-  }
+void Engine::prepare_kernels() {
+  kernel_of_task_.assign(plan_.schedules.tasks.size(), nullptr);
+  for (const RunSchedule& schedule : plan_.schedules.runs)
+    for (const Action& action : schedule.actions) {
+      if (action.kind != ActionKind::launch) continue;
+      const auto task = static_cast<std::size_t>(action.task);
+      if (!kernel_of_task_[task]) kernel_of_task_[task] = kernel_for(plan_.schedules.tasks[task].instance);
+    }
 }
 
 const Kernel* Engine::kernel_for(const OpInstance& instance) {
@@ -85,158 +72,157 @@ const Kernel* Engine::kernel_for(const OpInstance& instance) {
   return known.back().second.get();
 }
 
-View Engine::view_of(const PlacedProgram& placed, ValueId id, const Site& site) const {
-  View view;
-  if (id == kNoValue) return view;
-  const Value& value = placed.program[id];
-  view.dtype = value.dtype;
-  view.extents = extents_at(value.shape, plan_.options.geometry.tokens());
-  std::int64_t offset = offset_of(plan_, placed, id, site);
-  if (offset >= 0) view.data = arena_ + offset;
-  return view;
-}
-
-// Gradients and statistics are written by their first producer and added to by later ones: `written` holds those that
-// have something; a null `written` means that all have. Observations are made by schedules that observe only.
-void Engine::add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site, Written* written,
-                         Observe observe) {
-  const Unobserved rest = without_observations(placed.program);
-  const std::vector<bool> read = observe == Observe::yes ? read_values(placed.program) : rest.read;
-  for (std::size_t i = 0; i < placed.program.ops.size(); ++i) {
-    const Op& op = placed.program.ops[i];
-    if (observe == Observe::no && !rest.runs[i]) continue;
-    OpInstance instance = instantiate(placed.program, op, plan_.options.geometry, read);
-    for (std::size_t o = 0; o < op.outputs.size(); ++o) {
-      if (!sums_up(placed.program, op, o) || !instance.outputs[o].present) continue;
-      const Value& value = placed.program[op.outputs[o]];
-      std::string key =
-          value.role == Role::state ? value.name : std::to_string(offset_of(plan_, placed, op.outputs[o], site));
-      instance.outputs[o].accumulate = !written || !written->insert(std::move(key)).second;
-    }
-    const Kernel* kernel = kernel_for(instance);
-    if (arena_ == nullptr) continue;
-    BoundLaunch launch{.kernel = kernel,
-                       .op = &op,
-                       .program = &placed.program,
-                       .inputs = {},
-                       .outputs = {},
-                       .workspace = nullptr,
-                       .name = launch_name(placed.program, op)};
-    for (ValueId id : op.inputs) launch.inputs.push_back(view_of(placed, id, site));
-    for (std::size_t o = 0; o < op.outputs.size(); ++o) {
-      launch.outputs.push_back(view_of(placed, op.outputs[o], site));
-      if (!instance.outputs[o].present) launch.outputs.back().data = nullptr;
-    }
-    if (placed.workspace_offsets[i] >= 0)
-      launch.workspace = arena_ + plan_.transient_offset + placed.workspace_offsets[i];
-    schedule.push_back(std::move(launch));
+// Staging memory has no address of its own: its slots take turns.
+std::byte* Engine::address(const Place& place) const {
+  if (!place.present()) return nullptr;
+  switch (place.space) {
+    case Space::device: return arena_ + place.offset;
+    case Space::staging: return slot_ + place.offset;
+    case Space::results: return staging_ + plan_.staging_slot_bytes * plan_.options.uploads + place.offset;
+    case Space::store: break;
   }
+  fail_internal("engine", "no memory of kind " + std::string(name_of(place.space)));
 }
 
-Engine::Schedule Engine::training(bool first, Observe observe) {
-  Schedule schedule;
-  Written written_storage;
-  Written* written = first ? &written_storage : nullptr;
-  int layers = static_cast<int>(plan_.model.layers);
-  using Pass = Site::Pass;
-  add_program(schedule, plan_.embed, {Pass::forward, -1, -1, 0}, written, observe);
-  for (int layer = 0; layer < layers; ++layer)
-    add_program(schedule, plan_.layer_class(layer).forward, {Pass::forward, layer, layer, layer + 1}, written, observe);
-  add_program(schedule, plan_.head_train, {Pass::forward, -1, layers, layers}, written, observe);
-  for (int layer = layers; layer-- > 0;)
-    add_program(schedule, plan_.layer_class(layer).backward, {Pass::backward, layer, layer + 1, layer}, written,
-                observe);
-  add_program(schedule, plan_.embed_backward, {Pass::backward, -1, 0, -1}, written, observe);
-  return schedule;
+View Engine::view_of(const Access& access, const Operand& operand) const {
+  return {address(access.place), operand.dtype, operand.extents};
 }
 
-Engine::Schedule Engine::evaluation(const PlacedProgram& head) {
-  Schedule schedule;
-  Written written;
-  int layers = static_cast<int>(plan_.model.layers);
-  using Pass = Site::Pass;
-  add_program(schedule, plan_.embed, {Pass::evaluate, -1, -1, 0}, &written);
-  for (int layer = 0; layer < layers; ++layer)
-    add_program(schedule, plan_.layer_class(layer).evaluate, {Pass::evaluate, layer, layer, layer + 1}, &written);
-  add_program(schedule, head, {Pass::evaluate, -1, layers, -1}, &written);
-  return schedule;
+void Engine::bind(Run run) {
+  const RunSchedule& schedule = plan_.schedules[run];
+  BoundRun& bound = runs_[static_cast<std::size_t>(run)];
+  for (const Action& action : schedule.actions) {
+    Bound made;
+    if (action.task >= 0) {
+      const OpInstance& instance = plan_.schedules.tasks[static_cast<std::size_t>(action.task)].instance;
+      for (std::size_t i = 0; i < instance.inputs.size(); ++i)
+        made.inputs.push_back(view_of(schedule.reads(action)[i], instance.inputs[i]));
+      for (std::size_t o = 0; o < instance.outputs.size(); ++o)
+        made.outputs.push_back(view_of(schedule.writes(action)[o], instance.outputs[o]));
+    }
+    if (action.kind == ActionKind::launch) {
+      made.kernel = kernel_of_task_[static_cast<std::size_t>(action.task)];
+      made.workspace = address(schedule.writes(action).back().place);
+    }
+    bound.actions.push_back(std::move(made));
+  }
+  for (int event = 0; event < schedule.events; ++event) bound.events.push_back(device_.make_event());
+  make_segments(schedule, bound);
 }
 
-Engine::Schedule Engine::updates() {
-  Schedule schedule;
-  add_program(schedule, plan_.norm, {}, nullptr);
-  add_program(schedule, plan_.update, {}, nullptr);
-  for (BoundLaunch& launch : refreshes()) schedule.push_back(std::move(launch));
-  add_program(schedule, plan_.head_advance, {}, nullptr);
-  for (int layer = 0; layer < static_cast<int>(plan_.model.layers); ++layer)
-    add_program(schedule, plan_.layer_class(layer).advance, {Site::Pass::forward, layer, -1, -1}, nullptr);
-  return schedule;
+Stream Engine::stream(Lane lane) {
+  switch (lane) {
+    case Lane::compute: return compute_;
+    case Lane::copy_in:
+    case Lane::copy_out: return device_.stream(StreamKind::copy);
+    case Lane::communication: return device_.stream(StreamKind::communication);
+    case Lane::host: break;
+  }
+  fail_internal("engine", "the host has no stream");
 }
 
-Engine::Schedule Engine::refreshes() {
-  Schedule schedule;
-  for (const ParameterPlan& parameter : plan_.parameters)
-    for_each_layer(parameter.spec, static_cast<int>(plan_.model.layers), [&](int layer) {
-      add_program(schedule, plan_.refresh_of(parameter, layer), {Site::Pass::forward, layer, -1, -1}, nullptr);
-    });
-  return schedule;
+bool Engine::can_capture(const RunSchedule& schedule, const Action& action) const {
+  if (!device_.traits().can_capture || action.lane == Lane::host) return false;
+  if (action.kind == ActionKind::collective) return communicator_ && communicator_->traits().can_capture;
+  return action.kind == ActionKind::launch;
 }
 
-Engine::Schedule Engine::weight_observations() {
-  Schedule schedule;
-  Written written;
-  for (const ParameterPlan& parameter : plan_.parameters)
-    for_each_layer(parameter.spec, static_cast<int>(plan_.model.layers), [&](int layer) {
-      add_program(schedule, plan_.observe_of(parameter, layer), {Site::Pass::forward, layer, -1, -1}, &written,
-                  Observe::yes);
-    });
-  return schedule;
+// A segment is captured whole, as one graph, or an action by itself.
+void Engine::make_segments(const RunSchedule& schedule, BoundRun& bound) const {
+  for (std::size_t i = 0; i < schedule.actions.size();) {
+    std::size_t end = i;
+    while (end < schedule.actions.size() && can_capture(schedule, schedule.actions[end])) ++end;
+    bound.segments.emplace_back(i, std::max(end, i + 1));
+    i = bound.segments.back().second;
+  }
+  bound.graphs.resize(bound.segments.size());
 }
 
 // ---- running ----
 
-void Engine::launch(const BoundLaunch& launch) {
-  Range range(device_, launch.name.c_str());
-  launch.kernel->launch(launch.inputs, launch.outputs, {compute_, launch.workspace});
+void Engine::run(Run run, const std::function<void()>& host) {
+  const RunSchedule& schedule = plan_.schedules[run];
+  BoundRun& bound = runs_[static_cast<std::size_t>(run)];
+  Range range(device_, schedule.name.c_str());
+  for (std::size_t segment = 0; segment < bound.segments.size(); ++segment) run_segment(schedule, bound, segment, host);
 }
 
-void Engine::run(const char* name, Schedule& schedule, std::unique_ptr<Graph>& graph) {
-  Range range(device_, name);
-  auto launch_all = [&] {
-    for (const BoundLaunch& bound : schedule) launch(bound);
+void Engine::run_segment(const RunSchedule& schedule, BoundRun& bound, std::size_t segment,
+                         const std::function<void()>& host) {
+  const auto [begin, end] = bound.segments[segment];
+  auto all = [&, begin = begin, end = end] {
+    for (std::size_t i = begin; i < end; ++i) act(schedule, bound, i, host);
   };
-  if (!device_.traits().can_capture) return launch_all();
-  if (!graph) graph = device_.capture(compute_, launch_all);
+  if (!can_capture(schedule, schedule.actions[begin])) return all();
+  std::unique_ptr<Graph>& graph = bound.graphs[segment];
+  if (!graph) graph = device_.capture(compute_, all);
   graph->launch(compute_);
 }
 
-View Engine::tensor_view(const std::string& kind) const {
-  const PlannedTensor& tensor = plan_.tensor(kind, "", -1);
-  return {arena_ + tensor.offset, tensor.dtype, tensor.extents};
+void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host) {
+  const Action& action = schedule.actions[index];
+  const Bound& made = bound.actions[index];
+  switch (action.kind) {
+    case ActionKind::launch: {
+      Range range(device_, plan_.schedules.tasks[static_cast<std::size_t>(action.task)].name.c_str());
+      return made.kernel->launch(made.inputs, made.outputs, {stream(action.lane), made.workspace});
+    }
+    case ActionKind::copy: {
+      const Place& from = schedule.reads(action)[0].place;
+      return device_.copy(address(schedule.writes(action)[0].place), address(from),
+                          static_cast<std::size_t>(from.bytes), stream(action.lane));
+    }
+    case ActionKind::fill: {
+      const Place& to = schedule.writes(action)[0].place;
+      return device_.fill(address(to), 0, static_cast<std::size_t>(to.bytes), stream(action.lane));
+    }
+    case ActionKind::collective:
+      return collect(plan_.schedules.tasks[static_cast<std::size_t>(action.task)], made, stream(action.lane));
+    case ActionKind::record:
+      return device_.record(bound.events[static_cast<std::size_t>(action.event)], stream(action.lane));
+    case ActionKind::wait:
+      // The host waits for all that its only stream of results has been given so far.
+      if (action.lane == Lane::host) return device_.synchronize(compute_);
+      return device_.wait(stream(action.lane), bound.events[static_cast<std::size_t>(action.event)]);
+    case ActionKind::host: return host();
+    case ActionKind::put:
+    case ActionKind::get: break;
+  }
+  fail_internal("engine", "cannot run " + std::string(name_of(action.kind)));
 }
 
+void Engine::collect(const Task& task, const Bound& bound, Stream stream) {
+  if (!communicator_) fail_internal("engine", "no communicator for " + task.name);
+  communicator_->all_reduce(bound.outputs[0], Reduction::sum, stream);
+}
+
+// ---- data ----
+
 void Engine::upload(const Batch& batch, const StepState& state) {
+  if (on_their_way_ == plan_.options.uploads) {  // the slot may still be read
+    device_.synchronize(compute_);
+    on_their_way_ = 0;
+  }
+  ++on_their_way_;
+  slot_ = staging_ + next_slot_ * plan_.staging_slot_bytes;
+  next_slot_ = (next_slot_ + 1) % plan_.options.uploads;
+  run(Run::upload, [&] { fill_slot(batch, state); });
+}
+
+void Engine::fill_slot(const Batch& batch, const StepState& state) {
   std::int64_t tokens = plan_.options.geometry.tokens();
   if (static_cast<std::int64_t>(batch.tokens.size()) != tokens ||
       static_cast<std::int64_t>(batch.targets.size()) != tokens ||
       static_cast<std::int64_t>(batch.positions.size()) != tokens)
     fail_internal("engine",
                   "batch has " + std::to_string(batch.tokens.size()) + " tokens, the plan " + std::to_string(tokens));
-  if (on_their_way_ == plan_.options.uploads) {  // the slot may still be read
-    device_.synchronize(compute_);
-    on_their_way_ = 0;
-  }
-  ++on_their_way_;
-  std::byte* slot = staging_ + next_slot_ * plan_.staging_slot_bytes;
-  next_slot_ = (next_slot_ + 1) % plan_.options.uploads;
-  auto send = [&](const char* name, const void* data, std::size_t bytes) {
-    std::memcpy(slot, data, bytes);
-    device_.copy(tensor_view(name).data, slot, bytes, compute_);
-    slot += bytes;
+  std::byte* next = slot_;
+  auto put = [&](const void* data, std::size_t bytes) {
+    std::memcpy(next, data, bytes);
+    next += bytes;
   };
-  send("tokens", batch.tokens.data(), batch.tokens.size() * 4);
-  send("targets", batch.targets.data(), batch.targets.size() * 4);
-  send("positions", batch.positions.data(), batch.positions.size() * 4);
+  for (const std::vector<std::int32_t>* words : {&batch.tokens, &batch.targets, &batch.positions})
+    put(words->data(), words->size() * 4);
   if (plan_.options.documents) {
     std::vector<std::int32_t> documents = batch.documents;
     if (!documents.empty())
@@ -245,9 +231,9 @@ void Engine::upload(const Batch& batch, const StepState& state) {
       for (std::int64_t row = 0; row <= plan_.options.geometry.batch; ++row)
         documents.push_back(static_cast<std::int32_t>(row * plan_.options.geometry.sequence));
     documents.resize(static_cast<std::size_t>(tokens) + 1, static_cast<std::int32_t>(tokens));
-    send("documents", documents.data(), documents.size() * 4);
+    put(documents.data(), documents.size() * 4);
   }
-  send("step", &state, sizeof state);
+  put(&state, sizeof state);
 }
 
 void Engine::write(const PlannedTensor& tensor, const void* host) {
@@ -268,68 +254,59 @@ void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
   device_.synchronize(compute_);
 }
 
-void Engine::refresh() { run("refresh", refresh_, refresh_graph_); }
+// ---- steps ----
+
+void Engine::refresh() { run(Run::refresh); }
 
 void Engine::micro_step(const Batch& batch, const StepState& state, Observe observe) {
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   upload(batch, state);
   const bool first = state.micro_step == 0;
-  if (observe == Observe::no && first)
-    run("first micro-step", first_, first_graph_);
-  else if (observe == Observe::no)
-    run("later micro-step", later_, later_graph_);
-  else if (first)
-    run("first micro-step, observed", observed_first_, observed_first_graph_);
+  if (observe == Observe::no)
+    run(first ? Run::first : Run::later);
   else
-    run("later micro-step, observed", observed_later_, observed_later_graph_);
+    run(first ? Run::observed_first : Run::observed_later);
 }
 
 void Engine::observe_weights() {
   if (!plan_.options.observe) fail_internal("engine", "observations are not in the plan");
-  run("observe weights", observe_weights_, observe_weights_graph_);
+  run(Run::observe_weights);
 }
 
-void Engine::share_memory(Communicator& communicator) {
+void Engine::join(Communicator& communicator) {
+  communicator_ = &communicator;
   communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));
 }
 
-void Engine::reduce(Communicator& communicator) {
-  Range range(device_, "reduce");
-  for (const PlannedTensor& tensor : plan_.tensors)
-    if (tensor.kind == "gradient" || tensor.kind == "loss_stats")
-      communicator.all_reduce({arena_ + tensor.offset, tensor.dtype, tensor.extents}, Reduction::sum, compute_);
-}
+void Engine::reduce() { run(Run::reduce); }
 
-void Engine::update() { run("update", update_, update_graph_); }
+void Engine::update() { run(Run::update); }
 
 Engine::StepResult Engine::result() {
   StepResult result;
-  std::byte* slot = staging_ + plan_.staging_slot_bytes * plan_.options.uploads;
-  device_.copy(slot, tensor_view("loss_stats").data, sizeof(LossStats), compute_);
-  device_.copy(slot + sizeof(LossStats), tensor_view("update").data, sizeof(UpdateState), compute_);
-  device_.synchronize(compute_);
+  run(Run::result, [&] {
+    const std::byte* read = address({.space = Space::results, .offset = 0});
+    std::memcpy(&result.loss, read, sizeof(LossStats));
+    std::memcpy(&result.update, read + sizeof(LossStats), sizeof(UpdateState));
+  });
   on_their_way_ = 0;
-  std::memcpy(&result.loss, slot, sizeof(LossStats));
-  std::memcpy(&result.update, slot + sizeof(LossStats), sizeof(UpdateState));
   return result;
 }
 
 std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& state) {
   upload(batch, state);
   std::vector<LaunchTime> times;
-  for (Schedule* schedule : {&later_, &update_}) {
-    for (const BoundLaunch& launch : *schedule) {
-      OpInstance instance =
-          instantiate(*launch.program, *launch.op, plan_.options.geometry, without_observations(*launch.program).read);
-      times.push_back({&launch, cost_of(plan_.ops.at(launch.op->kind), instance), 0, schedule == &update_});
-    }
-  }
-  std::vector<Event> events;
-  for (std::size_t i = 0; i <= times.size(); ++i) events.push_back(device_.make_event());
+  std::vector<Event> events{device_.make_event()};
   device_.record(events[0], compute_);
-  for (std::size_t i = 0; i < times.size(); ++i) {
-    launch(*times[i].launch);
-    device_.record(events[i + 1], compute_);
+  for (Run run : {Run::later, Run::update}) {
+    const RunSchedule& schedule = plan_.schedules[run];
+    for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
+      act(schedule, runs_[static_cast<std::size_t>(run)], i, {});
+      events.push_back(device_.make_event());
+      device_.record(events.back(), compute_);
+      times.push_back(
+          {&plan_.schedules.tasks[static_cast<std::size_t>(schedule.actions[i].task)], 0, run == Run::update});
+    }
   }
   device_.synchronize(compute_);
   for (std::size_t i = 0; i < times.size(); ++i) times[i].milliseconds = device_.elapsed(events[i], events[i + 1]);
@@ -338,7 +315,7 @@ std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& sta
 
 LossStats Engine::evaluate(const Batch& batch) {
   upload(batch, {});
-  run("evaluate", evaluate_, evaluate_graph_);
+  run(Run::evaluate);
   LossStats stats;
   read(plan_.tensor("eval_stats", "", -1), &stats);
   return stats;
@@ -347,7 +324,7 @@ LossStats Engine::evaluate(const Batch& batch) {
 std::vector<float> Engine::logits(const Batch& batch) {
   if (!plan_.options.logits) fail_internal("engine", "the plan has no logits program");
   upload(batch, {});
-  run("logits", logits_, logits_graph_);
+  run(Run::logits);
   const PlannedTensor& tensor = plan_.tensor("logits", "", -1);
   std::vector<std::uint16_t> narrow;
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
@@ -369,7 +346,7 @@ std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std
   if (!good) fail_internal("engine", "not one index into the batch's tokens for each of its rows");
   upload(batch, {});
   write(plan_.tensor("rows", "", -1), rows.data());
-  run("next logits", next_logits_, next_logits_graph_);
+  run(Run::next_logits);
   const PlannedTensor& tensor = plan_.tensor("next_logits", "", -1);
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
   read(tensor, values.data());

@@ -3,13 +3,12 @@
 // Nothing is allocated, looked up or decided inside a step.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "plan/binding.h"
 #include "plan/plan.h"
 #include "quern/communicator.h"
 #include "quern/data_source.h"
@@ -18,20 +17,9 @@
 
 namespace quern {
 
-/// A launch with its operands in place.
-struct BoundLaunch {
-  const Kernel* kernel = nullptr;
-  const Op* op = nullptr;  ///< for reports; owned by the plan, as is its program
-  const Program* program = nullptr;
-  std::vector<View> inputs, outputs;
-  void* workspace = nullptr;
-  std::string name;  ///< kind and first result, "matmul qkv": what profilers and reports call it
-};
-
 /// A launch and how long it took alone.
 struct LaunchTime {
-  const BoundLaunch* launch = nullptr;
-  Cost cost;
+  const Task* task = nullptr;  ///< owned by the engine's plan
   double milliseconds = 0;
   bool update = false;  ///< part of the optimizer step
 };
@@ -64,10 +52,10 @@ class Engine {
   void micro_step(const Batch& batch, const StepState& state, Observe observe = Observe::no);
   /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
   void observe_weights();
-  /// Makes the arena known to other ranks; once, before the first reduce.
-  void share_memory(Communicator& communicator);
+  /// Makes the arena known to other ranks; once, before the first reduce. The communicator outlives the engine.
+  void join(Communicator& communicator);
   /// Sums gradients and loss statistics over the ranks, between the last micro-step and the update.
-  void reduce(Communicator& communicator);
+  void reduce();
   /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch.
   void update();
 
@@ -89,35 +77,46 @@ class Engine {
   std::vector<LaunchTime> profile(const Batch& batch, const StepState& state);
 
  private:
-  using Schedule = std::vector<BoundLaunch>;
-  using Written = std::set<std::string>;  // gradients and statistics that have something
-  /// Fills all schedules; without an arena it only prepares their kernels.
-  void make_schedules();
-  void add_program(Schedule& schedule, const PlacedProgram& placed, const Site& site, Written* written,
-                   Observe observe = Observe::no);
-  Schedule training(bool first, Observe observe);
-  Schedule evaluation(const PlacedProgram& head);
-  Schedule updates();
-  Schedule refreshes();
-  Schedule weight_observations();
+  /// An action with addresses.
+  struct Bound {
+    const Kernel* kernel = nullptr;     ///< of a launch
+    std::vector<View> inputs, outputs;  ///< of a launch or collective
+    void* workspace = nullptr;
+  };
+  struct BoundRun {
+    std::vector<Bound> actions;
+    std::vector<std::pair<std::size_t, std::size_t>> segments;  ///< ranges of actions; see make_segments
+    std::vector<std::unique_ptr<Graph>> graphs;                 ///< of those that are captured, by segment
+    std::vector<Event> events;
+  };
+
+  void prepare_kernels();
+  void bind(Run run);
   const Kernel* kernel_for(const OpInstance& instance);
-  View view_of(const PlacedProgram& placed, ValueId id, const Site& site) const;
-  View tensor_view(const std::string& kind) const;
+  View view_of(const Access& access, const Operand& operand) const;
+  std::byte* address(const Place& place) const;
+  Stream stream(Lane lane);
+  bool can_capture(const RunSchedule& schedule, const Action& action) const;
+  void make_segments(const RunSchedule& schedule, BoundRun& bound) const;
+  void run(Run run, const std::function<void()>& host = {});
+  void run_segment(const RunSchedule& schedule, BoundRun& bound, std::size_t segment,
+                   const std::function<void()>& host);
+  void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
+  void collect(const Task& task, const Bound& bound, Stream stream);
   void upload(const Batch& batch, const StepState& state);
-  void launch(const BoundLaunch& launch);
-  void run(const char* name, Schedule& schedule, std::unique_ptr<Graph>& graph);
+  void fill_slot(const Batch& batch, const StepState& state);
 
   Device& device_;
   Plan plan_;
   Stream compute_;
+  Communicator* communicator_ = nullptr;
   std::byte* arena_ = nullptr;
   std::byte* staging_ = nullptr;          // pinned: a slot for each upload, one for results
+  std::byte* slot_ = nullptr;             // the next upload's
   int next_slot_ = 0, on_their_way_ = 0;  // uploads that may not be done
   std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
-  Schedule first_, later_, update_, refresh_, evaluate_, logits_, next_logits_;
-  Schedule observed_first_, observed_later_, observe_weights_;
-  std::unique_ptr<Graph> first_graph_, later_graph_, update_graph_, refresh_graph_, evaluate_graph_, logits_graph_,
-      next_logits_graph_, observed_first_graph_, observed_later_graph_, observe_weights_graph_;
+  std::vector<const Kernel*> kernel_of_task_;
+  BoundRun runs_[kRuns];
 };
 
 }  // namespace quern

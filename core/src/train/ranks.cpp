@@ -24,7 +24,7 @@ Ranks::Ranks(Communicator* communicator, const Rendezvous& rendezvous, Device& d
                                            .found = place_of(communicator_->rank(), communicator_->size()),
                                            .expected = place_of(rendezvous.rank, rendezvous.size),
                                            .next = "this is a fault in the plugin; please report it to its author"});
-  engine_.share_memory(*communicator_);
+  engine_.join(*communicator_);
   communicator_->barrier();
 }
 
@@ -33,7 +33,7 @@ Ranks::~Ranks() {
 }
 
 void Ranks::reduce() {
-  if (communicator_) engine_.reduce(*communicator_);
+  if (communicator_) engine_.reduce();
 }
 
 void Ranks::check(const std::string& where) {

@@ -29,6 +29,7 @@ class Placement {
     std::vector<int> workspace_blocks;
     for (std::size_t i = 0; i < program().ops.size(); ++i) {
       std::int64_t bytes = workspace(program().ops[i]);
+      placed_.workspace_bytes.push_back(bytes);
       workspace_blocks.push_back(bytes > 0 ? static_cast<int>(blocks_.size()) : -1);
       if (bytes > 0) blocks_.push_back({aligned(bytes), static_cast<int>(i), static_cast<int>(i), -1});
     }

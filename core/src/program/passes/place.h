@@ -14,6 +14,7 @@ struct PlacedProgram {
   Program program;
   std::vector<std::int64_t> offsets;            ///< by value; -1 unless local and read
   std::vector<std::int64_t> workspace_offsets;  ///< by op; -1 when it needs none
+  std::vector<std::int64_t> workspace_bytes;    ///< by op
   std::int64_t bytes = 0;                       ///< of the arena that this program uses
 };
 

@@ -1,0 +1,230 @@
+#include "plan/check_schedules.h"
+
+#include <algorithm>
+
+namespace quern {
+
+namespace {
+
+constexpr std::size_t kMostFaults = 32;
+
+bool overlap(const Place& a, const Place& b) {
+  return a.space == b.space && a.index == b.index && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
+}  // namespace
+
+void ScheduleChecker::fault(const std::string& what) {
+  if (faults_.size() < kMostFaults) faults_.push_back(where_ + ": " + what);
+}
+
+std::string ScheduleChecker::name(std::int32_t value) const {
+  return value < 0 ? "scratch" : "`" + set_.values[static_cast<std::size_t>(value)] + "`";
+}
+
+std::int64_t ScheduleChecker::begin_of(const Place& place) const {
+  return place.offset + (place.space == Space::staging ? staging_ : 0);
+}
+
+ScheduleChecker::Shadow::iterator ScheduleChecker::cut(Shadow& shadow, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t at : {begin, end}) {
+    auto after = shadow.upper_bound(at);
+    if (after == shadow.begin()) continue;
+    auto holder = std::prev(after);
+    if (holder->first == at || holder->second.end <= at) continue;
+    Bytes tail = holder->second;
+    holder->second.end = at;
+    shadow.emplace_hint(after, at, tail);
+  }
+  return shadow.lower_bound(begin);
+}
+
+void ScheduleChecker::read(const Access& access) {
+  const Place& place = access.place;
+  if (!place.present() || place.bytes == 0) return;
+  Shadow& shadow = shadow_of(place);
+  const std::int64_t begin = begin_of(place), end = begin + place.bytes;
+  std::int64_t covered = begin;
+  for (auto it = cut(shadow, begin, end); it != shadow.end() && it->first < end; ++it) {
+    Bytes& bytes = it->second;
+    if (it->first > covered) break;
+    covered = bytes.end;
+    if (bytes.value != access.value)
+      return fault("reads " + name(access.value) + " where " + name(bytes.value) + " lies");
+    if (bytes.epoch != epoch_ && !set_.lasting[static_cast<std::size_t>(access.value)])
+      return fault("reads " + name(access.value) + " of an earlier run");
+    if (!known(bytes.lane, bytes.when))
+      return fault("reads " + name(access.value) + ", which " + std::string(name_of(static_cast<Lane>(bytes.lane))) +
+                   " may still be writing");
+    bytes.reads[static_cast<std::size_t>(lane_)] = now_[static_cast<std::size_t>(lane_)];
+  }
+  if (covered < end) fault("reads " + name(access.value) + ", which nobody wrote");
+}
+
+void ScheduleChecker::write(const Access& access) {
+  const Place& place = access.place;
+  if (!place.present() || place.bytes == 0) return;
+  Shadow& shadow = shadow_of(place);
+  const std::int64_t begin = begin_of(place), end = begin + place.bytes;
+  const auto first = cut(shadow, begin, end);
+  auto last = first;
+  for (; last != shadow.end() && last->first < end; ++last) {
+    const Bytes& bytes = last->second;
+    if (!known(bytes.lane, bytes.when))
+      fault("writes " + name(access.value) + " where " + std::string(name_of(static_cast<Lane>(bytes.lane))) +
+            " may still be writing " + name(bytes.value));
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (!known(lane, bytes.reads[static_cast<std::size_t>(lane)]))
+        fault("writes " + name(access.value) + " where " + std::string(name_of(static_cast<Lane>(lane))) +
+              " may still be reading " + name(bytes.value));
+  }
+  shadow.erase(first, last);
+  shadow[begin] = {end, access.value, epoch_, lane_, now_[static_cast<std::size_t>(lane_)], {}};
+}
+
+// Within one launch an output may lie on an input only when it is that value, or when the op says that it may take over
+// its memory; outputs and workspace share nothing.
+void ScheduleChecker::check_operands(const RunSchedule& schedule, std::size_t index) {
+  const Action& action = schedule.actions[index];
+  struct Range {
+    const Access* access;
+    int operand;  // inputs, then outputs
+  };
+  std::vector<Range> ranges;
+  const auto operands = std::span(schedule.operands).subspan(action.first, action.reads + action.writes);
+  for (std::size_t i = 0; i < operands.size(); ++i)
+    if (operands[i].place.present() && operands[i].place.bytes > 0)
+      ranges.push_back({&operands[i], static_cast<int>(i)});
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+    const Place &x = a.access->place, &y = b.access->place;
+    return std::tuple(x.space, x.index, x.offset) < std::tuple(y.space, y.index, y.offset);
+  });
+  const int reads = static_cast<int>(action.reads);
+  for (std::size_t i = 0; i < ranges.size(); ++i)
+    for (std::size_t j = i + 1; j < ranges.size() && overlap(ranges[i].access->place, ranges[j].access->place); ++j) {
+      Range a = ranges[i], b = ranges[j];
+      if (a.operand > b.operand) std::swap(a, b);
+      if (b.operand < reads) continue;
+      if (a.operand < reads && *a.access == *b.access) continue;
+      const std::vector<std::pair<int, int>>* allowed =
+          action.task < 0 ? nullptr : &set_.tasks[static_cast<std::size_t>(action.task)].overwrites;
+      if (a.operand < reads && allowed && a.access->place.offset == b.access->place.offset &&
+          std::find(allowed->begin(), allowed->end(), std::pair(b.operand - reads, a.operand)) != allowed->end())
+        continue;
+      fault("writes " + name(b.access->value) + " over its operand " + name(a.access->value));
+    }
+}
+
+void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
+  const Action& action = schedule.actions[index];
+  const Task* task = action.task < 0 ? nullptr : &set_.tasks[static_cast<std::size_t>(action.task)];
+  where_ = schedule.name + ", action " + std::to_string(index) + " (" +
+           (task ? task->name : std::string(name_of(action.kind))) +
+           (action.layer < 0 ? "" : ", layer " + std::to_string(action.layer)) + ")";
+  lane_ = static_cast<int>(action.lane);
+  Clock& lane = lanes_[static_cast<std::size_t>(lane_)];
+  const Clock& host = lanes_[static_cast<std::size_t>(Lane::host)];
+  // What the host has seen done when it enqueues an action is done when the action runs.
+  for (std::size_t i = 0; i < kLanes; ++i) lane[i] = std::max(lane[i], host[i]);
+  const auto event = static_cast<std::size_t>(std::max(action.event, 0));
+  if (action.kind == ActionKind::wait) {
+    if (!recorded_[event]) return fault("waits for an event that nobody recorded");
+    for (std::size_t i = 0; i < kLanes; ++i) lane[i] = std::max(lane[i], events_[event][i]);
+    return;
+  }
+  if (action.kind == ActionKind::record) {
+    events_[event] = lane;
+    recorded_[event] = true;
+    return;
+  }
+  ++lane[static_cast<std::size_t>(lane_)];
+  now_ = lane;
+  check_operands(schedule, index);
+  const auto reads = schedule.reads(action), writes = schedule.writes(action);
+  for (const Access& access : reads) read(access);
+  if (task)
+    for (std::int32_t output : task->summed) read(writes[static_cast<std::size_t>(output)]);
+  for (const Access& access : writes) write(access);
+  if (task)
+    for (std::int32_t input : task->changed) write(reads[static_cast<std::size_t>(input)]);
+}
+
+void ScheduleChecker::hold(const Access& access) {
+  where_ = "start";
+  now_ = lanes_[static_cast<std::size_t>(Lane::host)];
+  lane_ = static_cast<int>(Lane::host);
+  write(access);
+}
+
+void ScheduleChecker::run(const RunSchedule& schedule, std::int64_t slot, std::int64_t slot_bytes) {
+  ++epoch_;
+  staging_ = slot * slot_bytes;
+  events_.assign(static_cast<std::size_t>(schedule.events), Clock{});
+  recorded_.assign(static_cast<std::size_t>(schedule.events), false);
+  for (std::size_t i = 0; i < schedule.actions.size(); ++i) act(schedule, i);
+}
+
+void ScheduleChecker::synchronize() {
+  Clock& host = lanes_[static_cast<std::size_t>(Lane::host)];
+  for (const Clock& lane : lanes_)
+    for (std::size_t i = 0; i < kLanes; ++i) host[i] = std::max(host[i], lane[i]);
+}
+
+namespace {
+
+/// Runs of a plan in the orders that the engine and the trainer give them.
+class Walk {
+ public:
+  explicit Walk(const Plan& plan) : plan_(plan), checker_(plan.schedules) {}
+
+  std::vector<std::string> run() {
+    for (const Access& access : plan_.schedules.held) checker_.hold(access);
+    one(Run::refresh);
+    evaluations();
+    // Steps of one and of several micro-batches, observed or not, after each other and after evaluations.
+    const bool several = plan_.options.uploads > 2;
+    for (bool observed : {false, true, true, false}) {
+      step(1, observed);
+      if (several) step(std::min(plan_.options.uploads - 1, 3), observed);
+      evaluations();
+    }
+    one(Run::refresh);
+    step(1, false);
+    return checker_.faults();
+  }
+
+ private:
+  void one(Run run) {
+    if (run == Run::upload) slot_ = (slot_ + 1) % plan_.options.uploads;
+    checker_.run(plan_.schedules[run], slot_, plan_.staging_slot_bytes);
+  }
+  void evaluations() {
+    for (Run run : {Run::evaluate, Run::logits, Run::next_logits}) {
+      if (plan_.schedules[run].empty()) continue;
+      one(Run::upload);
+      one(run);
+      checker_.synchronize();  // the host reads what they leave
+    }
+  }
+  void step(int micro_batches, bool observed) {
+    if (!plan_.options.train || (observed && !plan_.options.observe)) return;
+    for (int i = 0; i < micro_batches; ++i) {
+      one(Run::upload);
+      one(i == 0 ? (observed ? Run::observed_first : Run::first) : (observed ? Run::observed_later : Run::later));
+    }
+    one(Run::reduce);
+    if (observed) one(Run::observe_weights);
+    one(Run::update);
+    one(Run::result);
+  }
+
+  const Plan& plan_;
+  ScheduleChecker checker_;
+  int slot_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> schedule_faults(const Plan& plan) { return Walk(plan).run(); }
+
+}  // namespace quern

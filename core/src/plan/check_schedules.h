@@ -1,0 +1,73 @@
+#pragma once
+// The laws of schedules, checked before anything runs: every read finds the value it expects, whole; live values share
+// no byte unless the plan says that one is the other; and two actions that touch the same bytes, one of them writing,
+// are ordered by a stream, an event or the host. What passes has no data race, within a run and from run to run.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace quern {
+
+/// Follows runs one after another over a shadow of all memories, which knows for each byte the value there, who wrote
+/// it and who read it since. Order between actions is known by vector clocks, one entry a lane.
+class ScheduleChecker {
+ public:
+  explicit ScheduleChecker(const ScheduleSet& set) : set_(set) {}
+
+  /// The value is there before the first run.
+  void hold(const Access& access);
+  /// Enqueues a run; its staging places are in slot `slot` of `slot_bytes` each.
+  void run(const RunSchedule& schedule, std::int64_t slot = 0, std::int64_t slot_bytes = 0);
+  /// The host waits for everything.
+  void synchronize();
+  /// What was broken, in the order in which it was found; at most a few dozen.
+  const std::vector<std::string>& faults() const { return faults_; }
+
+ private:
+  using Clock = std::array<std::int64_t, kLanes>;
+  struct Bytes {
+    std::int64_t end = 0;
+    std::int32_t value = -1;
+    std::int64_t epoch = 0;
+    int lane = 0;           // of the last write
+    std::int64_t when = 0;  // and its number on that lane
+    Clock reads{};          // the last on each lane since
+  };
+  using Shadow = std::map<std::int64_t, Bytes>;
+
+  void act(const RunSchedule& schedule, std::size_t index);
+  void check_operands(const RunSchedule& schedule, std::size_t index);
+  void read(const Access& access);
+  void write(const Access& access);
+  Shadow& shadow_of(const Place& place) { return shadows_[{place.space, place.index}]; }
+  std::int64_t begin_of(const Place& place) const;
+  /// Cuts segments at both ends of the range and returns the first in it.
+  Shadow::iterator cut(Shadow& shadow, std::int64_t begin, std::int64_t end);
+  bool known(int lane, std::int64_t when) const { return now_[static_cast<std::size_t>(lane)] >= when; }
+  void fault(const std::string& what);
+  std::string name(std::int32_t value) const;
+
+  const ScheduleSet& set_;
+  std::map<std::pair<Space, std::int32_t>, Shadow> shadows_;
+  std::array<Clock, kLanes> lanes_{};
+  std::vector<Clock> events_;
+  std::vector<bool> recorded_;
+  std::vector<std::string> faults_;
+  std::int64_t epoch_ = 0, staging_ = 0;
+  // the action under way
+  Clock now_{};
+  int lane_ = 0;
+  std::string where_;
+};
+
+/// Checks all runs of a plan, each after every other that may come before it. Empty: all laws hold.
+std::vector<std::string> schedule_faults(const Plan& plan);
+
+}  // namespace quern

@@ -1,0 +1,235 @@
+#include "plan/make_schedules.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "plan/order.h"
+#include "plan/places.h"
+#include "program/passes/observe.h"
+#include "quern/step_state.h"
+
+namespace quern {
+
+namespace {
+
+bool observes(Run run) {
+  return run == Run::observed_first || run == Run::observed_later || run == Run::observe_weights;
+}
+
+/// Runs in which a gradient, a sum of losses or an observation is written by its first producer and added to by those
+/// that follow; in all others they are added to.
+bool starts_sums(Run run) {
+  switch (run) {
+    case Run::first:
+    case Run::observed_first:
+    case Run::evaluate:
+    case Run::logits:
+    case Run::next_logits:
+    case Run::observe_weights: return true;
+    default: return false;
+  }
+}
+
+std::string launch_name(const Program& program, const Op& op) {
+  const ValueId made = op.outputs[0];
+  return made == kNoValue ? op.kind : op.kind + " " + program[made].name;
+}
+
+class Maker {
+ public:
+  explicit Maker(const Plan& plan) : plan_(plan), places_(plan, set_.values) {}
+
+  ScheduleSet make() {
+    for (int i = 0; i < kRuns; ++i) {
+      const Run run = static_cast<Run>(i);
+      std::vector<bool> has_sum;
+      for (const Stop& stop : order_of(plan_, run)) add_program(run, stop, has_sum);
+      if (run == Run::upload) add_upload();
+      if (run == Run::reduce && plan_.options.train) add_reduce();
+      if (run == Run::result && plan_.options.train) add_result();
+      if (!set_[run].empty()) set_[run].name = name_of(run);
+    }
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      const Access access = places_.tensor(tensor);
+      set_.lasting.resize(set_.values.size(), false);
+      set_.lasting[static_cast<std::size_t>(access.value)] = true;
+      if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
+          tensor.owner == TensorOwner::precision || tensor.kind == "rows")
+        set_.held.push_back(access);
+    }
+    set_.lasting.resize(set_.values.size(), false);
+    return std::move(set_);
+  }
+
+ private:
+  // What a program runs, by whether it observes.
+  struct Reading {
+    std::vector<bool> runs, read;
+  };
+  struct Known {
+    Reading plain, observed;
+    std::map<std::pair<std::size_t, std::vector<bool>>, std::int32_t> tasks;  ///< by op and the outputs it adds to
+    std::map<std::pair<std::size_t, std::vector<bool>>, std::int32_t> observed_tasks;
+  };
+
+  Known& known(const PlacedProgram& placed) {
+    auto [it, fresh] = known_.try_emplace(&placed);
+    if (!fresh) return it->second;
+    Unobserved rest = without_observations(placed.program);
+    it->second.plain = {std::move(rest.runs), std::move(rest.read)};
+    it->second.observed = {std::vector<bool>(placed.program.ops.size(), true), read_values(placed.program)};
+    return it->second;
+  }
+
+  void add_program(Run run, const Stop& stop, std::vector<bool>& has_sum) {
+    const Program& program = stop.program->program;
+    if (program.ops.empty()) return;
+    Known& known = this->known(*stop.program);
+    const Reading& reading = observes(run) ? known.observed : known.plain;
+    auto& tasks = observes(run) ? known.observed_tasks : known.tasks;
+    const std::vector<Access> accesses = places_.of(stop);
+    has_sum.resize(set_.values.size(), false);
+    for (std::size_t i = 0; i < program.ops.size(); ++i) {
+      if (!reading.runs[i]) continue;
+      const Op& op = program.ops[i];
+      std::vector<bool> adds(op.outputs.size(), false);
+      for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+        if (!sums_up(program, op, o) || !reading.read[static_cast<std::size_t>(op.outputs[o])]) continue;
+        std::vector<bool>::reference has = has_sum[value_of(accesses, op.outputs[o])];
+        adds[o] = !starts_sums(run) || has;
+        has = true;
+      }
+      auto [it, fresh] = tasks.try_emplace({i, adds}, 0);
+      if (fresh) it->second = add_task(program, op, reading.read, adds, stop.layer);
+      add_launch(set_[run], stop, i, it->second, accesses);
+    }
+  }
+
+  static std::size_t value_of(const std::vector<Access>& accesses, ValueId id) {
+    return static_cast<std::size_t>(accesses[static_cast<std::size_t>(id)].value);
+  }
+
+  // States of the precision backend are written in place by the ops that take them; one that observes only reads.
+  std::vector<std::int32_t> changed_inputs(const Program& program, const Op& op, int layer) const {
+    std::vector<std::int32_t> changed;
+    const bool observes = std::all_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) {
+      return id == kNoValue || program[id].role == Role::observation;
+    });
+    for (std::size_t i = 0; i < op.inputs.size() && !observes; ++i) {
+      if (op.inputs[i] == kNoValue || program[op.inputs[i]].role != Role::state) continue;
+      const std::string& name = program[op.inputs[i]].name;
+      const PlannedTensor* tensor = plan_.find(name, "", -1);
+      if (!tensor) tensor = plan_.find(name, "", layer);
+      if (tensor && tensor->owner == TensorOwner::precision) changed.push_back(static_cast<std::int32_t>(i));
+    }
+    return changed;
+  }
+
+  std::int32_t add_task(const Program& program, const Op& op, const std::vector<bool>& read,
+                        const std::vector<bool>& adds, int layer) {
+    Task task{.instance = instantiate(program, op, plan_.options.geometry, read),
+              .name = launch_name(program, op),
+              .program = program.name,
+              .phase = op.phase,
+              .cost = {},
+              .changed = changed_inputs(program, op, layer),
+              .summed = {},
+              .overwrites = plan_.ops.at(op.kind).may_overwrite};
+    for (std::size_t o = 0; o < adds.size(); ++o) {
+      task.instance.outputs[o].accumulate = adds[o];
+      if (adds[o]) task.summed.push_back(static_cast<std::int32_t>(o));
+    }
+    task.cost = cost_of(plan_.ops.at(op.kind), task.instance);
+    set_.tasks.push_back(std::move(task));
+    return static_cast<std::int32_t>(set_.tasks.size() - 1);
+  }
+
+  void add_launch(RunSchedule& schedule, const Stop& stop, std::size_t index, std::int32_t task,
+                  const std::vector<Access>& accesses) {
+    const Op& op = stop.program->program.ops[index];
+    const OpInstance& instance = set_.tasks[static_cast<std::size_t>(task)].instance;
+    auto access_of = [&](ValueId id) { return id == kNoValue ? Access{} : accesses[static_cast<std::size_t>(id)]; };
+    reads_.clear();
+    writes_.clear();
+    for (ValueId id : op.inputs) reads_.push_back(access_of(id));
+    for (std::size_t o = 0; o < op.outputs.size(); ++o)
+      writes_.push_back(instance.outputs[o].present ? access_of(op.outputs[o]) : Access{});
+    const std::int64_t workspace = stop.program->workspace_offsets[index];
+    Access scratch;
+    if (workspace >= 0)
+      scratch.place = {Space::device, 0, plan_.transient_offset + workspace, stop.program->workspace_bytes[index]};
+    writes_.push_back(scratch);
+    schedule.add({.kind = ActionKind::launch, .task = task, .layer = stop.layer}, reads_, writes_);
+  }
+
+  void add_copy(RunSchedule& schedule, const Access& from, const Access& to) {
+    schedule.add({.kind = ActionKind::copy}, std::span(&from, 1), std::span(&to, 1));
+  }
+
+  std::int32_t add_value(std::string name) {
+    set_.values.push_back(std::move(name));
+    return static_cast<std::int32_t>(set_.values.size() - 1);
+  }
+
+  // The host fills a slot of the staging memory, from which the tensors are sent.
+  void add_upload() {
+    RunSchedule& schedule = set_[Run::upload];
+    std::vector<Access> from, to;
+    std::int64_t offset = 0;
+    for (const char* name : kUploaded) {
+      const PlannedTensor* tensor = plan_.find(name, "", -1);
+      if (!tensor) continue;
+      to.push_back(places_.tensor(*tensor));
+      from.push_back({{Space::staging, 0, offset, tensor->bytes()}, add_value(std::string("staged ") + name)});
+      offset += tensor->bytes();
+    }
+    schedule.add({.kind = ActionKind::host, .lane = Lane::host}, {}, from);
+    for (std::size_t i = 0; i < from.size(); ++i) add_copy(schedule, from[i], to[i]);
+  }
+
+  void add_reduce() {
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (tensor.kind != "gradient" && tensor.kind != "loss_stats") continue;
+      Operand operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
+      set_.tasks.push_back(
+          {.instance = {.kind = "all_reduce", .inputs = {operand}, .outputs = {operand}},
+           .name = "all_reduce " + tensor.kind + (tensor.parameter.empty() ? "" : " " + tensor.parameter),
+           .program = "reduce"});
+      const Access access = places_.tensor(tensor);
+      set_[Run::reduce].add({.kind = ActionKind::collective,
+                             .task = static_cast<std::int32_t>(set_.tasks.size() - 1),
+                             .layer = tensor.layer},
+                            std::span(&access, 1), std::span(&access, 1));
+    }
+  }
+
+  // Loss and update state come to the host, which waits for them.
+  void add_result() {
+    RunSchedule& schedule = set_[Run::result];
+    std::vector<Access> read;
+    std::int64_t offset = 0;
+    for (const char* name : {"loss_stats", "update"}) {
+      const PlannedTensor& tensor = plan_.tensor(name, "", -1);
+      read.push_back({{Space::results, 0, offset, tensor.bytes()}, add_value(std::string("read ") + name)});
+      add_copy(schedule, places_.tensor(tensor), read.back());
+      offset += tensor.bytes();
+    }
+    const std::int32_t done = schedule.events++;
+    schedule.add({.kind = ActionKind::record, .event = done}, {}, {});
+    schedule.add({.kind = ActionKind::wait, .lane = Lane::host, .event = done}, {}, {});
+    schedule.add({.kind = ActionKind::host, .lane = Lane::host}, read, {});
+  }
+
+  const Plan& plan_;
+  ScheduleSet set_;
+  Places places_;
+  std::map<const PlacedProgram*, Known> known_;
+  std::vector<Access> reads_, writes_;  // of the launch being added
+};
+
+}  // namespace
+
+ScheduleSet make_schedules(const Plan& plan) { return Maker(plan).make(); }
+
+}  // namespace quern

@@ -1,0 +1,69 @@
+#include "plan/schedule.h"
+
+namespace quern {
+
+std::string_view name_of(Space space) {
+  switch (space) {
+    case Space::device: return "device";
+    case Space::staging: return "staging";
+    case Space::results: return "results";
+    case Space::store: return "store";
+  }
+  return "?";
+}
+
+std::string_view name_of(Lane lane) {
+  switch (lane) {
+    case Lane::compute: return "compute";
+    case Lane::copy_in: return "copy in";
+    case Lane::copy_out: return "copy out";
+    case Lane::communication: return "communication";
+    case Lane::host: return "host";
+  }
+  return "?";
+}
+
+std::string_view name_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::launch: return "launch";
+    case ActionKind::copy: return "copy";
+    case ActionKind::fill: return "fill";
+    case ActionKind::collective: return "collective";
+    case ActionKind::put: return "put";
+    case ActionKind::get: return "get";
+    case ActionKind::record: return "record";
+    case ActionKind::wait: return "wait";
+    case ActionKind::host: return "host";
+  }
+  return "?";
+}
+
+std::string_view name_of(Run run) {
+  switch (run) {
+    case Run::refresh: return "refresh";
+    case Run::upload: return "upload";
+    case Run::evaluate: return "evaluate";
+    case Run::logits: return "logits";
+    case Run::next_logits: return "next logits";
+    case Run::first: return "first micro-step";
+    case Run::later: return "later micro-step";
+    case Run::reduce: return "reduce";
+    case Run::update: return "update";
+    case Run::result: return "result";
+    case Run::observed_first: return "first micro-step, observed";
+    case Run::observed_later: return "later micro-step, observed";
+    case Run::observe_weights: return "observe weights";
+  }
+  return "?";
+}
+
+void RunSchedule::add(Action action, std::span<const Access> reads, std::span<const Access> writes) {
+  action.first = static_cast<std::uint32_t>(operands.size());
+  action.reads = static_cast<std::uint32_t>(reads.size());
+  action.writes = static_cast<std::uint32_t>(writes.size());
+  operands.insert(operands.end(), reads.begin(), reads.end());
+  operands.insert(operands.end(), writes.begin(), writes.end());
+  actions.push_back(action);
+}
+
+}  // namespace quern

@@ -1,0 +1,122 @@
+#pragma once
+// A step as data: schedules are lists of actions on streams, and what an action touches are ranges of memories. The
+// planner builds them (make_schedules.h), check_schedules.h proves them free of races, the engine binds and runs them.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "quern/op_spec.h"
+
+namespace quern {
+
+/// A kind of memory that an action can touch.
+enum class Space : std::uint8_t {
+  device,   ///< the arena
+  staging,  ///< pinned: one slot for each micro-batch that may be under way, used by turns; offsets are in a slot
+  results,  ///< pinned: what the host reads at the end of a step
+  store,    ///< a slot of an offload store; `index` says which
+};
+std::string_view name_of(Space space);
+
+/// A range of bytes. Absent: offset -1.
+struct Place {
+  Space space = Space::device;
+  std::int32_t index = 0;
+  std::int64_t offset = -1;
+  std::int64_t bytes = 0;
+  bool present() const { return offset >= 0; }
+  bool operator==(const Place&) const = default;
+};
+
+/// A place, and which value an action expects or leaves there: an index into ScheduleSet::values. Two values are the
+/// same one only where the plan says so (a tensor that is updated, a stream that is handed on as it came).
+struct Access {
+  Place place = {};
+  std::int32_t value = -1;
+  bool operator==(const Access&) const = default;
+};
+
+/// The streams of a schedule. The host is one too: what it does to pinned memory is ordered like any other action.
+enum class Lane : std::uint8_t { compute, copy_in, copy_out, communication, host };
+inline constexpr int kLanes = 5;
+std::string_view name_of(Lane lane);
+
+enum class ActionKind : std::uint8_t { launch, copy, fill, collective, put, get, record, wait, host };
+std::string_view name_of(ActionKind kind);
+
+/// One action. Its operands are a range of RunSchedule::operands: what it reads, then what it writes. A launch has all
+/// of its op's operands there, absent ones too, and its workspace last.
+struct Action {
+  ActionKind kind = ActionKind::launch;
+  Lane lane = Lane::compute;
+  std::int32_t task = -1;   ///< launch: index into ScheduleSet::tasks
+  std::int32_t event = -1;  ///< record, wait: number of the event within the schedule
+  std::uint32_t first = 0;  ///< operand
+  std::uint32_t reads = 0, writes = 0;
+  std::int32_t layer = -1;  ///< for people; -1 outside the layers
+};
+
+struct RunSchedule {
+  std::string name;  ///< "first micro-step"
+  std::vector<Action> actions;
+  std::vector<Access> operands;
+  std::int32_t events = 0;
+
+  std::span<const Access> reads(const Action& action) const { return {operands.data() + action.first, action.reads}; }
+  std::span<const Access> writes(const Action& action) const {
+    return {operands.data() + action.first + action.reads, action.writes};
+  }
+  /// Appends the action with these operands.
+  void add(Action action, std::span<const Access> reads, std::span<const Access> writes);
+  bool empty() const { return actions.empty(); }
+};
+
+/// What launches of equal work share, over layers and schedules.
+struct Task {
+  OpInstance instance;
+  std::string name;     ///< kind and first result, "matmul qkv": what profilers and reports call it
+  std::string program;  ///< "block.forward"
+  Phase phase = Phase::forward;
+  Cost cost;
+  std::vector<std::int32_t> changed;            ///< inputs that it also writes
+  std::vector<std::int32_t> summed;             ///< outputs that it adds to, and so also reads
+  std::vector<std::pair<int, int>> overwrites;  ///< output `first` may take over the memory of input `second`
+};
+
+/// What an engine can be asked to run. A step is `upload`, then the first micro-step; as many `upload` and later ones
+/// as there are micro-batches left; `reduce` where there are other ranks; `update`; `result`.
+enum class Run : std::uint8_t {
+  refresh,  ///< working copies from masters that were written
+  upload,   ///< a micro-batch and the step's state
+  evaluate,
+  logits,
+  next_logits,
+  first,
+  later,
+  reduce,
+  update,
+  result,
+  observed_first,  ///< micro-steps of a step that observes what its scales lose
+  observed_later,
+  observe_weights,  ///< before the update of such a step
+};
+inline constexpr int kRuns = 13;
+std::string_view name_of(Run run);
+
+/// All schedules of a plan; those that its options do not ask for are empty.
+struct ScheduleSet {
+  std::vector<Task> tasks;
+  std::vector<std::string> values;  ///< names, for people
+  std::vector<bool> lasting;        ///< by value: outlives the run that wrote it
+  std::vector<Access> held;         ///< what is there before the first run: masters, states, zeroed or written
+  RunSchedule runs[kRuns];
+
+  const RunSchedule& operator[](Run run) const { return runs[static_cast<std::size_t>(run)]; }
+  RunSchedule& operator[](Run run) { return runs[static_cast<std::size_t>(run)]; }
+};
+
+}  // namespace quern

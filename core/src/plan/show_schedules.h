@@ -1,0 +1,27 @@
+#pragma once
+// Schedules for people: one line an action, and as a timeline for Perfetto or chrome://tracing.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace quern {
+
+/// Every run that the plan has, or only the one of that name; an unknown name is a config error.
+///   "  12  compute  launch  matmul qkv, layer 0   1.2 GB  0.41 ms  reads ...  writes ..."
+std::string show_schedules(const Plan& plan, const DeviceTraits& device, std::string_view run);
+
+/// A bar of a timeline.
+struct TimelineEvent {
+  std::string name, run;
+  Lane lane = Lane::compute;
+  double begin = 0, seconds = 0;
+};
+/// Of one step with two micro-batches, as simulated.
+std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTraits& device);
+/// The trace-event format: {"traceEvents": [...]}, one thread a lane, microseconds.
+std::string timeline_json(const std::vector<TimelineEvent>& events, std::string_view title);
+
+}  // namespace quern

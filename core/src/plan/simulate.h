@@ -1,0 +1,22 @@
+#pragma once
+// How long a schedule takes: its actions run over lanes at the device's stated or measured rates, each lane one action
+// at a time, waiting for events as the schedule says.
+
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace quern {
+
+/// Seconds from the schedule's start. A record or wait takes no time.
+struct ActionTime {
+  double begin = 0, end = 0;
+};
+
+/// By action. A launch takes the larger of its arithmetic and memory time, a copy that of its slower memory.
+std::vector<ActionTime> simulate(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);
+/// Until the last action ends.
+double simulated_seconds(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);
+
+}  // namespace quern

@@ -1,0 +1,29 @@
+// Time over lanes: what may overlap does, and what waits does not.
+#include "plan/simulate.h"
+
+#include <doctest/doctest.h>
+
+using namespace quern;
+
+TEST_CASE("lanes run side by side until an event orders them") {
+  ScheduleSet set;
+  set.tasks.push_back({.instance = {.kind = "work"}, .name = "work"});
+  set.tasks[0].cost.bytes = 100;
+  DeviceTraits device;
+  device.memory_rate = 100;
+  device.host_rate = 50;
+  RunSchedule schedule{.name = "test", .events = 1};
+  const Access staged{{Space::staging, 0, 0, 100}, 0}, here{{Space::device, 0, 0, 100}, 1};
+  schedule.add({.kind = ActionKind::copy, .lane = Lane::copy_in}, std::span(&staged, 1), std::span(&here, 1));  // 2 s
+  schedule.add({.kind = ActionKind::record, .lane = Lane::copy_in, .event = 0}, {}, {});
+  schedule.add({.kind = ActionKind::launch, .task = 0}, {}, {});  // 1 s, beside it
+  schedule.add({.kind = ActionKind::wait, .event = 0}, {}, {});
+  schedule.add({.kind = ActionKind::launch, .task = 0}, {}, {});
+  const std::vector<ActionTime> times = simulate(set, schedule, device);
+  CHECK(times[0].end == 2);
+  CHECK(times[2].begin == 0);
+  CHECK(times[2].end == 1);
+  CHECK(times[4].begin == 2);
+  CHECK(simulated_seconds(set, schedule, device) == 3);
+  CHECK(simulated_seconds(set, RunSchedule{}, device) == 0);
+}
