@@ -137,7 +137,8 @@ TEST_CASE("a program without standard streams writes into no file of its own") {
 TEST_CASE("a reader that stalls holds up neither a run nor its end") {
   TinyFiles files;
   StalledPipe pipe;
-  Child child(train_arguments(files, with(kShort, {"train.steps=300", "checkpoint.every=100"})), pipe.as_output());
+  Child child(train_arguments(files, with(kShort, {"train.steps=300", "checkpoint.every=100", "log.every=1"})),
+              pipe.as_output());
   CHECK(ends(child) == 0);
   CHECK(newest_step(files.at("run")) == 300);
   CHECK(events(files.at("run"), "end").size() == 1);
@@ -147,7 +148,7 @@ TEST_CASE("a signal saves and ends a run whose output nobody reads") {
   for (int signal : {SIGTERM, SIGHUP}) {
     TinyFiles files;
     StalledPipe pipe;
-    Child child(train_arguments(files, {"train.steps=1000000", "checkpoint.every=0"}), pipe.as_output());
+    Child child(train_arguments(files, {"train.steps=1000000", "checkpoint.every=0", "log.every=1"}), pipe.as_output());
     REQUIRE(await(child, files.at("run"), 200));
     child.signal(signal);
     CHECK(ends(child) == 128 + signal);
