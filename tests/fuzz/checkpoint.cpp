@@ -9,7 +9,7 @@
 #include "data/checksum.h"
 #include "data/token_source.h"
 #include "fuzz.h"
-#include "train/config_changes.h"
+#include "train/changes.h"
 
 using namespace quern;
 using nlohmann::json;
