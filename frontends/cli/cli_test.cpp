@@ -78,6 +78,40 @@ TEST_CASE("config errors come together and leave with code 2, unreadable files w
   CHECK(quern("config check /nowhere/run.toml 2>&1").code == 3);
 }
 
+TEST_CASE("a plan shows, checks and draws its schedule") {
+  ConfigFile file(
+      "[model]\nid = \"llama\"\n[model.llama]\nvocab_size = 64\nhidden_size = 16\nintermediate_size = 32\n"
+      "num_hidden_layers = 2\nnum_attention_heads = 2\n[data.tokens]\ntrain = \"x.tok\"\n[precision]\nid = \"fp32\"\n");
+  const std::string plan = "plan " + file.path.string() + " ";
+  const Outcome shown = quern(plan + "--show schedule 2>&1");
+  CHECK(shown.code == 0);
+  for (const char* part : {"\nfirst micro-step: ", "\nlater micro-step: ", "matmul d.down.weight, layer 1",
+                           " -> gradient.down.weight@1\n", "\nupdate: ", "wait"}) {
+    CAPTURE(part);
+    CHECK(has(shown, part));
+  }
+  const Outcome one = quern(plan + "--show schedule --run update 2>&1");
+  CHECK(one.text.starts_with("update: "));
+  CHECK_FALSE(has(one, "micro-step"));
+  const Outcome unknown = quern(plan + "--show schedule --run updat 2>&1");
+  CHECK(unknown.code == 2);
+  CHECK(has(unknown, "--run: no run of that name in this plan: found updat, expected upload, evaluate, "));
+  CHECK(quern(plan + "--show programs 2>&1").code == 2);
+  CHECK(has(quern(plan + "--verify 2>&1"), " actions: every read was written, no overlap, no race\n"));
+
+  const fs::path drawn = file.path.string() + ".json";
+  CHECK(quern(plan + "--timeline " + drawn.string() + " 2>&1").code == 0);
+  CHECK(quern(plan + "--timeline " + drawn.string() + " 2>&1").code == 0);  // over its own
+  std::string text;
+  std::getline(std::ifstream(drawn), text, '\0');
+  CHECK(text.find("\"traceEvents\":[") != std::string::npos);
+  std::ofstream(drawn) << "somebody's";
+  const Outcome refused = quern(plan + "--timeline " + drawn.string() + " 2>&1");
+  CHECK(refused.code == 4);
+  CHECK(has(refused, "choose another --timeline file"));
+  fs::remove(drawn);
+}
+
 TEST_CASE("plugins are listed, broken ones with their refusal, and described") {
   const std::string folder = "QUERN_PLUGIN_PATH=" QUERN_BUILD_DIR "/tests/bad_plugins";
   Outcome list = quern("plugins list 2>&1", folder);

@@ -111,7 +111,7 @@ std::string timeline_json(const std::vector<TimelineEvent>& events, std::string_
                     {"cat", event.run},
                     {"ts", event.begin * 1e6},
                     {"dur", event.seconds * 1e6}});
-  return nlohmann::json{{"traceEvents", list}, {"displayTimeUnit", "ms"}}.dump();
+  return nlohmann::json{{"displayTimeUnit", "ms"}, {"otherData", {{"made_by", "quern"}}}, {"traceEvents", list}}.dump();
 }
 
 }  // namespace quern

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "plan/plan.h"
 
 namespace quern {
@@ -21,7 +22,9 @@ struct TimelineEvent {
 };
 /// Of one step with two micro-batches, as simulated.
 std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTraits& device);
-/// The trace-event format: {"traceEvents": [...]}, one thread a lane, microseconds.
+inline constexpr FileKind kTimelineFile{"a timeline of quern",
+                                        R"({"displayTimeUnit":"ms","otherData":{"made_by":"quern"})"};
+/// The trace-event format, one thread a lane, microseconds; begins as kTimelineFile says.
 std::string timeline_json(const std::vector<TimelineEvent>& events, std::string_view title);
 
 }  // namespace quern
