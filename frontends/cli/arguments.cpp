@@ -11,6 +11,7 @@
 
 #include "base/shorten.h"
 #include "commands.h"
+#include "data/durable_file.h"
 #include "quern/error.h"
 #include "quern/options.h"
 
@@ -94,6 +95,21 @@ std::optional<RunArguments> parse_run(const std::string& usage, po::options_desc
   if (run.values.count("set"))
     for (const std::string& assignment : run.values["set"].as<std::vector<std::string>>()) run.document.set(assignment);
   return run;
+}
+
+std::string output_of(const RunArguments& run, const std::string& option, const FileKind& kind) {
+  if (!run.values.count(option)) return "";
+  const std::string path = run.values[option].as<std::string>();
+  if (path.empty())
+    throw Error(ErrorCode::config, {.where = "--" + option, .what = "no file", .found = "\"\"", .expected = "a path"});
+  check_own_file(path, kind, "choose another --" + option + " file");
+  return path;
+}
+
+void write_output(const std::string& path, const std::string& text) {
+  DurableFile file(path);
+  file.write(text);
+  file.commit();
 }
 
 }  // namespace quern::cli

@@ -3,9 +3,8 @@
 
 #include <boost/program_options/value_semantic.hpp>
 
-#include "base/descriptor.h"
 #include "commands.h"
-#include "data/durable_file.h"
+#include "plan/show_schedules.h"
 #include "quern/error.h"
 #include "train/bench.h"
 #include "train/run_schemas.h"
@@ -19,30 +18,32 @@ int bench_command(const Arguments& arguments) {
                         "optimizer steps to time, after one to warm up")(
       "measure-peaks", "measure the device's memory and matmul rates first, and report shares of them too")(
       "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too")(
+      "timeline", po::value<std::string>()->value_name("OUT"),
+      "write the measured times of one micro-step and one update to this file (for Perfetto)")(
       "commit", po::value<std::string>()->value_name("ID")->default_value(""), "what was built, for that file");
   std::optional<RunArguments> run = parse_run(
-      "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--set a.b=v]...", options, arguments);
+      "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--timeline OUT] [--set a.b=v]...",
+      options, arguments);
   if (!run) return 0;
   std::int64_t steps = run->values["steps"].as<std::int64_t>();
   if (steps < 1)
     throw Error(
         ErrorCode::config,
         {.where = "--steps", .what = "number of steps", .found = std::to_string(steps), .expected = "at least 1"});
-  const std::string path = run->values.count("json") ? run->values["json"].as<std::string>() : "";
-  if (run->values.count("json") && path.empty())
-    throw Error(ErrorCode::config, {.where = "--json", .what = "no file", .found = "\"\"", .expected = "a path"});
-  if (!path.empty()) check_own_file(path, kBenchFile, "choose another --json file");
+  const std::string path = output_of(*run, "json", kBenchFile);
+  const std::string timeline = output_of(*run, "timeline", kTimelineFile);
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
   std::cout << bench_table(result, session.device->traits());
-  if (path.empty()) return 0;
-  BenchOrigin origin{{"quern", "bench"}, run->values["commit"].as<std::string>()};
-  origin.command.insert(origin.command.end(), arguments.begin(), arguments.end());
-  DurableFile file(path);
-  file.write(bench_json(result, session, origin));
-  file.commit();
+  if (!path.empty()) {
+    BenchOrigin origin{{"quern", "bench"}, run->values["commit"].as<std::string>()};
+    origin.command.insert(origin.command.end(), arguments.begin(), arguments.end());
+    write_output(path, bench_json(result, session, origin));
+  }
+  if (!timeline.empty())
+    write_output(timeline, timeline_json(result.timeline, "quern, measured on " + session.device->traits().name));
   return 0;
 }
 

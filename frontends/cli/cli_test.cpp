@@ -105,6 +105,13 @@ TEST_CASE("a plan shows, checks and draws its schedule") {
   std::string text;
   std::getline(std::ifstream(drawn), text, '\0');
   CHECK(text.find("\"traceEvents\":[") != std::string::npos);
+  const Outcome measured = quern("bench " + file.path.string() + " --steps 1 --set train.sequence=16 --timeline " +
+                                 drawn.string() + " 2>&1");
+  CHECK(measured.code == 0);
+  for (const char* part : {"\nlater micro-step: estimated ", "\nupdate: estimated ", ", measured "}) {
+    CAPTURE(part);
+    CHECK(has(measured, part));
+  }
   std::ofstream(drawn) << "somebody's";
   const Outcome refused = quern(plan + "--timeline " + drawn.string() + " 2>&1");
   CHECK(refused.code == 4);

@@ -11,6 +11,7 @@
 #include <boost/program_options/positional_options.hpp>
 #include <boost/program_options/variables_map.hpp>
 
+#include "base/descriptor.h"
 #include "config/document.h"
 
 namespace quern::cli {
@@ -53,5 +54,11 @@ struct RunArguments {
 /// Empty after --help.
 std::optional<RunArguments> parse_run(const std::string& usage, boost::program_options::options_description options,
                                       const Arguments& arguments);
+
+/// The file that `option` names; "" without it. An empty name is a config error, a file of another kind a resources
+/// error.
+std::string output_of(const RunArguments& run, const std::string& option, const FileKind& kind);
+/// Writes it whole or not at all.
+void write_output(const std::string& path, const std::string& text);
 
 }  // namespace quern::cli

@@ -4,7 +4,6 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "commands.h"
-#include "data/durable_file.h"
 #include "plan/report.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
@@ -28,10 +27,7 @@ int plan_command(const Arguments& arguments) {
       "[--timeline FILE.json] [--verify]",
       options, arguments);
   if (!run) return 0;
-  const std::string timeline = run->values.count("timeline") ? run->values["timeline"].as<std::string>() : "";
-  if (run->values.count("timeline") && timeline.empty())
-    throw Error(ErrorCode::config, {.where = "--timeline", .what = "no file", .found = "\"\"", .expected = "a path"});
-  if (!timeline.empty()) check_own_file(timeline, kTimelineFile, "choose another --timeline file");
+  const std::string timeline = output_of(*run, "timeline", kTimelineFile);
   PluginHost host = run_host();
   ResolvedConfig config = resolve(run->document, run_schemas(), host);
   Session session(config, host);
@@ -58,11 +54,8 @@ int plan_command(const Arguments& arguments) {
     for (const RunSchedule& schedule : plan.schedules.runs) actions += schedule.actions.size();
     std::cout << "verified        " << actions << " actions: every read was written, no overlap, no race\n";
   }
-  if (!timeline.empty()) {
-    DurableFile file(timeline);
-    file.write(timeline_json(simulated_timeline(plan, device), "quern, estimated on " + device.name));
-    file.commit();
-  }
+  if (!timeline.empty())
+    write_output(timeline, timeline_json(simulated_timeline(plan, device), "quern, estimated on " + device.name));
   return 0;
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "plan/simulate.h"
 #include "quern/error.h"
 #include "quern/random.h"
 #include "train/weights.h"
@@ -35,9 +36,9 @@ std::vector<Batch> make_batches(const Geometry& geometry, std::int64_t vocabular
 }
 
 /// Milliseconds, work and launches of each op in one micro-step and one update, slowest first.
-std::vector<OpTime> op_times(Engine& engine, const Batch& batch, const StepState& state) {
+std::vector<OpTime> op_times(const std::vector<LaunchTime>& launches) {
   std::map<std::string, OpTime> ops;
-  for (const LaunchTime& time : engine.profile(batch, state)) {
+  for (const LaunchTime& time : launches) {
     const std::string& name = time.update ? time.task->instance.kind : time.task->name;
     OpTime& op = ops[name + (time.update ? "u" : "")];
     op.op = name;
@@ -54,6 +55,24 @@ std::vector<OpTime> op_times(Engine& engine, const Batch& batch, const StepState
   std::sort(times.begin(), times.end(),
             [](const OpTime& a, const OpTime& b) { return a.milliseconds > b.milliseconds; });
   return times;
+}
+
+/// Launches one behind the other, and the sums of their times beside what is estimated.
+void add_schedule_times(BenchResult& result, const std::vector<LaunchTime>& launches, const Plan& plan,
+                        const DeviceTraits& device) {
+  double begin = 0;
+  for (Run run : {Run::later, Run::update}) {
+    double measured = 0;
+    for (const LaunchTime& time : launches) {
+      if (time.update != (run == Run::update)) continue;
+      const double seconds = time.milliseconds / 1e3;
+      result.timeline.push_back({time.task->name, plan.schedules[run].name, Lane::compute, begin + measured, seconds});
+      measured += seconds;
+    }
+    result.schedules.push_back(
+        {plan.schedules[run].name, simulated_seconds(plan.schedules, plan.schedules[run], device), measured});
+    begin += measured;
+  }
 }
 
 }  // namespace
@@ -146,7 +165,9 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
   for (const auto& [format, flops] : training_work(engine.plan())) work += flops;
   if (double rate = rate_of(rated, session.precision->traits().matmul); rate > 0)
     result.mfu = result.tokens_per_second * work / rate;
-  result.ops = op_times(engine, batches[0], state);
+  const std::vector<LaunchTime> launches = engine.profile(batches[0], state);
+  result.ops = op_times(launches);
+  add_schedule_times(result, launches, engine.plan(), rated);
   return result;
 }
 

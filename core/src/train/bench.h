@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "plan/show_schedules.h"
 #include "train/engine.h"
 #include "train/peaks.h"
 #include "train/session.h"
@@ -25,6 +26,12 @@ struct OpTime {
   DType format = DType::f32;  ///< of the operands, where it has products
 };
 
+/// A schedule's seconds: simulated at rated speed, and its launches measured one by one.
+struct ScheduleTime {
+  std::string run;
+  double estimated = 0, measured = 0;
+};
+
 struct BenchResult {
   double tokens_per_second = 0;     ///< median over steps
   double slowest = 0, fastest = 0;  ///< of the steps, tokens/s
@@ -33,7 +40,9 @@ struct BenchResult {
   double mfu = 0;                   ///< of the peak of the precision's matmul format, the same work
   std::int64_t device_bytes = 0;
   double start_seconds = 0;  ///< from plan to the end of the first step
-  std::vector<OpTime> ops;   ///< one micro-step and one update, slowest first
+  std::vector<ScheduleTime> schedules;
+  std::vector<TimelineEvent> timeline;  ///< of the same launches
+  std::vector<OpTime> ops;              ///< one micro-step and one update, slowest first
   std::optional<Peaks> peaks;
   /// Of the timed steps, in their order.
   std::vector<double> step_seconds;

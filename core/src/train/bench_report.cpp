@@ -66,6 +66,10 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
     text += result.peaks ? fmt::format("{:>12.0f}%\n", 100 * share_of_peak(op, measured)) : "\n";
   }
   text += fmt::format("\none micro-step and one update, op by op: {:.1f} ms\n", total);
+  for (const ScheduleTime& time : result.schedules)
+    if (time.estimated > 0)
+      text += fmt::format("{}: estimated {}, measured {}, {:.2f} times\n", time.run, format_duration(time.estimated),
+                          format_duration(time.measured), time.measured / time.estimated);
   std::string of_measured = result.peaks ? fmt::format(" ({:.1f}% of measured peaks)", 100 * result.measured_sol) : "";
   text += fmt::format(
       "whole steps: {:.1f}k tok/s (from {:.1f}k to {:.1f}k), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}, start to "
