@@ -13,19 +13,19 @@ double action_seconds(const ScheduleSet& set, const RunSchedule& schedule, const
                       const DeviceTraits& device) {
   if (action.kind == ActionKind::launch)
     return cost_seconds(set.tasks[static_cast<std::size_t>(action.task)].cost, device);
-  std::int64_t bytes = 0;
-  bool host = false;
-  for (const Access& access : schedule.reads(action)) {
-    bytes += access.place.bytes;
-    host = host || access.place.space != Space::device;
+  const auto reads = schedule.reads(action), writes = schedule.writes(action);
+  auto seconds = [](std::int64_t bytes, double rate) { return rate > 0 ? static_cast<double>(bytes) / rate : 0; };
+  switch (action.kind) {
+    case ActionKind::fill: return seconds(writes[0].place.bytes, device.memory_rate);
+    case ActionKind::copy:
+    case ActionKind::put:
+    case ActionKind::get: {
+      const Place &from = reads[0].place, &to = writes[0].place;
+      const bool inside = from.space == Space::device && to.space == Space::device;
+      return inside ? seconds(2 * from.bytes, device.memory_rate) : seconds(from.bytes, device.host_rate);
+    }
+    default: return 0;
   }
-  for (const Access& access : schedule.writes(action)) {
-    if (access.place.space == Space::device) bytes += access.place.bytes;
-    host = host || access.place.space != Space::device;
-  }
-  if (action.kind != ActionKind::copy && action.kind != ActionKind::fill) return 0;
-  if (host) return device.host_rate > 0 ? static_cast<double>(bytes) / 2 / device.host_rate : 0;
-  return device.memory_rate > 0 ? static_cast<double>(bytes) / device.memory_rate : 0;
 }
 
 }  // namespace

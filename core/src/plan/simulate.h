@@ -14,7 +14,8 @@ struct ActionTime {
   double begin = 0, end = 0;
 };
 
-/// By action. A launch takes the larger of its arithmetic and memory time, a copy that of its slower memory.
+/// By action. A launch takes the larger of its arithmetic and memory time; a transfer to or from the host its bytes at
+/// host_rate. Collectives take no time: no traits state their links yet.
 std::vector<ActionTime> simulate(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);
 /// Until the last action ends.
 double simulated_seconds(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);

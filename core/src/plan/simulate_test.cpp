@@ -27,3 +27,22 @@ TEST_CASE("lanes run side by side until an event orders them") {
   CHECK(simulated_seconds(set, schedule, device) == 3);
   CHECK(simulated_seconds(set, RunSchedule{}, device) == 0);
 }
+
+TEST_CASE("a transfer takes its bytes once over the link, in both directions, and twice inside the device") {
+  ScheduleSet set;
+  DeviceTraits device;
+  device.memory_rate = 100;
+  device.host_rate = 50;
+  const Access stored{{Space::store, 0, 0, 100}, 0}, here{{Space::device, 0, 0, 100}, 1},
+      there{{Space::device, 0, 100, 100}, 2}, result{{Space::results, 0, 0, 100}, 3};
+  auto alone = [&](ActionKind kind, const Access& from, const Access& to) {
+    RunSchedule schedule{.name = "test"};
+    schedule.add({.kind = kind}, std::span(&from, 1), std::span(&to, 1));
+    return simulated_seconds(set, schedule, device);
+  };
+  CHECK(alone(ActionKind::get, stored, here) == 2);
+  CHECK(alone(ActionKind::put, here, stored) == 2);
+  CHECK(alone(ActionKind::copy, here, result) == 2);
+  CHECK(alone(ActionKind::copy, here, there) == 2);
+  CHECK(alone(ActionKind::fill, here, there) == 1);
+}

@@ -181,7 +181,7 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
     case ActionKind::record:
       return device_.record(bound.events[static_cast<std::size_t>(action.event)], stream(action.lane));
     case ActionKind::wait:
-      // The host waits for all that its only stream of results has been given so far.
+      // Devices let the host wait for a stream only, and results are copied on this one.
       if (action.lane == Lane::host) return device_.synchronize(compute_);
       return device_.wait(stream(action.lane), bound.events[static_cast<std::size_t>(action.event)]);
     case ActionKind::host: return host();
