@@ -37,7 +37,7 @@ struct Windows {
 
   /// Weights 0..3 from a store into slots 0 and 1 by turns, a product from each. `distance` waits ahead.
   Windows() {
-    set.tasks.push_back({.instance = {.kind = "matmul"}, .name = "matmul"});
+    set.tasks.push_back({.instance = {.kind = "matmul", .geometry = {}}, .name = "matmul"});
     for (int i = 0; i < 4; ++i) {
       const std::int32_t home = value("home " + std::to_string(i), true), here = value("weight " + std::to_string(i)),
                          result = value("y " + std::to_string(i));

@@ -193,7 +193,8 @@ class Maker {
       if (tensor.kind != "gradient" && tensor.kind != "loss_stats") continue;
       Operand operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
       set_.tasks.push_back(
-          {.instance = {.kind = "all_reduce", .inputs = {operand}, .outputs = {operand}},
+          {.instance =
+               {.kind = "all_reduce", .inputs = {operand}, .outputs = {operand}, .attributes = {}, .geometry = {}},
            .name = "all_reduce " + tensor.kind + (tensor.parameter.empty() ? "" : " " + tensor.parameter),
            .program = "reduce"});
       const Access access = places_.tensor(tensor);

@@ -61,9 +61,9 @@ struct Action {
 };
 
 struct RunSchedule {
-  std::string name;  ///< "first micro-step"
-  std::vector<Action> actions;
-  std::vector<Access> operands;
+  std::string name = {};  ///< "first micro-step"
+  std::vector<Action> actions = {};
+  std::vector<Access> operands = {};
   std::int32_t events = 0;
 
   std::span<const Access> reads(const Action& action) const { return {operands.data() + action.first, action.reads}; }
@@ -77,14 +77,14 @@ struct RunSchedule {
 
 /// What launches of equal work share, over layers and schedules.
 struct Task {
-  OpInstance instance;
-  std::string name;     ///< kind and first result, "matmul qkv": what profilers and reports call it
-  std::string program;  ///< "block.forward"
+  OpInstance instance = {};
+  std::string name = {};     ///< kind and first result, "matmul qkv": what profilers and reports call it
+  std::string program = {};  ///< "block.forward"
   Phase phase = Phase::forward;
-  Cost cost;
-  std::vector<std::int32_t> changed;            ///< inputs that it also writes
-  std::vector<std::int32_t> summed;             ///< outputs that it adds to, and so also reads
-  std::vector<std::pair<int, int>> overwrites;  ///< output `first` may take over the memory of input `second`
+  Cost cost = {};
+  std::vector<std::int32_t> changed = {};            ///< inputs that it also writes
+  std::vector<std::int32_t> summed = {};             ///< outputs that it adds to, and so also reads
+  std::vector<std::pair<int, int>> overwrites = {};  ///< output `first` may take over the memory of input `second`
 };
 
 /// What an engine can be asked to run. A step is `upload`, then the first micro-step; as many `upload` and later ones

@@ -7,7 +7,7 @@ using namespace quern;
 
 TEST_CASE("lanes run side by side until an event orders them") {
   ScheduleSet set;
-  set.tasks.push_back({.instance = {.kind = "work"}, .name = "work"});
+  set.tasks.push_back({.instance = {.kind = "work", .geometry = {}}, .name = "work"});
   set.tasks[0].cost.bytes = 100;
   DeviceTraits device;
   device.memory_rate = 100;

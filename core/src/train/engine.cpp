@@ -121,7 +121,7 @@ Stream Engine::stream(Lane lane) {
   fail_internal("engine", "the host has no stream");
 }
 
-bool Engine::can_capture(const RunSchedule& schedule, const Action& action) const {
+bool Engine::can_capture(const Action& action) const {
   if (!device_.traits().can_capture || action.lane == Lane::host) return false;
   if (action.kind == ActionKind::collective) return communicator_ && communicator_->traits().can_capture;
   return action.kind == ActionKind::launch;
@@ -131,7 +131,7 @@ bool Engine::can_capture(const RunSchedule& schedule, const Action& action) cons
 void Engine::make_segments(const RunSchedule& schedule, BoundRun& bound) const {
   for (std::size_t i = 0; i < schedule.actions.size();) {
     std::size_t end = i;
-    while (end < schedule.actions.size() && can_capture(schedule, schedule.actions[end])) ++end;
+    while (end < schedule.actions.size() && can_capture(schedule.actions[end])) ++end;
     bound.segments.emplace_back(i, std::max(end, i + 1));
     i = bound.segments.back().second;
   }
@@ -153,7 +153,7 @@ void Engine::run_segment(const RunSchedule& schedule, BoundRun& bound, std::size
   auto all = [&, begin = begin, end = end] {
     for (std::size_t i = begin; i < end; ++i) act(schedule, bound, i, host);
   };
-  if (!can_capture(schedule, schedule.actions[begin])) return all();
+  if (!can_capture(schedule.actions[begin])) return all();
   std::unique_ptr<Graph>& graph = bound.graphs[segment];
   if (!graph) graph = device_.capture(compute_, all);
   graph->launch(compute_);

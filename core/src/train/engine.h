@@ -96,7 +96,7 @@ class Engine {
   View view_of(const Access& access, const Operand& operand) const;
   std::byte* address(const Place& place) const;
   Stream stream(Lane lane);
-  bool can_capture(const RunSchedule& schedule, const Action& action) const;
+  bool can_capture(const Action& action) const;
   void make_segments(const RunSchedule& schedule, BoundRun& bound) const;
   void run(Run run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, std::size_t segment,
