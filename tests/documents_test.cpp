@@ -55,7 +55,7 @@ class NoDocuments : public Device {
     return cpu_->query(op);
   }
   void open(int) override {}
-  void add_kernel(std::string, KernelFactory) override {}
+  void add_kernel(CustomKernel) override {}
   std::unique_ptr<Kernel> prepare(const OpInstance&) override { return nullptr; }
   void* allocate(MemoryKind, std::size_t) override { return nullptr; }
   void release(MemoryKind, void*) noexcept override {}
@@ -66,6 +66,7 @@ class NoDocuments : public Device {
   void record(Event, Stream) override {}
   void wait(Stream, Event) override {}
   void synchronize(Stream) override {}
+  void synchronize(Event) override {}
   std::unique_ptr<Graph> capture(Stream, const std::function<void()>&) override { return nullptr; }
   double elapsed(Event, Event) override { return 0; }
   std::string save_state() const override { return {}; }

@@ -73,7 +73,8 @@ void add_ops(Manifest& manifest) {
                               [](BackwardContext& b) {
                                 b.emit("squared_relu_grad", {b.output_grad(), b.input(0)}, {0});
                               },
-                          .may_overwrite = {{0, 0}}});
+                          .may_overwrite = {{0, 0}},
+                          .op_class = OpClass::activation});
   manifest.ops.push_back({.kind = "squared_relu_grad",
                           .inputs = {"dy", "x"},
                           .outputs = {"dx"},

@@ -17,7 +17,7 @@
 namespace quern {
 
 enum class MemoryKind : std::uint8_t { device, pinned, mapped };
-enum class StreamKind : std::uint8_t { compute, copy, communication };
+enum class StreamKind : std::uint8_t { compute, copy_in, copy_out, communication };
 
 /// Handles of the device's own objects; owned by the device, valid until it is destroyed.
 struct Stream {
@@ -57,6 +57,7 @@ struct Fusion {
 struct OpSupport {
   std::string refusal = {};         ///< empty: supported; else the reason, for people
   std::size_t workspace_bytes = 0;  ///< scratch a launch needs
+  bool concurrent = true;  ///< one prepared kernel may run on two streams at once: it keeps no scratch of its own
 };
 
 /// What a launch may use besides its operands.
@@ -74,6 +75,18 @@ class Kernel {
   virtual void launch(std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) const = 0;
 };
 using KernelFactory = std::function<std::unique_ptr<Kernel>(const OpInstance&)>;
+
+/// A plugin's kernel of an op kind for the device with that id. Without `query` it takes every instance, with scratch
+/// of its own, and runs on one stream at a time.
+struct CustomKernel {
+  std::string device;
+  std::string op;
+  KernelFactory factory;
+  std::function<OpSupport(const OpInstance&)> query = {};
+};
+inline OpSupport support_of(const CustomKernel& kernel, const OpInstance& op) {
+  return kernel.query ? kernel.query(op) : OpSupport{.concurrent = false};
+}
 
 /// A captured segment; owned by who captured it.
 class Graph {
@@ -107,7 +120,7 @@ class Device {
   /// Takes hardware unit `ordinal`; throws a resources error that says why not. Everything below needs it.
   virtual void open(int ordinal) = 0;
   /// Adds or replaces the kernel of a kind (custom ops of plugins).
-  virtual void add_kernel(std::string kind, KernelFactory factory) = 0;
+  virtual void add_kernel(CustomKernel kernel) = 0;
   virtual std::unique_ptr<Kernel> prepare(const OpInstance& op) = 0;
   /// Aligned to traits().alignment; contents undefined. Owned by the caller, given back by `release`.
   virtual void* allocate(MemoryKind kind, std::size_t bytes) = 0;
@@ -123,6 +136,8 @@ class Device {
   virtual void wait(Stream stream, Event event) = 0;
   /// Blocks the host until `stream` is done, and reports its errors.
   virtual void synchronize(Stream stream) = 0;
+  /// Blocks the host until the last record of `event` is done; at once when it was never recorded.
+  virtual void synchronize(Event event) = 0;
   /// Runs `work`, which only enqueues on `stream`, and returns it as a graph. Refused unless traits().can_capture.
   virtual std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) = 0;
   /// Milliseconds between two recorded events that are done.

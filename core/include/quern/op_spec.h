@@ -40,6 +40,7 @@ struct OpInstance {
 /// Work of one op instance. `bytes` counts each operand once, as a perfect kernel would move it.
 struct Cost {
   double flops = 0;
+  double repeated_flops = 0;  ///< those among them that make again what a forward op already made
   double bytes = 0;
   bool tensor_core = false;  ///< flops run at the matmul rate of `format`
   DType format = DType::f32;
@@ -59,6 +60,24 @@ struct InferContext {
 
 class BackwardContext;
 
+/// The three products of y = x W^T + b, W (out, in), and the language-model loss, which holds three of its own.
+enum class Product : std::uint8_t {
+  output,           ///< y = x W^T + b; inputs x, W, b
+  input_gradient,   ///< dx = dy W; inputs dy, W
+  weight_gradient,  ///< dW (+)= dy^T x; inputs dy, x, W
+  loss,             ///< inputs x, W and more
+};
+
+/// What an op is to passes that treat families of ops alike: the named choices of recomputation, and `rotate`.
+enum class OpClass : std::uint8_t {
+  other,
+  add,  ///< a sum of two streams
+  norm,
+  activation,  ///< between the matrices of a feed-forward part
+  attention,
+  conversion,  ///< input 0 in another format or layout; recomputed with it
+};
+
 struct OpSpec {
   std::string kind = {};
   std::vector<std::string> inputs = {};  ///< operand names; "bias?" is optional, "more*" (last) repeats
@@ -72,28 +91,34 @@ struct OpSpec {
   std::vector<std::pair<int, int>> updates = {};
   std::function<Cost(const OpInstance&)> cost = {};  ///< empty: bytes of all operands, no flops
   bool commutative = false;                          ///< inputs 0 and 1 may be exchanged
+  OpClass op_class = OpClass::other;
+  std::optional<Product> product = {};  ///< what the precision backend lowers
+  bool statistics = false;              ///< outputs add up over the micro-batches of a step
   /// The kind that computes this op and its gradients at once; its extra outputs follow this op's own, and
   /// `training_gradients` says which input each belongs to. Such an op ends a program: it needs no output gradient.
   std::string training_kind = {};
   std::vector<std::pair<int, int>> training_gradients = {};
 
-  /// How the op's outputs are made again in the backward phase, where running the op itself again would disturb a
-  /// state or repeat a search: an op of kind `kind` on inputs (input 0, output `kept_output` of the forward op, which
-  /// is always kept), whose outputs are the others in order.
-  struct Again {
+  /// How the op's outputs are recomputed in the backward phase, where running the op itself again would disturb a
+  /// state or repeat a search: by an op of kind `kind` on inputs (input 0, output `kept_output` of the forward op,
+  /// which is always kept), whose outputs are the others in order.
+  struct Recompute {
     std::string kind;
     int kept_output = 0;
   };
-  std::optional<Again> again = {};
+  std::optional<Recompute> recompute = {};
 
   /// Codes of input 0 that the op makes, with their scales.
-  struct Coded {
+  struct QuantizedOutput {
     std::size_t codes, scale;       ///< outputs
     std::string layout = "tensor";  ///< how the scales lie: one of those of `observe_scale`
     int state = -1;                 ///< the input that is its ScaleState; -1: none
   };
   /// By the op's attributes; empty: makes none. What is told here can be observed (log.scales_every).
-  std::function<std::vector<Coded>(const Attributes&)> coded = {};
+  std::function<std::vector<QuantizedOutput>(const Attributes&)> quantized = {};
+  /// The name of a tensor that the op quantizes without handing it on; empty: none. Where scales are observed it gets
+  /// one more output, a ScaleObservation of that tensor.
+  std::function<std::string(const Op&)> quantized_inside = {};
 
   bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
 };
@@ -152,9 +177,8 @@ std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activat
 
 /// The op with numbers for its shapes. An output that nobody reads (`read` says who is) is not present.
 OpInstance instantiate(const Program& program, const Op& op, const Geometry& geometry, const std::vector<bool>& read);
-/// Whether the op's output adds up over the micro-batches of a step: parameter gradients, loss statistics,
-/// observations.
-bool sums_up(const Program& program, const Op& op, std::size_t output);
+/// Whether the op's output adds up over the micro-batches of a step: parameter gradients, statistics, observations.
+bool sums_up(const Program& program, const OpSet& ops, const Op& op, std::size_t output);
 /// By value: read by an op, handed on, or of a role that outlives the program.
 std::vector<bool> read_values(const Program& program);
 Cost cost_of(const OpSpec& spec, const OpInstance& op);

@@ -27,7 +27,7 @@
 namespace quern {
 
 /// Changes whenever an interface, or a type that crosses it, changes.
-#define QUERN_SDK_VERSION 3
+#define QUERN_SDK_VERSION 4
 inline constexpr std::uint32_t kSdkVersion = QUERN_SDK_VERSION;
 
 #define QUERN_STRINGIFY_(x) #x
@@ -74,13 +74,6 @@ struct Factory {
   std::vector<OptionSpec> options;  ///< of the table [kind.id]
   /// Returns an Interface, owned by the caller, as void*; made by Manifest::add so that the cast is right.
   std::function<void*(const OptionValues&)> create;
-};
-
-/// A kernel of a custom op for the device with that id.
-struct CustomKernel {
-  std::string device;
-  std::string op;
-  KernelFactory factory;
 };
 
 struct Manifest {

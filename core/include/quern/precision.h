@@ -19,14 +19,6 @@ struct PrecisionTraits {
   DType matmul = DType::f32;      ///< operand format that bounds speed; for time estimates
 };
 
-/// The three products of y = x W^T + b, W (out, in), and the language-model loss, which holds three of its own.
-enum class Product : std::uint8_t {
-  output,           ///< y = x W^T + b
-  input_gradient,   ///< dx = dy W
-  weight_gradient,  ///< dW (+)= dy^T x
-  loss,             ///< lm_loss or lm_loss_train: may stay as it is
-};
-
 /// One product to lower. Absent operands are kNoValue.
 struct ProductSite {
   Product product = Product::output;

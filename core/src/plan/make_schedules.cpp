@@ -95,7 +95,7 @@ class Maker {
       const Op& op = program.ops[i];
       std::vector<bool> adds(op.outputs.size(), false);
       for (std::size_t o = 0; o < op.outputs.size(); ++o) {
-        if (!sums_up(program, op, o) || !reading.read[static_cast<std::size_t>(op.outputs[o])]) continue;
+        if (!sums_up(program, plan_.ops, op, o) || !reading.read[static_cast<std::size_t>(op.outputs[o])]) continue;
         std::vector<bool>::reference has = has_sum[value_of(accesses, op.outputs[o])];
         adds[o] = !starts_sums(run) || has;
         has = true;

@@ -47,7 +47,7 @@ class Planner {
   }
 
   PlacedProgram placed(const Program& program) {
-    const OpForms forms(program, plan_.options.geometry);
+    const OpForms forms(program, plan_.ops, plan_.options.geometry);
     auto workspace = [&](const Op& op) { return workspace_of(forms.of(op)); };
     return place(program, plan_.ops, plan_.options.geometry, alignment(), workspace, program.outputs);
   }

@@ -88,7 +88,7 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   parts.model.embed(embed_builder);
   parts.model.block(block_builder);
   parts.model.head(head_builder);
-  written_ = rotate(embed_builder.take(), block_builder.take(), head_builder.take());
+  written_ = rotate(embed_builder.take(), block_builder.take(), head_builder.take(), ops_);
 
   check_outer();
   embed = make_stage(written_.embed, parts.precision);
@@ -146,7 +146,7 @@ void ProgramSet::make_layer_stages() {
 std::set<std::string> ProgramSet::recomputed(const std::vector<std::string>& policy) const {
   std::set<std::string> names;
   if (options_.train)
-    for (const Stage& stage : stages_) names.merge(recomputed_values(stage.lowered.joint, policy));
+    for (const Stage& stage : stages_) names.merge(recomputed_values(stage.lowered.joint, ops_, policy));
   return names;
 }
 
@@ -166,7 +166,7 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
   if (!options_.train) return stage;
   stage.joint = differentiate(program, ops_, precision.traits().activation, options_.gradient);
   for (Op& op : stage.joint.program.ops)
-    if (op.kind == "lm_loss_train") {
+    if (ops_.at(op.kind).product == Product::loss) {
       op.attributes.set("z_loss", options_.z_loss);
       op.attributes.set("seed", double{kGradientSeed});
     }

@@ -105,11 +105,11 @@ std::vector<ValueId> BackwardContext::emit(std::string kind, std::vector<ValueId
   return outputs;
 }
 
-bool sums_up(const Program& program, const Op& op, std::size_t output) {
+bool sums_up(const Program& program, const OpSet& ops, const Op& op, std::size_t output) {
   ValueId id = op.outputs[output];
   if (id == kNoValue) return false;
   const Role role = program[id].role;
-  return role == Role::parameter_grad || role == Role::observation || op.kind == "loss_stats";
+  return role == Role::parameter_grad || role == Role::observation || ops.at(op.kind).statistics;
 }
 
 std::vector<bool> read_values(const Program& program) {

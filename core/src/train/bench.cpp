@@ -83,8 +83,7 @@ std::map<DType, double> training_work(const Plan& plan) {
   for (const Action& action : plan.schedules[Run::later].actions) {
     const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
     if (!task.cost.tensor_core || task.phase == Phase::recompute) continue;
-    // Of the five products of attention's gradient one makes the scores again.
-    work[task.cost.format] += share * (task.instance.kind == "attention_grad" ? 0.8 : 1) * task.cost.flops;
+    work[task.cost.format] += share * (task.cost.flops - task.cost.repeated_flops);
   }
   return work;
 }

@@ -113,8 +113,8 @@ void Engine::bind(Run run) {
 Stream Engine::stream(Lane lane) {
   switch (lane) {
     case Lane::compute: return compute_;
-    case Lane::copy_in:
-    case Lane::copy_out: return device_.stream(StreamKind::copy);
+    case Lane::copy_in: return device_.stream(StreamKind::copy_in);
+    case Lane::copy_out: return device_.stream(StreamKind::copy_out);
     case Lane::communication: return device_.stream(StreamKind::communication);
     case Lane::host: break;
   }
@@ -181,8 +181,7 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
     case ActionKind::record:
       return device_.record(bound.events[static_cast<std::size_t>(action.event)], stream(action.lane));
     case ActionKind::wait:
-      // Devices let the host wait for a stream only, and results are copied on this one.
-      if (action.lane == Lane::host) return device_.synchronize(compute_);
+      if (action.lane == Lane::host) return device_.synchronize(bound.events[static_cast<std::size_t>(action.event)]);
       return device_.wait(stream(action.lane), bound.events[static_cast<std::size_t>(action.event)]);
     case ActionKind::host: return host();
     case ActionKind::put:

@@ -58,7 +58,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
   dataset = make<Dataset>(config, host, "data");
   custom_ops = host.ops();
   for (const CustomKernel& kernel : host.kernels())
-    if (kernel.device == config.id("device")) device->add_kernel(kernel.op, kernel.factory);
+    if (kernel.device == config.id("device")) device->add_kernel(kernel);
   if (train.sequence > model->traits().max_positions)
     throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
                                     .what = "longer than the model's positions",

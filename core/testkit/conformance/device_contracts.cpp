@@ -38,7 +38,7 @@ std::string takes_kernels(const Subject& subject) {
   const OpInstance op{.kind = "quern_check_custom_op", .geometry = {}};
   need(!device->query(op).refusal.empty(), "an op of an unknown kind", "accepted",
        "refused when planning, with a reason");
-  device->add_kernel(op.kind, [](const OpInstance&) { return std::make_unique<TestKernel>(); });
+  device->add_kernel({device->traits().id, op.kind, [](const OpInstance&) { return std::make_unique<TestKernel>(); }});
   need(device->query(op).refusal.empty(), "an op whose kernel was added", "refused: " + device->query(op).refusal,
        "accepted");
   return "";
@@ -77,7 +77,7 @@ std::string memory_works(Device& device) {
 }
 
 std::string events_work(Device& device) {
-  Stream compute = device.stream(StreamKind::compute), copy = device.stream(StreamKind::copy);
+  Stream compute = device.stream(StreamKind::compute), copy = device.stream(StreamKind::copy_in);
   Event first = device.make_event(), second = device.make_event();
   DeviceMemory block(device, 1 << 20);
   device.record(first, compute);

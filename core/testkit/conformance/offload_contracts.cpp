@@ -21,7 +21,7 @@ struct Opened {
   explicit Opened(const Subject& subject)
       : device(open_device(subject.host, subject.options)),
         store(subject.make<OffloadStore>()),
-        stream(device->stream(StreamKind::copy)) {
+        stream(device->stream(StreamKind::copy_out)) {
     store->open(*device);
   }
   void put(OffloadSlot slot, std::size_t offset, const Bytes& bytes) {

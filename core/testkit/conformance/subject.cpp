@@ -10,7 +10,7 @@ std::unique_ptr<Device> fresh_device(PluginHost& host, const std::string& id) {
   if (values.find("threads")) values.set("threads", std::int64_t{1});  // what runs here is small
   auto device = host.create<Device>(id, values);
   for (const CustomKernel& kernel : host.kernels())
-    if (kernel.device == id) device->add_kernel(kernel.op, kernel.factory);
+    if (kernel.device == id) device->add_kernel(kernel);
   return device;
 }
 

@@ -119,7 +119,7 @@ std::span<const Fusion> CpuDevice::fusions() const {
 }
 
 OpSupport CpuDevice::query(const OpInstance& op) const {
-  if (added_.find(op.kind) != added_.end()) return {};  // custom kernels have no query and bring their own scratch
+  if (auto added = added_.find(op.kind); added != added_.end()) return support_of(added->second, op);
   auto found = ops_.find(op.kind);
   if (found == ops_.end()) return {"the cpu device has no kernel for the op \"" + op.kind + "\"", 0};
   if (op.inputs.empty() || op.outputs.empty()) return {op.kind + ": without inputs or outputs", 0};
@@ -145,7 +145,7 @@ std::string CpuDevice::save_state() const {
 }
 
 std::unique_ptr<Kernel> CpuDevice::prepare(const OpInstance& op) {
-  if (auto added = added_.find(op.kind); added != added_.end()) return added->second(op);
+  if (auto added = added_.find(op.kind); added != added_.end()) return added->second.factory(op);
   OpSupport support = query(op);
   if (!support.refusal.empty()) {
     throw Error(ErrorCode::config, {.where = "device cpu",

@@ -22,7 +22,7 @@ class CpuDevice final : public Device {
   OpSupport query(const OpInstance& op) const override;
 
   void open(int ordinal) override;
-  void add_kernel(std::string kind, KernelFactory factory) override { added_[std::move(kind)] = std::move(factory); }
+  void add_kernel(CustomKernel kernel) override { added_[kernel.op] = std::move(kernel); }
   std::unique_ptr<Kernel> prepare(const OpInstance& op) override;
   void* allocate(MemoryKind kind, std::size_t bytes) override;
   void release(MemoryKind kind, void* memory) noexcept override;
@@ -34,6 +34,7 @@ class CpuDevice final : public Device {
   void record(Event event, Stream stream) override;
   void wait(Stream, Event) override {}
   void synchronize(Stream) override {}
+  void synchronize(Event) override {}
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override;
   double elapsed(Event from, Event to) override;
 
@@ -51,9 +52,9 @@ class CpuDevice final : public Device {
   CpuOptions options_;
   DeviceTraits traits_;
   OpTable ops_;
-  std::map<std::string, KernelFactory, std::less<>> added_;
+  std::map<std::string, CustomKernel, std::less<>> added_;
   std::deque<Clock::time_point> events_;  ///< a deque keeps handles to its elements valid as it grows
-  char streams_[3] = {};                  ///< one address a StreamKind: handles that are not null
+  char streams_[4] = {};                  ///< one address a StreamKind: handles that are not null
 };
 
 }  // namespace quern::cpu

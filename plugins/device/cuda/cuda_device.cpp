@@ -83,6 +83,13 @@ GpuFacts planned_facts(const CudaOptions& options) {
   return facts;
 }
 
+void check_work(cudaError_t status) {
+  if (status == cudaSuccess) return;
+  throw resources_error("work on the GPU failed",
+                        std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")", {},
+                        "run with CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel");
+}
+
 cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event.handle); }
 
@@ -120,7 +127,7 @@ std::span<const Fusion> CudaDevice::fusions() const {
 }
 
 OpSupport CudaDevice::query(const OpInstance& op) const {
-  if (added_.find(op.kind) != added_.end()) return {};  // custom kernels have no query and bring their own scratch
+  if (auto added = added_.find(op.kind); added != added_.end()) return support_of(added->second, op);
   auto found = ops_.find(op.kind);
   if (found == ops_.end()) return {"the cuda device has no kernel for the op \"" + op.kind + "\"", 0};
   return found->second.query ? found->second.query(op, facts_.cuda) : OpSupport{};
@@ -155,7 +162,7 @@ void CudaDevice::open(int ordinal) {
   ordinal_ = ordinal;
   int lowest = 0, highest = 0;
   QUERN_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  for (StreamKind kind : {StreamKind::compute, StreamKind::copy, StreamKind::communication}) {
+  for (StreamKind kind : {StreamKind::compute, StreamKind::copy_in, StreamKind::copy_out, StreamKind::communication}) {
     // Transfers are short to launch and long to wait for: they go first when both could run.
     QUERN_CUDA(cudaStreamCreateWithPriority(&streams_[static_cast<std::size_t>(kind)], cudaStreamNonBlocking,
                                             kind == StreamKind::compute ? lowest : highest));
@@ -193,7 +200,7 @@ void CudaDevice::need_open(const char* what) const {
 
 std::unique_ptr<Kernel> CudaDevice::prepare(const OpInstance& op) {
   need_open("prepare");
-  if (auto added = added_.find(op.kind); added != added_.end()) return added->second(op);
+  if (auto added = added_.find(op.kind); added != added_.end()) return added->second.factory(op);
   OpSupport support = query(op);
   if (!support.refusal.empty()) {
     throw Error(ErrorCode::config, {.where = "device cuda",
@@ -274,12 +281,10 @@ void CudaDevice::wait(Stream stream, Event event) {
 
 void CudaDevice::synchronize(Stream stream) {
   need_open("synchronize");
-  cudaError_t status = cudaStreamSynchronize(as_stream(stream));
-  if (status == cudaSuccess) return;
-  throw resources_error("work on the GPU failed",
-                        std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")", {},
-                        "run with CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel");
+  check_work(cudaStreamSynchronize(as_stream(stream)));
 }
+
+void CudaDevice::synchronize(Event event) { check_work(cudaEventSynchronize(as_event(event))); }
 
 // Relaxed mode: a kernel's code may be loaded at its first launch, which is harmless, but which stricter modes refuse.
 std::unique_ptr<Graph> CudaDevice::capture(Stream stream, const std::function<void()>& work) {

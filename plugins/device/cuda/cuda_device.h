@@ -27,7 +27,7 @@ class CudaDevice final : public Device {
   OpSupport query(const OpInstance& op) const override;
 
   void open(int ordinal) override;
-  void add_kernel(std::string kind, KernelFactory factory) override { added_[std::move(kind)] = std::move(factory); }
+  void add_kernel(CustomKernel kernel) override { added_[kernel.op] = std::move(kernel); }
   std::unique_ptr<Kernel> prepare(const OpInstance& op) override;
   void* allocate(MemoryKind kind, std::size_t bytes) override;
   void release(MemoryKind kind, void* memory) noexcept override;
@@ -39,6 +39,7 @@ class CudaDevice final : public Device {
   void record(Event event, Stream stream) override;
   void wait(Stream stream, Event event) override;
   void synchronize(Stream stream) override;
+  void synchronize(Event event) override;
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override;
   double elapsed(Event from, Event to) override;
 
@@ -57,14 +58,14 @@ class CudaDevice final : public Device {
   CudaOptions options_;
   GpuFacts facts_;
   OpTable ops_;
-  std::map<std::string, KernelFactory, std::less<>> added_;
+  std::map<std::string, CustomKernel, std::less<>> added_;
 
   int ordinal_ = -1;  ///< -1: not open
   CudaContext context_;
   std::unique_ptr<TimedChoices> choices_;
   std::unique_ptr<MatmulPlans> plans_;
   std::unique_ptr<GpuTelemetry> telemetry_;  ///< from the first question on
-  cudaStream_t streams_[3] = {};             ///< by StreamKind
+  cudaStream_t streams_[4] = {};             ///< by StreamKind
   std::vector<cudaEvent_t> events_;
   std::vector<void*> constants_;
 };

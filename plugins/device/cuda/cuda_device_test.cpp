@@ -92,7 +92,8 @@ TEST_CASE("queries answer at plan time, with the reason for a refusal") {
 TEST_CASE("int8 is quantized to on a GPU but not multiplied, as docs/precision.md says") {
   const CudaDevice h100 = assumed("H100"), a100 = assumed("A100");
   for (const CudaDevice* device : {&h100, &a100}) {
-    CHECK(device->query(matmul(DType::i8, DType::bf16)).refusal == "matmul: i8 times i8: no such product on this device");
+    CHECK(device->query(matmul(DType::i8, DType::bf16)).refusal ==
+          "matmul: i8 times i8: no such product on this device");
     OpInstance op;
     op.kind = "quantize_rows";
     op.inputs = {{DType::bf16, {64, 32}, true, false}};
@@ -133,7 +134,7 @@ TEST_CASE("memory, copies, fills, events and capture") {
   DevicePair pair = open_pair();
   if (!pair.open) return;
   Device& gpu = *pair.gpu;
-  Stream stream = gpu.stream(StreamKind::compute), side = gpu.stream(StreamKind::copy);
+  Stream stream = gpu.stream(StreamKind::compute), side = gpu.stream(StreamKind::copy_in);
   CHECK(stream.handle != side.handle);
   constexpr std::size_t kBytes = 4099;
   auto* host = static_cast<std::uint8_t*>(gpu.allocate(MemoryKind::pinned, kBytes));

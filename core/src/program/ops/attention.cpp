@@ -66,12 +66,18 @@ void add_attention(OpSet& set) {
                  b.emit("attention_grad", {b.output_grad(), b.input(0), b.output(0), b.output(1), b.input(1)}, {0},
                         b.op().attributes);
                },
-           .cost = [](const OpInstance& op) { return attention_cost(op, 2, op.inputs[0]); }});
+           .cost = [](const OpInstance& op) { return attention_cost(op, 2, op.inputs[0]); },
+           .op_class = OpClass::attention});
   set.add({.kind = "attention_grad",
            .inputs = {"dy", "qkv", "y", "logsumexp", "documents?"},
            .outputs = {"dqkv"},
            .infer = [](InferContext& c) { same(c, 0, 1); },
-           .cost = [](const OpInstance& op) { return attention_cost(op, 5, op.inputs[1]); }});
+           .cost =
+               [](const OpInstance& op) {
+                 Cost cost = attention_cost(op, 5, op.inputs[1]);
+                 cost.repeated_flops = cost.flops / 5;  // one of the five products makes the scores again
+                 return cost;
+               }});
 }
 
 }  // namespace quern::ops

@@ -18,7 +18,8 @@ void add_elementwise(OpSet& set) {
                  b.set_input_grad(1, b.output_grad());
                },
            .may_overwrite = {{0, 0}, {0, 1}},
-           .commutative = true});
+           .commutative = true,
+           .op_class = OpClass::add});
 
   set.add({.kind = "swiglu",
            .inputs = {"gate_up"},
@@ -33,7 +34,8 @@ void add_elementwise(OpSet& set) {
            .backward =
                [](BackwardContext& b) {
                  b.emit("swiglu_grad", {b.output_grad(), b.input(0)}, {0});
-               }});
+               },
+           .op_class = OpClass::activation});
   set.add({.kind = "swiglu_grad", .inputs = {"dy", "gate_up"}, .outputs = {"dgate_up"}, .infer = [](InferContext& c) {
              same(c, 0, 1);
            }});
@@ -46,7 +48,8 @@ void add_elementwise(OpSet& set) {
                [](BackwardContext& b) {
                  b.emit("gelu_grad", {b.output_grad(), b.input(0)}, {0}, b.op().attributes);
                },
-           .may_overwrite = {{0, 0}}});
+           .may_overwrite = {{0, 0}},
+           .op_class = OpClass::activation});
   set.add({.kind = "gelu_grad",
            .inputs = {"dy", "x"},
            .outputs = {"dx"},

@@ -47,15 +47,22 @@ void add_products(OpSet& set) {
                  b.emit("linear_weight_grad", {dy, b.input(0), b.input(1)}, {1});
                  if (b.input(2) != kNoValue) b.emit("column_sum", {dy}, {2});
                  b.emit("linear_input_grad", {dy, b.input(1)}, {0});
-               }});
-  set.add({.kind = "linear_input_grad", .inputs = {"dy", "weight"}, .outputs = {"dx"}, .infer = [](InferContext& c) {
-             give(c, 0, {c.inputs[0]->shape[0], c.inputs[1]->shape[1]}, c.inputs[0]->dtype);
-           }});
+               },
+           .product = Product::output});
+  set.add({.kind = "linear_input_grad",
+           .inputs = {"dy", "weight"},
+           .outputs = {"dx"},
+           .infer =
+               [](InferContext& c) {
+                 give(c, 0, {c.inputs[0]->shape[0], c.inputs[1]->shape[1]}, c.inputs[0]->dtype);
+               },
+           .product = Product::input_gradient});
   // The weight is an operand only for its shape.
   set.add({.kind = "linear_weight_grad",
            .inputs = {"dy", "x", "weight"},
            .outputs = {"dweight"},
-           .infer = [](InferContext& c) { same(c, 0, 2); }});
+           .infer = [](InferContext& c) { same(c, 0, 2); },
+           .product = Product::weight_gradient});
 }
 
 }  // namespace
@@ -71,13 +78,23 @@ void add_linear(OpSet& set) {
            .outputs = {"y"},
            .infer = infer_matmul,
            .cost = matmul_cost});
-  set.add({.kind = "transpose", .inputs = {"x"}, .outputs = {"t"}, .infer = [](InferContext& c) {
-             need_rank(c, 0, 2);
-             give(c, 0, {c.inputs[0]->shape[1], c.inputs[0]->shape[0]}, c.inputs[0]->dtype);
-           }});
-  set.add({.kind = "cast", .inputs = {"x"}, .outputs = {"y"}, .infer = [](InferContext& c) {
-             give(c, 0, c.inputs[0]->shape, dtype_named(c.attributes.word("dtype")).value_or(DType::f32));
-           }});
+  set.add({.kind = "transpose",
+           .inputs = {"x"},
+           .outputs = {"t"},
+           .infer =
+               [](InferContext& c) {
+                 need_rank(c, 0, 2);
+                 give(c, 0, {c.inputs[0]->shape[1], c.inputs[0]->shape[0]}, c.inputs[0]->dtype);
+               },
+           .op_class = OpClass::conversion});
+  set.add({.kind = "cast",
+           .inputs = {"x"},
+           .outputs = {"y"},
+           .infer =
+               [](InferContext& c) {
+                 give(c, 0, c.inputs[0]->shape, dtype_named(c.attributes.word("dtype")).value_or(DType::f32));
+               },
+           .op_class = OpClass::conversion});
 }
 
 }  // namespace quern::ops

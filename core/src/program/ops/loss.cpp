@@ -39,10 +39,9 @@ void add_loss(OpSet& set) {
            .outputs = {"token_loss"},
            .infer = infer_loss,
            .cost = [](const OpInstance& op) { return loss_cost(op, 1); },
+           .product = Product::loss,
            .training_kind = "lm_loss_train",
            .training_gradients = {{1, 0}, {2, 1}}});
-  // Where logits are quantized and observed, the pass `observe` adds a fourth output: ScaleObservation of their
-  // gradients.
   set.add({.kind = "lm_loss_train",
            .inputs = {"x", "weight", "targets", "x_q?", "x_scale?", "x_t?", "weight_q?", "weight_scale?", "weight_t?"},
            .outputs = {"token_loss", "dx", "dweight"},
@@ -52,12 +51,18 @@ void add_loss(OpSet& set) {
                  same(c, 1, 0);
                  same(c, 2, 1);
                },
-           .cost = [](const OpInstance& op) { return loss_cost(op, 3); }});
+           .cost = [](const OpInstance& op) { return loss_cost(op, 3); },
+           .product = Product::loss,
+           .quantized_inside = [](const Op& op) -> std::string {
+             const bool quantized = op.inputs.size() > 3 && op.inputs[3] != kNoValue;
+             return quantized ? "d.logits." + op.attributes.word("gradient_format") : "";
+           }});
   // Sums of the step so far: see LossStats.
-  set.add(
-      {.kind = "loss_stats", .inputs = {"token_loss", "targets"}, .outputs = {"stats"}, .infer = [](InferContext& c) {
-         give(c, 0, {4}, DType::f64);
-       }});
+  set.add({.kind = "loss_stats",
+           .inputs = {"token_loss", "targets"},
+           .outputs = {"stats"},
+           .infer = [](InferContext& c) { give(c, 0, {4}, DType::f64); },
+           .statistics = true});
 }
 
 }  // namespace quern::ops

@@ -21,7 +21,8 @@ void add_rms_norm(OpSet& set) {
                [](BackwardContext& b) {
                  b.emit("rms_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.output(1)}, {0, 1});
                },
-           .may_overwrite = {{0, 0}}});
+           .may_overwrite = {{0, 0}},
+           .op_class = OpClass::norm});
   set.add({.kind = "rms_norm_grad",
            .inputs = {"dy", "x", "weight", "rstd"},
            .outputs = {"dx", "dweight"},
@@ -52,7 +53,8 @@ void add_layer_norm(OpSet& set) {
              // The bias is an operand of the gradient op only through its own gradient's shape, that of the weight.
              b.emit("layer_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.output(1), b.output(2)}, {0, 1, 2});
            },
-       .may_overwrite = {{0, 0}}});
+       .may_overwrite = {{0, 0}},
+       .op_class = OpClass::norm});
   set.add({.kind = "layer_norm_grad",
            .inputs = {"dy", "x", "weight", "mean", "rstd"},
            .outputs = {"dx", "dweight", "dbias"},

@@ -59,10 +59,11 @@ void add_quantize(OpSet& set) {
                  give_codes(c, 0, 2);
                  give(c, 1, {1}, DType::f32);
                },
-           .again = {{.kind = "quantize_by", .kept_output = 1}},
-           .coded =
+           .op_class = OpClass::conversion,
+           .recompute = {{.kind = "quantize_by", .kept_output = 1}},
+           .quantized =
                [](const Attributes&) {
-                 return std::vector<OpSpec::Coded>{{0, 1}};
+                 return std::vector<OpSpec::QuantizedOutput>{{0, 1}};
                }});
   // One scale for the tensor, known before x is seen: from `state` (ScaleState), which also records x's amax. When x
   // does not fit, it is quantized again with the scale of its own amax, which then holds for the rest of the step.
@@ -75,15 +76,21 @@ void add_quantize(OpSet& set) {
                  need_state(c, 1);
                  give(c, 1, {1}, DType::f32);
                },
-           .again = {{.kind = "quantize_by", .kept_output = 1}},
-           .coded =
+           .op_class = OpClass::conversion,
+           .recompute = {{.kind = "quantize_by", .kept_output = 1}},
+           .quantized =
                [](const Attributes&) {
-                 return std::vector<OpSpec::Coded>{{0, 1, "tensor", 1}};
+                 return std::vector<OpSpec::QuantizedOutput>{{0, 1, "tensor", 1}};
                }});
-  set.add({.kind = "quantize_by", .inputs = {"x", "scale"}, .outputs = {"q", "t"}, .infer = [](InferContext& c) {
-             give_codes(c, 0, 1);
-             need_vector(c, 1, 1);
-           }});
+  set.add({.kind = "quantize_by",
+           .inputs = {"x", "scale"},
+           .outputs = {"q", "t"},
+           .infer =
+               [](InferContext& c) {
+                 give_codes(c, 0, 1);
+                 need_vector(c, 1, 1);
+               },
+           .op_class = OpClass::conversion});
   // One scale a row, from the row's amax.
   set.add({.kind = "quantize_rows",
            .inputs = {"x"},
@@ -94,9 +101,10 @@ void add_quantize(OpSet& set) {
                  give(c, 0, c.inputs[0]->shape, format_of(c));
                  give(c, 1, {c.inputs[0]->shape[0]}, DType::f32);
                },
-           .coded =
+           .op_class = OpClass::conversion,
+           .quantized =
                [](const Attributes&) {
-                 return std::vector<OpSpec::Coded>{{0, 1, "rows"}};
+                 return std::vector<OpSpec::QuantizedOutput>{{0, 1, "rows"}};
                }});
   // One scale a column, from the column's amax; only the transposed codes.
   set.add({.kind = "quantize_columns",
@@ -109,9 +117,10 @@ void add_quantize(OpSet& set) {
                  give(c, 0, {x[1], x[0]}, format_of(c));
                  give(c, 1, {x[1]}, DType::f32);
                },
-           .coded =
+           .op_class = OpClass::conversion,
+           .quantized =
                [](const Attributes&) {
-                 return std::vector<OpSpec::Coded>{{0, 1, "columns"}};
+                 return std::vector<OpSpec::QuantizedOutput>{{0, 1, "columns"}};
                }});
   // One scale for each block of 128 elements of a row of q, and for each of a row of t, which so is not q transposed
   // but x transposed and quantized; with square = 1 (parameters) one for each 128 x 128 elements, and t is q
@@ -120,9 +129,11 @@ void add_quantize(OpSet& set) {
            .inputs = {"x"},
            .outputs = {"q", "scale", "t", "t_scale"},
            .infer = infer_blocks,
-           .coded = [](const Attributes& attributes) {
-             if (attributes.integer_or("square", 0) != 0) return std::vector<OpSpec::Coded>{{0, 1, "squares"}};
-             return std::vector<OpSpec::Coded>{{0, 1, "row_blocks"}, {2, 3, "column_blocks"}};
+           .op_class = OpClass::conversion,
+           .quantized = [](const Attributes& attributes) {
+             if (attributes.integer_or("square", 0) != 0)
+               return std::vector<OpSpec::QuantizedOutput>{{0, 1, "squares"}};
+             return std::vector<OpSpec::QuantizedOutput>{{0, 1, "row_blocks"}, {2, 3, "column_blocks"}};
            }});
   // What x's values are and what scales made of it lose, added up: ScaleObservation. `layout` says how the scales lie:
   // tensor (1), rows (N), columns (C), row_blocks, column_blocks or squares as quantize_blocks leaves them. With the

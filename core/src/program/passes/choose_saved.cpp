@@ -11,9 +11,6 @@ namespace quern {
 
 namespace {
 
-bool is_norm(const std::string& kind) { return kind == "rms_norm" || kind == "layer_norm"; }
-bool is_activation(const std::string& kind) { return kind == "swiglu" || kind == "gelu"; }
-
 const Op* forward_producer(const Program& program, ValueId id) {
   int index = id == kNoValue ? -1 : program.producer(id);
   if (index < 0 || program.ops[static_cast<std::size_t>(index)].phase != Phase::forward) return nullptr;
@@ -26,11 +23,13 @@ void take_outputs(const Program& program, const Op& op, std::set<std::string>& n
 }
 
 // The values on the way from a norm (or anything that is not part of a projection) to `id`.
-void take_projection(const Program& program, ValueId id, std::set<std::string>& names) {
+void take_projection(const Program& program, const OpSet& ops, ValueId id, std::set<std::string>& names) {
   const Op* op = forward_producer(program, id);
-  if (!op || is_norm(op->kind) || op->kind == "add" || is_activation(op->kind) || op->kind == "attention") return;
+  if (!op) return;
+  const OpClass op_class = ops.at(op->kind).op_class;
+  if (op_class != OpClass::other && op_class != OpClass::conversion) return;
   take_outputs(program, *op, names);
-  for (ValueId input : op->inputs) take_projection(program, input, names);
+  for (ValueId input : op->inputs) take_projection(program, ops, input, names);
 }
 
 class Partition {
@@ -64,9 +63,9 @@ class Partition {
       saved_.insert(id);
       return;
     }
-    if (!again_.insert(producer).second) return;
-    if (const auto& again = ops_.at(op.kind).again) {
-      saved_.insert(op.outputs[static_cast<std::size_t>(again->kept_output)]);
+    if (!recomputed_ops_.insert(producer).second) return;
+    if (const auto& form = ops_.at(op.kind).recompute) {
+      saved_.insert(op.outputs[static_cast<std::size_t>(form->kept_output)]);
       return need(op.inputs[0]);
     }
     for (ValueId input : op.inputs) need(input);
@@ -107,12 +106,12 @@ class Partition {
   }
 
   void add_recomputation(Program& half) const {
-    for (int index : again_) {
+    for (int index : recomputed_ops_) {
       Op op = program().ops[static_cast<std::size_t>(index)];
       op.phase = Phase::recompute;
-      if (const auto& again = ops_.at(op.kind).again) {
-        auto kept = op.outputs.begin() + again->kept_output;
-        op.kind = again->kind;
+      if (const auto& form = ops_.at(op.kind).recompute) {
+        auto kept = op.outputs.begin() + form->kept_output;
+        op.kind = form->kind;
         op.inputs = {op.inputs[0], *kept};
         op.outputs.erase(kept);
       }
@@ -131,12 +130,13 @@ class Partition {
   const OpSet& ops_;
   const std::set<std::string>& recomputed_;
   std::set<ValueId> saved_;
-  std::set<int> again_;  // forward ops that run again, in order
+  std::set<int> recomputed_ops_;  // forward ops that run again, in order
 };
 
 }  // namespace
 
-std::set<std::string> recomputed_values(const JointProgram& joint, const std::vector<std::string>& recompute) {
+std::set<std::string> recomputed_values(const JointProgram& joint, const OpSet& ops,
+                                        const std::vector<std::string>& recompute) {
   const Program& program = joint.program;
   auto wants = [&](const char* name) { return std::find(recompute.begin(), recompute.end(), name) != recompute.end(); };
   for (const std::string& name : recompute)
@@ -145,17 +145,18 @@ std::set<std::string> recomputed_values(const JointProgram& joint, const std::ve
   std::set<std::string> names;
   for (const Op& op : program.ops) {
     if (op.phase != Phase::forward) continue;
+    const OpClass op_class = ops.at(op.kind).op_class;
+    const bool activation = op_class == OpClass::activation, attention = op_class == OpClass::attention;
     if (wants("block")) take_outputs(program, op, names);
-    if (is_activation(op.kind) && (wants("swiglu") || wants("ffn"))) take_outputs(program, op, names);
-    if (is_activation(op.kind) && wants("ffn")) take_projection(program, op.inputs[0], names);
-    if (is_norm(op.kind) && wants("norm")) names.insert(program[op.outputs[0]].name);
-    if (op.kind == "attention" && (wants("qkv") || wants("att"))) take_projection(program, op.inputs[0], names);
-    if (op.kind == "attention" && wants("att")) take_outputs(program, op, names);
+    if (activation && (wants("swiglu") || wants("ffn"))) take_outputs(program, op, names);
+    if (activation && wants("ffn")) take_projection(program, ops, op.inputs[0], names);
+    if (op_class == OpClass::norm && wants("norm")) names.insert(program[op.outputs[0]].name);
+    if (attention && (wants("qkv") || wants("att"))) take_projection(program, ops, op.inputs[0], names);
+    if (attention && wants("att")) take_outputs(program, op, names);
   }
   // What a lowering derived from a recomputed value alone (its quantized or transposed form) goes with it.
   for (const Op& op : program.ops) {
-    bool derives = op.kind.starts_with("quantize") || op.kind == "transpose" || op.kind == "cast";
-    if (op.phase != Phase::forward || !derives) continue;
+    if (op.phase != Phase::forward || ops.at(op.kind).op_class != OpClass::conversion) continue;
     if (op.inputs[0] != kNoValue && names.contains(program[op.inputs[0]].name)) take_outputs(program, op, names);
   }
   return names;
@@ -184,7 +185,7 @@ std::vector<std::set<std::string>> recompute_path(const JointProgram& joint, con
     candidates.emplace_back();
     take_outputs(joint.program, op, candidates.back());
   }
-  std::vector<std::set<std::string>> path = {recomputed_values(joint, {"block"})};
+  std::vector<std::set<std::string>> path = {recomputed_values(joint, ops, {"block"})};
   Trial now = measure(path.back());
   while (true) {
     std::set<std::string> best;

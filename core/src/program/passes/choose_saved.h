@@ -25,7 +25,8 @@ struct PartitionedProgram {
 };
 
 /// Names of the forward values to recompute under `recompute` (names of kRecomputeNames).
-std::set<std::string> recomputed_values(const JointProgram& joint, const std::vector<std::string>& recompute);
+std::set<std::string> recomputed_values(const JointProgram& joint, const OpSet& ops,
+                                        const std::vector<std::string>& recompute);
 
 /// Splits so that forward values in `recomputed` are not kept if that can be helped: what enters from the neighbouring
 /// program cannot be recomputed, so a sum of boundary values, or the boundary value itself, is kept when needed.

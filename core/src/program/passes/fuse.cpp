@@ -143,7 +143,7 @@ Program fuse(const Program& program, const OpSet& ops, std::span<const FusionPat
       std::optional<Op> op = fused_op(fused, pattern, *match);
       std::optional<Program> trial = op ? replaced(fused, *match, *op) : std::nullopt;
       if (!trial) continue;
-      const std::vector<OpInstance> forms = OpForms(*trial, geometry).of(*op);
+      const std::vector<OpInstance> forms = OpForms(*trial, ops, geometry).of(*op);
       if (!std::all_of(forms.begin(), forms.end(), accepts)) continue;
       fused = std::move(*trial);
       last = -1;  // indices moved

@@ -115,6 +115,7 @@ Cost fused_cost(const FusionPattern& pattern, const std::vector<OpSpec>& parts, 
     whole.tensor_core = true;
     whole.format = cost.format;
     whole.flops += cost.flops;
+    whole.repeated_flops += cost.repeated_flops;
   }
   return whole;
 }
@@ -132,9 +133,9 @@ OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops) {
   std::vector<OpSpec> parts;
   for (const FusionPattern::Part& part : pattern.parts) parts.push_back(ops.at(part.kind));
   spec.cost = [pattern, parts](const OpInstance& op) { return fused_cost(pattern, parts, op); };
-  // A part that may be launched twice (see OpSpec::again) needs what it was made from until the end.
+  // A part that may be launched twice (see OpSpec::recompute) needs what it was made from until the end.
   for (const FusionPattern::Part& part : pattern.parts)
-    if (ops.at(part.kind).again) return spec;
+    if (ops.at(part.kind).recompute) return spec;
   // A part's output may take over an input of the whole only when no later part still reads that input.
   for (std::size_t p = 0; p < pattern.parts.size(); ++p) {
     const FusionPattern::Part& part = pattern.parts[p];

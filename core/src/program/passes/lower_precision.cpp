@@ -10,24 +10,17 @@ namespace quern {
 
 namespace {
 
-bool is_loss(const Op& op) { return op.kind == "lm_loss" || op.kind == "lm_loss_train"; }
-
-bool is_product(const Op& op) {
-  return op.kind == "linear" || op.kind == "linear_input_grad" || op.kind == "linear_weight_grad" || is_loss(op);
-}
-
 class LoweringPass final : public Lowering {
  public:
   LoweringPass(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) : ops_(ops), backend_(backend) {
     lowered_.joint = std::move(joint);
-    for (const Op& op : lowered_.joint.program.ops)
-      training_ = training_ || op.phase == Phase::backward || op.kind == "lm_loss_train";
+    training_ = lowered_.joint.gradient_in != kNoValue || lowered_.joint.gradient_out != kNoValue;
   }
 
   LoweredProgram run() {
     Program& program = lowered_.joint.program;
     for (index_ = 0; index_ < program.ops.size(); ++index_) {
-      if (is_product(program.ops[index_])) lower(Op(program.ops[index_]));
+      if (auto product = ops_.at(program.ops[index_].kind).product) lower(*product, Op(program.ops[index_]));
     }
     drop_unused(program, {&lowered_.joint.gradient_in, &lowered_.joint.gradient_out});
     check_program(program);
@@ -113,29 +106,21 @@ class LoweringPass final : public Lowering {
   }
 
  private:
-  void lower(const Op& op) {
-    ProductSite site;
-    site.result = op.outputs[0];
-    const Program& program = lowered_.joint.program;
-    if (op.kind == "linear") {
-      site.product = Product::output;
-      site.x = op.inputs[0], site.weight = op.inputs[1], site.bias = op.inputs[2];
-    } else if (op.kind == "linear_input_grad") {
-      site.product = Product::input_gradient;
-      site.dy = op.inputs[0], site.weight = op.inputs[1];
-    } else if (is_loss(op)) {
-      site.product = Product::loss;
-      site.x = op.inputs[0], site.weight = op.inputs[1], site.op = &op;
-    } else {
-      site.product = Product::weight_gradient;
-      site.dy = op.inputs[0], site.x = op.inputs[1];
+  void lower(Product product, const Op& op) {
+    ProductSite site{.product = product, .result = op.outputs[0]};
+    const std::vector<ValueId>& in = op.inputs;
+    ValueId weight = in[1];
+    switch (product) {
+      case Product::output: site.x = in[0], site.weight = in[1], site.bias = in[2]; break;
+      case Product::input_gradient: site.dy = in[0], site.weight = in[1]; break;
+      case Product::weight_gradient: site.dy = in[0], site.x = in[1], weight = in[2]; break;
+      case Product::loss: site.x = in[0], site.weight = in[1], site.op = &op; break;
     }
-    ValueId weight = op.kind == "linear_weight_grad" ? op.inputs[2] : site.weight;
-    std::string parameter = program[weight].parameter;
+    std::string parameter = program()[weight].parameter;
     site.parameter = parameter;
     backend_.lower(site, *this);
-    const std::string& kind = lowered_.joint.program.ops[index_].kind;
-    if (kind.starts_with("linear"))
+    const std::string& kind = program().ops[index_].kind;
+    if (product != Product::loss && ops_.at(kind).product)
       fail_internal("precision backend", "left " + kind + " of " + parameter + " as it was");
   }
 

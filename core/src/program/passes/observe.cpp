@@ -23,9 +23,9 @@ std::string name_in(const Program& program, const std::string& tensor) {
 std::vector<Op> observers(Program& program, const OpSet& ops, const Op& op) {
   std::vector<Op> made;
   const OpSpec& spec = ops.at(op.kind);
-  if (!spec.coded) return made;
+  if (!spec.quantized) return made;
   const std::vector<bool> read = read_values(program);
-  for (const OpSpec::Coded& coded : spec.coded(op.attributes)) {
+  for (const OpSpec::QuantizedOutput& coded : spec.quantized(op.attributes)) {
     const ValueId codes = op.outputs[coded.codes], scale = op.outputs[coded.scale];
     if (scale == kNoValue || !read[static_cast<std::size_t>(scale)]) continue;
     const ValueId state = coded.state < 0 ? kNoValue : op.inputs[static_cast<std::size_t>(coded.state)];
@@ -45,15 +45,15 @@ std::vector<Op> observers(Program& program, const OpSet& ops, const Op& op) {
   return made;
 }
 
-// A loss of quantized operands quantizes its logits' gradients itself, and so observes them itself.
-void observe_loss(Program& program, std::size_t index) {
-  const Op& op = program.ops[index];
-  if (op.kind != "lm_loss_train" || op.inputs.size() <= 3 || op.inputs[3] == kNoValue) return;
-  const ValueId observed =
-      program.add_value({.name = name_in(program, "d.logits." + op.attributes.word("gradient_format")),
-                         .shape = {kScaleObservationWords},
-                         .dtype = DType::u32,
-                         .role = Role::observation});
+// A tensor that an op quantizes without handing it on is observed by that op.
+void observe_inside(Program& program, const OpSet& ops, std::size_t index) {
+  const OpSpec& spec = ops.at(program.ops[index].kind);
+  const std::string tensor = spec.quantized_inside ? spec.quantized_inside(program.ops[index]) : "";
+  if (tensor.empty()) return;
+  const ValueId observed = program.add_value({.name = name_in(program, tensor),
+                                              .shape = {kScaleObservationWords},
+                                              .dtype = DType::u32,
+                                              .role = Role::observation});
   program.ops[index].outputs.push_back(observed);
 }
 
@@ -61,7 +61,7 @@ void observe_loss(Program& program, std::size_t index) {
 
 void observe_scales(Program& program, const OpSet& ops) {
   for (std::size_t i = 0; i < program.ops.size(); ++i) {
-    observe_loss(program, i);
+    observe_inside(program, ops, i);
     for (Op& op : observers(program, ops, Op(program.ops[i])))
       program.ops.insert(program.ops.begin() + static_cast<std::ptrdiff_t>(++i), std::move(op));
   }

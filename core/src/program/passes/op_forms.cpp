@@ -4,8 +4,9 @@
 
 namespace quern {
 
-OpForms::OpForms(const Program& program, const Geometry& geometry)
+OpForms::OpForms(const Program& program, const OpSet& ops, const Geometry& geometry)
     : program_(program),
+      ops_(ops),
       geometry_(geometry),
       observed_(read_values(program)),
       unobserved_(without_observations(program).read) {}
@@ -22,7 +23,7 @@ std::vector<OpInstance> OpForms::of(const Op& op) const {
     if (read == &unobserved_ && idle) continue;  // it runs in steps that observe only
     add(form);
     for (std::size_t o = 0; o < op.outputs.size(); ++o)
-      form.outputs[o].accumulate = form.outputs[o].present && sums_up(program_, op, o);
+      form.outputs[o].accumulate = form.outputs[o].present && sums_up(program_, ops_, op, o);
     add(form);
   }
   return forms;

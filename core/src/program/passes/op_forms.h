@@ -11,14 +11,15 @@ namespace quern {
 
 class OpForms {
  public:
-  /// `program` is borrowed.
-  OpForms(const Program& program, const Geometry& geometry);
+  /// `program` and `ops` are borrowed.
+  OpForms(const Program& program, const OpSet& ops, const Geometry& geometry);
 
   /// Of an op of the program, each form once. Outputs that sum up write all or add all.
   std::vector<OpInstance> of(const Op& op) const;
 
  private:
   const Program& program_;
+  const OpSet& ops_;
   Geometry geometry_;
   std::vector<bool> observed_, unobserved_;  ///< what is read, by value
 };

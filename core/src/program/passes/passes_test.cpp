@@ -45,7 +45,7 @@ struct Passes {
     model.embed(embed);
     model.block(block);
     model.head(head);
-    rotated = rotate(embed.take(), block.take(), head.take());
+    rotated = rotate(embed.take(), block.take(), head.take(), ops);
   }
   JointProgram lowered(const Program& program) const {
     return lower_precision(differentiate(program, ops, DType::f32, DType::f32), ops, PlainPrecision()).joint;
@@ -180,7 +180,7 @@ TEST_CASE("every choice of saved values gives two programs that check, and keeps
       JointProgram joint = p.lowered(*program);
       std::size_t all = partition(joint, p.ops, {}).saved.size();
       for (const auto& policy : policies) {
-        std::set<std::string> recomputed = recomputed_values(joint, policy);
+        std::set<std::string> recomputed = recomputed_values(joint, p.ops, policy);
         PartitionedProgram split = partition(joint, p.ops, recomputed);
         CHECK(split.saved.size() <= all);
         CHECK(gradients_of(split.backward).size() == gradients_of(joint.program).size());
@@ -211,7 +211,7 @@ TEST_CASE("the path from recomputing everything to nothing trades bytes for time
 TEST_CASE("fusion finds residual add with norm, norm backward with add, and swiglu recomputed beside its gradient") {
   Passes p({});
   JointProgram joint = p.lowered(p.rotated.block);
-  PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, {"swiglu"}));
+  PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, p.ops, {"swiglu"}));
   Program forward = p.fused(split.forward), backward = p.fused(split.backward);
   CHECK(count_kind(forward, "add_rms_norm") == 2);
   CHECK(count_kind(forward, "add") == 0);
@@ -340,8 +340,8 @@ TEST_CASE("observed, a program runs the same ops and those that observe; unobser
   observe_scales(observed.program, p.ops);
   CHECK(count_kind(observed.program, "observe_scale") == count_kind(joint.program, "quantize"));
   for (const auto& policy : {std::vector<std::string>{}, {"ffn"}, {"block"}}) {
-    const PartitionedProgram plain = partition(joint, p.ops, recomputed_values(joint, policy));
-    const PartitionedProgram split = partition(observed, p.ops, recomputed_values(observed, policy));
+    const PartitionedProgram plain = partition(joint, p.ops, recomputed_values(joint, p.ops, policy));
+    const PartitionedProgram split = partition(observed, p.ops, recomputed_values(observed, p.ops, policy));
     CHECK(split.saved == plain.saved);
     for (auto half : {&PartitionedProgram::forward, &PartitionedProgram::backward}) {
       const Program want = p.fused(plain.*half), got = p.fused(split.*half);
@@ -372,7 +372,7 @@ TEST_CASE("placed values that live at the same time do not overlap") {
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
     JointProgram joint = p.lowered(p.rotated.block);
-    PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, {"ffn", "att"}));
+    PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, p.ops, {"ffn", "att"}));
     Program program = p.fused(split.backward);
     Geometry geometry{3, 7};
     PlacedProgram placed = place(

@@ -3,7 +3,7 @@
 // with the norm that follows. What crosses the boundary is then the pair (residual, branch); their sum is materialised
 // once, inside the consumer, and is what is saved or offloaded for a layer.
 
-#include "quern/program.h"
+#include "quern/op_spec.h"
 
 namespace quern {
 
@@ -17,6 +17,6 @@ struct ModelPrograms {
 
 /// embed, block and head as the model wrote them. A block that does not end in an add is left as it is.
 /// The number of layers must be at least one.
-ModelPrograms rotate(const Program& embed, const Program& block, const Program& head);
+ModelPrograms rotate(const Program& embed, const Program& block, const Program& head, const OpSet& ops);
 
 }  // namespace quern

@@ -18,9 +18,7 @@ class ForwardingDevice : public Device {
   std::span<const Fusion> fusions() const override { return inner_->fusions(); }
   OpSupport query(const OpInstance& op) const override { return inner_->query(op); }
   void open(int ordinal) override { inner_->open(ordinal); }
-  void add_kernel(std::string kind, KernelFactory factory) override {
-    inner_->add_kernel(std::move(kind), std::move(factory));
-  }
+  void add_kernel(CustomKernel kernel) override { inner_->add_kernel(std::move(kernel)); }
   std::unique_ptr<Kernel> prepare(const OpInstance& op) override { return inner_->prepare(op); }
   void* allocate(MemoryKind kind, std::size_t bytes) override { return inner_->allocate(kind, bytes); }
   void release(MemoryKind kind, void* memory) noexcept override { inner_->release(kind, memory); }
@@ -35,6 +33,7 @@ class ForwardingDevice : public Device {
   void record(Event event, Stream stream) override { inner_->record(event, stream); }
   void wait(Stream stream, Event event) override { inner_->wait(stream, event); }
   void synchronize(Stream stream) override { inner_->synchronize(stream); }
+  void synchronize(Event event) override { inner_->synchronize(event); }
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override {
     return inner_->capture(stream, work);
   }
