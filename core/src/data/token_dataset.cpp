@@ -15,16 +15,17 @@ OptionTable<TokenDatasetOptions> token_dataset_options() {
   using O = TokenDatasetOptions;
   OptionTable<O> table;
   table.add("train", &O::train,
-            "token files to train on (scripts/tokenize.py makes them): a path or pattern (*, ?, [...]), or a list");
-  table.add("validation", &O::validation, "token files to evaluate on, likewise; empty: no evaluation");
-  table.add("weights", &O::weights, "shares of the entries of `train` in what is seen; empty: every token once a pass")
+            "token files to train on, made by scripts/tokenize.py: a path or pattern (*, ?, [...]), or a list");
+  table.add("validation", &O::validation, "token files to evaluate on, given in the same way; empty: no evaluation");
+  table.add("weights", &O::weights, "relative share of each entry of `train`; empty: every token is seen once a pass")
       .above(0);
   table.add("format", &O::format, "auto: quern's token files or LLMQ's BIN.TOK; uint16: bare 16-bit tokens, no header")
       .one_of({"auto", "uint16"});
-  table.add("separator", &O::separator, "token that ends a document; -1: as the files state it")
+  table.add("separator", &O::separator, "token that ends a document; -1: the one that the files name")
       .at_least(-1)
       .at_most(std::numeric_limits<std::int32_t>::max());
-  table.add("verify", &O::verify, "prove the checksums that the files state, once a start, behind training");
+  table.add("verify", &O::verify,
+            "check the files' checksums once per start; over 16 MiB in all, while training goes on");
   return table;
 }
 

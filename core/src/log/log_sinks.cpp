@@ -16,7 +16,8 @@ OptionTable<JsonlOptions> jsonl_options() {
 
 OptionTable<ConsoleOptions> console_options() {
   OptionTable<ConsoleOptions> t;
-  t.add("style", &ConsoleOptions::style, "terminal: steps rewrite one line; plain: a line each; auto: as the output is")
+  t.add("style", &ConsoleOptions::style,
+        "terminal: steps rewrite one line; plain: one line per step; auto: terminal where the output is one")
       .one_of({"auto", "plain", "terminal"});
   return t;
 }
@@ -24,13 +25,13 @@ OptionTable<ConsoleOptions> console_options() {
 std::vector<Factory> log_sink_factories() {
   Manifest manifest;
   manifest.add<LogSink>(
-      "console", "lines for people, on standard output", console_options().specs(), [](const OptionValues& values) {
+      "console", "readable lines on standard output", console_options().specs(), [](const OptionValues& values) {
         const std::string style = console_options().bind(values).style;
         bool terminal = style == "terminal" || (style == "auto" && ::isatty(STDOUT_FILENO) != 0);
         return std::make_unique<ConsoleSink>(std::cout, terminal ? ConsoleStyle::terminal : ConsoleStyle::plain);
       });
   manifest.add<LogSink>(
-      "jsonl", "one JSON object a line, for programs", jsonl_options().specs(),
+      "jsonl", "one JSON object per line, for programs", jsonl_options().specs(),
       [](const OptionValues& values) { return std::make_unique<JsonlSink>(jsonl_options().bind(values).path); });
   return std::move(manifest.factories);
 }

@@ -13,7 +13,7 @@ constexpr double kMost31 = 0x7fffffff;  // what 32-bit counters on devices hold
 OptionTable<DataOptions> data_options() {
   OptionTable<DataOptions> t;
   t.add("documents", &DataOptions::documents,
-        "joined: a row is one text; masked: its documents do not see each other, positions restart with each")
+        "joined: a row is one text; masked: documents of a row do not see each other, and positions restart with each")
       .one_of({"joined", "masked"});
   return t;
 }
@@ -21,18 +21,18 @@ OptionTable<DataOptions> data_options() {
 OptionTable<TrainOptions> train_options() {
   OptionTable<TrainOptions> t;
   t.add("steps", &TrainOptions::steps, "optimizer steps of the run").at_least(1).at_most(kMost31);
-  t.add("micro_batch", &TrainOptions::micro_batch, "sequences that a device works on at once")
+  t.add("micro_batch", &TrainOptions::micro_batch, "sequences in one forward and backward pass of a device")
       .at_least(1)
       .at_most(1 << 24);
-  t.add("sequence", &TrainOptions::sequence, "tokens of a sequence").at_least(1).at_most(1 << 30);
-  t.add("accumulation", &TrainOptions::accumulation, "micro-batches of an optimizer step").at_least(1).at_most(1 << 20);
-  t.add("seed", &TrainOptions::seed, "of initial weights, data order and stochastic rounding").at_least(0);
+  t.add("sequence", &TrainOptions::sequence, "tokens per sequence").at_least(1).at_most(1 << 30);
+  t.add("accumulation", &TrainOptions::accumulation, "micro-batches per optimizer step").at_least(1).at_most(1 << 20);
+  t.add("seed", &TrainOptions::seed, "seed of initial weights, data order and stochastic rounding").at_least(0);
   t.add("z_loss", &TrainOptions::z_loss, "weight of logsumexp^2 of the logits in the objective; 0: none").at_least(0);
   t.add("eval_every", &TrainOptions::eval_every, "steps between evaluations; 0: only at the end").at_least(0);
-  t.add("eval_batches", &TrainOptions::eval_batches, "micro-batches of an evaluation; 0: the whole validation split")
+  t.add("eval_batches", &TrainOptions::eval_batches, "micro-batches per evaluation; 0: the whole validation split")
       .at_least(0)
       .at_most(kMost31);
-  t.add("from", &TrainOptions::from, "Hugging Face model directory to take initial weights from; empty: random");
+  t.add("from", &TrainOptions::from, "Hugging Face model directory with the initial weights; empty: random weights");
   return t;
 }
 
@@ -67,13 +67,14 @@ OptionTable<MemoryOptions> memory_options() {
   for (const std::string& name : kRecomputeNames) known += (known.empty() ? "" : ", ") + name;
   t.add("recompute", &MemoryOptions::recompute, "activations to recompute in the backward pass, any of " + known);
   t.add("device_budget", &MemoryOptions::device_budget,
-        "device memory to stay within, such as \"16GiB\", by choosing what to recompute; 0 or empty: all there is")
+        "device memory limit, such as \"16GiB\"; the planner chooses what else to recompute to fit it. 0 or empty: it "
+        "recomputes only what `recompute` names")
       .size();
-  t.add("master", &MemoryOptions::master, "where master weights are: device, or an offload store's id");
-  t.add("moments", &MemoryOptions::moments, "where the optimizer's states are, likewise");
-  t.add("gradients", &MemoryOptions::gradients, "where parameter gradients are, likewise");
-  t.add("weights", &MemoryOptions::weights, "where working weights are, likewise");
-  t.add("activations", &MemoryOptions::activations, "where activations kept for the backward pass are, likewise");
+  t.add("master", &MemoryOptions::master, "where master weights are kept: device, or the id of an offload store");
+  t.add("moments", &MemoryOptions::moments, "the same for optimizer states");
+  t.add("gradients", &MemoryOptions::gradients, "the same for parameter gradients");
+  t.add("weights", &MemoryOptions::weights, "the same for working weights");
+  t.add("activations", &MemoryOptions::activations, "the same for activations that are kept for the backward pass");
   return t;
 }
 
@@ -100,11 +101,10 @@ OptionTable<DeviceOptions> device_options() {
 OptionTable<LogOptions> log_options() {
   OptionTable<LogOptions> t;
   t.add("directory", &LogOptions::directory, "directory of the run: log, checkpoints, export");
-  t.add("sinks", &LogOptions::sinks, "where events go: ids of log plugins, whose options are in [log.<id>]");
-  t.add("every", &LogOptions::every, "steps between step lines on the console").at_least(1);
+  t.add("sinks", &LogOptions::sinks, "ids of the log plugins that get the events; their options are in [log.<id>]");
+  t.add("every", &LogOptions::every, "steps between lines on the console").at_least(1);
   t.add("scales_every", &LogOptions::scales_every,
-        "steps between records of every quantized tensor: its amax, scales, and the fractions of its elements clipped "
-        "and underflowed; 0: none")
+        "steps between records of each quantized tensor: amax, scale, fractions clipped and underflowed; 0: none")
       .at_least(0);
   return t;
 }
@@ -113,13 +113,14 @@ OptionTable<SampleOptions> sample_options() {
   OptionTable<SampleOptions> t;
   t.add("every", &SampleOptions::every, "steps between samples; 0: none").at_least(0);
   t.add("prompts", &SampleOptions::prompts,
-        "what they begin with: token numbers such as \"1,2,3\", a .jsonl file of prompts, or a list of these");
-  t.add("max_tokens", &SampleOptions::max_tokens, "longest continuation; prompt and continuation fit train.sequence")
+        "prompts to continue: token numbers such as \"1,2,3\", a .jsonl file of prompts, or a list of these");
+  t.add("max_tokens", &SampleOptions::max_tokens,
+        "most tokens of a continuation; prompt and continuation must fit train.sequence")
       .at_least(1)
       .at_most(1 << 30);
   t.add("temperature", &SampleOptions::temperature, "logits are divided by it; 0: always the most likely token")
       .at_least(0);
-  t.add("top_p", &SampleOptions::top_p, "draw among the most likely tokens that together have this probability")
+  t.add("top_p", &SampleOptions::top_p, "draw from the most likely tokens whose probabilities add up to this")
       .above(0)
       .at_most(1);
   return t;
@@ -146,20 +147,20 @@ OptionTable<CheckpointOptions> checkpoint_options() {
   t.add("every", &CheckpointOptions::every, "steps between checkpoints; 0: only when the run ends or is stopped")
       .at_least(0);
   t.add("at_end", &CheckpointOptions::at_end, "save after the last step too");
-  t.add("keep_last", &CheckpointOptions::keep_last, "newest checkpoints to keep; 0: all").at_least(0);
+  t.add("keep_last", &CheckpointOptions::keep_last, "number of newest checkpoints to keep; 0: all").at_least(0);
   t.add("keep_every", &CheckpointOptions::keep_every,
-        "checkpoints of steps that are multiples of this are kept for good; a multiple of every; 0: none")
+        "checkpoints of steps that are multiples of this are kept for good; must be a multiple of `every`; 0: none")
       .at_least(0);
-  t.add(
-      "background", &CheckpointOptions::background,
-      "write the checkpoints of `every` while training goes on, from a copy of the state in pinned host memory; false: "
-      "training waits, and the host needs room for one tensor");
+  t.add("background", &CheckpointOptions::background,
+        "write the checkpoints of `every` while training goes on, from a copy in pinned host memory; false: training "
+        "waits, and the host needs memory for one tensor only");
   t.add("resume", &CheckpointOptions::resume,
-        "auto: continue from the newest whole checkpoint; never: start anew in an empty directory")
+        "auto: continue from the newest whole checkpoint; never: start anew; a directory with checkpoints is refused")
       .one_of({"auto", "never"});
   t.add("export", &CheckpointOptions::export_model, "write a Hugging Face model directory at the end");
   t.add("export_dtype", &CheckpointOptions::export_dtype, "format of exported weights").one_of({"fp32", "bf16"});
-  t.add("tokenizer", &CheckpointOptions::tokenizer, "directory whose tokenizer files go into the export; empty: none");
+  t.add("tokenizer", &CheckpointOptions::tokenizer,
+        "directory whose tokenizer files are copied into the export; empty: none");
   return t;
 }
 

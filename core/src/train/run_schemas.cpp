@@ -62,8 +62,9 @@ SectionSchema memory_section() {
 }
 
 SectionSchema sample_section() {
-  SectionSchema schema = section_of(
-      "sample", "Continuations of prompts, logged during training; they change no number of it.", sample_options());
+  SectionSchema schema =
+      section_of("sample", "Continuations of prompts, logged during training. They do not change what is trained.",
+                 sample_options());
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     const auto every = values.get<std::int64_t>("every");
@@ -130,7 +131,7 @@ SectionSchema parallel_section() {
 }
 
 SectionSchema checkpoint_section() {
-  SectionSchema schema = section_of("checkpoint", "What is saved.", checkpoint_options());
+  SectionSchema schema = section_of("checkpoint", "What is saved, and when.", checkpoint_options());
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     const auto every = values.get<std::int64_t>("every"), keep_every = values.get<std::int64_t>("keep_every");
