@@ -19,10 +19,9 @@ const char* const kIntroduction =
     R"(<!-- Made by tests/faults_test.cpp; do not edit. To renew: QUERN_WRITE_FAULTS=1 build/release/bin/whole_test -tc='faults have*' -->
 # Faults, exit codes and messages
 
-What `quern train` says of each kind of fault, as seen by the test that makes this page. Exit codes: 2 the config, 3 a
-file it reads, 4 resources, 5 numbers, 6 communication, 1 a fault of quern itself; 130 and 143 after Ctrl-C and SIGTERM.
-One message goes to standard error. Here paths start at the directory of the run's config, and checksums, process ids
-and losses are made up.
+What `quern train` prints for each kind of fault, one message on standard error. Exit codes: 2 the config, 3 a file that
+it reads, 4 resources, 5 numerics, 6 communication, 1 a fault of quern itself; 130 and 143 after Ctrl-C and SIGTERM. Here
+paths start at the directory of the run's config; checksums, process ids and losses are placeholders.
 )";
 
 // The message without what differs from run to run or between checkouts.
