@@ -38,6 +38,34 @@ void add_adamw_tensors(OpComparison& op, const std::vector<std::int64_t>& counts
   }
 }
 
+/// `arrays` of `sums` elements each.
+void clip_case(const OpRunner& runner, int arrays, int sums, double valid) {
+  OpComparison op("clip_scale");
+  op.in(words(DType::f64, LossStats{10.0, valid, {}})).in(words(DType::u32, step_state(3)));
+  for (int array = 0; array < arrays; ++array) {
+    PoisonedTensor squares(DType::f64, {sums});
+    for (int i = 0; i < sums; ++i) squares.view().as<double>()[i] = 9.0 + array * sums + i;
+    op.in(std::move(squares));
+  }
+  op.out(kF32, {4}, {1e-6, 0}).run(runner);
+}
+
+/// Terms of 2^57, whose sum is 0, among terms of order 100, so that another order of sums gives another total.
+void clip_order_case(const OpRunner& runner, int arrays, int sums) {
+  OpComparison op("clip_scale");
+  op.in(words(DType::f64, LossStats{10.0, 4.0, {}})).in(words(DType::u32, step_state(3)));
+  for (int array = 0; array < arrays; ++array) {
+    PoisonedTensor squares(DType::f64, {sums});
+    for (int i = 0; i < sums; ++i) {
+      const int number = array * sums + i;
+      const double large = number / 7 % 2 == 0 ? 0x1p57 : -0x1p57;
+      squares.view().as<double>()[i] = number % 7 == 0 ? large : 100.0 + number % 97;
+    }
+    op.in(std::move(squares));
+  }
+  op.out(kF32, {4}, {}).run(runner);
+}
+
 Attributes adamw_attributes(std::vector<double> objects, std::vector<double> offsets) {
   return {{"beta1", 0.9},
           {"beta2", 0.95},
@@ -57,16 +85,14 @@ void norm_and_clip_cases(const OpRunner& runner) {
     OpComparison list("sum_squares");
     for (std::int64_t i = 0; i < 300; ++i)
       list.in(normal(dtype, {i * i * 7 % 1000 + (i == 17 ? 70000 : 0)}, 1 + i, 100));
-    list.out(DType::f64, {1}, {1e-6, 0}).run(runner);
+    list.out(DType::f64, {300}, {1e-6, 0}).run(runner);
   }
-  for (int sums : {1, 2, 31, 700}) {
-    for (double valid : {4.0, 0.0}) {
-      OpComparison op("clip_scale");
-      op.in(words(DType::f64, LossStats{10.0, valid, {}})).in(words(DType::u32, step_state(3)));
-      for (int i = 0; i < sums; ++i) op.in(words(DType::f64, 9.0 + i));
-      op.out(kF32, {4}, {1e-6, 0}).run(runner);
-    }
-  }
+  for (int arrays : {1, 2, 31, 700})
+    for (double valid : {4.0, 0.0}) clip_case(runner, arrays, 1, valid);
+  for (int sums : {2, 255, 256, 257, 1000}) clip_case(runner, 1, sums, 4);
+  clip_case(runner, 300, 7, 4);
+  for (int arrays : {1, 3, 300})
+    for (int sums : {238, 1008}) clip_order_case(runner, arrays, sums);
 }
 
 void adamw_cases(const OpRunner& runner) {

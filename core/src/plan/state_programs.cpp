@@ -50,8 +50,9 @@ Program StatePrograms::norm() const {
     for_each_layer(spec, layers_, [&](int layer) {
       squares.inputs.push_back(add_tensor(program, "gradient", spec, layer, options_.gradient));
     });
+  const auto tensors = static_cast<std::int64_t>(squares.inputs.size());
   squares.outputs.push_back(
-      program.add_value({.name = "squares", .shape = {1}, .dtype = DType::f64, .role = Role::local}));
+      program.add_value({.name = "squares", .shape = {tensors}, .dtype = DType::f64, .role = Role::local}));
   clip.inputs.push_back(squares.outputs[0]);
   program.ops.push_back(std::move(squares));
   clip.outputs.push_back(add_update_state(program));

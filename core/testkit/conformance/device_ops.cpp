@@ -9,6 +9,7 @@
 #include "quern/testkit/op_cases.h"
 #include "quern/testkit/op_launch.h"
 #include "quern/testkit/stochastic_rounding.h"
+#include "quern/testkit/tensor_sums.h"
 
 namespace quern::conformance {
 
@@ -208,6 +209,16 @@ std::string compare_rounding(Device& oracle, Device& device) {
   return "2 steps, 2 objects";
 }
 
+std::string compare_grouping(Device&, Device& device) {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    if (std::string refusal = device.query(testkit::sum_of_one_tensor(dtype)).refusal; !refusal.empty())
+      return "refused: " + refusal;
+    const std::string fault = testkit::tensor_sums_fault(device, dtype, device.traits().alignment);
+    need(fault.empty(), "sum_squares", fault, "sums that depend on their own tensor alone");
+  }
+  return "1000 tensors";
+}
+
 }  // namespace
 
 const std::vector<OpFamily>& op_families() {
@@ -226,6 +237,7 @@ const std::vector<OpFamily>& op_families() {
       {"lm_loss", [](const testkit::OpRunner& runner) { testkit::loss_cases(runner, testkit::kLossShapes); }},
       {"loss_stats", testkit::loss_stats_cases},
       {"sum_squares, clip_scale", testkit::norm_and_clip_cases},
+      {"sum_squares, its grouping", [](const testkit::OpRunner&) {}, compare_grouping},
       {"adamw", testkit::adamw_cases},
       {"adamw of many tensors", testkit::adamw_list_cases},
       {"adamw, its rounding", [](const testkit::OpRunner&) {}, compare_rounding},

@@ -46,13 +46,24 @@ double sum_of_squares(const View& x, double* partials) {
   return sum;
 }
 
-// x (any), as many as there are -> sum (1) f64 over all
+// x (any), n tensors -> sums (n) f64
 Launch prepare_sum_squares(const OpInstance&) {
   return [](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    double sum = 0;
-    for (const View& x : in) sum += sum_of_squares(x, static_cast<double*>(exec.workspace));
-    *out[0].as<double>() = sum;
+    for (std::size_t i = 0; i < in.size(); ++i)
+      out[0].as<double>()[i] = sum_of_squares(in[i], static_cast<double*>(exec.workspace));
   };
+}
+
+/// Adds all elements of all arrays in the order that docs/ops.md fixes for clip_scale.
+double total_of(std::span<const View> arrays) {
+  constexpr std::size_t kLanes = 256;
+  double lanes[kLanes] = {};
+  std::size_t at = 0;
+  for (const View& array : arrays)
+    for (std::int64_t i = 0; i < array.count(); ++i) lanes[at++ % kLanes] += array.as<double>()[i];
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2)
+    for (std::size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
 }
 
 UpdateState update_from(const LossStats& stats, float clip_norm, double squares) {
@@ -68,11 +79,10 @@ UpdateState update_from(const LossStats& stats, float clip_norm, double squares)
   return update;
 }
 
-// stats (4) f64, step (16) u32, sums (1) f64 each -> update (4) f32
+// stats (4) f64, step (16) u32, sums (any count) f64 each -> update (4) f32
 Launch prepare_clip_scale(const OpInstance&) {
   return [](std::span<const View> in, std::span<const View> out, const Exec&) {
-    double squares = 0;
-    for (const View& sum : in.subspan(2)) squares += *sum.as<double>();
+    const double squares = total_of(in.subspan(2));
     UpdateState update = update_from(read<LossStats>(in[0]), read<StepState>(in[1]).clip_norm, squares);
     std::memcpy(out[0].data, &update, sizeof update);
   };
@@ -208,7 +218,7 @@ Launch prepare_adamw(const OpInstance& op) {
 
 OpSupport query_sum_squares(const OpInstance& op) {
   OpCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), 1);
-  check.output(0, "sum", {1}, DType::f64).overwrites(0, "sum");
+  check.output(0, "sums", {static_cast<std::int64_t>(op.inputs.size())}, DType::f64).overwrites(0, "sums");
   std::int64_t blocks = 0;
   for (std::size_t i = 0; i < op.inputs.size(); ++i) {
     check.input(i, "x", op.inputs[i].extents);
@@ -223,7 +233,8 @@ OpSupport query_clip_scale(const OpInstance& op) {
       .input(1, "step", {16}, DType::u32)
       .output(0, "update", {4}, DType::f32)
       .overwrites(0, "update");
-  for (std::size_t i = 2; i < op.inputs.size(); ++i) check.input(i, "sums", {1}, DType::f64);
+  for (std::size_t i = 2; i < op.inputs.size(); ++i)
+    check.input(i, "sums", {std::max<std::int64_t>(op.inputs[i].count(), 1)}, DType::f64);
   return check.support();
 }
 

@@ -7,6 +7,7 @@
 #include "quern/random.h"
 #include "quern/step_state.h"
 #include "quern/testkit/stochastic_rounding.h"
+#include "quern/testkit/tensor_sums.h"
 
 using namespace quern;
 using namespace quern::cpu::harness;
@@ -84,13 +85,16 @@ PoisonedTensor part_of(const PoisonedTensor& whole, std::int64_t begin, std::int
   return part;
 }
 
-UpdateState clip_scale(const LossStats& stats, float clip_norm, const Doubles& sums) {
+UpdateState clip_arrays(const LossStats& stats, float clip_norm, const std::vector<Doubles>& arrays) {
   StepState state;
   state.clip_norm = clip_norm;
   PoisonedTensor stats_tensor = tensor_of(DType::f64, stats), state_tensor = tensor_of(DType::u32, state),
                  update(DType::f32, {4});
   std::vector<PoisonedTensor> sum_tensors;
-  for (double sum : sums) sum_tensors.push_back(tensor_of(DType::f64, sum));
+  for (const Doubles& sums : arrays) {
+    sum_tensors.emplace_back(DType::f64, Extents{static_cast<std::int64_t>(sums.size())});
+    std::copy(sums.begin(), sums.end(), sum_tensors.back().view().as<double>());
+  }
   OpRun run("clip_scale");
   run.in(stats_tensor.view()).in(state_tensor.view());
   for (const PoisonedTensor& sum : sum_tensors) run.in(View{sum.view()});
@@ -98,6 +102,13 @@ UpdateState clip_scale(const LossStats& stats, float clip_norm, const Doubles& s
   UpdateState result;
   std::memcpy(&result, update.view().data, sizeof result);
   return result;
+}
+
+/// Each sum in an array of its own.
+UpdateState clip_scale(const LossStats& stats, float clip_norm, const Doubles& sums) {
+  std::vector<Doubles> arrays;
+  for (double sum : sums) arrays.push_back({sum});
+  return clip_arrays(stats, clip_norm, arrays);
 }
 
 }  // namespace
@@ -121,21 +132,49 @@ TEST_CASE("sum_squares sums in double, the same for any number of threads") {
   }
 }
 
-TEST_CASE("sum_squares of a list is the sum of its tensors' sums") {
-  const std::int64_t counts[] = {4097, 1, 20011, 0, 33};
-  OpRun list("sum_squares");
-  std::vector<PoisonedTensor> tensors;
-  for (std::int64_t count : counts) tensors.push_back(normal(DType::bf16, {count}, 1 + count, 0, 100));
-  double want = 0;
-  for (const PoisonedTensor& x : tensors) {
-    PoisonedTensor sum(DType::f64, {1});
-    OpRun("sum_squares").in(x.view()).out(sum.view()).run();
-    want += *sum.view().as<double>();
-    list.in(x.view());
+TEST_CASE(
+    "sum_squares of a tensor has the same bits alone and in any list, aligned or not, for any number of threads") {
+  cpu::CpuDevice device({});
+  device.open(0);
+  for (int threads : {1, 3}) {
+    Threads set(threads);
+    for (DType dtype : {DType::f32, DType::bf16})
+      for (std::size_t alignment : {std::size_t{1}, device.traits().alignment})
+        CHECK(testkit::tensor_sums_fault(device, dtype, alignment) == "");
   }
-  PoisonedTensor sum(DType::f64, {1});
-  list.out(sum.view()).run();
-  CHECK(*sum.view().as<double>() == want);
+}
+
+TEST_CASE("clip_scale's result depends on the sums, not on the arrays that they come in") {
+  LossStats stats{10.0, 4.0, {}};
+  Doubles sums;
+  for (int i = 0; i < 700; ++i) sums.push_back(1 + 1e-7 * i * i);
+  const UpdateState apart = clip_scale(stats, 1.0f, sums);
+  for (std::size_t first : {std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{699}}) {
+    const auto cut = sums.begin() + static_cast<std::ptrdiff_t>(first);
+    const UpdateState joined = clip_arrays(stats, 1.0f, {{sums.begin(), cut}, {cut, sums.end()}});
+    CHECK(std::memcmp(&joined, &apart, sizeof apart) == 0);
+  }
+}
+
+TEST_CASE("clip_scale adds by lanes: what cancels in lane 0 takes nothing from the others") {
+  Doubles sums(257, 1.0);
+  sums.front() = 0x1p60;
+  sums.back() = -0x1p60;  // in their order, one by one, the ones between would be lost
+  const double want = std::sqrt(255.0) / 4;
+  CHECK(clip_scale({10.0, 4.0, {}}, 0, sums).gradient_norm == static_cast<float>(want / kGradientSeed));
+}
+
+TEST_CASE("sum_squares and clip_scale refuse sums of other shapes") {
+  PoisonedTensor x(DType::f32, {8}), one(DType::f64, {1}), none(DType::f64, {0}), square(DType::f64, {2, 2});
+  CHECK(OpRun("sum_squares").in(x.view()).in(x.view()).out(one.view()).refusal() ==
+        "sum_squares operand sums: found (1), expected (2)");
+  PoisonedTensor stats(DType::f64, {4}), step(DType::u32, {16}), update(DType::f32, {4});
+  auto clip = [&](const PoisonedTensor& sums) {
+    return OpRun("clip_scale").in(stats.view()).in(step.view()).in(sums.view()).out(update.view()).refusal();
+  };
+  CHECK(clip(one) == "");
+  CHECK(clip(none) == "clip_scale operand sums: found (0), expected (1)");
+  CHECK(clip(square) == "clip_scale operand sums: found (2, 2), expected (4)");
 }
 
 TEST_CASE("clip_scale divides by the tokens, clips and skips") {

@@ -3,6 +3,7 @@
 #include "device_pair.h"
 #include "quern/testkit/op_cases.h"
 #include "quern/testkit/stochastic_rounding.h"
+#include "quern/testkit/tensor_sums.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -30,6 +31,14 @@ TEST_CASE("rope, head_norm and their gradients") { testkit::head_cases(open_pair
 TEST_CASE("element-wise ops and column sums") { testkit::elementwise_cases(open_pair()); }
 
 TEST_CASE("sum_squares and clip_scale") { testkit::norm_and_clip_cases(open_pair()); }
+
+TEST_CASE("sum_squares of a tensor has the same bits alone and in any list, aligned or not") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (std::size_t alignment : {std::size_t{1}, pair.gpu->traits().alignment})
+      CHECK(testkit::tensor_sums_fault(*pair.gpu, dtype, alignment) == "");
+}
 
 TEST_CASE("adamw, its stochastic rounding and its skip") { testkit::adamw_cases(open_pair()); }
 

@@ -1,7 +1,9 @@
 // The global gradient norm and the clip factor, on the device: no host synchronisation decides whether a step is
 // applied.
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "launch.cuh"
@@ -17,7 +19,7 @@ namespace {
 
 // ---- sum_squares ----
 
-constexpr int kThreads = 256, kUnroll = 4, kTotalThreads = 1024;
+constexpr int kThreads = 256, kUnroll = 4;
 constexpr int kChunk = 16 * kUnroll * 2 * kThreads;  // elements that a partial sum is of
 
 struct SquaresTensor {
@@ -31,15 +33,14 @@ struct SquaresArguments {
 };
 
 /// The block's sum, known to thread 0; adds in the order of lanes and warps.
-template <int kBlock>
 __device__ __forceinline__ double block_sum(double value) {
-  __shared__ double warps[kBlock / 32];
+  __shared__ double warps[kThreads / 32];
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffffu, value, lanes);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();
   value = 0;
-  for (int warp = 0; warp < kBlock / 32; ++warp) value += warps[warp];
+  for (int warp = 0; warp < kThreads / 32; ++warp) value += warps[warp];
   return value;
 }
 
@@ -61,31 +62,35 @@ __global__ void __launch_bounds__(kThreads) sum_squares_kernel(const __grid_cons
       for (int i = 0; i < kPack<T>; ++i) sum = fma(double{values.at[i]}, double{values.at[i]}, sum);
     }
   }
-  sum = block_sum<kThreads>(sum);
+  sum = block_sum(sum);
   if (threadIdx.x == 0) args.partials[blockIdx.x] = sum;
 }
 
-struct TotalArguments {
+struct TensorSumArguments {
   const double* partials;
-  int count;
-  double* sum;
+  const int* first_partial;  ///< of each tensor, and one past the last
+  double* sums;
 };
 
-__global__ void __launch_bounds__(kTotalThreads) total_kernel(const TotalArguments args) {
+/// A block a tensor. The order depends on the number of the tensor's own chunks alone.
+__global__ void __launch_bounds__(kThreads) tensor_sum_kernel(const TensorSumArguments args) {
+  const int end = args.first_partial[blockIdx.x + 1];
   double sum = 0;
 #pragma unroll 8
-  for (int i = static_cast<int>(threadIdx.x); i < args.count; i += kTotalThreads) sum += args.partials[i];
-  sum = block_sum<kTotalThreads>(sum);
-  if (threadIdx.x == 0) *args.sum = sum;
+  for (int i = args.first_partial[blockIdx.x] + static_cast<int>(threadIdx.x); i < end; i += kThreads)
+    sum += args.partials[i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
 }
 
-std::int64_t partials_of(const OpInstance& op) {
-  std::int64_t partials = 0;
-  for (const Operand& x : op.inputs) partials += ceil_divide(element_count(x.extents), kChunk);
-  return partials;
+std::vector<int> first_partials(const OpInstance& op) {
+  std::vector<int> first{0};
+  for (const Operand& x : op.inputs)
+    first.push_back(first.back() + static_cast<int>(ceil_divide(element_count(x.extents), kChunk)));
+  return first;
 }
 
-// x (any), as many as there are -> sum (1) f64 over all
+// x (any), n tensors -> sums (n) f64
 Launch prepare_sum_squares(const OpInstance& op, CudaContext& context) {
   std::vector<std::int64_t> counts;
   for (const Operand& x : op.inputs) counts.push_back(element_count(x.extents));
@@ -96,40 +101,49 @@ Launch prepare_sum_squares(const OpInstance& op, CudaContext& context) {
     });
   };
   auto vector = load(AccessConstant<Access::tail>{}), scalar = load(AccessConstant<Access::scalar>{});
-  auto total = load_kernel<TotalArguments>(total_kernel, dim3(kTotalThreads), context.multiprocessors);
-  const int partials = static_cast<int>(partials_of(op));
+  auto add = load_kernel<TensorSumArguments>(tensor_sum_kernel, dim3(kThreads), context.multiprocessors);
+  const std::vector<int> first = first_partials(op);
+  const auto* first_partial = static_cast<const int*>(context.constant(first.data(), first.size() * sizeof(int)));
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    auto* sums = static_cast<double*>(exec.workspace);
+    auto* partials = static_cast<double*>(exec.workspace);
     bool aligned = true;
     for (const View& x : in) aligned = aligned && aligned_16({x.data});
     SquaresArguments args;
-    args.partials = sums;
+    args.partials = partials;
     auto tensor_at = [&](std::size_t i) { return SquaresTensor{in[i].data, counts[i]}; };
     for_tensor_lists<kChunk>(counts.size(), tensor_at, [&](const TensorList<SquaresTensor>& list) {
       args.list = list;
       (aligned ? vector : scalar).launch(list.chunks, stream_of(exec), args);
       args.partials += list.chunks;
     });
-    total.launch(1, stream_of(exec), {sums, partials, static_cast<double*>(out[0].data)});
+    add.launch(static_cast<std::int64_t>(counts.size()), stream_of(exec),
+               {partials, first_partial, static_cast<double*>(out[0].data)});
   };
 }
 
 OpSupport query_sum_squares(const OpInstance& op, const CudaTraits&) {
   OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), 1);
-  check.output(0, "sum", {1}, DType::f64);
+  check.output(0, "sums", {static_cast<std::int64_t>(op.inputs.size())}, DType::f64);
   for (std::size_t i = 0; i < op.inputs.size(); ++i) check.input(i, "x", op.inputs[i].extents);
-  return check.support(static_cast<std::size_t>(partials_of(op)) * sizeof(double));
+  return check.support(static_cast<std::size_t>(first_partials(op).back()) * sizeof(double));
 }
 
 // ---- clip_scale ----
 
-constexpr int kMostSums = 448;  // sums of one launch: a kernel's arguments are limited to 4 KiB
+/// Running sums. Which elements each has, and how they are added, docs/ops.md fixes.
+constexpr int kLanes = 256;
+
+struct SumsArray {
+  const double* sums;
+  std::int64_t count;
+};
+using SumsList = TensorList<SumsArray>;  // an element a chunk
 
 struct ClipArguments {
-  const double* sums[kMostSums];
-  int count;
-  double* running;  ///< total of the chunks before; null: this is the only chunk
-  bool first, last;
+  SumsList list;
+  double* lanes;        ///< (kLanes) sums of the lists before; not read where `before` is 0
+  std::int64_t before;  ///< elements of the lists before
+  bool last;
   const LossStats* stats;
   const StepState* step;
   UpdateState* update;
@@ -148,44 +162,47 @@ __device__ UpdateState update_from(const LossStats& stats, float clip_norm, doub
   return update;
 }
 
-/// One block. The sums are read at once and added in their order by one thread.
-__global__ void __launch_bounds__(kMostSums) clip_scale_kernel(const __grid_constant__ ClipArguments args) {
-  __shared__ double sums[kMostSums];
-  const int i = static_cast<int>(threadIdx.x);
-  if (i < args.count) sums[i] = *args.sums[i];
-  __syncthreads();
-  if (i != 0) return;
-  double squares = args.first ? 0.0 : *args.running;
-  for (int sum = 0; sum < args.count; ++sum) squares += sums[sum];
-  if (args.last) {
-    *args.update = update_from(*args.stats, args.step->clip_norm, squares);
-  } else {
-    *args.running = squares;
+/// One block, a thread a lane.
+__global__ void __launch_bounds__(kLanes) clip_scale_kernel(const __grid_constant__ ClipArguments args) {
+  __shared__ double lanes[kLanes];
+  const int lane = static_cast<int>(threadIdx.x), shift = static_cast<int>(args.before % kLanes);
+  double sum = args.before == 0 ? 0.0 : args.lanes[lane];
+  for (int i = (lane - shift + kLanes) % kLanes; i < args.list.chunks; i += kLanes) {
+    const Chunk element = chunk_at<1>(args.list, i);
+    sum += args.list.tensor[element.tensor].sums[element.begin];
   }
+  if (!args.last) {
+    args.lanes[lane] = sum;
+    return;
+  }
+  lanes[lane] = sum;
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane < half) lanes[lane] += lanes[lane + half];
+  }
+  if (lane == 0) *args.update = update_from(*args.stats, args.step->clip_norm, lanes[0]);
 }
 
-std::size_t running_bytes(std::size_t sums) { return sums > kMostSums ? sizeof(double) : 0; }
-
-// stats (4) f64, step (16) u32, sums (1) f64 each -> update (4) f32
-Launch prepare_clip_scale(const OpInstance&, CudaContext& context) {
-  auto kernel = load_kernel<ClipArguments>(clip_scale_kernel, dim3(kMostSums), context.multiprocessors);
-  return [kernel](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    std::span<const View> sums = in.subspan(2);
-    std::size_t done = 0;
-    do {
-      ClipArguments args{};
-      args.count = static_cast<int>(std::min<std::size_t>(kMostSums, sums.size() - done));
-      for (int i = 0; i < args.count; ++i)
-        args.sums[i] = static_cast<const double*>(sums[done + static_cast<std::size_t>(i)].data);
-      args.first = done == 0;
-      done += static_cast<std::size_t>(args.count);
-      args.last = done == sums.size();
-      args.running = static_cast<double*>(exec.workspace);
-      args.stats = static_cast<const LossStats*>(in[0].data);
-      args.step = static_cast<const StepState*>(in[1].data);
-      args.update = static_cast<UpdateState*>(out[0].data);
+// stats (4) f64, step (16) u32, sums (any count) f64 each -> update (4) f32
+Launch prepare_clip_scale(const OpInstance& op, CudaContext& context) {
+  auto kernel = load_kernel<ClipArguments>(clip_scale_kernel, dim3(kLanes), context.multiprocessors);
+  std::int64_t total = 0;
+  for (const Operand& sums : std::span(op.inputs).subspan(2)) total += sums.count();
+  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    ClipArguments args{};
+    args.lanes = static_cast<double*>(exec.workspace);
+    args.stats = static_cast<const LossStats*>(in[0].data);
+    args.step = static_cast<const StepState*>(in[1].data);
+    args.update = static_cast<UpdateState*>(out[0].data);
+    auto array_at = [&](std::size_t i) {
+      return SumsArray{static_cast<const double*>(in[2 + i].data), in[2 + i].count()};
+    };
+    for_tensor_lists<1>(in.size() - 2, array_at, [&](const SumsList& list) {
+      args.list = list;
+      args.last = args.before + list.chunks == total;
       kernel.launch(1, stream_of(exec), args);
-    } while (done < sums.size());
+      args.before += list.chunks;
+    });
   };
 }
 
@@ -201,10 +218,12 @@ OpSupport query_clip_scale(const OpInstance& op, const CudaTraits&) {
     return {op.kind + " takes stats, step and sums, and has one output", 0};
   expect(op.inputs[0], "stats", DType::f64, 4);
   expect(op.inputs[1], "step", DType::u32, 16);
-  for (std::size_t i = 2; i < op.inputs.size(); ++i) expect(op.inputs[i], "sums", DType::f64, 1);
+  for (std::size_t i = 2; i < op.inputs.size(); ++i)
+    expect(op.inputs[i], "sums", DType::f64, std::max<std::int64_t>(op.inputs[i].count(), 1));
   expect(op.outputs[0], "update", DType::f32, 4);
   if (op.outputs[0].accumulate) support.refusal = op.kind + " operand update: cannot be added to";
-  if (support.refusal.empty()) support.workspace_bytes = running_bytes(op.inputs.size() - 2);
+  if (support.refusal.empty() && op.inputs.size() - 2 > SumsList::kMost)
+    support.workspace_bytes = kLanes * sizeof(double);
   return support;
 }
 

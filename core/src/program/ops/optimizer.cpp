@@ -4,8 +4,8 @@
 namespace quern::ops {
 
 void add_optimizer(OpSet& set) {
-  set.add({.kind = "sum_squares", .inputs = {"x*"}, .outputs = {"sum"}, .infer = [](InferContext& c) {
-             give(c, 0, {1}, DType::f64);
+  set.add({.kind = "sum_squares", .inputs = {"x*"}, .outputs = {"sums"}, .infer = [](InferContext& c) {
+             give(c, 0, {static_cast<std::int64_t>(c.inputs.size())}, DType::f64);
            }});
   set.add(
       {.kind = "clip_scale", .inputs = {"stats", "step", "sums*"}, .outputs = {"update"}, .infer = [](InferContext& c) {

@@ -129,7 +129,8 @@ void add_update(std::vector<Case>& cases, const ModelShape& m) {
   auto label = [&](const char* kind, const std::vector<Extents>& tensors) {
     return std::string(kind) + " update " + m.name + ", " + std::to_string(tensors.size()) + " tensors";
   };
-  Case squares{label("sum_squares", all), "sum_squares", {}, {operand(DType::f64, {1})}};
+  const Operand sums = operand(DType::f64, Extents{static_cast<std::int64_t>(all.size())});
+  Case squares{label("sum_squares", all), "sum_squares", {}, {sums}};
   for (const Extents& extents : all) squares.inputs.push_back(normal(kBf16, extents));
   cases.push_back(std::move(squares));
   cases.push_back(adamw_case(label("adamw", matrices), matrices, kBf16, kBf16));
