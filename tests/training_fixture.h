@@ -16,12 +16,25 @@
 
 namespace quern::testing {
 
-inline std::unique_ptr<Device> cpu_device() {
+inline PluginHost& plugin_host() {
   static PluginHost host(PluginHost::standard_folders());
-  const Factory& factory = host.require("device", "cpu");
-  auto device = host.create<Device>("cpu", default_values(factory.options));
+  return host;
+}
+
+/// Open; `settings` change options from their defaults.
+inline std::unique_ptr<Device> cpu_device(const std::vector<std::pair<std::string, OptionValue>>& settings = {}) {
+  OptionValues values = default_values(plugin_host().require("device", "cpu").options);
+  for (const auto& [name, value] : settings) values.set(name, value);
+  auto device = plugin_host().create<Device>("cpu", values);
   device->open(0);
   return device;
+}
+
+inline std::unique_ptr<OffloadStore> host_store(Device& device) {
+  auto store =
+      plugin_host().create<OffloadStore>("host", default_values(plugin_host().require("offload", "host").options));
+  store->open(device);
+  return store;
 }
 
 /// Random tokens; some targets do not count.
@@ -75,8 +88,13 @@ class TinyRun {
  private:
   void start(PlanOptions options) {
     options.uploads = 4;
-    engine_ =
-        std::make_unique<Engine>(device_, make_plan({model_, precision_, device_, optimizer_, custom_ops_}, options));
+    Plan plan = make_plan({model_, precision_, device_, optimizer_, custom_ops_}, options);
+    std::vector<OffloadStore*> stores;
+    for (std::size_t i = 0; i < plan.stores.size(); ++i) {
+      stores_.push_back(host_store(device_));
+      stores.push_back(stores_.back().get());
+    }
+    engine_ = std::make_unique<Engine>(device_, std::move(plan), stores);
     initialise_weights(*engine_, 7);
   }
 
@@ -86,6 +104,7 @@ class TinyRun {
   std::vector<OpSpec> custom_ops_;
   std::unique_ptr<Device> own_device_;
   Device& device_;
+  std::vector<std::unique_ptr<OffloadStore>> stores_;
   std::unique_ptr<Engine> engine_;
 };
 

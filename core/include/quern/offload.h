@@ -15,6 +15,7 @@ struct OffloadTraits {
   double put_rate = 0;       ///< bytes/s, device to store
   double get_rate = 0;       ///< bytes/s, store to device
   bool mappable = false;     ///< kernels can read and write a slot in place
+  bool can_capture = false;  ///< put and get may be part of a captured graph
 };
 
 /// A reserved range of the store.

@@ -140,6 +140,7 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
   ++lane[static_cast<std::size_t>(lane_)];
   now_ = lane;
   check_operands(schedule, index);
+  if (task && task->exclusive) use_alone(action.task);
   const auto reads = schedule.reads(action), writes = schedule.writes(action);
   for (const Access& access : reads) read(access);
   if (task)
@@ -147,6 +148,15 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
   for (const Access& access : writes) write(access);
   if (task)
     for (std::int32_t input : task->changed) write(reads[static_cast<std::size_t>(input)]);
+}
+
+// A kernel with scratch of its own: its launches are ordered as writers of one place are.
+void ScheduleChecker::use_alone(std::int32_t task) {
+  Seen& last = last_launch_[task];
+  if (!known(last.lane, last.when))
+    fault("runs a kernel that keeps scratch while " + std::string(name_of(static_cast<Lane>(last.lane))) +
+          " may still be running it");
+  last = {lane_, now_[static_cast<std::size_t>(lane_)]};
 }
 
 void ScheduleChecker::hold(const Access& access) {
@@ -210,7 +220,7 @@ class Walk {
     if (!plan_.options.train || (observed && !plan_.options.observe)) return;
     for (int i = 0; i < micro_batches; ++i) {
       one(Run::upload);
-      one(i == 0 ? (observed ? Run::observed_first : Run::first) : (observed ? Run::observed_later : Run::later));
+      one(plan_.schedules.micro_step(i == 0, i + 1 == micro_batches, observed));
     }
     one(Run::reduce);
     if (observed) one(Run::observe_weights);

@@ -44,6 +44,7 @@ class ScheduleChecker {
 
   void act(const RunSchedule& schedule, std::size_t index);
   void check_operands(const RunSchedule& schedule, std::size_t index);
+  void use_alone(std::int32_t task);
   void read(const Access& access);
   void write(const Access& access);
   Shadow& shadow_of(const Place& place) { return shadows_[{place.space, place.index}]; }
@@ -55,6 +56,11 @@ class ScheduleChecker {
   std::string name(std::int32_t value) const;
 
   const ScheduleSet& set_;
+  struct Seen {
+    int lane = 0;
+    std::int64_t when = 0;
+  };
+  std::map<std::int32_t, Seen> last_launch_;  // of exclusive tasks
   std::map<std::pair<Space, std::int32_t>, Shadow> shadows_;
   std::array<Clock, kLanes> lanes_{};
   std::vector<Clock> events_;
@@ -69,5 +75,9 @@ class ScheduleChecker {
 
 /// Checks all runs of a plan, each after every other that may come before it. Empty: all laws hold.
 std::vector<std::string> schedule_faults(const Plan& plan);
+
+/// Checks one run on all ranks together, of which `ranks[i]` is rank i's: collectives meet in one order, alike in kind
+/// and size, and no rank waits for what never comes.
+std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, Run run);
 
 }  // namespace quern

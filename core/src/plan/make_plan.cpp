@@ -82,10 +82,12 @@ bool verifies() {
 
 void add_schedules(Plan& plan, const DeviceTraits& device) {
   plan.schedules = make_schedules(plan);
+  make_resident(plan.schedules, plan.ring, static_cast<std::int64_t>(device.alignment));
   const RunSchedule& micro_step = plan.schedules[plan.options.train ? Run::later : Run::evaluate];
   plan.seconds_per_micro_step = simulated_seconds(plan.schedules, micro_step, device);
   double flops = 0;
   for (const Action& action : micro_step.actions) {
+    if (action.kind != ActionKind::launch) continue;
     const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
     if (task.cost.tensor_core && task.phase != Phase::recompute) flops += task.cost.flops;
   }
@@ -124,7 +126,7 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
   auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
   OwnerBytes largest;
   for (const OwnerBytes& owner : plan.owners)
-    if (owner.memory == MemoryKind::device && owner.bytes > largest.bytes) largest = owner;
+    if (owner.memory == MemoryKind::device && owner.store < 0 && owner.bytes > largest.bytes) largest = owner;
   throw Error(ErrorCode::resources,
               {.where = budgeted ? "memory.device_budget" : "device " + parts.device.traits().id,
                .what = "the run does not fit",

@@ -14,7 +14,14 @@ namespace quern {
 namespace {
 
 bool observes(Run run) {
-  return run == Run::observed_first || run == Run::observed_later || run == Run::observe_weights;
+  switch (run) {
+    case Run::observed_first:
+    case Run::observed_later:
+    case Run::observed_last:
+    case Run::observed_only:
+    case Run::observe_weights: return true;
+    default: return false;
+  }
 }
 
 /// Runs in which a gradient, a sum of losses or an observation is written by its first producer and added to by those
@@ -22,7 +29,9 @@ bool observes(Run run) {
 bool starts_sums(Run run) {
   switch (run) {
     case Run::first:
+    case Run::only:
     case Run::observed_first:
+    case Run::observed_only:
     case Run::evaluate:
     case Run::logits:
     case Run::next_logits:
@@ -135,7 +144,8 @@ class Maker {
               .cost = {},
               .changed = changed_inputs(program, op, layer),
               .summed = {},
-              .overwrites = plan_.ops.at(op.kind).may_overwrite};
+              .overwrites = plan_.ops.at(op.kind).may_overwrite,
+              .exclusive = plan_.exclusive.contains(op.kind)};
     for (std::size_t o = 0; o < adds.size(); ++o) {
       task.instance.outputs[o].accumulate = adds[o];
       if (adds[o]) task.summed.push_back(static_cast<std::int32_t>(o));
@@ -160,7 +170,8 @@ class Maker {
     if (workspace >= 0)
       scratch.place = {Space::device, 0, plan_.transient_offset + workspace, stop.program->workspace_bytes[index]};
     writes_.push_back(scratch);
-    schedule.add({.kind = ActionKind::launch, .task = task, .layer = stop.layer}, reads_, writes_);
+    schedule.add({.kind = ActionKind::launch, .task = task, .layer = stop.layer, .window = stop.window}, reads_,
+                 writes_);
   }
 
   void add_copy(RunSchedule& schedule, const Access& from, const Access& to) {
@@ -189,6 +200,7 @@ class Maker {
   }
 
   void add_reduce() {
+    std::int32_t window = 0;
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (tensor.kind != "gradient" && tensor.kind != "loss_stats") continue;
       Operand operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
@@ -200,7 +212,8 @@ class Maker {
       const Access access = places_.tensor(tensor);
       set_[Run::reduce].add({.kind = ActionKind::collective,
                              .task = static_cast<std::int32_t>(set_.tasks.size() - 1),
-                             .layer = tensor.layer},
+                             .layer = tensor.layer,
+                             .window = window++},
                             std::span(&access, 1), std::span(&access, 1));
     }
   }

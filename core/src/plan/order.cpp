@@ -1,22 +1,46 @@
 #include "plan/order.h"
 
+#include <algorithm>
+
 namespace quern {
 
 namespace {
 
 using Flow = Stop::Flow;
 
+/// Numbers the windows; a stop that `joins` the one before it is in its window.
+template <class Joins>
+void number(std::vector<Stop>& order, Joins joins) {
+  int window = -1;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (i == 0 || !joins(order[i], order[i - 1])) ++window;
+    order[i].window = window;
+  }
+}
+
+bool apart(const Stop&, const Stop&) { return false; }
+
 int layers_of(const Plan& plan) { return static_cast<int>(plan.model.layers); }
 
-std::vector<Stop> training(const Plan& plan) {
+// `ends`: gradients are final behind the layer that makes them, and so are the sums of their squares.
+std::vector<Stop> training(const Plan& plan, bool ends) {
   const int layers = layers_of(plan);
   std::vector<Stop> order{{&plan.embed, Flow::forward, -1, -1, 0}};
   for (int layer = 0; layer < layers; ++layer)
     order.push_back({&plan.layer_class(layer).forward, Flow::forward, layer, layer, layer + 1});
   order.push_back({&plan.head_train, Flow::turn, -1, layers, layers});
-  for (int layer = layers; layer-- > 0;)
+  auto add_squares = [&](int layer) {
+    if (ends) order.push_back({&plan.squares[static_cast<std::size_t>(layer + 1)], Flow::none, layer});
+  };
+  for (int layer = layers; layer-- > 0;) {
     order.push_back({&plan.layer_class(layer).backward, Flow::backward, layer, layer + 1, layer});
+    add_squares(layer);
+  }
   order.push_back({&plan.embed_backward, Flow::backward, -1, 0, -1});
+  add_squares(-1);
+  number(order, [](const Stop& stop, const Stop& before) {
+    return stop.flow == Flow::none && before.flow == Flow::backward;  // squares, with what made the gradients
+  });
   return order;
 }
 
@@ -26,25 +50,45 @@ std::vector<Stop> evaluation(const Plan& plan, const PlacedProgram& head, std::s
   for (int layer = 0; layer < layers; ++layer)
     order.push_back({&plan.layer_class(layer).evaluate, Flow::evaluate, layer, layer, layer + 1});
   order.push_back({&head, Flow::evaluate, -1, layers, -1, result});
+  number(order, apart);
   return order;
 }
 
 /// A program for every parameter, in each layer that has it.
 template <class Pick>
-void each_parameter(const Plan& plan, std::vector<Stop>& order, Pick pick) {
+std::vector<Stop> each_parameter(const Plan& plan, Pick pick) {
+  std::vector<Stop> order;
   for (const ParameterPlan& parameter : plan.parameters)
     for_each_layer(parameter.spec, layers_of(plan), [&](int layer) {
       order.push_back({&pick(parameter, layer), Flow::none, layer});
     });
+  number(order, apart);
+  return order;
 }
 
+std::vector<Stop> refresh(const Plan& plan) {
+  return each_parameter(
+      plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.refresh_of(p, layer); });
+}
+
+// What updates a layer's tensors is followed by what refreshes their working copies, while they are at hand.
 std::vector<Stop> update(const Plan& plan) {
-  std::vector<Stop> order{{&plan.norm}, {&plan.update}};
-  each_parameter(
-      plan, order, [&](const ParameterPlan& p, int layer) -> auto& { return plan.refresh_of(p, layer); });
+  std::vector<Stop> order{{&plan.norm}};
+  const std::vector<Stop> refreshes = refresh(plan);
+  for (std::size_t window = 0; window < plan.updates.size(); ++window) {
+    const bool all = plan.updates.size() == 1;
+    const int layer = static_cast<int>(window) - 1;
+    order.push_back({&plan.updates[window], Flow::none, all ? -1 : layer});
+    for (const Stop& stop : refreshes)
+      if (all || stop.layer == layer) order.push_back(stop);
+  }
   order.push_back({&plan.head_advance});
   for (int layer = 0; layer < layers_of(plan); ++layer)
     order.push_back({&plan.layer_class(layer).advance, Flow::none, layer});
+  number(order, [&](const Stop& stop, const Stop&) {
+    return plan.updates.size() > 1 && std::none_of(plan.updates.begin(), plan.updates.end(),
+                                                   [&](const auto& update) { return stop.program == &update; });
+  });
   return order;
 }
 
@@ -52,30 +96,45 @@ std::vector<Stop> update(const Plan& plan) {
 
 std::vector<Stop> order_of(const Plan& plan, Run run) {
   const PlanOptions& options = plan.options;
-  std::vector<Stop> order;
+  const bool observes = options.train && options.observe, ends = options.train && !plan.squares.empty();
   switch (run) {
-    case Run::refresh:
-      each_parameter(
-          plan, order, [&](const ParameterPlan& p, int layer) -> auto& { return plan.refresh_of(p, layer); });
-      return order;
+    case Run::refresh: return refresh(plan);
     case Run::evaluate: return evaluation(plan, plan.head_evaluate);
-    case Run::logits: return options.logits ? evaluation(plan, plan.head_logits, "logits") : order;
-    case Run::next_logits: return options.next_logits ? evaluation(plan, plan.head_next, "next_logits") : order;
+    case Run::logits:
+      if (options.logits) return evaluation(plan, plan.head_logits, "logits");
+      break;
+    case Run::next_logits:
+      if (options.next_logits) return evaluation(plan, plan.head_next, "next_logits");
+      break;
     case Run::first:
-    case Run::later: return options.train ? training(plan) : order;
+    case Run::later:
+      if (options.train) return training(plan, false);
+      break;
     case Run::observed_first:
-    case Run::observed_later: return options.train && options.observe ? training(plan) : order;
-    case Run::update: return options.train ? update(plan) : order;
+    case Run::observed_later:
+      if (observes) return training(plan, false);
+      break;
+    case Run::last:
+    case Run::only:
+      if (ends) return training(plan, true);
+      break;
+    case Run::observed_last:
+    case Run::observed_only:
+      if (observes && ends) return training(plan, true);
+      break;
+    case Run::update:
+      if (options.train) return update(plan);
+      break;
     case Run::observe_weights:
-      if (options.train && options.observe)
-        each_parameter(
-            plan, order, [&](const ParameterPlan& p, int layer) -> auto& { return plan.observe_of(p, layer); });
-      return order;
+      if (observes)
+        return each_parameter(
+            plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.observe_of(p, layer); });
+      break;
     case Run::upload:
     case Run::reduce:
-    case Run::result: return order;
+    case Run::result: break;
   }
-  return order;
+  return {};
 }
 
 }  // namespace quern

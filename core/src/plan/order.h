@@ -26,6 +26,7 @@ struct Stop {
   int boundary_in = -1;          ///< -1: nothing enters
   int boundary_out = -1;         ///< -1: nothing leaves
   std::string_view result = {};  ///< the tensor that the program's output is, instead of a stream
+  int window = -1;               ///< its number in the order; programs that take values of stores together share one
 };
 
 /// Borrows the plan's programs. Empty for runs that are no programs, and for those that the plan has no programs of.

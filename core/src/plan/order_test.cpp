@@ -56,3 +56,34 @@ TEST_CASE("only plans that observe, and only those that train, have the runs for
     CHECK(order_of(plan, run).empty());
   CHECK(order_of(plan, Run::evaluate).size() == 4);
 }
+
+TEST_CASE("an update of windows refreshes what it has just updated, in the same window") {
+  Plan plan = plan_of(2, false);
+  plan.updates.resize(3);
+  plan.squares.resize(3);
+  plan.parameters.resize(2);
+  plan.parameters[0].spec.group = ParameterGroup::embedding;
+  plan.parameters[1].spec.group = ParameterGroup::block;
+  for (ParameterPlan& parameter : plan.parameters) parameter.refresh.resize(1);
+  std::vector<std::pair<int, int>> windows;  // layer, window
+  for (const Stop& stop : order_of(plan, Run::update)) windows.emplace_back(stop.layer, stop.window);
+  // norm; outside: update, refresh; layer 0; layer 1; the ends of the head's and the layers' states
+  CHECK(windows == std::vector<std::pair<int, int>>{
+                       {-1, 0}, {-1, 1}, {-1, 1}, {0, 2}, {0, 2}, {1, 3}, {1, 3}, {-1, 3}, {0, 3}, {1, 3}});
+}
+
+TEST_CASE("squares are summed in the micro-step that ends a step, with the gradients they are of") {
+  Plan plan = plan_of(2, false);
+  CHECK(order_of(plan, Run::last).empty());
+  plan.squares.resize(3);
+  CHECK(order_of(plan, Run::first).size() == 7);
+  for (Run run : {Run::last, Run::only}) {
+    const std::vector<Stop> order = order_of(plan, run);
+    REQUIRE(order.size() == 10);
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      const bool squares = order[i].flow == Stop::Flow::none;
+      CHECK(order[i].window == order[i - 1].window + (squares ? 0 : 1));
+      if (squares) CHECK(order[i].program == &plan.squares[static_cast<std::size_t>(order[i].layer + 1)]);
+    }
+  }
+}

@@ -21,7 +21,14 @@ std::string refusal(const StatePlacement& state) {
 
 }  // namespace
 
-TEST_CASE("one rank with all state on the device is planned") { CHECK(refusal({}) == ""); }
+TEST_CASE("one rank is planned, with its state on the device or in a store") {
+  CHECK(refusal({}) == "");
+  StatePlacement state;
+  for (Placement* placement : {&state.master, &state.moments, &state.gradients, &state.weights}) {
+    placement->memory = "host";
+    CHECK(refusal(state) == "");
+  }
+}
 
 TEST_CASE("each setting that the planner does not know is refused by its key") {
   StatePlacement ranks, optimizer, gradients, weights;
@@ -30,7 +37,7 @@ TEST_CASE("each setting that the planner does not know is refused by its key") {
   gradients.gradients.sharding = Sharding::ranks;
   weights.weights.sharding = Sharding::ranks;
   CHECK(refusal(ranks) ==
-        "plan: this version plans for one rank with all state on its device:\n  parallel.ranks = 2 needs a plan for "
+        "plan: this version plans for one rank, with activations on its device:\n  parallel.ranks = 2 needs a plan for "
         "several ranks; set it to 1");
   for (const auto& [state, key] : {std::pair(optimizer, "parallel.shard_optimizer"),
                                    {gradients, "parallel.shard_gradients"},
@@ -38,24 +45,20 @@ TEST_CASE("each setting that the planner does not know is refused by its key") {
     CHECK(refusal(state).ends_with(std::string("\n  ") + key +
                                    " = \"ranks\" needs a plan of slabs that ranks gather and reduce; set it to "
                                    "\"none\""));
-  for (const auto& [member, key] : {std::pair(&StatePlacement::master, "memory.master"),
-                                    {&StatePlacement::moments, "memory.moments"},
-                                    {&StatePlacement::gradients, "memory.gradients"},
-                                    {&StatePlacement::weights, "memory.weights"},
-                                    {&StatePlacement::activations, "memory.activations"}}) {
-    StatePlacement state;
-    (state.*member).memory = "host";
-    CHECK(refusal(state).ends_with(std::string("\n  ") + key +
-                                   " = \"host\" needs a plan of transfers to and from an offload store; set it to "
-                                   "\"device\""));
-  }
+  StatePlacement activations;
+  activations.activations.memory = "host";
+  CHECK(
+      refusal(activations)
+          .ends_with("\n  memory.activations = \"host\" needs a plan of transfers to and from an offload store; set it "
+                     "to \"device\""));
 }
 
 TEST_CASE("all refusals come together") {
   StatePlacement state;
   state.ranks = 8;
   state.weights = {.memory = "disk", .sharding = Sharding::ranks};
+  state.activations.memory = "disk";
   const std::string text = refusal(state);
-  for (const char* key : {"parallel.ranks = 8", "parallel.shard_weights", "memory.weights = \"disk\""})
+  for (const char* key : {"parallel.ranks = 8", "parallel.shard_weights", "memory.activations = \"disk\""})
     CHECK(text.find(key) != std::string::npos);
 }

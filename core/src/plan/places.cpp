@@ -33,10 +33,10 @@ std::int32_t Places::fresh(std::string name) {
   return static_cast<std::int32_t>(names_.size() - 1);
 }
 
-Access Places::at(std::int64_t offset, std::int64_t bytes, std::string_view name, int layer) {
-  auto [it, is_new] = settled_.try_emplace(offset, 0);
+Access Places::at(const Place& place, std::string_view name, int layer) {
+  auto [it, is_new] = settled_.try_emplace({place.space, place.index, place.offset}, 0);
   if (is_new) it->second = fresh(in_layer(name, layer));
-  return {{Space::device, 0, offset, bytes}, it->second};
+  return {place, it->second};
 }
 
 Access Places::passing(std::int64_t offset, std::int64_t bytes, const std::string& name) {
@@ -50,8 +50,8 @@ std::int64_t Places::bytes_of(const Value& value) const {
 }
 
 Access Places::tensor(const PlannedTensor& tensor) {
-  return at(tensor.offset, tensor.bytes(),
-            tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
+  return at(tensor.place(), tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter,
+            tensor.layer);
 }
 
 std::vector<Access> Places::of(const Stop& stop) {
@@ -135,7 +135,7 @@ Access Places::stream(int boundary, int operand, bool evaluate, std::int64_t byt
   }
   const std::int64_t offset = plan_.boundary_offsets[static_cast<std::size_t>(boundary)][index];
   if (offset == plan_.boundary_buffers[boundary % 2][index]) return shared(boundary, index);
-  return at(offset, bytes, "stream " + std::to_string(boundary), -1);
+  return at({Space::device, 0, offset, bytes}, "stream " + std::to_string(boundary), -1);
 }
 
 Access Places::saved(const Stop& stop, const Value& value) {
@@ -146,8 +146,8 @@ Access Places::saved(const Stop& stop, const Value& value) {
     return stream(stop.layer, in, false, bytes_of(value));
   auto it = layer_class.saved_offsets.find(value.name);
   if (it == layer_class.saved_offsets.end()) fail_internal("plan", layer_class.name + " does not keep " + value.name);
-  return at(plan_.slab_of_layer[static_cast<std::size_t>(stop.layer)] + it->second, bytes_of(value), value.name,
-            stop.layer);
+  return at({Space::device, 0, plan_.slab_of_layer[static_cast<std::size_t>(stop.layer)] + it->second, bytes_of(value)},
+            value.name, stop.layer);
 }
 
 }  // namespace quern

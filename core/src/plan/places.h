@@ -2,8 +2,10 @@
 // Where the values of a program are when it runs at a stop of the order, and which value is which: the streams between
 // programs, what layers keep, and tensors are known by their place; what is local to a program is new at every stop.
 
+#include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -27,7 +29,7 @@ class Places {
   Access saved(const Stop& stop, const Value& value);
   Access state(const Stop& stop, const Value& value);
   /// The value that lies at a place for good.
-  Access at(std::int64_t offset, std::int64_t bytes, std::string_view name, int layer);
+  Access at(const Place& place, std::string_view name, int layer);
   /// One of several values that pass through a place by turns.
   Access passing(std::int64_t offset, std::int64_t bytes, const std::string& name);
   std::int32_t fresh(std::string name);
@@ -36,7 +38,7 @@ class Places {
   const Plan& plan_;
   std::vector<std::string>& names_;
   std::unordered_map<std::string, bool> in_blocks_;  ///< by parameter
-  std::unordered_map<std::int64_t, std::int32_t> settled_;
+  std::map<std::tuple<Space, std::int32_t, std::int64_t>, std::int32_t> settled_;
   std::unordered_map<std::string, std::int32_t> passing_;
 };
 

@@ -29,6 +29,17 @@ std::string_view name_of(TensorOwner owner) {
   return "?";
 }
 
+const std::string& memory_of(TensorOwner owner, const StatePlacement& state) {
+  static const std::string on_device(kOnDevice);
+  switch (owner) {
+    case TensorOwner::master: return state.master.memory;
+    case TensorOwner::working: return state.weights.memory;
+    case TensorOwner::gradient: return state.gradients.memory;
+    case TensorOwner::optimizer: return state.moments.memory;
+    default: return on_device;
+  }
+}
+
 std::vector<PlannedTensor> training_state(const Plan& plan) {
   std::vector<PlannedTensor> state;
   for (const PlannedTensor& tensor : plan.tensors) {

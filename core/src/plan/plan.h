@@ -2,14 +2,17 @@
 // The plan of a run: every program, placed, and every byte of device memory by owner, known before the device is
 // touched. `quern plan` prints it; the engine allocates and runs it.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "plan/placement.h"
+#include "plan/residency.h"
 #include "plan/schedule.h"
 #include "program/passes/lower_precision.h"
 #include "program/passes/place.h"
@@ -38,6 +41,7 @@ struct PlanOptions {
   bool observe = false;                ///< also plan ops that tell, in steps that ask, what scales of tensors lose
   bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold
   bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
+  int ahead = 1;                       ///< windows whose values come from stores while an earlier one runs
   /// Weights whose products are outer ones in every layer, as those of outer layers are.
   std::vector<std::string> outer_parameters = {};
 };
@@ -58,6 +62,8 @@ inline constexpr const char* kUploaded[] = {"tokens", "targets", "positions", "d
 /// Whose memory a persistent tensor is.
 enum class TensorOwner : std::uint8_t { master, working, gradient, optimizer, precision, input, observation, result };
 std::string_view name_of(TensorOwner owner);
+/// The memory that tensors of an owner are in.
+const std::string& memory_of(TensorOwner owner, const StatePlacement& state);
 
 /// A persistent tensor: one parameter's master, gradient, moment, ..., of one layer.
 struct PlannedTensor {
@@ -67,8 +73,16 @@ struct PlannedTensor {
   int layer = -1;              ///< -1 outside the layers
   DType dtype = DType::f32;
   Extents extents = {};
-  std::int64_t offset = 0;  ///< in the device arena
+  std::int64_t offset = 0;  ///< in the device arena, or in the store
+  std::int32_t store = -1;  ///< index into Plan::stores; -1: on the device
   std::int64_t bytes() const { return byte_count(extents, dtype); }
+  Place place() const { return {store < 0 ? Space::device : Space::store, std::max(store, 0), offset, bytes()}; }
+};
+
+/// What is kept in one offload store.
+struct StorePlan {
+  std::string id;
+  std::int64_t bytes = 0;
 };
 
 /// Programs of layers that are alike.
@@ -99,20 +113,23 @@ struct OwnerBytes {
   std::string owner;
   MemoryKind memory = MemoryKind::device;
   std::int64_t bytes = 0;
+  std::int32_t store = -1;  ///< index into Plan::stores, instead of `memory`
 };
 
 struct Plan {
   PlanOptions options;
   ModelTraits model;
   OpSet ops;
+  std::set<std::string> exclusive;  ///< op kinds whose kernels run on one stream at a time
   std::int64_t parameter_count = 0;
 
   // ---- programs ----
   PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits, head_next, head_advance;
   std::vector<LayerClass> classes;
   std::vector<int> class_of_layer;
-  PlacedProgram norm;    ///< gradient norm and clip scale; empty when not training, as the next
-  PlacedProgram update;  ///< the optimizer's ops over all tensors
+  PlacedProgram norm;                  ///< gradient norm and clip scale; empty when not training, as the next two
+  std::vector<PlacedProgram> updates;  ///< the optimizer's ops: over all tensors, or by layer + 1 (0: outside)
+  std::vector<PlacedProgram> squares;  ///< what the norm adds up, by layer + 1; empty: the norm reads all gradients
   std::vector<ParameterPlan> parameters;
 
   // ---- memory ----
@@ -128,6 +145,8 @@ struct Plan {
   std::int64_t pinned_bytes = 0;        ///< all of that
   std::int64_t snapshot_bytes = 0;      ///< pinned host memory of a copy of training_state
   std::vector<OwnerBytes> owners;
+  std::vector<StorePlan> stores;
+  SlotRing ring;  ///< where values of stores are while they are used
 
   // ---- the order of a step ----
   ScheduleSet schedules;

@@ -2,6 +2,7 @@
 #include <set>
 #include <utility>
 
+#include "plan/make_schedules.h"
 #include "plan/order.h"
 #include "plan/planner.h"
 #include "plan/state_programs.h"
@@ -42,6 +43,7 @@ class Planner {
       OpSupport support = parts_.device.query(form);
       if (!support.refusal.empty()) refusals_.insert(form.kind + ": " + support.refusal);
       bytes = std::max(bytes, static_cast<std::int64_t>(support.workspace_bytes));
+      if (!support.concurrent) plan_.exclusive.insert(form.kind);
     }
     return bytes;
   }
@@ -105,8 +107,15 @@ class Planner {
       plan_.parameters.push_back(std::move(parameter));
     }
     if (!plan_.options.train) return;
-    plan_.norm = placed(state_.norm());
-    plan_.update = placed(state_.update());
+    const StatePlacement& state = plan_.options.state;
+    const bool gradients = state.gradients.memory != kOnDevice;
+    plan_.norm = placed(gradients ? state_.norm_of_squares() : state_.norm());
+    const bool windows = gradients || state.master.memory != kOnDevice || state.moments.memory != kOnDevice;
+    if (!windows) plan_.updates.push_back(placed(state_.update()));
+    for (int layer = -1; layer < layers() && windows; ++layer) {
+      plan_.updates.push_back(placed(state_.update(layer)));
+      if (gradients) plan_.squares.push_back(placed(state_.squares(layer)));
+    }
   }
 
   // ---- memory ----
@@ -125,19 +134,30 @@ class Planner {
     return byte_count(extents_at(value.shape, plan_.options.geometry.tokens()), value.dtype);
   }
 
-  std::int64_t reserve(const std::string& owner, std::int64_t bytes) {
-    std::int64_t offset = plan_.device_bytes;
-    plan_.device_bytes = checked_sum(plan_.device_bytes, aligned(bytes));
+  std::int64_t reserve(const std::string& owner, std::int64_t bytes, std::int32_t store = -1) {
+    std::int64_t& end = store < 0 ? plan_.device_bytes : plan_.stores[static_cast<std::size_t>(store)].bytes;
+    const std::int64_t offset = end;
+    end = checked_sum(end, aligned(bytes));
     auto it = std::find_if(plan_.owners.begin(), plan_.owners.end(),
                            [&](const OwnerBytes& known) { return known.owner == owner; });
-    if (it == plan_.owners.end()) it = plan_.owners.insert(it, {owner, MemoryKind::device, 0});
+    if (it == plan_.owners.end()) it = plan_.owners.insert(it, {owner, MemoryKind::device, 0, store});
     it->bytes += aligned(bytes);
     return offset;
   }
 
+  /// The store of a memory's name; -1 for the device.
+  std::int32_t store_of(const std::string& memory) {
+    if (memory == kOnDevice) return -1;
+    auto it = std::find_if(plan_.stores.begin(), plan_.stores.end(),
+                           [&](const StorePlan& store) { return store.id == memory; });
+    if (it == plan_.stores.end()) it = plan_.stores.insert(it, {memory, 0});
+    return static_cast<std::int32_t>(it - plan_.stores.begin());
+  }
+
   void add_tensor(TensorOwner owner, std::string kind, std::string parameter, int layer, DType dtype, Extents extents) {
     PlannedTensor tensor{owner, std::move(kind), std::move(parameter), layer, dtype, std::move(extents), 0};
-    tensor.offset = reserve(std::string(name_of(owner)), tensor.bytes());
+    tensor.store = store_of(memory_of(owner, plan_.options.state));
+    tensor.offset = reserve(std::string(name_of(owner)), tensor.bytes(), tensor.store);
     plan_.add(std::move(tensor));
   }
 
@@ -145,6 +165,7 @@ class Planner {
     lay_out_parameters();
     lay_out_scalars();
     lay_out_activations();
+    lay_out_slots();
     if (!plan_.options.snapshot) return;
     for (const PlannedTensor& tensor : training_state(plan_))
       plan_.snapshot_bytes = checked_sum(plan_.snapshot_bytes, tensor.bytes());
@@ -231,6 +252,10 @@ class Planner {
            {&layer_class.forward.program, &layer_class.backward.program, &layer_class.evaluate.program})
         states(*program, layer);
     }
+    for (const PlacedProgram& squares : plan_.squares) {
+      const Value& sums = squares.program[squares.program.ops[0].outputs[0]];
+      add_tensor(TensorOwner::input, sums.name, "", -1, sums.dtype, extents_at(sums.shape, 0));
+    }
     if (plan_.options.train && plan_.options.observe) lay_out_observations();
   }
 
@@ -271,6 +296,13 @@ class Planner {
       for (const Stop& stop : order_of(plan_, static_cast<Run>(run)))
         transient = std::max(transient, stop.program->bytes);
     plan_.transient_offset = reserve("transient", transient);
+  }
+
+  // The schedules say what a window holds at once. They are made again once the slots have a place.
+  void lay_out_slots() {
+    if (plan_.stores.empty()) return;
+    plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead);
+    plan_.ring.offset = reserve("slots", plan_.ring.bytes());
   }
 
   // What a neighbour keeps stays where it keeps it; the rest passes through shared buffers.

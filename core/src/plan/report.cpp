@@ -13,7 +13,7 @@ namespace quern {
 std::string memory_table(const Plan& plan) {
   std::string text = "device memory\n";
   for (const OwnerBytes& owner : plan.owners)
-    if (owner.bytes > 0 && owner.memory == MemoryKind::device)
+    if (owner.bytes > 0 && owner.memory == MemoryKind::device && owner.store < 0)
       text += fmt::format("  {:<20}{:>12}  {:5.1f}%\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)),
                           100.0 * static_cast<double>(owner.bytes) / static_cast<double>(plan.device_bytes));
   text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.device_bytes)));
@@ -21,6 +21,13 @@ std::string memory_table(const Plan& plan) {
   for (const OwnerBytes& owner : plan.owners)
     if (owner.bytes > 0 && owner.memory == MemoryKind::pinned)
       text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)));
+  for (std::size_t store = 0; store < plan.stores.size(); ++store) {
+    text += fmt::format("store {}\n", plan.stores[store].id);
+    for (const OwnerBytes& owner : plan.owners)
+      if (owner.store == static_cast<std::int32_t>(store))
+        text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)));
+    text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.stores[store].bytes)));
+  }
   return text;
 }
 
@@ -40,7 +47,7 @@ GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.owner == owner && !tensor.parameter.empty() &&
         (owner != TensorOwner::working ||
-         tensor.offset != plan.tensor("master", tensor.parameter, tensor.layer).offset))
+         tensor.place() != plan.tensor("master", tensor.parameter, tensor.layer).place()))
       bytes[static_cast<std::size_t>(group_of(plan, tensor.parameter))] += tensor.bytes();
   return bytes;
 }

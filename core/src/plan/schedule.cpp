@@ -47,14 +47,24 @@ std::string_view name_of(Run run) {
     case Run::next_logits: return "next logits";
     case Run::first: return "first micro-step";
     case Run::later: return "later micro-step";
+    case Run::last: return "last micro-step";
+    case Run::only: return "only micro-step";
     case Run::reduce: return "reduce";
     case Run::update: return "update";
     case Run::result: return "result";
     case Run::observed_first: return "first micro-step, observed";
     case Run::observed_later: return "later micro-step, observed";
+    case Run::observed_last: return "last micro-step, observed";
+    case Run::observed_only: return "only micro-step, observed";
     case Run::observe_weights: return "observe weights";
   }
   return "?";
+}
+
+Run ScheduleSet::micro_step(bool first, bool last, bool observed) const {
+  const Run ending = first ? (observed ? Run::observed_only : Run::only) : (observed ? Run::observed_last : Run::last);
+  if (last && !(*this)[ending].empty()) return ending;
+  return first ? (observed ? Run::observed_first : Run::first) : (observed ? Run::observed_later : Run::later);
 }
 
 void RunSchedule::add(Action action, std::span<const Access> reads, std::span<const Access> writes) {

@@ -57,7 +57,8 @@ struct Action {
   std::int32_t event = -1;  ///< record, wait: number of the event within the schedule
   std::uint32_t first = 0;  ///< operand
   std::uint32_t reads = 0, writes = 0;
-  std::int32_t layer = -1;  ///< for people; -1 outside the layers
+  std::int32_t layer = -1;   ///< for people; -1 outside the layers
+  std::int32_t window = -1;  ///< launches that take what they use of stores together; see residency.h
 };
 
 struct RunSchedule {
@@ -85,10 +86,11 @@ struct Task {
   std::vector<std::int32_t> changed = {};            ///< inputs that it also writes
   std::vector<std::int32_t> summed = {};             ///< outputs that it adds to, and so also reads
   std::vector<std::pair<int, int>> overwrites = {};  ///< output `first` may take over the memory of input `second`
+  bool exclusive = false;                            ///< its kernel keeps scratch: never on two streams at once
 };
 
-/// What an engine can be asked to run. A step is `upload`, then the first micro-step; as many `upload` and later ones
-/// as there are micro-batches left; `reduce` where there are other ranks; `update`; `result`.
+/// What an engine can be asked to run. A step is `upload` and a micro-step for each micro-batch, by its place in the
+/// step (ScheduleSet::micro_step); `reduce` where there are other ranks; `update`; `result`.
 enum class Run : std::uint8_t {
   refresh,  ///< working copies from masters that were written
   upload,   ///< a micro-batch and the step's state
@@ -97,14 +99,18 @@ enum class Run : std::uint8_t {
   next_logits,
   first,
   later,
+  last,  ///< last and only: empty where they would be as later and first
+  only,
   reduce,
   update,
   result,
   observed_first,  ///< micro-steps of a step that observes what its scales lose
   observed_later,
+  observed_last,
+  observed_only,
   observe_weights,  ///< before the update of such a step
 };
-inline constexpr int kRuns = 13;
+inline constexpr int kRuns = 17;
 std::string_view name_of(Run run);
 
 /// All schedules of a plan; those that its options do not ask for are empty.
@@ -115,6 +121,8 @@ struct ScheduleSet {
   std::vector<Access> held;         ///< what is there before the first run: masters, states, zeroed or written
   RunSchedule runs[kRuns];
 
+  /// The run of a micro-step at its place in the step.
+  Run micro_step(bool first, bool last, bool observed) const;
   const RunSchedule& operator[](Run run) const { return runs[static_cast<std::size_t>(run)]; }
   RunSchedule& operator[](Run run) { return runs[static_cast<std::size_t>(run)]; }
 };

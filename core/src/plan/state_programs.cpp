@@ -38,30 +38,71 @@ ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, con
   return static_cast<ValueId>(program.values.size() - 1);
 }
 
-Program StatePrograms::norm() const {
-  Program program;
-  program.name = "norm";
+// Layer by layer, so that the sums of all tensors are those of each layer in a row.
+Op StatePrograms::squares_of(Program& program, int first, int last) const {
+  Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
+  for (int layer = first; layer <= last; ++layer)
+    for (const ParameterSpec& spec : set_.parameters())
+      if ((spec.group == ParameterGroup::block) == (layer >= 0))
+        squares.inputs.push_back(add_tensor(program, "gradient", spec, layer, options_.gradient));
+  return squares;
+}
+
+void StatePrograms::add_clip(Program& program, const std::vector<ValueId>& sums) {
   Op clip{.kind = "clip_scale", .inputs = {}, .outputs = {}, .attributes = {}};
   clip.inputs.push_back(
       program.add_value({.name = "loss_stats", .shape = {4}, .dtype = DType::f64, .role = Role::state}));
   clip.inputs.push_back(add_step(program));
-  Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
-  for (const ParameterSpec& spec : set_.parameters())
-    for_each_layer(spec, layers_, [&](int layer) {
-      squares.inputs.push_back(add_tensor(program, "gradient", spec, layer, options_.gradient));
-    });
-  const auto tensors = static_cast<std::int64_t>(squares.inputs.size());
-  squares.outputs.push_back(
-      program.add_value({.name = "squares", .shape = {tensors}, .dtype = DType::f64, .role = Role::local}));
-  clip.inputs.push_back(squares.outputs[0]);
-  program.ops.push_back(std::move(squares));
+  clip.inputs.insert(clip.inputs.end(), sums.begin(), sums.end());
   clip.outputs.push_back(add_update_state(program));
   program.ops.push_back(std::move(clip));
+}
+
+Program StatePrograms::norm() const {
+  Program program;
+  program.name = "norm";
+  Op squares = squares_of(program, -1, layers_ - 1);
+  squares.outputs.push_back(program.add_value({.name = "squares",
+                                               .shape = {static_cast<std::int64_t>(squares.inputs.size())},
+                                               .dtype = DType::f64,
+                                               .role = Role::local}));
+  const ValueId sums = squares.outputs[0];
+  program.ops.push_back(std::move(squares));
+  add_clip(program, {sums});
+  return program;
+}
+
+std::string StatePrograms::squares_name(int layer) {
+  return "squares." + (layer < 0 ? std::string("outside") : std::to_string(layer));
+}
+
+Value StatePrograms::squares_value(int layer) const {
+  std::int64_t tensors = 0;
+  for (const ParameterSpec& spec : set_.parameters())
+    tensors += (spec.group == ParameterGroup::block) == (layer >= 0) ? 1 : 0;
+  return {.name = squares_name(layer), .shape = {tensors}, .dtype = DType::f64, .role = Role::state};
+}
+
+Program StatePrograms::squares(int layer) const {
+  Program program;
+  program.name = "squares";
+  Op squares = squares_of(program, layer, layer);
+  squares.outputs.push_back(program.add_value(squares_value(layer)));
+  program.ops.push_back(std::move(squares));
+  return program;
+}
+
+Program StatePrograms::norm_of_squares() const {
+  Program program;
+  program.name = "norm";
+  std::vector<ValueId> sums;
+  for (int layer = -1; layer < layers_; ++layer) sums.push_back(program.add_value(squares_value(layer)));
+  add_clip(program, sums);
   return program;
 }
 
 // Tensors whose updates have equal attributes share an op: launches of their own would cost small ones dearly.
-Program StatePrograms::update() const {
+Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const {
   struct Group {
     UpdateOp update;
     Op op;
@@ -83,6 +124,7 @@ Program StatePrograms::update() const {
                   {.kind = wanted.kind, .inputs = {update, step}, .outputs = {}, .attributes = wanted.attributes},
                   {}});
     for_each_layer(spec, layers_, [&](int layer) {
+      if (!takes_layer(layer)) return;
       Op& op = group->op;
       op.inputs.push_back(add_tensor(program, "gradient", spec, layer, options_.gradient));
       op.inputs.push_back(add_tensor(program, "master", spec, layer, options_.master));
@@ -96,6 +138,7 @@ Program StatePrograms::update() const {
     object += layers_ + 1;  // room for one key a layer
   }
   for (Group& group : groups) {
+    if (group.objects.empty()) continue;
     group.op.attributes.set("offsets", std::vector<double>(group.objects.size(), 0.0));
     group.op.attributes.set("objects", std::move(group.objects));
     program.ops.push_back(std::move(group.op));

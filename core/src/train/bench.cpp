@@ -81,6 +81,7 @@ std::map<DType, double> training_work(const Plan& plan) {
   std::map<DType, double> work;
   const double share = 1.0 / static_cast<double>(plan.options.geometry.tokens());
   for (const Action& action : plan.schedules[Run::later].actions) {
+    if (action.kind != ActionKind::launch) continue;
     const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
     if (!task.cost.tensor_core || task.phase == Phase::recompute) continue;
     work[task.cost.format] += share * (task.cost.flops - task.cost.repeated_flops);
@@ -122,7 +123,9 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
                                                   (options.steps + 1) * accumulation);
   std::size_t batch = 0;
   double begin = now();
-  Engine engine(*session.device, make_plan(session.parts(), session.plan_options()));
+  Plan plan = make_plan(session.parts(), session.plan_options());
+  std::vector<OffloadStore*> stores = session.open_stores(plan);
+  Engine engine(*session.device, std::move(plan), std::move(stores));
   initialise_weights(engine, 1);
   const Geometry& geometry = engine.plan().options.geometry;
 

@@ -22,6 +22,11 @@ void check_documents(const std::vector<std::int32_t>& starts, const Geometry& ge
                   "the start of each row");
 }
 
+/// Whether the action may be part of a graph of some of a run's actions.
+bool is_segment_part(const Action& action) {
+  return action.lane == Lane::compute && (action.kind == ActionKind::launch || action.kind == ActionKind::collective);
+}
+
 /// A range of a device's profiler, from here to the end of the scope.
 class Range {
  public:
@@ -36,12 +41,17 @@ class Range {
 
 }  // namespace
 
-Engine::Engine(Device& device, Plan plan) : device_(device), plan_(std::move(plan)) {
+Engine::Engine(Device& device, Plan plan, std::vector<OffloadStore*> stores)
+    : device_(device), plan_(std::move(plan)), stores_(std::move(stores)) {
+  if (stores_.size() != plan_.stores.size()) fail_internal("engine", "not one store for each of the plan's");
   compute_ = device_.stream(StreamKind::compute);
+  joint_ = device_.make_event();
   prepare_kernels();  // first, so that kernels are timed in memory that the arena will take, and a refusal comes early
   arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
   staging_ =
       static_cast<std::byte*>(device_.allocate(MemoryKind::pinned, static_cast<std::size_t>(plan_.pinned_bytes)));
+  for (std::size_t i = 0; i < stores_.size(); ++i)
+    store_slots_.push_back(stores_[i]->reserve(static_cast<std::size_t>(plan_.stores[i].bytes)));
   device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
   for (int run = 0; run < kRuns; ++run) bind(static_cast<Run>(run));
   device_.synchronize(compute_);
@@ -121,17 +131,36 @@ Stream Engine::stream(Lane lane) {
   fail_internal("engine", "the host has no stream");
 }
 
-bool Engine::can_capture(const Action& action) const {
+bool Engine::can_capture(const RunSchedule& schedule, const Action& action) const {
   if (!device_.traits().can_capture || action.lane == Lane::host) return false;
-  if (action.kind == ActionKind::collective) return communicator_ && communicator_->traits().can_capture;
-  return action.kind == ActionKind::launch;
+  auto store = [&](const Access& access) { return stores_[static_cast<std::size_t>(access.place.index)]; };
+  switch (action.kind) {
+    case ActionKind::host: return false;
+    case ActionKind::collective: return communicator_ && communicator_->traits().can_capture;
+    case ActionKind::put: return store(schedule.writes(action)[0])->traits().can_capture;
+    case ActionKind::get: return store(schedule.reads(action)[0])->traits().can_capture;
+    case ActionKind::copy:  // staging slots take turns, so that the addresses change
+      return schedule.reads(action)[0].place.space != Space::staging;
+    default: return true;
+  }
 }
 
-// A segment is captured whole, as one graph, or an action by itself.
+// A run whose actions can all be captured is one graph, whatever its lanes. Of another one, each range of launches and
+// collectives on the compute lane is a graph, and all else an action by itself.
 void Engine::make_segments(const RunSchedule& schedule, BoundRun& bound) const {
-  for (std::size_t i = 0; i < schedule.actions.size();) {
+  const std::vector<Action>& actions = schedule.actions;
+  auto fits = [&](const Action& action) { return can_capture(schedule, action); };
+  if (!actions.empty() && std::all_of(actions.begin(), actions.end(), fits)) {
+    bound.segments.emplace_back(0, actions.size());
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (static_cast<Lane>(lane) != Lane::compute && std::any_of(actions.begin(), actions.end(), [&](const Action& a) {
+            return a.lane == static_cast<Lane>(lane);
+          }))
+        bound.side_lanes.push_back(static_cast<Lane>(lane));
+  }
+  for (std::size_t i = bound.segments.empty() ? 0 : actions.size(); i < actions.size();) {
     std::size_t end = i;
-    while (end < schedule.actions.size() && can_capture(schedule.actions[end])) ++end;
+    while (end < actions.size() && is_segment_part(actions[end]) && fits(actions[end])) ++end;
     bound.segments.emplace_back(i, std::max(end, i + 1));
     i = bound.segments.back().second;
   }
@@ -153,10 +182,30 @@ void Engine::run_segment(const RunSchedule& schedule, BoundRun& bound, std::size
   auto all = [&, begin = begin, end = end] {
     for (std::size_t i = begin; i < end; ++i) act(schedule, bound, i, host);
   };
-  if (!can_capture(schedule.actions[begin])) return all();
+  const bool whole = end - begin == schedule.actions.size();
+  const Action& first = schedule.actions[begin];
+  if (!can_capture(schedule, first) || !(whole || is_segment_part(first))) return all();
+  // Inside the graph other lanes fork from the compute lane and join it; outside it stands for all of them.
+  for (Lane lane : bound.side_lanes) order(Lane::compute, lane);
   std::unique_ptr<Graph>& graph = bound.graphs[segment];
-  if (!graph) graph = device_.capture(compute_, all);
+  if (!graph)
+    graph = device_.capture(compute_, [&] {
+      for (Lane lane : bound.side_lanes) order(lane, Lane::compute);
+      all();
+      for (Lane lane : bound.side_lanes) order(Lane::compute, lane);
+    });
   graph->launch(compute_);
+  for (Lane lane : bound.side_lanes) order(lane, Lane::compute);
+}
+
+void Engine::order(Lane later, Lane earlier) {
+  device_.record(joint_, stream(earlier));
+  device_.wait(stream(later), joint_);
+}
+
+void Engine::synchronize() {
+  for (StreamKind kind : {StreamKind::copy_in, StreamKind::copy_out, StreamKind::communication, StreamKind::compute})
+    device_.synchronize(device_.stream(kind));
 }
 
 void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host) {
@@ -184,10 +233,19 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
       if (action.lane == Lane::host) return device_.synchronize(bound.events[static_cast<std::size_t>(action.event)]);
       return device_.wait(stream(action.lane), bound.events[static_cast<std::size_t>(action.event)]);
     case ActionKind::host: return host();
-    case ActionKind::put:
-    case ActionKind::get: break;
+    case ActionKind::put: {
+      const Place &from = schedule.reads(action)[0].place, &to = schedule.writes(action)[0].place;
+      const auto store = static_cast<std::size_t>(to.index);
+      return stores_[store]->put(store_slots_[store], static_cast<std::size_t>(to.offset), address(from),
+                                 static_cast<std::size_t>(to.bytes), stream(action.lane));
+    }
+    case ActionKind::get: {
+      const Place &from = schedule.reads(action)[0].place, &to = schedule.writes(action)[0].place;
+      const auto store = static_cast<std::size_t>(from.index);
+      return stores_[store]->get(store_slots_[store], static_cast<std::size_t>(from.offset), address(to),
+                                 static_cast<std::size_t>(from.bytes), stream(action.lane));
+    }
   }
-  fail_internal("engine", "cannot run " + std::string(name_of(action.kind)));
 }
 
 void Engine::collect(const Task& task, const Bound& bound, Stream stream) {
@@ -235,19 +293,39 @@ void Engine::fill_slot(const Batch& batch, const StepState& state) {
   put(&state, sizeof state);
 }
 
+// What a store has passes through the arena's slots, which nothing uses between runs.
+void Engine::move(const PlannedTensor& tensor, std::byte* to, const std::byte* from) {
+  const Place place = tensor.place();
+  const auto bytes = static_cast<std::size_t>(place.bytes);
+  if (place.space == Space::device)
+    return device_.copy(to ? to : address(place), to ? address(place) : from, bytes, compute_);
+  OffloadStore& store = *stores_[static_cast<std::size_t>(place.index)];
+  const OffloadSlot slot = store_slots_[static_cast<std::size_t>(place.index)];
+  std::byte* passage = arena_ + plan_.ring.offset;
+  const auto most = static_cast<std::size_t>(plan_.ring.bytes());
+  synchronize();
+  for (std::size_t done = 0; done < bytes; done += most) {
+    const std::size_t count = std::min(most, bytes - done), at = static_cast<std::size_t>(place.offset) + done;
+    if (to) store.get(slot, at, passage, count, compute_);
+    device_.copy(to ? to + done : passage, to ? passage : from + done, count, compute_);
+    if (!to) store.put(slot, at, passage, count, compute_);
+  }
+  device_.synchronize(compute_);
+}
+
 void Engine::write(const PlannedTensor& tensor, const void* host) {
-  device_.copy(arena_ + tensor.offset, host, static_cast<std::size_t>(tensor.bytes()), compute_);
+  move(tensor, nullptr, static_cast<const std::byte*>(host));
   device_.synchronize(compute_);
 }
 
 void Engine::read(const PlannedTensor& tensor, void* host) {
-  device_.copy(host, arena_ + tensor.offset, static_cast<std::size_t>(tensor.bytes()), compute_);
+  move(tensor, static_cast<std::byte*>(host), nullptr);
   device_.synchronize(compute_);
 }
 
 void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
   for (const PlannedTensor& tensor : tensors) {
-    device_.copy(host, arena_ + tensor.offset, static_cast<std::size_t>(tensor.bytes()), compute_);
+    move(tensor, host, nullptr);
     host += tensor.bytes();
   }
   device_.synchronize(compute_);
@@ -257,14 +335,10 @@ void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
 
 void Engine::refresh() { run(Run::refresh); }
 
-void Engine::micro_step(const Batch& batch, const StepState& state, Observe observe) {
+void Engine::micro_step(const Batch& batch, const StepState& state, Observe observe, Last last) {
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   upload(batch, state);
-  const bool first = state.micro_step == 0;
-  if (observe == Observe::no)
-    run(first ? Run::first : Run::later);
-  else
-    run(first ? Run::observed_first : Run::observed_later);
+  run(plan_.schedules.micro_step(state.micro_step == 0, last == Last::yes, observe == Observe::yes));
 }
 
 void Engine::observe_weights() {
@@ -295,20 +369,25 @@ Engine::StepResult Engine::result() {
 std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& state) {
   upload(batch, state);
   std::vector<LaunchTime> times;
-  std::vector<Event> events{device_.make_event()};
-  device_.record(events[0], compute_);
+  std::vector<std::pair<Event, Event>> events;
   for (Run run : {Run::later, Run::update}) {
     const RunSchedule& schedule = plan_.schedules[run];
     for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
+      const Action& action = schedule.actions[i];
+      const bool launch = action.kind == ActionKind::launch;
+      if (launch) {
+        events.emplace_back(device_.make_event(), device_.make_event());
+        device_.record(events.back().first, compute_);
+      }
       act(schedule, runs_[static_cast<std::size_t>(run)], i, {});
-      events.push_back(device_.make_event());
-      device_.record(events.back(), compute_);
-      times.push_back(
-          {&plan_.schedules.tasks[static_cast<std::size_t>(schedule.actions[i].task)], 0, run == Run::update});
+      if (!launch) continue;
+      device_.record(events.back().second, compute_);
+      times.push_back({&plan_.schedules.tasks[static_cast<std::size_t>(action.task)], 0, run == Run::update});
     }
   }
-  device_.synchronize(compute_);
-  for (std::size_t i = 0; i < times.size(); ++i) times[i].milliseconds = device_.elapsed(events[i], events[i + 1]);
+  synchronize();
+  for (std::size_t i = 0; i < times.size(); ++i)
+    times[i].milliseconds = device_.elapsed(events[i].first, events[i].second);
   return times;
 }
 

@@ -13,6 +13,7 @@
 #include "quern/communicator.h"
 #include "quern/data_source.h"
 #include "quern/device.h"
+#include "quern/offload.h"
 #include "quern/step_state.h"
 
 namespace quern {
@@ -26,11 +27,14 @@ struct LaunchTime {
 
 /// Whether a step tells what the scales of its tensors lose.
 enum class Observe : bool { no, yes };
+/// Whether the update follows a micro-step: gradients are final then.
+enum class Last : bool { no, yes };
 
 class Engine {
  public:
-  /// `device` must be open and outlive the engine. Throws a resources error when memory cannot be had.
-  Engine(Device& device, Plan plan);
+  /// `device` must be open. `stores` are those of Plan::stores, by index, open. All outlive the engine. Throws a
+  /// resources error when memory cannot be had.
+  Engine(Device& device, Plan plan, std::vector<OffloadStore*> stores = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -48,8 +52,9 @@ class Engine {
   // ---- training: enqueued, not awaited ----
   /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add.
   /// Waits for the device when options.uploads micro-batches are on their way.
-  /// Observe::yes, for all micro-batches of a step, needs options.observe.
-  void micro_step(const Batch& batch, const StepState& state, Observe observe = Observe::no);
+  /// Observe::yes, for all micro-batches of a step, needs options.observe. A micro-step that says to be the last and is
+  /// not costs time and changes nothing.
+  void micro_step(const Batch& batch, const StepState& state, Observe observe = Observe::no, Last last = Last::yes);
   /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
   void observe_weights();
   /// Makes the arena known to other ranks; once, before the first reduce. The communicator outlives the engine.
@@ -88,6 +93,7 @@ class Engine {
     std::vector<std::pair<std::size_t, std::size_t>> segments;  ///< ranges of actions; see make_segments
     std::vector<std::unique_ptr<Graph>> graphs;                 ///< of those that are captured, by segment
     std::vector<Event> events;
+    std::vector<Lane> side_lanes;  ///< used beside compute, where the whole run is one segment
   };
 
   void prepare_kernels();
@@ -96,8 +102,12 @@ class Engine {
   View view_of(const Access& access, const Operand& operand) const;
   std::byte* address(const Place& place) const;
   Stream stream(Lane lane);
-  bool can_capture(const Action& action) const;
+  bool can_capture(const RunSchedule& schedule, const Action& action) const;
   void make_segments(const RunSchedule& schedule, BoundRun& bound) const;
+  /// Lets the first of these lanes go on only when the second is where it is now.
+  void order(Lane later, Lane earlier);
+  void synchronize();
+  void move(const PlannedTensor& tensor, std::byte* to, const std::byte* from);
   void run(Run run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, std::size_t segment,
                    const std::function<void()>& host);
@@ -110,6 +120,8 @@ class Engine {
   Plan plan_;
   Stream compute_;
   Communicator* communicator_ = nullptr;
+  std::vector<OffloadStore*> stores_;
+  std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
   std::byte* arena_ = nullptr;
   std::byte* staging_ = nullptr;          // pinned: a slot for each upload, one for results
   std::byte* slot_ = nullptr;             // the next upload's
@@ -117,6 +129,7 @@ class Engine {
   std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
   std::vector<const Kernel*> kernel_of_task_;
   BoundRun runs_[kRuns];
+  Event joint_;  // of `order`
 };
 
 }  // namespace quern

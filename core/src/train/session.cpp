@@ -46,6 +46,8 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
   device = make<Device>(config, host, "device");
   for (const std::string& id : config.ids("parallel"))
     communicator = host.create<Communicator>(id, config.factory_values("parallel", id));
+  for (const std::string& id : config.ids("memory"))
+    stores.push_back(host.create<OffloadStore>(id, config.factory_values("memory", id)));
   model = make<Model>(config, host, "model");
   precision = make<PrecisionBackend>(config, host, "precision");
   if (precision_options.first_layers > 0 || precision_options.last_layers > 0 ||
@@ -92,6 +94,17 @@ PlanOptions Session::plan_options() const {
   constexpr std::int64_t kMostUploads = 32;  // enough that the device never waits for the host
   options.uploads = static_cast<int>(std::min(train.accumulation + 1, kMostUploads));
   return options;
+}
+
+std::vector<OffloadStore*> Session::open_stores(const Plan& plan) {
+  std::vector<OffloadStore*> opened;
+  for (const StorePlan& wanted : plan.stores)
+    for (const std::unique_ptr<OffloadStore>& store : stores)
+      if (store->traits().id == wanted.id) {
+        store->open(*device);
+        opened.push_back(store.get());
+      }
+  return opened;
 }
 
 std::unique_ptr<DataSource> Session::open_data(Split split) const {

@@ -30,7 +30,8 @@ struct Session {
   CheckpointOptions checkpoint;
 
   std::unique_ptr<Device> device;
-  std::unique_ptr<Communicator> communicator;  ///< null: none, for one rank
+  std::unique_ptr<Communicator> communicator;         ///< null: none, for one rank
+  std::vector<std::unique_ptr<OffloadStore>> stores;  ///< those that [memory] names
   std::unique_ptr<Model> model;
   std::unique_ptr<PrecisionBackend> precision, outer_precision;
   std::unique_ptr<Optimizer> optimizer;
@@ -40,6 +41,8 @@ struct Session {
 
   PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()}; }
   PlanOptions plan_options() const;
+  /// The plan's stores, in its order, opened on the open device.
+  std::vector<OffloadStore*> open_stores(const Plan& plan);
   /// Where the model of a finished run goes.
   static std::string export_directory(const std::string& run_directory) { return run_directory + "/export"; }
   /// Opens a split as this run needs it, this rank's share of it.

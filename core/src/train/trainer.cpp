@@ -82,7 +82,7 @@ bool Trainer::train_step() {
     data_->next(batch);
     if (data.size() < kMostNames) data.insert(data.end(), batch.names.begin(), batch.names.end());
     state.micro_step = static_cast<std::uint32_t>(micro_step);
-    engine_.micro_step(batch, state, observe);
+    engine_.micro_step(batch, state, observe, micro_step + 1 == train.accumulation ? Last::yes : Last::no);
   }
   ranks_.reduce();
   std::vector<LogEvent> scales;

@@ -68,11 +68,13 @@ Device& ready_device(Session& session, const NewestCheckpoint& newest) {
   return *session.device;
 }
 
-Plan planned(const Session& session, const StartProgress& progress) {
+Engine ready_engine(Session& session, const NewestCheckpoint& newest, const StartProgress& progress) {
+  Device& device = ready_device(session, newest);
   progress("planning");
   Plan plan = make_plan(session.parts(), session.plan_options());
   progress("preparing kernels");
-  return plan;
+  std::vector<OffloadStore*> stores = session.open_stores(plan);
+  return Engine(device, std::move(plan), std::move(stores));
 }
 
 }  // namespace
@@ -89,7 +91,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       export_config_(config_for_export(session)),
       removed_(prepare_directory(session.log.directory)),
       newest_(starting_point(session)),
-      engine_(ready_device(session, newest_), planned(session, progress_)),
+      engine_(ready_engine(session, newest_, progress_)),
       saver_(*session.device, engine_, lock_, {session.checkpoint.keep_last, session.checkpoint.keep_every}),
       ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
              *session.device, engine_),

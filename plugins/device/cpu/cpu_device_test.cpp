@@ -80,10 +80,15 @@ TEST_CASE("an unknown kind is named, a kernel added for it, or over a built-in o
     void launch(std::span<const View>, std::span<const View>, const Exec&) const override {}
   };
   for (const char* kind : {"frobnicate", "matmul"}) {
-    device.add_kernel(kind, [](const OpInstance&) { return std::make_unique<Nothing>(); });
+    auto make = [](const OpInstance&) { return std::make_unique<Nothing>(); };
     op.kind = kind;
+    device.add_kernel({"cpu", kind, make});
     CHECK(device.query(op).refusal.empty());
+    CHECK_FALSE(device.query(op).concurrent);  // it may keep scratch of its own
     CHECK(dynamic_cast<Nothing*>(device.prepare(op).get()) != nullptr);
+    device.add_kernel({"cpu", kind, make, [](const OpInstance&) { return OpSupport{"", 4096}; }});
+    CHECK(device.query(op).workspace_bytes == 4096);
+    CHECK(device.query(op).concurrent);
   }
 }
 

@@ -1,0 +1,106 @@
+// The laws that hold over all ranks together: a run of each is played at once, every lane in its own order, and a
+// collective only when it is next on a lane of all of them.
+#include "plan/check_schedules.h"
+
+namespace quern {
+
+namespace {
+
+/// A rank's run: lanes as queues of actions, and the events recorded so far. Actions of the host, which enqueues the
+/// others, come in their order too.
+struct RankRun {
+  const ScheduleSet* set = nullptr;
+  const RunSchedule* schedule = nullptr;
+  std::array<std::vector<std::size_t>, kLanes> lanes;
+  std::array<std::size_t, kLanes> next{};
+  std::vector<bool> recorded;
+
+  const Action* at(int lane) const {
+    const auto index = static_cast<std::size_t>(lane);
+    return next[index] < lanes[index].size() ? &schedule->actions[lanes[index][next[index]]] : nullptr;
+  }
+  const Task& task(const Action& action) const { return set->tasks[static_cast<std::size_t>(action.task)]; }
+
+  /// Runs what needs no other rank. Whether anything ran.
+  bool advance() {
+    bool ran = false;
+    for (int lane = 0; lane < kLanes; ++lane)
+      for (const Action* action = at(lane); action != nullptr; action = at(lane)) {
+        if (action->kind == ActionKind::collective) break;
+        const auto event = static_cast<std::size_t>(action->event);
+        if (action->kind == ActionKind::wait && !recorded[event]) break;
+        if (action->kind == ActionKind::record) recorded[event] = true;
+        ++next[static_cast<std::size_t>(lane)];
+        ran = true;
+      }
+    return ran;
+  }
+  bool done() const {
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (at(lane)) return false;
+    return true;
+  }
+};
+
+std::string described(const RankRun& rank, const Action* action) {
+  if (!action) return "nothing";
+  const OpInstance& op = rank.task(*action).instance;
+  std::string text = op.kind;
+  for (const Operand& operand : op.outputs)
+    text += " " + std::string(name_of(operand.dtype)) + " " + to_string(operand.extents);
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, Run run) {
+  std::vector<RankRun> runs;
+  for (const ScheduleSet* set : ranks) {
+    RankRun rank{.set = set, .schedule = &(*set)[run], .lanes = {}, .next = {}, .recorded = {}};
+    rank.recorded.assign(static_cast<std::size_t>(rank.schedule->events), false);
+    for (std::size_t i = 0; i < rank.schedule->actions.size(); ++i)
+      rank.lanes[static_cast<std::size_t>(rank.schedule->actions[i].lane)].push_back(i);
+    runs.push_back(std::move(rank));
+  }
+  std::vector<std::string> faults;
+  auto fault = [&](std::size_t rank, const std::string& what) {
+    faults.push_back(runs[rank].schedule->name + ", rank " + std::to_string(rank) + ": " + what);
+  };
+  while (true) {
+    for (RankRun& rank : runs)
+      while (rank.advance()) {
+      }
+    bool met = false;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      // The first rank that has a collective here says what all others must have.
+      const Action* wanted = runs[0].at(lane);
+      if (!wanted || wanted->kind != ActionKind::collective) continue;
+      bool all = true;
+      for (std::size_t r = 1; r < runs.size(); ++r) {
+        const Action* action = runs[r].at(lane);
+        if (!action || action->kind != ActionKind::collective) {
+          all = false;
+          continue;
+        }
+        if (described(runs[r], action) != described(runs[0], wanted)) {
+          fault(r, "makes " + described(runs[r], action) + " where rank 0 makes " + described(runs[0], wanted));
+          return faults;
+        }
+      }
+      if (!all) continue;
+      for (RankRun& rank : runs) ++rank.next[static_cast<std::size_t>(lane)];
+      met = true;
+    }
+    if (!met) break;
+  }
+  for (std::size_t r = 0; r < runs.size(); ++r)
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (const Action* action = runs[r].at(lane))
+        fault(r, std::string(name_of(static_cast<Lane>(lane))) + " never gets past " +
+                     (action->kind == ActionKind::collective
+                          ? described(runs[r], action)
+                          : std::string(name_of(action->kind)) + " of event " + std::to_string(action->event)));
+  return faults;
+}
+
+}  // namespace quern

@@ -1,0 +1,216 @@
+#include "plan/residency.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "quern/error.h"
+#include "quern/numeric.h"
+
+namespace quern {
+
+namespace {
+
+using Home = std::pair<std::int32_t, std::int64_t>;  // store, offset
+
+/// A value of a store, in the slot of a window.
+struct Held {
+  Access home;
+  std::int64_t offset = 0;  // in the slot
+  bool fetched = false;     // a launch reads it before one has written it
+  bool changed = false;
+  std::int32_t copy = -1;  // the value in the slot
+};
+
+/// Consecutive launches, and what they use of stores.
+struct Window {
+  std::size_t begin = 0, end = 0;  // actions
+  std::map<Home, Held> held;
+  std::int64_t bytes = 0;
+  bool changes() const {
+    return std::any_of(held.begin(), held.end(), [](const auto& known) { return known.second.changed; });
+  }
+};
+
+void use(Window& window, const Access& access, bool reads, bool writes, std::int64_t alignment) {
+  if (!access.place.present() || access.place.space != Space::store) return;
+  auto [it, fresh] = window.held.try_emplace({access.place.index, access.place.offset});
+  Held& held = it->second;
+  if (fresh) {
+    held.home = access;
+    held.fetched = reads;
+    held.offset = window.bytes;
+    window.bytes += rounded_up(access.place.bytes, alignment);
+  }
+  if (held.home.place != access.place) fail_internal("residency", "two values share bytes of a store");
+  held.changed = held.changed || writes;
+}
+
+std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedule, std::int64_t alignment) {
+  std::vector<Window> windows;
+  for (std::size_t i = 0; i < schedule.actions.size();) {
+    const std::int32_t number = schedule.actions[i].window;
+    Window window;
+    window.begin = i;
+    for (; i < schedule.actions.size() && schedule.actions[i].window == number; ++i) {
+      const Action& action = schedule.actions[i];
+      if (action.kind != ActionKind::launch && action.kind != ActionKind::collective) continue;
+      const Task& task = set.tasks[static_cast<std::size_t>(action.task)];
+      auto listed = [](const std::vector<std::int32_t>& list, std::size_t at) {
+        return std::find(list.begin(), list.end(), static_cast<std::int32_t>(at)) != list.end();
+      };
+      const auto reads = schedule.reads(action), writes = schedule.writes(action);
+      for (std::size_t r = 0; r < reads.size(); ++r) use(window, reads[r], true, listed(task.changed, r), alignment);
+      for (std::size_t w = 0; w < writes.size(); ++w) use(window, writes[w], listed(task.summed, w), true, alignment);
+    }
+    window.end = i;
+    if (!window.held.empty() && number < 0) fail_internal("residency", schedule.name + " uses a store in no window");
+    if (!window.held.empty()) windows.push_back(std::move(window));
+  }
+  return windows;
+}
+
+/// Writes one schedule anew, with its transfers.
+class Acquirer {
+ public:
+  Acquirer(ScheduleSet& set, const RunSchedule& from, std::vector<Window> windows, const SlotRing& ring)
+      : set_(set), from_(from), windows_(std::move(windows)), ring_(ring), ready_(windows_.size(), -1) {
+    to_.name = from.name;
+    to_.events = from.events;
+    used_ = stored_ = ready_;
+  }
+
+  RunSchedule run() {
+    start();
+    std::size_t next = 0;
+    acquire_until(next);
+    for (std::size_t i = 0; i < from_.actions.size();) {
+      if (next == windows_.size() || i < windows_[next].begin) {
+        copy_action(from_.actions[i++], nullptr);
+        continue;
+      }
+      acquire_until(next);
+      const Window& window = windows_[next];
+      wait(Lane::compute, ready_[next]);
+      for (; i < window.end; ++i) copy_action(from_.actions[i], &window);
+      release(next++);
+    }
+    return std::move(to_);
+  }
+
+ private:
+  std::int32_t record(Lane lane) {
+    const std::int32_t event = to_.events++;
+    to_.add({.kind = ActionKind::record, .lane = lane, .event = event}, {}, {});
+    return event;
+  }
+  void wait(Lane lane, std::int32_t event) {
+    to_.add({.kind = ActionKind::wait, .lane = lane, .event = event}, {}, {});
+  }
+
+  // Slots and stores are as the run before left them when its launches and transfers are done.
+  void start() {
+    const std::int32_t computed = record(Lane::compute), stored = record(Lane::copy_out);
+    wait(Lane::copy_in, computed);
+    wait(Lane::copy_in, stored);
+  }
+
+  Place slot_of(std::size_t number, const Held& held) const {
+    const auto slot = static_cast<std::int64_t>(number % static_cast<std::size_t>(ring_.slots));
+    return {Space::device, 0, ring_.offset + slot * ring_.slot_bytes + held.offset, held.home.place.bytes};
+  }
+
+  // Enqueues the fetches that are due when window `now` is about to run: those of the windows up to `ahead` behind it,
+  // but for what a window that has not run yet will change.
+  void acquire_until(std::size_t now) {
+    for (; acquired_ < windows_.size() && acquired_ <= now + static_cast<std::size_t>(ring_.ahead); ++acquired_) {
+      const Window& wanted = windows_[acquired_];
+      for (std::size_t earlier = now; earlier < acquired_; ++earlier)
+        for (const auto& [home, held] : windows_[earlier].held)
+          if (auto it = wanted.held.find(home); held.changed && it != wanted.held.end() && it->second.fetched) return;
+      acquire(acquired_);
+    }
+  }
+
+  void acquire(std::size_t number) {
+    if (const auto slots = static_cast<std::size_t>(ring_.slots); number >= slots) {
+      wait(Lane::copy_in, used_[number - slots]);
+      if (stored_[number - slots] >= 0) wait(Lane::copy_in, stored_[number - slots]);
+    }
+    Window& window = windows_[number];
+    const std::int32_t layer = from_.actions[window.begin].layer;
+    for (auto& [home, held] : window.held) {
+      const std::string name = set_.values[static_cast<std::size_t>(held.home.value)];
+      set_.values.push_back(name + " in a slot");
+      set_.lasting.push_back(false);
+      held.copy = static_cast<std::int32_t>(set_.values.size() - 1);
+      if (!held.fetched) continue;
+      if (auto put = put_.find(home); put != put_.end()) wait(Lane::copy_in, stored_[put->second]);
+      const Access here{slot_of(number, held), held.copy};
+      to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = layer}, {&held.home, 1}, {&here, 1});
+    }
+    ready_[number] = record(Lane::copy_in);
+  }
+
+  void release(std::size_t number) {
+    const Window& window = windows_[number];
+    used_[number] = record(Lane::compute);
+    if (!window.changes()) return;
+    wait(Lane::copy_out, used_[number]);
+    const std::int32_t layer = from_.actions[window.begin].layer;
+    for (const auto& [home, held] : window.held) {
+      if (!held.changed) continue;
+      const Access here{slot_of(number, held), held.copy};
+      to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = layer}, {&here, 1}, {&held.home, 1});
+      put_[home] = number;
+    }
+    stored_[number] = record(Lane::copy_out);
+  }
+
+  void copy_action(const Action& action, const Window* window) {
+    auto moved = [&](std::span<const Access> accesses) {
+      std::vector<Access> result(accesses.begin(), accesses.end());
+      for (Access& access : result) {
+        if (!window || !access.place.present() || access.place.space != Space::store) continue;
+        const Held& held = window->held.at({access.place.index, access.place.offset});
+        access = {slot_of(static_cast<std::size_t>(window - windows_.data()), held), held.copy};
+      }
+      return result;
+    };
+    to_.add(action, moved(from_.reads(action)), moved(from_.writes(action)));
+  }
+
+  ScheduleSet& set_;
+  const RunSchedule& from_;
+  std::vector<Window> windows_;
+  const SlotRing& ring_;
+  RunSchedule to_;
+  std::vector<std::int32_t> ready_, used_, stored_;  // events, by window; -1: none
+  std::map<Home, std::size_t> put_;                  // the window that put it last
+  std::size_t acquired_ = 0;                         // windows whose fetches are enqueued
+};
+
+}  // namespace
+
+SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead) {
+  SlotRing ring{.ahead = ahead};
+  bool puts = false;
+  for (const RunSchedule& schedule : set.runs)
+    for (const Window& window : windows_of(set, schedule, alignment)) {
+      ring.slot_bytes = std::max(ring.slot_bytes, window.bytes);
+      puts = puts || window.changes();
+    }
+  if (ring.slot_bytes > 0) ring.slots = ahead + (puts ? 2 : 1);
+  return ring;
+}
+
+void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment) {
+  for (RunSchedule& schedule : set.runs) {
+    std::vector<Window> windows = windows_of(set, schedule, alignment);
+    if (!windows.empty()) schedule = Acquirer(set, schedule, std::move(windows), ring).run();
+  }
+}
+
+}  // namespace quern

@@ -1,0 +1,203 @@
+// Schedules whose values live in stores: transfers by hand in a small schedule, and the laws over plans with every
+// combination of places.
+#include "plan/residency.h"
+
+#include <algorithm>
+#include <set>
+
+#include <doctest/doctest.h>
+
+#include "plan/check_schedules.h"
+#include "quern/testkit/forwarding_device.h"
+#include "quern/testkit/tiny_model.h"
+#include "train/adamw.h"
+
+using namespace quern;
+
+namespace {
+
+constexpr std::int64_t kBytes = 64;
+
+/// Launches over values of one store, 64 bytes each.
+struct Stored {
+  ScheduleSet set;
+  RunSchedule& schedule = set[Run::first];
+
+  explicit Stored(int values) {
+    set.tasks.push_back({.instance = {.kind = "op", .geometry = {}}, .name = "op"});
+    schedule.name = "stored";
+    for (int i = 0; i < values; ++i) {
+      set.values.push_back("v" + std::to_string(i));
+      set.lasting.push_back(true);
+      set.held.push_back(home(i));
+    }
+  }
+  static Access home(std::int32_t value) { return {{Space::store, 0, value * kBytes, kBytes}, value}; }
+  void launch(int window, std::vector<int> reads, std::vector<int> writes) {
+    std::vector<Access> in, out;
+    for (int value : reads) in.push_back(home(value));
+    for (int value : writes) out.push_back(home(value));
+    schedule.add({.kind = ActionKind::launch, .task = 0, .window = window}, in, out);
+  }
+  SlotRing resident(int ahead) {
+    SlotRing ring = ring_for(set, kBytes, ahead);
+    make_resident(set, ring, kBytes);
+    return ring;
+  }
+  std::vector<std::string> faults(int runs = 2) const {
+    ScheduleChecker checker(set);
+    for (const Access& access : set.held) checker.hold(access);
+    for (int i = 0; i < runs; ++i) checker.run(schedule);
+    return checker.faults();
+  }
+  /// "get v1": transfers and launches, in the order in which they are enqueued.
+  std::vector<std::string> order() const {
+    std::vector<std::string> lines;
+    for (const Action& action : schedule.actions) {
+      if (action.kind == ActionKind::get) lines.push_back("get " + name(schedule.reads(action)[0]));
+      if (action.kind == ActionKind::put) lines.push_back("put " + name(schedule.writes(action)[0]));
+      if (action.kind == ActionKind::launch) lines.push_back("launch");
+    }
+    return lines;
+  }
+  std::string name(const Access& access) const { return set.values[static_cast<std::size_t>(access.value)]; }
+};
+
+class AnyDevice final : public testkit::ForwardingDevice {
+ public:
+  AnyDevice() : ForwardingDevice(nullptr) {}
+  const DeviceTraits& traits() const override { return traits_; }
+  std::span<const Fusion> fusions() const override { return {}; }
+  OpSupport query(const OpInstance&) const override { return {}; }
+
+ private:
+  DeviceTraits traits_{
+      .id = "any", .name = {}, .memory_rate = 1e9, .host_rate = 1e8, .matmul_rates = {{DType::f32, 1e9}}};
+};
+
+Plan plan_with(const PlanOptions& options) {
+  static const testkit::TinyModel model;
+  static const testkit::PlainPrecision precision(DType::bf16);
+  static const AnyDevice device;
+  static const AdamW optimizer{AdamWOptions{}};
+  static const std::vector<OpSpec> custom;
+  return make_plan({model, precision, device, optimizer, custom}, options);
+}
+
+PlanOptions tiny_options() {
+  PlanOptions options;
+  options.geometry = {2, 8};
+  options.uploads = 4;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("where everything is on the device nothing changes") {
+  Plan plan = plan_with(tiny_options());
+  const std::size_t actions = plan.schedules[Run::first].actions.size();
+  CHECK(ring_for(plan.schedules, 256, 1).slots == 0);
+  make_resident(plan.schedules, {}, 256);
+  CHECK(plan.schedules[Run::first].actions.size() == actions);
+  CHECK(plan.stores.empty());
+}
+
+TEST_CASE("values come one window ahead and go back behind the one that changed them") {
+  Stored stored(4);
+  for (int i = 0; i < 4; ++i) stored.launch(i, {i}, i == 1 ? std::vector<int>{1} : std::vector<int>{});
+  const SlotRing ring = stored.resident(1);
+  CHECK(ring.slots == 3);
+  CHECK(ring.slot_bytes == kBytes);
+  CHECK(stored.order() == std::vector<std::string>{"get v0", "get v1", "launch", "get v2", "launch", "put v1", "get v3",
+                                                   "launch", "launch"});
+  CHECK(stored.faults() == std::vector<std::string>{});
+}
+
+TEST_CASE("what a window changes is fetched by a later one only when it is back") {
+  Stored stored(2);
+  stored.launch(0, {}, {0});  // written whole: not fetched
+  stored.launch(1, {0}, {});
+  stored.launch(2, {1}, {0});
+  stored.launch(3, {0, 1}, {});
+  stored.resident(2);
+  CHECK(stored.order() == std::vector<std::string>{"launch", "put v0", "get v0", "get v1", "launch", "launch", "put v0",
+                                                   "get v0", "get v1", "launch"});
+  CHECK(stored.faults() == std::vector<std::string>{});
+}
+
+TEST_CASE("random windows keep the laws at every distance, and no wait of theirs can be left out for free") {
+  std::uint64_t random = 1;
+  auto below = [&](std::size_t limit) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int>((random >> 33) % limit);
+  };
+  int refused = 0, dropped = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    Stored stored(6);
+    for (int window = 0; window < 8; ++window)
+      for (int launch = below(2); launch < 2; ++launch) {
+        std::set<int> reads, writes;
+        for (int i = below(3); i < 3; ++i) reads.insert(below(6));
+        if (below(2) == 0) writes.insert(below(6));
+        for (int value : writes) reads.erase(value);
+        stored.launch(window, {reads.begin(), reads.end()}, {writes.begin(), writes.end()});
+      }
+    stored.resident(1 + trial % 3);
+    CAPTURE(trial);
+    for (const std::string& fault : stored.faults()) FAIL_CHECK(fault);
+    for (std::size_t i = 0; i < stored.schedule.actions.size(); ++i) {
+      if (stored.schedule.actions[i].kind != ActionKind::wait) continue;
+      Stored mutant = Stored(0);
+      mutant.set = stored.set;
+      mutant.schedule.actions.erase(mutant.schedule.actions.begin() + static_cast<std::ptrdiff_t>(i));
+      ++dropped;
+      refused += mutant.faults().empty() ? 0 : 1;
+    }
+  }
+  // Others are implied: a slot that was only read is free when what reads it is done, which a later wait says too.
+  CHECK(refused > dropped / 2);
+}
+
+TEST_CASE("plans with their state in stores keep the laws in every combination") {
+  for (unsigned places = 0; places < 16; ++places) {
+    CAPTURE(places);
+    PlanOptions options = tiny_options();
+    options.next_logits = true;
+    auto place = [&](unsigned bit, const char* store) { return places >> bit & 1 ? store : "device"; };
+    options.state.master.memory = place(0, "one");
+    options.state.moments.memory = place(1, "two");
+    options.state.gradients.memory = place(2, "one");
+    options.state.weights.memory = place(3, "one");
+    for (int ahead : {1, 3}) {
+      options.ahead = ahead;
+      const Plan plan = plan_with(options);
+      for (const std::string& fault : schedule_faults(plan)) FAIL_CHECK(fault);
+      CHECK(plan.squares.empty() == !(places & 4));
+      CHECK(plan.schedules[Run::last].empty() == !(places & 4));
+      std::int64_t stored = 0;
+      for (const PlannedTensor& tensor : plan.tensors) stored += tensor.store < 0 ? 0 : tensor.bytes();
+      std::int64_t reserved = 0;
+      for (const StorePlan& store : plan.stores) reserved += store.bytes;
+      CHECK(reserved >= stored);
+      CHECK((stored > 0) == (places != 0));
+    }
+  }
+}
+
+TEST_CASE("what is split over windows is the work of the resident plan") {
+  auto kinds = [](const Plan& plan, Run run) {
+    std::multiset<std::string> found;
+    for (const Action& action : plan.schedules[run].actions)
+      if (action.kind == ActionKind::launch)
+        found.insert(plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind);
+    return found;
+  };
+  PlanOptions options = tiny_options();
+  const Plan resident = plan_with(options);
+  options.state.weights.memory = "store";
+  const Plan weights = plan_with(options);
+  for (Run run : {Run::first, Run::later, Run::update, Run::refresh, Run::evaluate})
+    CHECK(kinds(weights, run) == kinds(resident, run));
+  options.state.moments.memory = "store";
+  CHECK(kinds(plan_with(options), Run::first) == kinds(resident, Run::first));
+}

@@ -1,0 +1,59 @@
+// Pinned host memory: puts and gets are copies by the device's copy engines, on the stream that they are given.
+#include "quern/plugin.h"
+
+#include <vector>
+
+#include "quern/error.h"
+
+namespace {
+
+using namespace quern;
+
+class HostStore final : public OffloadStore {
+ public:
+  ~HostStore() override {
+    for (std::byte* slot : slots_) device_->release(MemoryKind::pinned, slot);
+  }
+  const OffloadTraits& traits() const override { return traits_; }
+
+  void open(Device& device) override {
+    device_ = &device;
+    traits_.put_rate = traits_.get_rate = device.traits().host_rate;
+  }
+  OffloadSlot reserve(std::size_t bytes) override {
+    auto* slot = static_cast<std::byte*>(device_->allocate(MemoryKind::pinned, bytes));
+    slots_.push_back(slot);
+    const Stream stream = device_->stream(StreamKind::copy_in);
+    device_->fill(slot, 0, bytes, stream);
+    device_->synchronize(stream);
+    return static_cast<OffloadSlot>(slots_.size() - 1);
+  }
+
+  void put(OffloadSlot slot, std::size_t offset, const void* device_memory, std::size_t bytes, Stream stream) override {
+    device_->copy(at(slot, offset), device_memory, bytes, stream);
+  }
+  void get(OffloadSlot slot, std::size_t offset, void* device_memory, std::size_t bytes, Stream stream) override {
+    device_->copy(device_memory, at(slot, offset), bytes, stream);
+  }
+  void prefetch(OffloadSlot, std::size_t, std::size_t) override {}
+  void* map(OffloadSlot) override {
+    fail_internal("offload host", "map was asked for, but traits().mappable is false");
+  }
+  void flush() override { device_->synchronize(device_->stream(StreamKind::copy_out)); }
+
+ private:
+  std::byte* at(OffloadSlot slot, std::size_t offset) const { return slots_[static_cast<std::size_t>(slot)] + offset; }
+
+  Device* device_ = nullptr;
+  std::vector<std::byte*> slots_;
+  OffloadTraits traits_{.id = "host", .can_capture = true};
+};
+
+}  // namespace
+
+QUERN_PLUGIN("offload", "host", manifest) {
+  manifest.version = "0.1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.add<OffloadStore>("host", "pinned host memory, reached by copy engines", {},
+                             [](const OptionValues&) { return std::make_unique<HostStore>(); });
+}

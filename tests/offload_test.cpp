@@ -1,0 +1,86 @@
+// Where state is kept changes no bit: training with masters, moments, gradients and working weights in host memory, in
+// every combination, beside training with all of it on the device.
+#include <doctest/doctest.h>
+
+#include "training_fixture.h"
+
+using namespace quern;
+using namespace quern::testing;
+
+namespace {
+
+PlanOptions placed(unsigned places, int ahead) {
+  PlanOptions options;
+  options.geometry = {2, 8};
+  options.ahead = ahead;
+  auto memory = [&](unsigned bit) { return places >> bit & 1 ? "host" : "device"; };
+  options.state.master.memory = memory(0);
+  options.state.moments.memory = memory(1);
+  options.state.gradients.memory = memory(2);
+  options.state.weights.memory = memory(3);
+  return options;
+}
+
+/// Losses and norms of three steps of two micro-batches, an evaluation between them, and all tensors in the end.
+struct Trained {
+  std::vector<double> numbers;
+  std::map<std::string, std::vector<float>> master, moment, gradient;
+  bool operator==(const Trained&) const = default;
+};
+
+Trained train(TinyRun& run) {
+  Trained trained;
+  const Geometry& geometry = run.plan().options.geometry;
+  auto batch = [&](std::uint64_t seed) { return random_batch(geometry, run.plan().model.vocabulary, seed); };
+  for (std::uint32_t step = 0; step < 3; ++step) {
+    StepState state;
+    state.step = state.updates = step;
+    state.learning_rate = 0.01f;
+    state.clip_norm = 0.5f;
+    for (std::uint32_t micro_step = 0; micro_step < 2; ++micro_step) {
+      state.micro_step = micro_step;
+      run.engine().micro_step(batch(2 * step + micro_step), state, Observe::no, micro_step ? Last::yes : Last::no);
+    }
+    run.engine().update();
+    const Engine::StepResult result = run.engine().result();
+    trained.numbers.insert(trained.numbers.end(), {result.loss.loss_sum, double{result.update.gradient_norm}});
+    trained.numbers.push_back(run.engine().evaluate(batch(90)).loss_sum);
+  }
+  trained.master = run.all("master");
+  trained.moment = run.all("moment1");
+  trained.gradient = run.all("gradient");
+  return trained;
+}
+
+}  // namespace
+
+TEST_CASE("state in host memory changes no bit, wherever each part is") {
+  for (const testkit::TinyModelOptions& form :
+       {testkit::TinyModelOptions{.layers = 3}, testkit::TinyModelOptions{.tied = true, .bias = true}}) {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      TinyRun resident(form, placed(0, 1), dtype);
+      const Trained want = train(resident);
+      REQUIRE(want.numbers[0] > 0);
+      for (unsigned places = 1; places < 16; ++places) {
+        CAPTURE(places);
+        TinyRun run(form, placed(places, 1 + static_cast<int>(places % 3)), dtype);
+        const bool weights_are_masters = dtype == DType::f32;
+        CHECK(run.plan().stores.size() == (weights_are_masters && places == 8 ? 0 : 1));
+        CHECK(train(run) == want);
+      }
+    }
+  }
+}
+
+TEST_CASE("what is in a store is read and written as what is on the device") {
+  PlanOptions options = placed(15, 1);
+  TinyRun run({}, options);
+  for (const PlannedTensor& tensor : run.plan().tensors) {
+    if (tensor.store < 0) continue;
+    std::vector<std::byte> want(static_cast<std::size_t>(tensor.bytes())), got(want.size());
+    for (std::size_t i = 0; i < want.size(); ++i) want[i] = static_cast<std::byte>(i * 31 + 7);
+    run.engine().write(tensor, want.data());
+    run.engine().read(tensor, got.data());
+    CHECK(got == want);
+  }
+}
