@@ -86,8 +86,8 @@ class CudnnAttention {
   static std::optional<Way> parse(const std::string& text);
   /// Builds the graphs; false when cuDNN has no such plan or it needs more memory than is planned.
   bool build(const Way& way);
-  /// Builds and times every way on scratch memory, and leaves the fastest built; without such memory the first, and
-  /// false.
+  /// Builds and times every way on scratch memory, and leaves the fastest built; without such memory the first. False
+  /// where there was not enough of it to time on operands that no run finds in the L2 cache.
   std::pair<Way, bool> choose(CudaContext& context);
 
   AttentionShape shape_;

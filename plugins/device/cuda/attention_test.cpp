@@ -5,11 +5,13 @@
 #include <cstring>
 
 #include "attention.h"
+#include "attention_timing.h"
 #include "built_code.h"
 #include "check.h"
 #include "cuda_device.h"
 #include "device_pair.h"
 #include "quern/error.h"
+#include "timing.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -311,6 +313,62 @@ TEST_CASE("the op runs on Hopper's tensor cores where it can, and otherwise as i
   CHECK(scratch("auto", 0, true) != hopper);
   CHECK(scratch("cudnn", 0, false) != hopper);
   CHECK(scratch("own", 0, false) == own_attention_grad_workspace(s));
+}
+
+TEST_CASE("attention is timed on so many operands that none are left in the cache") {
+  constexpr std::size_t kCache = 50u << 20;
+  for (const AttentionShape& s :
+       {AttentionShape{.batch = 1, .sequence = 64, .heads = 2, .kv_heads = 1, .head_dim = 64},
+        AttentionShape{.batch = 8, .sequence = 1024, .heads = 14, .kv_heads = 2, .head_dim = 64},
+        AttentionShape{.batch = 64, .sequence = 1024, .heads = 28, .kv_heads = 4, .head_dim = 128}}) {
+    for (AttentionPass pass :
+         {AttentionPass::forward, AttentionPass::forward_without_logsumexp, AttentionPass::gradient}) {
+      const std::int64_t passes = pass == AttentionPass::gradient ? 2 : 1;
+      const auto least = static_cast<std::size_t>(2 * passes * s.tokens() * (s.packed() + s.width()));
+      const std::size_t bytes = attention_set_bytes(s, pass), sets = sets_beyond(kCache, bytes);
+      CHECK(bytes >= least);
+      CHECK(bytes <= least + static_cast<std::size_t>(4 * s.tokens() * s.heads) + 5 * 256);
+      CHECK((sets == 1 ? bytes : (sets - 1) * bytes) >= kCache);
+      CHECK(sets * bytes <= 2 * kCache + bytes);
+    }
+  }
+}
+
+TEST_CASE("the sets of operands that attention is timed on share no byte") {
+  const AttentionShape s{.batch = 3, .sequence = 65, .heads = 6, .kv_heads = 2, .head_dim = 40};
+  CudaContext context;
+  if (cudaStreamCreateWithFlags(&context.setup, cudaStreamNonBlocking) != cudaSuccess) {
+    cudaGetLastError();
+    MESSAGE("skipped: no GPU can be used");
+    return;
+  }
+  constexpr std::size_t kWorkspace = 1000;
+  for (AttentionPass pass : {AttentionPass::forward, AttentionPass::gradient}) {
+    const AttentionScratch scratch(s, pass, kWorkspace, context);
+    REQUIRE(scratch.sets() > 1);
+    using Range = std::pair<std::uintptr_t, std::uintptr_t>;
+    std::vector<Range> ranges;
+    auto add = [&](const void* begin, std::int64_t bytes) {
+      const auto at = reinterpret_cast<std::uintptr_t>(begin);
+      ranges.emplace_back(at, at + static_cast<std::uintptr_t>(bytes));
+    };
+    add(scratch.operands(0).workspace, kWorkspace);
+    for (std::size_t set = 0; set < scratch.sets(); ++set) {
+      const AttentionOperands o = scratch.operands(set);
+      CHECK(o.workspace == scratch.operands(0).workspace);
+      add(o.qkv, 2 * s.tokens() * s.packed());
+      add(o.y, 2 * s.tokens() * s.width());
+      add(o.logsumexp, 4 * s.tokens() * s.heads);
+      if (pass != AttentionPass::gradient) continue;
+      add(o.dy, 2 * s.tokens() * s.width());
+      add(o.dqkv, 2 * s.tokens() * s.packed());
+    }
+    std::sort(ranges.begin(), ranges.end());
+    CHECK(std::adjacent_find(ranges.begin(), ranges.end(),
+                             [](const Range& a, const Range& b) { return a.second > b.first; }) == ranges.end());
+    QUERN_CUDA(cudaStreamSynchronize(context.setup));
+  }
+  cudaStreamDestroy(context.setup);
 }
 
 TEST_CASE("who insists on cuDNN is told what it does not take") {

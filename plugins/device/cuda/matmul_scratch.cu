@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "quern/block_scales.h"
+#include "timing.h"
 
 namespace quern::cuda {
 
@@ -136,8 +137,7 @@ MatmulOperands MatmulScratch::operands(std::size_t set) const {
 }
 
 std::size_t sets_beyond(std::size_t l2_bytes, const MatmulKey& key) {
-  // Between two runs of a set lie all others, at least one cache full; of more than two a set itself is as much.
-  return 1 + 2 * l2_bytes / OperandBytes(key).all();
+  return sets_beyond(l2_bytes, OperandBytes(key).all());
 }
 
 MatmulScratch::~MatmulScratch() { cudaFree(memory_); }

@@ -41,8 +41,7 @@ class MatmulScratch {
   MatmulOperands operands_;
 };
 
-/// Sets of operands such that a run that takes the next one finds none of it in an L2 cache of that size, as products
-/// in training find no weights there.
+/// sets_beyond of timing.h, for a product's operands.
 std::size_t sets_beyond(std::size_t l2_bytes, const MatmulKey& key);
 
 /// Fills with reproducible normal-like numbers of deviation about 1, or 8-bit codes of such.

@@ -12,6 +12,7 @@
 #include "matmul_scratch.h"
 #include "matmul_tiles.h"
 #include "quern/error.h"
+#include "timing.h"
 
 namespace quern::cuda {
 
@@ -45,31 +46,20 @@ void finish(CudaContext& context, const MatmulKey& key, const cublasLtMatmulAlgo
 class Stopwatch {
  public:
   Stopwatch(CudaContext& context, const MatmulKey& key, const MatmulPlan& plan, const MatmulScratch& scratch)
-      : context_(context), key_(key), plan_(plan), scratch_(scratch) {
-    QUERN_CUDA(cudaEventCreate(&from_));
-    QUERN_CUDA(cudaEventCreate(&to_));
-  }
-  ~Stopwatch() {
-    cudaEventDestroy(from_);
-    cudaEventDestroy(to_);
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
+      : context_(context), key_(key), plan_(plan), scratch_(scratch), timer_(context.setup) {}
 
   /// Milliseconds a run, the mean of `runs`, each on the next set of operands; kFailed when the algorithm fails.
   float mean(const cublasLtMatmulAlgo_t& algorithm, int runs) const {
-    QUERN_CUDA(cudaEventRecord(from_, context_.setup));
+    timer_.start();
     for (int i = 0; i < runs; ++i) {
       const MatmulOperands operands = scratch_.operands(next_++ % scratch_.sets());
       if (plan_.try_run(context_.lt, operands, algorithm, context_.setup) == CUBLAS_STATUS_SUCCESS) continue;
       cudaGetLastError();  // a launch that was refused is an answer here, not an error to be found later
       return kFailed;
     }
-    QUERN_CUDA(cudaEventRecord(to_, context_.setup));
+    timer_.stop();
     finish(context_, key_, algorithm);
-    float milliseconds = 0;
-    QUERN_CUDA(cudaEventElapsedTime(&milliseconds, from_, to_));
-    return milliseconds / static_cast<float>(runs);
+    return timer_.milliseconds() / static_cast<float>(runs);
   }
 
   /// The best of two rounds of about 3 ms.
@@ -86,8 +76,8 @@ class Stopwatch {
   const MatmulKey& key_;
   const MatmulPlan& plan_;
   const MatmulScratch& scratch_;
+  EventTimer timer_;
   mutable std::size_t next_ = 0;
-  cudaEvent_t from_ = nullptr, to_ = nullptr;
 };
 
 Candidates time_listed(const Stopwatch& watch, const std::function<bool(const cublasLtMatmulAlgo_t&)>& accepted,
