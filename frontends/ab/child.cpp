@@ -34,9 +34,9 @@ class BlockedSignals {
     sigemptyset(&blocked_);
     for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGXCPU}) sigaddset(&blocked_, signal);
     if (!is_ignored(SIGHUP)) sigaddset(&blocked_, SIGHUP);
-    sigprocmask(SIG_BLOCK, &blocked_, &before_);
+    ::pthread_sigmask(SIG_BLOCK, &blocked_, &before_);
   }
-  ~BlockedSignals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
 

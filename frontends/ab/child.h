@@ -17,7 +17,7 @@ struct ChildResult {
 };
 
 /// Runs `words[0]` with the others as arguments, to its end; standard output and error go to those files. A resources
-/// error when no process can be made. Not for programs with several threads.
+/// error when no process can be made. Other threads of this process must take no signals, as BackgroundOutput's.
 ChildResult run_child(const std::vector<std::string>& words, const std::string& out, const std::string& err);
 
 /// What a program last said on standard error: from the last "quern: error: " on, else the last line; shortened.

@@ -13,6 +13,7 @@
 #include "commands.h"
 #include "config/resolve.h"
 #include "data/durable_file.h"
+#include "log/background_output.h"
 #include "log/format.h"
 #include "quern/error.h"
 #include "train/run_options.h"
@@ -31,6 +32,9 @@ constexpr const char* kUsage =
     "own\nseed, which all arms share. Several --vary make all combinations. The first arm is what the others are "
     "compared with.\nA run that fails is reported, and the others go on; the exit code is then that of the first such "
     "run. A call that was\ninterrupted goes on where it was, and a larger --repeat adds to what is there.";
+
+/// Held while the reader stalls: all that a comparison prints.
+constexpr std::size_t kUnreadBytes = std::size_t{16} << 20;
 
 Words list_of(const boost::program_options::variables_map& values, const char* name) {
   return values.count(name) ? values[name].as<Words>() : Words{};
@@ -133,6 +137,7 @@ int ab_command(const Arguments& arguments) {
   resolve_arms(experiment);
   std::signal(SIGUSR1, [](int) {});  // sent to all of a job: its runs may save, and there is nothing here to save
 
+  BackgroundOutput output(std::cout, STDOUT_FILENO, kUnreadBytes);
   ExperimentResult result = run_experiment(experiment, tell);
   if (result.interrupted) {
     std::cout << "\nstopped; the same command goes on with the runs that are left" << std::endl;

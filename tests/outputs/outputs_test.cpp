@@ -156,6 +156,37 @@ TEST_CASE("a signal saves and ends a run whose output nobody reads") {
   }
 }
 
+TEST_CASE("a reader that stalls holds up neither a comparison nor its end, nor the signal that ends it") {
+  TinyFiles files;
+  const StalledPipe pipe;
+  REQUIRE(::write(pipe.ends[1], std::string(4096, ' ').data(), 4096) == 4096);  // not a byte more is taken
+  std::vector<std::string> words{"ab", files.config(), "--out", files.at("ab"), "--vary", "train.steps=2,3"};
+  Child child(words, pipe.as_output());
+  CHECK(ends(child) == 0);
+  CHECK(has(read_text(files.at("ab") + "/report.md"), "train.steps=3"));
+
+  words[3] = files.at("stopped");
+  words.back() = "train.steps=1,1000000";
+  Child stopped(words, pipe.as_output());
+  REQUIRE(await(stopped, files.at("stopped") + "/2-train.steps=1000000/seed-1", 3));
+  stopped.signal(SIGINT);
+  CHECK(ends(stopped) == 128 + SIGINT);
+}
+
+TEST_CASE("a comparison whose reader goes away is made, and its output reported missing") {
+  TinyFiles files;
+  StalledPipe pipe;
+  Child child({"ab", files.config(), "--out", files.at("ab"), "--vary", "train.steps=2,3"}, [&pipe] {
+    ::dup2(pipe.ends[1], STDOUT_FILENO);
+    ::close(pipe.ends[0]);
+  });
+  ::close(pipe.ends[0]);
+  pipe.ends[0] = -1;
+  CHECK(ends(child) == 4);
+  CHECK(has(child.err(), "standard output: cannot be written"));
+  CHECK(has(read_text(files.at("ab") + "/report.md"), "train.steps=3"));
+}
+
 // ---- full ----
 
 TEST_CASE("a log whose disk is full costs events, and neither the run nor a bit of it") {

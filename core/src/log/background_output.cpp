@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <csignal>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -18,6 +19,22 @@ namespace {
 std::int64_t lines_in(const std::string& text) {
   return std::max<std::int64_t>(1, std::count(text.begin(), text.end(), '\n'));
 }
+
+/// Threads that start meanwhile take no signals.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~NoSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace
 
@@ -77,7 +94,10 @@ BackgroundOutput::BackgroundOutput(std::ostream& stream, int descriptor, std::si
   queue_->descriptor = descriptor;
   queue_->capacity = capacity;
   stream_.flush();
-  std::thread([queue = queue_] { queue->run(); }).detach();
+  {
+    const NoSignals none;
+    std::thread([queue = queue_] { queue->run(); }).detach();
+  }
   own_ = stream_.rdbuf(this);
 }
 

@@ -14,7 +14,8 @@ namespace quern {
 class BackgroundOutput final : private std::streambuf {
  public:
   /// Takes over what `stream` writes, as of each flush, and sends it to `descriptor`; both outlive this. One thread at
-  /// a time writes to the stream. Throws std::system_error when no thread can be started.
+  /// a time writes to the stream. This one's own thread takes no signals. Throws std::system_error when no thread can be
+  /// started.
   BackgroundOutput(std::ostream& stream, int descriptor, std::size_t capacity = std::size_t{64} << 10,
                    std::chrono::milliseconds patience = std::chrono::seconds(2));
   /// Waits for the reader as long as `patience`, then leaves the thread behind and says on standard error what is
