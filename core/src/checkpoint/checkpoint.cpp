@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "checkpoint/names.h"
@@ -71,6 +72,16 @@ std::string state_text(const std::string& path, const CheckpointMeta& meta, cons
   }
 }
 
+/// A number that counts something. JSON's other numbers would be converted without a word: 1e300, 2.5, -1, true.
+std::int64_t count_in(const json& object, const std::string& key, const std::string& path) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const json& value = object.at(key);
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() <= std::uint64_t{kMost})
+    return value.get<std::int64_t>();
+  throw Error(ErrorCode::input,
+              {path, key, printable(value.dump()), "a whole number from 0 to " + std::to_string(kMost), kUseOlder});
+}
+
 StateFile read_state(const std::string& path) {
   auto refuse = [&](const std::string& what, const std::string& found, const std::string& expected) {
     throw Error(ErrorCode::input, {path, what, found, expected, kUseOlder});
@@ -83,16 +94,17 @@ StateFile read_state(const std::string& path) {
     std::string stated = state.at("xxh3"), actual = own_checksum(state);
     if (stated != actual) refuse("checksum of state.json", actual, printable(stated));
     StateFile read;
-    read.meta = {state.at("step"),
+    const std::int64_t step = count_in(state, "step", path);
+    read.meta = {step,
                  state.at("data_state"),
                  state.at("device_state"),
                  state.at("config"),
                  state.at("quern_version"),
-                 state.value("updates", state.at("step").get<std::int64_t>()),
+                 state.contains("updates") ? count_in(state, "updates", path) : step,
                  state.value("evaluated", true),
                  libraries_in(state.value("libraries", json::array()))};
     const json& tensors = state.at("files").at(kTensors);
-    read.bytes = tensors.at("bytes");
+    read.bytes = static_cast<std::uint64_t>(count_in(tensors, "bytes", path));
     read.checksum = tensors.at("xxh3");
     return read;
   } catch (const json::exception& error) {

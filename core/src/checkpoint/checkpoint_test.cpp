@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <numeric>
 
 #include <doctest/doctest.h>
@@ -66,6 +68,17 @@ std::vector<std::string> names_in(const std::string& directory) {
   for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+/// Changes state.json, and its checksum to the one that it then has.
+void change_state(const std::string& checkpoint, const std::function<void(nlohmann::json&)>& change) {
+  const std::string path = checkpoint + "/state.json";
+  nlohmann::json state = nlohmann::json::parse(read_text(path));
+  change(state);
+  state.erase("xxh3");
+  const std::string text = state.dump();
+  state["xxh3"] = checksum_text(checksum_of(std::as_bytes(std::span(text))));
+  write_text(path, state.dump());
 }
 
 }  // namespace
@@ -137,13 +150,33 @@ TEST_CASE("in a checkpoint that does not say how many steps moved the weights, a
   TestDirectory run;
   const std::string path = write_step(run.path(), 3);
   CHECK(read_checkpoint(path).meta.updates == 0);
-  nlohmann::json state = nlohmann::json::parse(read_text(path + "/state.json"));
-  state.erase("updates");
-  state.erase("xxh3");
-  const std::string text = state.dump();
-  state["xxh3"] = checksum_text(checksum_of(std::as_bytes(std::span(text))));
-  write_text(path + "/state.json", state.dump());
+  change_state(path, [](nlohmann::json& state) { state.erase("updates"); });
   CHECK(read_checkpoint(path).meta.updates == 3);
+}
+
+TEST_CASE("a count in state.json that is no whole number of its range is refused by name") {
+  TestDirectory run;
+  using Change = std::function<nlohmann::json&(nlohmann::json&)>;
+  const std::pair<const char*, Change> kCounts[] = {
+      {"step", [](nlohmann::json& state) -> nlohmann::json& { return state["step"]; }},
+      {"updates", [](nlohmann::json& state) -> nlohmann::json& { return state["updates"]; }},
+      {"bytes",
+       [](nlohmann::json& state) -> nlohmann::json& { return state["files"]["tensors.safetensors"]["bytes"]; }}};
+  for (const auto& [key, count] : kCounts) {
+    for (const char* value : {"1e300", "2.5", "3.0", "-1", "9223372036854775808", "true", "null", "\"3\"", "1e18"}) {
+      const std::string path = write_step(run.path(), 3);
+      change_state(path, [&](nlohmann::json& state) { count(state) = nlohmann::json::parse(value); });
+      const std::string found = nlohmann::json::parse(value).dump();
+      CHECK_REFUSED(input,
+                    path + "/state.json: " + key + ": found " + found +
+                        ", expected a whole number from 0 to 9223372036854775807; resume from an older checkpoint",
+                    read_checkpoint(path));
+      CHECK(find_newest(run.path()).skipped.size() == 1);
+    }
+  }
+  const std::string path = write_step(run.path(), 3);
+  change_state(path, [](nlohmann::json& state) { state["updates"] = std::numeric_limits<std::int64_t>::max(); });
+  CHECK(read_checkpoint(path).meta.updates == std::numeric_limits<std::int64_t>::max());
 }
 
 TEST_CASE("the newest whole checkpoint is found past damaged and unfinished ones, which are reported") {
