@@ -2,6 +2,7 @@
 // every combination, beside training with all of it on the device.
 #include <doctest/doctest.h>
 
+#include "end_to_end.h"
 #include "training_fixture.h"
 
 using namespace quern;
@@ -82,5 +83,30 @@ TEST_CASE("what is in a store is read and written as what is on the device") {
     run.engine().write(tensor, want.data());
     run.engine().read(tensor, got.data());
     CHECK(got == want);
+  }
+}
+
+TEST_CASE("a run goes on with its state elsewhere, with the bits of one that kept it in one place") {
+  const Overrides places[] = {
+      {},
+      {"memory.master=host", "memory.moments=host"},
+      {"memory.gradients=host", "memory.weights=host"},
+      {"memory.master=host", "memory.moments=host", "memory.gradients=host", "memory.weights=host"}};
+  for (const char* precision : {"precision.id=bf16", "precision.id=e4m3"}) {
+    CAPTURE(precision);
+    TinyFiles files;
+    auto train = [&](const std::string& directory, const Overrides& where, int stop_after) {
+      Overrides all = where;
+      all.insert(all.end(), {precision, "optimizer.gradient=bf16", "optimizer.adamw.moments=bf16", "log.scales_every=3",
+                             "checkpoint.every=0", "checkpoint.export=false", "train.steps=8", "train.accumulation=3",
+                             files.run(directory)});
+      return train_here(files, all, stop_after);
+    };
+    const SessionResult straight = train("straight", {}, 0);
+    Losses losses;
+    for (std::size_t part = 0; part < 4; ++part)
+      losses.merge(Losses(train("moving", places[part], part < 3 ? 2 * static_cast<int>(part) + 2 : 0).losses));
+    CHECK(losses == straight.losses);
+    CHECK(newest_tensors(files.at("moving")) == newest_tensors(files.at("straight")));
   }
 }

@@ -88,6 +88,29 @@ TEST_CASE("documents that fill rows give on the GPU what plain rows give") {
   CHECK(packed.gradients(batch) == want);
 }
 
+TEST_CASE("state in host memory changes no bit on the GPU, in a graph of several streams or launch by launch") {
+  std::unique_ptr<Device> device = open_gpu();
+  if (!device) return;
+  Uncaptured uncaptured(*device);
+  testkit::TinyModelOptions form{.layers = 4, .bias = true};
+  PlanOptions options;
+  options.geometry = {2, 64};
+  TinyRun resident(form, options, DType::bf16, *device);
+  const auto want = train_two_steps(resident);
+  for (unsigned places = 1; places < 16; ++places) {
+    auto memory = [&](unsigned bit) { return places >> bit & 1 ? "host" : "device"; };
+    options.state.master.memory = memory(0);
+    options.state.moments.memory = memory(1);
+    options.state.gradients.memory = memory(2);
+    options.state.weights.memory = memory(3);
+    options.ahead = 1 + static_cast<int>(places % 2);
+    CAPTURE(places);
+    TinyRun captured(form, options, DType::bf16, *device), launched(form, options, DType::bf16, uncaptured);
+    CHECK(train_two_steps(captured) == want);
+    CHECK(train_two_steps(launched) == want);
+  }
+}
+
 TEST_CASE("recomputation changes no bit on the GPU") {
   std::unique_ptr<Device> device = open_gpu();
   if (!device) return;
