@@ -97,13 +97,13 @@ std::vector<Fault> model_config_faults() {
          std::filesystem::remove(files.at("config.json"));
          return arguments;
        }},
-      {"not JSON",
-       3,
-       {"config.json: not valid JSON", "line 1", "expected a Hugging Face config.json"},
-       config_json([](json& config) { config = "{\"model_type\": \"llama\","; })},
-      {"nested too deeply", 3, {"config.json", "nested deeper than 8 levels"}, config_json([](json& config) {
-         config = "{\"a\": " + std::string(100, '[');
+      {"not JSON", 3, {"config.json: not valid JSON", "line 1", "damaged"}, config_json([](json& config) {
+         config = "{\"model_type\": \"llama\",";
        })},
+      {"nested too deeply",
+       3,
+       {"config.json", "nested too deep: found more than 8 levels"},
+       config_json([](json& config) { config = "{\"a\": " + std::string(100, '['); })},
       {"of another kind of model",
        3,
        {"config.json", "model_type: found \"mamba\", expected \"llama\"", "choose"},

@@ -56,4 +56,12 @@ std::string without_control(std::string_view text) {
   return out;
 }
 
+std::string printable(std::string_view text, std::size_t longest) {
+  std::string out = without_control(text.substr(0, longest));
+  std::replace(out.begin(), out.end(), '\n', '?');
+  return text.size() > longest ? out + "..." : out;
+}
+
+std::string quote_name(std::string_view name) { return printable(name).insert(0, 1, '\'').append(1, '\''); }
+
 }  // namespace quern

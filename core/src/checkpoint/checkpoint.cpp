@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "checkpoint/names.h"
-#include "checkpoint/strict_json.h"
+#include "data/json_file.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/shorten.h"
-
 namespace quern {
 
 namespace {
@@ -11,14 +9,6 @@ namespace {
 constexpr std::size_t kMostListed = 8;
 
 }  // namespace
-
-std::string printable(std::string_view text, std::size_t longest) {
-  std::string out = without_control(text.substr(0, longest));
-  std::replace(out.begin(), out.end(), '\n', '?');
-  return text.size() > longest ? out + "..." : out;
-}
-
-std::string quote_name(std::string_view name) { return printable(name).insert(0, 1, '\'').append(1, '\''); }
 
 std::string list_names(const std::vector<std::string>& names) {
   std::string text;

@@ -5,9 +5,10 @@
 #include <cstring>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "checkpoint/half.h"
 #include "checkpoint/names.h"
-#include "checkpoint/strict_json.h"
 #include "data/checksum.h"
 #include "quern/error.h"
 #include "quern/numeric.h"

@@ -6,7 +6,9 @@
 
 #include <doctest/doctest.h>
 
+#include "base/test_time.h"
 #include "checkpoint/half.h"
+#include "checkpoint/stored_tensor.h"
 #include "checkpoint/test_support.h"
 #include "data/test_directory.h"
 #include "quern/numeric.h"
@@ -139,6 +141,22 @@ TEST_CASE("unusual but valid headers are accepted") {
   }
   write_text(path, raw_safetensors("{}", 0));
   CHECK(SafetensorsFile(path).tensors().empty());
+}
+
+TEST_CASE("a header of eight times as many tensors takes about eight times as long") {
+  constexpr int kFew = 2000, kFactor = 8;
+  auto seconds = [](int tensors) {
+    std::string entries;
+    for (int i = 0; i < tensors; ++i)
+      entries += (i == 0 ? "" : ",") + entry("layer." + std::to_string(i) + ".weight", "U8", "1",
+                                             std::to_string(i) + "," + std::to_string(i + 1));
+    const std::string header = braces(entries);
+    return seconds_of([&] { parse_safetensors_header("x", header, static_cast<std::uint64_t>(tensors)); });
+  };
+  const double few = seconds(kFew), many = seconds(kFew * kFactor);
+  CAPTURE(few);
+  CAPTURE(many);
+  CHECK(many < 4 * kFactor * few);  // the square would be 8 * kFactor times
 }
 
 TEST_CASE("every fault of a file is refused with what was found") {

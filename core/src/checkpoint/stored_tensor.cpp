@@ -6,8 +6,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/strict_json.h"
 #include "checkpoint/names.h"
-#include "checkpoint/strict_json.h"
 #include "quern/error.h"
 
 namespace quern {

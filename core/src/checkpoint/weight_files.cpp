@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "checkpoint/names.h"
-#include "checkpoint/strict_json.h"
+#include "data/json_file.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/shorten.h"
-#include "checkpoint/strict_json.h"
+#include "base/strict_json.h"
 #include "quern/error.h"
 
 namespace quern {

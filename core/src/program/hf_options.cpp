@@ -5,12 +5,12 @@
 #include <fstream>
 #include <map>
 #include <optional>
-#include <set>
 #include <system_error>
 
 #include <nlohmann/json.hpp>
 
 #include "base/shorten.h"
+#include "base/strict_json.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -97,7 +97,7 @@ class Reader {
   Reader(const std::string& where, const HfModel& model) : where_(where), model_(model) {}
 
   OptionValues read(std::string_view text) {
-    json root = parse(text);
+    const json root = parse_strict_json(where_, text, kMostNesting);
     if (!root.is_object()) refuse_file("not a JSON object");
     flatten(root, "");
     check_model_type();
@@ -111,24 +111,6 @@ class Reader {
     std::string written;  // the key as the file has it
     json value;
   };
-
-  json parse(std::string_view text) {
-    std::vector<std::set<std::string>> keys;  // of the objects that are open, to refuse what JSON readers disagree on
-    auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
-      if (depth > kMostNesting) refuse_file("nested deeper than " + std::to_string(kMostNesting) + " levels");
-      if (event == json::parse_event_t::object_start) keys.emplace_back();
-      if (event == json::parse_event_t::object_end) keys.pop_back();
-      if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-        problems_.push_back(shortened(parsed.get<std::string>()) + ": given twice");
-      return true;
-    };
-    try {
-      return json::parse(text.begin(), text.end(), watch);
-    } catch (const json::exception& error) {
-      std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
-      refuse_file("not valid JSON: " + what.substr(std::min(what.size(), what.find(']') + 2)));
-    }
-  }
 
   void flatten(const json& object, const std::string& prefix) {
     for (const auto& [name, value] : object.items()) {

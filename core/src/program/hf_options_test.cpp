@@ -163,11 +163,11 @@ TEST_CASE("text that is no sound JSON object is refused") {
     has(refused_text(text), "c.json: not ");
   }
   has(refused_text("{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}"),
-      "nested deeper than 8 levels");
+      "nested too deep: found more than 8 levels");
   std::string objects;
   for (int i = 0; i < 5000; ++i) objects += "{\"a\":";
-  has(refused_text(objects), "nested deeper");
-  has(refused(R"("hidden_size": 64, "hidden_size": 128)"), "hidden_size: given twice");
+  has(refused_text(objects), "nested too deep");
+  has(refused(R"("hidden_size": 64, "hidden_size": 128)"), "a name stands twice in JSON: found 'hidden_size'");
   has(refused(R"("hidden_size": 18446744073709551615)"), "hidden_size: wrong type");
   has(refused(R"("hidden_size": 9223372036854775807)"), "hidden_size: out of range");
   has(refused(R"("long": ")" + std::string(5000, 'x') + "\""), "...");

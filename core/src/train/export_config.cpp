@@ -4,7 +4,8 @@
 #include <filesystem>
 #include <optional>
 
-#include "checkpoint/strict_json.h"
+#include "base/strict_json.h"
+#include "data/json_file.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -1,11 +1,10 @@
-#include "checkpoint/strict_json.h"
+#include "base/strict_json.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "checkpoint/names.h"
-#include "data/input_file.h"
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -90,14 +89,6 @@ json parse_strict_json(const std::string& where, std::string_view text, int larg
     builder.refuse("not valid JSON", "a zero byte at offset " + std::to_string(at), "text");
   json::sax_parse(text.begin(), text.end(), &builder);
   return builder.take();
-}
-
-json read_strict_json(const std::string& path, std::size_t largest_bytes, int largest_depth) {
-  const InputFile file(path);
-  if (file.size() > largest_bytes)
-    throw Error(ErrorCode::input, {path, "file is too large", std::to_string(file.size()) + " bytes",
-                                   "at most " + std::to_string(largest_bytes), ""});
-  return parse_strict_json(path, file.text(), largest_depth);
 }
 
 }  // namespace quern
