@@ -6,6 +6,7 @@
 
 #include "plan/order.h"
 #include "plan/places.h"
+#include "program/names.h"
 #include "program/passes/observe.h"
 #include "quern/step_state.h"
 
@@ -64,7 +65,7 @@ class Maker {
       set_.lasting.resize(set_.values.size(), false);
       set_.lasting[static_cast<std::size_t>(access.value)] = true;
       if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
-          tensor.owner == TensorOwner::precision || tensor.kind == "rows")
+          tensor.owner == TensorOwner::precision || tensor.kind == names::kRows)
         set_.held.push_back(access);
     }
     set_.lasting.resize(set_.values.size(), false);
@@ -202,7 +203,7 @@ class Maker {
   void add_reduce() {
     std::int32_t window = 0;
     for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.kind != "gradient" && tensor.kind != "loss_stats") continue;
+      if (tensor.kind != names::kGradient && tensor.kind != names::kLossStats) continue;
       Operand operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
       set_.tasks.push_back(
           {.instance =
@@ -223,7 +224,7 @@ class Maker {
     RunSchedule& schedule = set_[Run::result];
     std::vector<Access> read;
     std::int64_t offset = 0;
-    for (const char* name : {"loss_stats", "update"}) {
+    for (const char* name : {names::kLossStats, names::kUpdate}) {
       const PlannedTensor& tensor = plan_.tensor(name, "", -1);
       read.push_back({{Space::results, 0, offset, tensor.bytes()}, add_value(std::string("read ") + name)});
       add_copy(schedule, places_.tensor(tensor), read.back());

@@ -1,4 +1,5 @@
 #include "plan/order.h"
+#include "program/names.h"
 
 #include <algorithm>
 
@@ -101,10 +102,10 @@ std::vector<Stop> order_of(const Plan& plan, Run run) {
     case Run::refresh: return refresh(plan);
     case Run::evaluate: return evaluation(plan, plan.head_evaluate);
     case Run::logits:
-      if (options.logits) return evaluation(plan, plan.head_logits, "logits");
+      if (options.logits) return evaluation(plan, plan.head_logits, names::kLogits);
       break;
     case Run::next_logits:
-      if (options.next_logits) return evaluation(plan, plan.head_next, "next_logits");
+      if (options.next_logits) return evaluation(plan, plan.head_next, names::kNextLogits);
       break;
     case Run::first:
     case Run::later:

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "plan/state_programs.h"
+#include "program/names.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -76,9 +77,10 @@ Access Places::of_value(const Stop& stop, ValueId id) {
   switch (value.role) {
     case Role::runtime: return tensor(plan_.tensor(value.name, "", -1));
     case Role::parameter:
-      return tensor(plan_.tensor(value.name == value.parameter ? "working" : value.name, value.parameter,
+      return tensor(plan_.tensor(value.name == value.parameter ? names::kWorking : value.name, value.parameter,
                                  layer_of(value.parameter)));
-    case Role::parameter_grad: return tensor(plan_.tensor("gradient", value.parameter, layer_of(value.parameter)));
+    case Role::parameter_grad:
+      return tensor(plan_.tensor(names::kGradient, value.parameter, layer_of(value.parameter)));
     case Role::state:
       if (!value.parameter.empty()) return tensor(plan_.tensor(value.name, value.parameter, layer_of(value.parameter)));
       return state(stop, value);
@@ -96,7 +98,8 @@ Access Places::of_value(const Stop& stop, ValueId id) {
 }
 
 Access Places::state(const Stop& stop, const Value& value) {
-  if (value.name == "loss_stats" && stop.flow == Flow::evaluate) return tensor(plan_.tensor("eval_stats", "", -1));
+  if (value.name == names::kLossStats && stop.flow == Flow::evaluate)
+    return tensor(plan_.tensor(names::kEvalStats, "", -1));
   const PlannedTensor* outside = plan_.find(value.name, "", -1);
   return tensor(outside ? *outside : plan_.tensor(value.name, "", stop.layer));
 }

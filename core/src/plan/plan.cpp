@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "program/names.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -43,7 +44,7 @@ const std::string& memory_of(TensorOwner owner, const StatePlacement& state) {
 std::vector<PlannedTensor> training_state(const Plan& plan) {
   std::vector<PlannedTensor> state;
   for (const PlannedTensor& tensor : plan.tensors) {
-    bool weights = tensor.kind == "master" || tensor.owner == TensorOwner::optimizer;
+    bool weights = tensor.kind == names::kMaster || tensor.owner == TensorOwner::optimizer;
     if (weights || tensor.owner == TensorOwner::precision) state.push_back(tensor);
   }
   return state;

@@ -14,6 +14,7 @@
 #include "plan/placement.h"
 #include "plan/residency.h"
 #include "plan/schedule.h"
+#include "program/names.h"
 #include "program/passes/lower_precision.h"
 #include "program/passes/place.h"
 #include "quern/device.h"
@@ -57,7 +58,8 @@ struct PlanParts {
 };
 
 /// What the host sends for each micro-batch, in this order; "documents" where the plan has them.
-inline constexpr const char* kUploaded[] = {"tokens", "targets", "positions", "documents", "step"};
+inline constexpr const char* kUploaded[] = {names::kTokens, names::kTargets, names::kPositions, names::kDocuments,
+                                            names::kStep};
 
 /// Whose memory a persistent tensor is.
 enum class TensorOwner : std::uint8_t { master, working, gradient, optimizer, precision, input, observation, result };

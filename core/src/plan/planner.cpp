@@ -6,6 +6,7 @@
 #include "plan/order.h"
 #include "plan/planner.h"
 #include "plan/state_programs.h"
+#include "program/names.h"
 #include "program/passes/observe.h"
 #include "program/passes/op_forms.h"
 #include "quern/error.h"
@@ -174,14 +175,14 @@ class Planner {
 
   void lay_out_parameters() {
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      add_tensor(TensorOwner::master, "master", spec.name, layer, plan_.options.master, spec.extents);
+      add_tensor(TensorOwner::master, names::kMaster, spec.name, layer, plan_.options.master, spec.extents);
     });
     for (const ParameterPlan& parameter : plan_.parameters) {
       for_each_layer(parameter.spec, layers(), [&](int layer) { lay_out_working(parameter, layer); });
     }
     if (!plan_.options.train) return;
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      add_tensor(TensorOwner::gradient, "gradient", spec.name, layer, plan_.options.gradient, spec.extents);
+      add_tensor(TensorOwner::gradient, names::kGradient, spec.name, layer, plan_.options.gradient, spec.extents);
     });
     for (const OptimizerState& state : parts_.optimizer.states())
       for_each_tensor([&](const ParameterSpec& spec, int layer) {
@@ -203,22 +204,23 @@ class Planner {
       if (value.role != Role::parameter) continue;
       bool plain = value.name == parameter.spec.name;
       copied = copied || plain;
-      add_tensor(TensorOwner::working, plain ? "working" : value.name, parameter.spec.name, layer, value.dtype,
+      add_tensor(TensorOwner::working, plain ? names::kWorking : value.name, parameter.spec.name, layer, value.dtype,
                  extents_at(value.shape, 0));
     }
     if (copied || parts_.precision.traits().working != plan_.options.master) return;
-    PlannedTensor alias = plan_.tensor("master", parameter.spec.name, layer);  // the master itself is read
-    alias.kind = "working";
+    PlannedTensor alias = plan_.tensor(names::kMaster, parameter.spec.name, layer);  // the master itself is read
+    alias.kind = names::kWorking;
     alias.owner = TensorOwner::working;
     plan_.add(std::move(alias));
   }
 
   void lay_out_scalars() {
     std::int64_t tokens = plan_.options.geometry.tokens();
-    for (const char* name : {"tokens", "targets", "positions"})
+    for (const char* name : {names::kTokens, names::kTargets, names::kPositions})
       add_tensor(TensorOwner::input, name, "", -1, DType::i32, {tokens});
-    if (plan_.options.documents) add_tensor(TensorOwner::input, "documents", "", -1, DType::i32, {tokens + 1});
-    add_tensor(TensorOwner::input, "step", "", -1, DType::u32, {static_cast<std::int64_t>(sizeof(StepState) / 4)});
+    if (plan_.options.documents) add_tensor(TensorOwner::input, names::kDocuments, "", -1, DType::i32, {tokens + 1});
+    add_tensor(TensorOwner::input, names::kStep, "", -1, DType::u32,
+               {static_cast<std::int64_t>(sizeof(StepState) / 4)});
     for (const PlannedTensor& tensor : plan_.tensors)
       if (tensor.owner == TensorOwner::input)
         plan_.staging_slot_bytes = checked_sum(plan_.staging_slot_bytes, tensor.bytes());
@@ -226,15 +228,16 @@ class Planner {
     plan_.pinned_bytes = checked_sum(checked_product(plan_.staging_slot_bytes, plan_.options.uploads),
                                      std::int64_t{sizeof(LossStats) + sizeof(UpdateState)});
     plan_.owners.push_back({"staging", MemoryKind::pinned, plan_.pinned_bytes});
-    for (const char* name : {"loss_stats", "eval_stats"}) add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
-    add_tensor(TensorOwner::input, "update", "", -1, DType::f32, {4});
+    for (const char* name : {names::kLossStats, names::kEvalStats})
+      add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
+    add_tensor(TensorOwner::input, names::kUpdate, "", -1, DType::f32, {4});
     if (plan_.options.logits)
-      add_tensor(TensorOwner::result, "logits", "", -1,
+      add_tensor(TensorOwner::result, names::kLogits, "", -1,
                  plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
                  {tokens, plan_.model.vocabulary});
     if (plan_.options.next_logits) {
-      add_tensor(TensorOwner::input, "rows", "", -1, DType::i32, {plan_.options.geometry.batch});
-      add_tensor(TensorOwner::result, "next_logits", "", -1, DType::f32,
+      add_tensor(TensorOwner::input, names::kRows, "", -1, DType::i32, {plan_.options.geometry.batch});
+      add_tensor(TensorOwner::result, names::kNextLogits, "", -1, DType::f32,
                  {plan_.options.geometry.batch, plan_.model.vocabulary});
     }
     // States that the precision backend asked for, one of each a layer.

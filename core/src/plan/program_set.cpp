@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "plan/planner.h"
+#include "program/names.h"
 #include "program/passes/observe.h"
 #include "program/passes/rewrite.h"
 #include "quern/error.h"
@@ -24,7 +25,7 @@ Program logits_program(const Program& head, const OpSet& ops, DType activation) 
                                .inputs = {loss.inputs[0], loss.inputs[1], kNoValue},
                                .outputs = {},
                                .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
-                              "logits");
+                              names::kLogits);
   drop_unused(program);
   return program;
 }
@@ -35,7 +36,8 @@ Program next_logits_program(const Program& head, const OpSet& ops, DType activat
   Program program = head;
   Op loss = program.ops.back();
   program.ops.pop_back();
-  ValueId rows = program.add_value({.name = "rows", .shape = {batch}, .dtype = DType::i32, .role = Role::runtime});
+  ValueId rows =
+      program.add_value({.name = names::kRows, .shape = {batch}, .dtype = DType::i32, .role = Role::runtime});
   ValueId last =
       append_op(program, ops, activation, {.kind = "embedding", .inputs = {rows, loss.inputs[0]}}, "last")[0];
   program.outputs = append_op(program, ops, activation,
@@ -43,7 +45,7 @@ Program next_logits_program(const Program& head, const OpSet& ops, DType activat
                                .inputs = {last, loss.inputs[1], kNoValue},
                                .outputs = {},
                                .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
-                              "next_logits");
+                              names::kNextLogits);
   program[program.outputs[0]].dtype = DType::f32;
   drop_unused(program);
   return program;
@@ -68,9 +70,9 @@ class ByParameter final : public PrecisionBackend {
 
 void count_loss(Program& program, const OpSet& ops, DType activation) {
   ValueId loss = program.outputs[0];
-  ValueId targets = program.find("targets");
+  ValueId targets = program.find(names::kTargets);
   ValueId stats =
-      append_op(program, ops, activation, {.kind = "loss_stats", .inputs = {loss, targets}}, "loss_stats")[0];
+      append_op(program, ops, activation, {.kind = "loss_stats", .inputs = {loss, targets}}, names::kLossStats)[0];
   program[stats].role = Role::state;
   program.outputs.clear();
 }

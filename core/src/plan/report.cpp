@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "log/format.h"
+#include "program/names.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -47,7 +48,7 @@ GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.owner == owner && !tensor.parameter.empty() &&
         (owner != TensorOwner::working ||
-         tensor.place() != plan.tensor("master", tensor.parameter, tensor.layer).place()))
+         tensor.place() != plan.tensor(names::kMaster, tensor.parameter, tensor.layer).place()))
       bytes[static_cast<std::size_t>(group_of(plan, tensor.parameter))] += tensor.bytes();
   return bytes;
 }

@@ -1,4 +1,5 @@
 #include "plan/state_programs.h"
+#include "program/names.h"
 
 #include <algorithm>
 #include <set>
@@ -17,11 +18,11 @@ Value parameter_value(const std::string& name, const ParameterSpec& spec, DType 
 }
 
 ValueId add_update_state(Program& program) {
-  return program.add_value({.name = "update", .shape = {4}, .dtype = DType::f32, .role = Role::state});
+  return program.add_value({.name = names::kUpdate, .shape = {4}, .dtype = DType::f32, .role = Role::state});
 }
 
 ValueId add_step(Program& program) {
-  return program.add_value({.name = "step", .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
+  return program.add_value({.name = names::kStep, .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
 }
 
 }  // namespace
@@ -44,14 +45,14 @@ Op StatePrograms::squares_of(Program& program, int first, int last) const {
   for (int layer = first; layer <= last; ++layer)
     for (const ParameterSpec& spec : set_.parameters())
       if ((spec.group == ParameterGroup::block) == (layer >= 0))
-        squares.inputs.push_back(add_tensor(program, "gradient", spec, layer, options_.gradient));
+        squares.inputs.push_back(add_tensor(program, names::kGradient, spec, layer, options_.gradient));
   return squares;
 }
 
 void StatePrograms::add_clip(Program& program, const std::vector<ValueId>& sums) {
   Op clip{.kind = "clip_scale", .inputs = {}, .outputs = {}, .attributes = {}};
   clip.inputs.push_back(
-      program.add_value({.name = "loss_stats", .shape = {4}, .dtype = DType::f64, .role = Role::state}));
+      program.add_value({.name = names::kLossStats, .shape = {4}, .dtype = DType::f64, .role = Role::state}));
   clip.inputs.push_back(add_step(program));
   clip.inputs.insert(clip.inputs.end(), sums.begin(), sums.end());
   clip.outputs.push_back(add_update_state(program));
@@ -126,8 +127,8 @@ Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const
     for_each_layer(spec, layers_, [&](int layer) {
       if (!takes_layer(layer)) return;
       Op& op = group->op;
-      op.inputs.push_back(add_tensor(program, "gradient", spec, layer, options_.gradient));
-      op.inputs.push_back(add_tensor(program, "master", spec, layer, options_.master));
+      op.inputs.push_back(add_tensor(program, names::kGradient, spec, layer, options_.gradient));
+      op.inputs.push_back(add_tensor(program, names::kMaster, spec, layer, options_.master));
       op.outputs.push_back(op.inputs.back());
       for (const OptimizerState& state : parts_.optimizer.states()) {
         op.inputs.push_back(add_tensor(program, state.name, spec, layer, state.dtype));
@@ -154,7 +155,7 @@ Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<cons
         if (value.role == Role::parameter) used.insert(value.name);
   Program program;
   program.name = "refresh";
-  ValueId master = program.add_value(parameter_value("master", spec, options_.master, Role::state));
+  ValueId master = program.add_value(parameter_value(names::kMaster, spec, options_.master, Role::state));
   DType working = parts_.precision.traits().working;
   if (working != options_.master && used.contains(spec.name)) {
     ValueId copy = program.add_value(parameter_value(spec.name, spec, working, Role::parameter));

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "program/names.h"
 #include "quern/error.h"
 #include "quern/options.h"
 
@@ -39,9 +40,9 @@ ValueId ProgramBuilder::runtime(std::string name, Shape shape, DType dtype) {
                                               .parameter = {}});
 }
 
-ValueId ProgramBuilder::tokens() { return runtime("tokens", {Dim::tokens()}, DType::i32); }
-ValueId ProgramBuilder::targets() { return runtime("targets", {Dim::tokens()}, DType::i32); }
-ValueId ProgramBuilder::positions() { return runtime("positions", {Dim::tokens()}, DType::i32); }
+ValueId ProgramBuilder::tokens() { return runtime(names::kTokens, {Dim::tokens()}, DType::i32); }
+ValueId ProgramBuilder::targets() { return runtime(names::kTargets, {Dim::tokens()}, DType::i32); }
+ValueId ProgramBuilder::positions() { return runtime(names::kPositions, {Dim::tokens()}, DType::i32); }
 
 ValueId ProgramBuilder::parameter(std::string_view name) {
   if (ValueId id = program_.find(name); id != kNoValue) return id;
@@ -106,7 +107,7 @@ ValueId ProgramBuilder::attention(ValueId qkv, const HeadLayout& heads, Attentio
   Attributes attributes = layout_attributes(heads);
   attributes.set("mask", std::string(mask == AttentionMask::causal ? "causal" : "full"));
   attributes.set("scale", scale);
-  ValueId documents = context_.documents ? runtime("documents", {Dim::tokens(1, 1)}, DType::i32) : kNoValue;
+  ValueId documents = context_.documents ? runtime(names::kDocuments, {Dim::tokens(1, 1)}, DType::i32) : kNoValue;
   return op("attention", {qkv, documents}, std::move(name), std::move(attributes))[0];
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "program/names.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 
@@ -395,7 +396,7 @@ LossStats Engine::evaluate(const Batch& batch) {
   upload(batch, {});
   run(Run::evaluate);
   LossStats stats;
-  read(plan_.tensor("eval_stats", "", -1), &stats);
+  read(plan_.tensor(names::kEvalStats, "", -1), &stats);
   return stats;
 }
 
@@ -403,7 +404,7 @@ std::vector<float> Engine::logits(const Batch& batch) {
   if (!plan_.options.logits) fail_internal("engine", "the plan has no logits program");
   upload(batch, {});
   run(Run::logits);
-  const PlannedTensor& tensor = plan_.tensor("logits", "", -1);
+  const PlannedTensor& tensor = plan_.tensor(names::kLogits, "", -1);
   std::vector<std::uint16_t> narrow;
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
   if (tensor.dtype == DType::f32) {
@@ -423,9 +424,9 @@ std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std
   for (std::int32_t row : rows) good = good && row >= 0 && row < tokens;
   if (!good) fail_internal("engine", "not one index into the batch's tokens for each of its rows");
   upload(batch, {});
-  write(plan_.tensor("rows", "", -1), rows.data());
+  write(plan_.tensor(names::kRows, "", -1), rows.data());
   run(Run::next_logits);
-  const PlannedTensor& tensor = plan_.tensor("next_logits", "", -1);
+  const PlannedTensor& tensor = plan_.tensor(names::kNextLogits, "", -1);
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
   read(tensor, values.data());
   return values;

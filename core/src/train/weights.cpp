@@ -5,6 +5,7 @@
 #include <numbers>
 #include <thread>
 
+#include "program/names.h"
 #include "quern/error.h"
 #include "quern/random.h"
 #include "train/host_tensor.h"
@@ -68,7 +69,7 @@ void initialise_weights(Engine& engine, std::uint64_t seed) {
   std::uint32_t object = 0;
   std::vector<std::byte> stored;
   for_each_parameter(engine.plan(), [&](const ParameterSpec& spec, int layer) {
-    const PlannedTensor& tensor = engine.plan().tensor("master", spec.name, layer);
+    const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, layer);
     stored.resize(static_cast<std::size_t>(tensor.bytes()));
     encode(initial_values(spec, {seed, RandomPurpose::init, object++}), tensor.dtype, stored.data());
     engine.write(tensor, stored.data());
@@ -81,7 +82,7 @@ void import_weights(Engine& engine, const std::string& path) {
   for (const ParameterPlan& parameter : engine.plan().parameters) specs.push_back(parameter.spec);
   std::vector<std::byte> stored;
   auto sink = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<const float> values) {
-    PlannedTensor piece = engine.plan().tensor("master", spec.name, static_cast<int>(layer));
+    PlannedTensor piece = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
     piece.offset += first * static_cast<std::int64_t>(size_of(piece.dtype));
     piece.extents = {static_cast<std::int64_t>(values.size())};
     stored.resize(static_cast<std::size_t>(piece.bytes()));
@@ -97,7 +98,7 @@ void export_weights(Engine& engine, const std::string& directory, const HfExport
   for (const ParameterPlan& parameter : engine.plan().parameters) specs.push_back(parameter.spec);
   std::vector<std::byte> stored;
   auto reader = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<float> values) {
-    PlannedTensor piece = engine.plan().tensor("master", spec.name, static_cast<int>(layer));
+    PlannedTensor piece = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
     piece.offset += first * static_cast<std::int64_t>(size_of(piece.dtype));
     piece.extents = {static_cast<std::int64_t>(values.size())};
     stored.resize(static_cast<std::size_t>(piece.bytes()));

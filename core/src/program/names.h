@@ -1,0 +1,28 @@
+#pragma once
+// What values and tensors are called that programs, the plan, the engine and the trainer all know.
+
+namespace quern::names {
+
+// ---- runtime values of a micro-batch ----
+inline constexpr char kTokens[] = "tokens";
+inline constexpr char kTargets[] = "targets";
+inline constexpr char kPositions[] = "positions";
+inline constexpr char kDocuments[] = "documents";
+inline constexpr char kRows[] = "rows";  ///< of the tokens whose next logits are wanted
+inline constexpr char kStep[] = "step";  ///< StepState
+
+// ---- state of a step ----
+inline constexpr char kLossStats[] = "loss_stats";  ///< LossStats
+inline constexpr char kEvalStats[] = "eval_stats";  ///< the same of an evaluation
+inline constexpr char kUpdate[] = "update";         ///< UpdateState
+
+// ---- results ----
+inline constexpr char kLogits[] = "logits";
+inline constexpr char kNextLogits[] = "next_logits";
+
+// ---- kinds of a parameter's tensors; those of optimizer states are the optimizer's ----
+inline constexpr char kMaster[] = "master";
+inline constexpr char kWorking[] = "working";
+inline constexpr char kGradient[] = "gradient";
+
+}  // namespace quern::names
