@@ -122,7 +122,9 @@ ProductResults ProductRun::run(const ProductInputs& inputs) {
     }
     PoisonedTensor workspace(DType::u8, {static_cast<std::int64_t>(device_.query(instance).workspace_bytes)});
     const View in[] = {master.view()};
-    device_.prepare(instance)->launch(in, out, {device_.stream(StreamKind::compute), workspace.view().data});
+    const Stream stream = device_.stream(StreamKind::compute);
+    device_.prepare(instance)->launch(in, out, {stream, workspace.view().data});
+    device_.synchronize(stream);  // master and workspace end here
   }
   for (const Op& op : program.ops) launch(instantiate(program, op, geometry_, read_), op.inputs, op.outputs);
   ProductResults results;

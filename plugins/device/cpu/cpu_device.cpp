@@ -16,24 +16,33 @@ namespace quern::cpu {
 
 namespace {
 
-/// Runs the closure of one op instance.
+/// Enqueues the closure of one op instance, which lives until it has run, if need be longer than the kernel.
 class CpuKernel final : public Kernel {
  public:
-  CpuKernel(Launch launch, std::string kind, std::size_t workspace, int threads)
-      : launch_(std::move(launch)), kind_(std::move(kind)), workspace_(workspace), threads_(threads) {}
+  CpuKernel(Launch launch, std::string kind, std::size_t workspace, int threads, Streams& streams)
+      : launch_(std::make_shared<const Launch>(std::move(launch))),
+        kind_(std::move(kind)),
+        workspace_(workspace),
+        threads_(threads),
+        streams_(streams) {}
 
   void launch(std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) const override {
     if (workspace_ > 0 && exec.workspace == nullptr) fail_internal(kind_, "launched without its workspace");
-    // The team size belongs to the calling thread, which need not be the one that opened the device.
-    if (omp_get_max_threads() != threads_) omp_set_num_threads(threads_);
-    launch_(inputs, outputs, exec);
+    const int team = streams_.kind(exec.stream) == StreamKind::compute ? threads_ : 1;
+    streams_.run(exec.stream, [launch = launch_, in = std::vector<View>(inputs.begin(), inputs.end()),
+                               out = std::vector<View>(outputs.begin(), outputs.end()), exec, team] {
+      // It belongs to the thread that runs this.
+      if (omp_get_max_threads() != team) omp_set_num_threads(team);
+      (*launch)(in, out, exec);
+    });
   }
 
  private:
-  Launch launch_;
+  std::shared_ptr<const Launch> launch_;
   std::string kind_;
   std::size_t workspace_;
   int threads_;
+  Streams& streams_;
 };
 
 struct VectorUnit {
@@ -65,9 +74,8 @@ int thread_count(const CpuOptions& options) {
 
 // Rates are assumptions for time estimates, not measurements: 2.5 GHz under vector load, 80 % of peak in a product, and
 // 10 GB/s a core up to the 100 GB/s of a few memory channels. Every format runs at the fp32 rate, being emulated.
-DeviceTraits make_traits(const CpuOptions& options) {
+DeviceTraits make_traits(const CpuOptions& options, int threads) {
   const VectorUnit unit = vector_unit();
-  const int threads = thread_count(options);
   DeviceTraits traits;
   traits.id = "cpu";
   traits.name = std::to_string(threads) + (threads == 1 ? " core, " : " cores, ") + unit.name;
@@ -92,7 +100,11 @@ Error resources_error(std::string what, std::string found, std::string next) {
 
 }  // namespace
 
-CpuDevice::CpuDevice(const CpuOptions& options) : options_(options), traits_(make_traits(options)) {
+CpuDevice::CpuDevice(const CpuOptions& options)
+    : threads_(thread_count(options)),
+      traits_(make_traits(options, threads_)),
+      streams_(options.streams == "shuffled" ? Streams::Mode::shuffled : Streams::Mode::threads,
+               static_cast<std::uint64_t>(options.shuffle_seed)) {
   for (auto* add : {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_quantize_blocks_op, add_embedding_ops,
                     add_norm_ops, add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops,
                     add_fused_quantize_ops}) {
@@ -129,15 +141,18 @@ OpSupport CpuDevice::query(const OpInstance& op) const {
 void CpuDevice::open(int ordinal) {
   if (ordinal != 0)
     throw resources_error("no such unit", std::to_string(ordinal), "the cpu device has unit 0 only, which ranks share");
-  const int threads = thread_count(options_);
-  if (threads > kMostThreads)
-    throw resources_error("too many threads in OMP_NUM_THREADS", std::to_string(threads),
+  if (threads_ > kMostThreads)
+    throw resources_error("too many threads in OMP_NUM_THREADS", std::to_string(threads_),
                           "set it, or device.cpu.threads, to " + std::to_string(kMostThreads) + " at most");
-  check_address_space(threads);
-  load_blas(threads);
-  check_threads(threads);
-  check_stacks(threads);
-  omp_set_num_threads(threads);
+  check_address_space(threads_);
+  load_blas(threads_ + kOtherStreams);
+  check_threads(threads_);
+  // The team belongs to the thread that starts it: that of the compute stream.
+  std::size_t stack = 0;
+  const Stream compute = stream(StreamKind::compute);
+  streams_.run(compute, [&stack, team = threads_] { stack = least_stack(team); });
+  streams_.synchronize(compute);
+  check_stack(stack);
 }
 
 std::string CpuDevice::save_state() const {
@@ -145,7 +160,14 @@ std::string CpuDevice::save_state() const {
 }
 
 std::unique_ptr<Kernel> CpuDevice::prepare(const OpInstance& op) {
-  if (auto added = added_.find(op.kind); added != added_.end()) return added->second.factory(op);
+  if (auto added = added_.find(op.kind); added != added_.end()) {
+    Launch launch = [kernel = std::shared_ptr<Kernel>(added->second.factory(op))](
+                        std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+      kernel->launch(inputs, outputs, exec);
+    };
+    return std::make_unique<CpuKernel>(std::move(launch), op.kind, support_of(added->second, op).workspace_bytes,
+                                       threads_, streams_);
+  }
   OpSupport support = query(op);
   if (!support.refusal.empty()) {
     throw Error(ErrorCode::config, {.where = "device cpu",
@@ -154,8 +176,8 @@ std::unique_ptr<Kernel> CpuDevice::prepare(const OpInstance& op) {
                                     .expected = {},
                                     .next = "choose another precision or model, or add a kernel for it in a plugin"});
   }
-  return std::make_unique<CpuKernel>(ops_.find(op.kind)->second.prepare(op), op.kind, support.workspace_bytes,
-                                     thread_count(options_));
+  return std::make_unique<CpuKernel>(ops_.find(op.kind)->second.prepare(op), op.kind, support.workspace_bytes, threads_,
+                                     streams_);
 }
 
 void* CpuDevice::allocate(MemoryKind, std::size_t bytes) {
@@ -174,29 +196,21 @@ void* CpuDevice::allocate(MemoryKind, std::size_t bytes) {
   return memory;
 }
 
-void CpuDevice::release(MemoryKind, void* memory) noexcept { std::free(memory); }
-
-Stream CpuDevice::stream(StreamKind kind) { return {&streams_[static_cast<std::size_t>(kind)]}; }
-
-Event CpuDevice::make_event() { return {&events_.emplace_back()}; }
-
-void CpuDevice::copy(void* to, const void* from, std::size_t bytes, Stream) {
-  if (bytes > 0) std::memmove(to, from, bytes);
+void CpuDevice::release(MemoryKind, void* memory) noexcept {
+  streams_.drain();
+  std::free(memory);
 }
 
-void CpuDevice::fill(void* to, std::uint8_t byte, std::size_t bytes, Stream) {
-  if (bytes > 0) std::memset(to, byte, bytes);
+void CpuDevice::copy(void* to, const void* from, std::size_t bytes, Stream stream) {
+  if (bytes > 0) streams_.run(stream, [=] { std::memmove(to, from, bytes); });
 }
 
-void CpuDevice::record(Event event, Stream) { *static_cast<Clock::time_point*>(event.handle) = Clock::now(); }
+void CpuDevice::fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) {
+  if (bytes > 0) streams_.run(stream, [=] { std::memset(to, byte, bytes); });
+}
 
 std::unique_ptr<Graph> CpuDevice::capture(Stream, const std::function<void()>&) {
   fail_internal("device cpu", "capture was asked for, but traits().can_capture is false: run the work directly");
-}
-
-double CpuDevice::elapsed(Event from, Event to) {
-  auto at = [](Event event) { return *static_cast<Clock::time_point*>(event.handle); };
-  return std::chrono::duration<double, std::milli>(at(to) - at(from)).count();
 }
 
 }  // namespace quern::cpu

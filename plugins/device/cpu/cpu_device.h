@@ -1,15 +1,15 @@
 #pragma once
 // The CPU as a device: every op in fp32 with results rounded to the declared formats. It is the oracle for other
-// devices and runs whole trainings. Streams run at once, on the calling thread and its OpenMP team.
+// devices and runs whole trainings. Streams run beside the host (streams.h); kernels of the compute stream with a team
+// of OpenMP threads, those of the other streams on their own thread.
 
-#include <chrono>
-#include <deque>
 #include <map>
 #include <string>
 
 #include "kernels.h"
 #include "options.h"
 #include "quern/device.h"
+#include "streams.h"
 
 namespace quern::cpu {
 
@@ -25,18 +25,19 @@ class CpuDevice final : public Device {
   void add_kernel(CustomKernel kernel) override { added_[kernel.op] = std::move(kernel); }
   std::unique_ptr<Kernel> prepare(const OpInstance& op) override;
   void* allocate(MemoryKind kind, std::size_t bytes) override;
+  /// Waits for all streams first, since work on them may use the memory.
   void release(MemoryKind kind, void* memory) noexcept override;
-  Stream stream(StreamKind kind) override;
-  Event make_event() override;
+  Stream stream(StreamKind kind) override { return streams_.stream(kind); }
+  Event make_event() override { return streams_.make_event(); }
 
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
   void fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) override;
-  void record(Event event, Stream stream) override;
-  void wait(Stream, Event) override {}
-  void synchronize(Stream) override {}
-  void synchronize(Event) override {}
+  void record(Event event, Stream stream) override { streams_.record(event, stream); }
+  void wait(Stream stream, Event event) override { streams_.wait(stream, event); }
+  void synchronize(Stream stream) override { streams_.synchronize(stream); }
+  void synchronize(Event event) override { streams_.synchronize(event); }
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override;
-  double elapsed(Event from, Event to) override;
+  double elapsed(Event from, Event to) override { return streams_.elapsed(from, to); }
 
   Telemetry telemetry() override { return {}; }
   void begin_range(const char*) override {}
@@ -47,14 +48,11 @@ class CpuDevice final : public Device {
   void load_state(std::string_view) override {}
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  CpuOptions options_;
+  int threads_;  ///< of the compute stream's team
   DeviceTraits traits_;
   OpTable ops_;
   std::map<std::string, CustomKernel, std::less<>> added_;
-  std::deque<Clock::time_point> events_;  ///< a deque keeps handles to its elements valid as it grows
-  char streams_[4] = {};                  ///< one address a StreamKind: handles that are not null
+  Streams streams_;
 };
 
 }  // namespace quern::cpu

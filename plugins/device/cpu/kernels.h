@@ -11,7 +11,7 @@
 
 namespace quern::cpu {
 
-/// Runs one op instance on the host, all cores, to completion.
+/// Runs one op instance to completion, on the calling thread and the OpenMP team that this thread was given.
 using Launch = std::function<void(std::span<const View> inputs, std::span<const View> outputs, const Exec& exec)>;
 
 struct CpuOp {

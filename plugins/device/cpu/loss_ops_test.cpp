@@ -120,7 +120,9 @@ TEST_CASE("lm_loss and lm_loss_train at odd sizes, chunk by chunk") {
           PoisonedTensor workspace(DType::u8, {static_cast<std::int64_t>(device.query(op).workspace_bytes)});
           std::vector<View> inputs = {x.view(), w.view(), target_tensor.view()},
                             outputs = {loss.view(), dx.view(), dw.view()};
-          device.prepare(op)->launch(inputs, outputs, {{}, workspace.view().data});
+          const Stream stream = device.stream(StreamKind::compute);
+          device.prepare(op)->launch(inputs, outputs, {stream, workspace.view().data});
+          device.synchronize(stream);
           Reference want = reference(s, doubles(x), doubles(w), targets, z_loss, seed, dtype);
           if (add) {
             auto before = doubles(previous);

@@ -2,6 +2,7 @@
 // Options of the table [device.cpu].
 
 #include <cstdint>
+#include <string>
 
 #include "blas.h"
 #include "quern/options.h"
@@ -11,6 +12,8 @@ namespace quern::cpu {
 struct CpuOptions {
   std::int64_t threads = 0;
   std::int64_t memory = 0;
+  std::string streams = "threads";
+  std::int64_t shuffle_seed = 0;
 };
 
 inline OptionTable<CpuOptions> cpu_options() {
@@ -22,6 +25,11 @@ inline OptionTable<CpuOptions> cpu_options() {
   t.add("memory", &CpuOptions::memory, "MiB that the run may take; 0: all physical memory")
       .at_least(0)
       .at_most(1 << 30);
+  t.add("streams", &CpuOptions::streams,
+        "how work on streams runs, which changes no bit: threads, one a stream; or, to test schedules, shuffled, when "
+        "the host waits, on its thread, in a random order among what is ready")
+      .one_of({"threads", "shuffled"});
+  t.add("shuffle_seed", &CpuOptions::shuffle_seed, "which random order, where streams are shuffled").at_least(0);
   return t;
 }
 

@@ -42,7 +42,8 @@ std::size_t own_stack() {
 }  // namespace
 
 void check_address_space(int threads) {
-  const std::size_t bytes = static_cast<std::size_t>(threads) * (kBlasBuffer + kThreadStack) + kBlasOwn + kRest;
+  const std::size_t all = static_cast<std::size_t>(threads + kOtherStreams);
+  const std::size_t bytes = all * (kBlasBuffer + kThreadStack) + kBlasOwn + kRest;
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
     refuse("too little address space for " + std::to_string(threads) + " threads", "less",
@@ -50,10 +51,11 @@ void check_address_space(int threads) {
   ::munmap(memory, bytes);
 }
 
-// As many as OpenMP will take are started at once, with some for those that a run starts meanwhile: data, checkpoints.
+// As many as streams and OpenMP will take are started at once, with some for those that a run starts meanwhile: data,
+// checkpoints.
 void check_threads(int kernel_threads) {
   constexpr int kOthers = 4;
-  const auto count = static_cast<std::size_t>(kernel_threads - 1 + kOthers);
+  const auto count = static_cast<std::size_t>(kernel_threads + kOtherStreams + kOthers);
   std::latch enough(1);
   std::vector<std::jthread> threads;
   std::string refusal;
@@ -68,10 +70,14 @@ void check_threads(int kernel_threads) {
            std::to_string(count), "take fewer, or raise the limit on processes and threads (ulimit -u)");
 }
 
-void check_stacks(int threads) {
+std::size_t least_stack(int threads) {
   std::size_t least = own_stack();
 #pragma omp parallel num_threads(threads) reduction(min : least)
   least = std::min(least, own_stack());
+  return least;
+}
+
+void check_stack(std::size_t least) {
   if (least < kStack)
     refuse("too little stack for a thread", std::to_string(least >> 10) + " KiB",
            "at least " + std::to_string(kStack >> 10) + " KiB", "raise ulimit -s, or unset OMP_STACKSIZE");

@@ -32,7 +32,7 @@ struct TestOp {
   std::string refusal() const { return CpuDevice({}).query(instance()).refusal; }
 
   void run(std::int64_t threads = 0) const {
-    CpuDevice device({.threads = threads, .memory = 0});
+    CpuDevice device({.threads = threads});
     device.open(0);
     const OpInstance op = instance();
     testkit::PoisonedTensor workspace(DType::u8, {static_cast<std::int64_t>(device.query(op).workspace_bytes)});
@@ -40,7 +40,9 @@ struct TestOp {
     for (View& view : written) {
       if (!view) view = View{};
     }
-    device.prepare(op)->launch(inputs, written, {device.stream(StreamKind::compute), workspace.view().data});
+    const Stream stream = device.stream(StreamKind::compute);
+    device.prepare(op)->launch(inputs, written, {stream, workspace.view().data});
+    device.synchronize(stream);
   }
 };
 

@@ -9,14 +9,17 @@
 class SpoiltKernel final : public quern::Kernel {
  public:
   using Spoil = void (*)(const quern::View& output);
-  SpoiltKernel(std::unique_ptr<quern::Kernel> right, Spoil spoil) : right_(std::move(right)), spoil_(spoil) {}
+  SpoiltKernel(quern::Device& device, std::unique_ptr<quern::Kernel> right, Spoil spoil)
+      : device_(device), right_(std::move(right)), spoil_(spoil) {}
   void launch(std::span<const quern::View> inputs, std::span<const quern::View> outputs,
               const quern::Exec& exec) const override {
     right_->launch(inputs, outputs, exec);
+    device_.synchronize(exec.stream);
     if (outputs[0]) spoil_(outputs[0]);
   }
 
  private:
+  quern::Device& device_;
   std::unique_ptr<quern::Kernel> right_;
   Spoil spoil_;
 };
@@ -31,7 +34,7 @@ class CpuWith final : public quern::testkit::ForwardingDevice {
   std::unique_ptr<quern::Kernel> prepare(const quern::OpInstance& op) override {
     auto right = ForwardingDevice::prepare(op);
     if (op.kind != kind_) return right;
-    return std::make_unique<SpoiltKernel>(std::move(right), spoil_);
+    return std::make_unique<SpoiltKernel>(inner(), std::move(right), spoil_);
   }
 
  private:
