@@ -96,6 +96,14 @@ TEST_CASE("an op that errs at one size, in 8 bits only") {
   check_broken("device", "half_codes", {"fusions", "models"}, {"in e4m3"});
 }
 
+TEST_CASE("a stream that does not wait for an event") {
+  check_broken("device", "no_wait", {"events"}, {"a copy on a stream that waits", "got ", "want 16"});
+}
+
+TEST_CASE("a host that does not wait for an event") {
+  check_broken("device", "early_host", {"events"}, {"synchronize() of the event", "got ", "want 16"});
+}
+
 TEST_CASE("a log sink that keeps events back, and an option without help") {
   check_broken("log", "keeps_back", {"describes itself", "flushes"}, {"help of option unused"});
 }

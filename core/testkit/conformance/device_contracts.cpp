@@ -1,5 +1,6 @@
 // Of devices: what they say of themselves, memory and events, and the plan-time answers. device_op_contracts.cpp runs
 // the ops.
+#include <algorithm>
 #include <cstring>
 
 #include "conformance/contracts.h"
@@ -76,15 +77,69 @@ std::string memory_works(Device& device) {
   return "";
 }
 
-std::string events_work(Device& device) {
+/// Fills of one block, one after another, so many that a stream which does not wait for them is seen. They end with
+/// the byte that is returned.
+std::uint8_t fill_again_and_again(Device& device, const DeviceMemory& block, Stream stream) {
+  constexpr std::uint8_t kFills = 16;
+  for (std::uint8_t byte = 1; byte <= kFills; ++byte) device.fill(block.data(), byte, block.bytes(), stream);
+  return kFills;
+}
+
+constexpr std::size_t kBigBlock = (std::size_t{16} << 20) + 1;
+
+/// Index and value of the first byte that is not `want`; empty: none.
+std::string first_other(const std::uint8_t* bytes, std::size_t count, std::uint8_t want) {
+  const std::uint8_t* end = bytes + count;
+  const std::uint8_t* other = std::find_if(bytes, end, [want](std::uint8_t byte) { return byte != want; });
+  return other == end ? "" : std::to_string(*other) + " at " + std::to_string(other - bytes);
+}
+
+/// Two streams take turns on one block, by events that are recorded again and again.
+void need_streams_to_wait(Device& device) {
   Stream compute = device.stream(StreamKind::compute), copy = device.stream(StreamKind::copy_in);
+  Event filled = device.make_event(), copied = device.make_event();
+  DeviceMemory block(device, kBigBlock), kept(device, kBigBlock), last(device, kBigBlock);
+  std::uint8_t byte = 0;
+  for (const DeviceMemory* to : {&last, &kept, &last}) {
+    byte = fill_again_and_again(device, block, compute);
+    device.record(filled, compute);
+    device.wait(copy, filled);
+    device.copy(to->data(), block.data(), kBigBlock, copy);
+    device.record(copied, copy);
+    device.wait(compute, copied);
+  }
+  device.synchronize(copy);
+  std::vector<std::uint8_t> got(kBigBlock);
+  for (const DeviceMemory* from : {&kept, &last}) {
+    from->read(got.data());
+    const std::string other = first_other(got.data(), got.size(), byte);
+    need(other.empty(), "a copy on a stream that waits for fills on another one", other, std::to_string(byte));
+  }
+}
+
+void need_host_to_wait(Device& device) {
+  Stream compute = device.stream(StreamKind::compute);
+  Event copied = device.make_event();
+  DeviceMemory block(device, kBigBlock), host(device, kBigBlock, MemoryKind::pinned);
+  device.synchronize(copied);  // never recorded: done
+  device.wait(compute, copied);
+  const std::uint8_t byte = fill_again_and_again(device, block, compute);
+  device.copy(host.data(), block.data(), kBigBlock, compute);
+  device.record(copied, compute);
+  device.synchronize(copied);
+  const std::string other = first_other(static_cast<const std::uint8_t*>(host.data()), kBigBlock, byte);
+  need(other.empty(), "what the host sees after synchronize() of the event behind a copy", other, std::to_string(byte));
+}
+
+std::string events_work(Device& device) {
+  need_streams_to_wait(device);
+  need_host_to_wait(device);
+  Stream compute = device.stream(StreamKind::compute);
   Event first = device.make_event(), second = device.make_event();
   DeviceMemory block(device, 1 << 20);
   device.record(first, compute);
   device.fill(block.data(), 1, block.bytes(), compute);
   device.record(second, compute);
-  device.wait(copy, second);
-  device.synchronize(copy);
   device.synchronize(compute);
   const double time = device.elapsed(first, second);
   need(time >= 0, "elapsed() between two events", number(time), "0 or more milliseconds");

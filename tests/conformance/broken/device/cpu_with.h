@@ -1,11 +1,26 @@
 #pragma once
-// The CPU device with one op spoilt: after the right kernel ran, `spoil` does something to its output.
+// The CPU device under another id, to spoil one thing about it.
 
 #include <functional>
 
 #include "plugin/plugin_host.h"
 #include "quern/testkit/forwarding_device.h"
 
+class Cpu : public quern::testkit::ForwardingDevice {
+ public:
+  explicit Cpu(std::string id) : ForwardingDevice(made()), traits_(inner().traits()) { traits_.id = std::move(id); }
+  const quern::DeviceTraits& traits() const override { return traits_; }
+
+ private:
+  static std::unique_ptr<quern::Device> made() {
+    static quern::PluginHost host(quern::PluginHost::standard_folders());  // the device's code is never unloaded
+    return host.create<quern::Device>("cpu", quern::default_values(host.require("device", "cpu").options));
+  }
+
+  quern::DeviceTraits traits_;
+};
+
+/// After the right kernel ran, `spoil` does something to its output.
 class SpoiltKernel final : public quern::Kernel {
  public:
   using Spoil = void (*)(const quern::View& output);
@@ -24,13 +39,11 @@ class SpoiltKernel final : public quern::Kernel {
   Spoil spoil_;
 };
 
-class CpuWith final : public quern::testkit::ForwardingDevice {
+/// With one op spoilt.
+class CpuWith final : public Cpu {
  public:
   CpuWith(std::string id, std::string kind, SpoiltKernel::Spoil spoil)
-      : ForwardingDevice(cpu()), kind_(std::move(kind)), spoil_(spoil), traits_(inner().traits()) {
-    traits_.id = std::move(id);
-  }
-  const quern::DeviceTraits& traits() const override { return traits_; }
+      : Cpu(std::move(id)), kind_(std::move(kind)), spoil_(spoil) {}
   std::unique_ptr<quern::Kernel> prepare(const quern::OpInstance& op) override {
     auto right = ForwardingDevice::prepare(op);
     if (op.kind != kind_) return right;
@@ -38,12 +51,6 @@ class CpuWith final : public quern::testkit::ForwardingDevice {
   }
 
  private:
-  static std::unique_ptr<quern::Device> cpu() {
-    static quern::PluginHost host(quern::PluginHost::standard_folders());  // the device's code is never unloaded
-    return host.create<quern::Device>("cpu", quern::default_values(host.require("device", "cpu").options));
-  }
-
   std::string kind_;
   SpoiltKernel::Spoil spoil_;
-  quern::DeviceTraits traits_;
 };
