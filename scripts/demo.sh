@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+export PYTHONPATH=$PWD/frontends/python
 python=.venv/bin/python
 quern=build/release/bin/quern
 data=data/austen
@@ -30,8 +31,8 @@ prepare_data() {
     echo "$data is there already"
     return
   fi
-  $python scripts/data/austen.py $data/text
-  $python scripts/tokenize.py $data/text --train-bpe 4096 -o $data
+  $python -m quern.corpora.austen $data/text
+  $python -m quern.tokens.tokenize_corpus $data/text --train-bpe 4096 -o $data
 }
 
 finished() {
@@ -51,7 +52,7 @@ unigram_entropy() {
 }
 
 plot() {
-  $python scripts/plot.py $run -o $run/loss.png --reference "unigram entropy=$(unigram_entropy)"
+  $python -m quern.plots.loss $run -o $run/loss.png --reference "unigram entropy=$(unigram_entropy)"
 }
 
 summary() {

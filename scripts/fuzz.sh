@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes the parsers of untrusted files (tests/fuzz) with libFuzzer under address and undefined-behaviour sanitizers, and
-# the scripts that read logs (target `logs`: scripts/log_fuzz_test.py).
+# the Python tools that read logs (target `logs`: frontends/python/tests/log_fuzz_test.py).
 #
 #   scripts/fuzz.sh [SECONDS [TARGET...]]     SECONDS for each target, 60 by default; all targets by default
 #
@@ -38,7 +38,8 @@ unset QUERN_PLUGIN_PATH
 
 fuzz() { # target: its log ends with libFuzzer's sums
   if [[ $1 == logs ]]; then
-    FUZZ_SEED="${FUZZ_SEED:-$RANDOM}" .venv/bin/python scripts/log_fuzz_test.py "$seconds" >"$here/log/$1" 2>&1
+    FUZZ_SEED="${FUZZ_SEED:-$RANDOM}" PYTHONPATH=$PWD/frontends/python \
+      .venv/bin/python frontends/python/tests/log_fuzz_test.py "$seconds" >"$here/log/$1" 2>&1
     return
   fi
   mkdir -p "$here/corpus/$1"

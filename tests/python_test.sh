@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs one Python test file in the project's own environment, and fails without that environment.
 #
-#   tests/python_test.sh scripts/plot_test.py
+#   tests/python_test.sh frontends/python/tests/report_test.py
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PYTHONPATH=$PWD/frontends/python
 
 python=.venv/bin/python
 if [[ ! -x $python ]]; then

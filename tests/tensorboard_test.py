@@ -13,8 +13,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-from token_file import TokenWriter
+from quern.tokens.token_file import TokenWriter
 
 CONFIG = """
 [model]

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-from fault import argument_parser, path_argument, script
-from picture import MUTED, pyplot, save
+sys.path.insert(0, str(ROOT / "frontends" / "python"))
+from quern.base.fault import argument_parser, path_argument, script
+from quern.plots.picture import MUTED, pyplot, save
 
 OWN, OTHER = "#1f77b4", "#c8ccd0"
 

@@ -15,12 +15,12 @@ import shlex
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from fault import Fault, argument_parser, path_argument, printable, reading, script, write_file
-from json_shape import COUNT, NUMBER, TEXT, checked, parse
-from report import size
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "frontends" / "python"))
+from quern.base.fault import Fault, argument_parser, path_argument, printable, reading, script, write_file
+from quern.base.json_shape import COUNT, NUMBER, TEXT, checked, parse
+from quern.runs.report import size
+
 BLOCK = re.compile(r"^(<!-- bench (\S+) -->\n)(?:.*?\n)??(<!-- end bench -->)$", re.MULTILINE | re.DOTALL)
 SHAPE = {
     "device": TEXT, "quern": TEXT, "commit": TEXT, "command": [TEXT], "micro_batch": COUNT, "sequence": COUNT,

@@ -8,7 +8,6 @@ import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent))
 import tables
 
 RESULT = {

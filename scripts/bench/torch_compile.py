@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fault import RESOURCES, Fault, script
-from run_config import RunConfig
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "frontends" / "python"))
+from quern.base.fault import RESOURCES, Fault, script
+from quern.base.run_config import RunConfig
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # its name before torch 2.9

@@ -1,0 +1,113 @@
+"""What scripts share that repeat a quern run elsewhere: its TOML, its model in transformers, and the run itself."""
+
+import subprocess
+from pathlib import Path
+
+from quern.base.fault import CONFIG, Fault, reading
+from quern.base.json_shape import parse
+from quern.runs.run_log import read_records
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+# As quern's option tables have them; keys that a script needs and a config may leave out.
+DEFAULTS = {
+    "train": {"micro_batch": 8, "sequence": 256, "accumulation": 1, "seed": 1, "steps": 1000},
+    "optimizer": {"clip_norm": 1.0, "learning_rate": 3e-4},
+    "optimizer.adamw": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
+}
+
+
+def toml(text, where):
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Fault(where, "not valid TOML", str(error), code=CONFIG) from None
+
+
+class RunConfig:
+    """Dotted look-up in a config: run["train.sequence"]. `overrides` are words "a.b=value", value as in TOML or a word."""
+
+    def __init__(self, path, overrides=()):
+        self.path = Path(path)
+        with reading(path):
+            text = self.path.read_text(encoding="utf-8")
+        self.tables = toml(text, path)
+        self.override(overrides)
+
+    @classmethod
+    def from_tables(cls, tables):
+        run = cls.__new__(cls)
+        run.path, run.tables = Path("the script"), tables
+        return run
+
+    def override(self, overrides):
+        for word in overrides:
+            key, equals, text = word.partition("=")
+            if not key or not equals:
+                raise Fault("--set", "not an assignment", word, "section.key=value", code=CONFIG)
+            try:
+                value = toml(f"value = {text}", "--set")["value"]
+            except Fault:
+                value = text
+            *tables, name = key.split(".")
+            table = self.tables
+            for part in tables:
+                table = table.setdefault(part, {})
+                if not isinstance(table, dict):
+                    raise Fault("--set", key, "a value", f"a table {part} in {self.path}", code=CONFIG)
+            table[name] = value
+
+    def find(self, key):
+        value = self.tables
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                table, _, name = key.rpartition(".")
+                return DEFAULTS.get(table, {}).get(name)
+            value = value[part]
+        return value
+
+    def __getitem__(self, key):
+        value = self.find(key)
+        if value is None:
+            raise Fault(self.path, key, "nothing", "a value; the script needs it", code=CONFIG)
+        return value
+
+    def transformers_config(self):
+        """The model as a transformers configuration: [model.<id>] laid over the file that model.config names."""
+        import transformers
+        from transformers import AutoConfig
+
+        model = self["model.id"]
+        fields = {}
+        if self.find("model.config"):
+            source = Path(self["model.config"])
+            source = source / "config.json" if source.is_dir() else source
+            with reading(source):
+                fields = parse(source.read_bytes(), source)
+        fields.update(self.find(f"model.{model}") or {})
+        fields.pop("model_type", None)
+        # quern's defaults, where transformers has others.
+        fields.setdefault("tie_word_embeddings", False)
+        fields.setdefault("num_key_value_heads", fields.get("num_attention_heads"))
+        fields.setdefault("use_cache", False)
+        if int(transformers.__version__.split(".")[0]) >= 5 and "rope_theta" in fields:
+            rope = fields.pop("rope_scaling", None) or fields.pop("rope_parameters", None) or {"rope_type": "default"}
+            fields["rope_parameters"] = {**rope, "rope_theta": fields.pop("rope_theta")}
+        return AutoConfig.for_model(model, **fields)
+
+
+def train(quern, config, settings, console):
+    """Runs `quern train` with {key: value} laid over the config, its output in the file `console`. Returns the step
+    events of its log."""
+    command = [str(quern), "train", str(config)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    with open(console, "w", encoding="utf-8") as out:
+        status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+    if status != 0:
+        raise Fault(f"quern train {config}", "failed", f"exit code {status}", advice=f"see {console}", code=status)
+    log = Path(settings["log.directory"]) / "log.jsonl"
+    return [record for _, record in read_records(log) if record["event"] == "step"]

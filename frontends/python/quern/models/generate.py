@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Continues text with a run's weights: encodes prompts, runs `quern generate` and decodes what it draws.
+
+    scripts/generate.py configs/mine.toml "It is a truth" --max-tokens 40
+    scripts/generate.py configs/mine.toml --from some/hf-model --temperature 0.8 < lines.txt
+    scripts/generate.py configs/mine.toml "It is a truth" --write prompts.jsonl     # for sample.prompts
+
+Prompts are words of the command line, each one text, else the lines of standard input. One text is shown as it grows.
+The tokenizer is that of --tokenizer, else the config's checkpoint.tokenizer.
+"""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from quern.tokens.encoding import load_tokenizer, tokenizing
+from quern.base.fault import INTERNAL, Fault, argument_parser, path_argument, reading, script, starting, write_file, writing
+from quern.base.json_shape import COUNT, TOKEN, checked, parse
+from quern.base.run_config import RunConfig
+
+MOST_INPUT = 16 << 20  # characters of standard input
+# Options that go to `quern generate` as they are.
+PASSED_ON = ("checkpoint", "from", "max-tokens", "temperature", "top-p", "seed", "stop", "batch")
+
+
+def find_quern(given):
+    if given:
+        return given
+    built = Path(__file__).resolve().parent.parent / "build" / "release" / "bin" / "quern"
+    return str(built) if built.exists() else shutil.which("quern") or "quern"
+
+
+def tokenizer_for(options):
+    folder = options.tokenizer or RunConfig(options.config, options.set).find("checkpoint.tokenizer")
+    if not folder or not isinstance(folder, str):
+        advice = "give --tokenizer, or set checkpoint.tokenizer in the config"
+        raise Fault(options.config, "checkpoint.tokenizer", "none", "a folder", advice)
+    path = Path(folder)
+    return load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+
+
+def lines_of(stream):
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # encode() says which line is not UTF-8
+    with reading("standard input"):
+        text = stream.read(MOST_INPUT + 1)
+    if len(text) > MOST_INPUT:
+        raise Fault("standard input", "too much for prompts", f"over {MOST_INPUT} characters", "a prompt a line")
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def encode(tokenizer, texts):
+    """[{"text", "tokens"}]; special tokens of the tokenizer's own template are added, as in its training texts."""
+    prompts = []
+    for number, text in enumerate(texts, 1):
+        try:
+            text.encode("utf-8")
+        except UnicodeError:
+            raise Fault(f"prompt {number}", "not UTF-8", repr(text)) from None
+        with tokenizing():
+            prompts.append({"text": text, "tokens": tokenizer.encode(text).ids})
+        if not prompts[-1]["tokens"]:
+            raise Fault(f"prompt {number}", "no tokens", repr(text))
+    return prompts
+
+
+def lines_for_quern(prompts):
+    return "".join(json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts).encode()
+
+
+@contextlib.contextmanager
+def continuations(command):
+    """The objects that `quern generate` prints. At the end it is stopped, or its failure is that of this script."""
+
+    def results():
+        for line in process.stdout:
+            if not line.endswith(b"\n"):  # ended while writing it, and its exit code says why
+                return
+            shape = {"prompt": COUNT, "token?": TOKEN, "tokens?": [TOKEN]}
+            yield checked(parse(line, command[0]), shape, command[0])
+
+    with starting(command[0]):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        yield results()
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.stdout.close()
+        process.wait()
+    if process.returncode != 0:
+        raise SystemExit(process.returncode if process.returncode > 0 else 128 - process.returncode)
+
+
+class Growing:
+    """Writes a text from its first new token on; a character of several tokens waits for its last one."""
+
+    def __init__(self, tokenizer, tokens, out):
+        self._tokenizer, self._tokens, self._out = tokenizer, list(tokens), out
+        self._shown = 0
+
+    def _write(self, last=False):
+        with tokenizing():
+            text = self._tokenizer.decode(self._tokens)
+        if last or not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._out.write(text[self._shown :])
+            self._out.flush()
+            self._shown = len(text)
+
+    def add(self, token):
+        self._tokens.append(token)
+        self._write()
+
+    def end(self):
+        self._write(last=True)
+        self._out.write("\n")
+
+
+def show(tokenizer, prompts, results, out):
+    growing = Growing(tokenizer, prompts[0]["tokens"], out) if len(prompts) == 1 else None
+    for result in results:
+        if growing and "token" in result:
+            growing.add(result["token"])
+        elif growing:
+            growing.end()
+        elif "tokens" in result and result["prompt"] < len(prompts):
+            with tokenizing():
+                text = tokenizer.decode(prompts[result["prompt"]]["tokens"] + result["tokens"])
+            out.write(f"--- {result['prompt'] + 1}\n{text}\n")
+        else:
+            raise Fault("quern generate", "unexpected result", json.dumps(result), code=INTERNAL)
+
+
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("config", type=path_argument, help="the run's TOML file")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a prompt; none: lines of standard input")
+    parser.add_argument("--tokenizer", help="tokenizer.json or its folder")
+    parser.add_argument("--quern", help="the program (default: this checkout's, else the one on the path)")
+    parser.add_argument(
+        "--write", type=path_argument, metavar="FILE", help="write the encoded prompts there, and generate nothing"
+    )
+    for name in PASSED_ON:
+        parser.add_argument(f"--{name}", dest=name, help="as of `quern generate`")
+    parser.add_argument("--greedy", action="store_true", help="always the most likely token")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=v", help="override a key of the config")
+    options = parser.parse_intermixed_args(arguments)
+    given = vars(options)
+    more = [word for name in PASSED_ON if given[name] is not None for word in (f"--{name}", given[name])]
+    more += [word for assignment in options.set for word in ("--set", assignment)] + ["--greedy"] * options.greedy
+    tokenizer = tokenizer_for(options)
+    prompts = encode(tokenizer, options.texts or lines_of(sys.stdin))
+    if not prompts:
+        raise Fault("standard input", "no prompt", expected="a text a line")
+    if options.write:
+        write_file(options.write, lines_for_quern(prompts))
+        return
+    stream = ["--stream"] * (len(prompts) == 1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompts.jsonl"
+        with writing(path):
+            path.write_bytes(lines_for_quern(prompts))
+        command = [find_quern(options.quern), "generate", str(options.config), "--prompts", str(path), *more, *stream]
+        with continuations(command) as results:
+            show(tokenizer, prompts, results, sys.stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

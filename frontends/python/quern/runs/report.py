@@ -1,0 +1,364 @@
+#!/usr/bin/env python3
+"""A page on one or more training runs, from their logs: figures, differences of config, curves with values on hover.
+
+    scripts/report.py runs/bf16 runs/e4m3 -o report.html
+
+One HTML file that needs nothing else: no network, no script but its own. A run is its folder (with a log.jsonl) or
+the log itself; a log still being written is fine. Uses the standard library only; samples are shown as text where the
+tokenizers library and the run's checkpoint.tokenizer are at hand, as token numbers elsewhere.
+"""
+
+import base64
+import hashlib
+import json
+import math
+import re
+import statistics
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from quern.base.fault import Fault, argument_parser, path_argument, script, write_file
+from quern.runs.run_log import drawable, read_runs
+
+COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
+POINTS = 800  # of a curve: about a pixel each
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 260, 64, 12, 10, 26  # of a chart, in pixels
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what HTML has no place for
+CHARTS = (  # title, event, key, digits of a value
+    ("Training loss (nats per token)", "step", "loss", 4),
+    ("Validation loss (nats per token)", "eval", "loss", 4),
+    ("Gradient norm", "step", "grad_norm", 3),
+    ("Learning rate", "step", "lr", 7),
+    ("Tokens per second", "step", "tokens_per_second", 0),
+)
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 900px; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
+table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #e6e6e6; text-align: left; white-space: nowrap }
+td.text { white-space: pre-wrap }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+code, pre { font-size: .8rem } pre { overflow-x: auto; background: #f6f6f6; padding: .7rem }
+svg { width: 100%; height: auto; display: block } svg text { font: 11px system-ui, sans-serif; fill: #666 }
+.chart { position: relative }
+.tip { position: absolute; top: 0; pointer-events: none; background: #fffffff0; border: 1px solid #ccc;
+  padding: .2rem .5rem; font-size: .8rem; white-space: nowrap; display: none }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em }
+.cursor { display: none }
+""" + "".join(f".color{index} {{ background: {color} }}\n" for index, color in enumerate(COLORS))
+
+SCRIPT = """
+for (const chart of document.querySelectorAll('.chart')) {
+  const data = JSON.parse(chart.dataset.curves);
+  const svg = chart.querySelector('svg'), tip = chart.querySelector('.tip'), line = svg.querySelector('.cursor');
+  const nearest = (xs, x) => {
+    let low = 0, high = xs.length - 1;
+    while (high - low > 1) { const middle = (low + high) >> 1; if (xs[middle] < x) low = middle; else high = middle; }
+    return x - xs[low] < xs[high] - x ? low : high;
+  };
+  chart.addEventListener('mousemove', event => {
+    const box = svg.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * data.width;
+    const share = (at - data.left) / (data.width - data.left - data.right);
+    tip.style.display = line.style.display = share < 0 || share > 1 ? 'none' : 'block';
+    const x = data.low + share * (data.high - data.low);
+    tip.replaceChildren();
+    let shown = null;
+    for (const run of data.runs) {
+      if (!run.x.length) continue;
+      const i = nearest(run.x, x);
+      shown = shown ?? run.x[i];
+      const row = document.createElement('div'), key = document.createElement('span');
+      key.className = 'key'; key.style.background = run.color;
+      row.append(key, `${run.name}: ${run.y[i] === null ? 'not finite' : run.y[i].toFixed(data.digits)}`);
+      tip.append(row);
+    }
+    tip.prepend(`step ${shown}`);
+    line.setAttribute('x1', at); line.setAttribute('x2', at);
+    const right = share > 0.5;
+    tip.style.left = right ? 'auto' : `${event.clientX - box.left + 14}px`;
+    tip.style.right = right ? `${box.right - event.clientX + 14}px` : 'auto';
+  });
+  chart.addEventListener('mouseleave', () => { tip.style.display = line.style.display = 'none'; });
+}
+"""
+
+
+def element(tag, *content, **attributes):
+    """A tag around texts and other elements. Nothing else makes markup, and ElementTree escapes all texts."""
+    named = {key.rstrip("_").replace("_", "-"): str(value) for key, value in attributes.items()}
+    made = ElementTree.Element(tag, named)
+    for part in content:
+        if not isinstance(part, str):
+            made.append(part)
+        elif len(made):
+            made[-1].tail = (made[-1].tail or "") + CONTROL.sub("\ufffd", part)
+        else:
+            made.text = (made.text or "") + CONTROL.sub("\ufffd", part)
+    return made
+
+
+def policy():
+    """A content security policy for the page's own style and script, and nothing else."""
+    style, code = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT))
+    own = f"style-src 'sha256-{style}'; script-src 'sha256-{code}'"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
+
+
+def thinned(xs, ys):
+    """At most POINTS points, each the mean of its neighbours, at the last one's place; gaps stay gaps."""
+    size = math.ceil(len(xs) / POINTS) or 1
+    if size == 1:
+        return xs, ys
+    kept_xs, kept_ys = [], []
+    for begin in range(0, len(xs), size):
+        finite = [y for y in ys[begin : begin + size] if math.isfinite(y)]
+        kept_xs.append(xs[min(begin + size, len(xs)) - 1])
+        kept_ys.append(statistics.fmean(finite) if finite else math.nan)
+    return kept_xs, kept_ys
+
+
+def ticks(low, high, count=8):
+    """Round numbers from low to high, about `count` of them."""
+    raw = (high - low) / count
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw * 0.999)
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def short(value):
+    """12000 as 12k, 3e-04 as it is."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:g}{name}"
+    return f"{value:.6g}"
+
+
+def limits(values):
+    """A little more than the range of the values; some range where they are all the same."""
+    low, high = min(values), max(values)
+    size = max(abs(low), abs(high))
+    margin = max((high - low) * 0.04, size * 1e-9) if high - low > size * 1e-12 else size * 0.1
+    margin = margin or 1.0
+    return low - margin, high + margin
+
+
+def svg_chart(series, colors, x_limits, y_limits):
+    """`series`: [(xs, ys)]; values that are not finite are gaps."""
+    (x_low, x_high), (y_low, y_high) = x_limits, y_limits
+
+    def place(x, y):
+        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        return across, TOP + (y_high - y) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+
+    def tick(x, y, text, anchor):
+        return element("text", text, x=x, y=y, text_anchor=anchor)
+
+    parts = []
+    for y in ticks(y_low, y_high):
+        _, at = place(x_low, y)
+        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{at:.1f}", y2=f"{at:.1f}", stroke="#e6e6e6"))
+        parts.append(tick(LEFT - 6, f"{at + 4:.1f}", short(y), "end"))
+    for x in ticks(x_low, x_high):
+        at, _ = place(x, y_low)
+        if x == int(x) and at >= LEFT + 12:  # no half steps; room for the word at the left
+            parts.append(tick(f"{at:.1f}", HEIGHT - 8, short(x), "middle"))
+    parts.append(tick(LEFT - 6, HEIGHT - 8, "step", "end"))
+    for (xs, ys), color in zip(series, colors):
+        path, pen = [], "M"
+        for x, y in zip(xs, ys):
+            if math.isfinite(y):
+                across, down = place(x, y)
+                path.append(f"{pen}{across:.1f} {down:.1f}")
+                pen = "L"
+            else:
+                pen = "M"
+        parts.append(element("path", d="".join(path), fill="none", stroke=color, stroke_width=1.4))
+        if len(xs) <= 40:
+            dots = (place(x, y) for x, y in zip(xs, ys) if math.isfinite(y))
+            parts += [element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=2.5, fill=color) for x, y in dots]
+    parts.append(element("line", class_="cursor", y1=TOP, y2=HEIGHT - BOTTOM, stroke="#999"))
+    return element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
+
+
+def chart(title, event, key, digits, runs, colors):
+    """A heading and a chart, or nothing where no run has a value."""
+    series = [thinned(*run.series(event, "step", key)) for run in runs]
+    finite = [y for _, ys in series for y in ys if math.isfinite(y)]
+    if not finite:
+        return []
+    steps = [x for xs, _ in series for x in xs]
+    x_limits = (min(steps), max(steps)) if min(steps) < max(steps) else (min(steps) - 1, max(steps) + 1)
+    data = {
+        "width": WIDTH, "left": LEFT, "right": RIGHT, "low": x_limits[0], "high": x_limits[1], "digits": digits,
+        "runs": [
+            {"name": run.name, "color": color, "x": xs, "y": [y if math.isfinite(y) else None for y in ys]}
+            for run, color, (xs, ys) in zip(runs, colors, series)
+        ],
+    }
+    curves = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    drawn = svg_chart(series, colors, x_limits, limits(finite))
+    return [
+        element("h2", title), element("div", drawn, element("div", class_="tip"), class_="chart", data_curves=curves)
+    ]
+
+
+def flat(table, prefix=""):
+    """{"train.steps": 8, ...}"""
+    result = {}
+    for key, value in table.items():
+        result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return result
+
+
+def config_differences(runs):
+    """[(key, [value of each run, None where it has none])] of the keys that are not the same in all."""
+    configs = [flat(run.config()) for run in runs]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    rows = [(key, [config.get(key) for config in configs]) for key in keys]
+    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+
+
+def number(value, digits):
+    value = drawable(value)
+    return "-" if math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def size(count):
+    """"529 KiB", "79.1 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1024
+
+
+def figures(run):
+    """[(label, text)] of the table of figures."""
+    steps, losses = run.series("step", "step", "loss")
+    _, evals = run.series("eval", "step", "loss")
+    _, speeds = run.series("step", "step", "tokens_per_second")
+    last = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
+    speeds = [speed for speed in speeds[1:] or speeds if math.isfinite(speed)]
+    total = run.head.get("steps", 0)
+    times = [record["time"] for record in run.steps.values() if "time" in record]
+    memory = run.head.get("device_bytes")
+    state = "ended" if run.end else "not ended"
+    return [
+        ("model", run.head.get("model", "-")),
+        ("parameters", number(run.head.get("parameters"), 0)),
+        ("device", run.head.get("device", "-")),
+        ("precision", run.head.get("precision", "-")),
+        ("steps", f"{steps[-1] if steps else 0:,} of {total:,}, {state}"),
+        ("tokens", number(run.steps[steps[-1]].get("tokens") if steps else None, 0)),
+        ("training loss, last tenth of steps", number(statistics.fmean(last) if last else None, 4)),
+        ("validation loss, last", number(evals[-1] if evals else None, 4)),
+        ("validation loss, lowest", number(min((v for v in evals if math.isfinite(v)), default=None), 4)),
+        ("tokens per second, median", number(statistics.median(speeds) if speeds else None, 0)),
+        ("seconds, of the last start", number(times[-1] if times else None, 1)),
+        ("device memory", size(memory) if memory else "-"),
+        ("quern", run.head.get("quern", "-")),
+    ]
+
+
+def table(head, rows):
+    """Cells are texts or elements; those after the first are numbers or short values."""
+    lines = [element("tr", *(element("th", cell) for cell in head))]
+    for first, *cells in rows:
+        lines.append(element("tr", element("td", first), *(element("td", cell, class_="number") for cell in cells)))
+    return element("table", *lines)
+
+
+def decoder_of(run):
+    """Turns "1,2,3" into text, where the run's tokenizer can be had."""
+    folder = flat(run.config()).get("checkpoint.tokenizer")
+    if not folder or not isinstance(folder, str):
+        return lambda tokens: tokens
+    try:
+        from quern.tokens.encoding import load_tokenizer, tokenizing
+
+        tokenizer = load_tokenizer(Path(folder) / "tokenizer.json")
+    except (ImportError, Fault):
+        return lambda tokens: tokens
+
+    def decode(tokens):
+        with tokenizing(folder):
+            return tokenizer.decode([int(token) for token in tokens.split(",") if token])
+
+    return decode
+
+
+def samples(run, name):
+    """A table of a run's samples, oldest first; the prompts are in bold."""
+    decode = decoder_of(run)
+    rows = []
+    for (step, _), record in sorted(run.samples.items()):
+        prompt, drawn = record.get("prompt_tokens", ""), record.get("tokens", "")
+        start = decode(prompt)
+        whole = decode(",".join(part for part in (prompt, drawn) if part))
+        # Decoded together, so that a character of which the prompt has a part is whole.
+        rest = whole[len(start) :] if whole.startswith(start) else " " + decode(drawn)
+        text = element("td", element("b", start), rest, class_="text")
+        rows.append(element("tr", element("td", str(step), class_="number"), text))
+    head = element("tr", element("th", "step"), element("th", "text"))
+    return element("details", element("summary", "samples of ", *name), element("table", head, *rows))
+
+
+def body(runs):
+    shades = [index % len(COLORS) for index in range(len(runs))]
+    colors = [COLORS[shade] for shade in shades]
+
+    def name(index):
+        return element("span", class_=f"key color{shades[index]}"), runs[index].name
+
+    def head(first):
+        return [first, *(element("span", *name(index)) for index in range(len(runs)))]
+
+    columns = [figures(run) for run in runs]
+    rows = [(label, *(column[i][1] for column in columns)) for i, (label, _) in enumerate(columns[0])]
+    parts = [element("h1", title_of(runs)), table(head(""), rows)]
+    if len(runs) > 1:
+        rows = [
+            (key, *("-" if value is None else json.dumps(value, default=str) for value in values))
+            for key, values in config_differences(runs)
+        ]
+        parts.append(element("h2", "Differences of config"))
+        parts.append(table(head("key"), rows) if rows else element("p", "None."))
+    for row in CHARTS:
+        parts += chart(*row, runs, colors)
+    parts += [samples(run, name(index)) for index, run in enumerate(runs) if run.samples]
+    for index, run in enumerate(runs):
+        config = element("pre", run.head.get("config", "not logged"))
+        parts.append(element("details", element("summary", "config of ", *name(index)), config))
+    return element("body", *parts, element("script", SCRIPT))
+
+
+def title_of(runs):
+    return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
+
+
+def page(runs):
+    head = element(
+        "head", element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy()),
+        element("title", title_of(runs)), element("meta", name="viewport", content="width=device-width"),
+        element("style", STYLE),
+    )
+    whole = element("html", head, body(runs), lang="en")
+    return f"<!doctype html>{ElementTree.tostring(whole, encoding='unicode', method='html')}\n"
+
+
+@script
+def main(arguments):
+    parser = argument_parser(__doc__)
+    parser.add_argument("runs", nargs="+", type=path_argument, metavar="RUN", help="a run's folder, or its log.jsonl")
+    parser.add_argument(
+        "-o", "--out", type=path_argument, default=Path("report.html"), help="page (default: report.html)"
+    )
+    options = parser.parse_args(arguments)
+    write_file(options.out, page(read_runs(options.runs)).encode("utf-8", "replace"))
+    print(options.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Text to tokens with a Hugging Face tokenizer: train or load one, cut long text, encode a corpus.
+
+docs/token-files.md states the rule of the cuts; tokenize_corpus.py is the command line.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from quern.base.fault import Fault, is_panic, reading
+from quern.tokens.token_file import MAX_VOCABULARY
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+TRAINED_SEPARATOR = "<|endoftext|>"
+KNOWN_SEPARATORS = (TRAINED_SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
+WORDS = (  # as Qwen2 splits text before BPE; Llama 3 differs in digits only
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BATCH_PIECES, BATCH_CHARACTERS = 4096, 1 << 21
+PIECE_CHARACTERS = 1 << 16
+LOOK_BACK, LOOK_AHEAD = 4096, 256  # characters around a cut that the pre-tokenizer sees
+CUTS_TRIED = 16
+
+
+def train_bpe(size, split):
+    """A byte-level BPE over Qwen2's words; it gives back every text exactly."""
+
+    def words():
+        return pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(WORDS), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = words()
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[TRAINED_SEPARATOR],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    cut_words = words()  # not tokenizer.pre_tokenizer: training locks the tokenizer while it waits for pieces
+    texts = (document.text() for name, document in split if name == "train")
+    with tokenizing("--train-bpe"):
+        pieces = (piece for text in texts for piece in split_into_pieces(text, cut_words))
+        tokenizer.train_from_iterator(pieces, trainer)
+    return tokenizer
+
+
+@contextlib.contextmanager
+def tokenizing(where="the tokenizer", what="failed"):
+    """A fault of the tokenizers library inside, which raises bare Exception, or panics."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Fault) or not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise Fault(where, what, error, advice="check tokenizer.json, or use another") from None
+
+
+def load_tokenizer(path):
+    with reading(path):
+        if Path(path).exists() and not Path(path).is_file():
+            raise Fault(path, "not a file", expected="a tokenizer.json")
+        text = Path(path).read_text(encoding="utf-8")
+    with tokenizing(path, "not a usable tokenizer.json"):
+        return Tokenizer.from_str(text)
+
+
+def vocabulary_size(tokenizer, where):
+    """One more than the largest token id, of which some may be unused."""
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if not 1 <= size <= MAX_VOCABULARY:
+        found = f"ids up to {size - 1}" if size else "no tokens"
+        raise Fault(where, "unusable vocabulary", found, f"ids from 0 to at most {MAX_VOCABULARY - 1}")
+    return size
+
+
+def separator_id(tokenizer, spelling):
+    if spelling == "none":
+        return -1
+    for candidate in [spelling] if spelling else KNOWN_SEPARATORS:
+        token = tokenizer.token_to_id(candidate)
+        if token is not None:
+            return token
+    what = f"the tokenizer has no {spelling or ' or '.join(KNOWN_SEPARATORS)}"
+    raise Fault("--separator", what, advice="name its end-of-document token, or 'none'")
+
+
+def split_into_pieces(text, pre_tokenizer) -> Iterator[str]:
+    """Pieces of a streamed text that encode, one by one, into the tokens of the whole."""
+    buffer = ""
+    for more in text:
+        buffer += more
+        while len(buffer) >= PIECE_CHARACTERS + LOOK_AHEAD:
+            cut = _piece_cut(buffer, pre_tokenizer)
+            yield buffer[:cut]
+            buffer = buffer[cut:]
+    if buffer:
+        yield buffer
+
+
+def _piece_cut(text, pre_tokenizer):
+    """A place a little before PIECE_CHARACTERS, if possible after a paragraph, where cutting changes no word."""
+    start = PIECE_CHARACTERS - LOOK_BACK
+    window = text[start : PIECE_CHARACTERS + LOOK_AHEAD]
+
+    def split_words(text):
+        if pre_tokenizer is None:
+            return [(match.group(), match.span()) for match in re.finditer(r"\S+\s*|\s+", text)]
+        return pre_tokenizer.pre_tokenize_str(text)
+
+    def words(text):
+        return [word for word, _ in split_words(text)]
+
+    cuts = [begin for _, (begin, _) in split_words(window) if 0 < begin <= LOOK_BACK]
+    cuts.sort(key=lambda cut: ("\n\n" in window[max(cut - 2, 0) : cut + 1], cut), reverse=True)
+    for cut in cuts[:CUTS_TRIED]:
+        # A word may look ahead: " a\n\nb" has the words "\n" and "\n" in GPT-2's view, and "\n\n" if cut before b.
+        if words(window[:cut]) + words(window[cut:]) == words(window):
+            return start + cut
+    return start + (cuts or [LOOK_BACK])[0]
+
+
+def encode(tokenizer, split, separator):
+    """Yields (split name, documents, bytes, tokens), bounded batches of the corpus in its order."""
+
+    def encode_batch(batch):
+        with tokenizing():
+            encodings = tokenizer.encode_batch_fast([text for _, text, _ in batch], add_special_tokens=False)
+        for name in sorted({name for name, _, _ in batch}):
+            rows, documents, size = [], 0, 0
+            for (piece_split, text, ends_document), encoding in zip(batch, encodings, strict=True):
+                if piece_split != name:
+                    continue
+                rows.append(np.array(encoding.ids, np.uint32))
+                size += len(text.encode())
+                if ends_document:
+                    documents += 1
+                    rows.append(np.array([separator] if separator >= 0 else [], np.uint32))
+            yield name, documents, size, np.concatenate(rows)
+
+    batch, characters = [], 0
+    for name, document in split:
+        for text in split_into_pieces(document.text(), tokenizer.pre_tokenizer):
+            if len(batch) >= BATCH_PIECES or characters >= BATCH_CHARACTERS:
+                yield from encode_batch(batch)
+                batch, characters = [], 0
+            batch.append((name, text, False))
+            characters += len(text)
+        if document.begin < document.end:
+            batch[-1] = (name, text, True)
+    if batch:
+        yield from encode_batch(batch)

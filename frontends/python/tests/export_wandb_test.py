@@ -1,0 +1,76 @@
+"""Weights & Biases export: what is handed to wandb, with a stand-in for it, and the error without it."""
+
+import contextlib
+import io
+import json
+import math
+import sys
+import tempfile
+import types
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from quern.runs import export_wandb
+
+LOG = (
+    {"event": "run", "name": "one", "config": '[train]\nsteps = 2\nfrom = "x"\n'},
+    {"event": "step", "step": 1, "steps": 2, "loss": 5.0, "lr": 1e-3},
+    {"event": "step", "step": 2, "steps": 2, "loss": None, "loss_text": "inf", "lr": 1e-3},
+    {"event": "eval", "step": 2, "tokens": 64, "loss": 4.5},
+    {"event": "end", "step": 2, "val_loss": 4.5, "export": "runs/one/export"},
+)
+
+
+class FakeRun:
+    def __init__(self, arguments):
+        self.arguments, self.logged, self.summary, self.finished = arguments, [], {}, False
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.finished = True
+
+
+class ExportTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        (self.folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in LOG))
+
+    def export(self, wandb, *arguments):
+        with mock.patch.dict(sys.modules, {"wandb": wandb}), contextlib.redirect_stdout(io.StringIO()) as said:
+            with contextlib.redirect_stderr(said):
+                return export_wandb.main([str(argument) for argument in arguments]), said.getvalue()
+
+    def test_a_run_is_handed_over_offline_with_config_history_and_summary(self):
+        made = []
+        wandb = types.SimpleNamespace(init=lambda **words: made.append(FakeRun(words)) or made[-1])
+        code, said = self.export(wandb, self.folder, "--project", "p", "--dir", self.folder / "new")
+        self.assertEqual(code, 0, said)
+        (run,) = made
+        self.assertEqual(run.arguments["mode"], "offline")
+        self.assertEqual((run.arguments["project"], run.arguments["name"]), ("p", "one"))
+        self.assertEqual(run.arguments["config"]["train"], {"steps": 2, "from": "x"})
+        self.assertEqual(run.logged[0], (1, {"train/loss": 5.0, "train/lr": 1e-3}))
+        self.assertEqual(
+            run.logged[1], (2, {"train/loss": math.inf, "train/lr": 1e-3, "eval/tokens": 64, "eval/loss": 4.5})
+        )
+        self.assertEqual(run.summary, {"end/val_loss": 4.5})
+        self.assertTrue(run.finished)
+
+    def test_without_wandb_the_error_says_so(self):
+        code, said = self.export(None, self.folder)
+        self.assertEqual(code, 3)
+        self.assertIn("pip install wandb", said)
+
+    def test_a_log_that_is_not_there_is_named(self):
+        code, said = self.export(types.SimpleNamespace(), self.folder / "none.jsonl")
+        self.assertEqual(code, 3)
+        self.assertIn("none.jsonl", said)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,218 @@
+"""Tokenizing: nothing of the text is lost, pieces change no token, splits are stable, errors are clear."""
+
+import contextlib
+import io
+import json
+import math
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+from quern.tokens import encoding, tokenize_corpus
+from quern.tokens.documents import MANY_DOCUMENTS, Split, document_from_string
+from quern.tokens.token_file import read_token_file
+from tokenizers import Tokenizer, pre_tokenizers
+
+SEPARATOR = "<|endoftext|>"
+
+
+def prose(paragraphs, seed=0):
+    """Text with hard-wrapped paragraphs, odd spacing, digits, quotes and letters beyond ASCII."""
+    pick = random.Random(seed)
+    words = "the naïve quern ground 1805 corn; “fine” she's 麦粉 -- _and_ said.\n don't \t  flour, 🌾 mill".split(" ")
+    return "".join(
+        " ".join(pick.choices(words, k=pick.randint(1, 60))) + pick.choice(["\n\n", "\n\n\n", "\r\n\r\n", "\n \n  "])
+        for _ in range(paragraphs)
+    )
+
+
+class TokenizeTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.out = self.folder / "out"
+
+    def tokenize(self, *arguments):
+        """(exit code, what it said)"""
+        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+            code = tokenize_corpus.main([str(argument) for argument in (*arguments, "-o", self.out)])
+        return code, said.getvalue()
+
+    def tokenized(self, *arguments):
+        code, said = self.tokenize(*arguments)
+        self.assertEqual(code, 0, said)
+        meta = json.loads((self.out / "meta.json").read_text())
+        return meta, {name: read_token_file(self.out / f"{name}.tok") for name in ("train", "val")}
+
+    def documents(self, token_file):
+        """The texts between separators."""
+        tokenizer = Tokenizer.from_file(str(self.out / "tokenizer.json"))
+        ends = np.flatnonzero(token_file.tokens == token_file.separator_token)
+        self.assertEqual(ends[-1], token_file.tokens.size - 1)
+        parts = np.split(token_file.tokens, ends + 1)[:-1]
+        return [tokenizer.decode(part[:-1].tolist(), skip_special_tokens=False) for part in parts]
+
+    def write_json_lines(self, texts, field="text"):
+        path = self.folder / "corpus.jsonl"
+        path.write_text("".join(json.dumps({field: text}) + "\n" for text in texts))
+        return path
+
+    def test_text_files_come_back_whole_and_split_at_a_paragraph(self):
+        texts = [prose(400, seed) for seed in range(3)]
+        (self.folder / "books").mkdir()
+        for index, text in enumerate(texts):
+            (self.folder / "books" / f"{index}.txt").write_text(text, newline="")
+        meta, files = self.tokenized(self.folder / "books", "--train-bpe", "500")
+        trains, vals = self.documents(files["train"]), self.documents(files["val"])
+        for text, train, val in zip(texts, trains, vals, strict=True):
+            self.assertEqual(train + val, text)
+            self.assertRegex(train, r"\n\s*\n$")
+            self.assertAlmostEqual(len(val.encode()) / len(text.encode()), 0.05, delta=0.01)
+        self.assertEqual(meta["split"], "blocks")
+        self.assertEqual(meta["train"]["tokens"], files["train"].tokens.size)
+        self.assertEqual(meta["train"]["bytes"] + meta["val"]["bytes"], sum(len(t.encode()) for t in texts))
+
+    def test_pieces_encode_into_the_tokens_of_the_whole(self):
+        text = prose(3000)
+        self.assertGreater(len(text), 4 * encoding.PIECE_CHARACTERS)
+        split = [("train", document_from_string("a", text))]
+        qwen = encoding.train_bpe(400, split)
+        gpt2 = Tokenizer.from_str(qwen.to_str())
+        gpt2.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        for name, tokenizer in ("qwen", qwen), ("gpt2", gpt2):
+            with self.subTest(words=name):
+                pieces = list(encoding.split_into_pieces([text], tokenizer.pre_tokenizer))
+                self.assertGreater(len(pieces), 4)
+                self.assertLess(max(map(len, pieces)), encoding.PIECE_CHARACTERS + encoding.LOOK_AHEAD)
+                tokens = np.concatenate([tokens for *_, tokens in encoding.encode(tokenizer, split, -1)])
+                self.assertEqual(tokens.tolist(), tokenizer.encode(text).ids)
+                self.assertEqual(tokenizer.decode(tokens.tolist()), text)
+
+    def test_text_without_any_break_is_still_cut_and_comes_back(self):
+        text = "麦" * (2 * encoding.PIECE_CHARACTERS)
+        tokenizer = encoding.train_bpe(260, [("train", document_from_string("a", "麦 corn"))])
+        for pre_tokenizer in (tokenizer.pre_tokenizer, None):
+            pieces = list(encoding.split_into_pieces([text], pre_tokenizer))
+            self.assertEqual("".join(pieces), text)
+            self.assertEqual(len(pieces), 2)
+
+    def test_many_documents_split_whole_by_content_whatever_their_order(self):
+        texts = [prose(1, seed) for seed in range(2 * MANY_DOCUMENTS)]
+
+        def held_out(texts):
+            split = Split(lambda: (document_from_string("", text) for text in texts), 0.2)
+            self.assertEqual(split.mode, "documents")
+            return {"".join(document.text()) for name, document in split if name == "val"}
+
+        self.assertEqual(held_out(texts), held_out(texts[::-1]))
+        meta, files = self.tokenized(
+            self.write_json_lines(texts, "body"), "--text-field", "body", "--train-bpe", "300", "--val-fraction", "0.2"
+        )
+        self.assertEqual(set(self.documents(files["val"])), held_out(texts))
+        self.assertEqual(sorted(self.documents(files["train"]) + self.documents(files["val"])), sorted(texts))
+        self.assertAlmostEqual(meta["val"]["documents"] / len(texts), 0.2, delta=0.1)
+
+    def test_an_existing_tokenizer_gives_the_same_files(self):
+        path = self.write_json_lines([prose(50)])
+        meta, _ = self.tokenized(path, "--train-bpe", "300")
+        first = (self.out / "train.tok").read_bytes()
+        tokenizer = (self.out / "tokenizer.json").rename(self.folder / "tokenizer.json")
+        self.assertEqual(self.tokenized(path, "--tokenizer", tokenizer)[0], meta)
+        self.assertEqual((self.out / "train.tok").read_bytes(), first)
+        self.assertEqual((self.out / "tokenizer.json").read_text(), tokenizer.read_text())
+
+    def test_a_separator_spelled_in_the_text_is_text(self):
+        text = f"corn {SEPARATOR} flour\n\n" * 40
+        path = self.write_json_lines([text])
+        _, files = self.tokenized(path, "--train-bpe", "300")
+        self.assertEqual("".join(self.documents(files["train"]) + self.documents(files["val"])), text)
+        _, files = self.tokenized(path, "--train-bpe", "300", "--parse-special")
+        self.assertGreater(np.count_nonzero(files["train"].tokens == 0), 30)
+
+    def test_entropies_are_those_of_the_token_frequencies(self):
+        meta, files = self.tokenized(self.write_json_lines([prose(300)]), "--train-bpe", "300")
+        train, val = (np.bincount(files[name].tokens, minlength=300) for name in ("train", "val"))
+        p, q = val / val.sum(), (train + 1) / (train + 1).sum()
+        entropy = -sum(a * math.log(a) for a in p if a)
+        cross_entropy = -sum(a * math.log(b) for a, b in zip(p, q))
+        self.assertAlmostEqual(meta["val_unigram_entropy"], entropy, places=9)
+        self.assertAlmostEqual(meta["val_unigram_cross_entropy"], cross_entropy, places=9)
+
+    def test_unusable_inputs_are_named_and_leave_no_files(self):
+        (self.folder / "latin1.txt").write_bytes(b"caf\xe9 " * 100)
+        (self.folder / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
+        (self.folder / "field.jsonl").write_text('{"body": "a"}\n')
+        (self.folder / "empty.txt").write_text("")
+        (self.folder / "a.txt").write_text(prose(10))
+        (self.folder / "tokenizer.json").write_text("{}")
+        bpe = ("--train-bpe", "300")
+        for arguments, expected in (
+            ((self.folder / "latin1.txt", *bpe), "latin1.txt: not UTF-8"),
+            ((self.folder / "bad.jsonl", *bpe), "bad.jsonl:2: not JSON"),
+            ((self.folder / "field.jsonl", *bpe), "no text in field 'text': found ['body']"),
+            ((self.folder / "empty.txt", *bpe), "nothing in the train split"),
+            ((self.folder / "none.txt", *bpe), "none.txt: no such file"),
+            ((self.folder / "a.csv", *bpe), "unknown kind of file"),
+            ((self.folder / "a.txt", "--tokenizer", self.folder / "tokenizer.json"), "not a usable tokenizer.json"),
+            ((self.folder / "a.txt", *bpe, "--separator", "<eod>"), "no <eod>"),
+        ):
+            with self.subTest(expected=expected):
+                code, said = self.tokenize(*arguments)
+                self.assertEqual(code, 3, said)
+                self.assertIn(expected, said)
+                self.assertEqual(list(self.out.glob("**/*")), [])
+
+    def test_hostile_tokenizers_and_lines_are_refused(self):
+        self.tokenized(self.write_json_lines([prose(50)]), "--train-bpe", "300")
+        good = json.loads((self.out / "tokenizer.json").read_text())
+        nested = self.folder / "nested.jsonl"
+        nested.write_text('{"text": ' + "[" * 100000 + "\n")
+        said = self.tokenize(nested, "--train-bpe", "300")[1]
+        self.assertIn("nested.jsonl:1: not usable JSON: found too many levels", said)
+        path, last = self.folder / "tokenizer.json", max(good["model"]["vocab"], key=good["model"]["vocab"].get)
+        for vocabulary, expected in (
+            ({**good["model"]["vocab"], last: 2**31}, "unusable vocabulary: found ids up to 2147483648"),
+            ({**good["model"]["vocab"], last: -1}, "not a usable tokenizer.json"),
+            ({}, "unusable vocabulary: found no tokens"),
+        ):
+            model = good["model"] | {"vocab": vocabulary, "merges": []}
+            path.write_text(json.dumps(good | {"model": model, "added_tokens": []}))
+            with self.subTest(expected=expected):
+                code, said = self.tokenize(self.folder / "corpus.jsonl", "--tokenizer", path)
+                self.assertEqual(code, 3, said)
+                self.assertIn(f"{path}: {expected}", said)
+        path.write_text("[" * 100000)
+        said = self.tokenize(self.folder / "corpus.jsonl", "--tokenizer", path)[1]
+        self.assertIn("not a usable tokenizer.json", said)
+
+    def test_memory_goes_by_the_tokens_seen_and_not_by_the_largest_id(self):
+        path = self.write_json_lines([prose(50)])
+        self.tokenized(path, "--train-bpe", "300")
+        tokenizer = json.loads((self.out / "tokenizer.json").read_text())
+        last = max(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+        tokenizer["model"]["vocab"][last] = 2**31 - 2
+        (self.folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        command = [sys.executable, "-m", "quern.tokens.tokenize_corpus", path, "--tokenizer", self.folder / "tokenizer.json"]
+
+        def limit_memory():
+            resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
+
+        result = subprocess.run([*command, "-o", self.out], capture_output=True, text=True, preexec_fn=limit_memory)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("vocabulary 2,147,483,647", result.stdout)
+
+    def test_the_command_runs_as_a_script(self):
+        command = [sys.executable, "-m", "quern.tokens.tokenize_corpus", self.write_json_lines([prose(50)]), "--train-bpe", "300"]
+        result = subprocess.run([*command, "-o", self.out], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("unigram entropy of val", result.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,71 @@
+"""The table of convergence: its figures, its verdict, and what it refuses."""
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import convergence_table
+
+
+def arm(name, mean, deviation, difference, difference_deviation, good_runs=3):
+    loss = {"mean": mean, "deviation": deviation, "difference": difference}
+    loss["difference_deviation"] = difference_deviation
+    return {"name": name, "good_runs": good_runs, "validation_loss": loss}
+
+
+BASE = arm("precision.id=bf16", 4.0, 0.005, 0.0, 0.0)
+
+
+class ConvergenceTableTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def tabulate(self, *arms, repeats=3):
+        report = {"config": "base.toml", "quern": "1", "repeats": repeats, "arms": arms}
+        (self.folder / "report.json").write_text(json.dumps(report))
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+            code = convergence_table.main([str(self.folder)])
+        return code, out.getvalue()
+
+    def test_figures(self):
+        code, text = self.tabulate(BASE, arm("e4m3", 4.008, 0.006, 0.008, 0.001), arm("x|y", 3.96, 0.01, -0.04, 0.002))
+        self.assertEqual(code, 0, text)
+        self.assertIn("| `precision.id=bf16` | 3 | 4.0000 ± 0.0050 | - | - | - |", text)
+        self.assertIn("| `e4m3` | 3 | 4.0080 ± 0.0060 | +0.00800 ± 0.00100 | +0.200% | +1.60 |", text)
+        self.assertIn("-1.000% | -8.00 |", text)
+        self.assertIn("`e4m3` is within", text)
+        self.assertIn((self.folder / "convergence.md").read_text(encoding="utf-8"), text)
+
+    def test_the_verdict_needs_both_bounds_on_either_side(self):
+        for difference, deviation, expected in (
+            (0.0199, 0.05, 0), (0.0201, 0.05, 1), (-0.0201, 0.05, 1), (0.0101, 0.005, 1), (-0.0101, 0.005, 1),
+            (0.0099, 0.005, 0), (0.0, 0.0, 0), (1e-6, 0.0, 1),
+        ):
+            with self.subTest(difference=difference, deviation=deviation):
+                base = arm("bf16", 4.0, deviation, 0.0, 0.0)
+                code, text = self.tabulate(base, arm("e4m3", 4.0 + difference, 0.005, difference, 0.001))
+                self.assertEqual((code, "is NOT within" in text), (expected, bool(expected)), text)
+
+    def test_what_cannot_be_judged_is_refused(self):
+        good = arm("e4m3", 4.0, 0.005, 0.0, 0.0)
+        for arms, repeats, expected in (
+            ((BASE, arm("e4m3", 4.0, 0.005, 0.0, 0.0, good_runs=2)), 3, "2 runs of 3"),
+            ((BASE, arm("e4m3", None, None, None, None)), 3, "no validation loss"),
+            ((arm("a", 4.0, None, 0.0, None, 1), arm("b", 4.0, None, 0.0, None, 1)), 1, "1 runs of each"),
+            ((BASE,), 3, "found 1 arms"),
+            ((BASE, {"name": good["name"]}), 3, "not a report"),
+        ):
+            with self.subTest(expected=expected):
+                code, text = self.tabulate(*arms, repeats=repeats)
+                self.assertEqual((code, expected in text), (3, True), text)
+                self.assertFalse((self.folder / "convergence.md").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
