@@ -3,7 +3,7 @@
 
     bytes.py FILE... -o FOLDER      writes FOLDER/train.bin and FOLDER/val.bin, the last tenth
 
-Enough to try a plugin with. Real runs tokenize: scripts/tokenize.py of quern's repository.
+Enough to try a plugin with. Real runs tokenize: quern-tools tokenize.
 """
 
 import argparse

@@ -6,8 +6,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-export PYTHONPATH=$PWD/frontends/python
 python=.venv/bin/python
+tools=.venv/bin/quern-tools
 quern=build/release/bin/quern
 data=data/austen
 run=runs/demo
@@ -31,8 +31,8 @@ prepare_data() {
     echo "$data is there already"
     return
   fi
-  $python -m quern.corpora.austen $data/text
-  $python -m quern.tokens.tokenize_corpus $data/text --train-bpe 4096 -o $data
+  $tools corpus austen $data/text
+  $tools tokenize $data/text --train-bpe 4096 -o $data
 }
 
 finished() {
@@ -52,7 +52,7 @@ unigram_entropy() {
 }
 
 plot() {
-  $python -m quern.plots.loss $run -o $run/loss.png --reference "unigram entropy=$(unigram_entropy)"
+  $tools plot loss $run -o $run/loss.png --reference "unigram entropy=$(unigram_entropy)"
 }
 
 summary() {
@@ -72,6 +72,8 @@ print(f"""
   Hugging Face export  {run}/export
 
 Next:
+  .venv/bin/quern-tools generate configs/demo.toml "It is a truth"
+                                                      text from the model
   build/release/bin/quern plan configs/demo.toml      where every byte and millisecond goes
   build/release/bin/quern plugins list                devices, models, precisions to choose from
   build/release/bin/quern train configs/demo.toml --set precision.id=bf16 --set log.directory=runs/demo-bf16

@@ -3,8 +3,8 @@
 #
 #   scripts/setup.sh [all]     build and python
 #   scripts/setup.sh build     compiler, build tools and C++ libraries
-#   scripts/setup.sh python    the virtual environment .venv from scripts/requirements.txt
-#   scripts/setup.sh parquet   .venv with scripts/requirements-parquet.txt too, to tokenize .parquet files
+#   scripts/setup.sh python    the virtual environment .venv with the Python tools (frontends/python) as they stand here
+#   scripts/setup.sh parquet   .venv with what they need to tokenize .parquet files too
 #   scripts/setup.sh tidy      clang-tidy, for scripts/tidy.sh
 #   scripts/setup.sh fuzz      clang and its sanitizer runtimes, for scripts/fuzz.sh
 set -euo pipefail
@@ -51,29 +51,27 @@ ensure_packages() {
   as_root apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# A stamp is a copy of the requirements that were installed into .venv, written last.
-ensure_venv() { # requirements...
+# A stamp is a copy of the pyproject.toml whose requirements were installed into .venv, written last.
+ensure_venv() { # extras, separated by commas
   ensure_packages "${python_packages[@]}"
   # Debian's own interpreter: another python3 that leads PATH may lack venv or wheels.
   [[ -x .venv/bin/python ]] || /usr/bin/python3 -m venv --clear .venv
-  local name
-  for name in "$@"; do
-    cmp -s "scripts/$name.txt" ".venv/$name.installed" && continue
-    echo "installing scripts/$name.txt into .venv"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "scripts/$name.txt"
-    cp "scripts/$name.txt" ".venv/$name.installed"
-  done
+  local package=frontends/python stamp=.venv/quern-$1.installed
+  cmp -s $package/pyproject.toml "$stamp" && return
+  echo "installing $package with $1 into .venv"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$package[$1]"
+  cp $package/pyproject.toml "$stamp"
 }
 
 case "${1:-all}" in
   build) ensure_packages "${build_packages[@]}" ;;
-  python) ensure_venv requirements ;;
-  parquet) ensure_venv requirements requirements-parquet ;;
+  python) ensure_venv test ;;
+  parquet) ensure_venv test,parquet ;;
   tidy) ensure_packages clang-tidy ;;
   fuzz) ensure_packages "${build_packages[@]}" clang libclang-rt-dev ;;
   all)
     ensure_packages "${build_packages[@]}"
-    ensure_venv requirements
+    ensure_venv test
     ;;
   *) fail "unknown part '$1'; expected build, python, parquet, tidy, fuzz or all" ;;
 esac

@@ -150,7 +150,7 @@ int ab_command(const Arguments& arguments) {
   write_report(experiment.directory + "/report.json", comparison_json(head, result.arms));
   std::cout << "\n"
             << report << "\nreport: " << experiment.directory << "/report.md, report.json\n"
-            << "plots:  scripts/plot_ab.py " << experiment.directory << "\n";
+            << "plots:  quern-tools plot ab " << experiment.directory << "\n";
   return worst_code(result.arms);
 }
 

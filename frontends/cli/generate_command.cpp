@@ -1,4 +1,4 @@
-// `quern generate FILE`: continues prompts of tokens with a run's weights; scripts/generate.py does it with text.
+// `quern generate FILE`: continues prompts of tokens with a run's weights; `quern-tools generate` does it with text.
 #include <algorithm>
 #include <iostream>
 #include <limits>

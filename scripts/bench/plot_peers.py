@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "frontends" / "python"))
-from quern.base.fault import argument_parser, path_argument, script
+from quern.base.arguments import parser_for, path_argument
+from quern.base.end_of_main import script
 from quern.plots.picture import MUTED, pyplot, save
 
 OWN, OTHER = "#1f77b4", "#c8ccd0"
@@ -38,7 +39,7 @@ def draw(data):
 
 @script
 def main(arguments):
-    parser = argument_parser(__doc__)
+    parser = parser_for(None, __doc__)
     parser.add_argument("-o", "--out", type=path_argument, default=ROOT / "docs/performance/peers.png")
     options = parser.parse_args(arguments)
     data = json.loads((ROOT / "docs/performance/peers.json").read_text(encoding="utf-8"))

@@ -17,7 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "frontends" / "python"))
-from quern.base.fault import Fault, argument_parser, path_argument, printable, reading, script, write_file
+from quern.base.arguments import parser_for, path_argument
+from quern.base.end_of_main import script
+from quern.base.fault import Fault, printable, reading
+from quern.base.files import write_file
 from quern.base.json_shape import COUNT, NUMBER, TEXT, checked, parse
 from quern.runs.report import size
 
@@ -118,7 +121,7 @@ def renewed(page):
 
 @script
 def main(arguments):
-    parser = argument_parser(__doc__)
+    parser = parser_for(None, __doc__)
     parser.add_argument("pages", nargs="*", type=path_argument, help="Markdown files (default: those of docs/performance)")
     parser.add_argument("--check", action="store_true", help="write nothing; say which pages are stale")
     options = parser.parse_args(arguments)

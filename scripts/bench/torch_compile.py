@@ -8,7 +8,6 @@ torch's scaled_dot_product_attention, and nothing is recomputed. A step has as m
 micro-batch does not fit it is halved, and accumulation doubled. Tokens are random. Needs torch and transformers.
 """
 
-import argparse
 import gc
 import json
 import os
@@ -18,8 +17,10 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "frontends" / "python"))
-from quern.base.fault import RESOURCES, Fault, script
-from quern.base.run_config import RunConfig
+from quern.base.arguments import parser_for
+from quern.base.end_of_main import script
+from quern.base.fault import RESOURCES, Fault
+from quern.runs.run_config import RunConfig
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # its name before torch 2.9
@@ -81,7 +82,7 @@ def largest_that_fits(run, options, torch):
 
 @script
 def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_for(None, __doc__)
     parser.add_argument("config", help="a quern config: [model] and [train] are read")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=v", help="override a key of it")
     parser.add_argument("--micro-batch", type=int, help="first size to try (default: the config's)")

@@ -49,8 +49,8 @@ done
 [[ $out ]] || { [[ $experiment == recipes ]] && out=runs/convergence || out=runs/convergence-$experiment; }
 
 if [[ ! -f $data/meta.json ]]; then # written last: while it is there, so is the rest
-  $python -m quern.corpora.debian $data/text
-  $python -m quern.tokens.tokenize_corpus $data/text --train-bpe 16384 --val-fraction 0.02 -o $data
+  $python -m quern corpus debian $data/text
+  $python -m quern tokenize $data/text --train-bpe 16384 --val-fraction 0.02 -o $data
 fi
 
 compare=("$quern" ab configs/convergence.toml)
@@ -82,5 +82,5 @@ fi
 "${compare[@]}" --set train.seed=1 --repeat "$repeat" --out "$out"
 code=0
 $python scripts/convergence/convergence_table.py "$out" || code=$?
-$python -m quern.plots.ab "$out"
+$python -m quern plot ab "$out"
 exit $code

@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "frontends" / "python"))
-from quern.runs.ab_report import read_report
-from quern.base.fault import Fault, argument_parser, path_argument, printable, script, write_file
+from quern.base.arguments import parser_for, path_argument
+from quern.base.end_of_main import script
+from quern.base.fault import Fault, printable
+from quern.base.files import write_file
 from quern.base.json_shape import COUNT, NUMBER, TEXT
+from quern.runs.ab_report import read_report
 
 FIGURES = ("mean", "deviation", "difference", "difference_deviation")
 ARM = {"name": TEXT, "good_runs": COUNT, "validation_loss": dict.fromkeys(FIGURES, NUMBER)}
@@ -86,7 +89,7 @@ def table(report, arms):
 
 @script
 def main(arguments):
-    parser = argument_parser(__doc__)
+    parser = parser_for(None, __doc__)
     parser.add_argument("comparison", type=path_argument, metavar="DIR", help="what `quern ab` wrote: its --out")
     options = parser.parse_args(arguments)
     out = options.comparison / "convergence.md"

@@ -13,17 +13,18 @@ text is this repository's own pages, a token a byte (or --tokens FILE). What mus
 Needs torch, transformers and numpy, and xxhash without --tokens.
 """
 
-import argparse
 import itertools
 import math
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "frontends" / "python"))
+from quern.base.arguments import parser_for
+from quern.base.end_of_main import script
+from quern.base.fault import Fault
+from quern.runs.run_config import RunConfig, train
 from quern.tokens import token_file
 from quern.tokens.data_order import micro_batches
-from quern.base.fault import Fault, script
-from quern.base.run_config import RunConfig, train
 
 QWEN25_05B = {
     "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
@@ -79,7 +80,7 @@ def mean_loss(folder, batches, torch):
 
 @script
 def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(None, __doc__)
     parser.add_argument("config")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=Path, help="a token file (default: this repository's pages)")

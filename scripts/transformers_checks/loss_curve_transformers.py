@@ -18,15 +18,16 @@ script fails. Writes losses.json and prints, for each two curves, the largest an
 and numpy; without a GPU, --devices cpu compares with the CPU alone.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "frontends" / "python"))
+from quern.base.arguments import parser_for
+from quern.base.end_of_main import script
+from quern.base.fault import Fault
+from quern.runs.run_config import RunConfig, train
 from quern.tokens.data_order import micro_batches
-from quern.base.fault import Fault, script
-from quern.base.run_config import RunConfig, train
 
 FIRST_LOSS_TOLERANCE = 2e-3  # relative; roundings of bf16 in untrained networks leave some 1e-4
 
@@ -145,7 +146,7 @@ def report(curves):
 
 @script
 def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(None, __doc__)
     parser.add_argument("config")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--devices", nargs="+", default=["cuda", "cpu"], help="quern's devices (default: cuda cpu)")

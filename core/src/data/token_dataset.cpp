@@ -15,7 +15,7 @@ OptionTable<TokenDatasetOptions> token_dataset_options() {
   using O = TokenDatasetOptions;
   OptionTable<O> table;
   table.add("train", &O::train,
-            "token files to train on, made by scripts/tokenize.py: a path or pattern (*, ?, [...]), or a list");
+            "token files to train on, made by `quern-tools tokenize`: a path or pattern (*, ?, [...]), or a list");
   table.add("validation", &O::validation, "token files to evaluate on, given in the same way; empty: no evaluation");
   table.add("weights", &O::weights, "relative share of each entry of `train`; empty: every token is seen once a pass")
       .above(0);
@@ -56,8 +56,9 @@ std::unique_ptr<DataSource> TokenDataset::open(const DataRequest& request) const
                          .verify = options_.verify,
                          .where = train ? "data.tokens.train" : "data.tokens.validation"};
   if (!has(request.split))
-    throw Error(ErrorCode::config,
-                {.where = files.where, .what = "no token file is named", .next = "make one with scripts/tokenize.py"});
+    throw Error(
+        ErrorCode::config,
+        {.where = files.where, .what = "no token file is named", .next = "make one with `quern-tools tokenize`"});
   for (const std::string& entry : entries(request.split)) files.entries.push_back(files_of(entry, files.where));
   files.reading.format = options_.format == "uint16" ? TokenFormat::uint16 : TokenFormat::by_magic;
   files.reading.vocabulary = request.vocabulary;

@@ -92,7 +92,8 @@ std::vector<Prompt> read_prompts(const std::string& path) {
     std::vector<std::int32_t> tokens = tokens_of(parse_strict_json(where, line, 8), where);
     prompts.push_back({std::move(where), std::move(tokens)});
   }
-  if (prompts.empty()) refuse(path, "no prompt in the file", {}, "one a line", "scripts/generate.py --write makes one");
+  if (prompts.empty())
+    refuse(path, "no prompt in the file", {}, "one a line", "`quern-tools generate --write` makes one");
   return prompts;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // What generation begins from: token numbers, given as words or in files. Text becomes tokens outside of quern
-// (scripts/generate.py).
+// (`quern-tools generate`).
 
 #include <cstdint>
 #include <string>

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from quern import command_line
 from quern.plots import ab
 
 
@@ -40,7 +41,7 @@ class PlotAbTest(unittest.TestCase):
 
     def plot(self, *arguments):
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
-            return ab.main([str(argument) for argument in arguments]), said.getvalue()
+            return command_line.main(["plot", "ab", *map(str, arguments)]), said.getvalue()
 
     def test_arms_are_drawn_with_their_differences_from_the_first(self):
         self.write(self.arm("a", 0, (1, 2)), self.arm("b", 0.5, (1, 2)), self.arm("c", 0, (1, 2), exit_code=5))

@@ -9,7 +9,8 @@ import unittest
 import zlib
 from pathlib import Path
 
-from quern.corpora.austen import NOVELS, DataError, RObjectReader, read_lazy_load, read_rda
+from quern.corpora.austen import NOVELS
+from quern.corpora.r_objects import DataError, RObjectReader, read_lazy_load, read_rda
 
 HEADER = b"X\n" + struct.pack(">iii", 3, 0x040201, 0x030500) + struct.pack(">i", 5) + b"UTF-8"
 NIL = struct.pack(">i", 254)
@@ -106,7 +107,7 @@ class AustenTest(unittest.TestCase):
         self.assertEqual(read_rda(path), {"emma": ["EMMA", ""]})
 
     def extract(self, package):
-        command = [sys.executable, "-m", "quern.corpora.austen", self.folder / "out", "--deb", package]
+        command = [sys.executable, "-m", "quern", "corpus", "austen", self.folder / "out", "--deb", package]
         return subprocess.run(command, capture_output=True, text=True)
 
     def make_package(self, novels):

@@ -11,7 +11,8 @@ from unittest import mock
 
 import numpy as np
 
-from quern.tokens import chat_template, conversations, encoding, tokenize_corpus
+from quern import command_line
+from quern.tokens import chat_template, conversations, encoding
 from quern.tokens.documents import document_from_string
 from quern.tokens.token_file import read_token_file
 
@@ -71,8 +72,8 @@ class ChatTest(unittest.TestCase):
 
     def run_script(self, *arguments):
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
-            code = tokenize_corpus.main(
-                [str(a) for a in (*arguments, "--chat", "--tokenizer", self.folder / "tokenizer.json", "-o", self.out)]
+            code = command_line.main(
+                ["tokenize", *map(str, (*arguments, "--chat", "--tokenizer", self.folder / "tokenizer.json", "-o", self.out))]
             )
         return code, said.getvalue()
 
@@ -209,7 +210,7 @@ class ChatTest(unittest.TestCase):
         self.assertEqual(self.run_script(self.write_talks(cases[0][0]), "--parse-special")[0], 0)
         for arguments in (["--align", "5"], ["--chat-template", "x"]):
             with contextlib.redirect_stderr(io.StringIO()):
-                self.assertEqual(tokenize_corpus.main(["a.txt", "--train-bpe", "300", "-o", "x", *arguments]), 2)
+                self.assertEqual(command_line.main(["tokenize", "a.txt", "--train-bpe", "300", "-o", "x", *arguments]), 2)
 
 
 if __name__ == "__main__":

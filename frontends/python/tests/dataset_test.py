@@ -46,7 +46,7 @@ class DatasetTest(unittest.TestCase):
         (self.library / "datasets.py").write_text(LIBRARY)
 
     def tokenize(self, *arguments, environment=()):
-        command = [sys.executable, "-m", "quern.tokens.tokenize_corpus", "--train-bpe", "300", "--val-fraction", "0.2"]
+        command = [sys.executable, "-m", "quern", "tokenize", "--train-bpe", "300", "--val-fraction", "0.2"]
         return subprocess.run(
             [*command, "-o", self.out, "--text-field", "body", *arguments],
             env=os.environ | {"PYTHONPATH": f"{self.library}:{os.environ.get('PYTHONPATH', '')}"} | dict(environment),
@@ -83,7 +83,7 @@ class DatasetTest(unittest.TestCase):
         (self.library / "datasets.py").write_text("raise ImportError('not here')\n")
         result = self.tokenize("--dataset", "mill/corn")
         self.assertEqual(result.returncode, 3)
-        self.assertIn("run .venv/bin/pip install datasets", result.stderr)
+        self.assertIn("-m pip install datasets", result.stderr)
 
 
 if __name__ == "__main__":

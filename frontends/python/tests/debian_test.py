@@ -5,15 +5,15 @@ import gzip
 import io
 import json
 import subprocess
-import sys
 import tempfile
 import unittest
 from contextlib import redirect_stdout
 from pathlib import Path
 from unittest import mock
 
+from quern import command_line
 from quern.corpora import debian
-from quern.corpora.austen import DataError
+from quern.corpora.r_objects import DataError
 
 ANIMALS = ("fox", "cat", "hare", "goat", "crow")
 SENTENCES = [f"The {animal} jumps over the lazy dog, and nobody minds." for animal in ANIMALS]
@@ -98,10 +98,10 @@ class DebianTest(unittest.TestCase):
 
     def run_main(self):
         sources = {"quern-a": ["doc/a/*.html"], "quern-b": ["doc/b/**/*.txt"]}
-        words = ["debian.py", str(self.folder / "out"), "--debs", str(self.folder / "debs")]
-        with mock.patch.object(debian, "SOURCES", sources), mock.patch.object(sys, "argv", words):
+        words = ["corpus", "debian", str(self.folder / "out"), "--debs", str(self.folder / "debs")]
+        with mock.patch.object(debian, "SOURCES", sources):
             with redirect_stdout(io.StringIO()) as out, mock.patch("sys.stderr", out):
-                return debian.main(), out.getvalue()
+                return command_line.main(words), out.getvalue()
 
     def test_packages_become_a_corpus_once(self):
         page = "".join(f"<p>{sentence * 3}</p>" for sentence in SENTENCES)

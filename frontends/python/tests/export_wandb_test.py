@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from quern.runs import export_wandb
+from quern import command_line
 
 LOG = (
     {"event": "run", "name": "one", "config": '[train]\nsteps = 2\nfrom = "x"\n'},
@@ -43,7 +43,7 @@ class ExportTest(unittest.TestCase):
     def export(self, wandb, *arguments):
         with mock.patch.dict(sys.modules, {"wandb": wandb}), contextlib.redirect_stdout(io.StringIO()) as said:
             with contextlib.redirect_stderr(said):
-                return export_wandb.main([str(argument) for argument in arguments]), said.getvalue()
+                return command_line.main(["export-wandb", *map(str, arguments)]), said.getvalue()
 
     def test_a_run_is_handed_over_offline_with_config_history_and_summary(self):
         made = []

@@ -1,4 +1,4 @@
-"""Every script ends with a code and at most one line, whatever its output is: closed, full, read-only or gone."""
+"""Every tool ends with a code and at most one line, whatever its output is: closed, full, read-only or gone."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from quern.base import fault
+from quern.base import end_of_main, fault, files
 from log_fuzz_test import comparison, log_records
 
 FAKE_WANDB = """
@@ -33,19 +33,13 @@ TOKENIZER = {
     "version": "1.0", "added_tokens": [],
     "model": {"type": "WordLevel", "vocab": {"a": 0, "<eos>": 1}, "unk_token": "a"},
 }
-
-
 CONVERGENCE_TABLE = Path(__file__).resolve().parents[3] / "scripts" / "convergence" / "convergence_table.py"
-MODULES = {
-    "report": "runs.report", "plot": "plots.loss", "plot_scales": "plots.scales", "plot_ab": "plots.ab",
-    "export_wandb": "runs.export_wandb", "tokenize": "tokens.tokenize_corpus", "generate": "models.generate",
-}
 
 
-def words_of(script):
-    if script == "convergence_table":
+def words_of(command):
+    if command == "convergence_table":
         return [sys.executable, CONVERGENCE_TABLE]
-    return [sys.executable, "-m", f"quern.{MODULES[script]}"]
+    return [sys.executable, "-m", "quern", *command.split()]
 
 
 class ScriptsTest(unittest.TestCase):
@@ -68,11 +62,11 @@ class ScriptsTest(unittest.TestCase):
         (self.folder / "text.txt").write_text("a\n\n" * 400)
         self.commands = {  # script: (arguments, option of the output, its default here)
             "report": ([self.folder], "-o", "a.html"),
-            "plot": ([self.folder], "-o", "a.png"),
-            "plot_scales": ([self.folder], "-o", "b.png"),
-            "plot_ab": ([self.folder], "-o", "c.png"),
+            "plot loss": ([self.folder], "-o", "a.png"),
+            "plot scales": ([self.folder], "-o", "b.png"),
+            "plot ab": ([self.folder], "-o", "c.png"),
             "convergence_table": ([self.folder], None, None),
-            "export_wandb": ([self.folder], "--dir", "wandb"),
+            "export-wandb": ([self.folder], "--dir", "wandb"),
             "tokenize": ([self.folder / "text.txt", "--tokenizer", self.folder / "tokenizer.json"], "-o", "out"),
             "generate": ([self.folder / "run.toml", "a", "--quern", self.folder / "quern"], None, None),
         }
@@ -134,7 +128,7 @@ class ScriptsTest(unittest.TestCase):
             if script == "generate":
                 continue
             place = self.folder / (default or "convergence.md")
-            if script not in ("export_wandb",):  # whose files are wandb's
+            if script not in ("export-wandb",):  # whose files are wandb's
                 with self.subTest(script=script, target="full"):
                     result = self.run_script(script, preexec_fn=small_files)
                     self.assert_one_line(result, fault.RESOURCES, place, "cannot be written: found File too large")
@@ -149,7 +143,7 @@ class ScriptsTest(unittest.TestCase):
     def test_unreadable_inputs_are_named(self):
         (self.folder / "log.jsonl").unlink()
         (self.folder / "report.json").unlink()
-        for script in ("report", "plot", "plot_scales", "plot_ab", "export_wandb", "convergence_table"):
+        for script in ("report", "plot loss", "plot scales", "plot ab", "export-wandb", "convergence_table"):
             with self.subTest(script=script):
                 self.assert_one_line(self.run_script(script), fault.INPUT, "cannot be read: found No such file")
 
@@ -165,7 +159,7 @@ class WriteFileTest(unittest.TestCase):
         link = self.folder / "link"
         link.symlink_to("a")
         for data in (b"abcd", b"abcde"):
-            fault.write_file(link, data)
+            files.write_file(link, data)
             self.assertEqual(self.path.read_bytes(), data)
         self.assertTrue(link.is_symlink())
         self.assertEqual(len(list(self.folder.iterdir())), 2)
@@ -173,16 +167,16 @@ class WriteFileTest(unittest.TestCase):
     def test_a_file_of_another_kind_stays(self):
         self.path.write_bytes(b"QUERNTOK")
         with self.assertRaisesRegex(fault.Fault, "a file of another kind is there: found b'QUER'"):
-            fault.write_file(self.path, b"<!doctype html>")
+            files.write_file(self.path, b"<!doctype html>")
         self.assertEqual(self.path.read_bytes(), b"QUERNTOK")
         self.path.write_bytes(b"")
-        fault.write_file(self.path, b"x")
+        files.write_file(self.path, b"x")
 
     def test_a_device_stays_one(self):
-        fault.write_file(Path("/dev/null"), b"x")
+        files.write_file(Path("/dev/null"), b"x")
         self.assertTrue(Path("/dev/null").is_char_device())
         with self.assertRaisesRegex(fault.Fault, "/dev/full: cannot be written: found No space left"):
-            fault.write_file(Path("/dev/full"), b"x")
+            files.write_file(Path("/dev/full"), b"x")
 
     def test_a_folder_that_goes_meanwhile_is_named(self):
         gone = self.folder / "gone"
@@ -196,7 +190,7 @@ class WriteFileTest(unittest.TestCase):
 
         with mock.patch.object(Path, "replace", vanish):
             with self.assertRaisesRegex(fault.Fault, "gone/a: cannot be written: found No such file"):
-                fault.write_file(gone / "a", b"x")
+                files.write_file(gone / "a", b"x")
         self.assertFalse(gone.exists())
 
 
@@ -224,7 +218,7 @@ class MessageTest(unittest.TestCase):
 
             with self.subTest(error=error), contextlib.redirect_stderr(io.StringIO()) as said:
                 with contextlib.redirect_stdout(io.StringIO()):
-                    self.assertEqual(fault.script(main)([]), code)
+                    self.assertEqual(end_of_main.script(main)([]), code)
                 self.assertNotIn("Traceback", said.getvalue())
                 self.assertEqual(said.getvalue().count("\n"), 0 if code == fault.INTERRUPTED else 1)
 

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from quern import command_line
 from quern.tokens import encoding
 from quern.models import generate
 from quern.tokens.documents import document_from_string
@@ -50,7 +51,7 @@ class GenerateTest(unittest.TestCase):
         stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(text.encode("utf-8", "surrogateescape")))
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = generate.main([str(self.config), "--quern", str(self.program), *arguments])
+                code = command_line.main(["generate", str(self.config), "--quern", str(self.program), *arguments])
         finally:
             sys.stdin = stdin
         return code, out.getvalue(), err.getvalue()

@@ -16,8 +16,8 @@ import types
 import unittest
 from pathlib import Path
 
-from quern.plots import ab, loss, scales
-from quern.runs import export_wandb, report
+from quern import command_line
+from quern.runs import report
 from report_test import Page, records
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts" / "convergence"))
@@ -110,13 +110,15 @@ class LogFuzzTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def run_script(self, script, *arguments):
+    def run_tool(self, command, *arguments):
+        main = convergence_table.main if command == "convergence_table" else command_line.main
+        words = [] if command == "convergence_table" else command.split()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-            code = script.main([str(argument) for argument in arguments])
+            code = main([*words, *map(str, arguments)])
         message = said.getvalue()
-        self.assertIn(code, (0, 3) if script is not convergence_table else (0, 1, 3), message)
+        self.assertIn(code, (0, 3) if command != "convergence_table" else (0, 1, 3), message)
         if code == 3:
-            self.assertRegex(message, r"\A[a-z_]+\.py: [^\n]{10,1999}\n\Z")
+            self.assertRegex(message, r"\A(quern-tools|convergence_table\.py): error: [^\n]{10,1999}\n\Z")
             self.assertTrue(message[:-1].isprintable(), message)
         return code
 
@@ -129,19 +131,19 @@ class LogFuzzTest(unittest.TestCase):
         self.assertFalse([name for name in names if name.startswith("on") or name in ("src", "href", "style")])
 
     def read_log(self, number):
-        code = self.run_script(report, self.folder, "-o", self.folder / "a.html")
+        code = self.run_tool("report", self.folder, "-o", self.folder / "a.html")
         if code == 0:
             self.check_page(self.folder / "a.html")
-        self.run_script(export_wandb, self.folder, "--dir", self.folder)
+        self.run_tool("export-wandb", self.folder, "--dir", self.folder)
         if number % SLOW_EVERY == 0:
-            self.run_script(loss, self.folder, "-o", self.folder / "a.png")
+            self.run_tool("plot loss", self.folder, "-o", self.folder / "a.png")
         if number % SLOW_EVERY == SLOW_EVERY // 2:
-            self.run_script(scales, self.folder, "-o", self.folder / "b.png")
+            self.run_tool("plot scales", self.folder, "-o", self.folder / "b.png")
 
     def read_comparison(self, number):
-        self.run_script(convergence_table, self.folder)
+        self.run_tool("convergence_table", self.folder)
         if number % SLOW_EVERY == 0:
-            self.run_script(ab, self.folder, "-o", self.folder / "c.png")
+            self.run_tool("plot ab", self.folder, "-o", self.folder / "c.png")
 
     def test_readers(self):
         seed = int(os.environ.get("FUZZ_SEED", 0)) or 1

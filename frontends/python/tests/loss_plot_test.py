@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from quern import command_line
 from quern.plots import loss
 from quern.runs import run_log
 
@@ -33,7 +34,7 @@ class PlotTest(unittest.TestCase):
     def plot(self, *arguments):
         """(exit code, what it said)"""
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
-            code = loss.main([str(argument) for argument in arguments])
+            code = command_line.main(["plot", "loss", *map(str, arguments)])
         return code, said.getvalue()
 
     def test_runs_are_drawn_together(self):
@@ -67,7 +68,7 @@ class PlotTest(unittest.TestCase):
         with mock.patch.dict(sys.modules, {"matplotlib": None}):
             code, said = self.plot(run, "-o", self.folder / "loss.png")
         self.assertEqual(code, 3)
-        self.assertIn("matplotlib is not installed", said)
+        self.assertIn("matplotlib: not installed", said)
 
     def test_a_line_being_written_is_left_out(self):
         run = run_log.read_run(self.write_run("a", step(1), step(2), tail='{"event":"step","st'))

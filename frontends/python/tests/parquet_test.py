@@ -16,8 +16,8 @@ if importlib.util.find_spec("pyarrow") is None:
 import pyarrow
 import pyarrow.parquet
 
+from quern import command_line
 from quern.base.fault import Fault
-from quern.tokens import tokenize_corpus
 from quern.tokens.documents import find_files, read_files
 
 
@@ -77,13 +77,13 @@ class ParquetTest(unittest.TestCase):
         path, out = self.write("corpus.parquet", {"text": texts}), self.folder / "out"
         arguments = ["--train-bpe", "300", "--val-fraction", "0.2", "-o", str(out)]
         with contextlib.redirect_stdout(io.StringIO()):
-            self.assertEqual(tokenize_corpus.main([str(path), *arguments]), 0)
+            self.assertEqual(command_line.main(["tokenize", str(path), *arguments]), 0)
         meta = json.loads((out / "meta.json").read_text())
         self.assertEqual(meta["train"]["documents"] + meta["val"]["documents"], len(texts))
         self.assertEqual(meta["train"]["bytes"] + meta["val"]["bytes"], sum(map(len, texts)))
         (self.folder / "text.parquet").write_text("corn")
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            self.assertEqual(tokenize_corpus.main([str(self.folder / "text.parquet"), *arguments]), 3)
+            self.assertEqual(command_line.main(["tokenize", str(self.folder / "text.parquet"), *arguments]), 3)
         self.assertIn("text.parquet: cannot be read as parquet", said.getvalue())
 
 

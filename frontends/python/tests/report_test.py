@@ -13,6 +13,7 @@ import unittest
 from html.parser import HTMLParser
 from pathlib import Path
 
+from quern import command_line
 from quern.runs import report
 
 VOID = {"meta", "br"}
@@ -74,7 +75,7 @@ class ReportTest(unittest.TestCase):
         """(exit code, what was said, page)"""
         out = self.folder / "report.html"
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
-            code = report.main([*map(str, runs), "-o", str(out)])
+            code = command_line.main(["report", *map(str, runs), "-o", str(out)])
         return code, said.getvalue(), out.read_text() if out.exists() else ""
 
     def test_a_page_has_figures_differences_and_curves_of_all_runs(self):

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from quern import command_line
 from quern.plots import scales
 
 
@@ -27,7 +28,7 @@ class PlotScalesTest(unittest.TestCase):
 
     def plot(self, *arguments):
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
-            return scales.main([str(argument) for argument in arguments]), said.getvalue()
+            return command_line.main(["plot", "scales", *map(str, arguments)]), said.getvalue()
 
     def test_a_row_a_tensor_and_a_line_a_layer(self):
         run = {"event": "run", "name": "a"}

@@ -13,7 +13,8 @@ import unittest
 from pathlib import Path
 
 import numpy as np
-from quern.tokens import encoding, tokenize_corpus
+from quern import command_line
+from quern.tokens import encoding
 from quern.tokens.documents import MANY_DOCUMENTS, Split, document_from_string
 from quern.tokens.token_file import read_token_file
 from tokenizers import Tokenizer, pre_tokenizers
@@ -41,7 +42,7 @@ class TokenizeTest(unittest.TestCase):
     def tokenize(self, *arguments):
         """(exit code, what it said)"""
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
-            code = tokenize_corpus.main([str(argument) for argument in (*arguments, "-o", self.out)])
+            code = command_line.main(["tokenize", *map(str, arguments), "-o", str(self.out)])
         return code, said.getvalue()
 
     def tokenized(self, *arguments):
@@ -198,7 +199,7 @@ class TokenizeTest(unittest.TestCase):
         last = max(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
         tokenizer["model"]["vocab"][last] = 2**31 - 2
         (self.folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-        command = [sys.executable, "-m", "quern.tokens.tokenize_corpus", path, "--tokenizer", self.folder / "tokenizer.json"]
+        command = [sys.executable, "-m", "quern", "tokenize", path, "--tokenizer", self.folder / "tokenizer.json"]
 
         def limit_memory():
             resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
@@ -208,7 +209,7 @@ class TokenizeTest(unittest.TestCase):
         self.assertIn("vocabulary 2,147,483,647", result.stdout)
 
     def test_the_command_runs_as_a_script(self):
-        command = [sys.executable, "-m", "quern.tokens.tokenize_corpus", self.write_json_lines([prose(50)]), "--train-bpe", "300"]
+        command = [sys.executable, "-m", "quern", "tokenize", self.write_json_lines([prose(50)]), "--train-bpe", "300"]
         result = subprocess.run([*command, "-o", self.out], capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("unigram entropy of val", result.stdout)

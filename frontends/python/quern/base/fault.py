@@ -1,16 +1,12 @@
-"""How scripts fail: one line on standard error, `place: what: found F, expected E; next step`, and quern's exit code.
+"""How tools fail: one line on standard error, `place: what: found F, expected E; next step`, and quern's exit code.
 
-@script wraps a main(): whatever its input or the state of the machine, it ends with a code and never in a traceback.
+end_of_main.py prints it. Nothing else prints a fault or ends the program.
 """
 
-import argparse
 import contextlib
 import errno
-import functools
-import os
 import sys
-import traceback
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 INTERNAL, CONFIG, INPUT, RESOURCES = 1, 2, 3, 4
 INTERRUPTED, CLOSED_OUTPUT = 130, 141  # as a shell tells SIGINT and SIGPIPE
@@ -21,51 +17,63 @@ RESOURCE_ERRORS = {
 }
 
 
-def printable(text, longest=LONGEST):
+def printable(text: object, longest: int = LONGEST) -> str:
     """One line of bounded length, whatever others wrote into the text."""
-    text = "".join(character if character.isprintable() else "?" for character in str(text)[: longest + 1])
-    return text if len(text) <= longest else text[:longest] + "..."
+    shown = "".join(character if character.isprintable() else "?" for character in str(text)[: longest + 1])
+    return shown if len(shown) <= longest else shown[:longest] + "..."
 
 
 class Fault(Exception):
     """Something the user can act on."""
 
-    def __init__(self, where, what, found="", expected="", advice="", code=INPUT):
-        where, what, found, expected, advice = map(printable, (where, what, found, expected, advice))
-        text = ": ".join(part for part in (where, what) if part)
-        text += f": found {found}" if found else ""
-        text += f"{',' if found else ':'} expected {expected}" if expected else ""
-        super().__init__(text + (f"; {advice}" if advice else ""))
+    def __init__(
+        self, where: object, what: object, found: object = "", expected: object = "", advice: object = "",
+        code: int = INPUT,
+    ) -> None:
+        place, problem, there, wanted, next_step = map(printable, (where, what, found, expected, advice))
+        text = ": ".join(part for part in (place, problem) if part)
+        text += f": found {there}" if there else ""
+        text += f"{',' if there else ':'} expected {wanted}" if wanted else ""
+        super().__init__(text + (f"; {next_step}" if next_step else ""))
         self.code = code
 
-    def __reduce__(self):  # from a worker process
+    def __reduce__(self) -> tuple[Callable[[str, int], "Fault"], tuple[str, int]]:  # from a worker process
         return _fault_of_text, (str(self), self.code)
 
 
-def _fault_of_text(text, code):
+def _fault_of_text(text: str, code: int) -> Fault:
     fault = Fault("", "", code=code)
     fault.args = (text,)
     return fault
 
 
-def reason_of(error):
+def reason_of(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def code_of(error: BaseException) -> int:
+    return RESOURCES if getattr(error, "errno", None) in RESOURCE_ERRORS else INPUT
+
+
+def is_panic(error: BaseException) -> bool:
+    """Of tokenizers, which is written in Rust; not an Exception."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
 @contextlib.contextmanager
-def reading(path):
+def reading(path: object) -> Iterator[None]:
     """A fault of reading `path` inside names it."""
     try:
         yield
     except UnicodeDecodeError as error:
         raise Fault(path, "not UTF-8", error.reason, "text in UTF-8", "convert it with iconv") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        code = RESOURCES if getattr(error, "errno", None) in RESOURCE_ERRORS else INPUT
-        raise Fault(path, "cannot be read", reason_of(error), "", "check the path and its permissions", code) from None
+        advice = "check the path and its permissions"
+        raise Fault(path, "cannot be read", reason_of(error), "", advice, code_of(error)) from None
 
 
 @contextlib.contextmanager
-def writing(path):
+def writing(path: object) -> Iterator[None]:
     """A fault of writing `path` inside names it."""
     try:
         yield
@@ -75,121 +83,23 @@ def writing(path):
 
 
 @contextlib.contextmanager
-def starting(program):
+def starting(program: object) -> Iterator[None]:
     """A fault of starting `program` inside names it."""
     try:
         yield
     except (OSError, ValueError) as error:
-        code = RESOURCES if getattr(error, "errno", None) in RESOURCE_ERRORS else INPUT
-        raise Fault(program, "cannot be started", reason_of(error), code=code) from None
+        raise Fault(program, "cannot be started", reason_of(error), code=code_of(error)) from None
 
 
-def is_panic(error):
-    """Of tokenizers, which is written in Rust; not an Exception."""
-    return type(error).__module__ == "pyo3_runtime"
+def not_installed(package: str | None) -> Fault:
+    """A Python package that is not there, and how this Python gets it."""
+    return Fault(package, f"not installed for {sys.executable}", advice=f"{sys.executable} -m pip install {package}")
 
 
-def write_file(path, data):
-    """Puts bytes under a name in one step. A file of another kind, by its first bytes, is not replaced."""
-    path = Path(os.path.realpath(path))
-    with writing(path):
-        if path.exists() and not path.is_file():  # a device or a pipe takes them as they come
-            path.write_bytes(data)
-            return
-        if path.exists():
-            with open(path, "rb") as file:
-                begin = file.read(4)
-            if begin and begin != data[:4]:
-                raise Fault(path, "a file of another kind is there", repr(begin), repr(data[:4]) + " at its start",
-                            "choose another name, or remove it", RESOURCES)
-        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-        try:
-            partial.write_bytes(data)
-            partial.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-
-
-def path_argument(text):
-    if not text:
-        raise argparse.ArgumentTypeError("found an empty path, expected a name")
-    return Path(text)
-
-
-def argument_parser(description):
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-
-
-def _hold_standard_streams():
-    """Opens what was closed at the start, so that no file gets the number of a standard stream."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
-    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show is no reason to fail
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _drop_standard_output():
-    """What is still buffered goes nowhere, rather than fail again when the interpreter ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fault_of(error, name):
-    """The fault that an exception amounts to."""
-    if isinstance(error, Fault):
-        return error
-    if isinstance(error, ImportError):
-        advice = "install it into .venv, which scripts/setup.sh python makes with what most scripts need"
-        return Fault(name, f"{error.name} is not installed here", advice=advice)
-    if isinstance(error, MemoryError):
-        return Fault(name, "not enough memory", advice="give it less to do, or more memory", code=RESOURCES)
-    if isinstance(error, OSError):  # files are read and written under reading() and writing()
-        where = error.filename if error.filename is not None else "standard output"
-        known = error.filename is None or error.errno in RESOURCE_ERRORS
-        return Fault(where, reason_of(error), code=RESOURCES if known else INPUT)
-    if is_panic(error):
-        return Fault(name, "the tokenizers library failed", error, "", "check tokenizer.json, or use another")
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return Fault(name, "a fault of this script", f"{type(error).__name__}: {error}",
-                 advice=f"{Path(place.filename).name}:{place.lineno}; please report it", code=INTERNAL)
-
-
-def _guarded(action, name):
-    """The exit code that an action ends with; what is wrong is said."""
+@contextlib.contextmanager
+def importing(package: str) -> Iterator[None]:
+    """An import inside that fails says how to install `package`."""
     try:
-        return action() or 0
-    except SystemExit as end:  # argparse, which has said why
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else INTERNAL
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BaseException as error:
-        if isinstance(error, OSError):
-            _drop_standard_output()
-        if isinstance(error, BrokenPipeError):
-            return CLOSED_OUTPUT
-        fault = _fault_of(error, name)
-        with contextlib.suppress(OSError, ValueError):
-            print(f"{name}: {fault}", file=sys.stderr, flush=True)
-        return fault.code
-
-
-def script(main):
-    """main(arguments) -> None or an exit code, as a script's."""
-    name = Path(main.__code__.co_filename).name
-
-    @functools.wraps(main)
-    def run(arguments=None):
-        _hold_standard_streams()
-        code = _guarded(lambda: main(arguments), name)
-        return _guarded(lambda: sys.stdout.flush(), name) or code
-
-    return run
+        yield
+    except ImportError:
+        raise not_installed(package) from None

@@ -8,11 +8,13 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from quern.base.fault import Fault
 
 INT64 = 1 << 63
+Place: TypeAlias = str | Path  # of the text, for messages
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,14 @@ class Kind:
     accepts: Callable[[Any], bool]
 
 
-def is_integer(value):
+Shape: TypeAlias = "Kind | list[Shape] | dict[str, Shape]"
+
+
+def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -INT64 <= value < INT64
 
 
-def is_number(value):
+def is_number(value: object) -> bool:
     return value is None or is_integer(value) or isinstance(value, float) and math.isfinite(value)
 
 
@@ -37,11 +42,11 @@ NUMBER = Kind("a finite number, or null for one that is not", is_number)
 SCALAR = Kind("a number, a text or null", lambda value: is_number(value) or isinstance(value, str))
 
 
-def choice(*words):
+def choice(*words: str) -> Kind:
     return Kind("one of " + ", ".join(words), lambda value: isinstance(value, str) and value in words)
 
 
-def parse(data, where):
+def parse(data: bytes, where: Place) -> Any:
     """The value of JSON in bytes of UTF-8."""
     try:
         return json.loads(data.decode("utf-8-sig"))
@@ -53,28 +58,30 @@ def parse(data, where):
         raise Fault(where, "not usable JSON", "too many levels") from None
 
 
-def whole_characters(text):
+def whole_characters(text: str) -> str:
     """A JSON escape can make half a character, which no encoding takes."""
     return text.encode("utf-8", "replace").decode()
 
 
-def found(value):
+def found(value: object) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return "a long number" if isinstance(value, int) and abs(value) >= INT64 else json.dumps(value)
 
 
-def checked(value, shape, where, key=""):
+def checked(value: Any, shape: Shape, where: Place, key: str = "") -> Any:
     """The value as its shape has it."""
     if isinstance(shape, Kind):
         if not shape.accepts(value):
             raise Fault(where, key or "value", found(value), shape.expected)
         return whole_characters(value) if isinstance(value, str) else value
-    if not isinstance(value, type(shape)):
+    expected: type[Any] = type(shape)
+    if not isinstance(value, expected):
         raise Fault(where, key or "value", found(value), "an object" if isinstance(shape, dict) else "a list")
-    if isinstance(shape, list):
+    if not isinstance(shape, dict):
         return [checked(item, shape[0], where, f"{key}[{index}]") for index, item in enumerate(value)]
-    result, prefix = {}, f"{key}." if key else ""
+    result: dict[str, Any] = {}
+    prefix = f"{key}." if key else ""
     for name, part in shape.items():
         plain = name.removesuffix("?")
         if plain in value:

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
-"""English prose, documentation and dictionaries from Debian's packages, as .jsonl files for tokenize.py.
+"""English prose, documentation and dictionaries from Debian's packages, as .jsonl files for `quern-tools tokenize`.
 
-    scripts/data/debian.py data/debian/text
+    quern-tools corpus debian data/debian/text
 
 71 packages of Debian 12's section main are downloaded (not installed, 600 MB) and become one .jsonl each, a document
 a line, of about 32 KiB at most: longer files are cut between paragraphs, so that a share of the documents can be
@@ -16,15 +15,19 @@ import hashlib
 import json
 import re
 import string
-import subprocess
-import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
-from quern.corpora.austen import NOVELS, DataError, read_package, run
-from quern.base.fault import argument_parser, path_argument, script, writing
+from quern.base.arguments import path_argument
+from quern.base.fault import writing
+from quern.base.files import replace_file
+from quern.corpora.austen import NOVELS
+from quern.corpora.debian_packages import download, unpack
+from quern.corpora.r_objects import DataError, read_package
 
 DOCUMENT_CHARACTERS = 32 << 10
 LEAST_DOCUMENT, LEAST_PARAGRAPH = 400, 20  # characters
@@ -38,7 +41,7 @@ RUST_BOOKS = (
 
 # Package: glob patterns below /usr/share. Where the sources of a manual are there (reStructuredText, pod), they
 # are taken instead of its HTML: they lack what is generated from code.
-SOURCES = {
+SOURCES: dict[str, list[str]] = {
     # prose
     "r-cran-janeaustenr": [],
     "anarchism": ["doc/anarchism/html/*.html"],
@@ -138,13 +141,15 @@ PREFORMATTED_TAGS = {"pre", "screen", "programlisting"}
 class ParagraphReader(HTMLParser):
     """The paragraphs of HTML, Mallard or DocBook, without navigation."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.paragraphs, self._parts = [], []
+        self.paragraphs: list[str] = []
+        self._parts: list[str] = []
         self._preformatted = 0
-        self._skipped, self._depth = None, 0
+        self._skipped: str | None = None
+        self._depth = 0
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if self._skipped:
             self._depth += tag == self._skipped
         elif tag in SKIPPED_TAGS or (
@@ -155,7 +160,7 @@ class ParagraphReader(HTMLParser):
         else:
             self._boundary(tag, 1)
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         if not self._skipped:
             self._boundary(tag, -1)
         elif tag == self._skipped:
@@ -163,19 +168,19 @@ class ParagraphReader(HTMLParser):
             if self._depth == 0:
                 self._skipped = None
 
-    def handle_startendtag(self, tag, attributes):
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if not self._skipped:
             self._boundary(tag, 0)
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if not self._skipped:
             self._parts.append(data)
 
-    def close(self):
+    def close(self) -> None:
         super().close()
         self._flush()
 
-    def _boundary(self, tag, step):
+    def _boundary(self, tag: str, step: int) -> None:
         if tag in BLOCK_TAGS:
             self._flush()
             if tag in PREFORMATTED_TAGS:
@@ -183,7 +188,7 @@ class ParagraphReader(HTMLParser):
         elif tag in ("td", "th", "br"):
             self._parts.append("\n" if self._preformatted else " ")
 
-    def _flush(self):
+    def _flush(self) -> None:
         text = "".join(self._parts)
         self._parts.clear()
         text = text.strip("\n") if self._preformatted else " ".join(text.split())
@@ -191,24 +196,24 @@ class ParagraphReader(HTMLParser):
             self.paragraphs.append(text.replace("\u00b6", ""))
 
 
-def read_html(text):
+def read_html(text: str) -> list[str]:
     reader = ParagraphReader()
     reader.feed(INLINE_TAGS.sub("", text))
     reader.close()
     return reader.paragraphs
 
 
-def read_plain(text):
+def read_plain(text: str) -> list[str]:
     return re.split(r"\n\s*\n", text.replace("\r", ""))
 
 
 DIGITS = {c: i for i, c in enumerate(string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/")}
 
 
-def read_dictionary(index):
+def read_dictionary(index: Path) -> list[str]:
     """The entries of a dictd dictionary, whose index has lines `headword, place, length` in base 64 numbers."""
 
-    def number(text):
+    def number(text: str) -> int:
         value = 0
         for c in text:
             value = 64 * value + DIGITS[c]
@@ -223,7 +228,7 @@ def read_dictionary(index):
     return [data[at : at + size].decode("utf-8", errors="replace").strip() for at, size in places]
 
 
-def read_paragraphs(path):
+def read_paragraphs(path: Path) -> list[str]:
     if path.suffix == ".index":
         return read_dictionary(path)
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -237,13 +242,13 @@ def read_paragraphs(path):
     return read_html(text) if html else read_plain(text)
 
 
-def is_text(paragraph):
+def is_text(paragraph: str) -> bool:
     visible = sum(len(word) for word in paragraph.split())
     letters = len(re.findall(r"[A-Za-z]", paragraph))
     return len(paragraph) >= LEAST_PARAGRAPH and letters >= LETTERS * visible
 
 
-def read_files(root, patterns):
+def read_files(root: Path, patterns: Iterable[str]) -> Iterator[list[str]]:
     """Lists of paragraphs, one list a file."""
     paths = {path for pattern in patterns for path in root.glob(f"usr/share/{pattern}")}
     for path in sorted(paths):
@@ -251,9 +256,9 @@ def read_files(root, patterns):
             yield [paragraph.rstrip() for paragraph in read_paragraphs(path) if is_text(paragraph)]
 
 
-def read_source(package, deb):
+def read_source(package: str, deb: Path) -> list[list[str]]:
     with tempfile.TemporaryDirectory() as folder:
-        run(["dpkg-deb", "-x", str(deb), folder], None, f"name a whole {package} in --debs")
+        unpack(deb, Path(folder), f"name a whole {package} in --debs")
         if package == "r-cran-janeaustenr":
             novels = read_package(Path(folder))
             return [[p for p in read_plain("\n".join(novels[name])) if is_text(p)] for name in NOVELS]
@@ -263,15 +268,16 @@ def read_source(package, deb):
 class Corpus:
     """Cuts files into documents, without the paragraphs that it has seen."""
 
-    def __init__(self):
-        self._seen = set()
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
 
-    def documents(self, files):
+    def documents(self, files: Iterable[list[str]]) -> Iterator[str]:
         for paragraphs in files:
-            document, size = [], 0
+            document: list[str] = []
+            size = 0
             for paragraph in paragraphs:
-                key = " ".join(re.findall("[a-z]+", paragraph.lower())).encode()
-                key = hashlib.blake2b(key, digest_size=12).digest()
+                words = " ".join(re.findall("[a-z]+", paragraph.lower()))
+                key = hashlib.blake2b(words.encode(), digest_size=12).digest()
                 if key in self._seen:
                     continue
                 self._seen.add(key)
@@ -283,7 +289,7 @@ class Corpus:
             if size >= LEAST_DOCUMENT:
                 yield "\n\n".join(document)
 
-    def choose(self, files, cap):
+    def choose(self, files: Iterable[list[str]], cap: int) -> list[str]:
         """Documents in an order without meaning, up to `cap` characters."""
         total, chosen = 0, []
         for document in sorted(self.documents(files), key=lambda text: hashlib.blake2b(text.encode()).digest()):
@@ -293,20 +299,17 @@ class Corpus:
         return chosen
 
 
-def write_lines(path, lines):
-    partial = path.with_name(f".{path.name}.partial")
-    with writing(path):
-        with open(partial, "w", encoding="utf-8", newline="\n") as file:
-            file.writelines(line + "\n" for line in lines)
-        partial.replace(path)
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    replace_file(path, "".join(line + "\n" for line in lines).encode())
 
 
-def fetch(packages, folder):
+def fetch(packages: Iterable[str], folder: Path) -> dict[str, Path]:
     """The package files in `folder`, those that are not there downloaded."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     missing = [package for package in packages if not any(folder.glob(f"{package}_*.deb"))]
     if missing:
-        run(["apt-get", "download", *missing], folder, "as root, run apt-get update, and try again")
+        download(missing, folder)
     debs = {}
     for package in packages:
         found = sorted(folder.glob(f"{package}_*.deb"))
@@ -316,12 +319,14 @@ def fetch(packages, folder):
     return debs
 
 
-def extract(debs, out):
+def extract(debs: Mapping[str, Path], out: Path) -> list[str]:
     """Writes the corpus; returns a line for each package."""
-    out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.jsonl"):
-        old.unlink()
-    corpus, lines, total, digest = Corpus(), [], 0, hashlib.sha256()
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        for old in out.glob("*.jsonl"):
+            old.unlink()
+    corpus, total, digest = Corpus(), 0, hashlib.sha256()
+    lines: list[str] = []
     with ProcessPoolExecutor() as pool:
         for package, files in zip(debs, pool.map(read_source, debs.keys(), debs.values())):
             documents = corpus.choose(files, CAPS.get(package, PACKAGE_CHARACTERS))
@@ -340,25 +345,20 @@ def extract(debs, out):
     return lines
 
 
-@script
-def main(arguments):
-    parser = argument_parser(__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("out", type=path_argument, help="folder for one .jsonl a package, and sources.log, written last")
     parser.add_argument(
         "--debs", type=path_argument, help="folder that has, or gets, the package files (default: none kept)"
     )
-    options = parser.parse_args(arguments)
+
+
+def main(options: Namespace) -> None:
     finished = options.out / "sources.log"
     if finished.is_file():
         print(f"{finished}: the corpus is there already; remove it to make it again")
-        return 0
+        return
     try:
         with tempfile.TemporaryDirectory() as folder:
             write_lines(finished, extract(fetch(SOURCES, options.debs or Path(folder)), options.out))
     except ValueError as error:
         raise DataError(error) from None
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Continues text with a run's weights: encodes prompts, runs `quern generate` and decodes what it draws.
 
-    scripts/generate.py configs/mine.toml "It is a truth" --max-tokens 40
-    scripts/generate.py configs/mine.toml --from some/hf-model --temperature 0.8 < lines.txt
-    scripts/generate.py configs/mine.toml "It is a truth" --write prompts.jsonl     # for sample.prompts
+    quern-tools generate configs/mine.toml "It is a truth" --max-tokens 40
+    quern-tools generate configs/mine.toml --from some/hf-model --temperature 0.8 < lines.txt
+    quern-tools generate configs/mine.toml "It is a truth" --write prompts.jsonl     # for sample.prompts
 
 Prompts are words of the command line, each one text, else the lines of standard input. One text is shown as it grows.
 The tokenizer is that of --tokenizer, else the config's checkpoint.tokenizer.
@@ -15,26 +14,39 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any, TextIO
+
+from tokenizers import Tokenizer
 
 from quern.tokens.encoding import load_tokenizer, tokenizing
-from quern.base.fault import INTERNAL, Fault, argument_parser, path_argument, reading, script, starting, write_file, writing
-from quern.base.json_shape import COUNT, TOKEN, checked, parse
-from quern.base.run_config import RunConfig
+from quern.base.arguments import path_argument
+from quern.base.fault import INTERNAL, Fault, reading, starting, writing
+from quern.base.files import write_file
+from quern.base.json_shape import COUNT, TOKEN, Shape, checked, parse
+from quern.runs.run_config import RunConfig
+
+Prompt = dict[str, Any]  # {"text": ..., "tokens": [...]}
 
 MOST_INPUT = 16 << 20  # characters of standard input
 # Options that go to `quern generate` as they are.
 PASSED_ON = ("checkpoint", "from", "max-tokens", "temperature", "top-p", "seed", "stop", "batch")
 
 
-def find_quern(given):
+def find_quern(given: str | None) -> str:
+    """The program of --quern, of the prefix or the checkout that this file lies in, or of the path."""
     if given:
         return given
-    built = Path(__file__).resolve().parent.parent / "build" / "release" / "bin" / "quern"
-    return str(built) if built.exists() else shutil.which("quern") or "quern"
+    for folder in Path(__file__).resolve().parents:
+        for marker, place in (("lib/quern/python", "bin/quern"), ("frontends/python", "build/release/bin/quern")):
+            if (folder / marker).is_dir() and (folder / place).is_file():
+                return str(folder / place)
+    return shutil.which("quern") or "quern"
 
 
-def tokenizer_for(options):
+def tokenizer_for(options: Namespace) -> Tokenizer:
     folder = options.tokenizer or RunConfig(options.config, options.set).find("checkpoint.tokenizer")
     if not folder or not isinstance(folder, str):
         advice = "give --tokenizer, or set checkpoint.tokenizer in the config"
@@ -43,7 +55,7 @@ def tokenizer_for(options):
     return load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
 
 
-def lines_of(stream):
+def lines_of(stream: TextIO) -> list[str]:
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # encode() says which line is not UTF-8
     with reading("standard input"):
@@ -53,9 +65,9 @@ def lines_of(stream):
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def encode(tokenizer, texts):
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
     """[{"text", "tokens"}]; special tokens of the tokenizer's own template are added, as in its training texts."""
-    prompts = []
+    prompts: list[Prompt] = []
     for number, text in enumerate(texts, 1):
         try:
             text.encode("utf-8")
@@ -68,25 +80,26 @@ def encode(tokenizer, texts):
     return prompts
 
 
-def lines_for_quern(prompts):
+def lines_for_quern(prompts: Sequence[Prompt]) -> bytes:
     return "".join(json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts).encode()
 
 
 @contextlib.contextmanager
-def continuations(command):
+def continuations(command: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]]:
     """The objects that `quern generate` prints. At the end it is stopped, or its failure is that of this script."""
 
-    def results():
-        for line in process.stdout:
+    def results(lines: IO[bytes]) -> Iterator[dict[str, Any]]:
+        for line in lines:
             if not line.endswith(b"\n"):  # ended while writing it, and its exit code says why
                 return
-            shape = {"prompt": COUNT, "token?": TOKEN, "tokens?": [TOKEN]}
+            shape: Shape = {"prompt": COUNT, "token?": TOKEN, "tokens?": [TOKEN]}
             yield checked(parse(line, command[0]), shape, command[0])
 
     with starting(command[0]):
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout, "a pipe"
     try:
-        yield results()
+        yield results(process.stdout)
     except BaseException:
         process.terminate()
         raise
@@ -100,11 +113,11 @@ def continuations(command):
 class Growing:
     """Writes a text from its first new token on; a character of several tokens waits for its last one."""
 
-    def __init__(self, tokenizer, tokens, out):
+    def __init__(self, tokenizer: Tokenizer, tokens: Iterable[int], out: TextIO) -> None:
         self._tokenizer, self._tokens, self._out = tokenizer, list(tokens), out
         self._shown = 0
 
-    def _write(self, last=False):
+    def _write(self, last: bool = False) -> None:
         with tokenizing():
             text = self._tokenizer.decode(self._tokens)
         if last or not text.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -112,16 +125,16 @@ class Growing:
             self._out.flush()
             self._shown = len(text)
 
-    def add(self, token):
+    def add(self, token: int) -> None:
         self._tokens.append(token)
         self._write()
 
-    def end(self):
+    def end(self) -> None:
         self._write(last=True)
         self._out.write("\n")
 
 
-def show(tokenizer, prompts, results, out):
+def show(tokenizer: Tokenizer, prompts: Sequence[Prompt], results: Iterable[dict[str, Any]], out: TextIO) -> None:
     growing = Growing(tokenizer, prompts[0]["tokens"], out) if len(prompts) == 1 else None
     for result in results:
         if growing and "token" in result:
@@ -136,13 +149,11 @@ def show(tokenizer, prompts, results, out):
             raise Fault("quern generate", "unexpected result", json.dumps(result), code=INTERNAL)
 
 
-@script
-def main(arguments):
-    parser = argument_parser(__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("config", type=path_argument, help="the run's TOML file")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a prompt; none: lines of standard input")
     parser.add_argument("--tokenizer", help="tokenizer.json or its folder")
-    parser.add_argument("--quern", help="the program (default: this checkout's, else the one on the path)")
+    parser.add_argument("--quern", help="the program (default: the one installed with this command, else the one on the path)")
     parser.add_argument(
         "--write", type=path_argument, metavar="FILE", help="write the encoded prompts there, and generate nothing"
     )
@@ -150,7 +161,9 @@ def main(arguments):
         parser.add_argument(f"--{name}", dest=name, help="as of `quern generate`")
     parser.add_argument("--greedy", action="store_true", help="always the most likely token")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=v", help="override a key of the config")
-    options = parser.parse_intermixed_args(arguments)
+
+
+def main(options: Namespace) -> None:
     given = vars(options)
     more = [word for name in PASSED_ON if given[name] is not None for word in (f"--{name}", given[name])]
     more += [word for assignment in options.set for word in ("--set", assignment)] + ["--greedy"] * options.greedy
@@ -169,7 +182,3 @@ def main(arguments):
         command = [find_quern(options.quern), "generate", str(options.config), "--prompts", str(path), *more, *stream]
         with continuations(command) as results:
             show(tokenizer, prompts, results, sys.stdout)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

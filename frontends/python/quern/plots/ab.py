@@ -1,23 +1,32 @@
-#!/usr/bin/env python3
 """Plots a comparison made by `quern ab`: losses, their differences from the first arm, and speed.
 
-    scripts/plot_ab.py runs/ab-demo               # writes runs/ab-demo/comparison.png
+    quern-tools plot ab runs/ab-demo              # writes runs/ab-demo/comparison.png
 
 Lines are means over seeds, bands reach from the least to the most of them. Failed runs are left out.
 """
 
 import math
-import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from quern.plots import picture
 from quern.plots.loss import MAX_SMOOTHING, smooth
 from quern.runs.ab_report import read_report
-from quern.base.fault import Fault, argument_parser, path_argument, script
-from quern.base.json_shape import INTEGER, NUMBER, TEXT
-from quern.runs.run_log import drawable, read_run
+from quern.base.arguments import path_argument
+from quern.base.fault import Fault
+from quern.base.json_shape import INTEGER, NUMBER, TEXT, Shape
+from quern.runs.run_log import Run, drawable, read_run
 
-ARM = {
+Arm = dict[str, Any]  # one arm of report.json
+Runs = list[tuple[int, Run]]  # of an arm, with their seeds
+Curve = dict[int, float]  # step -> value
+
+ARM: Shape = {
     "name": TEXT,
     "overrides?": [TEXT],
     "runs": [{"seed": INTEGER, "directory": TEXT, "exit_code": INTEGER}],
@@ -29,12 +38,12 @@ LABEL_CHARACTERS, LABEL_LINES = 32, 8
 MOST_ARMS = 32  # that one picture shows
 
 
-def read_comparison(folder):
+def read_comparison(folder: Path) -> tuple[dict[str, Any], list[tuple[Arm, Runs]]]:
     """(report.json, [(arm of it, [(seed, run)])]), only runs that ended well."""
     report = read_report(folder, ARM)
     if len(report["arms"]) > MOST_ARMS:
         raise Fault(folder, "too many arms for a picture", len(report["arms"]), f"at most {MOST_ARMS}")
-    arms = []
+    arms: list[tuple[Arm, Runs]] = []
     for arm in report["arms"]:
         interval = arm["tokens_per_second_interval"]
         if len(interval) != 2:
@@ -45,24 +54,24 @@ def read_comparison(folder):
     return report, arms
 
 
-def label_of(arm):
+def label_of(arm: Arm) -> str:
     """A line for each key that the arm sets; of a long key its last part, or names would leave no room for the axes."""
     lines = arm.get("overrides") or [arm["name"]]
     lines = lines[:LABEL_LINES] + ["..."] * (len(lines) > LABEL_LINES)
     return "\n".join(picture.label(line if len(line) <= LABEL_CHARACTERS else shorten(line)) for line in lines)
 
 
-def shorten(assignment):
+def shorten(assignment: str) -> str:
     key, equals, value = assignment.partition("=")
     return key.rpartition(".")[2] + equals + value
 
 
-def losses(run):
+def losses(run: Run) -> Curve:
     steps, values = run.series("step", "step", "loss")
     return dict(zip(steps, smooth(values, min(len(steps) / 100, MAX_SMOOTHING)) if steps else []))
 
 
-def draw_band(axes, curves, color, label):
+def draw_band(axes: Axes, curves: Sequence[Curve], color: Any, label: str) -> None:
     """`curves`: a dict step -> value for each seed; only steps that all have."""
     steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     if not steps:
@@ -72,7 +81,7 @@ def draw_band(axes, curves, color, label):
     axes.fill_between(steps, [min(c) for c in columns], [max(c) for c in columns], color=color, alpha=0.18, linewidth=0)
 
 
-def draw_speeds(axes, arms, palette):
+def draw_speeds(axes: Axes, arms: Sequence[tuple[Arm, Runs]], palette: Sequence[Any]) -> None:
     for index, (arm, _) in enumerate(arms):
         speed = drawable(arm["tokens_per_second"])
         if math.isnan(speed):
@@ -87,8 +96,9 @@ def draw_speeds(axes, arms, palette):
     axes.margins(x=0.12)
 
 
-def draw(report, arms):
+def draw(report: dict[str, Any], arms: Sequence[tuple[Arm, Runs]]) -> Figure:
     plt = picture.pyplot()
+    figure: Figure
     height = sum(0.2 + 0.2 * (1 + label_of(arm).count("\n")) for arm, _ in arms)
     figure, (loss, difference, speed) = plt.subplots(
         3, 1, figsize=(8, 7.5 + height), height_ratios=(4, 3, 0.6 + height), layout="constrained"
@@ -125,16 +135,12 @@ def draw(report, arms):
     return figure
 
 
-@script
-def main(arguments):
-    parser = argument_parser(__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("comparison", type=path_argument, metavar="DIR", help="what `quern ab` wrote: its --out")
     parser.add_argument("-o", "--out", type=path_argument, help="picture (default: DIR/comparison.png)")
-    options = parser.parse_args(arguments)
+
+
+def main(options: Namespace) -> None:
     out = options.out or options.comparison / "comparison.png"
     picture.save(draw(*read_comparison(options.comparison)), out)
     print(out)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,52 +1,55 @@
-#!/usr/bin/env python3
 """Plots training runs from their logs: loss, validation loss and learning rate.
 
-    scripts/plot.py runs/demo -o loss.png --reference "unigram entropy=6.44"
-    scripts/plot.py runs/bf16 runs/e4m3 -o formats.png
+    quern-tools plot loss runs/demo -o loss.png --reference "unigram entropy=6.44"
+    quern-tools plot loss runs/bf16 runs/e4m3 -o formats.png
 
 A run is its folder (with a log.jsonl) or the log itself. A log still being written is fine.
 """
 
-import argparse
 import math
-import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
 from quern.plots import picture
-from quern.base.fault import argument_parser, path_argument, script
-from quern.runs.run_log import drawable, read_runs
+from quern.base.arguments import path_argument
+from quern.runs.run_log import Run, drawable, read_runs
 
 RAW = 0.28  # opacity of the unsmoothed line
 MAX_SMOOTHING = 300  # points
 
 
-def smooth(values, width):
+def smooth(values: Sequence[float], width: float) -> npt.NDArray[np.float64]:
     """Centred Gaussian mean with standard deviation `width` in points: no lag; gaps stay gaps."""
-    import numpy as np
-
-    values = np.array(values, float)
-    known = np.isfinite(values)
+    row = np.array(values, float)
+    known = np.isfinite(row)
     reach = math.ceil(3 * width)
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / max(width, 1e-9)) ** 2)
 
-    def blur(row):
-        return np.convolve(row, kernel)[reach : reach + row.size]
+    def blur(raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.convolve(raw, kernel)[reach : reach + raw.size]
 
-    return np.where(known, blur(np.where(known, values, 0)) / np.maximum(blur(known.astype(float)), 1e-9), np.nan)
+    return np.where(known, blur(np.where(known, row, 0)) / np.maximum(blur(known.astype(float)), 1e-9), np.nan)
 
 
-def parse_reference(text):
+def parse_reference(text: str) -> tuple[str, float]:
     label, _, value = text.rpartition("=")
     try:
         number = float(value)
     except ValueError:
         number = math.nan
     if math.isnan(drawable(number)):
-        raise argparse.ArgumentTypeError(f"found '{text}', expected LABEL=NUMBER")
+        raise ArgumentTypeError(f"found '{text}', expected LABEL=NUMBER")
     return label, number
 
 
-def label_references(axes, references):
+def label_references(axes: Axes, references: Iterable[tuple[str, float]]) -> None:
     for label, value in references:
         axes.axhline(value, color=picture.MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         axes.annotate(
@@ -55,10 +58,9 @@ def label_references(axes, references):
         )
 
 
-def draw(runs, references, x_axis):
+def draw(runs: Sequence[Run], references: Iterable[tuple[str, float]], x_axis: str) -> Figure:
     plt = picture.pyplot()
-    from matplotlib.ticker import EngFormatter
-
+    figure: Figure
     figure, (loss, rate) = plt.subplots(
         2, 1, sharex=True, figsize=(8, 5.6), height_ratios=(4, 1), layout="constrained"
     )
@@ -95,9 +97,7 @@ def draw(runs, references, x_axis):
     return figure
 
 
-@script
-def main(arguments):
-    parser = argument_parser(__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=path_argument, metavar="RUN", help="a run's folder, or its log.jsonl")
     parser.add_argument(
         "-o", "--out", type=path_argument, default=Path("loss.png"), help="picture (default: loss.png)"
@@ -107,10 +107,8 @@ def main(arguments):
         help='a horizontal line, such as "unigram entropy=6.44"; may be repeated',
     )
     parser.add_argument("--x", choices=("tokens", "step"), default="tokens", help="horizontal axis")
-    options = parser.parse_args(arguments)
+
+
+def main(options: Namespace) -> None:
     picture.save(draw(read_runs(options.runs), options.reference, options.x), options.out)
     print(options.out)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

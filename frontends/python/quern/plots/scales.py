@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Plots the quantized tensors of one run, from the scale records of its log (log.scales_every).
 
-    scripts/plot_scales.py runs/e4m3 -o scales.png
-    scripts/plot_scales.py runs/e4m3 --tensor 'd.*' --layer 0 --layer 23
+    quern-tools plot scales runs/e4m3 -o scales.png
+    quern-tools plot scales runs/e4m3 --tensor 'd.*' --layer 0 --layer 23
 
 A row for each tensor, a line for each layer: its amax; the amax as a share of what the largest scale covers (far below
 1 the format's range is not used); the fractions of elements underflowed and, before the repair of a delayed scale,
@@ -10,21 +9,27 @@ clipped.
 """
 
 import fnmatch
-import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from quern.plots import picture
-from quern.base.fault import Fault, argument_parser, path_argument, script
-from quern.runs.run_log import FORMATS, drawable, log_of, read_records
+from quern.base.arguments import integer, path_argument
+from quern.base.fault import Fault
+from quern.runs.run_log import FORMATS, Record, drawable, log_of, read_records
+
+Tensors = dict[str, dict[int | None, dict[int, Record]]]  # tensor -> layer -> step -> its record
 
 MOST_ROWS = 64  # that one picture shows
 
 
-def read_scales(path, patterns=(), layers=()):
-    """{tensor: {layer: {step: record}}}; a layer of None is outside the layers. What a resumed run repeats, the last
-    stands."""
+def read_scales(path: Path, patterns: Sequence[str] = (), layers: Sequence[int] = ()) -> Tensors:
+    """A layer of None is outside the layers. Of what a resumed run repeats, the last stands."""
     log = log_of(path)
-    tensors, known = {}, set()
+    tensors: Tensors = {}
+    known = set()
     for _, record in read_records(log):
         if record["event"] != "scale":
             continue
@@ -44,14 +49,15 @@ def read_scales(path, patterns=(), layers=()):
     return tensors
 
 
-def series(records, key):
+def series(records: dict[int, Record], key: str) -> list[list[float]]:
     """Steps and values of the records that have the key, in order."""
     points = [(step, drawable(record[key])) for step, record in sorted(records.items()) if record.get(key) is not None]
     return [list(column) for column in zip(*points)] or [[], []]
 
 
-def draw(tensors, title):
+def draw(tensors: Tensors, title: str) -> Figure:
     plt = picture.pyplot(font_size=9)
+    figure: Figure
     figure, grid = plt.subplots(
         len(tensors), 3, sharex=True, squeeze=False, figsize=(12, 0.8 + 1.7 * len(tensors)), layout="constrained"
     )
@@ -86,9 +92,7 @@ def draw(tensors, title):
     return figure
 
 
-@script
-def main(arguments):
-    parser = argument_parser(__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=path_argument, metavar="RUN", help="a run's folder, or its log.jsonl")
     parser.add_argument(
         "-o", "--out", type=path_argument, default=Path("scales.png"), help="picture (default: scales.png)"
@@ -96,12 +100,10 @@ def main(arguments):
     parser.add_argument(
         "--tensor", action="append", default=[], metavar="PATTERN", help="names to show, such as 'd.*'; may be repeated"
     )
-    parser.add_argument("--layer", type=int, action="append", default=[], help="layers to show; may be repeated")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--layer", type=integer(0), action="append", default=[], help="layers to show; may be repeated")
+
+
+def main(options: Namespace) -> None:
     tensors = read_scales(options.run, options.tensor, options.layer)
     picture.save(draw(tensors, log_of(options.run).resolve().parent.name), options.out)
     print(options.out)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,23 +1,24 @@
-#!/usr/bin/env python3
 """Writes training runs as offline Weights & Biases runs, from their logs; `wandb sync` then uploads them.
 
-    scripts/export_wandb.py runs/demo --project quern
+    quern-tools export-wandb runs/demo --project quern
     wandb sync wandb/offline-run-*
 
 Needs the Python package wandb. A run is its folder (with a log.jsonl) or the log itself.
 """
 
 import math
-import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
-from quern.base.fault import RESOURCES, Fault, argument_parser, path_argument, printable, reason_of, script, writing
-from quern.runs.run_log import read_run
+from quern.base.arguments import path_argument
+from quern.base.fault import RESOURCES, Fault, importing, printable, reason_of, writing
+from quern.runs.run_log import Record, Run, read_run
 
 NOT_METRICS = ("event", "step", "steps")
 
 
-def metrics(record, group):
+def metrics(record: Record, group: str) -> dict[str, float]:
     """{"train/loss": 4.5, ...}; a number that is not finite is null in the log and has its name beside it."""
     result = {}
     for key, value in record.items():
@@ -28,16 +29,16 @@ def metrics(record, group):
     return result
 
 
-def history(run):
+def history(run: Run) -> list[tuple[int, dict[str, float]]]:
     """[(step, metrics)] by step: a step's own numbers and those of its evaluation together."""
-    steps = {}
+    steps: dict[int, dict[str, float]] = {}
     for records, group in ((run.steps, "train"), (run.evals, "eval")):
         for step, record in records.items():
             steps.setdefault(step, {}).update(metrics(record, group))
     return sorted(steps.items())
 
 
-def export(wandb, run, project, folder):
+def export(wandb: Any, run: Run, project: str, folder: Path) -> None:
     config = run.config()
     try:
         target = wandb.init(project=project, name=run.name, config=config, dir=str(folder), mode="offline")
@@ -52,27 +53,20 @@ def export(wandb, run, project, folder):
                     advice="free space there, or choose another --dir or --project", code=RESOURCES) from None
 
 
-@script
-def main(arguments):
-    parser = argument_parser(__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=path_argument, metavar="RUN", help="a run's folder, or its log.jsonl")
     parser.add_argument("--project", default="quern", help="project that the runs belong to (default: quern)")
     parser.add_argument(
         "--dir", type=path_argument, default=Path("."), help="where the folder wandb/ goes (default: here)"
     )
-    options = parser.parse_args(arguments)
+
+
+def main(options: Namespace) -> None:
     runs = [read_run(path) for path in options.runs]
-    try:
+    with importing("wandb"):
         import wandb
-    except ImportError:
-        advice = "install it with: pip install wandb"
-        raise Fault("export_wandb.py", "wandb is not installed here", advice=advice) from None
     with writing(options.dir):
         options.dir.mkdir(parents=True, exist_ok=True)
     for run in runs:
         export(wandb, run, options.project, options.dir)
         print(f"{printable(run.name)}: {len(run.steps)} steps, {len(run.evals)} evaluations")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

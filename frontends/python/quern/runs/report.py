@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """A page on one or more training runs, from their logs: figures, differences of config, curves with values on hover.
 
-    scripts/report.py runs/bf16 runs/e4m3 -o report.html
+    quern-tools report runs/bf16 runs/e4m3 -o report.html
 
 One HTML file that needs nothing else: no network, no script but its own. A run is its folder (with a log.jsonl) or
 the log itself; a log still being written is fine. Uses the standard library only; samples are shown as text where the
@@ -14,12 +13,19 @@ import json
 import math
 import re
 import statistics
-import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
-from quern.base.fault import Fault, argument_parser, path_argument, script, write_file
-from quern.runs.run_log import drawable, read_runs
+from quern.base.arguments import path_argument
+from quern.base.fault import Fault
+from quern.base.files import write_file
+from quern.runs.run_log import Run, drawable, read_runs
+
+Curve = tuple[list[int], list[float]]  # steps and values; a value that is not finite is a gap
 
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 POINTS = 800  # of a curve: about a pixel each
@@ -85,7 +91,7 @@ for (const chart of document.querySelectorAll('.chart')) {
 """
 
 
-def element(tag, *content, **attributes):
+def element(tag: str, *content: str | Element, **attributes: object) -> Element:
     """A tag around texts and other elements. Nothing else makes markup, and ElementTree escapes all texts."""
     named = {key.rstrip("_").replace("_", "-"): str(value) for key, value in attributes.items()}
     made = ElementTree.Element(tag, named)
@@ -99,14 +105,14 @@ def element(tag, *content, **attributes):
     return made
 
 
-def policy():
+def policy() -> str:
     """A content security policy for the page's own style and script, and nothing else."""
     style, code = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT))
     own = f"style-src 'sha256-{style}'; script-src 'sha256-{code}'"
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 
-def thinned(xs, ys):
+def thinned(xs: list[int], ys: list[float]) -> Curve:
     """At most POINTS points, each the mean of its neighbours, at the last one's place; gaps stay gaps."""
     size = math.ceil(len(xs) / POINTS) or 1
     if size == 1:
@@ -119,7 +125,7 @@ def thinned(xs, ys):
     return kept_xs, kept_ys
 
 
-def ticks(low, high, count=8):
+def ticks(low: float, high: float, count: int = 8) -> list[float]:
     """Round numbers from low to high, about `count` of them."""
     raw = (high - low) / count
     unit = 10.0 ** math.floor(math.log10(raw))
@@ -127,7 +133,7 @@ def ticks(low, high, count=8):
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def short(value):
+def short(value: float) -> str:
     """12000 as 12k, 3e-04 as it is."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
@@ -135,7 +141,7 @@ def short(value):
     return f"{value:.6g}"
 
 
-def limits(values):
+def limits(values: Sequence[float]) -> tuple[float, float]:
     """A little more than the range of the values; some range where they are all the same."""
     low, high = min(values), max(values)
     size = max(abs(low), abs(high))
@@ -144,15 +150,17 @@ def limits(values):
     return low - margin, high + margin
 
 
-def svg_chart(series, colors, x_limits, y_limits):
+def svg_chart(
+    series: Sequence[Curve], colors: Sequence[str], x_limits: tuple[float, float], y_limits: tuple[float, float]
+) -> Element:
     """`series`: [(xs, ys)]; values that are not finite are gaps."""
     (x_low, x_high), (y_low, y_high) = x_limits, y_limits
 
-    def place(x, y):
+    def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
         return across, TOP + (y_high - y) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
 
-    def tick(x, y, text, anchor):
+    def tick(x: float | str, y: float | str, text: str, anchor: str) -> Element:
         return element("text", text, x=x, y=y, text_anchor=anchor)
 
     parts = []
@@ -182,9 +190,11 @@ def svg_chart(series, colors, x_limits, y_limits):
     return element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
 
 
-def chart(title, event, key, digits, runs, colors):
+def chart(
+    title: str, event: str, key: str, digits: int, runs: Sequence[Run], colors: Sequence[str]
+) -> list[Element]:
     """A heading and a chart, or nothing where no run has a value."""
-    series = [thinned(*run.series(event, "step", key)) for run in runs]
+    series = [thinned(steps, values) for steps, values in (run.series(event, "step", key) for run in runs)]
     finite = [y for _, ys in series for y in ys if math.isfinite(y)]
     if not finite:
         return []
@@ -204,15 +214,15 @@ def chart(title, event, key, digits, runs, colors):
     ]
 
 
-def flat(table, prefix=""):
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"train.steps": 8, ...}"""
-    result = {}
+    result: dict[str, Any] = {}
     for key, value in table.items():
         result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return result
 
 
-def config_differences(runs):
+def config_differences(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """[(key, [value of each run, None where it has none])] of the keys that are not the same in all."""
     configs = [flat(run.config()) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
@@ -220,20 +230,23 @@ def config_differences(runs):
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 
-def number(value, digits):
+def number(value: float | None, digits: int) -> str:
     value = drawable(value)
     return "-" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
-def size(count):
+def size(count: float) -> str:
     """"529 KiB", "79.1 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+    unit = "GiB"
+    for smaller in ("B", "KiB", "MiB"):
+        if count < 1024:
+            unit = smaller
+            break
         count /= 1024
+    return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
 
 
-def figures(run):
+def figures(run: Run) -> list[tuple[str, str]]:
     """[(label, text)] of the table of figures."""
     steps, losses = run.series("step", "step", "loss")
     _, evals = run.series("eval", "step", "loss")
@@ -261,7 +274,7 @@ def figures(run):
     ]
 
 
-def table(head, rows):
+def table(head: Sequence[str | Element], rows: Sequence[Sequence[str | Element]]) -> Element:
     """Cells are texts or elements; those after the first are numbers or short values."""
     lines = [element("tr", *(element("th", cell) for cell in head))]
     for first, *cells in rows:
@@ -269,7 +282,7 @@ def table(head, rows):
     return element("table", *lines)
 
 
-def decoder_of(run):
+def decoder_of(run: Run) -> Callable[[str], str]:
     """Turns "1,2,3" into text, where the run's tokenizer can be had."""
     folder = flat(run.config()).get("checkpoint.tokenizer")
     if not folder or not isinstance(folder, str):
@@ -281,14 +294,15 @@ def decoder_of(run):
     except (ImportError, Fault):
         return lambda tokens: tokens
 
-    def decode(tokens):
+    def decode(tokens: str) -> str:
         with tokenizing(folder):
-            return tokenizer.decode([int(token) for token in tokens.split(",") if token])
+            text: str = tokenizer.decode([int(token) for token in tokens.split(",") if token])
+        return text
 
     return decode
 
 
-def samples(run, name):
+def samples(run: Run, name: Sequence[str | Element]) -> Element:
     """A table of a run's samples, oldest first; the prompts are in bold."""
     decode = decoder_of(run)
     rows = []
@@ -304,18 +318,18 @@ def samples(run, name):
     return element("details", element("summary", "samples of ", *name), element("table", head, *rows))
 
 
-def body(runs):
+def body(runs: Sequence[Run]) -> Element:
     shades = [index % len(COLORS) for index in range(len(runs))]
     colors = [COLORS[shade] for shade in shades]
 
-    def name(index):
+    def name(index: int) -> tuple[Element, str]:
         return element("span", class_=f"key color{shades[index]}"), runs[index].name
 
-    def head(first):
+    def head(first: str) -> list[str | Element]:
         return [first, *(element("span", *name(index)) for index in range(len(runs)))]
 
     columns = [figures(run) for run in runs]
-    rows = [(label, *(column[i][1] for column in columns)) for i, (label, _) in enumerate(columns[0])]
+    rows: list[tuple[str, ...]] = [(label, *(column[i][1] for column in columns)) for i, (label, _) in enumerate(columns[0])]
     parts = [element("h1", title_of(runs)), table(head(""), rows)]
     if len(runs) > 1:
         rows = [
@@ -333,11 +347,11 @@ def body(runs):
     return element("body", *parts, element("script", SCRIPT))
 
 
-def title_of(runs):
+def title_of(runs: Sequence[Run]) -> str:
     return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
 
 
-def page(runs):
+def page(runs: Sequence[Run]) -> str:
     head = element(
         "head", element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy()),
@@ -348,17 +362,13 @@ def page(runs):
     return f"<!doctype html>{ElementTree.tostring(whole, encoding='unicode', method='html')}\n"
 
 
-@script
-def main(arguments):
-    parser = argument_parser(__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=path_argument, metavar="RUN", help="a run's folder, or its log.jsonl")
     parser.add_argument(
         "-o", "--out", type=path_argument, default=Path("report.html"), help="page (default: report.html)"
     )
-    options = parser.parse_args(arguments)
+
+
+def main(options: Namespace) -> None:
     write_file(options.out, page(read_runs(options.runs)).encode("utf-8", "replace"))
     print(options.out)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

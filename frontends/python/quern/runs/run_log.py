@@ -6,10 +6,14 @@ being written is fine.
 
 import math
 import re
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from quern.base.fault import Fault, reading
-from quern.base.json_shape import COUNT, INTEGER, NUMBER, SCALAR, TEXT, Kind, checked, choice, parse
+from quern.base.json_shape import COUNT, INTEGER, NUMBER, SCALAR, TEXT, Kind, Shape, checked, choice, parse
 
 LONGEST_LINE = 16 << 20  # bytes; the longest is the first, with the whole config
 LARGEST = 1e100  # what is beyond cannot be drawn beside anything else
@@ -19,7 +23,8 @@ TOKEN_LIST = Kind("token ids, such as 1,2,3", lambda value: isinstance(value, st
 NOT_FINITE = ("nan", "-nan", "inf", "-inf")
 FORMATS = {"e4m3": 448.0, "e5m2": 57344.0, "i8": 127.0}  # the largest code of each
 
-EVENTS = {
+Record = dict[str, Any]  # one line of the log, as its shape below has it
+EVENTS: dict[str, dict[str, Shape]] = {
     "run": {
         "name?": TEXT, "model?": TEXT, "device?": TEXT, "precision?": TEXT, "quern?": TEXT, "config?": TEXT,
         "parameters?": COUNT, "steps?": COUNT, "step?": COUNT, "tokens_per_step?": COUNT, "device_bytes?": COUNT,
@@ -41,38 +46,36 @@ EVENTS = {
 @dataclass
 class Run:
     name: str
-    log: object
-    steps: dict = field(default_factory=dict)  # step -> its record; a resumed run repeats some, the last stands
-    evals: dict = field(default_factory=dict)
-    samples: dict = field(default_factory=dict)  # (step, number of the prompt) -> its record
-    head: dict = field(default_factory=dict)  # the last run record: model, device, config
-    end: dict = field(default_factory=dict)  # the last end record; empty while the run goes on
+    log: Path
+    steps: dict[int, Record] = field(default_factory=dict)  # step -> its record; a resumed run repeats some, the last stands
+    evals: dict[int, Record] = field(default_factory=dict)
+    samples: dict[tuple[int, int], Record] = field(default_factory=dict)  # (step, number of the prompt) -> its record
+    head: Record = field(default_factory=dict)  # the last run record: model, device, config
+    end: Record = field(default_factory=dict)  # the last end record; empty while the run goes on
 
-    def series(self, event, x, y):
+    def series(self, event: str, x: str, y: str) -> list[list[Any]]:
         """Two lists, of the records that have both; what is not finite is a gap."""
         records = (self.steps if event == "step" else self.evals).values()
         points = [(r[x], drawable(r[y])) for r in records if x in r and y in r]
         return [list(column) for column in zip(*sorted(points, key=lambda point: point[0]))] or [[], []]
 
-    def config(self):
+    def config(self) -> dict[str, Any]:
         """The tables of the run's config."""
-        import tomllib  # Python 3.11; the rest needs 3.10
-
         try:
             return tomllib.loads(self.head.get("config", ""))
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise Fault(self.log, "config of the run record", str(error), "TOML") from None
 
 
-def drawable(value):
+def drawable(value: float | None) -> float:
     return value if value is not None and abs(value) < LARGEST else math.nan
 
 
-def log_of(path):
+def log_of(path: Path) -> Path:
     return path / "log.jsonl" if path.is_dir() else path
 
 
-def read_lines(log):
+def read_lines(log: Path) -> Iterator[tuple[int, bytes]]:
     """(number, line) without one that is still being written."""
     with reading(log), open(log, "rb") as file:
         number = 0
@@ -84,7 +87,7 @@ def read_lines(log):
             yield number, line
 
 
-def read_records(log):
+def read_records(log: Path) -> Iterator[tuple[str, Record]]:
     """(place, record) of each event."""
     for number, line in read_lines(log):
         if not line.strip():
@@ -100,7 +103,7 @@ def read_records(log):
         yield where, checked(record, {**EVENTS.get(event, {}), "*": SCALAR}, where, event)
 
 
-def read_run(path):
+def read_run(path: Path) -> Run:
     log = log_of(path)
     run = Run(log.parent.name if log.name == "log.jsonl" else log.stem, log)
     for where, record in read_records(log):
@@ -119,19 +122,20 @@ def read_run(path):
     return run
 
 
-def check_names_of_numbers(record, where):
+def check_names_of_numbers(record: Record, where: str) -> None:
     """A number that is not finite is null, and has its name beside it: {"loss": null, "loss_text": "nan"}."""
     for key, value in record.items():
         if value is None and f"{key}_text" in record:
             checked(record[f"{key}_text"], choice(*NOT_FINITE), where, f"{record['event']}.{key}_text")
 
 
-def read_runs(paths):
+def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Runs with names that tell them apart: those of a comparison are all called seed-1 and so on."""
     runs = [read_run(path) for path in paths]
-    for name_of in (lambda run, folder: f"{folder.resolve().parent.name}/{run.name}", lambda run, folder: str(folder)):
+    for whole_path in (False, True):
         names = [run.name for run in runs]
         for run, path in zip(runs, paths):
+            folder = path if path.is_dir() else path.parent
             if names.count(run.name) > 1:
-                run.name = name_of(run, path if path.is_dir() else path.parent)
+                run.name = str(folder) if whole_path else f"{folder.resolve().parent.name}/{run.name}"
     return runs

@@ -7,6 +7,7 @@ import json
 import resource
 import signal
 import sys
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -17,11 +18,11 @@ SECONDS = 10  # for one line, the default; then SIGALRM ends the process, whatev
 LONGEST_TEXT = 64 << 20  # characters
 
 
-def raise_exception(message):
+def raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def compiled(source):
+def compiled(source: str) -> jinja2.Template:
     """As transformers does it."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
@@ -31,10 +32,10 @@ def compiled(source):
     return environment.from_string(source)
 
 
-def turns(template, special, messages):
+def turns(template: jinja2.Template, special: dict[str, str], messages: list[dict[str, Any]]) -> dict[str, Any]:
     """The text, and [begin, end) of each of the assistant's turns in it, from behind its opening to the next turn."""
 
-    def render(count, opened=False):
+    def render(count: int, opened: bool = False) -> str:
         try:
             text = template.render(messages=messages[:count], add_generation_prompt=opened, **special)
         except Exception as error:
@@ -57,13 +58,13 @@ def turns(template, special, messages):
     return {"text": text, "spans": spans}
 
 
-def said(error):
+def said(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory"
     return (str(error) or type(error).__name__)[:1000]
 
 
-def answer(state, request):
+def answer(state: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     if "source" in request:
         state["special"] = request["special"]
         state["template"] = compiled(request["source"])
@@ -71,10 +72,10 @@ def answer(state, request):
     return turns(state["template"], state["special"], request["messages"])
 
 
-def main(seconds):
+def main(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    state = {}
+    state: dict[str, Any] = {}
     for line in sys.stdin.buffer:
         signal.alarm(seconds)
         try:

@@ -1,6 +1,6 @@
 """Conversations to masked examples, with the tokenizer's chat template: only the assistant's turns are learned.
 
-docs/token-files.md states the rules; tokenize_corpus.py --chat is the command line.
+docs/token-files.md states the rules.
 """
 
 import itertools
@@ -8,17 +8,23 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from quern.tokens import chat_template
 import numpy as np
 import xxhash
-from quern.tokens.documents import MANY_DOCUMENTS, document_from_string, read_json_rows
-from quern.tokens.encoding import tokenizing
+from tokenizers import Tokenizer, processors
+
 from quern.base.fault import Fault, reading, starting
 from quern.base.json_shape import parse
-from tokenizers import processors
+from quern.tokens import chat_template
+from quern.tokens.documents import MANY_DOCUMENTS, document_from_string, read_json_rows
+from quern.tokens.encoding import tokenizing
+from quern.tokens.token_file import Array
+
+Item = TypeVar("Item")
 
 BATCH_CONVERSATIONS = 512
 DEEPEST = 64  # levels of lists and objects in a message
@@ -27,10 +33,10 @@ DEEPEST = 64  # levels of lists and objects in a message
 @dataclass(frozen=True)
 class Conversation:
     name: str  # file:line, for messages
-    messages: list[dict]
+    messages: list[dict[str, Any]]
 
 
-def read_conversations(files, field):
+def read_conversations(files: Sequence[Path], field: str) -> Iterator[Conversation]:
     for path in files:
         if path.suffix != ".jsonl":
             expected = f"an object with '{field}' a line"
@@ -39,23 +45,24 @@ def read_conversations(files, field):
             yield Conversation(name, messages_of(name, row, field))
 
 
-def messages_of(name, row, field):
-    messages = row.get(field) if isinstance(row, dict) else None
+def messages_of(name: str, row: Any, field: str) -> list[dict[str, Any]]:
+    messages: Any = row.get(field) if isinstance(row, dict) else None
     good = isinstance(messages, list) and all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
         for message in messages
     )
     if not good:
-        found = sorted(row) if isinstance(row, dict) else type(row).__name__
+        found: object = sorted(row) if isinstance(row, dict) else type(row).__name__
         raise Fault(name, f"no list of messages with role and content in field '{field}'", found)
     if too_deep(messages):
         raise Fault(name, "nested too deeply", expected=f"at most {DEEPEST} levels of lists and objects")
     if not any(message["role"] == "assistant" for message in messages):
         raise Fault(name, "no message with role 'assistant'", advice="leave it out; there is nothing to learn")
-    return messages
+    checked: list[dict[str, Any]] = messages
+    return checked
 
 
-def too_deep(value):
+def too_deep(value: object) -> bool:
     level = [value]
     for _ in range(DEEPEST + 1):
         level = [item for part in level if isinstance(part, dict | list)
@@ -70,13 +77,13 @@ class ConversationSplit:
 
     mode = "conversations"
 
-    def __init__(self, read, fraction):
+    def __init__(self, read: Callable[[], Iterator[Conversation]], fraction: float) -> None:
         self._read = read
         self._fraction = fraction
         count = sum(1 for _ in itertools.islice(read(), MANY_DOCUMENTS))
         self._first_val = None if count == MANY_DOCUMENTS else count - max(1, round(count * fraction))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[str, Conversation]]:
         for index, conversation in enumerate(self._read()):
             if self._first_val is None:
                 text = json.dumps(conversation.messages, sort_keys=True, ensure_ascii=False)
@@ -89,11 +96,11 @@ class ConversationSplit:
 class ChatTemplate:
     """A chat template, run in a process of its own (chat_template.py). A context manager."""
 
-    def __init__(self, name, source, special_tokens):
+    def __init__(self, name: str, source: str, special_tokens: dict[str, str]) -> None:
         self.name = name
         with starting(sys.executable):
             self._process = subprocess.Popen(
-                [sys.executable, chat_template.__file__, str(chat_template.SECONDS)],
+                [sys.executable, "-P", chat_template.__file__, str(chat_template.SECONDS)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )
         reply = self._ask({"source": source, "special": special_tokens}, name)
@@ -101,32 +108,35 @@ class ChatTemplate:
             self.close()
             raise Fault(name, "not a usable chat template", reply["refused"])
 
-    def __enter__(self):
+    def __enter__(self) -> "ChatTemplate":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _ask(self, request, where):
+    def _ask(self, request: dict[str, Any], where: str) -> dict[str, Any]:
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions and answers, "both are pipes"
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-            reply = self._process.stdout.readline()
+            questions.write(json.dumps(request).encode() + b"\n")
+            questions.flush()
+            reply = answers.readline()
         except BrokenPipeError:
             reply = b""
         if reply:
-            return json.loads(reply)
+            answer: dict[str, Any] = json.loads(reply)
+            return answer
         code = self._process.wait()
         late = code == -signal.SIGALRM
         found = f"over {chat_template.SECONDS} seconds" if late else f"its process ended with {code}"
         what = "cannot be used" if where == self.name else f"{self.name} cannot be used"
         raise Fault(where, what, found, "an answer", "give another with --chat-template")
 
-    def turns(self, conversation):
+    def turns(self, conversation: Conversation) -> tuple[str, list[list[int]]]:
         """(text, [begin, end) of each of the assistant's turns in it, from behind its opening to the next turn)."""
         reply = self._ask({"messages": conversation.messages}, conversation.name)
         if "refused" in reply:
@@ -135,11 +145,11 @@ class ChatTemplate:
         return reply["text"], reply["spans"]
 
 
-def load_template(tokenizer_path, template_path):
+def load_template(tokenizer_path: str, template_path: str | None) -> ChatTemplate:
     """The template and its special tokens: of --chat-template, or what lies beside the tokenizer."""
     folder = Path(tokenizer_path).parent
     config_path, beside = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = {}
+    config: Any = {}
     if config_path.is_file():
         with reading(config_path):
             config = parse(config_path.read_bytes(), config_path)
@@ -148,7 +158,7 @@ def load_template(tokenizer_path, template_path):
     if template_path or beside.is_file():
         path = Path(template_path or beside)
         with reading(path):
-            name, source = str(path), path.read_text(encoding="utf-8")
+            name, source = str(path), path.read_text(encoding="utf-8")  # type: str, Any
     else:
         name, source = f"the chat template of {config_path}", config.get("chat_template")
     if isinstance(source, list):  # several by name
@@ -165,7 +175,10 @@ def load_template(tokenizer_path, template_path):
     return ChatTemplate(name, source, special)
 
 
-def encode_conversations(tokenizer, split, template, separator, align, parse_special):
+def encode_conversations(
+    tokenizer: Tokenizer, split: Iterable[tuple[str, Conversation]], template: ChatTemplate, separator: int, align: int,
+    parse_special: bool,
+) -> Iterator[tuple[str, int, int, Array, Array]]:
     """Yields (split name, conversations, bytes, tokens, mask) in the order of the conversations.
 
     align: no conversation crosses a multiple of that many tokens of its split, so that no row of a run with that
@@ -195,13 +208,13 @@ def encode_conversations(tokenizer, split, template, separator, align, parse_spe
         yield (name, 0, 0, *layout.finish())
 
 
-def batched(items, size):
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
         yield batch
 
 
-def refuse_special(conversation, special):
+def refuse_special(conversation: Conversation, special: Sequence[str]) -> None:
     for message in conversation.messages:
         for token in special:
             if isinstance(message["content"], str) and token in message["content"]:
@@ -212,12 +225,12 @@ def refuse_special(conversation, special):
 class Layout:
     """Where conversations of one split go in its file."""
 
-    def __init__(self, separator, align):
+    def __init__(self, separator: int, align: int) -> None:
         self._separator = separator
         self._align = align
         self._count = 0
 
-    def add(self, name, tokens, mask):
+    def add(self, name: str, tokens: Array, mask: Array) -> tuple[Array, Array]:
         """A conversation with what stands before and after it."""
         if np.any(tokens[:-1] == self._separator):
             what = f"the template puts the document separator, token {self._separator}, inside a conversation"
@@ -233,7 +246,7 @@ class Layout:
         self._count += tokens.size
         return tokens, mask
 
-    def finish(self):
+    def finish(self) -> tuple[Array, Array]:
         """What fills the last row, and the one token behind it that a row's last target is."""
         left = -self._count % self._align + 1 if self._align and self._count else 0
         return np.full(left, self._separator, np.int64), np.zeros(left, bool)

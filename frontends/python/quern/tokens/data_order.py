@@ -4,14 +4,18 @@ A pass over the file is a permutation of its windows of `sequence` + 1 tokens at
 pass: a Feistel network over Philox 4x32-10, as core/src/data/permutation.cpp has it.
 """
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
+
+from quern.tokens.token_file import Array, TokenFile
 
 MASK32 = 0xFFFFFFFF
 SHUFFLE = 2  # RandomPurpose::shuffle
 ROUNDS = 8
 
 
-def philox(counter, key):
+def philox(counter: Sequence[int], key: tuple[int, int]) -> list[int]:
     """Four words of Philox 4x32-10 (Salmon et al., 2011)."""
     c, (k0, k1) = list(counter), key
     for _ in range(10):
@@ -21,7 +25,7 @@ def philox(counter, key):
     return c
 
 
-def permuted(index, count, seed, epoch):
+def permuted(index: int, count: int, seed: int, epoch: int) -> int:
     """The element at place `index` < count of the order that `seed` and `epoch` choose."""
     if count < 2:
         return index
@@ -38,9 +42,8 @@ def permuted(index, count, seed, epoch):
             return index
 
 
-def window(corpus, index, sequence):
-    """(tokens, targets) of a window, (sequence,) int64. A target of -1 does not count.
-    `corpus` is what token_file.read_token_file gives."""
+def window(corpus: TokenFile, index: int, sequence: int) -> tuple[Array, Array]:
+    """(tokens, targets) of a window, (sequence,) int64. A target of -1 does not count."""
     first = index * sequence
     tokens = np.asarray(corpus.tokens[first : first + sequence + 1]).astype(np.int64)
     targets = tokens[1:].copy()
@@ -49,7 +52,7 @@ def window(corpus, index, sequence):
     return tokens[:-1], targets
 
 
-def micro_batches(corpus, batch, sequence, seed):
+def micro_batches(corpus: TokenFile, batch: int, sequence: int, seed: int) -> Iterator[tuple[Array, Array]]:
     """Yields (tokens, targets), (batch, sequence) int64, without end."""
     windows = (len(corpus.tokens) - 1) // sequence
     place = 0

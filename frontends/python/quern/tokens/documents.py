@@ -1,7 +1,7 @@
 """Documents of a corpus: where they come from and which split they go to.
 
 Everything streams: a document is opened when read, and read a block at a time. docs/token-files.md
-states the rule of the split; tokenize_corpus.py is the command line.
+states the rule of the split.
 """
 
 import codecs
@@ -9,13 +9,14 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import xxhash
-from quern.base.fault import Fault, reading
+
+from quern.base.fault import Fault, importing, reading
 from quern.base.json_shape import parse
 
 MANY_DOCUMENTS = 100  # from here on, whole documents are held out
@@ -53,7 +54,7 @@ class Document:
             raise Fault(self.name, "not UTF-8", error.reason, advice="convert it with iconv first") from None
 
 
-def document_from_string(name, text):
+def document_from_string(name: str, text: str) -> Document:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
@@ -61,13 +62,13 @@ def document_from_string(name, text):
     return Document(name, lambda: io.BytesIO(data), len(data))
 
 
-def read_text_file(path, field):
+def read_text_file(path: Path, field: str) -> Iterator[Document]:
     with reading(path):
         size = path.stat().st_size
     yield Document(str(path), lambda: open(path, "rb"), size)
 
 
-def read_json_rows(path):
+def read_json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(name, value) of each line that is not empty."""
     with reading(path), open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -75,16 +76,14 @@ def read_json_rows(path):
                 yield f"{path}:{number}", parse(line, f"{path}:{number}")
 
 
-def read_json_lines(path, field):
+def read_json_lines(path: Path, field: str) -> Iterator[Document]:
     for name, row in read_json_rows(path):
         yield document_from_row(name, row, field)
 
 
-def read_parquet(path, field):
-    try:
+def read_parquet(path: Path, field: str) -> Iterator[Document]:
+    with importing("pyarrow"):
         import pyarrow.parquet
-    except ImportError:
-        raise Fault(path, "reading parquet needs pyarrow", advice="run scripts/setup.sh parquet") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
@@ -100,11 +99,11 @@ def read_parquet(path, field):
 READERS = {".txt": read_text_file, ".jsonl": read_json_lines, ".parquet": read_parquet}
 
 
-def document_from_row(name, row, field):
+def document_from_row(name: str, row: Any, field: str) -> Document:
     if isinstance(row, dict) and isinstance(row.get(field), str):
         return document_from_string(name, row[field])
     if not isinstance(row, dict):
-        found = type(row).__name__
+        found: object = type(row).__name__
     elif field in row:
         found = "null" if row[field] is None else type(row[field]).__name__
     else:
@@ -112,9 +111,9 @@ def document_from_row(name, row, field):
     raise Fault(name, f"no text in field '{field}'", found, advice="name the field with --text-field")
 
 
-def find_files(paths):
+def find_files(paths: Iterable[str]) -> list[Path]:
     """The files behind `paths`, folders searched and sorted."""
-    files = []
+    files: list[Path] = []
     for path in map(Path, paths):
         found = files_below(path) if path.is_dir() else [path]
         if not found:
@@ -128,8 +127,8 @@ def find_files(paths):
     return files
 
 
-def files_below(folder):
-    def refuse(error):
+def files_below(folder: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
         raise error
 
     with reading(folder):
@@ -137,16 +136,13 @@ def files_below(folder):
     return sorted(path for path in found if path.suffix in READERS)
 
 
-def read_files(files, field):
+def read_files(files: Sequence[Path], field: str) -> Iterator[Document]:
     return itertools.chain.from_iterable(READERS[path.suffix](path, field) for path in files)
 
 
-def read_dataset(name, subset, split, field):
-    try:
+def read_dataset(name: str, subset: str | None, split: str, field: str) -> Iterator[Document]:
+    with importing("datasets"):
         import datasets
-    except ImportError:
-        advice = "run .venv/bin/pip install datasets, or save the texts as .jsonl and name that file instead"
-        raise Fault(f"dataset {name}", "needs the package 'datasets'", advice=advice) from None
     # The library's own errors are of many kinds, from a name that it does not know to a connection that broke.
     try:
         for number, row in enumerate(datasets.load_dataset(name, subset, split=split, streaming=True)):
@@ -161,13 +157,13 @@ def read_dataset(name, subset, split, field):
 class Split:
     """Assigns a corpus to "train" and "val"; iterate it as often as needed for (split, Document)."""
 
-    def __init__(self, read_documents, val_fraction):
+    def __init__(self, read_documents: Callable[[], Iterator[Document]], val_fraction: float) -> None:
         self._read_documents = read_documents
         self._fraction = val_fraction
         count = sum(1 for _ in itertools.islice(read_documents(), MANY_DOCUMENTS))
         self.mode = "documents" if count == MANY_DOCUMENTS else "blocks"
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[str, Document]]:
         for document in self._read_documents():
             if self.mode == "documents":
                 yield ("val" if _hash_fraction(document) < self._fraction else "train"), document
@@ -177,14 +173,14 @@ class Split:
                 yield "val", replace(document, begin=cut)
 
 
-def _hash_fraction(document):
+def _hash_fraction(document: Document) -> float:
     hasher = xxhash.xxh3_64()
     for block in document.blocks():
         hasher.update(block)
-    return hasher.intdigest() / 2**64
+    return float(hasher.intdigest() / 2**64)
 
 
-def _block_cut(document, fraction):
+def _block_cut(document: Document, fraction: float) -> int:
     """Where the last `fraction` of a document starts: at a paragraph, else a line, else a character."""
     target = int(document.end * (1 - fraction))
     with document.open() as file:

@@ -1,17 +1,20 @@
 """Text to tokens with a Hugging Face tokenizer: train or load one, cut long text, encode a corpus.
 
-docs/token-files.md states the rule of the cuts; tokenize_corpus.py is the command line.
+docs/token-files.md states the rule of the cuts.
 """
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from quern.base.fault import Fault, is_panic, reading
-from quern.tokens.token_file import MAX_VOCABULARY
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from quern.base.fault import Fault, is_panic, reading
+from quern.tokens.documents import Document
+from quern.tokens.token_file import MAX_VOCABULARY, Array
 
 TRAINED_SEPARATOR = "<|endoftext|>"
 KNOWN_SEPARATORS = (TRAINED_SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
@@ -25,10 +28,10 @@ LOOK_BACK, LOOK_AHEAD = 4096, 256  # characters around a cut that the pre-tokeni
 CUTS_TRIED = 16
 
 
-def train_bpe(size, split):
+def train_bpe(size: int, split: Iterable[tuple[str, Document]]) -> Tokenizer:
     """A byte-level BPE over Qwen2's words; it gives back every text exactly."""
 
-    def words():
+    def words() -> Any:
         return pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split(Regex(WORDS), "isolated"),
@@ -54,7 +57,7 @@ def train_bpe(size, split):
 
 
 @contextlib.contextmanager
-def tokenizing(where="the tokenizer", what="failed"):
+def tokenizing(where: object = "the tokenizer", what: str = "failed") -> Iterator[None]:
     """A fault of the tokenizers library inside, which raises bare Exception, or panics."""
     try:
         yield
@@ -64,7 +67,7 @@ def tokenizing(where="the tokenizer", what="failed"):
         raise Fault(where, what, error, advice="check tokenizer.json, or use another") from None
 
 
-def load_tokenizer(path):
+def load_tokenizer(path: str | Path) -> Tokenizer:
     with reading(path):
         if Path(path).exists() and not Path(path).is_file():
             raise Fault(path, "not a file", expected="a tokenizer.json")
@@ -73,7 +76,7 @@ def load_tokenizer(path):
         return Tokenizer.from_str(text)
 
 
-def vocabulary_size(tokenizer, where):
+def vocabulary_size(tokenizer: Tokenizer, where: object) -> int:
     """One more than the largest token id, of which some may be unused."""
     size = max(tokenizer.get_vocab().values(), default=-1) + 1
     if not 1 <= size <= MAX_VOCABULARY:
@@ -82,7 +85,7 @@ def vocabulary_size(tokenizer, where):
     return size
 
 
-def separator_id(tokenizer, spelling):
+def separator_id(tokenizer: Tokenizer, spelling: str | None) -> int:
     if spelling == "none":
         return -1
     for candidate in [spelling] if spelling else KNOWN_SEPARATORS:
@@ -93,7 +96,7 @@ def separator_id(tokenizer, spelling):
     raise Fault("--separator", what, advice="name its end-of-document token, or 'none'")
 
 
-def split_into_pieces(text, pre_tokenizer) -> Iterator[str]:
+def split_into_pieces(text: Iterable[str], pre_tokenizer: Any) -> Iterator[str]:
     """Pieces of a streamed text that encode, one by one, into the tokens of the whole."""
     buffer = ""
     for more in text:
@@ -106,17 +109,18 @@ def split_into_pieces(text, pre_tokenizer) -> Iterator[str]:
         yield buffer
 
 
-def _piece_cut(text, pre_tokenizer):
+def _piece_cut(text: str, pre_tokenizer: Any) -> int:
     """A place a little before PIECE_CHARACTERS, if possible after a paragraph, where cutting changes no word."""
     start = PIECE_CHARACTERS - LOOK_BACK
     window = text[start : PIECE_CHARACTERS + LOOK_AHEAD]
 
-    def split_words(text):
+    def split_words(text: str) -> list[tuple[str, tuple[int, int]]]:
         if pre_tokenizer is None:
             return [(match.group(), match.span()) for match in re.finditer(r"\S+\s*|\s+", text)]
-        return pre_tokenizer.pre_tokenize_str(text)
+        found: list[tuple[str, tuple[int, int]]] = pre_tokenizer.pre_tokenize_str(text)
+        return found
 
-    def words(text):
+    def words(text: str) -> list[str]:
         return [word for word, _ in split_words(text)]
 
     cuts = [begin for _, (begin, _) in split_words(window) if 0 < begin <= LOOK_BACK]
@@ -128,10 +132,12 @@ def _piece_cut(text, pre_tokenizer):
     return start + (cuts or [LOOK_BACK])[0]
 
 
-def encode(tokenizer, split, separator):
+def encode(
+    tokenizer: Tokenizer, split: Iterable[tuple[str, Document]], separator: int
+) -> Iterator[tuple[str, int, int, Array]]:
     """Yields (split name, documents, bytes, tokens), bounded batches of the corpus in its order."""
 
-    def encode_batch(batch):
+    def encode_batch(batch: list[tuple[str, str, bool]]) -> Iterator[tuple[str, int, int, Array]]:
         with tokenizing():
             encodings = tokenizer.encode_batch_fast([text for _, text, _ in batch], add_special_tokens=False)
         for name in sorted({name for name, _, _ in batch}):
@@ -146,7 +152,8 @@ def encode(tokenizer, split, separator):
                     rows.append(np.array([separator] if separator >= 0 else [], np.uint32))
             yield name, documents, size, np.concatenate(rows)
 
-    batch, characters = [], 0
+    batch: list[tuple[str, str, bool]] = []
+    characters = 0
     for name, document in split:
         for text in split_into_pieces(document.text(), tokenizer.pre_tokenizer):
             if len(batch) >= BATCH_PIECES or characters >= BATCH_CHARACTERS:

@@ -8,12 +8,19 @@ under its name only when it is whole. The reader maps the file and trusts nothin
 import contextlib
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
+
 from quern.base.fault import Fault, reading, writing
+
+Array: TypeAlias = npt.NDArray[Any]
 
 MAGIC = b"QUERNTOK"
 VERSION = 1
@@ -27,20 +34,20 @@ CHUNK_BYTES = 16 << 20
 class TokenFileError(Fault):
     """A token file that cannot be used; the message says which, what is wrong and what to do."""
 
-    def __init__(self, path, problem):
-        super().__init__(path, problem, advice="write it again with scripts/tokenize.py")
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(path, problem, advice="write it again with quern-tools tokenize")
 
 
-def token_dtype(vocab_size):
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 65536 else "<u4")
 
 
-def padding(size):
+def padding(size: int) -> int:
     """Bytes that bring `size` up to a multiple of 8."""
     return -size % 8
 
 
-def payload_sizes(count, token_bytes, has_mask):
+def payload_sizes(count: int, token_bytes: int, has_mask: bool) -> tuple[int, int]:
     """(tokens, loss mask) in bytes, each with its padding."""
     tokens = count * token_bytes
     mask = (count + 7) // 8 if has_mask else 0
@@ -54,7 +61,9 @@ class TokenWriter:
     as a target.
     """
 
-    def __init__(self, path, vocab_size, separator_token=NO_SEPARATOR, with_mask=False):
+    def __init__(
+        self, path: str | Path, vocab_size: int, separator_token: int = NO_SEPARATOR, with_mask: bool = False
+    ) -> None:
         if not 1 <= vocab_size <= MAX_VOCABULARY:
             raise ValueError(f"{path}: vocabulary size {vocab_size}, expected 1 to {MAX_VOCABULARY}")
         if not NO_SEPARATOR <= separator_token < vocab_size:
@@ -66,18 +75,19 @@ class TokenWriter:
         self._dtype = token_dtype(vocab_size)
         self._hash = xxhash.xxh3_64()
         self._mask = bytearray() if with_mask else None
-        self._mask_tail = np.zeros(0, bool)  # fewer than 8 values, waiting to fill a byte
+        self._mask_tail: Array = np.zeros(0, bool)  # fewer than 8 values, waiting to fill a byte
         self._partial = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
-        self._file = None
 
-    def __enter__(self):
+    def __enter__(self) -> "TokenWriter":
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._partial, "wb")
+            self._file: BinaryIO = open(self._partial, "wb")
         self._write_bytes(bytes(HEADER.size))
         return self
 
-    def __exit__(self, error_type, error, traceback):
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
             if error_type is None:
                 self._finish()
@@ -87,7 +97,7 @@ class TokenWriter:
             with contextlib.suppress(OSError):
                 self._partial.unlink(missing_ok=True)
 
-    def append(self, tokens, mask=None):
+    def append(self, tokens: Array | Sequence[int], mask: Array | Sequence[bool] | None = None) -> None:
         tokens = np.asarray(tokens)
         if tokens.size == 0:
             tokens = tokens.astype(self._dtype)
@@ -99,7 +109,7 @@ class TokenWriter:
             )
         if (mask is None) != (self._mask is None):
             raise ValueError(f"{self.path}: a loss mask comes with every append or with none")
-        if mask is not None:
+        if mask is not None and self._mask is not None:
             mask = np.asarray(mask, bool)
             if mask.shape != tokens.shape:
                 raise ValueError(f"{self.path}: mask of shape {mask.shape}, expected {tokens.shape}")
@@ -110,15 +120,15 @@ class TokenWriter:
         self._write(tokens.astype(self._dtype).tobytes())
         self.count += tokens.size
 
-    def _write(self, data):
+    def _write(self, data: bytes) -> None:
         self._hash.update(data)
         self._write_bytes(data)
 
-    def _write_bytes(self, data):
+    def _write_bytes(self, data: bytes) -> None:
         with writing(self.path):
             self._file.write(data)
 
-    def _finish(self):
+    def _finish(self) -> None:
         if self.count == 0:
             raise ValueError(f"{self.path}: no tokens to write, expected at least one")
         self._write(bytes(padding(self.count * self._dtype.itemsize)))
@@ -147,13 +157,13 @@ class TokenWriter:
 
 @dataclass(frozen=True)
 class TokenFile:
-    tokens: np.ndarray  # (token_count,) u16 or u32, mapped from the file
-    loss_mask: np.ndarray | None  # (token_count,) bool
+    tokens: Array  # (token_count,) u16 or u32, mapped from the file
+    loss_mask: Array | None  # (token_count,) bool
     vocab_size: int
     separator_token: int  # NO_SEPARATOR if there is none
 
 
-def read_token_file(path):
+def read_token_file(path: str | Path) -> TokenFile:
     """Maps a token file after checking its header, size, checksum, padding and token range."""
     path = Path(path)
     with reading(path):
@@ -161,7 +171,7 @@ def read_token_file(path):
         if size < HEADER.size:
             raise TokenFileError(path, f"{size} bytes, expected a header of {HEADER.size}")
         data = np.memmap(path, np.uint8, mode="r")
-    magic, version, flags, count, vocab_size, token_bytes, checksum, separator = HEADER.unpack(data[: HEADER.size])
+    magic, version, flags, count, vocab_size, token_bytes, checksum, separator = HEADER.unpack(bytes(data[: HEADER.size]))
     reserved = bytes(data[HEADER.size - 20 : HEADER.size])
     if magic != MAGIC:
         raise TokenFileError(path, f"starts with {magic!r}, expected {MAGIC!r}: not a token file")
@@ -182,7 +192,7 @@ def read_token_file(path):
     if problems:
         raise TokenFileError(path, "; ".join(problems))
 
-    token_area, mask_area = payload_sizes(count, token_bytes, flags & FLAG_LOSS_MASK)
+    token_area, mask_area = payload_sizes(count, token_bytes, bool(flags & FLAG_LOSS_MASK))
     if size != HEADER.size + token_area + mask_area:
         raise TokenFileError(
             path, f"{size} bytes, expected {HEADER.size + token_area + mask_area} for its {count} tokens"
@@ -205,9 +215,9 @@ def read_token_file(path):
     return TokenFile(tokens, mask, vocab_size, separator)
 
 
-def _verify_checksum(path, data, expected):
+def _verify_checksum(path: Path, data: Array, expected: int) -> None:
     hasher = xxhash.xxh3_64()
     for start in range(HEADER.size, data.size, CHUNK_BYTES):
-        hasher.update(data[start : start + CHUNK_BYTES])
+        hasher.update(data[start : start + CHUNK_BYTES].data)
     if hasher.intdigest() != expected:
         raise TokenFileError(path, f"checksum {hasher.intdigest():016x}, expected {expected:016x}: damaged")

@@ -1,26 +1,24 @@
-"""What scripts share that repeat a quern run elsewhere: its TOML, its model in transformers, and the run itself."""
+"""A run's TOML, its model in transformers, and the run itself: what repeats a run elsewhere reads these."""
 
 import subprocess
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from quern.base.fault import CONFIG, Fault, reading
+from quern.base.fault import CONFIG, Fault, importing, reading
 from quern.base.json_shape import parse
 from quern.runs.run_log import read_records
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
-
-# As quern's option tables have them; keys that a script needs and a config may leave out.
-DEFAULTS = {
+# As quern's option tables have them; keys that a tool needs and a config may leave out.
+DEFAULTS: dict[str, dict[str, Any]] = {
     "train": {"micro_batch": 8, "sequence": 256, "accumulation": 1, "seed": 1, "steps": 1000},
     "optimizer": {"clip_norm": 1.0, "learning_rate": 3e-4},
     "optimizer.adamw": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
 }
 
 
-def toml(text, where):
+def toml(text: str, where: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -30,7 +28,7 @@ def toml(text, where):
 class RunConfig:
     """Dotted look-up in a config: run["train.sequence"]. `overrides` are words "a.b=value", value as in TOML or a word."""
 
-    def __init__(self, path, overrides=()):
+    def __init__(self, path: str | Path, overrides: Iterable[str] = ()) -> None:
         self.path = Path(path)
         with reading(path):
             text = self.path.read_text(encoding="utf-8")
@@ -38,18 +36,18 @@ class RunConfig:
         self.override(overrides)
 
     @classmethod
-    def from_tables(cls, tables):
+    def from_tables(cls, tables: dict[str, Any]) -> "RunConfig":
         run = cls.__new__(cls)
         run.path, run.tables = Path("the script"), tables
         return run
 
-    def override(self, overrides):
+    def override(self, overrides: Iterable[str]) -> None:
         for word in overrides:
             key, equals, text = word.partition("=")
             if not key or not equals:
                 raise Fault("--set", "not an assignment", word, "section.key=value", code=CONFIG)
             try:
-                value = toml(f"value = {text}", "--set")["value"]
+                value: Any = toml(f"value = {text}", "--set")["value"]
             except Fault:
                 value = text
             *tables, name = key.split(".")
@@ -60,8 +58,8 @@ class RunConfig:
                     raise Fault("--set", key, "a value", f"a table {part} in {self.path}", code=CONFIG)
             table[name] = value
 
-    def find(self, key):
-        value = self.tables
+    def find(self, key: str) -> Any:
+        value: Any = self.tables
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
                 table, _, name = key.rpartition(".")
@@ -69,16 +67,17 @@ class RunConfig:
             value = value[part]
         return value
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: str) -> Any:
         value = self.find(key)
         if value is None:
-            raise Fault(self.path, key, "nothing", "a value; the script needs it", code=CONFIG)
+            raise Fault(self.path, key, "nothing", "a value", code=CONFIG)
         return value
 
-    def transformers_config(self):
+    def transformers_config(self) -> Any:
         """The model as a transformers configuration: [model.<id>] laid over the file that model.config names."""
-        import transformers
-        from transformers import AutoConfig
+        with importing("transformers"):
+            import transformers
+            from transformers import AutoConfig
 
         model = self["model.id"]
         fields = {}
@@ -99,7 +98,9 @@ class RunConfig:
         return AutoConfig.for_model(model, **fields)
 
 
-def train(quern, config, settings, console):
+def train(
+    quern: str | Path, config: str | Path, settings: Mapping[str, Any], console: Path
+) -> list[dict[str, Any]]:
     """Runs `quern train` with {key: value} laid over the config, its output in the file `console`. Returns the step
     events of its log."""
     command = [str(quern), "train", str(config)]
