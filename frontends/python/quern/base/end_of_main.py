@@ -38,7 +38,8 @@ def _fault_of(error: BaseException, name: str) -> Fault:
     if isinstance(error, Fault):
         return error
     if isinstance(error, ImportError):
-        return not_installed(error.name)
+        package = Path(__file__).resolve().parents[2]
+        return not_installed(error.name, package if (package / "pyproject.toml").is_file() else None)
     if isinstance(error, MemoryError):
         return Fault(name, "not enough memory", advice="give it less to do, or more memory", code=RESOURCES)
     if isinstance(error, OSError):  # files are read and written under reading() and writing()

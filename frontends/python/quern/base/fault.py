@@ -91,9 +91,10 @@ def starting(program: object) -> Iterator[None]:
         raise Fault(program, "cannot be started", reason_of(error), code=code_of(error)) from None
 
 
-def not_installed(package: str | None) -> Fault:
-    """A Python package that is not there, and how this Python gets it."""
-    return Fault(package, f"not installed for {sys.executable}", advice=f"{sys.executable} -m pip install {package}")
+def not_installed(package: str | None, wanted: object = None) -> Fault:
+    """A Python package that is not there, and how this Python gets it, or `wanted`, of which it is a part."""
+    advice = f"install it with: {sys.executable} -m pip install {wanted or package}"
+    return Fault(package, f"not installed for {sys.executable}", advice=advice)
 
 
 @contextlib.contextmanager
