@@ -122,23 +122,9 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
            (task ? task->name : std::string(name_of(action.kind))) +
            (action.layer < 0 ? "" : ", layer " + std::to_string(action.layer)) + ")";
   lane_ = static_cast<int>(action.lane);
-  Clock& lane = lanes_[static_cast<std::size_t>(lane_)];
-  const Clock& host = lanes_[static_cast<std::size_t>(Lane::host)];
-  // What the host has seen done when it enqueues an action is done when the action runs.
-  for (std::size_t i = 0; i < kLanes; ++i) lane[i] = std::max(lane[i], host[i]);
-  const auto event = static_cast<std::size_t>(std::max(action.event, 0));
-  if (action.kind == ActionKind::wait) {
-    if (!recorded_[event]) return fault("waits for an event that nobody recorded");
-    for (std::size_t i = 0; i < kLanes; ++i) lane[i] = std::max(lane[i], events_[event][i]);
-    return;
-  }
-  if (action.kind == ActionKind::record) {
-    events_[event] = lane;
-    recorded_[event] = true;
-    return;
-  }
-  ++lane[static_cast<std::size_t>(lane_)];
-  now_ = lane;
+  if (!clocks_.enqueue(action)) return fault("waits for an event that nobody recorded");
+  if (action.kind == ActionKind::wait || action.kind == ActionKind::record) return;
+  now_ = clocks_.at(action.lane);
   check_operands(schedule, index);
   if (task && task->exclusive) use_alone(action.task);
   const auto reads = schedule.reads(action), writes = schedule.writes(action);
@@ -161,7 +147,7 @@ void ScheduleChecker::use_alone(std::int32_t task) {
 
 void ScheduleChecker::hold(const Access& access) {
   where_ = "start";
-  now_ = lanes_[static_cast<std::size_t>(Lane::host)];
+  now_ = clocks_.at(Lane::host);
   lane_ = static_cast<int>(Lane::host);
   write(access);
 }
@@ -169,15 +155,8 @@ void ScheduleChecker::hold(const Access& access) {
 void ScheduleChecker::run(const RunSchedule& schedule, std::int64_t slot, std::int64_t slot_bytes) {
   ++epoch_;
   staging_ = slot * slot_bytes;
-  events_.assign(static_cast<std::size_t>(schedule.events), Clock{});
-  recorded_.assign(static_cast<std::size_t>(schedule.events), false);
+  clocks_.begin_run(schedule.events);
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) act(schedule, i);
-}
-
-void ScheduleChecker::synchronize() {
-  Clock& host = lanes_[static_cast<std::size_t>(Lane::host)];
-  for (const Clock& lane : lanes_)
-    for (std::size_t i = 0; i < kLanes; ++i) host[i] = std::max(host[i], lane[i]);
 }
 
 namespace {

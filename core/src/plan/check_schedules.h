@@ -3,7 +3,6 @@
 // no byte unless the plan says that one is the other; and two actions that touch the same bytes, one of them writing,
 // are ordered by a stream, an event or the host. What passes has no data race, within a run and from run to run.
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -11,12 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "plan/lane_clocks.h"
 #include "plan/plan.h"
 
 namespace quern {
 
 /// Follows runs one after another over a shadow of all memories, which knows for each byte the value there, who wrote
-/// it and who read it since. Order between actions is known by vector clocks, one entry a lane.
+/// it and who read it since.
 class ScheduleChecker {
  public:
   explicit ScheduleChecker(const ScheduleSet& set) : set_(set) {}
@@ -26,12 +26,12 @@ class ScheduleChecker {
   /// Enqueues a run; its staging places are in slot `slot` of `slot_bytes` each.
   void run(const RunSchedule& schedule, std::int64_t slot = 0, std::int64_t slot_bytes = 0);
   /// The host waits for everything.
-  void synchronize();
+  void synchronize() { clocks_.synchronize(); }
   /// What was broken, in the order in which it was found; at most a few dozen.
   const std::vector<std::string>& faults() const { return faults_; }
 
  private:
-  using Clock = std::array<std::int64_t, kLanes>;
+  using Clock = LaneClocks::Clock;
   struct Bytes {
     std::int64_t end = 0;
     std::int32_t value = -1;
@@ -62,9 +62,7 @@ class ScheduleChecker {
   };
   std::map<std::int32_t, Seen> last_launch_;  // of exclusive tasks
   std::map<std::pair<Space, std::int32_t>, Shadow> shadows_;
-  std::array<Clock, kLanes> lanes_{};
-  std::vector<Clock> events_;
-  std::vector<bool> recorded_;
+  LaneClocks clocks_;
   std::vector<std::string> faults_;
   std::int64_t epoch_ = 0, staging_ = 0;
   // the action under way

@@ -6,9 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "quern/random.h"
-#include "quern/testkit/forwarding_device.h"
-#include "quern/testkit/tiny_model.h"
+#include "plan/test_plans.h"
 
 using namespace quern;
 
@@ -65,34 +63,12 @@ struct Windows {
   }
 };
 
-class PlansAll final : public testkit::ForwardingDevice {
- public:
-  PlansAll() : ForwardingDevice(nullptr) {}
-  const DeviceTraits& traits() const override { return traits_; }
-  std::span<const Fusion> fusions() const override { return {}; }
-  OpSupport query(const OpInstance& op) const override { return {"", op.kind == "matmul" ? 512u : 0u}; }
-
- private:
-  DeviceTraits traits_{.id = "all", .name = {}, .memory_rate = 1e9, .matmul_rates = {{DType::f32, 1e9}}};
-};
-
-class NoState final : public Optimizer {
- public:
-  std::vector<OptimizerState> states() const override { return {}; }
-  UpdateOp update(const ParameterSpec&) const override { return {"adamw", {}}; }
-};
-
 Plan real_plan() {
-  static const testkit::TinyModel model;
-  static const testkit::PlainPrecision precision(DType::bf16);
-  static const PlansAll device;
-  static const NoState optimizer;
-  static const std::vector<OpSpec> custom;
-  PlanOptions options;
-  options.geometry = {2, 8};
+  PlanOptions options = tiny_options();
   options.next_logits = options.logits = true;
-  options.uploads = 4;
-  return make_plan({model, precision, device, optimizer, custom}, options);
+  return tiny_plan(options, PlanningDevice([](const OpInstance& op) {
+                     return OpSupport{.workspace_bytes = op.kind == "matmul" ? 512u : 0u};
+                   }));
 }
 
 }  // namespace

@@ -8,9 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "plan/check_schedules.h"
-#include "quern/testkit/forwarding_device.h"
-#include "quern/testkit/tiny_model.h"
-#include "train/adamw.h"
+#include "plan/test_plans.h"
 
 using namespace quern;
 
@@ -63,38 +61,10 @@ struct Stored {
   std::string name(const Access& access) const { return set.values[static_cast<std::size_t>(access.value)]; }
 };
 
-class AnyDevice final : public testkit::ForwardingDevice {
- public:
-  AnyDevice() : ForwardingDevice(nullptr) {}
-  const DeviceTraits& traits() const override { return traits_; }
-  std::span<const Fusion> fusions() const override { return {}; }
-  OpSupport query(const OpInstance&) const override { return {}; }
-
- private:
-  DeviceTraits traits_{
-      .id = "any", .name = {}, .memory_rate = 1e9, .host_rate = 1e8, .matmul_rates = {{DType::f32, 1e9}}};
-};
-
-Plan plan_with(const PlanOptions& options) {
-  static const testkit::TinyModel model;
-  static const testkit::PlainPrecision precision(DType::bf16);
-  static const AnyDevice device;
-  static const AdamW optimizer{AdamWOptions{}};
-  static const std::vector<OpSpec> custom;
-  return make_plan({model, precision, device, optimizer, custom}, options);
-}
-
-PlanOptions tiny_options() {
-  PlanOptions options;
-  options.geometry = {2, 8};
-  options.uploads = 4;
-  return options;
-}
-
 }  // namespace
 
 TEST_CASE("where everything is on the device nothing changes") {
-  Plan plan = plan_with(tiny_options());
+  Plan plan = tiny_plan(tiny_options());
   const std::size_t actions = plan.schedules[Run::first].actions.size();
   CHECK(ring_for(plan.schedules, 256, 1).slots == 0);
   make_resident(plan.schedules, {}, 256);
@@ -161,16 +131,12 @@ TEST_CASE("random windows keep the laws at every distance, and no wait of theirs
 TEST_CASE("plans with their state in stores keep the laws in every combination") {
   for (unsigned places = 0; places < 16; ++places) {
     CAPTURE(places);
-    PlanOptions options = tiny_options();
+    PlanOptions options = stored_options(places, 1, "one");
     options.next_logits = true;
-    auto place = [&](unsigned bit, const char* store) { return places >> bit & 1 ? store : "device"; };
-    options.state.master.memory = place(0, "one");
-    options.state.moments.memory = place(1, "two");
-    options.state.gradients.memory = place(2, "one");
-    options.state.weights.memory = place(3, "one");
+    if (places & 2) options.state.moments.memory = "two";
     for (int ahead : {1, 3}) {
       options.ahead = ahead;
-      const Plan plan = plan_with(options);
+      const Plan plan = tiny_plan(options);
       for (const std::string& fault : schedule_faults(plan)) FAIL_CHECK(fault);
       CHECK(plan.squares.empty() == !(places & 4));
       CHECK(plan.schedules[Run::last].empty() == !(places & 4));
@@ -193,11 +159,11 @@ TEST_CASE("what is split over windows is the work of the resident plan") {
     return found;
   };
   PlanOptions options = tiny_options();
-  const Plan resident = plan_with(options);
+  const Plan resident = tiny_plan(options);
   options.state.weights.memory = "store";
-  const Plan weights = plan_with(options);
+  const Plan weights = tiny_plan(options);
   for (Run run : {Run::first, Run::later, Run::update, Run::refresh, Run::evaluate})
     CHECK(kinds(weights, run) == kinds(resident, run));
   options.state.moments.memory = "store";
-  CHECK(kinds(plan_with(options), Run::first) == kinds(resident, Run::first));
+  CHECK(kinds(tiny_plan(options), Run::first) == kinds(resident, Run::first));
 }

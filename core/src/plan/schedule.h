@@ -55,6 +55,7 @@ struct Action {
   Lane lane = Lane::compute;
   std::int32_t task = -1;   ///< launch: index into ScheduleSet::tasks
   std::int32_t event = -1;  ///< record, wait: number of the event within the schedule
+  std::uint8_t byte = 0;    ///< fill: what each byte becomes
   std::uint32_t first = 0;  ///< operand
   std::uint32_t reads = 0, writes = 0;
   std::int32_t layer = -1;   ///< for people; -1 outside the layers

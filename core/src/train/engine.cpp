@@ -224,7 +224,7 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
     }
     case ActionKind::fill: {
       const Place& to = schedule.writes(action)[0].place;
-      return device_.fill(address(to), 0, static_cast<std::size_t>(to.bytes), stream(action.lane));
+      return device_.fill(address(to), action.byte, static_cast<std::size_t>(to.bytes), stream(action.lane));
     }
     case ActionKind::collective:
       return collect(plan_.schedules.tasks[static_cast<std::size_t>(action.task)], made, stream(action.lane));

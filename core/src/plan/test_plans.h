@@ -1,0 +1,60 @@
+#pragma once
+// What tests of plans share: a device that only plans, and plans of the tiny model for it.
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "plan/plan.h"
+#include "quern/testkit/forwarding_device.h"
+#include "quern/testkit/tiny_model.h"
+#include "train/adamw.h"
+
+namespace quern {
+
+/// Takes every op without a workspace, unless `support` says otherwise, and has no fused forms.
+class PlanningDevice : public testkit::ForwardingDevice {
+ public:
+  using Support = std::function<OpSupport(const OpInstance&)>;
+  explicit PlanningDevice(Support support = {}) : ForwardingDevice(nullptr), support_(std::move(support)) {}
+  const DeviceTraits& traits() const override { return device_traits; }
+  std::span<const Fusion> fusions() const override { return {}; }
+  OpSupport query(const OpInstance& op) const override { return support_ ? support_(op) : OpSupport{}; }
+
+  DeviceTraits device_traits{
+      .id = "planning", .name = {}, .memory_rate = 1e9, .host_rate = 1e8, .matmul_rates = {{DType::f32, 1e9}}};
+
+ private:
+  Support support_;
+};
+
+/// Two rows of 8 tokens; three micro-batches may be under way.
+inline PlanOptions tiny_options() {
+  PlanOptions options;
+  options.geometry = {2, 8};
+  options.uploads = 4;
+  return options;
+}
+
+/// Bit 0 of `places` puts masters into the store, bit 1 moments, bit 2 gradients, bit 3 working weights.
+inline PlanOptions stored_options(unsigned places, int ahead, const std::string& store = "host") {
+  PlanOptions options = tiny_options();
+  options.ahead = ahead;
+  StatePlacement& state = options.state;
+  unsigned bit = 0;
+  for (Placement* placed : {&state.master, &state.moments, &state.gradients, &state.weights})
+    if (places >> bit++ & 1) placed->memory = store;
+  return options;
+}
+
+/// Under AdamW with fp32 moments.
+inline Plan tiny_plan(const PlanOptions& options, const Device& device = PlanningDevice(), DType dtype = DType::bf16,
+                      const testkit::TinyModelOptions& form = {}) {
+  const testkit::TinyModel model(form);
+  const testkit::PlainPrecision precision(dtype);
+  const AdamW optimizer{AdamWOptions{}};
+  const std::vector<OpSpec> custom;
+  return make_plan({model, precision, device, optimizer, custom}, options);
+}
+
+}  // namespace quern
