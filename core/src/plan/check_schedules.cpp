@@ -53,6 +53,9 @@ void ScheduleChecker::read(const Access& access) {
       return fault("reads " + name(access.value) + " where " + name(bytes.value) + " lies");
     if (bytes.epoch != epoch_ && !set_.lasting[static_cast<std::size_t>(access.value)])
       return fault("reads " + name(access.value) + " of an earlier run");
+    if (const std::int32_t version = bytes.epoch == epoch_ ? bytes.version : 0; version != access.version)
+      return fault("reads " + name(access.value) + " after " + std::to_string(version) +
+                   " writes in this run, expected " + std::to_string(access.version));
     if (!known(bytes.lane, bytes.when))
       return fault("reads " + name(access.value) + ", which " + std::string(name_of(static_cast<Lane>(bytes.lane))) +
                    " may still be writing");
@@ -77,9 +80,29 @@ void ScheduleChecker::write(const Access& access) {
       if (!known(lane, bytes.reads[static_cast<std::size_t>(lane)]))
         fault("writes " + name(access.value) + " where " + std::string(name_of(static_cast<Lane>(lane))) +
               " may still be reading " + name(bytes.value));
+    if (bytes.value >= 0 && bytes.value != access.value && set_.lasting[static_cast<std::size_t>(bytes.value)])
+      fault("writes " + name(access.value) + " over " + name(bytes.value) + ", which outlives its run");
   }
   shadow.erase(first, last);
-  shadow[begin] = {end, access.value, epoch_, lane_, now_[static_cast<std::size_t>(lane_)], {}};
+  shadow[begin] = {end, access.value, access.version, epoch_, lane_, now_[static_cast<std::size_t>(lane_)], {}};
+}
+
+/// `moves`: a put or get, which changes no value.
+void ScheduleChecker::count_write(const Access& access, bool moves) {
+  if (!access.place.present() || access.value < 0) return;
+  const std::int32_t original = set_.original(access.value);
+  Written& written = written_[original];
+  if (const std::int32_t expected = written.newest + (moves ? 0 : 1); access.version != expected)
+    fault(std::string(moves ? "moves" : "makes") + " version " + std::to_string(access.version) + " of " +
+          name(access.value) + ", expected " + std::to_string(expected));
+  written.newest = access.version;
+  if (access.value == original) written.at_home = access.version;
+}
+
+void ScheduleChecker::check_kept(const RunSchedule& schedule) {
+  where_ = schedule.name;
+  for (const auto& [value, written] : written_)
+    if (written.at_home != written.newest) fault("changes " + name(value) + " in a slot and does not put it back");
 }
 
 // Within one launch an output may lie on an input only when it is that value, or when the op says that it may take over
@@ -105,7 +128,7 @@ void ScheduleChecker::check_operands(const RunSchedule& schedule, std::size_t in
       Range a = ranges[i], b = ranges[j];
       if (a.operand > b.operand) std::swap(a, b);
       if (b.operand < reads) continue;
-      if (a.operand < reads && *a.access == *b.access) continue;
+      if (a.operand < reads && a.access->place == b.access->place && a.access->value == b.access->value) continue;
       const std::vector<std::pair<int, int>>* allowed =
           action.task < 0 ? nullptr : &set_.tasks[static_cast<std::size_t>(action.task)].overwrites;
       if (a.operand < reads && allowed && a.access->place.offset == b.access->place.offset &&
@@ -130,10 +153,24 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
   const auto reads = schedule.reads(action), writes = schedule.writes(action);
   for (const Access& access : reads) read(access);
   if (task)
-    for (std::int32_t output : task->summed) read(writes[static_cast<std::size_t>(output)]);
-  for (const Access& access : writes) write(access);
+    for (std::int32_t output : task->summed) {
+      Access before = writes[static_cast<std::size_t>(output)];
+      --before.version;
+      read(before);
+    }
+  auto make = [&](const Access& access) {
+    const bool moves = (action.kind == ActionKind::put || action.kind == ActionKind::get) &&
+                       set_.original(access.value) == set_.original(reads[0].value);
+    count_write(access, moves);
+    write(access);
+  };
   if (task)
-    for (std::int32_t input : task->changed) write(reads[static_cast<std::size_t>(input)]);
+    for (std::int32_t input : task->changed) {
+      Access after = reads[static_cast<std::size_t>(input)];
+      ++after.version;
+      make(after);
+    }
+  for (const Access& access : writes) make(access);
 }
 
 // A kernel with scratch of its own: its launches are ordered as writers of one place are.
@@ -156,7 +193,9 @@ void ScheduleChecker::run(const RunSchedule& schedule, std::int64_t slot, std::i
   ++epoch_;
   staging_ = slot * slot_bytes;
   clocks_.begin_run(schedule.events);
+  written_.clear();
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) act(schedule, i);
+  check_kept(schedule);
 }
 
 namespace {
@@ -167,6 +206,7 @@ class Walk {
   explicit Walk(const Plan& plan) : plan_(plan), checker_(plan.schedules) {}
 
   std::vector<std::string> run() {
+    if (std::vector<std::string> faults = outside(); !faults.empty()) return faults;
     for (const Access& access : plan_.schedules.held) checker_.hold(access);
     one(Run::refresh);
     evaluations();
@@ -183,6 +223,28 @@ class Walk {
   }
 
  private:
+  std::int64_t bytes_of(const Place& memory) const {
+    switch (memory.space) {
+      case Space::device: return plan_.device_bytes;
+      case Space::staging: return plan_.staging_slot_bytes;
+      case Space::results: return plan_.pinned_bytes - plan_.staging_slot_bytes * plan_.options.uploads;
+      case Space::store: return plan_.stores[static_cast<std::size_t>(memory.index)].bytes;
+    }
+    return 0;
+  }
+  // Places that are not whole in their memory.
+  std::vector<std::string> outside() const {
+    std::vector<std::string> faults;
+    for (const RunSchedule& schedule : plan_.schedules.runs)
+      for (const Access& access : schedule.operands) {
+        const Place& place = access.place;
+        if (!place.present() || place.offset + place.bytes <= bytes_of(place) || faults.size() == kMostFaults) continue;
+        faults.push_back(schedule.name + ": a place of " + std::to_string(place.bytes) + " bytes at " +
+                         std::to_string(place.offset) + " is outside of its memory (" +
+                         std::string(name_of(place.space)) + ", " + std::to_string(bytes_of(place)) + " bytes)");
+      }
+    return faults;
+  }
   void one(Run run) {
     if (run == Run::upload) slot_ = (slot_ + 1) % plan_.options.uploads;
     checker_.run(plan_.schedules[run], slot_, plan_.staging_slot_bytes);

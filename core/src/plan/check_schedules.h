@@ -1,7 +1,9 @@
 #pragma once
-// The laws of schedules, checked before anything runs: every read finds the value it expects, whole; live values share
-// no byte unless the plan says that one is the other; and two actions that touch the same bytes, one of them writing,
-// are ordered by a stream, an event or the host. What passes has no data race, within a run and from run to run.
+// The laws of schedules, checked before anything runs: every read finds the value it expects, whole, and as often
+// written as it expects; what is changed in a slot is put back into its store; live values share no byte unless the
+// plan says that one is the other, and places lie in their memory; and two actions that touch the same bytes, one of
+// them writing, are ordered by a stream, an event or the host. What passes has no data race, within a run and from run
+// to run.
 
 #include <cstdint>
 #include <map>
@@ -35,6 +37,7 @@ class ScheduleChecker {
   struct Bytes {
     std::int64_t end = 0;
     std::int32_t value = -1;
+    std::int32_t version = 0;
     std::int64_t epoch = 0;
     int lane = 0;           // of the last write
     std::int64_t when = 0;  // and its number on that lane
@@ -47,6 +50,8 @@ class ScheduleChecker {
   void use_alone(std::int32_t task);
   void read(const Access& access);
   void write(const Access& access);
+  void count_write(const Access& access, bool moves);
+  void check_kept(const RunSchedule& schedule);
   Shadow& shadow_of(const Place& place) { return shadows_[{place.space, place.index}]; }
   std::int64_t begin_of(const Place& place) const;
   /// Cuts segments at both ends of the range and returns the first in it.
@@ -61,6 +66,11 @@ class ScheduleChecker {
     std::int64_t when = 0;
   };
   std::map<std::int32_t, Seen> last_launch_;  // of exclusive tasks
+  struct Written {
+    std::int32_t newest = 0;   // version, in a slot or at its place
+    std::int32_t at_home = 0;  // version at its place
+  };
+  std::map<std::int32_t, Written> written_;  // in this run, by value, copies counted as what they are of
   std::map<std::pair<Space, std::int32_t>, Shadow> shadows_;
   LaneClocks clocks_;
   std::vector<std::string> faults_;

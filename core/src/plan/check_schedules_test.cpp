@@ -49,6 +49,7 @@ struct Windows {
       act({.kind = ActionKind::record, .event = 10 + i});
     }
     schedule.events = 14;
+    number_versions(set, schedule);
   }
 
   std::vector<std::string> faults() const {
@@ -127,6 +128,7 @@ TEST_CASE("host access to pinned memory is ordered like any other") {
   const Access staged{{Space::staging, 0, 0, 16}, 0}, tokens{{Space::device, 0, 0, 16}, 1};
   upload.add({.kind = ActionKind::host, .lane = Lane::host}, {}, std::span(&staged, 1));
   upload.add({.kind = ActionKind::copy}, std::span(&staged, 1), std::span(&tokens, 1));
+  number_versions(set, upload);
   ScheduleChecker two_slots(set), one_slot(set), waited(set);
   for (int i = 0; i < 2; ++i) {
     two_slots.run(upload, i, 16);
@@ -138,6 +140,47 @@ TEST_CASE("host access to pinned memory is ordered like any other") {
   CHECK(waited.faults().empty());
   REQUIRE(one_slot.faults().size() == 1);
   CHECK(one_slot.faults()[0] == "upload, action 0 (host): writes `staged` where compute may still be reading `staged`");
+}
+
+TEST_CASE("no place is outside of its memory, and nothing lies over what outlives a run") {
+  Plan plan = real_plan();
+  RunSchedule& schedule = plan.schedules[Run::evaluate];
+  Access& made = schedule.operands[schedule.actions[0].first + schedule.actions[0].reads];
+  const std::int64_t there = made.place.offset;
+  made.place.offset = plan.device_bytes - made.place.bytes + 256;
+  CHECK(schedule_faults(plan).at(0).starts_with("evaluate: a place of 512 bytes at "));
+  CHECK(schedule_faults(plan).size() == 1);
+  made.place.offset = plan.tensor("moment1", "o.weight", 0).offset;
+  CHECK(schedule_faults(plan).at(0).ends_with("over `moment1.o.weight.0`, which outlives its run"));
+  made.place.offset = there;
+  CHECK(schedule_faults(plan).empty());
+}
+
+TEST_CASE("what reads a lasting value expects it as its run has left it by then") {
+  ScheduleSet set;
+  set.tasks.push_back({.instance = {.kind = "sum", .geometry = {}}, .name = "sum", .summed = {0}});
+  set.tasks.push_back({.instance = {.kind = "use", .geometry = {}}, .name = "use"});
+  set.values = {"gradient"};
+  set.lasting = {true};
+  const Access gradient{{Space::device, 0, 0, 16}, 0};
+  set.held = {gradient};
+  RunSchedule schedule{.name = "run"};
+  for (int layer : {0, 1}) schedule.add({.task = 0, .layer = layer}, {}, {&gradient, 1});
+  schedule.add({.task = 1}, {&gradient, 1}, {});
+  number_versions(set, schedule);
+  auto faults = [&](std::size_t i, std::size_t j) {
+    RunSchedule mutant = schedule;
+    std::swap(mutant.actions[i], mutant.actions[j]);
+    ScheduleChecker checker(set);
+    checker.hold(gradient);
+    for (int run = 0; run < 2; ++run) checker.run(i == j ? schedule : mutant);
+    return checker.faults();
+  };
+  CHECK(faults(0, 0) == std::vector<std::string>{});
+  CHECK(faults(1, 2).at(0) == "run, action 1 (use): reads `gradient` after 1 writes in this run, expected 2");
+  // In another order sums have other bits.
+  CHECK(faults(0, 1).at(0) == "run, action 0 (sum, layer 1): reads `gradient` after 0 writes in this run, expected 1");
+  CHECK(faults(0, 1).at(1) == "run, action 0 (sum, layer 1): makes version 2 of `gradient`, expected 1");
 }
 
 TEST_CASE("the plan of a model keeps the laws, also from run to run") {

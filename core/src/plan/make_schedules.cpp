@@ -59,6 +59,7 @@ class Maker {
       if (run == Run::reduce && plan_.options.train) add_reduce();
       if (run == Run::result && plan_.options.train) add_result();
       if (!set_[run].empty()) set_[run].name = name_of(run);
+      number_versions(set_, set_[run]);
     }
     for (const PlannedTensor& tensor : plan_.tensors) {
       const Access access = places_.tensor(tensor);

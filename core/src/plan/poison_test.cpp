@@ -121,6 +121,7 @@ TEST_CASE("a read of what is poisoned breaks the laws") {
   const Access a = small.value(0, 16);
   small.launch({}, {a});
   small.launch({a}, {});
+  number_versions(small.set, small.schedule);
   poison_freed(small.set);
   small.launch({a}, {});
   ScheduleChecker checker(small.set);

@@ -17,11 +17,12 @@ using Home = std::pair<std::int32_t, std::int64_t>;  // store, offset
 
 /// A value of a store, in the slot of a window.
 struct Held {
-  Access home;
+  Access home;              // as it is fetched
   std::int64_t offset = 0;  // in the slot
   bool fetched = false;     // a launch reads it before one has written it
   bool changed = false;
-  std::int32_t copy = -1;  // the value in the slot
+  std::int32_t version = 0;  // as it is put back
+  std::int32_t copy = -1;    // the value in the slot
 };
 
 /// Consecutive launches, and what they use of stores.
@@ -34,18 +35,21 @@ struct Window {
   }
 };
 
-void use(Window& window, const Access& access, bool reads, bool writes, std::int64_t alignment) {
+/// `version` is what the value has become by this use.
+void use(Window& window, const Access& access, bool reads, bool writes, std::int32_t version, std::int64_t alignment) {
   if (!access.place.present() || access.place.space != Space::store) return;
   auto [it, fresh] = window.held.try_emplace({access.place.index, access.place.offset});
   Held& held = it->second;
   if (fresh) {
     held.home = access;
+    held.home.version = version - (writes ? 1 : 0);
     held.fetched = reads;
     held.offset = window.bytes;
     window.bytes += rounded_up(access.place.bytes, alignment);
   }
   if (held.home.place != access.place) fail_internal("residency", "two values share bytes of a store");
   held.changed = held.changed || writes;
+  held.version = version;
 }
 
 std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedule, std::int64_t alignment) {
@@ -62,8 +66,12 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
         return std::find(list.begin(), list.end(), static_cast<std::int32_t>(at)) != list.end();
       };
       const auto reads = schedule.reads(action), writes = schedule.writes(action);
-      for (std::size_t r = 0; r < reads.size(); ++r) use(window, reads[r], true, listed(task.changed, r), alignment);
-      for (std::size_t w = 0; w < writes.size(); ++w) use(window, writes[w], listed(task.summed, w), true, alignment);
+      for (std::size_t r = 0; r < reads.size(); ++r) {
+        const bool changed = listed(task.changed, r);
+        use(window, reads[r], true, changed, reads[r].version + (changed ? 1 : 0), alignment);
+      }
+      for (std::size_t w = 0; w < writes.size(); ++w)
+        use(window, writes[w], listed(task.summed, w), true, writes[w].version, alignment);
     }
     window.end = i;
     if (!window.held.empty() && number < 0) fail_internal("residency", schedule.name + " uses a store in no window");
@@ -146,9 +154,11 @@ class Acquirer {
       set_.values.push_back(name + " in a slot");
       set_.lasting.push_back(false);
       held.copy = static_cast<std::int32_t>(set_.values.size() - 1);
+      set_.copy_of.resize(set_.values.size(), -1);
+      set_.copy_of.back() = held.home.value;
       if (!held.fetched) continue;
       if (auto put = put_.find(home); put != put_.end()) wait(Lane::copy_in, stored_[put->second]);
-      const Access here{slot_of(number, held), held.copy};
+      const Access here{slot_of(number, held), held.copy, held.home.version};
       to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = layer}, {&held.home, 1}, {&here, 1});
     }
     ready_[number] = record(Lane::copy_in);
@@ -162,8 +172,9 @@ class Acquirer {
     const std::int32_t layer = from_.actions[window.begin].layer;
     for (const auto& [home, held] : window.held) {
       if (!held.changed) continue;
-      const Access here{slot_of(number, held), held.copy};
-      to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = layer}, {&here, 1}, {&held.home, 1});
+      const Access here{slot_of(number, held), held.copy, held.version};
+      const Access back{held.home.place, held.home.value, held.version};
+      to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = layer}, {&here, 1}, {&back, 1});
       put_[home] = number;
     }
     stored_[number] = record(Lane::copy_out);
@@ -175,7 +186,7 @@ class Acquirer {
       for (Access& access : result) {
         if (!window || !access.place.present() || access.place.space != Space::store) continue;
         const Held& held = window->held.at({access.place.index, access.place.offset});
-        access = {slot_of(static_cast<std::size_t>(window - windows_.data()), held), held.copy};
+        access = {slot_of(static_cast<std::size_t>(window - windows_.data()), held), held.copy, access.version};
       }
       return result;
     };

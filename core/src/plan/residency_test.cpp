@@ -38,6 +38,7 @@ struct Stored {
     schedule.add({.kind = ActionKind::launch, .task = 0, .window = window}, in, out);
   }
   SlotRing resident(int ahead) {
+    number_versions(set, schedule);
     SlotRing ring = ring_for(set, kBytes, ahead);
     make_resident(set, ring, kBytes);
     return ring;
@@ -93,6 +94,30 @@ TEST_CASE("what a window changes is fetched by a later one only when it is back"
   CHECK(stored.order() == std::vector<std::string>{"launch", "put v0", "get v0", "get v1", "launch", "launch", "put v0",
                                                    "get v0", "get v1", "launch"});
   CHECK(stored.faults() == std::vector<std::string>{});
+}
+
+TEST_CASE("a put that is left out is a fault, and so is one that comes before what it should put") {
+  auto index_of = [](RunSchedule& schedule, ActionKind kind) {
+    return std::find_if(schedule.actions.begin(), schedule.actions.end(),
+                        [&](const Action& action) { return action.kind == kind; });
+  };
+  Stored left_out(2);
+  left_out.launch(0, {0}, {1});
+  left_out.resident(1);
+  left_out.schedule.actions.erase(index_of(left_out.schedule, ActionKind::put));
+  CHECK(left_out.faults(1) == std::vector<std::string>{"stored: changes `v1` in a slot and does not put it back"});
+
+  // Behind a get of the value, so that something is there to be put.
+  Stored changed(1);
+  changed.set.tasks[0].changed = {0};
+  changed.launch(0, {0}, {});
+  changed.resident(1);
+  CHECK(changed.faults() == std::vector<std::string>{});
+  RunSchedule& schedule = changed.schedule;
+  const auto put = index_of(schedule, ActionKind::put), launch = index_of(schedule, ActionKind::launch);
+  std::rotate(launch, put, put + 1);
+  CHECK(changed.faults(1).at(0).find("reads `v0 in a slot` after 0 writes in this run, expected 1") !=
+        std::string::npos);
 }
 
 TEST_CASE("random windows keep the laws at every distance, and no wait of theirs can be left out for free") {

@@ -67,6 +67,26 @@ Run ScheduleSet::micro_step(bool first, bool last, bool observed) const {
   return first ? (observed ? Run::observed_first : Run::first) : (observed ? Run::observed_later : Run::later);
 }
 
+std::int32_t ScheduleSet::original(std::int32_t value) const {
+  const auto index = static_cast<std::size_t>(value);
+  return value >= 0 && index < copy_of.size() && copy_of[index] >= 0 ? copy_of[index] : value;
+}
+
+void number_versions(const ScheduleSet& set, RunSchedule& schedule) {
+  std::vector<std::int32_t> written(set.values.size(), 0);
+  for (const Action& action : schedule.actions) {
+    const auto operands = std::span(schedule.operands).subspan(action.first, action.reads + action.writes);
+    const auto reads = operands.first(action.reads), writes = operands.subspan(action.reads);
+    for (Access& access : reads)
+      if (access.value >= 0) access.version = written[static_cast<std::size_t>(access.value)];
+    if (action.task >= 0)
+      for (std::int32_t input : set.tasks[static_cast<std::size_t>(action.task)].changed)
+        ++written[static_cast<std::size_t>(reads[static_cast<std::size_t>(input)].value)];
+    for (Access& access : writes)
+      if (access.value >= 0) access.version = ++written[static_cast<std::size_t>(access.value)];
+  }
+}
+
 void RunSchedule::add(Action action, std::span<const Access> reads, std::span<const Access> writes) {
   action.first = static_cast<std::uint32_t>(operands.size());
   action.reads = static_cast<std::uint32_t>(reads.size());

@@ -37,6 +37,7 @@ struct Place {
 struct Access {
   Place place = {};
   std::int32_t value = -1;
+  std::int32_t version = 0;  ///< writes of the value in its run, up to what is read, or with what is written
   bool operator==(const Access&) const = default;
 };
 
@@ -119,13 +120,20 @@ struct ScheduleSet {
   std::vector<Task> tasks;
   std::vector<std::string> values;  ///< names, for people
   std::vector<bool> lasting;        ///< by value: outlives the run that wrote it
-  std::vector<Access> held;         ///< what is there before the first run: masters, states, zeroed or written
+  /// By value, as far as it goes: the value of a store that it is in a slot; -1: none.
+  std::vector<std::int32_t> copy_of = {};
+  std::vector<Access> held;  ///< what is there before the first run: masters, states, zeroed or written
   RunSchedule runs[kRuns];
 
   /// The run of a micro-step at its place in the step.
   Run micro_step(bool first, bool last, bool observed) const;
   const RunSchedule& operator[](Run run) const { return runs[static_cast<std::size_t>(run)]; }
   RunSchedule& operator[](Run run) { return runs[static_cast<std::size_t>(run)]; }
+  /// The value itself, or what it is a copy of.
+  std::int32_t original(std::int32_t value) const;
 };
+
+/// Sets Access::version of all operands, as the actions' order has it.
+void number_versions(const ScheduleSet& set, RunSchedule& schedule);
 
 }  // namespace quern
