@@ -10,18 +10,6 @@ using namespace quern::testing;
 
 namespace {
 
-PlanOptions placed(unsigned places, int ahead) {
-  PlanOptions options;
-  options.geometry = {2, 8};
-  options.ahead = ahead;
-  auto memory = [&](unsigned bit) { return places >> bit & 1 ? "host" : "device"; };
-  options.state.master.memory = memory(0);
-  options.state.moments.memory = memory(1);
-  options.state.gradients.memory = memory(2);
-  options.state.weights.memory = memory(3);
-  return options;
-}
-
 /// Losses and norms of three steps of two micro-batches, an evaluation between them, and all tensors in the end.
 struct Trained {
   std::vector<double> numbers;
@@ -59,12 +47,12 @@ TEST_CASE("state in host memory changes no bit, wherever each part is") {
   for (const testkit::TinyModelOptions& form :
        {testkit::TinyModelOptions{.layers = 3}, testkit::TinyModelOptions{.tied = true, .bias = true}}) {
     for (DType dtype : {DType::f32, DType::bf16}) {
-      TinyRun resident(form, placed(0, 1), dtype);
+      TinyRun resident(form, stored_options(0, 1), dtype);
       const Trained want = train(resident);
       REQUIRE(want.numbers[0] > 0);
       for (unsigned places = 1; places < 16; ++places) {
         CAPTURE(places);
-        TinyRun run(form, placed(places, 1 + static_cast<int>(places % 3)), dtype);
+        TinyRun run(form, stored_options(places, 1 + static_cast<int>(places % 3)), dtype);
         const bool weights_are_masters = dtype == DType::f32;
         CHECK(run.plan().stores.size() == (weights_are_masters && places == 8 ? 0 : 1));
         CHECK(train(run) == want);
@@ -74,7 +62,7 @@ TEST_CASE("state in host memory changes no bit, wherever each part is") {
 }
 
 TEST_CASE("what is in a store is read and written as what is on the device") {
-  PlanOptions options = placed(15, 1);
+  PlanOptions options = stored_options(15, 1);
   TinyRun run({}, options);
   for (const PlannedTensor& tensor : run.plan().tensors) {
     if (tensor.store < 0) continue;

@@ -13,11 +13,7 @@ namespace {
 /// Weights after two steps of two micro-batches, with all state in host memory, so that transfers run on streams of
 /// their own beside the kernels.
 std::map<std::string, std::vector<float>> train_from_host(DType dtype, int ahead, Device& device) {
-  PlanOptions options;
-  options.geometry = {2, 8};
-  options.ahead = ahead;
-  for (auto* placed : {&options.state.master, &options.state.moments, &options.state.gradients, &options.state.weights})
-    placed->memory = "host";
+  const PlanOptions options = stored_options(15, ahead);
   TinyRun run({.layers = 3}, options, dtype, device);
   for (std::uint32_t number = 0; number < 4; ++number) {
     StepState state;

@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "plan/test_plans.h"
 #include "plugin/plugin_host.h"
 #include "quern/random.h"
-#include "quern/testkit/tiny_model.h"
-#include "train/adamw.h"
 #include "train/engine.h"
 #include "train/host_tensor.h"
 #include "train/weights.h"
@@ -53,14 +52,13 @@ inline Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std
 class TinyRun {
  public:
   TinyRun(testkit::TinyModelOptions form, PlanOptions options, DType dtype = DType::f32)
-      : model_(form), precision_(dtype), own_device_(cpu_device()), device_(*own_device_) {
-    start(std::move(options));
+      : own_device_(cpu_device()), device_(*own_device_) {
+    start(plan_of(form, std::move(options), dtype, device_));
   }
   /// `device` is open and outlives the run.
   TinyRun(testkit::TinyModelOptions form, PlanOptions options, DType dtype, Device& device)
-      : model_(form), precision_(dtype), device_(device) {
-    start(std::move(options));
-  }
+      : TinyRun(plan_of(form, std::move(options), dtype, device), device) {}
+  TinyRun(Plan plan, Device& device) : device_(device) { start(std::move(plan)); }
   Engine& engine() { return *engine_; }
   const Plan& plan() const { return engine_->plan(); }
 
@@ -86,9 +84,11 @@ class TinyRun {
   }
 
  private:
-  void start(PlanOptions options) {
+  static Plan plan_of(const testkit::TinyModelOptions& form, PlanOptions options, DType dtype, const Device& device) {
     options.uploads = 4;
-    Plan plan = make_plan({model_, precision_, device_, optimizer_, custom_ops_}, options);
+    return tiny_plan(options, device, testkit::PlainPrecision(dtype), form);
+  }
+  void start(Plan plan) {
     std::vector<OffloadStore*> stores;
     for (std::size_t i = 0; i < plan.stores.size(); ++i) {
       stores_.push_back(host_store(device_));
@@ -98,10 +98,6 @@ class TinyRun {
     initialise_weights(*engine_, 7);
   }
 
-  testkit::TinyModel model_;
-  testkit::PlainPrecision precision_;
-  AdamW optimizer_{AdamWOptions{}};
-  std::vector<OpSpec> custom_ops_;
   std::unique_ptr<Device> own_device_;
   Device& device_;
   std::vector<std::unique_ptr<OffloadStore>> stores_;
