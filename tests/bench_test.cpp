@@ -4,10 +4,10 @@
 
 #include <doctest/doctest.h>
 
+#include "bench/bench.h"
 #include "config/document.h"
 #include "end_to_end.h"
-#include "train/bench.h"
-#include "train/run_schemas.h"
+#include "run/run_schemas.h"
 
 using namespace quern;
 using namespace quern::testing;

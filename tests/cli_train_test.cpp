@@ -11,8 +11,8 @@
 
 #include <doctest/doctest.h>
 
+#include "base/checksum.h"
 #include "checkpoint/checkpoint.h"
-#include "data/checksum.h"
 #include "data/token_file.h"
 #include "data/token_header.h"
 #include "end_to_end.h"

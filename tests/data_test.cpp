@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-#include "data/checksum.h"
+#include "base/checksum.h"
 #include "data/token_file.h"
 #include "data/token_header.h"
 #include "end_to_end.h"

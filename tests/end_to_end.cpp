@@ -15,7 +15,7 @@
 
 #include "data/token_file.h"
 #include "quern/random.h"
-#include "train/run_schemas.h"
+#include "run/run_schemas.h"
 
 namespace quern::testing {
 

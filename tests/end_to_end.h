@@ -12,8 +12,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/test_directory.h"
-#include "train/trainer.h"
+#include "base/test_directory.h"
+#include "run/trainer.h"
 
 namespace quern::testing {
 

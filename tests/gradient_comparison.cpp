@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "train/engine.h"
-#include "train/run_schemas.h"
-#include "train/session.h"
-#include "train/weights.h"
+#include "engine/engine.h"
+#include "run/run_schemas.h"
+#include "run/session.h"
+#include "run/weights.h"
 
 namespace quern::testing {
 

@@ -1,5 +1,5 @@
 // What a run asks of a communicator, and when; tests/sdk_test.sh trains through one.
-#include "train/ranks.h"
+#include "run/ranks.h"
 
 #include <doctest/doctest.h>
 

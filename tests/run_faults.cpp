@@ -4,9 +4,9 @@
 
 #include <doctest/doctest.h>
 
+#include "base/checksum.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_store.h"
-#include "data/checksum.h"
 #include "data/token_file.h"
 #include "faults.h"
 

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine.h"
+#include "engine/host_tensor.h"
 #include "plan/test_plans.h"
 #include "plugin/plugin_host.h"
 #include "quern/random.h"
-#include "train/engine.h"
-#include "train/host_tensor.h"
-#include "train/weights.h"
+#include "run/weights.h"
 
 namespace quern::testing {
 

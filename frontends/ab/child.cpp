@@ -12,7 +12,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "data/durable_file.h"
+#include "base/durable_file.h"
 #include "quern/error.h"
 
 namespace quern {

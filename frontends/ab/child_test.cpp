@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-#include "data/test_directory.h"
+#include "base/test_directory.h"
 
 using namespace quern;
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ab/comparison.h"
-#include "log/format.h"
+#include "base/format.h"
 
 namespace quern {
 

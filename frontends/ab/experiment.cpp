@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "ab/child.h"
+#include "base/durable_file.h"
 #include "checkpoint/checkpoint_store.h"
-#include "data/durable_file.h"
 #include "quern/error.h"
 #include "quern/options.h"
 

@@ -9,9 +9,9 @@
 #include <boost/program_options/parsers.hpp>
 #include <boost/program_options/value_semantic.hpp>
 
+#include "base/durable_file.h"
 #include "base/shorten.h"
 #include "commands.h"
-#include "data/durable_file.h"
 #include "quern/error.h"
 #include "quern/options.h"
 

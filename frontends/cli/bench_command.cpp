@@ -3,11 +3,11 @@
 
 #include <boost/program_options/value_semantic.hpp>
 
+#include "bench/bench.h"
 #include "commands.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
-#include "train/bench.h"
-#include "train/run_schemas.h"
+#include "run/run_schemas.h"
 
 namespace quern::cli {
 

@@ -8,8 +8,8 @@
 #include "data/batch_text.h"
 #include "quern/error.h"
 #include "quern/skipping_source.h"
-#include "train/run_schemas.h"
-#include "train/session.h"
+#include "run/run_schemas.h"
+#include "run/session.h"
 
 namespace quern::cli {
 

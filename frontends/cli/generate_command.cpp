@@ -8,8 +8,8 @@
 #include "commands.h"
 #include "generate/generator.h"
 #include "quern/error.h"
-#include "train/generation.h"
-#include "train/run_schemas.h"
+#include "run/generation.h"
+#include "run/run_schemas.h"
 
 namespace quern::cli {
 

@@ -7,8 +7,8 @@
 #include "plan/report.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
-#include "train/run_schemas.h"
-#include "train/session.h"
+#include "run/run_schemas.h"
+#include "run/session.h"
 
 namespace quern::cli {
 

@@ -20,7 +20,7 @@
 #include "conformance/check.h"
 #include "conformance/scratch.h"
 #include "quern/error.h"
-#include "train/run_schemas.h"
+#include "run/run_schemas.h"
 
 namespace quern::cli {
 

@@ -22,8 +22,8 @@
 #include "log/background_output.h"
 #include "plan/report.h"
 #include "quern/error.h"
-#include "train/run_schemas.h"
-#include "train/trainer.h"
+#include "run/run_schemas.h"
+#include "run/trainer.h"
 
 namespace quern::cli {
 

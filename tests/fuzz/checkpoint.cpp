@@ -5,11 +5,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/checksum.h"
+#include "checkpoint/changes.h"
 #include "checkpoint/checkpoint_store.h"
-#include "data/checksum.h"
 #include "data/token_source.h"
 #include "fuzz.h"
-#include "train/changes.h"
 
 using namespace quern;
 using nlohmann::json;

@@ -11,8 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/test_directory.h"
 #include "checkpoint/names.h"
-#include "data/test_directory.h"
 #include "quern/error.h"
 
 namespace quern::fuzz {

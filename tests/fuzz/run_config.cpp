@@ -5,9 +5,9 @@
 #include "data/token_dataset.h"
 #include "fuzz.h"
 #include "log/log_sinks.h"
-#include "train/adamw.h"
-#include "train/run_schemas.h"
-#include "train/schedules.h"
+#include "optimizer/adamw.h"
+#include "optimizer/schedules.h"
+#include "run/run_schemas.h"
 
 using namespace quern;
 

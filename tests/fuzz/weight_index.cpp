@@ -1,8 +1,8 @@
 // model.safetensors.index.json over two sound shards, a file outside and a link to it, which must not be read.
 #include <filesystem>
 
-#include "checkpoint/weight_files.h"
 #include "fuzz.h"
+#include "hf/weight_files.h"
 
 using namespace quern;
 

@@ -30,9 +30,9 @@
 #include <thread>
 #include <vector>
 
-#include "data/test_directory.h"
+#include "base/test_directory.h"
 #include "data/token_file.h"
-#include "train/run_schemas.h"
+#include "run/run_schemas.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 #include <doctest/doctest.h>
 
-#include "data/test_directory.h"
+#include "base/test_directory.h"
 #include "quern/error.h"
 
 using namespace quern;

@@ -6,8 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "base/json_file.h"
 #include "checkpoint/names.h"
-#include "data/json_file.h"
 #include "quern/error.h"
 
 namespace quern {

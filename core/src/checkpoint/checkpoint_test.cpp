@@ -16,10 +16,10 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/checksum.h"
+#include "base/test_directory.h"
 #include "checkpoint/checkpoint_store.h"
 #include "checkpoint/test_support.h"
-#include "data/checksum.h"
-#include "data/test_directory.h"
 
 using namespace quern;
 namespace fs = std::filesystem;

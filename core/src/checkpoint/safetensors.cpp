@@ -7,9 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/checksum.h"
 #include "checkpoint/half.h"
 #include "checkpoint/names.h"
-#include "data/checksum.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 

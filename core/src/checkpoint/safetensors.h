@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/durable_file.h"
+#include "base/input_file.h"
 #include "checkpoint/stored_tensor.h"
-#include "data/durable_file.h"
-#include "data/input_file.h"
 
 namespace quern {
 

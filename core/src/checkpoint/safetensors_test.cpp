@@ -6,11 +6,11 @@
 
 #include <doctest/doctest.h>
 
+#include "base/test_directory.h"
 #include "base/test_time.h"
 #include "checkpoint/half.h"
 #include "checkpoint/stored_tensor.h"
 #include "checkpoint/test_support.h"
-#include "data/test_directory.h"
 #include "quern/numeric.h"
 
 using namespace quern;

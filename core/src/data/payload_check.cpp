@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "data/durable_file.h"
+#include "base/durable_file.h"
 
 namespace quern {
 

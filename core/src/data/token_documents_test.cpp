@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include "data/test_directory.h"
+#include "base/test_directory.h"
 #include "data/token_source.h"
 #include "quern/error.h"
 #include "quern/random.h"

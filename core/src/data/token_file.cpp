@@ -5,8 +5,8 @@
 #include <limits>
 #include <utility>
 
-#include "data/checksum.h"
-#include "data/durable_file.h"
+#include "base/checksum.h"
+#include "base/durable_file.h"
 #include "data/token_header.h"
 #include "quern/error.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "data/open_files.h"
+#include "base/open_files.h"
 #include "data/token_layout.h"
 
 namespace quern {

@@ -8,8 +8,8 @@
 
 #include <doctest/doctest.h>
 
-#include "data/checksum.h"
-#include "data/test_directory.h"
+#include "base/checksum.h"
+#include "base/test_directory.h"
 #include "quern/error.h"
 #include "quern/random.h"
 

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "data/input_file.h"
+#include "base/input_file.h"
 
 namespace quern {
 

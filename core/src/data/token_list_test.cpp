@@ -10,8 +10,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "base/test_directory.h"
 #include "data/file_list.h"
-#include "data/test_directory.h"
 #include "data/token_dataset.h"
 #include "data/token_header.h"
 #include "data/token_source.h"

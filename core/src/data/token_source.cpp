@@ -5,7 +5,7 @@
 #include <sstream>
 #include <utility>
 
-#include "data/checksum.h"
+#include "base/checksum.h"
 #include "data/saved_position.h"
 #include "quern/error.h"
 

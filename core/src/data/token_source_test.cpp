@@ -11,9 +11,9 @@
 
 #include <doctest/doctest.h>
 
+#include "base/test_directory.h"
 #include "data/permutation.h"
 #include "data/prefetch_source.h"
-#include "data/test_directory.h"
 #include "quern/error.h"
 
 using namespace quern;

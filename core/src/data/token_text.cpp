@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/input_file.h"
+#include "base/input_file.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
+#include "engine/engine.h"
 #include "generate/prompts.h"
 #include "generate/sampling.h"
-#include "train/engine.h"
 
 namespace quern {
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/format.h"
 #include "base/shorten.h"
-#include "log/format.h"
 
 namespace quern {
 

@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/descriptor.h"
-#include "log/format.h"
+#include "base/format.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "log/format.h"
+#include "base/format.h"
 #include "plan/check_schedules.h"
 #include "plan/estimate.h"
 #include "plan/make_schedules.h"

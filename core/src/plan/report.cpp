@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "log/format.h"
+#include "base/format.h"
 #include "program/names.h"
 #include "quern/error.h"
 

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "log/format.h"
+#include "base/format.h"
 #include "plan/simulate.h"
 #include "quern/error.h"
 

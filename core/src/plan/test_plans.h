@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "optimizer/adamw.h"
 #include "plan/plan.h"
 #include "quern/testkit/forwarding_device.h"
 #include "quern/testkit/tiny_model.h"
-#include "train/adamw.h"
 
 namespace quern {
 

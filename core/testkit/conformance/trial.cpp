@@ -3,13 +3,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "checkpoint/saved_state.h"
 #include "conformance/report.h"
+#include "engine/host_tensor.h"
+#include "optimizer/adamw.h"
 #include "quern/testkit/compare.h"
 #include "quern/testkit/tiny_model.h"
-#include "train/adamw.h"
-#include "train/host_tensor.h"
-#include "train/saved_state.h"
-#include "train/weights.h"
+#include "run/weights.h"
 
 namespace quern::conformance {
 

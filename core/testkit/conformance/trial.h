@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "conformance/subject.h"
+#include "engine/engine.h"
 #include "quern/random.h"
-#include "train/engine.h"
 
 namespace quern::conformance {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "gpu_table.h"
 #include "quern/options.h"
+#include "runtime/gpu_table.h"
 
 namespace quern::cuda {
 

@@ -1,8 +1,8 @@
 #include <memory>
 
-#include "cuda_device.h"
 #include "options.h"
 #include "quern/plugin.h"
+#include "runtime/cuda_device.h"
 
 static std::unique_ptr<quern::Device> make_cuda(const quern::OptionValues& values) {
   return std::make_unique<quern::cuda::CudaDevice>(quern::cuda::cuda_options().bind(values));

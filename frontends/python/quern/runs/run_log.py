@@ -1,6 +1,6 @@
 """Reads log.jsonl, what a run leaves about itself. Every field has the type that quern writes, or the line is refused.
 
-What quern writes: core/src/train/trainer.cpp. Fields that this file does not know are numbers or texts. A log still
+What quern writes: core/src/run/trainer.cpp. Fields that this file does not know are numbers or texts. A log still
 being written is fine.
 """
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_device.h"
+#include "runtime/cuda_device.h"
 
 namespace quern::cuda::bench {
 

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "bench/bench.h"
+#include "bench.h"
 #include "quern/rope.h"
 
 namespace quern::cuda::bench {

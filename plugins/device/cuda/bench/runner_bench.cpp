@@ -4,7 +4,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "bench/bench.h"
+#include "bench.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"

@@ -6,13 +6,13 @@
 
 #include <nlohmann/json.hpp>
 
-#include "bench/bench.h"
-#include "check.h"
-#include "cross_entropy.h"
-#include "matmul_plan.h"
-#include "matmul_scratch.h"
-#include "matmul_tiles.h"
-#include "matmul_timing.h"
+#include "bench.h"
+#include "loss/cross_entropy.h"
+#include "products/matmul_plan.h"
+#include "products/matmul_scratch.h"
+#include "products/matmul_tiles.h"
+#include "products/matmul_timing.h"
+#include "runtime/check.h"
 
 namespace quern::cuda::bench {
 

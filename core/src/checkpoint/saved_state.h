@@ -1,0 +1,22 @@
+#pragma once
+// A run's training state as the tensors of a checkpoint: their names, and whether a checkpoint holds this run's.
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "engine/engine.h"
+
+namespace quern {
+
+/// "master/qkv.weight/3"
+std::string state_name(const PlannedTensor& tensor);
+
+/// Reads into the engine what its plan has of the training state. The checkpoint must have the plan's parameters, no
+/// more and no fewer, with equal shapes and dtypes, and for a plan that trains its optimizer state too; otherwise an
+/// input error lists what differs. States of the precision backend may differ when `changes`, what config_changes says
+/// of the checkpoint, names [precision]: then those that do start anew, and a warning is returned.
+std::vector<std::string> load_state(Engine& engine, const Checkpoint& checkpoint,
+                                    const std::vector<std::string>& changes);
+
+}  // namespace quern

@@ -1,0 +1,162 @@
+// The export half of hf_weights.h: one safetensors file with its config and tokenizer, put in place as a whole.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+#include "base/durable_file.h"
+#include "base/input_file.h"
+#include "checkpoint/names.h"
+#include "hf/hf_weights.h"
+#include "quern/error.h"
+#include "quern/numeric.h"
+
+namespace quern {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // elements
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kConfig = "config.json";
+constexpr const char* kGeneration = "generation_config.json";
+constexpr std::array<const char*, 8> kTokenizerFiles{
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja"};
+
+bool is_export_file(const std::string& name) {
+  return name == kWeights || name == kConfig || name == kGeneration ||
+         std::find(kTokenizerFiles.begin(), kTokenizerFiles.end(), name) != kTokenizerFiles.end();
+}
+
+// Of a model file that an export wrote; transformers insists on the format.
+const std::map<std::string, std::string> kMetadata{{"format", "pt"}, {"written_by", "quern"}};
+
+std::map<std::string, std::string> metadata_of(const std::string& path) {
+  try {
+    return SafetensorsFile(path).metadata();
+  } catch (const Error&) {  // no such file
+    return {};
+  }
+}
+
+// Replacing a directory deletes it, so only what an export wrote may be replaced.
+void check_replaceable(const std::string& directory) {
+  std::error_code error;
+  fs::file_status status = fs::symlink_status(directory, error);
+  if (!fs::exists(status)) return;
+  auto refuse = [&](const std::string& found) {
+    throw Error(ErrorCode::resources, {directory, "is there already and is not an export", found,
+                                       "a new name, or an older export", "move it away, or choose another directory"});
+  };
+  if (!fs::is_directory(status)) refuse("a file or link");
+  fs::directory_iterator entries(directory, error);
+  if (error) fail_resources(directory, "cannot be read", error.value());
+  for (const fs::directory_entry& entry : entries) {
+    std::string name = entry.path().filename();
+    if (!is_export_file(name) || !entry.is_regular_file(error)) refuse(quote_name(name));
+  }
+  if (fs::is_empty(directory, error)) return;
+  const std::string weights = directory + "/" + kWeights;
+  if (!fs::exists(weights, error)) refuse("no " + std::string(kWeights));
+  if (metadata_of(weights) != kMetadata) refuse(std::string(kWeights) + " of another program");
+}
+
+/// One stored tensor of the export.
+struct Piece {
+  const ParameterSpec* parameter;
+  std::int64_t layer, first, count;
+};
+
+void write_weights(const std::string& path, DType dtype, std::span<const ParameterSpec> parameters, std::int64_t layers,
+                   const WeightReader& reader) {
+  if (dtype != DType::f32 && dtype != DType::bf16) fail_internal(path, "exports are f32 or bf16");
+  std::vector<TensorDeclaration> tensors;
+  std::vector<Piece> pieces;
+  for (ParameterGroup group : {ParameterGroup::embedding, ParameterGroup::block, ParameterGroup::head})
+    for (std::int64_t layer = 0; layer < (group == ParameterGroup::block ? layers : 1); ++layer)
+      for (const ParameterSpec& parameter : parameters) {
+        if (parameter.group != group) continue;
+        std::int64_t first = 0;
+        for (const ParameterPart& part : parameter.parts) {
+          std::int64_t count = part.rows * parameter.columns();
+          tensors.push_back({hf_tensor_name(part, layer), stored_type_of(dtype), hf_tensor_extents(parameter, part)});
+          pieces.push_back({&parameter, group == ParameterGroup::block ? layer : -1, first, count});
+          first += count;
+        }
+      }
+  SafetensorsWriter writer(path, tensors, kMetadata);
+  std::vector<float> values(kPiece);
+  std::vector<std::uint16_t> rounded(kPiece);
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    for (std::int64_t done = 0; done < pieces[i].count; done += kPiece) {
+      auto count = static_cast<std::size_t>(std::min(kPiece, pieces[i].count - done));
+      std::span<float> some(values.data(), count);
+      reader(*pieces[i].parameter, pieces[i].layer, pieces[i].first + done, some);
+      if (!std::all_of(some.begin(), some.end(), [](float value) { return std::isfinite(value); }))
+        throw Error(ErrorCode::numerics, {path, "tensor " + quote_name(tensors[i].name) + " holds a NaN or infinity",
+                                          "", "finite weights", "export an earlier checkpoint"});
+      if (dtype == DType::f32) {
+        writer.write(std::as_bytes(some));
+      } else {
+        std::transform(some.begin(), some.end(), rounded.begin(), float_to_bf16);
+        writer.write(std::as_bytes(std::span(rounded.data(), count)));
+      }
+    }
+  writer.finish();
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  DurableFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+std::vector<std::string> tokenizer_files(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const char* name : kTokenizerFiles)
+    if (fs::exists(fs::path(directory) / name, error)) names.push_back(name);
+  if (names.empty())
+    throw Error(ErrorCode::input, {directory, "no tokenizer files", "", "tokenizer.json or the like",
+                                   "give the directory of the model's tokenizer"});
+  return names;
+}
+
+void copy_tokenizer(const std::string& from, const std::string& to) {
+  for (const std::string& name : tokenizer_files(from)) {
+    const InputFile content(fs::path(from) / name);
+    DurableFile file(to + "/" + name);
+    content.for_each_piece(0, [&](std::span<const std::byte> piece) {
+      file.write(piece);
+      return true;
+    });
+    file.commit();
+  }
+}
+
+}  // namespace
+
+void check_export(const std::string& directory, const HfExport& what) {
+  check_replaceable(directory);
+  if (!what.tokenizer_from.empty()) tokenizer_files(what.tokenizer_from);
+}
+
+void export_hf_model(const std::string& directory, const HfExport& what, std::span<const ParameterSpec> parameters,
+                     std::int64_t layers, const WeightReader& reader) {
+  fs::path target = fs::path(directory).lexically_normal();
+  if (!target.has_filename()) target = target.parent_path();  // "out/" names out
+  check_replaceable(target);
+  if (target.has_parent_path()) make_directories(target.parent_path());
+  write_directory(target, [&](const std::string& temporary) {
+    write_weights(temporary + "/" + kWeights, what.dtype, parameters, layers, reader);
+    write_text(temporary + "/" + kConfig, what.config);
+    if (!what.generation_config.empty()) write_text(temporary + "/" + kGeneration, what.generation_config);
+    if (!what.tokenizer_from.empty()) copy_tokenizer(what.tokenizer_from, temporary);
+  });
+}
+
+}  // namespace quern

@@ -1,0 +1,51 @@
+#pragma once
+// Hugging Face weights in and out: their tensors are the parts of quern's packed parameters. Values travel as fp32 in
+// pieces, so a model of any size passes through a small buffer.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hf/weight_files.h"
+#include "quern/parameter.h"
+
+namespace quern {
+
+/// Takes elements first, first + 1, ... of a packed parameter, row-major. `layer` is -1 outside the blocks. Pieces of
+/// one parameter come in ascending order.
+using WeightSink = std::function<void(const ParameterSpec& parameter, std::int64_t layer, std::int64_t first,
+                                      std::span<const float> values)>;
+/// Fills `values` with elements first, first + 1, ...
+using WeightReader = std::function<void(const ParameterSpec& parameter, std::int64_t layer, std::int64_t first,
+                                        std::span<float> values)>;
+
+/// Hands every parameter of the model to `sink`. Before the first value moves, names and shapes are checked: missing
+/// and unknown tensors and wrong shapes are input errors. A tied model's lm_head.weight may be there if it equals the
+/// embedding. NaNs and infinities are an input error that names the first tensor which has some, and counts them.
+void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers,
+                       const WeightSink& sink);
+
+struct HfExport {
+  DType dtype = DType::bf16;      ///< f32 or bf16 (rounded to nearest)
+  std::string config;             ///< text of config.json
+  std::string generation_config;  ///< text of generation_config.json; empty: none
+  std::string tokenizer_from;     ///< directory whose tokenizer files are copied; empty: none
+};
+
+/// Throws what export_hf_model would, of faults that can be seen before there are weights: something else in the place
+/// of the directory, no tokenizer files where they are to come from.
+void check_export(const std::string& directory, const HfExport& what);
+
+/// Writes a model directory that Hugging Face transformers loads; it takes the place of an older export only when it is
+/// whole. A directory that holds anything else is refused.
+void export_hf_model(const std::string& directory, const HfExport& what, std::span<const ParameterSpec> parameters,
+                     std::int64_t layers, const WeightReader& reader);
+
+/// A part's Hugging Face tensor: "{layer}" replaced.
+std::string hf_tensor_name(const ParameterPart& part, std::int64_t layer);
+/// (rows, columns), or (rows) of a vector.
+Extents hf_tensor_extents(const ParameterSpec& parameter, const ParameterPart& part);
+
+}  // namespace quern

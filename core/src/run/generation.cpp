@@ -1,0 +1,76 @@
+#include "run/generation.h"
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/changes.h"
+#include "checkpoint/checkpoint_store.h"
+#include "checkpoint/saved_state.h"
+#include "quern/error.h"
+#include "run/export_config.h"
+#include "run/weights.h"
+
+namespace quern {
+
+namespace {
+
+Checkpoint checkpoint_at(const std::string& path, std::vector<std::string>& notes) {
+  if (std::filesystem::exists(std::filesystem::path(path) / "state.json")) return read_checkpoint(path);
+  NewestCheckpoint newest = find_newest(path);
+  for (const SkippedCheckpoint& skipped : newest.skipped)
+    if (newest.checkpoint) notes.push_back("passed over " + skipped.path + ": " + skipped.reason);
+  if (newest.checkpoint) return std::move(*newest.checkpoint);
+  const bool damaged = !newest.skipped.empty();
+  throw Error(ErrorCode::input, {.where = damaged ? newest.skipped[0].path : path,
+                                 .what = damaged ? "no checkpoint of the run is whole: " + newest.skipped[0].reason
+                                                 : "no checkpoint there",
+                                 .found = {},
+                                 .expected = {},
+                                 .next = "train first, or name a checkpoint or a Hugging Face model"});
+}
+
+}  // namespace
+
+Generation generation_engine(Session& session, const WeightSource& source, Geometry geometry) {
+  Generation made;
+  std::optional<Checkpoint> checkpoint;
+  if (source.from.empty())
+    checkpoint = checkpoint_at(source.checkpoint.empty() ? session.log.directory : source.checkpoint, made.notes);
+  made.notes.push_back("weights of " + (checkpoint ? checkpoint->path : source.from));
+  session.device->open(static_cast<int>(session.device_options.ordinal));
+  if (checkpoint) session.device->load_state(checkpoint->meta.device_state);
+  PlanOptions options = session.plan_options();
+  options.train = false;
+  options.next_logits = true;
+  options.snapshot = false;
+  options.state = {};
+  options.uploads = 1;
+  options.geometry = {geometry.batch, (geometry.sequence + 15) / 16 * 16};
+  made.engine = std::make_unique<Engine>(*session.device, make_plan(session.parts(), options));
+  if (!checkpoint) {
+    import_weights(*made.engine, source.from);
+    return made;
+  }
+  const std::vector<std::string> changes = config_changes(checkpoint->meta.config, session.config.to_toml());
+  load_state(*made.engine, *checkpoint, changes);
+  for (const std::string& change : changes)
+    if (change.starts_with("model.")) made.notes.push_back("changed since the checkpoint: " + change);
+  return made;
+}
+
+std::vector<std::int32_t> end_tokens(const Session& session, const std::string& from) {
+  const OptionValue* config = session.config.section("model").find("config");
+  const std::string known = exported_config(
+      session.model->hf_config(), {.dtype = DType::f32,
+                                   .vocabulary = session.model->traits().vocabulary,
+                                   .sources = {from, config ? std::get<std::string>(*config) : "", session.train.from},
+                                   .tokenizer = session.checkpoint.tokenizer});
+  const nlohmann::json parsed = nlohmann::json::parse(known);
+  const nlohmann::json id = parsed.value("eos_token_id", nlohmann::json());
+  if (id.is_array()) return id.get<std::vector<std::int32_t>>();
+  if (id.is_number_integer()) return {id.get<std::int32_t>()};
+  return {};
+}
+
+}  // namespace quern

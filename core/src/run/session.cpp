@@ -1,0 +1,128 @@
+#include "run/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+// Checks of a plugin that join several options do not know where those stand.
+template <class Interface>
+std::unique_ptr<Interface> make(const ResolvedConfig& config, PluginHost& host, const char* section) {
+  try {
+    return host.create<Interface>(config.id(section), config.factory_values(section));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::config) throw;
+    ErrorDetail detail = error.detail();
+    const std::string table = std::string(section) + ".", options = table + config.id(section) + ".";
+    const std::size_t key = detail.where.rfind(options);  // "data.tokens.train", when the fault is one option's
+    detail.where = key == std::string::npos ? config.where(section, "id") + ": " + detail.where
+                                            : config.where(section, detail.where.substr(key + table.size()));
+    const OptionValue* file = config.section(section).find("config");
+    if (file && !std::get<std::string>(*file).empty() && detail.next.empty())
+      detail.next = "correct them in " + std::get<std::string>(*file) + ", or in the table of the plugin";
+    throw Error(error.code(), std::move(detail));
+  }
+}
+
+}  // namespace
+
+Session::Session(const ResolvedConfig& resolved, PluginHost& host)
+    : config(resolved),
+      data(data_options().bind(config.section("data"))),
+      train(train_options().bind(config.section("train"))),
+      optimizer_options(quern::optimizer_options().bind(config.section("optimizer"))),
+      parallel(parallel_options().bind(config.section("parallel"))),
+      precision_options(quern::precision_options().bind(config.section("precision"))),
+      memory(memory_options().bind(config.section("memory"))),
+      device_options(quern::device_options().bind(config.section("device"))),
+      log(log_options().bind(config.section("log"))),
+      sample(sample_options().bind(config.section("sample"))),
+      guard(guard_options().bind(config.section("guard"))),
+      checkpoint(checkpoint_options().bind(config.section("checkpoint"))) {
+  device = make<Device>(config, host, "device");
+  for (const std::string& id : config.ids("parallel"))
+    communicator = host.create<Communicator>(id, config.factory_values("parallel", id));
+  for (const std::string& id : config.ids("memory"))
+    stores.push_back(host.create<OffloadStore>(id, config.factory_values("memory", id)));
+  model = make<Model>(config, host, "model");
+  precision = make<PrecisionBackend>(config, host, "precision");
+  if (precision_options.first_layers > 0 || precision_options.last_layers > 0 ||
+      !precision_options.outer_parameters.empty()) {
+    const Factory& factory = host.require(kPluginKind<PrecisionBackend>, precision_options.outer);
+    outer_precision = host.create<PrecisionBackend>(precision_options.outer, default_values(factory.options));
+  }
+  optimizer = make<Optimizer>(config, host, "optimizer");
+  schedule = make<Schedule>(config, host, "schedule");
+  dataset = make<Dataset>(config, host, "data");
+  custom_ops = host.ops();
+  for (const CustomKernel& kernel : host.kernels())
+    if (kernel.device == config.id("device")) device->add_kernel(kernel);
+  if (train.sequence > model->traits().max_positions)
+    throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
+                                    .what = "longer than the model's positions",
+                                    .found = std::to_string(train.sequence),
+                                    .expected = "at most " + std::to_string(model->traits().max_positions),
+                                    .next = "shorten it, or train a model with more positions"});
+}
+
+PlanOptions Session::plan_options() const {
+  PlanOptions options;
+  options.geometry = {train.micro_batch, train.sequence};
+  options.master = *dtype_named(optimizer_options.master);
+  options.gradient = *dtype_named(optimizer_options.gradient);
+  options.first_layers = precision_options.first_layers;
+  options.last_layers = precision_options.last_layers;
+  options.outer_parameters = precision_options.outer_parameters;
+  options.recompute = memory.recompute;
+  options.device_budget = *size_in_bytes(memory.device_budget);
+  auto sharding = [](const std::string& name) { return name == "ranks" ? Sharding::ranks : Sharding::none; };
+  options.state = {.ranks = static_cast<int>(parallel.ranks),
+                   .master = {memory.master, sharding(parallel.shard_optimizer)},
+                   .moments = {memory.moments, sharding(parallel.shard_optimizer)},
+                   .gradients = {memory.gradients, sharding(parallel.shard_gradients)},
+                   .weights = {memory.weights, sharding(parallel.shard_weights)},
+                   .activations = {memory.activations, Sharding::none}};
+  options.documents = data.documents == "masked";
+  options.z_loss = train.z_loss;
+  options.next_logits = sample.every > 0;
+  options.observe = log.scales_every > 0;
+  options.snapshot = checkpoint.background && checkpoint.every > 0;
+  constexpr std::int64_t kMostUploads = 32;  // enough that the device never waits for the host
+  options.uploads = static_cast<int>(std::min(train.accumulation + 1, kMostUploads));
+  return options;
+}
+
+std::vector<OffloadStore*> Session::open_stores(const Plan& plan) {
+  std::vector<OffloadStore*> opened;
+  for (const StorePlan& wanted : plan.stores)
+    for (const std::unique_ptr<OffloadStore>& store : stores)
+      if (store->traits().id == wanted.id) {
+        store->open(*device);
+        opened.push_back(store.get());
+      }
+  return opened;
+}
+
+std::unique_ptr<DataSource> Session::open_data(Split split) const {
+  DataRequest request;
+  request.split = split;
+  request.geometry = {train.micro_batch, train.sequence};
+  request.seed = static_cast<std::uint64_t>(train.seed);
+  request.documents = data.documents == "masked";
+  request.vocabulary = model->traits().vocabulary;
+  std::unique_ptr<DataSource> source = dataset->open(request);
+  if (!source)
+    throw Error(ErrorCode::internal, {.where = "data \"" + config.id("data") + "\"",
+                                      .what = split == Split::train ? "its training split opened as nothing"
+                                                                    : "its validation split opened as nothing",
+                                      .found = {},
+                                      .expected = {},
+                                      .next = "this is a fault in the plugin; please report it to its author"});
+  return source;
+}
+
+}  // namespace quern

@@ -1,0 +1,52 @@
+#pragma once
+// The components of a run, made from its config: what `quern plan` and `quern train` share.
+
+#include <memory>
+#include <vector>
+
+#include "config/resolve.h"
+#include "plan/plan.h"
+#include "plugin/plugin_host.h"
+#include "quern/data_source.h"
+#include "run/run_options.h"
+
+namespace quern {
+
+struct Session {
+  /// Makes all components; touches no device and no data. `config` and `host` outlive the session.
+  Session(const ResolvedConfig& config, PluginHost& host);
+
+  const ResolvedConfig& config;
+  DataOptions data;
+  TrainOptions train;
+  OptimizerOptions optimizer_options;
+  ParallelOptions parallel;
+  PrecisionOptions precision_options;
+  MemoryOptions memory;
+  DeviceOptions device_options;
+  LogOptions log;
+  SampleOptions sample;
+  GuardOptions guard;
+  CheckpointOptions checkpoint;
+
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Communicator> communicator;         ///< null: none, for one rank
+  std::vector<std::unique_ptr<OffloadStore>> stores;  ///< those that [memory] names
+  std::unique_ptr<Model> model;
+  std::unique_ptr<PrecisionBackend> precision, outer_precision;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<Schedule> schedule;
+  std::unique_ptr<Dataset> dataset;
+  std::vector<OpSpec> custom_ops;
+
+  PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()}; }
+  PlanOptions plan_options() const;
+  /// The plan's stores, in its order, opened on the open device.
+  std::vector<OffloadStore*> open_stores(const Plan& plan);
+  /// Where the model of a finished run goes.
+  static std::string export_directory(const std::string& run_directory) { return run_directory + "/export"; }
+  /// Opens a split as this run needs it, this rank's share of it.
+  std::unique_ptr<DataSource> open_data(Split split) const;
+};
+
+}  // namespace quern

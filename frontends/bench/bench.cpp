@@ -1,0 +1,176 @@
+#include "bench/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "plan/simulate.h"
+#include "quern/error.h"
+#include "quern/random.h"
+#include "run/weights.h"
+
+namespace quern {
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double rate_of(const DeviceTraits& device, DType format) {
+  for (const auto& [dtype, rate] : device.matmul_rates)
+    if (dtype == format) return rate;
+  return 0;
+}
+
+std::string phase_name(Phase phase) {
+  return phase == Phase::forward ? "forward" : phase == Phase::recompute ? "recompute" : "backward";
+}
+
+/// Batches for so many micro-steps, or the first of them where they would take much memory.
+std::vector<Batch> make_batches(const Geometry& geometry, std::int64_t vocabulary, std::int64_t micro_steps) {
+  constexpr std::int64_t kMostTokens = std::int64_t{16} << 20;
+  const std::int64_t count = std::clamp<std::int64_t>(kMostTokens / geometry.tokens(), 2, micro_steps);
+  std::vector<Batch> batches;
+  for (std::int64_t number = 0; number < count; ++number)
+    batches.push_back(text_like_tokens(geometry, vocabulary, static_cast<std::uint32_t>(number)));
+  return batches;
+}
+
+/// Milliseconds, work and launches of each op in one micro-step and one update, slowest first.
+std::vector<OpTime> op_times(const std::vector<LaunchTime>& launches) {
+  std::map<std::string, OpTime> ops;
+  for (const LaunchTime& time : launches) {
+    const std::string& name = time.update ? time.task->instance.kind : time.task->name;
+    OpTime& op = ops[name + (time.update ? "u" : "")];
+    op.op = name;
+    op.phase = time.update ? "update" : phase_name(time.task->phase);
+    op.launches += 1;
+    op.milliseconds += time.milliseconds;
+    op.flops += time.task->cost.flops;
+    op.bytes += time.task->cost.bytes;
+    op.tensor_core = time.task->cost.tensor_core;
+    op.format = time.task->cost.format;
+  }
+  std::vector<OpTime> times;
+  for (auto& [name, op] : ops) times.push_back(std::move(op));
+  std::sort(times.begin(), times.end(),
+            [](const OpTime& a, const OpTime& b) { return a.milliseconds > b.milliseconds; });
+  return times;
+}
+
+/// Launches one behind the other, and the sums of their times beside what is estimated.
+void add_schedule_times(BenchResult& result, const std::vector<LaunchTime>& launches, const Plan& plan,
+                        const DeviceTraits& device) {
+  double begin = 0;
+  for (Run run : {Run::later, Run::update}) {
+    double measured = 0;
+    for (const LaunchTime& time : launches) {
+      if (time.update != (run == Run::update)) continue;
+      const double seconds = time.milliseconds / 1e3;
+      result.timeline.push_back({time.task->name, plan.schedules[run].name, Lane::compute, begin + measured, seconds});
+      measured += seconds;
+    }
+    result.schedules.push_back(
+        {plan.schedules[run].name, simulated_seconds(plan.schedules, plan.schedules[run], device), measured});
+    begin += measured;
+  }
+}
+
+}  // namespace
+
+std::map<DType, double> training_work(const Plan& plan) {
+  std::map<DType, double> work;
+  const double share = 1.0 / static_cast<double>(plan.options.geometry.tokens());
+  for (const Action& action : plan.schedules[Run::later].actions) {
+    if (action.kind != ActionKind::launch) continue;
+    const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+    if (!task.cost.tensor_core || task.phase == Phase::recompute) continue;
+    work[task.cost.format] += share * (task.cost.flops - task.cost.repeated_flops);
+  }
+  return work;
+}
+
+double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device) {
+  double seconds = 0;
+  for (const auto& [format, flops] : training_work(plan)) {
+    const double rate = rate_of(device, format);
+    if (rate <= 0) return 0;
+    seconds += flops / rate;
+  }
+  return seconds;
+}
+
+Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::uint32_t number) {
+  const double nats = std::log(static_cast<double>(vocabulary) + 1);
+  auto token = [&](std::uint64_t place) {  // V^u for a uniform u
+    const std::uint32_t word = random_word({1, RandomPurpose::sample, 0}, number, place);
+    return static_cast<std::int32_t>(std::exp(nats * (word + 0.5) * 0x1p-32)) - 1;
+  };
+  Batch batch;
+  for (std::int64_t i = 0; i < geometry.tokens(); ++i) {
+    batch.tokens.push_back(token(2 * static_cast<std::uint64_t>(i)));
+    batch.targets.push_back(token(2 * static_cast<std::uint64_t>(i) + 1));
+    batch.positions.push_back(static_cast<std::int32_t>(i % geometry.sequence));
+  }
+  return batch;
+}
+
+BenchResult run_bench(Session& session, const BenchOptions& options) {
+  BenchResult result;
+  session.device->open(static_cast<int>(session.device_options.ordinal));
+  if (options.measure_peaks) result.peaks = measure_peaks(*session.device);
+  std::int64_t accumulation = session.train.accumulation;
+  const std::vector<Batch> batches = make_batches(session.plan_options().geometry, session.model->traits().vocabulary,
+                                                  (options.steps + 1) * accumulation);
+  std::size_t batch = 0;
+  double begin = now();
+  Plan plan = make_plan(session.parts(), session.plan_options());
+  std::vector<OffloadStore*> stores = session.open_stores(plan);
+  Engine engine(*session.device, std::move(plan), std::move(stores));
+  initialise_weights(engine, 1);
+  const Geometry& geometry = engine.plan().options.geometry;
+
+  StepState state;
+  state.learning_rate = static_cast<float>(session.optimizer_options.learning_rate);
+  state.clip_norm = static_cast<float>(session.optimizer_options.clip_norm);
+  std::vector<double> speeds;
+  for (std::int64_t step = 0; step <= options.steps; ++step) {
+    double step_begin = now();
+    state.step = state.updates = static_cast<std::uint32_t>(step);
+    for (std::int64_t micro_step = 0; micro_step < accumulation; ++micro_step) {
+      state.micro_step = static_cast<std::uint32_t>(micro_step);
+      engine.micro_step(batches[batch++ % batches.size()], state);
+    }
+    engine.update();
+    if (engine.result().update.apply == 0)
+      throw Error(ErrorCode::numerics,
+                  {.where = "step " + std::to_string(step + 1) + " of the bench",
+                   .what = "loss or gradients are not finite, and the weights stay",
+                   .next = "lower optimizer.learning_rate: the speed of such steps means nothing"});
+    if (step == 0)
+      result.start_seconds = now() - begin;
+    else
+      result.step_seconds.push_back(now() - step_begin);
+  }
+  for (double seconds : result.step_seconds)
+    speeds.push_back(static_cast<double>(geometry.tokens() * accumulation) / seconds);
+  std::sort(speeds.begin(), speeds.end());
+  result.slowest = speeds.front();
+  result.fastest = speeds.back();
+  result.tokens_per_second = speeds[speeds.size() / 2];
+  result.device_bytes = engine.plan().device_bytes;
+  const DeviceTraits& rated = session.device->traits();
+  result.sol = result.tokens_per_second * sol_seconds_per_token(engine.plan(), rated);
+  if (result.peaks)
+    result.measured_sol =
+        result.tokens_per_second * sol_seconds_per_token(engine.plan(), with_measured(rated, *result.peaks));
+  double work = 0;
+  for (const auto& [format, flops] : training_work(engine.plan())) work += flops;
+  if (double rate = rate_of(rated, session.precision->traits().matmul); rate > 0)
+    result.mfu = result.tokens_per_second * work / rate;
+  const std::vector<LaunchTime> launches = engine.profile(batches[0], state);
+  result.ops = op_times(launches);
+  add_schedule_times(result, launches, engine.plan(), rated);
+  return result;
+}
+
+}  // namespace quern

@@ -1,0 +1,81 @@
+#pragma once
+// Measures whole training steps and every op in them, on random tokens: what `quern bench` prints.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "bench/peaks.h"
+#include "engine/engine.h"
+#include "plan/show_schedules.h"
+#include "run/session.h"
+
+namespace quern {
+
+/// One op of the programs, over all layers of one micro-step (or of the optimizer step).
+struct OpTime {
+  std::string op;     ///< kind and result: "matmul qkv"
+  std::string phase;  ///< forward, recompute, backward, update
+  std::int64_t launches = 0;
+  double milliseconds = 0;
+  double flops = 0, bytes = 0;
+  bool tensor_core = false;
+  DType format = DType::f32;  ///< of the operands, where it has products
+};
+
+/// A schedule's seconds: simulated at rated speed, and its launches measured one by one.
+struct ScheduleTime {
+  std::string run;
+  double estimated = 0, measured = 0;
+};
+
+struct BenchResult {
+  double tokens_per_second = 0;     ///< median over steps
+  double slowest = 0, fastest = 0;  ///< of the steps, tokens/s
+  double sol = 0;                   ///< share of the speed of light, see sol_seconds_per_token
+  double measured_sol = 0;          ///< the same at the measured peaks, where they were
+  double mfu = 0;                   ///< of the peak of the precision's matmul format, the same work
+  std::int64_t device_bytes = 0;
+  double start_seconds = 0;  ///< from plan to the end of the first step
+  std::vector<ScheduleTime> schedules;
+  std::vector<TimelineEvent> timeline;  ///< of the same launches
+  std::vector<OpTime> ops;              ///< one micro-step and one update, slowest first
+  std::optional<Peaks> peaks;
+  /// Of the timed steps, in their order.
+  std::vector<double> step_seconds;
+};
+
+struct BenchOptions {
+  std::int64_t steps = 5;      ///< to time, after one to warm up
+  bool measure_peaks = false;  ///< of the device, before the run
+};
+
+/// FLOP a training token by operand format: 6 per parameter in a product, and 6 layers * width_of_attention * sequence
+/// (causal half). What is recomputed does not count, nor do the scores that attention's gradient makes again.
+std::map<DType, double> training_work(const Plan& plan);
+/// Least seconds a training token can take: each product at the peak rate of its own operands' format. Zero when the
+/// device does not state the rate of one of them.
+double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device);
+
+/// Where a result comes from, for whoever reads it later.
+struct BenchOrigin {
+  std::vector<std::string> command;
+  std::string commit;
+};
+
+/// Tokens of a micro-batch, frequent and rare ones as in text: the k-th has a probability of about 1 / (k ln(V)).
+Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::uint32_t number);
+
+/// Runs whole optimizer steps at the config's learning rate, on batches of which none comes twice within some 16M
+/// tokens, then one with an event around every launch.
+BenchResult run_bench(Session& session, const BenchOptions& options);
+
+std::string bench_table(const BenchResult& result, const DeviceTraits& device);
+std::string bench_json(const BenchResult& result, const Session& session, const BenchOrigin& origin);
+/// How the text of bench_json begins.
+inline constexpr FileKind kBenchFile{"a file of quern bench", "{\n \"device\": \""};
+
+}  // namespace quern

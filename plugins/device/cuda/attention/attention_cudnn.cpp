@@ -1,0 +1,317 @@
+// Attention through cuDNN's graph API. Queries, keys and values are read where they lie in the packed rows, by strides,
+// and the gradients are written there. Documents are a bias of zeros and large negative numbers, made before each run:
+// docs/decisions/0008-document-attention.md says why.
+
+#include <algorithm>
+#include <limits>
+#include <sstream>
+
+#include <cudnn_frontend.h>
+
+#include "attention/attention.h"
+#include "attention/attention_timing.h"
+#include "attention/document_mask.h"
+#include "quern/error.h"
+#include "runtime/check.h"
+#include "runtime/timed_choices.h"
+
+namespace quern::cuda {
+
+namespace {
+
+namespace fe = cudnn_frontend;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+enum Uid : std::int64_t { kQuery = 1, kKey, kValue, kOut, kStats, kOutGrad, kQueryGrad, kKeyGrad, kValueGrad, kMask };
+
+/// A chunk of the batch needs no more than this, unless one sequence does: as much as other large ops take.
+constexpr std::int64_t kChunkWorkspace = std::int64_t{2} << 30;
+constexpr std::int64_t kWorkspaceSlack = std::int64_t{32} << 20;
+constexpr std::int64_t kShortestSequence = 64;
+constexpr std::int64_t kLongestMasked = 16384;  ///< its mask takes half of a chunk's workspace
+constexpr std::int64_t kSmallestPart = 16;      ///< of the largest chunk: the smallest that is tried
+constexpr std::int64_t kMostPlans = 8;          ///< of cuDNN's list, that are tried
+/// Tells choices timed on operands outside the L2 cache from others in the cache file.
+constexpr const char* kSearchMark = ", cold";
+
+constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+
+/// Upper bound for one sequence. The deterministic gradient stores the score gradients in bf16, by whole tiles, and
+/// then makes dq of them; with grouped queries the key and value gradients of all heads are stored before they are
+/// summed.
+std::int64_t gradient_workspace(const AttentionShape& s) {
+  const std::int64_t tiles = round_up(s.sequence, 128);
+  return s.heads * (tiles * tiles * 2 + 3 * tiles * round_up(s.head_dim, 64) * 4 + tiles * 16);
+}
+
+/// The document mask of one sequence.
+std::int64_t mask_bytes(const AttentionShape& s) { return s.documents ? s.sequence * s.sequence * 2 : 0; }
+
+/// Scratch that grows with the batch, for one sequence.
+std::int64_t sequence_workspace(const AttentionShape& s, AttentionPass pass) {
+  return mask_bytes(s) + (pass == AttentionPass::gradient ? gradient_workspace(s) : 0);
+}
+
+/// Sequences at once: as many as the workspace allows, in chunks of about one size.
+std::int64_t chunk_size(const AttentionShape& s, AttentionPass pass) {
+  std::int64_t most = s.chunk > 0 ? s.chunk : s.batch;
+  const std::int64_t one = sequence_workspace(s, pass);
+  if (s.chunk == 0 && one > 0) most = std::max<std::int64_t>(kChunkWorkspace / one, 1);
+  most = std::clamp<std::int64_t>(most, 1, std::max<std::int64_t>(s.batch, 1));
+  const std::int64_t chunks = (s.batch + most - 1) / most;
+  return chunks > 0 ? (s.batch + chunks - 1) / chunks : 1;
+}
+
+[[noreturn]] void fail(const AttentionShape& s, const std::string& what) {
+  throw Error(ErrorCode::resources, {.where = "device cuda, attention of " + std::to_string(s.heads) + " heads of " +
+                                              std::to_string(s.head_dim) + ", sequence " + std::to_string(s.sequence),
+                                     .what = "cuDNN " + std::to_string(cudnnGetVersion()) + " cannot run it",
+                                     .found = what,
+                                     .expected = {},
+                                     .next = "set device.cuda.attention = \"own\""});
+}
+
+void require(const AttentionShape& shape, fe::error_t status) {
+  if (status.is_bad()) fail(shape, status.get_message());
+}
+
+/// What a choice is known by; the sequences that may run at once are part of it, since the workspace's bound may
+/// change, and whether the op says so, since only chunks that it leaves open are varied.
+std::string describe(const AttentionShape& s, AttentionPass pass) {
+  std::string text = pass == AttentionPass::gradient ? "attention_grad " : "attention ";
+  text += std::to_string(s.batch) + "x" + std::to_string(s.sequence) + " " + std::to_string(s.heads) + "/" +
+          std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + (s.causal ? " causal" : " full");
+  if (s.documents) text += " documents";
+  if (pass == AttentionPass::forward_without_logsumexp) text += " without-logsumexp";
+  text += " by up to " + std::to_string(chunk_size(s, pass));
+  return s.chunk > 0 ? text + " chunk " + std::to_string(s.chunk) : text;
+}
+
+/// One head's rows lie `row` elements apart.
+fe::graph::Tensor_attributes describe(Uid uid, std::int64_t batch, std::int64_t heads, const AttentionShape& s,
+                                      std::int64_t row) {
+  return fe::graph::Tensor_attributes()
+      .set_uid(uid)
+      .set_dim({batch, heads, s.sequence, s.head_dim})
+      .set_stride({s.sequence * row, s.head_dim, row, 1});
+}
+
+fe::graph::Tensor_attributes describe_stats(std::int64_t batch, const AttentionShape& s) {
+  return fe::graph::Tensor_attributes()
+      .set_uid(kStats)
+      .set_dim({batch, s.heads, s.sequence, 1})
+      .set_stride({s.heads * s.sequence, s.sequence, 1, 1})
+      .set_data_type(fe::DataType_t::FLOAT);
+}
+
+fe::graph::Tensor_attributes describe_mask(std::int64_t batch, const AttentionShape& s) {
+  return fe::graph::Tensor_attributes()
+      .set_uid(kMask)
+      .set_dim({batch, 1, s.sequence, s.sequence})
+      .set_stride({s.sequence * s.sequence, s.sequence * s.sequence, s.sequence, 1});
+}
+
+void place(const Tensor& output, const fe::graph::Tensor_attributes& as) {
+  output->set_output(true).set_uid(as.get_uid()).set_dim(as.get_dim()).set_stride(as.get_stride());
+}
+
+void build_forward(fe::graph::Graph& graph, const AttentionShape& s, std::int64_t batch, bool stats) {
+  Tensor q = graph.tensor(describe(kQuery, batch, s.heads, s, s.packed()));
+  Tensor k = graph.tensor(describe(kKey, batch, s.kv_heads, s, s.packed()));
+  Tensor v = graph.tensor(describe(kValue, batch, s.kv_heads, s, s.packed()));
+  auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(stats).set_attn_scale(s.scale);
+  if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  if (s.documents) options.set_bias(graph.tensor(describe_mask(batch, s)));
+  auto [out, logsumexp] = graph.sdpa(q, k, v, options);
+  place(out, describe(kOut, batch, s.heads, s, s.width()));
+  if (!stats) return;
+  place(logsumexp, describe_stats(batch, s));
+  logsumexp->set_data_type(fe::DataType_t::FLOAT);
+}
+
+void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64_t batch) {
+  Tensor q = graph.tensor(describe(kQuery, batch, s.heads, s, s.packed()));
+  Tensor k = graph.tensor(describe(kKey, batch, s.kv_heads, s, s.packed()));
+  Tensor v = graph.tensor(describe(kValue, batch, s.kv_heads, s, s.packed()));
+  Tensor out = graph.tensor(describe(kOut, batch, s.heads, s, s.width()));
+  Tensor dout = graph.tensor(describe(kOutGrad, batch, s.heads, s, s.width()));
+  Tensor stats = graph.tensor(describe_stats(batch, s));
+  auto options = fe::graph::SDPA_backward_attributes()
+                     .set_name("attention_grad")
+                     .set_attn_scale(s.scale)
+                     .set_deterministic_algorithm(true);
+  if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  if (s.documents) options.set_bias(graph.tensor(describe_mask(batch, s)));
+  auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
+  place(dq, describe(kQueryGrad, batch, s.heads, s, s.packed()));
+  place(dk, describe(kKeyGrad, batch, s.kv_heads, s, s.packed()));
+  place(dv, describe(kValueGrad, batch, s.kv_heads, s, s.packed()));
+}
+
+}  // namespace
+
+std::string cudnn_refusal(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu, std::size_t version) {
+  constexpr std::size_t kBlackwellGradient = 91800;
+  const std::int64_t largest_head = gpu.compute_capability == 90 ? 256 : 128;
+  const bool documents = !s.documents || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
+  if (s.dtype != DType::bf16 || !documents || s.head_dim % 8 != 0 || s.head_dim > largest_head ||
+      s.sequence < kShortestSequence)
+    return "does not take " + std::string(name_of(s.dtype)) + " heads of " + std::to_string(s.head_dim) +
+           " in sequences of " + std::to_string(s.sequence) + (s.documents ? " with documents" : "");
+  if (pass == AttentionPass::gradient && gpu.compute_capability / 10 == 10 && version < kBlackwellGradient)
+    return "needs version 9.18 for a repeatable gradient on Blackwell (compute capability " +
+           std::to_string(gpu.compute_capability / 10) + "." + std::to_string(gpu.compute_capability % 10) +
+           "), found " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100);
+  return {};
+}
+
+bool cudnn_takes(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
+  return gpu.attention != AttentionChoice::own && cudnn_refusal(s, pass, gpu, cudnnGetVersion()).empty();
+}
+
+std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pass) {
+  return static_cast<std::size_t>(chunk_size(s, pass) * sequence_workspace(s, pass) + kWorkspaceSlack);
+}
+
+struct CudnnAttention::Graph {
+  Graph(const AttentionShape& shape, AttentionPass pass, std::int64_t batch, cudnnHandle_t handle) {
+    graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    if (pass == AttentionPass::gradient)
+      build_gradient(graph, shape, batch);
+    else
+      build_forward(graph, shape, batch, pass == AttentionPass::forward);
+    require(shape, graph.build(handle, {fe::HeurMode_t::A}));  // the first plan that runs
+  }
+  /// Builds the plan at `place`; false when there is none that gives the same bits every time.
+  bool use(std::int64_t place) {
+    plan = place;
+    if (place > 0) graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
+    std::int64_t bytes = 0;
+    if (place >= graph.get_execution_plan_count() || graph.build_plan_at_index(place).is_bad() ||
+        graph.get_plan_name_at_index(place, name).is_bad() ||
+        graph.get_workspace_size_plan_at_index(place, bytes).is_bad())
+      return false;
+    workspace = static_cast<std::size_t>(bytes);
+    return true;
+  }
+  fe::graph::Graph graph;
+  std::int64_t plan = 0;
+  std::string name;
+  std::size_t workspace = 0;
+};
+
+std::string CudnnAttention::Way::text() const {
+  return std::to_string(chunk) + " " + std::to_string(place) + " " + name;
+}
+
+std::optional<CudnnAttention::Way> CudnnAttention::parse(const std::string& text) {
+  Way way;
+  std::istringstream stream(text);
+  if (stream >> way.chunk >> way.place && std::getline(stream >> std::ws, way.name) && way.chunk > 0 && way.place >= 0)
+    return way;
+  return {};
+}
+
+bool CudnnAttention::build(const Way& way) {
+  if (way.chunk > shape_.batch) return false;
+  const std::size_t room = cudnn_attention_workspace(shape_, pass_);
+  auto usable = [&](std::unique_ptr<Graph>& graph, std::int64_t batch) {
+    graph = batch > 0 ? std::make_unique<Graph>(shape_, pass_, batch, handle_) : nullptr;
+    return !graph ||
+           (graph->use(way.place) && graph->workspace + static_cast<std::size_t>(batch * mask_bytes(shape_)) <= room);
+  };
+  chunk_ = way.chunk;
+  return usable(whole_, chunk_) && (way.name.empty() || whole_->name == way.name) &&
+         usable(tail_, shape_.batch % chunk_);
+}
+
+// The gradient's chunks need not be as large as they may be: smaller ones leave score gradients in the L2 cache.
+std::pair<CudnnAttention::Way, bool> CudnnAttention::choose(CudaContext& context) {
+  const std::int64_t largest = chunk_size(shape_, pass_);
+  const bool vary = pass_ == AttentionPass::gradient && shape_.chunk == 0;
+  const AttentionScratch scratch(shape_, pass_, cudnn_attention_workspace(shape_, pass_), context);
+  std::size_t next = 0;
+  auto run_once = [&] { run(scratch.operands(next++ % scratch.sets()), context.setup); };
+  std::optional<Way> best;
+  std::unique_ptr<Graph> whole, tail;
+  float best_ms = std::numeric_limits<float>::infinity();
+  for (std::int64_t chunk = largest; chunk > 0; chunk = vary && chunk > largest / kSmallestPart ? chunk / 2 : 0) {
+    std::int64_t places = 1;
+    for (std::int64_t place = 0; place < places; ++place) {
+      const bool usable = build({chunk, place, {}});
+      places = std::min(whole_->graph.get_execution_plan_count(), kMostPlans);
+      if (!usable) continue;
+      const Way way{chunk, place, whole_->name};
+      if (scratch.sets() == 0) return {way, false};
+      run_once();  // loads the kernels
+      const float ms = best_of_rounds(context.setup, run_once);
+      if (ms >= best_ms) continue;
+      best = way;
+      best_ms = ms;
+      whole = std::move(whole_);
+      tail = std::move(tail_);
+    }
+  }
+  if (!best)
+    fail(shape_, "no plan within the planned workspace of " + std::to_string(cudnn_attention_workspace(shape_, pass_)) +
+                     " bytes");
+  chunk_ = best->chunk;
+  whole_ = std::move(whole);
+  tail_ = std::move(tail);
+  return {*best, scratch.cold()};
+}
+
+CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, CudaContext& context)
+    : shape_(shape), pass_(pass), handle_(context.dnn) {
+  auto usable = [this](const std::string& text) {
+    const std::optional<Way> way = parse(text);
+    return way && build(*way);
+  };
+  context.choices->known_or_timed(describe(shape, pass), kSearchMark, usable,
+                                  [&]() -> std::optional<TimedChoices::Found> {
+                                    const auto [way, timed] = choose(context);
+                                    return TimedChoices::Found{way.text(), timed};
+                                  });
+}
+
+CudnnAttention::~CudnnAttention() = default;
+
+void CudnnAttention::run(const AttentionOperands& operands, cudaStream_t stream) const {
+  cudaStream_t current = nullptr;
+  QUERN_CUDNN(cudnnGetStream(handle_, &current));
+  if (current != stream) QUERN_CUDNN(cudnnSetStream(handle_, stream));
+  const AttentionShape& s = shape_;
+  constexpr std::int64_t kBytes = 2;
+  for (std::int64_t begin = 0; begin < s.batch; begin += chunk_) {
+    const Graph& graph = begin + chunk_ <= s.batch ? *whole_ : *tail_;
+    const std::int64_t token = begin * s.sequence;
+    auto at = [&](const void* data, std::int64_t width, std::int64_t column) -> void* {
+      return const_cast<char*>(static_cast<const char*>(data)) + (token * width + column) * kBytes;
+    };
+    const std::int64_t key = s.heads * s.head_dim, value = key + s.kv_heads * s.head_dim;
+    std::unordered_map<std::int64_t, void*> pointers = {{kQuery, at(operands.qkv, s.packed(), 0)},
+                                                        {kKey, at(operands.qkv, s.packed(), key)},
+                                                        {kValue, at(operands.qkv, s.packed(), value)},
+                                                        {kOut, at(operands.y, s.width(), 0)}};
+    if (pass_ != AttentionPass::forward_without_logsumexp)
+      pointers[kStats] = operands.logsumexp + begin * s.heads * s.sequence;
+    if (pass_ == AttentionPass::gradient) {
+      pointers[kOutGrad] = at(operands.dy, s.width(), 0);
+      pointers[kQueryGrad] = at(operands.dqkv, s.packed(), 0);
+      pointers[kKeyGrad] = at(operands.dqkv, s.packed(), key);
+      pointers[kValueGrad] = at(operands.dqkv, s.packed(), value);
+    }
+    char* workspace = static_cast<char*>(operands.workspace);
+    if (s.documents) {
+      const std::int64_t rows = std::min(chunk_, s.batch - begin);
+      write_document_mask(workspace, operands.documents, s.tokens(), s.sequence, begin, rows, stream);
+      pointers[kMask] = workspace;
+      workspace += rows * mask_bytes(s);
+    }
+    require(s, graph.graph.execute_plan_at_index(handle_, pointers, workspace, graph.plan));
+  }
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,145 @@
+// The rotation's gradient, quantized and transposed as it is made, its columns summed on the way where a bias was
+// added: the gradient of a packed qkv on its way to the product that made it.
+
+#include "primitives/heads.cuh"
+#include "quantization/quantize_ops.h"
+#include "quantization/tile_quantize.cuh"
+
+namespace quern::cuda {
+
+namespace {
+
+/// dy (N, (H + 2 K) D) -> dqkv; each half of a rotated head with the other beside it.
+template <bool kSumColumns>
+struct RopeGrad {
+  static constexpr int kParts = 1;
+  static constexpr bool kSums = kSumColumns;
+  const void* dy;
+  const std::int32_t* positions;
+  RopeTable table;
+  int rotated;  ///< columns of query and key heads
+  int head_dim, half;
+
+  template <class T>
+  struct Loaded {
+    Eight<T> own, other;
+    const float* cosines;  ///< of the row's position, sines behind; null: not rotated
+    float one;             ///< NaN for a position outside the table, which the step's finite check reports
+  };
+
+  /// Where a column lies in its head, and where its angle is.
+  struct Place {
+    bool first;  ///< of the two halves
+    int angle;
+  };
+  __device__ __forceinline__ Place place_of(int column) const {
+    const int in_head = column % head_dim;
+    return {in_head < half, in_head < half ? in_head : in_head - half};
+  }
+
+  template <Access kAccess, class T>
+  __device__ __forceinline__ Loaded<T> load(std::int64_t row, int column, int columns, int width) const {
+    const T* from = static_cast<const T*>(dy) + row * width;
+    Loaded<T> loaded{.own = load_eight<kAccess>(from, column, columns), .other = {}, .cosines = nullptr, .one = 1.0f};
+    if (columns == 0 || column >= rotated) return loaded;
+    const int position = positions[row];
+    const bool inside = position >= 0 && position < table.positions;
+    loaded.cosines = table.values + std::int64_t{inside ? position : 0} * 2 * half;
+    if (!inside) loaded.one = __int_as_float(0x7fffffff);
+    if constexpr (kAccess == Access::vector) {  // eight columns lie in one half of one head
+      loaded.other = load_eight<kAccess>(from, place_of(column).first ? column + half : column - half, columns);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (column + i >= rotated) continue;
+        constexpr int kPerWord = kPack<T> / 4;
+        loaded.other.pack[i / kPack<T>].word[i % kPack<T> / kPerWord] |=
+            bits_of(from[place_of(column + i).first ? column + i + half : column + i - half]) << (16 * (i % kPerWord));
+      }
+    }
+    return loaded;
+  }
+
+  /// As `rotate` of heads.cuh with sign -1, term by term.
+  template <Access kAccess, class T>
+  __device__ __forceinline__ void make(const Loaded<T>& loaded, int column, Eight<T> (&values)[1]) const {
+    values[0] = loaded.own;
+    if (loaded.cosines == nullptr) return;
+    float own[8], other[8], cos[8], sin[8];
+    unpack_eight(loaded.own, own);
+    unpack_eight(loaded.other, other);
+    if constexpr (kAccess == Access::vector) {
+      const Place place = place_of(column);
+      unpack_eight(load_eight<kAccess>(loaded.cosines, place.angle, half), cos);
+      unpack_eight(load_eight<kAccess>(loaded.cosines + half, place.angle, half), sin);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        cos[i] *= loaded.one;
+        sin[i] = (place.first ? sin[i] : -sin[i]) * loaded.one;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const bool turns = column + i < rotated;
+        const Place place = place_of(turns ? column + i : 0);
+        cos[i] = turns ? loaded.cosines[place.angle] * loaded.one : 1.0f;
+        sin[i] = turns ? loaded.cosines[half + place.angle] * loaded.one
+                       : -0.0f;  // with other 0: what is not turned keeps its sign
+        if (turns && !place.first) sin[i] = -sin[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) own[i] = own[i] * cos[i] + other[i] * sin[i];
+    values[0] = round_eight<T>(own);
+  }
+};
+
+template <bool kSums>
+QuantizePlan plan_of(const OpInstance& op, ScaleSource source) {
+  return QuantizePlan(op, source, 2, kSums ? 2 : 1, matrix_of(op, 0));
+}
+
+// dy, positions -> dqkv, kSums: their sum over tokens, and the quantizing part's of dqkv
+template <bool kSums>
+Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
+  const Matrix size = matrix_of(op, 0);
+  const PackedHeads packed(op.attributes);
+  using Producer = RopeGrad<kSums>;
+  Producer producer{.dy = nullptr,
+                    .positions = nullptr,
+                    .table = make_rope_table(op, context),
+                    .rotated = static_cast<int>(packed.rotated() * packed.head_dim),
+                    .head_dim = static_cast<int>(packed.head_dim),
+                    .half = static_cast<int>(packed.head_dim / 2)};
+  return prepare_tiles<Producer>(op, context, plan_of<kSums>(op, source), size.rows, size.columns,
+                                 packed.head_dim % 16 == 0, 0, [producer](std::span<const View> in) {
+                                   Producer bound = producer;
+                                   bound.dy = in[0].data;
+                                   bound.positions = in[1].as<const std::int32_t>();
+                                   return bound;
+                                 });
+}
+
+template <bool kSums>
+OpSupport query(const OpInstance& op, ScaleSource source) {
+  const QuantizePlan plan = plan_of<kSums>(op, source);
+  const auto [rows, columns] = matrix_of(op, 0);
+  OperandCheck check(op, plan.inputs(), plan.outputs());
+  check_packed(check, op, 0, "dy");
+  check_rope(check, op, 1);
+  check.output(0, "dx", extents_of(op, 0));
+  if (kSums) check.sum(1, "sum", {columns});
+  check.that(source != ScaleSource::given, "is not fused with a given scale: dx might take the place of dy");
+  plan.check(check, op);
+  const bool sums = kSums && check.ok() && op.outputs[1].present;
+  return check.support(QuantizePlan::kWorkspace + (sums ? partial_bytes(sum_tiles(rows), columns) : 0));
+}
+
+}  // namespace
+
+void add_rope_quantize_ops(OpTable& table) {
+  add_quantize_kinds(table, "rope_grad", prepare<false>, query<false>);
+  add_quantize_kinds(table, "rope_grad_column_sum", prepare<true>, query<true>);
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,11 @@
+#pragma once
+// The elementwise families, one source each; add_elementwise_ops of kernels.h adds them all.
+
+#include "runtime/kernels.h"
+
+namespace quern::cuda {
+
+void add_swiglu_ops(OpTable& table);  // swiglu, swiglu_grad, swiglu_and_grad
+void add_column_sum_op(OpTable& table);
+
+}  // namespace quern::cuda

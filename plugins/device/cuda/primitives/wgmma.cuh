@@ -1,0 +1,157 @@
+#pragma once
+// Hopper's warpgroup matrix products, bf16 with fp32 sums: thin wrappers of the PTX (ISA 8.0, "wgmma.mma_async"), for
+// tiles in shared memory as TMA writes them with the 128-byte swizzle: boxes of rows of 64 elements, at addresses that
+// are multiples of 1024. Products run asynchronously: nothing may touch their registers and tiles until wait() says so.
+
+#include <cstdint>
+
+#include "primitives/element.cuh"
+
+namespace quern::cuda::wgmma {
+
+inline constexpr int kColumns = 64;                   ///< elements of a swizzled row, 128 bytes
+inline constexpr int kDepth = 16;                     ///< elements that one product sums over
+inline constexpr std::uint32_t kEightRows = 8 * 128;  ///< bytes
+
+/// Describes a tile, by halves: the upper is constant, and steps add to the lower.
+struct Tile {
+  std::uint32_t low;
+  __device__ __forceinline__ std::uint64_t descriptor() const {
+    constexpr std::uint32_t kSwizzle128 = 1u << 30;
+    return std::uint64_t{kSwizzle128 | kEightRows >> 4} << 32 | low;
+  }
+  /// The same tile, a multiple of 16 bytes on.
+  __device__ __forceinline__ Tile operator+(std::uint32_t bytes) const { return {low + (bytes >> 4)}; }
+};
+/// Where a block's tile begins, as descriptors say it: in a cluster the upper bits of addresses name the block.
+__device__ __forceinline__ std::uint32_t start(std::uint32_t address) { return (address & 0x3ffffu) >> 4; }
+/// A tile from `address` on whose rows are the operand's rows (A) or columns (B), each row along the sum. A step of
+/// kDepth along the sum: 32 bytes.
+__device__ __forceinline__ Tile along_rows(std::uint32_t address) { return {start(address) | 1u << 16}; }
+/// A B whose rows are summed over, boxes of 64 columns lying `kBox` bytes apart. A step of kDepth: 2048 bytes.
+template <std::uint32_t kBox>
+__device__ __forceinline__ Tile across_rows(std::uint32_t address) {
+  return {start(address) | kBox >> 4 << 16};
+}
+
+/// Orders earlier writes of registers before the products that follow.
+__device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+/// Closes a group of products.
+__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Waits until at most `kPending` of the last groups are still running.
+template <int kPending>
+__device__ __forceinline__ void wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+/// Keeps the compiler from moving uses of sums across the place.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// Sums of m64: of a thread, sums[4 j .. 4 j + 3] are rows r, r, r + 8, r + 8 and columns 8 j + c, + 1, + 0, + 1, where
+// r = 16 warp + lane / 4 and c = lane % 4 * 2. A in registers, m64k16: pairs (r, c), (r + 8, c), (r, c + 8), (r + 8, c
+// + 8).
+
+#define QUERN_SUMS_8(s, i)                                                                                    \
+  "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3]), "+f"(s[i + 4]), "+f"(s[i + 5]), "+f"(s[i + 6]), \
+      "+f"(s[i + 7])
+#define QUERN_SUMS_32(s, i) QUERN_SUMS_8(s, i), QUERN_SUMS_8(s, i + 8), QUERN_SUMS_8(s, i + 16), QUERN_SUMS_8(s, i + 24)
+#define QUERN_NAMES_32                                                                                                 \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
+  "%31"
+#define QUERN_NAMES_64                                                                                            \
+  QUERN_NAMES_32                                                                                                  \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
+  "%59,%60,%61,%62,%63"
+#define QUERN_NAMES_128                                                                                             \
+  QUERN_NAMES_64                                                                                                    \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,"   \
+  "%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114," \
+  "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+/// sums (64, 64) = [sums +] A B, both along rows.
+template <bool kAdd>
+__device__ __forceinline__ void multiply(float (&sums)[32], Tile a, Tile b) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %34, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"
+      : QUERN_SUMS_32(sums, 0)
+      : "l"(a.descriptor()), "l"(b.descriptor()), "n"(kAdd));
+}
+
+/// sums (64, 64) = [sums +] A B, A in registers; B across rows or along them.
+template <bool kAdd, bool kAcross>
+__device__ __forceinline__ void multiply(float (&sums)[32], const std::uint32_t (&a)[4], Tile b) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %37, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_NAMES_32
+      "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
+      : QUERN_SUMS_32(sums, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
+}
+
+/// The same for sums (64, 128).
+template <bool kAdd, bool kAcross>
+__device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t (&a)[4], Tile b) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %69, 0;"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" QUERN_NAMES_64
+      "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;}"
+      : QUERN_SUMS_32(sums, 0), QUERN_SUMS_32(sums, 32)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
+}
+
+/// sums (64, 256) = [sums +] A B; B across rows or along them.
+template <bool kAcross>
+__device__ __forceinline__ void multiply(float (&sums)[128], Tile a, Tile b, bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %130, 0;"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" QUERN_NAMES_128 "}, %128, %129, p, 1, 1, 0, %131;}"
+      : QUERN_SUMS_32(sums, 0), QUERN_SUMS_32(sums, 32), QUERN_SUMS_32(sums, 64), QUERN_SUMS_32(sums, 96)
+      : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)), "n"(kAcross));
+}
+
+#undef QUERN_SUMS_8
+#undef QUERN_SUMS_32
+#undef QUERN_NAMES_32
+#undef QUERN_NAMES_64
+#undef QUERN_NAMES_128
+
+/// Of rows [0, 64) of a swizzled box, this thread's A for columns [16 step, 16 step + 16).
+__device__ __forceinline__ void load_a(std::uint32_t (&a)[4], std::uint32_t box, int step) {
+  const std::uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16,
+                      part = 2 * step + lane / 16;
+  const std::uint32_t address = box + row * 128 + (part ^ row % 8) * 16;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// Of a warp's sums, 16 rows of 8 columns at `from` and 8 columns on, rounded to bf16, to where `address` says: in lane
+/// l that of row l % 16 of the first 8 columns (l < 16) or of the next.
+template <int kCount>
+__device__ __forceinline__ void store_rounded(std::uint32_t address, const float (&sums)[kCount], int from) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[from + 2 * i], sums[from + 2 * i + 1]);
+    words[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+/// Sums of columns [16 step, 16 step + 16), rounded to bf16, as A.
+__device__ __forceinline__ void round_to_a(std::uint32_t (&a)[4], const float (&sums)[32], int step) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[8 * step + 2 * i], sums[8 * step + 2 * i + 1]);
+    a[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+}
+
+}  // namespace quern::cuda::wgmma

@@ -1,0 +1,193 @@
+// Products of 8-bit operands: the LM head's against the CPU device, and what is refused.
+#include <cmath>
+
+#include "quern/block_scales.h"
+#include "quern/step_state.h"
+#include "tests/device_pair.h"
+
+using namespace quern;
+using namespace quern::cuda;
+
+namespace {
+
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
+
+std::int64_t flag(bool value) { return value ? 1 : 0; }
+
+struct Sizes {
+  std::int64_t m, n, k;
+  bool transpose_a, transpose_b;
+};
+
+/// x or a weight with its codes, their scale and their transpose.
+struct Quantized {
+  testkit::PoisonedTensor wide, codes, scale, turned;
+};
+Quantized quantized(const Extents& size, DType format, std::uint64_t seed) {
+  const std::vector<float> values = testkit::random_normal(size[0] * size[1], seed, 0.5);
+  constexpr float kScale = 0x1p-4f;
+  std::vector<float> scaled, turned(values.size());
+  for (float value : values) scaled.push_back(value / kScale);
+  for (std::int64_t row = 0; row < size[0]; ++row)
+    for (std::int64_t column = 0; column < size[1]; ++column)
+      turned[static_cast<std::size_t>(column * size[0] + row)] =
+          scaled[static_cast<std::size_t>(row * size[1] + column)];
+  using testkit::PoisonedTensor;
+  return {PoisonedTensor(kBf16, size, values), PoisonedTensor(format, size, scaled),
+          PoisonedTensor(kF32, {1}, std::vector<float>{kScale}), PoisonedTensor(format, {size[1], size[0]}, turned)};
+}
+
+}  // namespace
+
+namespace {
+
+/// The figures of the logits' gradients: logits differ in the last bits, so that a few of the least become zero on one
+/// device alone.
+void check_observed(const DevicePair& pair, const OpComparison& op, DType format) {
+  std::vector<std::string> faults;
+  auto seen = [&](Device& device) {
+    return *op.run_on(device, OpComparison::How::eager, faults)[3].view().as<ScaleObservation>();
+  };
+  const ScaleObservation want = seen(*pair.cpu), got = seen(*pair.gpu);
+  CHECK(faults.empty());
+  CHECK(got.elements == want.elements);
+  CHECK(got.elements > 0);
+  CHECK(got.largest_scale == want.largest_scale);
+  CHECK(got.smallest_scale == want.smallest_scale);
+  CHECK(got.clipped == 0);
+  CHECK(got.amax == doctest::Approx(double{want.amax}).epsilon(format == DType::e4m3 ? 0.125 : 0.25));
+  const double few = 0.01 * static_cast<double>(want.elements) + 2;
+  CHECK(std::fabs(static_cast<double>(got.underflowed) - static_cast<double>(want.underflowed)) < few);
+}
+
+}  // namespace
+
+TEST_CASE("lm_loss and its gradients from codes") {
+  DevicePair pair = open_pair();
+  struct Shape {
+    std::int64_t tokens, width, vocabulary, chunk;
+  };
+  for (Shape s :
+       {Shape{64, 32, 256, 64}, Shape{48, 32, 1008, 16}, Shape{80, 64, 9008, 48}, Shape{16, 16, 152064, 16}}) {
+    for (DType gradient_format : {DType::e4m3, DType::e5m2}) {
+      Attributes attributes{{"chunk", s.chunk},
+                            {"seed", 4.0},
+                            {"z_loss", 0.001},
+                            {"gradient_format", std::string(name_of(gradient_format))}};
+      const Quantized x = quantized({s.tokens, s.width}, DType::e4m3, 1),
+                      weight = quantized({s.vocabulary, s.width}, DType::e4m3, 2);
+      auto inputs = [&](const char* kind) {
+        OpComparison op(kind, attributes);
+        op.in(x.wide).in(weight.wide).in(integers(s.tokens, -1, s.vocabulary, 3));
+        op.in(x.codes).in(x.scale).in(x.turned).in(weight.codes).in(weight.scale).in(weight.turned);
+        return op;
+      };
+      std::string refusal = pair.gpu->query(inputs("lm_loss").out(kF32, {s.tokens}, {}).instance()).refusal;
+      if (refusal.find("compute capability") != std::string::npos) {
+        MESSAGE("skipped: " << refusal);
+        return;
+      }
+      // As for bf16 operands; besides, tensor cores sum in fewer bits, and a gradient may round to either of two codes,
+      // an eighth or a quarter apart.
+      const Tolerance loss{1e-3, 0.07};
+      const double step = gradient_format == DType::e4m3 ? 0.125 : 0.25;
+      const Tolerance gradient{0.03 + step / 4, 0.06 + step / 4};
+      inputs("lm_loss").out(kF32, {s.tokens}, loss).run(pair);
+      auto train = [&] { return inputs("lm_loss_train").out(kF32, {s.tokens}, loss); };
+      const Extents dx{s.tokens, s.width}, dweight{s.vocabulary, s.width};
+      train().out(kBf16, dx, gradient).out(kBf16, dweight, gradient).run(pair);
+      train().out(kBf16, dx, gradient).sum(kF32, dweight, gradient).run(pair);
+      train().unread(kBf16, dx).sum(kBf16, dweight, gradient).run(pair);
+      const OpComparison observed =
+          train().out(kBf16, dx, gradient).out(kBf16, dweight, gradient).opaque(DType::u32, {kScaleObservationWords});
+      CHECK(pair.gpu->query(observed.instance()).refusal == "");
+      if (pair.open) check_observed(pair, observed, gradient_format);
+    }
+  }
+}
+
+namespace {
+
+/// Powers of two from 1/8 to 8, different from block to block.
+testkit::PoisonedTensor block_scales(const Extents& extents, std::uint64_t seed) {
+  std::vector<float> scales = testkit::random_normal(element_count(extents), seed, 1);
+  for (float& scale : scales) scale = std::exp2(std::round(std::fmin(std::fmax(scale, -3.0f), 3.0f)));
+  return {kF32, extents, scales};
+}
+
+OpComparison block_product(DType a, DType b, const Sizes& s, std::int64_t scale_rows) {
+  OpComparison op(
+      "matmul",
+      {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}, {"fast_accumulation", std::int64_t{1}}});
+  op.in(normal(a, {s.m, s.k}, 1)).in(normal(b, {s.n, s.k}, 2)).absent();
+  op.in(block_scales(row_block_scales(s.m, s.k), 3));
+  op.in(block_scales(scale_rows == 1 ? row_block_scales(s.n, s.k) : square_scales(s.n, s.k), 4));
+  return op;
+}
+
+}  // namespace
+
+TEST_CASE("matmul: operands with scales of blocks") {
+  DevicePair pair = open_pair();
+  for (auto [a, b] : {std::pair{DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}}) {
+    for (std::int64_t scale_rows : {1, 128}) {
+      for (Sizes s : {Sizes{128, 128, 128, false, true}, Sizes{256, 384, 640, false, true},
+                      Sizes{1024, 1152, 896, false, true}, Sizes{272, 144, 1408, false, true}}) {
+        auto product = [&] { return block_product(a, b, s, scale_rows); };
+        const std::string refusal = pair.gpu->query(product().out(kBf16, {s.m, s.n}, {}).instance()).refusal;
+        if (refusal.find("compute capability") != std::string::npos) {
+          MESSAGE("skipped: " << refusal);
+          return;
+        }
+        // Tensor cores keep about 14 bits of each block's sum, of order sqrt(128) times scales of up to 64.
+        const double slack = 0x1p-12 * 64 * std::sqrt(static_cast<double>(s.k));
+        for (DType out : {kBf16, kF32}) {
+          const Tolerance tolerance{out == kBf16 ? 0x1p-7 : 0x1p-10, slack};
+          product().out(out, {s.m, s.n}, tolerance).run(pair);
+          product().sum(out, {s.m, s.n}, tolerance).run(pair);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("what products with scales of blocks cannot do is refused when planning, with the reason") {
+  DevicePair pair = open_pair();
+  auto refusal = [&](const Sizes& s, std::int64_t scale_rows) {
+    return pair.gpu->query(block_product(DType::e4m3, DType::e4m3, s, scale_rows).out(kBf16, {s.m, s.n}, {}).instance())
+        .refusal;
+  };
+  const std::string fits = refusal({32, 32, 128, false, true}, 1);
+  if (fits.find("compute capability") != std::string::npos) return;
+  CHECK(fits == "");
+  CHECK(refusal({32, 48, 256, false, true}, 128) == "");
+  CHECK(refusal({32, 32, 192, false, true}, 1) ==
+        "matmul: scales of blocks need sums over a multiple of 128, found 192");
+  CHECK(refusal({32, 32, 128, false, true}, 64) == "matmul: scale_rows_b must be 1 or 128");
+  OpComparison wrong("matmul", {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", std::int64_t{1}}});
+  wrong.in(normal(DType::e4m3, {32, 256}, 1)).in(normal(DType::e4m3, {48, 256}, 2)).absent();
+  wrong.in(normal(kF32, {1}, 3)).in(normal(kF32, {2, 48}, 4)).out(kBf16, {32, 48}, {});
+  CHECK(pair.gpu->query(wrong.instance()).refusal == "matmul: scales of blocks must be f32 (2, 32) and (2, 48)");
+}
+
+TEST_CASE("what 8-bit products cannot do is refused when planning, with the reason") {
+  DevicePair pair = open_pair();
+  auto refusal = [&](DType a, DType b, const Sizes& s, std::vector<std::int64_t> scales = {1, 1}) {
+    OpComparison op("matmul", {{"transpose_a", flag(s.transpose_a)}, {"transpose_b", flag(s.transpose_b)}});
+    Extents left = s.transpose_a ? Extents{s.k, s.m} : Extents{s.m, s.k};
+    Extents right = s.transpose_b ? Extents{s.n, s.k} : Extents{s.k, s.n};
+    op.in(normal(a, left, 1)).in(normal(b, right, 2)).absent();
+    op.in(normal(kF32, {scales[0]}, 3)).in(normal(kF32, {scales[1]}, 4)).out(kBf16, {s.m, s.n}, {});
+    return pair.gpu->query(op.instance()).refusal;
+  };
+  const DType e4m3 = DType::e4m3, e5m2 = DType::e5m2;
+  if (refusal(e4m3, e4m3, {32, 32, 32, false, true}).find("compute capability") != std::string::npos) return;
+  CHECK(refusal(e4m3, e4m3, {32, 32, 32, false, true}) == "");
+  auto says = [](const std::string& text, const char* word) { return text.find(word) != std::string::npos; };
+  CHECK(says(refusal(e5m2, e5m2, {32, 32, 32, false, true}), "at most one"));
+  CHECK(says(refusal(e4m3, e4m3, {32, 32, 32, false, false}), "come last"));
+  CHECK(says(refusal(e4m3, e4m3, {32, 32, 32, true, true}), "come last"));
+  CHECK(says(refusal(e4m3, e4m3, {32, 24, 32, false, true}), "multiples of 16"));
+  CHECK(says(refusal(e4m3, e4m3, {32, 32, 40, false, true}), "multiples of 16"));
+  CHECK(says(refusal(e4m3, e4m3, {32, 32, 32, false, true}, {1, 32}), "scales must be"));
+}

@@ -1,0 +1,119 @@
+#pragma once
+// Matrix products through cuBLASLt: descriptors built once, candidate algorithms timed once, the choice kept. cuBLASLt
+// is column-major; a row-major y = op(a) op(b) is the column-major y^T = op(b)^T op(a)^T, so its A is our b and its B
+// our a.
+
+#include <cublasLt.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "quern/dtype.h"
+#include "runtime/kernels.h"
+#include "runtime/timed_choices.h"
+
+namespace quern::cuda {
+
+/// Scratch that every product may use: for sums of split-K parts.
+inline constexpr std::size_t kMatmulWorkspace = std::size_t{64} << 20;
+
+enum class ScaleMode : std::uint8_t {
+  none,
+  tensor,
+  vector,        ///< one a row of a, one a column of b
+  block,         ///< one for 1 x 128 elements of each, along the sums
+  square_block,  ///< of b, for 128 x 128
+};
+constexpr bool of_blocks(ScaleMode scales) { return scales == ScaleMode::block || scales == ScaleMode::square_block; }
+
+/// A product's shape and formats: what a choice of algorithm depends on.
+struct MatmulKey {
+  std::int64_t m = 0, n = 0, k = 0;  ///< y (m, n), sums over k
+  bool transpose_a = false, transpose_b = false;
+  DType a = DType::bf16, b = DType::bf16, y = DType::bf16;
+  bool bias = false;  ///< (n) in y's dtype, bf16 for 8-bit operands, added in fp32
+  bool accumulate = false;
+  ScaleMode scales = ScaleMode::none;
+  bool fast_accumulation = false;                         ///< 8-bit operands: sum in fewer bits; not with blocks
+  int alignment = 256;                                    ///< bytes to which all operands are aligned, a power of two
+  std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
+
+  std::string text() const;
+};
+
+/// An algorithm as hexadecimal words, and back; none where the text is not one.
+std::string text_of(const cublasLtMatmulAlgo_t& algorithm);
+std::optional<cublasLtMatmulAlgo_t> algorithm_of(const std::string& text);
+
+struct MatmulOperands {
+  const void *a = nullptr, *b = nullptr, *bias = nullptr;
+  const float *scale_a = nullptr, *scale_b = nullptr;
+  void* y = nullptr;
+  void* workspace = nullptr;  ///< kMatmulWorkspace bytes
+};
+
+/// One product, ready to launch. Not for several threads at once: operand pointers are part of the descriptors.
+class MatmulPlan {
+ public:
+  explicit MatmulPlan(const MatmulKey& key);
+  ~MatmulPlan();
+  MatmulPlan(const MatmulPlan&) = delete;
+  MatmulPlan& operator=(const MatmulPlan&) = delete;
+
+  void run(cublasLtHandle_t lt, const MatmulOperands& operands, cudaStream_t stream) const;
+  cublasStatus_t try_run(cublasLtHandle_t lt, const MatmulOperands& operands, const cublasLtMatmulAlgo_t& algorithm,
+                         cudaStream_t stream) const;
+  /// Candidates that fit the workspace and are deterministic, best guess first.
+  std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t lt, int count) const;
+  /// An algorithm by its id, with everything else at its default.
+  std::optional<cublasLtMatmulAlgo_t> plain(cublasLtHandle_t lt, int id) const;
+  /// Whether an algorithm, perhaps from another run, can be used here.
+  bool accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algorithm) const;
+  void choose(const cublasLtMatmulAlgo_t& algorithm) { algorithm_ = algorithm; }
+  const cublasLtMatmulAlgo_t& algorithm() const { return algorithm_; }
+
+ private:
+  MatmulKey key_;
+  cublasLtMatmulDesc_t product_ = nullptr;
+  cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, y_ = nullptr;  ///< cuBLASLt's A is our b
+  cublasLtMatmulAlgo_t algorithm_ = {};
+};
+
+/// Where a product's candidates come from.
+enum class MatmulSearch : std::uint8_t {
+  listed,  ///< the library's heuristic
+  wide,    ///< besides, configurations that it does not list, where they were seen to help; seconds a product
+};
+/// What tells a product's choices in the file apart by how they were searched: equal where that makes no difference.
+std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu);
+
+/// All plans of a device. Plans are shared by kernels of equal shape.
+class MatmulPlans {
+ public:
+  /// `candidates`: that the heuristic is asked for; 1: its first is taken, and nothing is timed.
+  MatmulPlans(TimedChoices& choices, int candidates, MatmulSearch search)
+      : choices_(choices), candidates_(candidates), search_(candidates > 1 ? search : MatmulSearch::listed) {}
+
+  /// Times candidates on scratch memory unless the choice is known; null when cuBLASLt has no algorithm.
+  std::shared_ptr<const MatmulPlan> make(CudaContext& context, const MatmulKey& key);
+
+  /// Changes plans to the choices that this run goes by now. Those that cannot be used stay as they are, and are what
+  /// the run goes by.
+  void adopt();
+
+ private:
+  /// Has the plan run by an algorithm; false: it cannot.
+  bool use(MatmulPlan& plan, const std::string& text) const;
+
+  TimedChoices& choices_;
+  int candidates_;
+  MatmulSearch search_;
+  cublasLtContext* lt_ = nullptr;
+  std::map<std::string, std::shared_ptr<MatmulPlan>> plans_;  ///< by MatmulKey::text()
+};
+
+}  // namespace quern::cuda

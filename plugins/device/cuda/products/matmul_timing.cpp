@@ -1,0 +1,261 @@
+#include "products/matmul_timing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "products/matmul_plan.h"
+#include "products/matmul_scratch.h"
+#include "products/matmul_tiles.h"
+#include "quern/error.h"
+#include "runtime/check.h"
+#include "runtime/timing.h"
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr float kFailed = std::numeric_limits<float>::infinity();
+
+struct Candidate {
+  cublasLtMatmulAlgo_t algorithm = {};
+  bool listed = false;
+  float ms = kFailed;
+};
+using Candidates = std::vector<Candidate>;
+
+void sort_by_time(Candidates& candidates) {
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& x, const Candidate& y) { return x.ms < y.ms; });
+}
+
+/// Waits for what was launched. A fault there ends the process's use of the GPU, so it says what to avoid.
+void finish(CudaContext& context, const MatmulKey& key, const cublasLtMatmulAlgo_t& algorithm) {
+  const cudaError_t status = cudaStreamSynchronize(context.setup);
+  if (status == cudaSuccess) return;
+  throw Error(ErrorCode::resources, {.where = "device cuda",
+                                     .what = "a configuration of cuBLASLt's failed for the product " + key.text(),
+                                     .found = configuration_text(algorithm) + ": " + cudaGetErrorName(status),
+                                     .expected = {},
+                                     .next = "set device.cuda.matmul_search to \"listed\""});
+}
+
+class Stopwatch {
+ public:
+  Stopwatch(CudaContext& context, const MatmulKey& key, const MatmulPlan& plan, const MatmulScratch& scratch)
+      : context_(context), key_(key), plan_(plan), scratch_(scratch), timer_(context.setup) {}
+
+  /// Milliseconds a run, the mean of `runs`, each on the next set of operands; kFailed when the algorithm fails.
+  float mean(const cublasLtMatmulAlgo_t& algorithm, int runs) const {
+    timer_.start();
+    for (int i = 0; i < runs; ++i) {
+      const MatmulOperands operands = scratch_.operands(next_++ % scratch_.sets());
+      if (plan_.try_run(context_.lt, operands, algorithm, context_.setup) == CUBLAS_STATUS_SUCCESS) continue;
+      cudaGetLastError();  // a launch that was refused is an answer here, not an error to be found later
+      return kFailed;
+    }
+    timer_.stop();
+    finish(context_, key_, algorithm);
+    return timer_.milliseconds() / static_cast<float>(runs);
+  }
+
+  /// The best of two rounds of about 3 ms.
+  float burst(const cublasLtMatmulAlgo_t& algorithm) const {
+    if (mean(algorithm, 1) == kFailed) return kFailed;  // loads the kernel
+    const float once = mean(algorithm, 1);
+    if (once == kFailed) return kFailed;
+    const int runs = std::clamp(static_cast<int>(3.0f / std::max(once, 1e-3f)), 2, 50);
+    return std::min(mean(algorithm, runs), mean(algorithm, runs));
+  }
+
+ private:
+  CudaContext& context_;
+  const MatmulKey& key_;
+  const MatmulPlan& plan_;
+  const MatmulScratch& scratch_;
+  EventTimer timer_;
+  mutable std::size_t next_ = 0;
+};
+
+Candidates time_listed(const Stopwatch& watch, const std::function<bool(const cublasLtMatmulAlgo_t&)>& accepted,
+                       const std::vector<cublasLtMatmulAlgo_t>& listed) {
+  Candidates candidates;
+  for (const cublasLtMatmulAlgo_t& algorithm : listed) {
+    if (!accepted(algorithm)) continue;
+    const float ms = watch.burst(algorithm);
+    if (ms != kFailed) candidates.push_back({algorithm, true, ms});
+  }
+  sort_by_time(candidates);
+  return candidates;
+}
+
+constexpr float kNear = 1.1f;  ///< beyond what short runs scatter by
+
+/// Of the most promising ones, which come first, those near the best listed one's `listed_ms` in short runs; the best
+/// first. Most need their kernel loaded, some milliseconds each.
+Candidates screen(const Stopwatch& watch, const std::function<bool(const cublasLtMatmulAlgo_t&)>& accepted,
+                  const std::vector<cublasLtMatmulAlgo_t>& unlisted, float listed_ms, std::size_t& tried) {
+  constexpr std::size_t kMost = 192;  // all variants of the tiles that are tried, in the best kind of cluster
+  const int runs = std::clamp(static_cast<int>(0.3f / std::max(listed_ms, 1e-3f)), 1, 10);
+  std::size_t left = kMost;
+  Candidates near;
+  for (const cublasLtMatmulAlgo_t& algorithm : unlisted) {
+    if (!accepted(algorithm)) continue;
+    if (left-- == 0) break;
+    ++tried;
+    if (watch.mean(algorithm, 1) == kFailed) continue;
+    const float ms = watch.mean(algorithm, runs);
+    if (ms < kNear * listed_ms) near.push_back({algorithm, false, ms});
+  }
+  sort_by_time(near);
+  return near;
+}
+
+std::ptrdiff_t count_with_tile(const Candidates& candidates, std::uint32_t tile) {
+  return std::count_if(candidates.begin(), candidates.end(),
+                       [tile](const Candidate& c) { return tile_of(c.algorithm) == tile; });
+}
+
+/// The first few of candidates sorted by time that are `good`, some of a tile.
+Candidates best_of(const Candidates& candidates, const std::function<bool(const Candidate&)>& good) {
+  constexpr std::size_t kMost = 12;
+  constexpr std::ptrdiff_t kMostOfATile = 4;
+  Candidates best;
+  for (const Candidate& candidate : candidates) {
+    if (best.size() == kMost || (!best.empty() && candidate.ms > kNear * best.front().ms)) break;
+    if (count_with_tile(best, tile_of(candidate.algorithm)) < kMostOfATile && good(candidate))
+      best.push_back(candidate);
+  }
+  return best;
+}
+
+/// Of candidates sorted by time those that may be the best under lasting load: near the first, not all of one tile,
+/// whose variants differ little, and the best listed one, so that nothing is lost by having searched.
+Candidates finalists(const Candidates& candidates) {
+  constexpr float kClose = 1.06f;  // an eventual winner was 5% behind in bursts
+  constexpr std::size_t kMost = 4;
+  constexpr std::ptrdiff_t kMostOfATile = 2;
+  Candidates taken;
+  for (const Candidate& candidate : candidates) {
+    if (taken.size() == kMost || candidate.ms > kClose * candidates.front().ms) break;
+    if (count_with_tile(taken, tile_of(candidate.algorithm)) < kMostOfATile) taken.push_back(candidate);
+  }
+  auto is_listed = [](const Candidate& c) { return c.listed; };
+  if (std::none_of(taken.begin(), taken.end(), is_listed))
+    taken.push_back(*std::find_if(candidates.begin(), candidates.end(), is_listed));
+  return taken;
+}
+
+/// Times each under load that lasts, in turn and back, so that what changes slowly weighs on all alike.
+void sustain(const Stopwatch& watch, Candidates& candidates) {
+  constexpr float kSettleMs = 200, kWarmMs = 50, kTimedMs = 80;
+  auto load = [&](const Candidate& candidate, float burst_ms, float ms) {
+    return watch.mean(candidate.algorithm, std::max(1, static_cast<int>(std::lround(ms / std::max(burst_ms, 1e-3f)))));
+  };
+  std::vector<float> bursts;
+  for (Candidate& candidate : candidates) bursts.push_back(std::exchange(candidate.ms, 0.0f));
+  load(candidates.front(), bursts.front(), kSettleMs);
+  const std::size_t count = candidates.size();
+  for (std::size_t turn = 0; turn < 2 * count; ++turn) {
+    const std::size_t i = turn < count ? turn : 2 * count - 1 - turn;
+    load(candidates[i], bursts[i], kWarmMs);
+    candidates[i].ms += load(candidates[i], bursts[i], kTimedMs) / 2;
+  }
+  sort_by_time(candidates);
+}
+
+/// y's sums after a run into bytes that show what it leaves out; empty when the run fails. As numbers, bytes of 0x42
+/// are about 48, of 0xff none.
+std::vector<float> sums_of(CudaContext& context, const MatmulPlan& plan, const MatmulKey& key,
+                           const MatmulScratch& scratch, const cublasLtMatmulAlgo_t& algorithm) {
+  scratch.reset_result(key.accumulate ? 0x42 : 0xff);
+  if (plan.try_run(context.lt, scratch.operands(), algorithm, context.setup) == CUBLAS_STATUS_SUCCESS) {
+    finish(context, key, algorithm);
+    return scratch.signed_row_sums();
+  }
+  cudaGetLastError();
+  return {};
+}
+
+/// Whether x is y but for rounding: a step of bf16 is 2^-7 of an element at most, and 8-bit products may be summed in
+/// fewer bits. No row may be far off, since one of many hardly shows in the whole.
+bool agrees(std::span<const float> x, std::span<const float> y) {
+  constexpr double kWhole = 1e-2, kRow = 0.1;
+  double squares = 0, reference = 0, worst = 0;
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double difference = std::abs(double{x[i]} - y[i]);
+    if (!std::isfinite(difference)) return false;
+    worst = std::max(worst, difference);
+    squares += difference * difference;
+    reference += double{y[i]} * y[i];
+  }
+  return squares < kWhole * kWhole * reference &&
+         worst * worst * static_cast<double>(y.size()) < kRow * kRow * reference;
+}
+
+TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulScratch& scratch,
+                      const std::vector<cublasLtMatmulAlgo_t>& listed,
+                      const std::vector<cublasLtMatmulAlgo_t>& unlisted) {
+  const MatmulPlan plan(key);
+  const Stopwatch watch(context, key, plan, scratch);
+  const auto accepted = [&](const cublasLtMatmulAlgo_t& algorithm) { return plan.accepts(context.lt, algorithm); };
+  TimedChoice choice{listed.front()};
+  choice.tried = listed.size();
+  Candidates candidates = time_listed(watch, accepted, listed);
+  if (candidates.empty()) return choice;
+  choice.listed_ms = candidates.front().ms;
+  if (!unlisted.empty()) {
+    const cublasLtMatmulAlgo_t reference = candidates.front().algorithm;
+    const Candidates near = screen(watch, accepted, unlisted, choice.listed_ms, choice.tried);
+    auto same = [&](const Candidate& c) { return gives_same(context, plan, key, scratch, reference, c.algorithm); };
+    for (Candidate& candidate : best_of(near, same)) {
+      candidate.ms = watch.burst(candidate.algorithm);
+      candidates.push_back(candidate);
+    }
+    sort_by_time(candidates);
+    candidates = finalists(candidates);
+    if (candidates.size() > 1) sustain(watch, candidates);
+    choice.listed_ms =
+        std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.listed; })->ms;
+  }
+  choice.algorithm = candidates.front().algorithm;
+  choice.ms = candidates.front().ms;
+  choice.timed = true;
+  return choice;
+}
+
+}  // namespace
+
+bool gives_same(CudaContext& context, const MatmulPlan& plan, const MatmulKey& key, const MatmulScratch& scratch,
+                const cublasLtMatmulAlgo_t& reference, const cublasLtMatmulAlgo_t& algorithm) {
+  const std::vector<float> want = sums_of(context, plan, key, scratch, reference),
+                           got = sums_of(context, plan, key, scratch, algorithm),
+                           again = sums_of(context, plan, key, scratch, algorithm);
+  return !want.empty() && got.size() == want.size() && got == again && agrees(got, want);
+}
+
+TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
+                           const std::vector<cublasLtMatmulAlgo_t>& unlisted) {
+  MatmulKey timed = key;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    const MatmulScratch scratch(timed, context.setup, sets_beyond(context.traits.l2_bytes, timed));
+    const bool whole = attempt == 0;  // what is not listed is taken only after it was seen to be right
+    if (scratch) {
+      TimedChoice choice =
+          choose_on(context, timed, scratch, listed, whole ? unlisted : std::vector<cublasLtMatmulAlgo_t>{});
+      choice.whole = whole && choice.timed;
+      return choice;
+    }
+    // Halves the longest dimension, keeping it a multiple of 128.
+    std::int64_t& longest = std::max({std::ref(timed.m), std::ref(timed.n), std::ref(timed.k)},
+                                     [](std::int64_t& x, std::int64_t& y) { return x < y; });
+    if (longest < 256) break;
+    longest = longest / 2 / 128 * 128;
+  }
+  return {listed.front()};
+}
+
+}  // namespace quern::cuda

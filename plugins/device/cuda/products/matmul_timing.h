@@ -1,0 +1,40 @@
+#pragma once
+// Times candidate algorithms of a product on scratch memory.
+
+#include <cublasLt.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "runtime/kernels.h"
+
+namespace quern::cuda {
+
+class MatmulPlan;
+class MatmulScratch;
+struct MatmulKey;
+
+struct TimedChoice {
+  cublasLtMatmulAlgo_t algorithm = {};
+  bool timed = false;   ///< false: there was no memory to time with, and the library's first guess is taken
+  bool whole = false;   ///< timed on a product of this size; else what is chosen may be another at another time
+  float ms = 0;         ///< a run of the choice
+  float listed_ms = 0;  ///< the best of those that the library listed, timed as the choice was
+  std::size_t tried = 0;
+};
+
+/// The fastest of `listed`, which are not empty, and of those of `unlisted` that compute the same, on operands that no
+/// run finds in the L2 cache. How many are tried is fixed, however busy the host is. Listed ones alone are timed in
+/// bursts of milliseconds. With unlisted ones it takes 2 to 3 s: those that are near the best in
+/// short runs are timed in bursts, and the best of these under load that lasts, where the power limit lowers the clock,
+/// more for some than for others. Where scratch for the whole product does not fit, the listed ones are timed on a
+/// smaller one of the same layout.
+TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
+                           const std::vector<cublasLtMatmulAlgo_t>& unlisted);
+
+/// Whether an algorithm gives what `reference` gives but for rounding, and the same bits again. The library accepts
+/// configurations that it does not list, so that nobody may have run them before.
+bool gives_same(CudaContext& context, const MatmulPlan& plan, const MatmulKey& key, const MatmulScratch& scratch,
+                const cublasLtMatmulAlgo_t& reference, const cublasLtMatmulAlgo_t& algorithm);
+
+}  // namespace quern::cuda

@@ -1,0 +1,70 @@
+// Every op kind of the CUDA device against the CPU device, at odd sizes, in fp32 and bf16, adding and overwriting. The
+// cases are those that any device must pass, and larger ones.
+#include "quern/testkit/op_cases.h"
+#include "quern/testkit/stochastic_rounding.h"
+#include "quern/testkit/tensor_sums.h"
+#include "tests/device_pair.h"
+
+using namespace quern;
+using namespace quern::cuda;
+
+TEST_CASE("matmul: layouts, formats, bias and sums") { testkit::matmul_cases(open_pair()); }
+
+TEST_CASE("matmul: a bias that is added apart rounds once, twice where y accumulates") {
+  testkit::matmul_bias_cases(open_pair());
+}
+
+TEST_CASE("matmul: 8-bit operands with scales") { testkit::matmul_8bit_cases(open_pair()); }
+
+TEST_CASE("transpose and cast move and round as the CPU does, to the bit") { testkit::conversion_cases(open_pair()); }
+
+TEST_CASE("embedding and its gradient") { testkit::embedding_cases(open_pair()); }
+
+TEST_CASE("loss_stats") { testkit::loss_stats_cases(open_pair()); }
+
+TEST_CASE("rms_norm family") { testkit::rms_norm_cases(open_pair()); }
+
+TEST_CASE("layer_norm family") { testkit::layer_norm_cases(open_pair()); }
+
+TEST_CASE("rope, head_norm and their gradients") { testkit::head_cases(open_pair()); }
+
+TEST_CASE("element-wise ops and column sums") { testkit::elementwise_cases(open_pair()); }
+
+TEST_CASE("sum_squares and clip_scale") { testkit::norm_and_clip_cases(open_pair()); }
+
+TEST_CASE("sum_squares of a tensor has the same bits alone and in any list, aligned or not") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (std::size_t alignment : {std::size_t{1}, pair.gpu->traits().alignment})
+      CHECK(testkit::tensor_sums_fault(*pair.gpu, dtype, alignment) == "");
+}
+
+TEST_CASE("adamw, its stochastic rounding and its skip") { testkit::adamw_cases(open_pair()); }
+
+TEST_CASE("adamw over a list of tensors, more than one launch takes") { testkit::adamw_list_cases(open_pair()); }
+
+TEST_CASE("every rounding of an update has a draw of its own") {
+  DevicePair pair = open_pair();
+  if (pair.open) CHECK(testkit::stochastic_rounding_fault(*pair.cpu, *pair.gpu) == "");
+}
+
+TEST_CASE("lm_loss and its gradients, in one chunk and in several") {
+  DevicePair pair = open_pair();
+  testkit::loss_cases(pair, testkit::kLossShapes);
+  const testkit::LossShape large[] = {{33, 64, 9000, 20}, {9, 16, 50257, 9}, {12, 16, 152064, 8}, {3, 8, 260000, 3}};
+  testkit::loss_cases(pair, large);
+}
+
+TEST_CASE("embedding_grad of tokens as uneven as words are") {
+  DevicePair pair = open_pair();
+  std::vector<std::int32_t> tokens;  // a third are seven frequent ones
+  for (std::int32_t i = 0; i < 5003; ++i) tokens.push_back(i % 3 == 0 ? i * 5 % 7 : i * 79 % 20000);
+  for (std::int64_t columns : {130, 896}) {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      OpComparison op("embedding_grad", {{"rows", std::int64_t{20000}}});
+      op.in(normal(dtype, {5003, columns}, 3)).in(integer_list(tokens));
+      op.sum(DType::f32, {20000, columns}, {1e-4, 5e-4}).run(pair);  // up to 240 terms, summed in another order
+    }
+  }
+}
