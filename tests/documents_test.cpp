@@ -59,10 +59,14 @@ class NoDocuments : public Device {
   std::unique_ptr<Kernel> prepare(const OpInstance&) override { return nullptr; }
   void* allocate(MemoryKind, std::size_t) override { return nullptr; }
   void release(MemoryKind, void*) noexcept override {}
+  SharedHandle export_memory(void*) override { return {}; }
+  void* import_memory(const SharedHandle&) override { return nullptr; }
+  void release_imported(void*) noexcept override {}
   Stream stream(StreamKind) override { return {}; }
   Event make_event() override { return {}; }
   void copy(void*, const void*, std::size_t, Stream) override {}
   void fill(void*, std::uint8_t, std::size_t, Stream) override {}
+  void call(std::function<void()>, Stream) override {}
   void record(Event, Stream) override {}
   void wait(Stream, Event) override {}
   void synchronize(Stream) override {}

@@ -27,6 +27,13 @@ struct Event {
   void* handle = nullptr;
 };
 
+/// How another process of this machine finds memory: CUDA's IPC handle is bytes alone, its exported allocation and the
+/// CPU's shared memory also a descriptor, which has to be sent beside them (SCM_RIGHTS).
+struct SharedHandle {
+  std::string bytes;    ///< made and read by devices of one kind
+  int descriptor = -1;  ///< -1: none; closed by who holds the handle
+};
+
 /// What the planner may assume, known without the hardware. Rates are rated or measured figures of this device.
 struct DeviceTraits {
   std::string id;                                      ///< "cpu", "cuda"
@@ -125,6 +132,13 @@ class Device {
   /// Aligned to traits().alignment; contents undefined. Owned by the caller, given back by `release`.
   virtual void* allocate(MemoryKind kind, std::size_t bytes) = 0;
   virtual void release(MemoryKind kind, void* memory) noexcept = 0;
+  /// For others to map: what the allocation holds from `memory` on, which has to be of the kind `device`. The memory
+  /// keeps its address and contents. Waits for all streams; throws a resources error that says why it cannot be shared.
+  virtual SharedHandle export_memory(void* memory) = 0;
+  /// Maps what a device of the same kind exported, in this process or another, which may be gone by then. The handle
+  /// remains the caller's. Given back by `release_imported`, at the latest before this device is destroyed.
+  virtual void* import_memory(const SharedHandle& handle) = 0;
+  virtual void release_imported(void* memory) noexcept = 0;
   virtual Stream stream(StreamKind kind) = 0;
   virtual Event make_event() = 0;
 
@@ -132,6 +146,9 @@ class Device {
   /// Between any two memories; ordered on `stream`; host side must be pinned to overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes, Stream stream) = 0;
   virtual void fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) = 0;
+  /// Runs `work` on the host when `stream` comes to it, and holds the stream until it returns. It may wait for another
+  /// process, but not for a stream; it uses nothing of the device and throws nothing. Cannot be captured.
+  virtual void call(std::function<void()> work, Stream stream) = 0;
   virtual void record(Event event, Stream stream) = 0;
   virtual void wait(Stream stream, Event event) = 0;
   /// Blocks the host until `stream` is done, and reports its errors.

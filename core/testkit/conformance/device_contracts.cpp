@@ -1,5 +1,7 @@
 // Of devices: what they say of themselves, memory and events, and the plan-time answers. device_op_contracts.cpp runs
 // the ops.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -74,6 +76,51 @@ std::string memory_works(Device& device) {
     need(block.touched().empty() && other.touched().empty(), "copies and fills of " + where,
          "bytes written beside them", "none");
   }
+  return "";
+}
+
+/// Memory that is exported and mapped again: by this process, which a device may refuse.
+std::string shares(Device& device) {
+  Stream stream = device.stream(StreamKind::compute);
+  DeviceMemory block(device, 4099);
+  SharedHandle handle;
+  void* mapped = nullptr;
+  try {
+    handle = device.export_memory(block.data());
+    mapped = device.import_memory(handle);
+  } catch (const Error& error) {
+    if (handle.descriptor >= 0) ::close(handle.descriptor);
+    need(error.code() == ErrorCode::resources && *error.what() != 0, "the refusal to share memory", error.what(),
+         "a resources error that says why");
+    return error.what();
+  }
+  if (handle.descriptor >= 0) ::close(handle.descriptor);
+  std::vector<std::uint8_t> got(4099);
+  device.copy(got.data(), mapped, got.size(), stream);
+  device.synchronize(stream);
+  need(got == std::vector<std::uint8_t>(4099, 0xFF), "mapped memory", "other bytes", "those of the memory exported");
+  device.fill(mapped, 0x2B, 4099, stream);
+  device.synchronize(stream);
+  block.read(got.data());
+  need(got == std::vector<std::uint8_t>(4099, 0x2B), "memory after a fill where it is mapped", "other bytes",
+       "the fill's");
+  need(block.touched().empty(), "a fill where memory is mapped", "bytes written beside it", "none");
+  device.release_imported(mapped);
+  return "mapped twice";
+}
+
+std::string calls_host(Device& device) {
+  Stream stream = device.stream(StreamKind::communication);
+  DeviceMemory host(device, 1, MemoryKind::pinned);
+  const auto* byte = static_cast<const volatile std::uint8_t*>(host.data());
+  std::vector<int> seen;
+  for (std::uint8_t value : {3, 5, 9}) {
+    device.fill(host.data(), value, 1, stream);
+    device.call([&seen, byte] { seen.push_back(*byte); }, stream);
+  }
+  device.synchronize(stream);
+  need(seen == std::vector<int>{3, 5, 9}, "work of the host between three fills of a stream", "another order",
+       "each after the fill before it");
   return "";
 }
 
@@ -216,6 +263,8 @@ void check_device(Report& report, const Subject& subject) {
     return "unit " + std::to_string(subject.options.ordinal);
   });
   contract("memory", [&] { return memory_works(*device); });
+  contract("memory for others", [&] { return shares(*device); });
+  contract("work of the host", [&] { return calls_host(*device); });
   contract("events", [&] { return events_work(*device); });
   contract("capture", [&] { return captures(*device); });
   contract("observation", [&] { return observes(*device); });

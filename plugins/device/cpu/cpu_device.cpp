@@ -180,13 +180,14 @@ std::unique_ptr<Kernel> CpuDevice::prepare(const OpInstance& op) {
                                      streams_);
 }
 
-void* CpuDevice::allocate(MemoryKind, std::size_t bytes) {
+void* CpuDevice::allocate(MemoryKind kind, std::size_t bytes) {
   const std::size_t alignment = traits_.alignment, limit = traits_.memory_bytes;
   void* memory = nullptr;
   // The system would promise more memory than there is and end the process when it is touched.
   if (limit == 0 || bytes <= limit) {
     std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-    memory = std::aligned_alloc(alignment, std::max(rounded, alignment));
+    memory = kind == MemoryKind::device ? memory_.allocate(std::max(rounded, alignment))
+                                        : std::aligned_alloc(alignment, std::max(rounded, alignment));
   }
   if (memory == nullptr) {
     throw resources_error("out of memory",
@@ -196,9 +197,22 @@ void* CpuDevice::allocate(MemoryKind, std::size_t bytes) {
   return memory;
 }
 
-void CpuDevice::release(MemoryKind, void* memory) noexcept {
+void CpuDevice::release(MemoryKind kind, void* memory) noexcept {
   streams_.drain();
-  std::free(memory);
+  if (kind == MemoryKind::device)
+    memory_.release(memory);
+  else
+    std::free(memory);
+}
+
+SharedHandle CpuDevice::export_memory(void* memory) {
+  streams_.drain();
+  return memory_.share(memory);
+}
+
+void CpuDevice::release_imported(void* memory) noexcept {
+  streams_.drain();
+  memory_.release_imported(memory);
 }
 
 void CpuDevice::copy(void* to, const void* from, std::size_t bytes, Stream stream) {

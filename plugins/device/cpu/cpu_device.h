@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "options.h"
 #include "quern/device.h"
+#include "shared_memory.h"
 #include "streams.h"
 
 namespace quern::cpu {
@@ -27,11 +28,16 @@ class CpuDevice final : public Device {
   void* allocate(MemoryKind kind, std::size_t bytes) override;
   /// Waits for all streams first, since work on them may use the memory.
   void release(MemoryKind kind, void* memory) noexcept override;
+  /// Waits for all streams, since the memory's pages are exchanged.
+  SharedHandle export_memory(void* memory) override;
+  void* import_memory(const SharedHandle& handle) override { return memory_.import(handle); }
+  void release_imported(void* memory) noexcept override;
   Stream stream(StreamKind kind) override { return streams_.stream(kind); }
   Event make_event() override { return streams_.make_event(); }
 
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
   void fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) override;
+  void call(std::function<void()> work, Stream stream) override { streams_.run(stream, std::move(work)); }
   void record(Event event, Stream stream) override { streams_.record(event, stream); }
   void wait(Stream stream, Event event) override { streams_.wait(stream, event); }
   void synchronize(Stream stream) override { streams_.synchronize(stream); }
@@ -52,6 +58,7 @@ class CpuDevice final : public Device {
   DeviceTraits traits_;
   OpTable ops_;
   std::map<std::string, CustomKernel, std::less<>> added_;
+  SharedMemory memory_;
   Streams streams_;
 };
 

@@ -250,6 +250,15 @@ void CudaDevice::release(MemoryKind kind, void* memory) noexcept {
     cudaFreeHost(memory);
 }
 
+SharedHandle CudaDevice::export_memory(void*) {
+  throw resources_error("memory of a GPU cannot be shared between processes yet", {}, {},
+                        "choose another communicator");
+}
+
+void* CudaDevice::import_memory(const SharedHandle&) {
+  throw resources_error("memory of another process's GPU cannot be mapped yet", {}, {}, "choose another communicator");
+}
+
 Stream CudaDevice::stream(StreamKind kind) {
   need_open("stream");
   return {streams_[static_cast<std::size_t>(kind)]};
@@ -271,6 +280,18 @@ void CudaDevice::copy(void* to, const void* from, std::size_t bytes, Stream stre
 
 void CudaDevice::fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) {
   if (bytes > 0) QUERN_CUDA(cudaMemsetAsync(to, byte, bytes, as_stream(stream)));
+}
+
+void CudaDevice::call(std::function<void()> work, Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  QUERN_CUDA(cudaStreamIsCapturing(as_stream(stream), &status));
+  if (status != cudaStreamCaptureStatusNone) fail_internal("device cuda", "work of the host cannot be captured");
+  auto held = std::make_unique<std::function<void()>>(std::move(work));
+  auto run = [](void* memory) {
+    (*std::unique_ptr<std::function<void()>>(static_cast<std::function<void()>*>(memory)))();
+  };
+  QUERN_CUDA(cudaLaunchHostFunc(as_stream(stream), run, held.get()));
+  held.release();
 }
 
 void CudaDevice::record(Event event, Stream stream) { QUERN_CUDA(cudaEventRecord(as_event(event), as_stream(stream))); }

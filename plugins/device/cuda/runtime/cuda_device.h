@@ -31,11 +31,15 @@ class CudaDevice final : public Device {
   std::unique_ptr<Kernel> prepare(const OpInstance& op) override;
   void* allocate(MemoryKind kind, std::size_t bytes) override;
   void release(MemoryKind kind, void* memory) noexcept override;
+  SharedHandle export_memory(void* memory) override;
+  void* import_memory(const SharedHandle& handle) override;
+  void release_imported(void*) noexcept override {}
   Stream stream(StreamKind kind) override;
   Event make_event() override;
 
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
   void fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) override;
+  void call(std::function<void()> work, Stream stream) override;
   void record(Event event, Stream stream) override;
   void wait(Stream stream, Event event) override;
   void synchronize(Stream stream) override;

@@ -22,6 +22,9 @@ class ForwardingDevice : public Device {
   std::unique_ptr<Kernel> prepare(const OpInstance& op) override { return inner_->prepare(op); }
   void* allocate(MemoryKind kind, std::size_t bytes) override { return inner_->allocate(kind, bytes); }
   void release(MemoryKind kind, void* memory) noexcept override { inner_->release(kind, memory); }
+  SharedHandle export_memory(void* memory) override { return inner_->export_memory(memory); }
+  void* import_memory(const SharedHandle& handle) override { return inner_->import_memory(handle); }
+  void release_imported(void* memory) noexcept override { inner_->release_imported(memory); }
   Stream stream(StreamKind kind) override { return inner_->stream(kind); }
   Event make_event() override { return inner_->make_event(); }
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
@@ -30,6 +33,7 @@ class ForwardingDevice : public Device {
   void fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) override {
     inner_->fill(to, byte, bytes, stream);
   }
+  void call(std::function<void()> work, Stream stream) override { inner_->call(std::move(work), stream); }
   void record(Event event, Stream stream) override { inner_->record(event, stream); }
   void wait(Stream stream, Event event) override { inner_->wait(stream, event); }
   void synchronize(Stream stream) override { inner_->synchronize(stream); }
