@@ -77,6 +77,20 @@ Attributes adamw_attributes(std::vector<double> objects, std::vector<double> off
 
 }  // namespace
 
+void reduce_ranks_cases(const OpRunner& runner) {
+  auto run = [&](DType dtype, std::int64_t ranks, std::int64_t count, const char* reduction) {
+    OpComparison("reduce_ranks", {{"reduction", std::string(reduction)}})
+        .in(normal(dtype, {ranks, count}, 1))
+        .out(dtype, {count}, {})
+        .run(runner);
+  };
+  for (std::int64_t ranks : {1, 2, 3, 8})
+    for (std::int64_t count : {1, 7, 128, 4099}) {
+      for (DType dtype : {DType::f32, DType::bf16, DType::f64}) run(dtype, ranks, count, "sum");
+      run(kF32, ranks, count, "maximum");
+    }
+}
+
 void norm_and_clip_cases(const OpRunner& runner) {
   for (std::int64_t count : {1, 3, 4097, 300000})
     for (DType dtype : kDtypes)
