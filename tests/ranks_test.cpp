@@ -19,6 +19,7 @@ class Mirror final : public Communicator {
   int rank() const override { return 0; }
   int size() const override { return size_; }
   void connect(const Rendezvous&, Device&) override { calls += "connect "; }
+  void unregister_buffer(void*) override {}
   void register_buffer(void*, std::size_t bytes) override { calls += "register " + std::to_string(bytes) + " "; }
   void all_reduce(const View& view, Reduction reduction, Stream stream) override {
     CHECK(reduction == Reduction::sum);
@@ -31,10 +32,12 @@ class Mirror final : public Communicator {
     else
       scale(view.as<float>());
   }
-  void reduce_scatter(const View&, const View&, Reduction, Stream) override {}
-  void all_gather(const View&, const View&, Stream) override {}
-  void all_to_all(const View&, const View&, Stream) override {}
+  void reduce_scatter(const View&, const View&, Counts, Reduction, Stream) override {}
+  void all_gather(const View&, const View&, Counts, Stream) override {}
+  void all_to_all(const View&, const View&, Counts, Stream) override {}
   void broadcast(const View&, int, Stream) override {}
+  void send(const View&, int, Stream) override {}
+  void receive(const View&, int, Stream) override {}
   void barrier() override { calls += "barrier "; }
   std::optional<std::string> error() override { return fault; }
   void abort() noexcept override { calls += "abort "; }

@@ -38,14 +38,19 @@ class Solo final : public Communicator {
     device_ = &device;
   }
   void register_buffer(void*, std::size_t) override {}
+  void unregister_buffer(void*) override {}
+  void barrier() override {}
 
   // ---- hot path: enqueued on `stream`, never awaited. A sum over one rank is there already ----
   void all_reduce(const View&, Reduction, Stream) override { ++calls_; }
-  void reduce_scatter(const View& in, const View& out, Reduction, Stream stream) override { copy(in, out, stream); }
-  void all_gather(const View& in, const View& out, Stream stream) override { copy(in, out, stream); }
-  void all_to_all(const View& in, const View& out, Stream stream) override { copy(in, out, stream); }
+  void reduce_scatter(const View& in, const View& out, Counts, Reduction, Stream stream) override {
+    copy(in, out, stream);
+  }
+  void all_gather(const View& in, const View& out, Counts, Stream stream) override { copy(in, out, stream); }
+  void all_to_all(const View& in, const View& out, Counts, Stream stream) override { copy(in, out, stream); }
   void broadcast(const View&, int, Stream) override { ++calls_; }
-  void barrier() override {}
+  void send(const View&, int, Stream) override { refuse_peer(); }
+  void receive(const View&, int, Stream) override { refuse_peer(); }
 
   // ---- faults ----
   std::optional<std::string> error() override {
@@ -55,6 +60,8 @@ class Solo final : public Communicator {
   void abort() noexcept override {}
 
  private:
+  [[noreturn]] static void refuse_peer() { fail_internal("communicator solo", "has no other rank"); }
+
   void copy(const View& in, const View& out, Stream stream) {
     ++calls_;
     if (in.data != out.data) device_->copy(out.data, in.data, in.bytes(), stream);
@@ -63,7 +70,8 @@ class Solo final : public Communicator {
   Options options_;
   Device* device_ = nullptr;  // of the run, which outlives its communicator's collectives
   std::int64_t calls_ = 0;
-  CommunicatorTraits traits_{.id = "solo", .can_capture = true, .needs_peer_access = false, .host_staged = false};
+  CommunicatorTraits traits_{
+      .id = "solo", .can_capture = true, .needs_peer_access = false, .host_staged = false, .sums_in_rank_order = true};
 };
 
 }  // namespace

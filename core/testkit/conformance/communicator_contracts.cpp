@@ -88,9 +88,9 @@ void check_communicator(Report& report, const Subject& subject) {
   add("all_reduce maximum", false,
       [](C& c, const View& in, const View&, Stream s) { c.all_reduce(in, Reduction::maximum, s); });
   add("reduce_scatter", true,
-      [](C& c, const View& in, const View& out, Stream s) { c.reduce_scatter(in, out, Reduction::sum, s); });
-  add("all_gather", true, [](C& c, const View& in, const View& out, Stream s) { c.all_gather(in, out, s); });
-  add("all_to_all", true, [](C& c, const View& in, const View& out, Stream s) { c.all_to_all(in, out, s); });
+      [](C& c, const View& in, const View& out, Stream s) { c.reduce_scatter(in, out, {}, Reduction::sum, s); });
+  add("all_gather", true, [](C& c, const View& in, const View& out, Stream s) { c.all_gather(in, out, {}, s); });
+  add("all_to_all", true, [](C& c, const View& in, const View& out, Stream s) { c.all_to_all(in, out, {}, s); });
   add("broadcast", false, [](C& c, const View& in, const View&, Stream s) { c.broadcast(in, 0, s); });
   report.contract("abort", [&] { return ends(subject); });
 }

@@ -11,18 +11,22 @@ class Alone : public quern::Communicator {
   int size() const override { return 1; }
   void connect(const quern::Rendezvous&, quern::Device& device) override { device_ = &device; }
   void register_buffer(void*, std::size_t) override {}
+  void unregister_buffer(void*) override {}
+  void barrier() override {}
   void all_reduce(const quern::View&, quern::Reduction, quern::Stream) override {}
-  void reduce_scatter(const quern::View& in, const quern::View& out, quern::Reduction, quern::Stream stream) override {
+  void reduce_scatter(const quern::View& in, const quern::View& out, quern::Counts, quern::Reduction,
+                      quern::Stream stream) override {
     device_->copy(out.data, in.data, in.bytes(), stream);
   }
-  void all_gather(const quern::View& in, const quern::View& out, quern::Stream stream) override {
+  void all_gather(const quern::View& in, const quern::View& out, quern::Counts, quern::Stream stream) override {
     device_->copy(out.data, in.data, gathered(in.bytes()), stream);
   }
-  void all_to_all(const quern::View& in, const quern::View& out, quern::Stream stream) override {
+  void all_to_all(const quern::View& in, const quern::View& out, quern::Counts, quern::Stream stream) override {
     device_->copy(out.data, in.data, in.bytes(), stream);
   }
   void broadcast(const quern::View&, int, quern::Stream) override {}
-  void barrier() override {}
+  void send(const quern::View&, int, quern::Stream) override {}
+  void receive(const quern::View&, int, quern::Stream) override {}
   std::optional<std::string> error() override { return std::nullopt; }
   void abort() noexcept override {}
 
