@@ -113,7 +113,18 @@ TEST_CASE("a store that rounds offsets") {
 }
 
 TEST_CASE("a collective that hands on whole packs only") {
-  check_broken("communicator", "short_gather", {"all_gather"}, {"elements of f32", "nan"});
+  check_broken("communicator", "short_gather", {"all_gather", "buffers used again"}, {"elements of f32", "nan"});
+}
+
+TEST_CASE("a sum in another order than it says") {
+  check_broken("communicator", "backwards_sum", {"all_reduce sum", "reduce_scatter"},
+               {"rank 0 of 3", "all_reduce of ", "elements of f32"});
+}
+
+TEST_CASE("a communicator that keeps its faults to itself") {
+  check_broken("communicator", "silent",
+               {"a rank that is late", "a rank that is stopped", "a rank that is killed", "a rank that aborts"},
+               {"error() after a collective that could not be done", "got nothing"});
 }
 
 TEST_CASE("sound plugins of other kinds") {

@@ -1,15 +1,20 @@
 #pragma once
 // A group of one rank, sound but for `gathered`: how many bytes an all_gather hands on.
 
+#include "quern/error.h"
 #include "quern/plugin.h"
 
 class Alone : public quern::Communicator {
  public:
-  explicit Alone(std::string id) { traits_.id = std::move(id); }
+  explicit Alone(std::string id) { traits_.id = std::move(id), traits_.sums_in_rank_order = true; }
   const quern::CommunicatorTraits& traits() const override { return traits_; }
   int rank() const override { return 0; }
   int size() const override { return 1; }
-  void connect(const quern::Rendezvous&, quern::Device& device) override { device_ = &device; }
+  void connect(const quern::Rendezvous& rendezvous, quern::Device& device) override {
+    if (rendezvous.size != 1)
+      throw quern::Error(quern::ErrorCode::config, {.where = traits_.id, .what = "one rank only"});
+    device_ = &device;
+  }
   void register_buffer(void*, std::size_t) override {}
   void unregister_buffer(void*) override {}
   void barrier() override {}

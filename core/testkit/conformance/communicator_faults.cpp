@@ -1,0 +1,192 @@
+// Groups in which something goes wrong: the other ranks must get to know it, in time and by the name of the rank.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "conformance/communicator_group.h"
+
+namespace quern::conformance {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRanks = 3;
+constexpr int kCulprit = 1;
+constexpr double kTimeout = 1;     // of groups that have to wait for it, s
+constexpr double kLate = 2.5;      // when its ranks have given up
+constexpr double kPatience = 100;  // of groups that must not
+constexpr double kSoon = 20;       // on a busy machine
+constexpr std::int64_t kCount = 1000;
+
+void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// A member of a group that is about to sum a buffer.
+struct Member {
+  Joined group;
+  Registered block;
+  View view;
+
+  Member(const Subject& subject, const std::filesystem::path& folder, int rank, double timeout)
+      : group(subject, folder, rank, kRanks, timeout),
+        block(group, kCount * 4),
+        view{block.memory.data(), DType::f32, {kCount}} {}
+
+  Communicator& communicator() { return *group.communicator; }
+  void sum() { communicator().all_reduce(view, Reduction::sum, group.stream); }
+  void good_sum() {
+    group.device->fill(block.memory.data(), 0, block.memory.bytes(), group.stream);
+    sum();
+    group.device->synchronize(group.stream);
+    need(!communicator().error(), "error() before anything goes wrong", communicator().error().value_or(""), "nothing");
+  }
+  /// Waits for the stream, which must go on, and returns the fault.
+  std::string fault() {
+    const auto begin = Clock::now();
+    group.device->synchronize(group.stream);
+    need(since(begin) < kSoon, "the stream with the collective that cannot be done", number(since(begin)) + " s",
+         "less than " + number(kSoon));
+    const std::optional<std::string> fault = communicator().error();
+    need(fault.has_value(), "error() after a collective that could not be done", "nothing", "a fault");
+    return *fault;
+  }
+  /// After a fault calls do nothing and a barrier says so.
+  void need_ended() {
+    const auto begin = Clock::now();
+    sum();
+    group.device->synchronize(group.stream);
+    need_refusal("barrier() after a fault", ErrorCode::communication, [&] { communicator().barrier(); });
+    need(since(begin) < kSoon, "a collective and a barrier after a fault", number(since(begin)) + " s",
+         "less than " + number(kSoon));
+  }
+};
+
+/// Runs `culprit` on one rank and expects of the others that they name it; returns what one says.
+std::string named(const Subject& subject, double timeout, const std::function<std::string(Member&)>& culprit) {
+  const Scratch scratch;
+  const auto outcomes = run_ranks(kRanks, 2 * kSoon, [&](int rank) -> std::string {
+    // Never destroyed: an end in good order is not what this is about.
+    Member& member = *new Member(subject, scratch.path(), rank, timeout);
+    member.good_sum();
+    if (rank == kCulprit) return culprit(member);
+    member.sum();
+    const std::string fault = member.fault();
+    const std::string name = "rank " + std::to_string(kCulprit);
+    need(fault.find(name) != std::string::npos, "error()", fault, "a text that names " + name);
+    member.need_ended();
+    return fault;
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    if (rank != kCulprit)
+      need(outcome.kind == RankOutcome::Kind::returned, "rank " + std::to_string(rank), outcome.text,
+           "the fault, and no exception");
+  }
+  return outcomes[0].text;
+}
+
+std::string late(const Subject& subject) {
+  return named(subject, kTimeout, [](Member& member) -> std::string {
+    sleep(kLate);
+    const auto begin = Clock::now();
+    member.sum();
+    member.group.device->synchronize(member.group.stream);
+    need(member.communicator().error().has_value(), "error() of a rank whose peers gave up", "nothing", "a fault");
+    need(since(begin) < kSoon, "a call of a rank whose peers gave up", number(since(begin)) + " s", "no wait");
+    return "";
+  });
+}
+
+std::string stopped(const Subject& subject) {
+  return named(subject, kTimeout, [](Member&) -> std::string {
+    ::raise(SIGSTOP);
+    return "";
+  });
+}
+
+std::string killed(const Subject& subject) {
+  return named(subject, kPatience, [](Member&) -> std::string {
+    sleep(0.1);  // until the others wait
+    ::raise(SIGKILL);
+    return "";
+  });
+}
+
+std::string aborted(const Subject& subject) {
+  return named(subject, kPatience, [](Member& member) -> std::string {
+    Communicator& communicator = member.communicator();
+    std::jthread other([&communicator] {
+      sleep(0.1);
+      communicator.abort();
+    });
+    const View half{member.view.data, DType::f32, {kCount / 2}};
+    communicator.receive(half, kCulprit + 1, member.group.stream);  // which that rank does not send
+    const std::string fault = member.fault();
+    other.join();
+    member.need_ended();
+    return fault;
+  });
+}
+
+/// A rank that does not come to the barrier, and one that does not come at all.
+std::string missing(const Subject& subject) {
+  for (const bool comes : {true, false}) {
+    const Scratch scratch;
+    const auto outcomes = run_ranks(kRanks, 2 * kSoon, [&](int rank) -> std::string {
+      if (rank == kCulprit && !comes) return sleep(kLate), "";
+      Joined& group = *new Joined(subject, scratch.path(), rank, kRanks, kTimeout);
+      if (rank == kCulprit) return sleep(kLate), "";
+      group.communicator->barrier();
+      return "";
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+      if (rank != kCulprit)
+        need(outcome.kind == RankOutcome::Kind::threw && outcome.code == ErrorCode::communication,
+             comes ? "barrier() without a rank" : "connect() without a rank", outcome.text, "a communication error");
+    }
+    if (!comes) return outcomes[0].text;
+  }
+  return "";
+}
+
+std::string refuses(const Subject& subject) {
+  const Scratch scratch;
+  run_all_ranks(2, kSoon, [&](int rank) -> std::string {
+    Joined group(subject, scratch.path(), rank, 2);
+    const Registered block(group, kCount * 4);
+    Communicator& c = *group.communicator;
+    auto view = [&](DType dtype, std::int64_t count) { return View{block.memory.data(), dtype, {count}}; };
+    auto refused = [&](const char* what, auto call) { need_refusal(what, ErrorCode::internal, call); };
+    const std::int64_t counts[] = {3, 3};
+    refused("a sum of i32", [&] { c.all_reduce(view(DType::i32, 8), Reduction::sum, group.stream); });
+    refused("a maximum of bf16", [&] { c.all_reduce(view(DType::bf16, 8), Reduction::maximum, group.stream); });
+    refused("slabs that do not fill the whole",
+            [&] { c.all_gather(view(DType::u8, 3), view(DType::u8, 8), counts, group.stream); });
+    refused("a slab of another size",
+            [&] { c.reduce_scatter(view(DType::f32, 6), view(DType::f32, 4), counts, Reduction::sum, group.stream); });
+    refused("a broadcast from no rank", [&] { c.broadcast(view(DType::u8, 3), 2, group.stream); });
+    refused("a rank that sends to itself", [&] { c.send(view(DType::u8, 3), rank, group.stream); });
+    c.barrier();
+    need(!c.error(), "error() after calls that were refused", c.error().value_or(""), "nothing");
+    return "";
+  });
+  return "6 calls";
+}
+
+}  // namespace
+
+void check_communicator_faults(Report& report, const Subject& subject) {
+  report.contract("wrong calls", [&] { return refuses(subject); });
+  report.contract("a rank that is late", [&] { return late(subject); });
+  report.contract("a rank that is stopped", [&] { return stopped(subject); });
+  report.contract("a rank that is killed", [&] { return killed(subject); });
+  report.contract("a rank that aborts", [&] { return aborted(subject); });
+  report.contract("a rank that is missing", [&] { return missing(subject); });
+}
+
+}  // namespace quern::conformance

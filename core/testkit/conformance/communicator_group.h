@@ -1,0 +1,59 @@
+#pragma once
+// What the contracts of communicators share: a rank that has joined its group, and memory that its peers know.
+
+#include <exception>
+#include <memory>
+
+#include "conformance/rank_processes.h"
+#include "conformance/report.h"
+#include "conformance/scratch.h"
+#include "conformance/subject.h"
+#include "quern/testkit/device_memory.h"
+
+namespace quern::conformance {
+
+/// Every collective of `subject`, for groups of these sizes.
+void check_collectives(Report& report, const Subject& subject, const std::vector<int>& sizes);
+/// What happens when a rank is late, stopped, killed, leaves or gives up.
+void check_communicator_faults(Report& report, const Subject& subject);
+
+/// A rank that has joined; to be made in a process of its own.
+struct Joined {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Communicator> communicator;
+  Stream stream;
+
+  /// `folder` is one for all ranks of the group.
+  Joined(const Subject& subject, const std::filesystem::path& folder, int rank, int size, double timeout = 60) {
+    CheckOptions options = subject.options;
+    if (!fresh_device(subject.host, options.device)->traits().host_addressable) options.ordinal += rank;
+    device = open_device(subject.host, options);
+    communicator = subject.make<Communicator>();
+    stream = device->stream(StreamKind::communication);
+    communicator->connect(
+        {.rank = rank, .size = size, .address = "file:" + (folder / "rendezvous").string(), .timeout = timeout},
+        *device);
+  }
+};
+
+/// Guarded device memory, registered while this lives: made and destroyed by all ranks alike.
+class Registered {
+ public:
+  Registered(Joined& group, std::size_t bytes)
+      : memory(*group.device, bytes), communicator_(*group.communicator), unwinding_(std::uncaught_exceptions()) {
+    communicator_.register_buffer(memory.data(), memory.bytes());
+  }
+  ~Registered() noexcept(false) {
+    if (std::uncaught_exceptions() == unwinding_) communicator_.unregister_buffer(memory.data());
+  }
+  Registered(const Registered&) = delete;
+  Registered& operator=(const Registered&) = delete;
+
+  testkit::DeviceMemory memory;
+
+ private:
+  Communicator& communicator_;
+  int unwinding_;
+};
+
+}  // namespace quern::conformance

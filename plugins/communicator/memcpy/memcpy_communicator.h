@@ -1,0 +1,88 @@
+#pragma once
+// Collectives by copies between memories that ranks of one machine map from each other: every rank pulls what it needs
+// from where the others have it. Sums bring the ranks' pieces together and run the op reduce_ranks on them. The order
+// between ranks is kept by work of the host on the stream, which waits on the board.
+
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "board.h"
+#include "meeting.h"
+#include "options.h"
+#include "quern/communicator.h"
+
+namespace quern::memcpy {
+
+class MemcpyCommunicator final : public Communicator {
+ public:
+  explicit MemcpyCommunicator(const MemcpyOptions& options) : options_(options) {}
+  /// Waits for what is pending, which after abort() is done at once.
+  ~MemcpyCommunicator() override;
+
+  const CommunicatorTraits& traits() const override { return traits_; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void connect(const Rendezvous& rendezvous, Device& device) override;
+  void register_buffer(void* memory, std::size_t bytes) override;
+  void unregister_buffer(void* memory) override;
+  void barrier() override;
+
+  void all_reduce(const View& in_out, Reduction reduction, Stream stream) override;
+  void reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction, Stream stream) override;
+  void all_gather(const View& in, const View& out, Counts counts, Stream stream) override;
+  void all_to_all(const View& in, const View& out, Counts counts, Stream stream) override;
+  void broadcast(const View& in_out, int root, Stream stream) override;
+  void send(const View& in, int to, Stream stream) override;
+  void receive(const View& out, int from, Stream stream) override;
+
+  std::optional<std::string> error() override;
+  void abort() noexcept override;
+
+ private:
+  struct Buffer {
+    char* begin = nullptr;  // null: unregistered
+    std::size_t bytes = 0;
+    std::vector<char*> peers = {};  // where they are mapped here, by rank; none for this one
+  };
+  struct Place {
+    std::size_t buffer, offset;
+  };
+  struct Slab {
+    std::int64_t begin = 0, count = 0;  // elements
+  };
+  using KernelKey = std::tuple<DType, Reduction, std::int64_t>;
+
+  std::vector<Message> exchange(Message own);
+  Buffer share(void* memory, std::size_t bytes);
+  Place place_of(const View& view) const;
+  /// Where the rank has element `at` of what is at `place` here.
+  char* at(Place place, int rank, std::int64_t at, DType dtype) const;
+  std::vector<Slab> cut(Counts counts, std::int64_t whole, const char* what) const;
+  void need_peer(int rank, const char* what) const;
+  /// Whether there is anything to do; from then on `stream` is known.
+  bool begins(Stream stream);
+  Call call(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts, Place place) const;
+  void meet(Stream stream, std::optional<Call> call = std::nullopt);
+  void copy(void* to, const void* from, std::int64_t count, DType dtype, Stream stream);
+  /// Elements [slab) of what all ranks have at `place`, into `out`.
+  void reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream);
+  const Kernel& kernel(DType dtype, Reduction reduction, std::int64_t count);
+  void gather(Place place, const std::vector<Slab>& slabs, DType dtype, Stream stream);
+
+  const MemcpyOptions options_;
+  const CommunicatorTraits traits_{.id = "memcpy", .needs_peer_access = true, .sums_in_rank_order = true};
+  int rank_ = 0, size_ = 1;
+  Device* device_ = nullptr;
+  std::unique_ptr<Meeting> meeting_;
+  std::unique_ptr<Board> board_;
+  std::size_t piece_ = 0;        // bytes
+  char* staging_ = nullptr;      // a piece of each rank, to be summed, and one to be sent
+  std::vector<Buffer> buffers_;  // the first is the staging; an unregistered one keeps its number
+  std::map<KernelKey, std::unique_ptr<Kernel>> kernels_;
+  std::vector<Stream> streams_;  // that have seen calls
+};
+
+}  // namespace quern::memcpy

@@ -1,0 +1,23 @@
+#pragma once
+// Options of the table [parallel.memcpy].
+
+#include <cstdint>
+
+#include "quern/options.h"
+
+namespace quern::memcpy {
+
+struct MemcpyOptions {
+  std::int64_t piece_kib = 1024;
+};
+
+inline OptionTable<MemcpyOptions> memcpy_options() {
+  OptionTable<MemcpyOptions> t;
+  t.add("piece_kib", &MemcpyOptions::piece_kib,
+        "KiB that sums, and sends between two ranks, bring together at a time, from each rank; changes no bit")
+      .at_least(1)
+      .at_most(1 << 20);
+  return t;
+}
+
+}  // namespace quern::memcpy
