@@ -1,6 +1,6 @@
 // e4m3: activations and weights in e4m3, gradients in e4m3 or e5m2; what is not a product stays bf16.
 #include "quern/plugin.h"
-#include "../float8/recipe.h"
+#include "shared/float8/recipe.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "../float8/recipe.h"
+#include "shared/float8/recipe.h"
 #include "quern/error.h"
 
 using namespace quern;

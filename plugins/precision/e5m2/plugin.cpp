@@ -1,7 +1,7 @@
 // e5m2 wherever the hardware multiplies it: tensor cores take no product of two e5m2 operands, so weights, and the
 // activations that meet a gradient, are e4m3.
 #include "quern/plugin.h"
-#include "../float8/recipe.h"
+#include "shared/float8/recipe.h"
 
 namespace {
 

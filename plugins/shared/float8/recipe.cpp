@@ -1,4 +1,4 @@
-#include "recipe.h"
+#include "shared/float8/recipe.h"
 
 #include <algorithm>
 #include <utility>
