@@ -151,6 +151,9 @@ bool Engine::can_capture(const RunSchedule& schedule, const Action& action) cons
 void Engine::make_segments(const RunSchedule& schedule, BoundRun& bound) const {
   const std::vector<Action>& actions = schedule.actions;
   auto fits = [&](const Action& action) { return can_capture(schedule, action); };
+  bound.segments.clear();
+  bound.graphs.clear();
+  bound.side_lanes.clear();
   if (!actions.empty() && std::all_of(actions.begin(), actions.end(), fits)) {
     bound.segments.emplace_back(0, actions.size());
     for (int lane = 0; lane < kLanes; ++lane)
@@ -350,6 +353,8 @@ void Engine::observe_weights() {
 void Engine::join(Communicator& communicator) {
   communicator_ = &communicator;
   communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));
+  // Collectives may be part of graphs now.
+  for (std::size_t run = 0; run < kRuns; ++run) make_segments(plan_.schedules.runs[run], runs_[run]);
 }
 
 void Engine::reduce() { run(Run::reduce); }
