@@ -1,0 +1,244 @@
+// The memory of plans: what lies where, how much of it there is, and what is refused.
+#include "plan/planner.h"
+
+#include <algorithm>
+#include <map>
+
+#include <doctest/doctest.h>
+
+#include "plan/test_plans.h"
+#include "quern/error.h"
+#include "quern/numeric.h"
+#include "quern/step_state.h"
+
+using namespace quern;
+
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+
+std::int64_t aligned(std::int64_t bytes) { return rounded_up(bytes, kAlignment); }
+
+/// A working weight that is the master itself.
+bool is_alias(const Plan& plan, const PlannedTensor& tensor) {
+  return tensor.owner == TensorOwner::working &&
+         tensor.place() == plan.tensor("master", tensor.parameter, tensor.layer).place();
+}
+
+struct Range {
+  std::int64_t begin = 0, bytes = 0;
+  std::string what = {};
+};
+
+/// Everything that has a place of its own on the device, -1, or in a store.
+std::vector<Range> ranges_of(const Plan& plan, std::int32_t store) {
+  std::vector<Range> ranges;
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.store == store && !is_alias(plan, tensor))
+      ranges.push_back({tensor.offset, tensor.bytes(), tensor.kind + " " + tensor.parameter});
+  if (store >= 0) return ranges;
+  for (std::size_t layer = 0; layer < plan.slab_of_layer.size(); ++layer)
+    ranges.push_back({plan.slab_of_layer[layer], plan.layer_class(static_cast<int>(layer)).saved_bytes, "slab"});
+  const Program& head = plan.head_evaluate.program;
+  auto stream_bytes = [&](std::size_t operand) {
+    const Value& value = head[head.inputs[operand]];
+    return byte_count(extents_at(value.shape, plan.options.geometry.tokens()), value.dtype);
+  };
+  for (const auto& buffers : plan.boundary_buffers)
+    for (std::size_t i = 0; i < buffers.size(); ++i) ranges.push_back({buffers[i], stream_bytes(i), "stream"});
+  if (plan.options.train)
+    for (std::int64_t buffer : plan.gradient_buffers) ranges.push_back({buffer, stream_bytes(0), "stream gradient"});
+  const std::int64_t transient_end = plan.ring.slots > 0 ? plan.ring.offset : plan.device_bytes;
+  ranges.push_back({plan.transient_offset, transient_end - plan.transient_offset, "transient"});
+  if (plan.ring.slots > 0) ranges.push_back({plan.ring.offset, plan.ring.bytes(), "slots"});
+  return ranges;
+}
+
+/// Bytes by owner, of one store, or of a kind of memory with store -1.
+std::int64_t owned(const Plan& plan, MemoryKind memory, std::int32_t store = -1) {
+  std::int64_t bytes = 0;
+  for (const OwnerBytes& owner : plan.owners)
+    if (owner.store == store && (store >= 0 || owner.memory == memory)) bytes += owner.bytes;
+  return bytes;
+}
+
+std::int64_t owned(const Plan& plan, const std::string& name) {
+  auto it =
+      std::find_if(plan.owners.begin(), plan.owners.end(), [&](const auto& owner) { return owner.owner == name; });
+  return it == plan.owners.end() ? 0 : it->bytes;
+}
+
+void check_memory(const Plan& plan, std::int32_t store, std::int64_t bytes) {
+  CAPTURE(store);
+  std::vector<Range> ranges = ranges_of(plan, store);
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::int64_t end = 0;
+  for (const Range& range : ranges) {
+    CAPTURE(range.what);
+    CHECK(range.begin % kAlignment == 0);
+    CHECK(range.begin == end);  // nothing overlaps, and nothing is left between
+    end = range.begin + aligned(range.bytes);
+  }
+  CHECK(end == bytes);
+  CHECK(owned(plan, MemoryKind::device, store) == bytes);
+}
+
+}  // namespace
+
+TEST_CASE("no two things of a plan share a byte, and what they take is the whole, by owner too") {
+  const testkit::TinyModelOptions forms[] = {{.layers = 3}, {.tied = true, .bias = true}, {.layer_norm = true}};
+  for (unsigned places = 0; places < 16; ++places)
+    for (DType dtype : {DType::f32, DType::bf16})
+      for (bool train : {true, false}) {
+        CAPTURE(places);
+        CAPTURE(train);
+        PlanOptions options = stored_options(places, 1 + static_cast<int>(places % 3));
+        options.train = train;
+        options.observe = options.next_logits = places % 2 == 0;
+        options.documents = options.logits = options.snapshot = places % 4 < 2;
+        const Plan plan =
+            tiny_plan(options, PlanningDevice(), testkit::PlainPrecision(dtype), forms[places % std::size(forms)]);
+        check_memory(plan, -1, plan.device_bytes);
+        for (std::size_t store = 0; store < plan.stores.size(); ++store)
+          check_memory(plan, static_cast<std::int32_t>(store), plan.stores[store].bytes);
+        CHECK(owned(plan, MemoryKind::pinned) == plan.pinned_bytes + plan.snapshot_bytes);
+        CHECK((owned(plan, "gradients") > 0) == train);
+        CHECK((owned(plan, "optimizer state") > 0) == train);
+      }
+}
+
+TEST_CASE("each kind of state is in the memory that the options name") {
+  PlanOptions options = tiny_options();
+  options.state.master.memory = "one";
+  options.state.moments.memory = "two";
+  options.state.gradients.memory = "one";
+  const Plan plan = tiny_plan(options);
+  REQUIRE(plan.stores.size() == 2);
+  CHECK(plan.stores[0].id == "one");
+  CHECK(plan.stores[1].id == "two");
+  for (const PlannedTensor& tensor : plan.tensors) {
+    const bool first = tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::gradient;
+    CHECK(tensor.store == (first ? 0 : tensor.owner == TensorOwner::optimizer ? 1 : -1));
+  }
+}
+
+TEST_CASE("a master in the working dtype is its own working weight, of a tied embedding too") {
+  for (bool tied : {false, true})
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      CAPTURE(tied);
+      PlanOptions options = tiny_options();
+      const Plan plan = tiny_plan(options, PlanningDevice(), testkit::PlainPrecision(dtype), {.tied = tied});
+      CHECK((plan.find("master", "lm_head.weight", -1) == nullptr) == tied);
+      const bool same = dtype == DType::f32;
+      for (const PlannedTensor& tensor : plan.tensors)
+        if (tensor.owner == TensorOwner::working) CHECK(is_alias(plan, tensor) == same);
+      CHECK((owned(plan, "working weights") == 0) == same);
+      CHECK(plan.schedules[Run::refresh].empty() == same);
+    }
+}
+
+TEST_CASE("pinned memory has a slot for each upload, one for results, and a copy of what checkpoints hold") {
+  PlanOptions options = tiny_options();
+  constexpr std::int64_t kResults = sizeof(LossStats) + sizeof(UpdateState);
+  Plan plan = tiny_plan(options);
+  CHECK(plan.staging_slot_bytes == 3 * 16 * 4 + std::int64_t{sizeof(StepState)});
+  CHECK(plan.pinned_bytes == 4 * plan.staging_slot_bytes + kResults);
+  CHECK(plan.snapshot_bytes == 0);
+  options.documents = options.snapshot = true;
+  options.uploads = 2;
+  plan = tiny_plan(options);
+  CHECK(plan.staging_slot_bytes == 3 * 16 * 4 + 17 * 4 + std::int64_t{sizeof(StepState)});
+  CHECK(plan.pinned_bytes == 2 * plan.staging_slot_bytes + kResults);
+  std::int64_t state = 0;
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer) state += tensor.bytes();
+  CHECK(plan.snapshot_bytes == state);
+}
+
+TEST_CASE("slots hold the widest window, one more than those ahead, and another one if any are put back") {
+  CHECK(tiny_plan(tiny_options()).ring.slots == 0);
+  for (int ahead : {1, 2, 3}) {
+    const Plan updated = tiny_plan(stored_options(15, ahead)), read = tiny_plan([&] {
+                                                                 PlanOptions options = stored_options(8, ahead);
+                                                                 options.train = false;
+                                                                 return options;
+                                                               }());
+    CHECK(updated.ring.slots == ahead + 2);
+    CHECK(read.ring.slots == ahead + 2);  // refresh puts working weights
+    CHECK(owned(updated, "slots") == updated.ring.bytes());
+    // An update of a layer: master, gradient, two moments and the working copy of each tensor.
+    std::map<int, std::int64_t> layers;
+    for (const PlannedTensor& tensor : updated.tensors)
+      if (tensor.store >= 0) layers[tensor.layer] += aligned(tensor.bytes());
+    CHECK(updated.ring.slot_bytes == std::max({layers[-1], layers[0], layers[1]}));
+  }
+}
+
+TEST_CASE("a launch has the workspace that the hungriest form of its op needs") {
+  // Adding to a gradient takes more than writing it.
+  const PlanningDevice device([](const OpInstance& op) {
+    if (op.kind != "matmul") return OpSupport{};
+    return OpSupport{.workspace_bytes = op.outputs[0].accumulate ? 4096u : 512u};
+  });
+  const Plan plan = tiny_plan(tiny_options(), device);
+  for (Run run : {Run::first, Run::later}) {
+    int gradients = 0;
+    const RunSchedule& schedule = plan.schedules[run];
+    for (const Action& action : schedule.actions) {
+      const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+      if (task.instance.kind != "matmul") continue;
+      const Place& workspace = schedule.writes(action).back().place;
+      const bool gradient = task.name.find(".weight") != std::string::npos;
+      gradients += gradient ? 1 : 0;
+      CHECK(workspace.bytes == (gradient ? 4096 : 512));
+      CHECK(workspace.offset >= plan.transient_offset);
+    }
+    CHECK(gradients >= 8);
+  }
+}
+
+TEST_CASE("all that a device refuses is listed at once, and what to do about it") {
+  const PlanningDevice device([](const OpInstance& op) {
+    if (op.kind == "attention") return OpSupport{.refusal = "no heads of 4"};
+    if (op.kind == "swiglu") return OpSupport{.refusal = "no bf16"};
+    return OpSupport{};
+  });
+  auto message = [&](bool documents) {
+    PlanOptions options = tiny_options();
+    options.documents = documents;
+    try {
+      tiny_plan(options, device);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::resources);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(
+      message(false) ==
+      "device planning: cannot run this model:\n  attention: no heads of 4\n  swiglu: no bf16; choose another device, "
+      "precision or model");
+  CHECK(message(true).ends_with("or data.documents = \"joined\" if attention is what it refuses"));
+}
+
+TEST_CASE("kernels that keep scratch of their own are known to the plan and to its tasks") {
+  const PlanningDevice device([](const OpInstance& op) { return OpSupport{.concurrent = op.kind != "attention"}; });
+  const Plan plan = tiny_plan(tiny_options(), device);
+  CHECK(plan.exclusive == std::set<std::string>{"attention"});
+  for (const Task& task : plan.schedules.tasks) CHECK(task.exclusive == (task.instance.kind == "attention"));
+}
+
+TEST_CASE("what does not fit is refused by what binds") {
+  PlanOptions options = tiny_options();
+  const Plan plan = tiny_plan(options);
+  auto refused = [&](const PlanOptions& wanted, const PlanningDevice& device, const char* where) {
+    CHECK_THROWS_WITH_AS(tiny_plan(wanted, device), doctest::Contains(where), Error);
+  };
+  PlanningDevice small;
+  small.device_traits.memory_bytes = static_cast<std::size_t>(plan.device_bytes) - 1;
+  refused(options, small, "device planning: the run does not fit");
+  small.device_traits.memory_bytes += 1;
+  CHECK(tiny_plan(options, small).device_bytes == plan.device_bytes);
+  options.device_budget = plan.device_bytes / 2;
+  refused(options, PlanningDevice(), "memory.device_budget: the run does not fit");
+}
