@@ -171,11 +171,14 @@ class RecordingCommunicator final : public Communicator {
   void all_reduce(const View& view, Reduction, Stream stream) override {
     device_.record_call("all_reduce " + device_.name_of(view.data) + ", " + device_.name_of(stream));
   }
-  void reduce_scatter(const View&, const View&, Reduction, Stream) override {}
-  void all_gather(const View&, const View&, Stream) override {}
-  void all_to_all(const View&, const View&, Stream) override {}
-  void broadcast(const View&, int, Stream) override {}
+  void unregister_buffer(void*) override {}
   void barrier() override {}
+  void reduce_scatter(const View&, const View&, Counts, Reduction, Stream) override {}
+  void all_gather(const View&, const View&, Counts, Stream) override {}
+  void all_to_all(const View&, const View&, Counts, Stream) override {}
+  void broadcast(const View&, int, Stream) override {}
+  void send(const View&, int, Stream) override {}
+  void receive(const View&, int, Stream) override {}
   std::optional<std::string> error() override { return {}; }
   void abort() noexcept override {}
 
