@@ -36,7 +36,7 @@ std::int64_t bytes_of(const RunSchedule& schedule, const Action& action) {
 std::string title_of(const ScheduleSet& set, const Action& action) {
   std::string text = action.task >= 0 ? set.tasks[static_cast<std::size_t>(action.task)].name : "";
   if (action.event >= 0) text = "event " + std::to_string(action.event);
-  if (action.layer >= 0) text += ", layer " + std::to_string(action.layer);
+  if (action.layer >= 0) text += (text.empty() ? "layer " : ", layer ") + std::to_string(action.layer);
   return text;
 }
 
