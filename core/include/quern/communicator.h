@@ -2,9 +2,11 @@
 // Collectives between ranks, one process a device. Implementations: memcpy (mapped memory, copy engines), mpi.
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "quern/device.h"
 #include "quern/view.h"
@@ -21,14 +23,20 @@ struct CommunicatorTraits {
   /// Sums add rank 0's elements, then rank 1's, and so on, in fp32 (f64: in f64), and round once: the bits of any other
   /// communicator that says so.
   bool sums_in_rank_order = false;
+  std::string launcher = {};  ///< the program that has to start the ranks, "mpirun"; empty: any way will do
 };
 
 /// How ranks find each other; works across processes.
 struct Rendezvous {
   int rank = 0;
   int size = 1;
-  std::string address;  ///< "file:/path", in a folder of the user's own, or "tcp:host:port"; the launcher fills it in
+  /// "file:/path", in a folder that only the user can enter and all ranks of this machine see; empty: the ranks are on
+  /// several machines.
+  std::string address;
   double timeout = 60;  ///< seconds that any wait for another rank may take: to connect, on a stream, at a barrier
+  /// What each rank gave, by rank; collective, between hosts, for set-up alone. Throws a communication error that names
+  /// a rank. Empty where ranks can find each other by the address only.
+  std::function<std::vector<std::string>(std::string own)> exchange = {};
 };
 
 /// Elements of the slabs into which a view is cut, one after another, by rank; 0 is allowed. Empty: equal slabs.

@@ -45,6 +45,7 @@ struct DeviceTraits {
   std::vector<std::pair<DType, double>> matmul_rates;  ///< peak FLOP/s by operand format
   bool can_capture = false;
   bool host_addressable = false;  ///< device memory can be read by the host (cpu)
+  int numa_node = -1;             ///< of the machine's memory that is near; -1: not known, or not open yet
 };
 
 /// A fused form that the device has a kernel for. `pattern` is a small program in text,

@@ -119,6 +119,9 @@ struct OpSpec {
   /// The name of a tensor that the op quantizes without handing it on; empty: none. Where scales are observed it gets
   /// one more output, a ScaleObservation of that tensor.
   std::function<std::string(const Op&)> quantized_inside = {};
+  /// Rows of input 0 in groups of so many make the same rows of every output that is present, and nothing else does: so
+  /// a rank can make those of its shard alone. 0, as when empty: there are no such groups.
+  std::function<std::int64_t(const OpInstance&)> row_groups = {};
 
   bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
 };
