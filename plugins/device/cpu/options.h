@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "blas.h"
+#include "products/blas.h"
 #include "quern/options.h"
 
 namespace quern::cpu {

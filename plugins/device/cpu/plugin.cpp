@@ -1,8 +1,8 @@
 #include <memory>
 
-#include "cpu_device.h"
 #include "options.h"
 #include "quern/plugin.h"
+#include "runtime/cpu_device.h"
 
 static std::unique_ptr<quern::Device> make_cpu(const quern::OptionValues& values) {
   return std::make_unique<quern::cpu::CpuDevice>(quern::cpu::cpu_options().bind(values));

@@ -1,0 +1,112 @@
+// Rotary position embedding of a packed qkv: query and key heads are rotated half-split as in Hugging Face, values pass
+// through. The gradient is the inverse rotation.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "attention/rope_table.h"
+#include "primitives/blocks.h"
+#include "primitives/row_math.h"
+#include "quern/error.h"
+#include "runtime/kernels.h"
+#include "runtime/op_check.h"
+
+namespace quern::cpu {
+
+RopeTable::RopeTable(const OpInstance& op, Rotation rotation) : positions_(op.geometry.sequence) {
+  const std::vector<double>& frequencies = op.attributes.list("inverse_frequencies");
+  double magnitude = op.attributes.real("magnitude");
+  double sign = rotation == Rotation::forward ? 1.0 : -1.0;
+  half_ = static_cast<std::int64_t>(frequencies.size());
+  values_.resize(static_cast<std::size_t>(positions_ * 2 * half_));
+  for_blocks(positions_, kBlockRows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t position = begin; position < end; ++position) {
+      float* cosines = values_.data() + position * 2 * half_;
+      for (std::int64_t i = 0; i < half_; ++i) {
+        double angle = static_cast<double>(position) * frequencies[static_cast<std::size_t>(i)];
+        cosines[i] = static_cast<float>(magnitude * std::cos(angle));
+        cosines[half_ + i] = static_cast<float>(sign * magnitude * std::sin(angle));
+      }
+    }
+  });
+}
+
+void RopeTable::require(const View& positions) const {
+  const auto* begin = positions.as<std::int32_t>();
+  const auto* end = begin + positions.count();
+  const auto* bad = std::find_if(begin, end, [this](std::int32_t p) { return p < 0 || p >= positions_; });
+  if (bad == end) return;
+  throw Error(ErrorCode::input, {.where = "rope, token " + std::to_string(bad - begin),
+                                 .what = "position outside the sequence",
+                                 .found = std::to_string(*bad),
+                                 .expected = "0 to " + std::to_string(positions_ - 1),
+                                 .next = "check the data source's positions against the configured sequence length"});
+}
+
+std::shared_ptr<const RopeTable> make_rope_table(const OpInstance& op, Rotation rotation) {
+  return std::make_shared<const RopeTable>(op, rotation);
+}
+
+PackedHeads::PackedHeads(const Attributes& attributes)
+    : heads(attributes.integer("heads")),
+      kv_heads(attributes.integer("kv_heads")),
+      head_dim(attributes.integer("head_dim")) {}
+
+void check_packed(OpCheck& check, const OpInstance& op, std::size_t i, const char* name) {
+  PackedHeads packed(op.attributes);
+  check.that(packed.heads > 0 && packed.kv_heads > 0 && packed.head_dim > 0,
+             "needs heads, kv_heads and head_dim above 0");
+  check.input(i, name, {matrix_of(op, i).rows, packed.packed()});
+}
+
+void check_rope(OpCheck& check, const OpInstance& op, std::size_t i) {
+  std::int64_t head_dim = op.attributes.integer("head_dim");
+  auto frequencies = static_cast<std::int64_t>(op.attributes.list("inverse_frequencies").size());
+  check.that(2 * frequencies == head_dim, "needs head_dim / 2 inverse_frequencies: found " +
+                                              std::to_string(frequencies) + " for head_dim " +
+                                              std::to_string(head_dim));
+  check.input(i, "positions", {matrix_of(op, 0).rows}, DType::i32);
+}
+
+namespace {
+
+enum Slot : int { kX, kY };
+
+// qkv (N, (H + 2 K) D), positions (N) i32 -> y like qkv
+Launch prepare_rope(const OpInstance& op, Rotation rotation) {
+  PackedHeads packed(op.attributes);
+  return [packed, table = make_rope_table(op, rotation)](std::span<const View> in, std::span<const View> out,
+                                                         const Exec&) {
+    const View &x = in[0], &positions = in[1], &y = out[0];
+    std::int64_t columns = x.columns();
+    table->require(positions);
+    for_blocks(x.rows(), kBlockRows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      float *x_space = scratch(kX, columns), *y_space = scratch(kY, columns);
+      for (std::int64_t row = begin; row < end; ++row) {
+        std::int64_t position = positions.as<std::int32_t>()[row];
+        const float* x_row = load_row(x, row, x_space);
+        float* y_row = target_row(y, row, y_space);
+        rotate_heads(x_row, table->cos(position), table->sin(position), packed.rotated(), packed.head_dim, y_row);
+        if (x_row != y_row) std::copy(x_row + packed.values_begin(), x_row + columns, y_row + packed.values_begin());
+        store_row(y, row, y_row);
+      }
+    });
+  };
+}
+
+OpSupport query_rope(const OpInstance& op) {
+  OpCheck check(op, 2, 1);
+  check_packed(check, op, 0, "qkv");
+  check_rope(check, op, 1);
+  return check.output(0, "y", extents_of(op, 0)).overwrites(0, "y").support();
+}
+
+}  // namespace
+
+void add_rope_ops(OpTable& table) {
+  table["rope"] = {[](const OpInstance& op) { return prepare_rope(op, Rotation::forward); }, query_rope};
+  table["rope_grad"] = {[](const OpInstance& op) { return prepare_rope(op, Rotation::inverse); }, query_rope};
+}
+
+}  // namespace quern::cpu

@@ -1,0 +1,268 @@
+// lm_loss: cross-entropy of logits x W^T against the targets, in nats, chunk by chunk over tokens so that logits are
+// never stored whole. lm_loss_train makes the gradients in the same pass: each logit is exponentiated once.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "primitives/rows.h"
+#include "primitives/softmax_rows.h"
+#include "products/blas.h"
+#include "quantization/observe.h"
+#include "quern/numeric.h"
+#include "runtime/kernels.h"
+#include "runtime/support.h"
+
+namespace quern::cpu {
+
+namespace {
+
+struct Loss {
+  std::int64_t tokens = 0, width = 0, vocabulary = 0, chunk = 0;
+  DType logit_dtype = DType::f32;     ///< logits and their gradients round to it
+  bool quantized = false;             ///< x and weight come as 8-bit codes with scales,
+  DType gradient_dtype = DType::f32;  ///< and the logits' gradients round to this format
+  float gradient_scale = 1;           ///< times this
+  float z_loss = 0, seed = 1;
+  bool train = false;
+  bool input_gradient = false, weight_gradient = false;
+  bool add_weight_gradient = false;
+  bool observe = false, add_observation = false;                          ///< the logits' gradients
+  std::int64_t panel_x = 0, panel_weight = 0, sum_x = 0, sum_weight = 0;  ///< floats of workspace
+};
+
+enum Input : std::size_t { kX, kWeight, kTargets, kXCodes, kXScale, kXTransposed, kWeightCodes, kWeightScale };
+
+bool quantized(const OpInstance& op) { return op.inputs.size() > kXCodes && op.inputs[kXCodes].present; }
+
+Loss make_loss(const OpInstance& op) {
+  const Operand &x = op.inputs[0], &weight = op.inputs[1];
+  Loss loss;
+  loss.tokens = x.extents[0];
+  loss.width = x.extents[1];
+  loss.vocabulary = weight.extents[0];
+  loss.logit_dtype = x.dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  loss.z_loss = static_cast<float>(op.attributes.real_or("z_loss", 0.0));
+  loss.seed = static_cast<float>(op.attributes.real_or("seed", 1.0));
+  // By default a chunk's logits take 8 MiB: they stay in the last-level cache between the products that share them.
+  std::int64_t fitting =
+      std::clamp<std::int64_t>((std::int64_t{1} << 21) / std::max<std::int64_t>(loss.vocabulary, 1), 64, 1024);
+  loss.chunk = std::min(op.attributes.integer_or("chunk", fitting), std::max<std::int64_t>(loss.tokens, 1));
+  loss.train = op.outputs.size() >= 3;
+  loss.observe = op.outputs.size() > 3 && op.outputs[3].present;
+  loss.add_observation = loss.observe && op.outputs[3].accumulate;
+  loss.quantized = quantized(op);
+  loss.gradient_dtype = loss.logit_dtype;
+  if (loss.quantized && loss.train) {
+    loss.gradient_dtype = *dtype_named(op.attributes.word("gradient_format"));
+    loss.gradient_scale = logit_gradient_scale(loss.seed, loss.z_loss, loss.gradient_dtype);
+  }
+  loss.input_gradient = loss.train && op.outputs[1].present;
+  loss.weight_gradient = loss.train && op.outputs[2].present;
+  loss.panel_x = x.dtype == DType::f32 && !loss.quantized ? 0 : loss.chunk * loss.width;
+  loss.panel_weight = weight.dtype == DType::f32 && !loss.quantized ? 0 : loss.vocabulary * loss.width;
+  if (loss.input_gradient && op.outputs[1].dtype != DType::f32) loss.sum_x = loss.chunk * loss.width;
+  if (loss.weight_gradient) {
+    loss.add_weight_gradient = op.outputs[2].accumulate;
+    if (op.outputs[2].dtype != DType::f32) loss.sum_weight = loss.vocabulary * loss.width;
+  }
+  return loss;
+}
+
+/// Cross-entropy of one row of logits; in training the row becomes
+/// seed * (softmax - onehot + 2 z_loss logsumexp softmax).
+float token_loss(const Loss& loss, float* logits, std::int32_t target) {
+  const std::int64_t count = loss.vocabulary;
+  round_in_place(loss.logit_dtype, logits, count);
+  if (target < 0) {
+    if (loss.train) std::fill_n(logits, count, 0.0f);
+    return 0.0f;
+  }
+  const float maximum = row_maximum(logits, count), chosen = logits[target];
+  const double sum = loss.train ? exponentiate(logits, count, maximum) : sum_of_exponentials(logits, count, maximum);
+  const double logsumexp = maximum + std::log(sum);
+  if (loss.train) {
+    multiply(logits, count, static_cast<float>(loss.seed * (1 + 2 * loss.z_loss * logsumexp) / sum), logits);
+    logits[target] -= loss.seed;
+    if (loss.quantized) multiply(logits, count, 1.0f / loss.gradient_scale, logits);
+    round_in_place(loss.gradient_dtype, logits, count);
+    if (loss.quantized) multiply(logits, count, loss.gradient_scale, logits);
+  }
+  return static_cast<float>(logsumexp - chosen);
+}
+
+/// Of logits' gradients as they were rounded, rows of tokens that count: every zero counts as underflowed.
+void observe_gradients(const Loss& loss, const float* gradients, std::int64_t rows, const std::int32_t* targets,
+                       ScaleObservation& seen) {
+#pragma omp parallel
+  {
+    ScaleObservation part = no_observation();
+#pragma omp for schedule(static)
+    for (std::int64_t i = 0; i < rows; ++i) {
+      if (targets[i] < 0) continue;
+      for (std::int64_t j = 0; j < loss.vocabulary; ++j) {
+        const float magnitude = std::fabs(gradients[i * loss.vocabulary + j]);
+        if (std::isfinite(magnitude))
+          part.amax = std::max(part.amax, magnitude);
+        else
+          ++part.non_finite;
+        part.underflowed += magnitude == 0;
+      }
+      part.elements += static_cast<std::uint64_t>(loss.vocabulary);
+    }
+#pragma omp critical
+    merge(part, seen);
+  }
+}
+
+/// x's rows [begin, begin + count) as floats, times a scale, which is a power of two: as good as scaling the products.
+const float* load_rows(const View& x, const View& scale, std::int64_t begin, std::int64_t count, float* panel) {
+  View rows = x;
+  rows.data = x.as<char>() + static_cast<std::size_t>(begin * x.columns()) * size_of(x.dtype);
+  rows.extents = {count, x.columns()};
+  const float* values = load_all(rows, panel);
+  if (!scale) return values;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < count; ++i)
+    multiply(panel + i * x.columns(), x.columns(), *scale.as<float>(), panel + i * x.columns());
+  return panel;
+}
+
+void store_rows(const View& y, std::int64_t begin, std::int64_t count, const float* values, bool add) {
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float* row = values + i * y.columns();
+    if (add)
+      accumulate(y, (begin + i) * y.columns(), y.columns(), row);
+    else
+      store(y, (begin + i) * y.columns(), y.columns(), row);
+  }
+}
+
+void run(const Loss& loss, std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+  // The transposed codes hold the same numbers, so that all three products read the same panels.
+  const View &x = inputs[loss.quantized ? kXCodes : kX], &targets = inputs[kTargets];
+  const View x_scale = loss.quantized ? inputs[kXScale] : View{};
+  const View weight_scale = loss.quantized ? inputs[kWeightScale] : View{};
+  check_indices(targets, -1, loss.vocabulary, "targets");
+  const auto* target_of = targets.as<std::int32_t>();
+  const std::int64_t width = loss.width, vocabulary = loss.vocabulary;
+  Workspace workspace(exec.workspace);
+  float* logits = workspace.floats(loss.chunk * vocabulary);
+  float* panel = workspace.floats(loss.panel_x);
+  const float* weight = load_rows(inputs[loss.quantized ? kWeightCodes : kWeight], weight_scale, 0, vocabulary,
+                                  workspace.floats(loss.panel_weight));
+  float* dx_sums = workspace.floats(loss.sum_x);
+  float* dweight = loss.sum_weight > 0    ? workspace.floats(loss.sum_weight)
+                   : loss.weight_gradient ? outputs[2].as<float>()
+                                          : nullptr;
+  float* losses = outputs[0].as<float>();
+  if (loss.observe) {
+    auto& seen = *outputs[3].as<ScaleObservation>();
+    if (!loss.add_observation) seen = no_observation();
+    seen.largest_scale = seen.smallest_scale = loss.gradient_scale;
+  }
+  bool add_dweight = loss.add_weight_gradient && loss.sum_weight == 0;
+  for (std::int64_t begin = 0; begin < loss.tokens; begin += loss.chunk) {
+    const std::int64_t count = std::min(loss.chunk, loss.tokens - begin);
+    const float* rows = load_rows(x, x_scale, begin, count, panel);
+    gemm(count, vocabulary, width, 1, {rows, width}, {weight, width, MatrixView::Read::transposed}, 0, logits,
+         vocabulary);
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < count; ++i) {
+      float value = token_loss(loss, logits + i * vocabulary, target_of[begin + i]);
+      if (losses) losses[begin + i] = value;
+    }
+    if (loss.observe) observe_gradients(loss, logits, count, target_of + begin, *outputs[3].as<ScaleObservation>());
+    if (loss.weight_gradient) {
+      gemm(vocabulary, width, count, 1, {logits, vocabulary, MatrixView::Read::transposed}, {rows, width},
+           add_dweight ? 1 : 0, dweight, width);
+      add_dweight = true;
+    }
+    if (loss.input_gradient) {
+      float* dx = loss.sum_x > 0 ? dx_sums : outputs[1].as<float>() + begin * width;
+      gemm(count, width, vocabulary, 1, {logits, vocabulary}, {weight, width}, 0, dx, width);
+      if (loss.sum_x > 0) store_rows(outputs[1], begin, count, dx, false);
+    }
+  }
+  if (loss.sum_weight > 0) store_rows(outputs[2], 0, vocabulary, dweight, loss.add_weight_gradient);
+}
+
+OpSupport query(const OpInstance& op) {
+  const std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
+  const bool observed = outputs == 3 && op.outputs.size() == 4;
+  if ((op.inputs.size() != 3 && op.inputs.size() != 9) || (op.outputs.size() != outputs && !observed))
+    return {op.kind + ": takes x, weight and targets, and quantized forms of both or of none", 0};
+  OpInstance others = op;
+  others.outputs.resize(outputs);
+  if (std::string text = check_operands(others, operands(2), operands(2)); !text.empty()) return {text, 0};
+  if (observed && op.outputs[3].present &&
+      (!quantized(op) || op.outputs[3].dtype != DType::u32 || op.outputs[3].count() != kScaleObservationWords))
+    return {op.kind + ": observes the gradients of quantized logits, as u32 (16)", 0};
+  const Operand &x = op.inputs[0], &weight = op.inputs[1], &targets = op.inputs[2];
+  if (x.extents.size() != 2 || weight.extents.size() != 2 || weight.extents[1] != x.extents[1] ||
+      element_count(targets.extents) != x.extents[0]) {
+    return {op.kind + ": x (N, C), weight (V, C) and targets (N) do not fit: " + to_string(x.extents) + ", " +
+                to_string(weight.extents) + ", " + to_string(targets.extents),
+            0};
+  }
+  if (op.outputs[0].dtype != DType::f32) return {op.kind + ": token_loss must be f32", 0};
+  if (op.attributes.integer_or("chunk", 1) < 1) return {op.kind + ": chunk must be at least 1", 0};
+  if (quantized(op)) {
+    bool fits = op.inputs[kXCodes].extents == x.extents && op.inputs[kWeightCodes].extents == weight.extents &&
+                op.inputs[kXScale].count() == 1 && op.inputs[kWeightScale].count() == 1;
+    if (!fits) return {op.kind + ": the quantized x and weight do not have their shapes and one scale each", 0};
+  }
+  Loss loss = make_loss(op);
+  std::size_t bytes = float_bytes(loss.chunk * loss.vocabulary);
+  for (std::int64_t floats : {loss.panel_x, loss.panel_weight, loss.sum_x, loss.sum_weight})
+    bytes += float_bytes(floats);
+  return {{}, bytes};
+}
+
+Launch prepare(const OpInstance& op) {
+  return [loss = make_loss(op)](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+    run(loss, inputs, outputs, exec);
+  };
+}
+
+/// stats[0] (+)= sum of losses in nats, stats[1] (+)= tokens that count; token order, in fp64.
+void add_stats(const View& token_loss, const View& targets, const View& stats, bool add) {
+  const auto* loss = token_loss.as<float>();
+  const auto* target = targets.as<std::int32_t>();
+  double sum = 0, valid = 0;
+  for (std::int64_t i = 0, count = targets.count(); i < count; ++i) {
+    sum += target[i] >= 0 ? double{loss[i]} : 0.0;
+    valid += target[i] >= 0 ? 1.0 : 0.0;
+  }
+  auto* out = stats.as<double>();
+  if (!add) std::fill_n(out, stats.count(), 0.0);
+  out[0] += sum;
+  out[1] += valid;
+}
+
+OpSupport query_stats(const OpInstance& op) {
+  if (op.inputs.size() != 2 || op.outputs.size() != 1) return {"loss_stats: takes token_loss and targets", 0};
+  if (std::string text = check_operands(op, operands(1), operands(0)); !text.empty()) return {text, 0};
+  bool fits = op.inputs[0].dtype == DType::f32 && op.outputs[0].dtype == DType::f64 &&
+              element_count(op.outputs[0].extents) == 4 &&
+              element_count(op.inputs[0].extents) == element_count(op.inputs[1].extents);
+  return {fits ? "" : "loss_stats: token_loss f32 (N) and targets (N) give f64 (4)", 0};
+}
+
+Launch prepare_stats(const OpInstance& op) {
+  return [add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+    add_stats(inputs[0], inputs[1], outputs[0], add);
+  };
+}
+
+}  // namespace
+
+void add_loss_ops(OpTable& table) {
+  table["lm_loss"] = {prepare, query};
+  table["lm_loss_train"] = {prepare, query};
+  table["loss_stats"] = {prepare_stats, query_stats};
+}
+
+}  // namespace quern::cpu

@@ -1,0 +1,206 @@
+// matmul: y (M, N) = op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once. Operands that are not f32 are
+// converted to fp32 panels in the workspace, so every format shares one product. Scales of blocks go into the panels:
+// they are powers of two, so that rounds nothing.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "primitives/rows.h"
+#include "primitives/simd.h"
+#include "products/blas.h"
+#include "quern/block_scales.h"
+#include "runtime/kernels.h"
+#include "runtime/support.h"
+
+namespace quern::cpu {
+
+namespace {
+
+enum Input : std::size_t { kA, kB, kBias, kScaleA, kScaleB };
+
+struct Plan {
+  std::int64_t m = 0, n = 0, k = 0;
+  bool transpose_a = false, transpose_b = false;
+  bool row_scale = false, column_scale = false;  ///< scales are vectors, applied after the product
+  std::int64_t scale_rows_b = 0;                 ///< scales are of blocks: rows of b that share one
+  bool accumulate = false;
+  bool direct = false;                              ///< the product itself writes y
+  bool sum_in_y = false;                            ///< the unscaled sums may lie in y
+  std::int64_t panel_a = 0, panel_b = 0, sums = 0;  ///< floats of workspace
+};
+
+bool present(const OpInstance& op, std::size_t i) { return i < op.inputs.size() && op.inputs[i].present; }
+
+Plan make_plan(const OpInstance& op) {
+  const Operand &a = op.inputs[kA], &b = op.inputs[kB], &y = op.outputs[0];
+  Plan plan;
+  plan.transpose_a = op.attributes.integer_or("transpose_a", 0) != 0;
+  plan.transpose_b = op.attributes.integer_or("transpose_b", 0) != 0;
+  plan.m = a.extents[plan.transpose_a ? 1 : 0];
+  plan.k = a.extents[plan.transpose_a ? 0 : 1];
+  plan.n = b.extents[plan.transpose_b ? 0 : 1];
+  plan.scale_rows_b = op.attributes.integer_or("scale_rows_b", 0);
+  const bool blocks = plan.scale_rows_b != 0;
+  plan.row_scale = !blocks && present(op, kScaleA) && op.inputs[kScaleA].count() > 1;
+  plan.column_scale = !blocks && present(op, kScaleB) && op.inputs[kScaleB].count() > 1;
+  plan.accumulate = y.accumulate;
+  bool f32 = y.dtype == DType::f32;
+  plan.direct = f32 && !plan.row_scale && !plan.column_scale;
+  plan.sum_in_y = plan.direct || (f32 && !plan.accumulate);
+  plan.panel_a = a.dtype == DType::f32 && !blocks ? 0 : element_count(a.extents);
+  plan.panel_b = b.dtype == DType::f32 && !blocks ? 0 : element_count(b.extents);
+  plan.sums = plan.sum_in_y ? 0 : plan.m * plan.n;
+  return plan;
+}
+
+std::string refuse_block_scales(const OpInstance& op, const Plan& plan) {
+  if (plan.scale_rows_b != 1 && plan.scale_rows_b != kScaleBlock) return "matmul: scale_rows_b must be 1 or 128";
+  if (plan.transpose_a || !plan.transpose_b)
+    return "matmul: scales of blocks need contracted dimensions that come last (transpose_a 0, transpose_b 1)";
+  const Extents scale_b = plan.scale_rows_b == 1 ? row_block_scales(plan.n, plan.k) : square_scales(plan.n, plan.k);
+  auto fits = [&op](std::size_t i, std::int64_t least) {
+    return present(op, i) && op.inputs[i].dtype == DType::f32 && op.inputs[i].count() >= least;
+  };
+  if (!fits(kScaleA, scale_blocks(plan.k) * plan.m) || !fits(kScaleB, element_count(scale_b)))
+    return "matmul: scales of blocks must be f32 " + to_string(row_block_scales(plan.m, plan.k)) + " and " +
+           to_string(scale_b);
+  return {};
+}
+
+std::string refusal(const OpInstance& op) {
+  if (op.inputs.size() < 2 || op.outputs.size() != 1) return "matmul: takes a and b, gives y";
+  if (std::string text = check_operands(op, 0, operands(0)); !text.empty()) return text;
+  const Operand &a = op.inputs[kA], &b = op.inputs[kB], &y = op.outputs[0];
+  if (a.extents.size() != 2 || b.extents.size() != 2 || y.extents.size() != 2)
+    return "matmul: a, b and y must be matrices";
+  if (y.dtype != DType::f32 && y.dtype != DType::bf16)
+    return "matmul: y must be f32 or bf16, not " + std::string(name_of(y.dtype));
+  Plan plan = make_plan(op);
+  if (b.extents[plan.transpose_b ? 1 : 0] != plan.k || y.extents != Extents{plan.m, plan.n}) {
+    return "matmul: shapes " + to_string(a.extents) + " and " + to_string(b.extents) + " do not give " +
+           to_string(y.extents);
+  }
+  if (present(op, kBias) && op.inputs[kBias].count() != plan.n) return "matmul: bias must have one element a column";
+  if (plan.scale_rows_b != 0) return refuse_block_scales(op, plan);
+  auto scale_fits = [&op](std::size_t i, std::int64_t vector) {
+    if (!present(op, i)) return true;
+    std::int64_t count = op.inputs[i].count();
+    return op.inputs[i].dtype == DType::f32 && (count == 1 || count == vector);
+  };
+  if (!scale_fits(kScaleA, plan.m)) return "matmul: scale_a must be f32, one element or one a row";
+  if (!scale_fits(kScaleB, plan.n)) return "matmul: scale_b must be f32, one element or one a column";
+  return {};
+}
+
+QUERN_CPU_CLONES void scale_row(float* row, std::int64_t count, float row_scale, const float* column_scale) {
+  if (column_scale == nullptr) {
+    for (std::int64_t i = 0; i < count; ++i) row[i] *= row_scale;
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) row[i] = row[i] * row_scale * column_scale[i];
+  }
+}
+
+QUERN_CPU_CLONES void add_row(float* row, std::int64_t count, const float* bias) {
+  for (std::int64_t i = 0; i < count; ++i) row[i] += bias[i];
+}
+
+struct Tail {
+  const float* bias = nullptr;          ///< (N)
+  const float* row_scale = nullptr;     ///< (M)
+  const float* column_scale = nullptr;  ///< (N)
+};
+
+/// y (+)= sums scaled, plus bias, rounded.
+void finish(const Plan& plan, float* sums, const Tail& tail, const View& y) {
+#pragma omp parallel for schedule(static)
+  for (std::int64_t row = 0; row < plan.m; ++row) {
+    float* values = sums + row * plan.n;
+    if (tail.row_scale || tail.column_scale) {
+      scale_row(values, plan.n, tail.row_scale ? tail.row_scale[row] : 1.0f, tail.column_scale);
+    }
+    if (tail.bias) add_row(values, plan.n, tail.bias);
+    if (plan.accumulate)
+      accumulate(y, row * plan.n, plan.n, values);
+    else
+      store(y, row * plan.n, plan.n, values);
+  }
+}
+
+/// y (+)= bias, so that the product adds to it: one pass less than adding it afterwards.
+void start_with_bias(const Plan& plan, const float* bias, const View& y) {
+#pragma omp parallel for schedule(static)
+  for (std::int64_t row = 0; row < plan.m; ++row) {
+    if (plan.accumulate)
+      accumulate(y, row * plan.n, plan.n, bias);
+    else
+      store(y, row * plan.n, plan.n, bias);
+  }
+}
+
+/// An operand (rows, k) times the scales of its blocks of `scale_rows` x 128.
+const float* load_blocks(const View& x, const View& scale, std::int64_t scale_rows, float* panel) {
+  const std::int64_t rows = x.extents[0], k = x.extents[1];
+  const std::int64_t across = scale_rows == 1 ? 0 : square_scales(rows, k)[1];
+  const auto* scales = scale.as<const float>();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t block = 0; block < scale_blocks(k); ++block) {
+      const std::int64_t begin = row * k + block * kScaleBlock, count = std::min(kScaleBlock, k - block * kScaleBlock);
+      const float factor = scales[scale_rows == 1 ? block * rows + row : row / scale_rows * across + block];
+      const float* values = load(x, begin, count, panel + begin);
+      for (std::int64_t i = 0; i < count; ++i) panel[begin + i] = values[i] * factor;
+    }
+  }
+  return panel;
+}
+
+void run(const Plan& plan, std::span<const View> inputs, const View& y, const Exec& exec) {
+  auto input = [&inputs](std::size_t i) { return i < inputs.size() ? inputs[i] : View{}; };
+  Workspace workspace(exec.workspace);
+  const bool blocks = plan.scale_rows_b != 0;
+  float *panel_a = workspace.floats(plan.panel_a), *panel_b = workspace.floats(plan.panel_b);
+  const float* a = blocks ? load_blocks(inputs[kA], inputs[kScaleA], 1, panel_a) : load_all(inputs[kA], panel_a);
+  const float* b =
+      blocks ? load_blocks(inputs[kB], inputs[kScaleB], plan.scale_rows_b, panel_b) : load_all(inputs[kB], panel_b);
+  float* sums = plan.sum_in_y ? y.as<float>() : workspace.floats(plan.sums);
+  Tail tail;
+  if (View bias = input(kBias)) tail.bias = load(bias, 0, plan.n, scratch(0, plan.n));
+  float alpha = 1.0f;
+  if (View scale = input(kScaleA); scale && !blocks) {
+    if (plan.row_scale)
+      tail.row_scale = scale.as<float>();
+    else
+      alpha *= *scale.as<float>();
+  }
+  if (View scale = input(kScaleB); scale && !blocks) {
+    if (plan.column_scale)
+      tail.column_scale = scale.as<float>();
+    else
+      alpha *= *scale.as<float>();
+  }
+  if (plan.direct && tail.bias) start_with_bias(plan, tail.bias, y);
+  float beta = plan.direct && (plan.accumulate || tail.bias) ? 1.0f : 0.0f;
+  auto read = [](bool transposed) { return transposed ? MatrixView::Read::transposed : MatrixView::Read::plain; };
+  gemm(plan.m, plan.n, plan.k, alpha, {a, plan.transpose_a ? plan.m : plan.k, read(plan.transpose_a)},
+       {b, plan.transpose_b ? plan.k : plan.n, read(plan.transpose_b)}, beta, sums, plan.n);
+  if (!plan.direct) finish(plan, sums, tail, y);
+}
+
+OpSupport query(const OpInstance& op) {
+  if (std::string text = refusal(op); !text.empty()) return {text, 0};
+  Plan plan = make_plan(op);
+  return {{}, float_bytes(plan.panel_a) + float_bytes(plan.panel_b) + float_bytes(plan.sums)};
+}
+
+Launch prepare(const OpInstance& op) {
+  return [plan = make_plan(op)](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
+    run(plan, inputs, outputs[0], exec);
+  };
+}
+
+}  // namespace
+
+void add_matmul_ops(OpTable& table) { table["matmul"] = {prepare, query}; }
+
+}  // namespace quern::cpu

@@ -1,0 +1,183 @@
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "quern/block_scales.h"
+#include "quern/error.h"
+#include "tests/test_op.h"
+
+using namespace quern;
+using namespace quern::cpu;
+using testkit::PoisonedTensor;
+
+namespace {
+
+struct Case {
+  std::int64_t m, n, k;
+  DType operand = DType::f32;
+  DType result = DType::f32;
+  bool transpose_a = false, transpose_b = false, bias = false, accumulate = false;
+  enum Scale { none, scalar, vector } scale = none;
+};
+
+std::string describe(const Case& c) {
+  return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) + " " +
+         std::string(name_of(c.operand)) + " -> " + std::string(name_of(c.result)) + (c.transpose_a ? " ta" : "") +
+         (c.transpose_b ? " tb" : "") + (c.bias ? " bias" : "") + (c.accumulate ? " accumulate" : "") + " scale " +
+         std::to_string(c.scale);
+}
+
+std::string check(const Case& c) {
+  // int8 operands are integers; wide enough to use the grid.
+  double deviation = c.operand == DType::i8 ? 20.0 : 1.0;
+  auto a = random_tensor(c.operand, c.transpose_a ? Extents{c.k, c.m} : Extents{c.m, c.k}, 1, deviation);
+  auto b = random_tensor(c.operand, c.transpose_b ? Extents{c.n, c.k} : Extents{c.k, c.n}, 2, deviation);
+  auto bias = random_tensor(c.result, {c.n}, 3);
+  std::int64_t scales_a = c.scale == Case::vector ? c.m : 1, scales_b = c.scale == Case::vector ? c.n : 1;
+  auto scale_a = random_tensor(DType::f32, {scales_a}, 4, 0.5), scale_b = random_tensor(DType::f32, {scales_b}, 5, 0.5);
+  auto y = c.accumulate ? random_tensor(c.result, {c.m, c.n}, 6) : PoisonedTensor(c.result, {c.m, c.n});
+  auto da = doubles(a), db = doubles(b), dbias = doubles(bias), dsa = doubles(scale_a), dsb = doubles(scale_b);
+  std::vector<double> want(static_cast<std::size_t>(c.m * c.n), 0.0);
+  if (c.accumulate) want = doubles(y);
+  double magnitude = 0;
+  for (std::int64_t i = 0; i < c.m; ++i) {
+    for (std::int64_t j = 0; j < c.n; ++j) {
+      double sum = 0, absolute = 0;
+      for (std::int64_t l = 0; l < c.k; ++l) {
+        double product = da[static_cast<std::size_t>(c.transpose_a ? l * c.m + i : i * c.k + l)] *
+                         db[static_cast<std::size_t>(c.transpose_b ? j * c.k + l : l * c.n + j)];
+        sum += product;
+        absolute += std::abs(product);
+      }
+      double scale = 1;
+      if (c.scale != Case::none) {
+        scale =
+            dsa[static_cast<std::size_t>(scales_a > 1 ? i : 0)] * dsb[static_cast<std::size_t>(scales_b > 1 ? j : 0)];
+      }
+      double& element = want[static_cast<std::size_t>(i * c.n + j)];
+      element += sum * scale + (c.bias ? dbias[static_cast<std::size_t>(j)] : 0.0);
+      magnitude = std::max(magnitude, absolute * std::abs(scale) + 4);
+    }
+  }
+  TestOp op{"matmul",
+            {a.view(), b.view(), c.bias ? bias.view() : absent(), c.scale ? scale_a.view() : absent(),
+             c.scale ? scale_b.view() : absent()},
+            {y.view()},
+            {{"transpose_a", std::int64_t{c.transpose_a}}, {"transpose_b", std::int64_t{c.transpose_b}}},
+            {},
+            c.accumulate};
+  op.run();
+  // Slack: fp32 sums of k terms, each rounding relative to the running magnitude (errors add like a random walk).
+  return compare(y, want, magnitude * 0x1p-24 * (4 + static_cast<double>(c.k) / 8));
+}
+
+}  // namespace
+
+TEST_CASE("matmul: layouts, formats, bias, scales, accumulation at odd sizes") {
+  const std::int64_t sizes[][3] = {{1, 1, 1}, {3, 7, 17}, {33, 17, 7}, {65, 1, 129}, {1, 33, 3}};
+  const std::pair<DType, DType> formats[] = {{DType::f32, DType::f32},  {DType::bf16, DType::bf16},
+                                             {DType::bf16, DType::f32}, {DType::e4m3, DType::bf16},
+                                             {DType::e5m2, DType::f32}, {DType::i8, DType::bf16}};
+  for (auto& size : sizes) {
+    for (auto [operand, result] : formats) {
+      for (int bits = 0; bits < 16; ++bits) {
+        for (auto scale : {Case::none, Case::scalar, Case::vector}) {
+          Case c{size[0],         size[1],         size[2],         operand,         result,
+                 (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, scale};
+          std::string text = check(c);
+          INFO(describe(c));
+          CHECK(text == "");
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul: mixed operand formats, and sizes beyond one block") {
+  auto a = random_tensor(DType::e4m3, {70, 130}, 1), b = random_tensor(DType::e5m2, {130, 90}, 2);
+  PoisonedTensor y(DType::f32, {70, 90}), z(DType::f32, {70, 90});
+  TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.run();
+  PoisonedTensor a32(DType::f32, {70, 130}, a.floats()), b32(DType::f32, {130, 90}, b.floats());
+  TestOp{"matmul", {a32.view(), b32.view()}, {z.view()}}.run();
+  CHECK(testkit::mismatch(y.floats(), z.floats(), 0) == "");
+  CHECK(check({257, 130, 300, DType::bf16, DType::bf16, true, false, false, true}) == "");
+}
+
+TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or for 128") {
+  for (Extents size : {Extents{1, 1, 1}, Extents{3, 7, 129}, Extents{130, 257, 300}, Extents{5, 4, 128}}) {
+    for (std::int64_t scale_rows : {1, 128}) {
+      for (DType result : {DType::f32, DType::bf16}) {
+        for (int bits = 0; bits < 4; ++bits) {
+          const std::int64_t m = size[0], n = size[1], k = size[2];
+          const bool with_bias = (bits & 1) != 0, adds = (bits & 2) != 0;
+          const Extents b_scales = scale_rows == 1 ? row_block_scales(n, k) : square_scales(n, k);
+          auto a = random_tensor(DType::e4m3, {m, k}, 1), b = random_tensor(DType::e5m2, {n, k}, 2);
+          auto scale_a = random_tensor(DType::f32, row_block_scales(m, k), 3),
+               scale_b = random_tensor(DType::f32, b_scales, 4);
+          auto bias = random_tensor(result, {n}, 5), y = random_tensor(result, {m, n}, 6);
+          const std::vector<double> da = doubles(a), db = doubles(b), dsa = doubles(scale_a), dsb = doubles(scale_b);
+          const std::vector<double> dbias = doubles(bias);
+          std::vector<double> want = adds ? doubles(y) : std::vector<double>(static_cast<std::size_t>(m * n), 0.0);
+          double magnitude = 0;
+          for (std::int64_t i = 0; i < m; ++i) {
+            for (std::int64_t j = 0; j < n; ++j) {
+              double sum = with_bias ? dbias[static_cast<std::size_t>(j)] : 0, absolute = 8;
+              for (std::int64_t l = 0; l < k; ++l) {
+                const std::int64_t at_b = scale_rows == 1 ? l / 128 * n + j : j / 128 * b_scales[1] + l / 128;
+                const double term = da[static_cast<std::size_t>(i * k + l)] * db[static_cast<std::size_t>(j * k + l)] *
+                                    dsa[static_cast<std::size_t>(l / 128 * m + i)] *
+                                    dsb[static_cast<std::size_t>(at_b)];
+                sum += term, absolute += std::abs(term);
+              }
+              want[static_cast<std::size_t>(i * n + j)] += sum;
+              magnitude = std::max(magnitude, absolute);
+            }
+          }
+          TestOp{"matmul",   {a.view(), b.view(), with_bias ? bias.view() : absent(), scale_a.view(), scale_b.view()},
+                 {y.view()}, {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}},
+                 {},         adds}
+              .run();
+          CAPTURE(to_string(size));
+          CAPTURE(scale_rows);
+          CAPTURE(bits);
+          // As in check(); scales that are no powers of two round each term besides.
+          CHECK(compare(y, want, magnitude * 0x1p-24 * (8 + static_cast<double>(k) / 8)) == "");
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul refuses scales of blocks that do not fit") {
+  auto a = random_tensor(DType::e4m3, {3, 256}, 1), b = random_tensor(DType::e4m3, {5, 256}, 2);
+  auto refusal = [&](Extents scale_a, Extents scale_b, std::int64_t scale_rows, std::int64_t transpose_a = 0) {
+    PoisonedTensor y(DType::f32, {transpose_a ? 256 : 3, 5});
+    PoisonedTensor left(DType::f32, scale_a), right(DType::f32, scale_b);
+    auto turned = random_tensor(DType::e4m3, {256, 256}, 1);
+    return TestOp{"matmul",
+                  {transpose_a ? turned.view() : a.view(), b.view(), absent(), left.view(), right.view()},
+                  {y.view()},
+                  {{"transpose_a", transpose_a}, {"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}}}
+        .refusal();
+  };
+  CHECK(refusal({2, 3}, {2, 5}, 1) == "");
+  CHECK(refusal({2, 3}, {1, 4}, 128) == "");
+  CHECK(refusal({7}, {11}, 1) == "");  // room for more
+  CHECK(refusal({2, 3}, {1, 4}, 1) == "matmul: scales of blocks must be f32 (2, 3) and (2, 5)");
+  CHECK(refusal({1}, {1, 4}, 128) == "matmul: scales of blocks must be f32 (2, 3) and (1, 4)");
+  CHECK(refusal({2, 3}, {1, 4}, 64) == "matmul: scale_rows_b must be 1 or 128");
+  CHECK(refusal({2, 256}, {2, 5}, 1, 1).find("come last") != std::string::npos);
+}
+
+TEST_CASE("matmul says why it refuses") {
+  auto a = random_tensor(DType::f32, {3, 4}, 1), b = random_tensor(DType::f32, {5, 2}, 2);
+  PoisonedTensor y(DType::f32, {3, 2}), q(DType::e4m3, {3, 2});
+  CHECK(TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.refusal() ==
+        "matmul: shapes (3, 4) and (5, 2) do not give (3, 2)");
+  auto fits = random_tensor(DType::f32, {4, 2}, 2), bias = random_tensor(DType::f32, {3}, 3);
+  CHECK(TestOp{"matmul", {a.view(), fits.view()}, {q.view()}}.refusal() == "matmul: y must be f32 or bf16, not e4m3");
+  CHECK(TestOp{"matmul", {a.view(), fits.view(), bias.view()}, {y.view()}}.refusal() ==
+        "matmul: bias must have one element a column");
+  CHECK_THROWS_AS((TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.run()), Error);
+}

@@ -1,0 +1,94 @@
+// transpose and cast: ops that move or round values and do no arithmetic on them.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "primitives/rows.h"
+#include "primitives/simd.h"
+#include "quern/error.h"
+#include "quern/numeric.h"
+#include "runtime/kernels.h"
+#include "runtime/support.h"
+
+namespace quern::cpu {
+
+namespace {
+
+constexpr std::int64_t kChunk = 4096;  // elements that a thread takes at a time
+
+// ---- transpose ----
+
+/// Tiles keep both the rows read and the rows written in the first-level cache.
+template <class T, class U>
+void transpose_elements(const T* x, U* y, std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kTile = 32;
+  const std::int64_t row_tiles = (rows + kTile - 1) / kTile, column_tiles = (columns + kTile - 1) / kTile;
+#pragma omp parallel for schedule(static) collapse(2)
+  for (std::int64_t j = 0; j < column_tiles; ++j) {
+    for (std::int64_t i = 0; i < row_tiles; ++i) {
+      std::int64_t row_end = std::min(rows, (i + 1) * kTile), column_end = std::min(columns, (j + 1) * kTile);
+      for (std::int64_t c = j * kTile; c < column_end; ++c) {
+        for (std::int64_t r = i * kTile; r < row_end; ++r)
+          if constexpr (std::is_same_v<T, U>)
+            y[c * rows + r] = x[r * columns + c];
+          else
+            y[c * rows + r] = float_to_bf16(x[r * columns + c]);
+      }
+    }
+  }
+}
+
+void transpose(std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+  const View &x = inputs[0], &y = outputs[0];
+  const std::int64_t rows = x.extents[0], columns = x.extents[1];
+  if (x.dtype != y.dtype) return transpose_elements(x.as<float>(), y.as<std::uint16_t>(), rows, columns);
+  switch (size_of(x.dtype)) {
+    case 1: return transpose_elements(x.as<std::uint8_t>(), y.as<std::uint8_t>(), rows, columns);
+    case 2: return transpose_elements(x.as<std::uint16_t>(), y.as<std::uint16_t>(), rows, columns);
+    case 4: return transpose_elements(x.as<std::uint32_t>(), y.as<std::uint32_t>(), rows, columns);
+    default: return transpose_elements(x.as<std::uint64_t>(), y.as<std::uint64_t>(), rows, columns);
+  }
+}
+
+OpSupport query_transpose(const OpInstance& op) {
+  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
+  const Operand &x = op.inputs[0], &y = op.outputs[0];
+  const bool rounds = x.dtype == DType::f32 && y.dtype == DType::bf16;
+  if (x.extents.size() != 2 || y.extents != Extents{x.extents[1], x.extents[0]} || (x.dtype != y.dtype && !rounds))
+    return {"transpose: (R, C) gives (C, R) of the same dtype, or bf16 of f32", 0};
+  return {};
+}
+
+// ---- cast ----
+
+void cast(std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+  const View &x = inputs[0], &y = outputs[0];
+  const std::int64_t count = x.count(), chunks = (count + kChunk - 1) / kChunk;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    std::int64_t begin = i * kChunk, part = std::min(kChunk, count - begin);
+    store(y, begin, part, load(x, begin, part, target(y, begin, scratch(0, kChunk))));
+  }
+}
+
+OpSupport query_cast(const OpInstance& op) {
+  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
+  if (element_count(op.inputs[0].extents) != element_count(op.outputs[0].extents)) return {"cast: sizes differ", 0};
+  return {};
+}
+
+CpuOp op(void (*run)(std::span<const View>, std::span<const View>, const Exec&),
+         OpSupport (*query)(const OpInstance&)) {
+  return {[run](const OpInstance&) { return Launch(run); }, query};
+}
+
+}  // namespace
+
+void add_conversion_ops(OpTable& table) {
+  table["transpose"] = op(transpose, query_transpose);
+  table["cast"] = op(cast, query_cast);
+}
+
+}  // namespace quern::cpu

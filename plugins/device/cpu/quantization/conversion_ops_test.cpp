@@ -1,0 +1,58 @@
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "quern/numeric.h"
+#include "tests/test_op.h"
+
+using namespace quern;
+using namespace quern::cpu;
+using testkit::PoisonedTensor;
+
+TEST_CASE("transpose moves every element, whatever its size") {
+  for (DType dtype : {DType::i8, DType::bf16, DType::f32, DType::f64}) {
+    for (Extents extents : {Extents{1, 1}, Extents{3, 7}, Extents{33, 17}, Extents{1, 65}, Extents{100, 31}}) {
+      CAPTURE(name_of(dtype));
+      CAPTURE(to_string(extents));
+      auto x = random_tensor(dtype, extents, 1, 10);
+      PoisonedTensor y(dtype, {extents[1], extents[0]});
+      TestOp{"transpose", {x.view()}, {y.view()}}.run();
+      auto from = x.floats(), to = y.floats();
+      std::vector<float> want(to.size());
+      for (std::int64_t r = 0; r < extents[0]; ++r) {
+        for (std::int64_t c = 0; c < extents[1]; ++c) {
+          want[static_cast<std::size_t>(c * extents[0] + r)] = from[static_cast<std::size_t>(r * extents[1] + c)];
+        }
+      }
+      CHECK(testkit::mismatch(to, want, 0) == "");
+    }
+  }
+}
+
+TEST_CASE("cast rounds to nearest between all formats") {
+  for (DType from : {DType::f32, DType::bf16, DType::e4m3, DType::f64}) {
+    for (DType to : {DType::f32, DType::bf16, DType::e5m2, DType::i8, DType::f64}) {
+      for (std::int64_t count : {1, 17, 9001}) {
+        CAPTURE(name_of(from));
+        CAPTURE(name_of(to));
+        auto x = random_tensor(from, {count}, 2, 5);
+        PoisonedTensor y(to, {count});
+        TestOp{"cast", {x.view()}, {y.view()}}.run();
+        auto want = x.floats();
+        for (float& value : want) value = round_to(to, value);
+        CHECK(testkit::mismatch(y.floats(), want, 0) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("conversions refuse what they cannot do") {
+  auto x = random_tensor(DType::f32, {3, 4}, 1);
+  PoisonedTensor y(DType::f32, {3, 4});
+  CHECK(TestOp{"transpose", {x.view()}, {y.view()}}.refusal() ==
+        "transpose: (R, C) gives (C, R) of the same dtype, or bf16 of f32");
+  CHECK(TestOp{"cast", {x.view()}, {y.view()}, {}, {}, true}.refusal() == "cast: output 0 cannot accumulate");
+  CHECK(TestOp{"cast", {integer_tensor({1}).view()}, {y.view()}}.refusal() == "cast: input 0 cannot be i32");
+}
