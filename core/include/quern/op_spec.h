@@ -119,9 +119,15 @@ struct OpSpec {
   /// The name of a tensor that the op quantizes without handing it on; empty: none. Where scales are observed it gets
   /// one more output, a ScaleObservation of that tensor.
   std::function<std::string(const Op&)> quantized_inside = {};
-  /// Rows of input 0 in groups of so many make the same rows of every output that is present, and nothing else does: so
-  /// a rank can make those of its shard alone. 0, as when empty: there are no such groups.
+
+  // ---- how ranks make the outputs together, of whose input 0 each has some rows ----
+  /// Rows of input 0 in groups of so many make the same rows of every output that is present, and nothing else does; an
+  /// output of one element depends on the other inputs alone. 0, as when empty: there are no such groups.
   std::function<std::int64_t(const OpInstance&)> row_groups = {};
+  /// The kind that makes the same with one more input, the amax (1) of the whole input 0, as the op `amax` gives it.
+  std::string of_amax = {};
+  /// Output `first` is output `second`, transposed: it can be made of that when all rows are there.
+  std::vector<std::pair<int, int>> transposed = {};
 
   bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
 };
