@@ -7,19 +7,17 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <iterator>
 
+#include "base/clock.h"
 #include "base/durable_file.h"
 #include "quern/error.h"
 
 namespace quern {
 
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 bool is_ignored(int signal) {
   struct sigaction action {};

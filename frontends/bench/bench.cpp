@@ -1,9 +1,9 @@
 #include "bench/bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "base/clock.h"
 #include "plan/simulate.h"
 #include "quern/error.h"
 #include "quern/random.h"
@@ -12,8 +12,6 @@
 namespace quern {
 
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 double rate_of(const DeviceTraits& device, DType format) {
   for (const auto& [dtype, rate] : device.matmul_rates)

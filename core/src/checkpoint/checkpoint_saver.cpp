@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/durable_file.h"
 #include "checkpoint/saved_state.h"
 #include "quern/error.h"
@@ -13,8 +14,6 @@
 namespace quern {
 
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 std::byte* allocate_snapshot(Device& device, std::int64_t bytes) {
   if (bytes == 0) return nullptr;

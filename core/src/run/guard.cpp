@@ -1,20 +1,17 @@
 #include "run/guard.h"
 
 #include <algorithm>
-#include <cmath>
-
-#include "quern/error.h"
 
 namespace quern {
 
 namespace {
 
-constexpr std::string_view kNames[] = {"stop", "skip", "roll_back"};
+constexpr std::string_view kNames[] = {"go_on", "skip", "roll_back", "stop"};
 
-NonFinite policy_named(const std::string& name) {
+Verdict policy_named(const std::string& name) {
   auto it = std::find(std::begin(kNames), std::end(kNames), name);
   if (it == std::end(kNames)) fail_internal("guard", "no policy " + name);
-  return static_cast<NonFinite>(it - std::begin(kNames));
+  return static_cast<Verdict>(it - std::begin(kNames));
 }
 
 // The plan lays the precision backend's states side by side: one copy takes all. Empty where there are none.
@@ -35,54 +32,55 @@ PlannedTensor precision_states(const Plan& plan) {
 
 }  // namespace
 
-std::string_view name_of(NonFinite action) { return kNames[static_cast<std::size_t>(action)]; }
+std::string_view name_of(Verdict verdict) { return kNames[static_cast<std::size_t>(verdict)]; }
 
-std::optional<Spike> RunningWindow::judge(std::string_view what, double value) {
-  std::optional<Spike> judged;
-  if (values_.size() == size_) {
-    const auto count = static_cast<double>(size_);
-    double sum = 0, squares = 0;
-    for (double known : values_) sum += known;
-    const double mean = sum / count;
-    for (double known : values_) squares += (known - mean) * (known - mean);
-    // A series that does not move has rounding errors for a deviation.
-    const double deviation = std::max(std::sqrt(squares / (count - 1)), 1e-6 * std::abs(mean));
-    judged = {what, value, mean, deviation, deviation > 0 ? (value - mean) / deviation : 0};
-    values_.pop_front();
-  }
-  values_.push_back(value);
-  return judged;
-}
+Guard::Guard(const GuardOptions& options) : options_(options), policy_(policy_named(options.non_finite)) {}
 
-Guard::Guard(const GuardOptions& options)
-    : options_(options),
-      policy_(policy_named(options.non_finite)),
-      losses_(static_cast<std::size_t>(options.window)),
-      norms_(static_cast<std::size_t>(options.window)) {}
-
-NonFinite Guard::failed(std::int64_t step) {
+Verdict Guard::failed(std::int64_t step) {
   furthest_ = std::max(furthest_, step);
-  if (policy_ == NonFinite::stop || ++failures_ > options_.limit) return NonFinite::stop;
+  if (policy_ == Verdict::stop || ++failures_ > options_.limit) return Verdict::stop;
   return policy_;
 }
 
-std::vector<Spike> Guard::passed(std::int64_t step, double loss, double gradient_norm) {
+void Guard::passed(std::int64_t step) {
   if (step >= furthest_ + options_.window) failures_ = 0;
-  std::vector<Spike> spikes;
-  if (options_.spike_z == 0) return spikes;
-  for (const auto& judged : {losses_.judge("loss", loss), norms_.judge("grad_norm", gradient_norm)})
-    if (judged && judged->z > options_.spike_z) spikes.push_back(*judged);
-  return spikes;
 }
 
-void Guard::keep_states(Engine& engine) {
-  const PlannedTensor states = precision_states(engine.plan());
+Error Guard::error(const Step& step) const {
+  const bool limited = policy_ != Verdict::stop;
+  return {ErrorCode::numerics,
+          {.where = "step " + std::to_string(step.number),
+           .what = "loss or gradient is not finite; the update was not applied",
+           .found = "loss sum " + std::to_string(step.result.loss.loss_sum) + ", gradient norm " +
+                    std::to_string(step.result.update.gradient_norm) +
+                    (limited ? ", after guard.limit = " + std::to_string(options_.limit) + " such steps" : ""),
+           .expected = "finite numbers",
+           .next = "lower optimizer.learning_rate, or resume from an earlier checkpoint"}};
+}
+
+void Guard::before_step(const RunState& state, Step&) {
+  const PlannedTensor states = precision_states(state.engine.plan());
   kept_.resize(static_cast<std::size_t>(states.bytes()));
-  if (!kept_.empty()) engine.read(states, kept_.data());
+  if (!kept_.empty()) state.engine.read(states, kept_.data());
 }
 
-void Guard::restore_states(Engine& engine) const {
+void Guard::abandon_step(Engine& engine) const {
   if (!kept_.empty()) engine.write(precision_states(engine.plan()), kept_.data());
+}
+
+Verdict Guard::after_step(const RunState& state, const Step& step) {
+  if (step.finite()) {
+    if (step.counts()) passed(step.number);
+    return Verdict::go_on;
+  }
+  const Verdict verdict = failed(step.number);
+  state.log.write({"non_finite",
+                   {{"step", step.number},
+                    {"loss", step.loss()},
+                    {"grad_norm", double{step.result.update.gradient_norm}},
+                    {"action", std::string(name_of(verdict))},
+                    {"data", step.data()}}});
+  return verdict;
 }
 
 }  // namespace quern

@@ -1,62 +1,43 @@
 #pragma once
-// Watches the numbers of a run: steps whose loss or gradient is not finite, which the device has not applied, and steps
-// that stand out. It decides and remembers; the trainer acts.
+// Watches for steps whose loss or gradient is not finite, which the device has not applied, and says what is to become
+// of them. It also keeps what a step moves before its update, so that a step can be abandoned.
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "engine/engine.h"
-#include "run/run_options.h"
+#include "quern/error.h"
+#include "run/hook.h"
 
 namespace quern {
 
-enum class NonFinite : std::uint8_t { stop, skip, roll_back };
-std::string_view name_of(NonFinite action);
+/// As guard.non_finite has it: "skip"
+std::string_view name_of(Verdict verdict);
 
-/// A value far above those before it.
-struct Spike {
-  std::string_view what;  ///< "loss" or "grad_norm"
-  double value = 0, mean = 0, deviation = 0, z = 0;
-};
-
-/// The last `window` values of a series.
-class RunningWindow {
- public:
-  explicit RunningWindow(std::size_t size) : size_(size) {}
-  /// How `value` stands to the window, once that is full: mean, standard deviation and z. Then takes it in.
-  std::optional<Spike> judge(std::string_view what, double value);
-
- private:
-  std::size_t size_;
-  std::deque<double> values_;
-};
-
-class Guard {
+class Guard final : public Hook {
  public:
   explicit Guard(const GuardOptions& options);
 
-  NonFinite policy() const { return policy_; }
+  Verdict policy() const { return policy_; }
   /// What to do about step `step`, which is not finite: the policy, or stop when the limit is reached.
-  NonFinite failed(std::int64_t step);
-  /// Takes in a step that was applied; returns what of it is a spike. Steps come in any order after a roll back.
-  std::vector<Spike> passed(std::int64_t step, double loss, double gradient_norm);
+  Verdict failed(std::int64_t step);
+  /// Takes in a step that was applied. Steps come in any order after a roll back.
+  void passed(std::int64_t step);
+  /// Of a step that failed, and at which the run stops.
+  Error error(const Step& step) const;
 
-  // ---- abandoning a step: what it moves before its update, the precision backend's states ----
-  /// Before a step.
-  void keep_states(Engine& engine);
-  /// Puts back what keep_states has kept.
-  void restore_states(Engine& engine) const;
+  /// Keeps the precision backend's states.
+  void before_step(const RunState& state, Step& step) override;
+  Verdict after_step(const RunState& state, const Step& step) override;
+  /// Puts back what a step has moved before its update.
+  void abandon_step(Engine& engine) const;
 
  private:
   GuardOptions options_;
-  NonFinite policy_;
+  Verdict policy_;
   std::int64_t failures_ = 0;   ///< since `window` steps last went well
   std::int64_t furthest_ = -1;  ///< latest step that failed
-  RunningWindow losses_, norms_;
   std::vector<std::byte> kept_;
 };
 

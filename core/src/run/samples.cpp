@@ -18,6 +18,11 @@ Samples::Samples(const Session& session) : every_(session.sample.every) {
   settings_.stop = end_tokens(session);
 }
 
+void Samples::between_steps(const RunState& state) {
+  if (every_ == 0 || state.step % every_ != 0 || state.interrupted()) return;
+  for (const LogEvent& event : take(state.engine, state.step, state.interrupted)) state.log.write(event);
+}
+
 std::vector<LogEvent> Samples::take(Engine& engine, std::int64_t step, const StopQuestion& stopped) const {
   std::vector<LogEvent> events;
   std::vector<Continuation> made;

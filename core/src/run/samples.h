@@ -6,17 +6,16 @@
 #include <vector>
 
 #include "generate/generator.h"
-#include "quern/log_sink.h"
-#include "run/session.h"
+#include "run/hook.h"
 
 namespace quern {
 
-class Samples {
+class Samples final : public Hook {
  public:
   /// Reads and checks the prompts, when the run is to have samples.
   explicit Samples(const Session& session);
 
-  bool due(std::int64_t step) const { return every_ > 0 && step % every_ == 0; }
+  void between_steps(const RunState& state) override;
   /// None when `stopped` became true meanwhile, and a warning instead of texts when logits are not finite: that is for
   /// the guard to judge, at the next step.
   std::vector<LogEvent> take(Engine& engine, std::int64_t step, const StopQuestion& stopped) const;

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
-#include "engine/engine.h"
 #include "program/passes/observe.h"
 
 namespace quern {
@@ -85,6 +85,27 @@ std::vector<LogEvent> read_scales(Engine& engine, const std::vector<ObservedTens
     events.push_back(scale_event(tensor, seen, tensor.state ? &state : nullptr, step));
   }
   return events;
+}
+
+void ScaleLog::open(const RunState& state) {
+  if (state.session.log.scales_every == 0) return;
+  observed_ = observed_tensors(state.engine.plan());
+  if (observed_.empty())
+    state.log.warn("log.scales_every: precision " + state.session.config.id("precision") +
+                   " quantizes no tensor here, so there is none to log");
+}
+
+void ScaleLog::before_step(const RunState& state, Step& step) {
+  if (!observed_.empty() && step.number % state.session.log.scales_every == 0) step.observe = Observe::yes;
+}
+
+void ScaleLog::before_update(const RunState& state, const Step& step) {
+  if (step.observe == Observe::yes) events_ = read_scales(state.engine, observed_, step.number);
+}
+
+Verdict ScaleLog::after_step(const RunState& state, const Step&) {
+  for (const LogEvent& event : std::exchange(events_, {})) state.log.write(event);
+  return Verdict::go_on;
 }
 
 }  // namespace quern

@@ -7,13 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "plan/plan.h"
-#include "quern/log_sink.h"
-#include "quern/step_state.h"
+#include "run/hook.h"
 
 namespace quern {
-
-class Engine;
 
 struct ObservedTensor {
   std::string name;  ///< of the codes: "ffn_norm.e4m3"
@@ -36,5 +32,19 @@ LogEvent scale_event(const ObservedTensor& tensor, const ScaleObservation& seen,
 /// An event for each tensor, of this rank's micro-batches. Blocks; to be called between a step's last micro-batch and
 /// its update, which begins the figures anew.
 std::vector<LogEvent> read_scales(Engine& engine, const std::vector<ObservedTensor>& tensors, std::int64_t step);
+
+class ScaleLog final : public Hook {
+ public:
+  /// Finds the tensors; warns when the run is to log them and has none.
+  void open(const RunState& state);
+  void before_step(const RunState& state, Step& step) override;
+  void before_update(const RunState& state, const Step& step) override;
+  /// Those of a step that is not finite too: they may tell why.
+  Verdict after_step(const RunState& state, const Step& step) override;
+
+ private:
+  std::vector<ObservedTensor> observed_;
+  std::vector<LogEvent> events_;  // of the step under way
+};
 
 }  // namespace quern

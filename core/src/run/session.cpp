@@ -125,4 +125,14 @@ std::unique_ptr<DataSource> Session::open_data(Split split) const {
   return source;
 }
 
+void Session::check_vocabulary(const DataSource& source) const {
+  const std::int64_t vocabulary = model->traits().vocabulary;
+  if (source.vocabulary() > vocabulary)
+    throw Error(ErrorCode::config, {.where = config.where("model", "id"),
+                                    .what = "the model's vocabulary is smaller than the data's",
+                                    .found = std::to_string(vocabulary),
+                                    .expected = "at least " + std::to_string(source.vocabulary()),
+                                    .next = "set vocab_size to that of the tokenizer"});
+}
+
 }  // namespace quern

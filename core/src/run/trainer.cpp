@@ -1,234 +1,234 @@
 #include "run/trainer.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <limits>
+#include <filesystem>
 #include <utility>
 
+#include "base/clock.h"
+#include "checkpoint/changes.h"
 #include "quern/error.h"
-#include "run/weights.h"
 
 namespace quern {
 
 namespace {
 
-constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr std::size_t kMostNames = 4096;  // of a step's data
 
-std::string joined(const std::vector<std::string>& names) {
+Engine ready_engine(Session& session, const StartingPoint& start, const StartProgress& progress) {
+  Device& device = *session.device;
+  device.open(static_cast<int>(session.device_options.ordinal));
+  if (start.newest.checkpoint) device.load_state(start.newest.checkpoint->meta.device_state);
+  progress("planning");
+  Plan plan = make_plan(session.parts(), session.plan_options());
+  progress("preparing kernels");
+  std::vector<OffloadStore*> stores = session.open_stores(plan);
+  return Engine(device, std::move(plan), std::move(stores));
+}
+
+/// The state with which `step` begins.
+StepState device_state(const RunState& state, const Step& step) {
+  const auto seed = static_cast<std::uint64_t>(state.session.train.seed);
+  StepState first;
+  first.step = static_cast<std::uint32_t>(state.step);
+  first.seed_low = static_cast<std::uint32_t>(seed);
+  first.seed_high = static_cast<std::uint32_t>(seed >> 32);
+  first.learning_rate = step.learning_rate;
+  first.clip_norm = static_cast<float>(state.session.optimizer_options.clip_norm);
+  first.updates = static_cast<std::uint32_t>(state.updates);
+  return first;
+}
+
+}  // namespace
+
+std::string Step::data() const {
   std::string text;
   for (const std::string& name : names) text.append(text.empty() ? "" : ", ").append(name);
   return text;
 }
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, StartProgress progress)
+    : session_(session),
+      host_(host),
+      requests_(requests),
+      progress_(std::move(progress)),
+      lock_(session.log.directory),
+      libraries_(libraries_in_use(host)),
+      samples_(session),
+      guard_(session.guard),
+      export_(session),
+      start_(find_starting_point(session)),
+      engine_(ready_engine(session, start_, progress_)),
+      state_{.session = session,
+             .engine = engine_,
+             .log = log_,
+             .stopping = [this] { return stopping(); },
+             .interrupted = [this] { return interrupted(); }},
+      spikes_(session.guard),
+      checkpoints_(session, engine_, lock_, libraries_, evaluation_),
+      ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
+             *session.device, engine_),
+      hooks_{&scale_log_, &guard_, &step_log_, &telemetry_log_, &spikes_, &samples_, &evaluation_, &checkpoints_} {}
 
-}  // namespace
+// ---- before the first step ----
 
-std::int64_t Trainer::tokens_per_step() const {
-  return session_.train.micro_batch * session_.train.sequence * session_.train.accumulation;
+void Trainer::open_data() {
+  data_ = session_.open_data(Split::train);
+  std::unique_ptr<DataSource> validation;
+  if (session_.dataset->has(Split::validation)) validation = session_.open_data(Split::validation);
+  session_.check_vocabulary(*data_);
+  if (validation) session_.check_vocabulary(*validation);
+  evaluation_.open(std::move(validation));
+  state_.data = data_.get();
 }
 
-bool Trainer::shows_step(std::int64_t step) const {
-  return step == 1 || step == session_.train.steps || step % session_.log.every == 0;
+void Trainer::load_weights() {
+  if (!start_.newest.checkpoint) return load_first_weights(session_, engine_);
+  const Checkpoint& checkpoint = *start_.newest.checkpoint;
+  notes_ = load_checkpoint(session_, engine_, checkpoint, libraries_);
+  data_->load_state(checkpoint.meta.data_state);
+  state_.step = checkpoint.meta.step;
+  state_.updates = checkpoint.meta.updates;
+  if (!checkpoint.meta.evaluated) evaluation_.make_up_for(state_.step);
+  checkpoints_.begin_at(state_.step);
 }
 
-bool Trainer::evaluates(std::int64_t step) const {
-  return validation_ && session_.train.eval_every > 0 && step > 0 && step % session_.train.eval_every == 0;
+// Last of the start, so that a run that cannot start leaves the log of an earlier one alone.
+void Trainer::open_sinks() {
+  const NewestCheckpoint& newest = start_.newest;
+  for (const std::string& id : session_.config.ids("log"))
+    log_.add(id, host_.create<LogSink>(id, session_.config.factory_values("log", id)),
+             {session_.log.directory, newest.checkpoint.has_value(), session_.log.every});
+  std::filesystem::path directory = std::filesystem::path(session_.log.directory).lexically_normal();
+  if (!directory.has_filename()) directory = directory.parent_path();  // "runs/a/" names a
+  log_.write({"run",
+              {{"name", directory.filename().string()},
+               {"model", session_.config.id("model")},
+               {"parameters", engine_.plan().parameter_count},
+               {"device", session_.device->traits().name},
+               {"precision", session_.config.id("precision")},
+               {"step", state_.step},
+               {"steps", session_.train.steps},
+               {"tokens_per_step", session_.tokens_per_step()},
+               {"device_bytes", engine_.plan().device_bytes},
+               {"quern", QUERN_VERSION},
+               {"config", session_.config.to_toml()}}});
+  for (const std::string& path : start_.removed) log_.warn("removed " + path + ", left unfinished by an earlier run");
+  for (const SkippedCheckpoint& skipped : newest.skipped)
+    log_.warn("passed over " + skipped.path + ": " + skipped.reason);
+  for (const std::string& path : newest.strangers) log_.warn("left alone " + path + ", which is not a checkpoint");
+  scale_log_.open(state_);
+  if (newest.checkpoint)
+    log_.warn("resumed at step " + std::to_string(state_.step) + " from " + newest.checkpoint->path);
+  for (const std::string& note : notes_) log_.warn(note);
 }
 
-bool Trainer::logs_scales(std::int64_t step) const {
-  return session_.log.scales_every > 0 && step % session_.log.scales_every == 0;
-}
-
-// {"event":"telemetry","step":20,"sm_clock_MHz":1755.0,...,"slowed_by":"power limit"}
-void Trainer::log_telemetry(const Telemetry& telemetry) {
-  LogEvent event{"telemetry", {{"step", step_}}};
-  for (const Reading& reading : telemetry.readings)
-    event.fields.emplace_back(reading.name + (reading.unit.empty() ? "" : "_" + reading.unit), reading.value);
-  std::string slowed_by;
-  for (const std::string& reason : telemetry.slowed_by) slowed_by += (slowed_by.empty() ? "" : ", ") + reason;
-  if (!telemetry.readings.empty()) event.fields.emplace_back("slowed_by", slowed_by);
-  if (!telemetry.unavailable.empty() && !std::exchange(told_unavailable_, true))
-    event.fields.emplace_back("unavailable", telemetry.unavailable);
-  if (event.fields.size() > 1) log(event);
+void Trainer::start() {
+  progress_("opening data");
+  open_data();
+  progress_("loading weights");
+  load_weights();
+  progress_({});
+  open_sinks();
+  start_ = {};  // closes the checkpoint's file
+  ready_ = true;
 }
 
 // ---- steps ----
 
-bool Trainer::train_step() {
-  const TrainOptions& train = session_.train;
-  auto seed = static_cast<std::uint64_t>(train.seed);
-  StepState state;
-  state.step = static_cast<std::uint32_t>(step_);
-  state.seed_low = static_cast<std::uint32_t>(seed);
-  state.seed_high = static_cast<std::uint32_t>(seed >> 32);
-  state.learning_rate =
-      static_cast<float>(session_.optimizer_options.learning_rate * session_.schedule->factor(step_, train.steps));
-  state.clip_norm = static_cast<float>(session_.optimizer_options.clip_norm);
-  state.updates = static_cast<std::uint32_t>(updates_);
-  const Observe observe = logs_scales(step_ + 1) && !observed_.empty() ? Observe::yes : Observe::no;
-  double begin = now();
-  guard_.keep_states(engine_);
-  data_before_step_ = data_->save_state();
+bool Trainer::run_micro_steps(Step& step) {
+  const std::int64_t accumulation = session_.train.accumulation;
+  StepState state = device_state(state_, step);
   Batch batch;
-  std::vector<std::string> data;
-  for (std::int64_t micro_step = 0; micro_step < train.accumulation; ++micro_step) {
-    if (micro_step > 0 && stopping()) {  // a step may take hours; what it has moved so far goes back
-      guard_.restore_states(engine_);
-      return false;
-    }
+  for (std::int64_t micro_step = 0; micro_step < accumulation; ++micro_step) {
+    if (micro_step > 0 && stopping()) return false;  // a step may take hours
     data_->next(batch);
-    if (data.size() < kMostNames) data.insert(data.end(), batch.names.begin(), batch.names.end());
+    if (step.names.size() < kMostNames) step.names.insert(step.names.end(), batch.names.begin(), batch.names.end());
     state.micro_step = static_cast<std::uint32_t>(micro_step);
-    engine_.micro_step(batch, state, observe, micro_step + 1 == train.accumulation ? Last::yes : Last::no);
+    engine_.micro_step(batch, state, step.observe, micro_step + 1 == accumulation ? Last::yes : Last::no);
   }
-  ranks_.reduce();
-  std::vector<LogEvent> scales;
-  if (observe == Observe::yes) scales = read_scales(engine_, observed_, step_ + 1);
-  state_is_whole_ = false;
-  engine_.update();
-  Telemetry telemetry;  // asked while the device works and the host would only wait
-  if (shows_step(step_ + 1)) telemetry = session_.device->telemetry();
-  Engine::StepResult result = engine_.result();
-  double end = now();
-  ranks_.check("step " + std::to_string(step_ + 1));
-  bool counts = result.loss.valid_tokens > 0;  // a step whose targets are all masked has no loss and moves nothing
-  const bool finite = result.update.apply != 0 || !counts;
-  if (finite) at_step(step_ + 1);
-  if (result.update.apply != 0) ++updates_;
-  // Those of a step that is not finite too: they may tell why.
-  for (const LogEvent& event : scales) log(event);
-  if (!finite) return not_finite(result, data);
-  in_steps_ += end - begin;
-  if (counts)
-    last_loss_ = result.loss.loss_sum / result.loss.valid_tokens;
-  else
-    log({"warning", {{"text", "step " + std::to_string(step_) + " had no target that counts; weights stay"}}});
-  double per_step = (end - started_) / static_cast<double>(step_ - started_at_);  // evaluations and checkpoints too
-  LogEvent event{"step", {{"step", step_}, {"steps", train.steps}, {"tokens", step_ * tokens_per_step()}}};
-  if (counts) event.fields.emplace_back("loss", last_loss_);
-  event.fields.emplace_back("lr", double{state.learning_rate});
-  if (counts) event.fields.emplace_back("grad_norm", double{result.update.gradient_norm});
-  event.fields.emplace_back("tokens_per_second", static_cast<double>(tokens_per_step()) / (end - begin));
-  event.fields.emplace_back("time", end - started_);
-  event.fields.emplace_back("eta", per_step * static_cast<double>(train.steps - step_));
-  log(event);
-  log_telemetry(telemetry);
-  if (!counts) return true;
-  for (const Spike& spike : guard_.passed(step_, last_loss_, double{result.update.gradient_norm}))
-    log({"spike",
-         {{"step", step_},
-          {"what", std::string(spike.what)},
-          {"value", spike.value},
-          {"z", spike.z},
-          {"mean", spike.mean},
-          {"deviation", spike.deviation},
-          {"data", joined(data)}}});
   return true;
 }
 
-// No step is under way any more; the engine has the state of this one.
-void Trainer::at_step(std::int64_t step) {
-  step_ = step;
-  data_before_step_.clear();
-  state_is_whole_ = true;
-}
-
-bool Trainer::not_finite(const Engine::StepResult& result, const std::vector<std::string>& data) {
-  const NonFinite action = guard_.failed(step_ + 1);
-  log({"non_finite",
-       {{"step", step_ + 1},
-        {"loss", result.loss.loss_sum / result.loss.valid_tokens},
-        {"grad_norm", double{result.update.gradient_norm}},
-        {"action", std::string(name_of(action))},
-        {"data", joined(data)}}});
-  if (action == NonFinite::roll_back) {
-    roll_back();
+bool Trainer::train_step() {
+  Step step{.number = state_.step + 1, .begin = now()};
+  step.learning_rate = static_cast<float>(session_.optimizer_options.learning_rate *
+                                          session_.schedule->factor(state_.step, session_.train.steps));
+  for (Hook* hook : hooks_) hook->before_step(state_, step);
+  state_.data_before_step = data_->save_state();
+  if (!run_micro_steps(step)) {
+    guard_.abandon_step(engine_);
     return false;
   }
-  if (action == NonFinite::skip) {
-    guard_.restore_states(engine_);
-    at_step(step_ + 1);
-    return true;
+  ranks_.reduce();
+  for (Hook* hook : hooks_) hook->before_update(state_, step);
+  state_.is_whole = false;
+  engine_.update();
+  for (Hook* hook : hooks_) hook->while_updating(state_, step);
+  step.result = engine_.result();
+  step.end = now();
+  ranks_.check("step " + std::to_string(step.number));
+  if (step.finite()) state_.stand_at(step.number);
+  if (step.result.update.apply != 0) ++state_.updates;
+  Verdict verdict = Verdict::go_on;
+  for (std::size_t i = 0; i < hooks_.size() && verdict == Verdict::go_on; ++i)
+    verdict = hooks_[i]->after_step(state_, step);
+  if (verdict == Verdict::stop) throw guard_.error(step);
+  if (verdict == Verdict::roll_back) roll_back();
+  if (verdict == Verdict::skip) {
+    guard_.abandon_step(engine_);
+    state_.stand_at(step.number);
   }
-  const bool limited = guard_.policy() != NonFinite::stop;
-  throw Error(
-      ErrorCode::numerics,
-      {.where = "step " + std::to_string(step_ + 1),
-       .what = "loss or gradient is not finite; the update was not applied",
-       .found = "loss sum " + std::to_string(result.loss.loss_sum) + ", gradient norm " +
-                std::to_string(result.update.gradient_norm) +
-                (limited ? ", after guard.limit = " + std::to_string(session_.guard.limit) + " such steps" : ""),
-       .expected = "finite numbers",
-       .next = "lower optimizer.learning_rate, or resume from an earlier checkpoint"});
+  return verdict != Verdict::roll_back;
 }
 
 // Goes on with the data after the step that failed: those since the checkpoint led there, and would again. Resumed
-// before the next checkpoint, a run gets there and does the same once more. When no step went well since the last time,
-// the checkpoint itself may be what is wrong, and an older one is taken where there is one.
+// before the next checkpoint, a run gets there and does the same once more.
 void Trainer::roll_back() {
-  saver_.wait();
-  log_saved();
-  NewestCheckpoint newest;
-  const std::string directory = lock_.directory();
-  if (step_ == rolled_back_to_) newest = find_newest(directory, step_);
-  if (!newest.checkpoint) newest = find_newest(directory);
-  for (const SkippedCheckpoint& skipped : newest.skipped)
-    log({"warning", {{"text", "passed over " + skipped.path + ": " + skipped.reason}}});
-  if (!newest.checkpoint)
-    throw Error(ErrorCode::input, {.where = directory,
-                                   .what = "no whole checkpoint to roll back to",
-                                   .next = "start anew, or set guard.non_finite to \"skip\""});
-  continue_from(*newest.checkpoint);  // what differs was said at the start
-  at_step(newest.checkpoint->meta.step);
-  rolled_back_to_ = last_saved_ = step_;
-  updates_ = newest.checkpoint->meta.updates;
-  started_at_ = std::min(started_at_, step_);
-  last_evaluated_ = -1;
-  log({"warning", {{"text", "rolled back to step " + std::to_string(step_) + ", " + newest.checkpoint->path}}});
+  const Checkpoint checkpoint = checkpoints_.to_roll_back_to(state_);
+  load_checkpoint(session_, engine_, checkpoint, libraries_);  // what differs was said at the start
+  state_.stand_at(checkpoint.meta.step);
+  state_.updates = checkpoint.meta.updates;
+  for (Hook* hook : hooks_) hook->rolled_back(state_);
+  log_.warn("rolled back to step " + std::to_string(state_.step) + ", " + checkpoint.path);
 }
 
-void Trainer::evaluate() {
-  std::int64_t tokens = engine_.plan().options.geometry.tokens(), left = validation_->epoch_tokens();
-  if (session_.train.eval_batches > 0) left = std::min(left, session_.train.eval_batches * tokens);
-  std::string begin = validation_->save_state();
-  double loss = 0, valid = 0;
-  Batch batch;
-  for (; left > 0; left -= tokens) {
-    if (interrupted()) return validation_->load_state(begin);
-    validation_->next(batch);
-    // The last batch may reach into the next pass: what comes twice does not count twice.
-    if (left < tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
-    LossStats stats = engine_.evaluate(batch);
-    loss += stats.loss_sum;
-    valid += stats.valid_tokens;
+// All that ranks have to agree on is asked here and in stopping(): whether to save, and whether to stop.
+bool Trainer::interrupted() {
+  if (requests_.save.exchange(false) && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
+  return stopping();
+}
+
+void Trainer::run_steps() {
+  evaluation_.begin(state_);
+  if (guard_.policy() == Verdict::roll_back && !checkpoints_.has(state_))
+    checkpoints_.save(state_);  // somewhere to go back to
+  while (state_.step < session_.train.steps && !interrupted()) {
+    const bool forward = train_step();
+    checkpoints_.log_saved(state_);
+    if (!forward) continue;
+    for (Hook* hook : hooks_) hook->between_steps(state_);
   }
-  validation_->load_state(begin);
-  last_evaluated_ = step_;
-  if (valid == 0) return log({"warning", {{"text", "the validation split has no target that counts"}}});
-  last_validation_ = loss / valid;
-  log({"eval", {{"step", step_}, {"tokens", step_ * tokens_per_step()}, {"loss", last_validation_}}});
+  if (session_.checkpoint.at_end && !checkpoints_.has(state_) && !stopping()) checkpoints_.save(state_);
 }
 
-void Trainer::save() {
-  start_saving();
-  log_saved();
-}
+// ---- the end ----
 
-void Trainer::start_saving() {
-  CheckpointMeta meta;
-  meta.step = step_;
-  meta.updates = updates_;
-  meta.data_state = data_before_step_.empty() ? data_->save_state() : data_before_step_;
-  meta.device_state = session_.device->save_state();
-  meta.config = session_.config.to_toml();
-  meta.quern_version = QUERN_VERSION;
-  meta.libraries = libraries_;
-  meta.evaluated = !evaluates(step_) || last_evaluated_ == step_;
-  saver_.save(std::move(meta));
-  last_saved_ = step_;
+// False: stopped before there was an export.
+bool Trainer::finish() {
+  const double elapsed = step_log_.elapsed();
+  evaluation_.finish(state_);
+  if (interrupted()) return false;
+  const std::string exported = export_.write(engine_, lock_.directory());
+  LogEvent end{"end", {{"step", state_.step}, {"tokens", state_.step * session_.tokens_per_step()}}};
+  if (!std::isnan(step_log_.last_loss())) end.fields.emplace_back("loss", step_log_.last_loss());
+  if (!std::isnan(evaluation_.last_loss())) end.fields.emplace_back("val_loss", evaluation_.last_loss());
+  end.fields.emplace_back("time", elapsed);
+  if (const double rate = step_log_.tokens_per_second(state_); rate > 0)
+    end.fields.emplace_back("tokens_per_second", rate);
+  if (!exported.empty()) end.fields.emplace_back("export", exported);
+  checkpoints_.finish(state_);
+  log_.write(end);
+  return true;
 }
 
 // Whether all steps done are saved. Not tried after a failed save, nor where the update of a step or communication
@@ -237,99 +237,43 @@ bool Trainer::save_before_failing(bool communicating) {
   std::string failure;
   bool saved = false;
   try {
-    saver_.wait();
-    if (step_ > 0 && last_saved_ != step_ && state_is_whole_ && !communicating && !saver_.failed()) {
-      if (!data_before_step_.empty()) guard_.restore_states(engine_);
-      start_saving();
-      saver_.wait();
+    checkpoints_.wait();
+    if (state_.step > 0 && !checkpoints_.has(state_) && state_.is_whole && !communicating && !checkpoints_.failed()) {
+      if (!state_.data_before_step.empty()) guard_.abandon_step(engine_);
+      checkpoints_.start_saving(state_);
+      checkpoints_.wait();
     }
-    saved = step_ > 0 && last_saved_ == step_ && !saver_.failed();
+    saved = state_.step > 0 && checkpoints_.has(state_) && !checkpoints_.failed();
   } catch (const std::exception& error) {
     failure = error.what();
   }
   if (!failure.empty()) log_.warn(failure);
-  log_saved();
+  checkpoints_.log_saved(state_);
   log_.end();
   return saved;
 }
 
-bool Trainer::interrupted() {
-  if (requests_.save.exchange(false) && step_ > 0 && last_saved_ != step_) save();
-  return stopping();
-}
-
-void Trainer::log_saved() {
-  for (const SavedCheckpoint& saved : saver_.take_saved())
-    log({"checkpoint", {{"step", saved.step}, {"path", saved.path}, {"held", saved.held}, {"seconds", saved.seconds}}});
-}
-
-// False: stopped before there was an export.
-bool Trainer::finish() {
-  double elapsed = now() - started_;
-  if (validation_ && last_evaluated_ != step_) evaluate();
-  if (interrupted()) return false;
-  std::string exported;
-  if (session_.checkpoint.export_model) {
-    exported = Session::export_directory(lock_.directory());
-    HfExport what;
-    what.dtype = *dtype_named(session_.checkpoint.export_dtype);
-    what.config = export_config_;
-    what.tokenizer_from = session_.checkpoint.tokenizer;
-    export_weights(engine_, exported, what);
-  }
-  LogEvent end{"end", {{"step", step_}, {"tokens", step_ * tokens_per_step()}}};
-  if (!std::isnan(last_loss_)) end.fields.emplace_back("loss", last_loss_);
-  if (!std::isnan(last_validation_)) end.fields.emplace_back("val_loss", last_validation_);
-  end.fields.emplace_back("time", elapsed);
-  if (in_steps_ > 0)
-    end.fields.emplace_back("tokens_per_second",
-                            static_cast<double>((step_ - started_at_) * tokens_per_step()) / in_steps_);
-  if (!exported.empty()) end.fields.emplace_back("export", exported);
-  saver_.wait();
-  log_saved();
-  log(end);
-  return true;
-}
-
-void Trainer::run_steps() {
-  const TrainOptions& train = session_.train;
-  const CheckpointOptions& checkpoint = session_.checkpoint;
-  if (evaluation_cut_ && evaluates(step_) && step_ < train.steps) evaluate();
-  if (guard_.policy() == NonFinite::roll_back && last_saved_ != step_) save();  // somewhere to go back to
-  while (step_ < train.steps && !interrupted()) {
-    const bool forward = train_step();
-    log_saved();
-    if (!forward) continue;
-    if (samples_.due(step_) && !interrupted())
-      for (const LogEvent& event : samples_.take(engine_, step_, [this] { return interrupted(); })) log(event);
-    if (evaluates(step_)) evaluate();
-    if (checkpoint.every > 0 && step_ % checkpoint.every == 0 && !stopping()) save();
-  }
-  if (checkpoint.at_end && last_saved_ != step_ && !stopping()) save();
-}
-
 RunResult Trainer::run() {
   if (!ready_) start();
-  started_ = now();
+  step_log_.begin(state_);
   bool finished = false;
   try {
     run_steps();
     finished = !stopping() && finish();
     // A stop. What this process started from is saved already.
-    if (!finished && step_ > 0 && last_saved_ != step_) save();
-    saver_.wait();
-    log_saved();
+    if (!finished && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
+    checkpoints_.finish(state_);
   } catch (const Error& error) {
     if (!save_before_failing(error.code() == ErrorCode::communication)) throw;
     ErrorDetail detail = error.detail();
     detail.next.append(detail.next.empty() ? "" : "; ")
-        .append("step " + std::to_string(step_) + " is saved, and the same command goes on from there");
+        .append("step " + std::to_string(state_.step) + " is saved, and the same command goes on from there");
     throw Error(error.code(), std::move(detail));
   } catch (...) {
     save_before_failing(false);
     throw;
   }
-  return {step_, finished, log_.end()};
+  return {state_.step, finished, log_.end()};
 }
 
 }  // namespace quern

@@ -1,5 +1,5 @@
 #pragma once
-// The training loop: micro-batches, optimizer steps, evaluation, checkpoints, log and export of one run.
+// The training loop of one run: micro-batches and optimizer steps, and the hooks around them.
 
 #include <atomic>
 #include <functional>
@@ -8,17 +8,18 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/checkpoint_saver.h"
-#include "checkpoint/checkpoint_store.h"
-#include "engine/engine.h"
-#include "log/event_log.h"
 #include "plugin/plugin_host.h"
-#include "quern/data_source.h"
+#include "run/checkpoints.h"
+#include "run/evaluation.h"
 #include "run/guard.h"
+#include "run/model_export.h"
 #include "run/ranks.h"
 #include "run/samples.h"
 #include "run/scale_log.h"
-#include "run/session.h"
+#include "run/spikes.h"
+#include "run/starting_point.h"
+#include "run/step_log.h"
+#include "run/telemetry_log.h"
 
 namespace quern {
 
@@ -58,30 +59,18 @@ class Trainer {
  private:
   void open_data();
   void load_weights();
-  /// Reads the state in; what there is to say of it comes back.
-  std::vector<std::string> continue_from(const Checkpoint& checkpoint);
   void open_sinks();
-  /// False when it rolled back, to a step that is logged and saved already, and when a stop cut the step short.
-  bool train_step();
-  void at_step(std::int64_t step);
-  bool not_finite(const Engine::StepResult& result, const std::vector<std::string>& data);
-  void roll_back();
-  void evaluate();
-  void save();
-  void start_saving();
-  bool save_before_failing(bool communicating);
-  void log_saved();
+
   void run_steps();
+  /// False when it rolled back, and when a stop cut the step short.
+  bool train_step();
+  /// False: a stop cut the step short.
+  bool run_micro_steps(Step& step);
+  void roll_back();
   bool finish();
-  void log(const LogEvent& event) { log_.write(event); }
-  void log_telemetry(const Telemetry& telemetry);
+  bool save_before_failing(bool communicating);
   bool stopping() const { return requests_.stop.load() != 0; }
-  /// Between two steps, or within what comes between them: saves when that is asked for, and says whether to stop.
   bool interrupted();
-  bool shows_step(std::int64_t step) const;
-  bool evaluates(std::int64_t step) const;
-  bool logs_scales(std::int64_t step) const;
-  std::int64_t tokens_per_step() const;
 
   Session& session_;
   PluginHost& host_;
@@ -92,27 +81,21 @@ class Trainer {
   std::vector<LibraryIdentity> libraries_;
   Samples samples_;
   Guard guard_;
-  std::string export_config_;         // text of the export's config.json
-  std::vector<std::string> removed_;  // leftovers of a crash, to be told of
-  NewestCheckpoint newest_;           // before the engine: a checkpoint may hold the device's tuning choices
+  ModelExport export_;
+  StartingPoint start_;  // before the engine: a checkpoint may hold the device's tuning choices
   Engine engine_;
-  CheckpointSaver saver_;
+  RunState state_;
+  ScaleLog scale_log_;
+  StepLog step_log_;
+  TelemetryLog telemetry_log_;
+  Spikes spikes_;
+  Evaluation evaluation_;
+  Checkpoints checkpoints_;
   Ranks ranks_;
-  std::unique_ptr<DataSource> data_, validation_;
-  std::vector<ObservedTensor> observed_;  // whose figures are logged
-  std::vector<std::string> notes_;        // on resuming: what is not as it was
-  bool ready_ = false;                    // data, weights and sinks are there
-  bool resumed_ = false, told_unavailable_ = false;
-  bool evaluation_cut_ = false;  // the evaluation at started_at_ is still to be made
-  std::int64_t step_ = 0, started_at_ = 0;
-  std::int64_t updates_ = 0;            ///< steps that moved the weights
-  std::string data_before_step_;        ///< position in the data before the step under way; empty: none is
-  bool state_is_whole_ = true;          ///< the engine has the weights of step_, not those of an update under way
-  double started_ = 0;                  ///< clock at this session's first step; times that are logged count from it
-  double in_steps_ = 0;                 ///< seconds of training steps since then, without evaluations and checkpoints
-  double last_loss_, last_validation_;  ///< NaN: none
-  std::int64_t last_saved_ = -1, last_evaluated_ = -1;
-  std::int64_t rolled_back_to_ = -1;  // no step went well since, while step_ is this
+  std::vector<Hook*> hooks_;  // in the order in which they run
+  std::unique_ptr<DataSource> data_;
+  std::vector<std::string> notes_;  // on resuming: what is not as it was
+  bool ready_ = false;              // data, weights and sinks are there
 };
 
 }  // namespace quern

@@ -1,0 +1,66 @@
+#include "run/starting_point.h"
+
+#include "checkpoint/changes.h"
+#include "checkpoint/saved_state.h"
+#include "quern/error.h"
+#include "run/weights.h"
+
+namespace quern {
+
+namespace {
+
+NewestCheckpoint checkpoint_to_resume(const Session& session) {
+  const CheckpointOptions& options = session.checkpoint;
+  NewestCheckpoint newest = find_newest(session.log.directory);
+  if (!newest.checkpoint && newest.skipped.empty()) return newest;
+  if (options.resume == "never")
+    throw Error(ErrorCode::config, {.where = session.config.where("checkpoint", "resume"),
+                                    .what = "the run directory has checkpoints",
+                                    .found = newest.checkpoint ? newest.checkpoint->path : newest.skipped[0].path,
+                                    .expected = "a directory without any for resume = \"never\"",
+                                    .next = "choose another log.directory, or resume = \"auto\""});
+  if (!newest.checkpoint)
+    throw Error(ErrorCode::input, {.where = newest.skipped[0].path,
+                                   .what = "no checkpoint of the run is whole: " + newest.skipped[0].reason,
+                                   .next = "move the run directory away to start anew"});
+  if (newest.checkpoint->meta.step > session.train.steps)
+    throw Error(ErrorCode::config, {.where = session.config.where("train", "steps"),
+                                    .what = "the run is past that already",
+                                    .found = std::to_string(session.train.steps),
+                                    .expected = "at least " + std::to_string(newest.checkpoint->meta.step) +
+                                                ", the step of " + newest.checkpoint->path,
+                                    .next = "raise it, or choose another log.directory"});
+  return newest;
+}
+
+}  // namespace
+
+StartingPoint find_starting_point(const Session& session) {
+  StartingPoint start;
+  start.removed = remove_leftovers(session.log.directory);
+  check_can_save(session.log.directory);
+  start.newest = checkpoint_to_resume(session);
+  return start;
+}
+
+std::vector<std::string> load_checkpoint(const Session& session, Engine& engine, const Checkpoint& checkpoint,
+                                         const std::vector<LibraryIdentity>& libraries) {
+  std::vector<std::string> changes = config_changes(checkpoint.meta.config, session.config.to_toml());
+  std::vector<std::string> notes = load_state(engine, checkpoint, changes);
+  for (const std::string& change : library_changes(checkpoint.meta.libraries, libraries)) changes.push_back(change);
+  for (const std::string& change : changes) notes.push_back("changed since the checkpoint: " + change);
+  // The engine is prepared: what was loaded and could not be kept has been chosen anew.
+  const std::string device = device_changes(checkpoint.meta.device_state, session.device->save_state());
+  if (!device.empty())
+    notes.push_back("the device computes otherwise than before the checkpoint, so last bits may differ: " + device);
+  return notes;
+}
+
+void load_first_weights(const Session& session, Engine& engine) {
+  if (session.train.from.empty())
+    initialise_weights(engine, static_cast<std::uint64_t>(session.train.seed));
+  else
+    import_weights(engine, session.train.from);
+}
+
+}  // namespace quern

@@ -1,0 +1,29 @@
+#pragma once
+// Where a run begins: at the newest checkpoint of its directory, at a Hugging Face model, or at random weights.
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_store.h"
+#include "engine/engine.h"
+#include "run/session.h"
+
+namespace quern {
+
+struct StartingPoint {
+  std::vector<std::string> removed;  ///< what a crash left in the run directory
+  NewestCheckpoint newest;           ///< without a checkpoint: the run begins anew
+};
+
+/// Removes what a crash left, and opens the checkpoint to go on from. Only for the holder of the RunLock. What would
+/// lose an earlier run, and a directory that cannot be saved to, is refused.
+StartingPoint find_starting_point(const Session& session);
+
+/// Reads the checkpoint's state into the engine. What there is to say of it comes back: what is not as it was.
+std::vector<std::string> load_checkpoint(const Session& session, Engine& engine, const Checkpoint& checkpoint,
+                                         const std::vector<LibraryIdentity>& libraries);
+
+/// Weights of a run that begins anew.
+void load_first_weights(const Session& session, Engine& engine);
+
+}  // namespace quern

@@ -1,0 +1,43 @@
+#include "run/step_log.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace quern {
+
+void StepLog::begin(const RunState& state) {
+  started_ = now();
+  started_at_ = state.step;
+}
+
+double StepLog::elapsed() const { return now() - started_; }
+
+void StepLog::rolled_back(const RunState& state) { started_at_ = std::min(started_at_, state.step); }
+
+double StepLog::tokens_per_second(const RunState& state) const {
+  if (in_steps_ == 0) return 0;
+  return static_cast<double>((state.step - started_at_) * state.session.tokens_per_step()) / in_steps_;
+}
+
+Verdict StepLog::after_step(const RunState& state, const Step& step) {
+  const std::int64_t steps = state.session.train.steps, tokens = state.session.tokens_per_step();
+  in_steps_ += step.end - step.begin;
+  if (step.counts())
+    last_loss_ = step.loss();
+  else
+    state.log.warn("step " + std::to_string(step.number) + " had no target that counts; weights stay");
+  // Evaluations and checkpoints too.
+  const double per_step = (step.end - started_) / static_cast<double>(step.number - started_at_);
+  LogEvent event{"step", {{"step", step.number}, {"steps", steps}, {"tokens", step.number * tokens}}};
+  if (step.counts()) event.fields.emplace_back("loss", last_loss_);
+  event.fields.emplace_back("lr", double{step.learning_rate});
+  if (step.counts()) event.fields.emplace_back("grad_norm", double{step.result.update.gradient_norm});
+  event.fields.emplace_back("tokens_per_second", static_cast<double>(tokens) / (step.end - step.begin));
+  event.fields.emplace_back("time", step.end - started_);
+  event.fields.emplace_back("eta", per_step * static_cast<double>(steps - step.number));
+  state.log.write(event);
+  return Verdict::go_on;
+}
+
+}  // namespace quern
