@@ -27,6 +27,10 @@ std::string beginning(int descriptor, std::size_t count) {
 
 }  // namespace
 
+void OwnedDescriptor::reset() {
+  if (number_ >= 0) ::close(std::exchange(number_, -1));
+}
+
 bool write_all(int descriptor, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(descriptor, text.data(), std::min(text.size(), kLargestWrite));

@@ -1,12 +1,33 @@
 #pragma once
-// What the system's calls on file descriptors leave to their callers: whole writes, writes that may not block, and
-// which files a program may overwrite.
+// What the system's calls on file descriptors leave to their callers: whole writes, writes that may not block, closing,
+// and which files a program may overwrite.
 
 #include <chrono>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace quern {
+
+/// A descriptor that is closed with its owner; -1: none.
+class OwnedDescriptor {
+ public:
+  OwnedDescriptor() = default;
+  explicit OwnedDescriptor(int number) : number_(number) {}
+  ~OwnedDescriptor() { reset(); }
+  OwnedDescriptor(OwnedDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  OwnedDescriptor& operator=(OwnedDescriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+
+  int get() const { return number_; }
+  explicit operator bool() const { return number_ >= 0; }
+  void reset();
+
+ private:
+  int number_ = -1;
+};
 
 /// Writes all of `text`; false with errno set when that is not possible. Some of it may then be written.
 bool write_all(int descriptor, std::string_view text);

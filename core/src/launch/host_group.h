@@ -1,0 +1,44 @@
+#pragma once
+// All ranks of a run, connected through rank 0: for set-up, agreement and bad news, between hosts. A thread of its own
+// hears at once when a rank is gone.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/meeting_point.h"
+
+namespace quern {
+
+class HostGroup {
+ public:
+  /// Waits until all ranks are here, at most `timeout` seconds, which also holds for each exchange. Throws a
+  /// communication error that names the ranks that did not come; a config error when the meeting point cannot be used.
+  HostGroup(int rank, int size, const MeetingPoint& point, double timeout);
+  /// Leaves in good order, or with a fault for the others when an exception ends the run.
+  ~HostGroup();
+  HostGroup(const HostGroup&) = delete;
+  HostGroup& operator=(const HostGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  double timeout() const { return timeout_; }
+
+  /// What each rank gave, by rank; collective, by one thread at a time, up to 64 MiB each. Throws a communication error
+  /// when the group has a fault, or gets one while this waits.
+  std::vector<std::string> exchange(std::string own);
+  /// Ends the group for all ranks, with "rank R: " and this text as the fault; from any thread.
+  void end(const std::string& text) noexcept;
+  /// The first fault: a rank that is gone, that ended the group, or that did not come to an exchange. From any thread.
+  std::optional<std::string> fault() const;
+
+ private:
+  class Service;
+  int rank_, size_;
+  double timeout_;
+  int unwinding_;  // exceptions on their way when this was made
+  std::unique_ptr<Service> service_;
+};
+
+}  // namespace quern
