@@ -132,12 +132,15 @@ std::string aborted(const Subject& subject) {
   });
 }
 
-/// A rank that does not come to the barrier, and one that does not come at all.
+/// A rank that does not come to the barrier, and one that does not connect.
 std::string missing(const Subject& subject) {
   for (const bool comes : {true, false}) {
     const Scratch scratch;
     const auto outcomes = run_ranks(kRanks, 2 * kSoon, [&](int rank) -> std::string {
-      if (rank == kCulprit && !comes) return sleep(kLate), "";
+      if (rank == kCulprit && !comes) {
+        const HostGroup hosts(rank, kRanks, MeetingPoint::in(scratch.path(), "", true), kTimeout);
+        return sleep(kLate), "";
+      }
       Joined& group = *new Joined(subject, scratch.path(), rank, kRanks, kTimeout);
       if (rank == kCulprit) return sleep(kLate), "";
       group.communicator->barrier();

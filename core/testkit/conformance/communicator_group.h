@@ -8,6 +8,7 @@
 #include "conformance/report.h"
 #include "conformance/scratch.h"
 #include "conformance/subject.h"
+#include "launch/rank_rendezvous.h"
 #include "quern/testkit/device_memory.h"
 
 namespace quern::conformance {
@@ -19,20 +20,25 @@ void check_communicator_faults(Report& report, const Subject& subject);
 
 /// A rank that has joined; to be made in a process of its own.
 struct Joined {
+  HostGroup hosts;
   std::unique_ptr<Device> device;
   std::unique_ptr<Communicator> communicator;
   Stream stream;
 
   /// `folder` is one for all ranks of the group.
-  Joined(const Subject& subject, const std::filesystem::path& folder, int rank, int size, double timeout = 60) {
+  Joined(const Subject& subject, const std::filesystem::path& folder, int rank, int size, double timeout = 60)
+      : hosts(rank, size, MeetingPoint::in(folder, "", true), timeout) {
     CheckOptions options = subject.options;
     if (!fresh_device(subject.host, options.device)->traits().host_addressable) options.ordinal += rank;
     device = open_device(subject.host, options);
     communicator = subject.make<Communicator>();
     stream = device->stream(StreamKind::communication);
-    communicator->connect(
-        {.rank = rank, .size = size, .address = "file:" + (folder / "rendezvous").string(), .timeout = timeout},
-        *device);
+    communicator->connect({.rank = rank,
+                           .size = size,
+                           .address = "file:" + (folder / "rendezvous").string(),
+                           .timeout = timeout,
+                           .exchange = [this](std::string own) { return hosts.exchange(std::move(own)); }},
+                          *device);
   }
 };
 
