@@ -1,0 +1,103 @@
+// Sums and maxima over ranks, whose elements a communicator has brought together: (ranks, n) -> (n), in rank order,
+// rounded once, so that the bits are those of any other device. Each element is read once: bound by memory.
+
+#include "elementwise/elementwise_ops.h"
+#include "primitives/vector.cuh"
+#include "runtime/launch.cuh"
+#include "runtime/operand_check.h"
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+struct RankArguments {
+  const void* x;  ///< (ranks, count)
+  void* y;        ///< (count)
+  std::int64_t count;
+  int ranks;
+};
+
+struct Sum {
+  template <class T>
+  __device__ static T of(T total, T x) {
+    return total + x;
+  }
+};
+
+/// NaN where either is.
+struct Maximum {
+  __device__ static float of(float most, float x) { return x > most || x != x ? x : most; }
+};
+
+template <class T, Access kAccess, class Reduce>
+__global__ void __launch_bounds__(kThreads) reduce_ranks_kernel(const RankArguments args) {
+  const std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPack<T>;
+  const T* row = static_cast<const T*>(args.x);
+  Floats<T> totals = unpack(load_pack<kAccess>(row, at, args.count));
+#pragma unroll 4
+  for (int rank = 1; rank < args.ranks; ++rank) {
+    const Floats<T> values = unpack(load_pack<kAccess>(row + rank * args.count, at, args.count));
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) totals.at[i] = Reduce::of(totals.at[i], values.at[i]);
+  }
+  store_pack<kAccess>(static_cast<T*>(args.y), at, args.count, round_pack(totals));
+}
+
+__global__ void __launch_bounds__(kThreads) sum_doubles_kernel(const RankArguments args) {
+  const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= args.count) return;
+  const double* x = static_cast<const double*>(args.x) + at;
+  double total = *x;
+#pragma unroll 4
+  for (int rank = 1; rank < args.ranks; ++rank) total = Sum::of(total, x[rank * args.count]);
+  static_cast<double*>(args.y)[at] = total;
+}
+
+// x (ranks, n) -> y (n)
+Launch prepare_reduce_ranks(const OpInstance& op, CudaContext& context) {
+  const Matrix size = matrix_of(op, 0);
+  const DType dtype = op.inputs[0].dtype;
+  const bool maximum = op.attributes.word("reduction") == "maximum";
+  auto load = [&](KernelFunction<RankArguments> kernel) {
+    return load_kernel(kernel, dim3(kThreads), context.multiprocessors);
+  };
+  auto load_packed = [&](auto access) {
+    if (dtype == DType::f64) return load(sum_doubles_kernel);
+    if (maximum) return load(reduce_ranks_kernel<float, access(), Maximum>);
+    return with_element(dtype,
+                        [&](auto element) { return load(reduce_ranks_kernel<decltype(element), access(), Sum>); });
+  };
+  // Rows follow each other without gaps, so all or none of them begin at 16-byte addresses.
+  const bool whole = size.columns * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
+  auto scalar = load_packed(AccessConstant<Access::scalar>{});
+  auto vector = whole ? load_packed(AccessConstant<Access::vector>{}) : scalar;
+  const std::int64_t per_thread = dtype == DType::f64 ? 1 : static_cast<std::int64_t>(16 / size_of(dtype));
+  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    if (size.columns == 0) return;
+    const RankArguments args{in[0].data, out[0].data, size.columns, static_cast<int>(size.rows)};
+    const auto& kernel = aligned_16({args.x, args.y}) ? vector : scalar;
+    kernel.launch(ceil_divide(size.columns, kThreads * per_thread), stream_of(exec), args);
+  };
+}
+
+OpSupport query_reduce_ranks(const OpInstance& op, const CudaTraits&) {
+  if (op.inputs.size() != 1 || op.outputs.size() != 1) return {"reduce_ranks has 1 input and 1 output", 0};
+  const Operand &x = op.inputs[0], &y = op.outputs[0];
+  const std::string& reduction = op.attributes.word("reduction");
+  const bool sums = x.dtype == DType::f32 || x.dtype == DType::bf16 || x.dtype == DType::f64;
+  if (!(reduction == "sum" && sums) && !(reduction == "maximum" && x.dtype == DType::f32))
+    return {"reduce_ranks reduction: found " + reduction + " of " + std::string(name_of(x.dtype)) +
+                ", expected sum of f32, bf16 or f64, or maximum of f32",
+            0};
+  const bool fits = x.present && x.extents.size() == 2 && x.extents[0] > 0 && y.dtype == x.dtype && !y.accumulate &&
+                    y.extents == Extents{x.extents[1]};
+  return {fits ? "" : "reduce_ranks: x (ranks, n) of at least one rank gives y (n) of its type, not added to", 0};
+}
+
+}  // namespace
+
+void add_reduce_ranks_op(OpTable& table) { table["reduce_ranks"] = {prepare_reduce_ranks, query_reduce_ranks}; }
+
+}  // namespace quern::cuda
