@@ -2,7 +2,10 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
+#include <cctype>
 #include <exception>
+#include <fstream>
 #include <vector>
 
 #include "products/matmul_plan.h"
@@ -90,6 +93,14 @@ void check_work(cudaError_t status) {
                         "run with CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel");
 }
 
+/// -1: the system does not say.
+int numa_node_of(std::string bus_id) {
+  for (char& letter : bus_id) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  int node = -1;
+  std::ifstream("/sys/bus/pci/devices/" + bus_id + "/numa_node") >> node;
+  return std::max(node, -1);
+}
+
 cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event.handle); }
 
@@ -160,6 +171,8 @@ void CudaDevice::open(int ordinal) {
         "build again with -DQUERN_CUDA_ARCHITECTURES=" + std::to_string(here.cuda.compute_capability) +
             (here.cuda.compute_capability == 90 ? "a" : ""));
   ordinal_ = ordinal;
+  facts_.device.numa_node = numa_node_of(bus_id());
+  memory_ = std::make_unique<ShareableMemory>(ordinal);
   int lowest = 0, highest = 0;
   QUERN_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   for (StreamKind kind : {StreamKind::compute, StreamKind::copy_in, StreamKind::copy_out, StreamKind::communication}) {
@@ -185,7 +198,8 @@ void CudaDevice::close() noexcept {
   if (ordinal_ < 0) return;
   cudaSetDevice(ordinal_);
   cudaDeviceSynchronize();
-  for (void* constant : constants_) cudaFree(constant);
+  for (void* constant : constants_) memory_->release(constant);
+  memory_.reset();
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
   if (context_.dnn != nullptr) cudnnDestroy(context_.dnn);
   if (context_.lt != nullptr) cublasLtDestroy(context_.lt);
@@ -196,6 +210,12 @@ void CudaDevice::close() noexcept {
 
 void CudaDevice::need_open(const char* what) const {
   if (ordinal_ < 0) fail_internal("device cuda", std::string(what) + " before open");
+}
+
+std::string CudaDevice::bus_id() const {
+  char text[32] = {};
+  QUERN_CUDA(cudaDeviceGetPCIBusId(text, sizeof text, ordinal_));
+  return text;
 }
 
 std::unique_ptr<Kernel> CudaDevice::prepare(const OpInstance& op) {
@@ -225,7 +245,7 @@ void* CudaDevice::allocate(MemoryKind kind, std::size_t bytes) {
   need_open("allocate");
   void* memory = nullptr;
   if (bytes == 0) bytes = 1;
-  cudaError_t status = kind == MemoryKind::device ? cudaMalloc(&memory, bytes)
+  cudaError_t status = kind == MemoryKind::device ? memory_->allocate(&memory, bytes)
                        : kind == MemoryKind::pinned
                            ? cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)
                            : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
@@ -245,19 +265,22 @@ void* CudaDevice::allocate(MemoryKind kind, std::size_t bytes) {
 void CudaDevice::release(MemoryKind kind, void* memory) noexcept {
   if (memory == nullptr) return;
   if (kind == MemoryKind::device)
-    cudaFree(memory);
+    memory_->release(memory);
   else
     cudaFreeHost(memory);
 }
 
-SharedHandle CudaDevice::export_memory(void*) {
-  throw resources_error("memory of a GPU cannot be shared between processes yet", {}, {},
-                        "choose another communicator");
+SharedHandle CudaDevice::export_memory(void* memory) {
+  need_open("export_memory");
+  return memory_->share(memory);
 }
 
-void* CudaDevice::import_memory(const SharedHandle&) {
-  throw resources_error("memory of another process's GPU cannot be mapped yet", {}, {}, "choose another communicator");
+void* CudaDevice::import_memory(const SharedHandle& handle) {
+  need_open("import_memory");
+  return memory_->map(handle);
 }
+
+void CudaDevice::release_imported(void* memory) noexcept { memory_->unmap(memory); }
 
 Stream CudaDevice::stream(StreamKind kind) {
   need_open("stream");
@@ -344,11 +367,7 @@ double CudaDevice::elapsed(Event from, Event to) {
 
 Telemetry CudaDevice::telemetry() {
   need_open("telemetry");
-  if (!telemetry_) {
-    char bus_id[32] = {};
-    QUERN_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, ordinal_));
-    telemetry_ = std::make_unique<GpuTelemetry>(bus_id);
-  }
+  if (!telemetry_) telemetry_ = std::make_unique<GpuTelemetry>(bus_id());
   return telemetry_->read();
 }
 

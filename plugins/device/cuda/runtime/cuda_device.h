@@ -13,6 +13,7 @@
 #include "quern/device.h"
 #include "runtime/gpu_table.h"
 #include "runtime/kernels.h"
+#include "runtime/shareable_memory.h"
 #include "runtime/telemetry.h"
 
 namespace quern::cuda {
@@ -33,7 +34,7 @@ class CudaDevice final : public Device {
   void release(MemoryKind kind, void* memory) noexcept override;
   SharedHandle export_memory(void* memory) override;
   void* import_memory(const SharedHandle& handle) override;
-  void release_imported(void*) noexcept override {}
+  void release_imported(void* memory) noexcept override;
   Stream stream(StreamKind kind) override;
   Event make_event() override;
 
@@ -56,6 +57,7 @@ class CudaDevice final : public Device {
 
  private:
   void need_open(const char* what) const;
+  std::string bus_id() const;
   void* make_constant(const void* host, std::size_t bytes);
   void close() noexcept;
 
@@ -66,6 +68,7 @@ class CudaDevice final : public Device {
 
   int ordinal_ = -1;  ///< -1: not open
   CudaContext context_;
+  std::unique_ptr<ShareableMemory> memory_;
   std::unique_ptr<TimedChoices> choices_;
   std::unique_ptr<MatmulPlans> plans_;
   std::unique_ptr<GpuTelemetry> telemetry_;  ///< from the first question on

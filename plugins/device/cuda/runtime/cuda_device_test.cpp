@@ -1,11 +1,14 @@
 // The device itself: what plan mode answers without a GPU, and memory, streams, events and capture with one.
 #include "runtime/cuda_device.h"
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -164,6 +167,37 @@ TEST_CASE("memory, copies, fills, events and capture") {
   CHECK_THROWS_AS(gpu.allocate(MemoryKind::device, std::size_t{1} << 50), Error);
   gpu.release(MemoryKind::device, memory);
   gpu.release(MemoryKind::pinned, host);
+}
+
+TEST_CASE("a large block is shared by a descriptor, from any place in it, and outlives its owner") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  Device& gpu = *pair.gpu;
+  const Stream stream = gpu.stream(StreamKind::communication);
+  constexpr std::size_t kBytes = (5 << 20) + 3, kOffset = 12345;
+  auto* block = static_cast<char*>(gpu.allocate(MemoryKind::device, kBytes));
+  gpu.fill(block, 1, kOffset, stream);
+  gpu.fill(block + kOffset, 2, kBytes - kOffset, stream);
+  const SharedHandle handle = gpu.export_memory(block + kOffset);
+  if (handle.descriptor < 0) {
+    MESSAGE("skipped: this driver exports no descriptors");
+    return gpu.release(MemoryKind::device, block);
+  }
+  auto* mapped = static_cast<char*>(gpu.import_memory(handle));
+  CHECK(mapped != block + kOffset);
+  ::close(handle.descriptor);
+  auto bytes = [&](const char* from) {
+    std::vector<char> got(kBytes - kOffset);
+    gpu.copy(got.data(), from, got.size(), stream);
+    gpu.synchronize(stream);
+    return got;
+  };
+  CHECK(bytes(mapped) == std::vector<char>(kBytes - kOffset, 2));
+  gpu.fill(mapped, 3, kBytes - kOffset, stream);
+  CHECK(bytes(block + kOffset) == std::vector<char>(kBytes - kOffset, 3));
+  gpu.release(MemoryKind::device, block);
+  CHECK(bytes(mapped) == std::vector<char>(kBytes - kOffset, 3));
+  gpu.release_imported(mapped);
 }
 
 TEST_CASE("save_state holds the choices that products were prepared with") {
