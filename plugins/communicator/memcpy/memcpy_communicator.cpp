@@ -6,6 +6,8 @@
 
 namespace quern::memcpy {
 
+using namespace collectives;
+
 namespace {
 
 constexpr const char* kWhere = "communicator memcpy";
@@ -20,30 +22,6 @@ std::uint64_t digest(Counts counts) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const std::int64_t count : counts) hash = (hash ^ static_cast<std::uint64_t>(count)) * 0x100000001b3;
   return hash;
-}
-
-void need_reducible(DType dtype, Reduction reduction) {
-  const bool fits = reduction == Reduction::maximum
-                        ? dtype == DType::f32
-                        : dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64;
-  if (!fits)
-    fail_internal(kWhere, std::string(reduction == Reduction::sum ? "a sum" : "a maximum") + " of " +
-                              std::string(name_of(dtype)));
-}
-
-void need_same(const View& view, std::int64_t count, DType dtype, const char* what) {
-  if (view.count() != count || view.dtype != dtype)
-    fail_internal(kWhere, std::string(what) + ": found " + std::to_string(view.count()) + " elements of " +
-                              std::string(name_of(view.dtype)) + ", expected " + std::to_string(count) + " of " +
-                              std::string(name_of(dtype)));
-}
-
-OpInstance reduction_of(DType dtype, Reduction reduction, std::int64_t ranks, std::int64_t count) {
-  OpInstance op{.kind = "reduce_ranks", .geometry = {}};
-  op.inputs.push_back({dtype, {ranks, count}, true, false});
-  op.outputs.push_back({dtype, {count}, true, false});
-  op.attributes = {{"reduction", std::string(reduction == Reduction::sum ? "sum" : "maximum")}};
-  return op;
 }
 
 }  // namespace
@@ -71,13 +49,7 @@ void MemcpyCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
                                     .found = std::to_string(rendezvous.size),
                                     .expected = std::to_string(kMostRanks) + " at most",
                                     .next = "choose another communicator"});
-  if (const OpSupport support = device.query(reduction_of(DType::f32, Reduction::sum, rendezvous.size, 1));
-      !support.refusal.empty() || support.workspace_bytes > 0)
-    throw Error(ErrorCode::config, {.where = kWhere,
-                                    .what = "the device has no sum over ranks",
-                                    .found = support.refusal,
-                                    .expected = "a kernel of reduce_ranks without workspace",
-                                    .next = "choose another communicator or device"});
+  reduction_ = std::make_unique<RankReduction>(kWhere, device, rendezvous.size);
   device_ = &device;
   rank_ = rendezvous.rank;
   size_ = rendezvous.size;
@@ -100,6 +72,7 @@ void MemcpyCommunicator::unregister_buffer(void* memory) {
   for (char* peer : found->peers)
     if (peer) device_->release_imported(peer);
   *found = {};
+  barrier();  // CUDA's IPC handles: memory is released by those who mapped it before its owner does
 }
 
 void MemcpyCommunicator::barrier() { exchange({}); }
@@ -153,29 +126,6 @@ char* MemcpyCommunicator::at(Place place, int rank, std::int64_t at, DType dtype
   return begin + place.offset + static_cast<std::size_t>(at) * size_of(dtype);
 }
 
-std::vector<MemcpyCommunicator::Slab> MemcpyCommunicator::cut(Counts counts, std::int64_t whole,
-                                                              const char* what) const {
-  const auto size = static_cast<std::size_t>(size_);
-  std::vector<Slab> slabs(size);
-  if (!counts.empty() && counts.size() != size) fail_internal(kWhere, std::string(what) + ": as many counts as ranks");
-  std::int64_t begin = 0;
-  for (std::size_t i = 0; i < size; ++i) {
-    slabs[i] = {begin, counts.empty() ? whole / size_ : counts[i]};
-    begin += slabs[i].count;
-    if (slabs[i].count < 0) fail_internal(kWhere, std::string(what) + ": a slab of less than no elements");
-  }
-  if (begin != whole)
-    fail_internal(kWhere, std::string(what) + ": slabs of " + std::to_string(begin) + " elements of a whole of " +
-                              std::to_string(whole));
-  return slabs;
-}
-
-void MemcpyCommunicator::need_peer(int rank, const char* what) const {
-  if (rank < 0 || rank >= size_ || rank == rank_)
-    fail_internal(kWhere, std::string(what) + ": rank " + std::to_string(rank) + " is no peer of rank " +
-                              std::to_string(rank_) + " of " + std::to_string(size_));
-}
-
 // ---- enqueueing ----
 
 bool MemcpyCommunicator::begins(Stream stream) {
@@ -204,12 +154,6 @@ void MemcpyCommunicator::copy(void* to, const void* from, std::int64_t count, DT
   if (to != from && count > 0) device_->copy(to, from, static_cast<std::size_t>(count) * size_of(dtype), stream);
 }
 
-const Kernel& MemcpyCommunicator::kernel(DType dtype, Reduction reduction, std::int64_t count) {
-  auto& kernel = kernels_[{dtype, reduction, count}];
-  if (!kernel) kernel = device_->prepare(reduction_of(dtype, reduction, size_, count));
-  return *kernel;
-}
-
 void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream) {
   const auto most = static_cast<std::int64_t>(piece_ / size_of(out.dtype));
   for (std::int64_t done = 0; done < slab.count; done += most) {
@@ -220,9 +164,8 @@ void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reducti
       copy(staging_ + static_cast<std::size_t>(from) * bytes, at(place, from, slab.begin + done, out.dtype), count,
            out.dtype, stream);
     }
-    const View in{staging_, out.dtype, {size_, count}};
-    const View sum{out.as<char>() + static_cast<std::size_t>(done) * size_of(out.dtype), out.dtype, {count}};
-    kernel(out.dtype, reduction, count).launch({&in, 1}, {&sum, 1}, {.stream = stream});
+    const View result{out.as<char>() + static_cast<std::size_t>(done) * size_of(out.dtype), out.dtype, {count}};
+    reduction_->launch(staging_, result, reduction, stream);
   }
 }
 
@@ -239,7 +182,7 @@ void MemcpyCommunicator::gather(Place place, const std::vector<Slab>& slabs, DTy
 // ---- collectives ----
 
 void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Stream stream) {
-  need_reducible(in_out.dtype, reduction);
+  need_reducible(kWhere, in_out.dtype, reduction);
   if (!begins(stream) || size_ == 1) return;
   const Place place = place_of(in_out);
   const std::int64_t whole = in_out.count();
@@ -259,9 +202,9 @@ void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Str
 
 void MemcpyCommunicator::reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction,
                                         Stream stream) {
-  need_reducible(in.dtype, reduction);
-  const Slab own = cut(counts, in.count(), "reduce_scatter")[static_cast<std::size_t>(rank_)];
-  need_same(out, own.count, in.dtype, "reduce_scatter");
+  need_reducible(kWhere, in.dtype, reduction);
+  const Slab own = cut(kWhere, "reduce_scatter", counts, in.count(), size_)[static_cast<std::size_t>(rank_)];
+  need_same(kWhere, "reduce_scatter", out, own.count, in.dtype);
   if (!begins(stream)) return;
   if (size_ == 1) return copy(out.data, in.data, own.count, in.dtype, stream);
   const Place place = place_of(in);
@@ -272,9 +215,9 @@ void MemcpyCommunicator::reduce_scatter(const View& in, const View& out, Counts 
 
 /// Peers read from `out`, where each rank puts its own slab first.
 void MemcpyCommunicator::all_gather(const View& in, const View& out, Counts counts, Stream stream) {
-  const std::vector<Slab> slabs = cut(counts, out.count(), "all_gather");
+  const std::vector<Slab> slabs = cut(kWhere, "all_gather", counts, out.count(), size_);
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
-  need_same(in, own.count, out.dtype, "all_gather");
+  need_same(kWhere, "all_gather", in, own.count, out.dtype);
   if (!begins(stream)) return;
   if (size_ == 1) return copy(out.data, in.data, own.count, out.dtype, stream);
   const Place place = place_of(out);
@@ -285,39 +228,25 @@ void MemcpyCommunicator::all_gather(const View& in, const View& out, Counts coun
 }
 
 void MemcpyCommunicator::all_to_all(const View& in, const View& out, Counts counts, Stream stream) {
-  const auto size = static_cast<std::size_t>(size_);
-  if (!counts.empty() && counts.size() != size * size)
-    fail_internal(kWhere, "all_to_all: counts are " + std::to_string(size) + " by as many");
-  auto of = [&](int from, int to) {
-    return counts.empty() ? in.count() / size_
-                          : counts[static_cast<std::size_t>(from) * size + static_cast<std::size_t>(to)];
-  };
-  std::int64_t sent = 0, received = 0;
-  for (int rank = 0; rank < size_; ++rank) sent += of(rank_, rank), received += of(rank, rank_);
-  need_same(in, sent, out.dtype, "all_to_all");
-  need_same(out, received, in.dtype, "all_to_all");
+  const AllToAll slabs(kWhere, in, out, counts, rank_, size_);
   if (!begins(stream)) return;
-  if (size_ == 1) return copy(out.data, in.data, sent, in.dtype, stream);
+  if (size_ == 1) return copy(out.data, in.data, in.count(), in.dtype, stream);
   const Place place = place_of(in);
   // Every rank sends as much as its row says, so `in` has another size on each.
   const View whole{in.data, in.dtype, {counts.empty() ? in.count() : 0}};
   meet(stream, call(Call::Kind::all_to_all, whole, 0, counts, place));
-  std::vector<std::int64_t> places(size);  // in `out`, by rank
-  for (int rank = 1; rank < size_; ++rank)
-    places[static_cast<std::size_t>(rank)] = places[static_cast<std::size_t>(rank - 1)] + of(rank - 1, rank_);
   for (int step = 0; step < size_; ++step) {
     const int from = (rank_ + step) % size_;
-    std::int64_t begin = 0;
-    for (int to = 0; to < rank_; ++to) begin += of(from, to);
-    if (of(from, rank_) > 0)
-      copy(out.as<char>() + static_cast<std::size_t>(places[static_cast<std::size_t>(from)]) * size_of(out.dtype),
-           at(place, from, begin, in.dtype), of(from, rank_), in.dtype, stream);
+    const Slab there = slabs.sent(from, rank_), here = slabs.received(from);
+    if (there.count > 0)
+      copy(out.as<char>() + static_cast<std::size_t>(here.begin) * size_of(out.dtype),
+           at(place, from, there.begin, in.dtype), there.count, in.dtype, stream);
   }
   meet(stream);
 }
 
 void MemcpyCommunicator::broadcast(const View& in_out, int root, Stream stream) {
-  if (root < 0 || root >= size_) fail_internal(kWhere, "broadcast: no rank " + std::to_string(root));
+  need_root(kWhere, root, size_);
   if (!begins(stream) || size_ == 1) return;
   const Place place = place_of(in_out);
   meet(stream, call(Call::Kind::broadcast, in_out, static_cast<std::uint32_t>(root), {}, place));
@@ -330,7 +259,7 @@ void MemcpyCommunicator::broadcast(const View& in_out, int root, Stream stream) 
 
 /// The last piece of the staging is what peers receive from; at least one is given, so that sizes are compared.
 void MemcpyCommunicator::send(const View& in, int to, Stream stream) {
-  need_peer(to, "send");
+  need_peer(kWhere, "send", to, rank_, size_);
   if (!begins(stream)) return;
   char* window = staging_ + piece_ * static_cast<std::size_t>(size_);
   const std::size_t bytes = in.bytes();
@@ -344,7 +273,7 @@ void MemcpyCommunicator::send(const View& in, int to, Stream stream) {
 }
 
 void MemcpyCommunicator::receive(const View& out, int from, Stream stream) {
-  need_peer(from, "receive");
+  need_peer(kWhere, "receive", from, rank_, size_);
   if (!begins(stream)) return;
   const char* window = at({0, piece_ * static_cast<std::size_t>(size_)}, from, 0, DType::u8);
   const std::size_t bytes = out.bytes();

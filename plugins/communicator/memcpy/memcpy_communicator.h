@@ -3,15 +3,15 @@
 // from where the others have it. Sums bring the ranks' pieces together and run the op reduce_ranks on them. The order
 // between ranks is kept by work of the host on the stream, which waits on the board.
 
-#include <map>
 #include <memory>
-#include <tuple>
 #include <vector>
 
 #include "board.h"
 #include "meeting.h"
 #include "options.h"
 #include "quern/communicator.h"
+#include "shared/collectives/calls.h"
+#include "shared/collectives/rank_reduction.h"
 
 namespace quern::memcpy {
 
@@ -50,18 +50,13 @@ class MemcpyCommunicator final : public Communicator {
   struct Place {
     std::size_t buffer, offset;
   };
-  struct Slab {
-    std::int64_t begin = 0, count = 0;  // elements
-  };
-  using KernelKey = std::tuple<DType, Reduction, std::int64_t>;
+  using Slab = collectives::Slab;
 
   std::vector<Message> exchange(Message own);
   Buffer share(void* memory, std::size_t bytes);
   Place place_of(const View& view) const;
   /// Where the rank has element `at` of what is at `place` here.
   char* at(Place place, int rank, std::int64_t at, DType dtype) const;
-  std::vector<Slab> cut(Counts counts, std::int64_t whole, const char* what) const;
-  void need_peer(int rank, const char* what) const;
   /// Whether there is anything to do; from then on `stream` is known.
   bool begins(Stream stream);
   Call call(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts, Place place) const;
@@ -69,7 +64,6 @@ class MemcpyCommunicator final : public Communicator {
   void copy(void* to, const void* from, std::int64_t count, DType dtype, Stream stream);
   /// Elements [slab) of what all ranks have at `place`, into `out`.
   void reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream);
-  const Kernel& kernel(DType dtype, Reduction reduction, std::int64_t count);
   void gather(Place place, const std::vector<Slab>& slabs, DType dtype, Stream stream);
 
   const MemcpyOptions options_;
@@ -81,7 +75,7 @@ class MemcpyCommunicator final : public Communicator {
   std::size_t piece_ = 0;        // bytes
   char* staging_ = nullptr;      // a piece of each rank, to be summed, and one to be sent
   std::vector<Buffer> buffers_;  // the first is the staging; an unregistered one keeps its number
-  std::map<KernelKey, std::unique_ptr<Kernel>> kernels_;
+  std::unique_ptr<collectives::RankReduction> reduction_;
   std::vector<Stream> streams_;  // that have seen calls
 };
 

@@ -1,0 +1,47 @@
+#pragma once
+// What communicators ask of a call before anything is done, and the slabs that it is about. A call that is wrong by
+// itself throws an internal error; `where` names the communicator in it, `what` the call.
+
+#include <cstdint>
+#include <vector>
+
+#include "quern/communicator.h"
+
+namespace quern::collectives {
+
+/// Elements of a whole.
+struct Slab {
+  std::int64_t begin = 0, count = 0;
+};
+
+/// The dtype can be summed, or its maximum taken.
+void need_reducible(const char* where, DType dtype, Reduction reduction);
+void need_same(const char* where, const char* what, const View& view, std::int64_t count, DType dtype);
+/// `peer` is a rank of the group, and another one.
+void need_peer(const char* where, const char* what, int peer, int rank, int size);
+void need_root(const char* where, int root, int size);
+/// The slabs of all ranks, which make up the whole.
+std::vector<Slab> cut(const char* where, const char* what, Counts counts, std::int64_t whole, int size);
+
+/// The slabs of an all_to_all, as rank `rank` sees them.
+class AllToAll {
+ public:
+  /// `in` and `out` are of the sizes that the counts say.
+  AllToAll(const char* where, const View& in, const View& out, Counts counts, int rank, int size);
+
+  /// Of what rank `from` has for rank `to`, in its `in`.
+  Slab sent(int from, int to) const;
+  /// Of what comes from that rank, in `out`.
+  Slab received(int from) const;
+
+ private:
+  std::int64_t count(int from, int to) const {
+    return counts_.empty() ? equal_ : counts_[static_cast<std::size_t>(from * size_ + to)];
+  }
+
+  Counts counts_;
+  std::int64_t equal_;
+  int rank_, size_;
+};
+
+}  // namespace quern::collectives
