@@ -1,15 +1,16 @@
-# quern_check_plugin(<id> KIND <kind> [SET key=value...]): a ctest test that runs the conformance kit on a plugin's
-# library (docs/conformance.md), after add_quern_plugin and named as there; quern_check_plugin(<target> [SET ...]) takes
-# any library. SET gives options of the plugin, for those that the kit has no value for. A plugin whose hardware is not
+# quern_check_plugin(<id> KIND <kind> [SET key=value...] [DEVICE <id>]): a ctest test that runs the conformance kit on a plugin's
+# library (docs/conformance.md), after add_quern_plugin and named as there; quern_check_plugin(<target> ...) takes
+# any library. SET gives options of the plugin, for those that the kit has no value for, and DEVICE what communicators
+# and stores work with, cpu if not given. A plugin whose hardware is not
 # here is reported as skipped, after the contracts that need none.
 function(quern_check_plugin name)
-  cmake_parse_arguments(arg "" "KIND" "SET" ${ARGN})
+  cmake_parse_arguments(arg "" "KIND;DEVICE" "SET" ${ARGN})
   set(target ${name})
   if(arg_KIND)
     set(target quern_${arg_KIND}_${name})
   endif()
   if(arg_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "quern_check_plugin(${name}): found ${arg_UNPARSED_ARGUMENTS}, expected KIND, SET")
+    message(FATAL_ERROR "quern_check_plugin(${name}): found ${arg_UNPARSED_ARGUMENTS}, expected KIND, SET, DEVICE")
   elseif(NOT TARGET ${target})
     get_property(plugins GLOBAL PROPERTY QUERN_PLUGINS)
     list(JOIN plugins ", " plugins)
@@ -20,6 +21,9 @@ function(quern_check_plugin name)
   foreach(setting ${arg_SET})
     list(APPEND settings --set ${setting})
   endforeach()
+  if(arg_DEVICE)
+    list(APPEND settings --device ${arg_DEVICE})
+  endif()
   add_test(NAME conformance.${target} COMMAND quern::cli plugins check $<TARGET_FILE:${target}> ${settings})
   set_tests_properties(conformance.${target} PROPERTIES SKIP_RETURN_CODE 4 TIMEOUT 600 LABELS conformance)
 endfunction()

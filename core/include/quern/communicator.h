@@ -1,5 +1,5 @@
 #pragma once
-// Collectives between ranks, one process a device. Implementations: memcpy (mapped memory, copy engines), mpi.
+// Collectives between ranks, one process a device. Implementations: nccl, memcpy (mapped memory, copy engines), mpi.
 
 #include <cstddef>
 #include <functional>
@@ -23,6 +23,8 @@ struct CommunicatorTraits {
   /// Sums add rank 0's elements, then rank 1's, and so on, in fp32 (f64: in f64), and round once: the bits of any other
   /// communicator that says so.
   bool sums_in_rank_order = false;
+  /// Streams wait for a rank that is late or gone until abort() is called: who runs the ranks has to watch them.
+  bool needs_watchdog = false;
   std::string launcher = {};  ///< the program that has to start the ranks, "mpirun"; empty: any way will do
 };
 
@@ -35,7 +37,7 @@ struct Rendezvous {
   std::string address;
   double timeout = 60;  ///< seconds that any wait for another rank may take: to connect, on a stream, at a barrier
   /// What each rank gave, by rank; collective, between hosts, for set-up alone. Throws a communication error that names
-  /// a rank. Empty where ranks can find each other by the address only.
+  /// a rank. Empty where ranks can find each other by the address only; else used until the communicator is destroyed.
   std::function<std::vector<std::string>(std::string own)> exchange = {};
 };
 
@@ -60,6 +62,7 @@ using Counts = std::span<const std::int64_t>;
 /// Faults. A wait beyond the time-out, a rank that is gone or gave up, or another call than on a peer, is a fault: the
 /// text that error() returns from then on, which names the rank. Streams go on, and what a failed call should have
 /// written is undefined; calls that follow do nothing, and barrier() throws. There is no way back but a new object.
+/// Where traits().needs_watchdog, waits on streams have no time-out, and no fault need name the rank.
 /// A call that is wrong by itself (a dtype, a size, memory that is not registered) throws an internal error at once.
 class Communicator {
  public:

@@ -344,6 +344,40 @@ void again_and_again(Joined& group) {
   }
 }
 
+/// A graph of collectives, launched again and again on other data; 0: these cannot be captured.
+int captured(Joined& group) {
+  constexpr int kLaunches = 3;
+  Communicator& c = *group.communicator;
+  if (!c.traits().can_capture || !group.device->traits().can_capture) return 0;
+  const Case one{.dtype = DType::f32, .counts = Sizes(static_cast<std::size_t>(c.size()), 1021), .equal = true};
+  Trial trial(group, one, 1021, one.whole());
+  auto work = [&] {
+    c.all_gather(trial.in(), trial.out(), {}, group.stream);
+    c.all_reduce(trial.out(), Reduction::sum, group.stream);
+  };
+  work();
+  group.device->synchronize(group.stream);
+  const std::unique_ptr<Graph> graph = group.device->capture(group.stream, work);
+  for (int launch = 0; launch < kLaunches; ++launch) {
+    Bytes want;
+    for (int rank = 0; rank < c.size(); ++rank) {
+      const Bytes slab = data_of(one.dtype, rank, launch, 1021);
+      want.insert(want.end(), slab.begin(), slab.end());
+    }
+    for (std::int64_t i = 0; i < one.whole(); ++i) {
+      const auto each = static_cast<float>(value_of(want, one.dtype, i));
+      float sum = each;
+      for (int rank = 1; rank < c.size(); ++rank) sum += each;
+      put_value(want, one.dtype, i, static_cast<double>(sum));
+    }
+    trial.write(group, trial.in(), data_of(one.dtype, c.rank(), launch, 1021));
+    graph->launch(group.stream);
+    need_sums(trial.read(group, trial.out()), want, one, group, "a captured all_gather and all_reduce");
+  }
+  trial.need_untouched(group);
+  return kLaunches;
+}
+
 bool sums(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64; }
 
 template <class Work>
@@ -393,6 +427,7 @@ void check_collectives(Report& report, const Subject& subject, const std::vector
   add("send and receive", apart, send_and_receive);
   report.contract("buffers used again",
                   [&] { return in_groups(subject, sizes, [](Joined& group) { return again_and_again(group), 1; }); });
+  report.contract("captured", [&] { return in_groups(subject, sizes, captured); });
 }
 
 }  // namespace quern::conformance

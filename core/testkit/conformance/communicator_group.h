@@ -15,8 +15,8 @@ namespace quern::conformance {
 
 /// Every collective of `subject`, for groups of these sizes.
 void check_collectives(Report& report, const Subject& subject, const std::vector<int>& sizes);
-/// What happens when a rank is late, stopped, killed, leaves or gives up.
-void check_communicator_faults(Report& report, const Subject& subject);
+/// What happens in groups of `ranks` when one is late, stopped, killed, leaves or gives up.
+void check_communicator_faults(Report& report, const Subject& subject, int ranks);
 
 /// A rank that has joined; to be made in a process of its own.
 struct Joined {
