@@ -1,0 +1,358 @@
+#include "nccl_communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "quern/error.h"
+#include "shared/collectives/calls.h"
+
+namespace quern::nccl {
+
+using namespace collectives;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kWhere = "communicator nccl";
+constexpr std::int64_t kPiece = 1 << 16;  // elements of fp32 whose maximum is taken at a time
+constexpr std::uintptr_t kPage = NCCL_WIN_REQUIRED_ALIGNMENT;
+
+Error communication_error(const std::string& what) {
+  return Error(ErrorCode::communication, {.where = kWhere, .what = what});
+}
+
+/// What NCCL says.
+std::string reason(ncclResult_t result) {
+  return std::string("NCCL: ") + ncclGetErrorString(result) + ": " + ncclGetLastError(nullptr);
+}
+
+/// Of what NCCL sums.
+ncclDataType_t type_of(DType dtype) {
+  return dtype == DType::f64 ? ncclFloat64 : dtype == DType::bf16 ? ncclBfloat16 : ncclFloat32;
+}
+
+cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+char* at(const View& view, std::int64_t element) {
+  return view.as<char>() + static_cast<std::size_t>(element) * size_of(view.dtype);
+}
+
+std::size_t bytes_of(const Slab& slab, DType dtype) { return static_cast<std::size_t>(slab.count) * size_of(dtype); }
+
+bool equal(const std::vector<Slab>& slabs) {
+  return std::all_of(slabs.begin(), slabs.end(), [&](const Slab& slab) { return slab.count == slabs[0].count; });
+}
+
+/// Calls that NCCL takes together; the first error of any.
+template <class Work>
+ncclResult_t together(const Work& work) {
+  if (const ncclResult_t result = ncclGroupStart(); result != ncclSuccess) return result;
+  work();
+  return ncclGroupEnd();
+}
+
+/// NCCL reads these once a process.
+void set_environment(const NcclOptions& options) {
+  ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+  if (!options.algorithm.empty()) ::setenv("NCCL_ALGO", options.algorithm.c_str(), 1);
+  if (!options.protocol.empty()) ::setenv("NCCL_PROTO", options.protocol.c_str(), 1);
+}
+
+ncclConfig_t config_of(const NcclOptions& options) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  if (options.channels > 0) config.minCTAs = config.maxCTAs = static_cast<int>(options.channels);
+  config.CTAPolicy = options.blocks == "none"        ? NCCL_CTA_POLICY_ZERO
+                     : options.blocks == "efficient" ? NCCL_CTA_POLICY_EFFICIENCY
+                                                     : NCCL_CTA_POLICY_DEFAULT;
+  return config;
+}
+
+}  // namespace
+
+NcclCommunicator::~NcclCommunicator() {
+  if (comm_) {
+    call("the end", [&] { return ncclCommFinalize(comm_); });
+    fault() ? ncclCommAbort(comm_) : ncclCommDestroy(comm_);
+  }
+  if (staging_) device_->release(MemoryKind::device, staging_);
+}
+
+// ---- set-up ----
+
+void NcclCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
+  if (device_) fail_internal(kWhere, "connected twice");
+  if (device.traits().id != "cuda")
+    throw Error(ErrorCode::config, {.where = kWhere,
+                                    .what = "nccl needs the cuda device",
+                                    .found = device.traits().id,
+                                    .expected = "cuda",
+                                    .next = "choose another communicator, or [device] id = \"cuda\""});
+  if (rendezvous.size > 1 && !rendezvous.exchange)
+    throw communication_error("the ranks have no way to exchange NCCL's id at the start");
+  device_ = &device;
+  rank_ = rendezvous.rank;
+  size_ = rendezvous.size;
+  timeout_ = rendezvous.timeout;
+  exchange_ = rendezvous.exchange;
+  if (size_ == 1) return;
+  reduction_ = std::make_unique<RankReduction>(kWhere, device, size_);
+  staging_ = static_cast<char*>(
+      device.allocate(MemoryKind::device, static_cast<std::size_t>((size_ + 1) * kPiece) * sizeof(float)));
+  set_environment(options_);
+  const ncclUniqueId id = agree_on_id();
+  ncclConfig_t config = config_of(options_);
+  call("connect", [&] { return ncclCommInitRankConfig(&comm_, size_, id, rank_, &config); });
+  if (auto text = fault()) throw communication_error(*text);
+}
+
+/// Rank 0's; all have to have the same NCCL, which does not say so itself.
+ncclUniqueId NcclCommunicator::agree_on_id() {
+  int version = 0;
+  ncclUniqueId id{};
+  ncclResult_t result = ncclGetVersion(&version);
+  if (result == ncclSuccess && rank_ == 0) result = ncclGetUniqueId(&id);
+  if (result != ncclSuccess) throw communication_error("cannot start: " + reason(result));
+  const std::string own(reinterpret_cast<const char*>(&version), sizeof version);
+  const std::vector<std::string> all = exchange(own + std::string(id.internal, sizeof id.internal));
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (all[rank].size() != sizeof version + sizeof id.internal || !all[rank].starts_with(own))
+      throw communication_error("rank " + std::to_string(rank) + " has another NCCL than rank " +
+                                std::to_string(rank_) + ", " + std::to_string(version));
+  std::memcpy(id.internal, all[0].data() + sizeof version, sizeof id.internal);
+  return id;
+}
+
+std::vector<std::string> NcclCommunicator::exchange(std::string own) {
+  if (!device_) fail_internal(kWhere, "used before connect");
+  if (auto text = error()) throw communication_error(*text);
+  if (size_ == 1) return {std::move(own)};
+  try {
+    return exchange_(std::move(own));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::communication) fail(error.detail().what);
+    throw;
+  }
+}
+
+bool NcclCommunicator::is_symmetric(void* memory, std::size_t bytes) {
+  std::string own;
+  try {
+    const SharedHandle block = bytes > 0 ? device_->export_memory(memory) : SharedHandle{};
+    if (block.descriptor >= 0) {
+      ::close(block.descriptor);
+      own = block.bytes + std::to_string(bytes);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::resources) throw;  // else it is not shared, and NCCL copies from and to it
+  }
+  const std::vector<std::string> all = exchange(own);
+  return !own.empty() && std::all_of(all.begin(), all.end(), [&](const std::string& other) { return other == own; });
+}
+
+void NcclCommunicator::register_buffer(void* memory, std::size_t bytes) {
+  Buffer buffer{static_cast<char*>(memory), bytes};
+  if (size_ > 1 && is_symmetric(memory, bytes)) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory), in_page = begin % kPage;
+    call("register_buffer", [&] {
+      return ncclCommWindowRegister(comm_, reinterpret_cast<void*>(begin - in_page), bytes + in_page, &buffer.window,
+                                    NCCL_WIN_COLL_SYMMETRIC);
+    });
+  } else if (size_ > 1 && bytes > 0) {
+    // One that NCCL does not take is used without.
+    call("register_buffer", [&] { return ncclCommRegister(comm_, memory, bytes, &buffer.handle), ncclSuccess; });
+  }
+  if (auto text = fault()) throw communication_error(*text);
+  buffers_.push_back(buffer);
+}
+
+void NcclCommunicator::unregister_buffer(void* memory) {
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& b) { return b.begin == memory; });
+  if (found == buffers_.end()) fail_internal(kWhere, "unregister_buffer of what is not registered");
+  const Buffer buffer = *found;
+  buffers_.erase(found);
+  barrier();
+  if (buffer.window) call("unregister_buffer", [&] { return ncclCommWindowDeregister(comm_, buffer.window); });
+  if (buffer.handle) call("unregister_buffer", [&] { return ncclCommDeregister(comm_, buffer.handle); });
+}
+
+void NcclCommunicator::need_registered(const View& view) const {
+  if (!device_) fail_internal(kWhere, "used before connect");
+  const char* begin = view.as<char>();
+  const std::size_t bytes = view.bytes();
+  if (bytes > 0 && std::none_of(buffers_.begin(), buffers_.end(), [&](const Buffer& buffer) {
+        return begin >= buffer.begin && begin + bytes <= buffer.begin + buffer.bytes;
+      }))
+    fail_internal(kWhere, "a view of " + std::to_string(bytes) + " bytes that no registered buffer has");
+}
+
+// ---- enqueueing ----
+
+template <class Work>
+void NcclCommunicator::call(const char* what, const Work& work) {
+  constexpr std::chrono::microseconds kLongest{1000};
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_);
+  std::unique_lock lock(mutex_);
+  if (fault()) return;
+  ncclResult_t result = work();
+  // Connecting takes time; else NCCL is done at once.
+  for (std::chrono::microseconds pause{1}; result == ncclInProgress; pause = std::min(2 * pause, kLongest)) {
+    lock.unlock();
+    std::this_thread::sleep_for(pause);
+    lock.lock();
+    if (!comm_) return;  // aborted
+    if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result); asked != ncclSuccess) result = asked;
+    if (result == ncclInProgress && Clock::now() > deadline)
+      return fail("the other ranks did not come to " + std::string(what) + " within the time-out");
+  }
+  if (result != ncclSuccess) fail(std::string(what) + ": " + reason(result));
+}
+
+void NcclCommunicator::copy(const View& out, const View& in, Stream stream) {
+  if (out.data != in.data) device_->copy(out.data, in.data, in.bytes(), stream);
+}
+
+void NcclCommunicator::maximum(const View& in, std::int64_t begin, const View& out, Stream stream) {
+  char* result = staging_ + static_cast<std::size_t>(size_ * kPiece) * sizeof(float);
+  for (std::int64_t done = 0; done < in.count() && !fault(); done += kPiece) {
+    const std::int64_t count = std::min(kPiece, in.count() - done);
+    call("maximum", [&] {
+      return ncclAllGather(at(in, done), staging_, static_cast<std::size_t>(count), ncclFloat32, comm_,
+                           as_stream(stream));
+    });
+    const std::int64_t first = std::max(done, begin), end = std::min(done + count, begin + out.count());
+    if (first >= end) continue;
+    reduction_->launch(staging_, {result, in.dtype, {count}}, Reduction::maximum, stream);
+    device_->copy(at(out, first - begin), result + static_cast<std::size_t>(first - done) * sizeof(float),
+                  static_cast<std::size_t>(end - first) * sizeof(float), stream);
+  }
+}
+
+// ---- collectives ----
+
+void NcclCommunicator::all_reduce(const View& in_out, Reduction reduction, Stream stream) {
+  need_reducible(kWhere, in_out.dtype, reduction);
+  need_registered(in_out);
+  if (size_ == 1 || in_out.count() == 0) return;
+  if (reduction == Reduction::maximum) return maximum(in_out, 0, in_out, stream);
+  call("all_reduce", [&] {
+    return ncclAllReduce(in_out.data, in_out.data, static_cast<std::size_t>(in_out.count()), type_of(in_out.dtype),
+                         ncclSum, comm_, as_stream(stream));
+  });
+}
+
+void NcclCommunicator::reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction,
+                                      Stream stream) {
+  need_reducible(kWhere, in.dtype, reduction);
+  const std::vector<Slab> slabs = cut(kWhere, "reduce_scatter", counts, in.count(), size_);
+  const Slab& own = slabs[static_cast<std::size_t>(rank_)];
+  need_same(kWhere, "reduce_scatter", out, own.count, in.dtype);
+  need_registered(in);
+  if (in.count() == 0) return;
+  if (size_ == 1) return copy(out, in, stream);
+  if (reduction == Reduction::maximum) return maximum(in, own.begin, out, stream);
+  call("reduce_scatter", [&] {
+    const ncclDataType_t type = type_of(in.dtype);
+    if (equal(slabs))
+      return ncclReduceScatter(in.data, out.data, static_cast<std::size_t>(own.count), type, ncclSum, comm_,
+                               as_stream(stream));
+    return together([&] {
+      for (int root = 0; root < size_; ++root)
+        if (const Slab& slab = slabs[static_cast<std::size_t>(root)]; slab.count > 0)
+          ncclReduce(at(in, slab.begin), root == rank_ ? out.data : nullptr, static_cast<std::size_t>(slab.count), type,
+                     ncclSum, root, comm_, as_stream(stream));
+    });
+  });
+}
+
+void NcclCommunicator::all_gather(const View& in, const View& out, Counts counts, Stream stream) {
+  const std::vector<Slab> slabs = cut(kWhere, "all_gather", counts, out.count(), size_);
+  need_same(kWhere, "all_gather", in, slabs[static_cast<std::size_t>(rank_)].count, out.dtype);
+  need_registered(out);
+  if (out.count() == 0) return;
+  if (size_ == 1) return copy(out, in, stream);
+  call("all_gather", [&] {
+    if (equal(slabs)) return ncclAllGather(in.data, out.data, in.bytes(), ncclUint8, comm_, as_stream(stream));
+    return together([&] {
+      for (int root = 0; root < size_; ++root)
+        if (const Slab& slab = slabs[static_cast<std::size_t>(root)]; slab.count > 0) {
+          char* to = at(out, slab.begin);
+          ncclBroadcast(root == rank_ ? in.data : to, to, bytes_of(slab, out.dtype), ncclUint8, root, comm_,
+                        as_stream(stream));
+        }
+    });
+  });
+}
+
+void NcclCommunicator::all_to_all(const View& in, const View& out, Counts counts, Stream stream) {
+  const AllToAll slabs(kWhere, in, out, counts, rank_, size_);
+  need_registered(in);
+  if (size_ == 1) return copy(out, in, stream);
+  call("all_to_all", [&] {
+    return together([&] {
+      for (int peer = 0; peer < size_; ++peer) {
+        if (const Slab slab = slabs.sent(rank_, peer); slab.count > 0)
+          ncclSend(at(in, slab.begin), bytes_of(slab, in.dtype), ncclUint8, peer, comm_, as_stream(stream));
+        if (const Slab slab = slabs.received(peer); slab.count > 0)
+          ncclRecv(at(out, slab.begin), bytes_of(slab, out.dtype), ncclUint8, peer, comm_, as_stream(stream));
+      }
+    });
+  });
+}
+
+void NcclCommunicator::broadcast(const View& in_out, int root, Stream stream) {
+  need_root(kWhere, root, size_);
+  need_registered(in_out);
+  if (size_ == 1 || in_out.count() == 0) return;
+  call("broadcast", [&] {
+    return ncclBroadcast(in_out.data, in_out.data, in_out.bytes(), ncclUint8, root, comm_, as_stream(stream));
+  });
+}
+
+void NcclCommunicator::send(const View& in, int to, Stream stream) {
+  need_peer(kWhere, "send", to, rank_, size_);
+  if (in.count() == 0) return;
+  call("send", [&] { return ncclSend(in.data, in.bytes(), ncclUint8, to, comm_, as_stream(stream)); });
+}
+
+void NcclCommunicator::receive(const View& out, int from, Stream stream) {
+  need_peer(kWhere, "receive", from, rank_, size_);
+  if (out.count() == 0) return;
+  call("receive", [&] { return ncclRecv(out.data, out.bytes(), ncclUint8, from, comm_, as_stream(stream)); });
+}
+
+// ---- faults ----
+
+std::optional<std::string> NcclCommunicator::fault() const {
+  const std::lock_guard lock(fault_mutex_);
+  return fault_;
+}
+
+void NcclCommunicator::fail(const std::string& text) noexcept {
+  const std::lock_guard lock(fault_mutex_);
+  if (!fault_) fault_ = text;
+}
+
+std::optional<std::string> NcclCommunicator::error() {
+  if (std::unique_lock lock(mutex_, std::try_to_lock); lock && comm_ && !fault()) {
+    ncclResult_t result = ncclSuccess;
+    if (ncclCommGetAsyncError(comm_, &result) == ncclSuccess && result != ncclSuccess && result != ncclInProgress)
+      fail(reason(result));
+  }
+  return fault();
+}
+
+void NcclCommunicator::abort() noexcept {
+  fail("rank " + std::to_string(rank_) + " ended it");
+  const std::lock_guard lock(mutex_);
+  if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
+}
+
+}  // namespace quern::nccl

@@ -1,0 +1,87 @@
+#pragma once
+// Collectives of NCCL on the streams of the cuda device; they can be captured. NCCL finds peers by an id that rank 0
+// makes and the ranks exchange. Sums have the order that NCCL's algorithm has: they repeat on one machine with one
+// NCCL. Multicast (NVLink SHARP) is off unless NCCL_NVLS_ENABLE says otherwise.
+//
+// Faults. NCCL reports what it is told of (a network that breaks), and does not end waits of a stream for a rank that
+// is late or gone: who watches the ranks has to call abort(). Set-up does end by the time-out. After abort() no graph
+// that holds calls may be launched.
+
+#include <nccl.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "options.h"
+#include "quern/communicator.h"
+#include "shared/collectives/rank_reduction.h"
+
+namespace quern::nccl {
+
+class NcclCommunicator final : public Communicator {
+ public:
+  explicit NcclCommunicator(const NcclOptions& options) : options_(options) {}
+  /// Waits for what is pending, up to the time-out; after abort() not at all.
+  ~NcclCommunicator() override;
+
+  const CommunicatorTraits& traits() const override { return traits_; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void connect(const Rendezvous& rendezvous, Device& device) override;
+  void register_buffer(void* memory, std::size_t bytes) override;
+  void unregister_buffer(void* memory) override;
+  void barrier() override { exchange({}); }
+
+  void all_reduce(const View& in_out, Reduction reduction, Stream stream) override;
+  void reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction, Stream stream) override;
+  void all_gather(const View& in, const View& out, Counts counts, Stream stream) override;
+  void all_to_all(const View& in, const View& out, Counts counts, Stream stream) override;
+  void broadcast(const View& in_out, int root, Stream stream) override;
+  void send(const View& in, int to, Stream stream) override;
+  void receive(const View& out, int from, Stream stream) override;
+
+  std::optional<std::string> error() override;
+  void abort() noexcept override;
+
+ private:
+  struct Buffer {
+    char* begin;
+    std::size_t bytes;
+    ncclWindow_t window = nullptr;  // symmetric memory of all ranks
+    void* handle = nullptr;         // else of NCCL's registration, where it takes the memory
+  };
+
+  /// All ranks' texts; faults of set-up are faults of the group.
+  std::vector<std::string> exchange(std::string own);
+  ncclUniqueId agree_on_id();
+  /// Whether a window can be made of it: on all ranks at one place of equal blocks that NCCL can map.
+  bool is_symmetric(void* memory, std::size_t bytes);
+  void need_registered(const View& view) const;
+  /// Makes a call of NCCL's, unless there is a fault, and waits until NCCL has taken it: not for what it enqueues.
+  template <class Work>
+  void call(const char* what, const Work& work);
+  /// Into `out` the maxima from element `begin` of `in` on, by reduce_ranks: NCCL's own maximum drops NaN.
+  void maximum(const View& in, std::int64_t begin, const View& out, Stream stream);
+  void copy(const View& out, const View& in, Stream stream);
+  void fail(const std::string& text) noexcept;
+  std::optional<std::string> fault() const;
+
+  const NcclOptions options_;
+  const CommunicatorTraits traits_{.id = "nccl", .can_capture = true, .needs_watchdog = true};
+  int rank_ = 0, size_ = 1;
+  double timeout_ = 60;
+  Device* device_ = nullptr;
+  std::function<std::vector<std::string>(std::string own)> exchange_;
+  std::vector<Buffer> buffers_;
+  std::unique_ptr<collectives::RankReduction> reduction_;
+  char* staging_ = nullptr;  // a piece of each rank, and one of the result
+
+  std::mutex mutex_;           // of NCCL's object, whose calls return at once
+  ncclComm_t comm_ = nullptr;  // null: one rank, not connected, or aborted
+  mutable std::mutex fault_mutex_;
+  std::optional<std::string> fault_;
+};
+
+}  // namespace quern::nccl

@@ -1,0 +1,69 @@
+// What can be asked of it without GPUs; the conformance kit asks the rest of groups of processes on several.
+#include "nccl_communicator.h"
+
+#include <filesystem>
+
+#include <doctest/doctest.h>
+
+#include "plugin/plugin_host.h"
+#include "quern/error.h"
+
+using namespace quern;
+using namespace quern::nccl;
+
+namespace {
+
+/// Not open; null where the build has none.
+std::unique_ptr<Device> device(const std::string& id) {
+  const auto plugins = std::filesystem::path(QUERN_BUILD_DIR) / "plugins";
+  if (!std::filesystem::exists(plugins / "device" / ("libquern_" + id + ".so"))) {
+    MESSAGE("skipped: no device " << id << " in this build");
+    return nullptr;
+  }
+  static PluginHost host({plugins});  // never unloads what it loaded
+  return host.create<Device>(id, default_values(host.require("device", id).options));
+}
+
+Error refusal(const Rendezvous& rendezvous, Device& device) {
+  NcclCommunicator communicator({});
+  try {
+    communicator.connect(rendezvous, device);
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorCode::internal, {.what = "connected"});
+}
+
+}  // namespace
+
+TEST_CASE("other devices, and ranks that cannot exchange an id, are refused") {
+  const Error cpu = refusal({.rank = 0, .size = 2, .address = ""}, *device("cpu"));
+  CHECK(cpu.code() == ErrorCode::config);
+  CHECK(std::string(cpu.what()).find("nccl needs the cuda device: found cpu") != std::string::npos);
+  const std::unique_ptr<Device> gpu = device("cuda");
+  if (!gpu) return;
+  const Error alone = refusal({.rank = 0, .size = 2, .address = ""}, *gpu);
+  CHECK(alone.code() == ErrorCode::communication);
+  CHECK(std::string(alone.what()).find("no way to exchange") != std::string::npos);
+}
+
+TEST_CASE("one rank needs no NCCL, and wrong calls are refused all the same") {
+  const std::unique_ptr<Device> gpu = device("cuda");
+  if (!gpu) return;
+  NcclCommunicator communicator({});
+  communicator.connect({}, *gpu);
+  float memory[8] = {};
+  auto view = [&](DType dtype, std::int64_t count) { return View{memory, dtype, {count}}; };
+  CHECK_THROWS_AS(communicator.all_reduce(view(DType::f32, 8), Reduction::sum, {}), Error);  // not registered
+  communicator.register_buffer(memory, sizeof memory);
+  communicator.all_reduce(view(DType::f32, 8), Reduction::sum, {});
+  communicator.all_gather(view(DType::f32, 8), view(DType::f32, 8), {}, {});
+  CHECK_THROWS_AS(communicator.all_reduce(view(DType::i32, 8), Reduction::sum, {}), Error);
+  CHECK_THROWS_AS(communicator.broadcast(view(DType::f32, 8), 1, {}), Error);
+  communicator.unregister_buffer(memory);
+  communicator.barrier();
+  CHECK_FALSE(communicator.error());
+  communicator.abort();
+  CHECK(communicator.error());
+  CHECK_THROWS_AS(communicator.barrier(), Error);
+}
