@@ -158,8 +158,10 @@ bool NcclCommunicator::is_symmetric(void* memory, std::size_t bytes) {
 }
 
 void NcclCommunicator::register_buffer(void* memory, std::size_t bytes) {
-  Buffer buffer{static_cast<char*>(memory), bytes};
-  if (size_ > 1 && is_symmetric(memory, bytes)) {
+  const bool symmetric = size_ > 1 && is_symmetric(memory, bytes);
+  buffers_.push_back({static_cast<char*>(memory), bytes});
+  Buffer& buffer = buffers_.back();
+  if (symmetric) {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory), in_page = begin % kPage;
     call("register_buffer", [&] {
       return ncclCommWindowRegister(comm_, reinterpret_cast<void*>(begin - in_page), bytes + in_page, &buffer.window,
@@ -170,7 +172,6 @@ void NcclCommunicator::register_buffer(void* memory, std::size_t bytes) {
     call("register_buffer", [&] { return ncclCommRegister(comm_, memory, bytes, &buffer.handle), ncclSuccess; });
   }
   if (auto text = fault()) throw communication_error(*text);
-  buffers_.push_back(buffer);
 }
 
 void NcclCommunicator::unregister_buffer(void* memory) {

@@ -9,6 +9,7 @@
 
 #include <nccl.h>
 
+#include <list>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -74,7 +75,7 @@ class NcclCommunicator final : public Communicator {
   double timeout_ = 60;
   Device* device_ = nullptr;
   std::function<std::vector<std::string>(std::string own)> exchange_;
-  std::vector<Buffer> buffers_;
+  std::list<Buffer> buffers_;  // NCCL may write a window late, after the time-out
   std::unique_ptr<collectives::RankReduction> reduction_;
   char* staging_ = nullptr;  // a piece of each rank, and one of the result
 
