@@ -157,6 +157,13 @@ void need_sums(const Bytes& got, const Bytes& want, const Case& one, const Joine
   }
 }
 
+/// All ranks have the same bits; in rank order they are those of the host already.
+void need_same_on_all(const Bytes& got, const Case& one, Joined& group) {
+  if (group.communicator->traits().sums_in_rank_order) return;
+  for (const std::string& other : group.hosts.exchange(std::string(got.begin(), got.end())))
+    need_bytes(got, Bytes(other.begin(), other.end()), one, "all_reduce, compared with another rank's");
+}
+
 Bytes part(const Bytes& whole, const Case& one, std::int64_t begin, std::int64_t count) {
   const auto first = whole.begin() + begin * static_cast<std::int64_t>(size_of(one.dtype));
   return {first, first + count * static_cast<std::int64_t>(size_of(one.dtype))};
@@ -224,6 +231,7 @@ void all_reduce(Joined& group, const Case& one, Reduction reduction) {
     if (again) need_bytes(got, first, one, "a second all_reduce");
     first = got;
   }
+  need_same_on_all(first, one, group);
   trial.need_untouched(group);
 }
 
