@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/clock.h"
+#include "plan/estimate.h"
 #include "plan/simulate.h"
 #include "quern/error.h"
 #include "quern/random.h"
@@ -12,12 +13,6 @@
 namespace quern {
 
 namespace {
-
-double rate_of(const DeviceTraits& device, DType format) {
-  for (const auto& [dtype, rate] : device.matmul_rates)
-    if (dtype == format) return rate;
-  return 0;
-}
 
 std::string phase_name(Phase phase) {
   return phase == Phase::forward ? "forward" : phase == Phase::recompute ? "recompute" : "backward";
@@ -90,7 +85,7 @@ std::map<DType, double> training_work(const Plan& plan) {
 double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device) {
   double seconds = 0;
   for (const auto& [format, flops] : training_work(plan)) {
-    const double rate = rate_of(device, format);
+    const double rate = matmul_rate(device, format);
     if (rate <= 0) return 0;
     seconds += flops / rate;
   }
@@ -163,7 +158,7 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
         result.tokens_per_second * sol_seconds_per_token(engine.plan(), with_measured(rated, *result.peaks));
   double work = 0;
   for (const auto& [format, flops] : training_work(engine.plan())) work += flops;
-  if (double rate = rate_of(rated, session.precision->traits().matmul); rate > 0)
+  if (double rate = matmul_rate(rated, session.precision->traits().matmul); rate > 0)
     result.mfu = result.tokens_per_second * work / rate;
   const std::vector<LaunchTime> launches = engine.profile(batches[0], state);
   result.ops = op_times(launches);

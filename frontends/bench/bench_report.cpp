@@ -4,20 +4,15 @@
 #include "base/format.h"
 #include "bench/bench.h"
 #include "config/document.h"
+#include "plan/estimate.h"
 
 namespace quern {
 
 namespace {
 
-double rate_of(const DeviceTraits& device, DType format) {
-  for (const auto& [known, rate] : device.matmul_rates)
-    if (known == format) return rate;
-  return 0;
-}
-
 /// Share of a device's peak that an op reaches; 0: the peak is not known.
 double share_of_peak(const OpTime& op, const DeviceTraits& device) {
-  const double peak = op.tensor_core ? rate_of(device, op.format) : device.memory_rate;
+  const double peak = op.tensor_core ? matmul_rate(device, op.format) : device.memory_rate;
   const double rate = (op.tensor_core ? op.flops : op.bytes) / (op.milliseconds / 1e3);
   return peak > 0 ? rate / peak : 0;
 }
@@ -30,7 +25,7 @@ std::string peaks_text(const Peaks& peaks, const DeviceTraits& rated) {
   };
   line("memory", peaks.memory_rate, rated.memory_rate, "TB/s");
   for (const auto& [format, rate] : peaks.matmul_rates)
-    line("matmul " + std::string(name_of(format)), rate, rate_of(rated, format), "TFLOP/s");
+    line("matmul " + std::string(name_of(format)), rate, matmul_rate(rated, format), "TFLOP/s");
   for (const auto& [format, reason] : peaks.left_out)
     text += fmt::format("{:<24}not measured: {}\n", "matmul " + std::string(name_of(format)), reason);
   return text + "\n";

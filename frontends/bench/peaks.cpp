@@ -79,7 +79,7 @@ OpInstance square_matmul(DType format, std::int64_t size) {
   return op;
 }
 
-double matmul_rate(Device& device, const OpInstance& op, std::size_t workspace_bytes) {
+double measure_matmul_rate(Device& device, const OpInstance& op, std::size_t workspace_bytes) {
   Stream stream = device.stream(StreamKind::compute);
   std::unique_ptr<Kernel> kernel = device.prepare(op);
   Memory pattern(device, MemoryKind::pinned, kPattern);
@@ -143,7 +143,7 @@ Peaks measure_peaks(Device& device) {
     OpInstance op = square_matmul(format, size);
     OpSupport support = device.query(op);
     if (support.refusal.empty())
-      peaks.matmul_rates.emplace_back(format, matmul_rate(device, op, support.workspace_bytes));
+      peaks.matmul_rates.emplace_back(format, measure_matmul_rate(device, op, support.workspace_bytes));
     else
       peaks.left_out.emplace_back(format, support.refusal);
   }

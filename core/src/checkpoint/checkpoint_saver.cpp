@@ -1,6 +1,5 @@
 #include "checkpoint/checkpoint_saver.h"
 
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <system_error>

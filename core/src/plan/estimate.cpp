@@ -6,18 +6,15 @@
 
 namespace quern {
 
-namespace {
-
 double matmul_rate(const DeviceTraits& device, DType format) {
-  for (const auto& [dtype, rate] : device.matmul_rates)
-    if (dtype == format) return rate;
-  return device.matmul_rates.empty() ? 0 : device.matmul_rates.front().second;
+  for (const auto& [known, rate] : device.matmul_rates)
+    if (known == format) return rate;
+  return 0;
 }
 
-}  // namespace
-
 double cost_seconds(const Cost& cost, const DeviceTraits& device) {
-  const double rate = cost.tensor_core ? matmul_rate(device, cost.format) : 0;
+  double rate = cost.tensor_core ? matmul_rate(device, cost.format) : 0;
+  if (cost.tensor_core && rate == 0 && !device.matmul_rates.empty()) rate = device.matmul_rates.front().second;
   const double arithmetic = rate > 0 ? cost.flops / rate : 0;
   const double memory = device.memory_rate > 0 ? cost.bytes / device.memory_rate : 0;
   return std::max(arithmetic, memory);

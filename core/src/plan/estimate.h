@@ -7,6 +7,10 @@
 
 namespace quern {
 
+/// Peak FLOP/s of products of this format; 0: not known.
+double matmul_rate(const DeviceTraits& device, DType format);
+
+/// A format without a rate takes the first that is known.
 double cost_seconds(const Cost& cost, const DeviceTraits& device);
 
 /// Op by op, without those that only observe.

@@ -5,12 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <thread>
 
 #include <doctest/doctest.h>
 
+#include "base/test_directory.h"
 #include "quern/error.h"
 
 using namespace quern;
@@ -18,17 +18,9 @@ using namespace quern::memcpy;
 
 namespace {
 
-struct Folder {
-  std::filesystem::path path;
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "quern-memcpy-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-
+struct Folder : TestDirectory {
   Rendezvous rank(int rank, int size, double timeout) const {
-    return {.rank = rank, .size = size, .address = "file:" + (path / "meeting").string(), .timeout = timeout};
+    return {.rank = rank, .size = size, .address = "file:" + *this / "meeting", .timeout = timeout};
   }
 };
 
@@ -82,7 +74,7 @@ TEST_CASE("ranks meet, exchange messages with descriptors, and leave nothing beh
     }
   });
   CHECK(found == std::vector<std::string>(4));
-  CHECK(std::filesystem::is_empty(folder.path));
+  CHECK(folder.entries() == 0);
 }
 
 TEST_CASE("addresses and folders that cannot be used are refused") {
@@ -96,12 +88,12 @@ TEST_CASE("addresses and folders that cannot be used are refused") {
   rendezvous.address = "file:/no/such/folder/name";
   has(refusal(rendezvous), "no folder to meet in");
   for (const mode_t mode : {0750, 0701, 0777}) {
-    ::chmod(folder.path.c_str(), mode);
+    ::chmod(folder.path().c_str(), mode);
     has(refusal(folder.rank(0, 2, 0.1)), "others can enter");
     has(refusal(folder.rank(1, 2, 0.1)), "others can enter");
   }
-  ::chmod(folder.path.c_str(), 0700);
-  std::ofstream(folder.path / "meeting") << "of a run that died";
+  ::chmod(folder.path().c_str(), 0700);
+  std::ofstream(folder / "meeting") << "of a run that died";
   has(refusal(folder.rank(0, 2, 0.1)), "it, or take another name");
 }
 
