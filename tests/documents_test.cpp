@@ -5,6 +5,7 @@
 #include "data/token_source.h"
 #include "end_to_end.h"
 #include "quern/error.h"
+#include "quern/random.h"
 #include "training_fixture.h"
 
 using namespace quern;

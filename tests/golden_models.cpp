@@ -8,6 +8,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "quern/testkit/compare.h"
+#include "run/weights.h"
 
 namespace quern::testing {
 

@@ -5,6 +5,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "golden_models.h"
+#include "run/weights.h"
 
 using namespace quern;
 using namespace quern::testing;

@@ -40,11 +40,11 @@ TEST_CASE("gradients agree with finite differences of the loss") {
     TinyRun run(form, options_for(geometry));
     Batch batch = random_batch(geometry, form.vocabulary, 3);
     auto gradients = run.gradients(batch);
-    for (auto& [name, gradient] : gradients) {
-      std::string parameter = name.substr(0, name.find('/'));
-      int layer = std::stoi(name.substr(name.find('/') + 1));
-      const PlannedTensor& master = run.plan().tensor("master", parameter, layer);
-      std::vector<float> values = run.tensor("master", parameter, layer);
+    for (const PlannedTensor& master : run.plan().tensors) {
+      if (master.kind != "master") continue;
+      const std::string name = conformance::tensor_name(master);
+      const std::vector<float>& gradient = gradients.at(name);
+      const std::vector<float> values = run.tensor("master", master.parameter, master.layer);
       // Along the gradient's own direction the slope is its norm: one number checks every element's share. fp32 losses
       // of about 60 nats carry 1e-5 of rounding; a step that moves the loss by about 0.02 leaves 1e-3.
       double norm = 0;
@@ -57,12 +57,10 @@ TEST_CASE("gradients agree with finite differences of the loss") {
         std::vector<float> moved = values;
         for (std::size_t i = 0; i < moved.size(); ++i)
           moved[i] += static_cast<float>((side ? 1 : -1) * step * gradient[i] / norm);
-        run.engine().write(master, moved.data());
-        run.engine().refresh();
+        run.write("master", master.parameter, master.layer, moved);
         losses[side] = loss_of(run, batch);
       }
-      run.engine().write(master, values.data());
-      run.engine().refresh();
+      run.write("master", master.parameter, master.layer, values);
       double slope = (losses[1] - losses[0]) / (2 * step);
       CHECK(slope == doctest::Approx(norm).epsilon(5e-3));
     }

@@ -35,7 +35,8 @@ TEST_CASE("10,000 layers are planned and started in seconds") {
 TEST_CASE("settings that name nothing are config errors at their place") {
   TinyFiles files;
   check_fails(quern_train(files, {"log.directory="}), 2, {"--set log.directory: log.directory: found \"\""});
-  check_fails(quern_train(files, {"data.tokens.train=[\"\"]"}), 2, {"--set data.tokens.train: data.tokens.train: an entry is empty"});
+  check_fails(quern_train(files, {"data.tokens.train=[\"\"]"}), 2,
+              {"--set data.tokens.train: data.tokens.train: an entry is empty"});
   check_fails(quern_train(files, {"optimizer.clip_norm=1e-50"}), 2, {"beyond 32-bit numbers, found 1e-50"});
   check_fails(quern_train(files, {"device.ordinal=4294967296"}), 2, {"out of range, found 4294967296"});
   check_fails(quern_train(files, {"device.cpu.memory=9223372036854775807"}), 2, {"out of range"});

@@ -15,10 +15,10 @@
 
 #include <boost/program_options/value_semantic.hpp>
 
+#include "base/test_directory.h"
 #include "commands.h"
 #include "config/reference.h"
 #include "conformance/check.h"
-#include "conformance/scratch.h"
 #include "quern/error.h"
 #include "run/run_schemas.h"
 
@@ -131,7 +131,7 @@ int check(const Arguments& arguments) {
   const auto limit = values["limit"].as<unsigned>();
   // Another process, so that a plugin that crashes or hangs leaves a verdict.
   std::cout.flush();
-  const conformance::Scratch scratch;  // holds the contracts' own, so that none outlives a crash
+  const TestDirectory scratch;  // holds the contracts' own, so that none outlives a crash
   void* shared = ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED)
     throw Error(ErrorCode::resources, {.where = "quern plugins check", .what = std::strerror(errno)});

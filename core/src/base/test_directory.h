@@ -1,11 +1,12 @@
 #pragma once
-// A fresh directory for one test, removed with it.
+// A fresh directory for one test or contract, removed with it.
 
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
-#include <stdexcept>
 #include <string>
+
+#include "quern/error.h"
 
 namespace quern {
 
@@ -13,7 +14,9 @@ class TestDirectory {
  public:
   TestDirectory() {
     std::string name = std::filesystem::temp_directory_path() / "quern-test-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + name);
+    if (::mkdtemp(name.data()) == nullptr)
+      throw Error(ErrorCode::resources,
+                  {.where = name, .what = "cannot be made", .next = "set TMPDIR to a folder that can be written"});
     path_ = name;
   }
   ~TestDirectory() {

@@ -11,7 +11,7 @@ namespace {
 constexpr double kLimit = 60;  // s
 
 std::string joins(const Subject& subject, int size) {
-  const Scratch scratch;
+  const TestDirectory scratch;
   const auto outcomes = run_ranks(size, kLimit, [&](int rank) {
     Joined joined(subject, scratch.path(), rank, size);
     Communicator& c = *joined.communicator;
@@ -36,7 +36,7 @@ std::string joins(const Subject& subject, int size) {
 }
 
 std::string aborts(const Subject& subject) {
-  const Scratch scratch;
+  const TestDirectory scratch;
   run_all_ranks(1, kLimit, [&](int rank) -> std::string {
     Joined joined(subject, scratch.path(), rank, 1);
     joined.communicator->abort();

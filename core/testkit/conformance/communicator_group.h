@@ -4,9 +4,9 @@
 #include <exception>
 #include <memory>
 
+#include "base/test_directory.h"
 #include "conformance/rank_processes.h"
 #include "conformance/report.h"
-#include "conformance/scratch.h"
 #include "conformance/subject.h"
 #include "launch/rank_rendezvous.h"
 #include "quern/testkit/device_memory.h"
@@ -26,7 +26,7 @@ struct Joined {
   Stream stream;
 
   /// `folder` is one for all ranks of the group.
-  Joined(const Subject& subject, const std::filesystem::path& folder, int rank, int size, double timeout = 60)
+  Joined(const Subject& subject, const std::string& folder, int rank, int size, double timeout = 60)
       : hosts(rank, size, MeetingPoint::in(folder, "", true), timeout) {
     CheckOptions options = subject.options;
     if (!fresh_device(subject.host, options.device)->traits().host_addressable) options.ordinal += rank;
@@ -35,7 +35,7 @@ struct Joined {
     stream = device->stream(StreamKind::communication);
     communicator->connect({.rank = rank,
                            .size = size,
-                           .address = "file:" + (folder / "rendezvous").string(),
+                           .address = "file:" + folder + "/rendezvous",
                            .timeout = timeout,
                            .exchange = [this](std::string own) { return hosts.exchange(std::move(own)); }},
                           *device);

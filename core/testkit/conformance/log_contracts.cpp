@@ -13,8 +13,8 @@
 #include <set>
 #include <utility>
 
+#include "base/test_directory.h"
 #include "conformance/contracts.h"
-#include "conformance/scratch.h"
 
 namespace quern::conformance {
 
@@ -100,8 +100,8 @@ struct Left {
 };
 
 struct Sinking {
-  Scratch scratch;
-  fs::path run = scratch.path() / "run";
+  TestDirectory scratch;
+  fs::path run = scratch / "run";
   Sinking() { fs::create_directory(run); }
 
   /// Writes all events.
@@ -175,11 +175,11 @@ std::string goes_on(const Subject& subject) {
 }
 
 std::string bad_directory(const Subject& subject) {
-  Scratch scratch;
-  Redirected output(scratch.path() / "standard output");
+  TestDirectory scratch;
+  Redirected output(scratch / "standard output");
   auto sink = subject.make<LogSink>();
   try {
-    sink->open({(scratch.path() / "no such folder").string(), false, 1});
+    sink->open({scratch / "no such folder", false, 1});
   } catch (const Error& error) {
     need(error.code() == ErrorCode::resources, "a run directory that is not there", error.what(), "a resources error");
     return "refused";

@@ -9,8 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/test_directory.h"
 #include "conformance/contracts.h"
-#include "conformance/scratch.h"
 #include "conformance/trial.h"
 #include "quern/testkit/compare.h"
 #include "quern/testkit/model_conformance.h"
@@ -38,10 +38,10 @@ std::string own_config(const Subject& subject, const Model& model) {
   nlohmann::json config = nlohmann::json::parse(text, nullptr, false);
   need(config.is_object(), "hf_config()", text.substr(0, 60), "a JSON object");
   need(config.contains("model_type"), "hf_config()", "no model_type", "what a config.json of Hugging Face has");
-  Scratch scratch;
-  std::ofstream(scratch.path() / "config.json") << text;
+  TestDirectory scratch;
+  std::ofstream(scratch / "config.json") << text;
   OptionValues values;
-  values.set("config", (scratch.path() / "config.json").string());
+  values.set("config", scratch / "config.json");
   auto again = subject.host.create<Model>(subject.factory.id, values);
   need(testkit::model_programs(*again, subject.host.ops()) == testkit::model_programs(model, subject.host.ops()),
        "the model made from its own config.json", "other programs", "the same");

@@ -15,8 +15,13 @@ namespace quern::conformance {
 
 namespace {
 
-std::string tensor_name(const PlannedTensor& tensor) {
-  return tensor.parameter + (tensor.layer < 0 ? "" : "/" + std::to_string(tensor.layer));
+Plan plan_of(const TrialParts& parts, PlanOptions options, const PluginHost& host) {
+  static const testkit::PlainPrecision plain;
+  static const AdamW adamw{AdamWOptions{}};
+  options.uploads = 4;
+  return make_plan({parts.model, parts.precision ? *parts.precision : plain, parts.device,
+                    parts.optimizer ? *parts.optimizer : adamw, host.ops()},
+                   options);
 }
 
 template <class Map>
@@ -31,6 +36,10 @@ std::string different(const Map& got, const Map& want) {
 }
 
 }  // namespace
+
+std::string tensor_name(const PlannedTensor& tensor) {
+  return tensor.parameter + (tensor.layer < 0 ? "" : "/" + std::to_string(tensor.layer));
+}
 
 std::string first_difference(const State& got, const State& want) { return different(got, want); }
 std::string first_difference(const Tensors& got, const Tensors& want) { return different(got, want); }
@@ -47,14 +56,17 @@ Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint6
   return batch;
 }
 
-Trial::Trial(PluginHost& host, const TrialParts& parts, PlanOptions options) {
-  static const testkit::PlainPrecision plain;
-  static const AdamW adamw{AdamWOptions{}};
-  options.uploads = 4;
-  engine_ = std::make_unique<Engine>(parts.device,
-                                     make_plan({parts.model, parts.precision ? *parts.precision : plain, parts.device,
-                                                parts.optimizer ? *parts.optimizer : adamw, host.ops()},
-                                               options));
+Trial::Trial(PluginHost& host, const TrialParts& parts, PlanOptions options)
+    : Trial(host, plan_of(parts, std::move(options), host), parts.device) {}
+
+Trial::Trial(PluginHost& host, Plan plan, Device& device) {
+  std::vector<OffloadStore*> stores;
+  for (const StorePlan& wanted : plan.stores) {
+    stores_.push_back(host.create<OffloadStore>(wanted.id, default_values(host.require("offload", wanted.id).options)));
+    stores_.back()->open(device);
+    stores.push_back(stores_.back().get());
+  }
+  engine_ = std::make_unique<Engine>(device, std::move(plan), stores);
   initialise_weights(*engine_, 7);
 }
 

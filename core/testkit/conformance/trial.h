@@ -1,6 +1,5 @@
 #pragma once
-// Small trainings on the oracle: an engine made of the parts under test and plain ones, and what contracts read from
-// it.
+// Small trainings: an engine made of the parts under test and plain ones, and what contracts and tests read from it.
 
 #include <cstddef>
 #include <functional>
@@ -16,8 +15,11 @@
 
 namespace quern::conformance {
 
-using Tensors = std::map<std::string, std::vector<float>>;    ///< by "parameter/layer"
+using Tensors = std::map<std::string, std::vector<float>>;    ///< by tensor_name
 using State = std::map<std::string, std::vector<std::byte>>;  ///< of a checkpoint, by its names
+
+/// "parameter/layer"; "parameter" of what is in no layer.
+std::string tensor_name(const PlannedTensor& tensor);
 
 /// Random tokens; about one target in eleven does not count.
 Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint64_t seed);
@@ -34,6 +36,8 @@ class Trial {
  public:
   /// Custom ops are those of the plugins loaded into `host`. `parts` outlive the trial.
   Trial(PluginHost& host, const TrialParts& parts, PlanOptions options);
+  /// With stores of the plugins that the plan names. `device` is open and outlives the trial.
+  Trial(PluginHost& host, Plan plan, Device& device);
 
   Engine& engine() { return *engine_; }
   const Plan& plan() const { return engine_->plan(); }
@@ -56,6 +60,7 @@ class Trial {
   void restore(const State& state);
 
  private:
+  std::vector<std::unique_ptr<OffloadStore>> stores_;
   std::unique_ptr<Engine> engine_;
 };
 
