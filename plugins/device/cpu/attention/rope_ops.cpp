@@ -10,7 +10,7 @@
 #include "primitives/row_math.h"
 #include "quern/error.h"
 #include "runtime/kernels.h"
-#include "runtime/op_check.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -48,27 +48,6 @@ std::shared_ptr<const RopeTable> make_rope_table(const OpInstance& op, Rotation 
   return std::make_shared<const RopeTable>(op, rotation);
 }
 
-PackedHeads::PackedHeads(const Attributes& attributes)
-    : heads(attributes.integer("heads")),
-      kv_heads(attributes.integer("kv_heads")),
-      head_dim(attributes.integer("head_dim")) {}
-
-void check_packed(OpCheck& check, const OpInstance& op, std::size_t i, const char* name) {
-  PackedHeads packed(op.attributes);
-  check.that(packed.heads > 0 && packed.kv_heads > 0 && packed.head_dim > 0,
-             "needs heads, kv_heads and head_dim above 0");
-  check.input(i, name, {matrix_of(op, i).rows, packed.packed()});
-}
-
-void check_rope(OpCheck& check, const OpInstance& op, std::size_t i) {
-  std::int64_t head_dim = op.attributes.integer("head_dim");
-  auto frequencies = static_cast<std::int64_t>(op.attributes.list("inverse_frequencies").size());
-  check.that(2 * frequencies == head_dim, "needs head_dim / 2 inverse_frequencies: found " +
-                                              std::to_string(frequencies) + " for head_dim " +
-                                              std::to_string(head_dim));
-  check.input(i, "positions", {matrix_of(op, 0).rows}, DType::i32);
-}
-
 namespace {
 
 enum Slot : int { kX, kY };
@@ -96,10 +75,10 @@ Launch prepare_rope(const OpInstance& op, Rotation rotation) {
 }
 
 OpSupport query_rope(const OpInstance& op) {
-  OpCheck check(op, 2, 1);
+  OperandCheck check(op, 2, 1);
   check_packed(check, op, 0, "qkv");
   check_rope(check, op, 1);
-  return check.output(0, "y", extents_of(op, 0)).overwrites(0, "y").support();
+  return check.output(0, "y", extents_of(op, 0)).support();
 }
 
 }  // namespace

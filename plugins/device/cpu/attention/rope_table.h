@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "quern/device.h"
-#include "runtime/op_check.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -30,19 +30,5 @@ class RopeTable {
 
 /// Kernels share one immutable table with their copies.
 std::shared_ptr<const RopeTable> make_rope_table(const OpInstance& op, Rotation rotation);
-
-/// Heads of a packed qkv row, from an op's attributes.
-struct PackedHeads {
-  explicit PackedHeads(const Attributes& attributes);
-  std::int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
-  std::int64_t rotated() const { return heads + kv_heads; }
-  std::int64_t values_begin() const { return rotated() * head_dim; }
-  std::int64_t heads, kv_heads, head_dim;
-};
-
-/// Checks that input i is a packed qkv, (N, packed).
-void check_packed(OpCheck& check, const OpInstance& op, std::size_t i, const char* name);
-/// Checks the frequencies and that input i is positions, (N) i32.
-void check_rope(OpCheck& check, const OpInstance& op, std::size_t i);
 
 }  // namespace quern::cpu

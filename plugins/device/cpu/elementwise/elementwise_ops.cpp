@@ -8,7 +8,7 @@
 #include "primitives/row_math.h"
 #include "primitives/simd.h"
 #include "runtime/kernels.h"
-#include "runtime/op_check.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -205,9 +205,9 @@ Launch prepare_column_sum(const OpInstance& op) {
 }
 
 OpSupport query_add(const OpInstance& op) {
-  OpCheck check(op, 2, 1);
+  OperandCheck check(op, 2, 1);
   check.input(0, "a", extents_of(op, 0)).input(1, "b", extents_of(op, 0));
-  return check.output(0, "y", extents_of(op, 0)).overwrites(0, "y").support();
+  return check.output(0, "y", extents_of(op, 0)).support();
 }
 
 /// gate_up's extents with half its columns.
@@ -217,49 +217,44 @@ Extents half_of(const OpInstance& op, std::size_t gate_up) {
   return extents;
 }
 
-void check_gate_up(OpCheck& check, const OpInstance& op, std::size_t i) {
+void check_gate_up(OperandCheck& check, const OpInstance& op, std::size_t i) {
   check.that(matrix_of(op, i).columns % 2 == 0, "needs an even number of columns in gate_up");
   check.input(i, "gate_up", extents_of(op, i));
 }
 
 OpSupport query_swiglu(const OpInstance& op) {
-  OpCheck check(op, 1, 1);
+  OperandCheck check(op, 1, 1);
   check_gate_up(check, op, 0);
-  return check.output(0, "y", half_of(op, 0)).overwrites(0, "y").support();
+  return check.output(0, "y", half_of(op, 0)).support();
 }
 
 OpSupport query_swiglu_grad(const OpInstance& op) {
-  OpCheck check(op, 2, 1);
+  OperandCheck check(op, 2, 1);
   check_gate_up(check, op, 1);
-  return check.input(0, "dy", half_of(op, 1))
-      .output(0, "dgate_up", extents_of(op, 1))
-      .overwrites(0, "dgate_up")
-      .support();
+  return check.input(0, "dy", half_of(op, 1)).output(0, "dgate_up", extents_of(op, 1)).support();
 }
 
 OpSupport query_swiglu_and_grad(const OpInstance& op) {
-  OpCheck check(op, 2, 2);
+  OperandCheck check(op, 2, 2);
   check_gate_up(check, op, 0);
   check.input(1, "dy", half_of(op, 0)).output(0, "y", half_of(op, 0)).output(1, "dgate_up", extents_of(op, 0));
-  return check.overwrites(0, "y").overwrites(1, "dgate_up").support();
+  return check.support();
 }
 
 OpSupport query_gelu(const OpInstance& op, bool gradient) {
   const std::string& approximation = op.attributes.word("approximation");
-  OpCheck check(op, gradient ? 2 : 1, 1);
+  OperandCheck check(op, gradient ? 2 : 1, 1);
   check.that(approximation == "erf" || approximation == "tanh",
              "approximation: found " + approximation + ", expected erf or tanh");
-  check.input(0, gradient ? "dy" : "x", extents_of(op, 0))
-      .output(0, gradient ? "dx" : "y", extents_of(op, 0))
-      .overwrites(0, "y");
+  check.input(0, gradient ? "dy" : "x", extents_of(op, 0)).output(0, gradient ? "dx" : "y", extents_of(op, 0));
   if (gradient) check.input(1, "x", extents_of(op, 0));
   return check.support();
 }
 
 OpSupport query_column_sum(const OpInstance& op) {
   auto [rows, columns] = matrix_of(op, 0);
-  OpCheck check(op, 1, 1);
-  return check.input(0, "x", extents_of(op, 0)).output(0, "sum", {columns}).support(ColumnSums::bytes(rows, columns));
+  OperandCheck check(op, 1, 1);
+  return check.input(0, "x", extents_of(op, 0)).sum(0, "sum", {columns}).support(ColumnSums::bytes(rows, columns));
 }
 
 }  // namespace

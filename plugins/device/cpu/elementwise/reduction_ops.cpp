@@ -7,7 +7,7 @@
 #include "primitives/rows.h"
 #include "primitives/simd.h"
 #include "runtime/kernels.h"
-#include "runtime/op_check.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -61,8 +61,8 @@ Launch prepare_reduce_ranks(const OpInstance& op) {
 
 OpSupport query_reduce_ranks(const OpInstance& op) {
   const Matrix x = matrix_of(op, 0);
-  OpCheck check(op, 1, 1);
-  check.input(0, "x", {x.rows, x.columns}).overwrites(0, "y");
+  OperandCheck check(op, 1, 1);
+  check.input(0, "x", {x.rows, x.columns});
   if (!check.ok()) return check.support();
   const DType dtype = op.inputs[0].dtype;
   const std::string& reduction = op.attributes.word("reduction");

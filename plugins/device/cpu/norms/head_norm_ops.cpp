@@ -7,7 +7,7 @@
 #include "norms/norm_ops.h"
 #include "primitives/blocks.h"
 #include "primitives/row_math.h"
-#include "runtime/op_check.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -118,14 +118,13 @@ Launch prepare_head_norm_grad(const OpInstance& op) {
 OpSupport query_head_norm(const OpInstance& op, bool rotated) {
   PackedHeads packed(op.attributes);
   Extents qkv = extents_of(op, 0);
-  OpCheck check(op, rotated ? 4 : 3, rotated ? 3 : 2);
+  OperandCheck check(op, rotated ? 4 : 3, rotated ? 3 : 2);
   check_packed(check, op, 0, "qkv");
   check.input(1, "query_weight", {packed.head_dim}).input(2, "key_weight", {packed.head_dim});
   check.output(0, "y", qkv).output(1, "rstd", {matrix_of(op, 0).rows, packed.rotated()}, DType::f32);
-  check.overwrites(0, "y").overwrites(1, "rstd");
   if (rotated) {
     check_rope(check, op, 3);
-    check.output(2, "z", qkv).overwrites(2, "z");
+    check.output(2, "z", qkv);
   }
   return check.support();
 }
@@ -133,14 +132,12 @@ OpSupport query_head_norm(const OpInstance& op, bool rotated) {
 OpSupport query_head_norm_grad(const OpInstance& op) {
   PackedHeads packed(op.attributes);
   std::int64_t rows = matrix_of(op, 1).rows;
-  OpCheck check(op, 5, 3);
+  OperandCheck check(op, 5, 3);
   check_packed(check, op, 0, "dy");
   check_packed(check, op, 1, "qkv");
   check.input(2, "query_weight", {packed.head_dim}).input(3, "key_weight", {packed.head_dim});
-  check.input(4, "rstd", {rows, packed.rotated()}, DType::f32)
-      .output(0, "dqkv", extents_of(op, 1))
-      .overwrites(0, "dqkv");
-  check.output(1, "dquery_weight", {packed.head_dim}).output(2, "dkey_weight", {packed.head_dim});
+  check.input(4, "rstd", {rows, packed.rotated()}, DType::f32).output(0, "dqkv", extents_of(op, 1));
+  check.sum(1, "dquery_weight", {packed.head_dim}).sum(2, "dkey_weight", {packed.head_dim});
   bool summed = check.ok() && (op.outputs[1].present || op.outputs[2].present);
   return check.support(summed ? ColumnSums::bytes(rows, 2 * packed.head_dim) : 0);
 }

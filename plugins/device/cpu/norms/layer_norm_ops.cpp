@@ -3,7 +3,7 @@
 #include "norms/norm_ops.h"
 #include "primitives/blocks.h"
 #include "primitives/row_math.h"
-#include "runtime/op_check.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -105,24 +105,24 @@ OpSupport query_layer_norm(const OpInstance& op, bool added) {
   auto [rows, columns] = matrix_of(op, 0);
   Extents stream = extents_of(op, 0);
   std::size_t first = added ? 1 : 0;  // operands after those of the add
-  OpCheck check(op, 3 + first, 3 + first);
+  OperandCheck check(op, 3 + first, 3 + first);
   check.input(0, added ? "a" : "x", stream);
-  if (added) check.input(1, "b", stream).output(0, "sum", stream).overwrites(0, "sum");
+  if (added) check.input(1, "b", stream).output(0, "sum", stream);
   check.input(first + 1, "weight", {columns}).input(first + 2, "bias", {columns});
   check.output(first, "y", stream)
       .output(first + 1, "mean", {rows}, DType::f32)
       .output(first + 2, "rstd", {rows}, DType::f32);
-  return check.overwrites(first, "y").overwrites(first + 1, "mean").overwrites(first + 2, "rstd").support();
+  return check.support();
 }
 
 OpSupport query_layer_norm_grad(const OpInstance& op, bool added) {
   auto [rows, columns] = matrix_of(op, 1);
   Extents stream = extents_of(op, 1);
-  OpCheck check(op, added ? 6 : 5, added ? 4 : 3);
+  OperandCheck check(op, added ? 6 : 5, added ? 4 : 3);
   check.input(0, "dy", stream).input(1, "x", stream).input(2, "weight", {columns});
   check.input(3, "mean", {rows}, DType::f32).input(4, "rstd", {rows}, DType::f32);
-  check.output(0, "dx", stream).output(1, "dweight", {columns}).output(2, "dbias", {columns}).overwrites(0, "dx");
-  if (added) check.input(5, "e", stream).output(3, "sum", stream).overwrites(3, "sum");
+  check.output(0, "dx", stream).sum(1, "dweight", {columns}).sum(2, "dbias", {columns});
+  if (added) check.input(5, "e", stream).output(3, "sum", stream);
   std::size_t sums = check.ok() ? std::size_t{op.outputs[1].present} + std::size_t{op.outputs[2].present} : 0;
   return check.support(sums * ColumnSums::bytes(rows, columns));
 }

@@ -3,7 +3,7 @@
 #include "norms/norm_ops.h"
 #include "primitives/blocks.h"
 #include "primitives/row_math.h"
-#include "runtime/op_check.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -90,27 +90,27 @@ Launch prepare_rms_norm_grad(const OpInstance& op, bool added) {
 
 OpSupport query_rms_norm(const OpInstance& op) {
   auto [rows, columns] = matrix_of(op, 0);
-  OpCheck check(op, 2, 2);
+  OperandCheck check(op, 2, 2);
   check.input(0, "x", extents_of(op, 0)).input(1, "weight", {columns});
   check.output(0, "y", extents_of(op, 0)).output(1, "rstd", {rows}, DType::f32);
-  return check.overwrites(0, "y").overwrites(1, "rstd").support();
+  return check.support();
 }
 
 OpSupport query_add_rms_norm(const OpInstance& op) {
   auto [rows, columns] = matrix_of(op, 0);
-  OpCheck check(op, 3, 3);
+  OperandCheck check(op, 3, 3);
   check.input(0, "a", extents_of(op, 0)).input(1, "b", extents_of(op, 0)).input(2, "weight", {columns});
   check.output(0, "sum", extents_of(op, 0)).output(1, "y", extents_of(op, 0)).output(2, "rstd", {rows}, DType::f32);
-  return check.overwrites(0, "sum").overwrites(1, "y").overwrites(2, "rstd").support();
+  return check.support();
 }
 
 OpSupport query_rms_norm_grad(const OpInstance& op, bool added) {
   auto [rows, columns] = matrix_of(op, 1);
   Extents stream = extents_of(op, 1);
-  OpCheck check(op, added ? 5 : 4, added ? 3 : 2);
+  OperandCheck check(op, added ? 5 : 4, added ? 3 : 2);
   check.input(0, "dy", stream).input(1, "x", stream).input(2, "weight", {columns}).input(3, "rstd", {rows}, DType::f32);
-  check.output(0, "dx", stream).output(1, "dweight", {columns}).overwrites(0, "dx");
-  if (added) check.input(4, "e", stream).output(2, "sum", stream).overwrites(2, "sum");
+  check.output(0, "dx", stream).sum(1, "dweight", {columns});
+  if (added) check.input(4, "e", stream).output(2, "sum", stream);
   bool sums = check.ok() && op.outputs[1].present;
   return check.support(sums ? ColumnSums::bytes(rows, columns) : 0);
 }

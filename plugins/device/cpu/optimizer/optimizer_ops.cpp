@@ -15,7 +15,7 @@
 #include "quern/random.h"
 #include "quern/step_state.h"
 #include "runtime/kernels.h"
-#include "runtime/op_check.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -217,8 +217,8 @@ Launch prepare_adamw(const OpInstance& op) {
 }
 
 OpSupport query_sum_squares(const OpInstance& op) {
-  OpCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), 1);
-  check.output(0, "sums", {static_cast<std::int64_t>(op.inputs.size())}, DType::f64).overwrites(0, "sums");
+  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), 1);
+  check.output(0, "sums", {static_cast<std::int64_t>(op.inputs.size())}, DType::f64);
   std::int64_t blocks = 0;
   for (std::size_t i = 0; i < op.inputs.size(); ++i) {
     check.input(i, "x", op.inputs[i].extents);
@@ -228,11 +228,8 @@ OpSupport query_sum_squares(const OpInstance& op) {
 }
 
 OpSupport query_clip_scale(const OpInstance& op) {
-  OpCheck check(op, std::max<std::size_t>(op.inputs.size(), 3), 1);
-  check.input(0, "stats", {4}, DType::f64)
-      .input(1, "step", {16}, DType::u32)
-      .output(0, "update", {4}, DType::f32)
-      .overwrites(0, "update");
+  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 3), 1);
+  check.input(0, "stats", {4}, DType::f64).input(1, "step", {16}, DType::u32).output(0, "update", {4}, DType::f32);
   for (std::size_t i = 2; i < op.inputs.size(); ++i)
     check.input(i, "sums", {std::max<std::int64_t>(op.inputs[i].count(), 1)}, DType::f64);
   return check.support();
@@ -241,7 +238,7 @@ OpSupport query_clip_scale(const OpInstance& op) {
 OpSupport query_adamw(const OpInstance& op) {
   static constexpr const char* kNames[] = {"master", "moment1", "moment2"};
   const std::vector<double>&objects = op.attributes.list("objects"), &offsets = op.attributes.list("offsets");
-  OpCheck check(op, 2 + 4 * objects.size(), 3 * objects.size());
+  OperandCheck check(op, 2 + 4 * objects.size(), 3 * objects.size());
   check.that(offsets.size() == objects.size(), "needs an offset for every object");
   if (!check.ok()) return check.support();
   check.input(0, "update", {4}, DType::f32).input(1, "step", {16}, DType::u32);
@@ -257,9 +254,7 @@ OpSupport query_adamw(const OpInstance& op) {
       check.that(
           dtype == DType::f32 || dtype == DType::bf16,
           std::string("operand ") + kNames[i] + ": found " + std::string(name_of(dtype)) + ", expected f32 or bf16");
-      check.input(in + i + 1, kNames[i], extents)
-          .output(out + i, kNames[i], extents, dtype)
-          .overwrites(out + i, kNames[i]);
+      check.input(in + i + 1, kNames[i], extents).output(out + i, kNames[i], extents, dtype);
     }
   }
   return check.support();

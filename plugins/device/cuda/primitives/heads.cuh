@@ -20,18 +20,6 @@ namespace quern::cuda {
 
 inline constexpr int kHeadThreads = 256;  ///< of a block
 
-/// A packed row's heads, from an op's attributes.
-struct PackedHeads {
-  explicit PackedHeads(const Attributes& attributes)
-      : heads(attributes.integer("heads")),
-        kv_heads(attributes.integer("kv_heads")),
-        head_dim(attributes.integer("head_dim")) {}
-  std::int64_t all() const { return heads + 2 * kv_heads; }
-  std::int64_t rotated() const { return heads + kv_heads; }
-  std::int64_t packed() const { return all() * head_dim; }
-  std::int64_t heads, kv_heads, head_dim;
-};
-
 /// How threads are laid over heads.
 struct HeadLanes {
   HeadLanes(const PackedHeads& packed, DType type)
@@ -52,25 +40,13 @@ struct HeadLanes {
 
 /// Checks that input i is a packed qkv, (N, packed), with heads that fit a warp.
 inline void check_packed(OperandCheck& check, const OpInstance& op, std::size_t i, const char* name) {
-  PackedHeads packed(op.attributes);
-  check.that(packed.heads > 0 && packed.kv_heads > 0 && packed.head_dim > 0,
-             "needs heads, kv_heads and head_dim above 0");
-  check.input(i, name, {matrix_of(op, i).rows, packed.packed()});
+  operands::check_packed(check, op, i, name);
   if (!check.ok()) return;
+  const PackedHeads packed(op.attributes);
   auto bytes = packed.head_dim * static_cast<std::int64_t>(size_of(op.inputs[i].dtype));
   check.that(bytes <= 1024, "on cuda takes heads of up to 1024 bytes, found " + std::to_string(bytes));
   std::int64_t threads = matrix_of(op, i).rows * packed.all() * 32;
   check.that(threads < std::int64_t{1} << 31, "on cuda takes up to 2^26 heads of all tokens");
-}
-
-/// Checks the frequencies and that input i is positions, (N) i32.
-inline void check_rope(OperandCheck& check, const OpInstance& op, std::size_t i) {
-  std::int64_t head_dim = op.attributes.integer("head_dim");
-  auto frequencies = static_cast<std::int64_t>(op.attributes.list("inverse_frequencies").size());
-  check.that(2 * frequencies == head_dim, "needs head_dim / 2 inverse_frequencies: found " +
-                                              std::to_string(frequencies) + " for head_dim " +
-                                              std::to_string(head_dim));
-  check.input(i, "positions", {matrix_of(op, 0).rows}, DType::i32);
 }
 
 /// Cosines and sines of every position below the op's sequence, (positions, 2, half) fp32 on the device, made in
