@@ -8,7 +8,7 @@
 #include "commands.h"
 #include "generate/generator.h"
 #include "quern/error.h"
-#include "run/generation.h"
+#include "run/inference.h"
 #include "run/run_schemas.h"
 
 namespace quern::cli {

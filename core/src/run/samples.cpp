@@ -1,7 +1,7 @@
 #include "run/samples.h"
 
 #include "quern/error.h"
-#include "run/generation.h"
+#include "run/inference.h"
 
 namespace quern {
 

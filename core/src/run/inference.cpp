@@ -1,4 +1,4 @@
-#include "run/generation.h"
+#include "run/inference.h"
 
 #include <filesystem>
 
