@@ -6,6 +6,7 @@
 
 #include "end_to_end.h"
 #include "generate/generator.h"
+#include "generate/prompts.h"
 #include "training_fixture.h"
 
 using namespace quern;

@@ -91,9 +91,8 @@ std::optional<RunArguments> parse_run(const std::string& usage, po::options_desc
                         "override a key; may be repeated");
   RunArguments run;
   if (!parse(usage, options, {"FILE"}, arguments, run.values)) return std::nullopt;
-  run.document = ConfigDocument::read(run.values["FILE"].as<std::string>());
-  if (run.values.count("set"))
-    for (const std::string& assignment : run.values["set"].as<std::vector<std::string>>()) run.document.set(assignment);
+  run.file = run.values["FILE"].as<std::string>();
+  if (run.values.count("set")) run.overrides = run.values["set"].as<std::vector<std::string>>();
   return run;
 }
 

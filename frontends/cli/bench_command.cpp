@@ -33,7 +33,7 @@ int bench_command(const Arguments& arguments) {
   const std::string path = output_of(*run, "json", kBenchFile);
   const std::string timeline = output_of(*run, "timeline", kTimelineFile);
   PluginHost host = run_host();
-  ResolvedConfig config = resolve(run->document, run_schemas(), host);
+  ResolvedConfig config = resolve(ConfigDocument::read(run->file, run->overrides), run_schemas(), host);
   Session session(config, host);
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
   std::cout << bench_table(result, session.device->traits());

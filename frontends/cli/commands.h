@@ -12,7 +12,6 @@
 #include <boost/program_options/variables_map.hpp>
 
 #include "base/descriptor.h"
-#include "config/document.h"
 
 namespace quern::cli {
 
@@ -46,9 +45,10 @@ bool parse(const std::string& usage, boost::program_options::options_description
 /// Columns of the terminal that standard output goes to; 0: it is none.
 std::size_t terminal_columns();
 
-/// A command on a run's config: FILE, its --set words laid over it, and options of the command's own.
+/// A command on a run's config: FILE, the --set words to lay over it, and options of the command's own.
 struct RunArguments {
-  ConfigDocument document;
+  std::string file;
+  std::vector<std::string> overrides;
   boost::program_options::variables_map values;
 };
 /// Empty after --help.

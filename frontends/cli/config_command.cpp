@@ -17,7 +17,7 @@ std::optional<ResolvedConfig> resolve_arguments(const std::string& usage, const 
   std::optional<RunArguments> run = parse_run(usage, po::options_description("options"), arguments);
   if (!run) return std::nullopt;
   PluginHost host = run_host();
-  return resolve(run->document, run_schemas(), host);
+  return resolve(ConfigDocument::read(run->file, run->overrides), run_schemas(), host);
 }
 
 int show(const Arguments& arguments) {

@@ -7,9 +7,8 @@
 #include "commands.h"
 #include "data/batch_text.h"
 #include "quern/error.h"
+#include "quern/run.h"
 #include "quern/skipping_source.h"
-#include "run/run_schemas.h"
-#include "run/session.h"
 
 namespace quern::cli {
 
@@ -39,22 +38,19 @@ int show(const Arguments& arguments) {
         ErrorCode::config,
         {.where = "--batch", .what = "number of a batch", .found = std::to_string(number), .expected = "at least 0"});
   const std::string split = run->values["split"].as<std::string>();
-  PluginHost host = run_host();
-  ResolvedConfig config = resolve(run->document, run_schemas(), host);
-  Session session(config, host);
-  std::string tokenizer = session.checkpoint.tokenizer;
+  const TrainingRun training(run->file, run->overrides);
+  std::string tokenizer = training.tokenizer();
   if (run->values.count("tokenizer")) tokenizer = run->values["tokenizer"].as<std::string>();
   std::unique_ptr<TokenText> text;
   if (!tokenizer.empty()) text = std::make_unique<TokenText>(tokenizer);
-  std::unique_ptr<DataSource> source = session.open_data(split_named(split));
+  std::unique_ptr<DataSource> source = training.open_data(split_named(split));
   Batch batch;
   if (auto* skipping = dynamic_cast<SkippingSource*>(source.get()))
     skipping->skip(number);
   else
     for (std::int64_t i = 0; i < number; ++i) source->next(batch);
   source->next(batch);
-  std::cout << split << ", batch " << number << ": "
-            << batch_text(batch, {session.train.micro_batch, session.train.sequence}, text.get());
+  std::cout << split << ", batch " << number << ": " << batch_text(batch, training.geometry(), text.get());
   return 0;
 }
 

@@ -6,10 +6,10 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "commands.h"
-#include "generate/generator.h"
+#include "generate/prompts.h"
 #include "quern/error.h"
-#include "run/inference.h"
-#include "run/run_schemas.h"
+#include "quern/options.h"
+#include "quern/run.h"
 
 namespace quern::cli {
 
@@ -72,7 +72,7 @@ std::vector<Prompt> prompts_in(const po::variables_map& values) {
   return prompts;
 }
 
-GenerateSettings settings_in(const po::variables_map& values, const Session& session, const std::string& from) {
+GenerateSettings settings_in(const po::variables_map& values, const TrainingRun& run, const std::string& from) {
   GenerateSettings settings;
   settings.max_tokens = values["max-tokens"].as<std::int64_t>();
   require("--max-tokens", settings.max_tokens, settings.max_tokens >= 1, "at least 1");
@@ -88,10 +88,10 @@ GenerateSettings settings_in(const po::variables_map& values, const Session& ses
   require("--seed", seed, seed >= 0, "at least 0");
   sampling.seed = static_cast<std::uint64_t>(seed);
   if (!values.count("stop"))
-    settings.stop = end_tokens(session, from);
+    settings.stop = run.end_tokens(from);
   else if (values["stop"].as<std::string>() != "none")
     settings.stop = parse_tokens(values["stop"].as<std::string>(), "--stop");
-  const std::int64_t vocabulary = session.model->traits().vocabulary;
+  const std::int64_t vocabulary = run.model().vocabulary;
   for (std::int32_t token : settings.stop)
     if (values.count("stop"))
       require("--stop", std::int64_t{token}, token < vocabulary,
@@ -99,9 +99,9 @@ GenerateSettings settings_in(const po::variables_map& values, const Session& ses
   return settings;
 }
 
-Geometry geometry_for(const po::variables_map& values, const Session& session, const std::vector<Prompt>& prompts,
+Geometry geometry_for(const po::variables_map& values, std::int64_t micro_batch, const std::vector<Prompt>& prompts,
                       std::int64_t max_tokens) {
-  Geometry geometry{session.train.micro_batch, 0};
+  Geometry geometry{micro_batch, 0};
   if (values.count("batch")) geometry.batch = values["batch"].as<std::int64_t>();
   require("--batch", geometry.batch, geometry.batch >= 1, "at least 1");
   geometry.batch = std::min(geometry.batch, static_cast<std::int64_t>(prompts.size()));
@@ -131,21 +131,19 @@ int generate_command(const Arguments& arguments) {
                                     .expected = "one of them",
                                     .next = {}});
   const std::vector<Prompt> prompts = prompts_in(values);
-  PluginHost host = run_host();
-  ResolvedConfig config = resolve(run->document, run_schemas(), host);
-  Session session(config, host);
-  const GenerateSettings settings = settings_in(values, session, source.from);
-  const ModelTraits model = session.model->traits();
+  TrainingRun weights(run->file, run->overrides);
+  const GenerateSettings settings = settings_in(values, weights, source.from);
+  const ModelTraits model = weights.model();
   check_prompts(prompts, model.vocabulary, settings.max_tokens, model.max_positions, "the model's positions");
-  const Generation generation =
-      generation_engine(session, source, geometry_for(values, session, prompts, settings.max_tokens));
-  for (const std::string& note : generation.notes) std::cerr << "quern: " << note << "\n";
+  const Geometry geometry = geometry_for(values, weights.geometry().batch, prompts, settings.max_tokens);
+  for (const std::string& note : weights.open_for_generation(source, geometry.batch, geometry.sequence).notes)
+    std::cerr << "quern: " << note << "\n";
   TokenHandler on_token;
   if (values.count("stream"))
     on_token = [](std::size_t prompt, std::int32_t token) {
       std::cout << "{\"prompt\":" << prompt << ",\"token\":" << token << "}" << std::endl;
     };
-  const std::vector<Continuation> made = generate(*generation.engine, prompts, settings, on_token);
+  const std::vector<Continuation> made = weights.generate(prompts, settings, on_token);
   for (std::size_t i = 0; i < made.size(); ++i) print(i, made[i]);
   return 0;
 }

@@ -4,11 +4,9 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "commands.h"
-#include "plan/report.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
-#include "run/run_schemas.h"
-#include "run/session.h"
+#include "quern/run.h"
 
 namespace quern::cli {
 
@@ -28,9 +26,7 @@ int plan_command(const Arguments& arguments) {
       options, arguments);
   if (!run) return 0;
   const std::string timeline = output_of(*run, "timeline", kTimelineFile);
-  PluginHost host = run_host();
-  ResolvedConfig config = resolve(run->document, run_schemas(), host);
-  Session session(config, host);
+  TrainingRun planned(run->file, run->overrides);
   if (run->values.count("show")) {
     std::string what = run->values["show"].as<std::string>();
     if (what != "program" && what != "schedule")
@@ -38,24 +34,18 @@ int plan_command(const Arguments& arguments) {
           ErrorCode::config,
           {.where = "--show", .what = "nothing of that name", .found = what, .expected = "program or schedule"});
     if (what == "program") {
-      std::cout << show_programs(session.parts(), session.plan_options(), run->values["pass"].as<std::string>());
+      std::cout << planned.show_program(run->values["pass"].as<std::string>());
       return 0;
     }
   }
-  const Plan plan = make_plan(session.parts(), session.plan_options());
-  const DeviceTraits& device = session.device->traits();
   if (run->values.count("show"))
-    std::cout << show_schedules(plan, device, run->values["run"].as<std::string>());
+    std::cout << planned.show_schedule(run->values["run"].as<std::string>());
   else
-    std::cout << plan_report(plan, device, session.train.accumulation);
-  if (run->values.count("verify")) {
-    verify(plan);
-    std::size_t actions = 0;
-    for (const RunSchedule& schedule : plan.schedules.runs) actions += schedule.actions.size();
-    std::cout << "verified        " << actions << " actions: every read was written, no overlap, no race\n";
-  }
-  if (!timeline.empty())
-    write_output(timeline, timeline_json(simulated_timeline(plan, device), "quern, estimated on " + device.name));
+    std::cout << planned.plan_report();
+  if (run->values.count("verify"))
+    std::cout << "verified        " << planned.verify_plan()
+              << " actions: every read was written, no overlap, no race\n";
+  if (!timeline.empty()) write_output(timeline, planned.timeline());
   return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -17,13 +18,8 @@
 
 #include "base/descriptor.h"
 #include "commands.h"
-#include "config/document.h"
-#include "config/resolve.h"
 #include "log/background_output.h"
-#include "plan/report.h"
-#include "quern/error.h"
-#include "run/run_schemas.h"
-#include "run/trainer.h"
+#include "quern/run.h"
 
 namespace quern::cli {
 
@@ -99,17 +95,16 @@ int train_command(const Arguments& arguments) {
   std::optional<RunArguments> run =
       parse_run("quern train FILE [--set a.b=v]...", boost::program_options::options_description("options"), arguments);
   if (!run) return 0;
-  PluginHost host = run_host();
-  ResolvedConfig config = resolve(run->document, run_schemas(), host);
-  BackgroundOutput output(std::cout, STDOUT_FILENO);
-  Session session(config, host);
+  std::unique_ptr<BackgroundOutput> output;  // outlives the run's log
+  TrainingRun training(run->file, run->overrides);
+  output = std::make_unique<BackgroundOutput>(std::cout, STDOUT_FILENO);
   StartWatch watch;
-  Trainer trainer(session, host, requests, [&](std::string_view now) { watch.at(now); });
+  training.open_for_training(requests, [&](std::string_view now) { watch.at(now); });
   watch.at({});
-  std::cout << memory_table(trainer.plan()) << std::endl;
-  trainer.start();
+  std::cout << training.memory_table() << std::endl;
+  training.start();
   phase = Phase::running;
-  RunResult result = trainer.run();
+  RunResult result = training.train();
   phase = Phase::over;
   for (const std::string& text : result.untold) std::cerr << "quern: warning: " << text << "\n";
   if (!result.finished) std::cout << "stopped at step " << result.step << "; the same command continues\n";

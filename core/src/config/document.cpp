@@ -166,6 +166,12 @@ ConfigDocument ConfigDocument::read(const std::filesystem::path& path) {
   return parse(text, path.string());
 }
 
+ConfigDocument ConfigDocument::read(const std::filesystem::path& path, const std::vector<std::string>& assignments) {
+  ConfigDocument document = read(path);
+  for (const std::string& assignment : assignments) document.set(assignment);
+  return document;
+}
+
 ConfigDocument ConfigDocument::parse(std::string_view text, std::string name) {
   check_size(text, name);
   ConfigDocument document;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "quern/options.h"
 
@@ -38,6 +39,8 @@ class ConfigDocument {
 
   /// Reads a file; throws an input error when it cannot be read, a config error with file:line:col for bad syntax.
   static ConfigDocument read(const std::filesystem::path& path);
+  /// The same with assignments set, in their order.
+  static ConfigDocument read(const std::filesystem::path& path, const std::vector<std::string>& assignments);
   /// Parses text that messages call `name`.
   static ConfigDocument parse(std::string_view text, std::string name);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "generate/sampling.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -6,12 +6,9 @@
 #include <string>
 #include <vector>
 
-namespace quern {
+#include "quern/generation.h"
 
-struct Prompt {
-  std::string where;  ///< for messages: "--prompt-tokens 1,2", "prompts.jsonl:3"
-  std::vector<std::int32_t> tokens;
-};
+namespace quern {
 
 /// "1,2,3": token numbers between commas, with spaces or without. An input error at `where` otherwise.
 std::vector<std::int32_t> parse_tokens(const std::string& text, const std::string& where);

@@ -5,13 +5,9 @@
 #include <cstdint>
 #include <span>
 
-namespace quern {
+#include "quern/generation.h"
 
-struct Sampling {
-  double temperature = 1;  ///< logits are divided by it; 0: always the most likely token
-  double top_p = 1;        ///< in (0, 1]: only the most likely tokens that together reach this probability
-  std::uint64_t seed = 1;
-};
+namespace quern {
 
 /// The token for position `position` of sequence `sequence`. Equal logits are ordered by token, the lower one first. A
 /// logit that is not finite is a numerics error.

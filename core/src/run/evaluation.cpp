@@ -2,13 +2,17 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
+
 namespace quern {
 
-std::optional<LossSum> sum_losses(Engine& engine, DataSource& source, std::int64_t tokens,
-                                  const std::function<bool()>& interrupted) {
+std::optional<DataLoss> sum_losses(Engine& engine, DataSource& source, std::int64_t tokens,
+                                   const std::function<bool()>& interrupted) {
   const std::int64_t batch_tokens = engine.plan().options.geometry.tokens();
   const std::string begin = source.save_state();
-  std::optional<LossSum> sum{LossSum{}};
+  std::optional<DataLoss> sum{DataLoss{}};
+  sum->tokens = tokens;
+  const double start = now();
   Batch batch;
   for (std::int64_t left = tokens; left > 0; left -= batch_tokens) {
     if (interrupted()) {
@@ -19,9 +23,10 @@ std::optional<LossSum> sum_losses(Engine& engine, DataSource& source, std::int64
     // The last batch may reach into the next pass: what comes twice does not count twice.
     if (left < batch_tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
     const LossStats stats = engine.evaluate(batch);
-    sum->loss += stats.loss_sum;
+    sum->loss_sum += stats.loss_sum;
     sum->targets += stats.valid_tokens;
   }
+  if (sum) sum->seconds = now() - start;
   source.load_state(begin);
   return sum;
 }
@@ -48,11 +53,11 @@ void Evaluation::evaluate(const RunState& state) {
   std::int64_t tokens = data_->epoch_tokens();
   if (train.eval_batches > 0)
     tokens = std::min(tokens, train.eval_batches * state.engine.plan().options.geometry.tokens());
-  const std::optional<LossSum> sum = sum_losses(state.engine, *data_, tokens, state.interrupted);
+  const std::optional<DataLoss> sum = sum_losses(state.engine, *data_, tokens, state.interrupted);
   if (!sum) return;
   evaluated_ = state.step;
   if (sum->targets == 0) return state.log.warn("the validation split has no target that counts");
-  last_loss_ = sum->loss / sum->targets;
+  last_loss_ = sum->loss();
   state.log.write(
       {"eval", {{"step", state.step}, {"tokens", state.step * state.session.tokens_per_step()}, {"loss", last_loss_}}});
 }

@@ -8,19 +8,15 @@
 #include <optional>
 #include <utility>
 
+#include "quern/run.h"
 #include "run/hook.h"
 
 namespace quern {
 
-struct LossSum {
-  double loss = 0;     ///< nats, over all targets that count
-  double targets = 0;  ///< that count
-};
-
-/// Of the next `tokens` tokens of `source`, which then stands where it stood. Empty when `interrupted`, asked before
-/// each batch, became true.
-std::optional<LossSum> sum_losses(Engine& engine, DataSource& source, std::int64_t tokens,
-                                  const std::function<bool()>& interrupted);
+/// The loss over the next `tokens` tokens of `source`, which then stands where it stood. Empty when `interrupted`,
+/// asked before each batch, became true.
+std::optional<DataLoss> sum_losses(Engine& engine, DataSource& source, std::int64_t tokens,
+                                   const std::function<bool()>& interrupted);
 
 /// The validation split every train.eval_every steps, and at the end.
 class Evaluation final : public Hook {

@@ -32,21 +32,33 @@ Checkpoint checkpoint_at(const std::string& path, std::vector<std::string>& note
 
 }  // namespace
 
-Generation generation_engine(Session& session, const WeightSource& source, Geometry geometry) {
-  Generation made;
-  std::optional<Checkpoint> checkpoint;
-  if (source.from.empty())
-    checkpoint = checkpoint_at(source.checkpoint.empty() ? session.log.directory : source.checkpoint, made.notes);
-  made.notes.push_back("weights of " + (checkpoint ? checkpoint->path : source.from));
-  session.device->open(static_cast<int>(session.device_options.ordinal));
-  if (checkpoint) session.device->load_state(checkpoint->meta.device_state);
+WeightSource weight_source(const std::string& path) {
+  if (path.empty()) return {};
+  for (const char* part : {"state.json", "checkpoints"})  // of a checkpoint, of a run
+    if (std::filesystem::exists(std::filesystem::path(path) / part)) return {.checkpoint = path, .from = {}};
+  return {.checkpoint = {}, .from = path};
+}
+
+PlanOptions inference_options(const Session& session) {
   PlanOptions options = session.plan_options();
   options.train = false;
-  options.next_logits = true;
+  options.next_logits = false;
   options.snapshot = false;
   options.state = {};
   options.uploads = 1;
-  options.geometry = {geometry.batch, (geometry.sequence + 15) / 16 * 16};
+  return options;
+}
+
+Inference open_inference(Session& session, const WeightSource& source, const PlanOptions& options) {
+  Inference made;
+  std::optional<Checkpoint> checkpoint;
+  if (source.from.empty())
+    checkpoint =
+        checkpoint_at(source.checkpoint.empty() ? session.log.directory : source.checkpoint, made.weights.notes);
+  made.weights.path = checkpoint ? checkpoint->path : source.from;
+  made.weights.notes.push_back("weights of " + made.weights.path);
+  session.device->open(static_cast<int>(session.device_options.ordinal));
+  if (checkpoint) session.device->load_state(checkpoint->meta.device_state);
   made.engine = std::make_unique<Engine>(*session.device, make_plan(session.parts(), options));
   if (!checkpoint) {
     import_weights(*made.engine, source.from);
@@ -55,7 +67,7 @@ Generation generation_engine(Session& session, const WeightSource& source, Geome
   const std::vector<std::string> changes = config_changes(checkpoint->meta.config, session.config.to_toml());
   load_state(*made.engine, *checkpoint, changes);
   for (const std::string& change : changes)
-    if (change.starts_with("model.")) made.notes.push_back("changed since the checkpoint: " + change);
+    if (change.starts_with("model.")) made.weights.notes.push_back("changed since the checkpoint: " + change);
   return made;
 }
 

@@ -5,8 +5,7 @@
 
 namespace quern {
 
-ModelExport::ModelExport(const Session& session) : wanted_(session.checkpoint.export_model) {
-  if (!wanted_) return;
+ModelExport::ModelExport(const Session& session, const std::string& directory) {
   what_.dtype = *dtype_named(session.checkpoint.export_dtype);
   what_.tokenizer_from = session.checkpoint.tokenizer;
   const OptionValue* source = session.config.section("model").find("config");
@@ -15,14 +14,11 @@ ModelExport::ModelExport(const Session& session) : wanted_(session.checkpoint.ex
                                   .vocabulary = session.model->traits().vocabulary,
                                   .sources = {source ? std::get<std::string>(*source) : "", session.train.from},
                                   .tokenizer = session.checkpoint.tokenizer});
-  check_export(Session::export_directory(session.log.directory), what_);
+  check_export(directory, what_);
 }
 
-std::string ModelExport::write(Engine& engine, const std::string& run_directory) const {
-  if (!wanted_) return {};
-  std::string directory = Session::export_directory(run_directory);
+void ModelExport::write(Engine& engine, const std::string& directory) const {
   export_weights(engine, directory, what_);
-  return directory;
 }
 
 }  // namespace quern

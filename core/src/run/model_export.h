@@ -1,5 +1,5 @@
 #pragma once
-// The Hugging Face model that a finished run leaves in its directory.
+// The weights of a run as a Hugging Face model: in its directory when it is finished, or where a program wants them.
 
 #include <string>
 
@@ -13,12 +13,10 @@ class ModelExport {
  public:
   /// Throws what `write` would, of faults that can be seen before there are weights, so that they are not found at the
   /// end of a long run.
-  explicit ModelExport(const Session& session);
-  /// Returns where it wrote the model; "" when the run is to export none.
-  std::string write(Engine& engine, const std::string& run_directory) const;
+  ModelExport(const Session& session, const std::string& directory);
+  void write(Engine& engine, const std::string& directory) const;
 
  private:
-  bool wanted_;
   HfExport what_;
 };
 

@@ -1,5 +1,6 @@
 #include "run/samples.h"
 
+#include "generate/prompts.h"
 #include "quern/error.h"
 #include "run/inference.h"
 

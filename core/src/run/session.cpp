@@ -107,14 +107,14 @@ std::vector<OffloadStore*> Session::open_stores(const Plan& plan) {
   return opened;
 }
 
-std::unique_ptr<DataSource> Session::open_data(Split split) const {
+std::unique_ptr<DataSource> Session::open_data(const Dataset& from, Split split) const {
   DataRequest request;
   request.split = split;
   request.geometry = {train.micro_batch, train.sequence};
   request.seed = static_cast<std::uint64_t>(train.seed);
   request.documents = data.documents == "masked";
   request.vocabulary = model->traits().vocabulary;
-  std::unique_ptr<DataSource> source = dataset->open(request);
+  std::unique_ptr<DataSource> source = from.open(request);
   if (!source)
     throw Error(ErrorCode::internal, {.where = "data \"" + config.id("data") + "\"",
                                       .what = split == Split::train ? "its training split opened as nothing"

@@ -46,7 +46,8 @@ struct Session {
   /// Where the model of a finished run goes.
   static std::string export_directory(const std::string& run_directory) { return run_directory + "/export"; }
   /// Opens a split as this run needs it, this rank's share of it.
-  std::unique_ptr<DataSource> open_data(Split split) const;
+  std::unique_ptr<DataSource> open_data(Split split) const { return open_data(*dataset, split); }
+  std::unique_ptr<DataSource> open_data(const Dataset& from, Split split) const;
   /// A config error when the data have more tokens than the model.
   void check_vocabulary(const DataSource& source) const;
   std::int64_t tokens_per_step() const { return train.micro_batch * train.sequence * train.accumulation; }

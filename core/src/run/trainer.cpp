@@ -55,7 +55,9 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       libraries_(libraries_in_use(host)),
       samples_(session),
       guard_(session.guard),
-      export_(session),
+      export_(session.checkpoint.export_model
+                  ? std::optional(ModelExport(session, Session::export_directory(session.log.directory)))
+                  : std::nullopt),
       start_(find_starting_point(session)),
       engine_(ready_engine(session, start_, progress_)),
       state_{.session = session,
@@ -198,17 +200,33 @@ bool Trainer::interrupted() {
   return stopping();
 }
 
-void Trainer::run_steps() {
+void Trainer::begin() {
+  step_log_.begin(state_);
   evaluation_.begin(state_);
   if (guard_.policy() == Verdict::roll_back && !checkpoints_.has(state_))
     checkpoints_.save(state_);  // somewhere to go back to
-  while (state_.step < session_.train.steps && !interrupted()) {
-    const bool forward = train_step();
-    checkpoints_.log_saved(state_);
-    if (!forward) continue;
+}
+
+bool Trainer::advance() {
+  if (state_.step >= session_.train.steps || interrupted()) return false;
+  const bool forward = train_step();
+  checkpoints_.log_saved(state_);
+  if (forward)
     for (Hook* hook : hooks_) hook->between_steps(state_);
-  }
-  if (session_.checkpoint.at_end && !checkpoints_.has(state_) && !stopping()) checkpoints_.save(state_);
+  return true;
+}
+
+bool Trainer::step() {
+  bool moved = false;
+  guarded([&] { moved = advance(); });
+  return moved;
+}
+
+void Trainer::save() {
+  guarded([&] {
+    if (!checkpoints_.has(state_)) checkpoints_.save(state_);
+    checkpoints_.finish(state_);
+  });
 }
 
 // ---- the end ----
@@ -218,7 +236,8 @@ bool Trainer::finish() {
   const double elapsed = step_log_.elapsed();
   evaluation_.finish(state_);
   if (interrupted()) return false;
-  const std::string exported = export_.write(engine_, lock_.directory());
+  const std::string exported = export_ ? Session::export_directory(lock_.directory()) : "";
+  if (export_) export_->write(engine_, exported);
   LogEvent end{"end", {{"step", state_.step}, {"tokens", state_.step * session_.tokens_per_step()}}};
   if (!std::isnan(step_log_.last_loss())) end.fields.emplace_back("loss", step_log_.last_loss());
   if (!std::isnan(evaluation_.last_loss())) end.fields.emplace_back("val_loss", evaluation_.last_loss());
@@ -253,16 +272,11 @@ bool Trainer::save_before_failing(bool communicating) {
   return saved;
 }
 
-RunResult Trainer::run() {
+void Trainer::guarded(const std::function<void()>& work) {
   if (!ready_) start();
-  step_log_.begin(state_);
-  bool finished = false;
   try {
-    run_steps();
-    finished = !stopping() && finish();
-    // A stop. What this process started from is saved already.
-    if (!finished && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
-    checkpoints_.finish(state_);
+    if (!std::exchange(begun_, true)) begin();
+    work();
   } catch (const Error& error) {
     if (!save_before_failing(error.code() == ErrorCode::communication)) throw;
     ErrorDetail detail = error.detail();
@@ -273,6 +287,19 @@ RunResult Trainer::run() {
     save_before_failing(false);
     throw;
   }
+}
+
+RunResult Trainer::run() {
+  bool finished = false;
+  guarded([&] {
+    while (advance()) {
+    }
+    if (session_.checkpoint.at_end && !checkpoints_.has(state_) && !stopping()) checkpoints_.save(state_);
+    finished = !stopping() && finish();
+    // A stop. What this process started from is saved already.
+    if (!finished && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
+    checkpoints_.finish(state_);
+  });
   return {state_.step, finished, log_.end()};
 }
 

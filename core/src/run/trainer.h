@@ -1,14 +1,14 @@
 #pragma once
 // The training loop of one run: micro-batches and optimizer steps, and the hooks around them.
 
-#include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "plugin/plugin_host.h"
+#include "quern/run.h"
 #include "run/checkpoints.h"
 #include "run/evaluation.h"
 #include "run/guard.h"
@@ -23,21 +23,6 @@
 
 namespace quern {
 
-/// What a signal handler asks of a run.
-struct RunRequests {
-  std::atomic<int> stop{0};       ///< not 0: save and return, at the next micro-batch
-  std::atomic<bool> save{false};  ///< save the newest finished step, and go on
-};
-
-struct RunResult {
-  std::int64_t step = 0;            ///< optimizer steps finished
-  bool finished = false;            ///< false: stopped by request; every finished step is in a checkpoint
-  std::vector<std::string> untold;  ///< warnings about log sinks that no sink took
-};
-
-/// Told what a start is at: "planning", "loading weights"; empty: nothing that takes long, and others may print.
-using StartProgress = std::function<void(std::string_view)>;
-
 class Trainer {
  public:
   /// Takes the run directory and the device. `requests` are looked at between micro-batches; a stop gives up the step
@@ -46,7 +31,8 @@ class Trainer {
   Trainer(
       Session& session, PluginHost& host, RunRequests& requests, StartProgress progress = [](std::string_view) {});
 
-  const Plan& plan() const { return engine_.plan(); }
+  Engine& engine() { return engine_; }
+  RunPosition position() const { return {state_.step, step_log_.last_loss(), evaluation_.last_loss()}; }
 
   /// Opens data, weights and log. Until it returns nothing is trained, and a process that ends loses nothing.
   void start();
@@ -55,13 +41,21 @@ class Trainer {
   /// nothing is saved. Before any other error is thrown (data, log, memory, ...) the steps done are saved, unless
   /// saving is what failed.
   RunResult run();
+  /// One step as `run` makes it, without what comes at the end. False: none is left, or a stop.
+  bool step();
+  /// Saves the newest finished step, and awaits that.
+  void save();
 
  private:
   void open_data();
   void load_weights();
   void open_sinks();
 
-  void run_steps();
+  /// Runs `work`, which moves the run; what it throws is thrown when the steps done are saved.
+  void guarded(const std::function<void()>& work);
+  void begin();
+  /// False: there is no step left, or a stop.
+  bool advance();
   /// False when it rolled back, and when a stop cut the step short.
   bool train_step();
   /// False: a stop cut the step short.
@@ -81,7 +75,7 @@ class Trainer {
   std::vector<LibraryIdentity> libraries_;
   Samples samples_;
   Guard guard_;
-  ModelExport export_;
+  std::optional<ModelExport> export_;
   StartingPoint start_;  // before the engine: a checkpoint may hold the device's tuning choices
   Engine engine_;
   RunState state_;
@@ -96,6 +90,7 @@ class Trainer {
   std::unique_ptr<DataSource> data_;
   std::vector<std::string> notes_;  // on resuming: what is not as it was
   bool ready_ = false;              // data, weights and sinks are there
+  bool begun_ = false;              // the first step may run
 };
 
 }  // namespace quern

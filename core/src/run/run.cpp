@@ -1,0 +1,259 @@
+#include "quern/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "checkpoint/saved_state.h"
+#include "config/resolve.h"
+#include "data/file_list.h"
+#include "engine/host_tensor.h"
+#include "generate/generator.h"
+#include "generate/prompts.h"
+#include "plan/report.h"
+#include "plan/show_schedules.h"
+#include "quern/error.h"
+#include "run/inference.h"
+#include "run/run_schemas.h"
+#include "run/trainer.h"
+
+namespace quern {
+
+namespace {
+
+[[noreturn]] void refuse_use(const std::string& what, const std::string& next) {
+  throw Error(ErrorCode::config, {.where = "TrainingRun", .what = what, .next = next});
+}
+
+}  // namespace
+
+struct TrainingRun::Parts {
+  Parts(const std::string& file, const std::vector<std::string>& overrides)
+      : host(run_host()),
+        config(resolve(ConfigDocument::read(file, overrides), run_schemas(), host)),
+        session(config, host) {}
+
+  Engine& engine() {
+    if (trainer) return trainer->engine();
+    if (!inference.engine) refuse_use("it is not open", "call one of open_for_training, _evaluation and _generation");
+    return *inference.engine;
+  }
+  Trainer& training() {
+    if (!trainer) refuse_use("it is not open for training", "call open_for_training");
+    return *trainer;
+  }
+  void check_closed() const {
+    if (trainer || inference.engine) refuse_use("it is open already", "make another one");
+  }
+  const Plan& plan() {
+    if (trainer || inference.engine) return engine().plan();
+    if (!own_plan) own_plan = make_plan(session.parts(), session.plan_options());
+    return *own_plan;
+  }
+  const PlannedTensor& tensor(const std::string& name);
+  std::unique_ptr<DataSource> open_tokens(const std::string& file);
+  DataLoss loss_over(DataSource& data, const std::string& name);
+
+  PluginHost host;
+  ResolvedConfig config;
+  Session session;
+  std::optional<Plan> own_plan;      // while no engine has one
+  std::unique_ptr<Trainer> trainer;  // open for training
+  Inference inference;               // open for something else
+  std::vector<PlannedTensor> state;  // of the open run; made when first asked for
+};
+
+TrainingRun::TrainingRun(const std::string& config_file, const std::vector<std::string>& overrides)
+    : parts_(std::make_unique<Parts>(config_file, overrides)) {}
+
+TrainingRun::~TrainingRun() = default;
+
+// ---- what it is made of ----
+
+std::string TrainingRun::config() const { return parts_->config.to_toml(); }
+ModelTraits TrainingRun::model() const { return parts_->session.model->traits(); }
+const DeviceTraits& TrainingRun::device() const { return parts_->session.device->traits(); }
+Geometry TrainingRun::geometry() const { return parts_->session.plan_options().geometry; }
+std::string TrainingRun::tokenizer() const { return parts_->session.checkpoint.tokenizer; }
+
+std::vector<std::int32_t> TrainingRun::end_tokens(const std::string& from) const {
+  return quern::end_tokens(parts_->session, from);
+}
+
+std::unique_ptr<DataSource> TrainingRun::open_data(Split split) const { return parts_->session.open_data(split); }
+
+// ---- plan ----
+
+std::string TrainingRun::plan_report() {
+  return quern::plan_report(parts_->plan(), device(), parts_->session.train.accumulation);
+}
+
+std::string TrainingRun::memory_table() { return quern::memory_table(parts_->plan()); }
+
+std::string TrainingRun::show_program(const std::string& pass) {
+  return show_programs(parts_->session.parts(), parts_->session.plan_options(), pass);
+}
+
+std::string TrainingRun::show_schedule(const std::string& name) {
+  return show_schedules(parts_->plan(), device(), name);
+}
+
+std::string TrainingRun::timeline() {
+  return timeline_json(simulated_timeline(parts_->plan(), device()), "quern, estimated on " + device().name);
+}
+
+std::size_t TrainingRun::verify_plan() {
+  verify(parts_->plan());
+  std::size_t actions = 0;
+  for (const RunSchedule& schedule : parts_->plan().schedules.runs) actions += schedule.actions.size();
+  return actions;
+}
+
+// ---- open ----
+
+void TrainingRun::open_for_training(RunRequests& requests, const StartProgress& progress) {
+  parts_->check_closed();
+  const StartProgress told = progress ? progress : [](std::string_view) {};
+  parts_->trainer = std::make_unique<Trainer>(parts_->session, parts_->host, requests, told);
+}
+
+OpenedWeights TrainingRun::open_for_evaluation(const WeightSource& source) {
+  parts_->check_closed();
+  parts_->inference = open_inference(parts_->session, source, inference_options(parts_->session));
+  return parts_->inference.weights;
+}
+
+OpenedWeights TrainingRun::open_for_generation(const WeightSource& source, std::int64_t texts, std::int64_t longest) {
+  parts_->check_closed();
+  PlanOptions options = inference_options(parts_->session);
+  options.next_logits = true;
+  options.geometry = {texts, (longest + 15) / 16 * 16};  // what 8-bit products need
+  parts_->inference = open_inference(parts_->session, source, options);
+  return parts_->inference.weights;
+}
+
+// ---- train ----
+
+void TrainingRun::start() { parts_->training().start(); }
+bool TrainingRun::step() { return parts_->training().step(); }
+RunResult TrainingRun::train() { return parts_->training().run(); }
+RunPosition TrainingRun::position() const { return parts_->training().position(); }
+void TrainingRun::save() { parts_->training().save(); }
+
+// ---- use ----
+
+double DataLoss::perplexity() const { return std::exp(loss()); }
+
+DataLoss total_of(const std::vector<DataLoss>& losses) {
+  DataLoss total{.name = "total"};
+  for (const DataLoss& loss : losses) {
+    total.loss_sum += loss.loss_sum;
+    total.targets += loss.targets;
+    total.tokens += loss.tokens;
+    total.seconds += loss.seconds;
+  }
+  return total;
+}
+
+std::unique_ptr<DataSource> TrainingRun::Parts::open_tokens(const std::string& file) {
+  OptionValues values = config.id("data") == "tokens"
+                            ? config.factory_values("data")
+                            : default_values(host.require(kPluginKind<Dataset>, "tokens").options);
+  values.set("validation", std::vector<std::string>{file});
+  return session.open_data(*host.create<Dataset>("tokens", values), Split::validation);
+}
+
+DataLoss TrainingRun::Parts::loss_over(DataSource& data, const std::string& name) {
+  DataLoss loss = *sum_losses(engine(), data, data.epoch_tokens(), [] { return false; });
+  loss.name = name;
+  if (loss.targets == 0)
+    throw Error(ErrorCode::input, {.where = name, .what = "no target counts", .next = "name other data"});
+  if (!std::isfinite(loss.loss()))
+    throw Error(ErrorCode::numerics, {.where = name,
+                                      .what = "the loss is not finite",
+                                      .found = "loss sum " + std::to_string(loss.loss_sum),
+                                      .expected = "a finite number",
+                                      .next = "take the weights of an earlier checkpoint"});
+  return loss;
+}
+
+std::vector<DataLoss> TrainingRun::evaluate(const std::vector<std::string>& files) {
+  std::vector<std::string> entries = files;
+  if (entries.empty() && parts_->config.id("data") == "tokens")
+    entries = parts_->config.factory_values("data").get<std::vector<std::string>>("validation");
+  std::vector<std::pair<std::string, std::unique_ptr<DataSource>>> sources;  // all, before the first takes its time
+  for (const std::string& entry : entries)
+    for (const std::string& file : files_of(entry, files.empty() ? "data.tokens.validation" : "data to evaluate"))
+      sources.emplace_back(file, parts_->open_tokens(file));
+  if (sources.empty()) {
+    if (!parts_->session.dataset->has(Split::validation))
+      throw Error(ErrorCode::config, {.where = parts_->config.where("data", "id"),
+                                      .what = "the data have no validation split",
+                                      .next = "name token files to evaluate on"});
+    sources.emplace_back("validation", open_data(Split::validation));
+  }
+  for (const auto& [name, source] : sources) parts_->session.check_vocabulary(*source);
+  std::vector<DataLoss> losses;
+  for (const auto& [name, source] : sources) losses.push_back(parts_->loss_over(*source, name));
+  return losses;
+}
+
+std::vector<Continuation> TrainingRun::generate(const std::vector<Prompt>& prompts, const GenerateSettings& settings,
+                                                const TokenHandler& on_token) {
+  const PlanOptions& options = parts_->engine().plan().options;
+  if (!options.next_logits)
+    refuse_use("it is not open for texts", "set sample.every, or call open_for_generation on another one");
+  check_prompts(prompts, model().vocabulary, settings.max_tokens, options.geometry.sequence, "the open sequence");
+  return quern::generate(parts_->engine(), prompts, settings, on_token);
+}
+
+const PlannedTensor& TrainingRun::Parts::tensor(const std::string& name) {
+  if (state.empty()) state = training_state(engine().plan());
+  auto found = std::find_if(state.begin(), state.end(), [&](const auto& known) { return state_name(known) == name; });
+  if (found == state.end())
+    throw Error(ErrorCode::config, {.where = "TrainingRun",
+                                    .what = "no such tensor",
+                                    .found = "\"" + name + "\"",
+                                    .expected = "one of TrainingRun::tensors, such as " + state_name(state.front())});
+  if (found->dtype != DType::f32 && found->dtype != DType::bf16)
+    throw Error(ErrorCode::config, {.where = name,
+                                    .what = "its elements are not read or written as floats",
+                                    .found = std::string(name_of(found->dtype)),
+                                    .expected = "f32 or bf16"});
+  return *found;
+}
+
+std::vector<std::string> TrainingRun::tensors() const {
+  std::vector<std::string> names;
+  for (const PlannedTensor& tensor : training_state(parts_->engine().plan())) names.push_back(state_name(tensor));
+  return names;
+}
+
+std::vector<float> TrainingRun::read(const std::string& name) const {
+  const PlannedTensor& tensor = parts_->tensor(name);
+  std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
+  parts_->engine().read(tensor, stored.data());
+  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
+  decode(stored.data(), tensor.dtype, values);
+  return values;
+}
+
+void TrainingRun::write(const std::string& name, std::span<const float> values) {
+  const PlannedTensor& tensor = parts_->tensor(name);
+  if (static_cast<std::int64_t>(values.size()) != element_count(tensor.extents))
+    throw Error(ErrorCode::config, {.where = name,
+                                    .what = "number of elements",
+                                    .found = std::to_string(values.size()),
+                                    .expected = std::to_string(element_count(tensor.extents))});
+  std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
+  encode(values, tensor.dtype, stored.data());
+  parts_->engine().write(tensor, stored.data());
+  parts_->engine().refresh();
+}
+
+void TrainingRun::export_model(const std::string& directory) {
+  ModelExport(parts_->session, directory).write(parts_->engine(), directory);
+}
+
+}  // namespace quern
