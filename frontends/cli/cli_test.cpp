@@ -43,7 +43,7 @@ struct ConfigFile {
 
 TEST_CASE("help and version go to standard output and succeed") {
   for (const char* words : {"--help", "-h", "", "config --help", "plugins", "config show --help", "data show --help",
-                            "plugins info -h", "ab --help", "generate --help"}) {
+                            "plugins info -h", "ab --help", "generate --help", "eval --help"}) {
     CAPTURE(words);
     Outcome outcome = quern(std::string(words) + " 2>/dev/null");
     CHECK(outcome.code == 0);
@@ -55,9 +55,10 @@ TEST_CASE("help and version go to standard output and succeed") {
 TEST_CASE("an unknown command is a config error with the nearest name, on standard error") {
   Outcome outcome = quern("confg 2>&1 >/dev/null");
   CHECK(outcome.code == 2);
-  CHECK(outcome.text ==
-        "quern: error: quern: unknown command: found \"confg\", expected one of train, generate, plan, bench, ab, "
-        "data, config, plugins; nearest name `config`\n");
+  CHECK(
+      outcome.text ==
+      "quern: error: quern: unknown command: found \"confg\", expected one of train, generate, eval, plan, bench, ab, "
+      "data, config, plugins; nearest name `config`\n");
   CHECK(quern("config shw 2>&1").code == 2);
   CHECK(has(quern("config show 2>&1"), "missing FILE"));
   CHECK(quern("config show a b 2>&1").code == 2);

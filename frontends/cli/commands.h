@@ -25,6 +25,7 @@ struct Command {
 
 int train_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
+int eval_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int ab_command(const Arguments& arguments);

@@ -21,6 +21,7 @@ namespace {
 constexpr Command kCommands[] = {
     {"train", "train a model as a config says", train_command},
     {"generate", "continue prompts with a run's weights", generate_command},
+    {"eval", "loss and perplexity of a run's weights over token files", eval_command},
     {"plan", "show what a run will take: memory, work, programs", plan_command},
     {"bench", "time training steps, op by op", bench_command},
     {"ab", "compare runs that differ in some keys", ab_command},
