@@ -32,6 +32,7 @@ commands() {
   quern-tools export-wandb runs/demo
   quern-tools generate configs/demo.toml "It is a truth" --max-tokens 8
   quern generate configs/demo.toml --prompt-tokens 12,7,300 --max-tokens 8
+  quern eval configs/demo.toml --json eval.json
   quern ab configs/demo.toml --vary precision.id=fp32,bf16 --repeat 2 --steps 2
   quern-tools plot ab runs/ab-demo
   quern bench configs/demo.toml

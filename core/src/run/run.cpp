@@ -195,6 +195,7 @@ std::vector<DataLoss> TrainingRun::evaluate(const std::vector<std::string>& file
   }
   for (const auto& [name, source] : sources) parts_->session.check_vocabulary(*source);
   std::vector<DataLoss> losses;
+  losses.reserve(sources.size());
   for (const auto& [name, source] : sources) losses.push_back(parts_->loss_over(*source, name));
   return losses;
 }
