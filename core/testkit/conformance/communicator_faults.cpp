@@ -102,7 +102,7 @@ std::string named(const Setting& setting, double timeout, const std::function<st
     member.good_sum();
     if (rank == kCulprit) return culprit(member);
     member.sum();
-    const std::string fault = member.fault();
+    std::string fault = member.fault();
     const std::string name = "rank " + std::to_string(kCulprit);
     need(setting.watched || fault.find(name) != std::string::npos, "error()", fault, "a text that names " + name);
     member.need_ended();
@@ -150,7 +150,7 @@ std::string aborted(const Setting& setting) {
     });
     const View half{member.view.data, DType::f32, {kCount / 2}};
     communicator.receive(half, (kCulprit + 1) % setting.ranks, member.group.stream);  // which that rank does not send
-    const std::string fault = member.fault();
+    std::string fault = member.fault();
     other.join();
     member.need_ended();
     return fault;

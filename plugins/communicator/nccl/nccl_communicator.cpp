@@ -162,9 +162,9 @@ void NcclCommunicator::register_buffer(void* memory, std::size_t bytes) {
   buffers_.push_back({static_cast<char*>(memory), bytes});
   Buffer& buffer = buffers_.back();
   if (symmetric) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(memory), in_page = begin % kPage;
+    const std::size_t in_page = reinterpret_cast<std::uintptr_t>(memory) % kPage;
     call("register_buffer", [&] {
-      return ncclCommWindowRegister(comm_, reinterpret_cast<void*>(begin - in_page), bytes + in_page, &buffer.window,
+      return ncclCommWindowRegister(comm_, buffer.begin - in_page, bytes + in_page, &buffer.window,
                                     NCCL_WIN_COLL_SYMMETRIC);
     });
   } else if (size_ > 1 && bytes > 0) {

@@ -50,7 +50,8 @@ std::vector<Slab> cut(const char* where, const char* what, Counts counts, std::i
 
 AllToAll::AllToAll(const char* where, const View& in, const View& out, Counts counts, int rank, int size)
     : counts_(counts), equal_(in.count() / size), rank_(rank), size_(size) {
-  if (!counts.empty() && counts.size() != static_cast<std::size_t>(size * size))
+  const auto ranks = static_cast<std::size_t>(size);
+  if (!counts.empty() && counts.size() != ranks * ranks)
     fail_internal(where, "all_to_all: counts are " + std::to_string(size) + " by as many");
   const Slab last = sent(rank, size - 1), last_received = received(size - 1);
   need_same(where, "all_to_all", in, last.begin + last.count, out.dtype);

@@ -36,7 +36,7 @@ class AllToAll {
 
  private:
   std::int64_t count(int from, int to) const {
-    return counts_.empty() ? equal_ : counts_[static_cast<std::size_t>(from * size_ + to)];
+    return counts_.empty() ? equal_ : counts_[static_cast<std::size_t>(std::int64_t{from} * size_ + to)];
   }
 
   Counts counts_;

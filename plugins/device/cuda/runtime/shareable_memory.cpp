@@ -32,6 +32,9 @@ Error refusal(const char* what, cudaError_t status, const char* next) {
 /// The two kinds of codes agree where both have one.
 cudaError_t as_runtime(CUresult result) { return static_cast<cudaError_t>(result); }
 
+/// The driver has numbers for addresses.
+void* pointer(CUdeviceptr at) { return reinterpret_cast<void*>(at); }  // NOLINT(performance-no-int-to-ptr)
+
 /// An answer, not an error to be found later.
 cudaError_t taken(cudaError_t status) {
   if (status != cudaSuccess) cudaGetLastError();
@@ -140,7 +143,7 @@ cudaError_t ShareableMemory::allocate(void** memory, std::size_t bytes) {
   driver_->release(handle);  // the mapping keeps the memory
   if (result != CUDA_SUCCESS) return as_runtime(result);
   blocks_.emplace(begin, whole);
-  *memory = reinterpret_cast<void*>(begin);
+  *memory = pointer(begin);
   return cudaSuccess;
 }
 
@@ -174,8 +177,7 @@ SharedHandle ShareableMemory::share(void* memory) const {
       driver_->release(handle);
     }
     if (result != CUDA_SUCCESS) throw refusal(kWhat, as_runtime(result), kNext);
-  } else if (cudaError_t status = taken(cudaIpcGetMemHandle(&place.handle, reinterpret_cast<void*>(begin)));
-             status != cudaSuccess) {
+  } else if (cudaError_t status = taken(cudaIpcGetMemHandle(&place.handle, pointer(begin))); status != cudaSuccess) {
     throw refusal(kWhat, status, kNext);
   }
   shared.bytes.assign(reinterpret_cast<const char*>(&place), sizeof place);
@@ -200,14 +202,14 @@ void* ShareableMemory::map(const SharedHandle& shared) {
   } else {
     CUmemGenericAllocationHandle handle = 0;
     import.bytes = place.bytes;
-    CUresult result = driver_->read(&handle, reinterpret_cast<void*>(std::intptr_t{shared.descriptor}), kDescriptor);
+    CUresult result = driver_->read(&handle, pointer(static_cast<CUdeviceptr>(shared.descriptor)), kDescriptor);
     if (result == CUDA_SUCCESS) {
       result = this->place(&import.begin, import.bytes, handle);
       driver_->release(handle);
     }
     if (result != CUDA_SUCCESS) throw refusal(kWhat, as_runtime(result), kNext);
   }
-  import.memory = reinterpret_cast<char*>(import.begin) + place.offset;
+  import.memory = static_cast<char*>(pointer(import.begin)) + place.offset;
   imports_.push_back(import);
   return import.memory;
 }
@@ -219,7 +221,7 @@ void ShareableMemory::unmap(void* memory) noexcept {
   if (import->bytes > 0) {
     displace(import->begin, import->bytes);
   } else {
-    cudaIpcCloseMemHandle(reinterpret_cast<void*>(import->begin));
+    cudaIpcCloseMemHandle(pointer(import->begin));
   }
   imports_.erase(import);
 }
