@@ -352,7 +352,8 @@ std::optional<std::string> NcclCommunicator::error() {
 
 void NcclCommunicator::abort() noexcept {
   fail("rank " + std::to_string(rank_) + " ended it");
-  const std::lock_guard lock(mutex_);
+  // A call that is stuck behind the stream holds it, and goes on once NCCL's kernels have ended.
+  const std::unique_lock lock(mutex_, std::chrono::seconds(1));
   if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
 }
 

@@ -79,7 +79,7 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<collectives::RankReduction> reduction_;
   char* staging_ = nullptr;  // a piece of each rank, and one of the result
 
-  std::mutex mutex_;           // of NCCL's object, whose calls return at once
+  std::timed_mutex mutex_;     // of NCCL's object, whose calls return at once unless a queue of launches is full
   ncclComm_t comm_ = nullptr;  // null: one rank, not connected, or aborted
   mutable std::mutex fault_mutex_;
   std::optional<std::string> fault_;
