@@ -1,0 +1,290 @@
+#include "launch/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <system_error>
+
+#include "base/descriptor.h"
+#include "base/durable_file.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view kError = "quern: error: ";
+constexpr std::size_t kMostKept = 8192;  // bytes of a process's standard error
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
+bool is_stop(int signal) {
+  return signal != SIGUSR1 && std::find(std::begin(kSignals), std::end(kSignals), signal) != std::end(kSignals);
+}
+
+constexpr int kCommunication = static_cast<int>(ErrorCode::communication);
+
+/// The signals that are forwarded, and SIGCHLD, as a descriptor while this lives.
+class SignalQueue {
+ public:
+  SignalQueue() {
+    sigset_t taken;
+    sigemptyset(&taken);
+    for (const int signal : kSignals) sigaddset(&taken, signal);
+    sigaddset(&taken, SIGCHLD);
+    ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how a process ended
+    ::pthread_sigmask(SIG_BLOCK, &taken, &before_);
+    queue_ = OwnedDescriptor(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!queue_) fail_resources("signals", "no descriptor is free", errno);
+  }
+  ~SignalQueue() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
+
+  int descriptor() const { return queue_.get(); }
+  const sigset_t& before() const { return before_; }
+  /// 0: none.
+  int next() {
+    signalfd_siginfo info{};
+    return ::read(queue_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
+  }
+
+ private:
+  sigset_t before_{};
+  OwnedDescriptor queue_;
+};
+
+/// Arguments of exec, made before the fork: after it nothing may be allocated.
+struct Prepared {
+  explicit Prepared(const RankProcess& process) {
+    for (const std::string& word : process.words) words.push_back(const_cast<char*>(word.c_str()));
+    for (char** variable = ::environ; *variable; ++variable) {
+      const std::string_view text = *variable;
+      const std::string_view name = text.substr(0, text.find('='));
+      if (std::none_of(process.environment.begin(), process.environment.end(),
+                       [&](const auto& own) { return own.first == name; }))
+        variables.push_back(*variable);
+    }
+    for (const auto& [name, value] : process.environment) texts.push_back(name + "=" + value);
+    for (std::string& text : texts) variables.push_back(text.data());
+    words.push_back(nullptr);
+    variables.push_back(nullptr);
+  }
+  std::vector<std::string> texts;
+  std::vector<char*> words, variables;
+};
+
+[[noreturn]] void become(const RankProcess& process, const Prepared& prepared, int err, pid_t parent,
+                         const sigset_t& signals) {
+  ::prctl(PR_SET_PDEATHSIG, process.is_launcher ? SIGTERM : SIGKILL);
+  if (process.is_launcher) ::setpgid(0, 0);
+  if (::getppid() != parent) ::_exit(1);  // it died before that
+  const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  ::dup2(nothing, STDIN_FILENO);
+  if (!process.shows_output) ::dup2(nothing, STDOUT_FILENO);
+  if (err >= 0) ::dup2(err, STDERR_FILENO);
+  ::pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+  ::execvpe(prepared.words[0], prepared.words.data(), prepared.variables.data());
+  const char* const text = std::strerror(errno);
+  for (const char* part : {"quern: error: the program cannot be started: ", text, "\n"})
+    write_if_taken(STDERR_FILENO, part, std::chrono::milliseconds(0));
+  ::_exit(static_cast<int>(ErrorCode::resources));
+}
+
+struct Running {
+  const RankProcess* process;
+  pid_t id = -1;
+  OwnedDescriptor err = {};
+  std::string line = {};           // of standard error, not ended yet
+  std::string error = {};          // what it says is its error
+  std::string said = {};           // its last other lines
+  std::optional<int> status = {};  // as waitpid() has it
+  bool told = false;               // to end, by us
+};
+
+/// Who is to get a signal: a launcher would end its ranks rather than let them save.
+std::vector<pid_t> ranks_of(const Running& one) {
+  std::vector<pid_t> ranks;
+  if (one.process->is_launcher) {
+    std::error_code gone;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(one.id) + "/task", gone)) {
+      std::ifstream children(thread.path() / "children");
+      for (pid_t child = 0; children >> child;) ranks.push_back(child);
+    }
+  }
+  if (ranks.empty()) ranks.push_back(one.id);
+  return ranks;
+}
+
+class Supervisor {
+ public:
+  Supervisor(const std::vector<RankProcess>& processes, const std::function<void(const std::string&)>& warn,
+             const Patience& patience)
+      : warn_(warn), patience_(patience) {
+    for (const RankProcess& process : processes) running_.push_back({.process = &process});
+  }
+  ~Supervisor() {  // after an exception
+    for (Running& one : running_)
+      if (one.id > 0 && !one.status) ::kill(one.id, SIGKILL), ::waitpid(one.id, nullptr, 0);
+  }
+
+  RunEnd run() {
+    for (Running& one : running_) start(one);
+    while (std::any_of(running_.begin(), running_.end(), [](const Running& one) { return !one.status; })) {
+      wait();
+      while (const int signal = signals_.next())
+        if (signal != SIGCHLD) forward(signal);
+      for (Running& one : running_) {
+        read(one);
+        reap(one);
+      }
+      end_late();
+    }
+    return verdict();
+  }
+
+ private:
+  void start(Running& one) {
+    int ends[2] = {-1, -1};
+    if (!one.process->shows_errors && ::pipe2(ends, O_CLOEXEC) != 0)
+      fail_resources(one.process->name, "no pipe", errno);
+    OwnedDescriptor write_end(ends[1]);
+    one.err = OwnedDescriptor(ends[0]);
+    if (one.err) ::fcntl(one.err.get(), F_SETFL, O_NONBLOCK);
+    const Prepared prepared(*one.process);
+    const pid_t parent = ::getpid();
+    one.id = ::fork();
+    if (one.id == 0) become(*one.process, prepared, write_end.get(), parent, signals_.before());
+    if (one.id < 0) fail_resources(one.process->name, "no process can be started", errno);
+  }
+
+  void wait() {
+    std::vector<pollfd> polls = {{.fd = signals_.descriptor(), .events = POLLIN, .revents = 0}};
+    for (const Running& one : running_)
+      if (one.err) polls.push_back({.fd = one.err.get(), .events = POLLIN, .revents = 0});
+    constexpr int kLook = 50;  // ms, while there is a deadline
+    ::poll(polls.data(), polls.size(), deadline_ ? kLook : -1);
+  }
+
+  void forward(int signal) {
+    const bool asks = signal == SIGINT || signal == SIGTERM;
+    if (asks && stop_signal_ && !deadline_) kill_at(patience_.on_request);  // a second one insists
+    if (is_stop(signal) && !stop_signal_) stop_signal_ = signal;
+    for (const Running& one : running_)
+      if (!one.status)
+        for (const pid_t rank : ranks_of(one)) ::kill(rank, signal);
+  }
+
+  void read(Running& one) {
+    char bytes[4096];
+    // One that writes without end must not keep the others waiting.
+    for (int times = 0; one.err && times < 16; ++times) {
+      const ssize_t got = ::read(one.err.get(), bytes, sizeof bytes);
+      if (got < 0) return;
+      if (got == 0) one.err.reset();
+      for (const char c : std::string_view(bytes, static_cast<std::size_t>(got))) take(one, c);
+    }
+  }
+
+  void take(Running& one, char c) {
+    one.line += c;
+    if (c != '\n' && one.line.size() < kMostKept) return;
+    if (one.error.empty() && one.line.starts_with(kError)) {
+      one.error = one.line.substr(kError.size());
+    } else if (!one.error.empty()) {  // an error may have several lines
+      if (one.error.size() < kMostKept) one.error += one.line;
+    } else if (&one == &running_.front()) {
+      warn_(one.line);
+    } else {
+      one.said += one.line;
+      if (one.said.size() > kMostKept) one.said.erase(0, one.said.size() - kMostKept);
+    }
+    one.line.clear();
+  }
+
+  void reap(Running& one) {
+    int status = 0;
+    if (one.status || ::waitpid(one.id, &status, WNOHANG) != one.id) return;
+    one.status = status;
+    read(one);
+    if (!one.line.empty()) take(one, '\n');
+    one.err.reset();  // a process that it left behind may still have it
+    if (!failed(one)) return;
+    failed_.push_back(&one);
+    if (!deadline_) term_at(patience_.by_itself);
+  }
+
+  bool failed(const Running& one) const {
+    auto asked = [&](int signal) { return stop_signal_ != 0 ? is_stop(signal) : one.told && signal == SIGTERM; };
+    if (WIFSIGNALED(*one.status)) return !one.told && !asked(WTERMSIG(*one.status));
+    return WEXITSTATUS(*one.status) != 0 && !asked(WEXITSTATUS(*one.status) - 128);
+  }
+
+  void term_at(double seconds) { set_deadline(SIGTERM, seconds); }
+  void kill_at(double seconds) { set_deadline(SIGKILL, seconds); }
+  void set_deadline(int signal, double seconds) {
+    deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    at_deadline_ = signal;
+  }
+
+  void end_late() {
+    if (!deadline_ || Clock::now() < *deadline_) return;
+    for (Running& one : running_)
+      if (!one.status) {
+        one.told = true;
+        ::kill(one.id, at_deadline_);
+      }
+    kill_at(patience_.on_request);
+  }
+
+  RunEnd verdict() const {
+    RunEnd end{.code = stop_signal_ ? 128 + stop_signal_ : 0, .stopped = stop_signal_ != 0};
+    if (failed_.empty()) return end;
+    auto first = std::find_if(failed_.begin(), failed_.end(), [](const Running* one) {
+      return WIFSIGNALED(*one->status) || WEXITSTATUS(*one->status) != kCommunication;
+    });
+    const Running& one = first == failed_.end() ? *failed_.front() : **first;
+    const bool killed = WIFSIGNALED(*one.status);
+    end.code = killed ? kCommunication : WEXITSTATUS(*one.status);
+    end.output = one.said;
+    end.cause = one.process->name;
+    if (!one.error.empty())
+      end.cause += ": " + one.error.substr(0, one.error.find_last_not_of('\n') + 1);
+    else if (!killed)
+      end.cause += " ended with exit code " + std::to_string(end.code);
+    else
+      end.cause += " was ended by signal " + std::to_string(WTERMSIG(*one.status)) +
+                   (WTERMSIG(*one.status) == SIGKILL ? " (out of memory?)" : "");
+    return end;
+  }
+
+  const std::function<void(const std::string&)>& warn_;
+  const Patience patience_;
+  SignalQueue signals_;
+  std::vector<Running> running_;
+  std::vector<const Running*> failed_;  // in the order in which they did
+  int stop_signal_ = 0;
+  std::optional<Clock::time_point> deadline_;
+  int at_deadline_ = 0;
+};
+
+}  // namespace
+
+RunEnd supervise(const std::vector<RankProcess>& processes, const std::function<void(const std::string&)>& warn,
+                 const Patience& patience) {
+  return Supervisor(processes, warn, patience).run();
+}
+
+}  // namespace quern

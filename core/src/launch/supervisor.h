@@ -1,0 +1,43 @@
+#pragma once
+// Starts the processes of a run on this machine and stays with them: signals go on to them, the first that fails ends
+// all, and one message says why.
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace quern {
+
+struct RankProcess {
+  std::string name;                ///< for messages: "rank 2"
+  std::vector<std::string> words;  ///< program, found as a shell does, and its arguments
+  std::vector<std::pair<std::string, std::string>> environment = {};  ///< beside this process's own
+  bool shows_output = false;  ///< its standard output is this process's; else it goes nowhere
+  bool shows_errors = false;  ///< the same of standard error; else error messages are kept for the end
+  /// It starts processes of its own: signals come to it from here alone, also those of a terminal, and SIGTERM when
+  /// this process dies.
+  bool is_launcher = false;
+};
+
+/// How long processes may take to end, in seconds.
+struct Patience {
+  double by_itself = 2;   ///< after another failed, before SIGTERM
+  double on_request = 3;  ///< after SIGTERM, or a second Ctrl-C, before SIGKILL
+};
+
+struct RunEnd {
+  int code = 0;             ///< of the process that failed first; 6 when a signal ended it
+  bool stopped = false;     ///< by a signal to this process: code is the shell's for it
+  std::string cause = {};   ///< why, for people: "rank 2: out of device memory"; empty: nothing failed
+  std::string output = {};  ///< what else that process wrote last to standard error
+};
+
+/// Runs them until all have ended, on the main thread; none outlives this process. `warn` gets lines that the first
+/// process writes to standard error while it runs. INT, TERM, HUP, USR1 and XCPU go on to all; SIGCHLD is taken.
+/// A communication error counts as the cause only when nothing else failed: it follows from what happens to another.
+/// Throws a resources error when a process cannot be started; those that were are ended then.
+RunEnd supervise(const std::vector<RankProcess>& processes, const std::function<void(const std::string&)>& warn,
+                 const Patience& patience = {});
+
+}  // namespace quern

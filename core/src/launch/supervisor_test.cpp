@@ -1,0 +1,177 @@
+// Processes that do all that ranks should not; what becomes of them, and what is said.
+#include "launch/supervisor.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "base/test_directory.h"
+#include "conformance/rank_processes.h"
+#include "launch/local_ranks.h"
+#include "launch/rank_place.h"
+
+using namespace quern;
+using conformance::RankOutcome;
+
+namespace {
+
+const Patience kShort{.by_itself = 0.5, .on_request = 0.5};
+const char* const kForever = "while :; do sleep 0.05; done";
+
+/// Whether the process still does something: one that nobody waited for keeps its number.
+bool runs(pid_t process) {
+  std::string stat;
+  std::getline(std::ifstream("/proc/" + std::to_string(process) + "/stat"), stat);
+  return !stat.empty() && stat[stat.rfind(')') + 2] != 'Z';
+}
+
+struct Outcome {
+  std::string verdict;  // code, whether it was stopped, and the cause
+  std::string warned, output;
+  double seconds = 0;
+};
+
+/// Each script is a rank; `directory` is where they write their process ids, and all of them are gone afterwards.
+Outcome outcome_of(const std::vector<std::string>& scripts, bool are_launchers = false) {
+  const TestDirectory directory;
+  std::vector<RankProcess> ranks;
+  for (std::size_t i = 0; i < scripts.size(); ++i)
+    ranks.push_back({.name = "rank " + std::to_string(i),
+                     .words = {"sh", "-c", "echo $$ >$DIR/" + std::to_string(i) + "\n" + scripts[i]},
+                     .environment = {{"DIR", directory.path()}},
+                     .is_launcher = are_launchers});
+  const auto begin = std::chrono::steady_clock::now();
+  // In a process of its own, which signals may reach.
+  const RankOutcome outcome = conformance::run_ranks(1, 60, [&](int) {
+    std::string warned;
+    const RunEnd end = supervise(
+        ranks, [&](const std::string& line) { warned += line; }, kShort);
+    return std::to_string(end.code) + (end.stopped ? " stopped " : " ") + end.cause + "\1" + warned + "\1" + end.output;
+  })[0];
+  Outcome result;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const std::size_t first = outcome.text.find('\1'), second = outcome.text.find('\1', first + 1);
+  result.verdict = outcome.text.substr(0, first);
+  if (second != std::string::npos) {
+    result.warned = outcome.text.substr(first + 1, second - first - 1);
+    result.output = outcome.text.substr(second + 1);
+  }
+  for (std::size_t i = 0; i < scripts.size(); ++i) {
+    pid_t process = 0;
+    std::ifstream(directory / std::to_string(i)) >> process;
+    CAPTURE(i);
+    for (int wait = 0; wait < 100 && runs(process); ++wait) ::usleep(20000);
+    CHECK(!runs(process));
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("ranks that end well, however many") {
+  for (const std::size_t size : {1u, 2u, 4u, 9u})
+    CHECK(outcome_of(std::vector<std::string>(size, "exit 0")).verdict == "0 ");
+  CHECK(outcome_of({"exit 0", "sleep 1"}).verdict == "0 ");  // one may take longer than the patience with failures
+}
+
+TEST_CASE("the first cause is reported, once, and with the rank's name") {
+  const std::string follows = "sleep 0.1; echo 'quern: error: rank 2 is gone' >&2; exit 6";
+  CHECK(outcome_of({follows, follows, "sleep 0.4; printf 'quern: error: no\\n  data\\n' >&2; exit 3"}).verdict ==
+        "3 rank 2: no\n  data");
+  CHECK(outcome_of({follows, follows, "sleep 0.4; kill -9 $$"}).verdict ==
+        "6 rank 2 was ended by signal 9 (out of memory?)");
+  CHECK(outcome_of({follows, "sleep 0.3; exit 6"}).verdict == "6 rank 0: rank 2 is gone");
+  const Outcome odd = outcome_of({"echo hello >&2", "echo 'a library: assertion' >&2; exit 77"});
+  CHECK(odd.verdict == "77 rank 1 ended with exit code 77");
+  CHECK(odd.output == "a library: assertion\n");
+  CHECK(odd.warned == "hello\n");
+}
+
+TEST_CASE("when one fails, all end within the patience") {
+  const std::string deaf = std::string("trap '' TERM INT; ") + kForever;
+  for (const std::size_t size : {2u, 9u}) {
+    std::vector<std::string> scripts(size, deaf);
+    scripts.back() = "sleep 0.2; exit 4";
+    const Outcome outcome = outcome_of(scripts);
+    CHECK(outcome.verdict == "4 rank " + std::to_string(size - 1) + " ended with exit code 4");
+    CHECK(outcome.seconds < 10);
+  }
+  // One that fails late, while the others have gone for its sake: still the cause.
+  CHECK(outcome_of({"exit 6", "trap 'sleep 0.2; exit 5' TERM; " + std::string(kForever)}).verdict ==
+        "5 rank 1 ended with exit code 5");
+  CHECK(outcome_of({"exit 6", "kill -STOP $$"}).verdict == "6 rank 0 ended with exit code 6");
+}
+
+TEST_CASE("ranks that print without end block nobody") {
+  const Outcome outcome = outcome_of({"sleep 0.5; exit 3", "exec yes", "exec yes >&2", "yes quern: error: x >&2"});
+  CHECK(outcome.verdict == "3 rank 0 ended with exit code 3");
+  CHECK(outcome.seconds < 10);
+}
+
+TEST_CASE("signals go on to all ranks") {
+  const std::string obeys = std::string("trap 'exit 143' TERM; ") + kForever;
+  CHECK(outcome_of({obeys, "sleep 0.2; kill -TERM $PPID; " + obeys}).verdict == "143 stopped ");
+  CHECK(outcome_of({kForever, "sleep 0.2; kill -HUP $PPID; " + std::string(kForever)}).verdict == "129 stopped ");
+  const std::string saves = std::string("trap 'exit 0' USR1; ") + kForever;
+  CHECK(outcome_of({saves, "sleep 0.2; kill -USR1 $PPID"}).verdict == "0 ");
+  const std::string deaf = "trap '' TERM; ", insists = "sleep 0.2; kill -TERM $PPID; sleep 0.2; kill -TERM $PPID; ";
+  CHECK(outcome_of({deaf + kForever, deaf + insists + kForever}).verdict == "143 stopped ");
+}
+
+TEST_CASE("a launcher's ranks get the signals, and it does not") {
+  const std::string rank = std::string("sh -c \"trap 'exit 143' TERM; ") + kForever + "\"; exit $?";
+  CHECK(outcome_of({"(sleep 0.3; kill -TERM $PPID) >&- 2>&- & trap 'exit 1' TERM; " + rank}, true).verdict ==
+        "143 stopped ");
+}
+
+TEST_CASE("no rank outlives its starter") {
+  const Outcome outcome = outcome_of({"sleep 0.2; kill -9 $PPID; " + std::string(kForever), kForever});
+  CHECK(outcome.verdict == "was killed by signal 9");
+}
+
+TEST_CASE("a program that cannot be started is an error of its rank") {
+  const RunEnd end = supervise(
+      {{.name = "rank 0", .words = {"/nowhere/quern"}}}, [](const std::string&) {}, kShort);
+  CHECK(end.code == 4);
+  CHECK(end.cause == "rank 0: the program cannot be started: No such file or directory");
+}
+
+TEST_CASE("mpirun is asked for, and missed") {
+  const std::string path = std::getenv("PATH");
+  const TestDirectory directory;
+  ::setenv("PATH", directory.path().c_str(), 1);
+  CHECK_THROWS_WITH(mpirun_ranks(2, {}), doctest::Contains("no mpirun in PATH"));
+  std::ofstream(directory / "mpirun") << "#!/bin/sh\nprintf '%s\\n' \"$*\" >&2\n";
+  std::filesystem::permissions(directory / "mpirun", std::filesystem::perms::owner_all);
+  std::vector<RankProcess> mpirun = mpirun_ranks(2, {"train", "a.toml"});
+  REQUIRE(mpirun.size() == 1);
+  mpirun[0].shows_errors = false;
+  std::string said;
+  CHECK(supervise(mpirun, [&](const std::string& line) { said += line; }).code == 0);
+  CHECK(said.starts_with("-n 2 "));
+  CHECK(said.ends_with(std::filesystem::read_symlink("/proc/self/exe").string() + " train a.toml\n"));
+  ::setenv("PATH", path.c_str(), 1);
+}
+
+TEST_CASE("local ranks have all that rank_place() reads") {
+  const std::vector<RankProcess> ranks = local_ranks(2, {"train", "a.toml"});
+  REQUIRE(ranks.size() == 2);
+  CHECK(ranks[1].name == "rank 1");
+  CHECK(ranks[1].words == std::vector<std::string>{"/proc/self/exe", "train", "a.toml"});
+  CHECK(ranks[0].shows_output);
+  CHECK(!ranks[1].shows_output);
+  const auto place = rank_place([&](const char* name) -> const char* {
+    for (const auto& [own, value] : ranks[1].environment)
+      if (own == name) return value.c_str();
+    return nullptr;
+  });
+  REQUIRE(place);
+  CHECK(place->rank == 1);
+  CHECK(place->local_size == 2);
+  CHECK(place->launch.size() == 16);
+}
