@@ -18,8 +18,10 @@
 
 #include "base/descriptor.h"
 #include "commands.h"
+#include "launch/local_ranks.h"
 #include "log/background_output.h"
 #include "quern/run.h"
+#include "start_ranks.h"
 
 namespace quern::cli {
 
@@ -48,17 +50,27 @@ void handle(int signal) {
   ::_exit(128 + signal);
 }
 
-extern "C" void on_signal(int signal) {
+pid_t starter = 0;  // the quern that started this rank, and hears signals for all
+
+extern "C" void on_signal(int signal, siginfo_t* info, void*) {
   const int kept = errno;
-  handle(signal);
+  if (starter == 0 || info->si_pid == starter) handle(signal);
   errno = kept;
+}
+
+void take(int signal) {
+  struct sigaction action {};
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  ::sigaction(signal, &action, nullptr);
 }
 
 void take_signals() {
   // The terminal's Ctrl-C stops the reader of a pipe too, and there is still a checkpoint to write.
   std::signal(SIGPIPE, SIG_IGN);
-  for (int signal : {SIGINT, SIGTERM, SIGXCPU, SIGUSR1}) std::signal(signal, on_signal);
-  if (std::signal(SIGHUP, on_signal) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup
+  starter = starter_of_this_rank();
+  for (int signal : {SIGINT, SIGTERM, SIGXCPU, SIGUSR1}) take(signal);
+  if (std::signal(SIGHUP, SIG_IGN) != SIG_IGN) take(SIGHUP);  // nohup
 }
 
 /// Prints what a start is at, when it is at it for long: a first start on a GPU times kernels for minutes.
@@ -95,6 +107,10 @@ int train_command(const Arguments& arguments) {
   std::optional<RunArguments> run =
       parse_run("quern train FILE [--set a.b=v]...", boost::program_options::options_description("options"), arguments);
   if (!run) return 0;
+  if (const std::optional<RankPlace> place = rank_place())
+    take_place(*place, *run);
+  else if (const std::optional<int> code = start_ranks(*run, arguments))
+    return *code;
   std::unique_ptr<BackgroundOutput> output;  // outlives the run's log
   TrainingRun training(run->file, run->overrides);
   output = std::make_unique<BackgroundOutput>(std::cout, STDOUT_FILENO);

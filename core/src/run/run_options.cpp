@@ -1,5 +1,6 @@
 #include "run/run_options.h"
 
+#include "launch/rank_place.h"
 #include "program/passes/choose_saved.h"
 
 namespace quern {
@@ -81,9 +82,14 @@ OptionTable<MemoryOptions> memory_options() {
 OptionTable<ParallelOptions> parallel_options() {
   OptionTable<ParallelOptions> t;
   const std::vector<std::string> shards = {"none", "ranks"};
-  t.add("ranks", &ParallelOptions::ranks, "processes of the run, one per device").at_least(1).at_most(8);
+  t.add("ranks", &ParallelOptions::ranks, "processes of the run, one per device").at_least(1).at_most(kMostRanks);
   t.add("communicator", &ParallelOptions::communicator,
         "id of the plugin through which ranks exchange data; none: for one rank");
+  t.add("timeout", &ParallelOptions::timeout, "seconds that a rank waits for another before the run fails").above(0);
+  t.add("restarts", &ParallelOptions::restarts,
+        "how often a run that failed is started again from its last checkpoint, where quern starts the ranks")
+      .at_least(0)
+      .at_most(1000);
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);

@@ -64,6 +64,8 @@ OptionTable<MemoryOptions> memory_options();
 struct ParallelOptions {
   std::int64_t ranks = 1;
   std::string communicator = "none";
+  double timeout = 60;
+  std::int64_t restarts = 0;
   std::string shard_optimizer = "none";  ///< this and below: "none" or "ranks"
   std::string shard_gradients = "none";
   std::string shard_weights = "none";

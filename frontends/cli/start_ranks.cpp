@@ -1,0 +1,103 @@
+#include "start_ranks.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iostream>
+#include <system_error>
+
+#include "base/descriptor.h"
+#include "checkpoint/checkpoint_store.h"
+#include "config/resolve.h"
+#include "launch/local_ranks.h"
+#include "quern/communicator.h"
+#include "quern/error.h"
+#include "run/run_options.h"
+#include "run/run_schemas.h"
+
+namespace quern::cli {
+
+namespace {
+
+/// What the user wrote for the key of [parallel]; null: nothing.
+const ConfigNode* written(const ConfigDocument& document, const char* key) {
+  const auto& sections = document.root().children;
+  const auto section = sections.find("parallel");
+  if (section == sections.end()) return nullptr;
+  const auto found = section->second.children.find(key);
+  return found == section->second.children.end() ? nullptr : &found->second;
+}
+
+/// None: a pipe, which can be read once.
+std::optional<ConfigDocument> document_of(const RunArguments& run) {
+  std::error_code none;
+  if (std::filesystem::exists(run.file, none) && !std::filesystem::is_regular_file(run.file, none)) return std::nullopt;
+  return ConfigDocument::read(run.file, run.overrides);
+}
+
+/// The program that has to start the ranks; "": any will do.
+std::string launcher_of(const ResolvedConfig& config, PluginHost& host) {
+  for (const std::string& id : config.ids("parallel")) {
+    const std::string launcher =
+        host.create<Communicator>(id, config.factory_values("parallel", id))->traits().launcher;
+    if (!launcher.empty()) return launcher;
+  }
+  return "";
+}
+
+std::vector<RankProcess> processes(const ParallelOptions& parallel, const std::string& launcher, Arguments arguments) {
+  arguments.insert(arguments.begin(), "train");
+  const int size = static_cast<int>(parallel.ranks);
+  if (launcher.empty()) return local_ranks(size, arguments);
+  if (launcher == "mpirun") return mpirun_ranks(size, arguments);
+  throw Error(ErrorCode::config, {.where = "parallel.communicator",
+                                  .what = "its ranks have to be started by " + launcher,
+                                  .next = launcher + " ... quern train FILE"});
+}
+
+}  // namespace
+
+void take_place(const RankPlace& place, RunArguments& run) {
+  if (place.rank > 0)
+    if (const OwnedDescriptor nowhere{::open("/dev/null", O_WRONLY | O_CLOEXEC)}) ::dup2(nowhere.get(), STDOUT_FILENO);
+  const std::optional<ConfigDocument> document = document_of(run);
+  const ConfigNode* const ranks = document ? written(*document, "ranks") : nullptr;
+  const std::string size = std::to_string(place.size);
+  if (!ranks)
+    run.overrides.push_back("parallel.ranks=" + size);
+  else if (ranks->value && to_string(*ranks->value) != size)
+    throw Error(ErrorCode::config, {.where = ranks->position.text() + ": parallel.ranks",
+                                    .what = "not the number of ranks that " + place.source + " started",
+                                    .found = ranks->found,
+                                    .expected = size,
+                                    .next = "correct one of them, or leave out parallel.ranks"});
+}
+
+std::optional<int> start_ranks(const RunArguments& run, const Arguments& arguments) {
+  const std::optional<ConfigDocument> document = document_of(run);
+  if (!document || (!written(*document, "ranks") && !written(*document, "restarts"))) return std::nullopt;
+  PluginHost host = run_host();
+  const ResolvedConfig config = resolve(*document, run_schemas(), host);
+  const ParallelOptions parallel = parallel_options().bind(config.section("parallel"));
+  if (parallel.ranks == 1 && parallel.restarts == 0) return std::nullopt;
+  const std::string launcher = launcher_of(config, host);
+  const std::string directory = log_options().bind(config.section("log")).directory;
+  auto warn = [](const std::string& line) { write_if_taken(STDERR_FILENO, line, std::chrono::milliseconds(0)); };
+  Arguments words = arguments;
+  for (std::int64_t restart = 0;; ++restart) {
+    const RunEnd end = supervise(processes(parallel, launcher, words), warn);
+    if (end.cause.empty()) return end.code;
+    std::cerr << end.output;
+    const bool again = restart < parallel.restarts && !end.stopped && end.code != static_cast<int>(ErrorCode::config) &&
+                       find_newest(directory).checkpoint;
+    std::cerr << (again ? "quern: warning: " : "quern: error: ") << end.cause << std::endl;
+    if (!again) return end.code;
+    std::cerr << "quern: warning: starting again from the last checkpoint, restart " << restart + 1 << " of "
+              << parallel.restarts << std::endl;
+    words = arguments;
+    words.insert(words.end(), {"--set", "checkpoint.resume=auto"});
+  }
+}
+
+}  // namespace quern::cli

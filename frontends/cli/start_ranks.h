@@ -1,0 +1,20 @@
+#pragma once
+// `quern train` as the one that starts a run's ranks, or as a rank that torchrun, mpirun or srun started.
+
+#include <optional>
+
+#include "commands.h"
+#include "launch/rank_place.h"
+
+namespace quern::cli {
+
+/// What a rank that somebody started takes from its place: how many ranks there are, when the config does not say; and
+/// only rank 0 has a console. Throws a config error when the config asks for another number.
+void take_place(const RankPlace& place, RunArguments& run);
+
+/// When the config asks for several ranks or for restarts: runs `quern train` with these words as all ranks, again
+/// after a failure as often as parallel.restarts allows, prints the cause of a failure and returns the exit code. None:
+/// this process is to train.
+std::optional<int> start_ranks(const RunArguments& run, const Arguments& arguments);
+
+}  // namespace quern::cli
