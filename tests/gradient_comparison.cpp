@@ -107,7 +107,7 @@ GradientProbe::GradientProbe(const ConfigDocument& config, std::int64_t steps) :
     for (std::int64_t micro_step = 0; micro_step < session.train.accumulation; ++micro_step) {
       data->next(batch);
       state.micro_step = static_cast<std::uint32_t>(micro_step);
-      engine.micro_step(batch, state);
+      engine.micro_step(batch, state, {.first = micro_step == 0, .last = micro_step + 1 == session.train.accumulation});
     }
     engine.update();
     LossStats loss = engine.result().loss;

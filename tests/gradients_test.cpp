@@ -102,7 +102,7 @@ TEST_CASE("two micro-batches accumulate to the gradient of both") {
   run.engine().micro_step(a, {});
   StepState later;
   later.micro_step = 1;
-  run.engine().micro_step(b, later);
+  run.engine().micro_step(b, later, {.first = false});
   auto both = run.all("gradient");
   for (auto& [name, values] : both)
     for (std::size_t i = 0; i < values.size(); ++i)

@@ -28,7 +28,7 @@ Trained train(TinyRun& run) {
     state.clip_norm = 0.5f;
     for (std::uint32_t micro_step = 0; micro_step < 2; ++micro_step) {
       state.micro_step = micro_step;
-      run.engine().micro_step(batch(2 * step + micro_step), state, Observe::no, micro_step ? Last::yes : Last::no);
+      run.engine().micro_step(batch(2 * step + micro_step), state, {.first = micro_step == 0, .last = micro_step == 1});
     }
     run.engine().update();
     const Engine::StepResult result = run.engine().result();

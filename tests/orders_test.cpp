@@ -31,7 +31,8 @@ std::vector<std::byte> train(TinyRun& run) {
     StepState state{.step = step, .learning_rate = 0.01f, .clip_norm = 0.5f, .updates = step};
     for (std::uint32_t micro_step = 0; micro_step < 2; ++micro_step) {
       state.micro_step = micro_step;
-      run.engine().micro_step(batch(2 * step + micro_step), state, observe, micro_step ? Last::yes : Last::no);
+      run.engine().micro_step(batch(2 * step + micro_step), state, {.first = micro_step == 0, .last = micro_step == 1},
+                              observe);
     }
     if (observe == Observe::yes) run.engine().observe_weights();
     run.engine().update();

@@ -20,8 +20,8 @@ std::map<std::string, std::vector<float>> train_from_host(DType dtype, int ahead
     state.step = state.updates = number / 2;
     state.micro_step = number % 2;
     state.learning_rate = 0.01f;
-    run.engine().micro_step(random_batch(options.geometry, 37, number), state, Observe::no,
-                            number % 2 ? Last::yes : Last::no);
+    run.engine().micro_step(random_batch(options.geometry, 37, number), state,
+                            {.first = number % 2 == 0, .last = number % 2 == 1});
     if (number % 2) run.engine().update();
   }
   return run.all("master");

@@ -61,6 +61,13 @@ void quantize_cases(const OpRunner& runner) {
             .out(kF32, {1}, {})
             .out(to, turned(size), {})
             .run(runner);
+        OpComparison("quantize_amax", format)
+            .in(x())
+            .in(PoisonedTensor(kF32, {1}, std::vector<float>{40.5f}))
+            .out(to, size, {})
+            .out(kF32, {1}, {})
+            .unread(to, turned(size))
+            .run(runner);
         OpComparison("quantize_by", format)
             .in(x())
             .in(PoisonedTensor(kF32, {1}, std::vector<float>{0.03125f}))
@@ -74,6 +81,21 @@ void quantize_cases(const OpRunner& runner) {
       }
     }
   }
+}
+
+// More tensors than one launch takes, of which some have a NaN and one nothing.
+void amax_cases(const OpRunner& runner) {
+  for (DType from : {kF32, kBf16})
+    for (DType format : {kE4m3, DType::i8})
+      for (int tensors : {1, 300}) {
+        OpComparison list("amax", format_of(format));
+        for (int i = 0; i < tensors; ++i) {
+          std::vector<float> x = random_normal(i == 17 ? 0 : 1 + i * i * 7 % 1000 + (i == 19 ? 70000 : 0), 1 + i);
+          if (i % 5 == 0 && !x.empty()) x.back() = std::nanf("");
+          list.in(PoisonedTensor(from, {static_cast<std::int64_t>(x.size())}, x));
+        }
+        list.out(kF32, {tensors}, {}).run(runner);
+      }
 }
 
 void observe_scale_cases(const OpRunner& runner) {

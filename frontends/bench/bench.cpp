@@ -131,7 +131,8 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
     state.step = state.updates = static_cast<std::uint32_t>(step);
     for (std::int64_t micro_step = 0; micro_step < accumulation; ++micro_step) {
       state.micro_step = static_cast<std::uint32_t>(micro_step);
-      engine.micro_step(batches[batch++ % batches.size()], state);
+      engine.micro_step(batches[batch++ % batches.size()], state,
+                        {.first = micro_step == 0, .last = micro_step + 1 == accumulation});
     }
     engine.update();
     if (engine.result().update.apply == 0)

@@ -45,10 +45,7 @@ int show(const Arguments& arguments) {
   if (!tokenizer.empty()) text = std::make_unique<TokenText>(tokenizer);
   std::unique_ptr<DataSource> source = training.open_data(split_named(split));
   Batch batch;
-  if (auto* skipping = dynamic_cast<SkippingSource*>(source.get()))
-    skipping->skip(number);
-  else
-    for (std::int64_t i = 0; i < number; ++i) source->next(batch);
+  skip(*source, number);
   source->next(batch);
   std::cout << split << ", batch " << number << ": " << batch_text(batch, training.geometry(), text.get());
   return 0;

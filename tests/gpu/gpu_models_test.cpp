@@ -48,7 +48,8 @@ std::map<std::string, std::vector<float>> train_two_steps(TinyRun& run) {
     for (std::uint32_t micro_step = 0; micro_step < 3; ++micro_step) {
       const Batch batch = random_batch(run.plan().options.geometry, run.plan().model.vocabulary, 3 * step + micro_step);
       run.engine().micro_step(
-          batch, {.step = step, .micro_step = micro_step, .seed_low = 5, .learning_rate = 1e-2f, .clip_norm = 1.0f});
+          batch, {.step = step, .micro_step = micro_step, .seed_low = 5, .learning_rate = 1e-2f, .clip_norm = 1.0f},
+          {.first = micro_step == 0, .last = micro_step == 2});
     }
     run.engine().update();
   }

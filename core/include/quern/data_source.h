@@ -21,6 +21,7 @@ struct Batch {
   std::vector<std::string> names = {};
 };
 
+/// Called by one thread at a time, which need not be the one that opened it.
 class DataSource {
  public:
   virtual ~DataSource() = default;
@@ -42,7 +43,6 @@ struct DataRequest {
   Split split = Split::train;
   Geometry geometry;
   std::uint64_t seed = 0;
-  int rank = 0, size = 1;  ///< this rank's share of a global order that does not depend on the number of ranks
   /// Rows are packed documents that do not see each other: positions restart with each, and no target counts that lies
   /// in another document than its token. A dataset that cannot tell documents apart throws.
   bool documents = false;

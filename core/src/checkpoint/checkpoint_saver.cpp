@@ -41,8 +41,8 @@ CheckpointSaver::CheckpointSaver(Device& device, Engine& engine, RunLock& lock, 
       snapshot_(allocate_snapshot(device, engine.plan().snapshot_bytes)) {
   std::byte* data = snapshot_;
   for (const PlannedTensor& tensor : state_) {
-    views_.push_back({state_name(tensor), {data, tensor.dtype, tensor.extents}});
-    if (data) data += tensor.bytes();
+    views_.push_back({state_name(tensor), {data, tensor.dtype, tensor.whole_extents()}});
+    if (data) data += views_.back().view.bytes();
   }
 }
 

@@ -39,7 +39,7 @@ std::string form(StoredType type, const Extents& extents) {
 using Differences = std::vector<std::string>;
 
 bool fits(const StoredTensor* stored, const PlannedTensor& planned) {
-  return stored && stored->type == stored_type_of(planned.dtype) && stored->extents == planned.extents;
+  return stored && stored->type == stored_type_of(planned.dtype) && stored->extents == planned.whole_extents();
 }
 
 std::array<Differences, kParts> compare(const Plan& plan, const SafetensorsFile& stored) {
@@ -53,7 +53,7 @@ std::array<Differences, kParts> compare(const Plan& plan, const SafetensorsFile&
     if (!fits(found, tensor))
       differences[part_of(tensor)].push_back(quote_name(name) + " found " +
                                              (found ? form(found->type, found->extents) : "none") + ", expected " +
-                                             form(stored_type_of(tensor.dtype), tensor.extents));
+                                             form(stored_type_of(tensor.dtype), tensor.whole_extents()));
   }
   for (const StoredTensor& tensor : stored.tensors())
     if (!known.contains(tensor.name))
@@ -88,18 +88,16 @@ std::string list(const Differences& items) {
                              : "give the config of the checkpoint's run"});
 }
 
-// Piece by piece, from `stored`, or zeros where it is null.
+// This rank's part, piece by piece, from `stored`, or zeros where it is null.
 void fill(Engine& engine, const PlannedTensor& tensor, const SafetensorsFile& file, const StoredTensor* stored) {
   constexpr std::int64_t kPiece = std::int64_t{1} << 22;  // elements
-  const std::int64_t count = element_count(tensor.extents), size = static_cast<std::int64_t>(size_of(tensor.dtype));
+  const std::int64_t end = tensor.first + element_count(tensor.extents);
   std::vector<std::byte> buffer;
-  for (std::int64_t done = 0; done < count; done += kPiece) {
-    PlannedTensor piece = tensor;
-    piece.offset += done * size;
-    piece.extents = {std::min(kPiece, count - done)};
-    buffer.assign(static_cast<std::size_t>(piece.bytes()), std::byte{});
-    if (stored) file.read(*stored, static_cast<std::uint64_t>(done * size), buffer);
-    engine.write(piece, buffer.data());
+  for (std::int64_t at = tensor.first; at < end; at += kPiece) {
+    const std::int64_t count = std::min(kPiece, end - at);
+    buffer.assign(static_cast<std::size_t>(count) * size_of(tensor.dtype), std::byte{});
+    if (stored) file.read(*stored, static_cast<std::uint64_t>(at) * size_of(tensor.dtype), buffer);
+    engine.write(tensor, at, count, buffer.data());
   }
 }
 

@@ -1,11 +1,10 @@
 #include "data/prefetch_source.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace quern {
 
-PrefetchSource::PrefetchSource(std::unique_ptr<SkippingSource> inner)
+PrefetchSource::PrefetchSource(std::unique_ptr<DataSource> inner)
     : inner_(std::move(inner)), vocabulary_(inner_->vocabulary()), epoch_tokens_(inner_->epoch_tokens()) {
   start();
 }
@@ -70,25 +69,10 @@ std::string PrefetchSource::save_state() const {
 }
 
 void PrefetchSource::load_state(const std::string& state) {
-  move([&] {
-    inner_->load_state(state);
-    ready_ = 0;
-  });
-}
-
-void PrefetchSource::skip(std::int64_t batches) {
-  move([&] {
-    const auto read_ahead = std::min(batches, static_cast<std::int64_t>(ready_));
-    inner_->skip(batches - read_ahead);
-    head_ = (head_ + static_cast<std::size_t>(read_ahead)) % slots_.size();
-    ready_ -= static_cast<std::size_t>(read_ahead);
-  });
-}
-
-void PrefetchSource::move(const std::function<void()>& action) {
   stop();
   try {
-    action();
+    inner_->load_state(state);
+    ready_ = 0;
   } catch (...) {
     start();  // a refused position changes nothing: what was read ahead is still next
     throw;

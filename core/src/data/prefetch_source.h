@@ -5,19 +5,18 @@
 #include <array>
 #include <condition_variable>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 
-#include "quern/skipping_source.h"
+#include "quern/data_source.h"
 
 namespace quern {
 
-class PrefetchSource : public SkippingSource {
+class PrefetchSource : public DataSource {
  public:
-  explicit PrefetchSource(std::unique_ptr<SkippingSource> inner);
+  explicit PrefetchSource(std::unique_ptr<DataSource> inner);
   ~PrefetchSource() override;
 
   std::int64_t vocabulary() const override { return vocabulary_; }
@@ -27,7 +26,6 @@ class PrefetchSource : public SkippingSource {
   /// Of the batch that `next` returns next, not of the one being read ahead.
   std::string save_state() const override;
   void load_state(const std::string& state) override;
-  void skip(std::int64_t batches) override;
 
  private:
   struct Slot {
@@ -37,12 +35,10 @@ class PrefetchSource : public SkippingSource {
   };
   void start();
   void stop();
-  /// Runs `action` while the thread stands still.
-  void move(const std::function<void()>& action);
   void run();
   void wait_ready(std::unique_lock<std::mutex>& lock) const;
 
-  std::unique_ptr<SkippingSource> inner_;  ///< the thread's alone while it runs
+  std::unique_ptr<DataSource> inner_;  ///< the thread's alone while it runs
   std::int64_t vocabulary_, epoch_tokens_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;

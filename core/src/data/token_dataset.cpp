@@ -63,9 +63,7 @@ std::unique_ptr<DataSource> TokenDataset::open(const DataRequest& request) const
   files.reading.format = options_.format == "uint16" ? TokenFormat::uint16 : TokenFormat::by_magic;
   files.reading.vocabulary = request.vocabulary;
   if (options_.separator >= 0) files.reading.separator = static_cast<std::int32_t>(options_.separator);
-  auto source = std::make_unique<TokenFileSource>(files, request.geometry, request.seed, request.rank, request.size);
-  if (!train) return source;
-  return std::make_unique<PrefetchSource>(std::move(source));
+  return std::make_unique<TokenFileSource>(files, request.geometry, request.seed);
 }
 
 void add_token_dataset(Manifest& manifest) {

@@ -22,18 +22,15 @@ std::string joined(const Range& range, Text text) {
 
 }  // namespace
 
-TokenFileSource::TokenFileSource(const TokenFileOptions& options, Geometry geometry, std::uint64_t seed, int rank,
-                                 int size)
+TokenFileSource::TokenFileSource(const TokenFileOptions& options, Geometry geometry, std::uint64_t seed)
     : geometry_(geometry),
       seed_(seed),
-      rank_(static_cast<std::uint64_t>(rank)),
-      size_(static_cast<std::uint64_t>(size)),
       shuffle_(options.shuffle),
       documents_(options.documents),
       where_(options.where),
       groups_(open(options, geometry.sequence)),
       order_(group_windows(), options.weights, options.shuffle, seed, "data.tokens.weights") {
-  if (geometry.batch < 1 || rank < 0 || rank >= size) fail_internal("TokenFileSource", "batch or rank out of range");
+  if (geometry.batch < 1) fail_internal("TokenFileSource", "batch out of range");
   check_files();
   check_targets();
   description_ = describe();
@@ -123,9 +120,9 @@ void TokenFileSource::next(Batch& batch) {
   batch.documents.clear();
   batch.names.clear();
   for (std::int64_t row = 0; row < geometry_.batch; ++row)
-    read_window(place_ + static_cast<std::uint64_t>(row) * size_ + rank_, row, batch);
+    read_window(place_ + static_cast<std::uint64_t>(row), row, batch);
   if (documents_) batch.documents.push_back(static_cast<std::int32_t>(tokens));
-  place_ += static_cast<std::uint64_t>(geometry_.batch) * size_;
+  place_ += static_cast<std::uint64_t>(geometry_.batch);
 }
 
 void TokenFileSource::read_window(std::uint64_t place, std::int64_t row, Batch& batch) {
@@ -152,7 +149,7 @@ void TokenFileSource::read_window(std::uint64_t place, std::int64_t row, Batch& 
 }
 
 void TokenFileSource::skip(std::int64_t batches) {
-  const std::uint64_t step = static_cast<std::uint64_t>(geometry_.batch) * size_;
+  const auto step = static_cast<std::uint64_t>(geometry_.batch);
   const std::uint64_t most = order_.windows() * std::uint64_t{std::numeric_limits<std::uint32_t>::max()};
   if (batches < 0 || static_cast<std::uint64_t>(batches) >= (most - place_) / step)
     throw Error(ErrorCode::config, {where_, "number of a batch", std::to_string(batches),

@@ -27,20 +27,19 @@ struct TokenFileOptions {
 
 class TokenFileSource : public SkippingSource {
  public:
-  /// Rank `rank` of `size` takes places rank, rank + size, ... of the global order. An input error when a file is
+  /// An input error when a file is
   /// shorter than one sequence, files are of different vocabularies, documents are asked for and a file has no
   /// separator, or no target counts. A payload that is not what its header states is an input error of some batch.
-  TokenFileSource(const TokenFileOptions& options, Geometry geometry, std::uint64_t seed, int rank = 0, int size = 1);
+  TokenFileSource(const TokenFileOptions& options, Geometry geometry, std::uint64_t seed);
 
   std::int64_t vocabulary() const override { return vocabulary_; }
   std::int64_t epoch_tokens() const override { return windows() * geometry_.sequence; }
   /// A batch may end one pass and begin the next.
   void next(Batch& batch) override;
-  /// The same on all ranks that took as many batches.
   std::string save_state() const override;
   /// A config error when there are not as many.
   void skip(std::int64_t batches) override;
-  /// Accepts another batch and rank count, and files that moved; refuses other files, another sequence, seed or order.
+  /// Accepts another batch size, and files that moved; refuses other files, another sequence, seed or order.
   void load_state(const std::string& state) override;
 
   /// Windows of one pass.
@@ -64,14 +63,13 @@ class TokenFileSource : public SkippingSource {
 
   Geometry geometry_;
   std::uint64_t seed_;
-  std::uint64_t rank_, size_;
   bool shuffle_, documents_;
   std::string where_;
   std::vector<Group> groups_;
   WindowOrder order_;
   std::int64_t vocabulary_ = 0;
   std::string description_;  ///< of the data and their order: what a saved position must agree with
-  std::uint64_t place_ = 0;  ///< in the global order over all passes: the first that no rank has taken
+  std::uint64_t place_ = 0;  ///< in the order over all passes: the next window
   std::vector<std::int32_t> window_;
   std::vector<std::uint8_t> counts_;  ///< of its tokens, whether each is a target
   std::unique_ptr<PayloadCheck> check_;

@@ -28,6 +28,25 @@ bool is_segment_part(const Action& action) {
   return action.lane == Lane::compute && (action.kind == ActionKind::launch || action.kind == ActionKind::collective);
 }
 
+/// Views that lie side by side, with nothing but the gaps of alignment between them, as one.
+std::vector<View> joined(const std::vector<View>& views, std::size_t alignment) {
+  std::vector<View> runs;
+  for (const View& view : views) {
+    if (!runs.empty() && runs.back().dtype == view.dtype) {
+      View& run = runs.back();
+      const auto distance = static_cast<std::byte*>(view.data) - static_cast<std::byte*>(run.data);
+      const auto end = rounded_up(static_cast<std::int64_t>(run.bytes()), static_cast<std::int64_t>(alignment));
+      if (distance == end) {
+        run.extents = {(distance + static_cast<std::int64_t>(view.bytes())) /
+                       static_cast<std::int64_t>(size_of(view.dtype))};
+        continue;
+      }
+    }
+    runs.push_back(view);
+  }
+  return runs;
+}
+
 /// A range of a device's profiler, from here to the end of the scope.
 class Range {
  public:
@@ -111,6 +130,7 @@ void Engine::bind(Run run) {
       for (std::size_t o = 0; o < instance.outputs.size(); ++o)
         made.outputs.push_back(view_of(schedule.writes(action)[o], instance.outputs[o]));
     }
+    if (action.kind == ActionKind::collective) bind_collective(action, made);
     if (action.kind == ActionKind::launch) {
       made.kernel = kernel_of_task_[static_cast<std::size_t>(action.task)];
       made.workspace = address(schedule.writes(action).back().place);
@@ -119,6 +139,14 @@ void Engine::bind(Run run) {
   }
   for (int event = 0; event < schedule.events; ++event) bound.events.push_back(device_.make_event());
   make_segments(schedule, bound);
+}
+
+void Engine::bind_collective(const Action& action, Bound& bound) const {
+  const Attributes& attributes = plan_.schedules.tasks[static_cast<std::size_t>(action.task)].instance.attributes;
+  if (attributes.has("counts"))
+    for (double count : attributes.list("counts")) bound.counts.push_back(static_cast<std::int64_t>(count));
+  else
+    bound.outputs = joined(bound.outputs, device_.traits().alignment);
 }
 
 Stream Engine::stream(Lane lane) {
@@ -254,7 +282,15 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
 
 void Engine::collect(const Task& task, const Bound& bound, Stream stream) {
   if (!communicator_) fail_internal("engine", "no communicator for " + task.name);
-  communicator_->all_reduce(bound.outputs[0], Reduction::sum, stream);
+  const OpInstance& op = task.instance;
+  const bool maximum = op.attributes.has("reduction") && op.attributes.word("reduction") == "maximum";
+  const Reduction reduction = maximum ? Reduction::maximum : Reduction::sum;
+  if (op.kind == "all_gather")
+    communicator_->all_gather(bound.inputs[0], bound.outputs[0], bound.counts, stream);
+  else if (op.kind == "reduce_scatter")
+    communicator_->reduce_scatter(bound.inputs[0], bound.outputs[0], bound.counts, reduction, stream);
+  else
+    for (const View& view : bound.outputs) communicator_->all_reduce(view, reduction, stream);
 }
 
 // ---- data ----
@@ -298,8 +334,7 @@ void Engine::fill_slot(const Batch& batch, const StepState& state) {
 }
 
 // What a store has passes through the arena's slots, which nothing uses between runs.
-void Engine::move(const PlannedTensor& tensor, std::byte* to, const std::byte* from) {
-  const Place place = tensor.place();
+void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
   const auto bytes = static_cast<std::size_t>(place.bytes);
   if (place.space == Space::device)
     return device_.copy(to ? to : address(place), to ? address(place) : from, bytes, compute_);
@@ -307,6 +342,7 @@ void Engine::move(const PlannedTensor& tensor, std::byte* to, const std::byte* f
   const OffloadSlot slot = store_slots_[static_cast<std::size_t>(place.index)];
   std::byte* passage = arena_ + plan_.ring.offset;
   const auto most = static_cast<std::size_t>(plan_.ring.bytes());
+  if (most == 0) fail_internal("engine", "no slot to move what a store has");
   synchronize();
   for (std::size_t done = 0; done < bytes; done += most) {
     const std::size_t count = std::min(most, bytes - done), at = static_cast<std::size_t>(place.offset) + done;
@@ -317,32 +353,93 @@ void Engine::move(const PlannedTensor& tensor, std::byte* to, const std::byte* f
   device_.synchronize(compute_);
 }
 
-void Engine::write(const PlannedTensor& tensor, const void* host) {
-  move(tensor, nullptr, static_cast<const std::byte*>(host));
+namespace {
+
+/// `count` elements from `first` on, of what is at `place`.
+Place part_of(Place place, DType dtype, std::int64_t first, std::int64_t count) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  place.offset += first * size;
+  place.bytes = count * size;
+  return place;
+}
+
+}  // namespace
+
+void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, const void* host) {
+  const std::int64_t begin = std::max(first, tensor.first);
+  const std::int64_t end = std::min(first + count, tensor.first + element_count(tensor.extents));
+  if (begin >= end) return;
+  move(part_of(tensor.place(), tensor.dtype, begin - tensor.first, end - begin), nullptr,
+       static_cast<const std::byte*>(host) + static_cast<std::size_t>(begin - first) * size_of(tensor.dtype));
   device_.synchronize(compute_);
 }
 
-void Engine::read(const PlannedTensor& tensor, void* host) {
-  move(tensor, static_cast<std::byte*>(host), nullptr);
+void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host) {
+  auto* to = static_cast<std::byte*>(host);
+  if (!tensor.whole.empty()) return read_shards(tensor, first, count, to);
+  if (!host) return;
+  move(part_of(tensor.place(), tensor.dtype, first, count), to, nullptr);
   device_.synchronize(compute_);
+}
+
+// Piece by piece into the memory of transient values, of which there are none between runs.
+void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host) {
+  if (notice_) notice_(tensor, first, count);
+  const ParameterPlan& parameter = plan_.parameter(tensor.parameter);
+  const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
+  const std::int64_t most = plan_.passage_bytes / size;
+  if (most == 0) fail_internal("engine", "no memory through which ranks could read");
+  const int ranks = plan_.options.state.ranks;
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(ranks));
+  const Stream stream = this->stream(Lane::communication);
+  synchronize();
+  for (std::int64_t begin = first; begin < first + count; begin += most) {
+    const std::int64_t end = std::min(begin + most, first + count);
+    View own;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Shard shard = shard_of_rows(tensor.whole, parameter.bounds, rank);
+      const std::int64_t from = std::clamp(shard.first, begin, end);
+      const std::int64_t to = std::clamp(shard.first + element_count(shard.extents), begin, end);
+      counts[static_cast<std::size_t>(rank)] = to - from;
+      if (rank == plan_.options.state.rank)
+        own = {arena_ + tensor.offset + (from - shard.first) * size, tensor.dtype, {to - from}};
+    }
+    const View whole{arena_ + plan_.transient_offset, tensor.dtype, {end - begin}};
+    if (own.count() == 0) own.data = whole.data;
+    communicator_->all_gather(own, whole, counts, stream);
+    if (host) device_.copy(host + (begin - first) * size, whole.data, whole.bytes(), stream);
+    device_.synchronize(stream);
+  }
 }
 
 void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
   for (const PlannedTensor& tensor : tensors) {
-    move(tensor, host, nullptr);
-    host += tensor.bytes();
+    const std::int64_t count = element_count(tensor.whole_extents());
+    if (tensor.whole.empty())
+      move(tensor.place(), host, nullptr);
+    else
+      read_shards(tensor, 0, count, host);
+    host += byte_count(tensor.whole_extents(), tensor.dtype);
   }
   device_.synchronize(compute_);
 }
 
 // ---- steps ----
 
-void Engine::refresh() { run(Run::refresh); }
+void Engine::refresh() {
+  run(Run::refresh);
+  updated_ = false;
+}
 
-void Engine::micro_step(const Batch& batch, const StepState& state, Observe observe, Last last) {
+void Engine::gather() {
+  if (std::exchange(updated_, false)) run(Run::gather);
+}
+
+void Engine::micro_step(const Batch& batch, const StepState& state, At at, Observe observe) {
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   upload(batch, state);
-  run(plan_.schedules.micro_step(state.micro_step == 0, last == Last::yes, observe == Observe::yes));
+  run(plan_.schedules.micro_step(at.first, at.last, observe == Observe::yes));
+  updated_ = updated_ && !at.first;
 }
 
 void Engine::observe_weights() {
@@ -357,9 +454,10 @@ void Engine::join(Communicator& communicator) {
   for (std::size_t run = 0; run < kRuns; ++run) make_segments(plan_.schedules.runs[run], runs_[run]);
 }
 
-void Engine::reduce() { run(Run::reduce); }
-
-void Engine::update() { run(Run::update); }
+void Engine::update() {
+  run(Run::update);
+  updated_ = true;
+}
 
 Engine::StepResult Engine::result() {
   StepResult result;
@@ -397,7 +495,13 @@ std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& sta
   return times;
 }
 
+void Engine::need_gathered() const {
+  if (updated_ && !plan_.schedules[Run::gather].empty())
+    fail_internal("engine", "the working copies that other ranks updated were not gathered");
+}
+
 LossStats Engine::evaluate(const Batch& batch) {
+  need_gathered();
   upload(batch, {});
   run(Run::evaluate);
   LossStats stats;
@@ -407,6 +511,7 @@ LossStats Engine::evaluate(const Batch& batch) {
 
 std::vector<float> Engine::logits(const Batch& batch) {
   if (!plan_.options.logits) fail_internal("engine", "the plan has no logits program");
+  need_gathered();
   upload(batch, {});
   run(Run::logits);
   const PlannedTensor& tensor = plan_.tensor(names::kLogits, "", -1);
@@ -428,6 +533,7 @@ std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std
   bool good = static_cast<std::int64_t>(rows.size()) == plan_.options.geometry.batch;
   for (std::int32_t row : rows) good = good && row >= 0 && row < tokens;
   if (!good) fail_internal("engine", "not one index into the batch's tokens for each of its rows");
+  need_gathered();
   upload(batch, {});
   write(plan_.tensor(names::kRows, "", -1), rows.data());
   run(Run::next_logits);

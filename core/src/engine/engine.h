@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/plan.h"
@@ -27,8 +28,10 @@ struct LaunchTime {
 
 /// Whether a step tells what the scales of its tensors lose.
 enum class Observe : bool { no, yes };
-/// Whether the update follows a micro-step: gradients are final then.
-enum class Last : bool { no, yes };
+/// The place of a micro-step among those that this rank makes of a step. Behind the last one gradients are final.
+struct At {
+  bool first = true, last = true;
+};
 
 class Engine {
  public:
@@ -42,25 +45,36 @@ class Engine {
   const Plan& plan() const { return plan_; }
 
   // ---- tensors: host copies, blocking ----
-  void write(const PlannedTensor& tensor, const void* host);
-  void read(const PlannedTensor& tensor, void* host);
+  /// Of a tensor that is split over ranks `host` is the whole. Reading one is collective, and only what a rank asks
+  /// for, with a host that is not null, is copied to it.
+  void write(const PlannedTensor& tensor, const void* host) {
+    write(tensor, 0, element_count(tensor.whole_extents()), host);
+  }
+  void read(const PlannedTensor& tensor, void* host) { read(tensor, 0, element_count(tensor.whole_extents()), host); }
+  /// `count` elements from `first` on.
+  void write(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, const void* host);
+  void read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host);
   /// All of them, one behind the other.
   void read(const std::vector<PlannedTensor>& tensors, std::byte* host);
   /// Makes the working copies from the masters; after masters were written.
   void refresh();
 
+  /// Told of each read of a tensor that is split over ranks before it begins, so that the other ranks join in.
+  using ReadNotice = std::function<void(const PlannedTensor& tensor, std::int64_t first, std::int64_t count)>;
+  void announce_reads(ReadNotice notice) { notice_ = std::move(notice); }
+
   // ---- training: enqueued, not awaited ----
-  /// Forward and backward of one micro-batch; state.micro_step 0 overwrites gradients and statistics, others add.
-  /// Waits for the device when options.uploads micro-batches are on their way.
-  /// Observe::yes, for all micro-batches of a step, needs options.observe. A micro-step that says to be the last and is
-  /// not costs time and changes nothing.
-  void micro_step(const Batch& batch, const StepState& state, Observe observe = Observe::no, Last last = Last::yes);
+  /// Forward and backward of one micro-batch; the first of a step overwrites gradients and statistics, others add.
+  /// Waits for the device when options.uploads micro-batches are on their way. Observe::yes, for all micro-batches of a
+  /// step, needs options.observe.
+  void micro_step(const Batch& batch, const StepState& state, At at = {}, Observe observe = Observe::no);
   /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
   void observe_weights();
-  /// Makes the arena known to other ranks; once, before the first reduce. The communicator outlives the engine.
+  /// Makes the arena known to other ranks, as many as the plan has; before anything that is collective: refresh,
+  /// gather, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
   void join(Communicator& communicator);
-  /// Sums gradients and loss statistics over the ranks, between the last micro-step and the update.
-  void reduce();
+  /// Brings to this rank the working copies that others updated, before anything but a step reads them.
+  void gather();
   /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch.
   void update();
 
@@ -85,7 +99,8 @@ class Engine {
   /// An action with addresses.
   struct Bound {
     const Kernel* kernel = nullptr;     ///< of a launch
-    std::vector<View> inputs, outputs;  ///< of a launch or collective
+    std::vector<View> inputs, outputs;  ///< of a launch or collective, where neighbours are one
+    std::vector<std::int64_t> counts;   ///< of a collective: elements of each rank's part
     void* workspace = nullptr;
   };
   struct BoundRun {
@@ -98,6 +113,7 @@ class Engine {
 
   void prepare_kernels();
   void bind(Run run);
+  void bind_collective(const Action& action, Bound& bound) const;
   const Kernel* kernel_for(const OpInstance& instance);
   View view_of(const Access& access, const Operand& operand) const;
   std::byte* address(const Place& place) const;
@@ -107,11 +123,13 @@ class Engine {
   /// Lets the first of these lanes go on only when the second is where it is now.
   void order(Lane later, Lane earlier);
   void synchronize();
-  void move(const PlannedTensor& tensor, std::byte* to, const std::byte* from);
+  void move(const Place& place, std::byte* to, const std::byte* from);
+  void read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host);
   void run(Run run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, std::size_t segment,
                    const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
+  void need_gathered() const;
   void collect(const Task& task, const Bound& bound, Stream stream);
   void upload(const Batch& batch, const StepState& state);
   void fill_slot(const Batch& batch, const StepState& state);
@@ -120,6 +138,8 @@ class Engine {
   Plan plan_;
   Stream compute_;
   Communicator* communicator_ = nullptr;
+  ReadNotice notice_;
+  bool updated_ = false;  // working copies of other ranks' rows are not here yet
   std::vector<OffloadStore*> stores_;
   std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
   std::byte* arena_ = nullptr;

@@ -188,10 +188,10 @@ TEST_CASE("beside what cannot be captured, each range of launches is a graph") {
 
 TEST_CASE("collectives go to the communicator, in a graph if it can be captured, and are refused without one") {
   HandMade made;
-  made.reduce(Run::reduce);
-  made.launch(Run::reduce);
+  made.reduce(Run::update);
+  made.launch(Run::update);
   Rig alone(made.plan, false);
-  CHECK_THROWS_WITH_AS(alone.engine->reduce(), doctest::Contains("no communicator for all_reduce gradient"), Error);
+  CHECK_THROWS_WITH_AS(alone.engine->update(), doctest::Contains("no communicator for all_reduce gradient"), Error);
   for (bool captures : {false, true}) {
     CAPTURE(captures);
     Rig rig(true);
@@ -199,7 +199,7 @@ TEST_CASE("collectives go to the communicator, in a graph if it can be captured,
     rig.start(made.plan);
     rig.engine->join(communicator);
     CHECK(rig.device.take() == Calls{"register arena+0, 256"});
-    rig.engine->reduce();
+    rig.engine->update();
     const Calls calls = rig.device.take();
     const std::string reduce = "all_reduce arena+32, compute", launch = "launch op arena+0 - -> arena+16, compute";
     CHECK(calls == (captures ? Calls{"capture compute {", reduce, launch, "}", "graph, compute"}
@@ -217,7 +217,7 @@ TEST_CASE("a resident micro-step and an update are one graph each, and uploads a
     for (std::uint32_t micro_step = 0; micro_step < 3; ++micro_step) {
       StepState state;
       state.micro_step = micro_step;
-      rig.engine->micro_step(batch, state);
+      rig.engine->micro_step(batch, state, {.first = micro_step == 0, .last = micro_step == 2});
       const Calls calls = rig.device.take();
       CHECK(count(calls, "copy pinned+") == 4);
       CHECK(calls[4].starts_with(step == 0 && micro_step < 2 ? "capture" : "graph"));
@@ -246,22 +246,20 @@ TEST_CASE("the run of a micro-step is that of its place in the step, observed or
   const Plan plan = tiny_plan(options, planner);
   Rig rig(plan, false);
   const Batch batch = batch_of(plan.options.geometry);
-  auto run_of = [&](std::uint32_t micro_step, Last last, Observe observe) {
-    StepState state;
-    state.micro_step = micro_step;
-    rig.engine->micro_step(batch, state, observe, last);
+  auto run_of = [&](bool first, bool last, Observe observe) {
+    rig.engine->micro_step(batch, {}, {first, last}, observe);
     rig.engine->result();  // so that no upload waits
     const Calls runs = std::exchange(rig.device.runs, {});
     return runs.at(1);
   };
-  CHECK(run_of(0, Last::no, Observe::no) == "first micro-step");
-  CHECK(run_of(1, Last::no, Observe::no) == "later micro-step");
-  CHECK(run_of(1, Last::yes, Observe::no) == "last micro-step");
-  CHECK(run_of(0, Last::yes, Observe::no) == "only micro-step");
-  CHECK(run_of(0, Last::no, Observe::yes) == "first micro-step, observed");
-  CHECK(run_of(2, Last::no, Observe::yes) == "later micro-step, observed");
-  CHECK(run_of(2, Last::yes, Observe::yes) == "last micro-step, observed");
-  CHECK(run_of(0, Last::yes, Observe::yes) == "only micro-step, observed");
+  CHECK(run_of(true, false, Observe::no) == "first micro-step");
+  CHECK(run_of(false, false, Observe::no) == "later micro-step");
+  CHECK(run_of(false, true, Observe::no) == "last micro-step");
+  CHECK(run_of(true, true, Observe::no) == "only micro-step");
+  CHECK(run_of(true, false, Observe::yes) == "first micro-step, observed");
+  CHECK(run_of(false, false, Observe::yes) == "later micro-step, observed");
+  CHECK(run_of(false, true, Observe::yes) == "last micro-step, observed");
+  CHECK(run_of(true, true, Observe::yes) == "only micro-step, observed");
 }
 
 TEST_CASE("uploads take slots of the staging memory by turns, and wait when all are on their way") {
@@ -356,7 +354,7 @@ TEST_CASE("what the plan has not is refused") {
   const Plan plan = tiny_plan(tiny_options(), planner);
   const Batch batch = batch_of(plan.options.geometry);
   Rig rig(plan, false);
-  CHECK_THROWS_WITH_AS(rig.engine->micro_step(batch, {}, Observe::yes), doctest::Contains("observations are not"),
+  CHECK_THROWS_WITH_AS(rig.engine->micro_step(batch, {}, {}, Observe::yes), doctest::Contains("observations are not"),
                        Error);
   CHECK_THROWS_WITH_AS(rig.engine->observe_weights(), doctest::Contains("observations are not"), Error);
   CHECK_THROWS_WITH_AS(rig.engine->logits(batch), doctest::Contains("no logits program"), Error);

@@ -91,11 +91,18 @@ class HostGroup::Service {
     }
     wake();
     waiting_ = true;
-    const bool done = changed_.wait_until(lock, after(timeout_ + kLater), [this] { return fault_ || result_; });
+    const bool done = changed_.wait_until(lock, after(limit() + kLater), [this] { return fault_ || result_; });
     waiting_ = false;
-    if (!done) fail("rank 0 did not answer within " + format_duration(timeout_));
+    if (!done) fail("rank 0 did not answer within " + format_duration(limit()));
+    patience_ = 0;
     if (!result_) fail_communication(rank_, size_, *fault_);
     return unpack(*std::exchange(result_, nullptr));
+  }
+
+  void be_patient(double seconds) {
+    std::lock_guard lock(mutex_);
+    patience_ = seconds;
+    if (gather_by_) gather_by_ = after(limit());
   }
 
   void end(const std::string& text) {
@@ -114,6 +121,8 @@ class HostGroup::Service {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
   }
+
+  double limit() const { return std::max(timeout_, patience_); }
 
   std::size_t rank_of(std::size_t socket) const { return rank_ == 0 ? socket : 0; }
 
@@ -172,7 +181,7 @@ class HostGroup::Service {
     if (fault_) return;
     if (given_[rank]) return fail(name(rank) + " is ahead of the others");
     given_[rank] = std::move(bytes);
-    if (!gather_by_) gather_by_ = after(timeout_);
+    if (!gather_by_) gather_by_ = after(limit());
     if (!std::all_of(given_.begin(), given_.end(), [](const auto& one) { return one.has_value(); }))
       return check_left();
     std::string all = pack(given_);
@@ -197,7 +206,7 @@ class HostGroup::Service {
     std::string list;
     for (std::size_t rank = 0; rank < given_.size(); ++rank)
       if (!given_[rank]) list += (list.empty() ? "rank " : ", ") + std::to_string(rank);
-    return list + " did not come to an exchange within " + format_duration(timeout_);
+    return list + " did not come to an exchange within " + format_duration(limit());
   }
 
   /// The first fault counts. Rank 0 tells all; others tell rank 0.
@@ -212,6 +221,7 @@ class HostGroup::Service {
 
   const int rank_, size_;
   const double timeout_;
+  double patience_ = 0;  // of the exchange that is on or next
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<FrameSocket> sockets_;  // rank 0: by rank; others: rank 0's
@@ -241,6 +251,10 @@ std::vector<std::string> HostGroup::exchange(std::string own) {
   std::vector<std::string> all;
   all.push_back(std::move(own));
   return all;
+}
+
+void HostGroup::be_patient(double seconds) {
+  if (service_) service_->be_patient(seconds);
 }
 
 void HostGroup::end(const std::string& text) noexcept {

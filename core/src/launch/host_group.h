@@ -28,6 +28,9 @@ class HostGroup {
   /// What each rank gave, by rank; collective, by one thread at a time, up to 64 MiB each. Throws a communication error
   /// when the group has a fault, or gets one while this waits.
   std::vector<std::string> exchange(std::string own);
+  /// The next exchange may take this rank so many seconds to come to, or to wait for others: called by all ranks before
+  /// what one of them does alone and others wait for.
+  void be_patient(double seconds);
   /// Ends the group for all ranks, with "rank R: " and this text as the fault; from any thread.
   void end(const std::string& text) noexcept;
   /// The first fault: a rank that is gone, that ended the group, or that did not come to an exchange. From any thread.

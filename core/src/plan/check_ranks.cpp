@@ -42,12 +42,19 @@ struct RankRun {
   }
 };
 
+/// What a rank does in a collective, and where: the whole, which all ranks have alike, is what goes in or what comes
+/// out.
 std::string described(const RankRun& rank, const Action* action) {
   if (!action) return "nothing";
   const OpInstance& op = rank.task(*action).instance;
   std::string text = op.kind;
-  for (const Operand& operand : op.outputs)
-    text += " " + std::string(name_of(operand.dtype)) + " " + to_string(operand.extents);
+  const auto bytes = [](const std::vector<Operand>& operands) { return operands.empty() ? 0 : operands[0].bytes(); };
+  const bool in = bytes(op.inputs) > bytes(op.outputs);
+  const auto accesses = in ? rank.schedule->reads(*action) : rank.schedule->writes(*action);
+  const std::vector<Operand>& operands = in ? op.inputs : op.outputs;
+  for (std::size_t i = 0; i < operands.size(); ++i)
+    text += " " + std::string(name_of(operands[i].dtype)) + " " + to_string(operands[i].extents) +
+            (i < accesses.size() ? " at " + std::to_string(accesses[i].place.offset) : "");
   return text;
 }
 

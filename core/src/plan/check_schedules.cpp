@@ -128,7 +128,8 @@ void ScheduleChecker::check_operands(const RunSchedule& schedule, std::size_t in
       Range a = ranges[i], b = ranges[j];
       if (a.operand > b.operand) std::swap(a, b);
       if (b.operand < reads) continue;
-      if (a.operand < reads && a.access->place == b.access->place && a.access->value == b.access->value) continue;
+      const bool same_place = a.access->place == b.access->place || action.kind == ActionKind::collective;
+      if (a.operand < reads && same_place && a.access->value == b.access->value) continue;
       const std::vector<std::pair<int, int>>* allowed =
           action.task < 0 ? nullptr : &set_.tasks[static_cast<std::size_t>(action.task)].overwrites;
       if (a.operand < reads && allowed && a.access->place.offset == b.access->place.offset &&
@@ -250,6 +251,7 @@ class Walk {
     checker_.run(plan_.schedules[run], slot_, plan_.staging_slot_bytes);
   }
   void evaluations() {
+    one(Run::gather);
     for (Run run : {Run::evaluate, Run::logits, Run::next_logits}) {
       if (plan_.schedules[run].empty()) continue;
       one(Run::upload);
@@ -263,7 +265,6 @@ class Walk {
       one(Run::upload);
       one(plan_.schedules.micro_step(i == 0, i + 1 == micro_batches, observed));
     }
-    one(Run::reduce);
     if (observed) one(Run::observe_weights);
     one(Run::update);
     one(Run::result);

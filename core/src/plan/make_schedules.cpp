@@ -1,11 +1,13 @@
 #include "plan/make_schedules.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <utility>
 
 #include "plan/order.h"
 #include "plan/places.h"
+#include "plan/state_programs.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
 #include "quern/step_state.h"
@@ -54,9 +56,12 @@ class Maker {
     for (int i = 0; i < kRuns; ++i) {
       const Run run = static_cast<Run>(i);
       std::vector<bool> has_sum;
-      for (const Stop& stop : order_of(plan_, run)) add_program(run, stop, has_sum);
+      arrivals_.clear();
+      for (const Stop& stop : order_of(plan_, run)) {
+        if (stop.program) add_program(run, stop, has_sum);
+        add_meeting(run, stop);
+      }
       if (run == Run::upload) add_upload();
-      if (run == Run::reduce && plan_.options.train) add_reduce();
       if (run == Run::result && plan_.options.train) add_result();
       if (!set_[run].empty()) set_[run].name = name_of(run);
       number_versions(set_, set_[run]);
@@ -201,23 +206,132 @@ class Maker {
     for (std::size_t i = 0; i < from.size(); ++i) add_copy(schedule, from[i], to[i]);
   }
 
-  void add_reduce() {
-    std::int32_t window = 0;
-    for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.kind != names::kGradient && tensor.kind != names::kLossStats) continue;
-      Operand operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
-      set_.tasks.push_back(
-          {.instance =
-               {.kind = "all_reduce", .inputs = {operand}, .outputs = {operand}, .attributes = {}, .geometry = {}},
-           .name = "all_reduce " + tensor.kind + (tensor.parameter.empty() ? "" : " " + tensor.parameter),
-           .program = "reduce"});
-      const Access access = places_.tensor(tensor);
-      set_[Run::reduce].add({.kind = ActionKind::collective,
-                             .task = static_cast<std::int32_t>(set_.tasks.size() - 1),
-                             .layer = tensor.layer,
-                             .window = window++},
-                            std::span(&access, 1), std::span(&access, 1));
+  // ---- what ranks do together: on a lane of its own, so that programs go on meanwhile ----
+
+  void follow(RunSchedule& schedule, Lane later, Lane earlier) {
+    const std::int32_t event = schedule.events++;
+    schedule.add({.kind = ActionKind::record, .lane = earlier, .event = event}, {}, {});
+    schedule.add({.kind = ActionKind::wait, .lane = later, .event = event}, {}, {});
+  }
+
+  struct Collective {
+    const char* kind;
+    Attributes attributes;
+    std::vector<const PlannedTensor*> reads, writes;
+  };
+
+  void add_collective(RunSchedule& schedule, const Collective& wanted) {
+    if (wanted.reads.empty()) return;
+    const PlannedTensor& named = wanted.writes[0]->parameter.empty() ? *wanted.reads[0] : *wanted.writes[0];
+    Task task{
+        .instance = {.kind = wanted.kind, .inputs = {}, .outputs = {}, .attributes = wanted.attributes, .geometry = {}},
+        .name = std::string(wanted.kind) + " " + named.kind,
+        .program = "collectives"};
+    auto operand_of = [](const PlannedTensor& tensor) {
+      return Operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
+    };
+    reads_.clear();
+    writes_.clear();
+    for (const PlannedTensor* tensor : wanted.reads) {
+      task.instance.inputs.push_back(operand_of(*tensor));
+      reads_.push_back(places_.tensor(*tensor));
     }
+    for (const PlannedTensor* tensor : wanted.writes) {
+      task.instance.outputs.push_back(operand_of(*tensor));
+      writes_.push_back(places_.tensor(*tensor));
+    }
+    if (!named.parameter.empty()) task.name += " " + named.parameter;
+    set_.tasks.push_back(std::move(task));
+    schedule.add({.kind = ActionKind::collective,
+                  .lane = Lane::communication,
+                  .task = static_cast<std::int32_t>(set_.tasks.size() - 1),
+                  .layer = named.layer},
+                 reads_, writes_);
+  }
+
+  void add_all_reduce(RunSchedule& schedule, std::vector<const PlannedTensor*> tensors, const char* reduction) {
+    add_collective(schedule, {"all_reduce", {{"reduction", std::string(reduction)}}, tensors, tensors});
+  }
+
+  /// Elements of each rank's rows of a tensor.
+  std::vector<double> counts_of(const ParameterPlan& parameter, const Extents& whole) const {
+    std::vector<double> counts;
+    for (int rank = 0; rank < plan_.options.state.ranks; ++rank)
+      counts.push_back(static_cast<double>(element_count(shard_of_rows(whole, parameter.bounds, rank).extents)));
+    return counts;
+  }
+
+  bool is_matrix(const ParameterPlan& parameter) const { return parameter.spec.extents.size() > 1; }
+
+  void add_gathers(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
+    for (const Value& value : parameter.gathered[plan_.class_index(layer)]) {
+      const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
+      const PlannedTensor& own = plan_.tensor(shard_name(value.name), parameter.spec.name, layer);
+      add_collective(schedule, {"all_gather", {{"counts", counts_of(parameter, whole.extents)}}, {&own}, {&whole}});
+    }
+  }
+
+  void add_reduction(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
+    const PlannedTensor& whole = plan_.tensor(names::kGradient, parameter.spec.name, layer);
+    if (parameter.bounds.empty()) return add_all_reduce(schedule, {&whole}, "sum");
+    const PlannedTensor& own = plan_.tensor(tensor_name(names::kGradient, parameter.spec.name, layer), "", -1);
+    add_collective(schedule, {"reduce_scatter",
+                              {{"reduction", std::string("sum")}, {"counts", counts_of(parameter, whole.extents)}},
+                              {&whole},
+                              {&own}});
+  }
+
+  std::vector<const PlannedTensor*> tensors_that(const std::function<bool(const PlannedTensor&)>& takes) const {
+    std::vector<const PlannedTensor*> tensors;
+    for (const PlannedTensor& tensor : plan_.tensors)
+      if (takes(tensor)) tensors.push_back(&tensor);
+    return tensors;
+  }
+
+  void add_meeting(Run run, const Stop& stop) {
+    RunSchedule& schedule = set_[run];
+    auto each = [&](auto add) {
+      for (const ParameterPlan& parameter : plan_.parameters)
+        if (parameter.spec.group == stop.group) add(parameter);
+    };
+    switch (stop.meeting) {
+      case Meeting::none: return;
+      case Meeting::gather:
+        if (arrivals_.empty()) follow(schedule, Lane::communication, Lane::compute);
+        each([&](const ParameterPlan& parameter) { add_gathers(schedule, parameter, stop.layer); });
+        arrivals_[{stop.group, stop.layer}] = schedule.events;
+        return schedule.add({.kind = ActionKind::record, .lane = Lane::communication, .event = schedule.events++}, {},
+                            {});
+      case Meeting::arrive:
+        return schedule.add({.kind = ActionKind::wait, .event = arrivals_.at({stop.group, stop.layer})}, {}, {});
+      case Meeting::reduce:
+        follow(schedule, Lane::communication, Lane::compute);
+        return each([&](const ParameterPlan& parameter) {
+          if (is_matrix(parameter)) add_reduction(schedule, parameter, stop.layer);
+        });
+      case Meeting::sum:
+        follow(schedule, Lane::communication, Lane::compute);
+        add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
+                         return tensor.owner == TensorOwner::gradient && !is_matrix(plan_.parameter(tensor.parameter));
+                       }),
+                       "sum");
+        break;
+      case Meeting::sum_norms:
+        follow(schedule, Lane::communication, Lane::compute);
+        add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
+                         return tensor.kind == names::kLossStats || tensor.kind == names::kShardSquares;
+                       }),
+                       "sum");
+        break;
+      case Meeting::maximum:
+        follow(schedule, Lane::communication, Lane::compute);
+        add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
+                         return tensor.kind == names::kAmaxes || tensor.owner == TensorOwner::precision;
+                       }),
+                       "maximum");
+        break;
+    }
+    follow(schedule, Lane::compute, Lane::communication);
   }
 
   // Loss and update state come to the host, which waits for them.
@@ -241,7 +355,8 @@ class Maker {
   ScheduleSet set_;
   Places places_;
   std::map<const PlacedProgram*, Known> known_;
-  std::vector<Access> reads_, writes_;  // of the launch being added
+  std::map<std::pair<ParameterGroup, int>, std::int32_t> arrivals_;  // events of a run's gathers, by group and layer
+  std::vector<Access> reads_, writes_;                               // of the action being added
 };
 
 }  // namespace

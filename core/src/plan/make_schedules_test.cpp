@@ -48,15 +48,14 @@ using Adds = std::vector<bool>;
 
 TEST_CASE("a plan has the runs that its options ask for, under their names") {
   PlanOptions options = tiny_options();
-  const Names training{"refresh",          "upload", "evaluate", "first micro-step",
-                       "later micro-step", "reduce", "update",   "result"};
+  const Names training{"refresh", "upload", "evaluate", "first micro-step", "later micro-step", "update", "result"};
   CHECK(runs_of(options) == training);
   options.logits = options.next_logits = true;
   options.train = false;
   CHECK(runs_of(options) == Names{"refresh", "upload", "evaluate", "logits", "next logits"});
   options = stored_options(4, 1);
   CHECK(runs_of(options) == Names{"refresh", "upload", "evaluate", "first micro-step", "later micro-step",
-                                  "last micro-step", "only micro-step", "reduce", "update", "result"});
+                                  "last micro-step", "only micro-step", "update", "result"});
   options = tiny_options();
   options.observe = true;
   const Names observed = runs_of(options);
@@ -111,9 +110,9 @@ TEST_CASE("tasks of layers that are alike are shared, and named for people") {
   CHECK(task.cost.flops > 0);
 }
 
-TEST_CASE("windows number the programs of a run, and collectives one by one") {
+TEST_CASE("windows number the programs of a run") {
   const Plan plan = tiny_plan(tiny_options());
-  for (Run run : {Run::first, Run::evaluate, Run::refresh, Run::reduce}) {
+  for (Run run : {Run::first, Run::evaluate, Run::refresh}) {
     CAPTURE(name_of(run));
     std::int32_t last = -1;
     for (const Action& action : plan.schedules[run].actions) {
@@ -158,20 +157,6 @@ TEST_CASE("a result is copied, awaited by the host and read") {
   CHECK(name(plan, schedule.reads(schedule.actions[0])[0]) == "loss_stats");
   CHECK(name(plan, schedule.reads(schedule.actions[1])[0]) == "update");
   CHECK(schedule.reads(schedule.actions[4]).size() == 2);
-}
-
-TEST_CASE("ranks reduce every gradient and the loss, in place") {
-  const Plan plan = tiny_plan(tiny_options());
-  const RunSchedule& schedule = plan.schedules[Run::reduce];
-  CHECK(schedule.actions.size() == 3 + 2 * 6 + 1);
-  for (const Action& action : schedule.actions) {
-    CHECK(action.kind == ActionKind::collective);
-    const Access &in = schedule.reads(action)[0], &out = schedule.writes(action)[0];
-    CHECK(in.place == out.place);
-    CHECK(in.value == out.value);
-    CHECK(in.version == 0);
-    CHECK(out.version == 1);
-  }
 }
 
 TEST_CASE("tensors outlive runs, and those that are written before the first one are held") {

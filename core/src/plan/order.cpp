@@ -23,25 +23,82 @@ bool apart(const Stop&, const Stop&) { return false; }
 
 int layers_of(const Plan& plan) { return static_cast<int>(plan.model.layers); }
 
-// `ends`: gradients are final behind the layer that makes them, and so are the sums of their squares.
-std::vector<Stop> training(const Plan& plan, bool ends) {
+using Group = ParameterGroup;
+
+Stop meeting(Meeting kind, Group group = Group::block, int layer = -1) {
+  return {.layer = layer, .meeting = kind, .group = group};
+}
+
+bool in_stores(const Plan& plan) { return plan.options.state.gradients.memory != kOnDevice; }
+bool ranks_meet(const Plan& plan) { return plan.options.state.meet; }
+
+/// Visits the programs that make the rest of what is gathered.
+template <class Visit>
+void each_rest(const Plan& plan, Group group, int layer, Visit visit) {
+  for (const ParameterPlan& parameter : plan.parameters)
+    if (parameter.spec.group == group) visit(plan.rest_of(parameter, layer));
+}
+
+/// All gathers at once: they go on beside the programs, each of which waits for what it reads.
+void add_gathers(const Plan& plan, std::vector<Stop>& order) {
+  order.push_back(meeting(Meeting::gather, Group::embedding));
+  for (int layer = 0; layer < layers_of(plan); ++layer) order.push_back(meeting(Meeting::gather, Group::block, layer));
+  order.push_back(meeting(Meeting::gather, Group::head));
+}
+
+void add_arrival(const Plan& plan, std::vector<Stop>& order, Group group, int layer = -1) {
+  order.push_back(meeting(Meeting::arrive, group, layer));
+  each_rest(plan, group, layer, [&](const PlacedProgram& rest) { order.push_back({&rest, Flow::none, layer}); });
+}
+
+struct StepEnds {
+  bool first = false;  ///< working copies are gathered
+  bool last = false;   ///< gradients are final behind the program that makes them, and so are the sums of their squares
+};
+
+std::vector<Stop> training(const Plan& plan, StepEnds ends) {
   const int layers = layers_of(plan);
-  std::vector<Stop> order{{&plan.embed, Flow::forward, -1, -1, 0}};
-  for (int layer = 0; layer < layers; ++layer)
-    order.push_back({&plan.layer_class(layer).forward, Flow::forward, layer, layer, layer + 1});
-  order.push_back({&plan.head_train, Flow::turn, -1, layers, layers});
-  auto add_squares = [&](int layer) {
-    if (ends) order.push_back({&plan.squares[static_cast<std::size_t>(layer + 1)], Flow::none, layer});
+  const bool ranks = ranks_meet(plan), gathers = ends.first && ranks, reduces = ends.last && ranks;
+  std::vector<Stop> order;
+  auto arrive = [&](Group group, int layer = -1) {
+    if (gathers) add_arrival(plan, order, group, layer);
   };
+  auto finish = [&](Group group, int layer = -1) {
+    if (reduces) order.push_back(meeting(Meeting::reduce, group, layer));
+    if (ends.last && in_stores(plan) && group != Group::head)
+      order.push_back({&plan.squares[static_cast<std::size_t>(layer + 1)], Flow::none, layer});
+  };
+  if (gathers) add_gathers(plan, order);
+  arrive(Group::embedding);
+  order.push_back({&plan.embed, Flow::forward, -1, -1, 0});
+  for (int layer = 0; layer < layers; ++layer) {
+    arrive(Group::block, layer);
+    order.push_back({&plan.layer_class(layer).forward, Flow::forward, layer, layer, layer + 1});
+  }
+  arrive(Group::head);
+  order.push_back({&plan.head_train, Flow::turn, -1, layers, layers});
+  finish(Group::head);
   for (int layer = layers; layer-- > 0;) {
     order.push_back({&plan.layer_class(layer).backward, Flow::backward, layer, layer + 1, layer});
-    add_squares(layer);
+    finish(Group::block, layer);
   }
   order.push_back({&plan.embed_backward, Flow::backward, -1, 0, -1});
-  add_squares(-1);
+  finish(Group::embedding);
+  if (reduces) order.push_back(meeting(Meeting::sum));
   number(order, [](const Stop& stop, const Stop& before) {
     return stop.flow == Flow::none && before.flow == Flow::backward;  // squares, with what made the gradients
   });
+  return order;
+}
+
+// What no step has gathered yet.
+std::vector<Stop> gathering(const Plan& plan) {
+  std::vector<Stop> order;
+  add_gathers(plan, order);
+  add_arrival(plan, order, Group::embedding);
+  for (int layer = 0; layer < layers_of(plan); ++layer) add_arrival(plan, order, Group::block, layer);
+  add_arrival(plan, order, Group::head);
+  number(order, apart);
   return order;
 }
 
@@ -67,19 +124,41 @@ std::vector<Stop> each_parameter(const Plan& plan, Pick pick) {
   return order;
 }
 
-std::vector<Stop> refresh(const Plan& plan) {
+std::vector<Stop> refreshes_of(const Plan& plan) {
   return each_parameter(
       plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.refresh_of(p, layer); });
 }
 
+void add_amaxes(const Plan& plan, std::vector<Stop>& order) {
+  if (!ranks_meet(plan)) return;
+  order.push_back({&plan.amaxes});
+  order.push_back(meeting(Meeting::maximum));
+}
+
+std::vector<Stop> refresh(const Plan& plan) {
+  std::vector<Stop> order;
+  add_amaxes(plan, order);
+  for (const Stop& stop : refreshes_of(plan)) order.push_back(stop);
+  if (ranks_meet(plan))
+    for (const Stop& stop : gathering(plan)) order.push_back(stop);
+  number(order, apart);
+  return order;
+}
+
 // What updates a layer's tensors is followed by what refreshes their working copies, while they are at hand.
 std::vector<Stop> update(const Plan& plan) {
-  std::vector<Stop> order{{&plan.norm}};
-  const std::vector<Stop> refreshes = refresh(plan);
+  std::vector<Stop> order;
+  if (ranks_meet(plan)) {
+    for (const PlacedProgram& squares : plan.squares) order.push_back({&squares});
+    order.push_back(meeting(Meeting::sum_norms));
+  }
+  order.push_back({&plan.norm});
+  const std::vector<Stop> refreshes = refreshes_of(plan);
   for (std::size_t window = 0; window < plan.updates.size(); ++window) {
     const bool all = plan.updates.size() == 1;
     const int layer = static_cast<int>(window) - 1;
     order.push_back({&plan.updates[window], Flow::none, all ? -1 : layer});
+    if (all) add_amaxes(plan, order);
     for (const Stop& stop : refreshes)
       if (all || stop.layer == layer) order.push_back(stop);
   }
@@ -97,7 +176,8 @@ std::vector<Stop> update(const Plan& plan) {
 
 std::vector<Stop> order_of(const Plan& plan, Run run) {
   const PlanOptions& options = plan.options;
-  const bool observes = options.train && options.observe, ends = options.train && !plan.squares.empty();
+  const bool observes = options.train && options.observe;
+  const bool ends = options.train && (in_stores(plan) || ranks_meet(plan));
   switch (run) {
     case Run::refresh: return refresh(plan);
     case Run::evaluate: return evaluation(plan, plan.head_evaluate);
@@ -109,19 +189,22 @@ std::vector<Stop> order_of(const Plan& plan, Run run) {
       break;
     case Run::first:
     case Run::later:
-      if (options.train) return training(plan, false);
+      if (options.train) return training(plan, {.first = run == Run::first});
       break;
     case Run::observed_first:
     case Run::observed_later:
-      if (observes) return training(plan, false);
+      if (observes) return training(plan, {.first = run == Run::observed_first});
       break;
     case Run::last:
     case Run::only:
-      if (ends) return training(plan, true);
+      if (ends) return training(plan, {.first = run == Run::only, .last = true});
       break;
     case Run::observed_last:
     case Run::observed_only:
-      if (observes && ends) return training(plan, true);
+      if (observes && ends) return training(plan, {.first = run == Run::observed_only, .last = true});
+      break;
+    case Run::gather:
+      if (ranks_meet(plan)) return gathering(plan);
       break;
     case Run::update:
       if (options.train) return update(plan);
@@ -132,7 +215,6 @@ std::vector<Stop> order_of(const Plan& plan, Run run) {
             plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.observe_of(p, layer); });
       break;
     case Run::upload:
-    case Run::reduce:
     case Run::result: break;
   }
   return {};

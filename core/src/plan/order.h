@@ -10,7 +10,19 @@
 
 namespace quern {
 
-/// A program at its place in the order. Boundary k lies before layer k; the last one lies before the head.
+/// What ranks do together.
+enum class Meeting : std::uint8_t {
+  none,
+  gather,     ///< brings the working copies of a group or layer here, beside what follows
+  arrive,     ///< what follows has them
+  reduce,     ///< sums the gradients of the matrices of a group or layer, beside what follows
+  sum,        ///< adds up all other gradients, and waits for what was reduced
+  sum_norms,  ///< adds up losses and squares
+  maximum,    ///< of amaxes and of the states that the update advances
+};
+
+/// A program, or what ranks do together, at its place in the order. Boundary k lies before layer k; the last one lies
+/// before the head.
 struct Stop {
   /// Which streams enter and leave.
   enum class Flow : std::uint8_t {
@@ -26,7 +38,9 @@ struct Stop {
   int boundary_in = -1;          ///< -1: nothing enters
   int boundary_out = -1;         ///< -1: nothing leaves
   std::string_view result = {};  ///< the tensor that the program's output is, instead of a stream
-  int window = -1;               ///< its number in the order; programs that take values of stores together share one
+  Meeting meeting = Meeting::none;
+  ParameterGroup group = ParameterGroup::block;  ///< of a meeting
+  int window = -1;  ///< its number in the order; programs that take values of stores together share one
 };
 
 /// Borrows the plan's programs. Empty for runs that are no programs, and for those that the plan has no programs of.

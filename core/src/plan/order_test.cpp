@@ -75,6 +75,7 @@ TEST_CASE("an update of windows refreshes what it has just updated, in the same 
 TEST_CASE("squares are summed in the micro-step that ends a step, with the gradients they are of") {
   Plan plan = plan_of(2, false);
   CHECK(order_of(plan, Run::last).empty());
+  plan.options.state.gradients.memory = "host";
   plan.squares.resize(3);
   CHECK(order_of(plan, Run::first).size() == 7);
   for (Run run : {Run::last, Run::only}) {

@@ -11,12 +11,10 @@ void check_placement(const StatePlacement& state) {
   auto refuse = [&](const std::string& setting, const char* needs, const std::string& instead) {
     faults += "\n  " + setting + " needs " + needs + "; set it to " + instead;
   };
-  if (state.ranks != 1) refuse("parallel.ranks = " + std::to_string(state.ranks), "a plan for several ranks", "1");
   auto check_sharding = [&](const char* key, const Placement& placement) {
     if (placement.sharding != Sharding::none)
       refuse(std::string(key) + " = \"ranks\"", "a plan of slabs that ranks gather and reduce", "\"none\"");
   };
-  check_sharding("parallel.shard_optimizer", state.master);  // and moments
   check_sharding("parallel.shard_gradients", state.gradients);
   check_sharding("parallel.shard_weights", state.weights);
   auto check_memory = [&](const char* key, const Placement& placement) {
@@ -25,9 +23,13 @@ void check_placement(const StatePlacement& state) {
              "\"" + std::string(kOnDevice) + "\"");
   };
   check_memory("memory.activations", state.activations);
-  if (!faults.empty())
-    throw Error(ErrorCode::config,
-                {.where = "plan", .what = "this version plans for one rank, with activations on its device:" + faults});
+  if (state.ranks > 1) {
+    check_memory("memory.master", state.master);
+    check_memory("memory.moments", state.moments);
+    check_memory("memory.gradients", state.gradients);
+    check_memory("memory.weights", state.weights);
+  }
+  if (!faults.empty()) throw Error(ErrorCode::config, {.where = "plan", .what = "not in this version:" + faults});
 }
 
 }  // namespace quern

@@ -1,6 +1,6 @@
 #pragma once
 // Where each kind of a run's state is kept and over what it is split: chosen by the config, carried to the planner.
-// The planner lays out one rank with everything on the device; what it cannot lay out is refused here, by key.
+// What the planner cannot lay out is refused here, by key.
 
 #include <cstdint>
 #include <string>
@@ -22,12 +22,14 @@ struct Placement {
 
 struct StatePlacement {
   int ranks = 1;
+  bool meet = false;          ///< whether there are collectives, also of one rank alone
+  int rank = 0;               ///< whose plan it is; those of all ranks have the same order of collectives
   Placement master, moments;  ///< sharded alike: one rank updates both
   Placement gradients, weights;
   Placement activations;  ///< saved for the backward pass; never sharded
 };
 
-/// Throws a config error with a line for each key that asks for more than one rank, a shard or another memory.
+/// Throws a config error with a line for each key that asks for what no plan has yet.
 void check_placement(const StatePlacement& state);
 
 }  // namespace quern

@@ -34,8 +34,9 @@ std::int32_t Places::fresh(std::string name) {
   return static_cast<std::int32_t>(names_.size() - 1);
 }
 
-Access Places::at(const Place& place, std::string_view name, int layer) {
-  auto [it, is_new] = settled_.try_emplace({place.space, place.index, place.offset}, 0);
+// A shard that is seen in place is the value that it is a part of.
+Access Places::at(const Place& place, std::int64_t known_by, std::string_view name, int layer) {
+  auto [it, is_new] = settled_.try_emplace({place.space, place.index, known_by}, 0);
   if (is_new) it->second = fresh(in_layer(name, layer));
   return {place, it->second};
 }
@@ -51,8 +52,8 @@ std::int64_t Places::bytes_of(const Value& value) const {
 }
 
 Access Places::tensor(const PlannedTensor& tensor) {
-  return at(tensor.place(), tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter,
-            tensor.layer);
+  return at(tensor.place(), tensor.part_of < 0 ? tensor.offset : tensor.part_of,
+            tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
 }
 
 std::vector<Access> Places::of(const Stop& stop) {
@@ -138,7 +139,7 @@ Access Places::stream(int boundary, int operand, bool evaluate, std::int64_t byt
   }
   const std::int64_t offset = plan_.boundary_offsets[static_cast<std::size_t>(boundary)][index];
   if (offset == plan_.boundary_buffers[boundary % 2][index]) return shared(boundary, index);
-  return at({Space::device, 0, offset, bytes}, "stream " + std::to_string(boundary), -1);
+  return at({Space::device, 0, offset, bytes}, offset, "stream " + std::to_string(boundary), -1);
 }
 
 Access Places::saved(const Stop& stop, const Value& value) {
@@ -149,8 +150,8 @@ Access Places::saved(const Stop& stop, const Value& value) {
     return stream(stop.layer, in, false, bytes_of(value));
   auto it = layer_class.saved_offsets.find(value.name);
   if (it == layer_class.saved_offsets.end()) fail_internal("plan", layer_class.name + " does not keep " + value.name);
-  return at({Space::device, 0, plan_.slab_of_layer[static_cast<std::size_t>(stop.layer)] + it->second, bytes_of(value)},
-            value.name, stop.layer);
+  const std::int64_t offset = plan_.slab_of_layer[static_cast<std::size_t>(stop.layer)] + it->second;
+  return at({Space::device, 0, offset, bytes_of(value)}, offset, value.name, stop.layer);
 }
 
 }  // namespace quern

@@ -29,7 +29,7 @@ class Places {
   Access saved(const Stop& stop, const Value& value);
   Access state(const Stop& stop, const Value& value);
   /// The value that lies at a place for good.
-  Access at(const Place& place, std::string_view name, int layer);
+  Access at(const Place& place, std::int64_t known_by, std::string_view name, int layer);
   /// One of several values that pass through a place by turns.
   Access passing(std::int64_t offset, std::int64_t bytes, const std::string& name);
   std::int32_t fresh(std::string name);

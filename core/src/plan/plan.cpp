@@ -67,6 +67,12 @@ const PlannedTensor* Plan::find(std::string_view kind, std::string_view paramete
   return nullptr;
 }
 
+const ParameterPlan& Plan::parameter(std::string_view name) const {
+  for (const ParameterPlan& parameter : parameters)
+    if (parameter.spec.name == name) return parameter;
+  fail_internal("plan", "no parameter `" + std::string(name) + "`");
+}
+
 const PlannedTensor& Plan::tensor(std::string_view kind, std::string_view parameter, int layer) const {
   if (const PlannedTensor* found = find(kind, parameter, layer)) return *found;
   fail_internal("plan", "no tensor " + std::string(kind) + " of `" + std::string(parameter) + "`, layer " +

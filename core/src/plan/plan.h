@@ -14,6 +14,7 @@
 #include "plan/placement.h"
 #include "plan/residency.h"
 #include "plan/schedule.h"
+#include "plan/shards.h"
 #include "program/names.h"
 #include "program/passes/lower_precision.h"
 #include "program/passes/place.h"
@@ -75,9 +76,13 @@ struct PlannedTensor {
   int layer = -1;              ///< -1 outside the layers
   DType dtype = DType::f32;
   Extents extents = {};
-  std::int64_t offset = 0;  ///< in the device arena, or in the store
-  std::int32_t store = -1;  ///< index into Plan::stores; -1: on the device
+  std::int64_t offset = 0;    ///< in the device arena, or in the store
+  std::int32_t store = -1;    ///< index into Plan::stores; -1: on the device
+  Extents whole = {};         ///< over all ranks, where `extents` are this rank's shard of it; else empty
+  std::int64_t first = 0;     ///< element of `whole` where the shard begins
+  std::int64_t part_of = -1;  ///< offset of the tensor whose bytes these are too; -1: none
   std::int64_t bytes() const { return byte_count(extents, dtype); }
+  const Extents& whole_extents() const { return whole.empty() ? extents : whole; }
   Place place() const { return {store < 0 ? Space::device : Space::store, std::max(store, 0), offset, bytes()}; }
 };
 
@@ -98,9 +103,12 @@ struct LayerClass {
 
 struct ParameterPlan {
   ParameterSpec spec;
-  /// Working copies from the master, by layer class (one for all outside the layers); empty when the master is the
-  /// working copy.
+  RowBounds bounds = {};  ///< of its shards
+  /// Working copies from the master, or this rank's rows of them, by layer class (one for all outside the layers);
+  /// empty when the master is the working copy.
   std::vector<PlacedProgram> refresh;
+  std::vector<PlacedProgram> rest;           ///< likewise: what is made of working copies once they are gathered
+  std::vector<std::vector<Value>> gathered;  ///< likewise: working copies of which each rank makes its rows
   std::vector<PlacedProgram> observe;  ///< of the quantized ones among them; likewise, empty unless options.observe
 };
 
@@ -131,7 +139,10 @@ struct Plan {
   std::vector<int> class_of_layer;
   PlacedProgram norm;                  ///< gradient norm and clip scale; empty when not training, as the next two
   std::vector<PlacedProgram> updates;  ///< the optimizer's ops: over all tensors, or by layer + 1 (0: outside)
-  std::vector<PlacedProgram> squares;  ///< what the norm adds up, by layer + 1; empty: the norm reads all gradients
+  /// What the norm adds up: by layer + 1 where stores have the gradients, or those of shards and then those of what is
+  /// whole on every rank; empty: the norm reads all gradients.
+  std::vector<PlacedProgram> squares;
+  PlacedProgram amaxes;  ///< of masters of which this rank has a shard
   std::vector<ParameterPlan> parameters;
 
   // ---- memory ----
@@ -142,6 +153,7 @@ struct Plan {
   std::vector<std::int64_t> boundary_buffers[2];            ///< shared buffers by parity, by operand
   std::int64_t gradient_buffers[2] = {0, 0};                ///< stream gradient by parity
   std::int64_t transient_offset = 0;
+  std::int64_t passage_bytes = 0;  ///< from there on, free between runs, alike on all ranks
   std::int64_t device_bytes = 0;
   std::int64_t staging_slot_bytes = 0;  ///< pinned host memory of one micro-batch
   std::int64_t pinned_bytes = 0;        ///< all of that
@@ -163,14 +175,26 @@ struct Plan {
   const LayerClass& layer_class(int layer) const {
     return classes[static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
   }
+  /// Index of a layer's class among programs that a parameter has by class; -1 outside the layers.
+  std::size_t class_index(int layer) const {
+    return layer < 0 ? 0 : static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)]);
+  }
   /// The refresh program of a parameter in that layer; -1 outside the layers.
   const PlacedProgram& refresh_of(const ParameterPlan& parameter, int layer) const {
-    return parameter.refresh[layer < 0 ? 0 : static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
+    return parameter.refresh[class_index(layer)];
+  }
+  const PlacedProgram& rest_of(const ParameterPlan& parameter, int layer) const {
+    return parameter.rest[class_index(layer)];
   }
   const PlacedProgram& observe_of(const ParameterPlan& parameter, int layer) const {
-    return parameter.observe[layer < 0 ? 0 : static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
+    return parameter.observe[class_index(layer)];
   }
-  /// A missing tensor is an internal error.
+  /// A missing parameter or tensor is an internal error.
+  const ParameterPlan& parameter(std::string_view name) const;
+  /// The working copy that programs call `value`.
+  const PlannedTensor& working(const ParameterSpec& spec, const std::string& value, int layer) const {
+    return tensor(value == spec.name ? names::kWorking : value, spec.name, layer);
+  }
   const PlannedTensor& tensor(std::string_view kind, std::string_view parameter, int layer) const;
 
  private:

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <iterator>
+#include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -19,7 +22,7 @@ namespace {
 class Planner {
  public:
   Planner(const PlanParts& parts, const PlanOptions& options)
-      : parts_(parts), set_(parts, options), state_(parts, options, set_) {
+      : parts_(parts), set_(parts, options), shards_(options.state), state_(parts, options, set_, shards_) {
     plan_.options = options;
   }
 
@@ -92,17 +95,16 @@ class Planner {
 
   void make_parameters() {
     for (const ParameterSpec& spec : set_.parameters()) {
-      ParameterPlan parameter{.spec = spec, .refresh = {}, .observe = {}};
+      std::vector<Program> refreshes;
       auto add = [&](const std::vector<const Stage*>& stages) {
-        const Program refresh = state_.refresh(spec, stages);
-        parameter.refresh.push_back(placed(refresh));
-        if (plan_.options.train && plan_.options.observe)
-          parameter.observe.push_back(placed(observe_copies(refresh, plan_.ops)));
+        refreshes.push_back(state_.refresh(spec, stages));
+        if (state_.reads_master(spec, stages)) whole_masters_.insert(spec.name);
       };
       if (spec.group == ParameterGroup::block)
         for (const Stage& stage : set_.classes) add({&stage});
       else
         add({&set_.embed, &set_.head});
+      ParameterPlan parameter = planned_parameter(spec, refreshes);
       plan_.parameter_count = checked_sum(
           plan_.parameter_count, checked_product(spec.count(), spec.group == ParameterGroup::block ? layers() : 1));
       plan_.parameters.push_back(std::move(parameter));
@@ -110,13 +112,57 @@ class Planner {
     if (!plan_.options.train) return;
     const StatePlacement& state = plan_.options.state;
     const bool gradients = state.gradients.memory != kOnDevice;
-    plan_.norm = placed(gradients ? state_.norm_of_squares() : state_.norm());
     const bool windows = gradients || state.master.memory != kOnDevice || state.moments.memory != kOnDevice;
     if (!windows) plan_.updates.push_back(placed(state_.update()));
     for (int layer = -1; layer < layers() && windows; ++layer) {
       plan_.updates.push_back(placed(state_.update(layer)));
       if (gradients) plan_.squares.push_back(placed(state_.squares(layer)));
     }
+    if (shards_.any())
+      for (const auto split : {StatePrograms::Split::shards, StatePrograms::Split::whole})
+        plan_.squares.push_back(placed(state_.squares(split)));
+    plan_.norm = placed(plan_.squares.empty() ? state_.norm() : state_.norm_of_squares(plan_.squares));
+    plan_.amaxes = placed(state_.amaxes(scaled_));
+  }
+
+  // Parameters that are split have refreshes in two parts, around the gathering.
+  ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes) {
+    ParameterPlan parameter{.spec = spec, .refresh = {}, .rest = {}, .gathered = {}, .observe = {}};
+    std::int64_t groups = 1;
+    for (const Program& refresh : refreshes) {
+      const std::int64_t own = row_groups_of(refresh, plan_.ops);
+      groups = own == 0 || groups == 0 ? 0 : std::lcm(groups, own);
+    }
+    shards_.add(spec, groups, alignment());
+    parameter.bounds = shards_.bounds(spec.name);
+    std::vector<std::vector<Value>>& copies = copies_[spec.name];
+    std::vector<std::string> formats;
+    for (const Program& refresh : refreshes) {
+      SplitRefresh split{.own = refresh, .rest = {}};
+      if (parameter.bounds.empty()) {
+        std::copy_if(refresh.values.begin(), refresh.values.end(), std::back_inserter(split.made),
+                     [](const Value& value) { return value.role == Role::parameter; });
+      } else {
+        split = split_refresh(refresh, plan_.ops, parameter.bounds, plan_.options.state.rank);
+      }
+      parameter.refresh.push_back(placed(split.own));
+      parameter.rest.push_back(placed(split.rest));
+      if (!parameter.bounds.empty() && whole_masters_.contains(spec.name))
+        split.gathered.push_back({.name = spec.name,
+                                  .shape = Shape(spec.extents.begin(), spec.extents.end()),
+                                  .dtype = plan_.options.master,
+                                  .role = Role::parameter});
+      parameter.gathered.push_back(std::move(split.gathered));
+      copies.push_back(std::move(split.made));
+      formats.push_back(std::move(split.amax_format));
+      if (plan_.options.train && plan_.options.observe)
+        parameter.observe.push_back(placed(observe_copies(refresh, plan_.ops)));
+    }
+    for_each_layer(spec, layers(), [&](int layer) {
+      if (const std::string& format = formats[plan_.class_index(layer)]; !format.empty())
+        scaled_.push_back({spec, layer, format});
+    });
+    return parameter;
   }
 
   // ---- memory ----
@@ -155,10 +201,28 @@ class Planner {
     return static_cast<std::int32_t>(it - plan_.stores.begin());
   }
 
+  /// Of a parameter's tensor this rank's shard, where it is split. A master that is read as it is stays whole.
+  void add_shard(TensorOwner owner, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype) {
+    if (owner == TensorOwner::master && whole_masters_.contains(spec.name))
+      return add_tensor(owner, kind, spec.name, layer, dtype, spec.extents);
+    const Shard shard = shards_.of(spec);
+    PlannedTensor tensor{
+        .owner = owner, .kind = kind, .parameter = spec.name, .layer = layer, .dtype = dtype, .extents = shard.extents};
+    if (shard.extents != spec.extents) tensor.whole = spec.extents;
+    tensor.first = shard.first;
+    add_tensor(std::move(tensor), byte_count(shards_.largest(spec), dtype));  // so that all ranks' arenas are alike
+  }
+
   void add_tensor(TensorOwner owner, std::string kind, std::string parameter, int layer, DType dtype, Extents extents) {
     PlannedTensor tensor{owner, std::move(kind), std::move(parameter), layer, dtype, std::move(extents), 0};
+    const std::int64_t bytes = tensor.bytes();
+    add_tensor(std::move(tensor), bytes);
+  }
+
+  void add_tensor(PlannedTensor tensor, std::int64_t bytes) {
+    const TensorOwner owner = tensor.owner;
     tensor.store = store_of(memory_of(owner, plan_.options.state));
-    tensor.offset = reserve(std::string(name_of(owner)), tensor.bytes(), tensor.store);
+    tensor.offset = reserve(std::string(name_of(owner)), bytes, tensor.store);
     plan_.add(std::move(tensor));
   }
 
@@ -169,13 +233,13 @@ class Planner {
     lay_out_slots();
     if (!plan_.options.snapshot) return;
     for (const PlannedTensor& tensor : training_state(plan_))
-      plan_.snapshot_bytes = checked_sum(plan_.snapshot_bytes, tensor.bytes());
+      plan_.snapshot_bytes = checked_sum(plan_.snapshot_bytes, byte_count(tensor.whole_extents(), tensor.dtype));
     plan_.owners.push_back({"checkpoint copy", MemoryKind::pinned, plan_.snapshot_bytes});
   }
 
   void lay_out_parameters() {
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      add_tensor(TensorOwner::master, names::kMaster, spec.name, layer, plan_.options.master, spec.extents);
+      add_shard(TensorOwner::master, names::kMaster, spec, layer, plan_.options.master);
     });
     for (const ParameterPlan& parameter : plan_.parameters) {
       for_each_layer(parameter.spec, layers(), [&](int layer) { lay_out_working(parameter, layer); });
@@ -186,11 +250,14 @@ class Planner {
     });
     for (const OptimizerState& state : parts_.optimizer.states())
       for_each_tensor([&](const ParameterSpec& spec, int layer) {
-        add_tensor(TensorOwner::optimizer, state.name, spec.name, layer, state.dtype, spec.extents);
+        add_shard(TensorOwner::optimizer, state.name, spec, layer, state.dtype);
       });
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (tensor.owner == TensorOwner::working) continue;
       PlannedTensor alias = tensor;
+      if (const ParameterPlan& parameter = plan_.parameter(tensor.parameter);
+          !parameter.bounds.empty() && tensor.extents == parameter.spec.extents)
+        alias = part_of(tensor, shards_.of(parameter.spec));
       alias.kind = tensor_name(tensor.kind, tensor.parameter, tensor.layer);
       alias.parameter.clear();
       alias.layer = -1;
@@ -198,17 +265,41 @@ class Planner {
     }
   }
 
+  static PlannedTensor part_of(const PlannedTensor& tensor, const Shard& shard) {
+    PlannedTensor part = tensor;
+    part.part_of = tensor.offset;
+    part.offset += shard.first * static_cast<std::int64_t>(size_of(tensor.dtype));
+    part.extents = shard.extents;
+    return part;
+  }
+
   void lay_out_working(const ParameterPlan& parameter, int layer) {
     bool copied = false;
-    for (const Value& value : plan_.refresh_of(parameter, layer).program.values) {
-      if (value.role != Role::parameter) continue;
+    const std::size_t index = plan_.class_index(layer);
+    for (const Value& value : copies_.at(parameter.spec.name)[index]) {
       bool plain = value.name == parameter.spec.name;
       copied = copied || plain;
       add_tensor(TensorOwner::working, plain ? names::kWorking : value.name, parameter.spec.name, layer, value.dtype,
                  extents_at(value.shape, 0));
     }
+    if (parameter.bounds.empty()) return add_master_as_working(parameter.spec, layer, copied);
+    PlannedTensor master = plan_.tensor(names::kMaster, parameter.spec.name, layer);
+    master = master.whole.empty() ? part_of(master, shards_.of(parameter.spec)) : part_of(master, {master.extents, 0});
+    master.kind = shard_name(names::kMaster);
+    master.owner = TensorOwner::working;
+    plan_.add(std::move(master));
+    add_master_as_working(parameter.spec, layer, copied);
+    for (const Value& value : parameter.gathered[index]) {
+      const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
+      PlannedTensor part = part_of(whole, shard_of_rows(whole.extents, parameter.bounds, plan_.options.state.rank));
+      part.kind = shard_name(value.name);
+      plan_.add(std::move(part));
+    }
+  }
+
+  void add_master_as_working(const ParameterSpec& spec, int layer, bool copied) {
     if (copied || parts_.precision.traits().working != plan_.options.master) return;
-    PlannedTensor alias = plan_.tensor(names::kMaster, parameter.spec.name, layer);  // the master itself is read
+    PlannedTensor alias = plan_.tensor(names::kMaster, spec.name, layer);  // the master itself is read
     alias.kind = names::kWorking;
     alias.owner = TensorOwner::working;
     plan_.add(std::move(alias));
@@ -255,9 +346,19 @@ class Planner {
            {&layer_class.forward.program, &layer_class.backward.program, &layer_class.evaluate.program})
         states(*program, layer);
     }
-    for (const PlacedProgram& squares : plan_.squares) {
-      const Value& sums = squares.program[squares.program.ops[0].outputs[0]];
-      add_tensor(TensorOwner::input, sums.name, "", -1, sums.dtype, extents_at(sums.shape, 0));
+    std::vector<const PlacedProgram*> reductions{&plan_.amaxes};
+    for (const PlacedProgram& squares : plan_.squares) reductions.push_back(&squares);
+    for (const PlacedProgram* reduction : reductions)
+      for (const Op& op : reduction->program.ops) {
+        const Value& result = reduction->program[op.outputs[0]];
+        add_tensor(TensorOwner::input, result.name, "", -1, result.dtype, extents_at(result.shape, 0));
+      }
+    for (std::size_t i = 0; i < scaled_.size(); ++i) {
+      PlannedTensor amax = part_of(plan_.tensor(names::kAmaxes, "", -1), {{1}, static_cast<std::int64_t>(i)});
+      amax.kind = names::kAmax;
+      amax.parameter = scaled_[i].spec.name;
+      amax.layer = scaled_[i].layer;
+      plan_.add(std::move(amax));
     }
     if (plan_.options.train && plan_.options.observe) lay_out_observations();
   }
@@ -296,8 +397,11 @@ class Planner {
     }
     std::int64_t transient = 0;
     for (int run = 0; run < kRuns; ++run)
-      for (const Stop& stop : order_of(plan_, static_cast<Run>(run)))
+      for (const Stop& stop : order_of(plan_, static_cast<Run>(run))) {
+        if (!stop.program) continue;
         transient = std::max(transient, stop.program->bytes);
+        if (stop.flow != Stop::Flow::none) plan_.passage_bytes = std::max(plan_.passage_bytes, stop.program->bytes);
+      }
     plan_.transient_offset = reserve("transient", transient);
   }
 
@@ -347,7 +451,11 @@ class Planner {
   const PlanParts& parts_;
   Plan plan_;
   ProgramSet set_;
+  Shards shards_;
   StatePrograms state_;
+  std::map<std::string, std::vector<std::vector<Value>>> copies_;  // working copies by parameter and layer class
+  std::set<std::string> whole_masters_;                            // parameters whose masters programs read
+  std::vector<ScaledMaster> scaled_;                               // those whose amax ranks make together
   std::set<std::string> refusals_;
 };
 

@@ -41,6 +41,7 @@ std::string_view name_of(ActionKind kind) {
 std::string_view name_of(Run run) {
   switch (run) {
     case Run::refresh: return "refresh";
+    case Run::gather: return "gather";
     case Run::upload: return "upload";
     case Run::evaluate: return "evaluate";
     case Run::logits: return "logits";
@@ -49,7 +50,6 @@ std::string_view name_of(Run run) {
     case Run::later: return "later micro-step";
     case Run::last: return "last micro-step";
     case Run::only: return "only micro-step";
-    case Run::reduce: return "reduce";
     case Run::update: return "update";
     case Run::result: return "result";
     case Run::observed_first: return "first micro-step, observed";

@@ -92,9 +92,10 @@ struct Task {
 };
 
 /// What an engine can be asked to run. A step is `upload` and a micro-step for each micro-batch, by its place in the
-/// step (ScheduleSet::micro_step); `reduce` where there are other ranks; `update`; `result`.
+/// step (ScheduleSet::micro_step); `update`; `result`.
 enum class Run : std::uint8_t {
   refresh,  ///< working copies from masters that were written
+  gather,   ///< working copies that the update left on their ranks; a step's first micro-step does that by itself
   upload,   ///< a micro-batch and the step's state
   evaluate,
   logits,
@@ -103,7 +104,6 @@ enum class Run : std::uint8_t {
   later,
   last,  ///< last and only: empty where they would be as later and first
   only,
-  reduce,
   update,
   result,
   observed_first,  ///< micro-steps of a step that observes what its scales lose

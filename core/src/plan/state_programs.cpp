@@ -25,6 +25,15 @@ ValueId add_step(Program& program) {
   return program.add_value({.name = names::kStep, .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
 }
 
+std::set<std::string> parameters_read(const std::vector<const Stage*>& stages) {
+  std::set<std::string> names;
+  for (const Stage* stage : stages)
+    for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
+      for (const Value& value : program->values)
+        if (value.role == Role::parameter) names.insert(value.name);
+  return names;
+}
+
 }  // namespace
 
 std::string tensor_name(const std::string& kind, const std::string& parameter, int layer) {
@@ -34,17 +43,19 @@ std::string tensor_name(const std::string& kind, const std::string& parameter, i
 ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
                                   DType dtype) const {
   Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
+  const Extents extents = shards_.of(spec).extents;
+  value.shape = Shape(extents.begin(), extents.end());
   value.parameter.clear();
   program.values.push_back(std::move(value));  // names differ by tensor: no need to look among thousands
   return static_cast<ValueId>(program.values.size() - 1);
 }
 
 // Layer by layer, so that the sums of all tensors are those of each layer in a row.
-Op StatePrograms::squares_of(Program& program, int first, int last) const {
+Op StatePrograms::squares_of(Program& program, const Takes& takes) const {
   Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
-  for (int layer = first; layer <= last; ++layer)
+  for (int layer = -1; layer < layers_; ++layer)
     for (const ParameterSpec& spec : set_.parameters())
-      if ((spec.group == ParameterGroup::block) == (layer >= 0))
+      if ((spec.group == ParameterGroup::block) == (layer >= 0) && takes(spec, layer))
         squares.inputs.push_back(add_tensor(program, names::kGradient, spec, layer, options_.gradient));
   return squares;
 }
@@ -62,7 +73,7 @@ void StatePrograms::add_clip(Program& program, const std::vector<ValueId>& sums)
 Program StatePrograms::norm() const {
   Program program;
   program.name = "norm";
-  Op squares = squares_of(program, -1, layers_ - 1);
+  Op squares = squares_of(program, [](const ParameterSpec&, int) { return true; });
   squares.outputs.push_back(program.add_value({.name = "squares",
                                                .shape = {static_cast<std::int64_t>(squares.inputs.size())},
                                                .dtype = DType::f64,
@@ -73,32 +84,56 @@ Program StatePrograms::norm() const {
   return program;
 }
 
-std::string StatePrograms::squares_name(int layer) {
-  return "squares." + (layer < 0 ? std::string("outside") : std::to_string(layer));
-}
-
-Value StatePrograms::squares_value(int layer) const {
-  std::int64_t tensors = 0;
-  for (const ParameterSpec& spec : set_.parameters())
-    tensors += (spec.group == ParameterGroup::block) == (layer >= 0) ? 1 : 0;
-  return {.name = squares_name(layer), .shape = {tensors}, .dtype = DType::f64, .role = Role::state};
-}
-
-Program StatePrograms::squares(int layer) const {
+// f64 elements, one for each tensor.
+Program StatePrograms::squares(const std::string& name, const Takes& takes) const {
   Program program;
   program.name = "squares";
-  Op squares = squares_of(program, layer, layer);
-  squares.outputs.push_back(program.add_value(squares_value(layer)));
+  Op squares = squares_of(program, takes);
+  if (squares.inputs.empty()) return program;
+  squares.outputs.push_back(program.add_value({.name = name,
+                                               .shape = {static_cast<std::int64_t>(squares.inputs.size())},
+                                               .dtype = DType::f64,
+                                               .role = Role::state}));
   program.ops.push_back(std::move(squares));
   return program;
 }
 
-Program StatePrograms::norm_of_squares() const {
+Program StatePrograms::squares(int layer) const {
+  return squares("squares." + (layer < 0 ? std::string("outside") : std::to_string(layer)),
+                 [layer](const ParameterSpec&, int wanted) { return wanted == layer; });
+}
+
+Program StatePrograms::squares(Split split) const {
+  return squares(split == Split::shards ? names::kShardSquares : "squares.whole",
+                 [&](const ParameterSpec& spec, int) { return shards_.has(spec.name) == (split == Split::shards); });
+}
+
+Program StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares) const {
   Program program;
   program.name = "norm";
   std::vector<ValueId> sums;
-  for (int layer = -1; layer < layers_; ++layer) sums.push_back(program.add_value(squares_value(layer)));
+  for (const PlacedProgram& part : squares)
+    for (const Op& op : part.program.ops) sums.push_back(program.add_value(part.program[op.outputs[0]]));
   add_clip(program, sums);
+  return program;
+}
+
+Program StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) const {
+  Program program;
+  program.name = "amaxes";
+  if (masters.empty()) return program;
+  Op op{.kind = "amax", .inputs = {}, .outputs = {}, .attributes = {}};
+  std::string format = masters.front().format;
+  for (const ScaledMaster& master : masters) {
+    op.inputs.push_back(add_tensor(program, names::kMaster, master.spec, master.layer, options_.master));
+    if (master.format == name_of(DType::i8)) format = master.format;
+  }
+  op.attributes.set("format", std::move(format));
+  op.outputs.push_back(program.add_value({.name = names::kAmaxes,
+                                          .shape = {static_cast<std::int64_t>(masters.size())},
+                                          .dtype = DType::f32,
+                                          .role = Role::state}));
+  program.ops.push_back(std::move(op));
   return program;
 }
 
@@ -107,7 +142,7 @@ Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const
   struct Group {
     UpdateOp update;
     Op op;
-    std::vector<double> objects;
+    std::vector<double> objects, offsets;
   };
   Program program;
   program.name = "update";
@@ -123,6 +158,7 @@ Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const
       group = groups.insert(
           group, {wanted,
                   {.kind = wanted.kind, .inputs = {update, step}, .outputs = {}, .attributes = wanted.attributes},
+                  {},
                   {}});
     for_each_layer(spec, layers_, [&](int layer) {
       if (!takes_layer(layer)) return;
@@ -135,12 +171,13 @@ Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const
         op.outputs.push_back(op.inputs.back());
       }
       group->objects.push_back(static_cast<double>(object + std::max(layer, 0)));
+      group->offsets.push_back(static_cast<double>(shards_.of(spec).first));
     });
     object += layers_ + 1;  // room for one key a layer
   }
   for (Group& group : groups) {
     if (group.objects.empty()) continue;
-    group.op.attributes.set("offsets", std::vector<double>(group.objects.size(), 0.0));
+    group.op.attributes.set("offsets", std::move(group.offsets));
     group.op.attributes.set("objects", std::move(group.objects));
     program.ops.push_back(std::move(group.op));
   }
@@ -148,11 +185,7 @@ Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const
 }
 
 Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
-  std::set<std::string> used;
-  for (const Stage* stage : stages)
-    for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
-      for (const Value& value : program->values)
-        if (value.role == Role::parameter) used.insert(value.name);
+  std::set<std::string> used = parameters_read(stages);
   Program program;
   program.name = "refresh";
   ValueId master = program.add_value(parameter_value(names::kMaster, spec, options_.master, Role::state));
@@ -168,12 +201,20 @@ Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<cons
   for (const Stage* stage : stages)
     for (const WorkingCopy& copy : stage->lowered.working_copies) {
       if (copy.parameter != spec.name || !seen.insert(copy.kind + copy.values[0].name).second) continue;
+      if (shards_.any())  // of shards a transposed copy is made by way of the other
+        for (const auto& [to, from] : set_.ops().at(copy.kind).transposed)
+          if (used.contains(copy.values[static_cast<std::size_t>(to)].name))
+            used.insert(copy.values[static_cast<std::size_t>(from)].name);
       Op op{.kind = copy.kind, .inputs = {master}, .outputs = {}, .attributes = copy.attributes};
       for (const Value& value : copy.values)
         op.outputs.push_back(used.contains(value.name) ? program.add_value(value) : kNoValue);
       program.ops.push_back(std::move(op));
     }
   return program;
+}
+
+bool StatePrograms::reads_master(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
+  return parts_.precision.traits().working == options_.master && parameters_read(stages).contains(spec.name);
 }
 
 Program StatePrograms::advance(const Stage& stage) {

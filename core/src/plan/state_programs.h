@@ -7,26 +7,42 @@
 #include <vector>
 
 #include "plan/program_set.h"
+#include "plan/shards.h"
 
 namespace quern {
 
 /// A tensor of one layer, as programs over all layers name it: "gradient.qkv.weight.3"; no number for layer -1.
 std::string tensor_name(const std::string& kind, const std::string& parameter, int layer);
 
+/// A master of which working copies have one scale for all ranks' rows.
+struct ScaledMaster {
+  ParameterSpec spec;
+  int layer = -1;
+  std::string format;
+};
+
 class StatePrograms {
  public:
-  /// All arguments outlive it.
-  StatePrograms(const PlanParts& parts, const PlanOptions& options, const ProgramSet& set)
-      : parts_(parts), options_(options), set_(set), layers_(static_cast<int>(parts.model.traits().layers)) {}
+  enum class Split { shards, whole };
+
+  /// All arguments outlive it. Masters, gradients and optimizer state are this rank's shards.
+  StatePrograms(const PlanParts& parts, const PlanOptions& options, const ProgramSet& set, const Shards& shards)
+      : parts_(parts),
+        options_(options),
+        set_(set),
+        shards_(shards),
+        layers_(static_cast<int>(parts.model.traits().layers)) {}
 
   /// The norm of all gradients, and what it is clipped by.
   Program norm() const;
   /// The same in two parts, for gradients that are not all on the device at once: the sums of squares of a layer's, -1
   /// for those outside, and what adds up all of these.
   Program squares(int layer) const;
-  Program norm_of_squares() const;
-  /// The tensor that these sums are in.
-  static std::string squares_name(int layer);
+  /// The same of shards, whose sums ranks add up, or of gradients that are whole on every rank; no ops: there are none.
+  Program squares(Split split) const;
+  Program norm_of_squares(const std::vector<PlacedProgram>& squares) const;
+  /// The largest magnitudes of those masters.
+  Program amaxes(const std::vector<ScaledMaster>& masters) const;
   /// Updates every tensor; or those of a layer alone, -1 for those outside.
   Program update() const {
     return update([](int) { return true; });
@@ -36,20 +52,24 @@ class StatePrograms {
   }
   /// Makes every working form of a parameter that programs of `stages` read.
   Program refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const;
+  /// Whether programs of `stages` read the master itself as the working copy.
+  bool reads_master(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const;
   static Program advance(const Stage& stage);
 
  private:
   Program update(const std::function<bool(int)>& takes_layer) const;
-  Op squares_of(Program& program, int first, int last) const;
+  using Takes = std::function<bool(const ParameterSpec& spec, int layer)>;
+  /// One op over the gradients that `takes` takes, layer by layer.
+  Op squares_of(Program& program, const Takes& takes) const;
+  Program squares(const std::string& name, const Takes& takes) const;
   static void add_clip(Program& program, const std::vector<ValueId>& sums);
-  /// f64 elements, one for each tensor of the layer.
-  Value squares_value(int layer) const;
   ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
                      DType dtype) const;
 
   const PlanParts& parts_;
   const PlanOptions& options_;
   const ProgramSet& set_;
+  const Shards& shards_;
   int layers_;
 };
 

@@ -12,9 +12,11 @@ inline constexpr char kRows[] = "rows";  ///< of the tokens whose next logits ar
 inline constexpr char kStep[] = "step";  ///< StepState
 
 // ---- state of a step ----
-inline constexpr char kLossStats[] = "loss_stats";  ///< LossStats
-inline constexpr char kEvalStats[] = "eval_stats";  ///< the same of an evaluation
-inline constexpr char kUpdate[] = "update";         ///< UpdateState
+inline constexpr char kLossStats[] = "loss_stats";         ///< LossStats
+inline constexpr char kEvalStats[] = "eval_stats";         ///< the same of an evaluation
+inline constexpr char kShardSquares[] = "squares.shards";  ///< of this rank's gradients, then of all ranks'
+inline constexpr char kUpdate[] = "update";                ///< UpdateState
+inline constexpr char kAmaxes[] = "amaxes";                ///< of masters that are split over ranks, one element each
 
 // ---- results ----
 inline constexpr char kLogits[] = "logits";
@@ -24,5 +26,6 @@ inline constexpr char kNextLogits[] = "next_logits";
 inline constexpr char kMaster[] = "master";
 inline constexpr char kWorking[] = "working";
 inline constexpr char kGradient[] = "gradient";
+inline constexpr char kAmax[] = "amax";  ///< its element of kAmaxes
 
 }  // namespace quern::names

@@ -6,12 +6,12 @@
 
 namespace quern {
 
-Checkpoints::Checkpoints(const Session& session, Engine& engine, RunLock& lock,
+Checkpoints::Checkpoints(const Session& session, Engine& engine, Ranks& ranks, std::optional<RunLock>& lock,
                          const std::vector<LibraryIdentity>& libraries, const Evaluation& evaluation)
-    : lock_(lock),
-      libraries_(libraries),
-      evaluation_(evaluation),
-      saver_(*session.device, engine, lock, {session.checkpoint.keep_last, session.checkpoint.keep_every}) {}
+    : ranks_(ranks), lock_(lock), libraries_(libraries), evaluation_(evaluation) {
+  const Retention retention{session.checkpoint.keep_last, session.checkpoint.keep_every};
+  if (ranks.leads()) saver_.emplace(*session.device, engine, *lock, retention);
+}
 
 void Checkpoints::start_saving(const RunState& state) {
   CheckpointMeta meta;
@@ -23,12 +23,13 @@ void Checkpoints::start_saving(const RunState& state) {
   meta.quern_version = QUERN_VERSION;
   meta.libraries = libraries_;
   meta.evaluated = evaluation_.done(state);
-  saver_.save(std::move(meta));
+  ranks_.lead(state.engine, [&] { saver_->save(std::move(meta)); });
   last_saved_ = state.step;
 }
 
 void Checkpoints::log_saved(const RunState& state) {
-  for (const SavedCheckpoint& saved : saver_.take_saved())
+  if (!saver_) return;
+  for (const SavedCheckpoint& saved : saver_->take_saved())
     state.log.write(
         {"checkpoint", {{"step", saved.step}, {"path", saved.path}, {"held", saved.held}, {"seconds", saved.seconds}}});
 }
@@ -39,7 +40,7 @@ void Checkpoints::save(const RunState& state) {
 }
 
 void Checkpoints::finish(const RunState& state) {
-  saver_.wait();
+  wait();
   log_saved(state);
 }
 
@@ -49,9 +50,14 @@ void Checkpoints::between_steps(const RunState& state) {
 }
 
 Checkpoint Checkpoints::to_roll_back_to(const RunState& state) {
+  const std::string path = ranks_.from_leader([&] { return path_to_roll_back_to(state); });
+  return read_checkpoint(path);
+}
+
+std::string Checkpoints::path_to_roll_back_to(const RunState& state) {
   finish(state);
   NewestCheckpoint newest;
-  const std::string directory = lock_.directory();
+  const std::string directory = lock_->directory();
   if (state.step == rolled_back_to_) newest = find_newest(directory, state.step);
   if (!newest.checkpoint) newest = find_newest(directory);
   for (const SkippedCheckpoint& skipped : newest.skipped)
@@ -60,7 +66,7 @@ Checkpoint Checkpoints::to_roll_back_to(const RunState& state) {
     throw Error(ErrorCode::input, {.where = directory,
                                    .what = "no whole checkpoint to roll back to",
                                    .next = "start anew, or set guard.non_finite to \"skip\""});
-  return std::move(*newest.checkpoint);
+  return newest.checkpoint->path;
 }
 
 }  // namespace quern

@@ -1,34 +1,64 @@
 #include "run/evaluation.h"
 
 #include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
 
 #include "base/clock.h"
+#include "quern/skipping_source.h"
 
 namespace quern {
 
-std::optional<DataLoss> sum_losses(Engine& engine, DataSource& source, std::int64_t tokens,
+namespace {
+
+struct BatchLoss {
+  double loss_sum, targets;
+};
+
+/// The sums of all batches by turns, of which `own` has those of this rank.
+std::vector<BatchLoss> of_all_ranks(Ranks& ranks, const std::vector<BatchLoss>& own) {
+  constexpr std::size_t kSize = sizeof(BatchLoss);
+  const std::vector<std::string> all = ranks.exchange({reinterpret_cast<const char*>(own.data()), own.size() * kSize});
+  std::vector<BatchLoss> sums;
+  for (std::size_t turn = 0; turn * kSize < all[0].size(); ++turn)
+    for (const std::string& one : all)
+      if (turn * kSize < one.size()) std::memcpy(&sums.emplace_back(), one.data() + turn * kSize, kSize);
+  return sums;
+}
+
+}  // namespace
+
+std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& source, std::int64_t tokens,
                                    const std::function<bool()>& interrupted) {
+  engine.gather();
+  const std::int64_t size = ranks ? ranks->size() : 1, rank = ranks ? ranks->rank() : 0;
   const std::int64_t batch_tokens = engine.plan().options.geometry.tokens();
   const std::string begin = source.save_state();
-  std::optional<DataLoss> sum{DataLoss{}};
-  sum->tokens = tokens;
   const double start = now();
+  std::vector<BatchLoss> sums;
+  bool cut = false;
   Batch batch;
-  for (std::int64_t left = tokens; left > 0; left -= batch_tokens) {
-    if (interrupted()) {
-      sum.reset();
-      break;
+  for (std::int64_t left = tokens, number = 0; left > 0 && !cut; left -= batch_tokens, ++number) {
+    if ((cut = interrupted())) break;
+    if (number % size != rank) {
+      skip(source, 1);
+      continue;
     }
     source.next(batch);
     // The last batch may reach into the next pass: what comes twice does not count twice.
     if (left < batch_tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
     const LossStats stats = engine.evaluate(batch);
-    sum->loss_sum += stats.loss_sum;
-    sum->targets += stats.valid_tokens;
+    sums.push_back({stats.loss_sum, stats.valid_tokens});
   }
-  if (sum) sum->seconds = now() - start;
   source.load_state(begin);
-  return sum;
+  if (cut) return {};
+  if (size > 1) sums = of_all_ranks(*ranks, sums);
+  DataLoss total;
+  total.tokens = tokens;
+  for (const BatchLoss& sum : sums) total.loss_sum += sum.loss_sum, total.targets += sum.targets;
+  total.seconds = now() - start;
+  return total;
 }
 
 bool Evaluation::due(const RunState& state) const {
@@ -53,7 +83,7 @@ void Evaluation::evaluate(const RunState& state) {
   std::int64_t tokens = data_->epoch_tokens();
   if (train.eval_batches > 0)
     tokens = std::min(tokens, train.eval_batches * state.engine.plan().options.geometry.tokens());
-  const std::optional<DataLoss> sum = sum_losses(state.engine, *data_, tokens, state.interrupted);
+  const std::optional<DataLoss> sum = sum_losses(state.engine, &state.ranks, *data_, tokens, state.interrupted);
   if (!sum) return;
   evaluated_ = state.step;
   if (sum->targets == 0) return state.log.warn("the validation split has no target that counts");

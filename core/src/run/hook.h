@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "log/event_log.h"
+#include "run/ranks.h"
 #include "run/session.h"
 
 namespace quern {
@@ -17,6 +18,7 @@ namespace quern {
 struct RunState {
   const Session& session;
   Engine& engine;
+  Ranks& ranks;
   EventLog& log;
   std::function<bool()> stopping;  ///< whether the run is to stop
   /// The same; saves first when that is asked for. For whatever takes long between two steps.

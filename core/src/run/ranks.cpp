@@ -1,6 +1,8 @@
 #include "run/ranks.h"
 
+#include <cstdlib>
 #include <exception>
+#include <utility>
 
 #include "quern/error.h"
 
@@ -8,32 +10,141 @@ namespace quern {
 
 namespace {
 
+constexpr double kPatience = 24 * 3600;  // seconds, for what one rank does alone: timing kernels, writing checkpoints
+
 std::string name_of(const Communicator& communicator) { return "communicator " + communicator.traits().id; }
 
 std::string place_of(int rank, int size) { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
 
+RankPlace place_in(const Session& session) {
+  const std::int64_t wanted = session.parallel.ranks;
+  const RankPlace place = rank_place().value_or(RankPlace{});
+  if (place.size == wanted) return place;
+  throw Error(ErrorCode::config,
+              {.where = session.config.where("parallel", "ranks"),
+               .what = place.source.empty() ? "nothing started these ranks" : place.source + " started other ranks",
+               .found = std::to_string(wanted),
+               .expected = std::to_string(place.size),
+               .next = "run quern train, or start as many ranks with mpirun, srun or torchrun"});
+}
+
+// ---- what rank 0 tells those that follow it ----
+
+constexpr char kRead = 'r', kDone = 'd', kFailed = 'e';
+
+/// A tensor as all ranks know it, and a range of its elements.
+std::string request_of(const PlannedTensor& tensor, std::int64_t first, std::int64_t count) {
+  std::string text(1, kRead);
+  for (const std::string& part :
+       {tensor.kind, tensor.parameter, std::to_string(tensor.layer), std::to_string(first), std::to_string(count)})
+    text.append(part).append(1, '\0');
+  return text;
+}
+
+void serve(Engine& engine, const std::string& request) {
+  std::vector<std::string> parts(1);
+  for (char letter : request.substr(1))
+    if (letter == '\0')
+      parts.emplace_back();
+    else
+      parts.back() += letter;
+  if (parts.size() != 6) fail_internal("ranks", "rank 0 asks for a read that is none");
+  const PlannedTensor& tensor = engine.plan().tensor(parts[0], parts[1], std::stoi(parts[2]));
+  engine.read(tensor, std::stoll(parts[3]), std::stoll(parts[4]), nullptr);
+}
+
 }  // namespace
 
-Ranks::Ranks(Communicator* communicator, const Rendezvous& rendezvous, Device& device, Engine& engine)
-    : communicator_(communicator), engine_(engine), unwinding_(std::uncaught_exceptions()) {
-  if (!communicator_) return;
-  communicator_->connect(rendezvous, device);
-  if (communicator_->rank() != rendezvous.rank || communicator_->size() != rendezvous.size)
-    throw Error(ErrorCode::communication, {.where = name_of(*communicator_),
-                                           .what = "connected as another rank than it was asked to be",
-                                           .found = place_of(communicator_->rank(), communicator_->size()),
-                                           .expected = place_of(rendezvous.rank, rendezvous.size),
-                                           .next = "this is a fault in the plugin; please report it to its author"});
-  engine_.join(*communicator_);
-  communicator_->barrier();
+Ranks::Ranks(const Session& session) : place_(place_in(session)), unwinding_(std::uncaught_exceptions()) {
+  if (place_.size == 1) return;
+  const MeetingPoint point = MeetingPoint::of(
+      place_, session.log.directory, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  hosts_ = std::make_unique<HostGroup>(place_.rank, place_.size, point, session.parallel.timeout);
+  rendezvous_ = std::make_unique<RankRendezvous>(*hosts_);
 }
 
 Ranks::~Ranks() {
   if (communicator_ && std::uncaught_exceptions() > unwinding_) communicator_->abort();
 }
 
-void Ranks::reduce() {
-  if (communicator_) engine_.reduce();
+std::vector<std::string> Ranks::alone(std::string& own) {
+  std::vector<std::string> all;
+  all.push_back(std::move(own));
+  return all;
+}
+
+bool Ranks::any(bool own) {
+  if (!hosts_) return own;
+  bool found = false;
+  for (const std::string& answer : exchange(own ? "1" : "0")) found = found || answer == "1";
+  return found;
+}
+
+std::string Ranks::from_leader(const std::function<std::string()>& make) {
+  if (!hosts_) return make();
+  hosts_->be_patient(kPatience);
+  return exchange(leads() ? make() : std::string())[0];
+}
+
+void Ranks::need_same(const std::string& what, const std::string& own) {
+  const std::vector<std::string> all = exchange(own);
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != all[0])
+      throw Error(ErrorCode::config, {.where = "rank " + std::to_string(rank),
+                                      .what = "its " + what + " is not that of rank 0",
+                                      .found = all[rank],
+                                      .expected = all[0],
+                                      .next = "start all ranks with one quern and one config"});
+}
+
+void Ranks::lead(Engine& engine, const std::function<void()>& work) {
+  if (!hosts_) return work();
+  engine.gather();
+  hosts_->be_patient(kPatience);
+  if (!leads()) return follow(engine);
+  engine.announce_reads([this](const PlannedTensor& tensor, std::int64_t first, std::int64_t count) {
+    exchange(request_of(tensor, first, count));
+    hosts_->be_patient(kPatience);
+  });
+  std::string end(1, kDone);
+  try {
+    work();
+  } catch (const Error& error) {
+    end = std::string(1, kFailed) + std::to_string(static_cast<int>(error.code())) + " " + error.what();
+    engine.announce_reads({});
+    exchange(std::move(end));
+    throw;
+  }
+  engine.announce_reads({});
+  exchange(std::move(end));
+}
+
+void Ranks::follow(Engine& engine) {
+  for (;;) {
+    const std::string told = exchange({})[0];
+    if (told[0] == kDone) return;
+    if (told[0] == kFailed) {
+      const std::size_t space = told.find(' ');
+      throw Error(static_cast<ErrorCode>(std::stoi(told.substr(1, space))),
+                  {.where = "rank 0", .what = told.substr(space + 1)});
+    }
+    serve(engine, told);
+    hosts_->be_patient(kPatience);
+  }
+}
+
+void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
+  communicator_ = &communicator;
+  const Rendezvous rendezvous = rendezvous_ ? rendezvous_->get(communicator.traits().id) : Rendezvous{};
+  communicator.connect(rendezvous, device);
+  if (communicator.rank() != place_.rank || communicator.size() != place_.size)
+    throw Error(ErrorCode::communication, {.where = name_of(communicator),
+                                           .what = "connected as another rank than it was asked to be",
+                                           .found = place_of(communicator.rank(), communicator.size()),
+                                           .expected = place_of(place_.rank, place_.size),
+                                           .next = "this is a fault in the plugin; please report it to its author"});
+  engine.join(communicator);
+  communicator.barrier();
 }
 
 void Ranks::check(const std::string& where) {

@@ -1,35 +1,62 @@
 #pragma once
-// This process among the ranks of a run: what the trainer asks of the communicator that [parallel] selects, and nothing
-// where there is none.
+// This process among the ranks of a run: how they meet, what they agree on, and what rank 0 does for all. Alone, where
+// the run has one rank, everything here does nothing.
 
-#include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/engine.h"
-#include "quern/communicator.h"
+#include "launch/host_group.h"
+#include "launch/rank_rendezvous.h"
+#include "run/session.h"
 
 namespace quern {
 
 class Ranks {
  public:
-  /// Meets the other ranks and makes the engine's memory known to them; collective. `communicator` may be null, for one
-  /// rank; it, `device` and `engine` outlive this. Throws a communication error when the communicator made another
-  /// group than it was asked for.
-  Ranks(Communicator* communicator, const Rendezvous& rendezvous, Device& device, Engine& engine);
+  /// Waits until all ranks that the session's config asks for are here. Throws a config error where nothing started
+  /// them, or started another number.
+  explicit Ranks(const Session& session);
   /// Lets the other ranks go when an exception ends the run.
   ~Ranks();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  /// Sums gradients and loss statistics over all ranks: after the step's last micro-batch, before its update. Enqueued.
-  void reduce();
-  /// Throws a communication error when a collective has failed; `where` says when: "step 12". To be asked while the
-  /// host waits for the device too, once there is a communicator whose collectives can hang.
+  int rank() const { return place_.rank; }
+  int size() const { return place_.size; }
+  int local_rank() const { return place_.local_rank; }
+  /// Whether this is rank 0, which alone writes to the run directory and to the console.
+  bool leads() const { return place_.rank == 0; }
+
+  // ---- collective, between hosts ----
+  /// What each rank gave, by rank.
+  std::vector<std::string> exchange(std::string own) { return hosts_ ? hosts_->exchange(std::move(own)) : alone(own); }
+  /// Whether it is so on some rank.
+  bool any(bool own);
+  /// What `make` gives on rank 0, where alone it is called; others wait for as long as that takes.
+  std::string from_leader(const std::function<std::string()>& make);
+  /// Throws a config error, on all ranks, that names a rank whose `own` is not rank 0's; `what` says what that is.
+  void need_same(const std::string& what, const std::string& own);
+  /// `work`, on rank 0 alone, which may read tensors that are split over ranks; what it throws is thrown on all ranks.
+  void lead(Engine& engine, const std::function<void()>& work);
+
+  // ---- on devices ----
+  /// Makes the engine's memory known to the other ranks; collective. `communicator`, `device` and `engine` outlive
+  /// this. Throws a communication error when the communicator made another group than it was asked for.
+  void join(Communicator& communicator, Device& device, Engine& engine);
+  /// Throws a communication error when a collective has failed; `where` says when: "step 12".
   void check(const std::string& where);
 
  private:
-  Communicator* communicator_;
-  Engine& engine_;
+  static std::vector<std::string> alone(std::string& own);
+  void follow(Engine& engine);
+
+  RankPlace place_;
+  std::unique_ptr<HostGroup> hosts_;
+  std::unique_ptr<RankRendezvous> rendezvous_;
+  Communicator* communicator_ = nullptr;
   int unwinding_;  // exceptions on their way when this was made
 };
 

@@ -165,7 +165,7 @@ std::unique_ptr<DataSource> TrainingRun::Parts::open_tokens(const std::string& f
 }
 
 DataLoss TrainingRun::Parts::loss_over(DataSource& data, const std::string& name) {
-  DataLoss loss = *sum_losses(engine(), data, data.epoch_tokens(), [] { return false; });
+  DataLoss loss = *sum_losses(engine(), nullptr, data, data.epoch_tokens(), [] { return false; });
   loss.name = name;
   if (loss.targets == 0)
     throw Error(ErrorCode::input, {.where = name, .what = "no target counts", .next = "name other data"});

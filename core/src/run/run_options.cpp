@@ -82,7 +82,10 @@ OptionTable<MemoryOptions> memory_options() {
 OptionTable<ParallelOptions> parallel_options() {
   OptionTable<ParallelOptions> t;
   const std::vector<std::string> shards = {"none", "ranks"};
-  t.add("ranks", &ParallelOptions::ranks, "processes of the run, one per device").at_least(1).at_most(kMostRanks);
+  t.add("ranks", &ParallelOptions::ranks,
+        "processes of the run, one per device; they share the train.accumulation micro-batches of each step")
+      .at_least(1)
+      .at_most(kMostRanks);
   t.add("communicator", &ParallelOptions::communicator,
         "id of the plugin through which ranks exchange data; none: for one rank");
   t.add("timeout", &ParallelOptions::timeout, "seconds that a rank waits for another before the run fails").above(0);

@@ -31,8 +31,8 @@ TEST_CASE("several ranks need a communicator, and shards several ranks") {
   CHECK(fault("parallel", "ranks = 1\nshard_weights = \"none\"") == "");
   CHECK(fault("parallel", "ranks = 0")
             .starts_with("run.toml:2:1: parallel.ranks: out of range, found 0, expected an "
-                         "integer from 1 to 8"));
-  CHECK(fault("parallel", "ranks = 9").find("out of range, found 9") != std::string::npos);
+                         "integer from 1 to 65536"));
+  CHECK(fault("parallel", "ranks = 65537").find("out of range, found 65537") != std::string::npos);
   CHECK(fault("parallel", "ranks = 2") ==
         "run.toml:1:2: parallel.communicator: found \"none\" with 2 ranks, expected the id of a communicator, or "
         "parallel.ranks = 1");

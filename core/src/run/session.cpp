@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "data/prefetch_source.h"
+#include "data/turns_source.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -61,6 +63,18 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
   custom_ops = host.ops();
   for (const CustomKernel& kernel : host.kernels())
     if (kernel.device == config.id("device")) device->add_kernel(kernel);
+  if (train.accumulation < parallel.ranks)
+    throw Error(ErrorCode::config, {.where = config.where("train", "accumulation"),
+                                    .what = "fewer micro-batches a step than ranks",
+                                    .found = std::to_string(train.accumulation),
+                                    .expected = "at least " + std::to_string(parallel.ranks) + ", parallel.ranks",
+                                    .next = "raise it, with a smaller micro_batch for the same step"});
+  if (log.scales_every > 0 && parallel.ranks > 1)
+    throw Error(ErrorCode::config, {.where = config.where("log", "scales_every"),
+                                    .what = "scales are observed on one rank only",
+                                    .found = std::to_string(log.scales_every),
+                                    .expected = "0, or parallel.ranks = 1",
+                                    .next = "leave it out"});
   if (train.sequence > model->traits().max_positions)
     throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
                                     .what = "longer than the model's positions",
@@ -81,6 +95,7 @@ PlanOptions Session::plan_options() const {
   options.device_budget = *size_in_bytes(memory.device_budget);
   auto sharding = [](const std::string& name) { return name == "ranks" ? Sharding::ranks : Sharding::none; };
   options.state = {.ranks = static_cast<int>(parallel.ranks),
+                   .meet = communicator != nullptr,
                    .master = {memory.master, sharding(parallel.shard_optimizer)},
                    .moments = {memory.moments, sharding(parallel.shard_optimizer)},
                    .gradients = {memory.gradients, sharding(parallel.shard_gradients)},
@@ -123,6 +138,14 @@ std::unique_ptr<DataSource> Session::open_data(const Dataset& from, Split split)
                                       .expected = {},
                                       .next = "this is a fault in the plugin; please report it to its author"});
   return source;
+}
+
+std::unique_ptr<DataSource> Session::open_training_data(int rank) const {
+  std::unique_ptr<DataSource> source = open_data(Split::train);
+  if (parallel.ranks > 1)
+    source =
+        std::make_unique<TurnsSource>(std::move(source), rank, static_cast<int>(parallel.ranks), train.accumulation);
+  return std::make_unique<PrefetchSource>(std::move(source));
 }
 
 void Session::check_vocabulary(const DataSource& source) const {

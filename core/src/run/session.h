@@ -45,9 +45,11 @@ struct Session {
   std::vector<OffloadStore*> open_stores(const Plan& plan);
   /// Where the model of a finished run goes.
   static std::string export_directory(const std::string& run_directory) { return run_directory + "/export"; }
-  /// Opens a split as this run needs it, this rank's share of it.
+  /// Opens a split as this run needs it.
   std::unique_ptr<DataSource> open_data(Split split) const { return open_data(*dataset, split); }
   std::unique_ptr<DataSource> open_data(const Dataset& from, Split split) const;
+  /// What this rank takes of the training split, read ahead by a thread.
+  std::unique_ptr<DataSource> open_training_data(int rank) const;
   /// A config error when the data have more tokens than the model.
   void check_vocabulary(const DataSource& source) const;
   std::int64_t tokens_per_step() const { return train.micro_batch * train.sequence * train.accumulation; }

@@ -35,11 +35,15 @@ NewestCheckpoint checkpoint_to_resume(const Session& session) {
 
 }  // namespace
 
-StartingPoint find_starting_point(const Session& session) {
+StartingPoint find_starting_point(const Session& session, Ranks& ranks) {
   StartingPoint start;
-  start.removed = remove_leftovers(session.log.directory);
-  check_can_save(session.log.directory);
-  start.newest = checkpoint_to_resume(session);
+  const std::string path = ranks.from_leader([&] {
+    start.removed = remove_leftovers(session.log.directory);
+    check_can_save(session.log.directory);
+    start.newest = checkpoint_to_resume(session);
+    return start.newest.checkpoint ? start.newest.checkpoint->path : std::string();
+  });
+  if (!ranks.leads() && !path.empty()) start.newest.checkpoint = read_checkpoint(path);
   return start;
 }
 

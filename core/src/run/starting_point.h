@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint_store.h"
 #include "engine/engine.h"
+#include "run/ranks.h"
 #include "run/session.h"
 
 namespace quern {
@@ -15,9 +16,9 @@ struct StartingPoint {
   NewestCheckpoint newest;           ///< without a checkpoint: the run begins anew
 };
 
-/// Removes what a crash left, and opens the checkpoint to go on from. Only for the holder of the RunLock. What would
-/// lose an earlier run, and a directory that cannot be saved to, is refused.
-StartingPoint find_starting_point(const Session& session);
+/// Removes what a crash left, and opens the checkpoint to go on from. Collective; rank 0, which holds the RunLock, says
+/// which. What would lose an earlier run, and a directory that cannot be saved to, is refused.
+StartingPoint find_starting_point(const Session& session, Ranks& ranks);
 
 /// Reads the checkpoint's state into the engine. What there is to say of it comes back: what is not as it was.
 std::vector<std::string> load_checkpoint(const Session& session, Engine& engine, const Checkpoint& checkpoint,

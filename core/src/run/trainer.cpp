@@ -14,15 +14,33 @@ namespace {
 
 constexpr std::size_t kMostNames = 4096;  // of a step's data
 
-Engine ready_engine(Session& session, const StartingPoint& start, const StartProgress& progress) {
+std::optional<RunLock> lock_of_rank_0(const Session& session) {
+  if (rank_place().value_or(RankPlace{}).rank > 0) return std::nullopt;
+  return std::optional<RunLock>(std::in_place, session.log.directory);
+}
+
+// What is chosen by timing is chosen by rank 0, for all ranks to compute alike.
+std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const StartingPoint& start,
+                                     const StartProgress& progress) {
   Device& device = *session.device;
-  device.open(static_cast<int>(session.device_options.ordinal));
+  const int beside = device.traits().host_addressable ? 0 : ranks.local_rank();
+  device.open(static_cast<int>(session.device_options.ordinal) + beside);
   if (start.newest.checkpoint) device.load_state(start.newest.checkpoint->meta.device_state);
   progress("planning");
-  Plan plan = make_plan(session.parts(), session.plan_options());
+  PlanOptions options = session.plan_options();
+  options.state.rank = ranks.rank();
+  options.snapshot = options.snapshot && ranks.leads();
+  Plan plan = make_plan(session.parts(), options);
   progress("preparing kernels");
   std::vector<OffloadStore*> stores = session.open_stores(plan);
-  return Engine(device, std::move(plan), std::move(stores));
+  std::unique_ptr<Engine> engine;
+  const std::string choices = ranks.from_leader([&] {
+    engine = std::make_unique<Engine>(device, std::move(plan), std::move(stores));
+    return device.save_state();
+  });
+  if (engine) return engine;
+  device.load_state(choices);
+  return std::make_unique<Engine>(device, std::move(plan), std::move(stores));
 }
 
 /// The state with which `step` begins.
@@ -51,30 +69,33 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       host_(host),
       requests_(requests),
       progress_(std::move(progress)),
-      lock_(session.log.directory),
+      lock_(lock_of_rank_0(session)),
+      ranks_(session),
       libraries_(libraries_in_use(host)),
       samples_(session),
       guard_(session.guard),
       export_(session.checkpoint.export_model
                   ? std::optional(ModelExport(session, Session::export_directory(session.log.directory)))
                   : std::nullopt),
-      start_(find_starting_point(session)),
-      engine_(ready_engine(session, start_, progress_)),
+      start_(find_starting_point(session, ranks_)),
+      ready_engine_(ready_engine(session, ranks_, start_, progress_)),
+      engine_(*ready_engine_),
       state_{.session = session,
              .engine = engine_,
+             .ranks = ranks_,
              .log = log_,
              .stopping = [this] { return stopping(); },
              .interrupted = [this] { return interrupted(); }},
       spikes_(session.guard),
-      checkpoints_(session, engine_, lock_, libraries_, evaluation_),
-      ranks_(session.communicator.get(), {.rank = 0, .size = static_cast<int>(session.parallel.ranks), .address = {}},
-             *session.device, engine_),
-      hooks_{&scale_log_, &guard_, &step_log_, &telemetry_log_, &spikes_, &samples_, &evaluation_, &checkpoints_} {}
+      checkpoints_(session, engine_, ranks_, lock_, libraries_, evaluation_),
+      hooks_{&scale_log_, &guard_, &step_log_, &telemetry_log_, &spikes_, &samples_, &evaluation_, &checkpoints_} {
+  if (session.communicator) ranks_.join(*session.communicator, *session.device, engine_);
+}
 
 // ---- before the first step ----
 
 void Trainer::open_data() {
-  data_ = session_.open_data(Split::train);
+  data_ = session_.open_training_data(ranks_.rank());
   std::unique_ptr<DataSource> validation;
   if (session_.dataset->has(Split::validation)) validation = session_.open_data(Split::validation);
   session_.check_vocabulary(*data_);
@@ -97,7 +118,7 @@ void Trainer::load_weights() {
 // Last of the start, so that a run that cannot start leaves the log of an earlier one alone.
 void Trainer::open_sinks() {
   const NewestCheckpoint& newest = start_.newest;
-  for (const std::string& id : session_.config.ids("log"))
+  for (const std::string& id : ranks_.leads() ? session_.config.ids("log") : std::vector<std::string>{})
     log_.add(id, host_.create<LogSink>(id, session_.config.factory_values("log", id)),
              {session_.log.directory, newest.checkpoint.has_value(), session_.log.every});
   std::filesystem::path directory = std::filesystem::path(session_.log.directory).lexically_normal();
@@ -138,15 +159,17 @@ void Trainer::start() {
 // ---- steps ----
 
 bool Trainer::run_micro_steps(Step& step) {
-  const std::int64_t accumulation = session_.train.accumulation;
+  const std::int64_t accumulation = session_.train.accumulation, ranks = ranks_.size();
   StepState state = device_state(state_, step);
   Batch batch;
   for (std::int64_t micro_step = 0; micro_step < accumulation; ++micro_step) {
     if (micro_step > 0 && stopping()) return false;  // a step may take hours
+    if (micro_step % ranks != ranks_.rank()) continue;
     data_->next(batch);
     if (step.names.size() < kMostNames) step.names.insert(step.names.end(), batch.names.begin(), batch.names.end());
     state.micro_step = static_cast<std::uint32_t>(micro_step);
-    engine_.micro_step(batch, state, step.observe, micro_step + 1 == accumulation ? Last::yes : Last::no);
+    engine_.micro_step(batch, state, {.first = micro_step < ranks, .last = micro_step + ranks >= accumulation},
+                       step.observe);
   }
   return true;
 }
@@ -161,7 +184,6 @@ bool Trainer::train_step() {
     guard_.abandon_step(engine_);
     return false;
   }
-  ranks_.reduce();
   for (Hook* hook : hooks_) hook->before_update(state_, step);
   state_.is_whole = false;
   engine_.update();
@@ -196,7 +218,9 @@ void Trainer::roll_back() {
 
 // All that ranks have to agree on is asked here and in stopping(): whether to save, and whether to stop.
 bool Trainer::interrupted() {
-  if (requests_.save.exchange(false) && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
+  const bool save = ranks_.any(requests_.save.exchange(false));
+  if (ranks_.size() > 1) agreed_to_stop_ = ranks_.any(requests_.stop.load() != 0);
+  if (save && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
   return stopping();
 }
 
@@ -236,8 +260,9 @@ bool Trainer::finish() {
   const double elapsed = step_log_.elapsed();
   evaluation_.finish(state_);
   if (interrupted()) return false;
-  const std::string exported = export_ ? Session::export_directory(lock_.directory()) : "";
-  if (export_) export_->write(engine_, exported);
+  std::string exported;
+  if (export_) exported = Session::export_directory(ranks_.from_leader([&] { return lock_->directory(); }));
+  if (export_) ranks_.lead(engine_, [&] { export_->write(engine_, exported); });
   LogEvent end{"end", {{"step", state_.step}, {"tokens", state_.step * session_.tokens_per_step()}}};
   if (!std::isnan(step_log_.last_loss())) end.fields.emplace_back("loss", step_log_.last_loss());
   if (!std::isnan(evaluation_.last_loss())) end.fields.emplace_back("val_loss", evaluation_.last_loss());

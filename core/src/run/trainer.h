@@ -25,9 +25,9 @@ namespace quern {
 
 class Trainer {
  public:
-  /// Takes the run directory and the device. `requests` are looked at between micro-batches; a stop gives up the step
-  /// under way. All arguments outlive the trainer. Throws before anything in the directory has changed, but for its
-  /// unfinished files.
+  /// Meets the other ranks, and takes the run directory and the device. `requests` are looked at between micro-batches,
+  /// where a stop gives up the step under way; with several ranks between steps. All arguments outlive the trainer.
+  /// Throws before anything in the directory has changed, but for its unfinished files.
   Trainer(
       Session& session, PluginHost& host, RunRequests& requests, StartProgress progress = [](std::string_view) {});
 
@@ -63,7 +63,7 @@ class Trainer {
   void roll_back();
   bool finish();
   bool save_before_failing(bool communicating);
-  bool stopping() const { return requests_.stop.load() != 0; }
+  bool stopping() const { return ranks_.size() > 1 ? agreed_to_stop_ : requests_.stop.load() != 0; }
   bool interrupted();
 
   Session& session_;
@@ -71,13 +71,15 @@ class Trainer {
   EventLog log_;
   RunRequests& requests_;
   StartProgress progress_;
-  RunLock lock_;
+  std::optional<RunLock> lock_;  // of rank 0
+  Ranks ranks_;
   std::vector<LibraryIdentity> libraries_;
   Samples samples_;
   Guard guard_;
   std::optional<ModelExport> export_;
   StartingPoint start_;  // before the engine: a checkpoint may hold the device's tuning choices
-  Engine engine_;
+  std::unique_ptr<Engine> ready_engine_;
+  Engine& engine_;
   RunState state_;
   ScaleLog scale_log_;
   StepLog step_log_;
@@ -85,10 +87,10 @@ class Trainer {
   Spikes spikes_;
   Evaluation evaluation_;
   Checkpoints checkpoints_;
-  Ranks ranks_;
   std::vector<Hook*> hooks_;  // in the order in which they run
   std::unique_ptr<DataSource> data_;
   std::vector<std::string> notes_;  // on resuming: what is not as it was
+  bool agreed_to_stop_ = false;     // by several ranks
   bool ready_ = false;              // data, weights and sinks are there
   bool begun_ = false;              // the first step may run
 };

@@ -70,7 +70,7 @@ void initialise_weights(Engine& engine, std::uint64_t seed) {
   std::vector<std::byte> stored;
   for_each_parameter(engine.plan(), [&](const ParameterSpec& spec, int layer) {
     const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, layer);
-    stored.resize(static_cast<std::size_t>(tensor.bytes()));
+    stored.resize(static_cast<std::size_t>(spec.count()) * size_of(tensor.dtype));
     encode(initial_values(spec, {seed, RandomPurpose::init, object++}), tensor.dtype, stored.data());
     engine.write(tensor, stored.data());
   });
@@ -82,12 +82,10 @@ void import_weights(Engine& engine, const std::string& path) {
   for (const ParameterPlan& parameter : engine.plan().parameters) specs.push_back(parameter.spec);
   std::vector<std::byte> stored;
   auto sink = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<const float> values) {
-    PlannedTensor piece = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
-    piece.offset += first * static_cast<std::int64_t>(size_of(piece.dtype));
-    piece.extents = {static_cast<std::int64_t>(values.size())};
-    stored.resize(static_cast<std::size_t>(piece.bytes()));
-    encode(values, piece.dtype, stored.data());
-    engine.write(piece, stored.data());
+    const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
+    stored.resize(values.size() * size_of(tensor.dtype));
+    encode(values, tensor.dtype, stored.data());
+    engine.write(tensor, first, static_cast<std::int64_t>(values.size()), stored.data());
   };
   import_hf_weights(WeightFiles(path), specs, engine.plan().model.layers, sink);
   engine.refresh();
@@ -98,12 +96,10 @@ void export_weights(Engine& engine, const std::string& directory, const HfExport
   for (const ParameterPlan& parameter : engine.plan().parameters) specs.push_back(parameter.spec);
   std::vector<std::byte> stored;
   auto reader = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<float> values) {
-    PlannedTensor piece = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
-    piece.offset += first * static_cast<std::int64_t>(size_of(piece.dtype));
-    piece.extents = {static_cast<std::int64_t>(values.size())};
-    stored.resize(static_cast<std::size_t>(piece.bytes()));
-    engine.read(piece, stored.data());
-    decode(stored.data(), piece.dtype, values);
+    const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
+    stored.resize(values.size() * size_of(tensor.dtype));
+    engine.read(tensor, first, static_cast<std::int64_t>(values.size()), stored.data());
+    decode(stored.data(), tensor.dtype, values);
   };
   export_hf_model(directory, what, specs, engine.plan().model.layers, reader);
 }

@@ -243,6 +243,7 @@ const std::vector<OpFamily>& op_families() {
       {"adamw of many tensors", testkit::adamw_list_cases},
       {"adamw, its rounding", [](const testkit::OpRunner&) {}, compare_rounding},
       {"quantize", testkit::quantize_cases},
+      {"amax", testkit::amax_cases},
       {"quantize by blocks", testkit::quantize_blocks_cases},
       {"quantize zeros, inf, NaN", testkit::quantize_special_cases},
       {"quantize_delayed", delayed_cases, compare_delayed},

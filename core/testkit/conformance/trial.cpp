@@ -95,7 +95,7 @@ Tensors Trial::all(const std::string& kind) {
 }
 
 Tensors Trial::gradients(const Batch& batch, std::uint32_t micro_steps_before) {
-  engine_->micro_step(batch, {.micro_step = micro_steps_before});
+  engine_->micro_step(batch, {.micro_step = micro_steps_before}, {.first = micro_steps_before == 0});
   return all("gradient");
 }
 

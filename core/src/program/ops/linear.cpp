@@ -94,7 +94,8 @@ void add_linear(OpSet& set) {
                [](InferContext& c) {
                  give(c, 0, c.inputs[0]->shape, dtype_named(c.attributes.word("dtype")).value_or(DType::f32));
                },
-           .op_class = OpClass::conversion});
+           .op_class = OpClass::conversion,
+           .row_groups = [](const OpInstance&) { return std::int64_t{1}; }});
 }
 
 }  // namespace quern::ops

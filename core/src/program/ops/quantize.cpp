@@ -64,7 +64,25 @@ void add_quantize(OpSet& set) {
            .quantized =
                [](const Attributes&) {
                  return std::vector<OpSpec::QuantizedOutput>{{0, 1}};
-               }});
+               },
+           .of_amax = "quantize_amax",
+           .transposed = {{2, 0}}});
+  // The same from an amax that is given: of a matrix of which this is a part.
+  set.add({.kind = "quantize_amax",
+           .inputs = {"x", "amax"},
+           .outputs = {"q", "scale", "t"},
+           .infer =
+               [](InferContext& c) {
+                 give_codes(c, 0, 2);
+                 need_vector(c, 1, 1);
+                 give(c, 1, {1}, DType::f32);
+               },
+           .op_class = OpClass::conversion,
+           .row_groups = [](const OpInstance& op) { return std::int64_t{op.outputs[2].present ? 0 : 1}; }});
+  // The largest magnitude of each tensor; a NaN takes no part, but for the format i8, for which it counts as infinite.
+  set.add({.kind = "amax", .inputs = {"x*"}, .outputs = {"amaxes"}, .infer = [](InferContext& c) {
+             give(c, 0, {static_cast<std::int64_t>(c.inputs.size())}, DType::f32);
+           }});
   // One scale for the tensor, known before x is seen: from `state` (ScaleState), which also records x's amax. When x
   // does not fit, it is quantized again with the scale of its own amax, which then holds for the rest of the step.
   set.add({.kind = "quantize_delayed",
@@ -105,7 +123,8 @@ void add_quantize(OpSet& set) {
            .quantized =
                [](const Attributes&) {
                  return std::vector<OpSpec::QuantizedOutput>{{0, 1, "rows"}};
-               }});
+               },
+           .row_groups = [](const OpInstance&) { return std::int64_t{1}; }});
   // One scale a column, from the column's amax; only the transposed codes.
   set.add({.kind = "quantize_columns",
            .inputs = {"x"},
@@ -130,11 +149,17 @@ void add_quantize(OpSet& set) {
            .outputs = {"q", "scale", "t", "t_scale"},
            .infer = infer_blocks,
            .op_class = OpClass::conversion,
-           .quantized = [](const Attributes& attributes) {
-             if (attributes.integer_or("square", 0) != 0)
-               return std::vector<OpSpec::QuantizedOutput>{{0, 1, "squares"}};
-             return std::vector<OpSpec::QuantizedOutput>{{0, 1, "row_blocks"}, {2, 3, "column_blocks"}};
-           }});
+           .quantized =
+               [](const Attributes& attributes) {
+                 if (attributes.integer_or("square", 0) != 0)
+                   return std::vector<OpSpec::QuantizedOutput>{{0, 1, "squares"}};
+                 return std::vector<OpSpec::QuantizedOutput>{{0, 1, "row_blocks"}, {2, 3, "column_blocks"}};
+               },
+           .row_groups =
+               [](const OpInstance& op) {
+                 const bool square = op.attributes.integer_or("square", 0) != 0;
+                 return square && !op.outputs[2].present && !op.outputs[3].present ? kScaleBlock : std::int64_t{0};
+               }});
   // What x's values are and what scales made of it lose, added up: ScaleObservation. `layout` says how the scales lie:
   // tensor (1), rows (N), columns (C), row_blocks, column_blocks or squares as quantize_blocks leaves them. With the
   // state of a delayed scale, clipped is what lay beyond the scale that was assumed.

@@ -125,6 +125,23 @@ Launch prepare_current(const OpInstance& op) {
   };
 }
 
+Launch prepare_of_amax(const OpInstance& op) {
+  const DType format = format_of(op);
+  return [format](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    const float scale = format_scale(*in[1].as<float>(), format);
+    *out[1].as<float>() = scale;
+    write_codes(in[0], scale, {out[0], out[2]}, exec.workspace);
+  };
+}
+
+// x (any), n tensors -> amaxes (n) f32
+Launch prepare_amax(const OpInstance& op) {
+  const DType format = format_of(op);
+  return [format](std::span<const View> in, std::span<const View> out, const Exec&) {
+    for (std::size_t i = 0; i < in.size(); ++i) out[0].as<float>()[i] = amax_of(in[i], format);
+  };
+}
+
 Launch prepare_delayed(const OpInstance& op) {
   const DType format = format_of(op);
   const std::int64_t margin = op.attributes.integer_or("margin", 0);
@@ -221,8 +238,11 @@ OpSupport query_codes(const OpInstance& op, std::size_t outputs, std::size_t q, 
 }
 
 OpSupport query_scaled(const OpInstance& op) {
-  const bool delayed = op.kind == "quantize_delayed";
-  if (op.inputs.size() != (delayed ? 2 : 1)) return refuse(op, delayed ? "takes x and its state" : "takes x");
+  const bool delayed = op.kind == "quantize_delayed", given = op.kind == "quantize_amax";
+  if (op.inputs.size() != (delayed || given ? 2 : 1))
+    return refuse(op, delayed ? "takes x and its state" : given ? "takes x and its amax" : "takes x");
+  if (given && (op.inputs[1].count() != 1 || op.inputs[1].dtype != DType::f32))
+    return refuse(op, "the amax must be f32 (1)");
   OpSupport support = query_codes(op, 3, 0, 2);
   if (!support.refusal.empty()) return support;
   const Operand& scale = op.outputs[1];
@@ -232,6 +252,15 @@ OpSupport query_scaled(const OpInstance& op) {
     return refuse(op, "the state's size does not fit its history");
   if (delayed && format_of(op) == DType::i8) return refuse(op, "the format must be e4m3 or e5m2");
   return support;
+}
+
+OpSupport query_amax(const OpInstance& op) {
+  const auto count = static_cast<std::int64_t>(op.inputs.size());
+  if (count == 0 || op.outputs != std::vector<Operand>{{DType::f32, {count}, true, false}})
+    return refuse(op, "takes tensors and gives f32, one element for each");
+  for (const Operand& x : op.inputs)
+    if (!x.present || (x.dtype != DType::f32 && x.dtype != DType::bf16)) return refuse(op, "takes f32 or bf16");
+  return is_low(format_of(op)) ? OpSupport{} : refuse(op, "the format must be e4m3, e5m2 or i8");
 }
 
 OpSupport query_by(const OpInstance& op) {
@@ -270,6 +299,8 @@ OpSupport query_advance(const OpInstance& op) {
 
 void add_quantize_ops(OpTable& table) {
   table["quantize"] = {prepare_current, query_scaled};
+  table["quantize_amax"] = {prepare_of_amax, query_scaled};
+  table["amax"] = {prepare_amax, query_amax};
   table["quantize_delayed"] = {prepare_delayed, query_scaled};
   table["quantize_by"] = {prepare_by, query_by};
   table["quantize_rows"] = {prepare_rows, query_rows};

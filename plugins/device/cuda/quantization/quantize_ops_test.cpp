@@ -50,6 +50,8 @@ TEST_CASE("quantize, by tensor, given scale, rows and columns, gives the CPU's b
   testkit::quantize_cases(open_pair());
 }
 
+TEST_CASE("amax gives the CPU's bits") { testkit::amax_cases(open_pair()); }
+
 TEST_CASE("quantize_blocks gives the CPU's bits, by lines and by squares") {
   testkit::quantize_blocks_cases(open_pair());
 }

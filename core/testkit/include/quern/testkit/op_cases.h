@@ -32,6 +32,7 @@ void norm_and_clip_cases(const OpRunner& runner);
 void adamw_cases(const OpRunner& runner);
 void adamw_list_cases(const OpRunner& runner);
 void quantize_cases(const OpRunner& runner);
+void amax_cases(const OpRunner& runner);
 void quantize_blocks_cases(const OpRunner& runner);
 void observe_scale_cases(const OpRunner& runner);
 void quantize_special_cases(const OpRunner& runner);  ///< zeros, infinities, NaN

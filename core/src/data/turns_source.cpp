@@ -1,0 +1,31 @@
+#include "data/turns_source.h"
+
+#include <utility>
+
+#include "quern/error.h"
+#include "quern/skipping_source.h"
+
+namespace quern {
+
+TurnsSource::TurnsSource(std::unique_ptr<DataSource> all, int rank, int size, std::int64_t step)
+    : all_(std::move(all)), rank_(rank), size_(size), step_(step) {
+  if (rank < 0 || rank >= size || step < size) fail_internal("TurnsSource", "a rank without a turn");
+}
+
+// Behind its last micro-batch of a step a rank goes to the next step at once, so that all stand at one position.
+void TurnsSource::next(Batch& batch) {
+  const std::int64_t own = at_ == 0 ? rank_ : at_ + size_ - 1;
+  if (own > at_) skip(*all_, own - at_);
+  all_->next(batch);
+  at_ = own + 1;
+  if (at_ + size_ - 1 < step_) return;
+  if (at_ < step_) skip(*all_, step_ - at_);
+  at_ = 0;
+}
+
+void TurnsSource::load_state(const std::string& state) {
+  all_->load_state(state);
+  at_ = 0;
+}
+
+}  // namespace quern

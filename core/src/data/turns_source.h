@@ -1,0 +1,31 @@
+#pragma once
+// One rank's micro-batches of a global order: whole ones, by turns within each step, so that a micro-batch has the same
+// rows on any number of ranks.
+
+#include <memory>
+#include <string>
+
+#include "quern/data_source.h"
+
+namespace quern {
+
+class TurnsSource : public DataSource {
+ public:
+  /// Of each `step` micro-batches of `all`, number n is rank n % size's.
+  TurnsSource(std::unique_ptr<DataSource> all, int rank, int size, std::int64_t step);
+
+  std::int64_t vocabulary() const override { return all_->vocabulary(); }
+  std::int64_t epoch_tokens() const override { return all_->epoch_tokens(); }
+  void next(Batch& batch) override;
+  /// The same on all ranks, between two steps.
+  std::string save_state() const override { return all_->save_state(); }
+  /// Of a position between two steps.
+  void load_state(const std::string& state) override;
+
+ private:
+  std::unique_ptr<DataSource> all_;
+  const std::int64_t rank_, size_, step_;
+  std::int64_t at_ = 0;  // micro-batch of the step
+};
+
+}  // namespace quern

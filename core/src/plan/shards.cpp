@@ -1,0 +1,189 @@
+#include "plan/shards.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "program/names.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+constexpr const char* kTranspose = "transpose";
+
+bool is_transposed(const OpSpec& spec, std::size_t output) {
+  return std::any_of(spec.transposed.begin(), spec.transposed.end(),
+                     [&](const auto& pair) { return pair.first == static_cast<int>(output); });
+}
+
+/// The op as a rank runs it on its rows, with the whole's shapes, without transposed outputs.
+struct OwnOp {
+  std::string kind;
+  std::int64_t row_groups = 0;
+};
+
+OwnOp own_op(const Program& program, const Op& op, const OpSet& ops) {
+  const OpSpec& spec = ops.at(op.kind);
+  std::vector<bool> read(program.values.size(), false);
+  for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+    if (op.outputs[o] == kNoValue) continue;
+    read[static_cast<std::size_t>(op.outputs[o])] = !is_transposed(spec, o);
+  }
+  OpInstance instance = instantiate(program, op, {}, read);
+  if (spec.row_groups)
+    if (const std::int64_t groups = spec.row_groups(instance); groups > 0) return {op.kind, groups};
+  if (spec.of_amax.empty()) return {};
+  instance.kind = spec.of_amax;
+  const OpSpec& given = ops.at(spec.of_amax);
+  return {spec.of_amax, given.row_groups ? given.row_groups(instance) : 0};
+}
+
+class Splitter {
+ public:
+  Splitter(const Program& whole, const OpSet& ops, const RowBounds& bounds, int rank)
+      : whole_(whole), ops_(ops), bounds_(bounds), rank_(rank) {
+    split_.own.name = whole.name;
+    split_.rest.name = "refresh.gathered";
+  }
+
+  SplitRefresh run() {
+    for (const Op& op : whole_.ops) split(op);
+    return std::move(split_);
+  }
+
+ private:
+  void split(const Op& op) {
+    const OpSpec& spec = ops_.at(op.kind);
+    Op own{.kind = own_op(whole_, op, ops_).kind, .inputs = {}, .outputs = {}, .attributes = op.attributes};
+    own.inputs.push_back(own_master(op));
+    if (own.kind != op.kind) own.inputs.push_back(amax(op));
+    for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+      bool wanted = op.outputs[o] != kNoValue && !is_transposed(spec, o);
+      for (const auto& [to, from] : spec.transposed)
+        wanted = wanted || (from == static_cast<int>(o) && op.outputs[static_cast<std::size_t>(to)] != kNoValue);
+      own.outputs.push_back(wanted ? add_own(op, o) : kNoValue);
+    }
+    split_.own.ops.push_back(std::move(own));
+    for (const auto& [to, from] : spec.transposed)
+      if (const ValueId id = op.outputs[static_cast<std::size_t>(to)]; id != kNoValue)
+        transpose(whole_value(op, static_cast<std::size_t>(from)), whole_[id]);
+  }
+
+  // A value that the program makes, or would make if somebody read it.
+  Value whole_value(const Op& op, std::size_t output) const {
+    if (op.outputs[output] != kNoValue) return whole_[op.outputs[output]];
+    fail_internal("shards", "a transposed copy without the one that it is of");
+  }
+
+  ValueId add_own(const Op& op, std::size_t output) {
+    const Value value = whole_value(op, output);
+    split_.made.push_back(value);
+    if (element_count(extents_at(value.shape, 0)) == 1) return split_.own.add_value(value);
+    split_.gathered.push_back(value);
+    return split_.own.add_value(in_shard(value));
+  }
+
+  /// The same for this rank's rows. What has fewer rows than the parameter has them for groups of its rows.
+  Value in_shard(Value value) const {
+    value.shape[0] = Dim(shard_of_rows(extents_at(value.shape, 0), bounds_, rank_).extents[0]);
+    value.name = shard_name(value.name);
+    return value;
+  }
+
+  ValueId own_master(const Op& op) {
+    const Value& master = whole_[op.inputs[0]];
+    const ValueId known = split_.own.find(shard_name(master.name));
+    return known != kNoValue ? known : split_.own.add_value(in_shard(master));
+  }
+
+  ValueId amax(const Op& op) {
+    split_.amax_format = op.attributes.word("format");
+    if (const ValueId known = split_.own.find(names::kAmax); known != kNoValue) return known;
+    return split_.own.add_value({.name = names::kAmax,
+                                 .shape = {1},
+                                 .dtype = DType::f32,
+                                 .role = Role::state,
+                                 .parameter = whole_[op.inputs[0]].parameter});
+  }
+
+  void transpose(const Value& from, const Value& to) {
+    const ValueId known = split_.rest.find(from.name);
+    Op op{.kind = kTranspose,
+          .inputs = {known != kNoValue ? known : split_.rest.add_value(from)},
+          .outputs = {},
+          .attributes = {}};
+    op.outputs.push_back(split_.rest.add_value(to));
+    split_.rest.ops.push_back(std::move(op));
+    split_.made.push_back(to);
+  }
+
+  const Program& whole_;
+  const OpSet& ops_;
+  const RowBounds& bounds_;
+  const int rank_;
+  SplitRefresh split_;
+};
+
+}  // namespace
+
+RowBounds split_rows(std::int64_t rows, std::int64_t unit, int ranks) {
+  const std::int64_t units = rows / unit;  // what is left belongs to the last
+  if (units < ranks) return {};
+  RowBounds bounds;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) bounds.push_back(units * rank / ranks * unit);
+  bounds.push_back(rows);
+  return bounds;
+}
+
+void Shards::add(const ParameterSpec& spec, std::int64_t row_groups, std::int64_t alignment) {
+  if (!any() || spec.extents.size() < 2 || row_groups == 0) return;
+  const std::int64_t aligned = alignment / std::gcd(alignment, spec.columns());
+  RowBounds bounds = split_rows(spec.extents[0], std::lcm(row_groups, aligned), state_.ranks);
+  if (!bounds.empty()) bounds_.emplace(spec.name, std::move(bounds));
+}
+
+const RowBounds& Shards::bounds(const std::string& parameter) const {
+  static const RowBounds whole;
+  auto it = bounds_.find(parameter);
+  return it == bounds_.end() ? whole : it->second;
+}
+
+Shard Shards::of(const ParameterSpec& spec) const {
+  const RowBounds& bounds = this->bounds(spec.name);
+  return bounds.empty() ? Shard{spec.extents, 0} : shard_of_rows(spec.extents, bounds, state_.rank);
+}
+
+Extents Shards::largest(const ParameterSpec& spec) const {
+  Extents extents = of(spec).extents;
+  if (const RowBounds& bounds = this->bounds(spec.name); !bounds.empty())
+    for (int rank = 0; rank < state_.ranks; ++rank)
+      extents[0] = std::max(extents[0], shard_of_rows(spec.extents, bounds, rank).extents[0]);
+  return extents;
+}
+
+Shard shard_of_rows(const Extents& whole, const RowBounds& bounds, int rank) {
+  auto row = [&](std::int64_t bound) { return whole[0] * bound / bounds.back(); };
+  const std::int64_t first = row(bounds[static_cast<std::size_t>(rank)]);
+  Shard shard{whole, first * (element_count(whole) / whole[0])};
+  shard.extents[0] = row(bounds[static_cast<std::size_t>(rank) + 1]) - first;
+  return shard;
+}
+
+std::int64_t row_groups_of(const Program& refresh, const OpSet& ops) {
+  std::int64_t groups = 1;
+  for (const Op& op : refresh.ops) {
+    const std::int64_t own = own_op(refresh, op, ops).row_groups;
+    if (own == 0) return 0;
+    groups = std::lcm(groups, own);
+  }
+  return groups;
+}
+
+SplitRefresh split_refresh(const Program& refresh, const OpSet& ops, const RowBounds& bounds, int rank) {
+  return Splitter(refresh, ops, bounds, rank).run();
+}
+
+std::string shard_name(const std::string& value) { return value + " in a shard"; }
+
+}  // namespace quern

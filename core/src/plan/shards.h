@@ -1,0 +1,66 @@
+#pragma once
+// How the parameters of a run are split over its ranks: each rank keeps and updates some rows of every matrix, and
+// makes its rows of the working copies, which all ranks then gather.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/placement.h"
+#include "quern/op_spec.h"
+#include "quern/parameter.h"
+
+namespace quern {
+
+/// Rows where the shards begin, by rank, and behind the last one the end. Empty: every rank has the whole.
+using RowBounds = std::vector<std::int64_t>;
+
+/// As even as shards can be that begin at multiples of `unit` rows; empty when a rank would be left without any.
+RowBounds split_rows(std::int64_t rows, std::int64_t unit, int ranks);
+
+/// This rank's part of a matrix.
+struct Shard {
+  Extents extents;
+  std::int64_t first = 0;  ///< element of the whole
+};
+
+/// The part of what has rows for the parameter's rows, or for groups of these.
+Shard shard_of_rows(const Extents& whole, const RowBounds& bounds, int rank);
+
+class Shards {
+ public:
+  explicit Shards(const StatePlacement& state) : state_(state) {}
+
+  bool any() const { return state_.ranks > 1 && state_.master.sharding == Sharding::ranks; }
+  /// Splits a parameter, if it can be: rows stay together in groups of `row_groups`, and shards begin at multiples of
+  /// `alignment` bytes in every format.
+  void add(const ParameterSpec& spec, std::int64_t row_groups, std::int64_t alignment);
+  const RowBounds& bounds(const std::string& parameter) const;
+  bool has(const std::string& parameter) const { return !bounds(parameter).empty(); }
+  /// The shard of what has the parameter's extents; the whole when it is not split.
+  Shard of(const ParameterSpec& spec) const;
+  /// Extents of the largest of all ranks' shards.
+  Extents largest(const ParameterSpec& spec) const;
+
+ private:
+  StatePlacement state_;
+  std::map<std::string, RowBounds, std::less<>> bounds_;
+};
+
+/// A refresh program (see StatePrograms::refresh) in the two parts that a rank runs before and after the gathering.
+struct SplitRefresh {
+  Program own;                       ///< this rank's rows: values named "... in a shard"
+  Program rest;                      ///< what is made of gathered values
+  std::vector<Value> made = {};      ///< working copies, whole
+  std::vector<Value> gathered = {};  ///< those among them that are gathered
+  std::string amax_format = {};      ///< not empty: `own` reads the amax of the whole master, for this format
+};
+
+/// Rows of the master that the program keeps together; 0: it cannot be split.
+std::int64_t row_groups_of(const Program& refresh, const OpSet& ops);
+/// The parameter's rows are split at `bounds`.
+SplitRefresh split_refresh(const Program& refresh, const OpSet& ops, const RowBounds& bounds, int rank);
+std::string shard_name(const std::string& value);
+
+}  // namespace quern

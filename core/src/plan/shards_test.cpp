@@ -1,0 +1,102 @@
+// Shards: how rows are split, and that the plans of all ranks fit together.
+#include "plan/shards.h"
+
+#include <doctest/doctest.h>
+
+#include "plan/check_schedules.h"
+#include "plan/test_plans.h"
+#include "program/names.h"
+
+using namespace quern;
+
+namespace {
+
+PlanOptions rank_options(int ranks, int rank, Sharding sharding) {
+  PlanOptions options = tiny_options();
+  options.state.ranks = ranks;
+  options.state.rank = rank;
+  options.state.meet = true;
+  options.state.master.sharding = options.state.moments.sharding = sharding;
+  return options;
+}
+
+/// Of all ranks, on a device with small alignment, so that the tiny model's matrices can be split.
+std::vector<Plan> plans_of(int ranks, Sharding sharding) {
+  PlanningDevice device;
+  device.device_traits.alignment = 16;
+  std::vector<Plan> plans;
+  for (int rank = 0; rank < ranks; ++rank) plans.push_back(tiny_plan(rank_options(ranks, rank, sharding), device));
+  return plans;
+}
+
+}  // namespace
+
+TEST_CASE("rows are split evenly at multiples of a unit, and not at all where a rank would have none") {
+  CHECK(split_rows(896, 2, 4) == RowBounds{0, 224, 448, 672, 896});
+  CHECK(split_rows(896, 2, 3) == RowBounds{0, 298, 596, 896});
+  CHECK(split_rows(300, 128, 2) == RowBounds{0, 128, 300});
+  CHECK(split_rows(300, 128, 3).empty());
+  CHECK(split_rows(7, 1, 7).size() == 8);
+}
+
+TEST_CASE("what has rows for groups of the parameter's rows is split with them") {
+  const RowBounds bounds{0, 128, 300};
+  CHECK(shard_of_rows({300, 10}, bounds, 1).first == 1280);
+  CHECK(shard_of_rows({300, 10}, bounds, 1).extents == Extents{172, 10});
+  CHECK(shard_of_rows({3, 4}, bounds, 0).extents == Extents{1, 4});
+  CHECK(shard_of_rows({3, 4}, bounds, 1).first == 4);
+  CHECK(shard_of_rows({3, 4}, bounds, 1).extents == Extents{2, 4});
+}
+
+TEST_CASE("the shards of all ranks are the whole, and their collectives meet, whatever is split") {
+  for (Sharding sharding : {Sharding::none, Sharding::ranks})
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      CAPTURE(name_of(sharding));
+      CAPTURE(ranks);
+      const std::vector<Plan> plans = plans_of(ranks, sharding);
+      std::vector<const ScheduleSet*> schedules;
+      std::map<std::string, std::int64_t> elements;
+      bool split = false;
+      for (const Plan& plan : plans) {
+        CHECK(schedule_faults(plan) == std::vector<std::string>{});
+        schedules.push_back(&plan.schedules);
+        for (const PlannedTensor& tensor : plan.tensors) {
+          if (tensor.whole.empty()) continue;
+          split = true;
+          std::int64_t& next = elements[tensor.kind + tensor.parameter + std::to_string(tensor.layer)];
+          CHECK(tensor.first == next);  // ranks come in order
+          next += element_count(tensor.extents);
+          if (&plan == &plans.back()) CHECK(next == element_count(tensor.whole));
+        }
+      }
+      CHECK(split == (ranks > 1 && sharding == Sharding::ranks));
+      for (int run = 0; run < kRuns; ++run)
+        CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
+    }
+}
+
+TEST_CASE("gradients are reduced behind the layer that makes them, on a lane of their own") {
+  const Plan plan = std::move(plans_of(2, Sharding::ranks)[1]);
+  const RunSchedule& last = plan.schedules[Run::last];
+  std::vector<int> layers;
+  std::size_t backward = 0;  // launches of the layer before, when the last of them was enqueued
+  for (const Action& action : last.actions) {
+    if (action.kind == ActionKind::launch) backward = static_cast<std::size_t>(&action - last.actions.data());
+    if (action.kind != ActionKind::collective) continue;
+    CHECK(action.lane == Lane::communication);
+    CHECK(static_cast<std::size_t>(&action - last.actions.data()) > backward);
+    if (action.reads > 1) continue;  // of what is no matrix, at the end
+    if (action.layer >= 0 && (layers.empty() || layers.back() != action.layer)) layers.push_back(action.layer);
+  }
+  REQUIRE(layers.size() == 2);
+  CHECK(layers[0] == 1);
+  CHECK(layers[1] == 0);
+  auto collectives = [&](Run run) {
+    return std::count_if(plan.schedules[run].actions.begin(), plan.schedules[run].actions.end(),
+                         [](const Action& action) { return action.kind == ActionKind::collective; });
+  };
+  CHECK(collectives(Run::later) == 0);
+  CHECK(collectives(Run::evaluate) == 0);
+  CHECK(collectives(Run::first) == collectives(Run::gather));
+  CHECK(collectives(Run::update) == 1);  // losses and squares; this precision has no states
+}
