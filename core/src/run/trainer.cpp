@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "checkpoint/changes.h"
+#include "launch/numa.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -25,6 +26,7 @@ std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const Start
   Device& device = *session.device;
   const int beside = device.traits().host_addressable ? 0 : ranks.local_rank();
   device.open(static_cast<int>(session.device_options.ordinal) + beside);
+  if (ranks.size() > 1) pin_to_numa_node(device.traits().numa_node);
   if (start.newest.checkpoint) device.load_state(start.newest.checkpoint->meta.device_state);
   progress("planning");
   PlanOptions options = session.plan_options();

@@ -4,6 +4,7 @@
 #include "quantization/quantize_ops.h"
 
 #include <cmath>
+#include <utility>
 
 #include "primitives/rows.cuh"
 #include "quantization/tile_quantize.cuh"
@@ -38,8 +39,9 @@ QuantizePlan plan_of(const OpInstance& op, ScaleSource source) {
 
 Launch prepare_quantize(const OpInstance& op, CudaContext& context, ScaleSource source) {
   const Matrix size = matrix_of(op, 0);
-  return prepare_tiles<Copy>(op, context, plan_of(op, source), size.rows, size.columns, true, -1,
-                             [](std::span<const View> in) { return Copy{in[0].data}; });
+  Launch codes = prepare_tiles<Copy>(op, context, plan_of(op, source), size.rows, size.columns, true, -1,
+                                     [](std::span<const View> in) { return Copy{in[0].data}; });
+  return source == ScaleSource::amax ? scale_first(op, context, std::move(codes)) : codes;
 }
 
 OpSupport query_quantize(const OpInstance& op, ScaleSource source) {
@@ -181,6 +183,10 @@ OpSupport query_advance(const OpInstance& op, const CudaTraits&) {
 
 void add_quantize_ops(OpTable& table) {
   add_quantize_kinds(table, "", prepare_quantize, query_quantize);
+  table["quantize_amax"] = {
+      [](const OpInstance& op, CudaContext& context) { return prepare_quantize(op, context, ScaleSource::amax); },
+      [](const OpInstance& op, const CudaTraits&) { return query_quantize(op, ScaleSource::amax); }};
+  add_amax_op(table);
   table["quantize_rows"] = {prepare_rows, query_rows};
   table["advance_scale"] = {prepare_advance, query_advance};
   add_observe_op(table);

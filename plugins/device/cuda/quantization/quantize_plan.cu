@@ -36,6 +36,7 @@ QuantizePlan::QuantizePlan(const OpInstance& op, ScaleSource source, std::size_t
 void QuantizePlan::check(OperandCheck& check, const OpInstance& op) const {
   check_format(check, op);
   if (source_ == ScaleSource::given) check.input(state_, "scale", {1}, DType::f32);
+  if (source_ == ScaleSource::amax) check.input(state_, "amax", {1}, DType::f32);
   if (source_ == ScaleSource::delayed) {
     check.that(format_ != DType::i8, "needs a format e4m3 or e5m2");
     check.that(history_ >= 1 && margin_ >= -64 && margin_ <= 64, "needs a history above 0 and a margin of at most 64");
@@ -56,6 +57,11 @@ QuantizeArguments QuantizePlan::start(std::span<const View> inputs, std::span<co
   if (source_ == ScaleSource::given) {
     args.pass = Pass::given;
     args.given = inputs[state_].as<const float>();
+    return args;
+  }
+  if (source_ == ScaleSource::amax) {  // known by now
+    args.pass = Pass::given;
+    args.given = outputs[scale_].as<const float>();
     return args;
   }
   args.pass = Pass::first;

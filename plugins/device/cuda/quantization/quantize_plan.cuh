@@ -18,6 +18,7 @@ enum class ScaleSource : std::uint8_t {
   current,  ///< quantize: from the tensor's own amax
   delayed,  ///< quantize_delayed: from a state
   given,    ///< quantize_by
+  amax,     ///< quantize_amax: from an amax that is given, by scale_first of quantize_ops.h
 };
 
 /// The suffixes of op kinds, which are kinds themselves.
