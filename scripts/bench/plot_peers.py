@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""The picture of the README: speeds beside those of other programs, from docs/performance/peers.json.
+"""The picture of the README: speeds beside those of other programs, from docs/performance/peers.json and its raw files.
 
     scripts/bench/plot_peers.py                  # writes docs/performance/peers.png
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,27 +12,32 @@ sys.path.insert(0, str(ROOT / "frontends" / "python"))
 from quern.base.arguments import parser_for, path_argument
 from quern.base.end_of_main import script
 from quern.plots.picture import MUTED, pyplot, save
+from tables import read_peers, shown
 
 OWN, OTHER = "#1f77b4", "#c8ccd0"
 
 
-def draw(data):
+def draw(content, models, results):
     plt = pyplot(9)
-    models = data["models"]
     figure, panels = plt.subplots(
-        len(models), 1, figsize=(7.6, 4.2), layout="constrained", height_ratios=[len(bars) for bars in models.values()]
+        len(models), 1, figsize=(7.6, 5), layout="constrained", height_ratios=[len(bars) for bars in models.values()]
     )
     for axes, (model, bars) in zip(panels, models.items()):
-        names, speeds = list(bars), list(bars.values())
+        names, speeds = list(bars), [speeds[-1] for speeds in bars.values()]
         drawn = axes.barh(names, speeds, color=[OWN if name.startswith("quern") else OTHER for name in names])
-        axes.bar_label(drawn, [f"{speed:g}k" for speed in speeds], padding=3)
+        axes.bar_label(drawn, list(map(shown, names, speeds)), padding=3)
         axes.set_title(model, loc="left", fontsize=9, fontweight="bold")
         axes.invert_yaxis()
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.margins(x=0.08)
-    figure.suptitle(data["title"], fontsize=10)
-    figure.supxlabel(f"{data['machine']}. quern {data['quern']}.", fontsize=6, color=MUTED)
+    figure.suptitle(content["title"], fontsize=10)
+    machines, lengths, commits = (
+        " and ".join(sorted({str(result[key]) for result in results.values()}))
+        for key in ("device", "sequence", "commit")
+    )
+    setting = f"{machines}, sequence length {lengths}, micro-batch x accumulation as given. quern {commits}"
+    figure.supxlabel(f"{setting}.\n{content['note']}.", fontsize=6, color=MUTED)
     return figure
 
 
@@ -42,8 +46,7 @@ def main(arguments):
     parser = parser_for(None, __doc__)
     parser.add_argument("-o", "--out", type=path_argument, default=ROOT / "docs/performance/peers.png")
     options = parser.parse_args(arguments)
-    data = json.loads((ROOT / "docs/performance/peers.json").read_text(encoding="utf-8"))
-    save(draw(data), options.out)
+    save(draw(*read_peers(ROOT / "docs/performance/peers.json")), options.out)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Makes the tables of docs/performance from the raw files of `quern bench --json`.
+"""Makes the tables of the README and of docs/performance from the raw files of `quern bench --json`.
 
     scripts/bench/tables.py              # renews the tables of all pages
     scripts/bench/tables.py --check      # exit code 1 when a page is not what its files say
 
-A page has its tables between two comments; the pattern names raw files, from the page's folder:
+A page has its tables between two comments. The first is for a table of raw files, named by a pattern from the page's
+folder; the second for one beside other programs, whose speeds, and the names of quern's raw files, are in peers.json:
 
     <!-- bench data/h100-*.json -->
+    <!-- peers peers.json -->
     <!-- end bench -->
 """
 
@@ -21,16 +23,23 @@ from quern.base.arguments import parser_for, path_argument
 from quern.base.end_of_main import script
 from quern.base.fault import Fault, printable, reading
 from quern.base.files import write_file
-from quern.base.json_shape import COUNT, NUMBER, TEXT, checked, parse
+from quern.base.json_shape import COUNT, NUMBER, TEXT, Kind, checked, is_number, parse
 from quern.runs.report import size
 
-BLOCK = re.compile(r"^(<!-- bench (\S+) -->\n)(?:.*?\n)??(<!-- end bench -->)$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(<!-- (bench|peers) (\S+) -->\n)(?:.*?\n)??(<!-- end bench -->)$", re.MULTILINE | re.DOTALL)
 SHAPE = {
     "device": TEXT, "quern": TEXT, "commit": TEXT, "command": [TEXT], "micro_batch": COUNT, "sequence": COUNT,
     "accumulation": COUNT, "step_seconds": [NUMBER], "sol": NUMBER, "mfu": NUMBER, "device_bytes": COUNT,
     "start_seconds": NUMBER,
 }
+SPEEDS = Kind(
+    "a raw file's name, or tokens per second, slowest first",
+    lambda value: isinstance(value, str)
+    or isinstance(value, list) and bool(value) and all(is_number(speed) and speed for speed in value),
+)
+PEERS = {"title": TEXT, "note": TEXT, "models": {"*": {"*": SPEEDS}}}
 COLUMNS = ("`quern bench`", "micro-batch x accumulation", "tok/s (slowest to fastest)", "steps", "SOL", "MFU", "memory")
+COMPARED = ("quern e4m3", "quern e4m3, head bf16", "quern bf16", "LLMQ e4m3", "LLMQ bf16")
 OF_THE_FILE = {"--json": 2, "--commit": 2}  # words of the command that change no figure
 
 
@@ -74,17 +83,27 @@ def thousands(speed):
     return f"{speed / 1e3:.1f}k" if speed >= 1e4 else f"{speed:.0f}"
 
 
+def shown(program, speed):
+    """quern's figures rounded alike; those of others as they are typed."""
+    return thousands(speed) if program.startswith("quern") else f"{speed / 1e3:g}k"
+
+
 def percent(share):
     return f"{100 * share:.1f}%" if share else "-"
 
 
+def median(result):
+    """As `quern bench` has it: of an even number of steps, the faster of the two in the middle."""
+    measured = speeds(result)
+    return measured[len(measured) // 2]
+
+
 def row(result):
     measured = speeds(result)
-    middle = measured[len(measured) // 2]
     return (
         f"`{settings(result['command'])}`",
         f"{result['micro_batch']} x {result['accumulation']}",
-        f"{thousands(middle)} ({thousands(measured[0])} to {thousands(measured[-1])})",
+        f"{thousands(median(result))} ({thousands(measured[0])} to {thousands(measured[-1])})",
         str(len(measured)),
         percent(result["sol"]),
         percent(result["mfu"]),
@@ -92,27 +111,61 @@ def row(result):
     )
 
 
-def table(paths):
-    """The results, and for each machine and commit what was measured there."""
-    results = [(path, read_result(path)) for path in paths]
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *(row(result) for _, result in results)]
-    text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    places = {}
-    for path, result in results:
-        places.setdefault((result["device"], result["quern"], result["commit"]), []).append(path)
-    for (device, quern, commit), files in places.items():
-        links = ", ".join(f"[{path.name}]({path.parent.name}/{path.name})" for path in files)
+def table(columns, rows):
+    return "".join("| " + " | ".join(line) + " |\n" for line in (columns, ("---",) * len(columns), *rows))
+
+
+def places(results, page):
+    """For each machine and commit what was measured there."""
+    text, measured = "", {}
+    for path, result in results.items():
+        measured.setdefault((result["device"], result["quern"], result["commit"]), []).append(path)
+    for (device, quern, commit), files in measured.items():
+        links = ", ".join(f"[{path.name}]({path.relative_to(page.parent).as_posix()})" for path in files)
         text += f"\n{cell(device)}, quern {cell(quern)} at commit `{cell(commit)}`: {links}\n"
     return text
 
 
+def read_peers(path):
+    """The file's content; model -> program -> its speeds, slowest first; and quern's raw files."""
+    with reading(path):
+        content = checked(parse(path.read_bytes(), path), PEERS, path)
+    models, results = {}, {}
+    for model, programs in content["models"].items():
+        files = {name: path.parent / file for name, file in programs.items() if isinstance(file, str)}
+        own = {name: read_result(file) for name, file in files.items()}
+        settings = {(r["device"], r["sequence"], r["micro_batch"], r["accumulation"]) for r in own.values()}
+        if len(settings) != 1:
+            raise Fault(path, model, f"raw files of {len(settings)} settings", "one device, length and batch in a row")
+        _, _, micro_batch, accumulation = settings.pop()
+        models[f"{model}, {micro_batch} x {accumulation}"] = {
+            name: [median(own[name])] if name in own else given for name, given in programs.items()
+        }
+        results |= {files[name]: own[name] for name in own}
+    return content, models, results
+
+
+def bench_table(page, pattern):
+    paths = sorted(page.parent.glob(pattern)) if not pattern.startswith("/") else []
+    if not paths:
+        raise Fault(page, "no raw file for a table", pattern, "a pattern such as data/h100-*.json")
+    results = {path: read_result(path) for path in paths}
+    return table(COLUMNS, map(row, results.values())) + places(results, page)
+
+
+def peers_table(page, name):
+    _, models, results = read_peers(page.parent / name)
+    rows = (
+        (model, *(" to ".join(shown(column, speed) for speed in programs.get(column, [])) for column in COMPARED))
+        for model, programs in models.items()
+    )
+    return table(("Qwen2.5", *COMPARED), rows) + places(results, page)
+
+
 def renewed(page):
     def fill(block):
-        begin, pattern, end = block.groups()
-        paths = sorted(page.parent.glob(pattern)) if not pattern.startswith("/") else []
-        if not paths:
-            raise Fault(page, "no raw file for a table", pattern, "a pattern such as data/h100-*.json")
-        return f"{begin}{table(paths)}{end}"
+        begin, kind, source, end = block.groups()
+        return f"{begin}{(bench_table if kind == 'bench' else peers_table)(page, source)}{end}"
 
     with reading(page):
         text = page.read_text(encoding="utf-8")
@@ -122,11 +175,11 @@ def renewed(page):
 @script
 def main(arguments):
     parser = parser_for(None, __doc__)
-    parser.add_argument("pages", nargs="*", type=path_argument, help="Markdown files (default: those of docs/performance)")
+    parser.add_argument("pages", nargs="*", type=path_argument, help="Markdown files (default: README.md and those of docs/performance)")
     parser.add_argument("--check", action="store_true", help="write nothing; say which pages are stale")
     options = parser.parse_args(arguments)
     stale = False
-    for page in options.pages or sorted((ROOT / "docs" / "performance").glob("*.md")):
+    for page in options.pages or [ROOT / "README.md", *sorted((ROOT / "docs" / "performance").glob("*.md"))]:
         text, new = renewed(page)
         if text == new:
             continue

@@ -71,6 +71,48 @@ class TablesTest(unittest.TestCase):
         (self.page.parent / "data" / "a.json").unlink()
         self.assertIn("no raw file for a table", self.run_script(self.page)[1])
 
+    def test_other_programs_are_beside_the_raw_files(self):
+        peers = self.page.parent / "peers.json"
+        self.page.write_text("<!-- peers peers.json -->\n<!-- end bench -->\n")
+        self.write("a.json")
+        self.write("b.json", step_seconds=[0.8])
+
+        def renewed(**programs):
+            peers.write_text(json.dumps({"title": "", "note": "", "models": {"7B": programs}}))
+            return self.run_script(self.page)
+
+        own = {"quern e4m3": "data/a.json", "quern bf16": "data/b.json"}
+        self.assertEqual(renewed(**own, **{"LLMQ bf16": [9000, 12550]})[0], 0)
+        lines = self.page.read_text().splitlines()
+        self.assertEqual(lines[3], "| 7B, 4 x 2 | 20.0k |  | 10.0k |  | 9k to 12.55k |")
+        self.assertIn("[a.json](data/a.json), [b.json](data/b.json)", lines[5])
+        for speeds in ([], [0], 5):
+            self.assertEqual(renewed(**own, **{"LLMQ bf16": speeds})[0], 3)
+        self.write("b.json", micro_batch=8)
+        self.assertIn("raw files of 2 settings", renewed(**own)[1])
+
+    def test_sentences_say_what_the_raw_files_do(self):
+        _, models, _ = tables.read_peers(tables.ROOT / "docs/performance/peers.json")
+        small, large = models["0.5B, 32 x 16"], models["7B, 4 x 32"]
+
+        def times(model, program, other):
+            return f"{model[program][-1] / model[other][-1]:.2f} times"
+
+        readme, fp8 = (
+            " ".join((tables.ROOT / page).read_text().split()) for page in ("README.md", "docs/performance/cuda-fp8.md")
+        )
+        self.assertIn(
+            f"{small['quern e4m3'][0] / 1e3:.0f}k tokens a second on one H100, "
+            f"{times(small, 'quern e4m3', 'quern bf16')} what it does in bf16, "
+            f"and 7B at {tables.thousands(large['quern e4m3'][0])}.",
+            readme,
+        )
+        self.assertIn(f"7B in e4m3 is {times(large, 'quern e4m3', 'quern bf16')} as fast as in bf16 here, "
+                      f"and {large['quern e4m3'][0] / 14.9e3:.2f} times as fast as those 14.9k.", readme)
+        head, default = times(small, "quern e4m3, head bf16", "LLMQ e4m3"), times(small, "quern e4m3", "LLMQ e4m3")
+        self.assertIn(f"quern trains 0.5B {head} as fast as LLMQ at its best; with the head in 8 bits, its default, {default}.", readme)
+        self.assertIn(f"quern is {head} as fast at 0.5B as LLMQ at its best; with the head in 8 bits, the default, {default}.", fp8)
+
     def test_the_pages_of_this_tree_say_what_their_files_do(self):
         self.assertEqual(self.run_script("--check"), (0, ""))
 
