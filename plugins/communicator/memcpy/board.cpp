@@ -15,7 +15,6 @@
 #include <ctime>
 
 #include "quern/error.h"
-#include "quern/view.h"
 
 namespace quern::memcpy {
 
@@ -37,12 +36,6 @@ long futex(const std::atomic<std::uint32_t>& word, int what, std::uint32_t value
 }  // namespace
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
-
-std::string Call::text() const {
-  constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"};
-  return std::string(kNames[static_cast<std::size_t>(kind)]) + " of " + std::to_string(elements) + " " +
-         std::string(name_of(static_cast<DType>(dtype)));
-}
 
 Board::Board(Meeting& meeting, const Rendezvous& rendezvous)
     : rank_(rendezvous.rank), size_(rendezvous.size), timeout_(rendezvous.timeout) {
@@ -78,10 +71,7 @@ void Board::meet(const std::optional<Call>& call) {
   for (int step = 1; step < size_; ++step) {
     const int peer = (rank_ + step) % size_;
     if (!wait(seats_[peer].arrived, here, peer, "come to a collective")) return;
-    if (call && seats_[peer].call != *call)
-      return fail(who(peer) + " does not do the same: found " + seats_[peer].call.text() + ", where rank " +
-                  std::to_string(rank_) + " does " + call->text() +
-                  (seats_[peer].call.text() == call->text() ? ", with other counts or places" : ""));
+    if (call && seats_[peer].call != *call) return fail(collectives::difference(peer, seats_[peer].call, rank_, *call));
   }
 }
 

@@ -14,20 +14,13 @@
 #include <vector>
 
 #include "meeting.h"
+#include "shared/collectives/calls.h"
 
 namespace quern::memcpy {
 
 inline constexpr int kMostRanks = 64;
 
-/// What a rank is about to do, for its peers to compare with theirs.
-struct Call {
-  enum class Kind : std::uint32_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast } kind;
-  std::uint32_t dtype, detail;     // of what, which reduction or root
-  std::uint64_t elements, counts;  // of the whole, and a digest of how it is cut
-  std::uint64_t buffer, offset;    // the place that peers read
-  bool operator==(const Call&) const = default;
-  std::string text() const;
-};
+using collectives::Call;
 
 /// Beside the last three groups of members, every function is work of a stream: it may block, and does nothing once
 /// there is a fault.

@@ -11,17 +11,9 @@ using namespace collectives;
 namespace {
 
 constexpr const char* kWhere = "communicator memcpy";
-constexpr std::int64_t kSlabUnit = 64;  // slabs of an all_reduce begin at multiples of it, so that they stay aligned
 
 [[noreturn]] void fault(const std::string& text) {
   throw Error(ErrorCode::communication, {.where = kWhere, .what = text});
-}
-
-/// FNV-1a.
-std::uint64_t digest(Counts counts) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const std::int64_t count : counts) hash = (hash ^ static_cast<std::uint64_t>(count)) * 0x100000001b3;
-  return hash;
 }
 
 }  // namespace
@@ -185,13 +177,7 @@ void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Str
   need_reducible(kWhere, in_out.dtype, reduction);
   if (!begins(stream) || size_ == 1) return;
   const Place place = place_of(in_out);
-  const std::int64_t whole = in_out.count();
-  const std::int64_t each = ((whole + size_ - 1) / size_ + kSlabUnit - 1) / kSlabUnit * kSlabUnit;
-  std::vector<Slab> slabs;
-  for (std::int64_t rank = 0; rank < size_; ++rank) {
-    const std::int64_t begin = std::min(whole, rank * each);
-    slabs.push_back({begin, std::min(whole, begin + each) - begin});
-  }
+  const std::vector<Slab> slabs = summed_slabs(in_out.count(), size_);
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
   meet(stream, call(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, place));
   reduce(place, own, {at(place, rank_, own.begin, in_out.dtype), in_out.dtype, {own.count}}, reduction, stream);

@@ -1,6 +1,6 @@
 #include "shared/collectives/calls.h"
 
-#include <string>
+#include <algorithm>
 
 #include "quern/error.h"
 
@@ -46,6 +46,36 @@ std::vector<Slab> cut(const char* where, const char* what, Counts counts, std::i
     fail_internal(where, std::string(what) + ": slabs of " + std::to_string(begin) + " elements of a whole of " +
                              std::to_string(whole));
   return slabs;
+}
+
+std::vector<Slab> summed_slabs(std::int64_t whole, int size) {
+  constexpr std::int64_t kUnit = 64;  // elements
+  const std::int64_t each = ((whole + size - 1) / size + kUnit - 1) / kUnit * kUnit;
+  std::vector<Slab> slabs;
+  for (std::int64_t rank = 0; rank < size; ++rank) {
+    const std::int64_t begin = std::min(whole, rank * each);
+    slabs.push_back({begin, std::min(whole, begin + each) - begin});
+  }
+  return slabs;
+}
+
+std::string Call::text() const {
+  constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"};
+  return std::string(kNames[static_cast<std::size_t>(kind)]) + " of " + std::to_string(elements) + " " +
+         std::string(name_of(static_cast<DType>(dtype)));
+}
+
+/// FNV-1a.
+std::uint64_t digest(Counts counts) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const std::int64_t count : counts) hash = (hash ^ static_cast<std::uint64_t>(count)) * 0x100000001b3;
+  return hash;
+}
+
+std::string difference(int peer, const Call& other, int rank, const Call& own) {
+  return "rank " + std::to_string(peer) + " does not do the same: found " + other.text() + ", where rank " +
+         std::to_string(rank) + " does " + own.text() +
+         (other.text() == own.text() ? ", with other counts or places" : "");
 }
 
 AllToAll::AllToAll(const char* where, const View& in, const View& out, Counts counts, int rank, int size)

@@ -3,6 +3,7 @@
 // itself throws an internal error; `where` names the communicator in it, `what` the call.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "quern/communicator.h"
@@ -22,6 +23,22 @@ void need_peer(const char* where, const char* what, int peer, int rank, int size
 void need_root(const char* where, int root, int size);
 /// The slabs of all ranks, which make up the whole.
 std::vector<Slab> cut(const char* where, const char* what, Counts counts, std::int64_t whole, int size);
+
+/// The slabs in which the ranks of an all_reduce sum, each aligned like the whole.
+std::vector<Slab> summed_slabs(std::int64_t whole, int size);
+
+/// What a rank is about to do, for its peers to compare with theirs.
+struct Call {
+  enum class Kind : std::uint32_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast } kind;
+  std::uint32_t dtype, detail;     // of what, which reduction or root
+  std::uint64_t elements, counts;  // of the whole, and a digest of how it is cut
+  std::uint64_t buffer, offset;    // the place that peers read
+  bool operator==(const Call&) const = default;
+  std::string text() const;
+};
+std::uint64_t digest(Counts counts);
+/// Why rank `rank`, which does `own`, cannot go on with `peer`, which does `other`.
+std::string difference(int peer, const Call& other, int rank, const Call& own);
 
 /// The slabs of an all_to_all, as rank `rank` sees them.
 class AllToAll {
