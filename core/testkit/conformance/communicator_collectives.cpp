@@ -392,7 +392,7 @@ template <class Work>
 std::string in_groups(const Subject& subject, const std::vector<int>& sizes, const Work& work) {
   std::string detail;
   for (const int size : sizes) {
-    const TestDirectory scratch;
+    const RankDirectory scratch(subject, size);
     const auto outcomes = run_all_ranks(size, kLimit, [&](int rank) {
       Joined group(subject, scratch.path(), rank, size);
       const int count = work(group);

@@ -11,7 +11,7 @@ namespace {
 constexpr double kLimit = 60;  // s
 
 std::string joins(const Subject& subject, int size) {
-  const TestDirectory scratch;
+  const RankDirectory scratch(subject, size);
   const auto outcomes = run_ranks(size, kLimit, [&](int rank) {
     Joined joined(subject, scratch.path(), rank, size);
     Communicator& c = *joined.communicator;

@@ -95,7 +95,7 @@ struct Member {
 
 /// Runs `culprit` on one rank and expects of the others that they name it; returns what one says.
 std::string named(const Setting& setting, double timeout, const std::function<std::string(Member&)>& culprit) {
-  const TestDirectory scratch;
+  const RankDirectory scratch(setting.subject, setting.ranks);
   const auto outcomes = run_ranks(setting.ranks, setting.limit(), [&](int rank) -> std::string {
     // Never destroyed: an end in good order is not what this is about.
     Member& member = *new Member(setting, scratch.path(), rank, timeout);
@@ -160,7 +160,7 @@ std::string aborted(const Setting& setting) {
 /// A rank that does not come to the barrier, and one that does not connect.
 std::string missing(const Setting& setting) {
   for (const bool comes : {true, false}) {
-    const TestDirectory scratch;
+    const RankDirectory scratch(setting.subject, setting.ranks);
     const auto outcomes = run_ranks(setting.ranks, setting.limit(), [&](int rank) -> std::string {
       if (rank == kCulprit && !comes) {
         const HostGroup hosts(rank, setting.ranks, MeetingPoint::in(scratch.path(), "", true), setting.timeout);
@@ -183,7 +183,7 @@ std::string missing(const Setting& setting) {
 }
 
 std::string refuses(const Setting& setting) {
-  const TestDirectory scratch;
+  const RankDirectory scratch(setting.subject, 2);
   run_all_ranks(2, setting.soon, [&](int rank) -> std::string {
     Joined group(setting.subject, scratch.path(), rank, 2);
     const Registered block(group, kCount * 4);

@@ -4,7 +4,7 @@
 #include <exception>
 #include <memory>
 
-#include "base/test_directory.h"
+#include "conformance/launched_ranks.h"
 #include "conformance/rank_processes.h"
 #include "conformance/report.h"
 #include "conformance/subject.h"
@@ -28,6 +28,7 @@ struct Joined {
   /// `folder` is one for all ranks of the group.
   Joined(const Subject& subject, const std::string& folder, int rank, int size, double timeout = 60)
       : hosts(rank, size, MeetingPoint::in(folder, "", true), timeout) {
+    take_place(folder, rank);
     CheckOptions options = subject.options;
     if (!fresh_device(subject.host, options.device)->traits().host_addressable) options.ordinal += rank;
     device = open_device(subject.host, options);
