@@ -15,6 +15,7 @@ build_packages=(
   libtomlplusplus-dev nlohmann-json3-dev libfmt-dev libxxhash-dev libssl-dev
   libboost-dev libboost-filesystem-dev libboost-program-options-dev
   libopenblas-openmp-dev
+  libopenmpi-dev openmpi-bin
   doctest-dev
 )
 python_packages=(python3 python3-venv)

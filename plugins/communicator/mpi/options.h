@@ -1,0 +1,24 @@
+#pragma once
+// Options of the table [parallel.mpi].
+
+#include <cstdint>
+
+#include "quern/options.h"
+
+namespace quern::mpi {
+
+struct MpiOptions {
+  std::int64_t piece_kib = 1024;
+};
+
+inline OptionTable<MpiOptions> mpi_options() {
+  OptionTable<MpiOptions> t;
+  t.add("piece_kib", &MpiOptions::piece_kib,
+        "KiB that go to each rank, and come from it, at a time; pinned memory holds four of them for each rank; "
+        "changes no bit")
+      .at_least(1)
+      .at_most(1 << 20);
+  return t;
+}
+
+}  // namespace quern::mpi
