@@ -2,6 +2,7 @@
 // bits, and one clear end when a rank fails.
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -107,6 +108,22 @@ TEST_CASE("as many ranks as micro-batches, sharded or not, make the same sums") 
   const Losses whole = losses_of(files, "whole", with(numbers, of_ranks(4, "none")));
   CHECK(losses_of(files, "shards", with(numbers, of_ranks(4, "ranks"))) == whole);
   CHECK(newest_tensors(files.at("shards")) == newest_tensors(files.at("whole")));
+}
+
+TEST_CASE("mpi, whose ranks mpirun starts, gives the bits of memcpy") {
+  const auto plugin = std::filesystem::path(QUERN_BUILD_DIR) / "plugins/communicator/libquern_mpi.so";
+  if (!std::filesystem::exists(plugin) || std::system("command -v mpirun >/dev/null") != 0) {
+    MESSAGE("skipped: no mpirun, or built without mpi");
+    return;
+  }
+  for (const char* precision : {"fp32", "bf16", "e4m3"}) {
+    CAPTURE(precision);
+    TinyFiles files;
+    const Overrides two = with(with(kSteps, {"precision.id=" + std::string(precision)}), of_ranks(2, "ranks"));
+    const Losses expected = losses_of(files, "memcpy", two);
+    CHECK(losses_of(files, "mpi", with(two, {"parallel.communicator=mpi"})) == expected);
+    CHECK(newest_tensors(files.at("mpi")) == newest_tensors(files.at("memcpy")));
+  }
 }
 
 TEST_CASE("a run resumes with the bits of the straight one, and on another number of ranks") {
