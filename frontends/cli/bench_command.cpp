@@ -35,6 +35,12 @@ int bench_command(const Arguments& arguments) {
   PluginHost host = run_host();
   ResolvedConfig config = resolve(ConfigDocument::read(run->file, run->overrides), run_schemas(), host);
   Session session(config, host);
+  if (session.parallel.ranks > 1)
+    throw Error(ErrorCode::config, {.where = session.config.where("parallel", "ranks"),
+                                    .what = "a bench has one rank",
+                                    .found = std::to_string(session.parallel.ranks),
+                                    .expected = "1",
+                                    .next = "time a run of several with quern train"});
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
   std::cout << bench_table(result, session.device->traits());
   if (!path.empty()) {

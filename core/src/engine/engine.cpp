@@ -454,6 +454,13 @@ void Engine::join(Communicator& communicator) {
   for (std::size_t run = 0; run < kRuns; ++run) make_segments(plan_.schedules.runs[run], runs_[run]);
 }
 
+void Engine::leave() {
+  if (!communicator_) return;
+  synchronize();
+  for (BoundRun& run : runs_) run.graphs.clear();
+  std::exchange(communicator_, nullptr)->unregister_buffer(arena_);
+}
+
 void Engine::update() {
   run(Run::update);
   updated_ = true;

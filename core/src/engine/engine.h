@@ -73,6 +73,8 @@ class Engine {
   /// Makes the arena known to other ranks, as many as the plan has; before anything that is collective: refresh,
   /// gather, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
   void join(Communicator& communicator);
+  /// Ends that, collectively, when nothing is pending; what is destroyed without it leaves its memory to other ranks.
+  void leave();
   /// Brings to this rank the working copies that others updated, before anything but a step reads them.
   void gather();
   /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch.

@@ -147,6 +147,14 @@ void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
   communicator.barrier();
 }
 
+void Ranks::leave(Engine& engine) {
+  if (hosts_) engine.leave();
+}
+
+void Ranks::fail(const std::string& text) noexcept {
+  if (hosts_) hosts_->end(text);
+}
+
 void Ranks::check(const std::string& where) {
   if (!communicator_) return;
   if (std::optional<std::string> fault = communicator_->error())

@@ -46,6 +46,10 @@ class Ranks {
   /// Makes the engine's memory known to the other ranks; collective. `communicator`, `device` and `engine` outlive
   /// this. Throws a communication error when the communicator made another group than it was asked for.
   void join(Communicator& communicator, Device& device, Engine& engine);
+  /// Ends that when a run has ended well; collective, so that no rank is gone before the others are done.
+  void leave(Engine& engine);
+  /// Lets the other ranks know why this one leaves.
+  void fail(const std::string& text) noexcept;
   /// Throws a communication error when a collective has failed; `where` says when: "step 12".
   void check(const std::string& where);
 

@@ -252,6 +252,7 @@ void Trainer::save() {
   guarded([&] {
     if (!checkpoints_.has(state_)) checkpoints_.save(state_);
     checkpoints_.finish(state_);
+    ranks_.leave(engine_);
   });
 }
 
@@ -278,7 +279,7 @@ bool Trainer::finish() {
 }
 
 // Whether all steps done are saved. Not tried after a failed save, nor where the update of a step or communication
-// between ranks failed: the state is then not that of a step.
+// between ranks failed: the state is then not that of a step; nor where there are other ranks, which do not save now.
 bool Trainer::save_before_failing(bool communicating) {
   std::string failure;
   bool saved = false;
@@ -305,13 +306,14 @@ void Trainer::guarded(const std::function<void()>& work) {
     if (!std::exchange(begun_, true)) begin();
     work();
   } catch (const Error& error) {
-    if (!save_before_failing(error.code() == ErrorCode::communication)) throw;
+    ranks_.fail(error.what());
+    if (!save_before_failing(error.code() == ErrorCode::communication || ranks_.size() > 1)) throw;
     ErrorDetail detail = error.detail();
     detail.next.append(detail.next.empty() ? "" : "; ")
         .append("step " + std::to_string(state_.step) + " is saved, and the same command goes on from there");
     throw Error(error.code(), std::move(detail));
   } catch (...) {
-    save_before_failing(false);
+    save_before_failing(ranks_.size() > 1);
     throw;
   }
 }

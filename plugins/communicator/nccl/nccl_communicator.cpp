@@ -168,8 +168,10 @@ void NcclCommunicator::register_buffer(void* memory, std::size_t bytes) {
                                     NCCL_WIN_COLL_SYMMETRIC);
     });
   } else if (size_ > 1 && bytes > 0) {
-    // One that NCCL does not take is used without.
-    call("register_buffer", [&] { return ncclCommRegister(comm_, memory, bytes, &buffer.handle), ncclSuccess; });
+    call("register_buffer", [&] {
+      const ncclResult_t result = ncclCommRegister(comm_, memory, bytes, &buffer.handle);
+      return result == ncclInProgress ? result : ncclSuccess;  // what NCCL does not take is used without
+    });
   }
   if (auto text = fault()) throw communication_error(*text);
 }
