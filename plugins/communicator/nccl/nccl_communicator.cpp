@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "quern/error.h"
@@ -17,8 +16,6 @@ namespace quern::nccl {
 using namespace collectives;
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr const char* kWhere = "communicator nccl";
 constexpr std::int64_t kPiece = 1 << 16;  // elements of fp32 whose maximum is taken at a time
@@ -67,7 +64,6 @@ void set_environment(const NcclOptions& options) {
 
 ncclConfig_t config_of(const NcclOptions& options) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
   if (options.channels > 0) config.minCTAs = config.maxCTAs = static_cast<int>(options.channels);
   config.CTAPolicy = options.blocks == "none"        ? NCCL_CTA_POLICY_ZERO
                      : options.blocks == "efficient" ? NCCL_CTA_POLICY_EFFICIENCY
@@ -100,7 +96,6 @@ void NcclCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   device_ = &device;
   rank_ = rendezvous.rank;
   size_ = rendezvous.size;
-  timeout_ = rendezvous.timeout;
   exchange_ = rendezvous.exchange;
   if (size_ == 1) return;
   reduction_ = std::make_unique<RankReduction>(kWhere, device, size_);
@@ -169,8 +164,8 @@ void NcclCommunicator::register_buffer(void* memory, std::size_t bytes) {
     });
   } else if (size_ > 1 && bytes > 0) {
     call("register_buffer", [&] {
-      const ncclResult_t result = ncclCommRegister(comm_, memory, bytes, &buffer.handle);
-      return result == ncclInProgress ? result : ncclSuccess;  // what NCCL does not take is used without
+      ncclCommRegister(comm_, memory, bytes, &buffer.handle);  // what NCCL does not take is used without
+      return ncclSuccess;
     });
   }
   if (auto text = fault()) throw communication_error(*text);
@@ -200,22 +195,9 @@ void NcclCommunicator::need_registered(const View& view) const {
 
 template <class Work>
 void NcclCommunicator::call(const char* what, const Work& work) {
-  constexpr std::chrono::microseconds kLongest{1000};
-  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_);
-  std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   if (fault()) return;
-  ncclResult_t result = work();
-  // Connecting takes time; else NCCL is done at once.
-  for (std::chrono::microseconds pause{1}; result == ncclInProgress; pause = std::min(2 * pause, kLongest)) {
-    lock.unlock();
-    std::this_thread::sleep_for(pause);
-    lock.lock();
-    if (!comm_) return;  // aborted
-    if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result); asked != ncclSuccess) result = asked;
-    if (result == ncclInProgress && Clock::now() > deadline)
-      return fail("the other ranks did not come to " + std::string(what) + " within the time-out");
-  }
-  if (result != ncclSuccess) fail(std::string(what) + ": " + reason(result));
+  if (const ncclResult_t result = work(); result != ncclSuccess) fail(std::string(what) + ": " + reason(result));
 }
 
 void NcclCommunicator::copy(const View& out, const View& in, Stream stream) {
@@ -346,8 +328,7 @@ void NcclCommunicator::fail(const std::string& text) noexcept {
 std::optional<std::string> NcclCommunicator::error() {
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock && comm_ && !fault()) {
     ncclResult_t result = ncclSuccess;
-    if (ncclCommGetAsyncError(comm_, &result) == ncclSuccess && result != ncclSuccess && result != ncclInProgress)
-      fail(reason(result));
+    if (ncclCommGetAsyncError(comm_, &result) == ncclSuccess && result != ncclSuccess) fail(reason(result));
   }
   return fault();
 }

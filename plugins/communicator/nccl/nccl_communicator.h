@@ -4,12 +4,11 @@
 // NCCL. Multicast (NVLink SHARP) is off unless NCCL_NVLS_ENABLE says otherwise.
 //
 // Faults. NCCL reports what it is told of (a network that breaks), and does not end waits of a stream for a rank that
-// is late or gone: who watches the ranks has to call abort(). Set-up does end by the time-out. After abort() no graph
-// that holds calls may be launched.
+// is late or gone: who watches the ranks has to call abort(). Set-up begins with an exchange between hosts, which names
+// a rank that does not come. After abort() no graph that holds calls may be launched.
 
 #include <nccl.h>
 
-#include <list>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -23,7 +22,7 @@ namespace quern::nccl {
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(const NcclOptions& options) : options_(options) {}
-  /// Waits for what is pending, up to the time-out; after abort() not at all.
+  /// Waits for what is pending; after abort() not at all.
   ~NcclCommunicator() override;
 
   const CommunicatorTraits& traits() const override { return traits_; }
@@ -72,10 +71,9 @@ class NcclCommunicator final : public Communicator {
   const NcclOptions options_;
   const CommunicatorTraits traits_{.id = "nccl", .can_capture = true, .needs_watchdog = true};
   int rank_ = 0, size_ = 1;
-  double timeout_ = 60;
   Device* device_ = nullptr;
   std::function<std::vector<std::string>(std::string own)> exchange_;
-  std::list<Buffer> buffers_;  // NCCL may write a window late, after the time-out
+  std::vector<Buffer> buffers_;
   std::unique_ptr<collectives::RankReduction> reduction_;
   char* staging_ = nullptr;  // a piece of each rank, and one of the result
 
