@@ -1,0 +1,102 @@
+// How the host reads and writes an engine's tensors, wherever they are: on the device, in a store, or split over ranks.
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/engine.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+/// `count` elements from `first` on, of what is at `place`.
+Place part_of(Place place, DType dtype, std::int64_t first, std::int64_t count) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  place.offset += first * size;
+  place.bytes = count * size;
+  return place;
+}
+
+}  // namespace
+
+// What a store has passes through the arena's slots, which nothing uses between runs.
+void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
+  const auto bytes = static_cast<std::size_t>(place.bytes);
+  if (place.space == Space::device)
+    return device_.copy(to ? to : address(place), to ? address(place) : from, bytes, compute_);
+  OffloadStore& store = *stores_[static_cast<std::size_t>(place.index)];
+  const OffloadSlot slot = store_slots_[static_cast<std::size_t>(place.index)];
+  std::byte* passage = arena_ + plan_.ring.offset;
+  const auto most = static_cast<std::size_t>(plan_.ring.bytes());
+  if (most == 0) fail_internal("engine", "no slot to move what a store has");
+  synchronize();
+  for (std::size_t done = 0; done < bytes; done += most) {
+    const std::size_t count = std::min(most, bytes - done), at = static_cast<std::size_t>(place.offset) + done;
+    if (to) store.get(slot, at, passage, count, compute_);
+    device_.copy(to ? to + done : passage, to ? passage : from + done, count, compute_);
+    if (!to) store.put(slot, at, passage, count, compute_);
+  }
+  device_.synchronize(compute_);
+}
+
+void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, const void* host) {
+  const std::int64_t begin = std::max(first, tensor.first);
+  const std::int64_t end = std::min(first + count, tensor.first + element_count(tensor.extents));
+  if (begin >= end) return;
+  move(part_of(tensor.place(), tensor.dtype, begin - tensor.first, end - begin), nullptr,
+       static_cast<const std::byte*>(host) + static_cast<std::size_t>(begin - first) * size_of(tensor.dtype));
+  device_.synchronize(compute_);
+}
+
+void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host) {
+  auto* to = static_cast<std::byte*>(host);
+  if (!tensor.whole.empty()) return read_shards(tensor, first, count, to);
+  if (!host) return;
+  move(part_of(tensor.place(), tensor.dtype, first, count), to, nullptr);
+  device_.synchronize(compute_);
+}
+
+// Piece by piece into the memory of transient values, of which there are none between runs.
+void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host) {
+  if (notice_) notice_(tensor, first, count);
+  const ParameterPlan& parameter = plan_.parameter(tensor.parameter);
+  const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
+  const std::int64_t most = plan_.passage_bytes / size;
+  if (most == 0) fail_internal("engine", "no memory through which ranks could read");
+  const int ranks = plan_.options.state.ranks;
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(ranks));
+  const Stream stream = this->stream(Lane::communication);
+  synchronize();
+  for (std::int64_t begin = first; begin < first + count; begin += most) {
+    const std::int64_t end = std::min(begin + most, first + count);
+    View own;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Shard shard = shard_of_rows(tensor.whole, parameter.bounds, rank);
+      const std::int64_t from = std::clamp(shard.first, begin, end);
+      const std::int64_t to = std::clamp(shard.first + element_count(shard.extents), begin, end);
+      counts[static_cast<std::size_t>(rank)] = to - from;
+      if (rank == plan_.options.state.rank)
+        own = {arena_ + tensor.offset + (from - shard.first) * size, tensor.dtype, {to - from}};
+    }
+    const View whole{arena_ + plan_.transient_offset, tensor.dtype, {end - begin}};
+    if (own.count() == 0) own.data = whole.data;
+    communicator_->all_gather(own, whole, counts, stream);
+    if (host) device_.copy(host + (begin - first) * size, whole.data, whole.bytes(), stream);
+    device_.synchronize(stream);
+  }
+}
+
+void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
+  for (const PlannedTensor& tensor : tensors) {
+    const std::int64_t count = element_count(tensor.whole_extents());
+    if (tensor.whole.empty())
+      move(tensor.place(), host, nullptr);
+    else
+      read_shards(tensor, 0, count, host);
+    host += byte_count(tensor.whole_extents(), tensor.dtype);
+  }
+  device_.synchronize(compute_);
+}
+
+}  // namespace quern
