@@ -35,18 +35,20 @@ const Overrides kSteps{"train.steps=6", "train.accumulation=4", "train.eval_ever
 /// Ranks that somebody else started, as torchrun does.
 class Group {
  public:
-  Group(int size, const TinyFiles& files, const Overrides& overrides) {
+  /// `others`: what all but rank 0 have besides.
+  Group(int size, const TinyFiles& files, const Overrides& overrides, const Overrides& others = {}) {
     static int launches = 0;
     const std::string id = std::to_string(::getpid()) + "-" + std::to_string(++launches);
     for (int rank = 0; rank < size; ++rank)
-      ranks_.push_back(std::make_unique<Child>(train_arguments(files, overrides), [=] {
-        const std::string number = std::to_string(rank), all = std::to_string(size);
-        for (const char* name : {"RANK", "LOCAL_RANK"}) ::setenv(name, number.c_str(), 1);
-        for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) ::setenv(name, all.c_str(), 1);
-        ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-        ::setenv("MASTER_PORT", "29500", 1);
-        ::setenv("TORCHELASTIC_RUN_ID", id.c_str(), 1);
-      }));
+      ranks_.push_back(
+          std::make_unique<Child>(train_arguments(files, rank == 0 ? overrides : with(overrides, others)), [=] {
+            const std::string number = std::to_string(rank), all = std::to_string(size);
+            for (const char* name : {"RANK", "LOCAL_RANK"}) ::setenv(name, number.c_str(), 1);
+            for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) ::setenv(name, all.c_str(), 1);
+            ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+            ::setenv("MASTER_PORT", "29500", 1);
+            ::setenv("TORCHELASTIC_RUN_ID", id.c_str(), 1);
+          }));
   }
   Child& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   /// Exit codes.
@@ -171,6 +173,9 @@ TEST_CASE("ranks that were not started alike are refused") {
   Group group(2, files, with(with(kSteps, of_ranks(3, "ranks")), {files.run("three")}));
   CHECK(group.wait() == group.all(2));
   CHECK(has(group.messages(), "not the number of ranks that torchrun started: found 3, expected 2"));
+  Group odd(2, files, with(with(kSteps, of_ranks(2, "ranks")), {files.run("odd")}), {"train.seed=9"});
+  CHECK(odd.wait() == odd.all(2));
+  CHECK(has(odd.messages(), "rank 1: its config is not that of rank 0: found seed = 9, expected seed = "));
   const Outcome few = quern_train(files, with(of_ranks(2, "ranks"), {"train.accumulation=1", files.run("few")}));
   check_fails(few, 2, {"fewer micro-batches a step than ranks"});
 }

@@ -23,7 +23,7 @@ void check_placement(const StatePlacement& state) {
              "\"" + std::string(kOnDevice) + "\"");
   };
   check_memory("memory.activations", state.activations);
-  if (state.ranks > 1) {
+  if (state.meet) {
     check_memory("memory.master", state.master);
     check_memory("memory.moments", state.moments);
     check_memory("memory.gradients", state.gradients);

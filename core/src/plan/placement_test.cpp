@@ -33,6 +33,7 @@ TEST_CASE("one rank is planned, with its state on the device or in a store") {
 TEST_CASE("each setting that the planner does not know is refused by its key") {
   StatePlacement ranks, gradients, weights;
   ranks.ranks = 2;
+  ranks.meet = true;
   ranks.master.sharding = ranks.moments.sharding = Sharding::ranks;
   CHECK(refusal(ranks) == "");
   ranks.master.memory = "host";
@@ -58,6 +59,7 @@ TEST_CASE("each setting that the planner does not know is refused by its key") {
 TEST_CASE("all refusals come together") {
   StatePlacement state;
   state.ranks = 8;
+  state.meet = true;
   state.weights = {.memory = "disk", .sharding = Sharding::ranks};
   state.activations.memory = "disk";
   const std::string text = refusal(state);

@@ -2,8 +2,10 @@
 
 #include <cstdlib>
 #include <exception>
+#include <sstream>
 #include <utility>
 
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -26,6 +28,15 @@ RankPlace place_in(const Session& session) {
                .found = std::to_string(wanted),
                .expected = std::to_string(place.size),
                .next = "run quern train, or start as many ranks with mpirun, srun or torchrun"});
+}
+
+/// The first lines that differ; "" for one that is not there.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  std::istringstream left(a), right(b);
+  for (std::string x, y;; x.clear(), y.clear()) {
+    const bool more = static_cast<bool>(std::getline(left, x)) | static_cast<bool>(std::getline(right, y));
+    if (!more || x != y) return {x, y};
+  }
 }
 
 // ---- what rank 0 tells those that follow it ----
@@ -88,13 +99,15 @@ std::string Ranks::from_leader(const std::function<std::string()>& make) {
 
 void Ranks::need_same(const std::string& what, const std::string& own) {
   const std::vector<std::string> all = exchange(own);
-  for (std::size_t rank = 1; rank < all.size(); ++rank)
-    if (all[rank] != all[0])
-      throw Error(ErrorCode::config, {.where = "rank " + std::to_string(rank),
-                                      .what = "its " + what + " is not that of rank 0",
-                                      .found = all[rank],
-                                      .expected = all[0],
-                                      .next = "start all ranks with one quern and one config"});
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto [found, expected] = first_difference(all[rank], all[0]);
+    throw Error(ErrorCode::config, {.where = "rank " + std::to_string(rank),
+                                    .what = "its " + what + " is not that of rank 0",
+                                    .found = printable(found, 200),
+                                    .expected = printable(expected, 200),
+                                    .next = "start all ranks with one quern and one config"});
+  }
 }
 
 void Ranks::lead(Engine& engine, const std::function<void()>& work) {
@@ -145,6 +158,7 @@ void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
                                            .next = "this is a fault in the plugin; please report it to its author"});
   engine.join(communicator);
   communicator.barrier();
+  rendezvous_.reset();  // its folder goes, so that ranks that are killed later leave none
 }
 
 void Ranks::leave(Engine& engine) {

@@ -37,7 +37,8 @@ class Ranks {
   bool any(bool own);
   /// What `make` gives on rank 0, where alone it is called; others wait for as long as that takes.
   std::string from_leader(const std::function<std::string()>& make);
-  /// Throws a config error, on all ranks, that names a rank whose `own` is not rank 0's; `what` says what that is.
+  /// Throws a config error, on all ranks, that names a rank whose `own` is not rank 0's, and the first line where they
+  /// differ; `what` says what that is.
   void need_same(const std::string& what, const std::string& own);
   /// `work`, on rank 0 alone, which may read tensors that are split over ranks; what it throws is thrown on all ranks.
   void lead(Engine& engine, const std::function<void()>& work);

@@ -20,6 +20,16 @@ std::optional<RunLock> lock_of_rank_0(const Session& session) {
   return std::optional<RunLock>(std::in_place, session.log.directory);
 }
 
+/// Ranks that compute otherwise than rank 0 are found before anything is written.
+StartingPoint start_of_alike(const Session& session, Ranks& ranks, const std::vector<LibraryIdentity>& libraries) {
+  std::string text;
+  for (const LibraryIdentity& library : libraries)
+    text += library.name + " " + library.version + " " + library.hash + "\n";
+  ranks.need_same("build", text);
+  ranks.need_same("config", session.config.to_toml());
+  return find_starting_point(session, ranks);
+}
+
 // What is chosen by timing is chosen by rank 0, for all ranks to compute alike.
 std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const StartingPoint& start,
                                      const StartProgress& progress) {
@@ -79,7 +89,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       export_(session.checkpoint.export_model
                   ? std::optional(ModelExport(session, Session::export_directory(session.log.directory)))
                   : std::nullopt),
-      start_(find_starting_point(session, ranks_)),
+      start_(start_of_alike(session, ranks_, libraries_)),
       ready_engine_(ready_engine(session, ranks_, start_, progress_)),
       engine_(*ready_engine_),
       state_{.session = session,
