@@ -6,6 +6,7 @@
 #include "end_to_end.h"
 #include "quern/error.h"
 #include "quern/random.h"
+#include "quern/testkit/forwarding_device.h"
 #include "training_fixture.h"
 
 using namespace quern;
@@ -47,41 +48,13 @@ Batch alone(const Batch& packed, std::int32_t from, std::int32_t to) {
 }
 
 // The CPU device, but for attention with documents, which it does not have. Plans only.
-class NoDocuments : public Device {
+class NoDocuments : public testkit::ForwardingDevice {
  public:
-  const DeviceTraits& traits() const override { return cpu_->traits(); }
-  std::span<const Fusion> fusions() const override { return cpu_->fusions(); }
+  NoDocuments() : ForwardingDevice(cpu_device()) {}
   OpSupport query(const OpInstance& op) const override {
     if (op.kind == "attention" && op.inputs.size() > 1 && op.inputs[1].present) return {"no documents here", 0};
-    return cpu_->query(op);
+    return ForwardingDevice::query(op);
   }
-  void open(int) override {}
-  void add_kernel(CustomKernel) override {}
-  std::unique_ptr<Kernel> prepare(const OpInstance&) override { return nullptr; }
-  void* allocate(MemoryKind, std::size_t) override { return nullptr; }
-  void release(MemoryKind, void*) noexcept override {}
-  SharedHandle export_memory(void*) override { return {}; }
-  void* import_memory(const SharedHandle&) override { return nullptr; }
-  void release_imported(void*) noexcept override {}
-  Stream stream(StreamKind) override { return {}; }
-  Event make_event() override { return {}; }
-  void copy(void*, const void*, std::size_t, Stream) override {}
-  void fill(void*, std::uint8_t, std::size_t, Stream) override {}
-  void call(std::function<void()>, Stream) override {}
-  void record(Event, Stream) override {}
-  void wait(Stream, Event) override {}
-  void synchronize(Stream) override {}
-  void synchronize(Event) override {}
-  std::unique_ptr<Graph> capture(Stream, const std::function<void()>&) override { return nullptr; }
-  double elapsed(Event, Event) override { return 0; }
-  std::string save_state() const override { return {}; }
-  void load_state(std::string_view) override {}
-  Telemetry telemetry() override { return {}; }
-  void begin_range(const char*) override {}
-  void end_range() override {}
-
- private:
-  std::unique_ptr<Device> cpu_ = cpu_device();
 };
 
 // Documents in the tiny run's vocabulary: lengths 1 and more than a sequence of 16 among them.

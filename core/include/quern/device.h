@@ -3,6 +3,7 @@
 // methods one by one, so that fused and custom ops need no change here.
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,6 +43,7 @@ struct DeviceTraits {
   std::size_t alignment = 256;                         ///< of every value in the arena
   double memory_rate = 0;                              ///< bytes/s, read + write
   double host_rate = 0;                                ///< bytes/s, pinned host to device
+  double peer_rate = 0;                                ///< bytes/s, one way, between two devices of a machine
   std::vector<std::pair<DType, double>> matmul_rates;  ///< peak FLOP/s by operand format
   bool can_capture = false;
   bool host_addressable = false;  ///< device memory can be read by the host (cpu)
@@ -140,6 +142,10 @@ class Device {
   /// remains the caller's. Given back by `release_imported`, at the latest before this device is destroyed.
   virtual void* import_memory(const SharedHandle& handle) = 0;
   virtual void release_imported(void* memory) noexcept = 0;
+  /// Makes host memory of the caller's (whole pages, which other processes may share) as good as pinned: copies from
+  /// and to it overlap, kernels and words reach it at the same address. Throws a resources error that says why not.
+  virtual void pin(void* memory, std::size_t bytes) = 0;
+  virtual void unpin(void* memory) noexcept = 0;
   virtual Stream stream(StreamKind kind) = 0;
   virtual Event make_event() = 0;
 
@@ -152,6 +158,12 @@ class Device {
   virtual void call(std::function<void()> work, Stream stream) = 0;
   virtual void record(Event event, Stream stream) = 0;
   virtual void wait(Stream stream, Event event) = 0;
+  /// Signals between streams, also of several processes: words in memory that is pinned or `pin`ned by each of them.
+  /// Writing comes after all before it on `stream`, and who waited for the value sees what that wrote.
+  virtual void write_word(std::uint32_t* word, std::uint32_t value, Stream stream) = 0;
+  /// Holds `stream` until a bit of `mask` is set in the word, by whomever: the host too, by an atomic store. Takes no
+  /// part of the device that computes. Both may be captured where traits().can_capture.
+  virtual void wait_word(const std::uint32_t* word, std::uint32_t mask, Stream stream) = 0;
   /// Blocks the host until `stream` is done, and reports its errors.
   virtual void synchronize(Stream stream) = 0;
   /// Blocks the host until the last record of `event` is done; at once when it was never recorded.

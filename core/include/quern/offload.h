@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "quern/device.h"
 
@@ -11,16 +12,26 @@ namespace quern {
 
 struct OffloadTraits {
   std::string id;
-  std::size_t capacity = 0;  ///< bytes; 0: not known
-  double put_rate = 0;       ///< bytes/s, device to store
-  double get_rate = 0;       ///< bytes/s, store to device
-  bool mappable = false;     ///< kernels can read and write a slot in place
-  bool can_capture = false;  ///< put and get may be part of a captured graph
+  std::size_t capacity = 0;     ///< bytes; 0: not known
+  double put_rate = 0;          ///< bytes/s, device to store
+  double get_rate = 0;          ///< bytes/s, store to device
+  bool mappable = false;        ///< kernels can read and write a slot in place
+  bool can_capture = false;     ///< put and get may be part of a captured graph
+  bool in_host_memory = false;  ///< a slot takes as much host memory as it has bytes
 };
 
 /// A reserved range of the store.
 using OffloadSlot = std::int64_t;
 
+/// Whose store it is.
+struct StorePlace {
+  std::string folder = {};  ///< of the run, for files that may go with the store; empty: there is none
+  int rank = 0;             ///< ranks share the folder
+};
+
+/// Slots are bytes: offsets and sizes need no alignment. All but error() are called by the thread that enqueues to the
+/// device. What fails while the streams run is a fault, which error() returns from then on: streams go on, and what a
+/// failed get should have written is undefined.
 class OffloadStore {
  public:
   virtual ~OffloadStore() = default;
@@ -29,8 +40,9 @@ class OffloadStore {
   virtual const OffloadTraits& traits() const = 0;
 
   // ---- set-up ----
-  virtual void open(Device& device) = 0;
-  /// Reserves a slot; all slots are reserved before training. Contents are zero.
+  /// `device` is open and outlives the store.
+  virtual void open(Device& device, const StorePlace& place) = 0;
+  /// Reserves a slot; all slots are reserved before training. Contents are zero. A resources error says what is short.
   virtual OffloadSlot reserve(std::size_t bytes) = 0;
 
   // ---- hot path: ordered on `stream`; device memory is borrowed until the stream has passed the call ----
@@ -45,6 +57,10 @@ class OffloadStore {
   // ---- state ----
   /// Blocks until all puts are in the store.
   virtual void flush() = 0;
+
+  // ---- faults: from any thread, without blocking ----
+  /// The first fault, if there is one.
+  virtual std::optional<std::string> error() = 0;
 };
 
 }  // namespace quern

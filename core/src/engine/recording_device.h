@@ -131,7 +131,7 @@ class RecordingStore final : public OffloadStore {
  public:
   RecordingStore(RecordingDevice& device, bool can_capture) : device_(device) { traits_.can_capture = can_capture; }
   const OffloadTraits& traits() const override { return traits_; }
-  void open(Device&) override {}
+  void open(Device&, const StorePlace&) override {}
   OffloadSlot reserve(std::size_t bytes) override {
     device_.record_call("reserve " + std::to_string(bytes));
     return 7;
@@ -145,6 +145,7 @@ class RecordingStore final : public OffloadStore {
   void prefetch(OffloadSlot, std::size_t, std::size_t) override {}
   void* map(OffloadSlot) override { return nullptr; }
   void flush() override {}
+  std::optional<std::string> error() override { return {}; }
 
  private:
   std::string place(OffloadSlot slot, std::size_t offset, std::size_t bytes, Stream stream) const {

@@ -116,7 +116,7 @@ std::vector<OffloadStore*> Session::open_stores(const Plan& plan) {
   for (const StorePlan& wanted : plan.stores)
     for (const std::unique_ptr<OffloadStore>& store : stores)
       if (store->traits().id == wanted.id) {
-        store->open(*device);
+        store->open(*device, {.folder = log.directory});
         opened.push_back(store.get());
       }
   return opened;

@@ -22,7 +22,7 @@ struct Opened {
       : device(open_device(subject.host, subject.options)),
         store(subject.make<OffloadStore>()),
         stream(device->stream(StreamKind::copy_out)) {
-    store->open(*device);
+    store->open(*device, {});
   }
   void put(OffloadSlot slot, std::size_t offset, const Bytes& bytes) {
     DeviceMemory memory(*device, bytes.size());

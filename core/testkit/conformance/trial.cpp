@@ -63,7 +63,7 @@ Trial::Trial(PluginHost& host, Plan plan, Device& device) {
   std::vector<OffloadStore*> stores;
   for (const StorePlan& wanted : plan.stores) {
     stores_.push_back(host.create<OffloadStore>(wanted.id, default_values(host.require("offload", wanted.id).options)));
-    stores_.back()->open(device);
+    stores_.back()->open(device, {});
     stores.push_back(stores_.back().get());
   }
   engine_ = std::make_unique<Engine>(device, std::move(plan), stores);

@@ -16,7 +16,7 @@ class HostStore final : public OffloadStore {
   }
   const OffloadTraits& traits() const override { return traits_; }
 
-  void open(Device& device) override {
+  void open(Device& device, const StorePlace&) override {
     device_ = &device;
     traits_.put_rate = traits_.get_rate = device.traits().host_rate;
   }
@@ -40,13 +40,14 @@ class HostStore final : public OffloadStore {
     fail_internal("offload host", "map was asked for, but traits().mappable is false");
   }
   void flush() override { device_->synchronize(device_->stream(StreamKind::copy_out)); }
+  std::optional<std::string> error() override { return {}; }
 
  private:
   std::byte* at(OffloadSlot slot, std::size_t offset) const { return slots_[static_cast<std::size_t>(slot)] + offset; }
 
   Device* device_ = nullptr;
   std::vector<std::byte*> slots_;
-  OffloadTraits traits_{.id = "host", .can_capture = true};
+  OffloadTraits traits_{.id = "host", .can_capture = true, .in_host_memory = true};
 };
 
 }  // namespace

@@ -81,7 +81,7 @@ DeviceTraits make_traits(const CpuOptions& options, int threads) {
   traits.name = std::to_string(threads) + (threads == 1 ? " core, " : " cores, ") + unit.name;
   traits.memory_bytes = options.memory > 0 ? static_cast<std::size_t>(options.memory) << 20 : physical_memory();
   traits.memory_rate = std::min(10e9 * threads, 100e9);
-  traits.host_rate = traits.memory_rate / 2;
+  traits.host_rate = traits.peer_rate = traits.memory_rate / 2;
   for (DType format : {DType::f32, DType::bf16, DType::e4m3, DType::e5m2, DType::i8}) {
     traits.matmul_rates.emplace_back(format, 0.8 * 2.5e9 * unit.flops_per_cycle * threads);
   }

@@ -11,6 +11,7 @@
 #include "runtime/kernels.h"
 #include "runtime/shared_memory.h"
 #include "runtime/streams.h"
+#include "runtime/words.h"
 
 namespace quern::cpu {
 
@@ -32,12 +33,21 @@ class CpuDevice final : public Device {
   SharedHandle export_memory(void* memory) override;
   void* import_memory(const SharedHandle& handle) override { return memory_.import(handle); }
   void release_imported(void* memory) noexcept override;
+  void pin(void*, std::size_t) override {}
+  /// Waits for all streams first, since work on them may use the memory.
+  void unpin(void*) noexcept override { streams_.drain(); }
   Stream stream(StreamKind kind) override { return streams_.stream(kind); }
   Event make_event() override { return streams_.make_event(); }
 
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
   void fill(void* to, std::uint8_t byte, std::size_t bytes, Stream stream) override;
   void call(std::function<void()> work, Stream stream) override { streams_.run(stream, std::move(work)); }
+  void write_word(std::uint32_t* word, std::uint32_t value, Stream stream) override {
+    streams_.run(stream, [=] { set_word(word, value); });
+  }
+  void wait_word(const std::uint32_t* word, std::uint32_t mask, Stream stream) override {
+    streams_.run(stream, [=] { await_word(word, mask); });
+  }
   void record(Event event, Stream stream) override { streams_.record(event, stream); }
   void wait(Stream stream, Event event) override { streams_.wait(stream, event); }
   void synchronize(Stream stream) override { streams_.synchronize(stream); }

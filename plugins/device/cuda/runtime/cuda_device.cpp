@@ -13,6 +13,7 @@
 #include "quern/error.h"
 #include "runtime/built_code.h"
 #include "runtime/check.h"
+#include "runtime/driver.h"
 
 namespace quern::cuda {
 
@@ -92,6 +93,9 @@ void check_work(cudaError_t status) {
                         std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")", {},
                         "run with CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel");
 }
+
+/// The driver's codes agree with the runtime's where both have one.
+void check_driver(CUresult status) { QUERN_CUDA(static_cast<cudaError_t>(status)); }
 
 /// -1: the system does not say.
 int numa_node_of(std::string bus_id) {
@@ -282,6 +286,20 @@ void* CudaDevice::import_memory(const SharedHandle& handle) {
 
 void CudaDevice::release_imported(void* memory) noexcept { memory_->unmap(memory); }
 
+void CudaDevice::pin(void* memory, std::size_t bytes) {
+  need_open("pin");
+  const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+  if (status == cudaSuccess) return;
+  cudaGetLastError();
+  throw resources_error("host memory cannot be pinned", std::to_string(bytes) + " bytes, " + cudaGetErrorName(status),
+                        {}, "offload less, or raise the limit of locked memory");
+}
+
+void CudaDevice::unpin(void* memory) noexcept {
+  cudaDeviceSynchronize();
+  cudaHostUnregister(memory);
+}
+
 Stream CudaDevice::stream(StreamKind kind) {
   need_open("stream");
   return {streams_[static_cast<std::size_t>(kind)]};
@@ -321,6 +339,16 @@ void CudaDevice::record(Event event, Stream stream) { QUERN_CUDA(cudaEventRecord
 
 void CudaDevice::wait(Stream stream, Event event) {
   QUERN_CUDA(cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));
+}
+
+void CudaDevice::write_word(std::uint32_t* word, std::uint32_t value, Stream stream) {
+  static const auto kWrite = driver_function<decltype(&::cuStreamWriteValue32)>("cuStreamWriteValue32");
+  check_driver(kWrite(as_stream(stream), reinterpret_cast<CUdeviceptr>(word), value, CU_STREAM_WRITE_VALUE_DEFAULT));
+}
+
+void CudaDevice::wait_word(const std::uint32_t* word, std::uint32_t mask, Stream stream) {
+  static const auto kWait = driver_function<decltype(&::cuStreamWaitValue32)>("cuStreamWaitValue32");
+  check_driver(kWait(as_stream(stream), reinterpret_cast<CUdeviceptr>(word), mask, CU_STREAM_WAIT_VALUE_AND));
 }
 
 void CudaDevice::synchronize(Stream stream) {

@@ -35,6 +35,8 @@ class CudaDevice final : public Device {
   SharedHandle export_memory(void* memory) override;
   void* import_memory(const SharedHandle& handle) override;
   void release_imported(void* memory) noexcept override;
+  void pin(void* memory, std::size_t bytes) override;
+  void unpin(void* memory) noexcept override;
   Stream stream(StreamKind kind) override;
   Event make_event() override;
 
@@ -43,6 +45,8 @@ class CudaDevice final : public Device {
   void call(std::function<void()> work, Stream stream) override;
   void record(Event event, Stream stream) override;
   void wait(Stream stream, Event event) override;
+  void write_word(std::uint32_t* word, std::uint32_t value, Stream stream) override;
+  void wait_word(const std::uint32_t* word, std::uint32_t mask, Stream stream) override;
   void synchronize(Stream stream) override;
   void synchronize(Event event) override;
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override;

@@ -9,24 +9,25 @@ namespace {
 // Kept free for the driver's context, library modules and what the display takes.
 constexpr double kReservedGib = 1.0;
 
-// Makers' data sheets. GeForce cards sum fp8 and bf16 products in fp32 at half their headline rate.
+// Makers' data sheets; links between GPUs at 0.85 of a direction of NVLink, of PCIe, or half of it where copies pass
+// through the host. GeForce cards sum fp8 and bf16 products in fp32 at half their headline rate.
 const std::vector<GpuModel> kModels = {
-    // id, name, capability, SMs, GiB, memory, host, f32, bf16, fp8, int8, L2, shared
-    {"H100", "H100 80GB HBM3", 90, 132, 79.2, 3.35e12, 55e9, 66.9, 989.4, 1978.9, 1978.9, 50, 227},
-    {"H100-PCIe", "H100 PCIe", 90, 114, 79.2, 2.04e12, 55e9, 51.2, 756.4, 1512.9, 1512.9, 50, 227},
-    {"H100-NVL", "H100 NVL", 90, 132, 93.1, 3.94e12, 55e9, 60.0, 835.5, 1671.0, 1671.0, 50, 227},
-    {"GH200", "GH200", 90, 132, 94.5, 4.0e12, 380e9, 66.9, 989.4, 1978.9, 1978.9, 50, 227},
-    {"H200", "H200", 90, 132, 139.8, 4.8e12, 55e9, 66.9, 989.4, 1978.9, 1978.9, 50, 227},
-    {"B200", "B200", 100, 148, 178.4, 7.7e12, 55e9, 75.0, 2250.0, 4500.0, 4500.0, 126, 227},
-    {"A100-40GB", "A100-SXM4-40GB", 80, 108, 39.4, 1.555e12, 25e9, 19.5, 311.9, 0, 623.7, 40, 163},
-    {"A100", "A100", 80, 108, 79.2, 2.039e12, 25e9, 19.5, 311.9, 0, 623.7, 40, 163},
-    {"L4", "NVIDIA L4", 89, 58, 22.0, 300e9, 25e9, 30.3, 121.0, 242.5, 242.5, 48, 99},
-    {"L40S", "NVIDIA L40S", 89, 142, 44.4, 864e9, 25e9, 91.6, 362.1, 733.0, 733.0, 96, 99},
-    {"RTX-3090", "RTX 3090", 86, 82, 23.6, 936e9, 25e9, 35.6, 71.0, 0, 284.0, 6, 99},
-    {"RTX-4090", "RTX 4090", 89, 128, 23.5, 1.008e12, 25e9, 82.6, 165.2, 330.3, 660.6, 72, 99},
-    {"RTX-5060-Ti", "RTX 5060 Ti", 120, 36, 15.5, 448e9, 25e9, 23.7, 47.4, 94.9, 189.7, 32, 99},
-    {"RTX-5080", "RTX 5080", 120, 84, 15.5, 960e9, 50e9, 56.3, 112.6, 225.1, 450.2, 64, 99},
-    {"RTX-5090", "RTX 5090", 120, 170, 31.4, 1.792e12, 50e9, 104.8, 209.5, 419.0, 838.0, 96, 99},
+    // id, name, capability, SMs, GiB, memory, host, peer, f32, bf16, fp8, int8, L2, shared
+    {"H100", "H100 80GB HBM3", 90, 132, 79.2, 3.35e12, 55e9, 380e9, 66.9, 989.4, 1978.9, 1978.9, 50, 227},
+    {"H100-PCIe", "H100 PCIe", 90, 114, 79.2, 2.04e12, 55e9, 50e9, 51.2, 756.4, 1512.9, 1512.9, 50, 227},
+    {"H100-NVL", "H100 NVL", 90, 132, 93.1, 3.94e12, 55e9, 250e9, 60.0, 835.5, 1671.0, 1671.0, 50, 227},
+    {"GH200", "GH200", 90, 132, 94.5, 4.0e12, 380e9, 50e9, 66.9, 989.4, 1978.9, 1978.9, 50, 227},
+    {"H200", "H200", 90, 132, 139.8, 4.8e12, 55e9, 380e9, 66.9, 989.4, 1978.9, 1978.9, 50, 227},
+    {"B200", "B200", 100, 148, 178.4, 7.7e12, 55e9, 750e9, 75.0, 2250.0, 4500.0, 4500.0, 126, 227},
+    {"A100-40GB", "A100-SXM4-40GB", 80, 108, 39.4, 1.555e12, 25e9, 250e9, 19.5, 311.9, 0, 623.7, 40, 163},
+    {"A100", "A100", 80, 108, 79.2, 2.039e12, 25e9, 250e9, 19.5, 311.9, 0, 623.7, 40, 163},
+    {"L4", "NVIDIA L4", 89, 58, 22.0, 300e9, 25e9, 20e9, 30.3, 121.0, 242.5, 242.5, 48, 99},
+    {"L40S", "NVIDIA L40S", 89, 142, 44.4, 864e9, 25e9, 20e9, 91.6, 362.1, 733.0, 733.0, 96, 99},
+    {"RTX-3090", "RTX 3090", 86, 82, 23.6, 936e9, 25e9, 12e9, 35.6, 71.0, 0, 284.0, 6, 99},
+    {"RTX-4090", "RTX 4090", 89, 128, 23.5, 1.008e12, 25e9, 12e9, 82.6, 165.2, 330.3, 660.6, 72, 99},
+    {"RTX-5060-Ti", "RTX 5060 Ti", 120, 36, 15.5, 448e9, 25e9, 12e9, 23.7, 47.4, 94.9, 189.7, 32, 99},
+    {"RTX-5080", "RTX 5080", 120, 84, 15.5, 960e9, 50e9, 25e9, 56.3, 112.6, 225.1, 450.2, 64, 99},
+    {"RTX-5090", "RTX 5090", 120, 170, 31.4, 1.792e12, 50e9, 25e9, 104.8, 209.5, 419.0, 838.0, 96, 99},
 };
 
 std::size_t usable(double gib) {
@@ -60,6 +61,7 @@ void estimate_rates(int ordinal, GpuFacts& facts) {
   facts.device.memory_rate = 2.0 * 1e3 * attribute(cudaDevAttrMemoryClockRate, ordinal) *
                              attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8;
   facts.device.host_rate = 25e9;
+  facts.device.peer_rate = 12e9;
 }
 
 }  // namespace
@@ -92,6 +94,7 @@ GpuFacts facts_of(const GpuModel& model) {
   facts.device.memory_bytes = usable(model.memory_gib);
   facts.device.memory_rate = model.memory_rate;
   facts.device.host_rate = model.host_rate;
+  facts.device.peer_rate = model.peer_rate;
   facts.device.matmul_rates = rates(model.f32, model.bf16, model.fp8, model.int8);
   facts.device.can_capture = true;
   return facts;

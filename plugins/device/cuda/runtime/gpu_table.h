@@ -17,8 +17,8 @@ struct GpuModel {
   std::string_view name;  ///< as the driver's product name contains it
   int compute_capability;
   int multiprocessors;
-  double memory_gib;              ///< as the driver reports it
-  double memory_rate, host_rate;  ///< bytes/s
+  double memory_gib;                         ///< as the driver reports it
+  double memory_rate, host_rate, peer_rate;  ///< bytes/s
   double f32, bf16, fp8, int8;
   std::size_t l2_mib, shared_kib;
 };

@@ -8,6 +8,7 @@
 
 #include "quern/error.h"
 #include "runtime/check.h"
+#include "runtime/driver.h"
 
 namespace quern::cuda {
 
@@ -45,32 +46,21 @@ constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 }  // namespace
 
-/// What is used of the driver, which may be absent where plans are made: found by the runtime, not linked.
 struct ShareableMemory::Driver {
-  decltype(&::cuDeviceGetAttribute) attribute = find<decltype(attribute)>("cuDeviceGetAttribute");
-  decltype(&::cuMemGetAddressRange) range = find<decltype(range)>("cuMemGetAddressRange");
-  decltype(&::cuMemGetAllocationGranularity) granularity = find<decltype(granularity)>("cuMemGetAllocationGranularity");
-  decltype(&::cuMemCreate) create = find<decltype(create)>("cuMemCreate");
-  decltype(&::cuMemRelease) release = find<decltype(release)>("cuMemRelease");
-  decltype(&::cuMemRetainAllocationHandle) retain = find<decltype(retain)>("cuMemRetainAllocationHandle");
-  decltype(&::cuMemAddressReserve) reserve = find<decltype(reserve)>("cuMemAddressReserve");
-  decltype(&::cuMemAddressFree) free = find<decltype(free)>("cuMemAddressFree");
-  decltype(&::cuMemMap) map = find<decltype(map)>("cuMemMap");
-  decltype(&::cuMemUnmap) unmap = find<decltype(unmap)>("cuMemUnmap");
-  decltype(&::cuMemSetAccess) set_access = find<decltype(set_access)>("cuMemSetAccess");
-  decltype(&::cuMemExportToShareableHandle) write = find<decltype(write)>("cuMemExportToShareableHandle");
-  decltype(&::cuMemImportFromShareableHandle) read = find<decltype(read)>("cuMemImportFromShareableHandle");
-
- private:
-  template <class Function>
-  static Function find(const char* name) {
-    constexpr unsigned kVersion = 12000;  // whose signatures are used
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    QUERN_CUDA(cudaGetDriverEntryPointByVersion(name, &function, kVersion, cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess) throw refusal("the driver is too old", cudaErrorInsufficientDriver, name);
-    return reinterpret_cast<Function>(function);
-  }
+  decltype(&::cuDeviceGetAttribute) attribute = driver_function<decltype(attribute)>("cuDeviceGetAttribute");
+  decltype(&::cuMemGetAddressRange) range = driver_function<decltype(range)>("cuMemGetAddressRange");
+  decltype(&::cuMemGetAllocationGranularity) granularity =
+      driver_function<decltype(granularity)>("cuMemGetAllocationGranularity");
+  decltype(&::cuMemCreate) create = driver_function<decltype(create)>("cuMemCreate");
+  decltype(&::cuMemRelease) release = driver_function<decltype(release)>("cuMemRelease");
+  decltype(&::cuMemRetainAllocationHandle) retain = driver_function<decltype(retain)>("cuMemRetainAllocationHandle");
+  decltype(&::cuMemAddressReserve) reserve = driver_function<decltype(reserve)>("cuMemAddressReserve");
+  decltype(&::cuMemAddressFree) free = driver_function<decltype(free)>("cuMemAddressFree");
+  decltype(&::cuMemMap) map = driver_function<decltype(map)>("cuMemMap");
+  decltype(&::cuMemUnmap) unmap = driver_function<decltype(unmap)>("cuMemUnmap");
+  decltype(&::cuMemSetAccess) set_access = driver_function<decltype(set_access)>("cuMemSetAccess");
+  decltype(&::cuMemExportToShareableHandle) write = driver_function<decltype(write)>("cuMemExportToShareableHandle");
+  decltype(&::cuMemImportFromShareableHandle) read = driver_function<decltype(read)>("cuMemImportFromShareableHandle");
 };
 
 ShareableMemory::ShareableMemory(int ordinal) : ordinal_(ordinal), driver_(std::make_unique<const Driver>()) {

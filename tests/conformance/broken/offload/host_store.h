@@ -11,7 +11,7 @@ class HostStore : public quern::OffloadStore {
  public:
   explicit HostStore(std::string id) { traits_.id = std::move(id); }
   const quern::OffloadTraits& traits() const override { return traits_; }
-  void open(quern::Device& device) override { device_ = &device; }
+  void open(quern::Device& device, const quern::StorePlace&) override { device_ = &device; }
   quern::OffloadSlot reserve(std::size_t bytes) override {
     slots_.emplace_back(bytes, char{0});
     return static_cast<quern::OffloadSlot>(slots_.size()) - 1;
@@ -27,6 +27,7 @@ class HostStore : public quern::OffloadStore {
   void prefetch(quern::OffloadSlot, std::size_t, std::size_t) override {}
   void* map(quern::OffloadSlot) override { quern::fail_internal("store", "cannot be mapped"); }
   void flush() override {}
+  std::optional<std::string> error() override { return {}; }
 
  protected:
   virtual std::size_t offset_of(std::size_t offset) const { return offset; }

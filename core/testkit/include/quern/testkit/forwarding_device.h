@@ -25,6 +25,8 @@ class ForwardingDevice : public Device {
   SharedHandle export_memory(void* memory) override { return inner_->export_memory(memory); }
   void* import_memory(const SharedHandle& handle) override { return inner_->import_memory(handle); }
   void release_imported(void* memory) noexcept override { inner_->release_imported(memory); }
+  void pin(void* memory, std::size_t bytes) override { inner_->pin(memory, bytes); }
+  void unpin(void* memory) noexcept override { inner_->unpin(memory); }
   Stream stream(StreamKind kind) override { return inner_->stream(kind); }
   Event make_event() override { return inner_->make_event(); }
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
@@ -36,6 +38,12 @@ class ForwardingDevice : public Device {
   void call(std::function<void()> work, Stream stream) override { inner_->call(std::move(work), stream); }
   void record(Event event, Stream stream) override { inner_->record(event, stream); }
   void wait(Stream stream, Event event) override { inner_->wait(stream, event); }
+  void write_word(std::uint32_t* word, std::uint32_t value, Stream stream) override {
+    inner_->write_word(word, value, stream);
+  }
+  void wait_word(const std::uint32_t* word, std::uint32_t mask, Stream stream) override {
+    inner_->wait_word(word, mask, stream);
+  }
   void synchronize(Stream stream) override { inner_->synchronize(stream); }
   void synchronize(Event event) override { inner_->synchronize(event); }
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override {
