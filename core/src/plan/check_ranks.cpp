@@ -1,5 +1,7 @@
 // The laws that hold over all ranks together: a run of each is played at once, every lane in its own order, and a
 // collective only when it is next on a lane of all of them.
+#include <numeric>
+
 #include "plan/check_schedules.h"
 
 namespace quern {
@@ -42,20 +44,44 @@ struct RankRun {
   }
 };
 
-/// What a rank does in a collective, and where: the whole, which all ranks have alike, is what goes in or what comes
-/// out.
+/// The whole goes into a collective or comes out of it; all ranks have it alike.
+bool whole_goes_in(const OpInstance& op) {
+  const auto bytes = [](const std::vector<Operand>& operands) { return operands.empty() ? 0 : operands[0].bytes(); };
+  return bytes(op.inputs) > bytes(op.outputs);
+}
+
+/// What a rank does in a collective, and where.
 std::string described(const RankRun& rank, const Action* action) {
   if (!action) return "nothing";
   const OpInstance& op = rank.task(*action).instance;
   std::string text = op.kind;
-  const auto bytes = [](const std::vector<Operand>& operands) { return operands.empty() ? 0 : operands[0].bytes(); };
-  const bool in = bytes(op.inputs) > bytes(op.outputs);
+  const bool in = whole_goes_in(op);
   const auto accesses = in ? rank.schedule->reads(*action) : rank.schedule->writes(*action);
   const std::vector<Operand>& operands = in ? op.inputs : op.outputs;
   for (std::size_t i = 0; i < operands.size(); ++i)
     text += " " + std::string(name_of(operands[i].dtype)) + " " + to_string(operands[i].extents) +
             (i < accesses.size() ? " at " + std::to_string(accesses[i].place.offset) : "");
   return text;
+}
+
+/// Other ranks touch this one's memory only where its own action says so: in the arena, and what it gives or takes for
+/// itself is its part of the whole.
+std::string place_fault(const RankRun& rank, std::size_t number, const Action& action) {
+  const auto reads = rank.schedule->reads(action), writes = rank.schedule->writes(action);
+  for (const auto& accesses : {reads, writes})
+    for (const Access& access : accesses)
+      if (access.place.space != Space::device)
+        return "works in " + std::string(name_of(access.place.space)) + ", which other ranks cannot reach";
+  const OpInstance& op = rank.task(action).instance;
+  if (!op.attributes.has("counts") || reads.empty() || writes.empty()) return "";
+  const bool in = whole_goes_in(op);
+  const Place &whole = (in ? reads : writes)[0].place, &part = (in ? writes : reads)[0].place;
+  const std::vector<double>& counts = op.attributes.list("counts");
+  const double first = std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(number), 0.0);
+  const std::int64_t wanted = whole.offset + byte_count({static_cast<std::int64_t>(first)}, op.inputs[0].dtype);
+  return part.offset == wanted ? ""
+                               : "has its part at " + std::to_string(part.offset) + ", and in the whole it is at " +
+                                     std::to_string(wanted);
 }
 
 }  // namespace
@@ -95,7 +121,12 @@ std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, 
         }
       }
       if (!all) continue;
-      for (RankRun& rank : runs) ++rank.next[static_cast<std::size_t>(lane)];
+      for (std::size_t r = 0; r < runs.size(); ++r) {
+        const Action& action = *runs[r].at(lane);
+        if (const std::string what = place_fault(runs[r], r, action); !what.empty())
+          fault(r, described(runs[r], &action) + " " + what);
+        ++runs[r].next[static_cast<std::size_t>(lane)];
+      }
       met = true;
     }
     if (!met) break;

@@ -67,3 +67,33 @@ TEST_CASE("lanes that wait for each other never end") {
         std::vector<std::string>{"first micro-step, rank 0: compute never gets past wait of event 2",
                                  "first micro-step, rank 0: communication never gets past wait of event 1"});
 }
+
+TEST_CASE("a rank that gathers from another place than its part of the whole, or outside the arena, is named") {
+  auto gathering = [](std::int64_t from, std::int64_t to, Space space) {
+    Rank rank({});
+    const Operand part{.dtype = DType::bf16, .extents = {32}, .present = true},
+        whole{.dtype = DType::bf16, .extents = {64}, .present = true};
+    rank.set.tasks.push_back({.instance = {.kind = "all_gather",
+                                           .inputs = {part},
+                                           .outputs = {whole},
+                                           .attributes = {{"counts", std::vector<double>{32, 32}}},
+                                           .geometry = {}},
+                              .name = "gather"});
+    const Access read{{space, 0, from, 64}, 0}, written{{space, 0, to, 128}, 0};
+    rank.schedule.add({.kind = ActionKind::collective, .lane = Lane::communication, .task = 0}, {&read, 1},
+                      {&written, 1});
+    return rank;
+  };
+  const Rank a = gathering(256, 256, Space::device), b = gathering(320, 256, Space::device);
+  CHECK(faults({&a, &b}).empty());
+  CHECK(faults({&a, &a}) == std::vector<std::string>{"first micro-step, rank 1: all_gather bf16 (64) at 256 has its "
+                                                     "part at 256, and in the whole it is at 320"});
+  const Rank c = gathering(384, 320, Space::device);
+  CHECK(faults({&a, &c}) ==
+        std::vector<std::string>{"first micro-step, rank 1: makes all_gather bf16 (64) at 320 where "
+                                 "rank 0 makes all_gather bf16 (64) at 256"});
+  const Rank d = gathering(256, 256, Space::staging);
+  CHECK(faults({&d}) ==
+        std::vector<std::string>{"first micro-step, rank 0: all_gather bf16 (64) at 256 works in staging, "
+                                 "which other ranks cannot reach"});
+}

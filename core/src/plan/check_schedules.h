@@ -84,8 +84,8 @@ class ScheduleChecker {
 /// Checks all runs of a plan, each after every other that may come before it. Empty: all laws hold.
 std::vector<std::string> schedule_faults(const Plan& plan);
 
-/// Checks one run on all ranks together, of which `ranks[i]` is rank i's: collectives meet in one order, alike in kind
-/// and size, and no rank waits for what never comes.
+/// Checks one run on all ranks together, of which `ranks[i]` is rank i's: collectives meet in one order, alike in kind,
+/// size and place, each works on its part of the whole, and no rank waits for what never comes.
 std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, Run run);
 
 }  // namespace quern

@@ -227,6 +227,7 @@ class Maker {
         .instance = {.kind = wanted.kind, .inputs = {}, .outputs = {}, .attributes = wanted.attributes, .geometry = {}},
         .name = std::string(wanted.kind) + " " + named.kind,
         .program = "collectives"};
+    task.instance.attributes.set("ranks", std::int64_t{plan_.options.state.ranks});
     auto operand_of = [](const PlannedTensor& tensor) {
       return Operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
     };

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "plan/check_schedules.h"
+#include "plan/show_schedules.h"
 #include "plan/test_plans.h"
 #include "program/names.h"
 
@@ -99,4 +100,18 @@ TEST_CASE("gradients are reduced behind the layer that makes them, on a lane of 
   CHECK(collectives(Run::evaluate) == 0);
   CHECK(collectives(Run::first) == collectives(Run::gather));
   CHECK(collectives(Run::update) == 1);  // losses and squares; this precision has no states
+}
+
+TEST_CASE("the timeline of a step of several ranks has its collectives, on their lane, with their times") {
+  DeviceTraits device{.id = "linked", .name = {}, .memory_rate = 1e9, .peer_rate = 1e8, .matmul_rates = {}};
+  const Plan plan = std::move(plans_of(2, Sharding::ranks)[0]);
+  double gathered = 0, reduced = 0, agreed = 0;
+  for (const TimelineEvent& event : simulated_timeline(plan, device)) {
+    if (event.lane != Lane::communication) continue;
+    CHECK(event.seconds > 0);
+    (event.run == "first micro-step" ? gathered : event.run == "last micro-step" ? reduced : agreed) += event.seconds;
+  }
+  CHECK(gathered > 0);
+  CHECK(reduced > gathered);  // gradients are fp32, working copies bf16
+  CHECK(agreed > 0);          // losses and norms
 }

@@ -9,13 +9,24 @@ namespace quern {
 
 namespace {
 
+/// Bytes that a rank receives, and as many it sends: what is not its own part. Of an all_reduce each part is sent to be
+/// summed, and again as a sum. No way of doing it moves less.
+double traffic_of(const OpInstance& op) {
+  double in = 0, out = 0;
+  for (const Operand& operand : op.inputs) in += static_cast<double>(operand.bytes());
+  for (const Operand& operand : op.outputs) out += static_cast<double>(operand.bytes());
+  const auto ranks = static_cast<double>(op.attributes.integer("ranks"));
+  return (op.kind == "all_reduce" ? 2 : 1) * std::max(in, out) * (ranks - 1) / ranks;
+}
+
 double action_seconds(const ScheduleSet& set, const RunSchedule& schedule, const Action& action,
                       const DeviceTraits& device) {
-  if (action.kind == ActionKind::launch)
-    return cost_seconds(set.tasks[static_cast<std::size_t>(action.task)].cost, device);
   const auto reads = schedule.reads(action), writes = schedule.writes(action);
-  auto seconds = [](std::int64_t bytes, double rate) { return rate > 0 ? static_cast<double>(bytes) / rate : 0; };
+  auto seconds = [](auto bytes, double rate) { return rate > 0 ? static_cast<double>(bytes) / rate : 0; };
+  auto task = [&]() -> const Task& { return set.tasks[static_cast<std::size_t>(action.task)]; };
   switch (action.kind) {
+    case ActionKind::launch: return cost_seconds(task().cost, device);
+    case ActionKind::collective: return seconds(traffic_of(task().instance), device.peer_rate);
     case ActionKind::fill: return seconds(writes[0].place.bytes, device.memory_rate);
     case ActionKind::copy:
     case ActionKind::put:

@@ -15,7 +15,8 @@ struct ActionTime {
 };
 
 /// By action. A launch takes the larger of its arithmetic and memory time; a transfer to or from the host its bytes at
-/// host_rate. Collectives take no time: no traits state their links yet.
+/// host_rate; a collective the bytes that have to come over this rank's links at peer_rate, from when it comes to it:
+/// all ranks are taken to be alike.
 std::vector<ActionTime> simulate(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);
 /// Until the last action ends.
 double simulated_seconds(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);

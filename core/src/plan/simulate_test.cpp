@@ -28,6 +28,30 @@ TEST_CASE("lanes run side by side until an event orders them") {
   CHECK(simulated_seconds(set, RunSchedule{}, device) == 0);
 }
 
+TEST_CASE("a collective takes the bytes that cross a rank's links, beside launches, and an all_reduce twice as many") {
+  const Operand part{.dtype = DType::f32, .extents = {10}, .present = true},
+      whole{.dtype = DType::f32, .extents = {40}, .present = true};
+  auto seconds = [&](const char* kind, const Operand& in, const Operand& out, std::int64_t ranks, double rate) {
+    ScheduleSet set;
+    set.tasks.push_back(
+        {.instance = {.kind = kind, .inputs = {in}, .outputs = {out}, .attributes = {{"ranks", ranks}}, .geometry = {}},
+         .name = kind});
+    set.tasks.push_back({.instance = {.kind = "work", .geometry = {}}, .name = "work", .cost = {.bytes = 100}});
+    RunSchedule schedule{.name = "test"};
+    schedule.add({.kind = ActionKind::collective, .lane = Lane::communication, .task = 0}, {}, {});
+    schedule.add({.kind = ActionKind::launch, .task = 1}, {}, {});  // 1 s
+    DeviceTraits device;
+    device.memory_rate = 100;
+    device.peer_rate = rate;
+    return simulated_seconds(set, schedule, device);
+  };
+  CHECK(seconds("all_gather", part, whole, 4, 40) == 3);
+  CHECK(seconds("reduce_scatter", whole, part, 4, 40) == 3);
+  CHECK(seconds("all_reduce", whole, whole, 4, 40) == 6);
+  CHECK(seconds("all_reduce", whole, whole, 1, 40) == 1);
+  CHECK(seconds("all_reduce", whole, whole, 4, 0) == 1);  // a rate that is not known
+}
+
 TEST_CASE("a transfer takes its bytes once over the link, in both directions, and twice inside the device") {
   ScheduleSet set;
   DeviceTraits device;
