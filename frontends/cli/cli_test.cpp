@@ -99,6 +99,9 @@ TEST_CASE("a plan shows, checks and draws its schedule") {
   CHECK(has(unknown, "--run: no run of that name in this plan: found updat, expected upload, evaluate, "));
   CHECK(quern(plan + "--show programs 2>&1").code == 2);
   CHECK(has(quern(plan + "--verify 2>&1"), " actions: every read was written, no overlap, no race\n"));
+  CHECK(
+      quern(plan + "--verify --set train.accumulation=3 --set parallel.ranks=3 --set parallel.communicator=memcpy 2>&1")
+          .code == 0);
 
   const fs::path drawn = file.path.string() + ".json";
   CHECK(quern(plan + "--timeline " + drawn.string() + " 2>&1").code == 0);

@@ -88,4 +88,8 @@ std::vector<std::string> schedule_faults(const Plan& plan);
 /// size and place, each works on its part of the whole, and no rank waits for what never comes.
 std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, Run run);
 
+/// Checks this plan, and with several ranks also those of the others and all of them together; what breaks a law is an
+/// internal error.
+void verify_all_ranks(const PlanParts& parts, const Plan& plan);
+
 }  // namespace quern

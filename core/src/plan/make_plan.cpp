@@ -92,7 +92,12 @@ void add_schedules(Plan& plan, const DeviceTraits& device) {
     if (task.cost.tensor_core && task.phase != Phase::recompute) flops += task.cost.flops;
   }
   plan.flops_per_token = flops / static_cast<double>(plan.options.geometry.tokens());
-  if (verifies()) verify(plan);
+}
+
+[[noreturn]] void fail(const std::vector<std::string>& faults) {
+  std::string list;
+  for (const std::string& fault : faults) list += "\n  " + fault;
+  fail_internal("plan", "the schedule breaks its laws:" + list);
 }
 
 }  // namespace
@@ -102,11 +107,29 @@ RecomputeChoice recomputation(const PlanParts& parts, const PlanOptions& options
 }
 
 void verify(const Plan& plan) {
-  const std::vector<std::string> faults = schedule_faults(plan);
-  if (faults.empty()) return;
-  std::string list;
-  for (const std::string& fault : faults) list += "\n  " + fault;
-  fail_internal("plan", "the schedule breaks its laws:" + list);
+  if (const std::vector<std::string> faults = schedule_faults(plan); !faults.empty()) fail(faults);
+}
+
+void verify_all_ranks(const PlanParts& parts, const Plan& plan) {
+  verify(plan);
+  std::vector<Plan> others;
+  std::vector<const ScheduleSet*> ranks;
+  others.reserve(static_cast<std::size_t>(plan.options.state.ranks));
+  for (int rank = 0; rank < plan.options.state.ranks; ++rank) {
+    if (rank == plan.options.state.rank) {
+      ranks.push_back(&plan.schedules);
+      continue;
+    }
+    PlanOptions options = plan.options;
+    options.state.rank = rank;
+    others.push_back(choose(parts, options).plan);
+    add_schedules(others.back(), parts.device.traits());
+    verify(others.back());
+    ranks.push_back(&others.back().schedules);
+  }
+  for (int run = 0; run < kRuns; ++run)
+    if (const std::vector<std::string> faults = rank_faults(ranks, static_cast<Run>(run)); !faults.empty())
+      fail(faults);
 }
 
 Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
@@ -121,6 +144,7 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
   const bool budgeted = options.device_budget > 0 && limit == options.device_budget;
   if (limit == 0 || plan.device_bytes <= limit) {
     add_schedules(plan, parts.device.traits());
+    if (verifies()) verify_all_ranks(parts, plan);
     return plan;
   }
   auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };

@@ -11,6 +11,7 @@
 #include "engine/host_tensor.h"
 #include "generate/generator.h"
 #include "generate/prompts.h"
+#include "plan/check_schedules.h"
 #include "plan/report.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
@@ -104,7 +105,7 @@ std::string TrainingRun::timeline() {
 }
 
 std::size_t TrainingRun::verify_plan() {
-  verify(parts_->plan());
+  verify_all_ranks(parts_->session.parts(), parts_->plan());
   std::size_t actions = 0;
   for (const RunSchedule& schedule : parts_->plan().schedules.runs) actions += schedule.actions.size();
   return actions;
