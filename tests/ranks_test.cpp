@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,6 +68,27 @@ class Group {
  private:
   std::vector<std::unique_ptr<Child>> ranks_;
 };
+
+/// The file that is a rank's own arena, of so many bytes.
+std::filesystem::path arena_of(const Child& rank, std::int64_t bytes) {
+  std::vector<std::filesystem::path> found;
+  const std::string process = "/proc/" + std::to_string(rank.process());
+  for (const auto& entry : std::filesystem::directory_iterator(process + "/fd"))
+    if (std::error_code none; std::filesystem::read_symlink(entry, none).string().starts_with("/memfd:quern") &&
+                              std::filesystem::file_size(entry, none) == static_cast<std::uintmax_t>(bytes))
+      found.push_back(entry);
+  REQUIRE(found.size() == 1);
+  return found[0];
+}
+
+void flip_bit(const std::filesystem::path& path, std::streamoff at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(at);
+  const int byte = file.get();
+  file.seekp(at);
+  file.put(static_cast<char>(byte ^ 64));
+  REQUIRE(file.flush());
+}
 
 Losses losses_of(const TinyFiles& files, const std::string& name, const Overrides& overrides) {
   const Outcome outcome = quern_train(files, with(overrides, {files.run(name)}));
@@ -166,6 +188,23 @@ TEST_CASE("when a rank is killed the others leave at once, and say which") {
   CHECK(group.wait() == std::vector<int>{6, -SIGKILL, 6});
   CHECK(has(group[0].err(), "rank 1"));
   CHECK(has(group[2].err(), "rank 1"));
+}
+
+TEST_CASE("a rank whose memory is corrupted is named") {
+  for (int ranks : {2, 3}) {
+    CAPTURE(ranks);
+    TinyFiles files;
+    const Overrides overrides = with(with(kSteps, of_ranks(ranks, "none")),
+                                     {"train.steps=100000", "train.eval_every=0", "checkpoint.every=0",
+                                      "precision.id=fp32", "parallel.check_every=2", files.run("corrupted")});
+    Group group(ranks, files, overrides);
+    while (group[0].running() && events(files.at("corrupted"), "step").size() < 3) ::usleep(1000);
+    flip_bit(arena_of(group[1], planned_bytes(files, overrides)),
+             4096);  // of the first weight, which is at the beginning
+    CHECK(group.wait() == group.all(6));
+    CHECK(has(group[0].err(), std::string("the weights of ") + (ranks == 2 ? "ranks 0, 1" : "rank 1") +
+                                  " are not those of the other ranks, first embedding.weight"));
+  }
 }
 
 TEST_CASE("ranks that were not started alike are refused") {

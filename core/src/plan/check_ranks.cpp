@@ -141,4 +141,19 @@ std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, 
   return faults;
 }
 
+std::string shared_text(const Plan& plan) {
+  std::string text = "device memory " + std::to_string(plan.device_bytes) + "\n";
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.part_of < 0)
+      text += tensor.kind + " " + tensor.parameter + " " + std::to_string(tensor.layer) + ", " +
+              std::string(name_of(tensor.dtype)) + " " + to_string(tensor.whole_extents()) + " at " +
+              std::to_string(tensor.offset) + "\n";
+  for (const RunSchedule& schedule : plan.schedules.runs) {
+    const RankRun run{.set = &plan.schedules, .schedule = &schedule, .lanes = {}, .next = {}, .recorded = {}};
+    for (const Action& action : schedule.actions)
+      if (action.kind == ActionKind::collective) text += schedule.name + ": " + described(run, &action) + "\n";
+  }
+  return text;
+}
+
 }  // namespace quern

@@ -208,6 +208,9 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options);
 /// Checks the laws of the plan's schedules (check_schedules.h); what breaks one is an internal error.
 void verify(const Plan& plan);
 
+/// What is the same in the plans of all ranks, a line each: where tensors are, and the order of collectives.
+std::string shared_text(const Plan& plan);
+
 /// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.
 std::vector<PlannedTensor> training_state(const Plan& plan);
 

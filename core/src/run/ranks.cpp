@@ -106,7 +106,7 @@ void Ranks::need_same(const std::string& what, const std::string& own) {
                                     .what = "its " + what + " is not that of rank 0",
                                     .found = printable(found, 200),
                                     .expected = printable(expected, 200),
-                                    .next = "start all ranks with one quern and one config"});
+                                    .next = "start all ranks with one quern and one config, on devices of one kind"});
   }
 }
 

@@ -93,6 +93,10 @@ OptionTable<ParallelOptions> parallel_options() {
         "how often a run that failed is started again from its last checkpoint, where quern starts the ranks")
       .at_least(0)
       .at_most(1000);
+  t.add(
+       "check_every", &ParallelOptions::check_every,
+       "steps between comparisons of all ranks' weights, which end a run whose memory is corrupted on a rank; 0: never")
+      .at_least(0);
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);

@@ -43,6 +43,7 @@ std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const Start
   options.state.rank = ranks.rank();
   options.snapshot = options.snapshot && ranks.leads();
   Plan plan = make_plan(session.parts(), options);
+  ranks.need_same("plan", shared_text(plan));
   progress("preparing kernels");
   std::vector<OffloadStore*> stores = session.open_stores(plan);
   std::unique_ptr<Engine> engine;
@@ -100,7 +101,8 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
              .interrupted = [this] { return interrupted(); }},
       spikes_(session.guard),
       checkpoints_(session, engine_, ranks_, lock_, libraries_, evaluation_),
-      hooks_{&scale_log_, &guard_, &step_log_, &telemetry_log_, &spikes_, &samples_, &evaluation_, &checkpoints_} {
+      hooks_{&scale_log_,    &guard_,   &step_log_,   &telemetry_log_, &spikes_,
+             &same_weights_, &samples_, &evaluation_, &checkpoints_} {
   if (session.communicator) ranks_.join(*session.communicator, *session.device, engine_);
 }
 

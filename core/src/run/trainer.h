@@ -14,6 +14,7 @@
 #include "run/guard.h"
 #include "run/model_export.h"
 #include "run/ranks.h"
+#include "run/same_weights.h"
 #include "run/samples.h"
 #include "run/scale_log.h"
 #include "run/spikes.h"
@@ -85,6 +86,7 @@ class Trainer {
   StepLog step_log_;
   TelemetryLog telemetry_log_;
   Spikes spikes_;
+  SameWeights same_weights_;
   Evaluation evaluation_;
   Checkpoints checkpoints_;
   std::vector<Hook*> hooks_;  // in the order in which they run
