@@ -341,7 +341,9 @@ void Engine::refresh() {
 }
 
 void Engine::gather() {
-  if (std::exchange(updated_, false)) run(Run::gather);
+  if (!std::exchange(updated_, false)) return;
+  run(Run::gather);
+  synchronize();  // others need this rank's part, whatever its host waits for next
 }
 
 void Engine::micro_step(const Batch& batch, const StepState& state, At at, Observe observe) {

@@ -75,7 +75,7 @@ class Engine {
   void join(Communicator& communicator);
   /// Ends that, collectively, when nothing is pending; what is destroyed without it leaves its memory to other ranks.
   void leave();
-  /// Brings to this rank the working copies that others updated, before anything but a step reads them.
+  /// Brings to this rank the working copies that others updated, before anything but a step reads them. Blocks.
   void gather();
   /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch.
   void update();
