@@ -48,10 +48,12 @@ void MemcpyCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   piece_ = static_cast<std::size_t>(options_.piece_kib) << 10;
   meeting_ = std::make_unique<Meeting>(rendezvous);
   if (size_ == 1) return;
-  board_ = std::make_unique<Board>(*meeting_, rendezvous);
-  const std::size_t bytes = piece_ * static_cast<std::size_t>(size_ + 1);
-  staging_ = static_cast<char*>(device.allocate(MemoryKind::device, bytes));
-  buffers_.push_back(share(staging_, bytes));
+  board_ = std::make_unique<Board>(*meeting_, rendezvous, device);
+  const std::size_t sums = 2 * piece_ * static_cast<std::size_t>(size_);
+  staging_ = static_cast<char*>(device.allocate(MemoryKind::device, sums + piece_));
+  window_ = staging_ + sums;
+  buffers_.push_back(share(staging_, sums + piece_));
+  for (Event* event : {&begun_, &pulled_[0], &pulled_[1], &summed_[0], &summed_[1]}) *event = device.make_event();
 }
 
 void MemcpyCommunicator::register_buffer(void* memory, std::size_t bytes) { buffers_.push_back(share(memory, bytes)); }
@@ -138,37 +140,77 @@ Call MemcpyCommunicator::call(Call::Kind kind, const View& whole, std::uint32_t 
           .offset = place.offset};
 }
 
-void MemcpyCommunicator::meet(Stream stream, std::optional<Call> call) {
-  if (board_) device_->call([board = board_.get(), call] { board->meet(call); }, stream);
+std::vector<int> MemcpyCommunicator::peers() const {
+  std::vector<int> peers;
+  for (int step = 1; step < size_; ++step) peers.push_back((rank_ + step) % size_);
+  return peers;
 }
 
 void MemcpyCommunicator::copy(void* to, const void* from, std::int64_t count, DType dtype, Stream stream) {
   if (to != from && count > 0) device_->copy(to, from, static_cast<std::size_t>(count) * size_of(dtype), stream);
 }
 
-void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream) {
-  const auto most = static_cast<std::int64_t>(piece_ / size_of(out.dtype));
-  for (std::int64_t done = 0; done < slab.count; done += most) {
-    const std::int64_t count = std::min(most, slab.count - done);
-    const std::size_t bytes = static_cast<std::size_t>(count) * size_of(out.dtype);
-    for (int step = 0; step < size_; ++step) {
-      const int from = (rank_ + step) % size_;
-      copy(staging_ + static_cast<std::size_t>(from) * bytes, at(place, from, slab.begin + done, out.dtype), count,
-           out.dtype, stream);
-    }
-    const View result{out.as<char>() + static_cast<std::size_t>(done) * size_of(out.dtype), out.dtype, {count}};
-    reduction_->launch(staging_, result, reduction, stream);
+void MemcpyCommunicator::copy(void* to, Place place, int from, Slab slab, DType dtype, Stream stream) {
+  if (slab.count > 0) copy(to, at(place, from, slab.begin, dtype), slab.count, dtype, stream);
+}
+
+// ---- parts of a call ----
+
+bool MemcpyCommunicator::enter(const Call& call, Stream stream) {
+  board_->compare(call);
+  if (board_->failed()) return false;
+  board_->begin(call.kind, -1, stream);
+  return true;
+}
+
+void MemcpyCommunicator::give_all(Signal kind, Stream stream) {
+  for (const int peer : peers()) board_->give(peer, kind, stream);
+}
+
+void MemcpyCommunicator::pull_all(Signal kind, Stream stream, const std::function<void(int from)>& pull) {
+  for (const int from : peers()) {
+    board_->await(from, kind, stream);
+    pull(from);
+    board_->take(from, kind, stream);
   }
 }
 
-/// Brings the slabs of all others to the same place here.
-void MemcpyCommunicator::gather(Place place, const std::vector<Slab>& slabs, DType dtype, Stream stream) {
-  for (int step = 1; step < size_; ++step) {
-    const int from = (rank_ + step) % size_;
-    const Slab& slab = slabs[static_cast<std::size_t>(from)];
-    if (slab.count > 0)
-      copy(at(place, rank_, slab.begin, dtype), at(place, from, slab.begin, dtype), slab.count, dtype, stream);
+/// By pieces, which the two halves of the staging take by turns. Copies go to a stream of their own, so that those of
+/// one piece run beside the sum of the last one.
+void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream) {
+  const Stream pulls = device_->stream(StreamKind::copy_out);
+  const auto most = static_cast<std::int64_t>(piece_ / size_of(out.dtype));
+  device_->record(begun_, stream);
+  device_->wait(pulls, begun_);
+  std::int64_t done = 0;
+  for (std::size_t piece = 0; piece == 0 || done < slab.count; ++piece) {
+    const std::int64_t count = std::min(most, slab.count - done);
+    const std::size_t bytes = static_cast<std::size_t>(count) * size_of(out.dtype), half = piece % 2;
+    char* const staged = staging_ + half * piece_ * static_cast<std::size_t>(size_);
+    if (piece >= 2) device_->wait(pulls, summed_[half]);
+    auto pull = [&](int from) {
+      copy(staged + static_cast<std::size_t>(from) * bytes, place, from, {slab.begin + done, count}, out.dtype, pulls);
+    };
+    for (const int from : peers()) {
+      if (piece == 0) board_->await(from, Signal::first, pulls);
+      pull(from);
+      if (done + count == slab.count) board_->take(from, Signal::first, pulls);
+    }
+    pull(rank_);
+    device_->record(pulled_[half], pulls);
+    device_->wait(stream, pulled_[half]);
+    const View result{out.as<char>() + static_cast<std::size_t>(done) * size_of(out.dtype), out.dtype, {count}};
+    if (count > 0) reduction_->launch(staged, result, reduction, stream);
+    device_->record(summed_[half], stream);
+    done += count;
   }
+}
+
+void MemcpyCommunicator::leave(Signal last, Stream stream) {
+  for (const Signal kind : {Signal::first, Signal::second})
+    if (kind <= last)
+      for (const int peer : peers()) board_->await_taken(peer, kind, stream);
+  board_->end(stream);
 }
 
 // ---- collectives ----
@@ -179,11 +221,15 @@ void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Str
   const Place place = place_of(in_out);
   const std::vector<Slab> slabs = summed_slabs(in_out.count(), size_);
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
-  meet(stream, call(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, place));
+  if (!enter(call(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, place), stream)) return;
+  give_all(Signal::first, stream);
   reduce(place, own, {at(place, rank_, own.begin, in_out.dtype), in_out.dtype, {own.count}}, reduction, stream);
-  meet(stream);
-  gather(place, slabs, in_out.dtype, stream);
-  meet(stream);
+  give_all(Signal::second, stream);
+  pull_all(Signal::second, stream, [&](int from) {
+    const Slab& slab = slabs[static_cast<std::size_t>(from)];
+    copy(at(place, rank_, slab.begin, in_out.dtype), place, from, slab, in_out.dtype, stream);
+  });
+  leave(Signal::second, stream);
 }
 
 void MemcpyCommunicator::reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction,
@@ -194,9 +240,11 @@ void MemcpyCommunicator::reduce_scatter(const View& in, const View& out, Counts 
   if (!begins(stream)) return;
   if (size_ == 1) return copy(out.data, in.data, own.count, in.dtype, stream);
   const Place place = place_of(in);
-  meet(stream, call(Call::Kind::reduce_scatter, in, static_cast<std::uint32_t>(reduction), counts, place));
+  if (!enter(call(Call::Kind::reduce_scatter, in, static_cast<std::uint32_t>(reduction), counts, place), stream))
+    return;
+  give_all(Signal::first, stream);
   reduce(place, own, out, reduction, stream);
-  meet(stream);
+  leave(Signal::first, stream);
 }
 
 /// Peers read from `out`, where each rank puts its own slab first.
@@ -207,10 +255,14 @@ void MemcpyCommunicator::all_gather(const View& in, const View& out, Counts coun
   if (!begins(stream)) return;
   if (size_ == 1) return copy(out.data, in.data, own.count, out.dtype, stream);
   const Place place = place_of(out);
+  if (!enter(call(Call::Kind::all_gather, out, 0, counts, place), stream)) return;
   copy(at(place, rank_, own.begin, out.dtype), in.data, own.count, out.dtype, stream);
-  meet(stream, call(Call::Kind::all_gather, out, 0, counts, place));
-  gather(place, slabs, out.dtype, stream);
-  meet(stream);
+  give_all(Signal::first, stream);
+  pull_all(Signal::first, stream, [&](int from) {
+    const Slab& slab = slabs[static_cast<std::size_t>(from)];
+    copy(at(place, rank_, slab.begin, out.dtype), place, from, slab, out.dtype, stream);
+  });
+  leave(Signal::first, stream);
 }
 
 void MemcpyCommunicator::all_to_all(const View& in, const View& out, Counts counts, Stream stream) {
@@ -220,40 +272,53 @@ void MemcpyCommunicator::all_to_all(const View& in, const View& out, Counts coun
   const Place place = place_of(in);
   // Every rank sends as much as its row says, so `in` has another size on each.
   const View whole{in.data, in.dtype, {counts.empty() ? in.count() : 0}};
-  meet(stream, call(Call::Kind::all_to_all, whole, 0, counts, place));
-  for (int step = 0; step < size_; ++step) {
-    const int from = (rank_ + step) % size_;
-    const Slab there = slabs.sent(from, rank_), here = slabs.received(from);
-    if (there.count > 0)
-      copy(out.as<char>() + static_cast<std::size_t>(here.begin) * size_of(out.dtype),
-           at(place, from, there.begin, in.dtype), there.count, in.dtype, stream);
-  }
-  meet(stream);
+  if (!enter(call(Call::Kind::all_to_all, whole, 0, counts, place), stream)) return;
+  auto pull = [&](int from) {
+    copy(out.as<char>() + static_cast<std::size_t>(slabs.received(from).begin) * size_of(out.dtype), place, from,
+         slabs.sent(from, rank_), in.dtype, stream);
+  };
+  give_all(Signal::first, stream);
+  pull(rank_);
+  pull_all(Signal::first, stream, pull);
+  leave(Signal::first, stream);
 }
 
 void MemcpyCommunicator::broadcast(const View& in_out, int root, Stream stream) {
   need_root(kWhere, root, size_);
   if (!begins(stream) || size_ == 1) return;
   const Place place = place_of(in_out);
-  meet(stream, call(Call::Kind::broadcast, in_out, static_cast<std::uint32_t>(root), {}, place));
-  if (root != rank_ && in_out.count() > 0)
-    copy(in_out.data, at(place, root, 0, in_out.dtype), in_out.count(), in_out.dtype, stream);
-  meet(stream);
+  const Call all = call(Call::Kind::broadcast, in_out, static_cast<std::uint32_t>(root), {}, place);
+  if (root == rank_) {
+    if (!enter(all, stream)) return;
+    give_all(Signal::first, stream);
+    return leave(Signal::first, stream);
+  }
+  board_->compare(all);
+  if (board_->failed()) return;
+  board_->begin(all.kind, root, stream);
+  board_->await(root, Signal::first, stream);
+  copy(in_out.data, place, root, {0, in_out.count()}, in_out.dtype, stream);
+  board_->end(stream);
+  board_->take(root, Signal::first, stream);
 }
 
 // ---- between two ranks ----
 
-/// The last piece of the staging is what peers receive from; at least one is given, so that sizes are compared.
+/// Peers receive from the window; at least one piece is given.
 void MemcpyCommunicator::send(const View& in, int to, Stream stream) {
   need_peer(kWhere, "send", to, rank_, size_);
   if (!begins(stream)) return;
-  char* window = staging_ + piece_ * static_cast<std::size_t>(size_);
   const std::size_t bytes = in.bytes();
+  board_->compare_message(rank_, to, bytes);
+  if (board_->failed()) return;
   std::size_t done = 0;
   do {
     const std::size_t now = std::min(piece_, bytes - done);
-    if (now > 0) device_->copy(window, in.as<char>() + done, now, stream);
-    device_->call([board = board_.get(), to, bytes] { board->give(to, bytes); }, stream);
+    if (now > 0) device_->copy(window_, in.as<char>() + done, now, stream);
+    board_->begin(Call::Kind::message, -1, stream);
+    board_->give(to, Signal::message, stream);
+    board_->await_taken(to, Signal::message, stream);
+    board_->end(stream);
     done += now;
   } while (done < bytes);
 }
@@ -261,14 +326,18 @@ void MemcpyCommunicator::send(const View& in, int to, Stream stream) {
 void MemcpyCommunicator::receive(const View& out, int from, Stream stream) {
   need_peer(kWhere, "receive", from, rank_, size_);
   if (!begins(stream)) return;
-  const char* window = at({0, piece_ * static_cast<std::size_t>(size_)}, from, 0, DType::u8);
+  const char* window = at({0, static_cast<std::size_t>(window_ - staging_)}, from, 0, DType::u8);
   const std::size_t bytes = out.bytes();
+  board_->compare_message(from, rank_, bytes);
+  if (board_->failed()) return;
   std::size_t done = 0;
   do {
     const std::size_t now = std::min(piece_, bytes - done);
-    device_->call([board = board_.get(), from, bytes] { board->expect(from, bytes); }, stream);
+    board_->begin(Call::Kind::message, from, stream);
+    board_->await(from, Signal::message, stream);
     if (now > 0) device_->copy(out.as<char>() + done, window, now, stream);
-    device_->call([board = board_.get(), from] { board->took(from); }, stream);
+    board_->end(stream);
+    board_->take(from, Signal::message, stream);
     done += now;
   } while (done < bytes);
 }

@@ -1,8 +1,9 @@
 #pragma once
 // Collectives by copies between memories that ranks of one machine map from each other: every rank pulls what it needs
-// from where the others have it. Sums bring the ranks' pieces together and run the op reduce_ranks on them. The order
-// between ranks is kept by work of the host on the stream, which waits on the board.
+// from where the others have it. Sums bring the ranks' pieces together and run the op reduce_ranks on them, while the
+// next pieces are on their way. The order between ranks is kept by signals of the streams (board.h).
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -60,20 +61,34 @@ class MemcpyCommunicator final : public Communicator {
   /// Whether there is anything to do; from then on `stream` is known.
   bool begins(Stream stream);
   Call call(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts, Place place) const;
-  void meet(Stream stream, std::optional<Call> call = std::nullopt);
+  /// The peers, from the next rank on, so that not all pull from one.
+  std::vector<int> peers() const;
   void copy(void* to, const void* from, std::int64_t count, DType dtype, Stream stream);
+  /// The elements that the rank has there.
+  void copy(void* to, Place place, int from, Slab slab, DType dtype, Stream stream);
+
+  // ---- parts of a call ----
+  /// False: a peer does another call, and nothing is to be enqueued.
+  bool enter(const Call& call, Stream stream);
+  void give_all(Signal kind, Stream stream);
+  /// Has `pull` enqueue the copies from each peer once that has given this.
+  void pull_all(Signal kind, Stream stream, const std::function<void(int from)>& pull);
   /// Elements [slab) of what all ranks have at `place`, into `out`.
   void reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream);
-  void gather(Place place, const std::vector<Slab>& slabs, DType dtype, Stream stream);
+  /// Until peers have taken all up to this kind.
+  void leave(Signal last, Stream stream);
 
   const MemcpyOptions options_;
-  const CommunicatorTraits traits_{.id = "memcpy", .needs_peer_access = true, .sums_in_rank_order = true};
+  const CommunicatorTraits traits_{
+      .id = "memcpy", .can_capture = true, .needs_peer_access = true, .sums_in_rank_order = true};
   int rank_ = 0, size_ = 1;
   Device* device_ = nullptr;
   std::unique_ptr<Meeting> meeting_;
   std::unique_ptr<Board> board_;
-  std::size_t piece_ = 0;        // bytes
-  char* staging_ = nullptr;      // a piece of each rank, to be summed, and one to be sent
+  std::size_t piece_ = 0;    // bytes
+  char* staging_ = nullptr;  // two times a piece of each rank, to be summed, and one to be sent
+  char* window_ = nullptr;   // the last of these
+  Event begun_, pulled_[2], summed_[2];
   std::vector<Buffer> buffers_;  // the first is the staging; an unregistered one keeps its number
   std::unique_ptr<collectives::RankReduction> reduction_;
   std::vector<Stream> streams_;  // that have seen calls

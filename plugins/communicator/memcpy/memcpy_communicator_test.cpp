@@ -5,13 +5,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <thread>
 
 #include <doctest/doctest.h>
 
 #include "base/test_directory.h"
+#include "plugin/plugin_host.h"
 #include "quern/error.h"
+#include "quern/testkit/forwarding_device.h"
 
 using namespace quern;
 using namespace quern::memcpy;
@@ -42,6 +46,62 @@ std::vector<std::string> faults(int size, const std::function<void(int)>& work) 
   ranks.clear();
   return found;
 }
+
+std::shared_ptr<Device> cpu() {
+  static PluginHost host({std::filesystem::path(QUERN_BUILD_DIR) / "plugins"});  // never unloads what it loaded
+  OptionValues options = default_values(host.require("device", "cpu").options);
+  options.set("threads", std::int64_t{1});
+  std::shared_ptr<Device> device = host.create<Device>("cpu", options);
+  device->open(0);
+  return device;
+}
+
+/// Does again what was enqueued, as a graph would: the CPU device cannot capture.
+class Tape : public testkit::ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  bool running = false;
+  void play() const {
+    for (const auto& work : works_) work();
+  }
+
+  void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
+    add([=, this] { inner().copy(to, from, bytes, stream); });
+  }
+  void record(Event event, Stream stream) override {
+    add([=, this] { inner().record(event, stream); });
+  }
+  void wait(Stream stream, Event event) override {
+    add([=, this] { inner().wait(stream, event); });
+  }
+  void write_word(std::uint32_t* word, std::uint32_t value, Stream stream) override {
+    add([=, this] { inner().write_word(word, value, stream); });
+  }
+  void wait_word(const std::uint32_t* word, std::uint32_t mask, Stream stream) override {
+    add([=, this] { inner().wait_word(word, mask, stream); });
+  }
+  void call(std::function<void()>, Stream) override { fail_internal("tape", "work of the host cannot be captured"); }
+  std::unique_ptr<Kernel> prepare(const OpInstance& op) override {
+    return std::make_unique<Taped>(*this, inner().prepare(op));
+  }
+
+ private:
+  struct Taped : Kernel {
+    Taped(Tape& given, std::unique_ptr<Kernel> inner) : tape(given), kernel(std::move(inner)) {}
+    void launch(std::span<const View> in, std::span<const View> out, const Exec& exec) const override {
+      tape.add([this, exec, from = std::vector<View>(in.begin(), in.end()),
+                to = std::vector<View>(out.begin(), out.end())] { kernel->launch(from, to, exec); });
+    }
+    Tape& tape;
+    std::unique_ptr<Kernel> kernel;
+  };
+  void add(const std::function<void()>& work) {
+    work();
+    if (running) works_.push_back(work);
+  }
+
+  std::vector<std::function<void()>> works_;
+};
 
 bool has(const std::string& text, const std::string& part) {
   CAPTURE(text);
@@ -121,17 +181,22 @@ TEST_CASE("ranks that do not come, and groups of two sizes or with a rank twice,
 
 TEST_CASE("calls and messages that differ are a fault of both ranks, with what each does") {
   const Folder folder;
-  auto group = [&](const std::function<void(Board&, int)>& work) {
+  const std::shared_ptr<Device> devices[] = {cpu(), cpu()};
+  auto group = [&](const std::function<void(Board&, int, Stream)>& work) {
     std::vector<std::string> found(2);
     faults(2, [&](int rank) {
       const Rendezvous rendezvous = folder.rank(rank, 2, 20);
+      Device& device = *devices[rank];
+      const Stream stream = device.stream(StreamKind::communication);
       Meeting meeting(rendezvous);
       {
-        Board board(meeting, rendezvous);
-        work(board, rank);
+        Board board(meeting, rendezvous, device);
+        work(board, rank, stream);
+        device.synchronize(stream);
+        meeting.exchange({});
         found[static_cast<std::size_t>(rank)] = board.fault().value_or("");
+        meeting.exchange({});
       }
-      fault_of([&] { meeting.exchange({}); });
     });
     return found;
   };
@@ -144,18 +209,102 @@ TEST_CASE("calls and messages that differ are a fault of both ranks, with what e
                 .buffer = 1,
                 .offset = offset};
   };
-  CHECK(group([&](Board& board, int) { board.meet(call(8, 0)), board.meet({}); }) == std::vector<std::string>(2));
+  CHECK(group([&](Board& board, int, Stream) { board.compare(call(8, 0)), board.compare(call(9, 0)); }) ==
+        std::vector<std::string>(2));
   for (const std::string& text :
-       group([&](Board&board, int rank) { board.meet(call(rank == 0 ? 8 : 9, 0)), board.meet({}); }))
+       group([&](Board&board, int rank, Stream) { board.compare(call(rank == 0 ? 8 : 9, 0)); }))
     has(text, " does not do the same: found all_gather of ");
   for (const std::string& text :
-       group([&](Board&board, int rank) { board.meet(call(8, rank == 0 ? 0 : 4)), board.meet({}); }))
+       group([&](Board&board, int rank, Stream) { board.compare(call(8, rank == 0 ? 0 : 4)); }))
     has(text, "with other counts or places");
   for (const std::string& text :
-       group([&](Board&board, int rank) { rank == 0 ? board.give(1, 40) : board.expect(0, 44); }))
-    has(text, "rank 0 sends another size: found 40 bytes, where rank 1 receives 44");
-  const auto left = group([&](Board& board, int rank) {
-    if (rank == 0) board.meet(call(8, 0));
+       group([&](Board&board, int rank, Stream) { board.compare_message(0, 1, rank == 0 ? 40 : 44); }))
+    has(text, " does not do the same: found message of 4");
+  // More calls ahead than are kept: noticed once the other one has come nearly as far.
+  for (const std::string& text : group([&](Board&board, int rank, Stream) {
+         if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+         for (std::uint64_t number = 0; number < 5000; ++number) board.compare(call(number == 7 ? rank : 1, 0));
+       }))
+    has(text, " did something else than rank ");
+}
+
+TEST_CASE("a rank that left is named by the one that waits for it") {
+  const Folder folder;
+  const std::shared_ptr<Device> devices[] = {cpu(), cpu()};
+  std::string found;
+  faults(2, [&](int rank) {
+    const Rendezvous rendezvous = folder.rank(rank, 2, 20);
+    const Stream stream = devices[rank]->stream(StreamKind::communication);
+    Meeting meeting(rendezvous);
+    Board board(meeting, rendezvous, *devices[rank]);
+    if (rank == 1) return;
+    board.begin(Call::Kind::all_gather, -1, stream);
+    board.give(1, Signal::first, stream);
+    board.await(1, Signal::first, stream);
+    board.await_taken(1, Signal::first, stream);
+    devices[rank]->synchronize(stream);
+    found = board.fault().value_or("");
   });
-  has(left[0], "rank 1 left the group");
+  has(found, "rank 1 left the group");
+}
+
+TEST_CASE("a sequence of all calls, enqueued once, does the same each time that it is launched") {
+  constexpr int kRanks = 3, kLaunches = 40, kParts = 9;
+  constexpr std::int64_t kCount = 1000;  // four pieces each
+  constexpr std::size_t kBytes = kCount * sizeof(float);
+  const Folder folder;
+  std::vector<std::shared_ptr<Device>> devices;
+  for (int rank = 0; rank < kRanks; ++rank) devices.push_back(cpu());
+  auto value = [](int launch, int rank) { return static_cast<float>(launch * 10 + rank); };
+  /// What the parts of a rank's memory have after a launch.
+  auto wanted = [&](int launch, int rank) {
+    const float v0 = value(launch, 0), v1 = value(launch, 1), v2 = value(launch, 2), own = value(launch, rank);
+    std::vector<float> want;
+    for (const float part : {v1, v0, v1, v2, 3 * (v0 + v1 + v2), own, own, own, rank == 0 ? v2 : 0})
+      want.insert(want.end(), kCount, part);
+    return want;
+  };
+  const auto found = faults(kRanks, [&](int rank) {
+    Tape tape(devices[static_cast<std::size_t>(rank)]);
+    const Stream stream = tape.stream(StreamKind::communication);
+    auto* memory = static_cast<char*>(tape.allocate(MemoryKind::device, kParts * kBytes));
+    tape.fill(memory, 0, kParts * kBytes, stream);
+    auto part = [&](std::int64_t first, std::int64_t parts = 1) {
+      return View{memory + static_cast<std::size_t>(first) * kBytes, DType::f32, {parts * kCount}};
+    };
+    const View own = part(0), all = part(1, 3), sum = part(4), dealt = part(5, 3), message = part(8);
+    std::vector<std::vector<float>> in, out(kLaunches, std::vector<float>(kParts * kCount));
+    for (int launch = 0; launch < kLaunches; ++launch) in.emplace_back(kCount, value(launch, rank));
+    {
+      MemcpyCommunicator group({.piece_kib = 1});
+      group.connect(folder.rank(rank, kRanks, 20), tape);
+      group.register_buffer(memory, kParts * kBytes);
+      for (int launch = 0; launch < kLaunches; ++launch) {
+        if (launch % kRanks == rank && launch % 4 == 0) ::usleep(3000);
+        const auto number = static_cast<std::size_t>(launch);
+        tape.copy(own.data, in[number].data(), kBytes, stream);
+        tape.running = launch == 0;
+        if (launch > 0) {
+          tape.play();
+        } else {
+          group.all_gather(own, all, {}, stream);
+          group.reduce_scatter(all, sum, {}, Reduction::sum, stream);
+          group.all_reduce(sum, Reduction::sum, stream);
+          group.all_to_all(all, dealt, {}, stream);
+          group.broadcast(own, 1, stream);
+          if (rank == 2) group.send(part(3), 0, stream);
+          if (rank == 0) group.receive(message, 2, stream);
+        }
+        tape.running = false;
+        tape.copy(out[number].data(), memory, kParts * kBytes, stream);
+      }
+      tape.synchronize(stream);
+      group.barrier();
+    }
+    tape.release(MemoryKind::device, memory);
+    for (int launch = 0; launch < kLaunches; ++launch)
+      if (out[static_cast<std::size_t>(launch)] != wanted(launch, rank))
+        throw Error({}, {.what = "other values in launch " + std::to_string(launch)});
+  });
+  CHECK(found == std::vector<std::string>(kRanks));
 }

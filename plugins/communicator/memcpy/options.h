@@ -8,7 +8,7 @@
 namespace quern::memcpy {
 
 struct MemcpyOptions {
-  std::int64_t piece_kib = 1024;
+  std::int64_t piece_kib = 4096;
 };
 
 inline OptionTable<MemcpyOptions> memcpy_options() {

@@ -59,9 +59,13 @@ std::vector<Slab> summed_slabs(std::int64_t whole, int size) {
   return slabs;
 }
 
+const char* name_of(Call::Kind kind) {
+  constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "message"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
 std::string Call::text() const {
-  constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"};
-  return std::string(kNames[static_cast<std::size_t>(kind)]) + " of " + std::to_string(elements) + " " +
+  return std::string(name_of(kind)) + " of " + std::to_string(elements) + " " +
          std::string(name_of(static_cast<DType>(dtype)));
 }
 
@@ -70,6 +74,15 @@ std::uint64_t digest(Counts counts) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const std::int64_t count : counts) hash = (hash ^ static_cast<std::uint64_t>(count)) * 0x100000001b3;
   return hash;
+}
+
+std::uint64_t digest(std::uint64_t before, const Call& call) {
+  std::vector<std::int64_t> words;
+  for (const std::uint64_t word :
+       {before, std::uint64_t{static_cast<std::uint32_t>(call.kind)}, std::uint64_t{call.dtype},
+        std::uint64_t{call.detail}, call.elements, call.counts, call.buffer, call.offset})
+    words.push_back(static_cast<std::int64_t>(word));
+  return digest(words);
 }
 
 std::string difference(int peer, const Call& other, int rank, const Call& own) {

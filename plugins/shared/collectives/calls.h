@@ -29,14 +29,17 @@ std::vector<Slab> summed_slabs(std::int64_t whole, int size);
 
 /// What a rank is about to do, for its peers to compare with theirs.
 struct Call {
-  enum class Kind : std::uint32_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast } kind;
+  enum class Kind : std::uint32_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, message } kind;
   std::uint32_t dtype, detail;     // of what, which reduction or root
   std::uint64_t elements, counts;  // of the whole, and a digest of how it is cut
   std::uint64_t buffer, offset;    // the place that peers read
   bool operator==(const Call&) const = default;
   std::string text() const;
 };
+const char* name_of(Call::Kind kind);
 std::uint64_t digest(Counts counts);
+/// Of a call and of what `before` is the digest of.
+std::uint64_t digest(std::uint64_t before, const Call& call);
 /// Why rank `rank`, which does `own`, cannot go on with `peer`, which does `other`.
 std::string difference(int peer, const Call& other, int rank, const Call& own);
 

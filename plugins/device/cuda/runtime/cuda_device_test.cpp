@@ -1,11 +1,14 @@
 // The device itself: what plan mode answers without a GPU, and memory, streams, events and capture with one.
 #include "runtime/cuda_device.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -167,6 +170,53 @@ TEST_CASE("memory, copies, fills, events and capture") {
   CHECK_THROWS_AS(gpu.allocate(MemoryKind::device, std::size_t{1} << 50), Error);
   gpu.release(MemoryKind::device, memory);
   gpu.release(MemoryKind::pinned, host);
+}
+
+TEST_CASE("words hold streams and let them go on, also in a graph that is launched again") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  Device& gpu = *pair.gpu;
+  const Stream stream = gpu.stream(StreamKind::communication), side = gpu.stream(StreamKind::copy_out);
+  const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  void* page = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(page != MAP_FAILED);
+  gpu.pin(page, bytes);
+  auto* words = static_cast<std::uint32_t*>(page);
+  std::uint32_t &go = words[0], &passed = words[16], &done = words[32];
+  auto shared = [](std::uint32_t& word) { return std::atomic_ref(word); };
+  auto* host = static_cast<std::uint8_t*>(gpu.allocate(MemoryKind::pinned, 1));
+  void* memory = gpu.allocate(MemoryKind::device, 1);
+  const Event begun = gpu.make_event(), ended = gpu.make_event();
+  auto work = [&] {
+    gpu.record(begun, stream);
+    gpu.wait(side, begun);
+    gpu.wait_word(&go, 5, stream);
+    gpu.write_word(&passed, 1, stream);
+    gpu.wait_word(&passed, 1, side);  // of the other stream
+    gpu.fill(memory, 7, 1, side);
+    gpu.copy(host, memory, 1, side);
+    gpu.record(ended, side);
+    gpu.wait(stream, ended);
+    gpu.write_word(&done, 0x80000002, stream);
+  };
+  auto need_held_until_told = [&](const std::function<void()>& enqueue) {
+    host[0] = 0;
+    for (std::uint32_t* word : {&passed, &done}) shared(*word) = 0;
+    shared(go) = 2;  // no bit of the mask
+    enqueue();
+    ::usleep(20'000);
+    CHECK((shared(passed) == 0 && shared(done) == 0));
+    shared(go) = 0xFFFFFFFE;
+    gpu.synchronize(stream);
+    CHECK((host[0] == 7 && shared(passed) == 1 && shared(done) == 0x80000002));
+  };
+  need_held_until_told(work);
+  const std::unique_ptr<Graph> graph = gpu.capture(stream, work);
+  for (int launch = 0; launch < 3; ++launch) need_held_until_told([&] { graph->launch(stream); });
+  gpu.release(MemoryKind::device, memory);
+  gpu.release(MemoryKind::pinned, host);
+  gpu.unpin(page);
+  ::munmap(page, bytes);
 }
 
 TEST_CASE("a large block is shared by a descriptor, from any place in it, and outlives its owner") {
