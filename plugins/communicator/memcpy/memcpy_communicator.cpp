@@ -12,6 +12,9 @@ namespace {
 
 constexpr const char* kWhere = "communicator memcpy";
 
+/// Up to this size an exchange takes longer than the bytes: an all_reduce has one then, not two.
+constexpr std::size_t kSmall = 32 << 10;
+
 [[noreturn]] void fault(const std::string& text) {
   throw Error(ErrorCode::communication, {.where = kWhere, .what = text});
 }
@@ -188,15 +191,15 @@ void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reducti
     const std::size_t bytes = static_cast<std::size_t>(count) * size_of(out.dtype), half = piece % 2;
     char* const staged = staging_ + half * piece_ * static_cast<std::size_t>(size_);
     if (piece >= 2) device_->wait(pulls, summed_[half]);
-    auto pull = [&](int from) {
-      copy(staged + static_cast<std::size_t>(from) * bytes, place, from, {slab.begin + done, count}, out.dtype, pulls);
+    auto pull = [&](int from, Stream on) {
+      copy(staged + static_cast<std::size_t>(from) * bytes, place, from, {slab.begin + done, count}, out.dtype, on);
     };
     for (const int from : peers()) {
       if (piece == 0) board_->await(from, Signal::first, pulls);
-      pull(from);
+      pull(from, pulls);
       if (done + count == slab.count) board_->take(from, Signal::first, pulls);
     }
-    pull(rank_);
+    pull(rank_, stream);
     device_->record(pulled_[half], pulls);
     device_->wait(stream, pulled_[half]);
     const View result{out.as<char>() + static_cast<std::size_t>(done) * size_of(out.dtype), out.dtype, {count}};
@@ -204,6 +207,18 @@ void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reducti
     device_->record(summed_[half], stream);
     done += count;
   }
+}
+
+/// Every rank brings together all that the others have, and sums it in place once they have it too.
+void MemcpyCommunicator::reduce_small(Place place, const View& in_out, Reduction reduction, Stream stream) {
+  auto pull = [&](int from) {
+    copy(staging_ + static_cast<std::size_t>(from) * in_out.bytes(), place, from, {0, in_out.count()}, in_out.dtype,
+         stream);
+  };
+  pull(rank_);
+  pull_all(Signal::first, stream, pull);
+  leave(Signal::first, stream);
+  if (in_out.count() > 0) reduction_->launch(staging_, in_out, reduction, stream);
 }
 
 void MemcpyCommunicator::leave(Signal last, Stream stream) {
@@ -223,6 +238,7 @@ void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Str
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
   if (!enter(call(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, place), stream)) return;
   give_all(Signal::first, stream);
+  if (in_out.bytes() <= std::min(kSmall, piece_)) return reduce_small(place, in_out, reduction, stream);
   reduce(place, own, {at(place, rank_, own.begin, in_out.dtype), in_out.dtype, {own.count}}, reduction, stream);
   give_all(Signal::second, stream);
   pull_all(Signal::second, stream, [&](int from) {

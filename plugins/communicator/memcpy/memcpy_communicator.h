@@ -75,7 +75,8 @@ class MemcpyCommunicator final : public Communicator {
   void pull_all(Signal kind, Stream stream, const std::function<void(int from)>& pull);
   /// Elements [slab) of what all ranks have at `place`, into `out`.
   void reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream);
-  /// Until peers have taken all up to this kind.
+  void reduce_small(Place place, const View& in_out, Reduction reduction, Stream stream);
+  /// Until peers have taken all signals up to this one.
   void leave(Signal last, Stream stream);
 
   const MemcpyOptions options_;
