@@ -5,10 +5,8 @@
 #include <doctest/doctest.h>
 
 #include "quern/error.h"
-#include "quern/plugin.h"
 #include "quern/testkit/model_conformance.h"
-
-extern "C" void quern_plugin_manifest(quern::Manifest& manifest);
+#include "quern/testkit/plugin_under_test.h"
 
 using namespace quern;
 using namespace quern::llama;
@@ -131,18 +129,12 @@ TEST_CASE("sizes that do not fit are refused when the model is made") {
 }
 
 TEST_CASE("the plugin makes a model from options") {
-  Manifest manifest;
-  quern_plugin_manifest(manifest);
-  REQUIRE(manifest.factories.size() == 1);
-  const Factory& factory = manifest.factories[0];
-  CHECK(factory.kind == "model");
-  CHECK(factory.id == "llama");
   OptionValues values;
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"})
     values.set(key, std::int64_t{8});
-  CHECK_THROWS_WITH_AS(factory.create(values), doctest::Contains("num_hidden_layers: missing"), Error);
+  CHECK_THROWS_WITH_AS(testkit::plugin_under_test<Model>("llama", values),
+                       doctest::Contains("num_hidden_layers: missing"), Error);
   values.set("num_hidden_layers", std::int64_t{3});
   values.set("num_attention_heads", std::int64_t{2});
-  std::unique_ptr<Model> model(static_cast<Model*>(factory.create(values)));
-  CHECK(model->traits().layers == 3);
+  CHECK(testkit::plugin_under_test<Model>("llama", values)->traits().layers == 3);
 }

@@ -3,10 +3,8 @@
 #include <doctest/doctest.h>
 
 #include "quern/error.h"
-#include "quern/plugin.h"
 #include "quern/testkit/model_conformance.h"
-
-extern "C" void quern_plugin_manifest(quern::Manifest& manifest);
+#include "quern/testkit/plugin_under_test.h"
 
 using namespace quern;
 using namespace quern::qwen2;
@@ -83,14 +81,9 @@ TEST_CASE("sliding windows and fields of other models are refused") {
 }
 
 TEST_CASE("the plugin makes a model from options") {
-  Manifest manifest;
-  quern_plugin_manifest(manifest);
-  REQUIRE(manifest.factories.size() == 1);
-  CHECK(manifest.factories[0].id == "qwen2");
   OptionValues values;
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"})
     values.set(key, std::int64_t{8});
   values.set("head_dim", std::int64_t{4});
-  std::unique_ptr<Model> model(static_cast<Model*>(manifest.factories[0].create(values)));
-  CHECK(model->traits().max_positions == 32768);
+  CHECK(testkit::plugin_under_test<Model>("qwen2", values)->traits().max_positions == 32768);
 }

@@ -1,65 +1,35 @@
-// The exported manifest, and the three products as the backend lowers them.
-#include "quern/plugin.h"
-
 #include <doctest/doctest.h>
 
+#include "quern/testkit/plugin_under_test.h"
 #include "quern/testkit/recorded_lowering.h"
-
-extern "C" void quern_plugin_manifest(quern::Manifest& manifest);
 
 using namespace quern;
 
 namespace {
 
-std::unique_ptr<PrecisionBackend> make(const char* transposed_weights = "none") {
-  Manifest manifest;
-  quern_plugin_manifest(manifest);
-  REQUIRE(manifest.factories.size() == 1);
-  CHECK(manifest.factories[0].kind == "precision");
-  CHECK(manifest.factories[0].id == "bf16");
+std::unique_ptr<PrecisionBackend> make(const char* transposed_weights) {
   OptionValues values;
   values.set("transposed_weights", std::string(transposed_weights));
-  return std::unique_ptr<PrecisionBackend>(static_cast<PrecisionBackend*>(manifest.factories[0].create(values)));
+  return testkit::plugin_under_test<PrecisionBackend>("bf16", values);
 }
 
 }  // namespace
 
 TEST_CASE("bf16 is bf16 throughout and lowers each product to one matmul") {
-  auto backend = make();
+  auto backend = make("none");
   CHECK(backend->traits().activation == DType::bf16);
   CHECK(backend->traits().working == DType::bf16);
   CHECK(backend->traits().matmul == DType::bf16);
-  testkit::RecordedLowering lowering;
-  backend->lower({.product = Product::output, .parameter = "w", .x = 1, .weight = 2, .bias = 3, .result = 9}, lowering);
-  backend->lower({.product = Product::output, .parameter = "w", .x = 1, .weight = 2, .result = 9}, lowering);
-  backend->lower({.product = Product::input_gradient, .parameter = "w", .weight = 2, .dy = 4, .result = 9}, lowering);
-  backend->lower({.product = Product::weight_gradient, .parameter = "w", .x = 1, .dy = 4, .result = 9}, lowering);
-  CHECK(lowering.emitted.empty());
-  REQUIRE(lowering.produced.size() == 4);
-  auto check = [&](std::size_t i, std::vector<ValueId> inputs, std::int64_t transpose_a, std::int64_t transpose_b) {
-    CHECK(lowering.produced[i].kind == "matmul");
-    CHECK(lowering.produced[i].inputs == inputs);
-    CHECK(lowering.produced[i].attributes == Attributes{{"transpose_a", transpose_a}, {"transpose_b", transpose_b}});
-  };
-  check(0, {1, 2, 3}, 0, 1);
-  check(1, {1, 2, kNoValue}, 0, 1);
-  check(2, {4, 2}, 0, 0);
-  check(3, {4, 1}, 1, 0);
+  CHECK(testkit::plain_linear_fault(*backend) == "");
 }
 
 TEST_CASE("kept transposed weights are what input gradients read, and nothing else changes") {
-  auto backend = make("kept");
-  testkit::RecordedLowering lowering;
-  backend->lower({.product = Product::output, .parameter = "w", .x = 1, .weight = 2, .bias = 3, .result = 9}, lowering);
-  backend->lower({.product = Product::input_gradient, .parameter = "w", .weight = 2, .dy = 4, .result = 9}, lowering);
-  backend->lower({.product = Product::weight_gradient, .parameter = "w", .x = 1, .dy = 4, .result = 9}, lowering);
+  const testkit::RecordedLowering lowering = testkit::lowered_linear(*make("kept"));
   REQUIRE(lowering.copies.size() == 1);
   CHECK(lowering.copies[0].parameter == "w");
   CHECK(lowering.copies[0].kind == "transpose");
-  REQUIRE(lowering.produced.size() == 3);
+  REQUIRE(lowering.produced.size() == 4);
   CHECK(lowering.produced[0].inputs == std::vector<ValueId>{1, 2, 3});
-  CHECK(lowering.produced[1].inputs == std::vector<ValueId>{4, 1000});
-  CHECK(lowering.produced[1].attributes ==
-        Attributes{{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}});
-  CHECK(lowering.produced[2].inputs == std::vector<ValueId>{4, 1});
+  CHECK(testkit::line_of(lowering.produced[2]) == "matmul(4, 1000) transpose_a=0 transpose_b=1");
+  CHECK(lowering.produced[3].inputs == std::vector<ValueId>{4, 1});
 }

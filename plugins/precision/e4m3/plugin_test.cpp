@@ -3,8 +3,8 @@
 
 #include <doctest/doctest.h>
 
-#include "shared/float8/recipe.h"
 #include "quern/error.h"
+#include "shared/float8/recipe.h"
 
 using namespace quern;
 using namespace quern::float8;

@@ -1,4 +1,4 @@
-#include "tests/test_op.h"
+#include "tests/op_harness.h"
 
 #include <cmath>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include "quern/numeric.h"
 
 using namespace quern;
-using namespace quern::cpu;
+using namespace quern::cpu::harness;
 using testkit::PoisonedTensor;
 
 namespace {
@@ -25,7 +25,7 @@ TEST_CASE("sums over ranks are taken in rank order, in fp32, and rounded once") 
       for (DType dtype : {DType::f32, DType::bf16}) {
         CAPTURE(ranks);
         CAPTURE(count);
-        const PoisonedTensor x = random_tensor(dtype, {ranks, count}, 3);
+        const PoisonedTensor x = normal(dtype, {ranks, count}, 3);
         const PoisonedTensor y(dtype, {count});
         reduce(x, y, "sum").run();
         const std::vector<float> all = x.floats(), got = y.floats();

@@ -5,10 +5,10 @@
 
 #include "quern/block_scales.h"
 #include "quern/error.h"
-#include "tests/test_op.h"
+#include "tests/op_harness.h"
 
 using namespace quern;
-using namespace quern::cpu;
+using namespace quern::cpu::harness;
 using testkit::PoisonedTensor;
 
 namespace {
@@ -31,12 +31,12 @@ std::string describe(const Case& c) {
 std::string check(const Case& c) {
   // int8 operands are integers; wide enough to use the grid.
   double deviation = c.operand == DType::i8 ? 20.0 : 1.0;
-  auto a = random_tensor(c.operand, c.transpose_a ? Extents{c.k, c.m} : Extents{c.m, c.k}, 1, deviation);
-  auto b = random_tensor(c.operand, c.transpose_b ? Extents{c.n, c.k} : Extents{c.k, c.n}, 2, deviation);
-  auto bias = random_tensor(c.result, {c.n}, 3);
+  auto a = normal(c.operand, c.transpose_a ? Extents{c.k, c.m} : Extents{c.m, c.k}, 1, 0, deviation);
+  auto b = normal(c.operand, c.transpose_b ? Extents{c.n, c.k} : Extents{c.k, c.n}, 2, 0, deviation);
+  auto bias = normal(c.result, {c.n}, 3);
   std::int64_t scales_a = c.scale == Case::vector ? c.m : 1, scales_b = c.scale == Case::vector ? c.n : 1;
-  auto scale_a = random_tensor(DType::f32, {scales_a}, 4, 0.5), scale_b = random_tensor(DType::f32, {scales_b}, 5, 0.5);
-  auto y = c.accumulate ? random_tensor(c.result, {c.m, c.n}, 6) : PoisonedTensor(c.result, {c.m, c.n});
+  auto scale_a = normal(DType::f32, {scales_a}, 4, 0, 0.5), scale_b = normal(DType::f32, {scales_b}, 5, 0, 0.5);
+  auto y = c.accumulate ? normal(c.result, {c.m, c.n}, 6) : PoisonedTensor(c.result, {c.m, c.n});
   auto da = doubles(a), db = doubles(b), dbias = doubles(bias), dsa = doubles(scale_a), dsb = doubles(scale_b);
   std::vector<double> want(static_cast<std::size_t>(c.m * c.n), 0.0);
   if (c.accumulate) want = doubles(y);
@@ -69,7 +69,7 @@ std::string check(const Case& c) {
             c.accumulate};
   op.run();
   // Slack: fp32 sums of k terms, each rounding relative to the running magnitude (errors add like a random walk).
-  return compare(y, want, magnitude * 0x1p-24 * (4 + static_cast<double>(c.k) / 8));
+  return compare(y.view(), want, magnitude * 0x1p-24 * (4 + static_cast<double>(c.k) / 8), 0);
 }
 
 }  // namespace
@@ -95,7 +95,7 @@ TEST_CASE("matmul: layouts, formats, bias, scales, accumulation at odd sizes") {
 }
 
 TEST_CASE("matmul: mixed operand formats, and sizes beyond one block") {
-  auto a = random_tensor(DType::e4m3, {70, 130}, 1), b = random_tensor(DType::e5m2, {130, 90}, 2);
+  auto a = normal(DType::e4m3, {70, 130}, 1), b = normal(DType::e5m2, {130, 90}, 2);
   PoisonedTensor y(DType::f32, {70, 90}), z(DType::f32, {70, 90});
   TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.run();
   PoisonedTensor a32(DType::f32, {70, 130}, a.floats()), b32(DType::f32, {130, 90}, b.floats());
@@ -112,10 +112,9 @@ TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or f
           const std::int64_t m = size[0], n = size[1], k = size[2];
           const bool with_bias = (bits & 1) != 0, adds = (bits & 2) != 0;
           const Extents b_scales = scale_rows == 1 ? row_block_scales(n, k) : square_scales(n, k);
-          auto a = random_tensor(DType::e4m3, {m, k}, 1), b = random_tensor(DType::e5m2, {n, k}, 2);
-          auto scale_a = random_tensor(DType::f32, row_block_scales(m, k), 3),
-               scale_b = random_tensor(DType::f32, b_scales, 4);
-          auto bias = random_tensor(result, {n}, 5), y = random_tensor(result, {m, n}, 6);
+          auto a = normal(DType::e4m3, {m, k}, 1), b = normal(DType::e5m2, {n, k}, 2);
+          auto scale_a = normal(DType::f32, row_block_scales(m, k), 3), scale_b = normal(DType::f32, b_scales, 4);
+          auto bias = normal(result, {n}, 5), y = normal(result, {m, n}, 6);
           const std::vector<double> da = doubles(a), db = doubles(b), dsa = doubles(scale_a), dsb = doubles(scale_b);
           const std::vector<double> dbias = doubles(bias);
           std::vector<double> want = adds ? doubles(y) : std::vector<double>(static_cast<std::size_t>(m * n), 0.0);
@@ -142,7 +141,7 @@ TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or f
           CAPTURE(scale_rows);
           CAPTURE(bits);
           // As in check(); scales that are no powers of two round each term besides.
-          CHECK(compare(y, want, magnitude * 0x1p-24 * (8 + static_cast<double>(k) / 8)) == "");
+          CHECK(compare(y.view(), want, magnitude * 0x1p-24 * (8 + static_cast<double>(k) / 8), 0) == "");
         }
       }
     }
@@ -150,11 +149,11 @@ TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or f
 }
 
 TEST_CASE("matmul refuses scales of blocks that do not fit") {
-  auto a = random_tensor(DType::e4m3, {3, 256}, 1), b = random_tensor(DType::e4m3, {5, 256}, 2);
+  auto a = normal(DType::e4m3, {3, 256}, 1), b = normal(DType::e4m3, {5, 256}, 2);
   auto refusal = [&](Extents scale_a, Extents scale_b, std::int64_t scale_rows, std::int64_t transpose_a = 0) {
     PoisonedTensor y(DType::f32, {transpose_a ? 256 : 3, 5});
     PoisonedTensor left(DType::f32, scale_a), right(DType::f32, scale_b);
-    auto turned = random_tensor(DType::e4m3, {256, 256}, 1);
+    auto turned = normal(DType::e4m3, {256, 256}, 1);
     return TestOp{"matmul",
                   {transpose_a ? turned.view() : a.view(), b.view(), absent(), left.view(), right.view()},
                   {y.view()},
@@ -171,11 +170,11 @@ TEST_CASE("matmul refuses scales of blocks that do not fit") {
 }
 
 TEST_CASE("matmul says why it refuses") {
-  auto a = random_tensor(DType::f32, {3, 4}, 1), b = random_tensor(DType::f32, {5, 2}, 2);
+  auto a = normal(DType::f32, {3, 4}, 1), b = normal(DType::f32, {5, 2}, 2);
   PoisonedTensor y(DType::f32, {3, 2}), q(DType::e4m3, {3, 2});
   CHECK(TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.refusal() ==
         "matmul: shapes (3, 4) and (5, 2) do not give (3, 2)");
-  auto fits = random_tensor(DType::f32, {4, 2}, 2), bias = random_tensor(DType::f32, {3}, 3);
+  auto fits = normal(DType::f32, {4, 2}, 2), bias = normal(DType::f32, {3}, 3);
   CHECK(TestOp{"matmul", {a.view(), fits.view()}, {q.view()}}.refusal() == "matmul: y must be f32 or bf16, not e4m3");
   CHECK(TestOp{"matmul", {a.view(), fits.view(), bias.view()}, {y.view()}}.refusal() ==
         "matmul: bias must have one element a column");

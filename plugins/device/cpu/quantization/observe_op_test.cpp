@@ -7,10 +7,10 @@
 #include "quern/block_scales.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"
-#include "tests/test_op.h"
+#include "tests/op_harness.h"
 
 using namespace quern;
-using namespace quern::cpu;
+using namespace quern::cpu::harness;
 using testkit::PoisonedTensor;
 
 namespace {
@@ -28,7 +28,7 @@ void check_against_codes(const std::string& kind, DType format, const char* layo
   CAPTURE(kind);
   CAPTURE(layout);
   const std::int64_t rows = 150, columns = 270;
-  auto x = random_tensor(DType::f32, {rows, columns}, 5, 1);
+  auto x = normal(DType::f32, {rows, columns}, 5, 0, 1);
   for (std::int64_t i = 0; i < rows * columns; ++i)
     x.view().as<float>()[i] *= std::exp2(static_cast<float>(i % 37) - 20.0f);
   const Extents turned{columns, rows}, plain{rows, columns};
@@ -84,7 +84,7 @@ TEST_CASE("an observation counts the codes that became zero, under every layout 
 
 TEST_CASE("the layout of square blocks is that of quantize_blocks") {
   const std::int64_t rows = 130, columns = 700;
-  auto x = random_tensor(DType::bf16, {rows, columns}, 5, 1);
+  auto x = normal(DType::bf16, {rows, columns}, 5, 0, 1);
   PoisonedTensor q(DType::e4m3, {rows, columns}), scale(DType::f32, square_scales(rows, columns));
   TestOp{
       "quantize_blocks",

@@ -7,10 +7,10 @@
 
 #include "quern/block_scales.h"
 #include "quern/numeric.h"
-#include "tests/test_op.h"
+#include "tests/op_harness.h"
 
 using namespace quern;
-using namespace quern::cpu;
+using namespace quern::cpu::harness;
 using testkit::PoisonedTensor;
 
 namespace {
@@ -81,7 +81,7 @@ TEST_CASE("quantize_blocks has one scale for 128 elements of a row, of a column,
       for (Extents extents : {Extents{1, 1}, Extents{3, 129}, Extents{130, 7}, Extents{256, 128}, Extents{259, 300}}) {
         CAPTURE(name_of(format));
         CAPTURE(to_string(extents));
-        auto x = random_tensor(from, extents, 3, 0.01);
+        auto x = normal(from, extents, 3, 0, 0.01);
         const Matrix values{x.floats(), extents[0], extents[1]};
         const Blocks lines = quantized(x, format, false);
         check_form(values, 1, format, lines.q.floats(), lines.scale.floats());
@@ -118,7 +118,7 @@ TEST_CASE("quantize_blocks: zeros have scale 1, a NaN stays, an infinity makes i
 }
 
 TEST_CASE("quantize_blocks: outputs that nobody reads change no others") {
-  auto x = random_tensor(DType::bf16, {140, 150}, 5);
+  auto x = normal(DType::bf16, {140, 150}, 5);
   const Blocks all = quantized(x, DType::e4m3, false);
   PoisonedTensor t(DType::e4m3, {150, 140}), t_scale(DType::f32, column_block_scales(140, 150));
   TestOp{"quantize_blocks",
@@ -131,7 +131,7 @@ TEST_CASE("quantize_blocks: outputs that nobody reads change no others") {
 }
 
 TEST_CASE("quantize_blocks refuses what it cannot do") {
-  auto x = random_tensor(DType::f32, {3, 4}, 1);
+  auto x = normal(DType::f32, {3, 4}, 1);
   PoisonedTensor q(DType::i8, {3, 4}), t(DType::i8, {4, 3}), scale(DType::f32, {1, 3}), t_scale(DType::f32, {7});
   auto refusal = [&](const PoisonedTensor& codes, const PoisonedTensor& turned, const char* format) {
     return TestOp{"quantize_blocks",

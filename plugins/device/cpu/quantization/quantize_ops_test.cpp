@@ -9,10 +9,11 @@
 #include "quantization/fused_quantize.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"
-#include "tests/test_op.h"
+#include "tests/op_harness.h"
 
 using namespace quern;
 using namespace quern::cpu;
+using namespace quern::cpu::harness;
 using testkit::PoisonedTensor;
 
 namespace {
@@ -78,7 +79,7 @@ TEST_CASE("quantize rounds to the grid of its scale, and its transposed codes ar
       for (Extents extents : {Extents{1, 1}, Extents{3, 33}, Extents{70, 131}}) {
         CAPTURE(name_of(format));
         CAPTURE(to_string(extents));
-        auto x = random_tensor(from, extents, 3, 0.01);
+        auto x = normal(from, extents, 3, 0, 0.01);
         PoisonedTensor q(format, extents), t(format, {extents[1], extents[0]}), scale(DType::f32, {1});
         TestOp{"quantize", {x.view()}, {q.view(), scale.view(), t.view()}, in(format)}.run();
         CHECK(scale.floats()[0] == format_scale(amax_of(x.floats()), format));
@@ -134,7 +135,7 @@ TEST_CASE("a delayed scale comes from the state, and a tensor that does not fit 
   auto state = state_tensor(4);
   PoisonedTensor q(DType::e4m3, extents), scale(DType::f32, {1}), t(DType::e4m3, {7, 5});
   auto launch = [&](double deviation, std::int64_t margin = 0) {
-    auto x = random_tensor(DType::f32, extents, 8, deviation);
+    auto x = normal(DType::f32, extents, 8, 0, deviation);
     TestOp{"quantize_delayed", {x.view(), state.view()}, {q.view(), scale.view(), t.view()}, delayed(4, margin)}.run();
     CHECK(testkit::mismatch(q.floats(), codes(x.floats(), scale.floats()[0], DType::e4m3), 0) == "");
     CHECK(t.floats() == transposed(q.floats(), 5, 7));
@@ -179,7 +180,7 @@ TEST_CASE("an infinity makes the delayed scale NaN and leaves no trace in the st
 }
 
 TEST_CASE("rows and columns have scales of their own") {
-  auto x = random_tensor(DType::bf16, {9, 17}, 4);
+  auto x = normal(DType::bf16, {9, 17}, 4);
   PoisonedTensor q(DType::e4m3, {9, 17}), rows(DType::f32, {9}), t(DType::e4m3, {17, 9}), columns(DType::f32, {17});
   TestOp{"quantize_rows", {x.view()}, {q.view(), rows.view()}}.run();
   TestOp{"quantize_columns", {x.view()}, {t.view(), columns.view()}}.run();
@@ -204,7 +205,7 @@ TEST_CASE("rows and columns have scales of their own") {
 }
 
 TEST_CASE("a fused form gives the bits of its parts") {
-  auto gate_up = random_tensor(DType::bf16, {6, 20}, 5);
+  auto gate_up = normal(DType::bf16, {6, 20}, 5);
   PoisonedTensor y(DType::bf16, {6, 10}), q(DType::e4m3, {6, 10}), scale(DType::f32, {1}), t(DType::e4m3, {10, 6});
   TestOp{"swiglu", {gate_up.view()}, {y.view()}}.run();
   TestOp{"quantize", {y.view()}, {q.view(), scale.view(), t.view()}, in(DType::e4m3)}.run();
@@ -221,7 +222,7 @@ TEST_CASE("a fused form gives the bits of its parts") {
 }
 
 TEST_CASE("quantization refuses what it cannot do") {
-  auto x = random_tensor(DType::f32, {3, 4}, 1);
+  auto x = normal(DType::f32, {3, 4}, 1);
   PoisonedTensor y(DType::f32, {3, 4}), t(DType::f32, {4, 3}), q(DType::e4m3, {3, 4}), scale(DType::f32, {1});
   PoisonedTensor short_state(DType::f32, {kScaleStateWords});
   CHECK(TestOp{"quantize", {x.view()}, {y.view(), scale.view(), t.view()}, in(DType::f32)}.refusal() ==

@@ -8,11 +8,12 @@
 #include <doctest/doctest.h>
 
 #include "quern/error.h"
-#include "quern/plugin.h"
-#include "tests/test_op.h"
+#include "quern/testkit/plugin_under_test.h"
+#include "tests/op_harness.h"
 
 using namespace quern;
 using namespace quern::cpu;
+using namespace quern::cpu::harness;
 using testkit::PoisonedTensor;
 
 TEST_CASE("traits follow the options") {
@@ -84,7 +85,7 @@ TEST_CASE("memory is given back once nothing uses it") {
 TEST_CASE("a kernel runs on the stream it is launched on, with views and a kernel that are gone by then") {
   for (StreamKind kind : {StreamKind::compute, StreamKind::communication}) {
     CpuDevice device({.threads = 2, .streams = "shuffled"});
-    const auto a = random_tensor(DType::f32, {300, 70}, 1), b = random_tensor(DType::f32, {300, 70}, 2);
+    const auto a = normal(DType::f32, {300, 70}, 1), b = normal(DType::f32, {300, 70}, 2);
     PoisonedTensor y(DType::f32, {300, 70}), want(DType::f32, {300, 70});
     const TestOp op{"add", {a.view(), b.view()}, {y.view()}};
     const Stream stream = device.stream(kind);
@@ -101,7 +102,7 @@ TEST_CASE("a kernel runs on the stream it is launched on, with views and a kerne
 
 TEST_CASE("what a kernel throws is thrown by the host's next wait, and a foreign stream is refused at once") {
   CpuDevice device({});
-  const auto table = random_tensor(DType::f32, {4, 8}, 1);
+  const auto table = normal(DType::f32, {4, 8}, 1);
   const auto tokens = integer_tensor({0, 4});
   PoisonedTensor y(DType::f32, {2, 8});
   const TestOp op{"embedding", {tokens.view(), table.view()}, {y.view()}};
@@ -162,7 +163,7 @@ TEST_CASE("no number of threads changes a bit of a product") {
   // Over the depths at which the BLAS cuts a sum in another way when it has several threads.
   for (const Sizes& size : {Sizes{257, 129, 500}, Sizes{640, 384, 577}, Sizes{64, 48, 5000}, Sizes{2048, 256, 896}}) {
     CAPTURE(to_string(Extents{size.m, size.n, size.k}));
-    const auto a = random_tensor(DType::f32, {size.m, size.k}, 1), b = random_tensor(DType::f32, {size.n, size.k}, 2);
+    const auto a = normal(DType::f32, {size.m, size.k}, 1), b = normal(DType::f32, {size.n, size.k}, 2);
     std::vector<float> one;
     for (std::int64_t threads : {1, 2, 3, 5}) {
       CAPTURE(threads);
@@ -182,15 +183,8 @@ TEST_CASE("the state names what bits depend on beside the config") {
   CHECK(device.save_state().find("threads") == std::string::npos);
 }
 
-extern "C" void quern_plugin_manifest(Manifest& manifest);
-
 TEST_CASE("the manifest makes a device from options") {
-  Manifest manifest;
-  quern_plugin_manifest(manifest);
-  REQUIRE(manifest.factories.size() == 1);
-  CHECK(manifest.factories[0].kind == "device");
   OptionValues values;
   values.set("threads", std::int64_t{2});
-  std::unique_ptr<Device> device(static_cast<Device*>(manifest.factories[0].create(values)));
-  CHECK(device->traits().name.rfind("2 cores", 0) == 0);
+  CHECK(testkit::plugin_under_test<Device>("cpu", values)->traits().name.rfind("2 cores", 0) == 0);
 }

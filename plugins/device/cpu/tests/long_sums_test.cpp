@@ -5,10 +5,10 @@
 
 #include <doctest/doctest.h>
 
-#include "tests/test_op.h"
+#include "tests/op_harness.h"
 
 using namespace quern;
-using namespace quern::cpu;
+using namespace quern::cpu::harness;
 using testkit::PoisonedTensor;
 
 namespace {
@@ -41,8 +41,8 @@ TEST_CASE("a loss keeps the small probabilities of a large vocabulary") {
 
 TEST_CASE("a loss over a large vocabulary has no bias") {
   constexpr std::int64_t kVocabulary = 49152, kTokens = 32;
-  const PoisonedTensor x = random_tensor(DType::f32, {kTokens, 1}, 1, 3.0),
-                       weight = random_tensor(DType::f32, {kVocabulary, 1}, 2);
+  const PoisonedTensor x = normal(DType::f32, {kTokens, 1}, 1, 0, 3.0),
+                       weight = normal(DType::f32, {kVocabulary, 1}, 2);
   const PoisonedTensor targets = integer_tensor(std::vector<std::int32_t>(kTokens, 7));
   PoisonedTensor loss(DType::f32, {kTokens});
   TestOp{"lm_loss", {x.view(), weight.view(), targets.view()}, {loss.view()}}.run();

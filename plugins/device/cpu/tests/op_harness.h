@@ -3,7 +3,9 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -12,7 +14,7 @@
 #include <doctest/doctest.h>
 
 #include "quern/testkit/compare.h"
-#include "runtime/kernels.h"
+#include "runtime/cpu_device.h"
 
 namespace quern::cpu::harness {
 
@@ -20,62 +22,74 @@ using testkit::PoisonedTensor;
 using testkit::random_normal;
 using Doubles = std::vector<double>;
 
-inline OpTable all_ops() {
-  OpTable table;
-  add_norm_ops(table);
-  add_rope_ops(table);
-  add_elementwise_ops(table);
-  add_optimizer_ops(table);
-  return table;
-}
+/// A view without data is an absent input or an output nobody reads.
+struct TestOp {
+  std::string kind;
+  std::vector<View> inputs = {};
+  std::vector<View> outputs = {};
+  Attributes attributes = {};
+  Geometry geometry = {};
+  std::uint32_t accumulate = 0;  ///< bit i: output i is added to, if it is there
 
-/// One op instance being put together, with the memory it will run on.
-class OpRun {
- public:
-  explicit OpRun(std::string kind, Attributes attributes = {}, Geometry geometry = {}) {
-    op_.kind = std::move(kind);
-    op_.attributes = std::move(attributes);
-    op_.geometry = geometry;
+  OpInstance instance() const {
+    OpInstance op{kind, {}, {}, attributes, geometry};
+    for (const View& view : inputs) op.inputs.push_back({view.dtype, view.extents, static_cast<bool>(view), false});
+    for (const View& view : outputs)
+      op.outputs.push_back(
+          {view.dtype, view.extents, static_cast<bool>(view), view && (accumulate >> op.outputs.size() & 1) != 0});
+    return op;
   }
+
+  std::string refusal() const { return CpuDevice({}).query(instance()).refusal; }
+
+  /// Runs once, as the engine would, in a poisoned workspace of the stated size whose end is watched.
+  void run(std::int64_t threads = 0) const {
+    CpuDevice device({.threads = threads});
+    device.open(0);
+    const OpInstance op = instance();
+    constexpr std::int64_t kGuard = 8;
+    const auto bytes = static_cast<std::int64_t>(device.query(op).workspace_bytes);
+    PoisonedTensor workspace(DType::u8, {bytes + kGuard});
+    std::vector<View> written = outputs;
+    for (View& view : written)
+      if (!view) view = View{};
+    const Stream stream = device.stream(StreamKind::compute);
+    device.prepare(op)->launch(inputs, written, {stream, workspace.view().data});
+    device.synchronize(stream);
+    const auto* end = workspace.view().as<std::uint8_t>() + bytes;
+    CHECK(std::count(end, end + kGuard, std::uint8_t{0xFF}) == kGuard);
+  }
+};
+
+/// The same, put together operand by operand.
+struct OpRun : TestOp {
+  explicit OpRun(std::string name, Attributes with = {}, Geometry at = {})
+      : TestOp{.kind = std::move(name), .attributes = std::move(with), .geometry = at} {}
   OpRun& in(const View& view) {
-    op_.inputs.push_back({view.dtype, view.extents, true, false});
-    inputs_.push_back(view);
+    inputs.push_back(view);
     return *this;
   }
-  OpRun& out(const View& view, bool accumulate = false) {
-    op_.outputs.push_back({view.dtype, view.extents, true, accumulate});
-    outputs_.push_back(view);
+  OpRun& out(const View& view, bool added = false) {
+    accumulate |= std::uint32_t{added} << outputs.size();
+    outputs.push_back(view);
     return *this;
   }
   /// An output that nobody reads: no memory, but a dtype to which its value is rounded.
-  OpRun& unread(DType dtype, Extents extents) {
-    op_.outputs.push_back({dtype, std::move(extents), false, false});
-    outputs_.push_back({});
-    return *this;
-  }
-  std::string refusal() const { return all_ops().at(op_.kind).query(op_).refusal; }
-  /// Runs once in a poisoned workspace of the stated size, whose end is watched.
-  void run() const {
-    OpTable table = all_ops();
-    const CpuOp& entry = table.at(op_.kind);
-    OpSupport support = entry.query(op_);
-    REQUIRE(support.refusal == "");
-    constexpr double kGuard = 12345.0;
-    std::vector<double> workspace((support.workspace_bytes + 7) / 8 + 1, std::nan(""));
-    workspace.back() = kGuard;
-    entry.prepare(op_)(inputs_, outputs_, Exec{{}, workspace.data()});
-    CHECK(workspace.back() == kGuard);
-  }
-
- private:
-  OpInstance op_;
-  std::vector<View> inputs_, outputs_;
+  OpRun& unread(DType dtype, Extents extents) { return out({nullptr, dtype, std::move(extents)}); }
 };
+
+inline View absent(DType dtype = DType::f32, Extents extents = {}) { return {nullptr, dtype, std::move(extents)}; }
 
 inline PoisonedTensor normal(DType dtype, Extents extents, std::uint64_t seed, double mean = 0, double deviation = 1) {
   std::vector<float> values = random_normal(element_count(extents), seed, deviation);
   for (float& value : values) value += static_cast<float>(mean);
   return PoisonedTensor(dtype, std::move(extents), values);
+}
+
+inline PoisonedTensor integer_tensor(const std::vector<std::int32_t>& values) {
+  PoisonedTensor tensor(DType::i32, {static_cast<std::int64_t>(values.size())});
+  std::copy(values.begin(), values.end(), tensor.view().as<std::int32_t>());
+  return tensor;
 }
 
 /// What a failing case names.
@@ -95,12 +109,19 @@ inline Doubles doubles(const View& view) {
   return Doubles(floats.begin(), floats.end());
 }
 
-/// Empty when `got` is `want` rounded to got's dtype. Values are of order one and sums have a few hundred terms at
-/// most, so fp32 arithmetic errs by less than `slack`, relative or absolute; storing as bf16 adds half an ulp, 2^-8 of
-/// the value.
-inline std::string compare(const View& got, const Doubles& want, double slack = 1e-5) {
+inline Doubles doubles(const PoisonedTensor& tensor) { return doubles(tensor.view()); }
+
+/// Empty when `got` is `want` rounded to got's dtype, but for `absolute` and `relative` errors. Storing as bf16 adds
+/// half an ulp, 2^-8 of the value, and as f32 less than 2^-23. By default: values are of order one and sums have a few
+/// hundred terms at most, so that fp32 arithmetic errs by less than 1e-5 of both.
+inline std::string compare(const View& got, const Doubles& want, double absolute, double relative) {
+  if (got.dtype == DType::bf16) relative += 0x1p-8;
+  if (got.dtype == DType::f32) relative = std::max(relative, 0x1p-23);
   std::vector<float> rounded(want.begin(), want.end());
-  return testkit::mismatch(testkit::to_floats(got), rounded, slack + (got.dtype == DType::bf16 ? 0x1p-8 : 0.0), slack);
+  return testkit::mismatch(testkit::to_floats(got), rounded, relative, absolute);
+}
+inline std::string compare(const View& got, const Doubles& want, double slack = 1e-5) {
+  return compare(got, want, slack, slack);
 }
 
 /// Empty when both views hold the same bytes.

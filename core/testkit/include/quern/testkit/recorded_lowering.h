@@ -54,4 +54,42 @@ class RecordedLowering final : public Lowering {
   ValueId next_ = 1000;
 };
 
+/// What a backend makes of a linear's products: the output with a bias, the output without, the gradient of the input
+/// and that of the weight. x is value 1, the weight 2 (parameter "w"), the bias 3 and dy 4.
+inline RecordedLowering lowered_linear(const PrecisionBackend& backend) {
+  RecordedLowering lowering;
+  ProductSite site{.product = Product::output, .parameter = "w", .x = 1, .weight = 2, .bias = 3, .result = 9};
+  backend.lower(site, lowering);
+  site.bias = kNoValue;
+  backend.lower(site, lowering);
+  backend.lower({.product = Product::input_gradient, .parameter = "w", .weight = 2, .dy = 4, .result = 9}, lowering);
+  backend.lower({.product = Product::weight_gradient, .parameter = "w", .x = 1, .dy = 4, .result = 9}, lowering);
+  return lowering;
+}
+
+/// An op as "matmul(1, 2, -) transpose_a=0 transpose_b=1".
+inline std::string line_of(const Op& op) {
+  std::string text;
+  for (const ValueId input : op.inputs)
+    text += (text.empty() ? "" : ", ") + (input == kNoValue ? "-" : std::to_string(input));
+  text = op.kind + "(" + text + ")";
+  for (const auto& [name, value] : op.attributes.all()) text += " " + name + "=" + to_string(value);
+  return text;
+}
+
+/// Empty where a backend makes one matmul of each product, of the operands as they are, and asks for nothing else.
+inline std::string plain_linear_fault(const PrecisionBackend& backend) {
+  const RecordedLowering lowering = lowered_linear(backend);
+  if (!lowering.emitted.empty() || !lowering.states.empty() || !lowering.copies.empty())
+    return "asks for more than products";
+  std::string found;
+  for (const Op& op : lowering.produced) found += line_of(op) + "\n";
+  constexpr const char* kExpected =
+      "matmul(1, 2, 3) transpose_a=0 transpose_b=1\n"
+      "matmul(1, 2, -) transpose_a=0 transpose_b=1\n"
+      "matmul(4, 2) transpose_a=0 transpose_b=0\n"
+      "matmul(4, 1) transpose_a=1 transpose_b=0\n";
+  return found == kExpected ? "" : found + "expected\n" + kExpected;
+}
+
 }  // namespace quern::testkit
