@@ -2,7 +2,6 @@
 // through. The gradient is the inverse rotation.
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "attention/rope_table.h"
@@ -11,24 +10,16 @@
 #include "quern/error.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
+#include "shared/rope/rope_rows.h"
 
 namespace quern::cpu {
 
 RopeTable::RopeTable(const OpInstance& op, Rotation rotation) : positions_(op.geometry.sequence) {
-  const std::vector<double>& frequencies = op.attributes.list("inverse_frequencies");
-  double magnitude = op.attributes.real("magnitude");
-  double sign = rotation == Rotation::forward ? 1.0 : -1.0;
-  half_ = static_cast<std::int64_t>(frequencies.size());
+  half_ = static_cast<std::int64_t>(op.attributes.list("inverse_frequencies").size());
   values_.resize(static_cast<std::size_t>(positions_ * 2 * half_));
+  const double turn = rotation == Rotation::forward ? 1.0 : -1.0;
   for_blocks(positions_, kBlockRows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t position = begin; position < end; ++position) {
-      float* cosines = values_.data() + position * 2 * half_;
-      for (std::int64_t i = 0; i < half_; ++i) {
-        double angle = static_cast<double>(position) * frequencies[static_cast<std::size_t>(i)];
-        cosines[i] = static_cast<float>(magnitude * std::cos(angle));
-        cosines[half_ + i] = static_cast<float>(sign * magnitude * std::sin(angle));
-      }
-    }
+    rope::make_rows(op, begin, end, turn, values_.data() + begin * 2 * half_);
   });
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// Cosines and sines of every position of a sequence, computed in double once per op instance. Su et al., "RoFormer"
-// (2021).
+// Cosines and sines of every position of a sequence, made once per op instance.
 
 #include <cstdint>
 #include <memory>

@@ -5,7 +5,6 @@
 // order.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "runtime/kernels.h"
 #include "runtime/launch.cuh"
 #include "runtime/operand_check.h"
+#include "shared/rope/rope_rows.h"
 
 namespace quern::cuda {
 
@@ -49,27 +49,16 @@ inline void check_packed(OperandCheck& check, const OpInstance& op, std::size_t 
   check.that(threads < std::int64_t{1} << 31, "on cuda takes up to 2^26 heads of all tokens");
 }
 
-/// Cosines and sines of every position below the op's sequence, (positions, 2, half) fp32 on the device, made in
-/// double. Su et al., "RoFormer" (2021).
+/// Cosines and sines of every position below the op's sequence, (positions, 2, half) fp32 on the device.
 struct RopeTable {
   const float* values = nullptr;
   int positions = 0;
 };
 
 inline RopeTable make_rope_table(const OpInstance& op, CudaContext& context) {
-  const std::vector<double>& frequencies = op.attributes.list("inverse_frequencies");
-  const double magnitude = op.attributes.real("magnitude");
-  const std::size_t half = frequencies.size();
   const std::int64_t positions = op.geometry.sequence;
-  std::vector<float> values(static_cast<std::size_t>(positions) * 2 * half);
-  for (std::int64_t position = 0; position < positions; ++position) {
-    float* cosines = values.data() + static_cast<std::size_t>(position) * 2 * half;
-    for (std::size_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(position) * frequencies[i];
-      cosines[i] = static_cast<float>(magnitude * std::cos(angle));
-      cosines[half + i] = static_cast<float>(magnitude * std::sin(angle));
-    }
-  }
+  std::vector<float> values(static_cast<std::size_t>(positions) * 2 * op.attributes.list("inverse_frequencies").size());
+  rope::make_rows(op, 0, positions, 1, values.data());
   return {static_cast<const float*>(context.constant(values.data(), values.size() * sizeof(float))),
           static_cast<int>(positions)};
 }

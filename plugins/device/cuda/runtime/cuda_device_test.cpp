@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,13 +48,9 @@ TEST_CASE("plan mode knows GPUs by name, without one") {
   CHECK(h100.traits().id == "cuda");
   CHECK(h100.traits().can_capture);
   CHECK_FALSE(h100.traits().host_addressable);
-  auto rate = [](const CudaDevice& device, DType format) {
-    for (auto [known, flops] : device.traits().matmul_rates)
-      if (known == format) return flops;
-    return 0.0;
-  };
-  CHECK(rate(h100, DType::bf16) == 989.4e12);
-  CHECK(rate(h100, DType::e4m3) == 1978.9e12);
+  const std::map<DType, double> rates(h100.traits().matmul_rates.begin(), h100.traits().matmul_rates.end());
+  CHECK(rates.at(DType::bf16) == 989.4e12);
+  CHECK(rates.at(DType::e4m3) == 1978.9e12);
   CHECK(h100.traits().memory_rate == 3.35e12);
   CHECK(h200.traits().memory_rate == 4.8e12);
   CHECK(h100.traits().memory_bytes > (std::size_t{75} << 30));

@@ -1,0 +1,15 @@
+#pragma once
+// The numbers that turn heads. Su et al., "RoFormer" (2021).
+
+#include <cstdint>
+
+#include "quern/device.h"
+
+namespace quern::rope {
+
+/// For positions from `begin` to before `end`, of the op's `inverse_frequencies` and `magnitude`: half a head of
+/// cosines, then as many sines times `turn`, 1 or -1 for the inverse; all times the magnitude, computed in double.
+/// `rows` is (end - begin, 2, half).
+void make_rows(const OpInstance& op, std::int64_t begin, std::int64_t end, double turn, float* rows);
+
+}  // namespace quern::rope
