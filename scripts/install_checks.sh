@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Runs what README.md and docs/getting-started.md show from an install: as the user nobody, with an empty home, and with
-# the checkout hidden. Trains for a few steps only. Needs root, and the network for pip and for the demo's texts.
+# Runs what README.md, docs/getting-started.md and docs/fine-tuning.md show from an install: as the user nobody, with an
+# empty home, and with the checkout hidden. Trains for a few steps only; what is fine-tuned is the demo's export. Needs
+# root, and the network for pip and for the demo's texts.
 #
-#   scripts/install_checks.sh BUILD     BUILD: a build folder in which everything is built
+#   scripts/install_checks.sh BUILD [PYTHONPATH]     BUILD: a build folder in which everything is built
+#                                                    PYTHONPATH: where torch and transformers are, for check-export
 set -euo pipefail
 build=$(realpath "$1")
+torch=${2:-}
 checkout=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt")
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
@@ -33,6 +36,19 @@ commands() {
   quern-tools generate configs/demo.toml "It is a truth" --max-tokens 8
   quern generate configs/demo.toml --prompt-tokens 12,7,300 --max-tokens 8
   quern eval configs/demo.toml --json eval.json
+  if [ -n "$TORCH" ]; then
+    local loss
+    loss=$(python3 -c 'import json; print(json.load(open("eval.json"))["total"]["loss"])')
+    PYTHONPATH=$TORCH quern-tools check-export runs/demo/export data/austen/val.tok --sequence 128 --expect "$loss"
+  else
+    echo "check-export is left out: no PYTHONPATH with torch and transformers was given"
+  fi
+  quern-tools tokenize data/austen/text --tokenizer runs/demo/export/tokenizer.json -o data/finetune
+  local tune=(configs/finetune/qwen2.5-0.5b.toml --set model.id=llama --set device.id=cpu --set train.sequence=128)
+  for key in model.config train.from checkpoint.tokenizer; do tune+=(--set "$key=runs/demo/export"); done
+  quern plan "${tune[@]}"
+  quern train "${tune[@]}" "${few[@]}"
+  quern-tools plot loss runs/finetune-qwen2.5-0.5b -o loss.png
   quern ab configs/demo.toml --vary precision.id=fp32,bf16 --repeat 2 --steps 2
   quern-tools plot ab runs/ab-demo
   quern bench configs/demo.toml
@@ -45,6 +61,6 @@ commands() {
 
 chown -R nobody: "$home"
 unshare --mount bash -euc 'mount -t tmpfs none "$1"; cd "$2"
-  exec setpriv --reuid nobody --regid nogroup --clear-groups env -i HOME="$2" PATH=/usr/bin:/bin LANG=C.UTF-8 bash -c "$3"' \
-  install_checks "$checkout" "$home" "$(declare -f commands); commands"
+  exec setpriv --reuid nobody --regid nogroup --clear-groups env -i HOME="$2" TORCH="$4" PATH=/usr/bin:/bin LANG=C.UTF-8 bash -c "$3"' \
+  install_checks "$checkout" "$home" "$(declare -f commands); commands" "$torch"
 echo "all commands ran from the install"
