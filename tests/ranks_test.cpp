@@ -148,7 +148,7 @@ TEST_CASE("as many ranks as micro-batches, sharded or not, make the same sums") 
   CHECK(newest_tensors(files.at("shards")) == newest_tensors(files.at("whole")));
 }
 
-TEST_CASE("mpi, whose ranks mpirun starts, gives the bits of memcpy") {
+TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bits of memcpy") {
   const auto plugin = std::filesystem::path(QUERN_BUILD_DIR) / "plugins/communicator/libquern_mpi.so";
   if (!std::filesystem::exists(plugin) || std::system("command -v mpirun >/dev/null") != 0) {
     MESSAGE("skipped: no mpirun, or built without mpi");
@@ -159,8 +159,11 @@ TEST_CASE("mpi, whose ranks mpirun starts, gives the bits of memcpy") {
     TinyFiles files;
     const Overrides two = with(with(kSteps, {"precision.id=" + std::string(precision)}), of_ranks(2, "ranks"));
     const Losses expected = losses_of(files, "memcpy", two);
-    CHECK(losses_of(files, "mpi", with(two, {"parallel.communicator=mpi"})) == expected);
+    const Overrides mpi = with(two, {"parallel.communicator=mpi"});
+    CHECK(losses_of(files, "mpi", mpi) == expected);
     CHECK(newest_tensors(files.at("mpi")) == newest_tensors(files.at("memcpy")));
+    CHECK(losses_of(files, "both", with(mpi, {"parallel.collectives.all_gather=memcpy"})) == expected);
+    CHECK(newest_tensors(files.at("both")) == newest_tensors(files.at("memcpy")));
   }
 }
 

@@ -88,6 +88,11 @@ OptionTable<ParallelOptions> parallel_options() {
       .at_most(kMostRanks);
   t.add("communicator", &ParallelOptions::communicator,
         "id of the plugin through which ranks exchange data; none: for one rank");
+  t.add("collectives.all_gather", &ParallelOptions::all_gather,
+        "id of another one for weights that are gathered; none: parallel.communicator");
+  t.add("collectives.reduce_scatter", &ParallelOptions::reduce_scatter,
+        "the same for gradients that each rank sums a part of");
+  t.add("collectives.all_reduce", &ParallelOptions::all_reduce, "the same for sums that all ranks get");
   t.add("timeout", &ParallelOptions::timeout, "seconds that a rank waits for another before the run fails").above(0);
   t.add("restarts", &ParallelOptions::restarts,
         "how often a run that failed is started again from its last checkpoint, where quern starts the ranks")

@@ -64,6 +64,9 @@ OptionTable<MemoryOptions> memory_options();
 struct ParallelOptions {
   std::int64_t ranks = 1;
   std::string communicator = "none";
+  std::string all_gather = "none";  ///< this and two below: "none" or another communicator's id
+  std::string reduce_scatter = "none";
+  std::string all_reduce = "none";
   double timeout = 60;
   std::int64_t restarts = 0;
   std::int64_t check_every = 500;

@@ -114,14 +114,19 @@ SectionSchema parallel_section() {
   SectionSchema schema =
       section_of("parallel", "How many devices a run uses, and what is sharded over them.", parallel_options());
   schema.plugin_kind = "communicator";
-  schema.plugin_keys = {"communicator"};
+  schema.plugin_keys = {"communicator", "collectives.all_gather", "collectives.reduce_scatter",
+                        "collectives.all_reduce"};
   schema.no_plugin = "none";
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     const auto ranks = values.get<std::int64_t>("ranks");
-    if (ranks > 1 && values.get<std::string>("communicator") == "none")
+    const auto& communicator = values.get<std::string>("communicator");
+    if (ranks > 1 && communicator == "none")
       findings.emplace_back("communicator", "found \"none\" with " + std::to_string(ranks) +
                                                 " ranks, expected the id of a communicator, or parallel.ranks = 1");
+    for (const char* key : {"collectives.all_gather", "collectives.reduce_scatter", "collectives.all_reduce"})
+      if (const auto& id = values.get<std::string>(key); id != "none" && communicator == "none")
+        findings.emplace_back(key, "found \"" + id + "\" without a communicator, expected \"none\"");
     for (const char* key : {"shard_optimizer", "shard_gradients", "shard_weights"})
       if (ranks == 1 && values.get<std::string>(key) == "ranks")
         findings.emplace_back(key, "found \"ranks\" with one rank, expected \"none\", or parallel.ranks above 1");

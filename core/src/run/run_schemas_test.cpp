@@ -38,6 +38,14 @@ TEST_CASE("several ranks need a communicator, and shards several ranks") {
         "parallel.ranks = 1");
   CHECK(fault("parallel", "ranks = 2\ncommunicator = \"nccl\"")
             .starts_with("run.toml:3:1: parallel.communicator: no such communicator plugin: found \"nccl\""));
+  CHECK(fault("parallel", "collectives.all_gather = \"memcpy\"")
+            .find("parallel.collectives.all_gather: found \"memcpy\" without a communicator, expected \"none\"") !=
+        std::string::npos);
+  CHECK(
+      fault("parallel", "collectives.broadcast = \"memcpy\"")
+          .find(
+              "parallel.collectives.broadcast: unknown key, expected one of all_gather, reduce_scatter, all_reduce") !=
+      std::string::npos);
   for (const std::string key : {"shard_optimizer", "shard_gradients", "shard_weights"}) {
     CHECK(fault("parallel", key + " = \"ranks\"") ==
           "run.toml:2:1: parallel." + key +

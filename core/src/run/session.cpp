@@ -6,6 +6,7 @@
 #include "data/prefetch_source.h"
 #include "data/turns_source.h"
 #include "quern/error.h"
+#include "run/split_communicator.h"
 
 namespace quern {
 
@@ -30,6 +31,23 @@ std::unique_ptr<Interface> make(const ResolvedConfig& config, PluginHost& host, 
   }
 }
 
+/// Null: none.
+std::unique_ptr<Communicator> make_communicator(const ResolvedConfig& config, PluginHost& host,
+                                                const ParallelOptions& parallel) {
+  const std::vector<std::string>& ids = config.ids("parallel");  // parallel.communicator first
+  std::vector<std::unique_ptr<Communicator>> parts;
+  for (const std::string& id : ids)
+    parts.push_back(host.create<Communicator>(id, config.factory_values("parallel", id)));
+  if (parts.size() < 2) return parts.empty() ? nullptr : std::move(parts[0]);
+  auto number = [&](const std::string& id) {
+    return id == "none" ? 0 : static_cast<std::size_t>(std::find(ids.begin(), ids.end(), id) - ids.begin());
+  };
+  return std::make_unique<SplitCommunicator>(
+      std::move(parts), SplitCommunicator::Choice{.all_gather = number(parallel.all_gather),
+                                                  .reduce_scatter = number(parallel.reduce_scatter),
+                                                  .all_reduce = number(parallel.all_reduce)});
+}
+
 }  // namespace
 
 Session::Session(const ResolvedConfig& resolved, PluginHost& host)
@@ -46,8 +64,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
       guard(guard_options().bind(config.section("guard"))),
       checkpoint(checkpoint_options().bind(config.section("checkpoint"))) {
   device = make<Device>(config, host, "device");
-  for (const std::string& id : config.ids("parallel"))
-    communicator = host.create<Communicator>(id, config.factory_values("parallel", id));
+  communicator = make_communicator(config, host, parallel);
   for (const std::string& id : config.ids("memory"))
     stores.push_back(host.create<OffloadStore>(id, config.factory_values("memory", id)));
   model = make<Model>(config, host, "model");
