@@ -47,10 +47,11 @@ std::vector<std::string> faults(int size, const std::function<void(int)>& work) 
   return found;
 }
 
-std::shared_ptr<Device> cpu() {
+std::shared_ptr<Device> cpu(const std::string& streams = "threads") {
   static PluginHost host({std::filesystem::path(QUERN_BUILD_DIR) / "plugins"});  // never unloads what it loaded
   OptionValues options = default_values(host.require("device", "cpu").options);
   options.set("threads", std::int64_t{1});
+  options.set("streams", streams);
   std::shared_ptr<Device> device = host.create<Device>("cpu", options);
   device->open(0);
   return device;
@@ -252,59 +253,73 @@ TEST_CASE("a sequence of all calls, enqueued once, does the same each time that 
   constexpr int kRanks = 3, kLaunches = 40, kParts = 9;
   constexpr std::int64_t kCount = 1000;  // four pieces each
   constexpr std::size_t kBytes = kCount * sizeof(float);
-  const Folder folder;
-  std::vector<std::shared_ptr<Device>> devices;
-  for (int rank = 0; rank < kRanks; ++rank) devices.push_back(cpu());
-  auto value = [](int launch, int rank) { return static_cast<float>(launch * 10 + rank); };
+  auto value = [](int launch, int rank, std::int64_t element) {
+    return static_cast<float>(launch * 10 + rank + 100 * element);
+  };
   /// What the parts of a rank's memory have after a launch.
   auto wanted = [&](int launch, int rank) {
-    const float v0 = value(launch, 0), v1 = value(launch, 1), v2 = value(launch, 2), own = value(launch, rank);
-    std::vector<float> want;
-    for (const float part : {v1, v0, v1, v2, 3 * (v0 + v1 + v2), own, own, own, rank == 0 ? v2 : 0})
-      want.insert(want.end(), kCount, part);
+    std::vector<float> want(kParts * kCount);
+    for (std::int64_t i = 0; i < kCount; ++i) {
+      const float v0 = value(launch, 0, i), v1 = value(launch, 1, i), v2 = value(launch, 2, i);
+      const float own = value(launch, rank, i);
+      std::int64_t at = i;
+      for (const float part : {v1, v0, v1, v2, 3 * (v0 + v1 + v2), own, own, own, rank == 0 ? v2 : 0}) {
+        want[static_cast<std::size_t>(at)] = part;
+        at += kCount;
+      }
+    }
     return want;
   };
-  const auto found = faults(kRanks, [&](int rank) {
-    Tape tape(devices[static_cast<std::size_t>(rank)]);
-    const Stream stream = tape.stream(StreamKind::communication);
-    auto* memory = static_cast<char*>(tape.allocate(MemoryKind::device, kParts * kBytes));
-    tape.fill(memory, 0, kParts * kBytes, stream);
-    auto part = [&](std::int64_t first, std::int64_t parts = 1) {
-      return View{memory + static_cast<std::size_t>(first) * kBytes, DType::f32, {parts * kCount}};
-    };
-    const View own = part(0), all = part(1, 3), sum = part(4), dealt = part(5, 3), message = part(8);
-    std::vector<std::vector<float>> in, out(kLaunches, std::vector<float>(kParts * kCount));
-    for (int launch = 0; launch < kLaunches; ++launch) in.emplace_back(kCount, value(launch, rank));
-    {
-      MemcpyCommunicator group({.piece_kib = 1});
-      group.connect(folder.rank(rank, kRanks, 20), tape);
-      group.register_buffer(memory, kParts * kBytes);
+  for (const char* streams : {"threads", "shuffled"}) {
+    CAPTURE(streams);
+    const Folder folder;
+    std::vector<std::shared_ptr<Device>> devices;
+    for (int rank = 0; rank < kRanks; ++rank) devices.push_back(cpu(streams));
+    const auto found = faults(kRanks, [&](int rank) {
+      Tape tape(devices[static_cast<std::size_t>(rank)]);
+      const Stream stream = tape.stream(StreamKind::communication);
+      auto* memory = static_cast<char*>(tape.allocate(MemoryKind::device, kParts * kBytes));
+      tape.fill(memory, 0, kParts * kBytes, stream);
+      auto part = [&](std::int64_t first, std::int64_t parts = 1) {
+        return View{memory + static_cast<std::size_t>(first) * kBytes, DType::f32, {parts * kCount}};
+      };
+      const View own = part(0), all = part(1, 3), sum = part(4), dealt = part(5, 3), message = part(8);
+      std::vector<std::vector<float>> in, out(kLaunches, std::vector<float>(kParts * kCount));
       for (int launch = 0; launch < kLaunches; ++launch) {
-        if (launch % kRanks == rank && launch % 4 == 0) ::usleep(3000);
-        const auto number = static_cast<std::size_t>(launch);
-        tape.copy(own.data, in[number].data(), kBytes, stream);
-        tape.running = launch == 0;
-        if (launch > 0) {
-          tape.play();
-        } else {
-          group.all_gather(own, all, {}, stream);
-          group.reduce_scatter(all, sum, {}, Reduction::sum, stream);
-          group.all_reduce(sum, Reduction::sum, stream);
-          group.all_to_all(all, dealt, {}, stream);
-          group.broadcast(own, 1, stream);
-          if (rank == 2) group.send(part(3), 0, stream);
-          if (rank == 0) group.receive(message, 2, stream);
-        }
-        tape.running = false;
-        tape.copy(out[number].data(), memory, kParts * kBytes, stream);
+        in.emplace_back();
+        for (std::int64_t i = 0; i < kCount; ++i) in.back().push_back(value(launch, rank, i));
       }
-      tape.synchronize(stream);
-      group.barrier();
-    }
-    tape.release(MemoryKind::device, memory);
-    for (int launch = 0; launch < kLaunches; ++launch)
-      if (out[static_cast<std::size_t>(launch)] != wanted(launch, rank))
-        throw Error({}, {.what = "other values in launch " + std::to_string(launch)});
-  });
-  CHECK(found == std::vector<std::string>(kRanks));
+      {
+        MemcpyCommunicator group({.piece_kib = 1});
+        group.connect(folder.rank(rank, kRanks, 20), tape);
+        group.register_buffer(memory, kParts * kBytes);
+        for (int launch = 0; launch < kLaunches; ++launch) {
+          if (launch % kRanks == rank && launch % 4 == 0) ::usleep(3000);
+          const auto number = static_cast<std::size_t>(launch);
+          tape.copy(own.data, in[number].data(), kBytes, stream);
+          tape.running = launch == 0;
+          if (launch > 0) {
+            tape.play();
+          } else {
+            group.all_gather(own, all, {}, stream);
+            group.reduce_scatter(all, sum, {}, Reduction::sum, stream);
+            group.all_reduce(sum, Reduction::sum, stream);
+            group.all_to_all(all, dealt, {}, stream);
+            group.broadcast(own, 1, stream);
+            if (rank == 2) group.send(part(3), 0, stream);
+            if (rank == 0) group.receive(message, 2, stream);
+          }
+          tape.running = false;
+          tape.copy(out[number].data(), memory, kParts * kBytes, stream);
+        }
+        tape.synchronize(stream);
+        group.barrier();
+      }
+      tape.release(MemoryKind::device, memory);
+      for (int launch = 0; launch < kLaunches; ++launch)
+        if (out[static_cast<std::size_t>(launch)] != wanted(launch, rank))
+          throw Error({}, {.what = "other values in launch " + std::to_string(launch)});
+    });
+    CHECK(found == std::vector<std::string>(kRanks));
+  }
 }
