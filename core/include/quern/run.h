@@ -91,6 +91,9 @@ class TrainingRun {
 
   // ---- plan: what it will take, as text; before or after it is opened ----
   std::string plan_report();
+  /// From here on the plan has the micro-batch with which the step's sequences take the least time.
+  void choose_micro_batch();
+  std::string chosen_config();  ///< as config(), with the planner's choices; says why in comments
   std::string memory_table();                          ///< bytes by owner
   std::string show_program(const std::string& pass);   ///< "model", "rotate", ..., "place"
   std::string show_schedule(const std::string& name);  ///< of one run of the plan; "": of all

@@ -178,13 +178,14 @@ class Resolver {
     section.one_plugin = schema.plugin_keys.empty();
     std::vector<std::string> named;
     for (const std::string& key : section.one_plugin ? std::vector<std::string>{"id"} : schema.plugin_keys) {
+      if (schema.selects && !schema.selects(section.values, key)) continue;
       std::vector<std::string> here;
       for (const std::string& id : texts_of(section.values.find(key))) {
         const std::string path = schema.name + "." + key;
         if (std::find(here.begin(), here.end(), id) != here.end())
           add(position_of(path), path, "found " + shortened(to_string(OptionValue(id))) + " twice, expected it once");
         here.push_back(id);
-        if (!schema.no_plugin.empty() && id == schema.no_plugin) continue;
+        if (std::find(schema.no_plugin.begin(), schema.no_plugin.end(), id) != schema.no_plugin.end()) continue;
         if (std::find(named.begin(), named.end(), id) != named.end()) continue;
         named.push_back(id);
         select_plugin(schema, section, path, id, tables);
@@ -215,7 +216,7 @@ class Resolver {
       return &host_.require(schema.plugin_kind, id, path);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::config) throw;
-      const std::string none = schema.no_plugin.empty() ? "" : "; `" + schema.no_plugin + "` needs no plugin";
+      const std::string none = schema.no_plugin.empty() ? "" : "; `" + schema.no_plugin[0] + "` needs no plugin";
       add(position, key, error.what() + none);
       return nullptr;
     }

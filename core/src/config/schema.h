@@ -24,7 +24,9 @@ struct SectionSchema {
   std::string default_id;  ///< of the added key `id`; empty: it is required
   /// Keys of the section whose texts, or lists of texts, are ids of plugins. When there are any, `id` is not added.
   std::vector<std::string> plugin_keys;
-  std::string no_plugin;  ///< the text of such a key that selects none: "device"; empty: there is no such text
+  std::vector<std::string> no_plugin;  ///< texts of such keys that select none: "device"
+  /// Whether such a key selects with these values of the section; empty: always.
+  std::function<bool(const OptionValues&, const std::string& key)> selects;
   /// A text key of the section that names a file with plugin options of its own (a model's config.json). While it is
   /// set, required plugin keys may be absent and the factory alone can tell.
   std::string options_file_key;

@@ -6,7 +6,7 @@ namespace quern {
 
 std::string_view name_of(Sharding sharding) { return sharding == Sharding::none ? "none" : "ranks"; }
 
-void check_placement(const StatePlacement& state) {
+std::string placement_faults(const StatePlacement& state) {
   std::string faults;
   auto refuse = [&](const std::string& setting, const char* needs, const std::string& instead) {
     faults += "\n  " + setting + " needs " + needs + "; set it to " + instead;
@@ -18,17 +18,18 @@ void check_placement(const StatePlacement& state) {
   check_sharding("parallel.shard_gradients", state.gradients);
   check_sharding("parallel.shard_weights", state.weights);
   auto check_memory = [&](const char* key, const Placement& placement) {
-    if (placement.memory != kOnDevice)
+    if (placement.memory != kOnDevice && placement.memory != kAuto)
       refuse(std::string(key) + " = \"" + placement.memory + "\"", "a plan of transfers to and from an offload store",
              "\"" + std::string(kOnDevice) + "\"");
   };
   check_memory("memory.activations", state.activations);
-  if (state.meet) {
-    check_memory("memory.master", state.master);
-    check_memory("memory.moments", state.moments);
-    check_memory("memory.gradients", state.gradients);
-    check_memory("memory.weights", state.weights);
-  }
+  for (const auto& [key, placement] : kPlacedKeys)
+    if (state.meet && placement != &StatePlacement::activations) check_memory(key, state.*placement);
+  return faults;
+}
+
+void check_placement(const StatePlacement& state) {
+  const std::string faults = placement_faults(state);
   if (!faults.empty()) throw Error(ErrorCode::config, {.where = "plan", .what = "not in this version:" + faults});
 }
 

@@ -13,10 +13,11 @@ enum class Sharding : std::uint8_t { none, ranks };
 std::string_view name_of(Sharding sharding);
 
 inline constexpr std::string_view kOnDevice = "device";
+inline constexpr std::string_view kAuto = "auto";  ///< the planner chooses
 
 /// Of one kind of state, in all parameter groups.
 struct Placement {
-  std::string memory{kOnDevice};  ///< or the id of an offload store
+  std::string memory{kOnDevice};  ///< or the id of an offload store, or until the planner has chosen kAuto
   Sharding sharding = Sharding::none;
 };
 
@@ -29,7 +30,20 @@ struct StatePlacement {
   Placement activations;  ///< saved for the backward pass; never sharded
 };
 
-/// Throws a config error with a line for each key that asks for what no plan has yet.
+/// What a key places.
+struct PlacedKey {
+  const char* key;
+  Placement StatePlacement::*placement;
+};
+inline constexpr PlacedKey kPlacedKeys[] = {{"memory.master", &StatePlacement::master},
+                                            {"memory.moments", &StatePlacement::moments},
+                                            {"memory.gradients", &StatePlacement::gradients},
+                                            {"memory.weights", &StatePlacement::weights},
+                                            {"memory.activations", &StatePlacement::activations}};
+
+/// A line for each key that asks for what no plan has yet.
+std::string placement_faults(const StatePlacement& state);
+/// Throws them as a config error.
 void check_placement(const StatePlacement& state);
 
 }  // namespace quern

@@ -1,8 +1,10 @@
 #include "plan/plan.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "program/names.h"
+#include "quern/checked.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -39,6 +41,18 @@ const std::string& memory_of(TensorOwner owner, const StatePlacement& state) {
     case TensorOwner::optimizer: return state.moments.memory;
     default: return on_device;
   }
+}
+
+int uploads_for(std::int64_t micro_batches) {
+  constexpr std::int64_t kMost = 32;
+  return static_cast<int>(std::min(micro_batches + 1, kMost));
+}
+
+std::int64_t Plan::host_bytes() const {
+  std::int64_t bytes = checked_sum(pinned_bytes, snapshot_bytes);
+  for (const StorePlan& store : stores)
+    if (store.in_host_memory) bytes = checked_sum(bytes, store.bytes);
+  return bytes;
 }
 
 std::vector<PlannedTensor> training_state(const Plan& plan) {

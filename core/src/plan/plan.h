@@ -20,6 +20,7 @@
 #include "program/passes/place.h"
 #include "quern/device.h"
 #include "quern/model.h"
+#include "quern/offload.h"
 #include "quern/optimizer.h"
 #include "quern/precision.h"
 
@@ -33,8 +34,11 @@ struct PlanOptions {
   std::vector<std::string> recompute;  ///< see kRecomputeNames
   std::int64_t first_layers = 0;       ///< outer layers: so many at the beginning,
   std::int64_t last_layers = 0;        ///< and so many at the end
-  std::int64_t device_budget = 0;      ///< bytes; when set, recomputation is chosen to stay within it
+  std::int64_t device_budget = 0;      ///< bytes; with it, or the next, the planner chooses what stays within both
+  std::int64_t host_budget = 0;        ///< bytes, pinned and of stores in host memory; 0: any number
+  std::string store;                   ///< the offload store that it may choose; empty: none
   StatePlacement state;                ///< ranks, shards and memories of parameter state and activations
+  std::int64_t accumulation = 1;       ///< micro-batches of a step on this rank, for estimates
   bool documents = false;              ///< attention stays within documents
   bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
   bool next_logits = false;            ///< also plan a program that gives the logits of one token of each row
@@ -56,7 +60,11 @@ struct PlanParts {
   const Optimizer& optimizer;
   const std::vector<OpSpec>& custom_ops;
   const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
+  std::vector<OffloadTraits> stores = {};             ///< a store that is not among them is taken to be in host memory
 };
+
+/// PlanOptions::uploads for so many micro-batches a step: enough that the device never waits for the host.
+int uploads_for(std::int64_t micro_batches);
 
 /// What the host sends for each micro-batch, in this order; "documents" where the plan has them.
 inline constexpr const char* kUploaded[] = {names::kTokens, names::kTargets, names::kPositions, names::kDocuments,
@@ -90,6 +98,7 @@ struct PlannedTensor {
 struct StorePlan {
   std::string id;
   std::int64_t bytes = 0;
+  bool in_host_memory = true;
 };
 
 /// Programs of layers that are alike.
@@ -126,8 +135,18 @@ struct OwnerBytes {
   std::int32_t store = -1;  ///< index into Plan::stores, instead of `memory`
 };
 
+/// Owners whose bytes depend on what is recomputed.
+inline constexpr const char* kSavedActivations = "saved activations";
+inline constexpr const char* kTransient = "transient";
+
+/// What the planner made of a key that was left to it.
+struct Decision {
+  std::string key, configured, value, reason;
+  std::string assignment;  ///< "memory.master=host", which repeats it; empty: the budgets do
+};
+
 struct Plan {
-  PlanOptions options;
+  PlanOptions options;  ///< with every placement chosen
   ModelTraits model;
   OpSet ops;
   std::set<std::string> exclusive;  ///< op kinds whose kernels run on one stream at a time
@@ -168,7 +187,15 @@ struct Plan {
   // ---- estimates ----
   double flops_per_token = 0;  ///< of a training step, without recomputation
   double seconds_per_micro_step = 0;
+  double seconds_per_step = 0;           ///< of options.accumulation micro-steps and the update; 0 when not training
+  std::vector<Decision> decisions = {};  ///< of the planner's choice
 
+  /// Of a rank, by the estimate of a step.
+  double tokens_per_second() const {
+    return static_cast<double>(options.geometry.tokens() * options.accumulation) / seconds_per_step;
+  }
+  /// Pinned, and of stores in host memory.
+  std::int64_t host_bytes() const;
   void add(PlannedTensor tensor);
   void add_alias(PlannedTensor alias);
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;

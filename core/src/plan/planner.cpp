@@ -197,7 +197,11 @@ class Planner {
     if (memory == kOnDevice) return -1;
     auto it = std::find_if(plan_.stores.begin(), plan_.stores.end(),
                            [&](const StorePlan& store) { return store.id == memory; });
-    if (it == plan_.stores.end()) it = plan_.stores.insert(it, {memory, 0});
+    if (it == plan_.stores.end()) {
+      it = plan_.stores.insert(it, {memory, 0});
+      for (const OffloadTraits& traits : parts_.stores)
+        if (traits.id == memory) it->in_host_memory = traits.in_host_memory;
+    }
     return static_cast<std::int32_t>(it - plan_.stores.begin());
   }
 
@@ -385,7 +389,7 @@ class Planner {
     if (plan_.options.train)
       for (std::int64_t layer = 0; layer < layers; ++layer)
         plan_.slab_of_layer.push_back(
-            reserve("saved activations", plan_.layer_class(static_cast<int>(layer)).saved_bytes));
+            reserve(kSavedActivations, plan_.layer_class(static_cast<int>(layer)).saved_bytes));
 
     const Program& head = plan_.head_evaluate.program;
     for (std::size_t parity = 0; parity < 2; ++parity)
@@ -402,7 +406,7 @@ class Planner {
         transient = std::max(transient, stop.program->bytes);
         if (stop.flow != Stop::Flow::none) plan_.passage_bytes = std::max(plan_.passage_bytes, stop.program->bytes);
       }
-    plan_.transient_offset = reserve("transient", transient);
+    plan_.transient_offset = reserve(kTransient, transient);
   }
 
   // The schedules say what a window holds at once. They are made again once the slots have a place.

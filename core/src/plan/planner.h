@@ -1,16 +1,19 @@
 #pragma once
-// Plans for a given choice of what to recompute; make_plan (plan.h) makes the choice.
+// Plans for a given choice; make_plan (plan.h) makes the choice.
 
 #include "plan/plan.h"
 #include "plan/program_set.h"
 
 namespace quern {
 
-/// Runs the passes and lays memory out. What the device cannot run is a resources error; whether the plan fits is not
-/// looked at.
+/// Runs the passes and lays memory out; every placement is chosen. What the device cannot run is a resources error;
+/// whether the plan fits is not looked at.
 Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice);
 
-/// What make_plan would recompute: what the options name, or as little as fits into their budget.
+/// Makes its schedules and estimates.
+void add_schedules(Plan& plan, const DeviceTraits& device);
+
+/// What make_plan would recompute: what the options name, or as little as fits into their budgets.
 RecomputeChoice recomputation(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

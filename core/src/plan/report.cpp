@@ -29,6 +29,8 @@ std::string memory_table(const Plan& plan) {
         text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)));
     text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.stores[store].bytes)));
   }
+  if (!plan.stores.empty())
+    text += fmt::format("{:<22}{:>12}\n", "host memory in all", format_bytes(static_cast<double>(plan.host_bytes())));
   return text;
 }
 
@@ -72,9 +74,17 @@ std::string state_table(const Plan& plan) {
   }
   GroupBytes saved{};
   for (const OwnerBytes& owner : plan.owners)
-    if (owner.owner == "saved activations") saved[static_cast<std::size_t>(ParameterGroup::block)] = owner.bytes;
-  row("saved activations", saved, state.activations);
+    if (owner.owner == kSavedActivations) saved[static_cast<std::size_t>(ParameterGroup::block)] = owner.bytes;
+  row(kSavedActivations, saved, state.activations);
   return text;
+}
+
+std::string choice_table(const Plan& plan) {
+  std::string text;
+  for (const Decision& decision : plan.decisions)
+    text += fmt::format("  {} = {}  (config: {}): {}\n", decision.key, decision.value, decision.configured,
+                        decision.reason);
+  return text.empty() ? text : "chosen\n" + text;
 }
 
 std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64_t accumulation) {
@@ -87,6 +97,7 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
   text += fmt::format("ranks           {}\n\n", plan.options.state.ranks);
   text += memory_table(plan);
   text += "\n" + state_table(plan);
+  if (!plan.decisions.empty()) text += "\n" + choice_table(plan);
   text += "\nkept of a layer for the backward pass\n";
   for (const LayerClass& layer : plan.classes) {
     text += fmt::format("  {:<12}{:>12}  ", layer.name, format_bytes(static_cast<double>(layer.saved_bytes)));
@@ -100,6 +111,9 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
     text +=
         fmt::format("estimate        {} a micro-batch, {} tok/s at the device's rated speed\n",
                     format_duration(plan.seconds_per_micro_step), format_count(tokens / plan.seconds_per_micro_step));
+  if (plan.seconds_per_step > 0)
+    text += fmt::format("                {} a step, {} tok/s with the update\n", format_duration(plan.seconds_per_step),
+                        format_count(plan.tokens_per_second()));
   return text;
 }
 

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "base/descriptor.h"
 #include "plan/plan.h"
 
 namespace quern {
@@ -12,6 +13,12 @@ std::string memory_table(const Plan& plan);
 
 /// Bytes of persistent state by kind and parameter group, with its place and what it is split over.
 std::string state_table(const Plan& plan);
+
+/// What the planner chose and why, a line for each key; empty where nothing was left to it.
+std::string choice_table(const Plan& plan);
+
+/// A config with the planner's choices, as text.
+inline constexpr FileKind kChosenConfigFile{"a config that quern chose", "# Chosen by `quern plan`"};
 
 /// Parameters, memory, what is kept of a layer, work and estimated speed of a step of `accumulation` micro-batches.
 std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64_t accumulation);

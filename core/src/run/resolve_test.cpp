@@ -96,7 +96,7 @@ std::vector<SectionSchema> test_schemas() {
   schemas.push_back(section_of("many", "Plugins by several keys.", many));
   schemas.back().plugin_kind = "log";
   schemas.back().plugin_keys = {"sinks", "other"};
-  schemas.back().no_plugin = "none";
+  schemas.back().no_plugin = {"none"};
   return schemas;
 }
 

@@ -12,6 +12,7 @@
 #include "generate/generator.h"
 #include "generate/prompts.h"
 #include "plan/check_schedules.h"
+#include "plan/choice/choose.h"
 #include "plan/report.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
@@ -31,7 +32,9 @@ namespace {
 
 struct TrainingRun::Parts {
   Parts(const std::string& file, const std::vector<std::string>& overrides)
-      : host(run_host()),
+      : file(file),
+        overrides(overrides),
+        host(run_host()),
         config(resolve(ConfigDocument::read(file, overrides), run_schemas(), host)),
         session(config, host) {}
 
@@ -56,6 +59,8 @@ struct TrainingRun::Parts {
   std::unique_ptr<DataSource> open_tokens(const std::string& file);
   DataLoss loss_over(DataSource& data, const std::string& name);
 
+  std::string file;
+  std::vector<std::string> overrides;
   PluginHost host;
   ResolvedConfig config;
   Session session;
@@ -87,7 +92,31 @@ std::unique_ptr<DataSource> TrainingRun::open_data(Split split) const { return p
 // ---- plan ----
 
 std::string TrainingRun::plan_report() {
-  return quern::plan_report(parts_->plan(), device(), parts_->session.train.accumulation);
+  const Plan& plan = parts_->plan();
+  const TrainOptions& train = parts_->session.train;
+  return quern::plan_report(plan, device(), train.accumulation * train.micro_batch / plan.options.geometry.batch);
+}
+
+void TrainingRun::choose_micro_batch() {
+  parts_->check_closed();
+  const Session& session = parts_->session;
+  if (session.train.accumulation % session.parallel.ranks != 0)
+    refuse_use("its micro-batches are not as many on each rank",
+               "make train.accumulation a multiple of parallel.ranks");
+  Choice choice = choose_with_micro_batch(session.parts(), session.plan_options());
+  if (choice.fits) parts_->own_plan = std::move(choice.plan);
+}
+
+std::string TrainingRun::chosen_config() {
+  std::vector<std::string> overrides = parts_->overrides;
+  std::string text(kChosenConfigFile.begin);
+  text += ", for " + device().name + "\n";
+  for (const Decision& decision : parts_->plan().decisions) {
+    if (!decision.assignment.empty()) overrides.push_back(decision.assignment);
+    text +=
+        "# " + decision.key + " = " + decision.value + " (was " + decision.configured + "): " + decision.reason + "\n";
+  }
+  return text + "\n" + resolve(ConfigDocument::read(parts_->file, overrides), run_schemas(), parts_->host).to_toml();
 }
 
 std::string TrainingRun::memory_table() { return quern::memory_table(parts_->plan()); }

@@ -68,15 +68,25 @@ OptionTable<MemoryOptions> memory_options() {
   for (const std::string& name : kRecomputeNames) known += (known.empty() ? "" : ", ") + name;
   t.add("recompute", &MemoryOptions::recompute, "activations to recompute in the backward pass, any of " + known);
   t.add("device_budget", &MemoryOptions::device_budget,
-        "device memory limit, such as \"16GiB\"; the planner chooses what else to recompute to fit it. 0 or empty: it "
-        "recomputes only what `recompute` names")
+        "device memory limit, such as \"16GiB\". With a budget the planner chooses what else to recompute and where to "
+        "keep what is auto, for the fastest step. 0 or empty: what the device has")
       .size();
-  t.add("master", &MemoryOptions::master, "where master weights are kept: device, or the id of an offload store");
+  t.add("host_budget", &MemoryOptions::host_budget,
+        "the same for host memory: pinned buffers, stores in it and the copy for checkpoints. 0 or empty: not limited")
+      .size();
+  t.add("store", &MemoryOptions::store, "id of the offload store that the planner may choose; device: none");
+  t.add("master", &MemoryOptions::master,
+        "where master weights are kept: device, the id of an offload store, or auto, which is the device without a "
+        "budget");
   t.add("moments", &MemoryOptions::moments, "the same for optimizer states");
   t.add("gradients", &MemoryOptions::gradients, "the same for parameter gradients");
   t.add("weights", &MemoryOptions::weights, "the same for working weights");
   t.add("activations", &MemoryOptions::activations, "the same for activations that are kept for the backward pass");
   return t;
+}
+
+bool chooses(const MemoryOptions& memory) {
+  return *size_in_bytes(memory.device_budget) > 0 || *size_in_bytes(memory.host_budget) > 0;
 }
 
 OptionTable<ParallelOptions> parallel_options() {

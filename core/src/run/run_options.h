@@ -52,13 +52,17 @@ OptionTable<PrecisionOptions> precision_options();
 struct MemoryOptions {
   std::vector<std::string> recompute = {};
   std::string device_budget = "";
-  std::string master = "device";  ///< this and below: "device", or an offload store's id
-  std::string moments = "device";
-  std::string gradients = "device";
-  std::string weights = "device";
-  std::string activations = "device";
+  std::string host_budget = "";
+  std::string store = "host";
+  std::string master = "auto";  ///< this and below: "auto", "device", or an offload store's id
+  std::string moments = "auto";
+  std::string gradients = "auto";
+  std::string weights = "auto";
+  std::string activations = "auto";
 };
 OptionTable<MemoryOptions> memory_options();
+/// Whether a budget is set, so that the planner chooses.
+bool chooses(const MemoryOptions& memory);
 
 /// [parallel]
 struct ParallelOptions {

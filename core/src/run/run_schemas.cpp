@@ -49,8 +49,11 @@ std::string unknown_activation(const std::string& name) {
 SectionSchema memory_section() {
   SectionSchema schema = section_of("memory", "What is kept, and where.", memory_options());
   schema.plugin_kind = "offload";
-  schema.plugin_keys = {"master", "moments", "gradients", "weights", "activations"};
-  schema.no_plugin = kOnDevice;
+  schema.plugin_keys = {"master", "moments", "gradients", "weights", "activations", "store"};
+  schema.no_plugin = {std::string(kOnDevice), std::string(kAuto)};
+  schema.selects = [](const OptionValues& values, const std::string& key) {
+    return key != "store" || chooses(memory_options().bind(values));
+  };
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     for (const std::string& name : values.get<std::vector<std::string>>("recompute"))
@@ -116,7 +119,7 @@ SectionSchema parallel_section() {
   schema.plugin_kind = "communicator";
   schema.plugin_keys = {"communicator", "collectives.all_gather", "collectives.reduce_scatter",
                         "collectives.all_reduce"};
-  schema.no_plugin = "none";
+  schema.no_plugin = {"none"};
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     const auto ranks = values.get<std::int64_t>("ranks");

@@ -83,8 +83,8 @@ TEST_CASE("state is on the device or in a store that there is") {
 }
 
 TEST_CASE("a budget is bytes or a size") {
-  CHECK(fault("memory", "device_budget = 17179869184") == "");
-  CHECK(fault("memory", "device_budget = \"16GiB\"") == "");
+  CHECK(fault("memory", "device_budget = 17179869184\nstore = \"device\"") == "");
+  CHECK(fault("memory", "device_budget = \"16GiB\"\nstore = \"device\"") == "");
   CHECK(
       fault("memory", "device_budget = \"16 gigs\"") ==
       "run.toml:2:1: memory.device_budget: not a size, found \"16 gigs\", expected a size: bytes, or a number with B, "

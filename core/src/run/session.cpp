@@ -100,6 +100,12 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .next = "shorten it, or train a model with more positions"});
 }
 
+PlanParts Session::parts() const {
+  PlanParts parts{*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()};
+  for (const std::unique_ptr<OffloadStore>& store : stores) parts.stores.push_back(store->traits());
+  return parts;
+}
+
 PlanOptions Session::plan_options() const {
   PlanOptions options;
   options.geometry = {train.micro_batch, train.sequence};
@@ -110,6 +116,8 @@ PlanOptions Session::plan_options() const {
   options.outer_parameters = precision_options.outer_parameters;
   options.recompute = memory.recompute;
   options.device_budget = *size_in_bytes(memory.device_budget);
+  options.host_budget = *size_in_bytes(memory.host_budget);
+  if (memory.store != kOnDevice) options.store = memory.store;
   auto sharding = [](const std::string& name) { return name == "ranks" ? Sharding::ranks : Sharding::none; };
   options.state = {.ranks = static_cast<int>(parallel.ranks),
                    .meet = communicator != nullptr,
@@ -123,8 +131,8 @@ PlanOptions Session::plan_options() const {
   options.next_logits = sample.every > 0;
   options.observe = log.scales_every > 0;
   options.snapshot = checkpoint.background && checkpoint.every > 0;
-  constexpr std::int64_t kMostUploads = 32;  // enough that the device never waits for the host
-  options.uploads = static_cast<int>(std::min(train.accumulation + 1, kMostUploads));
+  options.accumulation = (train.accumulation + parallel.ranks - 1) / parallel.ranks;
+  options.uploads = uploads_for(train.accumulation);
   return options;
 }
 

@@ -39,7 +39,7 @@ struct Session {
   std::unique_ptr<Dataset> dataset;
   std::vector<OpSpec> custom_ops;
 
-  PlanParts parts() const { return {*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()}; }
+  PlanParts parts() const;
   PlanOptions plan_options() const;
   /// The plan's stores, in its order, opened on the open device.
   std::vector<OffloadStore*> open_stores(const Plan& plan);

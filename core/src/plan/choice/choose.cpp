@@ -1,0 +1,205 @@
+#include "plan/choice/choose.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/format.h"
+#include "plan/choice/fit.h"
+#include "quern/checked.h"
+
+namespace quern {
+
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 18;  // of a micro-batch; more makes no step faster
+
+std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+/// A way to place what the options leave open.
+struct Candidate {
+  unsigned away = 0;  // bit i: the i-th open key's state is in the store
+  PlanOptions options;
+  Fit fit = {};                  // as the options name, or once it is tried as it fits
+  std::int64_t named_bytes = 0;  // of the device, with the options' own recomputation
+  double seconds = 0;            // of a step; before it is tried, at least
+  bool tried = false, fits = false;
+};
+
+class Comparison {
+ public:
+  Comparison(const PlanParts& parts, const PlanOptions& options)
+      : parts_(parts), options_(options), limits_(limits_of(parts, options)) {
+    for (const PlacedKey& key : kPlacedKeys)
+      if ((options.state.*key.placement).memory == kAuto) open_.push_back(&key);
+  }
+
+  Choice run() {
+    const std::size_t ways = chooses(options_) && !options_.store.empty() ? std::size_t{1} << open_.size() : 1;
+    std::vector<unsigned> order(ways);
+    for (std::size_t way = 0; way < ways; ++way) order[way] = static_cast<unsigned>(way);
+    std::stable_sort(order.begin(), order.end(), [](auto a, auto b) { return std::popcount(a) < std::popcount(b); });
+    for (const unsigned away : order) add(away);
+    std::stable_sort(candidates_.begin(), candidates_.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+    Candidate* best = nullptr;
+    for (Candidate& candidate : candidates_) {
+      if (best && candidate.seconds >= best->seconds) break;
+      if (!candidate.tried) try_to_fit(candidate);
+      if (candidate.fits && (!best || candidate.seconds < best->seconds)) best = &candidate;
+    }
+    return best ? taken(*best) : nearest();
+  }
+
+ private:
+  // A candidate that fits with the options' own recomputation makes those needless that also move other state.
+  void add(unsigned away) {
+    for (const Candidate& known : candidates_)
+      if (known.fits && (known.away & away) == known.away) return;
+    Candidate candidate{.away = away, .options = options_};
+    for (std::size_t i = 0; i < open_.size(); ++i)
+      (candidate.options.state.*open_[i]->placement).memory = away >> i & 1 ? options_.store : std::string(kOnDevice);
+    if (!placement_faults(candidate.options.state).empty() && away != 0) return;
+    candidate.fit = fit_named(parts_, candidate.options);
+    Plan& plan = candidate.fit.plan;
+    candidate.named_bytes = plan.device_bytes;
+    candidate.fits = limits_.hold(plan);
+    const bool hopeless = !Limits{0, limits_.host}.hold(plan) || least_device_bytes(plan) > limits_.device;
+    candidate.tried = candidate.fits || hopeless || !chooses(options_) || !options_.train;
+    if (candidate.fits || !candidate.tried) {
+      add_schedules(plan, parts_.device.traits());
+      candidate.seconds = plan.seconds_per_step;
+      if (!candidate.fits) plan.schedules = {};
+    }
+    candidates_.push_back(std::move(candidate));
+  }
+
+  /// What no recomputation frees.
+  std::int64_t least_device_bytes(const Plan& plan) const {
+    if (limits_.device == 0) return 0;
+    std::int64_t bytes = plan.device_bytes;
+    for (const OwnerBytes& owner : plan.owners)
+      if (owner.owner == kSavedActivations || owner.owner == kTransient) bytes -= owner.bytes;
+    return bytes;
+  }
+
+  void try_to_fit(Candidate& candidate) {
+    if (path_.empty()) path_ = path_for(parts_, options_);
+    candidate.fit = fit_within(parts_, candidate.options, path_, limits_.device);
+    candidate.tried = true;
+    candidate.fits = limits_.hold(candidate.fit.plan);
+    if (!candidate.fits) return;
+    add_schedules(candidate.fit.plan, parts_.device.traits());
+    candidate.seconds = candidate.fit.plan.seconds_per_step;
+  }
+
+  Choice taken(Candidate& best) {
+    std::vector<Decision> decisions;
+    if (chooses(options_) && options_.train) {
+      for (std::size_t i = 0; i < open_.size() && !options_.store.empty(); ++i) {
+        const std::string &memory = (best.options.state.*open_[i]->placement).memory, key = open_[i]->key;
+        decisions.push_back({key, std::string(kAuto), memory, reason(best, i), key + "=" + memory});
+      }
+      if (best.named_bytes > best.fit.plan.device_bytes)
+        decisions.push_back({"memory.recompute", listed(options_.recompute), recomputed(best.fit.choice),
+                             "with the config's own alone " + sized(best.named_bytes) + " of the device are needed",
+                             ""});
+    }
+    best.fit.plan.decisions = std::move(decisions);
+    return {std::move(best.fit.choice), std::move(best.fit.plan), true};
+  }
+
+  /// What it would be with this key's state at the other place.
+  std::string reason(const Candidate& best, std::size_t key) const {
+    const unsigned other = best.away ^ 1u << key;
+    const std::string there = other >> key & 1 ? "in `" + options_.store + "`" : "on the device";
+    for (const Candidate& known : candidates_) {
+      if (known.away != other) continue;
+      if (known.tried && !known.fits) {
+        const Plan& plan = known.fit.plan;
+        const bool host = !Limits{0, limits_.host}.hold(plan);
+        return there + " the run does not fit: " +
+               (host ? sized(plan.host_bytes()) + " of host memory"
+                     : sized(least_device_bytes(plan)) + " of the device and more");
+      }
+      return there + (known.tried ? " a step takes " : " a step takes at least ") + format_duration(known.seconds);
+    }
+    return "there is room for it";
+  }
+
+  static std::string listed(const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+    return "[" + text + "]";
+  }
+
+  static std::string recomputed(const RecomputeChoice& choice) {
+    const std::string text = std::to_string(choice.recomputed.size()) + " values of a layer";
+    if (choice.richer_layers == 0) return text;
+    return text + ", " + std::to_string(choice.fewer.size()) + " in the first " + std::to_string(choice.richer_layers);
+  }
+
+  /// That which lacks least, with all that helps recomputed.
+  Choice nearest() {
+    auto missing = [&](const Candidate& candidate) {
+      const Plan& plan = candidate.fit.plan;
+      const std::int64_t host = limits_.host > 0 ? std::max<std::int64_t>(plan.host_bytes() - limits_.host, 0) : 0;
+      return host + std::max<std::int64_t>(least_device_bytes(plan) - limits_.device, 0);
+    };
+    auto least = std::min_element(candidates_.begin(), candidates_.end(),
+                                  [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
+    if (chooses(options_) && options_.train) try_to_fit(*least);
+    return {std::move(least->fit.choice), std::move(least->fit.plan), false};
+  }
+
+  const PlanParts& parts_;
+  const PlanOptions& options_;
+  const Limits limits_;
+  std::vector<const PlacedKey*> open_;  // keys that are left to the planner
+  std::vector<Candidate> candidates_;
+  RecomputePath path_;  // empty until it is needed
+};
+
+}  // namespace
+
+bool Limits::hold(const Plan& plan) const {
+  return (device == 0 || plan.device_bytes <= device) && (host == 0 || plan.host_bytes() <= host);
+}
+
+Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
+  const auto memory = static_cast<std::int64_t>(parts.device.traits().memory_bytes);
+  const std::int64_t budget = options.device_budget;
+  return {budget <= 0 ? memory : memory == 0 ? budget : std::min(budget, memory), options.host_budget};
+}
+
+bool chooses(const PlanOptions& options) { return options.device_budget > 0 || options.host_budget > 0; }
+
+Choice choose(const PlanParts& parts, const PlanOptions& options) { return Comparison(parts, options).run(); }
+
+Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {
+  const std::int64_t sequences = checked_product(options.geometry.batch, options.accumulation);
+  Choice best;
+  for (std::int64_t batch = sequences; batch > 0; --batch) {
+    if (sequences % batch != 0 || batch * options.geometry.sequence > kMostTokens) continue;
+    PlanOptions trial = options;
+    trial.geometry.batch = batch;
+    trial.accumulation = sequences / batch;
+    trial.uploads = uploads_for(trial.accumulation);
+    Choice choice = choose(parts, trial);
+    if (!choice.fits) continue;
+    if (best.fits && choice.plan.seconds_per_step >= best.plan.seconds_per_step) break;
+    best = std::move(choice);
+  }
+  if (!best.fits) return choose(parts, options);
+  auto decide = [&](const std::string& key, std::int64_t configured, std::int64_t value) {
+    const std::string text = std::to_string(value);
+    best.plan.decisions.push_back(
+        {key, std::to_string(configured), text, "the fastest for a step's sequences", key + "=" + text});
+  };
+  const int ranks = options.state.ranks;
+  decide("train.micro_batch", options.geometry.batch, best.plan.options.geometry.batch);
+  decide("train.accumulation", options.accumulation * ranks, best.plan.options.accumulation * ranks);
+  return best;
+}
+
+}  // namespace quern

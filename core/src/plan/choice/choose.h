@@ -1,0 +1,33 @@
+#pragma once
+// Chooses where state is kept and what is recomputed: what the options leave to the planner, for the fastest step that
+// fits the budgets.
+
+#include "plan/planner.h"
+
+namespace quern {
+
+/// Bytes that a plan may take; 0: any number.
+struct Limits {
+  std::int64_t device = 0, host = 0;
+  bool hold(const Plan& plan) const;
+};
+/// The least of budget and device memory; the host's is its budget.
+Limits limits_of(const PlanParts& parts, const PlanOptions& options);
+
+/// Whether the options have a budget, which lets the planner choose. Without one, what is left to it is on the device.
+bool chooses(const PlanOptions& options);
+
+struct Choice {
+  RecomputeChoice recompute;
+  Plan plan;  ///< with schedules where it fits; else the one that comes nearest to it
+  bool fits = false;
+};
+
+/// Compares all placements, each with as little recomputation as fits.
+Choice choose(const PlanParts& parts, const PlanOptions& options);
+
+/// Chooses the micro-batch too, for the fastest step of the same sequences; where none fits, as choose does. Sizes are
+/// tried from large to small, up to the first that is slower than one before.
+Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options);
+
+}  // namespace quern

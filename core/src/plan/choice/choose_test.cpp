@@ -1,0 +1,181 @@
+// The planner's choice: within the budgets to the byte, as fast as the best of all placements that fit, and repeatable
+// by the keys that it names.
+#include "plan/choice/choose.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include <doctest/doctest.h>
+
+#include "plan/test_plans.h"
+#include "quern/error.h"
+
+using namespace quern;
+
+namespace {
+
+const testkit::TinyModelOptions kDeep{.layers = 12};
+
+/// Of a model whose layers take more than the slots for one of them.
+Plan deep_plan(const PlanOptions& options, const Device& device = PlanningDevice()) {
+  return tiny_plan(options, device, testkit::PlainPrecision(DType::bf16), kDeep);
+}
+
+/// What the plan is made of. `choose` does not verify it, which takes most of a test's time.
+struct DeepParts {
+  const testkit::TinyModel model{kDeep};
+  const testkit::PlainPrecision precision{DType::bf16};
+  const PlanningDevice device;
+  const AdamW optimizer{AdamWOptions{}};
+  const std::vector<OpSpec> custom;
+  PlanParts parts{model, precision, device, optimizer, custom};
+};
+
+/// Everything is left to the planner.
+PlanOptions open_options() {
+  PlanOptions options = tiny_options();
+  options.store = "host";
+  options.accumulation = 4;
+  for (const PlacedKey& key : kPlacedKeys) (options.state.*key.placement).memory = kAuto;
+  return options;
+}
+
+PlanOptions with_budgets(PlanOptions options, std::int64_t device, std::int64_t host) {
+  options.device_budget = device;
+  options.host_budget = host;
+  return options;
+}
+
+std::string refusal(const PlanOptions& options) {
+  try {
+    deep_plan(options);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::resources);
+    return error.what();
+  }
+  return "";
+}
+
+/// The fastest step of all placements, each named in the options.
+std::optional<double> fastest(const PlanParts& parts, const PlanOptions& options) {
+  std::optional<double> best;
+  for (unsigned places = 0; places < 16; ++places) {
+    PlanOptions named = stored_options(places, 1);
+    named.store = options.store;
+    named.accumulation = options.accumulation;
+    const Choice choice = choose(parts, with_budgets(named, options.device_budget, options.host_budget));
+    if (choice.fits) best = std::min(best.value_or(choice.plan.seconds_per_step), choice.plan.seconds_per_step);
+  }
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("without a budget what is left to the planner is on the device") {
+  const Plan plan = deep_plan(open_options()), resident = deep_plan(tiny_options());
+  CHECK(plan.device_bytes == resident.device_bytes);
+  CHECK(plan.stores.empty());
+  CHECK(plan.decisions.empty());
+  for (const PlacedKey& key : kPlacedKeys) CHECK((plan.options.state.*key.placement).memory == kOnDevice);
+}
+
+TEST_CASE("a choice stays within its budgets and is the fastest of all that do") {
+  const DeepParts deep;
+  const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
+  double before = INFINITY;
+  int away = 0, refused = 0;
+  for (const int part : {4, 8, 11, 14, 16})
+    for (const std::int64_t host : {std::int64_t{0}, resident / 2}) {
+      CAPTURE(part);
+      CAPTURE(host);
+      const PlanOptions options = with_budgets(open_options(), resident * part / 16, host);
+      const std::optional<double> want = fastest(deep.parts, options);
+      const Choice choice = choose(deep.parts, options);
+      const Plan& plan = choice.plan;
+      REQUIRE(choice.fits == want.has_value());
+      refused += choice.fits ? 0 : 1;
+      if (!choice.fits) continue;
+      CHECK(plan.device_bytes <= options.device_budget);
+      if (host > 0) CHECK(plan.host_bytes() <= host);
+      CHECK(plan.seconds_per_step == doctest::Approx(*want).epsilon(1e-9));
+      away += plan.stores.empty() ? 0 : 1;
+      if (host > 0) continue;
+      CHECK(plan.seconds_per_step <= before);  // more memory is never slower
+      before = plan.seconds_per_step;
+      const PlanOptions exact = with_budgets(options, plan.device_bytes, plan.host_bytes());
+      CHECK(choose(deep.parts, exact).plan.seconds_per_step == plan.seconds_per_step);
+    }
+  CHECK(away > 2);
+  CHECK(refused > 0);
+}
+
+TEST_CASE("each key that was left open has a line, and its assignments make the same plan") {
+  PlanOptions options = with_budgets(open_options(), deep_plan(tiny_options()).device_bytes / 2, 0);
+  options.state.gradients.memory = kOnDevice;
+  const Plan plan = deep_plan(options);
+  CHECK(plan.options.state.gradients.memory == kOnDevice);
+  std::size_t placed = 0;
+  PlanOptions named = options;
+  for (const Decision& decision : plan.decisions) {
+    CHECK(!decision.reason.empty());
+    for (const PlacedKey& key : kPlacedKeys) {
+      if (key.key != decision.key) continue;
+      ++placed;
+      CHECK(decision.configured == "auto");
+      CHECK(decision.assignment == decision.key + "=" + decision.value);
+      (named.state.*key.placement).memory = decision.value;
+    }
+  }
+  CHECK(placed == 4);
+  const Plan again = deep_plan(named);
+  CHECK(again.device_bytes == plan.device_bytes);
+  CHECK(again.seconds_per_step == plan.seconds_per_step);
+}
+
+TEST_CASE("host memory is what is pinned, and of stores what is in it") {
+  DeepParts deep;
+  PlanOptions options = stored_options(15, 1);
+  options.snapshot = true;
+  const Plan plan = choose(deep.parts, options).plan;
+  REQUIRE(plan.stores.size() == 1);
+  CHECK(plan.host_bytes() == plan.pinned_bytes + plan.snapshot_bytes + plan.stores[0].bytes);
+  deep.parts.stores = {{.id = "host", .in_host_memory = false}};
+  CHECK(choose(deep.parts, options).plan.host_bytes() == plan.pinned_bytes + plan.snapshot_bytes);
+}
+
+TEST_CASE("what fits nowhere is refused with what takes the memory and with changes that help") {
+  const std::int64_t resident = deep_plan(tiny_options()).device_bytes;
+  const std::string device = refusal(with_budgets(open_options(), resident / 8, 0));
+  CHECK(device.starts_with("memory.device_budget: the run does not fit: found "));
+  CHECK(device.find("memory.device_budget = \"") != std::string::npos);
+  const std::string host = refusal(with_budgets(open_options(), resident, 500));
+  CHECK(host.find(" of host memory needed, of which ") != std::string::npos);
+  CHECK(host.find("memory.host_budget = \"") != std::string::npos);
+
+  PlanningDevice small;
+  small.device_traits.memory_bytes = static_cast<std::size_t>(resident * 3 / 4);
+  CHECK_THROWS_WITH_AS(deep_plan(open_options(), small), doctest::Contains("with which the planner chooses"), Error);
+}
+
+TEST_CASE("the micro-batch is the fastest for the sequences of a step") {
+  const DeepParts deep;
+  const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
+  for (const int part : {7, 40}) {
+    const PlanOptions options = with_budgets(open_options(), resident * part / 10, 0);
+    const Choice choice = choose_with_micro_batch(deep.parts, options);
+    REQUIRE(choice.fits);
+    const PlanOptions& made = choice.plan.options;
+    CHECK(made.geometry.batch * made.accumulation == options.geometry.batch * options.accumulation);
+    CHECK(choice.plan.device_bytes <= options.device_budget);
+    for (const std::int64_t batch : {1, 2, 4, 8}) {
+      PlanOptions other = options;
+      other.geometry.batch = batch;
+      other.accumulation = 8 / batch;
+      other.uploads = uploads_for(other.accumulation);
+      const Choice there = choose(deep.parts, other);
+      if (there.fits) CHECK(choice.plan.seconds_per_step <= there.plan.seconds_per_step);
+    }
+    CHECK(choice.plan.decisions.back().assignment == "train.accumulation=" + std::to_string(made.accumulation));
+  }
+}

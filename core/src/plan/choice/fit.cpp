@@ -1,0 +1,51 @@
+#include "plan/choice/fit.h"
+
+#include <utility>
+
+#include "plan/estimate.h"
+
+namespace quern {
+
+RecomputePath path_for(const PlanParts& parts, const PlanOptions& options) {
+  ProgramSet probe(parts, options);
+  auto bytes = [&](const Value& value) {
+    return static_cast<double>(byte_count(extents_at(value.shape, options.geometry.tokens()), value.dtype));
+  };
+  auto seconds = [&](const Program& program) {
+    return program_seconds(probe.fused(program), probe.ops(), options.geometry, parts.device.traits());
+  };
+  return recompute_path(probe.typical().lowered.joint, probe.ops(), bytes, seconds);
+}
+
+Fit fit_named(const PlanParts& parts, const PlanOptions& options) {
+  Fit named{.choice = {.recomputed = ProgramSet(parts, options).recomputed(options.recompute)}, .plan = {}};
+  named.plan = plan_with(parts, options, named.choice);
+  return named;
+}
+
+// Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
+// the step of the path that fits them all, and as many as there is room for the next one.
+Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path, std::int64_t limit) {
+  auto trial = [&](RecomputeChoice choice) {
+    Plan plan = plan_with(parts, options, choice);
+    return Fit{std::move(choice), std::move(plan)};
+  };
+  std::size_t step = path.size() - 1;
+  Fit fit = trial({.recomputed = path[step]});
+  while (step > 0 && fit.plan.device_bytes > limit) fit = trial({.recomputed = path[--step]});
+  if (fit.plan.device_bytes > limit || step + 1 == path.size()) return fit;
+  std::int64_t fits = 0, too_many = fit.plan.model.layers;
+  while (too_many - fits > 1) {
+    const std::int64_t middle = (fits + too_many) / 2;
+    Fit more = trial({.recomputed = path[step], .fewer = path[step + 1], .richer_layers = middle});
+    if (more.plan.device_bytes > limit) {
+      too_many = middle;
+    } else {
+      fits = middle;
+      fit = std::move(more);
+    }
+  }
+  return fit;
+}
+
+}  // namespace quern

@@ -1,0 +1,24 @@
+#pragma once
+// What to recompute: the policy of the options, or within a limit on device memory as little as fits.
+
+#include "plan/planner.h"
+
+namespace quern {
+
+/// A choice, and the plan with it, which has no schedules.
+struct Fit {
+  RecomputeChoice choice;
+  Plan plan;
+};
+
+/// Sets to recompute, from everything to as little as helps. Where state is kept makes no difference to them.
+using RecomputePath = std::vector<std::set<std::string>>;
+RecomputePath path_for(const PlanParts& parts, const PlanOptions& options);
+
+/// What the options name.
+Fit fit_named(const PlanParts& parts, const PlanOptions& options);
+/// The least recomputation on the path that takes at most `limit` bytes of the device; where even the most does not
+/// fit, that.
+Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path, std::int64_t limit);
+
+}  // namespace quern

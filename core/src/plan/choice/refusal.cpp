@@ -1,0 +1,165 @@
+#include "plan/choice/refusal.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/format.h"
+#include "plan/choice/choose.h"
+#include "quern/checked.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+constexpr std::size_t kMostNamed = 3;  // owners, and changes
+
+std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+/// As a config spells it, rounded up.
+std::string in_mib(std::int64_t bytes) { return "\"" + std::to_string(rounded_up(bytes, 1 << 20) >> 20) + "MiB\""; }
+
+std::string joined(const std::vector<std::string>& texts) {
+  std::string list;
+  for (const std::string& text : texts) list += (list.empty() ? "" : ", ") + text;
+  return list;
+}
+
+/// "404 KiB needed, of which 154 KiB optimizer state, ...": the largest owners of the device or of the host.
+std::string needed(const Plan& plan, bool device) {
+  std::vector<OwnerBytes> owners;
+  for (const OwnerBytes& owner : plan.owners) {
+    const bool stored = owner.store >= 0;
+    const bool on_device = !stored && owner.memory == MemoryKind::device;
+    const bool on_host = stored ? plan.stores[static_cast<std::size_t>(owner.store)].in_host_memory : !on_device;
+    if (device ? on_device : on_host) owners.push_back(owner);
+  }
+  std::stable_sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  std::vector<std::string> largest;
+  for (std::size_t i = 0; i < std::min(owners.size(), kMostNamed); ++i)
+    largest.push_back(sized(owners[i].bytes) + " " + owners[i].owner);
+  return sized(device ? plan.device_bytes : plan.host_bytes()) + (device ? "" : " of host memory") +
+         " needed, of which " + joined(largest);
+}
+
+/// A change of the config with which the run fits, and the seconds of a step then.
+struct Change {
+  std::string text;
+  double seconds = 0;
+};
+
+/// Tries changes by one key each.
+class Changes {
+ public:
+  Changes(const PlanParts& parts, const PlanOptions& options) : parts_(parts), options_(options) {}
+
+  std::vector<std::string> cheapest() {
+    smaller_micro_batch();
+    for (const auto& [key, placement] : kPlacedKeys) {
+      if ((options_.state.*placement).memory != kOnDevice || options_.store.empty()) continue;
+      PlanOptions changed = options_;
+      (changed.state.*placement).memory = options_.store;
+      if (placement_faults(changed.state).empty()) add(std::string(key) + " = \"" + options_.store + "\"", changed);
+    }
+    let_choose();
+    lower_precision("optimizer.gradient", &PlanOptions::gradient);
+    lower_precision("optimizer.master", &PlanOptions::master);
+    if (options_.snapshot) {
+      PlanOptions changed = options_;
+      changed.snapshot = false;
+      add("checkpoint.background = false", changed);
+    }
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Change& a, const Change& b) { return a.seconds < b.seconds; });
+    higher_budgets();
+    std::vector<std::string> texts;
+    for (std::size_t i = 0; i < std::min(found_.size(), kMostNamed); ++i)
+      texts.push_back(found_[i].text +
+                      (found_[i].seconds > 0 ? " (" + format_duration(found_[i].seconds) + " a step)" : ""));
+    return texts;
+  }
+
+ private:
+  bool add(const std::string& text, const PlanOptions& changed) {
+    const Choice choice = choose(parts_, changed);
+    if (choice.fits) found_.push_back({text, choice.plan.seconds_per_step});
+    return choice.fits;
+  }
+
+  // The largest that fits, for the same step.
+  void smaller_micro_batch() {
+    PlanOptions changed = options_;
+    for (int factor = 2; changed.geometry.batch % 2 == 0; factor *= 2) {
+      changed.geometry.batch /= 2;
+      changed.accumulation *= 2;
+      changed.uploads = uploads_for(changed.accumulation);
+      if (add("train.micro_batch = " + std::to_string(changed.geometry.batch) + " with " + std::to_string(factor) +
+                  " times the accumulation",
+              changed))
+        return;
+    }
+  }
+
+  void lower_precision(const char* key, DType PlanOptions::*dtype) {
+    if (options_.*dtype != DType::f32) return;
+    PlanOptions changed = options_;
+    changed.*dtype = DType::bf16;
+    add(std::string(key) + " = \"bf16\"", changed);
+  }
+
+  void let_choose() {
+    if (chooses(options_)) return;
+    PlanOptions changed = options_;
+    changed.device_budget = limits_of(parts_, options_).device;
+    add("memory.device_budget = " + in_mib(changed.device_budget) + ", with which the planner chooses", changed);
+  }
+
+  // Last, since this machine may have no more.
+  void higher_budgets() {
+    auto raise = [&](const char* key, std::int64_t PlanOptions::*budget) {
+      if (options_.*budget <= 0) return;
+      PlanOptions changed = options_;
+      changed.*budget = std::int64_t{1} << 60;
+      const Choice choice = choose(parts_, changed);
+      const bool host = budget == &PlanOptions::host_budget;
+      const std::int64_t bytes = host ? choice.plan.host_bytes() : choice.plan.device_bytes;
+      if (choice.fits) found_.push_back({std::string(key) + " = " + in_mib(bytes), choice.plan.seconds_per_step});
+    };
+    raise("memory.host_budget", &PlanOptions::host_budget);
+    raise("memory.device_budget", &PlanOptions::device_budget);
+  }
+
+  const PlanParts& parts_;
+  const PlanOptions& options_;
+  std::vector<Change> found_;
+};
+
+}  // namespace
+
+void refuse(const PlanParts& parts, const PlanOptions& options, const Plan& nearest) {
+  const Limits limits = limits_of(parts, options);
+  const bool budgeted = options.device_budget > 0 && limits.device == options.device_budget;
+  const bool device = !Limits{limits.device, 0}.hold(nearest), host = !Limits{0, limits.host}.hold(nearest);
+  std::vector<std::string> found, most;
+  if (device) {
+    found.push_back(needed(nearest, true));
+    most.push_back(sized(limits.device) + ", which is " + sized(nearest.device_bytes - limits.device) + " less");
+  }
+  if (host) {
+    found.push_back(needed(nearest, false));
+    most.push_back(sized(limits.host) + " of host memory, which is " + sized(nearest.host_bytes() - limits.host) +
+                   " less");
+  }
+  const std::vector<std::string> changes = Changes(parts, options).cheapest();
+  std::string next = "the cheapest changes with which it fits: " + joined(changes);
+  if (changes.empty()) next = "lower train.micro_batch, shorten train.sequence, or take a smaller model";
+  throw Error(ErrorCode::resources,
+              {.where = device ? (budgeted ? "memory.device_budget" : "device " + parts.device.traits().id)
+                               : "memory.host_budget",
+               .what = "the run does not fit",
+               .found = joined(found),
+               .expected = "at most " + joined(most),
+               .next = next});
+}
+
+}  // namespace quern

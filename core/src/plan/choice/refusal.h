@@ -1,0 +1,11 @@
+#pragma once
+// The error of a run that fits nowhere: what takes the memory, what is missing, and the changes that cost least.
+
+#include "plan/plan.h"
+
+namespace quern {
+
+/// Throws a resources error. `nearest` is the plan that lacks least.
+[[noreturn]] void refuse(const PlanParts& parts, const PlanOptions& options, const Plan& nearest);
+
+}  // namespace quern
