@@ -33,7 +33,7 @@ std::string shown(const Outcome& outcome, const TinyFiles& files) {
   for (const auto& [from, to] : {std::pair("process [0-9]+", "process 4711"),
                                  {"/[^ ]*/build/[^ ]*plugins", "plugins"},
                                  {"[0-9a-f]{16}", "0123456789abcdef"},
-                 {"\\([^()]* a step\\)", "(9ms a step)"},
+                                 {"\\([^()]* a step\\)", "(9ms a step)"},
                                  {"loss sum [^,]*, gradient norm [^,]*", "loss sum inf, gradient norm nan"}})
     text = std::regex_replace(text, std::regex(from), to);
   return text;

@@ -93,9 +93,9 @@ class TrainingRun {
   std::string plan_report();
   /// From here on the plan has the micro-batch with which the step's sequences take the least time.
   void choose_micro_batch();
-  std::string chosen_config();  ///< as config(), with the planner's choices; says why in comments
-  std::string memory_table();                          ///< bytes by owner
-  std::string show_program(const std::string& pass);   ///< "model", "rotate", ..., "place"
+  std::string chosen_config();                        ///< as config(), with the planner's choices; says why in comments
+  std::string memory_table();                         ///< bytes by owner
+  std::string show_program(const std::string& pass);  ///< "model", "rotate", ..., "place"
   std::string show_schedule(const std::string& name);  ///< of one run of the plan; "": of all
   std::string timeline();                              ///< of a simulated step, as JSON for Perfetto
   std::size_t verify_plan();  ///< checks the laws of its schedules; returns the number of actions

@@ -66,6 +66,10 @@ TEST_CASE("the driver's product names find their row of the table") {
   CHECK(id("NVIDIA GH200 480GB") == "GH200");
   CHECK(id("NVIDIA A100-SXM4-80GB") == "A100");
   CHECK(id("NVIDIA A100-SXM4-40GB") == "A100-40GB");
+  CHECK(id("NVIDIA A100 80GB PCIe") == "A100");
+  CHECK(id("NVIDIA A10") == "A10");
+  CHECK(id("NVIDIA RTX A6000") == "RTX-A6000");
+  CHECK(id("NVIDIA GeForce RTX 4070 Ti SUPER") == "RTX-4070-Ti-Super");
   CHECK(id("NVIDIA L4") == "L4");
   CHECK(id("NVIDIA L40S") == "L40S");
   CHECK(id("NVIDIA GeForce RTX 4090") == "RTX-4090");
