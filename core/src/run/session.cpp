@@ -36,6 +36,7 @@ std::unique_ptr<Communicator> make_communicator(const ResolvedConfig& config, Pl
                                                 const ParallelOptions& parallel) {
   const std::vector<std::string>& ids = config.ids("parallel");  // parallel.communicator first
   std::vector<std::unique_ptr<Communicator>> parts;
+  parts.reserve(ids.size());
   for (const std::string& id : ids)
     parts.push_back(host.create<Communicator>(id, config.factory_values("parallel", id)));
   if (parts.size() < 2) return parts.empty() ? nullptr : std::move(parts[0]);
