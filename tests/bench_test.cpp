@@ -1,8 +1,10 @@
 // What `quern bench` compares speeds with, and what it trains on.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "bench/bench.h"
 #include "config/document.h"
@@ -57,4 +59,56 @@ TEST_CASE("benched tokens are in the vocabulary, skewed as in text, and no two b
     const auto first = static_cast<double>(std::count(ids->begin(), ids->end(), 0)) / 8192;
     CHECK(first == doctest::Approx(std::log(2) / std::log(kVocabulary + 1)).epsilon(0.1));
   }
+}
+
+TEST_CASE("bench times steps and ops, beside the device's peaks when asked") {
+  TinyFiles files;
+  Outcome outcome = quern_run({"bench", files.config(), "--steps", "2", "--measure-peaks", "--json",
+                               files.at("out.json"), "--commit", "abc1234"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  for (const char* part : {"peaks ", "memory ", "matmul f32 ", "of rated", "of measured", "attention_grad", "adamw",
+                           "whole steps: ", "of measured peaks)"})
+    CHECK(has(outcome.out, part));
+  auto json = nlohmann::json::parse(read_text(files.at("out.json")));
+  CHECK(json.at("tokens_per_second") > 0);
+  CHECK(json.at("measured_peaks").at("memory") > 1e8);
+  CHECK(json.at("measured_peaks").at("f32") > 1e8);
+  CHECK(json.at("measured_sol") > 0);
+  CHECK(json.at("commit") == "abc1234");
+  CHECK(json.at("command").at(2) == files.config());
+  CHECK(json.at("step_seconds").size() == 2);
+  CHECK(json.at("config").at("train.micro_batch") == json.at("micro_batch"));
+  CHECK_FALSE(std::filesystem::exists(files.at("run")));
+}
+
+TEST_CASE("bench comm times every collective between ranks, and what slows it") {
+  TinyFiles files;
+  auto bench = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"bench", "comm", files.config(), "--set", "device.cpu.threads=1"});
+    return quern_run(std::move(more));
+  };
+  auto rate = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--set", "parallel.ranks=3", "--set", "parallel.communicator=memcpy", "--sizes",
+                             "100,1MiB", "--json", files.at("out.json"), "--commit", "abc1234"});
+    const Outcome outcome = bench(std::move(more));
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    CHECK(has(outcome.out, "memcpy, 3 ranks"));
+    CHECK(has(outcome.out, "a large bf16 product"));
+    const auto json = nlohmann::json::parse(read_text(files.at("out.json")));
+    CHECK(json.at("commit") == "abc1234");
+    REQUIRE(json.at("collectives").size() == 6 * 2);
+    for (const auto& time : json.at("collectives")) CHECK(time.at("seconds") > 0);
+    CHECK(json.at("collectives")[0].at("bytes") == 3 * 112);
+    const auto& gather = json.at("collectives")[5];
+    CHECK(gather.at("collective") == "all_gather");
+    return gather.at("bus_rate").get<double>();
+  };
+  CHECK(rate({}) > 0);
+  CHECK(rate({"--throttle", "100MB/s"}) < 105e6);
+  check_fails(bench({}), 2, {"parallel.ranks", "found 1, expected 2 or more"});
+  check_fails(bench({"--sizes", "3x"}), 2, {"--sizes", "found 3x"});
+  check_fails(bench({"--throttle", "fast"}), 2, {"--throttle", "found fast", "8GB/s"});
+  check_fails(bench({"--communicators", "memcpy,mpi", "--json", files.at("out.json")}), 2, {"--json", "one"});
 }

@@ -381,24 +381,3 @@ TEST_CASE("data that turn out bad in the middle of a run end it, and what was sa
   REQUIRE(last < 13);
   CHECK(newest_tensors(files.at("broken")) == read_text(checkpoint_path(run, last) + "/tensors.safetensors"));
 }
-
-TEST_CASE("bench times steps and ops, beside the device's peaks when asked") {
-  TinyFiles files;
-  Outcome outcome = quern_run({"bench", files.config(), "--steps", "2", "--measure-peaks", "--json",
-                               files.at("out.json"), "--commit", "abc1234"});
-  CAPTURE(outcome.err);
-  CHECK(outcome.code == 0);
-  for (const char* part : {"peaks ", "memory ", "matmul f32 ", "of rated", "of measured", "attention_grad", "adamw",
-                           "whole steps: ", "of measured peaks)"})
-    CHECK(has(outcome.out, part));
-  auto json = nlohmann::json::parse(read_text(files.at("out.json")));
-  CHECK(json.at("tokens_per_second") > 0);
-  CHECK(json.at("measured_peaks").at("memory") > 1e8);
-  CHECK(json.at("measured_peaks").at("f32") > 1e8);
-  CHECK(json.at("measured_sol") > 0);
-  CHECK(json.at("commit") == "abc1234");
-  CHECK(json.at("command").at(2) == files.config());
-  CHECK(json.at("step_seconds").size() == 2);
-  CHECK(json.at("config").at("train.micro_batch") == json.at("micro_batch"));
-  CHECK_FALSE(fs::exists(files.at("run")));
-}

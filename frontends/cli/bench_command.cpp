@@ -12,6 +12,7 @@
 namespace quern::cli {
 
 int bench_command(const Arguments& arguments) {
+  if (!arguments.empty() && arguments[0] == "comm") return comm_command({arguments.begin() + 1, arguments.end()});
   namespace po = boost::program_options;
   po::options_description options("options");
   options.add_options()("steps", po::value<std::int64_t>()->default_value(5),
@@ -22,7 +23,8 @@ int bench_command(const Arguments& arguments) {
       "write the measured times of one micro-step and one update to this file (for Perfetto)")(
       "commit", po::value<std::string>()->value_name("ID")->default_value(""), "what was built, for that file");
   std::optional<RunArguments> run = parse_run(
-      "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--timeline OUT] [--set a.b=v]...",
+      "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--timeline OUT] [--set a.b=v]...\n"
+      "       quern bench comm --help",
       options, arguments);
   if (!run) return 0;
   std::int64_t steps = run->values["steps"].as<std::int64_t>();
@@ -36,11 +38,12 @@ int bench_command(const Arguments& arguments) {
   ResolvedConfig config = resolve(ConfigDocument::read(run->file, run->overrides), run_schemas(), host);
   Session session(config, host);
   if (session.parallel.ranks > 1)
-    throw Error(ErrorCode::config, {.where = session.config.where("parallel", "ranks"),
-                                    .what = "a bench has one rank",
-                                    .found = std::to_string(session.parallel.ranks),
-                                    .expected = "1",
-                                    .next = "time a run of several with quern train"});
+    throw Error(ErrorCode::config,
+                {.where = session.config.where("parallel", "ranks"),
+                 .what = "a bench has one rank",
+                 .found = std::to_string(session.parallel.ranks),
+                 .expected = "1",
+                 .next = "time a run of several with quern train, their collectives with quern bench comm"});
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
   std::cout << bench_table(result, session.device->traits());
   if (!path.empty()) {

@@ -27,6 +27,8 @@ int train_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
 int eval_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
+/// Of `quern bench`: what follows "comm".
+int comm_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int ab_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);

@@ -46,14 +46,14 @@ std::string launcher_of(const ResolvedConfig& config, PluginHost& host) {
   return "";
 }
 
-std::vector<RankProcess> processes(const ParallelOptions& parallel, const std::string& launcher, Arguments arguments) {
-  arguments.insert(arguments.begin(), "train");
+std::vector<RankProcess> processes(const ParallelOptions& parallel, const std::string& launcher,
+                                   const Arguments& arguments) {
   const int size = static_cast<int>(parallel.ranks);
   if (launcher.empty()) return local_ranks(size, arguments);
   if (launcher == "mpirun") return mpirun_ranks(size, arguments);
   throw Error(ErrorCode::config, {.where = "parallel.communicator",
                                   .what = "its ranks have to be started by " + launcher,
-                                  .next = launcher + " ... quern train FILE"});
+                                  .next = launcher + " ... quern " + arguments[0] + " FILE"});
 }
 
 }  // namespace
@@ -74,7 +74,8 @@ void take_place(const RankPlace& place, RunArguments& run) {
                                     .next = "correct one of them, or leave out parallel.ranks"});
 }
 
-std::optional<int> start_ranks(const RunArguments& run, const Arguments& arguments) {
+std::optional<int> start_ranks(const RunArguments& run, Arguments command, const Arguments& arguments) {
+  command.insert(command.end(), arguments.begin(), arguments.end());
   const std::optional<ConfigDocument> document = document_of(run);
   if (!document || (!written(*document, "ranks") && !written(*document, "restarts"))) return std::nullopt;
   PluginHost host = run_host();
@@ -84,7 +85,7 @@ std::optional<int> start_ranks(const RunArguments& run, const Arguments& argumen
   const std::string launcher = launcher_of(config, host);
   const std::string directory = log_options().bind(config.section("log")).directory;
   auto warn = [](const std::string& line) { write_if_taken(STDERR_FILENO, line, std::chrono::milliseconds(0)); };
-  Arguments words = arguments;
+  Arguments words = command;
   for (std::int64_t restart = 0;; ++restart) {
     const RunEnd end = supervise(processes(parallel, launcher, words), warn);
     if (end.cause.empty()) return end.code;
@@ -95,7 +96,7 @@ std::optional<int> start_ranks(const RunArguments& run, const Arguments& argumen
     if (!again) return end.code;
     std::cerr << "quern: warning: starting again from the last checkpoint, restart " << restart + 1 << " of "
               << parallel.restarts << std::endl;
-    words = arguments;
+    words = command;
     words.insert(words.end(), {"--set", "checkpoint.resume=auto"});
   }
 }

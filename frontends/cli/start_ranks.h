@@ -1,5 +1,5 @@
 #pragma once
-// `quern train` as the one that starts a run's ranks, or as a rank that torchrun, mpirun or srun started.
+// A command as the one that starts a run's ranks, or as a rank that torchrun, mpirun or srun started.
 
 #include <optional>
 
@@ -12,9 +12,9 @@ namespace quern::cli {
 /// only rank 0 has a console. Throws a config error when the config asks for another number.
 void take_place(const RankPlace& place, RunArguments& run);
 
-/// When the config asks for several ranks or for restarts: runs `quern train` with these words as all ranks, again
-/// after a failure as often as parallel.restarts allows, prints the cause of a failure and returns the exit code. None:
-/// this process is to train.
-std::optional<int> start_ranks(const RunArguments& run, const Arguments& arguments);
+/// When the config asks for several ranks or for restarts: runs quern with this command and its arguments as
+/// all ranks, again after a failure as often as parallel.restarts allows, prints the cause of a failure and returns the
+/// exit code. None: this process does the work.
+std::optional<int> start_ranks(const RunArguments& run, Arguments command, const Arguments& arguments);
 
 }  // namespace quern::cli

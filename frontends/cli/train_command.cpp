@@ -109,7 +109,7 @@ int train_command(const Arguments& arguments) {
   if (!run) return 0;
   if (const std::optional<RankPlace> place = rank_place())
     take_place(*place, *run);
-  else if (const std::optional<int> code = start_ranks(*run, arguments))
+  else if (const std::optional<int> code = start_ranks(*run, {"train"}, arguments))
     return *code;
   std::unique_ptr<BackgroundOutput> output;  // outlives the run's log
   TrainingRun training(run->file, run->overrides);

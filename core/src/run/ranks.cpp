@@ -146,7 +146,7 @@ void Ranks::follow(Engine& engine) {
   }
 }
 
-void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
+void Ranks::connect(Communicator& communicator, Device& device) {
   communicator_ = &communicator;
   const Rendezvous rendezvous = rendezvous_ ? rendezvous_->get(communicator.traits().id) : Rendezvous{};
   communicator.connect(rendezvous, device);
@@ -156,9 +156,14 @@ void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
                                            .found = place_of(communicator.rank(), communicator.size()),
                                            .expected = place_of(place_.rank, place_.size),
                                            .next = "this is a fault in the plugin; please report it to its author"});
-  engine.join(communicator);
   communicator.barrier();
   rendezvous_.reset();  // its folder goes, so that ranks that are killed later leave none
+}
+
+void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
+  connect(communicator, device);
+  engine.join(communicator);
+  communicator.barrier();
 }
 
 void Ranks::leave(Engine& engine) {

@@ -44,8 +44,10 @@ class Ranks {
   void lead(Engine& engine, const std::function<void()>& work);
 
   // ---- on devices ----
-  /// Makes the engine's memory known to the other ranks; collective. `communicator`, `device` and `engine` outlive
-  /// this. Throws a communication error when the communicator made another group than it was asked for.
+  /// Connects the communicator; collective. It and `device` outlive this. Throws a communication error when it made
+  /// another group than it was asked for.
+  void connect(Communicator& communicator, Device& device);
+  /// The same, and makes the engine's memory known to the other ranks. `engine` outlives this.
   void join(Communicator& communicator, Device& device, Engine& engine);
   /// Ends that when a run has ended well; collective, so that no rank is gone before the others are done.
   void leave(Engine& engine);

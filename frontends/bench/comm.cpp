@@ -1,0 +1,191 @@
+#include "bench/comm.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+
+#include "bench/large_product.h"
+#include "bench/throttled_device.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+constexpr double kEnough = 0.2;  // seconds of samples of one collective at one size
+constexpr int kMostSamples = 50, kLeastSamples = 5;
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// A registered buffer that goes when this does.
+class Shared {
+ public:
+  Shared(Device& device, Communicator& communicator, std::int64_t bytes)
+      : device_(device),
+        communicator_(communicator),
+        data_(device.allocate(MemoryKind::device, static_cast<std::size_t>(bytes))) {
+    const Stream stream = device.stream(StreamKind::communication);
+    device.fill(data_, 0, static_cast<std::size_t>(bytes), stream);
+    device.synchronize(stream);
+    communicator.register_buffer(data_, static_cast<std::size_t>(bytes));
+  }
+  ~Shared() {
+    try {
+      communicator_.unregister_buffer(data_);
+    } catch (...) {  // the group is over: that is told elsewhere
+    }
+    device_.release(MemoryKind::device, data_);
+  }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  View view(std::int64_t from, std::int64_t bytes) const {
+    return {static_cast<char*>(data_) + from, DType::f32, {bytes / 4}};
+  }
+
+ private:
+  Device& device_;
+  Communicator& communicator_;
+  void* data_;
+};
+
+/// One call, and the share of the whole that crosses a rank's link one way.
+struct Collective {
+  const char* name;
+  std::function<double(double ranks)> crossing;
+  std::function<void(const Shared& buffer, std::int64_t own, Stream stream)> call;
+};
+
+constexpr std::size_t kGather = 2;  // among them
+
+std::vector<Collective> collectives(Communicator& group) {
+  const std::int64_t ranks = group.size(), rank = group.rank();
+  auto whole = [ranks](const Shared& buffer, std::int64_t own) { return buffer.view(0, own * ranks); };
+  auto part = [rank](const Shared& buffer, std::int64_t own) { return buffer.view(own * rank, own); };
+  auto others = [](double count) { return (count - 1) / count; };
+  const int next = static_cast<int>((rank + 1) % ranks), before = static_cast<int>((rank + ranks - 1) % ranks);
+  return {
+      {"all_reduce", [=](double count) { return 2 * others(count); },
+       [=, &group](const Shared& b, std::int64_t own, Stream s) {
+         group.all_reduce(whole(b, own), Reduction::sum, s);
+       }},
+      {"reduce_scatter", others,
+       [=, &group](const Shared& b, std::int64_t own, Stream s) {
+         group.reduce_scatter(whole(b, own), part(b, own), {}, Reduction::sum, s);
+       }},
+      {"all_gather", others,
+       [=, &group](const Shared& b, std::int64_t own, Stream s) {
+         group.all_gather(part(b, own), whole(b, own), {}, s);
+       }},
+      {"all_to_all", others,
+       [=, &group](const Shared& b, std::int64_t own, Stream s) {
+         group.all_to_all(whole(b, own), b.view(own * ranks, own * ranks), {}, s);
+       }},
+      {"broadcast", [](double) { return 1.0; },
+       [=, &group](const Shared& b, std::int64_t own, Stream s) { group.broadcast(whole(b, own), 0, s); }},
+      // Round the ring; even ranks send first, so that of two that exchange one receives.
+      {"send_receive", [](double count) { return 1 / count; },
+       [=, &group](const Shared& b, std::int64_t own, Stream s) {
+         if (rank % 2 == 0) group.send(b.view(0, own), next, s);
+         group.receive(b.view(own * ranks, own), before, s);
+         if (rank % 2 == 1) group.send(b.view(0, own), next, s);
+       }},
+  };
+}
+
+/// A number that the ranks give, the largest of all.
+double slowest(Ranks& ranks, double own) {
+  double most = 0;
+  for (const std::string& text : ranks.exchange(std::to_string(own * 1e9))) most = std::max(most, std::stod(text));
+  return most / 1e9;
+}
+
+double seconds_of(Device& device, Ranks& ranks, const std::function<void(Stream)>& call) {
+  const Stream stream = device.stream(StreamKind::communication);
+  const Event begin = device.make_event(), end = device.make_event();
+  auto once = [&] {
+    device.record(begin, stream);
+    call(stream);
+    device.record(end, stream);
+    device.synchronize(stream);
+    ranks.check("bench comm");
+    return device.elapsed(begin, end) / 1e3;
+  };
+  once();
+  const double first = slowest(ranks, once());  // all ranks take as many samples
+  const int samples = std::clamp(static_cast<int>(kEnough / std::max(first, 1e-9)), kLeastSamples, kMostSamples);
+  std::vector<double> times;
+  for (int i = 0; i < samples; ++i) times.push_back(once());
+  return slowest(ranks, median(times));
+}
+
+/// A product with nothing beside it, then with gathers that begin before it and end behind it.
+ProductBeside product_beside(Device& device, Ranks& ranks, LargeProduct& product, const std::function<void()>& gather) {
+  constexpr int kProducts = 20;
+  const Stream compute = device.stream(StreamKind::compute), moving = device.stream(StreamKind::communication);
+  Event begin = device.make_event(), end = device.make_event(), first = device.make_event(), last = device.make_event();
+  auto run = [&](int gathers) {
+    ranks.exchange({});  // so that gathers of all ranks begin together
+    device.record(begin, moving);
+    for (int i = 0; i < gathers; ++i) gather();
+    device.record(end, moving);
+    device.record(first, compute);
+    for (int i = 0; i < kProducts; ++i) product.launch();
+    device.record(last, compute);
+    device.synchronize(moving);
+    device.synchronize(compute);
+    ranks.check("bench comm");
+    return device.elapsed(first, last) / 1e3 / kProducts;
+  };
+  run(10);  // clocks rise
+  const double one = slowest(ranks, device.elapsed(begin, end) / 1e4);
+  ProductBeside result;
+  result.alone = slowest(ranks, run(0));
+  result.beside = slowest(ranks, run(static_cast<int>(2 * kProducts * result.alone / std::max(one, 1e-6)) + 1));
+  result.covered = device.elapsed(begin, end) >= device.elapsed(begin, last);
+  result.alone = (result.alone + slowest(ranks, run(0))) / 2;
+  return result;
+}
+
+}  // namespace
+
+CommBenchResult run_comm_bench(Session& session, Ranks& ranks, const CommBenchOptions& options) {
+  Device& own = *session.device;
+  own.open(static_cast<int>(session.device_options.ordinal) + (own.traits().host_addressable ? 0 : ranks.local_rank()));
+  std::shared_ptr<Device> device(&own, [](Device*) {});
+  if (options.throttle > 0) device = std::make_shared<ThrottledDevice>(device, options.throttle);
+  Communicator& group = *session.communicator;
+  ranks.connect(group, *device);
+  CommBenchResult result;
+  result.communicator = group.traits().id;
+  result.ranks = ranks.size();
+  result.link_rate = options.throttle > 0 ? options.throttle : own.traits().peer_rate;
+  const std::int64_t most = *std::max_element(options.sizes.begin(), options.sizes.end());
+  const Shared buffer(*device, group, 2 * most * ranks.size());
+  const std::vector<Collective> all = collectives(group);
+  auto print = [&](const std::string& text) {
+    if (ranks.leads()) options.print(text);
+  };
+  print(comm_table_head(result, own.traits()));
+  for (const Collective& collective : all)
+    for (const std::int64_t size : options.sizes) {
+      const double seconds = seconds_of(*device, ranks, [&](Stream stream) { collective.call(buffer, size, stream); });
+      const auto bytes = static_cast<double>(size * ranks.size());
+      result.times.push_back({collective.name, size * ranks.size(), seconds,
+                              bytes * collective.crossing(static_cast<double>(ranks.size())) / seconds});
+      print(comm_table_line(result, result.times.back()));
+    }
+  if (LargeProduct::refusal(*device, DType::bf16).empty()) {
+    LargeProduct product(*device, DType::bf16);
+    const Stream stream = device->stream(StreamKind::communication);
+    result.product = product_beside(*device, ranks, product, [&] { all[kGather].call(buffer, most, stream); });
+    print(comm_table_end(*result.product));
+  }
+  group.barrier();
+  return result;
+}
+
+}  // namespace quern
