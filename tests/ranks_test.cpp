@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,61 +12,16 @@
 #include <doctest/doctest.h>
 
 #include "end_to_end.h"
+#include "ranks/rank_group.h"
 
 using namespace quern;
 using namespace quern::testing;
 
 namespace {
 
-Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
-Overrides of_ranks(int ranks, const std::string& sharding) {
-  return {"parallel.ranks=" + std::to_string(ranks), "parallel.communicator=memcpy",
-          "parallel.shard_optimizer=" + sharding};
-}
-
 /// Steps of four micro-batches, which ranks share.
 const Overrides kSteps{"train.steps=6", "train.accumulation=4", "train.eval_every=3", "checkpoint.every=3",
                        "checkpoint.export=true"};
-
-/// Ranks that somebody else started, as torchrun does.
-class Group {
- public:
-  /// `others`: what all but rank 0 have besides.
-  Group(int size, const TinyFiles& files, const Overrides& overrides, const Overrides& others = {}) {
-    static int launches = 0;
-    const std::string id = std::to_string(::getpid()) + "-" + std::to_string(++launches);
-    for (int rank = 0; rank < size; ++rank)
-      ranks_.push_back(
-          std::make_unique<Child>(train_arguments(files, rank == 0 ? overrides : with(overrides, others)), [=] {
-            const std::string number = std::to_string(rank), all = std::to_string(size);
-            for (const char* name : {"RANK", "LOCAL_RANK"}) ::setenv(name, number.c_str(), 1);
-            for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) ::setenv(name, all.c_str(), 1);
-            ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-            ::setenv("MASTER_PORT", "29500", 1);
-            ::setenv("TORCHELASTIC_RUN_ID", id.c_str(), 1);
-          }));
-  }
-  Child& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
-  /// Exit codes.
-  std::vector<int> wait() {
-    std::vector<int> codes;
-    for (auto& rank : ranks_) codes.push_back(rank->wait());
-    return codes;
-  }
-  std::vector<int> all(int code) const { return std::vector<int>(ranks_.size(), code); }
-  std::string messages() const {
-    std::string text;
-    for (const auto& rank : ranks_) text += rank->err();
-    return text;
-  }
-
- private:
-  std::vector<std::unique_ptr<Child>> ranks_;
-};
 
 /// The file that is a rank's own arena, of so many bytes.
 std::filesystem::path arena_of(const Child& rank, std::int64_t bytes) {

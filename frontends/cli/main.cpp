@@ -12,7 +12,6 @@
 #include "commands.h"
 #include "end_of_main.h"
 #include "launch/local_ranks.h"
-#include "launch/rank_place.h"
 #include "quern/error.h"
 #include "quern/plugin.h"
 
@@ -68,18 +67,8 @@ void reserve_standard_streams() {
       ::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // the lowest free number: this one
 }
 
-// Names this process where several write to one terminal. Ranks that quern started are named by what started them.
-std::string who() {
-  try {
-    const std::optional<RankPlace> place = rank_place();
-    if (place && place->size > 1 && starter_of_this_rank() == 0) return "rank " + std::to_string(place->rank) + ": ";
-  } catch (const Error&) {  // then that is what is reported
-  }
-  return "";
-}
-
 int fail(const char* text, ErrorCode code) {
-  std::cerr << "quern: error: " + who() + text + "\n";
+  std::cerr << "quern: error: " + rank_prefix() + text + "\n";
   return static_cast<int>(code);
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/progress.h"
 #include "program/names.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
@@ -21,30 +22,6 @@ void check_documents(const std::vector<std::int32_t>& starts, const Geometry& ge
     fail_internal("engine",
                   "the batch's documents are not ascending offsets from 0 to the number of tokens, one at "
                   "the start of each row");
-}
-
-/// Whether the action may be part of a graph of some of a run's actions.
-bool is_segment_part(const Action& action) {
-  return action.lane == Lane::compute && (action.kind == ActionKind::launch || action.kind == ActionKind::collective);
-}
-
-/// Views that lie side by side, with nothing but the gaps of alignment between them, as one.
-std::vector<View> joined(const std::vector<View>& views, std::size_t alignment) {
-  std::vector<View> runs;
-  for (const View& view : views) {
-    if (!runs.empty() && runs.back().dtype == view.dtype) {
-      View& run = runs.back();
-      const auto distance = static_cast<std::byte*>(view.data) - static_cast<std::byte*>(run.data);
-      const auto end = rounded_up(static_cast<std::int64_t>(run.bytes()), static_cast<std::int64_t>(alignment));
-      if (distance == end) {
-        run.extents = {(distance + static_cast<std::int64_t>(view.bytes())) /
-                       static_cast<std::int64_t>(size_of(view.dtype))};
-        continue;
-      }
-    }
-    runs.push_back(view);
-  }
-  return runs;
 }
 
 /// A range of a device's profiler, from here to the end of the scope.
@@ -78,125 +55,9 @@ Engine::Engine(Device& device, Plan plan, std::vector<OffloadStore*> stores)
 }
 
 Engine::~Engine() {
+  if (progress_) progress_->detach();
   device_.release(MemoryKind::pinned, staging_);
   device_.release(MemoryKind::device, arena_);
-}
-
-// ---- binding ----
-
-void Engine::prepare_kernels() {
-  kernel_of_task_.assign(plan_.schedules.tasks.size(), nullptr);
-  for (const RunSchedule& schedule : plan_.schedules.runs)
-    for (const Action& action : schedule.actions) {
-      if (action.kind != ActionKind::launch) continue;
-      const auto task = static_cast<std::size_t>(action.task);
-      if (!kernel_of_task_[task]) kernel_of_task_[task] = kernel_for(plan_.schedules.tasks[task].instance);
-    }
-}
-
-const Kernel* Engine::kernel_for(const OpInstance& instance) {
-  auto& known = kernels_[instance.kind];
-  for (const auto& [seen, kernel] : known)
-    if (seen == instance) return kernel.get();
-  known.emplace_back(instance, device_.prepare(instance));
-  return known.back().second.get();
-}
-
-// Staging memory has no address of its own: its slots take turns.
-std::byte* Engine::address(const Place& place) const {
-  if (!place.present()) return nullptr;
-  switch (place.space) {
-    case Space::device: return arena_ + place.offset;
-    case Space::staging: return slot_ + place.offset;
-    case Space::results: return staging_ + plan_.staging_slot_bytes * plan_.options.uploads + place.offset;
-    case Space::store: break;
-  }
-  fail_internal("engine", "no memory of kind " + std::string(name_of(place.space)));
-}
-
-View Engine::view_of(const Access& access, const Operand& operand) const {
-  return {address(access.place), operand.dtype, operand.extents};
-}
-
-void Engine::bind(Run run) {
-  const RunSchedule& schedule = plan_.schedules[run];
-  BoundRun& bound = runs_[static_cast<std::size_t>(run)];
-  for (const Action& action : schedule.actions) {
-    Bound made;
-    if (action.task >= 0) {
-      const OpInstance& instance = plan_.schedules.tasks[static_cast<std::size_t>(action.task)].instance;
-      for (std::size_t i = 0; i < instance.inputs.size(); ++i)
-        made.inputs.push_back(view_of(schedule.reads(action)[i], instance.inputs[i]));
-      for (std::size_t o = 0; o < instance.outputs.size(); ++o)
-        made.outputs.push_back(view_of(schedule.writes(action)[o], instance.outputs[o]));
-    }
-    if (action.kind == ActionKind::collective) bind_collective(action, made);
-    if (action.kind == ActionKind::launch) {
-      made.kernel = kernel_of_task_[static_cast<std::size_t>(action.task)];
-      made.workspace = address(schedule.writes(action).back().place);
-    }
-    bound.actions.push_back(std::move(made));
-  }
-  for (int event = 0; event < schedule.events; ++event) bound.events.push_back(device_.make_event());
-  make_segments(schedule, bound);
-}
-
-void Engine::bind_collective(const Action& action, Bound& bound) const {
-  const Attributes& attributes = plan_.schedules.tasks[static_cast<std::size_t>(action.task)].instance.attributes;
-  if (attributes.has("counts"))
-    for (double count : attributes.list("counts")) bound.counts.push_back(static_cast<std::int64_t>(count));
-  else
-    bound.outputs = joined(bound.outputs, device_.traits().alignment);
-}
-
-Stream Engine::stream(Lane lane) {
-  switch (lane) {
-    case Lane::compute: return compute_;
-    case Lane::copy_in: return device_.stream(StreamKind::copy_in);
-    case Lane::copy_out: return device_.stream(StreamKind::copy_out);
-    case Lane::communication: return device_.stream(StreamKind::communication);
-    case Lane::host: break;
-  }
-  fail_internal("engine", "the host has no stream");
-}
-
-bool Engine::can_capture(const RunSchedule& schedule, const Action& action) const {
-  if (!device_.traits().can_capture || action.lane == Lane::host) return false;
-  auto store = [&](const Access& access) { return stores_[static_cast<std::size_t>(access.place.index)]; };
-  switch (action.kind) {
-    case ActionKind::host: return false;
-    case ActionKind::collective: return communicator_ && communicator_->traits().can_capture;
-    case ActionKind::put: return store(schedule.writes(action)[0])->traits().can_capture;
-    case ActionKind::get: return store(schedule.reads(action)[0])->traits().can_capture;
-    case ActionKind::copy:  // staging slots take turns, so that the addresses change
-      return schedule.reads(action)[0].place.space != Space::staging;
-    default: return true;
-  }
-}
-
-// A run whose actions can all be captured is one graph, whatever its lanes. Of another one, each range of launches and
-// collectives on the compute lane is a graph, and all else an action by itself.
-void Engine::make_segments(const RunSchedule& schedule, BoundRun& bound) const {
-  const std::vector<Action>& actions = schedule.actions;
-  auto fits = [&](const Action& action) { return can_capture(schedule, action); };
-  bound.segments.clear();
-  bound.graphs.clear();
-  bound.side_lanes.clear();
-  if (!actions.empty() && std::all_of(actions.begin(), actions.end(), fits)) {
-    bound.segments.emplace_back(0, actions.size());
-    for (int lane = 0; lane < kLanes; ++lane)
-      if (static_cast<Lane>(lane) != Lane::compute && std::any_of(actions.begin(), actions.end(), [&](const Action& a) {
-            return a.lane == static_cast<Lane>(lane);
-          }))
-        bound.side_lanes.push_back(static_cast<Lane>(lane));
-  }
-  for (std::size_t i = bound.segments.empty() ? 0 : actions.size(); i < actions.size();) {
-    std::size_t end = i;
-    while (end < actions.size() && is_segment_part(actions[end]) && fits(actions[end])) ++end;
-    bound.segments.emplace_back(i, std::max(end, i + 1));
-    i = bound.segments.back().second;
-  }
-  bound.graphs.resize(bound.segments.size());
 }
 
 // ---- running ----
@@ -205,34 +66,38 @@ void Engine::run(Run run, const std::function<void()>& host) {
   const RunSchedule& schedule = plan_.schedules[run];
   BoundRun& bound = runs_[static_cast<std::size_t>(run)];
   Range range(device_, schedule.name.c_str());
-  for (std::size_t segment = 0; segment < bound.segments.size(); ++segment) run_segment(schedule, bound, segment, host);
+  if (progress_) progress_->begin(run, stream(Lane::communication));
+  for (Segment& segment : bound.segments) run_segment(schedule, bound, segment, host);
 }
 
-void Engine::run_segment(const RunSchedule& schedule, BoundRun& bound, std::size_t segment,
+void Engine::run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment,
                          const std::function<void()>& host) {
-  const auto [begin, end] = bound.segments[segment];
-  auto all = [&, begin = begin, end = end] {
-    for (std::size_t i = begin; i < end; ++i) act(schedule, bound, i, host);
+  auto all = [&] {
+    for (std::size_t i = segment.begin; i < segment.end; ++i) act(schedule, bound, i, host);
   };
-  const bool whole = end - begin == schedule.actions.size();
-  const Action& first = schedule.actions[begin];
-  if (!can_capture(schedule, first) || !(whole || is_segment_part(first))) return all();
+  if (!segment.captured) return all();
   // Inside the graph other lanes fork from the compute lane and join it; outside it stands for all of them.
   for (Lane lane : bound.side_lanes) order(Lane::compute, lane);
-  std::unique_ptr<Graph>& graph = bound.graphs[segment];
-  if (!graph)
-    graph = device_.capture(compute_, [&] {
+  if (!segment.graph)
+    segment.graph = device_.capture(compute_, [&] {
       for (Lane lane : bound.side_lanes) order(lane, Lane::compute);
       all();
       for (Lane lane : bound.side_lanes) order(Lane::compute, lane);
     });
-  graph->launch(compute_);
+  segment.graph->launch(compute_);
   for (Lane lane : bound.side_lanes) order(lane, Lane::compute);
 }
 
 void Engine::order(Lane later, Lane earlier) {
   device_.record(joint_, stream(earlier));
-  device_.wait(stream(later), joint_);
+  wait(later, joint_, later == Lane::compute && earlier == Lane::communication);
+}
+
+void Engine::wait(Lane lane, Event event, bool awaits_collectives) {
+  const bool marked = progress_ && awaits_collectives;
+  if (marked) progress_->wait(stream(lane));
+  device_.wait(stream(lane), event);
+  if (marked) progress_->resume(stream(lane));
 }
 
 void Engine::synchronize() {
@@ -263,7 +128,7 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
       return device_.record(bound.events[static_cast<std::size_t>(action.event)], stream(action.lane));
     case ActionKind::wait:
       if (action.lane == Lane::host) return device_.synchronize(bound.events[static_cast<std::size_t>(action.event)]);
-      return device_.wait(stream(action.lane), bound.events[static_cast<std::size_t>(action.event)]);
+      return wait(action.lane, bound.events[static_cast<std::size_t>(action.event)], made.awaits);
     case ActionKind::host: return host();
     case ActionKind::put: {
       const Place &from = schedule.reads(action)[0].place, &to = schedule.writes(action)[0].place;
@@ -282,7 +147,12 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
 
 void Engine::collect(const Task& task, const Bound& bound, Stream stream) {
   if (!communicator_) fail_internal("engine", "no communicator for " + task.name);
-  const OpInstance& op = task.instance;
+  if (progress_) progress_->enter(bound.number, stream);
+  call_communicator(task.instance, bound, stream);
+  if (progress_ && bound.closes) progress_->leave(bound.number, stream);
+}
+
+void Engine::call_communicator(const OpInstance& op, const Bound& bound, Stream stream) {
   const bool maximum = op.attributes.has("reduction") && op.attributes.word("reduction") == "maximum";
   const Reduction reduction = maximum ? Reduction::maximum : Reduction::sum;
   if (op.kind == "all_gather")
@@ -348,6 +218,7 @@ void Engine::gather() {
 
 void Engine::micro_step(const Batch& batch, const StepState& state, At at, Observe observe) {
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
+  if (progress_) progress_->at_step(state.step + 1);
   upload(batch, state);
   run(plan_.schedules.micro_step(at.first, at.last, observe == Observe::yes));
   updated_ = updated_ && !at.first;
@@ -360,6 +231,7 @@ void Engine::observe_weights() {
 
 void Engine::join(Communicator& communicator) {
   communicator_ = &communicator;
+  if (communicator.size() > 1) progress_ = std::make_shared<Progress>(device_, plan_.schedules);
   communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));
   // Collectives may be part of graphs now.
   for (std::size_t run = 0; run < kRuns; ++run) make_segments(plan_.schedules.runs[run], runs_[run]);
@@ -368,7 +240,8 @@ void Engine::join(Communicator& communicator) {
 void Engine::leave() {
   if (!communicator_) return;
   synchronize();
-  for (BoundRun& run : runs_) run.graphs.clear();
+  for (BoundRun& run : runs_)
+    for (Segment& segment : run.segments) segment.graph.reset();
   std::exchange(communicator_, nullptr)->unregister_buffer(arena_);
 }
 
@@ -385,6 +258,7 @@ Engine::StepResult Engine::result() {
     std::memcpy(&result.update, read + sizeof(LossStats), sizeof(UpdateState));
   });
   on_their_way_ = 0;
+  if (progress_) progress_->at_step(0);
   return result;
 }
 

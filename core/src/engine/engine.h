@@ -19,6 +19,8 @@
 
 namespace quern {
 
+class Progress;
+
 /// A launch and how long it took alone.
 struct LaunchTime {
   const Task* task = nullptr;  ///< owned by the engine's plan
@@ -75,6 +77,8 @@ class Engine {
   void join(Communicator& communicator);
   /// Ends that, collectively, when nothing is pending; what is destroyed without it leaves its memory to other ranks.
   void leave();
+  /// How far the streams are among what ranks do together; null before join, and for a group of one.
+  std::shared_ptr<const Progress> progress() const { return progress_; }
   /// Brings to this rank the working copies that others updated, before anything but a step reads them. Blocks.
   void gather();
   /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch.
@@ -104,11 +108,19 @@ class Engine {
     std::vector<View> inputs, outputs;  ///< of a launch or collective, where neighbours are one
     std::vector<std::int64_t> counts;   ///< of a collective: elements of each rank's part
     void* workspace = nullptr;
+    std::size_t number = 0;  ///< of a collective: in its run
+    bool closes = false;     ///< of a collective: no other one follows at once on its lane
+    bool awaits = false;     ///< a wait of the compute lane for collectives
+  };
+  /// A range of actions; see make_segments.
+  struct Segment {
+    std::size_t begin = 0, end = 0;
+    bool captured = false;
+    std::unique_ptr<Graph> graph = nullptr;  ///< made by the first use, where it is captured
   };
   struct BoundRun {
     std::vector<Bound> actions;
-    std::vector<std::pair<std::size_t, std::size_t>> segments;  ///< ranges of actions; see make_segments
-    std::vector<std::unique_ptr<Graph>> graphs;                 ///< of those that are captured, by segment
+    std::vector<Segment> segments;
     std::vector<Event> events;
     std::vector<Lane> side_lanes;  ///< used beside compute, where the whole run is one segment
   };
@@ -116,6 +128,7 @@ class Engine {
   void prepare_kernels();
   void bind(Run run);
   void bind_collective(const Action& action, Bound& bound) const;
+  static void mark_collectives(const RunSchedule& schedule, BoundRun& bound);
   const Kernel* kernel_for(const OpInstance& instance);
   View view_of(const Access& access, const Operand& operand) const;
   std::byte* address(const Place& place) const;
@@ -124,15 +137,16 @@ class Engine {
   void make_segments(const RunSchedule& schedule, BoundRun& bound) const;
   /// Lets the first of these lanes go on only when the second is where it is now.
   void order(Lane later, Lane earlier);
+  void wait(Lane lane, Event event, bool awaits_collectives);
   void synchronize();
   void move(const Place& place, std::byte* to, const std::byte* from);
   void read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host);
   void run(Run run, const std::function<void()>& host = {});
-  void run_segment(const RunSchedule& schedule, BoundRun& bound, std::size_t segment,
-                   const std::function<void()>& host);
+  void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
   void need_gathered() const;
   void collect(const Task& task, const Bound& bound, Stream stream);
+  void call_communicator(const OpInstance& op, const Bound& bound, Stream stream);
   void upload(const Batch& batch, const StepState& state);
   void fill_slot(const Batch& batch, const StepState& state);
 
@@ -140,6 +154,7 @@ class Engine {
   Plan plan_;
   Stream compute_;
   Communicator* communicator_ = nullptr;
+  std::shared_ptr<Progress> progress_;  // shared with who watches it for longer
   ReadNotice notice_;
   bool updated_ = false;  // working copies of other ranks' rows are not here yet
   std::vector<OffloadStore*> stores_;

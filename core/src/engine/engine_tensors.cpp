@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/progress.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -81,7 +82,9 @@ void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::i
     }
     const View whole{arena_ + plan_.transient_offset, tensor.dtype, {end - begin}};
     if (own.count() == 0) own.data = whole.data;
+    if (progress_) progress_->begin_read(stream), progress_->enter(0, stream);
     communicator_->all_gather(own, whole, counts, stream);
+    if (progress_) progress_->leave(0, stream);
     if (host) device_.copy(host + (begin - first) * size, whole.data, whole.bytes(), stream);
     device_.synchronize(stream);
   }

@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include "engine/progress.h"
 #include "engine/recording_device.h"
 #include "program/names.h"
 #include "quern/error.h"
@@ -52,9 +53,9 @@ struct HandMade {
     const Access from = at(64), to = at(128, Space::store);
     (*this)[run].add({.kind = ActionKind::put, .lane = Lane::copy_out}, {&from, 1}, {&to, 1});
   }
-  void reduce(Run run) {
+  void reduce(Run run, Lane lane = Lane::compute) {
     const Access place = at(32);
-    (*this)[run].add({.kind = ActionKind::collective, .task = 1}, {&place, 1}, {&place, 1});
+    (*this)[run].add({.kind = ActionKind::collective, .lane = lane, .task = 1}, {&place, 1}, {&place, 1});
   }
   void order(Run run, Lane later, Lane earlier) {
     const std::int32_t event = (*this)[run].events++;
@@ -198,12 +199,51 @@ TEST_CASE("collectives go to the communicator, in a graph if it can be captured,
     RecordingCommunicator communicator(rig.device, captures);
     rig.start(made.plan);
     rig.engine->join(communicator);
-    CHECK(rig.device.take() == Calls{"register arena+0, 256"});
+    CHECK(rig.device.take() == Calls{"pin 4096", "register arena+0, 256"});
     rig.engine->update();
-    const Calls calls = rig.device.take();
     const std::string reduce = "all_reduce arena+32, compute", launch = "launch op arena+0 - -> arena+16, compute";
-    CHECK(calls == (captures ? Calls{"capture compute {", reduce, launch, "}", "graph, compute"}
-                             : Calls{reduce, "capture compute {", launch, "}", "graph, compute"}));
+    const std::string begins = "word 0, communication", in = "word 1, compute", out = "word 2, compute";
+    CHECK(rig.device.take() ==
+          (captures ? Calls{begins, begins, "capture compute {", in, reduce, out, launch, "}", "graph, compute"}
+                    : Calls{begins, begins, in, reduce, out, "capture compute {", launch, "}", "graph, compute"}));
+  }
+}
+
+TEST_CASE("streams say which collective they are in, and when the compute stream waits for one") {
+  HandMade made;
+  for (int i = 0; i < 3; ++i) {
+    if (i == 2) made.order(Run::update, Lane::compute, Lane::communication);
+    made.reduce(Run::update, Lane::communication);
+  }
+  made.launch(Run::refresh);
+  for (bool captures : {false, true}) {
+    CAPTURE(captures);
+    Rig rig(captures);
+    RecordingCommunicator communicator(rig.device, true);
+    rig.start(made.plan);
+    rig.engine->join(communicator);
+    rig.engine->update();
+    const std::shared_ptr<const Progress> progress = rig.engine->progress();
+    CHECK(progress->number() == 6);
+    CHECK_FALSE(progress->waiting());
+    CHECK(progress->text(3) == "all_reduce gradient (update between steps)");
+    if (!captures) {
+      const std::string reduce = "all_reduce arena+32, communication";
+      auto word = [](int value) { return "word " + std::to_string(value) + ", communication"; };
+      rig.device.take();
+      rig.engine->update();
+      CHECK(rig.device.take() == Calls{word(0), word(3), word(1), reduce, word(3), reduce, word(4),
+                                       "record event 1, communication", "word 1, compute", "wait event 1, compute",
+                                       "word 0, compute", word(5), reduce, word(6)});
+      CHECK(progress->number() == 12);
+    }
+    rig.engine->refresh();
+    const std::string report = progress->report();
+    CHECK(report.find("past all_reduce gradient (update between steps)") == 0);
+    CHECK(report.find(" ago: refresh between steps\n") != std::string::npos);
+    CHECK(report.find("  done  all_reduce gradient\n") != std::string::npos);
+    rig.engine.reset();
+    CHECK(progress->number() == (captures ? 6 : 12));  // after the engine
   }
 }
 

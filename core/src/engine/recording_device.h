@@ -51,6 +51,8 @@ class RecordingDevice final : public PlanningDevice {
     record_call(std::string("release ") + (kind == MemoryKind::device ? "device" : "pinned"));
     std::free(memory);
   }
+  void pin(void*, std::size_t bytes) override { record_call("pin " + std::to_string(bytes)); }
+  void unpin(void*) noexcept override { record_call("unpin"); }
   Stream stream(StreamKind kind) override { return {streams_ + static_cast<int>(kind)}; }
   Event make_event() override { return {&events_.emplace_back(Recorded{.number = events_.size()})}; }
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
@@ -67,6 +69,10 @@ class RecordingDevice final : public PlanningDevice {
     record_call("record " + number(event) + ", " + name_of(stream));
   }
   void wait(Stream stream, Event event) override { record_call("wait " + number(event) + ", " + name_of(stream)); }
+  void write_word(std::uint32_t* word, std::uint32_t value, Stream stream) override {
+    *word = value;
+    record_call("word " + std::to_string(value) + ", " + name_of(stream));
+  }
   void synchronize(Stream stream) override { record_call("synchronize " + name_of(stream)); }
   void synchronize(Event event) override { record_call("synchronize " + number(event)); }
   std::unique_ptr<Graph> capture(Stream stream, const std::function<void()>& work) override {

@@ -21,8 +21,8 @@ namespace quern {
 
 namespace {
 
-/// What a rank gives, what all gave, and that a rank leaves.
-constexpr char kGiven = 'g', kResult = 'r', kBye = 'l';
+/// What a rank gives, what all gave, that a rank leaves, and what it is at.
+constexpr char kGiven = 'g', kResult = 'r', kBye = 'l', kNote = 'n';
 constexpr std::size_t kMostResult = 0xffffffff;  // bytes
 constexpr double kLater = 2;                     // seconds: rank 0 gives up first and says whom it waited for
 constexpr double kGrace = 2;                     // of a rank that leaves, for what it still has to say
@@ -61,6 +61,7 @@ class HostGroup::Service {
         sockets_(std::move(sockets)),
         left_(sockets_.size()),
         given_(static_cast<std::size_t>(rank == 0 ? size : 0)),
+        notes_(sockets_.size()),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_) throw Error(ErrorCode::resources, {.where = rank_text(rank, size), .what = "no descriptor is free"});
     sigset_t all, before;
@@ -93,7 +94,7 @@ class HostGroup::Service {
     waiting_ = true;
     const bool done = changed_.wait_until(lock, after(limit() + kLater), [this] { return fault_ || result_; });
     waiting_ = false;
-    if (!done) fail("rank 0 did not answer within " + format_duration(limit()));
+    if (!done) fail(std::string(kHang) + "rank 0 did not answer within " + format_duration(limit()));
     patience_ = 0;
     if (!result_) fail_communication(rank_, size_, *fault_);
     return unpack(*std::exchange(result_, nullptr));
@@ -107,8 +108,23 @@ class HostGroup::Service {
 
   void end(const std::string& text) {
     std::lock_guard lock(mutex_);
-    fail(name(static_cast<std::size_t>(rank_)) + ": " + text);
+    fail(text);
     wake();
+  }
+
+  void note(const std::string& text) {
+    std::lock_guard lock(mutex_);
+    if (rank_ == 0) {
+      take_note(0, text);
+    } else if (!sockets_[0].unsent() && !fault_) {
+      sockets_[0].send(kNote, text);
+      wake();
+    }
+  }
+
+  std::vector<Note> notes() const {
+    std::lock_guard lock(mutex_);
+    return notes_;
   }
 
   std::optional<std::string> fault() const {
@@ -130,7 +146,7 @@ class HostGroup::Service {
     try {
       serve_all();
     } catch (const std::exception& error) {  // out of memory, most likely
-      end(error.what());
+      end(name(static_cast<std::size_t>(rank_)) + ": " + error.what());
     }
   }
 
@@ -172,8 +188,16 @@ class HostGroup::Service {
       case kResult: result_ = std::make_unique<std::string>(std::move(frame.bytes)); return changed_.notify_all();
       case kBye: left_[i] = true; return check_left();
       case kFaultFrame: return fail(frame.bytes);
+      case kNote:
+        if (rank_ == 0) sockets_[i].send(kNote, {});
+        return take_note(i, std::move(frame.bytes));
       default: return fail(name(rank_of(i)) + " does not speak as ranks do");
     }
+  }
+
+  void take_note(std::size_t i, std::string text) {
+    notes_[i].text = std::move(text);
+    ++notes_[i].count;
   }
 
   /// Rank 0: a rank's part of an exchange.
@@ -206,7 +230,7 @@ class HostGroup::Service {
     std::string list;
     for (std::size_t rank = 0; rank < given_.size(); ++rank)
       if (!given_[rank]) list += (list.empty() ? "rank " : ", ") + std::to_string(rank);
-    return list + " did not come to an exchange within " + format_duration(limit());
+    return kHang + list + " did not come to an exchange within " + format_duration(limit());
   }
 
   /// The first fault counts. Rank 0 tells all; others tell rank 0.
@@ -227,6 +251,7 @@ class HostGroup::Service {
   std::vector<FrameSocket> sockets_;  // rank 0: by rank; others: rank 0's
   std::vector<bool> left_;
   std::vector<std::optional<std::string>> given_;  // rank 0: of the exchange that is on
+  std::vector<Note> notes_;                        // as the sockets
   std::unique_ptr<std::string> result_;
   std::optional<std::string> fault_;
   bool waiting_ = false;  // for the result of an exchange
@@ -259,11 +284,24 @@ void HostGroup::be_patient(double seconds) {
 
 void HostGroup::end(const std::string& text) noexcept {
   try {
+    end_for(name(static_cast<std::size_t>(rank_)) + ": " + text);
+  } catch (...) {  // out of memory: the sockets close with the process
+  }
+}
+
+void HostGroup::end_for(const std::string& text) noexcept {
+  try {
     if (service_) service_->end(text);
   } catch (...) {  // out of memory: the sockets close with the process
   }
 }
 
 std::optional<std::string> HostGroup::fault() const { return service_ ? service_->fault() : std::nullopt; }
+
+void HostGroup::note(const std::string& text) {
+  if (service_) service_->note(text);
+}
+
+std::vector<HostGroup::Note> HostGroup::notes() const { return service_ ? service_->notes() : std::vector<Note>{}; }
 
 }  // namespace quern

@@ -2,6 +2,7 @@
 // All ranks of a run, connected through rank 0: for set-up, agreement and bad news, between hosts. A thread of its own
 // hears at once when a rank is gone.
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,9 @@
 #include "launch/meeting_point.h"
 
 namespace quern {
+
+/// Begins faults about a rank that did not come in time.
+inline constexpr const char* kHang = "hang: ";
 
 class HostGroup {
  public:
@@ -33,8 +37,20 @@ class HostGroup {
   void be_patient(double seconds);
   /// Ends the group for all ranks, with "rank R: " and this text as the fault; from any thread.
   void end(const std::string& text) noexcept;
+  /// The same where the text names the rank that it is about.
+  void end_for(const std::string& text) noexcept;
   /// The first fault: a rank that is gone, that ended the group, or that did not come to an exchange. From any thread.
   std::optional<std::string> fault() const;
+
+  // ---- what ranks are at, for messages: from any thread, without waiting ----
+  struct Note {
+    std::string text = {};
+    std::uint64_t count = 0;  ///< of notes from that rank so far: one that says nothing more may be stopped
+  };
+  /// Takes the place of this rank's last note; dropped where earlier ones have not gone out yet. Rank 0 answers.
+  void note(const std::string& text);
+  /// On rank 0 the last notes, by rank; elsewhere only rank 0's, which counts its answers.
+  std::vector<Note> notes() const;
 
  private:
   class Service;

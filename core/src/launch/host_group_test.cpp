@@ -117,10 +117,28 @@ TEST_CASE("a rank that dies, throws, ends the group or leaves is named at once")
   CHECK(fault_of([](HostGroup&) {}, 0) == "rank 0 has left");
 }
 
+TEST_CASE("rank 0 has what the others noted last, and they hear from it") {
+  const TestDirectory directory;
+  const auto all = texts(3, [&](int rank) -> std::string {
+    HostGroup group(rank, 3, in(directory), kPatience);
+    group.exchange("begin");
+    if (rank == 0) group.note("first");
+    group.note("rank " + std::to_string(rank));
+    group.exchange("noted");  // what came before it is there
+    sleep(0.2);
+    std::string text;
+    for (const HostGroup::Note& note : group.notes()) text += note.text + " " + std::to_string(note.count) + "; ";
+    group.exchange("end");
+    return text;
+  });
+  CHECK(all[0] == "rank 0 2; rank 1 1; rank 2 1; ");
+  CHECK(all[1] == " 1; ");
+}
+
 TEST_CASE("a rank that does not come to an exchange is named after the time-out") {
-  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 2, 0.5) == "rank 2 did not come to an exchange within 500ms");
-  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 0, 0.5) == "rank 0 did not come to an exchange within 500ms");
-  CHECK(fault_of([](HostGroup&) { ::raise(SIGSTOP); }, 0, 0.5) == "rank 0 did not answer within 500ms");
+  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 2, 0.5) == "hang: rank 2 did not come to an exchange within 500ms");
+  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 0, 0.5) == "hang: rank 0 did not come to an exchange within 500ms");
+  CHECK(fault_of([](HostGroup&) { ::raise(SIGSTOP); }, 0, 0.5) == "hang: rank 0 did not answer within 500ms");
 }
 
 TEST_CASE("ranks that never come are named") {

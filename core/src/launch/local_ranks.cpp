@@ -7,6 +7,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "launch/rank_place.h"
 #include "launch/secret.h"
 #include "quern/error.h"
 
@@ -75,6 +76,15 @@ int starter_of_this_rank() {
   const char* const text = std::getenv(kStarter);
   const int starter = text ? std::atoi(text) : 0;
   return starter == ::getppid() ? starter : 0;
+}
+
+std::string rank_prefix() {
+  try {
+    const std::optional<RankPlace> place = rank_place();
+    if (place && place->size > 1 && starter_of_this_rank() == 0) return "rank " + std::to_string(place->rank) + ": ";
+  } catch (const Error&) {  // then that is what is reported
+  }
+  return "";
 }
 
 }  // namespace quern

@@ -19,4 +19,8 @@ std::vector<RankProcess> mpirun_ranks(int size, const std::vector<std::string>& 
 /// come from elsewhere (a terminal's, to all processes at once) are to be ignored.
 int starter_of_this_rank();
 
+/// "rank 2: ", before messages of this process, where several write to one terminal. Ranks that quern started are named
+/// by what started them: "".
+std::string rank_prefix();
+
 }  // namespace quern

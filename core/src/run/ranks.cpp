@@ -7,11 +7,13 @@
 
 #include "base/shorten.h"
 #include "quern/error.h"
+#include "run/watchdog.h"
 
 namespace quern {
 
 namespace {
 
+constexpr double kLater = 10;            // s: the watchdog, which knows more, speaks before the communicator
 constexpr double kPatience = 24 * 3600;  // seconds, for what one rank does alone: timing kernels, writing checkpoints
 
 std::string name_of(const Communicator& communicator) { return "communicator " + communicator.traits().id; }
@@ -66,7 +68,8 @@ void serve(Engine& engine, const std::string& request) {
 
 }  // namespace
 
-Ranks::Ranks(const Session& session) : place_(place_in(session)), unwinding_(std::uncaught_exceptions()) {
+Ranks::Ranks(const Session& session)
+    : place_(place_in(session)), directory_(session.log.directory), unwinding_(std::uncaught_exceptions()) {
   if (place_.size == 1) return;
   const MeetingPoint point = MeetingPoint::of(
       place_, session.log.directory, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
@@ -148,7 +151,8 @@ void Ranks::follow(Engine& engine) {
 
 void Ranks::connect(Communicator& communicator, Device& device) {
   communicator_ = &communicator;
-  const Rendezvous rendezvous = rendezvous_ ? rendezvous_->get(communicator.traits().id) : Rendezvous{};
+  Rendezvous rendezvous = rendezvous_ ? rendezvous_->get(communicator.traits().id) : Rendezvous{};
+  rendezvous.timeout += kLater;
   communicator.connect(rendezvous, device);
   if (communicator.rank() != place_.rank || communicator.size() != place_.size)
     throw Error(ErrorCode::communication, {.where = name_of(communicator),
@@ -164,22 +168,33 @@ void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
   connect(communicator, device);
   engine.join(communicator);
   communicator.barrier();
+  if (hosts_) watchdog_ = std::make_unique<Watchdog>(*hosts_, communicator, engine.progress(), directory_);
 }
 
 void Ranks::leave(Engine& engine) {
-  if (hosts_) engine.leave();
+  if (!hosts_) return;
+  hosts_->be_patient(kPatience);  // rank 0 may still write
+  hosts_->exchange({});
+  engine.leave();
+  watchdog_.reset();
 }
 
 void Ranks::fail(const std::string& text) noexcept {
+  if (watchdog_) watchdog_->leaving();
   if (hosts_) hosts_->end(text);
 }
 
 void Ranks::check(const std::string& where) {
   if (!communicator_) return;
-  if (std::optional<std::string> fault = communicator_->error())
-    throw Error(ErrorCode::communication, {.where = where,
-                                           .what = name_of(*communicator_) + ": " + *fault,
-                                           .next = "run the same command again to go on from the last checkpoint"});
+  std::optional<std::string> fault = hosts_ ? hosts_->fault() : std::nullopt;  // from which others may follow
+  if (!fault && (fault = communicator_->error()))
+    fault = name_of(*communicator_) + ": " + *fault + (watchdog_ ? watchdog_->silent_ranks() : "");
+  if (fault)
+    throw Error(
+        ErrorCode::communication,
+        {.where = where, .what = *fault, .next = "run the same command again to go on from the last checkpoint"});
 }
+
+double Ranks::waited() const { return watchdog_ ? watchdog_->waited() : 0; }
 
 }  // namespace quern

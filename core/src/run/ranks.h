@@ -14,6 +14,8 @@
 
 namespace quern {
 
+class Watchdog;
+
 class Ranks {
  public:
   /// Waits until all ranks that the session's config asks for are here. Throws a config error where nothing started
@@ -51,20 +53,24 @@ class Ranks {
   void join(Communicator& communicator, Device& device, Engine& engine);
   /// Ends that when a run has ended well; collective, so that no rank is gone before the others are done.
   void leave(Engine& engine);
-  /// Lets the other ranks know why this one leaves.
+  /// Lets the other ranks know why this one leaves, which it has to do within a minute from now.
   void fail(const std::string& text) noexcept;
   /// Throws a communication error when a collective has failed; `where` says when: "step 12".
   void check(const std::string& where);
+  /// Seconds so far that this rank's compute stream has waited for collectives.
+  double waited() const;
 
  private:
   static std::vector<std::string> alone(std::string& own);
   void follow(Engine& engine);
 
   RankPlace place_;
+  std::string directory_;  // of the run
   std::unique_ptr<HostGroup> hosts_;
   std::unique_ptr<RankRendezvous> rendezvous_;
   Communicator* communicator_ = nullptr;
   int unwinding_;  // exceptions on their way when this was made
+  std::unique_ptr<Watchdog> watchdog_;
 };
 
 }  // namespace quern

@@ -264,7 +264,6 @@ void Trainer::save() {
   guarded([&] {
     if (!checkpoints_.has(state_)) checkpoints_.save(state_);
     checkpoints_.finish(state_);
-    ranks_.leave(engine_);
   });
 }
 
@@ -325,6 +324,7 @@ void Trainer::guarded(const std::function<void()>& work) {
         .append("step " + std::to_string(state_.step) + " is saved, and the same command goes on from there");
     throw Error(error.code(), std::move(detail));
   } catch (...) {
+    ranks_.fail("ended with an error");
     save_before_failing(ranks_.size() > 1);
     throw;
   }
@@ -340,6 +340,7 @@ RunResult Trainer::run() {
     // A stop. What this process started from is saved already.
     if (!finished && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
     checkpoints_.finish(state_);
+    ranks_.leave(engine_);
   });
   return {state_.step, finished, log_.end()};
 }

@@ -1,0 +1,164 @@
+// Ranks that stop, die, fail or are slow, at every stage of a run: all processes leave in time, with the right code,
+// and say which rank it was. Nobody starts the ranks here who would see to that.
+#include <sys/resource.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <thread>
+
+#include <doctest/doctest.h>
+
+#include "data/token_file.h"
+#include "ranks/rank_group.h"
+
+using namespace quern;
+using namespace quern::testing;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kCulprit = 1;
+constexpr double kTimeout = 5, kMore = 25;  // s: a busy machine
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+Overrides endless(const TinyFiles& files) {
+  return with(of_ranks(3, "ranks"),
+              {"train.accumulation=3", "train.steps=100000", "train.eval_every=0", "checkpoint.every=0",
+               "parallel.timeout=" + std::to_string(kTimeout), files.run("run")});
+}
+
+/// A stage of a run: what it needs in the config, and whether it is reached.
+struct Stage {
+  const char* name;
+  Overrides overrides;
+  std::function<bool(const TinyFiles&)> reached;
+};
+
+/// Much more to evaluate than to train on, so that a run takes long to end.
+void lengthen_end(const TinyFiles& files) {
+  TokenFileContent content{
+      .tokens = std::vector<std::int32_t>(200001, 7), .mask = {}, .vocabulary = 64, .separator = -1};
+  write_token_file(files.at("validation.tok"), content);
+}
+
+std::vector<Stage> stages() {
+  auto steps = [](const TinyFiles& files) { return events(files.at("run"), "step").size() >= 3; };
+  return {{"at the start", {}, [](const TinyFiles&) { return true; }},
+          {"in a step", {}, steps},
+          {"in a save",
+           {"checkpoint.every=1"},
+           [](const TinyFiles& files) {
+             return std::filesystem::exists(files.at("run")) && newest_step(files.at("run")) >= 2;
+           }},
+          {"at the end", {"train.steps=3"}, steps}};
+}
+
+/// Three ranks, of which `culprit` gets the signal at that stage, and then leaves with this code.
+void check_all_leave(const Stage& stage, int culprit, int signal, int code) {
+  CAPTURE(stage.name);
+  TinyFiles files;
+  lengthen_end(files);
+  Group group(3, files, with(endless(files), stage.overrides));
+  while (group.running() && !stage.reached(files)) sleep(0.001);
+  REQUIRE(group.running());
+  const auto begin = Clock::now();
+  group[culprit].signal(signal);
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == culprit) continue;
+    CAPTURE(rank);
+    CHECK(group[rank].wait() == 6);
+    const std::string err = group[rank].err();
+    CAPTURE(err);
+    CHECK(occurrences(err, "quern: error: ") == 1);
+    // Before they have met, rank 0 lists who is missing.
+    CHECK((has(err, "rank " + std::to_string(culprit)) || has(err, "within 5.0s: " + std::to_string(culprit))));
+  }
+  CHECK(since(begin) < kTimeout + kMore);
+  if (signal == SIGSTOP) group[culprit].signal(SIGCONT);
+  CHECK(group[culprit].wait() == code);
+}
+
+}  // namespace
+
+TEST_CASE("a rank that is stopped") {
+  for (const Stage& stage : stages()) check_all_leave(stage, kCulprit, SIGSTOP, 6);
+}
+
+TEST_CASE("rank 0, when it is stopped") {
+  for (const Stage& stage : stages()) check_all_leave(stage, 0, SIGSTOP, 6);
+}
+
+TEST_CASE("a rank that is killed") {
+  for (const Stage& stage : stages()) check_all_leave(stage, kCulprit, SIGKILL, -SIGKILL);
+}
+
+TEST_CASE("a rank that hangs in a step is named with the collective, and every rank leaves a report") {
+  TinyFiles files;
+  Group group(3, files, with(endless(files), {"train.accumulation=900"}));  // hardly ever between steps
+  while (group.running() && events(files.at("run"), "step").size() < 3) sleep(0.001);
+  sleep(0.02);
+  group[kCulprit].signal(SIGSTOP);
+  for (const int rank : {0, 2}) {
+    CHECK(group[rank].wait() == 6);
+    const std::string err = group[rank].err();
+    CAPTURE(err);
+    CHECK(has(err, "hang: rank "));
+    CHECK(has(err, "; rank 1 has not come to it: when last heard, "));
+    const std::string report = read_text(files.at("run/hang.rank" + std::to_string(rank) + ".txt"));
+    CAPTURE(report);
+    CHECK(has(report, "hang: rank "));
+    CHECK(has(report, "\nin "));
+    CHECK(has(report, "micro-step"));
+    CHECK(has(report, "  in    "));
+  }
+  group[kCulprit].signal(SIGCONT);
+  CHECK(group[kCulprit].wait() == 6);
+}
+
+TEST_CASE("a rank that fails, at the start or in a save") {
+  auto limit = [](int resource, rlim_t value) {
+    const rlimit most{value, value};
+    ::setrlimit(static_cast<__rlimit_resource>(resource), &most);
+  };
+  struct Case {
+    int rank, resource;
+    rlim_t value;
+  };
+  for (const Case& c : {Case{kCulprit, RLIMIT_AS, rlim_t{300} << 20}, Case{0, RLIMIT_FSIZE, 20000}}) {
+    CAPTURE(c.rank);
+    TinyFiles files;
+    Group group(3, files, with(endless(files), {"checkpoint.every=5"}), {}, [&](int rank) {
+      if (rank == c.rank) limit(c.resource, c.value);
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      const int code = group[rank].wait();
+      CAPTURE(rank);
+      CAPTURE(group[rank].err());
+      CHECK(code == (rank == c.rank ? 4 : 6));
+      CHECK(occurrences(group[rank].err(), "quern: error: ") == 1);
+      if (rank != c.rank) CHECK(has(group[rank].err(), std::to_string(c.rank)));
+    }
+  }
+}
+
+TEST_CASE("a rank that is slow within the time-out changes nothing") {
+  TinyFiles calm, disturbed;
+  for (TinyFiles* files : {&calm, &disturbed}) {
+    Group group(2, *files,
+                with(with(endless(*files), of_ranks(2, "ranks")),
+                     {"train.steps=40", "checkpoint.every=7", "parallel.timeout=60"}));
+    for (int pause = 0; files == &disturbed && pause < 4 && group.running(); ++pause) {
+      sleep(0.2);
+      group[pause % 2].signal(SIGSTOP);
+      sleep(0.3);
+      group[pause % 2].signal(SIGCONT);
+    }
+    CHECK(group.wait() == group.all(0));
+  }
+  CHECK(logged_losses(disturbed.at("run")) == logged_losses(calm.at("run")));
+  CHECK(newest_tensors(disturbed.at("run")) == newest_tensors(calm.at("run")));
+}

@@ -1,0 +1,69 @@
+#pragma once
+// Ranks for end-to-end tests.
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../end_to_end.h"
+
+namespace quern::testing {
+
+inline Overrides with(Overrides base, const Overrides& more) {
+  base.insert(base.end(), more.begin(), more.end());
+  return base;
+}
+
+inline Overrides of_ranks(int ranks, const std::string& sharding) {
+  return {"parallel.ranks=" + std::to_string(ranks), "parallel.communicator=memcpy",
+          "parallel.shard_optimizer=" + sharding};
+}
+
+/// Ranks that somebody else started, as torchrun does.
+class Group {
+ public:
+  /// `others`: what all but rank 0 have besides. `prepare` runs in a rank's process before the program.
+  Group(int size, const TinyFiles& files, const Overrides& overrides, const Overrides& others = {},
+        const std::function<void(int rank)>& prepare = {}) {
+    static int launches = 0;
+    const std::string id = std::to_string(::getpid()) + "-" + std::to_string(++launches);
+    for (int rank = 0; rank < size; ++rank)
+      ranks_.push_back(
+          std::make_unique<Child>(train_arguments(files, rank == 0 ? overrides : with(overrides, others)), [=] {
+            const std::string number = std::to_string(rank), all = std::to_string(size);
+            for (const char* name : {"RANK", "LOCAL_RANK"}) ::setenv(name, number.c_str(), 1);
+            for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) ::setenv(name, all.c_str(), 1);
+            ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+            ::setenv("MASTER_PORT", "29500", 1);
+            ::setenv("TORCHELASTIC_RUN_ID", id.c_str(), 1);
+            if (prepare) prepare(rank);
+          }));
+  }
+  Child& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  bool running() {
+    bool all = true;
+    for (auto& rank : ranks_) all = rank->running() && all;
+    return all;
+  }
+  /// Exit codes.
+  std::vector<int> wait() {
+    std::vector<int> codes;
+    for (auto& rank : ranks_) codes.push_back(rank->wait());
+    return codes;
+  }
+  std::vector<int> all(int code) const { return std::vector<int>(ranks_.size(), code); }
+  std::string messages() const {
+    std::string text;
+    for (const auto& rank : ranks_) text += rank->err();
+    return text;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Child>> ranks_;
+};
+
+}  // namespace quern::testing
