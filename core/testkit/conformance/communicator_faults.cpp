@@ -159,15 +159,16 @@ std::string aborted(const Setting& setting) {
 
 /// A rank that does not come to the barrier, and one that does not connect.
 std::string missing(const Setting& setting) {
+  const double absent = 1.5 * setting.timeout;
   for (const bool comes : {true, false}) {
     const RankDirectory scratch(setting.subject, setting.ranks);
     const auto outcomes = run_ranks(setting.ranks, setting.limit(), [&](int rank) -> std::string {
       if (rank == kCulprit && !comes) {
         const HostGroup hosts(rank, setting.ranks, MeetingPoint::in(scratch.path(), "", true), setting.timeout);
-        return sleep(setting.late), "";
+        return sleep(absent), "";
       }
       Joined& group = *new Joined(setting.subject, scratch.path(), rank, setting.ranks, setting.timeout);
-      if (rank == kCulprit) return sleep(setting.late), "";
+      if (rank == kCulprit) return sleep(absent), "";
       group.communicator->barrier();
       return "";
     });

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "quern/error.h"
@@ -76,7 +77,8 @@ ncclConfig_t config_of(const NcclOptions& options) {
 NcclCommunicator::~NcclCommunicator() {
   if (comm_) {
     call("the end", [&] { return ncclCommFinalize(comm_); });
-    fault() ? ncclCommAbort(comm_) : ncclCommDestroy(comm_);
+    const ncclComm_t comm = comm_;
+    fault() ? ncclCommAbort(comm) : ncclCommDestroy(comm);
   }
   if (staging_) device_->release(MemoryKind::device, staging_);
 }
@@ -102,9 +104,16 @@ void NcclCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   staging_ = static_cast<char*>(
       device.allocate(MemoryKind::device, static_cast<std::size_t>((size_ + 1) * kPiece) * sizeof(float)));
   set_environment(options_);
+  if (constexpr std::string_view kFile = "file:"; rendezvous.address.starts_with(kFile))
+    page_ = std::make_unique<FaultPage>(rendezvous.address.substr(kFile.size()) + ".faults", rank_, size_);
   const ncclUniqueId id = agree_on_id();
   ncclConfig_t config = config_of(options_);
-  call("connect", [&] { return ncclCommInitRankConfig(&comm_, size_, id, rank_, &config); });
+  call("connect", [&] {
+    ncclComm_t comm = nullptr;
+    const ncclResult_t result = ncclCommInitRankConfig(&comm, size_, id, rank_, &config);
+    comm_ = comm;
+    return result;
+  });
   if (auto text = fault()) throw communication_error(*text);
 }
 
@@ -315,14 +324,17 @@ void NcclCommunicator::receive(const View& out, int from, Stream stream) {
 
 // ---- faults ----
 
-std::optional<std::string> NcclCommunicator::fault() const {
+std::optional<std::string> NcclCommunicator::fault() {
   const std::lock_guard lock(fault_mutex_);
+  if (!fault_ && page_) fault_ = page_->told();
   return fault_;
 }
 
 void NcclCommunicator::fail(const std::string& text) noexcept {
   const std::lock_guard lock(fault_mutex_);
-  if (!fault_) fault_ = text;
+  if (fault_) return;
+  fault_ = text;
+  if (page_) page_->tell(text);
 }
 
 std::optional<std::string> NcclCommunicator::error() {
@@ -337,7 +349,7 @@ void NcclCommunicator::abort() noexcept {
   fail("rank " + std::to_string(rank_) + " ended it");
   // A call that is stuck behind the stream holds it, and goes on once NCCL's kernels have ended.
   const std::unique_lock lock(mutex_, std::chrono::seconds(1));
-  if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
+  if (const ncclComm_t comm = comm_.exchange(nullptr)) ncclCommAbort(comm);
 }
 
 }  // namespace quern::nccl

@@ -4,15 +4,19 @@
 // NCCL. Multicast (NVLink SHARP) is off unless NCCL_NVLS_ENABLE says otherwise.
 //
 // Faults. NCCL reports what it is told of (a network that breaks), and does not end waits of a stream for a rank that
-// is late or gone: who watches the ranks has to call abort(). Set-up begins with an exchange between hosts, which names
-// a rank that does not come. After abort() no graph that holds calls may be launched.
+// is late or gone: who watches the ranks has to call abort(). Ranks of one machine find the faults of the others at
+// their next call, and by error(): also one that is late, whose calls would find what the others had sent before they
+// went. Set-up begins with an exchange between hosts, which names a rank that does not come. After abort() no graph
+// that holds calls may be launched.
 
 #include <nccl.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "fault_page.h"
 #include "options.h"
 #include "quern/communicator.h"
 #include "shared/collectives/rank_reduction.h"
@@ -66,7 +70,8 @@ class NcclCommunicator final : public Communicator {
   void maximum(const View& in, std::int64_t begin, const View& out, Stream stream);
   void copy(const View& out, const View& in, Stream stream);
   void fail(const std::string& text) noexcept;
-  std::optional<std::string> fault() const;
+  /// This rank's, or another's.
+  std::optional<std::string> fault();
 
   const NcclOptions options_;
   const CommunicatorTraits traits_{.id = "nccl", .can_capture = true, .needs_watchdog = true};
@@ -77,10 +82,11 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<collectives::RankReduction> reduction_;
   char* staging_ = nullptr;  // a piece of each rank, and one of the result
 
-  std::timed_mutex mutex_;     // of NCCL's object, whose calls return at once unless a queue of launches is full
-  ncclComm_t comm_ = nullptr;  // null: one rank, not connected, or aborted
-  mutable std::mutex fault_mutex_;
+  std::timed_mutex mutex_;  // of NCCL's object, whose calls return at once unless a queue of launches is full
+  std::atomic<ncclComm_t> comm_ = nullptr;  // null: one rank, not connected, or aborted
+  std::mutex fault_mutex_;
   std::optional<std::string> fault_;
+  std::unique_ptr<FaultPage> page_;  // null: one rank, or several machines
 };
 
 }  // namespace quern::nccl

@@ -1,6 +1,8 @@
 // What can be asked of it without GPUs; the conformance kit asks the rest of groups of processes on several.
 #include "nccl_communicator.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 
 #include <doctest/doctest.h>
@@ -45,6 +47,22 @@ TEST_CASE("other devices, and ranks that cannot exchange an id, are refused") {
   const Error alone = refusal({.rank = 0, .size = 2, .address = ""}, *gpu);
   CHECK(alone.code() == ErrorCode::communication);
   CHECK(std::string(alone.what()).find("no way to exchange") != std::string::npos);
+}
+
+TEST_CASE("ranks find what others told, however late, and each keeps its first fault") {
+  const std::string path = std::filesystem::temp_directory_path() / ("quern-faults-" + std::to_string(::getpid()));
+  std::unique_ptr<FaultPage> first = std::make_unique<FaultPage>(path, 0, 3), second;
+  CHECK_FALSE(first->told());
+  second = std::make_unique<FaultPage>(path, 1, 3);
+  std::filesystem::remove(path);
+  second->tell("rank 1 ended it");
+  second->tell("something else");
+  CHECK(first->told() == "rank 1 ended it");
+  CHECK_FALSE(second->told());
+  second.reset();  // gone
+  CHECK(first->told() == "rank 1 ended it");
+  first->tell(std::string(2000, 'x'));
+  CHECK_THROWS_WITH_AS(FaultPage("/nowhere/page", 0, 2), doctest::Contains("ranks cannot share a file"), Error);
 }
 
 TEST_CASE("one rank needs no NCCL, and wrong calls are refused all the same") {
