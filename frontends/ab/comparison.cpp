@@ -17,6 +17,16 @@ std::vector<double> speeds(const Run& run) {
   return values;
 }
 
+/// Of the time of each step but the first, if there are others.
+std::vector<double> waiting_shares(const Run& run) {
+  std::vector<double> shares;
+  for (const StepRecord& step : run.log.steps)
+    shares.push_back(step.waited * step.tokens_per_second / static_cast<double>(run.log.tokens_per_step));
+  if (shares.size() > 1) shares.erase(shares.begin());
+  std::erase_if(shares, [](double share) { return !std::isfinite(share); });
+  return shares;
+}
+
 // A step whose targets are all masked has no loss.
 double mean_of_finite(std::vector<double> values) {
   std::erase_if(values, [](double value) { return !std::isfinite(value); });
@@ -53,16 +63,18 @@ Figure figure(const std::vector<Run>& runs, const std::vector<Run>& base, OfRun 
 
 void compare_speed(ArmFigures& figures, const std::vector<Run>& runs, const std::vector<Run>& base) {
   std::vector<std::vector<double>> by_run;
-  std::vector<double> all, ratios;
+  std::vector<double> all, ratios, waiting;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (!runs[i].good()) continue;
     by_run.push_back(speeds(runs[i]));
     all.insert(all.end(), by_run.back().begin(), by_run.back().end());
+    for (double share : waiting_shares(runs[i])) waiting.push_back(share);
     if (base[i].good()) ratios.push_back(median_speed(runs[i]) / median_speed(base[i]));
   }
   figures.tokens_per_second = median_of(all);
   figures.speed_interval = median_interval(by_run);
   figures.speed_ratio = median_of(ratios);
+  figures.waiting = median_of(waiting);
   figures.speed_ratio_range = range_of(ratios);
 }
 

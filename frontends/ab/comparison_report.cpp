@@ -86,6 +86,9 @@ std::string table(std::vector<Row> rows) {
 std::string speed_table(const std::vector<ArmFigures>& arms) {
   std::vector<Row> rows{{"arm", "runs", "tokens/s", "95% interval", "against the first", "least to most",
                          "device memory", "host memory"}};
+  const bool ranks =
+      std::any_of(arms.begin(), arms.end(), [](const ArmFigures& a) { return std::isfinite(a.waiting); });
+  if (ranks) rows[0].emplace_back("waiting for ranks");
   for (const ArmFigures& arm : arms) {
     bool first = &arm == &arms.front();
     rows.push_back({arm.name, std::to_string(arm.good_runs), number(arm.tokens_per_second, 0),
@@ -93,6 +96,7 @@ std::string speed_table(const std::vector<ArmFigures>& arms) {
                     first ? kAbsent : percent(arm.speed_ratio),
                     first ? kAbsent : from_to(percent(arm.speed_ratio_range.low), percent(arm.speed_ratio_range.high)),
                     bytes(arm.device_bytes), bytes(arm.host_bytes)});
+    if (ranks) rows.back().push_back(std::isfinite(arm.waiting) ? fmt::format("{:.1f}%", 100 * arm.waiting) : kAbsent);
   }
   return table(rows);
 }
@@ -172,7 +176,12 @@ std::string comparison_markdown(const ComparisonHead& head, const std::vector<Ar
   text +=
       "\nTokens/s: median over the steps of all runs without each run's first; the interval is of that median, by "
       "bootstrap over\nruns and their steps. Against the first arm: median, least and most over the repeats of "
-      "median speed by median speed.\nDevice memory is what the plan allocates; host memory the process's peak.\n\n";
+      "median speed by median speed.\nDevice memory is what the plan allocates; host memory the process's peak.\n";
+  if (std::any_of(figures.begin(), figures.end(), [](const ArmFigures& arm) { return std::isfinite(arm.waiting); }))
+    text +=
+        "Waiting for ranks: share of a step in which the compute stream waits for collectives, of the rank that waits "
+        "least; median.\n";
+  text += "\n";
   text += numbers_table(figures);
   text +=
       "\nTraining loss: mean over the last tenth of the steps. Gradient norm: mean over all steps, before clipping. "
@@ -197,6 +206,7 @@ std::string comparison_json(const ComparisonHead& head, const std::vector<ArmRun
                             {"tokens_per_second_interval", json_of(arm.speed_interval)},
                             {"speed_ratio", json_number(arm.speed_ratio)},
                             {"speed_ratio_range", json_of(arm.speed_ratio_range)},
+                            {"waiting", json_number(arm.waiting)},
                             {"device_bytes", arm.device_bytes},
                             {"peak_host_bytes", arm.host_bytes},
                             {"training_loss", json_of(arm.loss)},

@@ -107,6 +107,20 @@ TEST_CASE("tables are aligned, and names cannot break them") {
   CHECK(text.find(" none |") != std::string::npos);
 }
 
+TEST_CASE("arms of several ranks have the time that their streams wait for each other") {
+  CHECK(comparison_markdown(kHead, {kBase}).find("waiting for ranks") == std::string::npos);
+  ArmRuns ranks = arm_of("ranks", kBase.runs);
+  for (Run& run : ranks.runs)
+    for (StepRecord& step : run.log.steps)
+      step.waited = 0.125 * static_cast<double>(run.log.tokens_per_step) / step.tokens_per_second;
+  const std::vector<ArmFigures> figures = compare({kBase, ranks});
+  CHECK(std::isnan(figures[0].waiting));
+  CHECK(figures[1].waiting == doctest::Approx(0.125));
+  const std::string text = comparison_markdown(kHead, {kBase, ranks});
+  CHECK(text.find(" waiting for ranks |") != std::string::npos);
+  CHECK(text.find(" 12.5% |") != std::string::npos);
+}
+
 TEST_CASE("arms with other batches are told apart") {
   ArmRuns other = arm_of("b", kBase.runs);
   for (Run& run : other.runs) run.log.tokens_per_step = 64;

@@ -35,7 +35,7 @@ void take(RunLog& log, const Json& record) {
     log.device_bytes = integer(record, "device_bytes");
   } else if (kind == "step") {
     StepRecord step{integer(record, "step"), number(record, "loss"), number(record, "grad_norm"),
-                    number(record, "tokens_per_second")};
+                    number(record, "tokens_per_second"), number(record, "waited")};
     while (!log.steps.empty() && log.steps.back().step >= step.step) log.steps.pop_back();  // repeated after a resume
     log.steps.push_back(step);
   } else if (kind == "eval") {

@@ -2,6 +2,7 @@
 // What a run left in its log.jsonl, as far as comparing runs needs it.
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@ struct StepRecord {
   std::int64_t step = 0;
   double loss = 0, gradient_norm = 0;  ///< exactly as the trainer had them; NaN: not finite, or not logged
   double tokens_per_second = 0;
+  double waited = std::numeric_limits<double>::quiet_NaN();  ///< seconds, by the rank that waited least; NaN: one rank
 };
 
 struct RunLog {

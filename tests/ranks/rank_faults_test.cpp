@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include <doctest/doctest.h>
@@ -119,6 +120,27 @@ TEST_CASE("a rank that hangs in a step is named with the collective, and every r
   CHECK(group[kCulprit].wait() == 6);
 }
 
+TEST_CASE("a rank that quern started and that is stopped or killed is named once, and none is left") {
+  for (const int signal : {SIGSTOP, SIGKILL}) {
+    CAPTURE(signal);
+    TinyFiles files;
+    Child starter(train_arguments(files, endless(files)));
+    while (starter.running() && events(files.at("run"), "step").size() < 3) sleep(0.001);
+    const std::string process = std::to_string(starter.process());
+    std::ifstream children("/proc/" + process + "/task/" + process + "/children");
+    std::vector<pid_t> ranks;
+    for (pid_t rank = 0; children >> rank;) ranks.push_back(rank);
+    REQUIRE(ranks.size() == 3);
+    const auto begin = Clock::now();
+    ::kill(ranks[kCulprit], signal);
+    CHECK(starter.wait() == 6);
+    CHECK(since(begin) < kTimeout + kMore);
+    CHECK(occurrences(starter.err(), "quern: error: ") == 1);
+    CHECK(has(starter.err(), "rank " + std::to_string(kCulprit)));
+    for (const pid_t rank : ranks) CHECK(::kill(rank, 0) != 0);
+  }
+}
+
 TEST_CASE("a rank that fails, at the start or in a save") {
   auto limit = [](int resource, rlim_t value) {
     const rlimit most{value, value};
@@ -160,5 +182,13 @@ TEST_CASE("a rank that is slow within the time-out changes nothing") {
     CHECK(group.wait() == group.all(0));
   }
   CHECK(logged_losses(disturbed.at("run")) == logged_losses(calm.at("run")));
+  for (const auto& step : events(disturbed.at("run"), "step")) {
+    const auto slowest = step["slowest_rank"].get<int>();
+    CHECK(step["waited"] == step["waited_" + std::to_string(slowest)]);
+    for (const std::string rank : {"0", "1"}) {
+      CHECK(step["seconds_" + rank].get<double>() > 0);
+      CHECK(step["waited_" + rank].get<double>() >= step["waited"].get<double>());
+    }
+  }
   CHECK(newest_tensors(disturbed.at("run")) == newest_tensors(calm.at("run")));
 }

@@ -87,10 +87,11 @@ std::vector<std::string> Ranks::alone(std::string& own) {
   return all;
 }
 
-bool Ranks::any(bool own) {
+std::uint32_t Ranks::any(std::uint32_t own) {
   if (!hosts_) return own;
-  bool found = false;
-  for (const std::string& answer : exchange(own ? "1" : "0")) found = found || answer == "1";
+  std::uint32_t found = 0;
+  for (const std::string& answer : exchange(std::to_string(own)))
+    found |= static_cast<std::uint32_t>(std::stoul(answer));
   return found;
 }
 

@@ -2,6 +2,7 @@
 // This process among the ranks of a run: how they meet, what they agree on, and what rank 0 does for all. Alone, where
 // the run has one rank, everything here does nothing.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -35,8 +36,8 @@ class Ranks {
   // ---- collective, between hosts ----
   /// What each rank gave, by rank.
   std::vector<std::string> exchange(std::string own) { return hosts_ ? hosts_->exchange(std::move(own)) : alone(own); }
-  /// Whether it is so on some rank.
-  bool any(bool own);
+  /// The bits that are set on some rank.
+  std::uint32_t any(std::uint32_t own);
   /// What `make` gives on rank 0, where alone it is called; others wait for as long as that takes.
   std::string from_leader(const std::function<std::string()>& make);
   /// Throws a config error, on all ranks, that names a rank whose `own` is not rank 0's, and the first line where they

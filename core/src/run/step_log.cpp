@@ -1,6 +1,9 @@
 #include "run/step_log.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 
@@ -20,6 +23,32 @@ double StepLog::tokens_per_second(const RunState& state) const {
   return static_cast<double>((state.step - started_at_) * state.session.tokens_per_step()) / in_steps_;
 }
 
+void StepLog::before_step(const RunState& state, Step&) { waited_ = state.ranks.waited(); }
+
+/// Each rank's seconds, and those in which its compute stream waited for collectives. The slowest rank is the one that
+/// the others wait for: it waits least, and only for communication.
+void StepLog::add_ranks(const RunState& state, const Step& step, LogEvent& event) const {
+  if (state.ranks.size() == 1) return;
+  const double own[] = {step.end - step.begin, state.ranks.waited() - waited_};
+  const std::vector<std::string> all = state.ranks.exchange({reinterpret_cast<const char*>(own), sizeof own});
+  double least = std::numeric_limits<double>::infinity();
+  std::int64_t slowest = 0;
+  std::vector<std::pair<double, double>> times;
+  for (const std::string& one : all) {
+    double seconds = 0, waited = 0;
+    std::memcpy(&seconds, one.data(), sizeof seconds);
+    std::memcpy(&waited, one.data() + sizeof seconds, sizeof waited);
+    if (waited < least) least = waited, slowest = static_cast<std::int64_t>(times.size());
+    times.emplace_back(seconds, waited);
+  }
+  event.fields.emplace_back("waited", least);
+  event.fields.emplace_back("slowest_rank", slowest);
+  for (std::size_t rank = 0; rank < times.size(); ++rank) {
+    event.fields.emplace_back("seconds_" + std::to_string(rank), times[rank].first);
+    event.fields.emplace_back("waited_" + std::to_string(rank), times[rank].second);
+  }
+}
+
 Verdict StepLog::after_step(const RunState& state, const Step& step) {
   const std::int64_t steps = state.session.train.steps, tokens = state.session.tokens_per_step();
   in_steps_ += step.end - step.begin;
@@ -36,6 +65,7 @@ Verdict StepLog::after_step(const RunState& state, const Step& step) {
   event.fields.emplace_back("tokens_per_second", static_cast<double>(tokens) / (step.end - step.begin));
   event.fields.emplace_back("time", step.end - started_);
   event.fields.emplace_back("eta", per_step * static_cast<double>(steps - step.number));
+  add_ranks(state, step, event);
   state.log.write(event);
   return Verdict::go_on;
 }

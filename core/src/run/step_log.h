@@ -11,6 +11,7 @@ class StepLog final : public Hook {
  public:
   /// Before this session's first step; times that are logged count from here.
   void begin(const RunState& state);
+  void before_step(const RunState& state, Step& step) override;
   Verdict after_step(const RunState& state, const Step& step) override;
   void rolled_back(const RunState& state) override;
 
@@ -20,7 +21,10 @@ class StepLog final : public Hook {
   double tokens_per_second(const RunState& state) const;
 
  private:
+  void add_ranks(const RunState& state, const Step& step, LogEvent& event) const;
+
   double started_ = 0, in_steps_ = 0;  // the clock then; seconds of steps since
+  double waited_ = 0;                  // seconds that the compute stream had waited for collectives before the step
   std::int64_t started_at_ = 0;
   double last_loss_ = std::numeric_limits<double>::quiet_NaN();
 };

@@ -232,9 +232,11 @@ void Trainer::roll_back() {
 
 // All that ranks have to agree on is asked here and in stopping(): whether to save, and whether to stop.
 bool Trainer::interrupted() {
-  const bool save = ranks_.any(requests_.save.exchange(false));
-  if (ranks_.size() > 1) agreed_to_stop_ = ranks_.any(requests_.stop.load() != 0);
-  if (save && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
+  constexpr std::uint32_t kSave = 1, kStop = 2;
+  const std::uint32_t asked =
+      ranks_.any((requests_.save.exchange(false) ? kSave : 0) | (requests_.stop.load() != 0 ? kStop : 0));
+  agreed_to_stop_ = (asked & kStop) != 0;
+  if ((asked & kSave) != 0 && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
   return stopping();
 }
 
