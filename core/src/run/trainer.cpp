@@ -205,6 +205,7 @@ bool Trainer::train_step() {
   step.result = engine_.result();
   step.end = now();
   ranks_.check("step " + std::to_string(step.number));
+  session_.check_stores();
   if (step.finite()) state_.stand_at(step.number);
   if (step.result.update.apply != 0) ++state_.updates;
   Verdict verdict = Verdict::go_on;

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "conformance/contracts.h"
+#include "quern/error.h"
 #include "quern/testkit/device_memory.h"
 
 namespace quern::conformance {
@@ -101,12 +102,34 @@ std::string maps(const Subject& subject) {
   return "mapped";
 }
 
+std::string refuses(const Subject& subject) {
+  Opened opened(subject);
+  constexpr std::size_t kTooLarge = std::size_t{1} << 60;
+  std::string result = "takes any size";
+  try {
+    opened.store->reserve(kTooLarge);
+  } catch (const Error& error) {
+    need(error.code() == ErrorCode::resources, "a slot of 2^60 bytes",
+         std::string("code ") + std::to_string(static_cast<int>(error.code())) + ", " + error.what(),
+         "a resources error that says what is short");
+    result = "refused";
+  }
+  const OffloadSlot slot = opened.store->reserve(777);
+  const Bytes want = pattern(777, 3);
+  opened.put(slot, 0, want);
+  need_same("a slot that was reserved after that", opened.get(slot, 0, want.size()), want);
+  const std::optional<std::string> fault = opened.store->error();
+  need(!fault, "error() of a store whose puts and gets succeed", fault.value_or(""), "none");
+  return result;
+}
+
 }  // namespace
 
 void check_offload_store(Report& report, const Subject& subject) {
   report.contract("put and get", [&] { return round_trips(subject); });
   report.contract("parts of a slot", [&] { return parts(subject); });
   report.contract("map", [&] { return maps(subject); });
+  report.contract("a slot that is too large", [&] { return refuses(subject); });
 }
 
 }  // namespace quern::conformance

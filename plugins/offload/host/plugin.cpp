@@ -1,8 +1,9 @@
 // Pinned host memory: puts and gets are copies by the device's copy engines, on the stream that they are given.
 #include "quern/plugin.h"
 
-#include <vector>
+#include <deque>
 
+#include "pinned_pages.h"
 #include "quern/error.h"
 
 namespace {
@@ -11,9 +12,6 @@ using namespace quern;
 
 class HostStore final : public OffloadStore {
  public:
-  ~HostStore() override {
-    for (std::byte* slot : slots_) device_->release(MemoryKind::pinned, slot);
-  }
   const OffloadTraits& traits() const override { return traits_; }
 
   void open(Device& device, const StorePlace&) override {
@@ -21,11 +19,7 @@ class HostStore final : public OffloadStore {
     traits_.put_rate = traits_.get_rate = device.traits().host_rate;
   }
   OffloadSlot reserve(std::size_t bytes) override {
-    auto* slot = static_cast<std::byte*>(device_->allocate(MemoryKind::pinned, bytes));
-    slots_.push_back(slot);
-    const Stream stream = device_->stream(StreamKind::copy_in);
-    device_->fill(slot, 0, bytes, stream);
-    device_->synchronize(stream);
+    slots_.emplace_back(*device_, bytes);
     return static_cast<OffloadSlot>(slots_.size() - 1);
   }
 
@@ -43,10 +37,12 @@ class HostStore final : public OffloadStore {
   std::optional<std::string> error() override { return {}; }
 
  private:
-  std::byte* at(OffloadSlot slot, std::size_t offset) const { return slots_[static_cast<std::size_t>(slot)] + offset; }
+  std::byte* at(OffloadSlot slot, std::size_t offset) const {
+    return slots_[static_cast<std::size_t>(slot)].data() + offset;
+  }
 
   Device* device_ = nullptr;
-  std::vector<std::byte*> slots_;
+  std::deque<PinnedPages> slots_;
   OffloadTraits traits_{.id = "host", .can_capture = true, .in_host_memory = true};
 };
 

@@ -13,6 +13,8 @@ class HostStore : public quern::OffloadStore {
   const quern::OffloadTraits& traits() const override { return traits_; }
   void open(quern::Device& device, const quern::StorePlace&) override { device_ = &device; }
   quern::OffloadSlot reserve(std::size_t bytes) override {
+    if (bytes > std::size_t{1} << 40)
+      throw quern::Error(quern::ErrorCode::resources, {.where = "store", .what = "out of memory"});
     slots_.emplace_back(bytes, char{0});
     return static_cast<quern::OffloadSlot>(slots_.size()) - 1;
   }

@@ -1,0 +1,82 @@
+#include "pinned_pages.h"
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "available_memory.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kLeastForAThread = std::size_t{64} << 20;
+constexpr std::size_t kMostThreads = 16;
+
+[[noreturn]] void refuse(const std::string& what, std::size_t bytes, const std::string& found) {
+  throw Error(ErrorCode::resources,
+              {.where = "offload host",
+               .what = what,
+               .found = found,
+               .expected = std::to_string((bytes >> 20) + 1) + " MiB for what the run keeps there",
+               .next = "set memory.host_budget to what there is, or keep less of [memory] in the store"});
+}
+
+/// Where pages go is a wish: a system without nodes, or a container that forbids it, puts them elsewhere.
+void prefer_node(std::byte* data, std::size_t bytes, int node) {
+  constexpr int kPreferred = 1;  // MPOL_PREFERRED
+  const unsigned long nodes = 1ul << node;
+  ::syscall(SYS_mbind, data, bytes, kPreferred, &nodes, sizeof nodes * 8 + 1, 0);
+}
+
+/// The system gives a page, zeroed, when it is first written.
+void take_pages(std::byte* data, std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t processors = std::max(std::thread::hardware_concurrency(), 1u);
+  const std::size_t count = std::clamp(bytes / kLeastForAThread, std::size_t{1}, std::min(processors, kMostThreads));
+  const std::size_t part = (bytes / count + kHugePage - 1) / kHugePage * kHugePage;
+  std::vector<std::jthread> threads;
+  for (std::size_t begin = 0; begin < bytes; begin += part)
+    threads.emplace_back([=] {
+      for (std::size_t at = begin; at < std::min(begin + part, bytes); at += page)
+        *const_cast<volatile std::byte*>(data + at) = std::byte{0};
+    });
+}
+
+}  // namespace
+
+PinnedPages::PinnedPages(Device& device, std::size_t bytes) : device_(device) {
+  const std::size_t page = bytes < kHugePage ? static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) : kHugePage;
+  const auto available = available_memory();
+  if (available && bytes > *available)
+    refuse("not enough host memory", bytes, std::to_string(*available >> 20) + " MiB available");
+  bytes_ = (std::max(bytes, std::size_t{1}) + page - 1) / page * page;
+  void* mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) refuse("host memory cannot be had", bytes, std::strerror(errno));
+  data_ = static_cast<std::byte*>(mapped);
+  ::madvise(data_, bytes_, MADV_HUGEPAGE);
+  if (const int node = device.traits().numa_node; node >= 0 && node < 64) prefer_node(data_, bytes_, node);
+  try {
+    take_pages(data_, bytes_);
+    device_.pin(data_, bytes_);
+  } catch (...) {
+    ::munmap(data_, bytes_);
+    throw;
+  }
+}
+
+PinnedPages::~PinnedPages() {
+  device_.unpin(data_);
+  ::munmap(data_, bytes_);
+}
+
+}  // namespace quern

@@ -1,0 +1,27 @@
+#pragma once
+// Host memory that a device reaches: whole pages, near to it where the system knows how, huge ones where it has them.
+
+#include <cstddef>
+
+#include "quern/device.h"
+
+namespace quern {
+
+class PinnedPages {
+ public:
+  /// Zeroed. `device` is open and outlives them. Several threads take the pages, each some of them. A resources error
+  /// says what is short, before any page is taken where the system tells.
+  PinnedPages(Device& device, std::size_t bytes);
+  ~PinnedPages();
+  PinnedPages(const PinnedPages&) = delete;
+  PinnedPages& operator=(const PinnedPages&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  Device& device_;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;  // whole pages
+};
+
+}  // namespace quern
