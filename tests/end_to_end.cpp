@@ -16,24 +16,13 @@
 #include "data/token_file.h"
 #include "quern/random.h"
 #include "run/run_schemas.h"
+#include "tiny_config.h"
 
 namespace quern::testing {
 
 namespace {
 
-constexpr const char* kConfig = R"([model]
-id = "llama"
-
-[model.llama]
-vocab_size = 64
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-max_position_embeddings = 32
-
-[train]
+constexpr const char* kConfig = R"([train]
 steps = 8
 micro_batch = 2
 sequence = 16
@@ -89,8 +78,9 @@ class RecordingSink final : public LogSink {
 TinyFiles::TinyFiles() {
   write_tokens(at("train.tok"), 13 * 16 + 1, 1);
   write_tokens(at("validation.tok"), 5 * 16 + 1, 2);
-  write_text(config(), std::string(kConfig) + "\n[data.tokens]\ntrain = \"" + at("train.tok") + "\"\nvalidation = \"" +
-                           at("validation.tok") + "\"\n\n[log]\ndirectory = \"" + at("run") + "\"\n");
+  write_text(config(), std::string(kTinyModel) + kConfig + "\n[data.tokens]\ntrain = \"" + at("train.tok") +
+                           "\"\nvalidation = \"" + at("validation.tok") + "\"\n\n[log]\ndirectory = \"" + at("run") +
+                           "\"\n");
 }
 
 SessionResult train_here(const TinyFiles& files, const Overrides& overrides, std::int64_t stop_after,

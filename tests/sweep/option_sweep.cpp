@@ -33,6 +33,7 @@
 #include "base/test_directory.h"
 #include "data/token_file.h"
 #include "run/run_schemas.h"
+#include "tiny_config.h"
 
 namespace {
 
@@ -209,17 +210,7 @@ class Sweep {
     TokenFileContent content{.tokens = {}, .mask = {}, .vocabulary = 64, .separator = -1};
     for (int i = 0; i < 13 * 16 + 1; ++i) content.tokens.push_back(i * 7 % 64);
     write_token_file(files_ / "train.tok", content);
-    std::ofstream(files_ / "run.toml") << R"([model]
-id = "llama"
-[model.llama]
-vocab_size = 64
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-max_position_embeddings = 32
-[train]
+    std::ofstream(files_ / "run.toml") << testing::kTinyModel << R"([train]
 steps = 2
 micro_batch = 2
 sequence = 16
