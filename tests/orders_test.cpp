@@ -39,7 +39,7 @@ std::vector<std::byte> train(TinyRun& run) {
     const Engine::StepResult result = run.engine().result();
     add(result.loss);
     add(result.update);
-    add(run.engine().evaluate(batch(9)));
+    if (step > 0) add(run.engine().evaluate(batch(9)));
   }
   for (const PlannedTensor& tensor : plan.tensors) {
     if (tensor.owner == TensorOwner::working || tensor.owner == TensorOwner::input) continue;
@@ -91,6 +91,12 @@ Plan poisoned(Plan plan) {
 constexpr TinyModelOptions kForms[] = {
     {.layers = 3}, {.tied = true, .bias = true, .head_norm = true}, {.parallel = true, .layer_norm = true}};
 
+/// Windows of the update as small as they can be, so that rows of matrices are updated apart.
+PlanOptions in_slices(PlanOptions options) {
+  options.update_window_bytes = 64;
+  return options;
+}
+
 /// Seven orders of each place of state and each distance, over the forms in turn.
 int run_orders(const std::string& precision) {
   const Numbers numbers = numbers_of(precision);
@@ -103,7 +109,8 @@ int run_orders(const std::string& precision) {
   for (unsigned places = 0; places < 16; ++places)
     for (int ahead = 1; ahead <= 3; ++ahead) {
       const std::size_t form = (places + static_cast<unsigned>(ahead)) % std::size(kForms);
-      const Plan plan = poisoned(plan_of(numbers, stored_options(places, ahead), kForms[form]));
+      const PlanOptions options = stored_options(places, ahead);
+      const Plan plan = poisoned(plan_of(numbers, ahead == 2 ? in_slices(options) : options, kForms[form]));
       for (const std::string& fault : schedule_faults(plan)) FAIL_CHECK(fault);
       for (std::int64_t seed = 0; seed < 7; ++seed, ++orders) {
         CAPTURE(places);
@@ -245,9 +252,11 @@ TEST_CASE("schedules that were tampered with are refused, or keep the bits in 10
     int ahead;
     Run run;
   };
-  constexpr Victim kVictims[] = {{0, 1, Run::upload}, {0, 1, Run::later}, {0, 1, Run::update},  {0, 1, Run::result},
-                                 {1, 1, Run::update}, {4, 2, Run::only},  {6, 1, Run::update},  {8, 1, Run::refresh},
-                                 {15, 1, Run::first}, {15, 2, Run::last}, {15, 1, Run::update}, {15, 3, Run::evaluate}};
+  constexpr Victim kVictims[] = {{0, 1, Run::upload},         {0, 1, Run::later},          {0, 1, Run::update},
+                                 {0, 1, Run::result},         {1, 1, Run::settle},         {4, 2, Run::only},
+                                 {6, 1, Run::settle},         {8, 1, Run::refresh},        {15, 1, Run::first},
+                                 {15, 2, Run::last},          {15, 1, Run::settle},        {15, 3, Run::evaluate},
+                                 {7, 1, Run::updating_first}, {15, 2, Run::updating_first}};
   const Numbers numbers = numbers_of("bf16");
   const TinyModelOptions form;
   const std::vector<std::byte> wanted = train(plan_of(numbers, stored_options(0, 1), form));

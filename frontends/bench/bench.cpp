@@ -62,8 +62,9 @@ void add_schedule_times(BenchResult& result, const std::vector<LaunchTime>& laun
       result.timeline.push_back({time.task->name, plan.schedules[run].name, Lane::compute, begin + measured, seconds});
       measured += seconds;
     }
-    result.schedules.push_back(
-        {plan.schedules[run].name, simulated_seconds(plan.schedules, plan.schedules[run], device), measured});
+    double estimated = simulated_seconds(plan.schedules, plan.schedules[run], device);
+    if (run == Run::update) estimated += simulated_seconds(plan.schedules, plan.schedules[Run::settle], device);
+    result.schedules.push_back({plan.schedules[run].name, estimated, measured});
     begin += measured;
   }
 }

@@ -206,6 +206,7 @@ void Engine::fill_slot(const Batch& batch, const StepState& state) {
 // ---- steps ----
 
 void Engine::refresh() {
+  settle();
   run(Run::refresh);
   updated_ = false;
 }
@@ -220,7 +221,10 @@ void Engine::micro_step(const Batch& batch, const StepState& state, At at, Obser
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   if (progress_) progress_->at_step(state.step + 1);
   upload(batch, state);
-  run(plan_.schedules.micro_step(at.first, at.last, observe == Observe::yes));
+  run(plan_.schedules.run_of({.first = at.first,
+                              .last = at.last,
+                              .observed = observe == Observe::yes,
+                              .updates = at.first && std::exchange(put_off_, false)}));
   updated_ = updated_ && !at.first;
 }
 
@@ -248,6 +252,11 @@ void Engine::leave() {
 void Engine::update() {
   run(Run::update);
   updated_ = true;
+  put_off_ = plan_.defers_update();
+}
+
+void Engine::settle() {
+  if (std::exchange(put_off_, false)) run(Run::settle);
 }
 
 Engine::StepResult Engine::result() {
@@ -263,10 +272,11 @@ Engine::StepResult Engine::result() {
 }
 
 std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& state) {
+  settle();
   upload(batch, state);
   std::vector<LaunchTime> times;
   std::vector<std::pair<Event, Event>> events;
-  for (Run run : {Run::later, Run::update}) {
+  for (Run run : {Run::later, Run::update, Run::settle}) {
     const RunSchedule& schedule = plan_.schedules[run];
     for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
       const Action& action = schedule.actions[i];
@@ -278,7 +288,7 @@ std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& sta
       act(schedule, runs_[static_cast<std::size_t>(run)], i, {});
       if (!launch) continue;
       device_.record(events.back().second, compute_);
-      times.push_back({&plan_.schedules.tasks[static_cast<std::size_t>(action.task)], 0, run == Run::update});
+      times.push_back({&plan_.schedules.tasks[static_cast<std::size_t>(action.task)], 0, run != Run::later});
     }
   }
   synchronize();
@@ -293,6 +303,7 @@ void Engine::need_gathered() const {
 }
 
 LossStats Engine::evaluate(const Batch& batch) {
+  settle();
   need_gathered();
   upload(batch, {});
   run(Run::evaluate);
@@ -303,6 +314,7 @@ LossStats Engine::evaluate(const Batch& batch) {
 
 std::vector<float> Engine::logits(const Batch& batch) {
   if (!plan_.options.logits) fail_internal("engine", "the plan has no logits program");
+  settle();
   need_gathered();
   upload(batch, {});
   run(Run::logits);
@@ -325,6 +337,7 @@ std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std
   bool good = static_cast<std::int64_t>(rows.size()) == plan_.options.geometry.batch;
   for (std::int32_t row : rows) good = good && row >= 0 && row < tokens;
   if (!good) fail_internal("engine", "not one index into the batch's tokens for each of its rows");
+  settle();
   need_gathered();
   upload(batch, {});
   write(plan_.tensor(names::kRows, "", -1), rows.data());

@@ -81,7 +81,9 @@ class Engine {
   std::shared_ptr<const Progress> progress() const { return progress_; }
   /// Brings to this rank the working copies that others updated, before anything but a step reads them. Blocks.
   void gather();
-  /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch.
+  /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch. Of a plan that
+  /// defers its update only the norm: the rest is part of the next micro-step, or is done by whatever reads or writes
+  /// state before that.
   void update();
 
   // ---- results: blocking ----
@@ -144,6 +146,9 @@ class Engine {
   void run(Run run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
+  /// Runs what the last update put off; or only if it changes the tensor.
+  void settle();
+  void settle(const PlannedTensor& tensor);
   void need_gathered() const;
   void collect(const Task& task, const Bound& bound, Stream stream);
   void call_communicator(const OpInstance& op, const Bound& bound, Stream stream);
@@ -157,6 +162,7 @@ class Engine {
   std::shared_ptr<Progress> progress_;  // shared with who watches it for longer
   ReadNotice notice_;
   bool updated_ = false;  // working copies of other ranks' rows are not here yet
+  bool put_off_ = false;  // most of the last update
   std::vector<OffloadStore*> stores_;
   std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
   std::byte* arena_ = nullptr;

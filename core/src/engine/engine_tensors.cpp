@@ -29,7 +29,7 @@ void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
   OffloadStore& store = *stores_[static_cast<std::size_t>(place.index)];
   const OffloadSlot slot = store_slots_[static_cast<std::size_t>(place.index)];
   std::byte* passage = arena_ + plan_.ring.offset;
-  const auto most = static_cast<std::size_t>(plan_.ring.bytes());
+  const auto most = static_cast<std::size_t>(plan_.ring.bytes);
   if (most == 0) fail_internal("engine", "no slot to move what a store has");
   synchronize();
   for (std::size_t done = 0; done < bytes; done += most) {
@@ -41,7 +41,15 @@ void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
   device_.synchronize(compute_);
 }
 
+// What an update changes is as it is only behind it.
+void Engine::settle(const PlannedTensor& tensor) {
+  if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
+      tensor.owner == TensorOwner::working)
+    settle();
+}
+
 void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, const void* host) {
+  settle(tensor);
   const std::int64_t begin = std::max(first, tensor.first);
   const std::int64_t end = std::min(first + count, tensor.first + element_count(tensor.extents));
   if (begin >= end) return;
@@ -51,6 +59,7 @@ void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t
 }
 
 void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host) {
+  settle(tensor);
   auto* to = static_cast<std::byte*>(host);
   if (!tensor.whole.empty()) return read_shards(tensor, first, count, to);
   if (!host) return;
@@ -92,6 +101,7 @@ void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::i
 
 void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
   for (const PlannedTensor& tensor : tensors) {
+    settle(tensor);
     const std::int64_t count = element_count(tensor.whole_extents());
     if (tensor.whole.empty())
       move(tensor.place(), host, nullptr);

@@ -412,7 +412,7 @@ TEST_CASE("what the plan has not is refused") {
 
 TEST_CASE("a tensor in a store is read and written through the slots, part by part") {
   HandMade made;
-  made.plan.ring = {.offset = 64, .slot_bytes = 32, .slots = 2, .ahead = 1};
+  made.plan.ring = {.offset = 64, .bytes = 64};
   const PlannedTensor tensor{.extents = {25}, .offset = 128, .store = 0};  // 100 bytes
   std::vector<std::byte> host(100);
   Rig rig(made.plan, false);

@@ -1,6 +1,7 @@
 #include "plan/check_schedules.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace quern {
 
@@ -26,29 +27,16 @@ std::int64_t ScheduleChecker::begin_of(const Place& place) const {
   return place.offset + (place.space == Space::staging ? staging_ : 0);
 }
 
-ScheduleChecker::Shadow::iterator ScheduleChecker::cut(Shadow& shadow, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t at : {begin, end}) {
-    auto after = shadow.upper_bound(at);
-    if (after == shadow.begin()) continue;
-    auto holder = std::prev(after);
-    if (holder->first == at || holder->second.end <= at) continue;
-    Bytes tail = holder->second;
-    holder->second.end = at;
-    shadow.emplace_hint(after, at, tail);
-  }
-  return shadow.lower_bound(begin);
-}
-
 void ScheduleChecker::read(const Access& access) {
   const Place& place = access.place;
   if (!place.present() || place.bytes == 0) return;
   Shadow& shadow = shadow_of(place);
   const std::int64_t begin = begin_of(place), end = begin + place.bytes;
   std::int64_t covered = begin;
-  for (auto it = cut(shadow, begin, end); it != shadow.end() && it->first < end; ++it) {
-    Bytes& bytes = it->second;
+  for (auto it = shadow.cut(begin, end); it != shadow.end() && it->first < end; ++it) {
+    Bytes& bytes = it->second.known;
     if (it->first > covered) break;
-    covered = bytes.end;
+    covered = it->second.end;
     if (bytes.value != access.value)
       return fault("reads " + name(access.value) + " where " + name(bytes.value) + " lies");
     if (bytes.epoch != epoch_ && !set_.lasting[static_cast<std::size_t>(access.value)])
@@ -69,10 +57,7 @@ void ScheduleChecker::write(const Access& access) {
   if (!place.present() || place.bytes == 0) return;
   Shadow& shadow = shadow_of(place);
   const std::int64_t begin = begin_of(place), end = begin + place.bytes;
-  const auto first = cut(shadow, begin, end);
-  auto last = first;
-  for (; last != shadow.end() && last->first < end; ++last) {
-    const Bytes& bytes = last->second;
+  shadow.visit(begin, end, [&](const Bytes& bytes) {
     if (!known(bytes.lane, bytes.when))
       fault("writes " + name(access.value) + " where " + std::string(name_of(static_cast<Lane>(bytes.lane))) +
             " may still be writing " + name(bytes.value));
@@ -82,27 +67,34 @@ void ScheduleChecker::write(const Access& access) {
               " may still be reading " + name(bytes.value));
     if (bytes.value >= 0 && bytes.value != access.value && set_.lasting[static_cast<std::size_t>(bytes.value)])
       fault("writes " + name(access.value) + " over " + name(bytes.value) + ", which outlives its run");
-  }
-  shadow.erase(first, last);
-  shadow[begin] = {end, access.value, access.version, epoch_, lane_, now_[static_cast<std::size_t>(lane_)], {}};
+  });
+  shadow.set(begin, end, {access.value, access.version, epoch_, lane_, now_[static_cast<std::size_t>(lane_)], {}});
 }
 
 /// `moves`: a put or get, which changes no value.
 void ScheduleChecker::count_write(const Access& access, bool moves) {
   if (!access.place.present() || access.value < 0) return;
-  const std::int32_t original = set_.original(access.value);
-  Written& written = written_[original];
-  if (const std::int32_t expected = written.newest + (moves ? 0 : 1); access.version != expected)
+  const Access home = set_.at_home(access);
+  const std::int64_t begin = home.place.offset, end = begin + home.place.bytes;
+  ByteRanges<Written>& ranges = written_[home.value];
+  std::int32_t newest = 0, at_home = access.version;
+  ranges.visit(begin, end, [&](const Written& written) {
+    newest = std::max(newest, written.newest);
+    at_home = std::min(at_home, written.at_home);
+  });
+  if (newest == 0) at_home = 0;
+  if (const std::int32_t expected = newest + (moves ? 0 : 1); access.version != expected)
     fault(std::string(moves ? "moves" : "makes") + " version " + std::to_string(access.version) + " of " +
           name(access.value) + ", expected " + std::to_string(expected));
-  written.newest = access.version;
-  if (access.value == original) written.at_home = access.version;
+  ranges.set(begin, end, {access.version, access.value == home.value ? access.version : at_home});
 }
 
 void ScheduleChecker::check_kept(const RunSchedule& schedule) {
   where_ = schedule.name;
-  for (const auto& [value, written] : written_)
-    if (written.at_home != written.newest) fault("changes " + name(value) + " in a slot and does not put it back");
+  for (auto& [value, ranges] : written_)
+    for (const auto& [begin, range] : ranges)
+      if (range.known.at_home != range.known.newest)
+        fault("changes " + name(value) + " in a slot and does not put it back");
 }
 
 // Within one launch an output may lie on an input only when it is that value, or when the op says that it may take over
@@ -161,7 +153,7 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
     }
   auto make = [&](const Access& access) {
     const bool moves = (action.kind == ActionKind::put || action.kind == ActionKind::get) &&
-                       set_.original(access.value) == set_.original(reads[0].value);
+                       set_.at_home(access).value == set_.at_home(reads[0]).value;
     count_write(access, moves);
     write(access);
   };
@@ -212,14 +204,18 @@ class Walk {
     one(Run::refresh);
     evaluations();
     // Steps of one and of several micro-batches, observed or not, after each other and after evaluations.
-    const bool several = plan_.options.uploads > 2;
+    const int several = std::min(plan_.options.uploads - 1, 3);
+    std::vector<int> steps{1, several};  // 0: evaluations
+    if (plan_.defers_update()) steps = {1, 1, several, 0, several};
     for (bool observed : {false, true, true, false}) {
-      step(1, observed);
-      if (several) step(std::min(plan_.options.uploads - 1, 3), observed);
+      for (int micro_batches : steps) micro_batches > 0 ? step(micro_batches, observed) : evaluations();
       evaluations();
     }
-    one(Run::refresh);
-    step(1, false);
+    for (int micro_batches : {1, several}) {
+      settle();
+      one(Run::refresh);
+      step(micro_batches, false);
+    }
     return checker_.faults();
   }
 
@@ -250,8 +246,12 @@ class Walk {
     if (run == Run::upload) slot_ = (slot_ + 1) % plan_.options.uploads;
     checker_.run(plan_.schedules[run], slot_, plan_.staging_slot_bytes);
   }
+  void settle() {
+    if (std::exchange(put_off_, false)) one(Run::settle);
+  }
   void evaluations() {
     one(Run::gather);
+    settle();
     for (Run run : {Run::evaluate, Run::logits, Run::next_logits}) {
       if (plan_.schedules[run].empty()) continue;
       one(Run::upload);
@@ -263,16 +263,22 @@ class Walk {
     if (!plan_.options.train || (observed && !plan_.options.observe)) return;
     for (int i = 0; i < micro_batches; ++i) {
       one(Run::upload);
-      one(plan_.schedules.micro_step(i == 0, i + 1 == micro_batches, observed));
+      const bool first = i == 0;
+      one(plan_.schedules.run_of({.first = first,
+                                  .last = i + 1 == micro_batches,
+                                  .observed = observed,
+                                  .updates = first && std::exchange(put_off_, false)}));
     }
     if (observed) one(Run::observe_weights);
     one(Run::update);
+    put_off_ = plan_.defers_update();
     one(Run::result);
   }
 
   const Plan& plan_;
   ScheduleChecker checker_;
   int slot_ = 0;
+  bool put_off_ = false;  // the last update
 };
 
 }  // namespace

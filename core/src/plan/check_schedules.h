@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/byte_ranges.h"
 #include "plan/lane_clocks.h"
 #include "plan/plan.h"
 
@@ -35,7 +36,6 @@ class ScheduleChecker {
  private:
   using Clock = LaneClocks::Clock;
   struct Bytes {
-    std::int64_t end = 0;
     std::int32_t value = -1;
     std::int32_t version = 0;
     std::int64_t epoch = 0;
@@ -43,7 +43,7 @@ class ScheduleChecker {
     std::int64_t when = 0;  // and its number on that lane
     Clock reads{};          // the last on each lane since
   };
-  using Shadow = std::map<std::int64_t, Bytes>;
+  using Shadow = ByteRanges<Bytes>;
 
   void act(const RunSchedule& schedule, std::size_t index);
   void check_operands(const RunSchedule& schedule, std::size_t index);
@@ -54,8 +54,6 @@ class ScheduleChecker {
   void check_kept(const RunSchedule& schedule);
   Shadow& shadow_of(const Place& place) { return shadows_[{place.space, place.index}]; }
   std::int64_t begin_of(const Place& place) const;
-  /// Cuts segments at both ends of the range and returns the first in it.
-  Shadow::iterator cut(Shadow& shadow, std::int64_t begin, std::int64_t end);
   bool known(int lane, std::int64_t when) const { return now_[static_cast<std::size_t>(lane)] >= when; }
   void fault(const std::string& what);
   std::string name(std::int32_t value) const;
@@ -70,7 +68,7 @@ class ScheduleChecker {
     std::int32_t newest = 0;   // version, in a slot or at its place
     std::int32_t at_home = 0;  // version at its place
   };
-  std::map<std::int32_t, Written> written_;  // in this run, by value, copies counted as what they are of
+  std::map<std::int32_t, ByteRanges<Written>> written_;  // in this run, by value, copies counted as what they are of
   std::map<std::pair<Space, std::int32_t>, Shadow> shadows_;
   LaneClocks clocks_;
   std::vector<std::string> faults_;

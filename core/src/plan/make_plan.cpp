@@ -7,6 +7,7 @@
 #include "plan/make_schedules.h"
 #include "plan/planner.h"
 #include "plan/simulate.h"
+#include "plan/step_time.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -34,7 +35,7 @@ void add_schedules(Plan& plan, const DeviceTraits& device) {
   make_resident(plan.schedules, plan.ring, static_cast<std::int64_t>(device.alignment));
   const RunSchedule& micro_step = plan.schedules[plan.options.train ? Run::later : Run::evaluate];
   plan.seconds_per_micro_step = simulated_seconds(plan.schedules, micro_step, device);
-  if (plan.options.train) plan.seconds_per_step = step_seconds(plan.schedules, plan.options.accumulation, device);
+  if (plan.options.train) plan.seconds_per_step = simulated_step(plan, device, plan.options.accumulation).total;
   double flops = 0;
   for (const Action& action : micro_step.actions) {
     if (action.kind != ActionKind::launch) continue;

@@ -22,6 +22,8 @@ bool observes(Run run) {
     case Run::observed_later:
     case Run::observed_last:
     case Run::observed_only:
+    case Run::observed_updating_first:
+    case Run::observed_updating_only:
     case Run::observe_weights: return true;
     default: return false;
   }
@@ -35,6 +37,10 @@ bool starts_sums(Run run) {
     case Run::only:
     case Run::observed_first:
     case Run::observed_only:
+    case Run::updating_first:
+    case Run::updating_only:
+    case Run::observed_updating_first:
+    case Run::observed_updating_only:
     case Run::evaluate:
     case Run::logits:
     case Run::next_logits:
@@ -62,6 +68,7 @@ class Maker {
         add_meeting(run, stop);
       }
       if (run == Run::upload) add_upload();
+      if (run == Run::update && plan_.defers_update()) keep_step();
       if (run == Run::result && plan_.options.train) add_result();
       if (!set_[run].empty()) set_[run].name = name_of(run);
       number_versions(set_, set_[run]);
@@ -204,6 +211,12 @@ class Maker {
     }
     schedule.add({.kind = ActionKind::host, .lane = Lane::host}, {}, from);
     for (std::size_t i = 0; i < from.size(); ++i) add_copy(schedule, from[i], to[i]);
+  }
+
+  // The next upload brings another step's state.
+  void keep_step() {
+    add_copy(set_[Run::update], places_.tensor(plan_.tensor(names::kStep, "", -1)),
+             places_.tensor(plan_.tensor(names::kUpdateStep, "", -1)));
   }
 
   // ---- what ranks do together: on a lane of its own, so that programs go on meanwhile ----

@@ -9,17 +9,13 @@ namespace {
 
 using Flow = Stop::Flow;
 
-/// Numbers the windows; a stop that `joins` the one before it is in its window.
-template <class Joins>
-void number(std::vector<Stop>& order, Joins joins) {
+void number_windows(std::vector<Stop>& order) {
   int window = -1;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    if (i == 0 || !joins(order[i], order[i - 1])) ++window;
-    order[i].window = window;
+  for (Stop& stop : order) {
+    if (!stop.joins) ++window;
+    stop.window = window;
   }
 }
-
-bool apart(const Stop&, const Stop&) { return false; }
 
 int layers_of(const Plan& plan) { return static_cast<int>(plan.model.layers); }
 
@@ -51,9 +47,33 @@ void add_arrival(const Plan& plan, std::vector<Stop>& order, Group group, int la
   each_rest(plan, group, layer, [&](const PlacedProgram& rest) { order.push_back({&rest, Flow::none, layer}); });
 }
 
+/// What updates a group's or layer's tensors is followed by what refreshes their working copies, while they are at
+/// hand.
+void add_updates(const Plan& plan, std::vector<Stop>& order, Group group, int layer = -1) {
+  for (const UpdateWindow& window : plan.updates) {
+    if (window.group != group || window.layer != layer) continue;
+    order.push_back({.program = &window.program, .layer = layer, .rows = window.rows});
+    auto follow = [&](const PlacedProgram& program) {
+      order.push_back({.program = &program, .layer = layer, .joins = true, .rows = window.rows});
+    };
+    for (const UpdatePart& part : window.parts)
+      if (part.rows.whole()) follow(plan.refresh_of(plan.parameters[part.parameter], layer));
+    for (const PlacedProgram& program : window.follow) follow(program);
+  }
+}
+
+std::vector<Stop> settle(const Plan& plan) {
+  std::vector<Stop> order;
+  add_updates(plan, order, Group::embedding);
+  for (int layer = 0; layer < layers_of(plan); ++layer) add_updates(plan, order, Group::block, layer);
+  add_updates(plan, order, Group::head);
+  return order;
+}
+
 struct StepEnds {
   bool first = false;  ///< working copies are gathered
   bool last = false;   ///< gradients are final behind the program that makes them, and so are the sums of their squares
+  bool updates = false;  ///< what was put off is updated ahead of the program that reads it first
 };
 
 std::vector<Stop> training(const Plan& plan, StepEnds ends) {
@@ -63,15 +83,26 @@ std::vector<Stop> training(const Plan& plan, StepEnds ends) {
   auto arrive = [&](Group group, int layer = -1) {
     if (gathers) add_arrival(plan, order, group, layer);
   };
+  // One ahead, so that what is put back is there again in time.
+  auto update_before = [&](int layer) {
+    if (!ends.updates) return;
+    if (layer < 0) add_updates(plan, order, Group::embedding);
+    if (layer + 1 < layers)
+      add_updates(plan, order, Group::block, layer + 1);
+    else
+      add_updates(plan, order, Group::head);
+  };
   auto finish = [&](Group group, int layer = -1) {
     if (reduces) order.push_back(meeting(Meeting::reduce, group, layer));
     if (ends.last && in_stores(plan) && group != Group::head)
-      order.push_back({&plan.squares[static_cast<std::size_t>(layer + 1)], Flow::none, layer});
+      order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
   };
   if (gathers) add_gathers(plan, order);
   arrive(Group::embedding);
+  update_before(-1);
   order.push_back({&plan.embed, Flow::forward, -1, -1, 0});
   for (int layer = 0; layer < layers; ++layer) {
+    update_before(layer);
     arrive(Group::block, layer);
     order.push_back({&plan.layer_class(layer).forward, Flow::forward, layer, layer, layer + 1});
   }
@@ -85,9 +116,6 @@ std::vector<Stop> training(const Plan& plan, StepEnds ends) {
   order.push_back({&plan.embed_backward, Flow::backward, -1, 0, -1});
   finish(Group::embedding);
   if (reduces) order.push_back(meeting(Meeting::sum));
-  number(order, [](const Stop& stop, const Stop& before) {
-    return stop.flow == Flow::none && before.flow == Flow::backward;  // squares, with what made the gradients
-  });
   return order;
 }
 
@@ -98,7 +126,6 @@ std::vector<Stop> gathering(const Plan& plan) {
   add_arrival(plan, order, Group::embedding);
   for (int layer = 0; layer < layers_of(plan); ++layer) add_arrival(plan, order, Group::block, layer);
   add_arrival(plan, order, Group::head);
-  number(order, apart);
   return order;
 }
 
@@ -108,7 +135,6 @@ std::vector<Stop> evaluation(const Plan& plan, const PlacedProgram& head, std::s
   for (int layer = 0; layer < layers; ++layer)
     order.push_back({&plan.layer_class(layer).evaluate, Flow::evaluate, layer, layer, layer + 1});
   order.push_back({&head, Flow::evaluate, -1, layers, -1, result});
-  number(order, apart);
   return order;
 }
 
@@ -120,7 +146,6 @@ std::vector<Stop> each_parameter(const Plan& plan, Pick pick) {
     for_each_layer(parameter.spec, layers_of(plan), [&](int layer) {
       order.push_back({&pick(parameter, layer), Flow::none, layer});
     });
-  number(order, apart);
   return order;
 }
 
@@ -141,11 +166,9 @@ std::vector<Stop> refresh(const Plan& plan) {
   for (const Stop& stop : refreshes_of(plan)) order.push_back(stop);
   if (ranks_meet(plan))
     for (const Stop& stop : gathering(plan)) order.push_back(stop);
-  number(order, apart);
   return order;
 }
 
-// What updates a layer's tensors is followed by what refreshes their working copies, while they are at hand.
 std::vector<Stop> update(const Plan& plan) {
   std::vector<Stop> order;
   if (ranks_meet(plan)) {
@@ -153,31 +176,21 @@ std::vector<Stop> update(const Plan& plan) {
     order.push_back(meeting(Meeting::sum_norms));
   }
   order.push_back({&plan.norm});
-  const std::vector<Stop> refreshes = refreshes_of(plan);
-  for (std::size_t window = 0; window < plan.updates.size(); ++window) {
-    const bool all = plan.updates.size() == 1;
-    const int layer = static_cast<int>(window) - 1;
-    order.push_back({&plan.updates[window], Flow::none, all ? -1 : layer});
-    if (all) add_amaxes(plan, order);
-    for (const Stop& stop : refreshes)
-      if (all || stop.layer == layer) order.push_back(stop);
+  if (!plan.defers_update()) {
+    order.push_back({&plan.updates.front().program});
+    add_amaxes(plan, order);
+    for (const Stop& stop : refreshes_of(plan)) order.push_back(stop);
   }
   order.push_back({&plan.head_advance});
   for (int layer = 0; layer < layers_of(plan); ++layer)
     order.push_back({&plan.layer_class(layer).advance, Flow::none, layer});
-  number(order, [&](const Stop& stop, const Stop&) {
-    return plan.updates.size() > 1 && std::none_of(plan.updates.begin(), plan.updates.end(),
-                                                   [&](const auto& update) { return stop.program == &update; });
-  });
   return order;
 }
 
-}  // namespace
-
-std::vector<Stop> order_of(const Plan& plan, Run run) {
+std::vector<Stop> stops_of(const Plan& plan, Run run) {
   const PlanOptions& options = plan.options;
   const bool observes = options.train && options.observe;
-  const bool ends = options.train && (in_stores(plan) || ranks_meet(plan));
+  const bool ends = options.train && (in_stores(plan) || ranks_meet(plan)), defers = plan.defers_update();
   switch (run) {
     case Run::refresh: return refresh(plan);
     case Run::evaluate: return evaluation(plan, plan.head_evaluate);
@@ -203,6 +216,21 @@ std::vector<Stop> order_of(const Plan& plan, Run run) {
     case Run::observed_only:
       if (observes && ends) return training(plan, {.first = run == Run::observed_only, .last = true});
       break;
+    case Run::updating_first:
+      if (defers) return training(plan, {.first = true, .updates = true});
+      break;
+    case Run::updating_only:
+      if (defers && ends) return training(plan, {.first = true, .last = true, .updates = true});
+      break;
+    case Run::observed_updating_first:
+      if (defers && observes) return training(plan, {.first = true, .updates = true});
+      break;
+    case Run::observed_updating_only:
+      if (defers && observes && ends) return training(plan, {.first = true, .last = true, .updates = true});
+      break;
+    case Run::settle:
+      if (defers) return settle(plan);
+      break;
     case Run::gather:
       if (ranks_meet(plan)) return gathering(plan);
       break;
@@ -218,6 +246,14 @@ std::vector<Stop> order_of(const Plan& plan, Run run) {
     case Run::result: break;
   }
   return {};
+}
+
+}  // namespace
+
+std::vector<Stop> order_of(const Plan& plan, Run run) {
+  std::vector<Stop> order = stops_of(plan, run);
+  number_windows(order);
+  return order;
 }
 
 }  // namespace quern

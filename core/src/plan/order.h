@@ -40,7 +40,9 @@ struct Stop {
   std::string_view result = {};  ///< the tensor that the program's output is, instead of a stream
   Meeting meeting = Meeting::none;
   ParameterGroup group = ParameterGroup::block;  ///< of a meeting
-  int window = -1;  ///< its number in the order; programs that take values of stores together share one
+  bool joins = false;                            ///< takes values of stores together with the stop before it
+  int window = -1;                               ///< number of those that do, in the order
+  RowSlice rows = {};                            ///< those of its parameter that the program is for
 };
 
 /// Borrows the plan's programs. Empty for runs that are no programs, and for those that the plan has no programs of.

@@ -57,19 +57,30 @@ TEST_CASE("only plans that observe, and only those that train, have the runs for
   CHECK(order_of(plan, Run::evaluate).size() == 4);
 }
 
-TEST_CASE("an update of windows refreshes what it has just updated, in the same window") {
+TEST_CASE(
+    "an update of windows is put off, refreshes with what it updates, and runs one layer ahead of the forward pass") {
   Plan plan = plan_of(2, false);
-  plan.updates.resize(3);
-  plan.squares.resize(3);
   plan.parameters.resize(2);
   plan.parameters[0].spec.group = ParameterGroup::embedding;
   plan.parameters[1].spec.group = ParameterGroup::block;
   for (ParameterPlan& parameter : plan.parameters) parameter.refresh.resize(1);
-  std::vector<std::pair<int, int>> windows;  // layer, window
-  for (const Stop& stop : order_of(plan, Run::update)) windows.emplace_back(stop.layer, stop.window);
-  // norm; outside: update, refresh; layer 0; layer 1; the ends of the head's and the layers' states
-  CHECK(windows == std::vector<std::pair<int, int>>{
-                       {-1, 0}, {-1, 1}, {-1, 1}, {0, 2}, {0, 2}, {1, 3}, {1, 3}, {-1, 3}, {0, 3}, {1, 3}});
+  for (int layer : {-1, 0, 1})
+    plan.updates.push_back({.group = layer < 0 ? ParameterGroup::embedding : ParameterGroup::block,
+                            .layer = layer,
+                            .parts = {{.parameter = layer < 0 ? 0u : 1u, .layer = layer}}});
+  auto windows = [&](Run run, std::size_t count) {
+    std::vector<std::pair<int, int>> found;  // layer, window
+    for (const Stop& stop : order_of(plan, run))
+      if (found.size() < count) found.emplace_back(stop.layer, stop.window);
+    return found;
+  };
+  using Windows = std::vector<std::pair<int, int>>;
+  CHECK(windows(Run::settle, 9) == Windows{{-1, 0}, {-1, 0}, {0, 1}, {0, 1}, {1, 2}, {1, 2}});
+  // norm; the ends of the head's and the layers' states
+  CHECK(windows(Run::update, 9) == Windows{{-1, 0}, {-1, 1}, {0, 2}, {1, 3}});
+  // embedding and layer 0, then the embedding's program; layer 1, then layer 0's program; layer 1's program
+  CHECK(windows(Run::updating_first, 9) ==
+        Windows{{-1, 0}, {-1, 0}, {0, 1}, {0, 1}, {-1, 2}, {1, 3}, {1, 3}, {0, 4}, {1, 5}});
 }
 
 TEST_CASE("squares are summed in the micro-step that ends a step, with the gradients they are of") {

@@ -56,6 +56,16 @@ Access Places::tensor(const PlannedTensor& tensor) {
             tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
 }
 
+Access Places::of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value) {
+  if (stop.rows.whole() || tensor.bytes() == bytes_of(value)) return this->tensor(tensor);
+  const Shard shard = shard_of_rows(tensor.extents, stop.rows);
+  PlannedTensor part = tensor;
+  part.part_of = tensor.part_of < 0 ? tensor.offset : tensor.part_of;
+  part.offset += byte_count({shard.first}, tensor.dtype);
+  part.extents = shard.extents;
+  return this->tensor(part);
+}
+
 std::vector<Access> Places::of(const Stop& stop) {
   std::vector<Access> accesses;
   const Program& program = stop.program->program;
@@ -78,12 +88,15 @@ Access Places::of_value(const Stop& stop, ValueId id) {
   switch (value.role) {
     case Role::runtime: return tensor(plan_.tensor(value.name, "", -1));
     case Role::parameter:
-      return tensor(plan_.tensor(value.name == value.parameter ? names::kWorking : value.name, value.parameter,
-                                 layer_of(value.parameter)));
+      return of_rows(stop,
+                     plan_.tensor(value.name == value.parameter ? names::kWorking : value.name, value.parameter,
+                                  layer_of(value.parameter)),
+                     value);
     case Role::parameter_grad:
       return tensor(plan_.tensor(names::kGradient, value.parameter, layer_of(value.parameter)));
     case Role::state:
-      if (!value.parameter.empty()) return tensor(plan_.tensor(value.name, value.parameter, layer_of(value.parameter)));
+      if (!value.parameter.empty())
+        return of_rows(stop, plan_.tensor(value.name, value.parameter, layer_of(value.parameter)), value);
       return state(stop, value);
     case Role::observation: return tensor(plan_.tensor(value.name, "", stop.layer));
     case Role::saved: return saved(stop, value);
@@ -102,7 +115,7 @@ Access Places::state(const Stop& stop, const Value& value) {
   if (value.name == names::kLossStats && stop.flow == Flow::evaluate)
     return tensor(plan_.tensor(names::kEvalStats, "", -1));
   const PlannedTensor* outside = plan_.find(value.name, "", -1);
-  return tensor(outside ? *outside : plan_.tensor(value.name, "", stop.layer));
+  return of_rows(stop, outside ? *outside : plan_.tensor(value.name, "", stop.layer), value);
 }
 
 Access Places::boundary(const Stop& stop, const Value& value, int in, int out) {

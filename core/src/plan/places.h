@@ -34,6 +34,8 @@ class Places {
   Access passing(std::int64_t offset, std::int64_t bytes, const std::string& name);
   std::int32_t fresh(std::string name);
   std::int64_t bytes_of(const Value& value) const;
+  /// A tensor of a parameter, or those of its rows that the stop is for.
+  Access of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value);
 
   const Plan& plan_;
   std::vector<std::string>& names_;

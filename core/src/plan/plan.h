@@ -48,6 +48,8 @@ struct PlanOptions {
   bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold
   bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
   int ahead = 1;                       ///< windows whose values come from stores while an earlier one runs
+  /// State that a window of the update takes at most, as far as it can be split.
+  std::int64_t update_window_bytes = std::int64_t{128} << 20;
   /// Weights whose products are outer ones in every layer, as those of outer layers are.
   std::vector<std::string> outer_parameters = {};
 };
@@ -121,6 +123,23 @@ struct ParameterPlan {
   std::vector<PlacedProgram> observe;  ///< of the quantized ones among them; likewise, empty unless options.observe
 };
 
+/// A parameter's tensors of one layer, or rows of them.
+struct UpdatePart {
+  std::size_t parameter = 0;  ///< index into Plan::parameters
+  int layer = -1;
+  RowSlice rows = {};
+};
+
+/// What takes its state from stores together: all of the update, or a window of one group or layer.
+struct UpdateWindow {
+  ParameterGroup group = ParameterGroup::embedding;
+  int layer = -1;
+  std::vector<UpdatePart> parts = {};  ///< what the optimizer updates; followed by the refresh of those that are whole
+  PlacedProgram program = {};          ///< which does that
+  RowSlice rows = {};                  ///< of the one part, or of what follows
+  std::vector<PlacedProgram> follow = {};  ///< what is done to its rows behind that: amaxes and working copies
+};
+
 /// visit(layer) for each layer that has the parameter; -1 when it is none of the blocks'.
 template <class Visit>
 void for_each_layer(const ParameterSpec& spec, int layers, Visit visit) {
@@ -156,8 +175,8 @@ struct Plan {
   PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits, head_next, head_advance;
   std::vector<LayerClass> classes;
   std::vector<int> class_of_layer;
-  PlacedProgram norm;                  ///< gradient norm and clip scale; empty when not training, as the next two
-  std::vector<PlacedProgram> updates;  ///< the optimizer's ops: over all tensors, or by layer + 1 (0: outside)
+  PlacedProgram norm;                 ///< gradient norm and clip scale; empty when not training, as the next two
+  std::vector<UpdateWindow> updates;  ///< one of all tensors; or, if stores have any, in the order of the forward pass
   /// What the norm adds up: by layer + 1 where stores have the gradients, or those of shards and then those of what is
   /// whole on every rank; empty: the norm reads all gradients.
   std::vector<PlacedProgram> squares;
@@ -196,6 +215,8 @@ struct Plan {
   }
   /// Pinned, and of stores in host memory.
   std::int64_t host_bytes() const;
+  /// Whether the update is put off to the next step's forward pass (Run::settle).
+  bool defers_update() const { return updates.size() > 1; }
   void add(PlannedTensor tensor);
   void add_alias(PlannedTensor alias);
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;

@@ -9,6 +9,7 @@
 #include "plan/order.h"
 #include "plan/planner.h"
 #include "plan/state_programs.h"
+#include "plan/update_windows.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
 #include "program/passes/op_forms.h"
@@ -113,11 +114,12 @@ class Planner {
     const StatePlacement& state = plan_.options.state;
     const bool gradients = state.gradients.memory != kOnDevice;
     const bool windows = gradients || state.master.memory != kOnDevice || state.moments.memory != kOnDevice;
-    if (!windows) plan_.updates.push_back(placed(state_.update()));
-    for (int layer = -1; layer < layers() && windows; ++layer) {
-      plan_.updates.push_back(placed(state_.update(layer)));
-      if (gradients) plan_.squares.push_back(placed(state_.squares(layer)));
+    plan_.updates = windows ? split_update(plan_, parts_.optimizer.states(), alignment()) : one_update(plan_);
+    for (UpdateWindow& window : plan_.updates) {
+      window.program = placed(state_.update(window.parts, windows ? names::kUpdateStep : names::kStep));
+      for (PlacedProgram& program : window.follow) program = placed(program.program);
     }
+    for (int layer = -1; layer < layers() && gradients; ++layer) plan_.squares.push_back(placed(state_.squares(layer)));
     if (shards_.any())
       for (const auto split : {StatePrograms::Split::shards, StatePrograms::Split::whole})
         plan_.squares.push_back(placed(state_.squares(split)));
@@ -326,6 +328,10 @@ class Planner {
     for (const char* name : {names::kLossStats, names::kEvalStats})
       add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
     add_tensor(TensorOwner::input, names::kUpdate, "", -1, DType::f32, {4});
+    if (plan_.defers_update()) {
+      const PlannedTensor& step = plan_.tensor(names::kStep, "", -1);
+      add_tensor(TensorOwner::input, names::kUpdateStep, "", -1, step.dtype, step.extents);
+    }
     if (plan_.options.logits)
       add_tensor(TensorOwner::result, names::kLogits, "", -1,
                  plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
@@ -364,7 +370,24 @@ class Planner {
       amax.layer = scaled_[i].layer;
       plan_.add(std::move(amax));
     }
+    lay_out_slice_amaxes();
     if (plan_.options.train && plan_.options.observe) lay_out_observations();
+  }
+
+  void lay_out_slice_amaxes() {
+    for (const UpdateWindow& window : plan_.updates)
+      for (const PlacedProgram& placed : window.follow)
+        for (const Value& value : placed.program.values) {
+          if (value.name != names::kSliceAmaxes) continue;
+          const Extents extents = extents_at(value.shape, 0);
+          add_tensor(TensorOwner::input, names::kAmax, value.parameter, window.layer, DType::f32, {1});
+          add_tensor(TensorOwner::input, names::kSliceAmaxes, value.parameter, window.layer, DType::f32, extents);
+          for (std::int64_t i = 0; i < extents[0]; ++i) {
+            PlannedTensor amax = part_of(plan_.tensor(names::kSliceAmaxes, value.parameter, window.layer), {{1}, i});
+            amax.kind = slice_amax_name(static_cast<std::size_t>(i));
+            plan_.add(std::move(amax));
+          }
+        }
   }
 
   void lay_out_observations() {
@@ -413,7 +436,7 @@ class Planner {
   void lay_out_slots() {
     if (plan_.stores.empty()) return;
     plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead);
-    plan_.ring.offset = reserve("slots", plan_.ring.bytes());
+    plan_.ring.offset = reserve("slots", plan_.ring.bytes);
   }
 
   // What a neighbour keeps stays where it keeps it; the rest passes through shared buffers.

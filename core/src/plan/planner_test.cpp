@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include "plan/check_schedules.h"
 #include "plan/test_plans.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
@@ -48,9 +49,9 @@ std::vector<Range> ranges_of(const Plan& plan, std::int32_t store) {
     for (std::size_t i = 0; i < buffers.size(); ++i) ranges.push_back({buffers[i], stream_bytes(i), "stream"});
   if (plan.options.train)
     for (std::int64_t buffer : plan.gradient_buffers) ranges.push_back({buffer, stream_bytes(0), "stream gradient"});
-  const std::int64_t transient_end = plan.ring.slots > 0 ? plan.ring.offset : plan.device_bytes;
+  const std::int64_t transient_end = plan.ring.bytes > 0 ? plan.ring.offset : plan.device_bytes;
   ranges.push_back({plan.transient_offset, transient_end - plan.transient_offset, "transient"});
-  if (plan.ring.slots > 0) ranges.push_back({plan.ring.offset, plan.ring.bytes(), "slots"});
+  if (plan.ring.bytes > 0) ranges.push_back({plan.ring.offset, plan.ring.bytes, "slots"});
   return ranges;
 }
 
@@ -155,22 +156,50 @@ TEST_CASE("pinned memory has a slot for each upload, one for results, and a copy
   CHECK(plan.snapshot_bytes == state);
 }
 
-TEST_CASE("slots hold the widest window, one more than those ahead, and another one if any are put back") {
-  CHECK(tiny_plan(tiny_options()).ring.slots == 0);
+TEST_CASE("slots hold the widest windows that follow each other, and more the further they come ahead") {
+  CHECK(tiny_plan(tiny_options()).ring.bytes == 0);
+  std::int64_t before = 0;
   for (int ahead : {1, 2, 3}) {
-    const Plan updated = tiny_plan(stored_options(15, ahead)), read = tiny_plan([&] {
-                                                                 PlanOptions options = stored_options(8, ahead);
-                                                                 options.train = false;
-                                                                 return options;
-                                                               }());
-    CHECK(updated.ring.slots == ahead + 2);
-    CHECK(read.ring.slots == ahead + 2);  // refresh puts working weights
-    CHECK(owned(updated, "slots") == updated.ring.bytes());
+    const Plan plan = tiny_plan(stored_options(15, ahead));
+    CHECK(owned(plan, "slots") == plan.ring.bytes);
     // An update of a layer: master, gradient, two moments and the working copy of each tensor.
     std::map<int, std::int64_t> layers;
-    for (const PlannedTensor& tensor : updated.tensors)
+    for (const PlannedTensor& tensor : plan.tensors)
       if (tensor.store >= 0) layers[tensor.layer] += aligned(tensor.bytes());
-    CHECK(updated.ring.slot_bytes == std::max({layers[-1], layers[0], layers[1]}));
+    CHECK(plan.ring.bytes > layers[0] + layers[1]);
+    CHECK(plan.ring.bytes >= before);
+    before = plan.ring.bytes;
+  }
+  PlanOptions options = stored_options(15, 1);
+  options.update_window_bytes = 1024;
+  CHECK(tiny_plan(options).ring.bytes < tiny_plan(stored_options(15, 1)).ring.bytes);
+}
+
+TEST_CASE("the windows of an update have each element once, and are small where rows can be updated apart") {
+  PlanOptions options = stored_options(15, 1);
+  for (std::int64_t bytes : {256, 2048, 1 << 20}) {
+    CAPTURE(bytes);
+    options.update_window_bytes = bytes;
+    const Plan plan = tiny_plan(options, PlanningDevice(), testkit::PlainPrecision(DType::bf16), {.vocabulary = 1031});
+    std::map<std::pair<std::size_t, int>, std::int64_t> rows;
+    for (const UpdateWindow& window : plan.updates)
+      for (const UpdatePart& part : window.parts) {
+        std::int64_t& next = rows[{part.parameter, part.layer}];
+        CHECK(next == part.rows.begin);
+        const std::int64_t all = plan.parameters[part.parameter].spec.extents[0];
+        next = part.rows.whole() ? all : part.rows.end;
+        CHECK((part.rows.whole() || part.rows.of == all));
+        CHECK((part.rows.whole() || window.parts.size() == 1));
+      }
+    std::size_t tensors = 0;
+    for (std::size_t i = 0; i < plan.parameters.size(); ++i)
+      for_each_layer(plan.parameters[i].spec, static_cast<int>(plan.model.layers), [&](int layer) {
+        ++tensors;
+        CHECK(rows[{i, layer}] == plan.parameters[i].spec.extents[0]);
+      });
+    CHECK(rows.size() == tensors);
+    CHECK(plan.updates.size() > (bytes < 1 << 20 ? tensors : 0));
+    CHECK(schedule_faults(plan) == std::vector<std::string>{});
   }
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/format.h"
+#include "plan/step_time.h"
 #include "program/names.h"
 #include "quern/error.h"
 
@@ -53,6 +54,14 @@ GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
          tensor.place() != plan.tensor(names::kMaster, tensor.parameter, tensor.layer).place()))
       bytes[static_cast<std::size_t>(group_of(plan, tensor.parameter))] += tensor.bytes();
   return bytes;
+}
+
+std::string unhidden_text(const StepTime& step) {
+  std::string text;
+  for (const auto& [owner, seconds] : step.unhidden)
+    text += fmt::format("{}{} for {}", text.empty() ? "                of which kernels wait " : ", ",
+                        format_duration(seconds), name_of(owner));
+  return text.empty() ? text : text + "\n";
 }
 
 }  // namespace
@@ -111,9 +120,11 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
     text +=
         fmt::format("estimate        {} a micro-batch, {} tok/s at the device's rated speed\n",
                     format_duration(plan.seconds_per_micro_step), format_count(tokens / plan.seconds_per_micro_step));
-  if (plan.seconds_per_step > 0)
+  if (plan.seconds_per_step > 0) {
     text += fmt::format("                {} a step, {} tok/s with the update\n", format_duration(plan.seconds_per_step),
                         format_count(plan.tokens_per_second()));
+    text += unhidden_text(simulated_step(plan, device, accumulation));
+  }
   return text;
 }
 

@@ -25,10 +25,15 @@ struct Held {
   std::int32_t copy = -1;    // the value in the slot
 };
 
+bool overlap(const Place& a, const Place& b) {
+  return a.index == b.index && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
 /// Consecutive launches, and what they use of stores.
 struct Window {
   std::size_t begin = 0, end = 0;  // actions
   std::map<Home, Held> held;
+  std::int64_t offset = 0;  // of its slot, in the ring
   std::int64_t bytes = 0;
   bool changes() const {
     return std::any_of(held.begin(), held.end(), [](const auto& known) { return known.second.changed; });
@@ -47,9 +52,21 @@ void use(Window& window, const Access& access, bool reads, bool writes, std::int
     held.offset = window.bytes;
     window.bytes += rounded_up(access.place.bytes, alignment);
   }
-  if (held.home.place != access.place) fail_internal("residency", "two values share bytes of a store");
+  auto covers = [&](auto beside) { return overlap(beside->second.home.place, access.place); };
+  if (held.home.place != access.place || (it != window.held.begin() && covers(std::prev(it))) ||
+      (std::next(it) != window.held.end() && covers(std::next(it))))
+    fail_internal("residency", "two values share bytes of a store");
   held.changed = held.changed || writes;
   held.version = version;
+}
+
+/// Gives every window a slot behind that of the one before it.
+void lay_out(std::vector<Window>& windows, const SlotRing& ring) {
+  std::int64_t end = 0;
+  for (Window& window : windows) {
+    window.offset = end + window.bytes > ring.bytes ? 0 : end;
+    end = window.offset + window.bytes;
+  }
 }
 
 std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedule, std::int64_t alignment) {
@@ -125,28 +142,47 @@ class Acquirer {
     wait(Lane::copy_in, stored);
   }
 
-  Place slot_of(std::size_t number, const Held& held) const {
-    const auto slot = static_cast<std::int64_t>(number % static_cast<std::size_t>(ring_.slots));
-    return {Space::device, 0, ring_.offset + slot * ring_.slot_bytes + held.offset, held.home.place.bytes};
+  Place slot_of(const Window& window, const Held& held) const {
+    return {Space::device, 0, ring_.offset + window.offset + held.offset, held.home.place.bytes};
   }
 
-  // Enqueues the fetches that are due when window `now` is about to run: those of the windows up to `ahead` behind it,
-  // but for what a window that has not run yet will change.
-  void acquire_until(std::size_t now) {
-    for (; acquired_ < windows_.size() && acquired_ <= now + static_cast<std::size_t>(ring_.ahead); ++acquired_) {
-      const Window& wanted = windows_[acquired_];
-      for (std::size_t earlier = now; earlier < acquired_; ++earlier)
-        for (const auto& [home, held] : windows_[earlier].held)
-          if (auto it = wanted.held.find(home); held.changed && it != wanted.held.end() && it->second.fetched) return;
-      acquire(acquired_);
+  /// Whether the window may be fetched while all from `now` on, up to it, have not run: it lies apart from them, and
+  /// what it reads is not what they will change.
+  bool may_come(std::size_t number, std::size_t now) const {
+    const Window& wanted = windows_[number];
+    for (std::size_t earlier = now; earlier < number; ++earlier) {
+      const Window& window = windows_[earlier];
+      if (wanted.offset < window.offset + window.bytes && window.offset < wanted.offset + wanted.bytes) return false;
+      for (const auto& [home, held] : window.held)
+        for (const auto& [wanted_home, wanted_held] : wanted.held)
+          if (held.changed && wanted_held.fetched && overlap(held.home.place, wanted_held.home.place)) return false;
     }
+    return true;
+  }
+
+  // Enqueues the fetches that are due when window `now` is about to run.
+  void acquire_until(std::size_t now) {
+    while (acquired_ < windows_.size() && may_come(acquired_, now)) acquire(acquired_++);
+  }
+
+  /// What lay where the window's slot is was used, and is back in its store.
+  void wait_for_slot(std::size_t number) {
+    const Window& window = windows_[number];
+    std::int32_t used = -1, stored = -1;
+    std::erase_if(lying_, [&](std::size_t earlier) {
+      const Window& there = windows_[earlier];
+      if (window.offset >= there.offset + there.bytes || there.offset >= window.offset + window.bytes) return false;
+      used = used_[earlier];  // the newest one's is the last
+      if (stored_[earlier] >= 0) stored = stored_[earlier];
+      return true;
+    });
+    if (used >= 0) wait(Lane::copy_in, used);
+    if (stored >= 0) wait(Lane::copy_in, stored);
+    lying_.push_back(number);
   }
 
   void acquire(std::size_t number) {
-    if (const auto slots = static_cast<std::size_t>(ring_.slots); number >= slots) {
-      wait(Lane::copy_in, used_[number - slots]);
-      if (stored_[number - slots] >= 0) wait(Lane::copy_in, stored_[number - slots]);
-    }
+    wait_for_slot(number);
     Window& window = windows_[number];
     const std::int32_t layer = from_.actions[window.begin].layer;
     for (auto& [home, held] : window.held) {
@@ -154,14 +190,21 @@ class Acquirer {
       set_.values.push_back(name + " in a slot");
       set_.lasting.push_back(false);
       held.copy = static_cast<std::int32_t>(set_.values.size() - 1);
-      set_.copy_of.resize(set_.values.size(), -1);
-      set_.copy_of.back() = held.home.value;
+      set_.copy_of.resize(set_.values.size());
+      set_.copy_of.back() = held.home;
       if (!held.fetched) continue;
-      if (auto put = put_.find(home); put != put_.end()) wait(Lane::copy_in, stored_[put->second]);
-      const Access here{slot_of(number, held), held.copy, held.home.version};
+      if (const std::int32_t stored = put_before(held.home.place); stored >= 0) wait(Lane::copy_in, stored);
+      const Access here{slot_of(window, held), held.copy, held.home.version};
       to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = layer}, {&held.home, 1}, {&here, 1});
     }
     ready_[number] = record(Lane::copy_in);
+  }
+
+  /// The event of the last put of any byte there; -1: none.
+  std::int32_t put_before(const Place& place) const {
+    const auto put =
+        std::find_if(put_.rbegin(), put_.rend(), [&](const auto& known) { return overlap(known.first, place); });
+    return put == put_.rend() ? -1 : stored_[put->second];
   }
 
   void release(std::size_t number) {
@@ -172,10 +215,10 @@ class Acquirer {
     const std::int32_t layer = from_.actions[window.begin].layer;
     for (const auto& [home, held] : window.held) {
       if (!held.changed) continue;
-      const Access here{slot_of(number, held), held.copy, held.version};
+      const Access here{slot_of(window, held), held.copy, held.version};
       const Access back{held.home.place, held.home.value, held.version};
       to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = layer}, {&here, 1}, {&back, 1});
-      put_[home] = number;
+      put_.emplace_back(held.home.place, number);
     }
     stored_[number] = record(Lane::copy_out);
   }
@@ -186,7 +229,7 @@ class Acquirer {
       for (Access& access : result) {
         if (!window || !access.place.present() || access.place.space != Space::store) continue;
         const Held& held = window->held.at({access.place.index, access.place.offset});
-        access = {slot_of(static_cast<std::size_t>(window - windows_.data()), held), held.copy, access.version};
+        access = {slot_of(*window, held), held.copy, access.version};
       }
       return result;
     };
@@ -199,27 +242,33 @@ class Acquirer {
   const SlotRing& ring_;
   RunSchedule to_;
   std::vector<std::int32_t> ready_, used_, stored_;  // events, by window; -1: none
-  std::map<Home, std::size_t> put_;                  // the window that put it last
+  std::vector<std::pair<Place, std::size_t>> put_;   // by which window, in order
+  std::vector<std::size_t> lying_;                   // windows whose slots were not taken by later ones, in order
   std::size_t acquired_ = 0;                         // windows whose fetches are enqueued
 };
 
 }  // namespace
 
 SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead) {
-  SlotRing ring{.ahead = ahead};
-  bool puts = false;
-  for (const RunSchedule& schedule : set.runs)
-    for (const Window& window : windows_of(set, schedule, alignment)) {
-      ring.slot_bytes = std::max(ring.slot_bytes, window.bytes);
-      puts = puts || window.changes();
+  SlotRing ring;
+  for (const RunSchedule& schedule : set.runs) {
+    const std::vector<Window> windows = windows_of(set, schedule, alignment);
+    const bool puts =
+        std::any_of(windows.begin(), windows.end(), [](const Window& window) { return window.changes(); });
+    const auto together = static_cast<std::size_t>(ahead + (puts ? 2 : 1));
+    std::int64_t bytes = 0;  // of so many windows in a row
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      bytes += windows[i].bytes - (i < together ? 0 : windows[i - together].bytes);
+      ring.bytes = std::max(ring.bytes, bytes);
     }
-  if (ring.slot_bytes > 0) ring.slots = ahead + (puts ? 2 : 1);
+  }
   return ring;
 }
 
 void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment) {
   for (RunSchedule& schedule : set.runs) {
     std::vector<Window> windows = windows_of(set, schedule, alignment);
+    lay_out(windows, ring);
     if (!windows.empty()) schedule = Acquirer(set, schedule, std::move(windows), ring).run();
   }
 }

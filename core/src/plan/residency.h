@@ -9,20 +9,18 @@
 
 namespace quern {
 
-/// The slots that windows take by turns, one after the other in the arena.
+/// Memory of the arena in which windows have their slots, one behind the other and from the beginning again.
 struct SlotRing {
   std::int64_t offset = 0;  ///< in the arena
-  std::int64_t slot_bytes = 0;
-  int slots = 0;  ///< at least ahead + 1; one more lets a window be put back while the next one is fetched
-  int ahead = 1;  ///< windows that are fetched before the one that runs
-  std::int64_t bytes() const { return slot_bytes * slots; }
+  std::int64_t bytes = 0;   ///< at least those of the largest window
 };
 
-/// The ring that the schedules need, at offset 0; without slots when they use no store. `alignment` is of every value.
+/// A ring, at offset 0, of the size of any window, the `ahead` that follow it, and the one before it if windows are put
+/// back; without bytes when the schedules use no store. `alignment` is of every value.
 SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead);
 
-/// Fetches and puts back, in every schedule. Launches and collectives of one Action::window are one window; one
-/// without a number uses no store.
+/// Fetches and puts back, in every schedule; ahead as far as there is room in the ring. Launches and collectives of one
+/// Action::window are one window; one without a number uses no store.
 void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment);
 
 }  // namespace quern

@@ -1,5 +1,9 @@
 #include "plan/schedule.h"
 
+#include <algorithm>
+
+#include "plan/byte_ranges.h"
+
 namespace quern {
 
 std::string_view name_of(Space space) {
@@ -51,39 +55,63 @@ std::string_view name_of(Run run) {
     case Run::last: return "last micro-step";
     case Run::only: return "only micro-step";
     case Run::update: return "update";
+    case Run::settle: return "settle";
     case Run::result: return "result";
     case Run::observed_first: return "first micro-step, observed";
     case Run::observed_later: return "later micro-step, observed";
     case Run::observed_last: return "last micro-step, observed";
     case Run::observed_only: return "only micro-step, observed";
     case Run::observe_weights: return "observe weights";
+    case Run::updating_first: return "first micro-step, updating";
+    case Run::updating_only: return "only micro-step, updating";
+    case Run::observed_updating_first: return "first micro-step, updating, observed";
+    case Run::observed_updating_only: return "only micro-step, updating, observed";
   }
   return "?";
 }
 
-Run ScheduleSet::micro_step(bool first, bool last, bool observed) const {
-  const Run ending = first ? (observed ? Run::observed_only : Run::only) : (observed ? Run::observed_last : Run::last);
-  if (last && !(*this)[ending].empty()) return ending;
-  return first ? (observed ? Run::observed_first : Run::first) : (observed ? Run::observed_later : Run::later);
+Run ScheduleSet::run_of(const MicroStep& micro_step) const {
+  auto form = [&](Run plain, Run observed) { return micro_step.observed ? observed : plain; };
+  const Run ending = !micro_step.first    ? form(Run::last, Run::observed_last)
+                     : micro_step.updates ? form(Run::updating_only, Run::observed_updating_only)
+                                          : form(Run::only, Run::observed_only);
+  if (micro_step.last && !(*this)[ending].empty()) return ending;
+  if (!micro_step.first) return form(Run::later, Run::observed_later);
+  return micro_step.updates ? form(Run::updating_first, Run::observed_updating_first)
+                            : form(Run::first, Run::observed_first);
 }
 
-std::int32_t ScheduleSet::original(std::int32_t value) const {
-  const auto index = static_cast<std::size_t>(value);
-  return value >= 0 && index < copy_of.size() && copy_of[index] >= 0 ? copy_of[index] : value;
+Access ScheduleSet::at_home(const Access& access) const {
+  const auto index = static_cast<std::size_t>(access.value);
+  const bool copy = access.value >= 0 && index < copy_of.size() && copy_of[index].place.present();
+  return copy ? copy_of[index] : access;
 }
 
 void number_versions(const ScheduleSet& set, RunSchedule& schedule) {
-  std::vector<std::int32_t> written(set.values.size(), 0);
+  std::vector<ByteRanges<std::int32_t>> written(set.values.size());  // by value: ranges of a tensor are written apart
+  auto writes_of = [&](const Access& access) {
+    std::int32_t writes = 0;
+    written[static_cast<std::size_t>(access.value)].visit(
+        access.place.offset, access.place.offset + access.place.bytes,
+        [&](std::int32_t known) { writes = std::max(writes, known); });
+    return writes;
+  };
+  auto write = [&](const Access& access) {
+    const std::int32_t version = writes_of(access) + 1;
+    written[static_cast<std::size_t>(access.value)].set(access.place.offset, access.place.offset + access.place.bytes,
+                                                        version);
+    return version;
+  };
   for (const Action& action : schedule.actions) {
     const auto operands = std::span(schedule.operands).subspan(action.first, action.reads + action.writes);
     const auto reads = operands.first(action.reads), writes = operands.subspan(action.reads);
     for (Access& access : reads)
-      if (access.value >= 0) access.version = written[static_cast<std::size_t>(access.value)];
+      if (access.value >= 0) access.version = writes_of(access);
     if (action.task >= 0)
       for (std::int32_t input : set.tasks[static_cast<std::size_t>(action.task)].changed)
-        ++written[static_cast<std::size_t>(reads[static_cast<std::size_t>(input)].value)];
+        write(reads[static_cast<std::size_t>(input)]);
     for (Access& access : writes)
-      if (access.value >= 0) access.version = ++written[static_cast<std::size_t>(access.value)];
+      if (access.value >= 0) access.version = write(access);
   }
 }
 

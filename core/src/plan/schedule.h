@@ -37,7 +37,7 @@ struct Place {
 struct Access {
   Place place = {};
   std::int32_t value = -1;
-  std::int32_t version = 0;  ///< writes of the value in its run, up to what is read, or with what is written
+  std::int32_t version = 0;  ///< writes of these bytes in their run, up to what is read, or with what is written
   bool operator==(const Access&) const = default;
 };
 
@@ -92,7 +92,8 @@ struct Task {
 };
 
 /// What an engine can be asked to run. A step is `upload` and a micro-step for each micro-batch, by its place in the
-/// step (ScheduleSet::micro_step); `update`; `result`.
+/// step (ScheduleSet::micro_step); `update`; `result`. Where stores have state, `update` only prepares it: each tensor
+/// is updated just before the forward pass of the next step that reads it, or by `settle`.
 enum class Run : std::uint8_t {
   refresh,  ///< working copies from masters that were written
   gather,   ///< working copies that the update left on their ranks; a step's first micro-step does that by itself
@@ -105,32 +106,43 @@ enum class Run : std::uint8_t {
   last,  ///< last and only: empty where they would be as later and first
   only,
   update,
+  settle,
   result,
   observed_first,  ///< micro-steps of a step that observes what its scales lose
   observed_later,
   observed_last,
   observed_only,
   observe_weights,  ///< before the update of such a step
+  updating_first,   ///< first micro-steps that bring what the update of the last step put off
+  updating_only,
+  observed_updating_first,
+  observed_updating_only,
 };
-inline constexpr int kRuns = 17;
+inline constexpr int kRuns = 22;
 std::string_view name_of(Run run);
+
+/// A micro-step among those of its step.
+struct MicroStep {
+  bool first = true, last = true;
+  bool observed = false;
+  bool updates = false;  ///< what was put off, in a first one
+};
 
 /// All schedules of a plan; those that its options do not ask for are empty.
 struct ScheduleSet {
   std::vector<Task> tasks;
   std::vector<std::string> values;  ///< names, for people
   std::vector<bool> lasting;        ///< by value: outlives the run that wrote it
-  /// By value, as far as it goes: the value of a store that it is in a slot; -1: none.
-  std::vector<std::int32_t> copy_of = {};
+  /// By value, as far as it goes: what of a store it is in a slot; absent: nothing.
+  std::vector<Access> copy_of = {};
   std::vector<Access> held;  ///< what is there before the first run: masters, states, zeroed or written
   RunSchedule runs[kRuns];
 
-  /// The run of a micro-step at its place in the step.
-  Run micro_step(bool first, bool last, bool observed) const;
+  Run run_of(const MicroStep& micro_step) const;
   const RunSchedule& operator[](Run run) const { return runs[static_cast<std::size_t>(run)]; }
   RunSchedule& operator[](Run run) { return runs[static_cast<std::size_t>(run)]; }
-  /// The value itself, or what it is a copy of.
-  std::int32_t original(std::int32_t value) const;
+  /// The access itself, or to what it is a copy of, where that is at home.
+  Access at_home(const Access& access) const;
 };
 
 /// Sets Access::version of all operands, as the actions' order has it.

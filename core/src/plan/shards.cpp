@@ -11,6 +11,7 @@ namespace quern {
 namespace {
 
 constexpr const char* kTranspose = "transpose";
+constexpr const char* kInShard = " in a shard";
 
 bool is_transposed(const OpSpec& spec, std::size_t output) {
   return std::any_of(spec.transposed.begin(), spec.transposed.end(),
@@ -184,6 +185,10 @@ SplitRefresh split_refresh(const Program& refresh, const OpSet& ops, const RowBo
   return Splitter(refresh, ops, bounds, rank).run();
 }
 
-std::string shard_name(const std::string& value) { return value + " in a shard"; }
+std::string shard_name(const std::string& value) { return value + kInShard; }
+
+std::string whole_name(const std::string& shard) {
+  return shard.ends_with(kInShard) ? shard.substr(0, shard.size() - std::string_view(kInShard).size()) : shard;
+}
 
 }  // namespace quern

@@ -19,6 +19,12 @@ using RowBounds = std::vector<std::int64_t>;
 /// As even as shards can be that begin at multiples of `unit` rows; empty when a rank would be left without any.
 RowBounds split_rows(std::int64_t rows, std::int64_t unit, int ranks);
 
+/// Rows of a matrix of `of` rows; `of` = 0: all, of whatever.
+struct RowSlice {
+  std::int64_t begin = 0, end = 0, of = 0;
+  bool whole() const { return of == 0; }
+};
+
 /// This rank's part of a matrix.
 struct Shard {
   Extents extents;
@@ -27,6 +33,9 @@ struct Shard {
 
 /// The part of what has rows for the parameter's rows, or for groups of these.
 Shard shard_of_rows(const Extents& whole, const RowBounds& bounds, int rank);
+inline Shard shard_of_rows(const Extents& whole, const RowSlice& rows) {
+  return shard_of_rows(whole, {0, rows.begin, rows.end, rows.of}, 1);
+}
 
 class Shards {
  public:
@@ -62,5 +71,7 @@ std::int64_t row_groups_of(const Program& refresh, const OpSet& ops);
 /// The parameter's rows are split at `bounds`.
 SplitRefresh split_refresh(const Program& refresh, const OpSet& ops, const RowBounds& bounds, int rank);
 std::string shard_name(const std::string& value);
+/// The value that a shard is of; the name itself where it is of none.
+std::string whole_name(const std::string& shard);
 
 }  // namespace quern

@@ -76,8 +76,8 @@ std::string show_schedules(const Plan& plan, const DeviceTraits& device, std::st
 std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTraits& device) {
   std::vector<TimelineEvent> events;
   double begin = 0;
-  const Run first = plan.schedules.micro_step(true, false, false), last = plan.schedules.micro_step(false, true, false);
-  for (Run run : {Run::upload, first, Run::upload, last, Run::update, Run::result}) {
+  const Run first = plan.schedules.run_of({.last = false, .updates = plan.defers_update()});
+  for (Run run : {Run::upload, first, Run::upload, plan.schedules.run_of({.first = false}), Run::update, Run::result}) {
     const RunSchedule& schedule = plan.schedules[run];
     const std::vector<ActionTime> times = simulate(plan.schedules, schedule, device);
     double end = begin;

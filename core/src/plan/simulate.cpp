@@ -64,14 +64,4 @@ double simulated_seconds(const ScheduleSet& set, const RunSchedule& schedule, co
   return seconds;
 }
 
-double step_seconds(const ScheduleSet& set, std::int64_t micro_batches, const DeviceTraits& device) {
-  auto seconds = [&](bool first, bool last) {
-    return simulated_seconds(set, set[set.micro_step(first, last, false)], device);
-  };
-  const double update = simulated_seconds(set, set[Run::update], device);
-  if (micro_batches == 1) return seconds(true, true) + update;
-  return seconds(true, false) + static_cast<double>(micro_batches - 2) * seconds(false, false) + seconds(false, true) +
-         update;
-}
-
 }  // namespace quern

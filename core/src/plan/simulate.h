@@ -18,8 +18,6 @@ struct ActionTime {
 /// host_rate; a collective the bytes that have to come over this rank's links at peer_rate, from when it comes to it:
 /// all ranks are taken to be alike.
 std::vector<ActionTime> simulate(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);
-/// Of a whole step of so many micro-batches: its micro-steps one after the other, and the update.
-double step_seconds(const ScheduleSet& set, std::int64_t micro_batches, const DeviceTraits& device);
 /// Until the last action ends.
 double simulated_seconds(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);
 

@@ -21,8 +21,8 @@ ValueId add_update_state(Program& program) {
   return program.add_value({.name = names::kUpdate, .shape = {4}, .dtype = DType::f32, .role = Role::state});
 }
 
-ValueId add_step(Program& program) {
-  return program.add_value({.name = names::kStep, .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
+ValueId add_step(Program& program, const char* name) {
+  return program.add_value({.name = name, .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
 }
 
 std::set<std::string> parameters_read(const std::vector<const Stage*>& stages) {
@@ -41,9 +41,9 @@ std::string tensor_name(const std::string& kind, const std::string& parameter, i
 }
 
 ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
-                                  DType dtype) const {
+                                  DType dtype, const RowSlice& rows) const {
   Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
-  const Extents extents = shards_.of(spec).extents;
+  const Extents extents = rows.whole() ? shards_.of(spec).extents : shard_of_rows(spec.extents, rows).extents;
   value.shape = Shape(extents.begin(), extents.end());
   value.parameter.clear();
   program.values.push_back(std::move(value));  // names differ by tensor: no need to look among thousands
@@ -64,7 +64,7 @@ void StatePrograms::add_clip(Program& program, const std::vector<ValueId>& sums)
   Op clip{.kind = "clip_scale", .inputs = {}, .outputs = {}, .attributes = {}};
   clip.inputs.push_back(
       program.add_value({.name = names::kLossStats, .shape = {4}, .dtype = DType::f64, .role = Role::state}));
-  clip.inputs.push_back(add_step(program));
+  clip.inputs.push_back(add_step(program, names::kStep));
   clip.inputs.insert(clip.inputs.end(), sums.begin(), sums.end());
   clip.outputs.push_back(add_update_state(program));
   program.ops.push_back(std::move(clip));
@@ -138,7 +138,7 @@ Program StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) const {
 }
 
 // Tensors whose updates have equal attributes share an op: launches of their own would cost small ones dearly.
-Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const {
+Program StatePrograms::update(const std::vector<UpdatePart>& parts, const char* step_name) const {
   struct Group {
     UpdateOp update;
     Op op;
@@ -146,10 +146,10 @@ Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const
   };
   Program program;
   program.name = "update";
-  const ValueId update = add_update_state(program), step = add_step(program);
+  const ValueId update = add_update_state(program), step = add_step(program, step_name);
   std::vector<Group> groups;
-  std::int64_t object = 0;
-  for (const ParameterSpec& spec : set_.parameters()) {
+  for (const UpdatePart& part : parts) {
+    const ParameterSpec& spec = set_.parameters()[part.parameter];
     UpdateOp wanted = parts_.optimizer.update(spec);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
       return known.update.kind == wanted.kind && known.update.attributes == wanted.attributes;
@@ -160,23 +160,24 @@ Program StatePrograms::update(const std::function<bool(int)>& takes_layer) const
                   {.kind = wanted.kind, .inputs = {update, step}, .outputs = {}, .attributes = wanted.attributes},
                   {},
                   {}});
-    for_each_layer(spec, layers_, [&](int layer) {
-      if (!takes_layer(layer)) return;
-      Op& op = group->op;
-      op.inputs.push_back(add_tensor(program, names::kGradient, spec, layer, options_.gradient));
-      op.inputs.push_back(add_tensor(program, names::kMaster, spec, layer, options_.master));
+    Op& op = group->op;
+    auto add = [&](const std::string& kind, DType dtype) {
+      op.inputs.push_back(add_tensor(program, kind, spec, part.layer, dtype, part.rows));
+    };
+    add(names::kGradient, options_.gradient);
+    add(names::kMaster, options_.master);
+    op.outputs.push_back(op.inputs.back());
+    for (const OptimizerState& state : parts_.optimizer.states()) {
+      add(state.name, state.dtype);
       op.outputs.push_back(op.inputs.back());
-      for (const OptimizerState& state : parts_.optimizer.states()) {
-        op.inputs.push_back(add_tensor(program, state.name, spec, layer, state.dtype));
-        op.outputs.push_back(op.inputs.back());
-      }
-      group->objects.push_back(static_cast<double>(object + std::max(layer, 0)));
-      group->offsets.push_back(static_cast<double>(shards_.of(spec).first));
-    });
-    object += layers_ + 1;  // room for one key a layer
+    }
+    // Random numbers have a key for each tensor, with room for one a layer, and one for each element of the whole.
+    const auto first = static_cast<std::int64_t>(part.parameter) * (layers_ + 1);
+    const std::int64_t before = part.rows.whole() ? shards_.of(spec).first : part.rows.begin * spec.columns();
+    group->objects.push_back(static_cast<double>(first + std::max(part.layer, 0)));
+    group->offsets.push_back(static_cast<double>(before));
   }
   for (Group& group : groups) {
-    if (group.objects.empty()) continue;
     group.op.attributes.set("offsets", std::move(group.offsets));
     group.op.attributes.set("objects", std::move(group.objects));
     program.ops.push_back(std::move(group.op));

@@ -43,13 +43,8 @@ class StatePrograms {
   Program norm_of_squares(const std::vector<PlacedProgram>& squares) const;
   /// The largest magnitudes of those masters.
   Program amaxes(const std::vector<ScaledMaster>& masters) const;
-  /// Updates every tensor; or those of a layer alone, -1 for those outside.
-  Program update() const {
-    return update([](int) { return true; });
-  }
-  Program update(int layer) const {
-    return update([layer](int wanted) { return wanted == layer; });
-  }
+  /// Updates these parts, under the state of the step that `step` names.
+  Program update(const std::vector<UpdatePart>& parts, const char* step) const;
   /// Makes every working form of a parameter that programs of `stages` read.
   Program refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const;
   /// Whether programs of `stages` read the master itself as the working copy.
@@ -57,14 +52,13 @@ class StatePrograms {
   static Program advance(const Stage& stage);
 
  private:
-  Program update(const std::function<bool(int)>& takes_layer) const;
   using Takes = std::function<bool(const ParameterSpec& spec, int layer)>;
   /// One op over the gradients that `takes` takes, layer by layer.
   Op squares_of(Program& program, const Takes& takes) const;
   Program squares(const std::string& name, const Takes& takes) const;
   static void add_clip(Program& program, const std::vector<ValueId>& sums);
-  ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
-                     DType dtype) const;
+  ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype,
+                     const RowSlice& rows = {}) const;
 
   const PlanParts& parts_;
   const PlanOptions& options_;

@@ -16,6 +16,7 @@ inline constexpr char kLossStats[] = "loss_stats";         ///< LossStats
 inline constexpr char kEvalStats[] = "eval_stats";         ///< the same of an evaluation
 inline constexpr char kShardSquares[] = "squares.shards";  ///< of this rank's gradients, then of all ranks'
 inline constexpr char kUpdate[] = "update";                ///< UpdateState
+inline constexpr char kUpdateStep[] = "update_step";       ///< StepState of an update that is put off
 inline constexpr char kAmaxes[] = "amaxes";                ///< of masters that are split over ranks, one element each
 
 // ---- results ----
@@ -26,6 +27,7 @@ inline constexpr char kNextLogits[] = "next_logits";
 inline constexpr char kMaster[] = "master";
 inline constexpr char kWorking[] = "working";
 inline constexpr char kGradient[] = "gradient";
-inline constexpr char kAmax[] = "amax";  ///< its element of kAmaxes
+inline constexpr char kAmax[] = "amax";                 ///< of all ranks' rows, an element of kAmaxes, or of all slices
+inline constexpr char kSliceAmaxes[] = "slice_amaxes";  ///< of the slices in which the master is updated
 
 }  // namespace quern::names

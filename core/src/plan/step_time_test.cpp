@@ -1,0 +1,45 @@
+// The time of a step, and what of it the kernels wait.
+#include "plan/step_time.h"
+
+#include <doctest/doctest.h>
+
+#include "plan/simulate.h"
+#include "plan/test_plans.h"
+
+using namespace quern;
+
+namespace {
+
+double unhidden(const StepTime& step) {
+  double seconds = 0;
+  for (const auto& [owner, time] : step.unhidden) seconds += time;
+  return seconds;
+}
+
+}  // namespace
+
+TEST_CASE("a step is its micro-steps and the update, of which nothing waits where all is on the device") {
+  const PlanningDevice device;
+  const DeviceTraits& traits = device.traits();
+  const Plan plan = tiny_plan(tiny_options());
+  auto of = [&](Run run) { return simulated_seconds(plan.schedules, plan.schedules[run], traits); };
+  for (std::int64_t count : {1, 2, 3, 9}) {
+    const StepTime step = simulated_step(plan, traits, count);
+    CHECK(step.total ==
+          doctest::Approx(of(Run::first) + static_cast<double>(count - 1) * of(Run::later) + of(Run::update)));
+    CHECK(step.unhidden.empty());
+  }
+}
+
+TEST_CASE("what waits is told by owner: all that a slow link brings, and next to nothing behind a fast one") {
+  const Plan plan = tiny_plan(stored_options(15, 1));
+  DeviceTraits device = PlanningDevice().traits();
+  device.host_rate = 1e3;
+  const StepTime slow = simulated_step(plan, device, 3);
+  CHECK(slow.unhidden.size() == 4);
+  CHECK(unhidden(slow) > 0.9 * slow.total);
+  CHECK(unhidden(slow) <= slow.total);
+  device.host_rate = 1e15;
+  const StepTime fast = simulated_step(plan, device, 3);
+  CHECK(unhidden(fast) < 0.01 * fast.total);
+}

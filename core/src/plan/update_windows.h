@@ -1,0 +1,24 @@
+#pragma once
+// What of a run's state is updated together. State that stores have comes and goes in windows of a planned size: some
+// tensors of a layer, or some rows of one. Updating it in other parts changes no bit.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace quern {
+
+/// The element of names::kSliceAmaxes that a slice of a master has.
+std::string slice_amax_name(std::size_t slice);
+
+/// All parts in one window, in the order of the parameters.
+std::vector<UpdateWindow> one_update(const Plan& plan);
+/// Windows of at most PlanOptions::update_window_bytes, where their parts can be as small, in the order of the forward
+/// pass; each of one group or layer. Slices begin at multiples of `alignment` bytes in every format. Programs are
+/// empty.
+std::vector<UpdateWindow> split_update(const Plan& plan, std::span<const OptimizerState> states,
+                                       std::int64_t alignment);
+
+}  // namespace quern
