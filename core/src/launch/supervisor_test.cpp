@@ -118,7 +118,7 @@ TEST_CASE("signals go on to all ranks") {
   CHECK(outcome_of({obeys, "sleep 0.2; kill -TERM $PPID; " + obeys}).verdict == "143 stopped ");
   CHECK(outcome_of({kForever, "sleep 0.2; kill -HUP $PPID; " + std::string(kForever)}).verdict == "129 stopped ");
   const std::string saves = std::string("trap 'exit 0' USR1; ") + kForever;
-  CHECK(outcome_of({saves, "sleep 0.2; kill -USR1 $PPID"}).verdict == "0 ");
+  CHECK(outcome_of({saves, "trap '' USR1; sleep 0.2; kill -USR1 $PPID"}).verdict == "0 ");
   const std::string deaf = "trap '' TERM; ", insists = "sleep 0.2; kill -TERM $PPID; sleep 0.2; kill -TERM $PPID; ";
   CHECK(outcome_of({deaf + kForever, deaf + insists + kForever}).verdict == "143 stopped ");
 }
