@@ -107,6 +107,7 @@ double seconds_of(Device& device, Ranks& ranks, const std::function<void(Stream)
   const Stream stream = device.stream(StreamKind::communication);
   const Event begin = device.make_event(), end = device.make_event();
   auto once = [&] {
+    ranks.exchange({});  // so that all begin together
     device.record(begin, stream);
     call(stream);
     device.record(end, stream);
