@@ -94,6 +94,47 @@ TEST_CASE("ranks learn what one rank learns from the same micro-batches; their r
   }
 }
 
+TEST_CASE("reproducible sums give the bits of one rank on any number of ranks") {
+  struct Case {
+    const char* precision;
+    int accumulation;
+    std::vector<std::pair<int, const char*>> groups;  ///< ranks, sharding
+  };
+  for (const Case& c : {Case{"fp32", 8, {{2, "ranks"}, {4, "ranks"}, {4, "none"}}},
+                        {"bf16", 7, {{2, "none"}, {4, "ranks"}}},
+                        {"bf16", 6, {{1, "none"}, {2, "ranks"}, {3, "none"}}},
+                        {"e4m3", 4, {{2, "ranks"}, {4, "ranks"}}}}) {
+    CAPTURE(c.precision);
+    TinyFiles files;
+    Overrides numbers = with(kSteps, {"precision.id=" + std::string(c.precision), "parallel.reduction=reproducible",
+                                      "train.accumulation=" + std::to_string(c.accumulation), "schedule.id=constant"});
+    if (std::string(c.precision) == "e4m3")
+      for (const char* what : {"activation", "gradient"})
+        numbers.push_back("precision.e4m3." + std::string(what) + "_scaling=current");
+    const Losses one = losses_of(files, "one", numbers);
+    for (const auto& [ranks, sharding] : c.groups) {
+      CAPTURE(ranks);
+      const std::string name = std::to_string(ranks) + sharding;
+      const Overrides several = with(numbers, of_ranks(ranks, sharding));
+      losses_of(files, name, with(several, {"train.steps=3", "device.cpu.streams=shuffled"}));
+      CHECK(losses_of(files, name, several) == one);
+      CHECK(newest_tensors(files.at(name)) == newest_tensors(files.at("one")));
+    }
+  }
+}
+
+TEST_CASE("what cannot be summed reproducibly is refused, with what to set") {
+  TinyFiles files;
+  auto refused = [&](const Overrides& more, const std::vector<std::string>& parts) {
+    check_fails(quern_train(files, with(with(kSteps, {"parallel.reduction=reproducible", files.run("refused")}), more)),
+                2, parts);
+  };
+  refused({"precision.id=e4m3"}, {"delayed scales", "set activation_scaling and gradient_scaling"});
+  refused({"optimizer.gradient=bf16"}, {"optimizer.gradient", "are in fp32"});
+  refused(with(of_ranks(3, "none"), {"train.accumulation=4"}), {"without micro-batches", "such as 6"});
+  refused(with(of_ranks(3, "ranks"), {"train.accumulation=6"}), {"parallel.ranks", "1, 2, 4 or 8"});
+}
+
 TEST_CASE("as many ranks as micro-batches, sharded or not, make the same sums") {
   TinyFiles files;
   const Overrides numbers = with(kSteps, {"precision.id=bf16"});

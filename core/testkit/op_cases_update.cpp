@@ -87,7 +87,22 @@ void reduce_ranks_cases(const OpRunner& runner) {
   for (std::int64_t ranks : {1, 2, 3, 8})
     for (std::int64_t count : {1, 7, 128, 4099}) {
       for (DType dtype : {DType::f32, DType::bf16, DType::f64}) run(dtype, ranks, count, "sum");
+      for (DType dtype : {DType::f32, DType::f64}) run(dtype, ranks, count, "tree");
       run(kF32, ranks, count, "maximum");
+    }
+}
+
+void sum_tree_cases(const OpRunner& runner) {
+  constexpr std::int64_t kBlock = 8, kCount = 14;  // micro-batches: the second block is not full
+  for (DType dtype : {DType::f32, DType::f64})
+    for (std::int64_t micro_step : {0, 1, 3, 6, 7, 8, 12, 13}) {
+      OpComparison op("sum_tree", {{"block", kBlock}, {"count", kCount}});
+      StepState state;
+      state.micro_step = static_cast<std::uint32_t>(micro_step);
+      op.in(words(DType::u32, state));
+      for (std::int64_t count : {1, 7, 4099}) op.in(normal(dtype, {count}, 1)).in(normal(dtype, {3, count}, 2));
+      for (std::size_t operand = 1; operand <= 6; ++operand) op.update(operand, {});
+      op.run(runner);
     }
 }
 

@@ -9,10 +9,13 @@
 
 namespace quern {
 
+/// The first number from `at` on that is the rank's.
+std::int64_t next_turn(std::int64_t at, std::int64_t rank, std::int64_t size, std::int64_t turn);
+
 class TurnsSource : public DataSource {
  public:
-  /// Of each `step` micro-batches of `all`, number n is rank n % size's.
-  TurnsSource(std::unique_ptr<DataSource> all, int rank, int size, std::int64_t step);
+  /// Of each `step` micro-batches of `all`, number n is rank (n / turn) % size's.
+  TurnsSource(std::unique_ptr<DataSource> all, int rank, int size, std::int64_t turn, std::int64_t step);
 
   std::int64_t vocabulary() const override { return all_->vocabulary(); }
   std::int64_t epoch_tokens() const override { return all_->epoch_tokens(); }
@@ -24,7 +27,7 @@ class TurnsSource : public DataSource {
 
  private:
   std::unique_ptr<DataSource> all_;
-  const std::int64_t rank_, size_, step_;
+  const std::int64_t rank_, size_, turn_, step_;
   std::int64_t at_ = 0;  // micro-batch of the step
 };
 

@@ -31,7 +31,7 @@ TEST_CASE("ranks take the micro-batches of each step by turns, and stand at one 
       CAPTURE(step);
       std::vector<bool> taken(static_cast<std::size_t>(3 * step), false);
       for (int rank = 0; rank < size; ++rank) {
-        TurnsSource source(std::make_unique<Numbers>(), rank, size, step);
+        TurnsSource source(std::make_unique<Numbers>(), rank, size, 1, step);
         for (std::int64_t begin = 0; begin < 3 * step; begin += step) {
           CHECK(source.save_state() == std::to_string(begin));
           for (std::int64_t own = rank; own < step; own += size) {
@@ -48,4 +48,18 @@ TEST_CASE("ranks take the micro-batches of each step by turns, and stand at one 
       }
       CHECK(taken == std::vector<bool>(taken.size(), true));
     }
+}
+
+TEST_CASE("a turn of several micro-batches is a block of neighbours") {
+  std::vector<std::int32_t> taken;
+  for (int rank = 0; rank < 3; ++rank) {
+    TurnsSource source(std::make_unique<Numbers>(), rank, 3, 4, 10);
+    for (int i = 0; i < (rank == 2 ? 2 : 4); ++i) {
+      Batch batch;
+      source.next(batch);
+      taken.push_back(batch.tokens[0]);
+    }
+    CHECK(source.save_state() == "10");
+  }
+  CHECK(taken == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
 }

@@ -157,6 +157,8 @@ void Engine::call_communicator(const OpInstance& op, const Bound& bound, Stream 
   const Reduction reduction = maximum ? Reduction::maximum : Reduction::sum;
   if (op.kind == "all_gather")
     communicator_->all_gather(bound.inputs[0], bound.outputs[0], bound.counts, stream);
+  else if (op.kind == "all_to_all")
+    communicator_->all_to_all(bound.inputs[0], bound.outputs[0], bound.counts, stream);
   else if (op.kind == "reduce_scatter")
     communicator_->reduce_scatter(bound.inputs[0], bound.outputs[0], bound.counts, reduction, stream);
   else

@@ -47,7 +47,7 @@ struct RankRun {
 /// The whole goes into a collective or comes out of it; all ranks have it alike.
 bool whole_goes_in(const OpInstance& op) {
   const auto bytes = [](const std::vector<Operand>& operands) { return operands.empty() ? 0 : operands[0].bytes(); };
-  return bytes(op.inputs) > bytes(op.outputs);
+  return bytes(op.inputs) > bytes(op.outputs) || op.kind == "all_to_all";
 }
 
 /// What a rank does in a collective, and where.
@@ -61,6 +61,7 @@ std::string described(const RankRun& rank, const Action* action) {
   for (std::size_t i = 0; i < operands.size(); ++i)
     text += " " + std::string(name_of(operands[i].dtype)) + " " + to_string(operands[i].extents) +
             (i < accesses.size() ? " at " + std::to_string(accesses[i].place.offset) : "");
+  if (op.kind == "all_to_all") text += " to " + std::to_string(rank.schedule->writes(*action)[0].place.offset);
   return text;
 }
 
@@ -73,7 +74,7 @@ std::string place_fault(const RankRun& rank, std::size_t number, const Action& a
       if (access.place.space != Space::device)
         return "works in " + std::string(name_of(access.place.space)) + ", which other ranks cannot reach";
   const OpInstance& op = rank.task(action).instance;
-  if (!op.attributes.has("counts") || reads.empty() || writes.empty()) return "";
+  if (!op.attributes.has("counts") || op.kind == "all_to_all" || reads.empty() || writes.empty()) return "";
   const bool in = whole_goes_in(op);
   const Place &whole = (in ? reads : writes)[0].place, &part = (in ? writes : reads)[0].place;
   const std::vector<double>& counts = op.attributes.list("counts");

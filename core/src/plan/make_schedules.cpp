@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "plan/order.h"
@@ -78,7 +79,8 @@ class Maker {
       set_.lasting.resize(set_.values.size(), false);
       set_.lasting[static_cast<std::size_t>(access.value)] = true;
       if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
-          tensor.owner == TensorOwner::precision || tensor.kind == names::kRows)
+          tensor.owner == TensorOwner::precision || tensor.kind == names::kRows ||
+          (tensor.owner == TensorOwner::gradient && tensor.kind.ends_with(names::kPartials)))
         set_.held.push_back(access);
     }
     set_.lasting.resize(set_.values.size(), false);
@@ -86,6 +88,8 @@ class Maker {
   }
 
  private:
+  bool in_tree() const { return plan_.options.state.in_tree > 0; }
+
   // What a program runs, by whether it observes.
   struct Reading {
     std::vector<bool> runs, read;
@@ -120,7 +124,8 @@ class Maker {
       for (std::size_t o = 0; o < op.outputs.size(); ++o) {
         if (!sums_up(program, plan_.ops, op, o) || !reading.read[static_cast<std::size_t>(op.outputs[o])]) continue;
         std::vector<bool>::reference has = has_sum[value_of(accesses, op.outputs[o])];
-        adds[o] = !starts_sums(run) || has;
+        const bool alone = in_tree() && program[op.outputs[o]].role != Role::observation;
+        adds[o] = !(starts_sums(run) || alone) || has;
         has = true;
       }
       auto [it, fresh] = tasks.try_emplace({i, adds}, 0);
@@ -231,6 +236,7 @@ class Maker {
     const char* kind;
     Attributes attributes;
     std::vector<const PlannedTensor*> reads, writes;
+    ActionKind action = ActionKind::collective;  ///< or launch: an op on what was brought together
   };
 
   void add_collective(RunSchedule& schedule, const Collective& wanted) {
@@ -255,8 +261,12 @@ class Maker {
       writes_.push_back(places_.tensor(*tensor));
     }
     if (!named.parameter.empty()) task.name += " " + named.parameter;
+    if (wanted.action == ActionKind::launch) {
+      task.cost = cost_of(plan_.ops.at(wanted.kind), task.instance);
+      writes_.push_back({});  // no workspace
+    }
     set_.tasks.push_back(std::move(task));
-    schedule.add({.kind = ActionKind::collective,
+    schedule.add({.kind = wanted.action,
                   .lane = Lane::communication,
                   .task = static_cast<std::int32_t>(set_.tasks.size() - 1),
                   .layer = named.layer},
@@ -267,12 +277,33 @@ class Maker {
     add_collective(schedule, {"all_reduce", {{"reduction", std::string(reduction)}}, tensors, tensors});
   }
 
-  /// Elements of each rank's rows of a tensor.
-  std::vector<double> counts_of(const ParameterPlan& parameter, const Extents& whole) const {
-    std::vector<double> counts;
-    for (int rank = 0; rank < plan_.options.state.ranks; ++rank)
-      counts.push_back(static_cast<double>(element_count(shard_of_rows(whole, parameter.bounds, rank).extents)));
-    return counts;
+  /// Elements of each rank's part of a tensor.
+  std::vector<double> counts_of(const Extents& whole, const RowBounds& bounds) const {
+    const std::vector<std::int64_t> slabs = slabs_of(whole, bounds, plan_.options.state.ranks);
+    return {slabs.begin(), slabs.end()};
+  }
+
+  /// Each rank gets its part of a tensor from all, sums them in a tree, and where the tensor is not split all ranks get
+  /// the sums.
+  void add_tree_sum(RunSchedule& schedule, const PlannedTensor& whole, const RowBounds& bounds) {
+    const auto ranks = static_cast<std::size_t>(plan_.options.state.ranks),
+               rank = static_cast<std::size_t>(plan_.options.state.rank);
+    const std::vector<double> counts = counts_of(whole.extents, bounds);
+    std::vector<double> exchanged;
+    for (std::size_t from = 0; from < ranks; ++from) exchanged.insert(exchanged.end(), counts.begin(), counts.end());
+    const auto own = static_cast<std::int64_t>(counts[rank]);
+    const double first = std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), 0.0);
+    PlannedTensor staged = plan_.tensor(names::kStaged, "", -1), part = whole;
+    staged.dtype = whole.dtype;
+    staged.extents = {static_cast<std::int64_t>(ranks), own};
+    part.part_of = whole.offset;
+    part.offset += byte_count({static_cast<std::int64_t>(first)}, whole.dtype);
+    part.extents = {own};
+    add_collective(schedule, {"all_to_all", {{"counts", exchanged}}, {&whole}, {&staged}});
+    if (own > 0)
+      add_collective(schedule,
+                     {"reduce_ranks", {{"reduction", std::string("tree")}}, {&staged}, {&part}, ActionKind::launch});
+    if (bounds.empty()) add_collective(schedule, {"all_gather", {{"counts", counts}}, {&part}, {&whole}});
   }
 
   bool is_matrix(const ParameterPlan& parameter) const { return parameter.spec.extents.size() > 1; }
@@ -281,18 +312,30 @@ class Maker {
     for (const Value& value : parameter.gathered[plan_.class_index(layer)]) {
       const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
       const PlannedTensor& own = plan_.tensor(shard_name(value.name), parameter.spec.name, layer);
-      add_collective(schedule, {"all_gather", {{"counts", counts_of(parameter, whole.extents)}}, {&own}, {&whole}});
+      add_collective(schedule,
+                     {"all_gather", {{"counts", counts_of(whole.extents, parameter.bounds)}}, {&own}, {&whole}});
     }
   }
 
   void add_reduction(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
     const PlannedTensor& whole = plan_.tensor(names::kGradient, parameter.spec.name, layer);
+    if (in_tree()) return add_tree_sum(schedule, whole, parameter.bounds);
     if (parameter.bounds.empty()) return add_all_reduce(schedule, {&whole}, "sum");
     const PlannedTensor& own = plan_.tensor(tensor_name(names::kGradient, parameter.spec.name, layer), "", -1);
-    add_collective(schedule, {"reduce_scatter",
-                              {{"reduction", std::string("sum")}, {"counts", counts_of(parameter, whole.extents)}},
-                              {&whole},
-                              {&own}});
+    add_collective(schedule,
+                   {"reduce_scatter",
+                    {{"reduction", std::string("sum")}, {"counts", counts_of(whole.extents, parameter.bounds)}},
+                    {&whole},
+                    {&own}});
+  }
+
+  void add_squares_gather(RunSchedule& schedule) {
+    const PlannedTensor* own = plan_.find(names::kOwnSquares, "", -1);
+    if (!own) return;
+    const std::vector<double> counts(static_cast<std::size_t>(plan_.options.state.ranks),
+                                     static_cast<double>(element_count(own->extents)));
+    add_collective(schedule,
+                   {"all_gather", {{"counts", counts}}, {own}, {&plan_.tensor(names::kShardSquares, "", -1)}});
   }
 
   std::vector<const PlannedTensor*> tensors_that(const std::function<bool(const PlannedTensor&)>& takes) const {
@@ -321,10 +364,14 @@ class Maker {
       case Meeting::reduce:
         follow(schedule, Lane::communication, Lane::compute);
         return each([&](const ParameterPlan& parameter) {
-          if (is_matrix(parameter)) add_reduction(schedule, parameter, stop.layer);
+          if (is_matrix(parameter) || in_tree()) add_reduction(schedule, parameter, stop.layer);
         });
       case Meeting::sum:
         follow(schedule, Lane::communication, Lane::compute);
+        if (in_tree()) {
+          add_tree_sum(schedule, plan_.tensor(names::kLossStats, "", -1), {});
+          break;
+        }
         add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
                          return tensor.owner == TensorOwner::gradient && !is_matrix(plan_.parameter(tensor.parameter));
                        }),
@@ -332,6 +379,10 @@ class Maker {
         break;
       case Meeting::sum_norms:
         follow(schedule, Lane::communication, Lane::compute);
+        if (in_tree()) {
+          add_squares_gather(schedule);
+          break;
+        }
         add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
                          return tensor.kind == names::kLossStats || tensor.kind == names::kShardSquares;
                        }),

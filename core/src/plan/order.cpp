@@ -93,6 +93,7 @@ std::vector<Stop> training(const Plan& plan, StepEnds ends) {
       add_updates(plan, order, Group::head);
   };
   auto finish = [&](Group group, int layer = -1) {
+    if (!plan.trees.empty()) order.push_back({&plan.trees[static_cast<std::size_t>(group)], Flow::none, layer});
     if (reduces) order.push_back(meeting(Meeting::reduce, group, layer));
     if (ends.last && in_stores(plan) && group != Group::head)
       order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
@@ -171,10 +172,9 @@ std::vector<Stop> refresh(const Plan& plan) {
 
 std::vector<Stop> update(const Plan& plan) {
   std::vector<Stop> order;
-  if (ranks_meet(plan)) {
+  if (ranks_meet(plan) || !plan.trees.empty())
     for (const PlacedProgram& squares : plan.squares) order.push_back({&squares});
-    order.push_back(meeting(Meeting::sum_norms));
-  }
+  if (ranks_meet(plan)) order.push_back(meeting(Meeting::sum_norms));
   order.push_back({&plan.norm});
   if (!plan.defers_update()) {
     order.push_back({&plan.updates.front().program});

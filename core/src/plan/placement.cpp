@@ -1,10 +1,17 @@
 #include "plan/placement.h"
 
+#include <bit>
+
 #include "quern/error.h"
 
 namespace quern {
 
 std::string_view name_of(Sharding sharding) { return sharding == Sharding::none ? "none" : "ranks"; }
+
+std::int64_t block_of(const StatePlacement& state) {
+  const std::int64_t share = (state.in_tree + state.ranks - 1) / state.ranks;
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(share)));
+}
 
 std::string placement_faults(const StatePlacement& state) {
   std::string faults;
@@ -24,7 +31,9 @@ std::string placement_faults(const StatePlacement& state) {
   };
   check_memory("memory.activations", state.activations);
   for (const auto& [key, placement] : kPlacedKeys)
-    if (state.meet && placement != &StatePlacement::activations) check_memory(key, state.*placement);
+    if ((state.meet && placement != &StatePlacement::activations) ||
+        (state.in_tree > 0 && placement == &StatePlacement::gradients))
+      check_memory(key, state.*placement);
   return faults;
 }
 

@@ -23,12 +23,22 @@ struct Placement {
 
 struct StatePlacement {
   int ranks = 1;
-  bool meet = false;          ///< whether there are collectives, also of one rank alone
-  int rank = 0;               ///< whose plan it is; those of all ranks have the same order of collectives
+  bool meet = false;  ///< whether there are collectives, also of one rank alone
+  int rank = 0;       ///< whose plan it is; those of all ranks have the same order of collectives
+  /// Not 0: so many micro-batches of a step are summed in a tree over their number, for equal bits on any number of
+  /// ranks. Each rank has a block of them (block_of); sharded, there are 1, 2, 4 or 8 ranks.
+  std::int64_t in_tree = 0;
   Placement master, moments;  ///< sharded alike: one rank updates both
   Placement gradients, weights;
   Placement activations;  ///< saved for the backward pass; never sharded
 };
+
+/// Pieces of a matrix whose squares are summed apart where `in_tree`; shards are of whole ones.
+inline constexpr int kPieces = 8;
+
+/// Micro-batches of a rank where `in_tree`: a power of two, so that they are a branch of the tree; the last rank may
+/// have fewer.
+std::int64_t block_of(const StatePlacement& state);
 
 /// What a key places.
 struct PlacedKey {

@@ -175,6 +175,8 @@ struct Plan {
   PlacedProgram embed, embed_backward, head_train, head_evaluate, head_logits, head_next, head_advance;
   std::vector<LayerClass> classes;
   std::vector<int> class_of_layer;
+  /// By ParameterGroup: adds a micro-batch's gradients to the partial sums of a tree; empty without one.
+  std::vector<PlacedProgram> trees;
   PlacedProgram norm;                 ///< gradient norm and clip scale; empty when not training, as the next two
   std::vector<UpdateWindow> updates;  ///< one of all tensors; or, if stores have any, in the order of the forward pass
   /// What the norm adds up: by layer + 1 where stores have the gradients, or those of shards and then those of what is

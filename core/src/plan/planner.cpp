@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <map>
 #include <numeric>
@@ -29,6 +30,7 @@ class Planner {
 
   Plan make(const RecomputeChoice& choice) {
     set_.finish(choice);
+    if (plan_.options.state.in_tree > 0) check_tree();
     plan_.model = parts_.model.traits();
     plan_.ops = set_.ops();
     place_programs();
@@ -120,11 +122,14 @@ class Planner {
       for (PlacedProgram& program : window.follow) program = placed(program.program);
     }
     for (int layer = -1; layer < layers() && gradients; ++layer) plan_.squares.push_back(placed(state_.squares(layer)));
-    if (shards_.any())
+    const bool in_tree = plan_.options.state.in_tree > 0;
+    if (shards_.any() || in_tree)
       for (const auto split : {StatePrograms::Split::shards, StatePrograms::Split::whole})
         plan_.squares.push_back(placed(state_.squares(split)));
     plan_.norm = placed(plan_.squares.empty() ? state_.norm() : state_.norm_of_squares(plan_.squares));
     plan_.amaxes = placed(state_.amaxes(scaled_));
+    for (const auto group : {ParameterGroup::embedding, ParameterGroup::block, ParameterGroup::head})
+      if (in_tree) plan_.trees.push_back(placed(state_.sum_tree(group)));
   }
 
   // Parameters that are split have refreshes in two parts, around the gathering.
@@ -258,8 +263,9 @@ class Planner {
       for_each_tensor([&](const ParameterSpec& spec, int layer) {
         add_shard(TensorOwner::optimizer, state.name, spec, layer, state.dtype);
       });
+    if (plan_.options.state.in_tree > 0) lay_out_tree();
     for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.owner == TensorOwner::working) continue;
+      if (tensor.owner == TensorOwner::working || tensor.parameter.empty() || tensor.kind == names::kPartials) continue;
       PlannedTensor alias = tensor;
       if (const ParameterPlan& parameter = plan_.parameter(tensor.parameter);
           !parameter.bounds.empty() && tensor.extents == parameter.spec.extents)
@@ -269,6 +275,32 @@ class Planner {
       alias.layer = -1;
       plan_.add_alias(std::move(alias));
     }
+  }
+
+  /// Partial sums, pieces of gradients, and memory for what all ranks have of one gradient.
+  void lay_out_tree() {
+    const StatePlacement& state = plan_.options.state;
+    const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block_of(state))) - 1;
+    std::int64_t staged = 2 * (4 + state.ranks);  // f32 for a rank's part of LossStats from all
+    for_each_tensor([&](const ParameterSpec& spec, int layer) {
+      if (levels > 0)
+        add_tensor(TensorOwner::gradient, names::kPartials, spec.name, layer, DType::f32, {levels, spec.count()});
+      const PlannedTensor& gradient = plan_.tensor(names::kGradient, spec.name, layer);
+      const RowBounds& pieces = shards_.pieces(spec.name);
+      for (int piece = 0; !pieces.empty() && piece < kPieces; ++piece) {
+        PlannedTensor alias = part_of(gradient, shard_of_rows(spec.extents, pieces, piece));
+        alias.kind = piece_name(spec.name, layer, piece);
+        alias.parameter.clear();
+        alias.layer = -1;
+        plan_.add_alias(std::move(alias));
+      }
+      const std::vector<std::int64_t> slabs = slabs_of(spec.extents, shards_.bounds(spec.name), state.ranks);
+      staged = std::max(staged, *std::max_element(slabs.begin(), slabs.end()) * state.ranks);
+    });
+    if (levels > 0)
+      add_tensor(TensorOwner::gradient, std::string(names::kLossStats) + " " + names::kPartials, "", -1, DType::f64,
+                 {levels, 4});
+    if (state.meet) add_tensor(TensorOwner::gradient, names::kStaged, "", -1, DType::f32, {staged});
   }
 
   static PlannedTensor part_of(const PlannedTensor& tensor, const Shard& shard) {
@@ -361,6 +393,10 @@ class Planner {
     for (const PlacedProgram* reduction : reductions)
       for (const Op& op : reduction->program.ops) {
         const Value& result = reduction->program[op.outputs[0]];
+        if (result.name == names::kOwnSquares) {
+          lay_out_own_squares(element_count(extents_at(result.shape, 0)));
+          continue;
+        }
         add_tensor(TensorOwner::input, result.name, "", -1, result.dtype, extents_at(result.shape, 0));
       }
     for (std::size_t i = 0; i < scaled_.size(); ++i) {
@@ -388,6 +424,14 @@ class Planner {
             plan_.add(std::move(amax));
           }
         }
+  }
+
+  void lay_out_own_squares(std::int64_t count) {
+    const StatePlacement& state = plan_.options.state;
+    add_tensor(TensorOwner::input, names::kShardSquares, "", -1, DType::f64, {count * state.ranks});
+    PlannedTensor own = part_of(plan_.tensor(names::kShardSquares, "", -1), {{count}, count * state.rank});
+    own.kind = names::kOwnSquares;
+    plan_.add(std::move(own));
   }
 
   void lay_out_observations() {
@@ -462,6 +506,25 @@ class Planner {
   }
 
   // ---- refusals ----
+
+  void check_tree() const {
+    auto refuse = [](const char* key, const char* what, const char* next) {
+      throw Error(ErrorCode::config, {.where = key, .what = what, .next = next});
+    };
+    if (plan_.options.gradient != DType::f32)
+      refuse("optimizer.gradient", "reproducible sums of gradients are in fp32",
+             "set it to \"fp32\", or parallel.reduction = \"fast\"");
+    auto advances = [](const Stage& stage) {
+      return std::any_of(stage.lowered.states.begin(), stage.lowered.states.end(),
+                         [](const StateRequest& state) { return !state.advance.empty(); });
+    };
+    if (advances(set_.embed) || advances(set_.head) || std::any_of(set_.classes.begin(), set_.classes.end(), advances))
+      refuse(
+          "parallel.reduction",
+          "delayed scales follow the micro-batches that a rank has had in a step, so that sums would not be those of "
+          "another number of ranks",
+          "set activation_scaling and gradient_scaling of the precision to \"current\", \"row\" or \"block\"");
+  }
 
   void report_refusals() const {
     if (refusals_.empty()) return;

@@ -138,16 +138,37 @@ RowBounds split_rows(std::int64_t rows, std::int64_t unit, int ranks) {
 }
 
 void Shards::add(const ParameterSpec& spec, std::int64_t row_groups, std::int64_t alignment) {
-  if (!any() || spec.extents.size() < 2 || row_groups == 0) return;
+  const bool in_tree = state_.in_tree > 0;
+  if (!(any() || in_tree) || spec.extents.size() < 2 || row_groups == 0) return;
   const std::int64_t aligned = alignment / std::gcd(alignment, spec.columns());
-  RowBounds bounds = split_rows(spec.extents[0], std::lcm(row_groups, aligned), state_.ranks);
-  if (!bounds.empty()) bounds_.emplace(spec.name, std::move(bounds));
+  RowBounds bounds = split_rows(spec.extents[0], std::lcm(row_groups, aligned), in_tree ? kPieces : state_.ranks);
+  if (bounds.empty()) return;
+  if (in_tree) {
+    pieces_.emplace(spec.name, bounds);
+    const auto stride = static_cast<std::size_t>(kPieces / state_.ranks);
+    for (std::size_t rank = 0; any() && rank * stride < bounds.size(); ++rank) bounds[rank] = bounds[rank * stride];
+    bounds.resize(static_cast<std::size_t>(state_.ranks) + 1);
+  }
+  if (any()) bounds_.emplace(spec.name, std::move(bounds));
 }
 
-const RowBounds& Shards::bounds(const std::string& parameter) const {
+namespace {
+
+const RowBounds& found(const std::map<std::string, RowBounds, std::less<>>& all, const std::string& parameter) {
   static const RowBounds whole;
-  auto it = bounds_.find(parameter);
-  return it == bounds_.end() ? whole : it->second;
+  auto it = all.find(parameter);
+  return it == all.end() ? whole : it->second;
+}
+
+}  // namespace
+
+const RowBounds& Shards::bounds(const std::string& parameter) const { return found(bounds_, parameter); }
+const RowBounds& Shards::pieces(const std::string& parameter) const { return found(pieces_, parameter); }
+
+std::pair<int, int> Shards::own_pieces() const {
+  if (!any()) return {0, kPieces};
+  const int own = kPieces / state_.ranks;
+  return {state_.rank * own, (state_.rank + 1) * own};
 }
 
 Shard Shards::of(const ParameterSpec& spec) const {
@@ -169,6 +190,15 @@ Shard shard_of_rows(const Extents& whole, const RowBounds& bounds, int rank) {
   Shard shard{whole, first * (element_count(whole) / whole[0])};
   shard.extents[0] = row(bounds[static_cast<std::size_t>(rank) + 1]) - first;
   return shard;
+}
+
+std::vector<std::int64_t> slabs_of(const Extents& whole, const RowBounds& bounds, int ranks) {
+  const std::int64_t count = element_count(whole);
+  std::vector<std::int64_t> slabs;
+  for (int rank = 0; rank < ranks; ++rank)
+    slabs.push_back(bounds.empty() ? count * (rank + 1) / ranks - count * rank / ranks
+                                   : element_count(shard_of_rows(whole, bounds, rank).extents));
+  return slabs;
 }
 
 std::int64_t row_groups_of(const Program& refresh, const OpSet& ops) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/placement.h"
@@ -37,6 +38,9 @@ inline Shard shard_of_rows(const Extents& whole, const RowSlice& rows) {
   return shard_of_rows(whole, {0, rows.begin, rows.end, rows.of}, 1);
 }
 
+/// Elements of a tensor's parts, by rank: its rows, or where it is not split parts as even as can be.
+std::vector<std::int64_t> slabs_of(const Extents& whole, const RowBounds& bounds, int ranks);
+
 class Shards {
  public:
   explicit Shards(const StatePlacement& state) : state_(state) {}
@@ -46,6 +50,10 @@ class Shards {
   /// `alignment` bytes in every format.
   void add(const ParameterSpec& spec, std::int64_t row_groups, std::int64_t alignment);
   const RowBounds& bounds(const std::string& parameter) const;
+  /// Where a parameter is cut for the sums of squares of a tree, alike for any number of ranks; empty: not at all.
+  const RowBounds& pieces(const std::string& parameter) const;
+  /// This rank's pieces are [first, second): all of them, where nothing is split.
+  std::pair<int, int> own_pieces() const;
   bool has(const std::string& parameter) const { return !bounds(parameter).empty(); }
   /// The shard of what has the parameter's extents; the whole when it is not split.
   Shard of(const ParameterSpec& spec) const;
@@ -54,7 +62,7 @@ class Shards {
 
  private:
   StatePlacement state_;
-  std::map<std::string, RowBounds, std::less<>> bounds_;
+  std::map<std::string, RowBounds, std::less<>> bounds_, pieces_;
 };
 
 /// A refresh program (see StatePrograms::refresh) in the two parts that a rank runs before and after the gathering.

@@ -22,11 +22,15 @@ PlanOptions rank_options(int ranks, int rank, Sharding sharding) {
 }
 
 /// Of all ranks, on a device with small alignment, so that the tiny model's matrices can be split.
-std::vector<Plan> plans_of(int ranks, Sharding sharding) {
+std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 0) {
   PlanningDevice device;
   device.device_traits.alignment = 16;
   std::vector<Plan> plans;
-  for (int rank = 0; rank < ranks; ++rank) plans.push_back(tiny_plan(rank_options(ranks, rank, sharding), device));
+  for (int rank = 0; rank < ranks; ++rank) {
+    PlanOptions options = rank_options(ranks, rank, sharding);
+    options.state.in_tree = in_tree;
+    plans.push_back(tiny_plan(options, device));
+  }
   return plans;
 }
 
@@ -71,6 +75,30 @@ TEST_CASE("the shards of all ranks are the whole, and their collectives meet, wh
         }
       }
       CHECK(split == (ranks > 1 && sharding == Sharding::ranks));
+      for (int run = 0; run < kRuns; ++run)
+        CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
+    }
+}
+
+TEST_CASE("sums in a tree meet on all ranks, and squares are of the same pieces on any number of them") {
+  for (Sharding sharding : {Sharding::none, Sharding::ranks})
+    for (int ranks : {1, 2, 4}) {
+      CAPTURE(name_of(sharding));
+      CAPTURE(ranks);
+      const std::vector<Plan> plans = plans_of(ranks, sharding, 7);
+      std::vector<const ScheduleSet*> schedules;
+      std::vector<std::string> pieces;
+      for (const Plan& plan : plans) {
+        CHECK(schedule_faults(plan) == std::vector<std::string>{});
+        schedules.push_back(&plan.schedules);
+        const Program& own = plan.squares[0].program;
+        REQUIRE(own.ops.size() == 1);
+        if (sharding == Sharding::ranks || plan.options.state.rank == 0)
+          for (ValueId piece : own.ops[0].inputs) pieces.push_back(own[piece].name);
+      }
+      const Program all = plans_of(1, Sharding::none, 7)[0].squares[0].program;
+      REQUIRE(pieces.size() == all.ops[0].inputs.size());
+      for (std::size_t i = 0; i < pieces.size(); ++i) CHECK(pieces[i] == all[all.ops[0].inputs[i]].name);
       for (int run = 0; run < kRuns; ++run)
         CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
     }

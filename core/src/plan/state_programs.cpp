@@ -2,6 +2,7 @@
 #include "program/names.h"
 
 #include <algorithm>
+#include <bit>
 #include <set>
 #include <utility>
 
@@ -38,6 +39,10 @@ std::set<std::string> parameters_read(const std::vector<const Stage*>& stages) {
 
 std::string tensor_name(const std::string& kind, const std::string& parameter, int layer) {
   return kind + "." + parameter + (layer < 0 ? "" : "." + std::to_string(layer));
+}
+
+std::string piece_name(const std::string& parameter, int layer, int piece) {
+  return tensor_name(names::kGradient, parameter, layer) + " piece " + std::to_string(piece);
 }
 
 ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
@@ -87,8 +92,12 @@ Program StatePrograms::norm() const {
 // f64 elements, one for each tensor.
 Program StatePrograms::squares(const std::string& name, const Takes& takes) const {
   Program program;
+  Op op = squares_of(program, takes);
+  return squares(name, std::move(program), std::move(op));
+}
+
+Program StatePrograms::squares(const std::string& name, Program program, Op squares) {
   program.name = "squares";
-  Op squares = squares_of(program, takes);
   if (squares.inputs.empty()) return program;
   squares.outputs.push_back(program.add_value({.name = name,
                                                .shape = {static_cast<std::int64_t>(squares.inputs.size())},
@@ -103,7 +112,63 @@ Program StatePrograms::squares(int layer) const {
                  [layer](const ParameterSpec&, int wanted) { return wanted == layer; });
 }
 
+// Piece by piece, so that those of a rank are neighbours.
+Op StatePrograms::squares_of_pieces(Program& program) const {
+  Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
+  const auto [begin, end] = shards_.own_pieces();
+  for (int piece = begin; piece < end; ++piece)
+    for (const ParameterSpec& spec : set_.parameters()) {
+      const RowBounds& pieces = shards_.pieces(spec.name);
+      if (pieces.empty()) continue;
+      const Extents extents = shard_of_rows(spec.extents, pieces, piece).extents;
+      for_each_layer(spec, layers_, [&](int layer) {
+        program.values.push_back({.name = piece_name(spec.name, layer, piece),
+                                  .shape = Shape(extents.begin(), extents.end()),
+                                  .dtype = options_.gradient,
+                                  .role = Role::state});
+        squares.inputs.push_back(static_cast<ValueId>(program.values.size() - 1));
+      });
+    }
+  return squares;
+}
+
+Program StatePrograms::sum_tree(ParameterGroup group) const {
+  Program program;
+  program.name = "sum_tree";
+  const std::int64_t block = block_of(options_.state);
+  if (block == 1) return program;
+  const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block)) - 1;
+  const ValueId step = add_step(program, names::kStep);
+  const Attributes attributes{{"block", block}, {"count", options_.state.in_tree}};
+  auto add = [&](Op& op, Value sum) {
+    Value partials = sum;
+    partials.name = sum.parameter.empty() ? sum.name + " " + names::kPartials : names::kPartials;
+    partials.shape = {levels, element_count(extents_at(sum.shape, 0))};
+    for (Value* value : {&sum, &partials}) {
+      program.values.push_back(*value);
+      op.inputs.push_back(static_cast<ValueId>(program.values.size() - 1));
+      op.outputs.push_back(op.inputs.back());
+    }
+  };
+  Op gradients{.kind = "sum_tree", .inputs = {step}, .outputs = {}, .attributes = attributes}, losses = gradients;
+  for (const ParameterSpec& spec : set_.parameters())
+    if (spec.group == group) add(gradients, parameter_value(names::kGradient, spec, options_.gradient, Role::state));
+  if (group == ParameterGroup::head)
+    add(losses, {.name = names::kLossStats, .shape = {4}, .dtype = DType::f64, .role = Role::state});
+  for (Op* op : {&gradients, &losses})
+    if (!op->outputs.empty()) program.ops.push_back(std::move(*op));
+  return program;
+}
+
 Program StatePrograms::squares(Split split) const {
+  if (options_.state.in_tree > 0) {
+    if (split == Split::whole)
+      return squares("squares.whole",
+                     [&](const ParameterSpec& spec, int) { return shards_.pieces(spec.name).empty(); });
+    Program program;
+    Op op = squares_of_pieces(program);
+    return squares(shards_.any() ? names::kOwnSquares : names::kShardSquares, std::move(program), std::move(op));
+  }
   return squares(split == Split::shards ? names::kShardSquares : "squares.whole",
                  [&](const ParameterSpec& spec, int) { return shards_.has(spec.name) == (split == Split::shards); });
 }
@@ -113,7 +178,12 @@ Program StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares
   program.name = "norm";
   std::vector<ValueId> sums;
   for (const PlacedProgram& part : squares)
-    for (const Op& op : part.program.ops) sums.push_back(program.add_value(part.program[op.outputs[0]]));
+    for (const Op& op : part.program.ops) {
+      Value sum = part.program[op.outputs[0]];
+      if (sum.name == names::kOwnSquares)  // gathered by now
+        sum.name = names::kShardSquares, sum.shape = {element_count(extents_at(sum.shape, 0)) * options_.state.ranks};
+      sums.push_back(program.add_value(std::move(sum)));
+    }
   add_clip(program, sums);
   return program;
 }

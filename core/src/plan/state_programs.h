@@ -14,6 +14,9 @@ namespace quern {
 /// A tensor of one layer, as programs over all layers name it: "gradient.qkv.weight.3"; no number for layer -1.
 std::string tensor_name(const std::string& kind, const std::string& parameter, int layer);
 
+/// A piece of a gradient: "gradient.qkv.weight.3 piece 5".
+std::string piece_name(const std::string& parameter, int layer, int piece);
+
 /// A master of which working copies have one scale for all ranks' rows.
 struct ScaledMaster {
   ParameterSpec spec;
@@ -40,6 +43,9 @@ class StatePrograms {
   Program squares(int layer) const;
   /// The same of shards, whose sums ranks add up, or of gradients that are whole on every rank; no ops: there are none.
   Program squares(Split split) const;
+  /// Adds what a micro-batch left to the partial sums of a tree: gradients of a group, and the head's losses. No ops:
+  /// the rank has one micro-batch of a step.
+  Program sum_tree(ParameterGroup group) const;
   Program norm_of_squares(const std::vector<PlacedProgram>& squares) const;
   /// The largest magnitudes of those masters.
   Program amaxes(const std::vector<ScaledMaster>& masters) const;
@@ -56,6 +62,9 @@ class StatePrograms {
   /// One op over the gradients that `takes` takes, layer by layer.
   Op squares_of(Program& program, const Takes& takes) const;
   Program squares(const std::string& name, const Takes& takes) const;
+  static Program squares(const std::string& name, Program program, Op squares);
+  /// One op over this rank's pieces of all gradients that are cut.
+  Op squares_of_pieces(Program& program) const;
   static void add_clip(Program& program, const std::vector<ValueId>& sums);
   ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype,
                      const RowSlice& rows = {}) const;

@@ -15,6 +15,7 @@ inline constexpr char kStep[] = "step";  ///< StepState
 inline constexpr char kLossStats[] = "loss_stats";         ///< LossStats
 inline constexpr char kEvalStats[] = "eval_stats";         ///< the same of an evaluation
 inline constexpr char kShardSquares[] = "squares.shards";  ///< of this rank's gradients, then of all ranks'
+inline constexpr char kOwnSquares[] = "squares.own";       ///< this rank's part of kShardSquares, where it is gathered
 inline constexpr char kUpdate[] = "update";                ///< UpdateState
 inline constexpr char kUpdateStep[] = "update_step";       ///< StepState of an update that is put off
 inline constexpr char kAmaxes[] = "amaxes";                ///< of masters that are split over ranks, one element each
@@ -27,6 +28,8 @@ inline constexpr char kNextLogits[] = "next_logits";
 inline constexpr char kMaster[] = "master";
 inline constexpr char kWorking[] = "working";
 inline constexpr char kGradient[] = "gradient";
+inline constexpr char kPartials[] = "partials";         ///< sums of some micro-batches, a power of two each
+inline constexpr char kStaged[] = "staged";             ///< what all ranks have of a sum
 inline constexpr char kAmax[] = "amax";                 ///< of all ranks' rows, an element of kAmaxes, or of all slices
 inline constexpr char kSliceAmaxes[] = "slice_amaxes";  ///< of the slices in which the master is updated
 

@@ -112,6 +112,11 @@ OptionTable<ParallelOptions> parallel_options() {
        "check_every", &ParallelOptions::check_every,
        "steps between comparisons of all ranks' weights, which end a run whose memory is corrupted on a rank; 0: never")
       .at_least(0);
+  t.add(
+       "reduction", &ParallelOptions::reduction,
+       "reproducible: gradients of micro-batches are summed in fp32 in a tree over their number, so that any number of "
+       "ranks, one too, gives the same bits; fast: in the order that costs nothing")
+      .one_of({"fast", "reproducible"});
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);

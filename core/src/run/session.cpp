@@ -87,6 +87,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .found = std::to_string(train.accumulation),
                                     .expected = "at least " + std::to_string(parallel.ranks) + ", parallel.ranks",
                                     .next = "raise it, with a smaller micro_batch for the same step"});
+  check_reduction();
   if (log.scales_every > 0 && parallel.ranks > 1)
     throw Error(ErrorCode::config, {.where = config.where("log", "scales_every"),
                                     .what = "scales are observed on one rank only",
@@ -107,6 +108,32 @@ PlanParts Session::parts() const {
   return parts;
 }
 
+std::int64_t Session::turn() const {
+  if (parallel.reduction == "fast") return 1;
+  StatePlacement state;
+  state.ranks = static_cast<int>(parallel.ranks);
+  state.in_tree = train.accumulation;
+  return block_of(state);
+}
+
+// Ranks have blocks of a power of two of micro-batches, and pieces of matrices that are alike for any number of ranks.
+void Session::check_reduction() const {
+  if (parallel.reduction == "fast") return;
+  auto refuse = [&](const char* section, const char* key, const char* what, std::int64_t found, std::string expected) {
+    throw Error(ErrorCode::config, {.where = config.where(section, key),
+                                    .what = what,
+                                    .found = std::to_string(found),
+                                    .expected = std::move(expected),
+                                    .next = "or set parallel.reduction = \"fast\""});
+  };
+  if (turn() * (parallel.ranks - 1) >= train.accumulation)
+    refuse("train", "accumulation", "reproducible sums would leave a rank without micro-batches", train.accumulation,
+           "such as " + std::to_string(turn() * parallel.ranks) + ", parallel.ranks times a power of two");
+  if (parallel.shard_optimizer == "ranks" && kPieces % parallel.ranks != 0)
+    refuse("parallel", "ranks", "reproducible sums of a sharded optimizer need another number of ranks", parallel.ranks,
+           "1, 2, 4 or 8, or shard_optimizer = \"none\"");
+}
+
 PlanOptions Session::plan_options() const {
   PlanOptions options;
   options.geometry = {train.micro_batch, train.sequence};
@@ -122,6 +149,7 @@ PlanOptions Session::plan_options() const {
   auto sharding = [](const std::string& name) { return name == "ranks" ? Sharding::ranks : Sharding::none; };
   options.state = {.ranks = static_cast<int>(parallel.ranks),
                    .meet = communicator != nullptr,
+                   .in_tree = parallel.reduction == "reproducible" ? train.accumulation : 0,
                    .master = {memory.master, sharding(parallel.shard_optimizer)},
                    .moments = {memory.moments, sharding(parallel.shard_optimizer)},
                    .gradients = {memory.gradients, sharding(parallel.shard_gradients)},
@@ -178,8 +206,8 @@ std::unique_ptr<DataSource> Session::open_data(const Dataset& from, Split split)
 std::unique_ptr<DataSource> Session::open_training_data(int rank) const {
   std::unique_ptr<DataSource> source = open_data(Split::train);
   if (parallel.ranks > 1)
-    source =
-        std::make_unique<TurnsSource>(std::move(source), rank, static_cast<int>(parallel.ranks), train.accumulation);
+    source = std::make_unique<TurnsSource>(std::move(source), rank, static_cast<int>(parallel.ranks), turn(),
+                                           train.accumulation);
   return std::make_unique<PrefetchSource>(std::move(source));
 }
 

@@ -50,10 +50,13 @@ struct Session {
   /// Opens a split as this run needs it.
   std::unique_ptr<DataSource> open_data(Split split) const { return open_data(*dataset, split); }
   std::unique_ptr<DataSource> open_data(const Dataset& from, Split split) const;
+  /// Micro-batches of a step that a rank takes in a row, before it is the next rank's turn.
+  std::int64_t turn() const;
   /// What this rank takes of the training split, read ahead by a thread.
   std::unique_ptr<DataSource> open_training_data(int rank) const;
   /// A config error when the data have more tokens than the model.
   void check_vocabulary(const DataSource& source) const;
+  void check_reduction() const;
   std::int64_t tokens_per_step() const { return train.micro_batch * train.sequence * train.accumulation; }
 };
 

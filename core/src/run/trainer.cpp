@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "checkpoint/changes.h"
+#include "data/turns_source.h"
 #include "launch/numa.h"
 #include "quern/error.h"
 
@@ -173,16 +174,17 @@ void Trainer::start() {
 // ---- steps ----
 
 bool Trainer::run_micro_steps(Step& step) {
-  const std::int64_t accumulation = session_.train.accumulation, ranks = ranks_.size();
+  const std::int64_t accumulation = session_.train.accumulation, turn = session_.turn();
+  auto own = [&](std::int64_t from) { return next_turn(from, ranks_.rank(), ranks_.size(), turn); };
   StepState state = device_state(state_, step);
   Batch batch;
   for (std::int64_t micro_step = 0; micro_step < accumulation; ++micro_step) {
     if (micro_step > 0 && stopping()) return false;  // a step may take hours
-    if (micro_step % ranks != ranks_.rank()) continue;
+    if (own(micro_step) != micro_step) continue;
     data_->next(batch);
     if (step.names.size() < kMostNames) step.names.insert(step.names.end(), batch.names.begin(), batch.names.end());
     state.micro_step = static_cast<std::uint32_t>(micro_step);
-    engine_.micro_step(batch, state, {.first = micro_step < ranks, .last = micro_step + ranks >= accumulation},
+    engine_.micro_step(batch, state, {.first = micro_step == own(0), .last = own(micro_step + 1) >= accumulation},
                        step.observe);
   }
   return true;

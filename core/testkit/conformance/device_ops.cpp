@@ -235,6 +235,7 @@ const std::vector<OpFamily>& op_families() {
       {"attention", attention_cases, compare_attention},
       {"add, swiglu, gelu, sums", testkit::elementwise_cases},
       {"reduce_ranks", testkit::reduce_ranks_cases},
+      {"sum_tree", testkit::sum_tree_cases},
       {"lm_loss", [](const testkit::OpRunner& runner) { testkit::loss_cases(runner, testkit::kLossShapes); }},
       {"loss_stats", testkit::loss_stats_cases},
       {"sum_squares, clip_scale", testkit::norm_and_clip_cases},

@@ -1,11 +1,14 @@
-// Sums and maxima over ranks: (ranks, n) -> (n), in rank order.
+// Sums and maxima over ranks, (ranks, n) -> (n), and sums over micro-batches. A tree adds neighbours first, then pairs
+// of these, and so on: partial sum `level` is of 2^level of them, as the bits of a counter are.
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "primitives/blocks.h"
 #include "primitives/rows.h"
 #include "primitives/simd.h"
+#include "quern/step_state.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
 
@@ -13,7 +16,7 @@ namespace quern::cpu {
 
 namespace {
 
-enum Slot : int { kRank, kResult };
+enum Slot : int { kRank, kResult, kPartials };
 
 QUERN_CPU_CLONES void add_row(const float* x, std::int64_t count, float* y) {
 #pragma omp simd
@@ -31,7 +34,67 @@ QUERN_CPU_CLONES void maximum_row(const float* x, std::int64_t count, float* y) 
   for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] > y[i] || x[i] != x[i] ? x[i] : y[i];
 }
 
+/// Adds the partial sums that number `at` of a tree completes, or all there are if it is the `last`, to `sum`. Returns
+/// the level of what is then in `sum`. Partial sum l begins at partials + l * stride.
+template <class T>
+int add_partials(std::uint32_t at, bool last, const T* partials, std::int64_t stride, std::int64_t count, T* sum) {
+  int level = 0;
+  for (; at >> level != 0; ++level) {
+    if ((at >> level & 1) != 0)
+      add_row(partials + level * stride, count, sum);
+    else if (!last)
+      break;
+  }
+  return level;
+}
+
+/// Rows of x in a tree. `partials` has kBlockElements for each level.
+template <class T>
+void sum_rows_in_tree(const View& x, std::int64_t begin, std::int64_t size, T* partials, T* result) {
+  const auto rows = static_cast<std::uint32_t>(x.rows());
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    std::copy_n(x.as<T>() + row * x.columns() + begin, size, result);
+    const int level = add_partials(row, row + 1 == rows, partials, kBlockElements, size, result);
+    if (row + 1 < rows) std::copy_n(result, size, partials + level * kBlockElements);
+  }
+}
+
+template <class T>
+Launch reduce_in_tree(std::int64_t ranks) {
+  const auto levels = static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(ranks)));
+  return [levels](std::span<const View> in, std::span<const View> out, const Exec&) {
+    for_blocks(in[0].columns(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      auto* partials = reinterpret_cast<T*>(scratch(kPartials, levels * kBlockElements * sizeof(T) / sizeof(float)));
+      sum_rows_in_tree(in[0], begin, end - begin, partials, out[0].as<T>() + begin);
+    });
+  };
+}
+
+template <class T>
+void fold(std::uint32_t at, bool last, const View& sum, const View& partials) {
+  for_blocks(sum.count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    T *total = sum.as<T>() + begin, *first = partials.as<T>() + begin;
+    const int level = add_partials(at, last, first, sum.count(), end - begin, total);
+    if (!last) std::copy_n(total, end - begin, first + level * sum.count());
+  });
+}
+
+// step (16) u32, of each tensor this micro-batch's (n) and partial sums (levels, n), f32 or f64 -> the same, in place
+Launch prepare_sum_tree(const OpInstance& op) {
+  const auto block = static_cast<std::uint32_t>(op.attributes.integer("block"));
+  const auto count = static_cast<std::uint32_t>(op.attributes.integer("count"));
+  return [=](std::span<const View> in, std::span<const View>, const Exec&) {
+    const std::uint32_t micro_step = in[0].as<StepState>()->micro_step, at = micro_step % block;
+    const bool last = at + 1 == block || micro_step + 1 == count;
+    for (std::size_t i = 1; i + 1 < in.size(); i += 2)
+      in[i].dtype == DType::f64 ? fold<double>(at, last, in[i], in[i + 1]) : fold<float>(at, last, in[i], in[i + 1]);
+  };
+}
+
 Launch prepare_reduce_ranks(const OpInstance& op) {
+  if (op.attributes.word("reduction") == "tree")
+    return op.inputs[0].dtype == DType::f64 ? reduce_in_tree<double>(op.inputs[0].extents[0])
+                                            : reduce_in_tree<float>(op.inputs[0].extents[0]);
   const bool maximum = op.attributes.word("reduction") == "maximum";
   return [maximum](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &y = out[0];
@@ -69,14 +132,35 @@ OpSupport query_reduce_ranks(const OpInstance& op) {
   check.output(0, "y", {x.columns}, dtype)
       .that(x.rows > 0, "without ranks")
       .that((reduction == "sum" && (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64)) ||
+                (reduction == "tree" && (dtype == DType::f32 || dtype == DType::f64)) ||
                 (reduction == "maximum" && dtype == DType::f32),
             "reduction: found " + reduction + " of " + std::string(name_of(dtype)) +
-                ", expected sum of f32, bf16 or f64, or maximum of f32");
+                ", expected sum of f32, bf16 or f64, tree of f32 or f64, or maximum of f32");
+  return check.support();
+}
+
+OpSupport query_sum_tree(const OpInstance& op) {
+  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), op.inputs.empty() ? 0 : op.inputs.size() - 1);
+  check.input(0, "step", {16}, DType::u32);
+  const std::int64_t block = op.attributes.integer("block");
+  check.that(block > 0 && std::has_single_bit(static_cast<std::uint64_t>(block)), "block: expected a power of two");
+  if (!check.ok()) return check.support();
+  const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block)) - 1;
+  for (std::size_t i = 1; i + 1 < op.inputs.size() && check.ok(); i += 2) {
+    const Operand& sum = op.inputs[i];
+    check.that(sum.dtype == DType::f32 || sum.dtype == DType::f64, "operand sum: expected f32 or f64")
+        .input(i + 1, "partials", {levels, sum.count()}, sum.dtype)
+        .output(i - 1, "sum", sum.extents, sum.dtype)
+        .output(i, "partials", {levels, sum.count()}, sum.dtype);
+  }
   return check.support();
 }
 
 }  // namespace
 
-void add_reduction_ops(OpTable& table) { table["reduce_ranks"] = {prepare_reduce_ranks, query_reduce_ranks}; }
+void add_reduction_ops(OpTable& table) {
+  table["reduce_ranks"] = {prepare_reduce_ranks, query_reduce_ranks};
+  table["sum_tree"] = {prepare_sum_tree, query_sum_tree};
+}
 
 }  // namespace quern::cpu

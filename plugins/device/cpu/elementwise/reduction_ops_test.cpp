@@ -1,11 +1,16 @@
 #include "tests/op_harness.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include <doctest/doctest.h>
 
 #include "quern/numeric.h"
+#include "quern/step_state.h"
 
 using namespace quern;
 using namespace quern::cpu::harness;
@@ -51,6 +56,45 @@ TEST_CASE("f64 is summed in f64, and a maximum is NaN where an element is") {
   reduce(rows, most, "maximum").run();
   const float* got = most.view().as<float>();
   CHECK((got[0] == -1 && std::isnan(got[1]) && std::isnan(got[2]) && got[3] == 4 && std::isnan(got[4])));
+}
+
+namespace {
+
+/// The first half of a tree is as large as a power of two can be.
+template <class T>
+T sum_of(const std::vector<T>& x, std::size_t begin, std::size_t end) {
+  if (end - begin == 1) return x[begin];
+  const std::size_t middle = begin + std::bit_floor(end - begin - 1);
+  return sum_of(x, begin, middle) + sum_of(x, middle, end);
+}
+
+}  // namespace
+
+TEST_CASE("micro-batches summed in blocks, and then ranks, are summed in one tree") {
+  for (const auto& [count, block] : {std::pair(1, 1), {2, 2}, {7, 8}, {7, 2}, {7, 4}, {8, 2}, {12, 4}, {11, 1}}) {
+    CAPTURE(count);
+    CAPTURE(block);
+    const int ranks = (count + block - 1) / block, levels = std::bit_width(static_cast<unsigned>(block)) - 1;
+    const std::vector<float> all = normal(DType::f32, {count}, 5).floats();
+    const PoisonedTensor x(DType::f32, {ranks, 1}), y(DType::f32, {1}), step(DType::u32, {16});
+    for (int rank = 0; rank < ranks; ++rank) {
+      const PoisonedTensor sum(DType::f32, {1}), partials(DType::f32, {levels, 1});
+      for (int number = rank * block; number < std::min(count, (rank + 1) * block); ++number) {
+        StepState state;
+        state.micro_step = static_cast<std::uint32_t>(number);
+        std::memcpy(step.view().data, &state, sizeof state);
+        *sum.view().as<float>() = all[static_cast<std::size_t>(number)];
+        TestOp{"sum_tree",
+               {step.view(), sum.view(), partials.view()},
+               {sum.view(), partials.view()},
+               {{"block", std::int64_t{block}}, {"count", std::int64_t{count}}}}
+            .run();
+      }
+      x.view().as<float>()[rank] = *sum.view().as<float>();
+    }
+    reduce(x, y, "tree").run();
+    CHECK(*y.view().as<float>() == sum_of(all, 0, all.size()));
+  }
 }
 
 TEST_CASE("other reductions are refused") {

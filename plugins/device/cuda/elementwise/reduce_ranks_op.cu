@@ -1,5 +1,5 @@
-// Sums and maxima over ranks, whose elements a communicator has brought together: (ranks, n) -> (n), in rank order,
-// rounded once, so that the bits are those of any other device. Each element is read once: bound by memory.
+// Sums and maxima over ranks, whose elements a communicator has brought together: (ranks, n) -> (n), in rank order or
+// in a tree, rounded once, so that the bits are those of any other device. Each element is read once: bound by memory.
 
 #include "elementwise/elementwise_ops.h"
 #include "primitives/vector.cuh"
@@ -55,6 +55,30 @@ __global__ void __launch_bounds__(kThreads) sum_doubles_kernel(const RankArgumen
   static_cast<double*>(args.y)[at] = total;
 }
 
+/// Neighbours first, then pairs of these, and so on: `partials` at level l is of 2^l ranks.
+template <class T>
+__global__ void __launch_bounds__(kThreads) reduce_tree_kernel(const RankArguments args) {
+  constexpr int kLevels = 20;
+  const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= args.count) return;
+  const T* x = static_cast<const T*>(args.x) + at;
+  T partials[kLevels], sum = 0;
+  for (int rank = 0; rank < args.ranks; ++rank) {
+    sum = x[rank * args.count];
+    const bool last = rank + 1 == args.ranks;
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
+      if ((rank >> level & 1) != 0) {
+        sum = partials[level] + sum;
+      } else if (!last) {
+        partials[level] = sum;
+        break;
+      }
+    }
+  }
+  static_cast<T*>(args.y)[at] = sum;
+}
+
 // x (ranks, n) -> y (n)
 Launch prepare_reduce_ranks(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
@@ -63,7 +87,9 @@ Launch prepare_reduce_ranks(const OpInstance& op, CudaContext& context) {
   auto load = [&](KernelFunction<RankArguments> kernel) {
     return load_kernel(kernel, dim3(kThreads), context.multiprocessors);
   };
+  const bool tree = op.attributes.word("reduction") == "tree";
   auto load_packed = [&](auto access) {
+    if (tree) return load(dtype == DType::f64 ? reduce_tree_kernel<double> : reduce_tree_kernel<float>);
     if (dtype == DType::f64) return load(sum_doubles_kernel);
     if (maximum) return load(reduce_ranks_kernel<float, access(), Maximum>);
     return with_element(dtype,
@@ -73,7 +99,7 @@ Launch prepare_reduce_ranks(const OpInstance& op, CudaContext& context) {
   const bool whole = size.columns * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
   auto scalar = load_packed(AccessConstant<Access::scalar>{});
   auto vector = whole ? load_packed(AccessConstant<Access::vector>{}) : scalar;
-  const std::int64_t per_thread = dtype == DType::f64 ? 1 : static_cast<std::int64_t>(16 / size_of(dtype));
+  const std::int64_t per_thread = tree || dtype == DType::f64 ? 1 : static_cast<std::int64_t>(16 / size_of(dtype));
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (size.columns == 0) return;
     const RankArguments args{in[0].data, out[0].data, size.columns, static_cast<int>(size.rows)};
@@ -87,9 +113,10 @@ OpSupport query_reduce_ranks(const OpInstance& op, const CudaTraits&) {
   const Operand &x = op.inputs[0], &y = op.outputs[0];
   const std::string& reduction = op.attributes.word("reduction");
   const bool sums = x.dtype == DType::f32 || x.dtype == DType::bf16 || x.dtype == DType::f64;
-  if (!(reduction == "sum" && sums) && !(reduction == "maximum" && x.dtype == DType::f32))
+  if (!(reduction == "sum" && sums) && !(reduction == "tree" && sums && x.dtype != DType::bf16) &&
+      !(reduction == "maximum" && x.dtype == DType::f32))
     return {"reduce_ranks reduction: found " + reduction + " of " + std::string(name_of(x.dtype)) +
-                ", expected sum of f32, bf16 or f64, or maximum of f32",
+                ", expected sum of f32, bf16 or f64, tree of f32 or f64, or maximum of f32",
             0};
   const bool fits = x.present && x.extents.size() == 2 && x.extents[0] > 0 && y.dtype == x.dtype && !y.accumulate &&
                     y.extents == Extents{x.extents[1]};

@@ -34,6 +34,8 @@ TEST_CASE("reduce_ranks sums and takes maxima as the CPU does, to the bit") {
   testkit::reduce_ranks_cases(open_pair());
 }
 
+TEST_CASE("sum_tree") { testkit::sum_tree_cases(open_pair()); }
+
 TEST_CASE("sum_squares and clip_scale") { testkit::norm_and_clip_cases(open_pair()); }
 
 TEST_CASE("sum_squares of a tensor has the same bits alone and in any list, aligned or not") {

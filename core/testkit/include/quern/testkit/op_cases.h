@@ -27,7 +27,8 @@ void rms_norm_cases(const OpRunner& runner);  ///< fused forms included, as the 
 void layer_norm_cases(const OpRunner& runner);
 void head_cases(const OpRunner& runner);  ///< rope, head_norm
 void elementwise_cases(const OpRunner& runner);
-void reduce_ranks_cases(const OpRunner& runner);  ///< to the bit
+void reduce_ranks_cases(const OpRunner& runner);  ///< to the bit, as the next
+void sum_tree_cases(const OpRunner& runner);
 void norm_and_clip_cases(const OpRunner& runner);
 void adamw_cases(const OpRunner& runner);
 void adamw_list_cases(const OpRunner& runner);
