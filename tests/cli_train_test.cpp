@@ -150,7 +150,7 @@ TEST_CASE("faults of config and data have their codes, before anything is writte
 TEST_CASE("a run that does not fit says what binds, and another in its directory who holds it") {
   TinyFiles files;
   check_fails(quern_train(files, {"memory.device_budget=100KiB"}), 4,
-              {"memory.device_budget", "does not fit", "optimizer state", "at most 100 KiB, which is"});
+              {"memory.device_budget", "does not fit", "slots", "at most 100 KiB, which is"});
   Child first(train_arguments(files, {"train.steps=1000000", "checkpoint.every=0"}));
   while (first.running() && !has(read_text(files.at("run") + "/log.jsonl"), "\"step\"")) ::usleep(1000);
   check_fails(quern_train(files, {}), 4, {"another run writes into this directory", "process "});

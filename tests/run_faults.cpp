@@ -157,7 +157,7 @@ std::vector<Fault> run_faults() {
        }},
       {"a device budget that is too small",
        4,
-       {"memory.device_budget", "does not fit", "expected at most 100 KiB", "optimizer state"},
+       {"memory.device_budget", "does not fit", "expected at most 100 KiB", "slots"},
        [](const TinyFiles& files) { return train_arguments(files, {"memory.device_budget=100KiB"}); }},
       {"another run in the same directory",
        4,

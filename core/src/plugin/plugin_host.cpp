@@ -10,6 +10,7 @@
 #include <set>
 #include <system_error>
 
+#include "base/shorten.h"
 #include "plugin/plugin_file.h"
 
 namespace quern {
@@ -126,7 +127,7 @@ const Factory& PluginHost::require(std::string_view kind, std::string_view id, c
       ErrorCode::config,
       {.where = {},
        .what = "no such " + std::string(kind) + " plugin",
-       .found = to_string(OptionValue(std::string(id))),
+       .found = shortened(to_string(OptionValue(std::string(id)))),
        .expected = ids.empty() ? "an installed plugin; there is none of this kind" : "one of " + joined(ids),
        .next = (near.empty() ? "" : "nearest name `" + near + "`; ") + "searched " + joined(texts_of(folders_))});
 }

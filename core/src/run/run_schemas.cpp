@@ -129,7 +129,8 @@ SectionSchema parallel_section() {
                                                 " ranks, expected the id of a communicator, or parallel.ranks = 1");
     for (const char* key : {"collectives.all_gather", "collectives.reduce_scatter", "collectives.all_reduce"})
       if (const auto& id = values.get<std::string>(key); id != "none" && communicator == "none")
-        findings.emplace_back(key, "found \"" + id + "\" without a communicator, expected \"none\"");
+        findings.emplace_back(
+            key, "found " + shortened(to_string(OptionValue(id))) + " without a communicator, expected \"none\"");
     for (const char* key : {"shard_optimizer", "shard_gradients", "shard_weights"})
       if (ranks == 1 && values.get<std::string>(key) == "ranks")
         findings.emplace_back(key, "found \"ranks\" with one rank, expected \"none\", or parallel.ranks above 1");
