@@ -1,0 +1,28 @@
+#pragma once
+// Where everything of a plan lies: tensors, saved activations, buffers and slots, each at its offset in the device's
+// arena or in a store, and the bytes of each owner.
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/program_set.h"
+#include "plan/shards.h"
+#include "plan/state_programs.h"
+
+namespace quern {
+
+/// What parameters have beside masters, gradients and the optimizer's state.
+struct PlannedTensors {
+  std::map<std::string, std::vector<std::vector<Value>>> copies;  ///< working copies by parameter and layer class
+  std::set<std::string> whole_masters;                            ///< parameters whose masters programs read
+  std::vector<ScaledMaster> scaled;                               ///< those whose amax ranks make together
+};
+
+/// `plan` has its programs, parameters and updates.
+void lay_out(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
+             const PlannedTensors& tensors);
+
+}  // namespace quern
