@@ -17,7 +17,8 @@
 
 namespace quern {
 
-enum class MemoryKind : std::uint8_t { device, pinned, mapped };
+/// Write-combined memory is pinned, and slow for the host to read.
+enum class MemoryKind : std::uint8_t { device, pinned, mapped, write_combined };
 enum class StreamKind : std::uint8_t { compute, copy_in, copy_out, communication };
 
 /// Handles of the device's own objects; owned by the device, valid until it is destroyed.
@@ -42,7 +43,9 @@ struct DeviceTraits {
   std::size_t memory_bytes = 0;                        ///< usable for the arena; 0: not known
   std::size_t alignment = 256;                         ///< of every value in the arena
   double memory_rate = 0;                              ///< bytes/s, read + write
+  std::size_t own_bytes = 0;                           ///< that it takes beside the arena: its context, libraries
   double host_rate = 0;                                ///< bytes/s, pinned host to device
+  double duplex_rate = 0;                              ///< bytes/s each way while both are busy; 0: as host_rate
   double peer_rate = 0;                                ///< bytes/s, one way, between two devices of a machine
   std::vector<std::pair<DType, double>> matmul_rates;  ///< peak FLOP/s by operand format
   bool can_capture = false;
@@ -68,6 +71,7 @@ struct OpSupport {
   std::string refusal = {};         ///< empty: supported; else the reason, for people
   std::size_t workspace_bytes = 0;  ///< scratch a launch needs
   bool concurrent = true;  ///< one prepared kernel may run on two streams at once: it keeps no scratch of its own
+  double seconds = 0;      ///< about what a launch takes; 0: what the op's Cost takes at the traits' rates
 };
 
 /// What a launch may use besides its operands.

@@ -49,7 +49,7 @@ std::string takes_kernels(const Subject& subject) {
 
 std::string memory_works(Device& device) {
   Stream stream = device.stream(StreamKind::compute);
-  for (MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::mapped}) {
+  for (MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::mapped, MemoryKind::write_combined}) {
     for (std::size_t bytes : {std::size_t{1}, std::size_t{255}, std::size_t{100003}}) {
       void* memory = device.allocate(kind, bytes);
       const auto address = reinterpret_cast<std::uintptr_t>(memory);

@@ -249,10 +249,11 @@ void* CudaDevice::allocate(MemoryKind kind, std::size_t bytes) {
   need_open("allocate");
   void* memory = nullptr;
   if (bytes == 0) bytes = 1;
+  const unsigned more = kind == MemoryKind::mapped           ? cudaHostAllocMapped
+                        : kind == MemoryKind::write_combined ? cudaHostAllocWriteCombined
+                                                             : 0;
   cudaError_t status = kind == MemoryKind::device ? memory_->allocate(&memory, bytes)
-                       : kind == MemoryKind::pinned
-                           ? cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)
-                           : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+                                                  : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | more);
   if (status == cudaSuccess) return memory;
   cudaGetLastError();
   std::size_t free_bytes = 0, total_bytes = 0;
