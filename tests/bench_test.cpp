@@ -82,6 +82,38 @@ TEST_CASE("bench times steps and ops, beside the device's peaks when asked") {
   CHECK_FALSE(std::filesystem::exists(files.at("run")));
 }
 
+TEST_CASE("bench products times the products of a model and of given sizes, beside those of another setting") {
+  TinyFiles files;
+  auto bench = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"bench", "products", files.config()});
+    return quern_run(std::move(more));
+  };
+  const Outcome outcome = bench({"--sizes", "64,128x32x256", "--formats", "f32,e4m3", "--scales", "tensor,row,128x128",
+                                 "--beside", "device.cpu.threads=1", "--json", files.at("out.json")});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  for (const char* part : {"TFLOP/s", "ratio", "128x128  NT", "not measured: e4m3 128x128 NN"})
+    CHECK(has(outcome.out, part));
+  const auto json = nlohmann::json::parse(read_text(files.at("out.json")));
+  CHECK(json.at("beside") == "device.cpu.threads=1");
+  // Two sizes in four layouts of f32, and of e4m3 with one scale or rows of them; blocks in one layout.
+  REQUIRE(json.at("products").size() == 3 * 8 + 2);
+  for (const auto& product : json.at("products")) {
+    CHECK(product.at("seconds") > 0);
+    CHECK(product.at("seconds_beside") > 0);
+  }
+  const Outcome model = bench({"--sizes", "model", "--formats", "bf16", "--json", files.at("model.json")});
+  CAPTURE(model.err);
+  REQUIRE(model.code == 0);
+  const auto products = nlohmann::json::parse(read_text(files.at("model.json"))).at("products");
+  // qkv, the projection, gate_up and down, each with its gradients.
+  CHECK(products.size() % 4 == 0);
+  CHECK(products.size() >= 4 * 4);
+  check_fails(bench({"--sizes", "3x4"}), 2, {"--sizes", "found 3x4"});
+  check_fails(bench({"--formats", "i64"}), 2, {"--formats", "found i64"});
+  check_fails(bench({"--scales", "column"}), 2, {"--scales", "found column", "128x128"});
+}
+
 TEST_CASE("bench comm times every collective between ranks, and what slows it") {
   TinyFiles files;
   auto bench = [&](std::vector<std::string> more) {

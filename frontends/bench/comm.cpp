@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "bench/large_product.h"
+#include "bench/random_product.h"
 #include "bench/throttled_device.h"
 #include "quern/error.h"
 
@@ -124,7 +124,8 @@ double seconds_of(Device& device, Ranks& ranks, const std::function<void(Stream)
 }
 
 /// A product with nothing beside it, then with gathers that begin before it and end behind it.
-ProductBeside product_beside(Device& device, Ranks& ranks, LargeProduct& product, const std::function<void()>& gather) {
+ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& product,
+                             const std::function<void()>& gather) {
   constexpr int kProducts = 20;
   const Stream compute = device.stream(StreamKind::compute), moving = device.stream(StreamKind::communication);
   Event begin = device.make_event(), end = device.make_event(), first = device.make_event(), last = device.make_event();
@@ -179,8 +180,8 @@ CommBenchResult run_comm_bench(Session& session, Ranks& ranks, const CommBenchOp
                               bytes * collective.crossing(static_cast<double>(ranks.size())) / seconds});
       print(comm_table_line(result, result.times.back()));
     }
-  if (LargeProduct::refusal(*device, DType::bf16).empty()) {
-    LargeProduct product(*device, DType::bf16);
+  if (const OpInstance op = product_op(large_product(*device, DType::bf16)); device->query(op).refusal.empty()) {
+    RandomProduct product(*device, op);
     const Stream stream = device->stream(StreamKind::communication);
     result.product = product_beside(*device, ranks, product, [&] { all[kGather].call(buffer, most, stream); });
     print(comm_table_end(*result.product));

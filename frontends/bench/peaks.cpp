@@ -2,40 +2,34 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <limits>
 
-#include "bench/large_product.h"
+#include "bench/random_product.h"
 
 namespace quern {
 
 namespace {
 
-constexpr int kSamples = 11;
+constexpr std::size_t kSamples = 11;
 
-/// Seconds of one run, the median of several.
-double median_seconds(Device& device, const std::function<void()>& run) {
+}  // namespace
+
+double median_seconds(Device& device, const std::function<void()>& run, std::size_t samples) {
   Stream stream = device.stream(StreamKind::compute);
   std::vector<Event> events;
-  for (int i = 0; i <= kSamples; ++i) events.push_back(device.make_event());
+  for (std::size_t i = 0; i <= samples; ++i) events.push_back(device.make_event());
   for (int i = 0; i < 3; ++i) run();  // clocks rise
   device.record(events[0], stream);
-  for (int i = 1; i <= kSamples; ++i) {
+  for (std::size_t i = 1; i <= samples; ++i) {
     run();
-    device.record(events[static_cast<std::size_t>(i)], stream);
+    device.record(events[i], stream);
   }
   device.synchronize(stream);
   std::vector<double> times;
-  for (std::size_t i = 1; i <= kSamples; ++i) times.push_back(device.elapsed(events[i - 1], events[i]) / 1e3);
-  std::nth_element(times.begin(), times.begin() + kSamples / 2, times.end());
-  return times[kSamples / 2];
+  for (std::size_t i = 1; i <= samples; ++i) times.push_back(device.elapsed(events[i - 1], events[i]) / 1e3);
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(samples / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
-
-double measure_matmul_rate(Device& device, LargeProduct& product) {
-  return product.flops() / median_seconds(device, [&] { product.launch(); });
-}
-
-}  // namespace
 
 double measure_memory_rate(Device& device) {
   // An eighth of the device's memory, of four GiB at most: short copies do not reach the full rate.
@@ -46,7 +40,8 @@ double measure_memory_rate(Device& device) {
   Stream stream = device.stream(StreamKind::compute);
   device.fill(from.data(), 0, bytes, stream);
   const double copied = 2.0 * static_cast<double>(bytes) /
-                        median_seconds(device, [&] { device.copy(to.data(), from.data(), bytes, stream); });
+                        median_seconds(
+                            device, [&] { device.copy(to.data(), from.data(), bytes, stream); }, kSamples);
   const Extents extents{static_cast<std::int64_t>(bytes / 8192),
                         2048};  // half of a buffer, twice read and once written
   OpInstance add;
@@ -58,9 +53,13 @@ double measure_memory_rate(Device& device) {
   const std::vector<View> inputs = {{from.data(), DType::bf16, extents},
                                     {from.data() + bytes / 2, DType::bf16, extents}};
   const std::vector<View> outputs = {{to.data(), DType::bf16, extents}};
-  const double added = 1.5 * static_cast<double>(bytes) / median_seconds(device, [&] {
-                         kernel->launch(inputs, outputs, {stream, nullptr});
-                       });
+  const double added = 1.5 * static_cast<double>(bytes) /
+                       median_seconds(
+                           device,
+                           [&] {
+                             kernel->launch(inputs, outputs, {stream, nullptr});
+                           },
+                           kSamples);
   return std::max(copied, added);
 }
 
@@ -68,12 +67,16 @@ Peaks measure_peaks(Device& device) {
   Peaks peaks;
   peaks.memory_rate = measure_memory_rate(device);
   for (const auto& [format, rated] : device.traits().matmul_rates) {
-    if (const std::string refusal = LargeProduct::refusal(device, format); !refusal.empty()) {
+    const ProductForm form = large_product(device, format);
+    const OpInstance op = product_op(form);
+    if (const std::string refusal = device.query(op).refusal; !refusal.empty()) {
       peaks.left_out.emplace_back(format, refusal);
       continue;
     }
-    LargeProduct product(device, format);
-    peaks.matmul_rates.emplace_back(format, measure_matmul_rate(device, product));
+    RandomProduct product(device, op);
+    const double seconds = median_seconds(
+        device, [&] { product.launch(); }, kSamples);
+    peaks.matmul_rates.emplace_back(format, form.flops() / seconds);
   }
   return peaks;
 }

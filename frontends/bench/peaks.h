@@ -2,6 +2,8 @@
 // What a device does at best, measured through its own interface: the rate of its memory, and of a large matrix product
 // in each format. Ratios to these say what a kernel loses; ratios to a maker's figures also hold what the clocks lose.
 
+#include <cstddef>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,8 @@ struct Peaks {
   std::vector<std::pair<DType, std::string>> left_out;  ///< formats of the rated table not measured, and why
 };
 
+/// Seconds of one `run`, which enqueues on the compute stream: the median of `samples`. `device` is open.
+double median_seconds(Device& device, const std::function<void()>& run, std::size_t samples);
 /// The best of a copy and an addition over buffers far larger than any cache. `device` is open.
 double measure_memory_rate(Device& device);
 /// Median over random data of 8192 x 8192 matrices (512 where the host computes), y in bf16 (f32 of f32 operands).

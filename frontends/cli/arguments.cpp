@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <sstream>
 
 #include <boost/program_options/errors.hpp>
 #include <boost/program_options/parsers.hpp>
@@ -78,6 +79,13 @@ bool parse(const std::string& usage, po::options_description options, const std:
   for (const std::string& name : positional)
     if (!values.count(name)) refuse(usage, "missing " + name, {}, {}, "see --help");
   return true;
+}
+
+std::vector<std::string> listed(const std::string& text, char mark) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; std::getline(stream, word, mark);) words.push_back(word);
+  return words;
 }
 
 std::size_t terminal_columns() {

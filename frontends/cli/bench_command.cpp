@@ -13,6 +13,8 @@ namespace quern::cli {
 
 int bench_command(const Arguments& arguments) {
   if (!arguments.empty() && arguments[0] == "comm") return comm_command({arguments.begin() + 1, arguments.end()});
+  if (!arguments.empty() && arguments[0] == "products")
+    return products_command({arguments.begin() + 1, arguments.end()});
   namespace po = boost::program_options;
   po::options_description options("options");
   options.add_options()("steps", po::value<std::int64_t>()->default_value(5),
@@ -24,7 +26,8 @@ int bench_command(const Arguments& arguments) {
       "commit", po::value<std::string>()->value_name("ID")->default_value(""), "what was built, for that file");
   std::optional<RunArguments> run = parse_run(
       "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--timeline OUT] [--set a.b=v]...\n"
-      "       quern bench comm --help",
+      "       quern bench comm --help\n"
+      "       quern bench products --help",
       options, arguments);
   if (!run) return 0;
   std::int64_t steps = run->values["steps"].as<std::int64_t>();

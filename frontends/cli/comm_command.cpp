@@ -1,6 +1,5 @@
 // `quern bench comm FILE`: how fast the ranks of a config move and sum bytes, by each communicator.
 #include <iostream>
-#include <sstream>
 
 #include <boost/program_options/value_semantic.hpp>
 
@@ -19,13 +18,6 @@ std::int64_t size_of_word(const std::string& where, const std::string& word, con
   const std::optional<std::int64_t> size = word.empty() ? std::nullopt : size_in_bytes(word);
   if (size && *size > 0) return *size;
   throw Error(ErrorCode::config, {.where = where, .what = "not a size", .found = word, .expected = expected});
-}
-
-std::vector<std::string> listed(const std::string& text) {
-  std::vector<std::string> words;
-  std::istringstream stream(text);
-  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
-  return words;
 }
 
 CommBenchOptions options_of(const RunArguments& run) {

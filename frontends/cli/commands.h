@@ -29,6 +29,8 @@ int eval_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
 /// Of `quern bench`: what follows "comm".
 int comm_command(const Arguments& arguments);
+/// Of `quern bench`: what follows "products".
+int products_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int ab_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
@@ -44,6 +46,9 @@ int dispatch(const std::string& owner, std::span<const Command> commands, const 
 bool parse(const std::string& usage, boost::program_options::options_description options,
            const std::vector<std::string>& positional, const Arguments& arguments,
            boost::program_options::variables_map& values);
+
+/// The words of a text between `mark`s.
+std::vector<std::string> listed(const std::string& text, char mark = ',');
 
 /// Columns of the terminal that standard output goes to; 0: it is none.
 std::size_t terminal_columns();

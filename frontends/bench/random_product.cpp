@@ -1,8 +1,9 @@
-#include "bench/large_product.h"
+#include "bench/random_product.h"
 
 #include <algorithm>
 #include <cstdint>
 
+#include "quern/block_scales.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 
@@ -24,21 +25,27 @@ void write_pattern(std::byte* to, DType dtype) {
       case DType::e4m3: *reinterpret_cast<std::uint8_t*>(to + at) = float_to_e4m3(value); break;
       case DType::e5m2: *reinterpret_cast<std::uint8_t*>(to + at) = float_to_e5m2(value); break;
       case DType::i8: *reinterpret_cast<std::int8_t*>(to + at) = float_to_i8(127 * value); break;
-      default: fail_internal("peaks", "no such matmul format");
+      default: fail_internal("bench", "no such matmul format");
     }
   }
 }
 
-OpInstance square_matmul(const Device& device, DType format) {
-  const std::int64_t size = device.traits().host_addressable ? 512 : 8192;
-  OpInstance op;
-  op.kind = "matmul";
-  const Extents square{size, size};
-  const DType other = format == DType::e5m2 ? DType::e4m3 : format;
-  op.inputs = {{format, square, true, false}, {other, square, true, false}, {}, {}, {}};
-  op.outputs = {{format == DType::f32 ? DType::f32 : DType::bf16, square, true, false}};
-  op.attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}};
-  return op;
+Extents scales_of_a(const ProductForm& form) {
+  switch (form.scales) {
+    case ProductScales::row: return {form.m};
+    case ProductScales::line:
+    case ProductScales::square: return row_block_scales(form.m, form.k);
+    default: return {1};
+  }
+}
+
+Extents scales_of_b(const ProductForm& form) {
+  switch (form.scales) {
+    case ProductScales::row: return {form.n};
+    case ProductScales::line: return row_block_scales(form.n, form.k);
+    case ProductScales::square: return square_scales(form.n, form.k);
+    default: return {1};
+  }
 }
 
 std::size_t workspace_bytes(const Device& device, const OpInstance& op) {
@@ -47,13 +54,34 @@ std::size_t workspace_bytes(const Device& device, const OpInstance& op) {
 
 }  // namespace
 
-std::string LargeProduct::refusal(const Device& device, DType format) {
-  return device.query(square_matmul(device, format)).refusal;
+OpInstance product_op(const ProductForm& form, bool fast) {
+  const bool scaled = form.scales != ProductScales::none;
+  const DType other = form.format == DType::e5m2 ? DType::e4m3 : form.format;
+  const Extents a = form.transpose_a ? Extents{form.k, form.m} : Extents{form.m, form.k},
+                b = form.transpose_b ? Extents{form.n, form.k} : Extents{form.k, form.n};
+  OpInstance op;
+  op.kind = "matmul";
+  op.inputs = {{form.format, a, true, false},
+               {other, b, true, false},
+               {},
+               {DType::f32, scales_of_a(form), scaled, false},
+               {DType::f32, scales_of_b(form), scaled, false}};
+  op.outputs = {{form.format == DType::f32 ? DType::f32 : DType::bf16, {form.m, form.n}, true, false}};
+  op.attributes = {{"transpose_a", std::int64_t{form.transpose_a}}, {"transpose_b", std::int64_t{form.transpose_b}}};
+  if (form.scales == ProductScales::line) op.attributes.set("scale_rows_b", std::int64_t{1});
+  if (form.scales == ProductScales::square) op.attributes.set("scale_rows_b", kScaleBlock);
+  if (fast) op.attributes.set("fast_accumulation", std::int64_t{1});
+  return op;
 }
 
-LargeProduct::LargeProduct(Device& device, DType format)
+ProductForm large_product(const Device& device, DType format) {
+  const std::int64_t size = device.traits().host_addressable ? 512 : 8192;
+  return {.format = format, .m = size, .n = size, .k = size};
+}
+
+RandomProduct::RandomProduct(Device& device, const OpInstance& op)
     : device_(device),
-      op_(square_matmul(device, format)),
+      op_(op),
       kernel_(device.prepare(op_)),
       workspace_(device, MemoryKind::device, workspace_bytes(device, op_)) {
   const Stream stream = device.stream(StreamKind::compute);
@@ -70,20 +98,15 @@ LargeProduct::LargeProduct(Device& device, DType format)
   outputs_.push_back(place(op_.outputs[0]));
 }
 
-View LargeProduct::place(const Operand& operand) {
+View RandomProduct::place(const Operand& operand) {
   if (!operand.present) return {};
   const auto bytes = static_cast<std::size_t>(operand.bytes());
   memory_.push_back(std::make_unique<DeviceMemory>(device_, MemoryKind::device, bytes));
   return {memory_.back()->data(), operand.dtype, operand.extents};
 }
 
-void LargeProduct::launch() {
+void RandomProduct::launch() {
   kernel_->launch(inputs_, outputs_, {device_.stream(StreamKind::compute), workspace_.data()});
-}
-
-double LargeProduct::flops() const {
-  const auto size = static_cast<double>(op_.outputs[0].extents[0]);
-  return 2 * size * size * size;
 }
 
 }  // namespace quern

@@ -1,0 +1,78 @@
+#include "bench/products.h"
+
+#include <algorithm>
+#include <set>
+
+#include "bench/peaks.h"
+
+namespace quern {
+
+namespace {
+
+double seconds_of(Device& device, const ProductForm& form) {
+  constexpr double kEnough = 0.1;  // seconds of samples, in which clocks settle
+  RandomProduct product(device, product_op(form, true));
+  auto run = [&] { product.launch(); };
+  const double first = median_seconds(device, run, 1);
+  return median_seconds(device, run, static_cast<std::size_t>(std::clamp(kEnough / std::max(first, 1e-9), 3.0, 100.0)));
+}
+
+/// Those of a format, at no size yet.
+std::vector<ProductForm> forms_of(DType format, const std::vector<ProductScales>& scales) {
+  const bool scaled = size_of(format) == 1;
+  std::vector<ProductForm> forms;
+  for (const ProductScales mode : scaled ? scales : std::vector{ProductScales::none})
+    for (const bool transpose_a : {false, true})
+      for (const bool transpose_b : {true, false})
+        forms.push_back({.format = format, .scales = mode, .transpose_a = transpose_a, .transpose_b = transpose_b});
+  return forms;
+}
+
+/// Of forms that are left out for one reason at several sizes only the first is told.
+void leave_out(ProductsBenchResult& result, const ProductForm& form, const std::string& reason) {
+  const std::string text = std::string(name_of(form.format)) + " " + name_of(form.scales) + " " + layout_of(form);
+  const auto same = [&](const std::string& other) { return other.starts_with(text); };
+  if (std::none_of(result.left_out.begin(), result.left_out.end(), same))
+    result.left_out.push_back(text + ": " + reason);
+}
+
+}  // namespace
+
+std::vector<ProductSize> product_sizes(const Plan& plan) {
+  std::set<ProductSize> seen;
+  std::vector<ProductSize> sizes;
+  for (const Task& task : plan.schedules.tasks) {
+    const OpInstance& op = task.instance;
+    if (!op.kind.starts_with("matmul")) continue;
+    const Extents &a = op.inputs[0].extents, &b = op.inputs[1].extents;
+    const bool transpose_a = op.attributes.integer_or("transpose_a", 0) != 0,
+               transpose_b = op.attributes.integer_or("transpose_b", 0) != 0;
+    const ProductSize size{a[transpose_a ? 1 : 0], b[transpose_b ? 0 : 1], a[transpose_a ? 0 : 1]};
+    if (seen.insert(size).second) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+ProductsBenchResult run_products_bench(Device& device, const ProductsBenchOptions& options) {
+  ProductsBenchResult result;
+  options.print(products_table_head(device.traits(), options.beside != nullptr));
+  for (const DType format : options.formats)
+    for (ProductForm form : forms_of(format, options.scales))
+      for (const ProductSize& size : options.sizes) {
+        form.m = size.m, form.n = size.n, form.k = size.k;
+        const OpInstance op = product_op(form, true);
+        if (const std::string refusal = device.query(op).refusal; !refusal.empty()) {
+          leave_out(result, form, refusal);
+          continue;
+        }
+        ProductTime time{form, seconds_of(device, form)};
+        if (options.beside != nullptr && options.beside->query(op).refusal.empty())
+          time.beside = seconds_of(*options.beside, form);
+        result.times.push_back(time);
+        options.print(products_table_line(time, device.traits()));
+      }
+  options.print(products_table_end(result));
+  return result;
+}
+
+}  // namespace quern
