@@ -14,6 +14,8 @@ constexpr const char* kWhere = "communicator memcpy";
 
 /// Up to this size an exchange takes longer than the bytes: an all_reduce has one then, not two.
 constexpr std::size_t kSmall = 32 << 10;
+/// Pieces of a sum, and their least bytes: shorter copies take longer to start than to run.
+constexpr std::size_t kPieces = 16, kLeast = std::size_t{1} << 20;
 
 [[noreturn]] void fault(const std::string& text) {
   throw Error(ErrorCode::communication, {.where = kWhere, .what = text});
@@ -48,15 +50,14 @@ void MemcpyCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   device_ = &device;
   rank_ = rendezvous.rank;
   size_ = rendezvous.size;
-  piece_ = static_cast<std::size_t>(options_.piece_kib) << 10;
   meeting_ = std::make_unique<Meeting>(rendezvous);
   if (size_ == 1) return;
   board_ = std::make_unique<Board>(*meeting_, rendezvous, device);
-  const std::size_t sums = 2 * piece_ * static_cast<std::size_t>(size_);
-  staging_ = static_cast<char*>(device.allocate(MemoryKind::device, sums + piece_));
+  const std::size_t sums = traits_.peer_bytes * static_cast<std::size_t>(size_);
+  staging_ = static_cast<char*>(device.allocate(MemoryKind::device, sums + traits_.own_bytes));
   window_ = staging_ + sums;
-  buffers_.push_back(share(staging_, sums + piece_));
-  for (Event* event : {&begun_, &pulled_[0], &pulled_[1], &summed_[0], &summed_[1]}) *event = device.make_event();
+  buffers_.push_back(share(staging_, sums + traits_.own_bytes));
+  for (Event* event : {&begun_, &summed_}) *event = device.make_event();
 }
 
 void MemcpyCommunicator::register_buffer(void* memory, std::size_t bytes) { buffers_.push_back(share(memory, bytes)); }
@@ -178,35 +179,42 @@ void MemcpyCommunicator::pull_all(Signal kind, Stream stream, const std::functio
   }
 }
 
-/// By pieces, which the two halves of the staging take by turns. Copies go to a stream of their own, so that those of
-/// one piece run beside the sum of the last one.
+/// In pieces: short enough that the last sum, which hides behind no copy, is a small part of the whole.
+std::int64_t MemcpyCommunicator::piece_of(const Slab& slab, DType dtype) const {
+  const std::size_t wanted = static_cast<std::size_t>(slab.count) * size_of(dtype) / kPieces;
+  const std::size_t bytes = std::min(piece_, std::max(wanted / kSmall * kSmall, kLeast));
+  return static_cast<std::int64_t>(bytes / size_of(dtype));
+}
+
+/// Two streams take pieces by turns, each with its half of the staging: while one sums, the other copies.
 void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream) {
-  const Stream pulls = device_->stream(StreamKind::copy_out);
-  const auto most = static_cast<std::int64_t>(piece_ / size_of(out.dtype));
-  device_->record(begun_, stream);
-  device_->wait(pulls, begun_);
-  std::int64_t done = 0;
-  for (std::size_t piece = 0; piece == 0 || done < slab.count; ++piece) {
-    const std::int64_t count = std::min(most, slab.count - done);
-    const std::size_t bytes = static_cast<std::size_t>(count) * size_of(out.dtype), half = piece % 2;
-    char* const staged = staging_ + half * piece_ * static_cast<std::size_t>(size_);
-    if (piece >= 2) device_->wait(pulls, summed_[half]);
-    auto pull = [&](int from, Stream on) {
-      copy(staged + static_cast<std::size_t>(from) * bytes, place, from, {slab.begin + done, count}, out.dtype, on);
-    };
-    for (const int from : peers()) {
-      if (piece == 0) board_->await(from, Signal::first, pulls);
-      pull(from, pulls);
-      if (done + count == slab.count) board_->take(from, Signal::first, pulls);
-    }
-    pull(rank_, stream);
-    device_->record(pulled_[half], pulls);
-    device_->wait(stream, pulled_[half]);
-    const View result{out.as<char>() + static_cast<std::size_t>(done) * size_of(out.dtype), out.dtype, {count}};
-    if (count > 0) reduction_->launch(staged, result, reduction, stream);
-    device_->record(summed_[half], stream);
-    done += count;
+  const std::int64_t most = piece_of(slab, out.dtype);
+  const Stream lines[] = {stream, device_->stream(StreamKind::copy_out)};
+  const std::size_t used = slab.count > most ? 2 : 1;
+  if (used > 1) {
+    device_->record(begun_, stream);
+    device_->wait(lines[1], begun_);
   }
+  for (std::size_t line = 0; line < used; ++line)
+    for (const int from : peers()) board_->await(from, Signal::first, lines[line]);
+  for (std::int64_t done = 0, piece = 0; done < slab.count; done += most, ++piece) {
+    const std::int64_t count = std::min(most, slab.count - done);
+    const std::size_t line = static_cast<std::size_t>(piece % 2),
+                      bytes = static_cast<std::size_t>(count) * size_of(out.dtype);
+    char* const staged = staging_ + line * piece_ * static_cast<std::size_t>(size_);
+    for (int step = 1; step <= size_; ++step) {  // peers from the next rank on, so that not all pull from one
+      const int from = (rank_ + step) % size_;
+      copy(staged + static_cast<std::size_t>(from) * bytes, place, from, {slab.begin + done, count}, out.dtype,
+           lines[line]);
+    }
+    const View result{out.as<char>() + static_cast<std::size_t>(done) * size_of(out.dtype), out.dtype, {count}};
+    reduction_->launch(staged, result, reduction, lines[line]);
+  }
+  if (used > 1) {
+    device_->record(summed_, lines[1]);
+    device_->wait(stream, summed_);
+  }
+  for (const int from : peers()) board_->take(from, Signal::first, stream);
 }
 
 /// Every rank brings together all that the others have, and sums it in place once they have it too.

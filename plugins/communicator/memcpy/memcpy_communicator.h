@@ -18,7 +18,14 @@ namespace quern::memcpy {
 
 class MemcpyCommunicator final : public Communicator {
  public:
-  explicit MemcpyCommunicator(const MemcpyOptions& options) : options_(options) {}
+  explicit MemcpyCommunicator(const MemcpyOptions& options)
+      : piece_(static_cast<std::size_t>(options.piece_kib) << 10),
+        traits_{.id = "memcpy",
+                .can_capture = true,
+                .needs_peer_access = true,
+                .own_bytes = piece_,
+                .peer_bytes = 2 * piece_,
+                .sums_in_rank_order = true} {}
   /// Waits for what is pending, which after abort() is done at once.
   ~MemcpyCommunicator() override;
 
@@ -73,23 +80,22 @@ class MemcpyCommunicator final : public Communicator {
   void give_all(Signal kind, Stream stream);
   /// Has `pull` enqueue the copies from each peer once that has given this.
   void pull_all(Signal kind, Stream stream, const std::function<void(int from)>& pull);
+  std::int64_t piece_of(const Slab& slab, DType dtype) const;
   /// Elements [slab) of what all ranks have at `place`, into `out`.
   void reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream);
   void reduce_small(Place place, const View& in_out, Reduction reduction, Stream stream);
   /// Until peers have taken all signals up to this one.
   void leave(Signal last, Stream stream);
 
-  const MemcpyOptions options_;
-  const CommunicatorTraits traits_{
-      .id = "memcpy", .can_capture = true, .needs_peer_access = true, .sums_in_rank_order = true};
+  const std::size_t piece_;  // bytes
+  const CommunicatorTraits traits_;
   int rank_ = 0, size_ = 1;
   Device* device_ = nullptr;
   std::unique_ptr<Meeting> meeting_;
   std::unique_ptr<Board> board_;
-  std::size_t piece_ = 0;    // bytes
   char* staging_ = nullptr;  // two times a piece of each rank, to be summed, and one to be sent
   char* window_ = nullptr;   // the last of these
-  Event begun_, pulled_[2], summed_[2];
+  Event begun_, summed_;
   std::vector<Buffer> buffers_;  // the first is the staging; an unregistered one keeps its number
   std::unique_ptr<collectives::RankReduction> reduction_;
   std::vector<Stream> streams_;  // that have seen calls

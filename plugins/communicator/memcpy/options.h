@@ -8,13 +8,14 @@
 namespace quern::memcpy {
 
 struct MemcpyOptions {
-  std::int64_t piece_kib = 4096;
+  std::int64_t piece_kib = 8192;
 };
 
 inline OptionTable<MemcpyOptions> memcpy_options() {
   OptionTable<MemcpyOptions> t;
   t.add("piece_kib", &MemcpyOptions::piece_kib,
-        "KiB that sums, and sends between two ranks, bring together at a time, from each rank; changes no bit")
+        "KiB that sums, and sends between two ranks, bring together at a time at most, from each rank; takes twice "
+        "that of memory for each rank; changes no bit")
       .at_least(1)
       .at_most(1 << 20);
   return t;

@@ -53,10 +53,9 @@ void MpiCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   }
   device_ = &device;
   if (size_ == 1) return;
-  piece_ = static_cast<std::size_t>(options_.piece_kib) << 10;
   const std::size_t ranks = static_cast<std::size_t>(size_);
   pinned_ = static_cast<char*>(device.allocate(MemoryKind::pinned, 4 * ranks * piece_));
-  staging_ = static_cast<char*>(device.allocate(MemoryKind::device, ranks * piece_));
+  staging_ = static_cast<char*>(device.allocate(MemoryKind::device, ranks * traits_.peer_bytes));
   progress_ = std::make_unique<Progress>(*wire_);
 }
 

@@ -14,7 +14,10 @@ namespace quern::mpi {
 
 class MpiCommunicator final : public Communicator {
  public:
-  explicit MpiCommunicator(const MpiOptions& options) : options_(options) {}
+  explicit MpiCommunicator(const MpiOptions& options)
+      : piece_(static_cast<std::size_t>(options.piece_kib) << 10),
+        traits_{
+            .id = "mpi", .host_staged = true, .peer_bytes = piece_, .sums_in_rank_order = true, .launcher = "mpirun"} {}
   /// Waits for what is pending, and for all ranks to come here; after a fault for neither.
   ~MpiCommunicator() override;
 
@@ -71,11 +74,10 @@ class MpiCommunicator final : public Communicator {
   void gather(const Call& call, const View& out, const std::vector<Slab>& slabs, Stream stream);
   void copy(void* to, const void* from, std::size_t bytes, Stream stream);
 
-  const MpiOptions options_;
-  const CommunicatorTraits traits_{.id = "mpi", .host_staged = true, .sums_in_rank_order = true, .launcher = "mpirun"};
+  const std::size_t piece_;  // bytes
+  const CommunicatorTraits traits_;
   int rank_ = 0, size_ = 1;
   Device* device_ = nullptr;
-  std::size_t piece_ = 0;     // bytes
   char* pinned_ = nullptr;    // two sets of slots, so that one is copied while the other is on its way
   char* staging_ = nullptr;   // a piece of each rank, to be summed
   std::uint64_t posted_ = 0;  // rounds

@@ -19,7 +19,6 @@ using namespace collectives;
 namespace {
 
 constexpr const char* kWhere = "communicator nccl";
-constexpr std::int64_t kPiece = 1 << 16;  // elements of fp32 whose maximum is taken at a time
 constexpr std::uintptr_t kPage = NCCL_WIN_REQUIRED_ALIGNMENT;
 
 Error communication_error(const std::string& what) {
@@ -102,7 +101,7 @@ void NcclCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   if (size_ == 1) return;
   reduction_ = std::make_unique<RankReduction>(kWhere, device, size_);
   staging_ = static_cast<char*>(
-      device.allocate(MemoryKind::device, static_cast<std::size_t>((size_ + 1) * kPiece) * sizeof(float)));
+      device.allocate(MemoryKind::device, traits_.own_bytes + static_cast<std::size_t>(size_) * traits_.peer_bytes));
   set_environment(options_);
   if (constexpr std::string_view kFile = "file:"; rendezvous.address.starts_with(kFile))
     page_ = std::make_unique<FaultPage>(rendezvous.address.substr(kFile.size()) + ".faults", rank_, size_);

@@ -74,7 +74,12 @@ class NcclCommunicator final : public Communicator {
   std::optional<std::string> fault();
 
   const NcclOptions options_;
-  const CommunicatorTraits traits_{.id = "nccl", .can_capture = true, .needs_watchdog = true};
+  static constexpr std::int64_t kPiece = 1 << 16;  // elements of fp32 whose maximum is taken at a time
+  const CommunicatorTraits traits_{.id = "nccl",
+                                   .can_capture = true,
+                                   .own_bytes = kPiece * sizeof(float),
+                                   .peer_bytes = kPiece * sizeof(float),
+                                   .needs_watchdog = true};
   int rank_ = 0, size_ = 1;
   Device* device_ = nullptr;
   std::function<std::vector<std::string>(std::string own)> exchange_;
