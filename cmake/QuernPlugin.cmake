@@ -68,6 +68,7 @@ function(quern_add_test name)
     list(GET arg_LABELS 0 label)
   endif()
   doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:" TIMEOUT 300 LABELS ${label}
+    FAIL_REGULAR_EXPRESSION "cases:[^0-9]+0[^0-9]"  # a name that selects nothing: it may have no semicolon
     ENVIRONMENT "QUERN_VERIFY_PLANS=1")
 endfunction()
 

@@ -165,7 +165,7 @@ TEST_CASE("numbers that explode whatever the data reach the limit and end the ru
   }
 }
 
-TEST_CASE("a checkpoint from which no step goes well is passed over for an older one; samples do not end the run") {
+TEST_CASE("a checkpoint from which no step goes well is passed over for an older one, and samples do not end the run") {
   TinyFiles files;
   const std::string run = files.at("run");
   // The first update ruins the weights, and is saved.

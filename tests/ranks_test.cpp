@@ -55,7 +55,7 @@ Losses losses_of(const TinyFiles& files, const std::string& name, const Override
 }  // namespace
 
 // Streams take their work in a random order, as late as they may. Every pair of two columns' values is there.
-TEST_CASE("ranks learn what one rank learns from the same micro-batches; their repeats and resumes have equal bits") {
+TEST_CASE("ranks learn what one rank learns from the same micro-batches, and their repeats and resumes have equal bits") {
   struct Case {
     const char* precision;
     double tolerance;  // sums in another order; in 8 bits a scale is also known to a rank from its own micro-batches

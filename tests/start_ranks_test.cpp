@@ -60,7 +60,7 @@ TEST_CASE("a rank that is killed is started again from its checkpoint and ends w
   CHECK(newest_tensors(run) == newest_tensors(calm.at("run")));
 }
 
-TEST_CASE("a signal to the starter saves, and starts nothing again; one to its rank alone is not heard") {
+TEST_CASE("a signal to the starter saves, and starts nothing again, and one to its rank alone is not heard") {
   TinyFiles files;
   const std::string run = files.at("run");
   Child child(train_arguments(files, with(kLong, {"train.steps=1000000", "parallel.restarts=2"})));

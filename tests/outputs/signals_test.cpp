@@ -48,7 +48,7 @@ std::int64_t from_environment(const char* name, std::int64_t otherwise) {
 
 }  // namespace
 
-TEST_CASE("signals that stop a run save it first; the shell's and the system's come more than once") {
+TEST_CASE("signals that stop a run save it first, and the shell's and the system's come more than once") {
   for (int signal : {SIGHUP, SIGXCPU}) {
     CAPTURE(signal);
     TinyFiles files;

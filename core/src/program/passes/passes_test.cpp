@@ -331,7 +331,7 @@ TEST_CASE("a form refused in steps that observe, or in the others, stays in part
                      "swiglu_quantize") == 0);
 }
 
-TEST_CASE("observed, a program runs the same ops and those that observe; unobserved, the same ops alone") {
+TEST_CASE("observed, a program runs the same ops and those that observe, and unobserved the same ops alone") {
   Passes p({});
   p.patterns = add_fusions(p.ops, std::vector<Fusion>{{"swiglu_quantize", "y = swiglu(gu); q, sc, t = quantize(y)"}});
   const JointProgram joint =

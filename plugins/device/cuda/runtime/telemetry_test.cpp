@@ -8,7 +8,7 @@
 using namespace quern;
 using namespace quern::cuda;
 
-TEST_CASE("clock event reasons are named; idle and chosen clocks limit nothing") {
+TEST_CASE("clock event reasons are named, and idle and chosen clocks limit nothing") {
   CHECK(clock_limits(0).empty());
   CHECK(clock_limits(0x1 | 0x2 | 0x100).empty());
   CHECK(clock_limits(0x4) == std::vector<std::string>{"power limit"});
