@@ -26,7 +26,7 @@ struct OpTime {
   DType format = DType::f32;  ///< of the operands, where it has products
 };
 
-/// A schedule's seconds: simulated at rated speed, and its launches measured one by one.
+/// A schedule's seconds: as simulated, and its launches measured one by one.
 struct ScheduleTime {
   std::string run;
   double estimated = 0, measured = 0;

@@ -20,13 +20,18 @@ double cost_seconds(const Cost& cost, const DeviceTraits& device) {
   return std::max(arithmetic, memory);
 }
 
-double program_seconds(const Program& program, const OpSet& ops, const Geometry& geometry, const DeviceTraits& device) {
+double launch_seconds(const OpInstance& op, const Cost& cost, const Device& device) {
+  const double told = device.query(op).seconds;
+  return told > 0 ? told : cost_seconds(cost, device.traits());
+}
+
+double program_seconds(const Program& program, const OpSet& ops, const Geometry& geometry, const Device& device) {
   double seconds = 0;
   const Unobserved rest = without_observations(program);
   for (std::size_t i = 0; i < program.ops.size(); ++i) {
-    const Op& op = program.ops[i];
-    if (rest.runs[i])
-      seconds += cost_seconds(cost_of(ops.at(op.kind), instantiate(program, op, geometry, rest.read)), device);
+    if (!rest.runs[i]) continue;
+    const OpInstance op = instantiate(program, program.ops[i], geometry, rest.read);
+    seconds += launch_seconds(op, cost_of(ops.at(op.kind), op), device);
   }
   return seconds;
 }

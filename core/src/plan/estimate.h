@@ -1,6 +1,6 @@
 #pragma once
-// Time of ops and programs from the ops' own costs and the device's rates: the larger of arithmetic and memory time. An
-// estimate for choosing and for `quern plan`; `quern bench` measures.
+// Time of ops and programs: as the device tells it, else from the ops' own costs and the device's rates, the larger of
+// arithmetic and memory time. An estimate for choosing and for `quern plan`; `quern bench` measures.
 
 #include "quern/device.h"
 #include "quern/op_spec.h"
@@ -13,7 +13,10 @@ double matmul_rate(const DeviceTraits& device, DType format);
 /// A format without a rate takes the first that is known.
 double cost_seconds(const Cost& cost, const DeviceTraits& device);
 
+/// Of an op that costs this.
+double launch_seconds(const OpInstance& op, const Cost& cost, const Device& device);
+
 /// Op by op, without those that only observe.
-double program_seconds(const Program& program, const OpSet& ops, const Geometry& geometry, const DeviceTraits& device);
+double program_seconds(const Program& program, const OpSet& ops, const Geometry& geometry, const Device& device);
 
 }  // namespace quern

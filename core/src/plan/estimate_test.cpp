@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "plan/test_plans.h"
 #include "program/passes/observe.h"
 #include "quern/op_spec.h"
 
@@ -23,10 +24,16 @@ TEST_CASE("observing is no part of the estimate, since few steps do") {
   Program observed = program;
   observe_scales(observed, ops);
   REQUIRE(observed.ops.size() == program.ops.size() + 1);
-  DeviceTraits device;
-  device.memory_rate = 1e12;
+  const PlanningDevice device;
   const Geometry geometry{4, 64};
   const double seconds = program_seconds(program, ops, geometry, device);
   CHECK(seconds > 0);
   CHECK(program_seconds(observed, ops, geometry, device) == seconds);
+}
+
+TEST_CASE("a launch takes what the device tells, else what its work takes at the device's rates") {
+  const OpInstance op{.kind = "work", .geometry = {}};
+  const Cost cost{.bytes = 1e9};
+  CHECK(launch_seconds(op, cost, PlanningDevice()) == 1);
+  CHECK(launch_seconds(op, cost, PlanningDevice([](const OpInstance&) { return OpSupport{.seconds = 3}; })) == 3);
 }

@@ -4,6 +4,7 @@
 #include "plan/check_schedules.h"
 #include "plan/choice/choose.h"
 #include "plan/choice/refusal.h"
+#include "plan/estimate.h"
 #include "plan/make_schedules.h"
 #include "plan/planner.h"
 #include "plan/simulate.h"
@@ -30,12 +31,14 @@ bool verifies() {
 
 }  // namespace
 
-void add_schedules(Plan& plan, const DeviceTraits& device) {
+void add_schedules(Plan& plan, const Device& device) {
+  const DeviceTraits& traits = device.traits();
   plan.schedules = make_schedules(plan);
-  make_resident(plan.schedules, plan.ring, static_cast<std::int64_t>(device.alignment));
+  make_resident(plan.schedules, plan.ring, static_cast<std::int64_t>(traits.alignment));
+  for (Task& task : plan.schedules.tasks) task.seconds = launch_seconds(task.instance, task.cost, device);
   const RunSchedule& micro_step = plan.schedules[plan.options.train ? Run::later : Run::evaluate];
-  plan.seconds_per_micro_step = simulated_seconds(plan.schedules, micro_step, device);
-  if (plan.options.train) plan.seconds_per_step = simulated_step(plan, device, plan.options.accumulation).total;
+  plan.seconds_per_micro_step = simulated_seconds(plan.schedules, micro_step, traits);
+  if (plan.options.train) plan.seconds_per_step = simulated_step(plan, traits, plan.options.accumulation).total;
   double flops = 0;
   for (const Action& action : micro_step.actions) {
     if (action.kind != ActionKind::launch) continue;

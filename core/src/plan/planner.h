@@ -11,7 +11,7 @@ namespace quern {
 Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice);
 
 /// Makes its schedules and estimates.
-void add_schedules(Plan& plan, const DeviceTraits& device);
+void add_schedules(Plan& plan, const Device& device);
 
 /// What make_plan would recompute: what the options name, or as little as fits into their budgets.
 RecomputeChoice recomputation(const PlanParts& parts, const PlanOptions& options);

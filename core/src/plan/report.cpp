@@ -117,9 +117,8 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
   double tokens = static_cast<double>(geometry.tokens());
   text += fmt::format("\nwork            {}FLOP a token\n", format_count(plan.flops_per_token));
   if (plan.seconds_per_micro_step > 0)
-    text +=
-        fmt::format("estimate        {} a micro-batch, {} tok/s at the device's rated speed\n",
-                    format_duration(plan.seconds_per_micro_step), format_count(tokens / plan.seconds_per_micro_step));
+    text += fmt::format("estimate        {} a micro-batch, {} tok/s\n", format_duration(plan.seconds_per_micro_step),
+                        format_count(tokens / plan.seconds_per_micro_step));
   if (plan.seconds_per_step > 0) {
     text += fmt::format("                {} a step, {} tok/s with the update\n", format_duration(plan.seconds_per_step),
                         format_count(plan.tokens_per_second()));

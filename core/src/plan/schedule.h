@@ -85,6 +85,7 @@ struct Task {
   std::string program = {};  ///< "block.forward"
   Phase phase = Phase::forward;
   Cost cost = {};
+  double seconds = 0;                                ///< about what a launch takes
   std::vector<std::int32_t> changed = {};            ///< inputs that it also writes
   std::vector<std::int32_t> summed = {};             ///< outputs that it adds to, and so also reads
   std::vector<std::pair<int, int>> overwrites = {};  ///< output `first` may take over the memory of input `second`

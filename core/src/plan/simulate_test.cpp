@@ -1,6 +1,8 @@
 // Time over lanes: what may overlap does, and what waits does not.
 #include "plan/simulate.h"
 
+#include <utility>
+
 #include <doctest/doctest.h>
 
 using namespace quern;
@@ -8,9 +10,8 @@ using namespace quern;
 TEST_CASE("lanes run side by side until an event orders them") {
   ScheduleSet set;
   set.tasks.push_back({.instance = {.kind = "work", .geometry = {}}, .name = "work"});
-  set.tasks[0].cost.bytes = 100;
+  set.tasks[0].seconds = 1;
   DeviceTraits device;
-  device.memory_rate = 100;
   device.host_rate = 50;
   RunSchedule schedule{.name = "test", .events = 1};
   const Access staged{{Space::staging, 0, 0, 100}, 0}, here{{Space::device, 0, 0, 100}, 1};
@@ -36,12 +37,11 @@ TEST_CASE("a collective takes the bytes that cross a rank's links, beside launch
     set.tasks.push_back(
         {.instance = {.kind = kind, .inputs = {in}, .outputs = {out}, .attributes = {{"ranks", ranks}}, .geometry = {}},
          .name = kind});
-    set.tasks.push_back({.instance = {.kind = "work", .geometry = {}}, .name = "work", .cost = {.bytes = 100}});
+    set.tasks.push_back({.instance = {.kind = "work", .geometry = {}}, .name = "work", .seconds = 1});
     RunSchedule schedule{.name = "test"};
     schedule.add({.kind = ActionKind::collective, .lane = Lane::communication, .task = 0}, {}, {});
     schedule.add({.kind = ActionKind::launch, .task = 1}, {}, {});  // 1 s
     DeviceTraits device;
-    device.memory_rate = 100;
     device.peer_rate = rate;
     return simulated_seconds(set, schedule, device);
   };
@@ -69,4 +69,22 @@ TEST_CASE("a transfer takes its bytes once over the link, in both directions, an
   CHECK(alone(ActionKind::copy, here, result) == 2);
   CHECK(alone(ActionKind::copy, here, there) == 2);
   CHECK(alone(ActionKind::fill, here, there) == 1);
+}
+
+TEST_CASE("transfers of both directions slow each other down while they overlap, and those of one share it") {
+  const Access stored{{Space::store, 0, 0, 100}, 0}, here{{Space::device, 0, 0, 100}, 1},
+      there{{Space::device, 0, 100, 300}, 2}, put_back{{Space::store, 0, 100, 300}, 3};
+  auto ends = [&](double duplex_rate, Lane second, const Access& from, const Access& to) {
+    DeviceTraits device;
+    device.host_rate = 100;
+    device.duplex_rate = duplex_rate;
+    RunSchedule schedule{.name = "test"};
+    schedule.add({.kind = ActionKind::get, .lane = Lane::copy_in}, std::span(&stored, 1), std::span(&here, 1));
+    schedule.add({.kind = ActionKind::copy, .lane = second}, std::span(&from, 1), std::span(&to, 1));
+    const std::vector<ActionTime> times = simulate({}, schedule, device);
+    return std::pair(times[0].end, times[1].end);
+  };
+  CHECK(ends(0, Lane::copy_out, there, put_back) == std::pair(1.0, 3.0));
+  CHECK(ends(50, Lane::copy_out, there, put_back) == std::pair(2.0, 4.0));  // two seconds beside it, then alone
+  CHECK(ends(50, Lane::compute, stored, here) == std::pair(2.0, 2.0));
 }

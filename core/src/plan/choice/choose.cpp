@@ -67,7 +67,7 @@ class Comparison {
     const bool hopeless = !Limits{0, limits_.host}.hold(plan) || least_device_bytes(plan) > limits_.device;
     candidate.tried = candidate.fits || hopeless || !chooses(options_) || !options_.train;
     if (candidate.fits || !candidate.tried) {
-      add_schedules(plan, parts_.device.traits());
+      add_schedules(plan, parts_.device);
       candidate.seconds = plan.seconds_per_step;
       if (!candidate.fits) plan.schedules = {};
     }
@@ -89,7 +89,7 @@ class Comparison {
     candidate.tried = true;
     candidate.fits = limits_.hold(candidate.fit.plan);
     if (!candidate.fits) return;
-    add_schedules(candidate.fit.plan, parts_.device.traits());
+    add_schedules(candidate.fit.plan, parts_.device);
     candidate.seconds = candidate.fit.plan.seconds_per_step;
   }
 

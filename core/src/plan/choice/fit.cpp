@@ -12,7 +12,7 @@ RecomputePath path_for(const PlanParts& parts, const PlanOptions& options) {
     return static_cast<double>(byte_count(extents_at(value.shape, options.geometry.tokens()), value.dtype));
   };
   auto seconds = [&](const Program& program) {
-    return program_seconds(probe.fused(program), probe.ops(), options.geometry, parts.device.traits());
+    return program_seconds(probe.fused(program), probe.ops(), options.geometry, parts.device);
   };
   return recompute_path(probe.typical().lowered.joint, probe.ops(), bytes, seconds);
 }

@@ -14,6 +14,7 @@
 #include "runtime/built_code.h"
 #include "runtime/check.h"
 #include "runtime/driver.h"
+#include "runtime/launch_seconds.h"
 
 namespace quern::cuda {
 
@@ -145,7 +146,9 @@ OpSupport CudaDevice::query(const OpInstance& op) const {
   if (auto added = added_.find(op.kind); added != added_.end()) return support_of(added->second, op);
   auto found = ops_.find(op.kind);
   if (found == ops_.end()) return {"the cuda device has no kernel for the op \"" + op.kind + "\"", 0};
-  return found->second.query ? found->second.query(op, facts_.cuda) : OpSupport{};
+  OpSupport support = found->second.query ? found->second.query(op, facts_.cuda) : OpSupport{};
+  if (support.refusal.empty()) support.seconds = launch_seconds(op, facts_);
+  return support;
 }
 
 // ---- set-up ----

@@ -8,6 +8,8 @@ namespace {
 
 // Kept free for the driver's context, library modules and what the display takes.
 constexpr double kReservedGib = 1.0;
+// Of the link's rate, each way while both are busy: 44 of 55 GB/s on an H100 80GB HBM3.
+constexpr double kDuplexShare = 0.8;
 
 // Makers' data sheets; links between GPUs at 0.85 of a direction of NVLink, of PCIe, or half of it where copies pass
 // through the host. GeForce cards sum fp8 and bf16 products in fp32 at half their headline rate.
@@ -69,6 +71,7 @@ void estimate_rates(int ordinal, GpuFacts& facts) {
   facts.device.memory_rate = 2.0 * 1e3 * attribute(cudaDevAttrMemoryClockRate, ordinal) *
                              attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8;
   facts.device.host_rate = 25e9;
+  facts.device.duplex_rate = kDuplexShare * facts.device.host_rate;
   facts.device.peer_rate = 12e9;
 }
 
@@ -102,6 +105,7 @@ GpuFacts facts_of(const GpuModel& model) {
   facts.device.memory_bytes = usable(model.memory_gib);
   facts.device.memory_rate = model.memory_rate;
   facts.device.host_rate = model.host_rate;
+  facts.device.duplex_rate = kDuplexShare * model.host_rate;
   facts.device.peer_rate = model.peer_rate;
   facts.device.matmul_rates = rates(model.f32, model.bf16, model.fp8, model.int8);
   facts.device.can_capture = true;

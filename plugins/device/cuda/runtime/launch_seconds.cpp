@@ -1,0 +1,131 @@
+#include "runtime/launch_seconds.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr double kStart = 2e-6;     // seconds from one launch to the next
+constexpr double kCopyShare = 0.9;  // of the rated memory rate, by copies and what moves as well as they do
+constexpr double kDocuments = 0.4;  // of the speed without documents, by attention
+constexpr double kVectorScales = 0.85, kBlockScales = 0.7;  // of the speed with one scale, by products
+
+double number(std::int64_t count) { return static_cast<double>(count); }
+bool present(const OpInstance& op, std::size_t i) { return i < op.inputs.size() && op.inputs[i].present; }
+
+double memory_seconds(const GpuFacts& gpu, double bytes, double share) {
+  return bytes / (share * gpu.device.memory_rate);
+}
+
+double operand_bytes(const OpInstance& op) {
+  double bytes = 0;
+  for (const Operand& operand : op.inputs) bytes += number(operand.bytes());
+  for (const Operand& operand : op.outputs) bytes += number(operand.bytes()) * (operand.accumulate ? 2 : 1);
+  return bytes;
+}
+
+/// Peak FLOP/s; of a format without tensor cores that of bf16.
+double peak(const GpuFacts& gpu, DType format) {
+  double bf16 = 0;
+  for (const auto& [known, rate] : gpu.device.matmul_rates) {
+    if (known == format) return rate;
+    if (known == DType::bf16) bf16 = rate;
+  }
+  return bf16;
+}
+
+/// How fast products are: a share of the peak, and FLOPs that a multiprocessor could do in the time that it is idle
+/// while a product starts and ends, its last wave of tiles included.
+struct ProductSpeed {
+  double share, idle;
+};
+
+ProductSpeed speed_of(DType format) {
+  switch (format) {
+    case DType::bf16: return {0.69, 60e6};
+    case DType::i8: return {0.33, 60e6};  // by the library, with scales applied behind it
+    case DType::f32: return {0.75, 4e6};  // not measured
+    default: return {0.72, 150e6};
+  }
+}
+
+double product_seconds(const GpuFacts& gpu, double flops, DType format) {
+  const auto [share, idle] = speed_of(format);
+  return (flops + idle * gpu.cuda.multiprocessors) / (share * peak(gpu, format));
+}
+
+/// Also with SwiGLU behind it, whose operands move while products run, but not all of the time.
+double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
+  enum Input : std::size_t { kA, kB, kBias, kScaleA, kScaleB };
+  const Operand &a = op.inputs[kA], &b = op.inputs[kB];
+  const bool across = op.attributes.integer_or("transpose_a", 0) != 0;
+  const std::int64_t depth = a.extents[across ? 0 : 1];
+  const double flops = 2 * number(a.count()) * number(b.count()) / number(std::max<std::int64_t>(depth, 1));
+  double seconds = product_seconds(gpu, flops, a.dtype);
+  if (op.kind != "matmul") return seconds + memory_seconds(gpu, operand_bytes(op), kCopyShare) / 2;
+  const bool vectors = (present(op, kScaleA) && op.inputs[kScaleA].count() > 1) ||
+                       (present(op, kScaleB) && op.inputs[kScaleB].count() > 1);
+  if (op.attributes.integer_or("scale_rows_b", 0) != 0) {
+    seconds /= kBlockScales;
+  } else if (vectors && a.dtype != DType::i8) {
+    seconds /= kVectorScales;
+  }
+  return std::max(seconds, memory_seconds(gpu, operand_bytes(op), kCopyShare));
+}
+
+/// A longer sequence has fewer of its blocks on the diagonal, where half of the work is masked.
+double attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
+  const bool gradient = op.kind == "attention_grad";
+  const std::size_t packed = gradient ? 1 : 0, documents = gradient ? 4 : 1;
+  const bool causal = op.attributes.word("mask") == "causal", small = op.attributes.integer("head_dim") <= 64;
+  const double length = number(op.geometry.sequence), half = small ? 700 : 500;  // of full speed at this length
+  const double share = (small ? 0.447 : gradient ? 0.45 : 0.52) * (causal ? length / (length + half) : 1);
+  const double pairs = number(op.geometry.batch) * length * (causal ? (length + 1) / 2 : length);
+  const double flops =
+      (gradient ? 10 : 4) * pairs * number(op.attributes.integer("heads") * op.attributes.integer("head_dim"));
+  return flops / (share * (present(op, documents) ? kDocuments : 1) * peak(gpu, op.inputs[packed].dtype));
+}
+
+/// One product or three, and what passes over the logits beside them.
+double loss_seconds(const OpInstance& op, const GpuFacts& gpu) {
+  constexpr std::size_t kCodes = 3;
+  const Operand &x = op.inputs[0], &weight = op.inputs[1];
+  const bool train = op.kind == "lm_loss_train";
+  const double products = train ? 3 : 1;
+  const DType format = present(op, kCodes) ? op.inputs[kCodes].dtype : x.dtype;
+  const double logits = number(x.extents[0]) * number(weight.extents[0]);
+  return products * product_seconds(gpu, 2 * logits * number(x.extents[1]), format) +
+         memory_seconds(gpu, products * logits * number(static_cast<std::int64_t>(size_of(x.dtype))), kCopyShare);
+}
+
+/// The share of the memory rate at which an op moves each operand once: the first whose name the kind begins with.
+double memory_share(std::string_view kind) {
+  static constexpr struct {
+    std::string_view begin;
+    double share;
+  } kShares[] = {{"rope_grad_column_sum_quantize", 0.42},
+                 {"rope_grad_column_sum", 0.66},
+                 {"quantize_rows", 0.45},
+                 {"quantize_columns", 0.45},
+                 {"swiglu", 0.8},
+                 {"adamw", 0.74},
+                 {"sum_squares", 0.9}};
+  for (const auto& [begin, share] : kShares)
+    if (kind.starts_with(begin)) return share;
+  return kind.find("quantize") == std::string_view::npos ? 0.8 : 0.68;
+}
+
+}  // namespace
+
+double launch_seconds(const OpInstance& op, const GpuFacts& gpu) {
+  const std::string_view kind = op.kind;
+  if (kind.starts_with("matmul")) return kStart + matmul_seconds(op, gpu);
+  if (kind.starts_with("attention")) return kStart + attention_seconds(op, gpu);
+  if (kind.starts_with("lm_loss")) return kStart + loss_seconds(op, gpu);
+  const double passes = kind.ends_with("quantize") ? 1.6 : 1;  // those find the tensor's scale first
+  return kStart + passes * memory_seconds(gpu, operand_bytes(op), memory_share(kind));
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,101 @@
+// What launches are said to take: nothing faster than the hardware, and in the order that measurements have.
+#include "runtime/launch_seconds.h"
+
+#include <doctest/doctest.h>
+
+using namespace quern;
+using namespace quern::cuda;
+
+namespace {
+
+GpuFacts gpu(std::string_view id) {
+  for (const GpuModel& model : gpu_models())
+    if (model.id == id) return facts_of(model);
+  FAIL("no GPU " << id);
+  return {};
+}
+
+double peak(const GpuFacts& facts, DType format) {
+  for (const auto& [known, rate] : facts.device.matmul_rates)
+    if (known == format) return rate;
+  return 0;
+}
+
+Operand matrix(DType dtype, std::int64_t rows, std::int64_t columns) {
+  return {.dtype = dtype, .extents = {rows, columns}, .present = true};
+}
+
+OpInstance product(DType format, std::int64_t m, std::int64_t n, std::int64_t k) {
+  return {.kind = "matmul",
+          .inputs = {matrix(format, m, k), matrix(format, n, k)},
+          .outputs = {matrix(DType::bf16, m, n)},
+          .attributes = {{"transpose_b", std::int64_t{1}}},
+          .geometry = {}};
+}
+
+/// Of the rated peak.
+double share(const GpuFacts& facts, DType format, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  return flops / launch_seconds(product(format, m, n, k), facts) / peak(facts, format);
+}
+
+OpInstance attention(std::int64_t batch, std::int64_t length, bool documents) {
+  const std::int64_t tokens = batch * length;
+  OpInstance op{.kind = "attention",
+                .inputs = {matrix(DType::bf16, tokens, 1152)},
+                .outputs = {matrix(DType::bf16, tokens, 896)},
+                .attributes = {{"heads", std::int64_t{14}},
+                               {"kv_heads", std::int64_t{2}},
+                               {"head_dim", std::int64_t{64}},
+                               {"mask", std::string("causal")},
+                               {"scale", 0.125}},
+                .geometry = {batch, length}};
+  if (documents) op.inputs.push_back(matrix(DType::i32, tokens + 1, 1));
+  return op;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "products reach a share of the peak that grows with their size, alike on all GPUs, and memory bounds thin ones") {
+  const GpuFacts h100 = gpu("H100"), h200 = gpu("H200"), rtx4090 = gpu("RTX-4090");
+  for (const GpuFacts* facts : {&h100, &h200, &rtx4090})
+    for (const DType format : {DType::bf16, DType::e4m3}) {
+      CHECK(share(*facts, format, 8192, 8192, 8192) > 0.65);
+      CHECK(share(*facts, format, 8192, 8192, 8192) < 0.8);
+      CHECK(share(*facts, format, 32768, 896, 896) < 0.9 * share(*facts, format, 32768, 9728, 896));
+    }
+  // At 0.5B, docs/performance/data/h100-0.5b-bf16.json: 785 and 81 us.
+  CHECK(launch_seconds(product(DType::bf16, 32768, 896, 9728), h100) == doctest::Approx(785e-6).epsilon(0.15));
+  CHECK(launch_seconds(product(DType::bf16, 32768, 896, 896), h100) == doctest::Approx(81e-6).epsilon(0.15));
+  const double weights = 2.0 * 16384 * 16384;
+  CHECK(launch_seconds(product(DType::bf16, 16, 16384, 16384), h100) > weights / h100.device.memory_rate);
+}
+
+TEST_CASE("attention is faster a pair on longer sequences, and slower within documents") {
+  const GpuFacts h100 = gpu("H100");
+  const double brief = launch_seconds(attention(32, 1024, false), h100),
+               extended = launch_seconds(attention(4, 8192, false), h100);
+  CHECK(extended > 4 * brief);  // of eight times the pairs
+  CHECK(extended < 8 * brief);
+  CHECK(launch_seconds(attention(32, 1024, true), h100) > 2 * brief);
+}
+
+TEST_CASE("what moves memory takes its bytes at less than the rated rate, and no launch is free") {
+  const GpuFacts h100 = gpu("H100");
+  auto seconds = [&](const char* kind, std::int64_t rows) {
+    return launch_seconds({.kind = kind,
+                           .inputs = {matrix(DType::bf16, rows, 1024)},
+                           .outputs = {matrix(DType::bf16, rows, 1024)},
+                           .geometry = {}},
+                          h100);
+  };
+  const double rated = 4.0 * 65536 * 1024 / h100.device.memory_rate;
+  for (const char* kind : {"add", "rms_norm", "adamw", "sum_squares", "swiglu", "rope", "another"}) {
+    CAPTURE(kind);
+    CHECK(seconds(kind, 65536) > rated);
+    CHECK(seconds(kind, 65536) < 2 * rated);
+    CHECK(seconds(kind, 1) > 1e-6);
+  }
+  CHECK(seconds("rms_norm_quantize", 65536) > seconds("rms_norm_quantize_delayed", 65536));
+}
