@@ -14,14 +14,16 @@ void add_observed(std::vector<ObservedTensor>& tensors, const Plan& plan, const 
   for (const Op& op : program.ops)
     for (ValueId id : op.outputs) {
       if (id == kNoValue || program[id].role != Role::observation) continue;
-      const bool loss = op.kind != "observe_scale";
+      // What a loss brings to 8 bits is its gradient.
+      const char* format = op.attributes.has("format") ? "format" : "gradient_format";
       ObservedTensor tensor{.name = observed_tensor(program[id]),
                             .layer = layer,
-                            .format = op.attributes.word(loss ? "gradient_format" : "format"),
+                            .format = op.attributes.word(format),
                             .observation = plan.tensor(program[id].name, "", layer),
                             .state = {}};
-      if (!loss && op.inputs[2] != kNoValue) {
-        tensor.state = plan.tensor(program[op.inputs[2]].name, "", layer);
+      for (ValueId input : op.inputs) {
+        if (input == kNoValue || program[input].role != Role::state || !program[input].parameter.empty()) continue;
+        tensor.state = plan.tensor(program[input].name, "", layer);
         tensor.state->extents = {kScaleStateWords};
       }
       tensors.push_back(std::move(tensor));

@@ -53,7 +53,11 @@ OperandCheck& OperandCheck::output(std::size_t i, const char* name, const Extent
 }
 
 OperandCheck& OperandCheck::sum(std::size_t i, const char* name, const Extents& extents) {
-  if (ok() && !is_missing(op_.outputs[i])) operand(op_.outputs[i], name, extents, sums_);
+  return sum(i, name, extents, sums_);
+}
+
+OperandCheck& OperandCheck::sum(std::size_t i, const char* name, const Extents& extents, const Dtypes& dtypes) {
+  if (ok() && !is_missing(op_.outputs[i])) operand(op_.outputs[i], name, extents, dtypes);
   return *this;
 }
 

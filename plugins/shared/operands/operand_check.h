@@ -31,6 +31,7 @@ class OperandCheck {
   OperandCheck& output(std::size_t i, const char* name, const Extents& extents, const Dtypes& dtypes);
   /// An output that may be added to.
   OperandCheck& sum(std::size_t i, const char* name, const Extents& extents);
+  OperandCheck& sum(std::size_t i, const char* name, const Extents& extents, const Dtypes& dtypes);
   OperandCheck& that(bool holds, const std::string& otherwise);
 
   bool ok() const { return refusal_.empty(); }

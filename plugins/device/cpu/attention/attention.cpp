@@ -32,20 +32,6 @@ AttentionShape attention_shape(const OpInstance& op) {
   return shape;
 }
 
-std::string check_attention(const OpInstance& op, const Operand& qkv) {
-  const std::string& mask = op.attributes.word("mask");
-  if (mask != "causal" && mask != "full") return op.kind + ": unknown mask \"" + mask + "\", known: causal, full";
-  AttentionShape shape = attention_shape(op);
-  if (shape.heads < 1 || shape.kv_heads < 1 || shape.head_dim < 1 || shape.heads % shape.kv_heads != 0) {
-    return op.kind + ": heads must be a multiple of kv_heads, all positive";
-  }
-  if (qkv.extents != Extents{shape.tokens(), shape.packed()}) {
-    return op.kind + ": qkv is " + to_string(qkv.extents) + ", heads need " +
-           to_string(Extents{shape.tokens(), shape.packed()});
-  }
-  return {};
-}
-
 KeyRanges::KeyRanges(const AttentionShape& shape, const View& documents, std::int32_t* memory)
     : begin_(memory), end_(memory + shape.tokens()), causal_(shape.causal) {
   const std::int64_t tokens = shape.tokens();

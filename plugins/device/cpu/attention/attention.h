@@ -26,8 +26,6 @@ struct AttentionShape {
 };
 
 AttentionShape attention_shape(const OpInstance& op);
-/// Refusal of attributes or of the packed operand `qkv`; empty when they fit.
-std::string check_attention(const OpInstance& op, const Operand& qkv);
 
 /// Query blocks are small enough to skip most of the causal triangle; key blocks long enough for fast products. A block
 /// of scores, 64 x 512 fp32, stays in the second-level cache.

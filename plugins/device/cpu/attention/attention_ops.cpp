@@ -12,6 +12,7 @@
 #include "primitives/simd.h"
 #include "primitives/softmax_rows.h"
 #include "runtime/kernels.h"
+#include "runtime/operand_check.h"
 #include "runtime/support.h"
 
 namespace quern::cpu {
@@ -238,13 +239,23 @@ void run_grad(const AttentionShape& shape, std::span<const View> inputs, std::sp
 // ---- table ----
 
 OpSupport query_attention(const OpInstance& op, std::size_t qkv, std::size_t documents) {
-  if (std::string text = check_operands(op, operands(documents), 0); !text.empty()) return {text, 0};
-  if (std::string text = check_attention(op, op.inputs[qkv]); !text.empty()) return {text, 0};
-  const std::int64_t tokens = attention_shape(op).tokens();
-  if (op.inputs.size() > documents && op.inputs[documents].present && op.inputs[documents].count() != tokens + 1) {
-    return {op.kind + ": documents must have one offset more than there are tokens", 0};
+  const std::string& mask = op.attributes.word("mask");
+  const AttentionShape shape = attention_shape(op);
+  const std::int64_t tokens = shape.tokens(), width = shape.heads * shape.head_dim;
+  const bool gradient = qkv != 0, masked = op.inputs.size() > documents;
+  OperandCheck check(op, documents + (masked ? 1 : 0), gradient ? 1 : 2);
+  check.that(mask == "causal" || mask == "full", "knows the masks causal and full, not \"" + mask + "\"");
+  check.that(shape.heads > 0 && shape.kv_heads > 0 && shape.head_dim > 0 && shape.heads % shape.kv_heads == 0,
+             "needs heads that are a multiple of kv_heads, all positive");
+  check.input(qkv, "qkv", {tokens, shape.packed()});
+  if (gradient) {
+    check.input(0, "dy", {tokens, width}).input(2, "y", {tokens, width});
+    check.input(3, "logsumexp", {tokens, shape.heads}, DType::f32).output(0, "dqkv", {tokens, shape.packed()});
+  } else {
+    check.output(0, "y", {tokens, width}).output(1, "logsumexp", {tokens, shape.heads}, DType::f32);
   }
-  return {{}, float_bytes(2 * tokens)};  // key ranges
+  if (masked && op.inputs[documents].present) check.input(documents, "documents", {tokens + 1}, DType::i32);
+  return check.support(float_bytes(2 * tokens));  // key ranges
 }
 
 using Run = void (*)(const AttentionShape&, std::span<const View>, std::span<const View>, const Exec&);

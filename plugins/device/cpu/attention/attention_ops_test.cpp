@@ -249,10 +249,10 @@ TEST_CASE("attention refuses what does not fit") {
   Attributes wrong = c.attributes();
   wrong.set("mask", std::string("sliding"));
   TestOp op{"attention", {t.qkv.view()}, {t.out.view(), t.logsumexp.view()}, wrong, c.geometry};
-  CHECK(op.refusal() == "attention: unknown mask \"sliding\", known: causal, full");
+  CHECK(op.refusal() == "attention knows the masks causal and full, not \"sliding\"");
   op.attributes = c.attributes();
   op.attributes.set("kv_heads", std::int64_t{2});
-  CHECK(op.refusal() == "attention: qkv is (14, 16), heads need (14, 24)");
+  CHECK(op.refusal() == "attention operand qkv: found (14, 16), expected (14, 24)");
   struct Bad {
     std::vector<std::int32_t> documents;
     const char* where;

@@ -10,6 +10,7 @@
 #include "primitives/row_math.h"
 #include "primitives/rows.h"
 #include "runtime/kernels.h"
+#include "runtime/operand_check.h"
 #include "runtime/support.h"
 
 namespace quern::cpu {
@@ -27,10 +28,11 @@ void embed(std::span<const View> inputs, std::span<const View> outputs, const Ex
 }
 
 OpSupport query_embed(const OpInstance& op) {
-  if (std::string text = check_operands(op, operands(0), 0); !text.empty()) return {text, 0};
-  const Operand &tokens = op.inputs[0], &table = op.inputs[1], &y = op.outputs[0];
-  bool fits = table.extents.size() == 2 && y.extents == Extents{element_count(tokens.extents), table.extents[1]};
-  return {fits ? "" : "embedding: tokens (N) and table (V, C) give (N, C)", 0};
+  OperandCheck check(op, 2, 1);
+  const Extents tokens = extents_of(op, 0);
+  const Matrix table = matrix_of(op, 1);
+  check.input(0, "tokens", tokens, DType::i32).input(1, "table", {table.rows, table.columns});
+  return check.output(0, "y", {element_count(tokens), table.columns}).support();
 }
 
 /// Positions sorted by token, those of one token ascending: token v is at order[first[v]] up to order[first[v + 1]].
@@ -85,13 +87,14 @@ void embedding_grad(std::span<const View> inputs, std::span<const View> outputs,
 }
 
 OpSupport query_grad(const OpInstance& op) {
-  if (std::string text = check_operands(op, operands(1), operands(0)); !text.empty()) return {text, 0};
-  const Operand &dy = op.inputs[0], &tokens = op.inputs[1], &dtable = op.outputs[0];
-  std::int64_t count = element_count(tokens.extents);
-  if (dtable.extents.size() != 2 || dy.extents != Extents{count, dtable.extents[1]}) {
-    return {"embedding_grad: dy (N, C) and tokens (N) give (V, C)", 0};
-  }
-  return {{}, float_bytes(dtable.extents[0] + 1) + float_bytes(count)};
+  OperandCheck check(op, 2, 1);
+  const Extents tokens = extents_of(op, 1);
+  const std::int64_t count = element_count(tokens), columns = matrix_of(op, 0).columns;
+  check.input(0, "dy", {count, columns}).input(1, "tokens", tokens, DType::i32);
+  if (!check.ok()) return check.support();
+  const std::int64_t vocabulary = op.outputs[0].extents.empty() ? 0 : op.outputs[0].extents[0];
+  check.sum(0, "dtable", {vocabulary, columns});
+  return check.support(float_bytes(vocabulary + 1) + float_bytes(count));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "quantization/observe.h"
 #include "quern/numeric.h"
 #include "runtime/kernels.h"
+#include "runtime/operand_check.h"
 #include "runtime/support.h"
 
 namespace quern::cpu {
@@ -32,7 +33,18 @@ struct Loss {
   std::int64_t panel_x = 0, panel_weight = 0, sum_x = 0, sum_weight = 0;  ///< floats of workspace
 };
 
-enum Input : std::size_t { kX, kWeight, kTargets, kXCodes, kXScale, kXTransposed, kWeightCodes, kWeightScale };
+enum Input : std::size_t {
+  kX,
+  kWeight,
+  kTargets,
+  kXCodes,
+  kXScale,
+  kXTransposed,
+  kWeightCodes,
+  kWeightScale,
+  kWeightTransposed,
+  kInputsWithCodes
+};
 
 bool quantized(const OpInstance& op) { return op.inputs.size() > kXCodes && op.inputs[kXCodes].present; }
 
@@ -192,33 +204,29 @@ void run(const Loss& loss, std::span<const View> inputs, std::span<const View> o
 OpSupport query(const OpInstance& op) {
   const std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
   const bool observed = outputs == 3 && op.outputs.size() == 4;
-  if ((op.inputs.size() != 3 && op.inputs.size() != 9) || (op.outputs.size() != outputs && !observed))
-    return {op.kind + ": takes x, weight and targets, and quantized forms of both or of none", 0};
-  OpInstance others = op;
-  others.outputs.resize(outputs);
-  if (std::string text = check_operands(others, operands(2), operands(2)); !text.empty()) return {text, 0};
-  if (observed && op.outputs[3].present &&
-      (!quantized(op) || op.outputs[3].dtype != DType::u32 || op.outputs[3].count() != kScaleObservationWords))
-    return {op.kind + ": observes the gradients of quantized logits, as u32 (16)", 0};
-  const Operand &x = op.inputs[0], &weight = op.inputs[1], &targets = op.inputs[2];
-  if (x.extents.size() != 2 || weight.extents.size() != 2 || weight.extents[1] != x.extents[1] ||
-      element_count(targets.extents) != x.extents[0]) {
-    return {op.kind + ": x (N, C), weight (V, C) and targets (N) do not fit: " + to_string(x.extents) + ", " +
-                to_string(weight.extents) + ", " + to_string(targets.extents),
-            0};
-  }
-  if (op.outputs[0].dtype != DType::f32) return {op.kind + ": token_loss must be f32", 0};
-  if (op.attributes.integer_or("chunk", 1) < 1) return {op.kind + ": chunk must be at least 1", 0};
+  OperandCheck check(op, op.inputs.size() == kInputsWithCodes ? kInputsWithCodes : 3, outputs + (observed ? 1 : 0));
+  const Matrix x = matrix_of(op, 0), weight = matrix_of(op, 1);
+  const Extents targets = extents_of(op, 2);
+  check.input(0, "x", {x.rows, x.columns}).input(1, "weight", {weight.rows, x.columns});
+  check.input(2, "targets", targets, DType::i32)
+      .that(element_count(targets) == x.rows, "needs a target for each row of x");
+  check.output(0, "token_loss", {x.rows}, DType::f32);
+  if (outputs == 3) check.output(1, "dx", {x.rows, x.columns}).sum(2, "dweight", {weight.rows, x.columns});
+  check.that(op.attributes.integer_or("chunk", 1) >= 1, "needs a chunk of at least 1");
   if (quantized(op)) {
-    bool fits = op.inputs[kXCodes].extents == x.extents && op.inputs[kWeightCodes].extents == weight.extents &&
-                op.inputs[kXScale].count() == 1 && op.inputs[kWeightScale].count() == 1;
-    if (!fits) return {op.kind + ": the quantized x and weight do not have their shapes and one scale each", 0};
+    check.input(kXCodes, "x_q", {x.rows, x.columns}).input(kXScale, "x_scale", {1});
+    check.input(kWeightCodes, "weight_q", {weight.rows, x.columns}).input(kWeightScale, "weight_scale", {1});
   }
+  if (observed) {
+    check.that(quantized(op), "observes the gradients of quantized logits alone");
+    check.sum(3, "observation", {kScaleObservationWords}, DType::u32);
+  }
+  if (!check.ok()) return check.support();
   Loss loss = make_loss(op);
   std::size_t bytes = float_bytes(loss.chunk * loss.vocabulary);
   for (std::int64_t floats : {loss.panel_x, loss.panel_weight, loss.sum_x, loss.sum_weight})
     bytes += float_bytes(floats);
-  return {{}, bytes};
+  return check.support(bytes);
 }
 
 Launch prepare(const OpInstance& op) {
@@ -243,12 +251,10 @@ void add_stats(const View& token_loss, const View& targets, const View& stats, b
 }
 
 OpSupport query_stats(const OpInstance& op) {
-  if (op.inputs.size() != 2 || op.outputs.size() != 1) return {"loss_stats: takes token_loss and targets", 0};
-  if (std::string text = check_operands(op, operands(1), operands(0)); !text.empty()) return {text, 0};
-  bool fits = op.inputs[0].dtype == DType::f32 && op.outputs[0].dtype == DType::f64 &&
-              element_count(op.outputs[0].extents) == 4 &&
-              element_count(op.inputs[0].extents) == element_count(op.inputs[1].extents);
-  return {fits ? "" : "loss_stats: token_loss f32 (N) and targets (N) give f64 (4)", 0};
+  OperandCheck check(op, 2, 1);
+  const Extents tokens = extents_of(op, 0);
+  check.input(0, "token_loss", tokens, DType::f32).input(1, "targets", tokens, DType::i32);
+  return check.sum(0, "stats", {4}, DType::f64).support();
 }
 
 Launch prepare_stats(const OpInstance& op) {

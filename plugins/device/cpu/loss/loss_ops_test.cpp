@@ -186,10 +186,10 @@ TEST_CASE("targets out of range are an input error, what does not fit is refused
     }
   }
   TestOp op{"lm_loss", {x.view(), narrow.view(), integer_tensor({1, 2}).view()}, {loss.view()}};
-  CHECK(op.refusal() == "lm_loss: x (N, C), weight (V, C) and targets (N) do not fit: (2, 3), (5, 2), (2)");
+  CHECK(op.refusal() == "lm_loss operand weight: found (5, 2), expected (5, 3)");
   op.inputs[1] = w.view();
   op.attributes = {{"chunk", std::int64_t{0}}};
-  CHECK(op.refusal() == "lm_loss: chunk must be at least 1");
+  CHECK(op.refusal() == "lm_loss needs a chunk of at least 1");
 }
 
 TEST_CASE("of quantized logits the gradients are observed: what a format's reach makes zero") {

@@ -10,7 +10,7 @@
 #include "quern/error.h"
 #include "quern/numeric.h"
 #include "runtime/kernels.h"
-#include "runtime/support.h"
+#include "runtime/operand_check.h"
 
 namespace quern::cpu {
 
@@ -53,12 +53,13 @@ void transpose(std::span<const View> inputs, std::span<const View> outputs, cons
 }
 
 OpSupport query_transpose(const OpInstance& op) {
-  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
-  const Operand &x = op.inputs[0], &y = op.outputs[0];
-  const bool rounds = x.dtype == DType::f32 && y.dtype == DType::bf16;
-  if (x.extents.size() != 2 || y.extents != Extents{x.extents[1], x.extents[0]} || (x.dtype != y.dtype && !rounds))
-    return {"transpose: (R, C) gives (C, R) of the same dtype, or bf16 of f32", 0};
-  return {};
+  OperandCheck check(op, 1, 1);
+  const Matrix x = matrix_of(op, 0);
+  check.input(0, "x", {x.rows, x.columns});
+  if (!check.ok()) return check.support();
+  const DType dtype = op.inputs[0].dtype;
+  const operands::Dtypes rounded({DType::f32, DType::bf16}, "f32 or bf16");
+  return check.output(0, "y", {x.columns, x.rows}, dtype == DType::f32 ? rounded : dtype).support();
 }
 
 // ---- cast ----
@@ -74,9 +75,11 @@ void cast(std::span<const View> inputs, std::span<const View> outputs, const Exe
 }
 
 OpSupport query_cast(const OpInstance& op) {
-  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
-  if (element_count(op.inputs[0].extents) != element_count(op.outputs[0].extents)) return {"cast: sizes differ", 0};
-  return {};
+  OperandCheck check(op, 1, 1);
+  check.input(0, "x", extents_of(op, 0));
+  if (!check.ok()) return check.support();
+  check.output(0, "y", op.outputs[0].extents);
+  return check.that(op.inputs[0].count() == op.outputs[0].count(), "x and y differ in size").support();
 }
 
 CpuOp op(void (*run)(std::span<const View>, std::span<const View>, const Exec&),
