@@ -63,6 +63,7 @@ struct PlanParts {
   const std::vector<OpSpec>& custom_ops;
   const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
   std::vector<OffloadTraits> stores = {};             ///< a store that is not among them is taken to be in host memory
+  std::int64_t communicator_bytes = 0;                ///< of device memory, by what ranks meet through
 };
 
 /// PlanOptions::uploads for so many micro-batches a step: enough that the device never waits for the host.
@@ -193,8 +194,9 @@ struct Plan {
   std::vector<std::int64_t> boundary_buffers[2];            ///< shared buffers by parity, by operand
   std::int64_t gradient_buffers[2] = {0, 0};                ///< stream gradient by parity
   std::int64_t transient_offset = 0;
-  std::int64_t passage_bytes = 0;  ///< from there on, free between runs, alike on all ranks
-  std::int64_t device_bytes = 0;
+  std::int64_t passage_bytes = 0;       ///< from there on, free between runs, alike on all ranks
+  std::int64_t device_bytes = 0;        ///< of the arena
+  std::int64_t beside_bytes = 0;        ///< what the device and communicators take of its memory beside the arena
   std::int64_t staging_slot_bytes = 0;  ///< pinned host memory of one micro-batch
   std::int64_t pinned_bytes = 0;        ///< all of that
   std::int64_t snapshot_bytes = 0;      ///< pinned host memory of a copy of training_state
@@ -215,6 +217,8 @@ struct Plan {
   double tokens_per_second() const {
     return static_cast<double>(options.geometry.tokens() * options.accumulation) / seconds_per_step;
   }
+  /// All of the device's memory that the run takes.
+  std::int64_t device_total() const { return device_bytes + beside_bytes; }
   /// Pinned, and of stores in host memory.
   std::int64_t host_bytes() const;
   /// Whether the update is put off to the next step's forward pass (Run::settle).

@@ -32,6 +32,8 @@ class Planner {
     place_programs();
     make_parameters();
     lay_out(plan_, parts_, set_, shards_, tensors_);
+    add_beside("device's own", static_cast<std::int64_t>(parts_.device.traits().own_bytes));
+    add_beside("communicators", parts_.communicator_bytes);
     report_refusals();
     return std::move(plan_);
   }
@@ -169,6 +171,11 @@ class Planner {
   }
 
   // ---- memory ----
+
+  void add_beside(const char* owner, std::int64_t bytes) {
+    plan_.owners.push_back({owner, MemoryKind::device, bytes});
+    plan_.beside_bytes = checked_sum(plan_.beside_bytes, bytes);
+  }
 
   int layers() const { return static_cast<int>(plan_.model.layers); }
   std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }

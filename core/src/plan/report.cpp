@@ -17,8 +17,8 @@ std::string memory_table(const Plan& plan) {
   for (const OwnerBytes& owner : plan.owners)
     if (owner.bytes > 0 && owner.memory == MemoryKind::device && owner.store < 0)
       text += fmt::format("  {:<20}{:>12}  {:5.1f}%\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)),
-                          100.0 * static_cast<double>(owner.bytes) / static_cast<double>(plan.device_bytes));
-  text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.device_bytes)));
+                          100.0 * static_cast<double>(owner.bytes) / static_cast<double>(plan.device_total()));
+  text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.device_total())));
   text += "pinned host memory\n";
   for (const OwnerBytes& owner : plan.owners)
     if (owner.bytes > 0 && owner.memory == MemoryKind::pinned)

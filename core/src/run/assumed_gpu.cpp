@@ -57,7 +57,7 @@ std::string row(const std::string& file, const std::vector<std::string>& overrid
   }
   const Plan& plan = choice.plan;
   auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
-  const std::string memory = fmt::format("{:>10}{:>10}", sized(plan.device_bytes), sized(plan.host_bytes()));
+  const std::string memory = fmt::format("{:>10}{:>10}", sized(plan.device_total()), sized(plan.host_bytes()));
   if (!choice.fits) return name + fmt::format("{:>6}{:>6}{}  does not fit\n", "-", "-", memory);
   std::string away;
   for (const auto& [key, placement] : kPlacedKeys)
@@ -115,8 +115,10 @@ std::vector<std::string> assuming(const std::string& config_file, std::vector<st
     overrides.push_back("device." + config.id("device") + "." + kOption + "=" + gpu);
   }
   const Planned planned(config_file, overrides);
-  if (!gpu.empty() && !chooses(planned.session.memory))
-    overrides.push_back("memory.device_budget=" + std::to_string(planned.session.device->traits().memory_bytes));
+  if (!gpu.empty() && !chooses(planned.session.memory)) {
+    const Limits limits = limits_of(planned.session.parts(), planned.session.plan_options());
+    overrides.push_back("memory.device_budget=" + std::to_string(limits.device));
+  }
   return overrides;
 }
 

@@ -67,9 +67,10 @@ OptionTable<MemoryOptions> memory_options() {
   std::string known;
   for (const std::string& name : kRecomputeNames) known += (known.empty() ? "" : ", ") + name;
   t.add("recompute", &MemoryOptions::recompute, "activations to recompute in the backward pass, any of " + known);
-  t.add("device_budget", &MemoryOptions::device_budget,
-        "device memory limit, such as \"16GiB\". With a budget the planner chooses what else to recompute and where to "
-        "keep what is auto, for the fastest step. 0 or empty: what the device has")
+  t.add(
+       "device_budget", &MemoryOptions::device_budget,
+       "limit of all device memory that a run takes, such as \"16GiB\". With a budget the planner chooses what else to "
+       "recompute and where to keep what is auto, for the fastest step. 0 or empty: what the device has")
       .size();
   t.add("host_budget", &MemoryOptions::host_budget,
         "the same for host memory: pinned buffers, stores in it and the copy for checkpoints. 0 or empty: not limited")

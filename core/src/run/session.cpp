@@ -105,6 +105,11 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
 PlanParts Session::parts() const {
   PlanParts parts{*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()};
   for (const std::unique_ptr<OffloadStore>& store : stores) parts.stores.push_back(store->traits());
+  if (communicator) {
+    const CommunicatorTraits& traits = communicator->traits();
+    parts.communicator_bytes =
+        static_cast<std::int64_t>(traits.own_bytes) + parallel.ranks * static_cast<std::int64_t>(traits.peer_bytes);
+  }
   return parts;
 }
 

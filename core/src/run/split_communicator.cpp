@@ -17,6 +17,8 @@ SplitCommunicator::SplitCommunicator(std::vector<std::unique_ptr<Communicator>> 
     traits_.host_staged = traits_.host_staged || traits.host_staged;
     traits_.needs_watchdog = traits_.needs_watchdog || traits.needs_watchdog;
     if (traits_.launcher.empty()) traits_.launcher = traits.launcher;
+    traits_.own_bytes += traits.own_bytes;
+    traits_.peer_bytes += traits.peer_bytes;
   }
   traits_.sums_in_rank_order = parts_[choice_.reduce_scatter]->traits().sums_in_rank_order &&
                                parts_[choice_.all_reduce]->traits().sums_in_rank_order;

@@ -62,7 +62,7 @@ class Comparison {
     if (!placement_faults(candidate.options.state).empty() && away != 0) return;
     candidate.fit = fit_named(parts_, candidate.options);
     Plan& plan = candidate.fit.plan;
-    candidate.named_bytes = plan.device_bytes;
+    candidate.named_bytes = plan.device_total();
     candidate.fits = limits_.hold(plan);
     const bool hopeless = !Limits{0, limits_.host}.hold(plan) || least_device_bytes(plan) > limits_.device;
     candidate.tried = candidate.fits || hopeless || !chooses(options_) || !options_.train;
@@ -77,7 +77,7 @@ class Comparison {
   /// What no recomputation frees.
   std::int64_t least_device_bytes(const Plan& plan) const {
     if (limits_.device == 0) return 0;
-    std::int64_t bytes = plan.device_bytes;
+    std::int64_t bytes = plan.device_total();
     for (const OwnerBytes& owner : plan.owners)
       if (owner.owner == kSavedActivations || owner.owner == kTransient) bytes -= owner.bytes;
     return bytes;
@@ -100,7 +100,7 @@ class Comparison {
         const std::string &memory = (best.options.state.*open_[i]->placement).memory, key = open_[i]->key;
         decisions.push_back({key, std::string(kAuto), memory, reason(best, i), key + "=" + memory});
       }
-      if (best.named_bytes > best.fit.plan.device_bytes)
+      if (best.named_bytes > best.fit.plan.device_total())
         decisions.push_back({"memory.recompute", listed(options_.recompute), recomputed(best.fit.choice),
                              "with the config's own alone " + sized(best.named_bytes) + " of the device are needed",
                              ""});
@@ -163,11 +163,12 @@ class Comparison {
 }  // namespace
 
 bool Limits::hold(const Plan& plan) const {
-  return (device == 0 || plan.device_bytes <= device) && (host == 0 || plan.host_bytes() <= host);
+  return (device == 0 || plan.device_total() <= device) && (host == 0 || plan.host_bytes() <= host);
 }
 
 Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
-  const auto memory = static_cast<std::int64_t>(parts.device.traits().memory_bytes);
+  const DeviceTraits& device = parts.device.traits();
+  const auto memory = static_cast<std::int64_t>(device.memory_bytes > 0 ? device.memory_bytes + device.own_bytes : 0);
   const std::int64_t budget = options.device_budget;
   return {budget <= 0 ? memory : memory == 0 ? budget : std::min(budget, memory), options.host_budget};
 }

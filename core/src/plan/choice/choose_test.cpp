@@ -26,7 +26,7 @@ Plan deep_plan(const PlanOptions& options, const Device& device = PlanningDevice
 struct DeepParts {
   const testkit::TinyModel model{kDeep};
   const testkit::PlainPrecision precision{DType::bf16};
-  const PlanningDevice device;
+  PlanningDevice device;
   const AdamW optimizer{AdamWOptions{}};
   const std::vector<OpSpec> custom;
   PlanParts parts{model, precision, device, optimizer, custom};
@@ -131,6 +131,28 @@ TEST_CASE("each key that was left open has a line, and its assignments make the 
   const Plan again = deep_plan(named);
   CHECK(again.device_bytes == plan.device_bytes);
   CHECK(again.seconds_per_step == plan.seconds_per_step);
+}
+
+TEST_CASE("a budget holds what the device and communicators take beside the arena") {
+  DeepParts alone, beside;
+  beside.device.device_traits.own_bytes = 1000;
+  beside.parts.communicator_bytes = 500;
+  const std::int64_t resident = choose(alone.parts, tiny_options()).plan.device_bytes, budget = resident * 11 / 16;
+  const Plan want = choose(alone.parts, with_budgets(open_options(), budget, 0)).plan,
+             plan = choose(beside.parts, with_budgets(open_options(), budget + 1500, 0)).plan;
+  CHECK(plan.device_bytes == want.device_bytes);
+  CHECK(plan.device_total() == want.device_total() + 1500);
+  std::int64_t owned = 0;
+  for (const OwnerBytes& owner : plan.owners)
+    owned += owner.memory == MemoryKind::device && owner.store < 0 ? owner.bytes : 0;
+  CHECK(owned == plan.device_total());
+  CHECK_FALSE(choose(beside.parts, with_budgets(tiny_options(), 1400, 0)).fits);
+
+  // The arena's memory is given without what the device takes, and a communicator's is part of it.
+  beside.device.device_traits.memory_bytes = static_cast<std::size_t>(resident + 500);
+  CHECK(choose(beside.parts, tiny_options()).fits);
+  beside.device.device_traits.memory_bytes -= 1;
+  CHECK_FALSE(choose(beside.parts, tiny_options()).fits);
 }
 
 TEST_CASE("host memory is what is pinned, and of stores what is in it") {

@@ -32,13 +32,13 @@ Fit fit_within(const PlanParts& parts, const PlanOptions& options, const Recompu
   };
   std::size_t step = path.size() - 1;
   Fit fit = trial({.recomputed = path[step]});
-  while (step > 0 && fit.plan.device_bytes > limit) fit = trial({.recomputed = path[--step]});
-  if (fit.plan.device_bytes > limit || step + 1 == path.size()) return fit;
+  while (step > 0 && fit.plan.device_total() > limit) fit = trial({.recomputed = path[--step]});
+  if (fit.plan.device_total() > limit || step + 1 == path.size()) return fit;
   std::int64_t fits = 0, too_many = fit.plan.model.layers;
   while (too_many - fits > 1) {
     const std::int64_t middle = (fits + too_many) / 2;
     Fit more = trial({.recomputed = path[step], .fewer = path[step + 1], .richer_layers = middle});
-    if (more.plan.device_bytes > limit) {
+    if (more.plan.device_total() > limit) {
       too_many = middle;
     } else {
       fits = middle;

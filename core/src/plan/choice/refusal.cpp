@@ -38,7 +38,7 @@ std::string needed(const Plan& plan, bool device) {
   std::vector<std::string> largest;
   for (std::size_t i = 0; i < std::min(owners.size(), kMostNamed); ++i)
     largest.push_back(sized(owners[i].bytes) + " " + owners[i].owner);
-  return sized(device ? plan.device_bytes : plan.host_bytes()) + (device ? "" : " of host memory") +
+  return sized(device ? plan.device_total() : plan.host_bytes()) + (device ? "" : " of host memory") +
          " needed, of which " + joined(largest);
 }
 
@@ -122,7 +122,7 @@ class Changes {
       changed.*budget = std::int64_t{1} << 60;
       const Choice choice = choose(parts_, changed);
       const bool host = budget == &PlanOptions::host_budget;
-      const std::int64_t bytes = host ? choice.plan.host_bytes() : choice.plan.device_bytes;
+      const std::int64_t bytes = host ? choice.plan.host_bytes() : choice.plan.device_total();
       if (choice.fits) found_.push_back({std::string(key) + " = " + in_mib(bytes), choice.plan.seconds_per_step});
     };
     raise("memory.host_budget", &PlanOptions::host_budget);
@@ -143,7 +143,7 @@ void refuse(const PlanParts& parts, const PlanOptions& options, const Plan& near
   std::vector<std::string> found, most;
   if (device) {
     found.push_back(needed(nearest, true));
-    most.push_back(sized(limits.device) + ", which is " + sized(nearest.device_bytes - limits.device) + " less");
+    most.push_back(sized(limits.device) + ", which is " + sized(nearest.device_total() - limits.device) + " less");
   }
   if (host) {
     found.push_back(needed(nearest, false));
