@@ -146,8 +146,8 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
     else
       result.step_seconds.push_back(now() - step_begin);
   }
-  for (double seconds : result.step_seconds)
-    speeds.push_back(static_cast<double>(geometry.tokens() * accumulation) / seconds);
+  result.tokens_per_step = static_cast<double>(geometry.tokens() * accumulation);
+  for (double seconds : result.step_seconds) speeds.push_back(result.tokens_per_step / seconds);
   std::sort(speeds.begin(), speeds.end());
   result.slowest = speeds.front();
   result.fastest = speeds.back();
@@ -165,6 +165,7 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
   const std::vector<LaunchTime> launches = engine.profile(batches[0], state);
   result.ops = op_times(launches);
   add_schedule_times(result, launches, engine.plan(), rated);
+  result.estimated = simulated_step(engine.plan(), rated, accumulation);
   return result;
 }
 

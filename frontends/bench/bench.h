@@ -11,6 +11,7 @@
 #include "bench/peaks.h"
 #include "engine/engine.h"
 #include "plan/show_schedules.h"
+#include "plan/step_time.h"
 #include "run/session.h"
 
 namespace quern {
@@ -33,8 +34,10 @@ struct ScheduleTime {
 };
 
 struct BenchResult {
+  double tokens_per_step = 0;
   double tokens_per_second = 0;     ///< median over steps
   double slowest = 0, fastest = 0;  ///< of the steps, tokens/s
+  StepTime estimated;               ///< of a step, as simulated
   double sol = 0;                   ///< share of the speed of light, see sol_seconds_per_token
   double measured_sol = 0;          ///< the same at the measured peaks, where they were
   double mfu = 0;                   ///< of the peak of the precision's matmul format, the same work

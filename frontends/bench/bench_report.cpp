@@ -65,6 +65,13 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
     if (time.estimated > 0)
       text += fmt::format("{}: estimated {}, measured {}, {:.2f} times\n", time.run, format_duration(time.estimated),
                           format_duration(time.measured), time.measured / time.estimated);
+  if (result.estimated.total > 0) {
+    const double seconds = result.tokens_per_step / result.tokens_per_second;
+    text += fmt::format("a step: estimated {}, measured {}, {:.2f} times\n", format_duration(result.estimated.total),
+                        format_duration(seconds), seconds / result.estimated.total);
+    if (const std::string waits = waits_text(result.estimated); !waits.empty())
+      text += "of the estimate, kernels wait " + waits + "\n";
+  }
   std::string of_measured = result.peaks ? fmt::format(" ({:.1f}% of measured peaks)", 100 * result.measured_sol) : "";
   text += fmt::format(
       "whole steps: {:.1f}k tok/s (from {:.1f}k to {:.1f}k), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}, start to "
@@ -98,6 +105,9 @@ std::string bench_json(const BenchResult& result, const Session& session, const 
     for (const auto& [format, rate] : result.peaks->matmul_rates)
       json["measured_peaks"][std::string(name_of(format))] = rate;
   }
+  json["estimated"]["seconds"] = result.estimated.total;
+  for (const auto& [owner, seconds] : result.estimated.unhidden)
+    json["estimated"]["waits"][std::string(name_of(owner))] = seconds;
   for (const OpTime& op : result.ops)
     json["ops"].push_back({{"op", op.op},
                            {"phase", op.phase},

@@ -56,14 +56,6 @@ GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   return bytes;
 }
 
-std::string unhidden_text(const StepTime& step) {
-  std::string text;
-  for (const auto& [owner, seconds] : step.unhidden)
-    text += fmt::format("{}{} for {}", text.empty() ? "                of which kernels wait " : ", ",
-                        format_duration(seconds), name_of(owner));
-  return text.empty() ? text : text + "\n";
-}
-
 }  // namespace
 
 std::string state_table(const Plan& plan) {
@@ -122,7 +114,8 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
   if (plan.seconds_per_step > 0) {
     text += fmt::format("                {} a step, {} tok/s with the update\n", format_duration(plan.seconds_per_step),
                         format_count(plan.tokens_per_second()));
-    text += unhidden_text(simulated_step(plan, device, accumulation));
+    const std::string waits = waits_text(simulated_step(plan, device, accumulation));
+    if (!waits.empty()) text += "                of which kernels wait " + waits + "\n";
   }
   return text;
 }

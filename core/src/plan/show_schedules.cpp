@@ -7,6 +7,7 @@
 
 #include "base/format.h"
 #include "plan/simulate.h"
+#include "plan/step_time.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -90,6 +91,9 @@ std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTrai
       events.push_back(
           {std::move(name), schedule.name, action.lane, begin + times[i].begin, times[i].end - times[i].begin});
     }
+    for (const auto& [time, owner] : store_waits(plan, schedule, times))
+      events.push_back({"wait for " + std::string(name_of(owner)), schedule.name, Lane::compute, begin + time.begin,
+                        time.end - time.begin});
     begin = end;
   }
   return events;

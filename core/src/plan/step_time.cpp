@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/simulate.h"
+#include "base/format.h"
 
 namespace quern {
 
@@ -20,53 +20,58 @@ Owners owners_in_stores(const Plan& plan) {
   return owners;
 }
 
-struct Transfer {
-  ActionTime time;
-  TensorOwner owner;
-};
-
-/// Of one run. While kernels wait, gets may wait for puts in turn.
-StepTime run_time(const Plan& plan, Run run, const DeviceTraits& device, const Owners& owners) {
+/// Of one run.
+StepTime run_time(const Plan& plan, Run run, const DeviceTraits& device) {
   const RunSchedule& schedule = plan.schedules[run];
   const std::vector<ActionTime> times = simulate(plan.schedules, schedule, device);
   StepTime step;
-  std::vector<Transfer> transfers;
-  for (std::size_t i = 0; i < times.size(); ++i) {
-    const Action& action = schedule.actions[i];
-    step.total = std::max(step.total, times[i].end);
-    if (action.kind != ActionKind::get && action.kind != ActionKind::put) continue;
-    const Place& home = (action.kind == ActionKind::get ? schedule.reads(action) : schedule.writes(action))[0].place;
-    transfers.push_back({times[i], std::prev(owners.upper_bound({home.index, home.offset}))->second});
-  }
-  std::sort(transfers.begin(), transfers.end(),
-            [](const Transfer& a, const Transfer& b) { return a.time.end < b.time.end; });
-  double busy = 0;
-  auto waits = [&](double now, double end) {
-    for (auto it = std::upper_bound(transfers.begin(), transfers.end(), now,
-                                    [](double at, const Transfer&transfer) { return at < transfer.time.end; });
-         it != transfers.end() && now < end; ++it) {
-      const double until = std::min(end, it->time.end);
-      if (until <= std::max(now, it->time.begin)) continue;
-      step.unhidden[it->owner] += until - now;
-      now = until;
-    }
-  };
-  for (std::size_t i = 0; i < times.size(); ++i) {
-    if (schedule.actions[i].lane != Lane::compute) continue;
-    waits(busy, times[i].begin);
-    busy = std::max(busy, times[i].end);
-  }
-  waits(busy, step.total);
+  for (const ActionTime& time : times) step.total = std::max(step.total, time.end);
+  for (const StoreWait& wait : store_waits(plan, schedule, times))
+    step.unhidden[wait.owner] += wait.time.end - wait.time.begin;
   return step;
 }
 
 }  // namespace
 
-StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64_t micro_batches) {
+// While kernels wait, gets may wait for puts in turn.
+std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule,
+                                   const std::vector<ActionTime>& times) {
   const Owners owners = owners_in_stores(plan);
+  std::vector<StoreWait> transfers, waits;
+  double total = 0;
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    const Action& action = schedule.actions[i];
+    total = std::max(total, times[i].end);
+    if (action.kind != ActionKind::get && action.kind != ActionKind::put) continue;
+    const Place& home = (action.kind == ActionKind::get ? schedule.reads(action) : schedule.writes(action))[0].place;
+    transfers.push_back({times[i], std::prev(owners.upper_bound({home.index, home.offset}))->second});
+  }
+  std::sort(transfers.begin(), transfers.end(),
+            [](const StoreWait& a, const StoreWait& b) { return a.time.end < b.time.end; });
+  auto add = [&](double now, double end) {
+    for (auto it = std::upper_bound(transfers.begin(), transfers.end(), now,
+                                    [](double at, const StoreWait&transfer) { return at < transfer.time.end; });
+         it != transfers.end() && now < end; ++it) {
+      const double until = std::min(end, it->time.end);
+      if (until <= std::max(now, it->time.begin)) continue;
+      waits.push_back({{now, until}, it->owner});
+      now = until;
+    }
+  };
+  double busy = 0;
+  for (std::size_t i = 0; i < times.size() && !transfers.empty(); ++i) {
+    if (schedule.actions[i].lane != Lane::compute) continue;
+    add(busy, times[i].begin);
+    busy = std::max(busy, times[i].end);
+  }
+  add(busy, total);
+  return waits;
+}
+
+StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64_t micro_batches) {
   StepTime step;
   auto add = [&](Run run, std::int64_t times) {
-    const StepTime one = run_time(plan, run, device, owners);
+    const StepTime one = run_time(plan, run, device);
     step.total += static_cast<double>(times) * one.total;
     for (const auto& [owner, seconds] : one.unhidden) step.unhidden[owner] += static_cast<double>(times) * seconds;
   };
@@ -78,6 +83,13 @@ StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64
   }
   add(Run::update, 1);
   return step;
+}
+
+std::string waits_text(const StepTime& step) {
+  std::string text;
+  for (const auto& [owner, seconds] : step.unhidden)
+    text.append(text.empty() ? "" : ", ").append(format_duration(seconds)).append(" for ").append(name_of(owner));
+  return text;
 }
 
 }  // namespace quern

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "plan/plan.h"
+#include "plan/simulate.h"
 
 namespace quern {
 
@@ -15,7 +18,18 @@ struct StepTime {
   std::map<TensorOwner, double> unhidden = {};
 };
 
+/// In which the compute lane waits for what stores have, seconds from the schedule's start, and whose transfer goes on.
+struct StoreWait {
+  ActionTime time;
+  TensorOwner owner;
+};
+/// Of one of the plan's schedules, whose actions take these times.
+std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule, const std::vector<ActionTime>& times);
+
 /// Of a training step of so many micro-batches among other such steps.
 StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64_t micro_batches);
+
+/// "565ms for master weights, 420ms for gradients"; empty: nothing waits.
+std::string waits_text(const StepTime& step);
 
 }  // namespace quern

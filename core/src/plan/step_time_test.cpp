@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "plan/show_schedules.h"
 #include "plan/simulate.h"
 #include "plan/test_plans.h"
 
@@ -42,4 +43,26 @@ TEST_CASE("what waits is told by owner: all that a slow link brings, and next to
   device.host_rate = 1e15;
   const StepTime fast = simulated_step(plan, device, 3);
   CHECK(unhidden(fast) < 0.01 * fast.total);
+}
+
+TEST_CASE("waits of a run lie apart, where no kernel runs, and the timeline shows them") {
+  const Plan plan = tiny_plan(stored_options(15, 1));
+  const DeviceTraits device = PlanningDevice().traits();
+  const RunSchedule& schedule = plan.schedules[Run::later];
+  const std::vector<ActionTime> times = simulate(plan.schedules, schedule, device);
+  const std::vector<StoreWait> waits = store_waits(plan, schedule, times);
+  REQUIRE(!waits.empty());
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    const ActionTime& wait = waits[i].time;
+    CHECK(wait.end > wait.begin);
+    if (i > 0) CHECK(wait.begin >= waits[i - 1].time.end);
+    for (std::size_t action = 0; action < times.size(); ++action)
+      if (schedule.actions[action].lane == Lane::compute)
+        CHECK((times[action].end <= wait.begin || times[action].begin >= wait.end));
+  }
+  std::size_t shown = 0;
+  for (const TimelineEvent& event : simulated_timeline(plan, device)) shown += event.name.starts_with("wait for ");
+  CHECK(shown >= waits.size());
+  CHECK(waits_text(simulated_step(plan, device, 2)).find(" for ") != std::string::npos);
+  CHECK(waits_text(StepTime{}).empty());
 }

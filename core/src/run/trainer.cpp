@@ -1,5 +1,6 @@
 #include "run/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "checkpoint/changes.h"
 #include "data/turns_source.h"
 #include "launch/numa.h"
+#include "plan/step_time.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -138,18 +140,27 @@ void Trainer::open_sinks() {
              {session_.log.directory, newest.checkpoint.has_value(), session_.log.every});
   std::filesystem::path directory = std::filesystem::path(session_.log.directory).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();  // "runs/a/" names a
-  log_.write({"run",
-              {{"name", directory.filename().string()},
-               {"model", session_.config.id("model")},
-               {"parameters", engine_.plan().parameter_count},
-               {"device", session_.device->traits().name},
-               {"precision", session_.config.id("precision")},
-               {"step", state_.step},
-               {"steps", session_.train.steps},
-               {"tokens_per_step", session_.tokens_per_step()},
-               {"device_bytes", engine_.plan().device_bytes},
-               {"quern", QUERN_VERSION},
-               {"config", session_.config.to_toml()}}});
+  LogEvent run{"run",
+               {{"name", directory.filename().string()},
+                {"model", session_.config.id("model")},
+                {"parameters", engine_.plan().parameter_count},
+                {"device", session_.device->traits().name},
+                {"precision", session_.config.id("precision")},
+                {"step", state_.step},
+                {"steps", session_.train.steps},
+                {"tokens_per_step", session_.tokens_per_step()},
+                {"device_bytes", engine_.plan().device_bytes},
+                {"quern", QUERN_VERSION},
+                {"config", session_.config.to_toml()}}};
+  const StepTime planned =
+      simulated_step(engine_.plan(), session_.device->traits(), engine_.plan().options.accumulation);
+  run.fields.emplace_back("planned_seconds", planned.total);
+  for (const auto& [owner, seconds] : planned.unhidden) {
+    std::string name(name_of(owner));
+    std::replace(name.begin(), name.end(), ' ', '_');
+    run.fields.emplace_back("planned_wait_" + name, seconds);
+  }
+  log_.write(run);
   for (const std::string& path : start_.removed) log_.warn("removed " + path + ", left unfinished by an earlier run");
   for (const SkippedCheckpoint& skipped : newest.skipped)
     log_.warn("passed over " + skipped.path + ": " + skipped.reason);
