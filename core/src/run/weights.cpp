@@ -1,6 +1,7 @@
 #include "run/weights.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 #include <thread>
@@ -24,43 +25,57 @@ void for_each_parameter(const Plan& plan, Visit visit) {
   }
 }
 
-// Box-Muller on the counter-based generator: element i depends on the seed, the tensor and i only. Two words give two
-// numbers, so a block of four gives four.
-float normal(const RandomKey& key, std::uint64_t index) {
-  auto words = random_block(key, 0, index / 4);
-  std::size_t pair = index % 4 / 2 * 2;
-  float radius = std::sqrt(-2.0f * std::log(to_unit(words[pair])));
-  float angle = 2.0f * std::numbers::pi_v<float> * to_unit(words[pair + 1]);
-  return radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle));
+// Box-Muller on the counter-based generator: two words give two numbers, so a block gives elements 4 b to 4 b + 3,
+// which depend on the seed and the tensor alone.
+std::array<float, 4> normal_block(const RandomKey& key, std::uint64_t block) {
+  const auto words = random_block(key, 0, block);
+  std::array<float, 4> values;
+  for (std::size_t pair = 0; pair < 4; pair += 2) {
+    const float radius = std::sqrt(-2.0f * std::log(to_unit(words[pair])));
+    const float angle = 2.0f * std::numbers::pi_v<float> * to_unit(words[pair + 1]);
+    values[pair] = radius * std::cos(angle);
+    values[pair + 1] = radius * std::sin(angle);
+  }
+  return values;
 }
 
-void fill_part(const ParameterPart& part, const RandomKey& key, std::uint64_t first, std::span<float> values) {
-  if (part.init.kind != Init::Kind::normal) {
-    std::fill(values.begin(), values.end(), part.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
-    return;
+/// Elements [begin, end) of a tensor, all of one part, stored from `out` on: so few at a time that they stay in a
+/// cache.
+void store_initial(const ParameterPart& part, const RandomKey& key, std::uint64_t begin, std::uint64_t end, DType dtype,
+                   std::byte* out) {
+  std::array<float, 4096> values;
+  const bool random = part.init.kind == Init::Kind::normal;
+  values.fill(part.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
+  std::array<float, 4> block{};
+  while (begin < end) {
+    const auto count = std::min<std::uint64_t>(values.size(), end - begin);
+    for (std::uint64_t i = begin; random && i < begin + count; ++i) {
+      if (i == begin || i % 4 == 0) block = normal_block(key, i / 4);
+      values[i - begin] = static_cast<float>(part.init.deviation) * block[i % 4];
+    }
+    encode(std::span(values).first(count), dtype, out);
+    out += count * size_of(dtype);
+    begin += count;
   }
-  for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] = static_cast<float>(part.init.deviation) * normal(key, first + i);
 }
 
 // Billions of numbers at 32B: all cores, each its own range.
-std::vector<float> initial_values(const ParameterSpec& spec, const RandomKey& key) {
-  std::vector<float> values(static_cast<std::size_t>(spec.count()));
-  std::size_t at = 0;
+void store_initial(const ParameterSpec& spec, const RandomKey& key, DType dtype, std::byte* out) {
+  std::uint64_t at = 0;
+  std::vector<std::jthread> threads;
   for (const ParameterPart& part : spec.parts) {
-    std::size_t count = static_cast<std::size_t>(part.rows * spec.columns());
-    std::size_t workers = count < 100000 ? 0 : std::max(1u, std::thread::hardware_concurrency());
-    if (workers == 0) fill_part(part, key, at, std::span(values).subspan(at, count));
-    std::vector<std::jthread> threads;
-    for (std::size_t worker = 0; worker < workers; ++worker) {
-      std::size_t begin = at + count * worker / workers, end = at + count * (worker + 1) / workers;
-      threads.emplace_back(
-          [&, begin, end] { fill_part(part, key, begin, std::span(values).subspan(begin, end - begin)); });
+    const auto count = static_cast<std::uint64_t>(part.rows * spec.columns());
+    const std::uint64_t workers = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
+    for (std::uint64_t worker = 0; worker < workers; ++worker) {
+      const std::uint64_t begin = at + count * worker / workers, end = at + count * (worker + 1) / workers;
+      auto work = [=, &part] { store_initial(part, key, begin, end, dtype, out + begin * size_of(dtype)); };
+      if (workers == 1)
+        work();
+      else
+        threads.emplace_back(work);
     }
-    threads.clear();  // joins
     at += count;
   }
-  return values;
 }
 
 }  // namespace
@@ -71,7 +86,7 @@ void initialise_weights(Engine& engine, std::uint64_t seed) {
   for_each_parameter(engine.plan(), [&](const ParameterSpec& spec, int layer) {
     const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, layer);
     stored.resize(static_cast<std::size_t>(spec.count()) * size_of(tensor.dtype));
-    encode(initial_values(spec, {seed, RandomPurpose::init, object++}), tensor.dtype, stored.data());
+    store_initial(spec, {seed, RandomPurpose::init, object++}, tensor.dtype, stored.data());
     engine.write(tensor, stored.data());
   });
   engine.refresh();
