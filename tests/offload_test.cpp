@@ -1,5 +1,5 @@
 // Where state is kept changes no bit: training with masters, moments, gradients and working weights in host memory, in
-// every combination, beside training with all of it on the device.
+// every combination, in slots and in place, beside training with all of it on the device.
 #include <doctest/doctest.h>
 
 #include "end_to_end.h"
@@ -42,6 +42,20 @@ Trained train(TinyRun& run) {
   return trained;
 }
 
+/// Where what is chosen is kept, and where all else.
+struct Stores {
+  const char *chosen, *other;
+};
+constexpr Stores kStores[] = {{"host", "device"}, {"zerocopy", "device"}, {"zerocopy", "host"}};
+
+/// All four kinds of state there.
+Overrides all_in(const std::string& memory) {
+  Overrides overrides;
+  for (const char* kind : {"master", "moments", "gradients", "weights"})
+    overrides.push_back("memory." + std::string(kind) + "=" + memory);
+  return overrides;
+}
+
 }  // namespace
 
 TEST_CASE("state in host memory changes no bit, wherever each part is") {
@@ -51,52 +65,58 @@ TEST_CASE("state in host memory changes no bit, wherever each part is") {
       TinyRun resident(form, stored_options(0, 1), dtype);
       const Trained want = train(resident);
       REQUIRE(want.numbers[0] > 0);
-      for (unsigned places = 1; places < 16; ++places) {
-        CAPTURE(places);
-        PlanOptions options = stored_options(places, 1 + static_cast<int>(places % 3));
-        if (places % 2) options.update_window_bytes = 2048;  // slices of rows
-        TinyRun run(form, options, dtype);
-        const bool weights_are_masters = dtype == DType::f32;
-        CHECK(run.plan().stores.size() == (weights_are_masters && places == 8 ? 0 : 1));
-        CHECK(train(run) == want);
-      }
+      for (unsigned places = 1; places < 16; ++places)
+        for (const Stores& stores : kStores) {
+          CAPTURE(places);
+          CAPTURE(stores.chosen);
+          CAPTURE(stores.other);
+          PlanOptions options = stored_options(places, 1 + static_cast<int>(places % 3), stores.chosen);
+          for (const PlacedKey& key : kPlacedKeys)
+            if (Placement& placed = options.state.*key.placement;
+                placed.memory == kOnDevice && key.placement != &StatePlacement::activations)
+              placed.memory = stores.other;
+          if (places % 2) options.update_window_bytes = 2048;  // slices of rows
+          TinyRun run(form, options, dtype);
+          CHECK(train(run) == want);
+        }
     }
   }
 }
 
 TEST_CASE("what is in a store is read and written as what is on the device") {
-  PlanOptions options = stored_options(15, 1);
-  TinyRun run({}, options);
-  for (const PlannedTensor& tensor : run.plan().tensors) {
-    if (tensor.store < 0) continue;
-    std::vector<std::byte> want(static_cast<std::size_t>(tensor.bytes())), got(want.size());
-    for (std::size_t i = 0; i < want.size(); ++i) want[i] = static_cast<std::byte>(i * 31 + 7);
-    run.engine().write(tensor, want.data());
-    run.engine().read(tensor, got.data());
-    CHECK(got == want);
+  for (const char* store : {"host", "zerocopy"}) {
+    TinyRun run({}, stored_options(15, 1, store));
+    for (const PlannedTensor& tensor : run.plan().tensors) {
+      if (tensor.store < 0) continue;
+      std::vector<std::byte> want(static_cast<std::size_t>(tensor.bytes())), got(want.size());
+      for (std::size_t i = 0; i < want.size(); ++i) want[i] = static_cast<std::byte>(i * 31 + 7);
+      run.engine().write(tensor, want.data());
+      run.engine().read(tensor, got.data());
+      CHECK(got == want);
+    }
   }
 }
 
 TEST_CASE("a run goes on with its state elsewhere, with the bits of one that kept it in one place") {
-  const Overrides places[] = {
-      {},
-      {"memory.master=host", "memory.moments=host"},
-      {"memory.gradients=host", "memory.weights=host"},
-      {"memory.master=host", "memory.moments=host", "memory.gradients=host", "memory.weights=host"}};
-  for (const char* precision : {"precision.id=bf16", "precision.id=e4m3"}) {
+  // From each place to each other one.
+  const Overrides places[] = {all_in("device"),   all_in("host"),     all_in("zerocopy"),
+                              all_in("device"),   all_in("zerocopy"), {"memory.master=host", "memory.moments=zerocopy"},
+                              all_in("zerocopy"), all_in("host"),     {"memory.gradients=host", "memory.weights=host"},
+                              all_in("device")};
+  for (const char* precision : {"precision.id=fp32", "precision.id=bf16", "precision.id=e4m3"}) {
     CAPTURE(precision);
     TinyFiles files;
     auto train = [&](const std::string& directory, const Overrides& where, int stop_after) {
       Overrides all = where;
       all.insert(all.end(), {precision, "optimizer.gradient=bf16", "optimizer.adamw.moments=bf16", "log.scales_every=3",
-                             "checkpoint.every=0", "checkpoint.export=false", "train.steps=8", "train.accumulation=3",
-                             files.run(directory)});
+                             "checkpoint.every=0", "checkpoint.export=false", "train.steps=20", "train.accumulation=3",
+                             "device.cpu.streams=shuffled", files.run(directory)});
       return train_here(files, all, stop_after);
     };
     const SessionResult straight = train("straight", {}, 0);
     Losses losses;
-    for (std::size_t part = 0; part < 4; ++part)
-      losses.merge(Losses(train("moving", places[part], part < 3 ? 2 * static_cast<int>(part) + 2 : 0).losses));
+    for (int part = 0; part < 10; ++part)
+      losses.merge(Losses(train("moving", places[part], part < 9 ? 2 * part + 2 : 0).losses));
     CHECK(losses == straight.losses);
     CHECK(newest_tensors(files.at("moving")) == newest_tensors(files.at("straight")));
   }

@@ -11,9 +11,10 @@ using namespace quern::testing;
 namespace {
 
 /// Weights after two steps of two micro-batches, with all state in host memory, so that transfers run on streams of
-/// their own beside the kernels.
-std::map<std::string, std::vector<float>> train_from_host(DType dtype, int ahead, Device& device) {
-  const PlanOptions options = stored_options(15, ahead);
+/// their own beside the kernels; moments in the store `moments`.
+std::map<std::string, std::vector<float>> train_from_host(DType dtype, int ahead, const char* moments, Device& device) {
+  PlanOptions options = stored_options(15, ahead);
+  options.state.moments.memory = moments;
   TinyRun run({.layers = 3}, options, dtype, device);
   for (std::uint32_t number = 0; number < 4; ++number) {
     StepState state;
@@ -61,13 +62,14 @@ TEST_CASE("no order that the schedules allow changes a bit of a run") {
 
 TEST_CASE("nor of one whose state comes from host memory and goes back") {
   for (DType dtype : {DType::f32, DType::bf16})
-    for (int ahead : {1, 2}) {
+    for (const auto& [ahead, moments] : {std::pair(1, "host"), {2, "host"}, {1, "zerocopy"}}) {
       CAPTURE(ahead);
-      const auto want = train_from_host(dtype, ahead, *cpu_device());
+      CAPTURE(moments);
+      const auto want = train_from_host(dtype, ahead, moments, *cpu_device());
       for (std::int64_t seed = 0; seed < 20; ++seed) {
         CAPTURE(seed);
         auto device = cpu_device({{"streams", std::string("shuffled")}, {"shuffle_seed", seed}});
-        REQUIRE(train_from_host(dtype, ahead, *device) == want);
+        REQUIRE(train_from_host(dtype, ahead, moments, *device) == want);
       }
     }
 }

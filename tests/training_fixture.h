@@ -43,7 +43,8 @@ class TinyRun : private OwnDevice, public conformance::Trial {
  private:
   static Plan plan_of(const testkit::TinyModelOptions& form, PlanOptions options, DType dtype, const Device& device) {
     options.uploads = 4;
-    return tiny_plan(options, device, testkit::PlainPrecision(dtype), form);
+    return tiny_plan(options, device, testkit::PlainPrecision(dtype), form,
+                     conformance::traits_of_stores(plugin_host(), options.state));
   }
 };
 

@@ -47,8 +47,11 @@ Engine::Engine(Device& device, Plan plan, std::vector<OffloadStore*> stores)
   arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
   staging_ =
       static_cast<std::byte*>(device_.allocate(MemoryKind::pinned, static_cast<std::size_t>(plan_.pinned_bytes)));
-  for (std::size_t i = 0; i < stores_.size(); ++i)
+  for (std::size_t i = 0; i < stores_.size(); ++i) {
     store_slots_.push_back(stores_[i]->reserve(static_cast<std::size_t>(plan_.stores[i].bytes)));
+    void* memory = plan_.stores[i].in_place ? stores_[i]->map(store_slots_.back()) : nullptr;
+    store_memory_.push_back(static_cast<std::byte*>(memory));
+  }
   device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
   for (int run = 0; run < kRuns; ++run) bind(static_cast<Run>(run));
   device_.synchronize(compute_);

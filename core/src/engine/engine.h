@@ -165,6 +165,7 @@ class Engine {
   bool put_off_ = false;  // most of the last update
   std::vector<OffloadStore*> stores_;
   std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
+  std::vector<std::byte*> store_memory_;  // by store, where kernels work in place; else null
   std::byte* arena_ = nullptr;
   std::byte* staging_ = nullptr;          // pinned: a slot for each upload, one for results
   std::byte* slot_ = nullptr;             // the next upload's

@@ -21,10 +21,10 @@ Place part_of(Place place, DType dtype, std::int64_t first, std::int64_t count) 
 
 }  // namespace
 
-// What a store has passes through the arena's slots, which nothing uses between runs.
+// What has no address passes through the arena's slots, which nothing uses between runs.
 void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
   const auto bytes = static_cast<std::size_t>(place.bytes);
-  if (place.space == Space::device)
+  if (!plan_.schedules.has_slot(place))
     return device_.copy(to ? to : address(place), to ? address(place) : from, bytes, compute_);
   OffloadStore& store = *stores_[static_cast<std::size_t>(place.index)];
   const OffloadSlot slot = store_slots_[static_cast<std::size_t>(place.index)];

@@ -68,8 +68,10 @@ class Layout {
                            [&](const StorePlan& store) { return store.id == memory; });
     if (it == plan_.stores.end()) {
       it = plan_.stores.insert(it, {memory, 0});
-      for (const OffloadTraits& traits : parts_.stores)
-        if (traits.id == memory) it->in_host_memory = traits.in_host_memory;
+      if (const OffloadTraits* traits = parts_.store(memory)) {
+        it->in_host_memory = traits->in_host_memory;
+        it->in_place = traits->mappable;
+      }
     }
     return static_cast<std::int32_t>(it - plan_.stores.begin());
   }
@@ -340,7 +342,7 @@ class Layout {
   void lay_out_slots() {
     if (plan_.stores.empty()) return;
     plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead);
-    plan_.ring.offset = reserve("slots", plan_.ring.bytes);
+    if (plan_.ring.bytes > 0) plan_.ring.offset = reserve("slots", plan_.ring.bytes);
   }
 
   // What a neighbour keeps stays where it keeps it; the rest passes through shared buffers.

@@ -60,6 +60,7 @@ class Maker {
   explicit Maker(const Plan& plan) : plan_(plan), places_(plan, set_.values) {}
 
   ScheduleSet make() {
+    for (const StorePlan& store : plan_.stores) set_.in_place.push_back(store.in_place);
     for (int i = 0; i < kRuns; ++i) {
       const Run run = static_cast<Run>(i);
       std::vector<bool> has_sum;

@@ -43,6 +43,11 @@ const std::string& memory_of(TensorOwner owner, const StatePlacement& state) {
   }
 }
 
+const OffloadTraits* PlanParts::store(std::string_view id) const {
+  auto it = std::find_if(stores.begin(), stores.end(), [&](const OffloadTraits& traits) { return traits.id == id; });
+  return it == stores.end() ? nullptr : &*it;
+}
+
 int uploads_for(std::int64_t micro_batches) {
   constexpr std::int64_t kMost = 32;
   return static_cast<int>(std::min(micro_batches + 1, kMost));

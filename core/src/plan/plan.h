@@ -64,6 +64,9 @@ struct PlanParts {
   const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
   std::vector<OffloadTraits> stores = {};             ///< a store that is not among them is taken to be in host memory
   std::int64_t communicator_bytes = 0;                ///< of device memory, by what ranks meet through
+
+  /// Of the store of that id; null: not among them.
+  const OffloadTraits* store(std::string_view id) const;
 };
 
 /// PlanOptions::uploads for so many micro-batches a step: enough that the device never waits for the host.
@@ -102,6 +105,7 @@ struct StorePlan {
   std::string id;
   std::int64_t bytes = 0;
   bool in_host_memory = true;
+  bool in_place = false;  ///< kernels read and write there; else it comes to slots and goes back
 };
 
 /// Programs of layers that are alike.

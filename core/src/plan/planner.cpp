@@ -113,7 +113,7 @@ class Planner {
     if (!plan_.options.train) return;
     const StatePlacement& state = plan_.options.state;
     const bool gradients = state.gradients.memory != kOnDevice;
-    const bool windows = gradients || state.master.memory != kOnDevice || state.moments.memory != kOnDevice;
+    const bool windows = in_slots(state.gradients) || in_slots(state.master) || in_slots(state.moments);
     plan_.updates = windows ? split_update(plan_, parts_.optimizer.states(), alignment()) : one_update(plan_);
     for (UpdateWindow& window : plan_.updates) {
       window.program = placed(state_.update(window.parts, windows ? names::kUpdateStep : names::kStep));
@@ -128,6 +128,12 @@ class Planner {
     plan_.amaxes = placed(state_.amaxes(tensors_.scaled));
     for (const auto group : {ParameterGroup::embedding, ParameterGroup::block, ParameterGroup::head})
       if (in_tree) plan_.trees.push_back(placed(state_.sum_tree(group)));
+  }
+
+  /// Whether what the update takes comes and goes, beside which other kernels could run.
+  bool in_slots(const Placement& placement) const {
+    const OffloadTraits* store = parts_.store(placement.memory);
+    return placement.memory != kOnDevice && !(store && store->mappable);
   }
 
   // Parameters that are split have refreshes in two parts, around the gathering.

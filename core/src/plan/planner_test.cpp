@@ -175,6 +175,18 @@ TEST_CASE("slots hold the widest windows that follow each other, and more the fu
   CHECK(tiny_plan(options).ring.bytes < tiny_plan(stored_options(15, 1)).ring.bytes);
 }
 
+TEST_CASE("what is in place needs no slots, and its update no windows") {
+  const std::vector<OffloadTraits> stores{{.id = "mapped", .mappable = true}};
+  PlanOptions options = stored_options(15, 1, "mapped");
+  auto plan = [&] { return tiny_plan(options, PlanningDevice(), testkit::PlainPrecision(DType::bf16), {}, stores); };
+  CHECK(plan().ring.bytes == 0);
+  CHECK(owned(plan(), "slots") == 0);
+  CHECK(plan().updates.size() == 1);
+  options.state.moments.memory = "host";
+  CHECK(plan().ring.bytes > 0);
+  CHECK(plan().defers_update());
+}
+
 TEST_CASE("the windows of an update have each element once, and are small where rows can be updated apart") {
   PlanOptions options = stored_options(15, 1);
   for (std::int64_t bytes : {256, 2048, 1 << 20}) {

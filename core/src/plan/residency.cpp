@@ -42,7 +42,6 @@ struct Window {
 
 /// `version` is what the value has become by this use.
 void use(Window& window, const Access& access, bool reads, bool writes, std::int32_t version, std::int64_t alignment) {
-  if (!access.place.present() || access.place.space != Space::store) return;
   auto [it, fresh] = window.held.try_emplace({access.place.index, access.place.offset});
   Held& held = it->second;
   if (fresh) {
@@ -84,11 +83,13 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
       };
       const auto reads = schedule.reads(action), writes = schedule.writes(action);
       for (std::size_t r = 0; r < reads.size(); ++r) {
+        if (!set.has_slot(reads[r].place)) continue;
         const bool changed = listed(task.changed, r);
         use(window, reads[r], true, changed, reads[r].version + (changed ? 1 : 0), alignment);
       }
       for (std::size_t w = 0; w < writes.size(); ++w)
-        use(window, writes[w], listed(task.summed, w), true, writes[w].version, alignment);
+        if (set.has_slot(writes[w].place))
+          use(window, writes[w], listed(task.summed, w), true, writes[w].version, alignment);
     }
     window.end = i;
     if (!window.held.empty() && number < 0) fail_internal("residency", schedule.name + " uses a store in no window");
@@ -227,7 +228,7 @@ class Acquirer {
     auto moved = [&](std::span<const Access> accesses) {
       std::vector<Access> result(accesses.begin(), accesses.end());
       for (Access& access : result) {
-        if (!window || !access.place.present() || access.place.space != Space::store) continue;
+        if (!window || !set_.has_slot(access.place)) continue;
         const Held& held = window->held.at({access.place.index, access.place.offset});
         access = {slot_of(*window, held), held.copy, access.version};
       }

@@ -1,7 +1,7 @@
 #pragma once
 // Residency, a pass over schedules: what launches read and write is where they need it. A value that lives in an
 // offload store is fetched into a slot of the arena ahead of the window of launches that uses it, and put back behind
-// it. Where everything lives on the device the pass changes nothing.
+// it. What lives on the device, or in a store in which kernels work in place, stays where it is.
 
 #include <cstdint>
 

@@ -73,6 +73,32 @@ TEST_CASE("where everything is on the device nothing changes") {
   CHECK(plan.stores.empty());
 }
 
+TEST_CASE("what launches use in place stays there, beside what comes to slots") {
+  Stored stored(2);
+  stored.set.in_place = {true};
+  stored.launch(0, {0}, {1});
+  stored.launch(1, {1}, {0});
+  const std::vector<Access> before = stored.schedule.operands;
+  CHECK(stored.resident(1).bytes == 0);
+  CHECK(stored.order() == std::vector<std::string>{"launch", "launch"});
+  CHECK(stored.schedule.operands.size() == before.size());
+  CHECK(stored.schedule.operands[0].place == before[0].place);
+  CHECK(stored.faults().empty());
+}
+
+TEST_CASE("a value in place that another lane reads has to be waited for") {
+  Stored stored(1);
+  stored.set.in_place = {true};
+  stored.launch(0, {}, {0});
+  const Access value = Stored::home(0), copy{{Space::results, 0, 0, kBytes}, 1};
+  stored.set.values.push_back("copy");
+  stored.set.lasting.push_back(false);
+  stored.schedule.add({.kind = ActionKind::copy, .lane = Lane::copy_out}, {&value, 1}, {&copy, 1});
+  stored.resident(1);
+  REQUIRE(!stored.faults().empty());
+  CHECK(stored.faults()[0].find("compute may still be writing") != std::string::npos);
+}
+
 TEST_CASE("values come ahead as far as there is room, and go back behind the window that changed them") {
   Stored stored(4);
   for (int i = 0; i < 4; ++i) stored.launch(i, {i}, i == 1 ? std::vector<int>{1} : std::vector<int>{});
@@ -158,9 +184,10 @@ TEST_CASE("plans with their state in stores keep the laws in every combination")
     PlanOptions options = stored_options(places, 1, "one");
     options.next_logits = true;
     if (places & 2) options.state.moments.memory = "two";
-    for (int ahead : {1, 3}) {
+    for (const auto& [ahead, in_place] : {std::pair(1, ""), {3, ""}, {1, "one"}, {1, "two"}}) {
       options.ahead = ahead;
-      const Plan plan = tiny_plan(options);
+      const Plan plan = tiny_plan(options, PlanningDevice(), testkit::PlainPrecision(DType::bf16), {},
+                                  {{.id = in_place, .mappable = true}});
       for (const std::string& fault : schedule_faults(plan)) FAIL_CHECK(fault);
       CHECK(plan.squares.empty() == !(places & 4));
       CHECK(plan.schedules[Run::last].empty() == !(places & 4));

@@ -81,6 +81,12 @@ Run ScheduleSet::run_of(const MicroStep& micro_step) const {
                             : form(Run::first, Run::observed_first);
 }
 
+bool ScheduleSet::has_slot(const Place& place) const {
+  if (!place.present() || place.space != Space::store) return false;
+  const auto store = static_cast<std::size_t>(place.index);
+  return store >= in_place.size() || !in_place[store];
+}
+
 Access ScheduleSet::at_home(const Access& access) const {
   const auto index = static_cast<std::size_t>(access.value);
   const bool copy = access.value >= 0 && index < copy_of.size() && copy_of[index].place.present();

@@ -136,12 +136,15 @@ struct ScheduleSet {
   std::vector<bool> lasting;        ///< by value: outlives the run that wrote it
   /// By value, as far as it goes: what of a store it is in a slot; absent: nothing.
   std::vector<Access> copy_of = {};
-  std::vector<Access> held;  ///< what is there before the first run: masters, states, zeroed or written
+  std::vector<bool> in_place = {};  ///< by store, as far as it goes: launches read and write there, without slots
+  std::vector<Access> held;         ///< what is there before the first run: masters, states, zeroed or written
   RunSchedule runs[kRuns];
 
   Run run_of(const MicroStep& micro_step) const;
   const RunSchedule& operator[](Run run) const { return runs[static_cast<std::size_t>(run)]; }
   RunSchedule& operator[](Run run) { return runs[static_cast<std::size_t>(run)]; }
+  /// Whether launches have it in a slot: it is in a store, and not in place there.
+  bool has_slot(const Place& place) const;
   /// The access itself, or to what it is a copy of, where that is at home.
   Access at_home(const Access& access) const;
 };

@@ -20,29 +20,41 @@ double traffic_of(const OpInstance& op) {
   return (op.kind == "all_reduce" ? 2 : 1) * std::max(in, out) * (ranks - 1) / ranks;
 }
 
-/// Which way an action uses the link between host and device.
-enum class Link : std::uint8_t { none, in, out };
-
-/// What an action takes when nothing else uses the link.
+/// What an action takes when nothing else uses the link between host and device, and which ways it uses that.
 struct Work {
   double seconds = 0;
-  Link link = Link::none;
+  bool in = false, out = false;
 };
+
+/// A launch, or as long as what it reads and writes of stores in place is on the link.
+Work work_of(const RunSchedule& schedule, const Action& action, const Task& task, const DeviceTraits& device) {
+  std::int64_t in = 0, out = 0;
+  auto add = [](std::int64_t& bytes, const Access& access) {
+    if (access.place.present() && access.place.space == Space::store) bytes += access.place.bytes;
+  };
+  const auto reads = schedule.reads(action), writes = schedule.writes(action);
+  for (const Access& access : reads) add(in, access);
+  for (const Access& access : writes) add(out, access);
+  for (std::int32_t input : task.changed) add(out, reads[static_cast<std::size_t>(input)]);
+  for (std::int32_t output : task.summed) add(in, writes[static_cast<std::size_t>(output)]);
+  const double link = device.host_rate > 0 ? static_cast<double>(std::max(in, out)) / device.host_rate : 0;
+  return link > task.seconds ? Work{link, in > 0, out > 0} : Work{task.seconds};
+}
 
 Work work_of(const ScheduleSet& set, const RunSchedule& schedule, const Action& action, const DeviceTraits& device) {
   const auto reads = schedule.reads(action), writes = schedule.writes(action);
   auto seconds = [](auto bytes, double rate) { return rate > 0 ? static_cast<double>(bytes) / rate : 0; };
   auto task = [&]() -> const Task& { return set.tasks[static_cast<std::size_t>(action.task)]; };
   switch (action.kind) {
-    case ActionKind::launch: return {task().seconds};
+    case ActionKind::launch: return work_of(schedule, action, task(), device);
     case ActionKind::collective: return {seconds(traffic_of(task().instance), device.peer_rate)};
     case ActionKind::fill: return {seconds(writes[0].place.bytes, device.memory_rate)};
     case ActionKind::copy:
     case ActionKind::put:
     case ActionKind::get: {
       const Place &from = reads[0].place, &to = writes[0].place;
-      if (from.space != Space::device) return {seconds(from.bytes, device.host_rate), Link::in};
-      if (to.space != Space::device) return {seconds(from.bytes, device.host_rate), Link::out};
+      if (from.space != Space::device) return {seconds(from.bytes, device.host_rate), true, false};
+      if (to.space != Space::device) return {seconds(from.bytes, device.host_rate), false, true};
       return {seconds(2 * from.bytes, device.memory_rate)};
     }
     default: return {};
@@ -71,9 +83,9 @@ class Simulation {
   struct LaneState {
     std::vector<std::size_t> actions = {};
     std::size_t next = 0;
-    bool busy = false;  // with the next one, of which so many seconds are left, were it alone
+    bool busy = false;  // with the next one, of whose seconds so many are left, were it alone
+    Work work = {};
     double left = 0;
-    Link link = Link::none;
   };
 
   // Starts all that can start, and says whether anything runs.
@@ -93,11 +105,10 @@ class Simulation {
       const auto event = static_cast<std::size_t>(std::max(action.event, 0));
       if (action.kind == ActionKind::wait && !recorded_[event]) break;
       if (action.kind == ActionKind::record) recorded_[event] = true;
-      const Work work = work_of(set_, schedule_, action, device_);
+      lane.work = work_of(set_, schedule_, action, device_);
       times_[number] = {now_, now_};
-      lane.busy = work.seconds > 0;
-      lane.left = work.seconds;
-      lane.link = work.link;
+      lane.left = lane.work.seconds;
+      lane.busy = lane.left > 0;
       lane.next += lane.busy ? 0 : 1;
       moved = true;
     }
@@ -106,13 +117,14 @@ class Simulation {
 
   /// Of what the lane's action would do alone. Transfers of one direction share it.
   double speed_of(const LaneState& lane) const {
-    if (lane.link == Link::none) return 1;
-    auto busy = [this](Link link) {
-      return std::count_if(lanes_.begin(), lanes_.end(),
-                           [link](const LaneState& other) { return other.busy && other.link == link; });
-    };
-    const bool both = busy(Link::in) > 0 && busy(Link::out) > 0 && device_.duplex_rate > 0;
-    return (both ? device_.duplex_rate / device_.host_rate : 1) / static_cast<double>(busy(lane.link));
+    int in = 0, out = 0;
+    for (const LaneState& other : lanes_) {
+      in += other.busy && other.work.in;
+      out += other.busy && other.work.out;
+    }
+    const int sharing = std::max({1, lane.work.in ? in : 0, lane.work.out ? out : 0});
+    const bool slowed = (lane.work.in || lane.work.out) && in > 0 && out > 0 && device_.duplex_rate > 0;
+    return (slowed ? device_.duplex_rate / device_.host_rate : 1) / sharing;
   }
 
   // To the end of the next action that ends.

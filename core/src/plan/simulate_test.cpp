@@ -71,6 +71,32 @@ TEST_CASE("a transfer takes its bytes once over the link, in both directions, an
   CHECK(alone(ActionKind::fill, here, there) == 1);
 }
 
+TEST_CASE("a launch that works in a store takes the bytes over the link, where these take longer than it") {
+  ScheduleSet set;
+  set.tasks.push_back({.instance = {.kind = "work", .geometry = {}}, .name = "work", .seconds = 2});
+  const Access one{{Space::store, 0, 0, 100}, 0}, two{{Space::store, 0, 100, 300}, 1},
+      here{{Space::device, 0, 0, 900}, 2};
+  DeviceTraits device;
+  device.host_rate = 100;
+  device.duplex_rate = 50;
+  auto alone = [&](std::vector<Access> reads, std::vector<Access> writes) {
+    RunSchedule schedule{.name = "test"};
+    schedule.add({.task = 0}, reads, writes);
+    return simulated_seconds(set, schedule, device);
+  };
+  CHECK(alone({one, here}, {here}) == 2);
+  CHECK(alone({two, here}, {here}) == 3);
+  CHECK(alone({one, two}, {here}) == 4);
+  CHECK(alone({one, here}, {two}) == 6);  // both directions
+  set.tasks[0].changed = {0};
+  CHECK(alone({two}, {here}) == 6);
+  set.tasks[0].changed = {};
+  set.tasks[0].summed = {0};
+  CHECK(alone({here}, {two}) == 6);
+  set.tasks[0].seconds = 7;
+  CHECK(alone({here}, {two}) == 7);
+}
+
 TEST_CASE("transfers of both directions slow each other down while they overlap, and those of one share it") {
   const Access stored{{Space::store, 0, 0, 100}, 0}, here{{Space::device, 0, 0, 100}, 1},
       there{{Space::device, 0, 100, 300}, 2}, put_back{{Space::store, 0, 100, 300}, 3};

@@ -50,11 +50,11 @@ inline PlanOptions stored_options(unsigned places, int ahead, const std::string&
 /// Under AdamW with fp32 moments.
 inline Plan tiny_plan(const PlanOptions& options, const Device& device = PlanningDevice(),
                       const PrecisionBackend& precision = testkit::PlainPrecision(DType::bf16),
-                      const testkit::TinyModelOptions& form = {}) {
+                      const testkit::TinyModelOptions& form = {}, const std::vector<OffloadTraits>& stores = {}) {
   const testkit::TinyModel model(form);
   const AdamW optimizer{AdamWOptions{}};
   const std::vector<OpSpec> custom;
-  return make_plan({model, precision, device, optimizer, custom}, options);
+  return make_plan({model, precision, device, optimizer, custom, nullptr, stores}, options);
 }
 
 }  // namespace quern

@@ -15,13 +15,19 @@ namespace quern::conformance {
 
 namespace {
 
-Plan plan_of(const TrialParts& parts, PlanOptions options, const PluginHost& host) {
+std::unique_ptr<OffloadStore> make_store(PluginHost& host, const std::string& id) {
+  return host.create<OffloadStore>(id, default_values(host.require("offload", id).options));
+}
+
+Plan plan_of(const TrialParts& parts, PlanOptions options, PluginHost& host) {
   static const testkit::PlainPrecision plain;
   static const AdamW adamw{AdamWOptions{}};
   options.uploads = 4;
-  return make_plan({parts.model, parts.precision ? *parts.precision : plain, parts.device,
-                    parts.optimizer ? *parts.optimizer : adamw, host.ops()},
-                   options);
+  const std::vector<OpSpec> ops = host.ops();
+  PlanParts all{parts.model, parts.precision ? *parts.precision : plain, parts.device,
+                parts.optimizer ? *parts.optimizer : adamw, ops};
+  all.stores = traits_of_stores(host, options.state);
+  return make_plan(all, options);
 }
 
 template <class Map>
@@ -44,6 +50,16 @@ std::string tensor_name(const PlannedTensor& tensor) {
 std::string first_difference(const State& got, const State& want) { return different(got, want); }
 std::string first_difference(const Tensors& got, const Tensors& want) { return different(got, want); }
 
+std::vector<OffloadTraits> traits_of_stores(PluginHost& host, const StatePlacement& state) {
+  std::map<std::string, OffloadTraits> found;
+  for (const PlacedKey& key : kPlacedKeys)
+    if (const std::string& id = (state.*key.placement).memory; id != kOnDevice && !found.contains(id))
+      found[id] = make_store(host, id)->traits();
+  std::vector<OffloadTraits> traits;
+  for (const auto& [id, known] : found) traits.push_back(known);
+  return traits;
+}
+
 Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint64_t seed) {
   Batch batch;
   for (std::int64_t i = 0; i < geometry.tokens(); ++i) {
@@ -62,7 +78,7 @@ Trial::Trial(PluginHost& host, const TrialParts& parts, PlanOptions options)
 Trial::Trial(PluginHost& host, Plan plan, Device& device) {
   std::vector<OffloadStore*> stores;
   for (const StorePlan& wanted : plan.stores) {
-    stores_.push_back(host.create<OffloadStore>(wanted.id, default_values(host.require("offload", wanted.id).options)));
+    stores_.push_back(make_store(host, wanted.id));
     stores_.back()->open(device, {});
     stores.push_back(stores_.back().get());
   }

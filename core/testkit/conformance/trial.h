@@ -32,6 +32,9 @@ struct TrialParts {
   const Optimizer* optimizer = nullptr;
 };
 
+/// Of the stores that the placements name, by plugins' default options.
+std::vector<OffloadTraits> traits_of_stores(PluginHost& host, const StatePlacement& state);
+
 class Trial {
  public:
   /// Custom ops are those of the plugins loaded into `host`. `parts` outlive the trial.

@@ -5,7 +5,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
-#include "available_memory.h"
+#include "shared/pinned_store/available_memory.h"
 
 using namespace quern;
 namespace fs = std::filesystem;

@@ -1,4 +1,4 @@
-#include "available_memory.h"
+#include "shared/pinned_store/available_memory.h"
 
 #include <algorithm>
 #include <fstream>

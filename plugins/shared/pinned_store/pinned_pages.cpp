@@ -1,4 +1,4 @@
-#include "pinned_pages.h"
+#include "shared/pinned_store/pinned_pages.h"
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "available_memory.h"
 #include "quern/error.h"
+#include "shared/pinned_store/available_memory.h"
 
 namespace quern {
 
@@ -22,9 +22,9 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kLeastForAThread = std::size_t{64} << 20;
 constexpr std::size_t kMostThreads = 16;
 
-[[noreturn]] void refuse(const std::string& what, std::size_t bytes, const std::string& found) {
+[[noreturn]] void refuse(const std::string& id, const std::string& what, std::size_t bytes, const std::string& found) {
   throw Error(ErrorCode::resources,
-              {.where = "offload host",
+              {.where = "offload " + id,
                .what = what,
                .found = found,
                .expected = std::to_string((bytes >> 20) + 1) + " MiB for what the run keeps there",
@@ -54,17 +54,25 @@ void take_pages(std::byte* data, std::size_t bytes) {
 
 }  // namespace
 
-PinnedPages::PinnedPages(Device& device, std::size_t bytes) : device_(device) {
+PinnedPages::PinnedPages(Device& device, const std::string& id, MemoryKind memory, std::size_t bytes)
+    : device_(device), memory_(memory) {
   const std::size_t page = bytes < kHugePage ? static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) : kHugePage;
   const auto available = available_memory();
   if (available && bytes > *available)
-    refuse("not enough host memory", bytes, std::to_string(*available >> 20) + " MiB available");
+    refuse(id, "not enough host memory", bytes, std::to_string(*available >> 20) + " MiB available");
   bytes_ = (std::max(bytes, std::size_t{1}) + page - 1) / page * page;
+  if (memory_ == MemoryKind::write_combined)
+    allocate_combined();
+  else
+    map_pages(id);
+}
+
+void PinnedPages::map_pages(const std::string& id) {
   void* mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) refuse("host memory cannot be had", bytes, std::strerror(errno));
+  if (mapped == MAP_FAILED) refuse(id, "host memory cannot be had", bytes_, std::strerror(errno));
   data_ = static_cast<std::byte*>(mapped);
   ::madvise(data_, bytes_, MADV_HUGEPAGE);
-  if (const int node = device.traits().numa_node; node >= 0 && node < 64) prefer_node(data_, bytes_, node);
+  if (const int node = device_.traits().numa_node; node >= 0 && node < 64) prefer_node(data_, bytes_, node);
   try {
     take_pages(data_, bytes_);
     device_.pin(data_, bytes_);
@@ -74,7 +82,18 @@ PinnedPages::PinnedPages(Device& device, std::size_t bytes) : device_(device) {
   }
 }
 
+void PinnedPages::allocate_combined() {
+  data_ = static_cast<std::byte*>(device_.allocate(memory_, bytes_));
+  const Stream stream = device_.stream(StreamKind::copy_out);
+  device_.fill(data_, 0, bytes_, stream);
+  device_.synchronize(stream);
+}
+
 PinnedPages::~PinnedPages() {
+  if (memory_ == MemoryKind::write_combined) {
+    device_.release(memory_, data_);
+    return;
+  }
   device_.unpin(data_);
   ::munmap(data_, bytes_);
 }
