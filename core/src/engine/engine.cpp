@@ -226,10 +226,10 @@ void Engine::micro_step(const Batch& batch, const StepState& state, At at, Obser
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   if (progress_) progress_->at_step(state.step + 1);
   upload(batch, state);
-  run(plan_.schedules.run_of({.first = at.first,
-                              .last = at.last,
-                              .observed = observe == Observe::yes,
-                              .updates = at.first && std::exchange(put_off_, false)}));
+  const bool updates = at.first && std::exchange(put_off_, false);
+  const Run micro_step = plan_.schedules.run_of(
+      {.first = at.first, .last = at.last, .observed = observe == Observe::yes, .updates = updates});
+  updates ? run_update(micro_step) : run(micro_step);
   updated_ = updated_ && !at.first;
 }
 
@@ -254,14 +254,20 @@ void Engine::leave() {
   std::exchange(communicator_, nullptr)->unregister_buffer(arena_);
 }
 
+void Engine::run_update(Run run) {
+  halfway_ = true;
+  this->run(run);
+  halfway_ = false;
+}
+
 void Engine::update() {
-  run(Run::update);
+  run_update(Run::update);
   updated_ = true;
   put_off_ = plan_.defers_update();
 }
 
 void Engine::settle() {
-  if (std::exchange(put_off_, false)) run(Run::settle);
+  if (std::exchange(put_off_, false)) run_update(Run::settle);
 }
 
 Engine::StepResult Engine::result() {
@@ -273,6 +279,7 @@ Engine::StepResult Engine::result() {
   });
   on_their_way_ = 0;
   if (progress_) progress_->at_step(0);
+  check_stores();
   return result;
 }
 

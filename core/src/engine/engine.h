@@ -46,7 +46,7 @@ class Engine {
 
   const Plan& plan() const { return plan_; }
 
-  // ---- tensors: host copies, blocking ----
+  // ---- tensors: host copies, blocking; a fault of a store by then is a resources error ----
   /// Of a tensor that is split over ranks `host` is the whole. Reading one is collective, and only what a rank asks
   /// for, with a host that is not null, is copied to it.
   void write(const PlannedTensor& tensor, const void* host) {
@@ -81,12 +81,14 @@ class Engine {
   std::shared_ptr<const Progress> progress() const { return progress_; }
   /// Brings to this rank the working copies that others updated, before anything but a step reads them. Blocks.
   void gather();
+  /// False once an update was enqueued in part only: what it should have changed is then nothing that can be saved.
+  bool whole() const { return !halfway_; }
   /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch. Of a plan that
   /// defers its update only the norm: the rest is part of the next micro-step, or is done by whatever reads or writes
   /// state before that.
   void update();
 
-  // ---- results: blocking ----
+  // ---- results: blocking; errors as for tensors ----
   struct StepResult {
     LossStats loss;
     UpdateState update;
@@ -146,6 +148,10 @@ class Engine {
   void run(Run run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
+  /// One that changes state, which is not whole if that throws.
+  void run_update(Run run);
+  /// Throws what a store met while the streams ran, as a resources error.
+  void check_stores() const;
   /// Runs what the last update put off; or only if it changes the tensor.
   void settle();
   void settle(const PlannedTensor& tensor);
@@ -163,6 +169,7 @@ class Engine {
   ReadNotice notice_;
   bool updated_ = false;  // working copies of other ranks' rows are not here yet
   bool put_off_ = false;  // most of the last update
+  bool halfway_ = false;  // in an update
   std::vector<OffloadStore*> stores_;
   std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
   std::vector<std::byte*> store_memory_;  // by store, where kernels work in place; else null

@@ -1,6 +1,8 @@
 // How the host reads and writes an engine's tensors, wherever they are: on the device, in a store, or split over ranks.
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/engine.h"
@@ -41,6 +43,14 @@ void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
   device_.synchronize(compute_);
 }
 
+void Engine::check_stores() const {
+  for (OffloadStore* store : stores_)
+    if (const std::optional<std::string> fault = store->error())
+      throw Error(ErrorCode::resources, {.where = "offload " + store->traits().id,
+                                         .what = *fault,
+                                         .next = "the same command goes on from the newest checkpoint"});
+}
+
 // What an update changes is as it is only behind it.
 void Engine::settle(const PlannedTensor& tensor) {
   if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
@@ -56,6 +66,7 @@ void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t
   move(part_of(tensor.place(), tensor.dtype, begin - tensor.first, end - begin), nullptr,
        static_cast<const std::byte*>(host) + static_cast<std::size_t>(begin - first) * size_of(tensor.dtype));
   device_.synchronize(compute_);
+  check_stores();
 }
 
 void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host) {
@@ -65,6 +76,7 @@ void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t 
   if (!host) return;
   move(part_of(tensor.place(), tensor.dtype, first, count), to, nullptr);
   device_.synchronize(compute_);
+  check_stores();
 }
 
 // Piece by piece into the memory of transient values, of which there are none between runs.
@@ -110,6 +122,7 @@ void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
     host += byte_count(tensor.whole_extents(), tensor.dtype);
   }
   device_.synchronize(compute_);
+  check_stores();
 }
 
 }  // namespace quern

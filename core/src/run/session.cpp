@@ -181,15 +181,6 @@ std::vector<OffloadStore*> Session::open_stores(const Plan& plan) {
   return opened;
 }
 
-void Session::check_stores() const {
-  for (const std::unique_ptr<OffloadStore>& store : stores)
-    if (const std::optional<std::string> fault = store->error())
-      throw Error(ErrorCode::resources, {.where = "offload " + store->traits().id,
-                                         .what = *fault,
-                                         .next = "the state of this step is lost; the same command goes on from the "
-                                                 "newest checkpoint"});
-}
-
 std::unique_ptr<DataSource> Session::open_data(const Dataset& from, Split split) const {
   DataRequest request;
   request.split = split;

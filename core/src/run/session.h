@@ -43,8 +43,6 @@ struct Session {
   PlanOptions plan_options() const;
   /// The plan's stores, in its order, opened on the open device.
   std::vector<OffloadStore*> open_stores(const Plan& plan);
-  /// Throws a resources error with the first fault of a store; what it has is lost then.
-  void check_stores() const;
   /// Where the model of a finished run goes.
   static std::string export_directory(const std::string& run_directory) { return run_directory + "/export"; }
   /// Opens a split as this run needs it.

@@ -218,7 +218,6 @@ bool Trainer::train_step() {
   step.result = engine_.result();
   step.end = now();
   ranks_.check("step " + std::to_string(step.number));
-  session_.check_stores();
   if (step.finite()) state_.stand_at(step.number);
   if (step.result.update.apply != 0) ++state_.updates;
   Verdict verdict = Verdict::go_on;
@@ -312,7 +311,8 @@ bool Trainer::save_before_failing(bool communicating) {
   bool saved = false;
   try {
     checkpoints_.wait();
-    if (state_.step > 0 && !checkpoints_.has(state_) && state_.is_whole && !communicating && !checkpoints_.failed()) {
+    if (state_.step > 0 && !checkpoints_.has(state_) && state_.is_whole && engine_.whole() && !communicating &&
+        !checkpoints_.failed()) {
       if (!state_.data_before_step.empty()) guard_.abandon_step(engine_);
       checkpoints_.start_saving(state_);
       checkpoints_.wait();
