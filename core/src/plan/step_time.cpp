@@ -20,6 +20,15 @@ Owners owners_in_stores(const Plan& plan) {
   return owners;
 }
 
+/// Whose what a launch works on in a store is; the first of them.
+const TensorOwner* owner_in_place(const RunSchedule& schedule, const Action& action, const Owners& owners) {
+  for (const auto& accesses : {schedule.reads(action), schedule.writes(action)})
+    for (const Access& access : accesses)
+      if (access.place.present() && access.place.space == Space::store)
+        return &std::prev(owners.upper_bound({access.place.index, access.place.offset}))->second;
+  return nullptr;
+}
+
 /// Of one run.
 StepTime run_time(const Plan& plan, Run run, const DeviceTraits& device) {
   const RunSchedule& schedule = plan.schedules[run];
@@ -33,7 +42,8 @@ StepTime run_time(const Plan& plan, Run run, const DeviceTraits& device) {
 
 }  // namespace
 
-// While kernels wait, gets may wait for puts in turn.
+// While kernels wait, gets may wait for puts in turn. One that works in place waits for as long as it takes beyond its
+// own time.
 std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule,
                                    const std::vector<ActionTime>& times) {
   const Owners owners = owners_in_stores(plan);
@@ -42,6 +52,11 @@ std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule
   for (std::size_t i = 0; i < times.size(); ++i) {
     const Action& action = schedule.actions[i];
     total = std::max(total, times[i].end);
+    if (action.kind == ActionKind::launch)
+      if (const TensorOwner* owner = owner_in_place(schedule, action, owners)) {
+        const double computed = times[i].begin + plan.schedules.tasks[static_cast<std::size_t>(action.task)].seconds;
+        if (computed < times[i].end) waits.push_back({{computed, times[i].end}, *owner});
+      }
     if (action.kind != ActionKind::get && action.kind != ActionKind::put) continue;
     const Place& home = (action.kind == ActionKind::get ? schedule.reads(action) : schedule.writes(action))[0].place;
     transfers.push_back({times[i], std::prev(owners.upper_bound({home.index, home.offset}))->second});
@@ -65,6 +80,8 @@ std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule
     busy = std::max(busy, times[i].end);
   }
   add(busy, total);
+  std::sort(waits.begin(), waits.end(),
+            [](const StoreWait& a, const StoreWait& b) { return a.time.begin < b.time.begin; });
   return waits;
 }
 

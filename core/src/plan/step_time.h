@@ -14,7 +14,8 @@ namespace quern {
 /// Seconds.
 struct StepTime {
   double total = 0;
-  /// In which the compute lane waits for what stores have, by whose it is: the transfers that go on meanwhile.
+  /// In which the compute lane waits for what stores have, by whose it is: the transfers that go on meanwhile,
+  /// or what a launch works on in place.
   std::map<TensorOwner, double> unhidden = {};
 };
 

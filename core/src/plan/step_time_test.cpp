@@ -45,6 +45,18 @@ TEST_CASE("what waits is told by owner: all that a slow link brings, and next to
   CHECK(unhidden(fast) < 0.01 * fast.total);
 }
 
+TEST_CASE("kernels that work in a store wait for its link beyond their own time") {
+  const Plan plan = tiny_plan(stored_options(15, 1), PlanningDevice(), testkit::PlainPrecision(DType::bf16), {},
+                              {{.id = "host", .mappable = true}});
+  DeviceTraits device = PlanningDevice().traits();
+  device.host_rate = 1e3;
+  const StepTime slow = simulated_step(plan, device, 3);
+  CHECK(unhidden(slow) > 0.9 * slow.total);
+  CHECK(unhidden(slow) < slow.total);
+  device.host_rate = 1e15;
+  CHECK(unhidden(simulated_step(plan, device, 3)) == 0);
+}
+
 TEST_CASE("waits of a run lie apart, where no kernel runs, and the timeline shows them") {
   const Plan plan = tiny_plan(stored_options(15, 1));
   const DeviceTraits device = PlanningDevice().traits();
