@@ -123,6 +123,45 @@ TEST_CASE("a plan shows, checks and draws its schedule") {
   fs::remove(drawn);
 }
 
+TEST_CASE("a plan is made for a GPU that is not here, for several in a table, and written with what it chose") {
+  ConfigFile file(
+      "[model]\nid = \"qwen2\"\n[model.qwen2]\nvocab_size = 4096\nhidden_size = 512\nintermediate_size = 1024\n"
+      "num_hidden_layers = 8\nnum_attention_heads = 8\nnum_key_value_heads = 8\n[train]\naccumulation = 4\n"
+      "[data.tokens]\ntrain = \"x.tok\"\n[device]\nid = \"cuda\"\n");
+  const std::string plan = "plan " + file.path.string() + " ";
+  const Outcome other = quern(plan + "--set device.id=cpu --gpu H100 2>&1");
+  CHECK(other.code == 2);
+  CHECK(has(other, "plans for no other hardware: found cpu, expected a device with the option assume"));
+  if (!fs::exists(QUERN_BUILD_DIR "/plugins/device/libquern_cuda.so")) {
+    MESSAGE("the rest is skipped: built without the cuda device");
+    return;
+  }
+  const Outcome one = quern(plan + "--gpu 'NVIDIA H100 80GB HBM3' 2>&1");
+  CHECK(one.code == 0);
+  for (const char* part : {"device          cuda (NVIDIA H100 (assumed))\n", "\n  device's own ", "with the update\n"})
+    CHECK(has(one, part));
+  CHECK(quern(plan + "--gpu H100 --set optimizer.adamw.moments=f33 2>&1").code == 2);
+  CHECK(has(quern(plan + "--gpu 'Voodoo 2' 2>&1"), "--gpu: no GPU that is known"));
+
+  const Outcome table = quern(plan + "--host-memory 2GiB --gpus 'RTX 4090,H200' 2>&1");
+  CHECK(table.code == 0);
+  CHECK(has(table, "\nNVIDIA RTX-4090 (assumed) "));
+  CHECK(has(table, "\nNVIDIA H200 (assumed) "));
+  CHECK_FALSE(has(table, "NVIDIA H100"));
+  CHECK(has(quern(plan + "--set memory.device_budget=710MiB --host-memory 1MiB --gpus H100 2>&1"), "does not fit"));
+
+  const fs::path chosen = file.path.string() + ".chosen.toml";
+  const Outcome written =
+      quern(plan + "--set memory.device_budget=1GiB --gpu H100 --write " + chosen.string() + " 2>&1");
+  CHECK(written.code == 0);
+  CHECK(has(written, "\nchosen\n"));
+  const Outcome again = quern("plan " + chosen.string() + " 2>&1");
+  CHECK(again.code == 0);
+  auto speed = [](const std::string& text) { return text.substr(text.find("a micro-batch, ")); };
+  CHECK(speed(again.text) == speed(written.text));
+  fs::remove(chosen);
+}
+
 TEST_CASE("plugins are listed, broken ones with their refusal, and described") {
   const std::string folder = "QUERN_PLUGIN_PATH=" QUERN_BUILD_DIR "/tests/bad_plugins";
   Outcome list = quern("plugins list 2>&1", folder);
