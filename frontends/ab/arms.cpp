@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -47,7 +48,7 @@ std::string folder_name(std::size_t number, const std::string& name) {
 Arm arm_of(const std::vector<std::string>& overrides) {
   Arm arm;
   arm.overrides = overrides;
-  for (const std::string& override : overrides) arm.name += (arm.name.empty() ? "" : ", ") + override;
+  arm.name = format_list(overrides);
   return arm;
 }
 

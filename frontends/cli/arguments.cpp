@@ -11,6 +11,7 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "base/durable_file.h"
+#include "base/format.h"
 #include "base/shorten.h"
 #include "commands.h"
 #include "quern/error.h"
@@ -49,10 +50,8 @@ int dispatch(const std::string& owner, std::span<const Command> commands, const 
     if (arguments[0] == command.name) return command.run({arguments.begin() + 1, arguments.end()});
     names.emplace_back(command.name);
   }
-  std::string known;
-  for (const std::string& name : names) known.append(known.empty() ? "" : ", ").append(name);
   const std::string near = nearest_name(arguments[0], names);
-  refuse(owner, "unknown command", to_string(OptionValue(arguments[0])), "one of " + known,
+  refuse(owner, "unknown command", to_string(OptionValue(arguments[0])), "one of " + format_list(names),
          near.empty() ? near : "nearest name `" + near + "`");
 }
 

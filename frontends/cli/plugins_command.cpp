@@ -15,6 +15,7 @@
 
 #include <boost/program_options/value_semantic.hpp>
 
+#include "base/format.h"
 #include "base/test_directory.h"
 #include "commands.h"
 #include "config/reference.h"
@@ -56,13 +57,11 @@ int info(const Arguments& arguments) {
   const auto kinds = plugin_kinds();
   if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
     const std::vector<std::string> names(kinds.begin(), kinds.end());
-    std::string known;
-    for (const std::string& name : names) known.append(known.empty() ? "" : ", ").append(name);
     const std::string near = nearest_name(kind, names);
     throw Error(ErrorCode::config, {.where = "quern plugins info",
                                     .what = "no such kind of plugin",
                                     .found = to_string(OptionValue(kind)),
-                                    .expected = "one of " + known,
+                                    .expected = "one of " + format_list(names),
                                     .next = near.empty() ? near : "nearest name `" + near + "`"});
   }
   PluginHost host = run_host();

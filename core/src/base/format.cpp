@@ -63,4 +63,10 @@ std::string format_fixed(double value, int digits) {
   return text;
 }
 
+std::string format_list(const std::vector<std::string>& texts, std::string_view none) {
+  std::string list;
+  for (const std::string& text : texts) list.append(list.empty() ? "" : ", ").append(text);
+  return texts.empty() ? std::string(none) : list;
+}
+
 }  // namespace quern

@@ -1,7 +1,9 @@
 #pragma once
-// Numbers as people read them: three digits or so, with a unit.
+// Numbers and lists as people read them: numbers have three digits or so, with a unit.
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace quern {
 
@@ -13,5 +15,7 @@ std::string format_bytes(double bytes);
 std::string format_duration(double seconds);
 /// "4.8123"; "nan" and "inf" for what is not finite.
 std::string format_fixed(double value, int digits);
+/// "a, b, c"; `none` of an empty list.
+std::string format_list(const std::vector<std::string>& texts, std::string_view none = {});
 
 }  // namespace quern

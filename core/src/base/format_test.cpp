@@ -56,3 +56,10 @@ TEST_CASE("fixed digits, and words for what is not finite") {
   CHECK(format_fixed(-std::numeric_limits<double>::infinity(), 4) == "-inf");
   CHECK(format_fixed(std::numeric_limits<double>::max(), 1).size() == 311);
 }
+
+TEST_CASE("lists have commas between") {
+  CHECK(format_list({"a", "b c", ""}) == "a, b c, ");
+  CHECK(format_list({"a"}, "none") == "a");
+  CHECK(format_list({}, "none") == "none");
+  CHECK(format_list({}).empty());
+}

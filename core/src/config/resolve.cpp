@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "base/shorten.h"
 #include "quern/error.h"
 
@@ -39,12 +40,6 @@ std::vector<std::string> texts_of(const OptionValue* value) {
   if (!value) return {};
   if (const auto* text = std::get_if<std::string>(value)) return {*text};
   return std::get<std::vector<std::string>>(*value);
-}
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text.append(text.empty() ? "" : ", ").append(name);
-  return text.empty() ? "none" : text;
 }
 
 std::string suggestion(std::string_view name, const std::vector<std::string>& known) {
@@ -95,7 +90,7 @@ class Resolver {
     for (const auto& [name, node] : document_.root().children) {
       if (std::find(known.begin(), known.end(), name) == known.end())
         add(node.position, spell_key(name),
-            "unknown section, expected one of " + joined(known) + suggestion(name, known));
+            "unknown section, expected one of " + format_list(known, "none") + suggestion(name, known));
       else if (!node.is_table)
         add(node.position, name, "wrong type, found " + node.found + ", expected a table");
     }
@@ -116,11 +111,13 @@ class Resolver {
           read(child, path, key + ".", specs, table, nullptr);
         else
           add(child.position, shown,
-              "wrong type, found " + child.found + ", expected a table with " + joined(names_after(specs, key + ".")));
+              "wrong type, found " + child.found + ", expected a table with " +
+                  format_list(names_after(specs, key + "."), "none"));
       } else if (plugins && child.is_table) {
         (*plugins)[name] = &child;
       } else {
-        add(child.position, shown, "unknown key, expected one of " + joined(known) + suggestion(name, known));
+        add(child.position, shown,
+            "unknown key, expected one of " + format_list(known, "none") + suggestion(name, known));
       }
     }
   }

@@ -103,10 +103,10 @@ StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64
 }
 
 std::string waits_text(const StepTime& step) {
-  std::string text;
+  std::vector<std::string> waits;
   for (const auto& [owner, seconds] : step.unhidden)
-    text.append(text.empty() ? "" : ", ").append(format_duration(seconds)).append(" for ").append(name_of(owner));
-  return text;
+    waits.push_back(format_duration(seconds) + " for " + std::string(name_of(owner)));
+  return format_list(waits);
 }
 
 }  // namespace quern

@@ -10,6 +10,7 @@
 #include <set>
 #include <system_error>
 
+#include "base/format.h"
 #include "base/shorten.h"
 #include "plugin/plugin_file.h"
 
@@ -26,12 +27,6 @@ constexpr std::string_view kKinds[] = {
 
 std::string label(std::string_view kind, std::string_view id) {
   return std::string(kind) + " \"" + std::string(id) + "\"";
-}
-
-std::string joined(const std::vector<std::string>& items) {
-  std::string text;
-  for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
-  return text.empty() ? "none" : text;
 }
 
 std::vector<std::string> texts_of(const std::vector<fs::path>& paths) {
@@ -123,13 +118,13 @@ const Factory& PluginHost::require(std::string_view kind, std::string_view id, c
   }
   const std::vector<std::string> ids = known_ids(kind);
   const std::string near = nearest_name(id, ids);
-  throw Error(
-      ErrorCode::config,
-      {.where = {},
-       .what = "no such " + std::string(kind) + " plugin",
-       .found = shortened(to_string(OptionValue(std::string(id)))),
-       .expected = ids.empty() ? "an installed plugin; there is none of this kind" : "one of " + joined(ids),
-       .next = (near.empty() ? "" : "nearest name `" + near + "`; ") + "searched " + joined(texts_of(folders_))});
+  throw Error(ErrorCode::config, {.where = {},
+                                  .what = "no such " + std::string(kind) + " plugin",
+                                  .found = shortened(to_string(OptionValue(std::string(id)))),
+                                  .expected = ids.empty() ? "an installed plugin; there is none of this kind"
+                                                          : "one of " + format_list(ids),
+                                  .next = (near.empty() ? "" : "nearest name `" + near + "`; ") + "searched " +
+                                          format_list(texts_of(folders_), "none")});
 }
 
 std::string PluginHost::faults_of(const Manifest& manifest, std::string_view kind, std::string_view id) const {

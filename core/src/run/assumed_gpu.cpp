@@ -27,12 +27,6 @@ std::string plain(const std::string& name) {
   return text;
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 /// A run's parts, on a device that is only planned for.
 struct Planned {
   PluginHost host;
@@ -59,12 +53,12 @@ std::string row(const std::string& file, const std::vector<std::string>& overrid
   auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
   const std::string memory = fmt::format("{:>10}{:>10}", sized(plan.device_total()), sized(plan.host_bytes()));
   if (!choice.fits) return name + fmt::format("{:>6}{:>6}{}  does not fit\n", "-", "-", memory);
-  std::string away;
+  std::vector<std::string> away;
   for (const auto& [key, placement] : kPlacedKeys)
     if ((plan.options.state.*placement).memory != kOnDevice)
-      away += (away.empty() ? "" : ", ") + std::string(key).substr(std::string("memory.").size());
+      away.push_back(std::string(key).substr(std::string("memory.").size()));
   return name + fmt::format("{:>6}{:>6}{}  {}\n", format_count(plan.tokens_per_second()), plan.options.geometry.batch,
-                            memory, away.empty() ? "nothing" : away);
+                            memory, format_list(away, "nothing"));
 }
 
 }  // namespace
@@ -103,7 +97,7 @@ std::string gpu_named(const std::string& name, const std::vector<std::string>& i
               {.where = "--gpu",
                .what = has_it.empty() ? "no GPU that is known" : "several GPUs have that in their name",
                .found = "\"" + name + "\"",
-               .expected = "one of " + joined(has_it.empty() ? ids : has_it)});
+               .expected = "one of " + format_list(has_it.empty() ? ids : has_it)});
 }
 
 std::vector<std::string> assuming(const std::string& config_file, std::vector<std::string> overrides,

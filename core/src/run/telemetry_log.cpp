@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/format.h"
+
 namespace quern {
 
 void TelemetryLog::while_updating(const RunState& state, const Step& step) {
@@ -14,9 +16,7 @@ Verdict TelemetryLog::after_step(const RunState& state, const Step& step) {
   LogEvent event{"telemetry", {{"step", step.number}}};
   for (const Reading& reading : telemetry_.readings)
     event.fields.emplace_back(reading.name + (reading.unit.empty() ? "" : "_" + reading.unit), reading.value);
-  std::string slowed_by;
-  for (const std::string& reason : telemetry_.slowed_by) slowed_by += (slowed_by.empty() ? "" : ", ") + reason;
-  if (!telemetry_.readings.empty()) event.fields.emplace_back("slowed_by", slowed_by);
+  if (!telemetry_.readings.empty()) event.fields.emplace_back("slowed_by", format_list(telemetry_.slowed_by));
   if (!telemetry_.unavailable.empty() && !std::exchange(told_unavailable_, true))
     event.fields.emplace_back("unavailable", telemetry_.unavailable);
   if (event.fields.size() > 1) state.log.write(event);

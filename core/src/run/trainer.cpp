@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/format.h"
 #include "checkpoint/changes.h"
 #include "data/turns_source.h"
 #include "launch/numa.h"
@@ -74,11 +75,7 @@ StepState device_state(const RunState& state, const Step& step) {
 
 }  // namespace
 
-std::string Step::data() const {
-  std::string text;
-  for (const std::string& name : names) text.append(text.empty() ? "" : ", ").append(name);
-  return text;
-}
+std::string Step::data() const { return format_list(names); }
 
 Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, StartProgress progress)
     : session_(session),

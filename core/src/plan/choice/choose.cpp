@@ -101,9 +101,9 @@ class Comparison {
         decisions.push_back({key, std::string(kAuto), memory, reason(best, i), key + "=" + memory});
       }
       if (best.named_bytes > best.fit.plan.device_total())
-        decisions.push_back({"memory.recompute", listed(options_.recompute), recomputed(best.fit.choice),
-                             "with the config's own alone " + sized(best.named_bytes) + " of the device are needed",
-                             ""});
+        decisions.push_back(
+            {"memory.recompute", "[" + format_list(options_.recompute) + "]", recomputed(best.fit.choice),
+             "with the config's own alone " + sized(best.named_bytes) + " of the device are needed", ""});
     }
     best.fit.plan.decisions = std::move(decisions);
     return {std::move(best.fit.choice), std::move(best.fit.plan), true};
@@ -125,12 +125,6 @@ class Comparison {
       return there + (known.tried ? " a step takes " : " a step takes at least ") + format_duration(known.seconds);
     }
     return "there is room for it";
-  }
-
-  static std::string listed(const std::vector<std::string>& names) {
-    std::string text;
-    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-    return "[" + text + "]";
   }
 
   static std::string recomputed(const RecomputeChoice& choice) {

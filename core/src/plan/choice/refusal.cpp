@@ -19,12 +19,6 @@ std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(
 /// As a config spells it, rounded up.
 std::string in_mib(std::int64_t bytes) { return "\"" + std::to_string(rounded_up(bytes, 1 << 20) >> 20) + "MiB\""; }
 
-std::string joined(const std::vector<std::string>& texts) {
-  std::string list;
-  for (const std::string& text : texts) list += (list.empty() ? "" : ", ") + text;
-  return list;
-}
-
 /// "404 KiB needed, of which 154 KiB optimizer state, ...": the largest owners of the device or of the host.
 std::string needed(const Plan& plan, bool device) {
   std::vector<OwnerBytes> owners;
@@ -39,7 +33,7 @@ std::string needed(const Plan& plan, bool device) {
   for (std::size_t i = 0; i < std::min(owners.size(), kMostNamed); ++i)
     largest.push_back(sized(owners[i].bytes) + " " + owners[i].owner);
   return sized(device ? plan.device_total() : plan.host_bytes()) + (device ? "" : " of host memory") +
-         " needed, of which " + joined(largest);
+         " needed, of which " + format_list(largest);
 }
 
 /// A change of the config with which the run fits, and the seconds of a step then.
@@ -151,14 +145,14 @@ void refuse(const PlanParts& parts, const PlanOptions& options, const Plan& near
                    " less");
   }
   const std::vector<std::string> changes = Changes(parts, options).cheapest();
-  std::string next = "the cheapest changes with which it fits: " + joined(changes);
+  std::string next = "the cheapest changes with which it fits: " + format_list(changes);
   if (changes.empty()) next = "lower train.micro_batch, shorten train.sequence, or take a smaller model";
   throw Error(ErrorCode::resources,
               {.where = device ? (budgeted ? "memory.device_budget" : "device " + parts.device.traits().id)
                                : "memory.host_budget",
                .what = "the run does not fit",
-               .found = joined(found),
-               .expected = "at most " + joined(most),
+               .found = format_list(found),
+               .expected = "at most " + format_list(most),
                .next = next});
 }
 
