@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "plan/estimate.h"
-#include "plan/simulate.h"
 #include "quern/error.h"
 #include "quern/random.h"
 #include "run/weights.h"
@@ -51,19 +50,17 @@ std::vector<OpTime> op_times(const std::vector<LaunchTime>& launches) {
 }
 
 /// Launches one behind the other, and the sums of their times beside what is estimated.
-void add_schedule_times(BenchResult& result, const std::vector<LaunchTime>& launches, const Plan& plan,
-                        const DeviceTraits& device) {
+void add_schedule_times(BenchResult& result, const std::vector<LaunchTime>& launches, const Plan& plan) {
   double begin = 0;
   for (Run run : {Run::later, Run::update}) {
-    double measured = 0;
+    double estimated = 0, measured = 0;
     for (const LaunchTime& time : launches) {
       if (time.update != (run == Run::update)) continue;
       const double seconds = time.milliseconds / 1e3;
       result.timeline.push_back({time.task->name, plan.schedules[run].name, Lane::compute, begin + measured, seconds});
+      estimated += time.task->seconds;
       measured += seconds;
     }
-    double estimated = simulated_seconds(plan.schedules, plan.schedules[run], device);
-    if (run == Run::update) estimated += simulated_seconds(plan.schedules, plan.schedules[Run::settle], device);
     result.schedules.push_back({plan.schedules[run].name, estimated, measured});
     begin += measured;
   }
@@ -164,7 +161,7 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
     result.mfu = result.tokens_per_second * work / rate;
   const std::vector<LaunchTime> launches = engine.profile(batches[0], state);
   result.ops = op_times(launches);
-  add_schedule_times(result, launches, engine.plan(), rated);
+  add_schedule_times(result, launches, engine.plan());
   result.estimated = simulated_step(engine.plan(), rated, accumulation);
   return result;
 }

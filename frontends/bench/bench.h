@@ -27,7 +27,7 @@ struct OpTime {
   DType format = DType::f32;  ///< of the operands, where it has products
 };
 
-/// A schedule's seconds: as simulated, and its launches measured one by one.
+/// Seconds of a schedule's launches alone: as estimated, and measured one by one.
 struct ScheduleTime {
   std::string run;
   double estimated = 0, measured = 0;
