@@ -22,7 +22,8 @@ namespace {
 
 constexpr const char* kReason = "the link is down";
 
-/// Another store, whose puts and gets fail from some call on: they throw, or error() says it and bytes are lost.
+/// Another store, of which one put or get throws and later ones work, so that what is left can be saved; or all from
+/// some call on lose their bytes, and error() says so.
 class FailingStore final : public OffloadStore {
  public:
   enum class Failure : std::uint8_t { throws, reports };
@@ -55,7 +56,8 @@ class FailingStore final : public OffloadStore {
 
  private:
   bool works() {
-    if (calls_++ < good_calls_) return true;
+    const int call = calls_++;
+    if (call < good_calls_ || (failure_ == Failure::throws && call > good_calls_)) return true;
     if (failure_ == Failure::throws) throw Error(ErrorCode::resources, {.where = "offload host", .what = kReason});
     failed_ = true;
     return false;
