@@ -72,7 +72,8 @@ TEST_CASE("ranks learn what one rank learns from the same micro-batches, and the
                         {"bf16", 2e-2, 4, "none", "joined", 5},
                         {"e4m3", 5e-2, 2, "ranks", "masked", 5},
                         {"e4m3", 5e-2, 3, "ranks", "masked", 6},
-                        {"e4m3", 5e-2, 4, "none", "joined", 4}}) {
+                        {"e4m3", 5e-2, 4, "none", "joined", 4},
+                        {"int8", 5e-2, 2, "ranks", "joined", 4}}) {
     CAPTURE(c.precision);
     CAPTURE(c.ranks);
     TinyFiles files;

@@ -1,10 +1,10 @@
 // e4m3: activations and weights in e4m3, gradients in e4m3 or e5m2; what is not a product stays bf16.
 #include "quern/plugin.h"
-#include "shared/float8/recipe.h"
+#include "shared/eight_bit/recipe.h"
 
 namespace {
 
-struct E4m3Options : quern::float8::RecipeOptions {
+struct E4m3Options : quern::eight_bit::RecipeOptions {
   std::string gradient_format = "e4m3";
 };
 
@@ -12,7 +12,7 @@ quern::OptionTable<E4m3Options> e4m3_options() {
   quern::OptionTable<E4m3Options> table;
   table.add("gradient_format", &E4m3Options::gradient_format, "format of gradients as operands")
       .one_of({"e4m3", "e5m2"});
-  quern::float8::add_recipe_options(table);
+  quern::eight_bit::add_float8_options(table);
   return table;
 }
 
@@ -25,8 +25,8 @@ QUERN_PLUGIN("precision", "e4m3", manifest) {
       "e4m3", "products of 8-bit operands: activations and weights e4m3, gradients e4m3 or e5m2; the rest bf16",
       e4m3_options().specs(), [](const quern::OptionValues& values) {
         E4m3Options options = e4m3_options().bind(values);
-        quern::float8::Formats formats;
+        quern::eight_bit::Formats formats;
         formats.gradient = *quern::dtype_named(options.gradient_format);
-        return std::make_unique<quern::float8::Recipe>(formats, options);
+        return std::make_unique<quern::eight_bit::Recipe>(formats, options);
       });
 }

@@ -1,13 +1,13 @@
-// The recipe's lowering, product by product; float8_test.cpp in tests/ trains with it.
+// The recipe's lowering, product by product; eight_bit_test.cpp in tests/ trains with it.
 #include <map>
 
 #include <doctest/doctest.h>
 
 #include "quern/error.h"
-#include "shared/float8/recipe.h"
+#include "shared/eight_bit/recipe.h"
 
 using namespace quern;
-using namespace quern::float8;
+using namespace quern::eight_bit;
 
 namespace {
 

@@ -1,13 +1,13 @@
 // e5m2 wherever the hardware multiplies it: tensor cores take no product of two e5m2 operands, so weights, and the
 // activations that meet a gradient, are e4m3.
 #include "quern/plugin.h"
-#include "shared/float8/recipe.h"
+#include "shared/eight_bit/recipe.h"
 
 namespace {
 
-quern::OptionTable<quern::float8::RecipeOptions> e5m2_options() {
-  quern::OptionTable<quern::float8::RecipeOptions> table;
-  quern::float8::add_recipe_options(table);
+quern::OptionTable<quern::eight_bit::RecipeOptions> e5m2_options() {
+  quern::OptionTable<quern::eight_bit::RecipeOptions> table;
+  quern::eight_bit::add_float8_options(table);
   return table;
 }
 
@@ -19,10 +19,10 @@ QUERN_PLUGIN("precision", "e5m2", manifest) {
   manifest.add<quern::PrecisionBackend>(
       "e5m2", "products of 8-bit operands: activations and gradients e5m2, weights e4m3; the rest bf16",
       e5m2_options().specs(), [](const quern::OptionValues& values) {
-        quern::float8::Formats formats{.activation = quern::DType::e5m2,
-                                       .kept_activation = quern::DType::e4m3,
-                                       .weight = quern::DType::e4m3,
-                                       .gradient = quern::DType::e5m2};
-        return std::make_unique<quern::float8::Recipe>(formats, e5m2_options().bind(values));
+        quern::eight_bit::Formats formats{.activation = quern::DType::e5m2,
+                                          .kept_activation = quern::DType::e4m3,
+                                          .weight = quern::DType::e4m3,
+                                          .gradient = quern::DType::e5m2};
+        return std::make_unique<quern::eight_bit::Recipe>(formats, e5m2_options().bind(values));
       });
 }

@@ -1,6 +1,6 @@
 // matmul: y (M, N) = op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once. Operands that are not f32 are
-// converted to fp32 panels in the workspace, so every format shares one product. Scales of blocks go into the panels:
-// they are powers of two, so that rounds nothing.
+// converted to fp32 panels in the workspace, so every format shares one product, but for two operands of int8, whose
+// sums are exact. Scales of blocks go into the panels: they are powers of two, so that rounds nothing.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "primitives/rows.h"
 #include "primitives/simd.h"
 #include "products/blas.h"
+#include "products/int8_product.h"
 #include "quern/block_scales.h"
 #include "runtime/kernels.h"
 #include "runtime/support.h"
@@ -25,6 +26,7 @@ struct Plan {
   bool row_scale = false, column_scale = false;  ///< scales are vectors, applied after the product
   std::int64_t scale_rows_b = 0;                 ///< scales are of blocks: rows of b that share one
   bool accumulate = false;
+  bool integers = false;                            ///< both operands are int8, and panels are of int16
   bool direct = false;                              ///< the product itself writes y
   bool sum_in_y = false;                            ///< the unscaled sums may lie in y
   std::int64_t panel_a = 0, panel_b = 0, sums = 0;  ///< floats of workspace
@@ -46,10 +48,15 @@ Plan make_plan(const OpInstance& op) {
   plan.column_scale = !blocks && present(op, kScaleB) && op.inputs[kScaleB].count() > 1;
   plan.accumulate = y.accumulate;
   bool f32 = y.dtype == DType::f32;
-  plan.direct = f32 && !plan.row_scale && !plan.column_scale;
+  plan.integers = !blocks && a.dtype == DType::i8 && b.dtype == DType::i8;
+  plan.direct = f32 && !plan.row_scale && !plan.column_scale && !plan.integers;
   plan.sum_in_y = plan.direct || (f32 && !plan.accumulate);
   plan.panel_a = a.dtype == DType::f32 && !blocks ? 0 : element_count(a.extents);
   plan.panel_b = b.dtype == DType::f32 && !blocks ? 0 : element_count(b.extents);
+  if (plan.integers) {
+    plan.panel_a = (int8_panel(plan.m, plan.k) + 1) / 2;
+    plan.panel_b = (int8_panel(plan.n, plan.k) + 1) / 2;
+  }
   plan.sums = plan.sum_in_y ? 0 : plan.m * plan.n;
   return plan;
 }
@@ -82,6 +89,9 @@ std::string refusal(const OpInstance& op) {
            to_string(y.extents);
   }
   if (present(op, kBias) && op.inputs[kBias].count() != plan.n) return "matmul: bias must have one element a column";
+  if (plan.integers && plan.k > kMostInt8Sums)
+    return "matmul: i8 sums over more than " + std::to_string(kMostInt8Sums) + " elements may overflow, found " +
+           std::to_string(plan.k);
   if (plan.scale_rows_b != 0) return refuse_block_scales(op, plan);
   auto scale_fits = [&op](std::size_t i, std::int64_t vector) {
     if (!present(op, i)) return true;
@@ -155,35 +165,53 @@ const float* load_blocks(const View& x, const View& scale, std::int64_t scale_ro
   return panel;
 }
 
-void run(const Plan& plan, std::span<const View> inputs, const View& y, const Exec& exec) {
-  auto input = [&inputs](std::size_t i) { return i < inputs.size() ? inputs[i] : View{}; };
-  Workspace workspace(exec.workspace);
-  const bool blocks = plan.scale_rows_b != 0;
+/// sums (m, n) = alpha op(a) op(b), of int8 operands.
+void sum_integers(const Plan& plan, float alpha, const View& a, const View& b, Workspace& workspace, float* sums) {
+  auto panel = [&workspace](std::int64_t count) { return reinterpret_cast<std::int16_t*>(workspace.floats(count)); };
+  auto rows = [&plan](const View& x, bool turned, std::int64_t size) {
+    const auto* codes = x.as<const std::int8_t>();
+    return turned ? CodeRows{codes, 1, size} : CodeRows{codes, plan.k, 1};
+  };
+  std::int16_t *panel_a = panel(plan.panel_a), *panel_b = panel(plan.panel_b);
+  int8_product(plan.m, plan.n, plan.k, alpha, rows(a, plan.transpose_a, plan.m), rows(b, !plan.transpose_b, plan.n),
+               panel_a, panel_b, sums);
+}
+
+/// The same of others, or added to `beta` times what is there.
+void sum_floats(const Plan& plan, float alpha, float beta, std::span<const View> inputs, Workspace& workspace,
+                float* sums) {
   float *panel_a = workspace.floats(plan.panel_a), *panel_b = workspace.floats(plan.panel_b);
+  const bool blocks = plan.scale_rows_b != 0;
   const float* a = blocks ? load_blocks(inputs[kA], inputs[kScaleA], 1, panel_a) : load_all(inputs[kA], panel_a);
   const float* b =
       blocks ? load_blocks(inputs[kB], inputs[kScaleB], plan.scale_rows_b, panel_b) : load_all(inputs[kB], panel_b);
+  auto read = [](bool transposed) { return transposed ? MatrixView::Read::transposed : MatrixView::Read::plain; };
+  gemm(plan.m, plan.n, plan.k, alpha, {a, plan.transpose_a ? plan.m : plan.k, read(plan.transpose_a)},
+       {b, plan.transpose_b ? plan.k : plan.n, read(plan.transpose_b)}, beta, sums, plan.n);
+}
+
+void run(const Plan& plan, std::span<const View> inputs, const View& y, const Exec& exec) {
+  auto input = [&](std::size_t i) { return i < inputs.size() ? inputs[i] : View{}; };
+  Workspace workspace(exec.workspace);
   float* sums = plan.sum_in_y ? y.as<float>() : workspace.floats(plan.sums);
   Tail tail;
   if (View bias = input(kBias)) tail.bias = load(bias, 0, plan.n, scratch(0, plan.n));
   float alpha = 1.0f;
-  if (View scale = input(kScaleA); scale && !blocks) {
-    if (plan.row_scale)
-      tail.row_scale = scale.as<float>();
+  auto take_scale = [&](const View& scale, bool is_vector, const float*& vector) {
+    if (!scale || plan.scale_rows_b != 0) return;
+    if (is_vector)
+      vector = scale.as<float>();
     else
       alpha *= *scale.as<float>();
-  }
-  if (View scale = input(kScaleB); scale && !blocks) {
-    if (plan.column_scale)
-      tail.column_scale = scale.as<float>();
-    else
-      alpha *= *scale.as<float>();
-  }
+  };
+  take_scale(input(kScaleA), plan.row_scale, tail.row_scale);
+  take_scale(input(kScaleB), plan.column_scale, tail.column_scale);
   if (plan.direct && tail.bias) start_with_bias(plan, tail.bias, y);
-  float beta = plan.direct && (plan.accumulate || tail.bias) ? 1.0f : 0.0f;
-  auto read = [](bool transposed) { return transposed ? MatrixView::Read::transposed : MatrixView::Read::plain; };
-  gemm(plan.m, plan.n, plan.k, alpha, {a, plan.transpose_a ? plan.m : plan.k, read(plan.transpose_a)},
-       {b, plan.transpose_b ? plan.k : plan.n, read(plan.transpose_b)}, beta, sums, plan.n);
+  const float beta = plan.direct && (plan.accumulate || tail.bias) ? 1.0f : 0.0f;
+  if (plan.integers)
+    sum_integers(plan, alpha, inputs[kA], inputs[kB], workspace, sums);
+  else
+    sum_floats(plan, alpha, beta, inputs, workspace, sums);
   if (!plan.direct) finish(plan, sums, tail, y);
 }
 

@@ -104,6 +104,26 @@ TEST_CASE("matmul: mixed operand formats, and sizes beyond one block") {
   CHECK(check({257, 130, 300, DType::bf16, DType::bf16, true, false, false, true}) == "");
 }
 
+// Sums of more bits than fp32 has: exact in every part, rounded to y and scaled once.
+TEST_CASE("matmul: sums of int8 codes are exact") {
+  const std::int64_t m = 6, n = 5, k = 9001;
+  std::vector<float> codes_a(static_cast<std::size_t>(m * k), 127), codes_b(static_cast<std::size_t>(n * k), -127);
+  for (std::int64_t i = 0; i < m; ++i) codes_a[static_cast<std::size_t>(i * k + 977 * i)] = static_cast<float>(3 * i);
+  PoisonedTensor a(DType::i8, {m, k}, codes_a), b(DType::i8, {n, k}, codes_b), y(DType::f32, {m, n});
+  auto scale_a = normal(DType::f32, {m}, 3), scale_b = normal(DType::f32, {n}, 4);
+  TestOp{"matmul",
+         {a.view(), b.view(), absent(), scale_a.view(), scale_b.view()},
+         {y.view()},
+         {{"transpose_b", std::int64_t{1}}}}
+      .run();
+  std::vector<float> want;
+  for (std::int64_t i = 0; i < m; ++i)
+    for (std::int64_t j = 0; j < n; ++j)
+      want.push_back(static_cast<float>(-127 * (127 * (k - 1) + 3 * i)) *
+                     scale_a.floats()[static_cast<std::size_t>(i)] * scale_b.floats()[static_cast<std::size_t>(j)]);
+  CHECK(y.floats() == want);
+}
+
 TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or for 128") {
   for (Extents size : {Extents{1, 1, 1}, Extents{3, 7, 129}, Extents{130, 257, 300}, Extents{5, 4, 128}}) {
     for (std::int64_t scale_rows : {1, 128}) {
@@ -179,4 +199,7 @@ TEST_CASE("matmul says why it refuses") {
   CHECK(TestOp{"matmul", {a.view(), fits.view(), bias.view()}, {y.view()}}.refusal() ==
         "matmul: bias must have one element a column");
   CHECK_THROWS_AS((TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.run()), Error);
+  PoisonedTensor wide(DType::i8, {1, 1 << 18}), result(DType::f32, {1, 1});
+  CHECK(TestOp{"matmul", {wide.view(), wide.view()}, {result.view()}, {{"transpose_b", std::int64_t{1}}}}.refusal() ==
+        "matmul: i8 sums over more than 131072 elements may overflow, found 262144");
 }

@@ -22,6 +22,11 @@ class RecordedLowering final : public Lowering {
   std::vector<StateRequest> states;
   std::vector<WorkingCopy> copies;
 
+  RecordedLowering() {
+    for (int i = 0; i < 10; ++i) program_.add_value({.name = "value " + std::to_string(i)});
+  }
+
+  /// Values of a site, without shapes.
   const Program& program() const override { return program_; }
   bool training() const override { return true; }
   std::vector<ValueId> emit(std::string kind, std::vector<ValueId> inputs, Attributes attributes,

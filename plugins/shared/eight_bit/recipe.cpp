@@ -1,4 +1,4 @@
-#include "shared/float8/recipe.h"
+#include "shared/eight_bit/recipe.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "quern/error.h"
 #include "quern/step_state.h"
 
-namespace quern::float8 {
+namespace quern::eight_bit {
 
 namespace {
 
@@ -164,4 +164,4 @@ void Recipe::produce(Product product, Scaling scaling, ValueId a, ValueId b, Val
   lowering.produce("matmul", {a, b, bias, scale_a, scale_b}, std::move(attributes));
 }
 
-}  // namespace quern::float8
+}  // namespace quern::eight_bit

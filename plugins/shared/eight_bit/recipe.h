@@ -1,6 +1,6 @@
 #pragma once
-// What the 8-bit floating-point backends share: how a linear's products are lowered to quantized operands, under a
-// choice of formats and scales. The backends e4m3 and e5m2 differ in formats and defaults only. Products whose operands
+// What the 8-bit backends share: how a linear's products are lowered to quantized operands, under a choice of formats
+// and scales. The backends e4m3, e5m2 and int8 differ in formats, options and defaults only. Products whose operands
 // are both quantized have the form that tensor cores take, y = a b^T with the inner dimension contiguous in both, so
 // input gradients read a transposed weight and weight gradients the transposed operands.
 
@@ -10,7 +10,7 @@
 #include "quern/options.h"
 #include "quern/precision.h"
 
-namespace quern::float8 {
+namespace quern::eight_bit {
 
 /// Formats of the operands.
 struct Formats {
@@ -33,9 +33,16 @@ struct RecipeOptions {
   std::string transposed_weights = "kept";
 };
 
-/// Adds the options to a table of a struct derived from RecipeOptions.
+/// Adds the option `products` to a table of a struct derived from RecipeOptions.
 template <class T>
-void add_recipe_options(OptionTable<T>& table) {
+void add_products_option(OptionTable<T>& table) {
+  table.add("products", &RecipeOptions::products,
+            "products with quantized operands, of output, input_gradient and weight_gradient; others read bf16");
+}
+
+/// Adds the options of the floating-point formats.
+template <class T>
+void add_float8_options(OptionTable<T>& table) {
   const std::vector<std::string> scalings = {"delayed", "current", "row", "block"};
   table
       .add("activation_scaling", &RecipeOptions::activation_scaling,
@@ -51,8 +58,7 @@ void add_recipe_options(OptionTable<T>& table) {
            "powers of two by which a delayed scale is larger than its history asks for")
       .at_least(0)
       .at_most(8);
-  table.add("products", &RecipeOptions::products,
-            "products with quantized operands, of output, input_gradient and weight_gradient; others read bf16");
+  add_products_option(table);
   table.add("fast_accumulation", &RecipeOptions::fast_accumulation,
             "quantized products of blocks that may sum in fewer bits where the hardware offers it, likewise");
   table.add("head", &RecipeOptions::head, "the LM head's products: quantized, with one scale a tensor, or bf16")
@@ -104,4 +110,4 @@ class Recipe final : public PrecisionBackend {
   PrecisionTraits traits_;
 };
 
-}  // namespace quern::float8
+}  // namespace quern::eight_bit

@@ -1,0 +1,41 @@
+#include <doctest/doctest.h>
+
+#include "quern/testkit/plugin_under_test.h"
+#include "quern/testkit/recorded_lowering.h"
+
+using namespace quern;
+
+namespace {
+
+testkit::RecordedLowering lowered(const OptionValues& values) {
+  return testkit::lowered_linear(*testkit::plugin_under_test<PrecisionBackend>("int8", values));
+}
+
+}  // namespace
+
+TEST_CASE("int8: every product reads codes with a scale for each row that it sums over") {
+  const testkit::RecordedLowering lowering = lowered({});
+  REQUIRE(lowering.produced.size() == 4);
+  for (const Op& op : lowering.produced) {
+    CHECK(op.kind == "matmul");
+    CHECK(op.inputs.size() == 5);
+    CHECK(op.attributes.integer("transpose_b") == 1);
+  }
+  for (const auto& copy : lowering.copies) CHECK(copy.attributes.word("format") == "i8");
+  CHECK(lowering.copies[0].kind == "quantize_rows");
+  CHECK(lowering.copies[2].kind == "quantize_columns");  // sums over the weight's rows
+  for (const Op& op : lowering.emitted) CHECK(op.attributes.word("format") == "i8");
+  CHECK(testkit::line_of(lowering.emitted.back()) == "quantize_columns(1) format=i8");  // sums over tokens
+  CHECK(lowering.states.empty());
+}
+
+TEST_CASE("int8: products that are not listed read bf16") {
+  OptionValues values;
+  values.set("products", std::vector<std::string>{});
+  CHECK(testkit::plain_linear_fault(*testkit::plugin_under_test<PrecisionBackend>("int8", values)) == "");
+  values.set("products", std::vector<std::string>{"output"});
+  const testkit::RecordedLowering lowering = lowered(values);
+  REQUIRE(lowering.produced.size() == 4);
+  CHECK(lowering.produced[0].inputs.size() == 5);
+  CHECK(lowering.produced[3].inputs == std::vector<ValueId>{4, 1});
+}
