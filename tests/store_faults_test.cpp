@@ -156,3 +156,20 @@ TEST_CASE("a budget of host memory that the stores do not fit is refused before 
     CHECK(newest_step(files.at("run")) == -1);
   }
 }
+
+TEST_CASE("a host without the memory for a store is refused before any of it is taken") {
+  TinyFiles files;  // 13 TiB of state beside 0.3 GiB on the device, which is not touched
+  Overrides overrides{"model.llama.hidden_size=32768",
+                      "model.llama.intermediate_size=131072",
+                      "model.llama.num_hidden_layers=60",
+                      "model.llama.num_attention_heads=256",
+                      "train.micro_batch=1",
+                      "train.sequence=2",
+                      "checkpoint.every=0",
+                      files.run("run")};
+  for (const char* kind : {"master", "moments", "gradients", "weights"})
+    overrides.push_back("memory." + std::string(kind) + "=zerocopy");
+  check_fails(quern_train(files, overrides), 4,
+              {"offload zerocopy: not enough host memory", "MiB available", "for what the run keeps there"});
+  CHECK(newest_step(files.at("run")) == -1);
+}
