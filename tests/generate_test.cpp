@@ -177,7 +177,7 @@ TEST_CASE("quern generate continues prompts with a checkpoint or an export, in e
     CAPTURE(source[0]);
     CHECK(lines_of(quern_run(words(files, source))) == made);
   }
-  for (const char* precision : {"bf16", "e4m3", "e5m2"}) {
+  for (const char* precision : {"bf16", "e4m3", "e5m2", "int8"}) {
     CAPTURE(precision);
     auto lines =
         lines_of(quern_run(words(files, {"--from", run + "/export", "--prompt-tokens", "1", "--max-tokens", "3",

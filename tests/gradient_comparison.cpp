@@ -84,7 +84,8 @@ std::vector<GradientRecipe> gradient_recipes() {
           {"e4m3, gradients e5m2", {"precision.id=e4m3", "precision.e4m3.gradient_format=e5m2"}},
           {"e4m3, head gradients e4m3", {"precision.id=e4m3", "precision.e4m3.head_gradient_format=e4m3"}},
           {"e4m3, head bf16", {"precision.id=e4m3", "precision.e4m3.head=bf16"}},
-          {"e5m2", {"precision.id=e5m2"}}};
+          {"e5m2", {"precision.id=e5m2"}},
+          {"int8", {"precision.id=int8"}}};
 }
 
 GradientProbe::GradientProbe(const ConfigDocument& config, std::int64_t steps) : config_(config) {
