@@ -1,5 +1,5 @@
-// Where state is kept changes no bit: training with masters, moments, gradients and working weights in host memory, in
-// every combination, in slots and in place, beside training with all of it on the device.
+// Where state is kept changes no bit: training with masters, moments, gradients, working weights and saved activations
+// in host memory, in every combination, in slots and in place, beside training with all of it on the device.
 #include <doctest/doctest.h>
 
 #include "end_to_end.h"
@@ -48,10 +48,10 @@ struct Stores {
 };
 constexpr Stores kStores[] = {{"host", "device"}, {"zerocopy", "device"}, {"zerocopy", "host"}};
 
-/// All four kinds of state there.
+/// All kinds of state there.
 Overrides all_in(const std::string& memory) {
   Overrides overrides;
-  for (const char* kind : {"master", "moments", "gradients", "weights"})
+  for (const char* kind : {"master", "moments", "gradients", "weights", "activations"})
     overrides.push_back("memory." + std::string(kind) + "=" + memory);
   return overrides;
 }
@@ -65,15 +65,14 @@ TEST_CASE("state in host memory changes no bit, wherever each part is") {
       TinyRun resident(form, stored_options(0, 1), dtype);
       const Trained want = train(resident);
       REQUIRE(want.numbers[0] > 0);
-      for (unsigned places = 1; places < 16; ++places)
+      for (unsigned places = 1; places < 32; ++places)
         for (const Stores& stores : kStores) {
           CAPTURE(places);
           CAPTURE(stores.chosen);
           CAPTURE(stores.other);
           PlanOptions options = stored_options(places, 1 + static_cast<int>(places % 3), stores.chosen);
           for (const PlacedKey& key : kPlacedKeys)
-            if (Placement& placed = options.state.*key.placement;
-                placed.memory == kOnDevice && key.placement != &StatePlacement::activations)
+            if (Placement& placed = options.state.*key.placement; placed.memory == kOnDevice)
               placed.memory = stores.other;
           if (places % 2) options.update_window_bytes = 2048;  // slices of rows
           TinyRun run(form, options, dtype);
@@ -99,10 +98,17 @@ TEST_CASE("what is in a store is read and written as what is on the device") {
 
 TEST_CASE("a run goes on with its state elsewhere, with the bits of one that kept it in one place") {
   // From each place to each other one.
-  const Overrides places[] = {all_in("device"),   all_in("host"),     all_in("zerocopy"),
-                              all_in("device"),   all_in("zerocopy"), {"memory.master=host", "memory.moments=zerocopy"},
-                              all_in("zerocopy"), all_in("host"),     {"memory.gradients=host", "memory.weights=host"},
-                              all_in("device")};
+  const Overrides places[] = {
+      all_in("device"),
+      all_in("host"),
+      all_in("zerocopy"),
+      all_in("device"),
+      all_in("zerocopy"),
+      {"memory.master=host", "memory.moments=zerocopy"},
+      all_in("zerocopy"),
+      all_in("host"),
+      {"memory.gradients=host", "memory.weights=host", "memory.activations=host", "memory.recompute=[\"block\"]"},
+      all_in("device")};
   for (const char* precision : {"precision.id=fp32", "precision.id=bf16", "precision.id=e4m3"}) {
     CAPTURE(precision);
     TinyFiles files;

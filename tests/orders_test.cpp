@@ -106,7 +106,7 @@ int run_orders(const std::string& precision) {
     REQUIRE(wanted[form] != std::vector<std::byte>(wanted[form].size()));
   }
   int orders = 0;
-  for (unsigned places = 0; places < 16; ++places)
+  for (unsigned places = 0; places < 32; ++places)
     for (int ahead = 1; ahead <= 3; ++ahead) {
       const std::size_t form = (places + static_cast<unsigned>(ahead)) % std::size(kForms);
       const PlanOptions options = stored_options(places, ahead);
@@ -226,11 +226,11 @@ class Mutation {
 
 }  // namespace
 
-// 3 * 336 orders.
-TEST_CASE("336 orders with freed places poisoned give the same bits in fp32") { CHECK(run_orders("fp32") == 336); }
-TEST_CASE("336 orders with freed places poisoned give the same bits in bf16") { CHECK(run_orders("bf16") == 336); }
-TEST_CASE("336 orders with freed places poisoned give the same bits in e4m3, observed") {
-  CHECK(run_orders("e4m3") == 336);
+// 3 * 672 orders.
+TEST_CASE("672 orders with freed places poisoned give the same bits in fp32") { CHECK(run_orders("fp32") == 672); }
+TEST_CASE("672 orders with freed places poisoned give the same bits in bf16") { CHECK(run_orders("bf16") == 672); }
+TEST_CASE("672 orders with freed places poisoned give the same bits in e4m3, observed") {
+  CHECK(run_orders("e4m3") == 672);
 }
 
 TEST_CASE("a wait that is missing shows in some of 100 orders, so that these tests can see what they look for") {
@@ -252,11 +252,12 @@ TEST_CASE("schedules that were tampered with are refused, or keep the bits in 10
     int ahead;
     Run run;
   };
-  constexpr Victim kVictims[] = {{0, 1, Run::upload},         {0, 1, Run::later},          {0, 1, Run::update},
-                                 {0, 1, Run::result},         {1, 1, Run::settle},         {4, 2, Run::only},
-                                 {6, 1, Run::settle},         {8, 1, Run::refresh},        {15, 1, Run::first},
-                                 {15, 2, Run::last},          {15, 1, Run::settle},        {15, 3, Run::evaluate},
-                                 {7, 1, Run::updating_first}, {15, 2, Run::updating_first}};
+  constexpr Victim kVictims[] = {{0, 1, Run::upload},         {0, 1, Run::later},           {0, 1, Run::update},
+                                 {0, 1, Run::result},         {1, 1, Run::settle},          {4, 2, Run::only},
+                                 {6, 1, Run::settle},         {8, 1, Run::refresh},         {15, 1, Run::first},
+                                 {15, 2, Run::last},          {15, 1, Run::settle},         {15, 3, Run::evaluate},
+                                 {7, 1, Run::updating_first}, {15, 2, Run::updating_first}, {16, 1, Run::first},
+                                 {31, 2, Run::later}};
   const Numbers numbers = numbers_of("bf16");
   const TinyModelOptions form;
   const std::vector<std::byte> wanted = train(plan_of(numbers, stored_options(0, 1), form));

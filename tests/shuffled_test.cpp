@@ -13,7 +13,7 @@ namespace {
 /// Weights after two steps of two micro-batches, with all state in host memory, so that transfers run on streams of
 /// their own beside the kernels; moments in the store `moments`.
 std::map<std::string, std::vector<float>> train_from_host(DType dtype, int ahead, const char* moments, Device& device) {
-  PlanOptions options = stored_options(15, ahead);
+  PlanOptions options = stored_options(31, ahead);
   options.state.moments.memory = moments;
   TinyRun run({.layers = 3}, options, dtype, device);
   for (std::uint32_t number = 0; number < 4; ++number) {

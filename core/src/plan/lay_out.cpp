@@ -55,7 +55,7 @@ class Layout {
     const std::int64_t offset = end;
     end = checked_sum(end, aligned(bytes));
     auto it = std::find_if(plan_.owners.begin(), plan_.owners.end(),
-                           [&](const OwnerBytes& known) { return known.owner == owner; });
+                           [&](const OwnerBytes& known) { return known.owner == owner && known.store == store; });
     if (it == plan_.owners.end()) it = plan_.owners.insert(it, {owner, MemoryKind::device, 0, store});
     it->bytes += aligned(bytes);
     return offset;
@@ -314,19 +314,16 @@ class Layout {
   }
 
   void lay_out_activations() {
-    std::int64_t layers = plan_.model.layers;
+    const int layers = this->layers();
     if (plan_.options.train)
-      for (std::int64_t layer = 0; layer < layers; ++layer)
-        plan_.slab_of_layer.push_back(
-            reserve(kSavedActivations, plan_.layer_class(static_cast<int>(layer)).saved_bytes));
+      for (int layer = 0; layer < layers; ++layer) lay_out_slab(plan_.layer_class(layer));
 
     const Program& head = plan_.head_evaluate.program;
     for (std::size_t parity = 0; parity < 2; ++parity)
       for (ValueId id : head.inputs) plan_.boundary_buffers[parity].push_back(reserve("streams", bytes_of(head[id])));
     if (plan_.options.train) {
       for (std::int64_t& buffer : plan_.gradient_buffers) buffer = reserve("streams", bytes_of(head[head.inputs[0]]));
-      for (std::int64_t boundary = 0; boundary <= layers; ++boundary)
-        plan_.boundary_offsets.push_back(boundary_offsets(boundary));
+      for (int boundary = 0; boundary <= layers; ++boundary) lay_out_boundary(boundary);
     }
     std::int64_t transient = 0;
     for (int run = 0; run < kRuns; ++run)
@@ -342,29 +339,38 @@ class Layout {
   void lay_out_slots() {
     if (plan_.stores.empty()) return;
     plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead);
-    if (plan_.ring.bytes > 0) plan_.ring.offset = reserve("slots", plan_.ring.bytes);
+    if (plan_.ring.bytes > 0) plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
   }
 
-  // What a neighbour keeps stays where it keeps it; the rest passes through shared buffers.
-  std::vector<std::int64_t> boundary_offsets(std::int64_t boundary) const {
-    auto class_of = [&](std::int64_t layer) -> const LayerClass& { return plan_.layer_class(static_cast<int>(layer)); };
-    bool last = boundary == plan_.model.layers;
-    const Program& consumer = last ? plan_.head_train.program : class_of(boundary).forward.program;
-    const Program* producer = boundary == 0 ? &plan_.embed.program : &class_of(boundary - 1).forward.program;
+  void lay_out_slab(const LayerClass& layer) {
+    Slab slab{.store = store_of(memory_of(TensorOwner::activation, plan_.options.state))};
+    slab.offset = reserve(kSavedActivations, slab.store < 0 ? layer.saved_bytes : layer.movable_bytes, slab.store);
+    if (slab.store >= 0) slab.rest = reserve(kSavedActivations, layer.saved_bytes - layer.movable_bytes);
+    plan_.slabs.push_back(slab);
+  }
+
+  // What a neighbour keeps on the device stays where it keeps it; the rest passes through shared buffers, and is put
+  // from there where a neighbour keeps it in a store.
+  void lay_out_boundary(int boundary) {
+    const bool last = boundary == layers();
+    const Program& consumer = last ? plan_.head_train.program : plan_.layer_class(boundary).forward.program;
+    const Program& producer = boundary == 0 ? plan_.embed.program : plan_.layer_class(boundary - 1).forward.program;
     std::vector<std::int64_t> offsets;
+    std::vector<Place> homes;
     for (std::size_t operand = 0; operand < consumer.inputs.size(); ++operand) {
-      const Value& made = (*producer)[producer->outputs[operand]];
+      const Value& made = producer[producer.outputs[operand]];
       const Value& taken = consumer[consumer.inputs[operand]];
+      Place kept;
       if (boundary > 0 && made.role == Role::saved)
-        offsets.push_back(plan_.slab_of_layer[static_cast<std::size_t>(boundary - 1)] +
-                          class_of(boundary - 1).saved_offsets.find(made.name)->second);
+        kept = plan_.saved_place(boundary - 1, made.name, bytes_of(made));
       else if (!last && taken.role == Role::saved)
-        offsets.push_back(plan_.slab_of_layer[static_cast<std::size_t>(boundary)] +
-                          class_of(boundary).saved_offsets.find(taken.name)->second);
-      else
-        offsets.push_back(plan_.boundary_buffers[boundary % 2][operand]);
+        kept = plan_.saved_place(boundary, taken.name, bytes_of(taken));
+      const bool there = kept.present() && kept.space == Space::device;
+      offsets.push_back(there ? kept.offset : plan_.boundary_buffers[boundary % 2][operand]);
+      homes.push_back(there ? Place{} : kept);
     }
-    return offsets;
+    plan_.boundary_offsets.push_back(std::move(offsets));
+    plan_.boundary_homes.push_back(std::move(homes));
   }
 
   Plan& plan_;

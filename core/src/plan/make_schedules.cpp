@@ -65,8 +65,12 @@ class Maker {
       const Run run = static_cast<Run>(i);
       std::vector<bool> has_sum;
       arrivals_.clear();
+      puts_.clear();
       for (const Stop& stop : order_of(plan_, run)) {
+        if (stop.flow == Stop::Flow::forward) await_puts(set_[run], stop.boundary_out - 2);
+        if (stop.flow == Stop::Flow::backward) await_puts(set_[run], stop.boundary_in);
         if (stop.program) add_program(run, stop, has_sum);
+        if (stop.flow == Stop::Flow::forward) put_streams(set_[run], stop);
         add_meeting(run, stop);
       }
       if (run == Run::upload) add_upload();
@@ -192,6 +196,32 @@ class Maker {
     writes_.push_back(scratch);
     schedule.add({.kind = ActionKind::launch, .task = task, .layer = stop.layer, .window = stop.window}, reads_,
                  writes_);
+  }
+
+  // From the buffer through which the next program gets it, so that nothing has to come back for that.
+  void put_streams(RunSchedule& schedule, const Stop& stop) {
+    const std::vector<Places::KeptStream> kept = places_.kept_streams(stop.boundary_out);
+    if (kept.empty()) return;
+    auto add = [&](Action action, std::span<const Access> reads, std::span<const Access> writes) {
+      action.layer = stop.layer;
+      action.window = stop.window;
+      schedule.add(action, reads, writes);
+    };
+    const std::int32_t made = schedule.events++, stored = schedule.events++;
+    add({.kind = ActionKind::record, .event = made}, {}, {});
+    add({.kind = ActionKind::wait, .lane = Lane::copy_out, .event = made}, {}, {});
+    for (const auto& [here, home] : kept)
+      add({.kind = ActionKind::put, .lane = Lane::copy_out}, {&here, 1}, {&home, 1});
+    add({.kind = ActionKind::record, .lane = Lane::copy_out, .event = stored}, {}, {});
+    puts_[stop.boundary_out] = stored;
+  }
+
+  // Buffers of boundaries up to this one are about to be written again, or what was put to be read.
+  void await_puts(RunSchedule& schedule, int boundary) {
+    while (!puts_.empty() && puts_.begin()->first <= boundary) {
+      schedule.add({.kind = ActionKind::wait, .event = puts_.begin()->second}, {}, {});
+      puts_.erase(puts_.begin());
+    }
   }
 
   void add_copy(RunSchedule& schedule, const Access& from, const Access& to) {
@@ -422,7 +452,8 @@ class Maker {
   Places places_;
   std::map<const PlacedProgram*, Known> known_;
   std::map<std::pair<ParameterGroup, int>, std::int32_t> arrivals_;  // events of a run's gathers, by group and layer
-  std::vector<Access> reads_, writes_;                               // of the action being added
+  std::map<int, std::int32_t> puts_;    // events of a run's puts of streams that are still in buffers, by boundary
+  std::vector<Access> reads_, writes_;  // of the action being added
 };
 
 }  // namespace

@@ -29,10 +29,8 @@ std::string placement_faults(const StatePlacement& state) {
       refuse(std::string(key) + " = \"" + placement.memory + "\"", "a plan of transfers to and from an offload store",
              "\"" + std::string(kOnDevice) + "\"");
   };
-  check_memory("memory.activations", state.activations);
   for (const auto& [key, placement] : kPlacedKeys)
-    if ((state.meet && placement != &StatePlacement::activations) ||
-        (state.in_tree > 0 && placement == &StatePlacement::gradients))
+    if (state.meet || (state.in_tree > 0 && placement == &StatePlacement::gradients))
       check_memory(key, state.*placement);
   return faults;
 }

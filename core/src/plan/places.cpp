@@ -134,37 +134,54 @@ Access Places::boundary(const Stop& stop, const Value& value, int in, int out) {
   return stream(stop.boundary_in, in, evaluate, bytes);
 }
 
-// The stream at a boundary: in a layer's slab when a neighbour keeps it, else in one of two shared buffers.
+// The stream at a boundary: in a layer's slab when a neighbour keeps it on the device, else in one of two shared
+// buffers.
 Access Places::stream(int boundary, int operand, bool evaluate, std::int64_t bytes) {
   const auto index = static_cast<std::size_t>(operand);
-  auto shared = [&](int number, std::size_t at) {
-    return passing(
-        plan_.boundary_buffers[number % 2][at], bytes,
-        std::string(evaluate ? "evaluated stream " : "stream ") + std::to_string(number) + "." + std::to_string(at));
-  };
-  if (evaluate) {
-    // What the first block hands on as it came is put at once where the next block reads it.
-    const Program& first = plan_.layer_class(0).evaluate.program;
-    if (boundary == 0)
-      if (int out = position(first.outputs, first.inputs[index]); out >= 0)
-        return shared(1, static_cast<std::size_t>(out));
-    return shared(boundary, index);
+  if (!evaluate) {
+    const std::int64_t offset = plan_.boundary_offsets[static_cast<std::size_t>(boundary)][index];
+    if (offset != plan_.boundary_buffers[boundary % 2][index])
+      return at({Space::device, 0, offset, bytes}, offset, "stream " + std::to_string(boundary), -1);
   }
-  const std::int64_t offset = plan_.boundary_offsets[static_cast<std::size_t>(boundary)][index];
-  if (offset == plan_.boundary_buffers[boundary % 2][index]) return shared(boundary, index);
-  return at({Space::device, 0, offset, bytes}, offset, "stream " + std::to_string(boundary), -1);
+  auto shared = [&](int number, std::size_t operand) {
+    return passing(plan_.boundary_buffers[number % 2][operand], bytes,
+                   std::string(evaluate ? "evaluated stream " : "stream ") + std::to_string(number) + "." +
+                       std::to_string(operand));
+  };
+  // What the first block hands on as it came is put at once where the next block reads it.
+  const Program& first = (evaluate ? plan_.layer_class(0).evaluate : plan_.layer_class(0).forward).program;
+  if (boundary == 0)
+    if (int out = position(first.outputs, first.inputs[index]); out >= 0)
+      return shared(1, static_cast<std::size_t>(out));
+  return shared(boundary, index);
+}
+
+std::vector<Places::KeptStream> Places::kept_streams(int boundary) {
+  std::vector<KeptStream> kept;
+  const std::vector<Place>& homes = plan_.boundary_homes[static_cast<std::size_t>(boundary)];
+  const Program& first = plan_.layer_class(0).forward.program;
+  for (std::size_t operand = 0; operand < homes.size(); ++operand) {
+    if (!homes[operand].present()) continue;
+    if (boundary == 1 && position(first.inputs, first.outputs[operand]) >= 0) continue;  // put as it came
+    kept.push_back(
+        {stream(boundary, static_cast<int>(operand), false, homes[operand].bytes), home(boundary, homes[operand])});
+  }
+  return kept;
+}
+
+Access Places::home(int boundary, const Place& place) {
+  return at(place, place.offset, "stream " + std::to_string(boundary), -1);
 }
 
 Access Places::saved(const Stop& stop, const Value& value) {
-  const LayerClass& layer_class = plan_.layer_class(stop.layer);
   // A kept input may live with the neighbour that made it.
-  const Program& forward = layer_class.forward.program;
-  if (int in = position(forward.inputs, forward.find(value.name)); in >= 0)
-    return stream(stop.layer, in, false, bytes_of(value));
-  auto it = layer_class.saved_offsets.find(value.name);
-  if (it == layer_class.saved_offsets.end()) fail_internal("plan", layer_class.name + " does not keep " + value.name);
-  const std::int64_t offset = plan_.slab_of_layer[static_cast<std::size_t>(stop.layer)] + it->second;
-  return at({Space::device, 0, offset, bytes_of(value)}, offset, value.name, stop.layer);
+  const Program& forward = plan_.layer_class(stop.layer).forward.program;
+  if (int in = position(forward.inputs, forward.find(value.name)); in >= 0) {
+    const Place& kept = plan_.boundary_homes[static_cast<std::size_t>(stop.layer)][static_cast<std::size_t>(in)];
+    return kept.present() ? home(stop.layer, kept) : stream(stop.layer, in, false, bytes_of(value));
+  }
+  const Place place = plan_.saved_place(stop.layer, value.name, bytes_of(value));
+  return at(place, place.offset, value.name, stop.layer);
 }
 
 }  // namespace quern

@@ -22,11 +22,18 @@ class Places {
   std::vector<Access> of(const Stop& stop);
   Access tensor(const PlannedTensor& tensor);
 
+  /// A stream that a store keeps for the backward pass: where the forward pass has it, and in the store.
+  struct KeptStream {
+    Access here, home;
+  };
+  std::vector<KeptStream> kept_streams(int boundary);
+
  private:
   Access of_value(const Stop& stop, ValueId id);
   Access boundary(const Stop& stop, const Value& value, int in, int out);
   Access stream(int boundary, int operand, bool evaluate, std::int64_t bytes);
   Access saved(const Stop& stop, const Value& value);
+  Access home(int boundary, const Place& place);
   Access state(const Stop& stop, const Value& value);
   /// The value that lies at a place for good.
   Access at(const Place& place, std::int64_t known_by, std::string_view name, int layer);

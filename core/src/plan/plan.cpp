@@ -28,6 +28,7 @@ std::string_view name_of(TensorOwner owner) {
     case TensorOwner::input: return "inputs";
     case TensorOwner::observation: return "observations";
     case TensorOwner::result: return "results";
+    case TensorOwner::activation: return kSavedActivations;
   }
   return "?";
 }
@@ -39,6 +40,7 @@ const std::string& memory_of(TensorOwner owner, const StatePlacement& state) {
     case TensorOwner::working: return state.weights.memory;
     case TensorOwner::gradient: return state.gradients.memory;
     case TensorOwner::optimizer: return state.moments.memory;
+    case TensorOwner::activation: return state.activations.memory;
     default: return on_device;
   }
 }
@@ -84,6 +86,16 @@ const PlannedTensor* Plan::find(std::string_view kind, std::string_view paramete
   if (auto it = tensor_index_.find(key); it != tensor_index_.end()) return &tensors[it->second];
   if (auto it = alias_index_.find(key); it != alias_index_.end()) return &aliases[it->second];
   return nullptr;
+}
+
+Place Plan::saved_place(int layer, const std::string& value, std::int64_t bytes) const {
+  const LayerClass& kept = layer_class(layer);
+  auto it = kept.saved_offsets.find(value);
+  if (it == kept.saved_offsets.end()) fail_internal("plan", kept.name + " does not keep " + value);
+  const Slab& slab = slabs[static_cast<std::size_t>(layer)];
+  if (slab.store < 0) return {Space::device, 0, slab.offset + it->second, bytes};
+  if (it->second < kept.movable_bytes) return {Space::store, slab.store, slab.offset + it->second, bytes};
+  return {Space::device, 0, slab.rest + it->second - kept.movable_bytes, bytes};
 }
 
 const ParameterPlan& Plan::parameter(std::string_view name) const {

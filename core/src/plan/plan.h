@@ -77,7 +77,17 @@ inline constexpr const char* kUploaded[] = {names::kTokens, names::kTargets, nam
                                             names::kStep};
 
 /// Whose memory a persistent tensor is.
-enum class TensorOwner : std::uint8_t { master, working, gradient, optimizer, precision, input, observation, result };
+enum class TensorOwner : std::uint8_t {
+  master,
+  working,
+  gradient,
+  optimizer,
+  precision,
+  input,
+  observation,
+  result,
+  activation,  ///< no tensors: values that layers keep for the backward pass
+};
 std::string_view name_of(TensorOwner owner);
 /// The memory that tensors of an owner are in.
 const std::string& memory_of(TensorOwner owner, const StatePlacement& state);
@@ -115,6 +125,14 @@ struct LayerClass {
   PlacedProgram advance;  ///< of the precision backend's states, once per optimizer step
   std::map<std::string, std::int64_t, std::less<>> saved_offsets;  ///< in a layer's slab
   std::int64_t saved_bytes = 0;                                    ///< of one layer's slab
+  std::int64_t movable_bytes = 0;  ///< from its beginning on, what may be in a store; scales and the like are behind
+};
+
+/// Where a layer's saved values are.
+struct Slab {
+  std::int64_t offset = 0;  ///< in the device's arena, or in the store
+  std::int32_t store = -1;  ///< -1: all of it is on the device
+  std::int64_t rest = 0;    ///< offset in the arena of what is not movable, where a store has the rest
 };
 
 struct ParameterPlan {
@@ -162,6 +180,7 @@ struct OwnerBytes {
 /// Owners whose bytes depend on what is recomputed.
 inline constexpr const char* kSavedActivations = "saved activations";
 inline constexpr const char* kTransient = "transient";
+inline constexpr const char* kSlots = "slots";
 
 /// What the planner made of a key that was left to it.
 struct Decision {
@@ -191,10 +210,11 @@ struct Plan {
   std::vector<ParameterPlan> parameters;
 
   // ---- memory ----
-  std::vector<PlannedTensor> tensors;       ///< by `add`, which `find` knows them by
-  std::vector<PlannedTensor> aliases;       ///< the same under the names that `norm` and `update` have: "master.w.3"
-  std::vector<std::int64_t> slab_of_layer;  ///< offset of each layer's saved values
+  std::vector<PlannedTensor> tensors;  ///< by `add`, which `find` knows them by
+  std::vector<PlannedTensor> aliases;  ///< the same under the names that `norm` and `update` have: "master.w.3"
+  std::vector<Slab> slabs;             ///< of each layer's saved values
   std::vector<std::vector<std::int64_t>> boundary_offsets;  ///< [boundary 0..layers][operand] when training
+  std::vector<std::vector<Place>> boundary_homes;           ///< likewise: in a store, if it is kept there; else absent
   std::vector<std::int64_t> boundary_buffers[2];            ///< shared buffers by parity, by operand
   std::int64_t gradient_buffers[2] = {0, 0};                ///< stream gradient by parity
   std::int64_t transient_offset = 0;
@@ -230,6 +250,8 @@ struct Plan {
   void add(PlannedTensor tensor);
   void add_alias(PlannedTensor alias);
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;
+  /// Of a value that the layer's class keeps.
+  Place saved_place(int layer, const std::string& value, std::int64_t bytes) const;
   const LayerClass& layer_class(int layer) const {
     return classes[static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
   }

@@ -79,15 +79,21 @@ class Planner {
                      .evaluate = placed(stage.evaluate),
                      .advance = {},
                      .saved_offsets = {},
-                     .saved_bytes = 0};
+                     .saved_bytes = 0,
+                     .movable_bytes = 0};
     if (!plan_.options.train) return layer;
     layer.forward = placed(stage.forward);
     layer.backward = placed(stage.backward);
     layer.advance = placed(StatePrograms::advance(stage));
-    for (const std::string& name : stage.split.saved) {
-      layer.saved_offsets[name] = layer.saved_bytes;
-      layer.saved_bytes =
-          checked_sum(layer.saved_bytes, aligned(bytes_of(stage.split.forward[stage.split.forward.find(name)])));
+    // Scales and the like last: a transfer of them would take as long as one of some kilobytes.
+    for (const bool movable : {true, false}) {
+      for (const std::string& name : stage.split.saved) {
+        const std::int64_t bytes = bytes_of(stage.split.forward[stage.split.forward.find(name)]);
+        if ((bytes > alignment()) != movable) continue;
+        layer.saved_offsets[name] = layer.saved_bytes;
+        layer.saved_bytes = checked_sum(layer.saved_bytes, aligned(bytes));
+      }
+      if (movable) layer.movable_bytes = layer.saved_bytes;
     }
     return layer;
   }

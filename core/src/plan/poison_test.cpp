@@ -102,7 +102,7 @@ TEST_CASE("what the host read last is poisoned on the compute lane") {
 }
 
 TEST_CASE("plans keep the laws with their freed places poisoned") {
-  for (unsigned places = 0; places < 16; ++places)
+  for (unsigned places = 0; places < 32; ++places)
     for (int ahead : {1, 3}) {
       CAPTURE(places);
       CAPTURE(ahead);

@@ -75,7 +75,7 @@ std::string state_table(const Plan& plan) {
   }
   GroupBytes saved{};
   for (const OwnerBytes& owner : plan.owners)
-    if (owner.owner == kSavedActivations) saved[static_cast<std::size_t>(ParameterGroup::block)] = owner.bytes;
+    if (owner.owner == kSavedActivations) saved[static_cast<std::size_t>(ParameterGroup::block)] += owner.bytes;
   row(kSavedActivations, saved, state.activations);
   return text;
 }

@@ -21,6 +21,7 @@ struct Held {
   std::int64_t offset = 0;  // in the slot
   bool fetched = false;     // a launch reads it before one has written it
   bool changed = false;
+  bool put = false;          // already, from where it was made: it has no slot
   std::int32_t version = 0;  // as it is put back
   std::int32_t copy = -1;    // the value in the slot
 };
@@ -76,6 +77,10 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
     window.begin = i;
     for (; i < schedule.actions.size() && schedule.actions[i].window == number; ++i) {
       const Action& action = schedule.actions[i];
+      if (action.kind == ActionKind::put && set.has_slot(schedule.writes(action)[0].place)) {
+        const Access& home = schedule.writes(action)[0];
+        window.held[{home.place.index, home.place.offset}] = {.home = home, .changed = true, .put = true};
+      }
       if (action.kind != ActionKind::launch && action.kind != ActionKind::collective) continue;
       const Task& task = set.tasks[static_cast<std::size_t>(action.task)];
       auto listed = [](const std::vector<std::int32_t>& list, std::size_t at) {
@@ -187,6 +192,7 @@ class Acquirer {
     Window& window = windows_[number];
     const std::int32_t layer = from_.actions[window.begin].layer;
     for (auto& [home, held] : window.held) {
+      if (held.put) continue;
       const std::string name = set_.values[static_cast<std::size_t>(held.home.value)];
       set_.values.push_back(name + " in a slot");
       set_.lasting.push_back(false);
@@ -215,11 +221,11 @@ class Acquirer {
     wait(Lane::copy_out, used_[number]);
     const std::int32_t layer = from_.actions[window.begin].layer;
     for (const auto& [home, held] : window.held) {
-      if (!held.changed) continue;
+      if (held.changed) put_.emplace_back(held.home.place, number);
+      if (!held.changed || held.put) continue;
       const Access here{slot_of(window, held), held.copy, held.version};
       const Access back{held.home.place, held.home.value, held.version};
       to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = layer}, {&here, 1}, {&back, 1});
-      put_.emplace_back(held.home.place, number);
     }
     stored_[number] = record(Lane::copy_out);
   }
@@ -230,7 +236,7 @@ class Acquirer {
       for (Access& access : result) {
         if (!window || !set_.has_slot(access.place)) continue;
         const Held& held = window->held.at({access.place.index, access.place.offset});
-        access = {slot_of(*window, held), held.copy, access.version};
+        if (!held.put) access = {slot_of(*window, held), held.copy, access.version};
       }
       return result;
     };

@@ -20,7 +20,7 @@ struct SlotRing {
 SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead);
 
 /// Fetches and puts back, in every schedule; ahead as far as there is room in the ring. Launches and collectives of one
-/// Action::window are one window; one without a number uses no store.
+/// Action::window are one window; one without a number uses no store. What a window puts itself stays as it is.
 void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment);
 
 }  // namespace quern

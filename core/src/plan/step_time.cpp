@@ -17,6 +17,8 @@ Owners owners_in_stores(const Plan& plan) {
   Owners owners;
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.store >= 0) owners.try_emplace({tensor.store, tensor.offset}, tensor.owner);
+  for (const Slab& slab : plan.slabs)
+    if (slab.store >= 0) owners.try_emplace({slab.store, slab.offset}, TensorOwner::activation);
   return owners;
 }
 

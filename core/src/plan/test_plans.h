@@ -36,13 +36,14 @@ inline PlanOptions tiny_options() {
   return options;
 }
 
-/// Bit 0 of `places` puts masters into the store, bit 1 moments, bit 2 gradients, bit 3 working weights.
+/// Bit 0 of `places` puts masters into the store, bit 1 moments, bit 2 gradients, bit 3 working weights, bit 4
+/// activations.
 inline PlanOptions stored_options(unsigned places, int ahead, const std::string& store = "host") {
   PlanOptions options = tiny_options();
   options.ahead = ahead;
   StatePlacement& state = options.state;
   unsigned bit = 0;
-  for (Placement* placed : {&state.master, &state.moments, &state.gradients, &state.weights})
+  for (Placement* placed : {&state.master, &state.moments, &state.gradients, &state.weights, &state.activations})
     if (places >> bit++ & 1) placed->memory = store;
   return options;
 }

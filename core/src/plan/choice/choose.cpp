@@ -78,8 +78,11 @@ class Comparison {
   std::int64_t least_device_bytes(const Plan& plan) const {
     if (limits_.device == 0) return 0;
     std::int64_t bytes = plan.device_total();
+    const bool in_slots = plan.options.state.activations.memory != kOnDevice;
     for (const OwnerBytes& owner : plan.owners)
-      if (owner.owner == kSavedActivations || owner.owner == kTransient) bytes -= owner.bytes;
+      if (owner.store < 0 &&
+          (owner.owner == kSavedActivations || owner.owner == kTransient || (in_slots && owner.owner == kSlots)))
+        bytes -= owner.bytes;
     return bytes;
   }
 
@@ -174,6 +177,7 @@ Choice choose(const PlanParts& parts, const PlanOptions& options) { return Compa
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {
   const std::int64_t sequences = checked_product(options.geometry.batch, options.accumulation);
   Choice best;
+  int slower = 0;  // in a row
   for (std::int64_t batch = sequences; batch > 0; --batch) {
     if (sequences % batch != 0 || batch * options.geometry.sequence > kMostTokens) continue;
     PlanOptions trial = options;
@@ -182,8 +186,10 @@ Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& option
     trial.uploads = uploads_for(trial.accumulation);
     Choice choice = choose(parts, trial);
     if (!choice.fits) continue;
-    if (best.fits && choice.plan.seconds_per_step >= best.plan.seconds_per_step) break;
-    best = std::move(choice);
+    const bool faster = !best.fits || choice.plan.seconds_per_step < best.plan.seconds_per_step;
+    slower = faster ? 0 : slower + 1;
+    if (slower == 2) break;
+    if (faster) best = std::move(choice);
   }
   if (!best.fits) return choose(parts, options);
   auto decide = [&](const std::string& key, std::int64_t configured, std::int64_t value) {

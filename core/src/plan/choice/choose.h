@@ -27,7 +27,7 @@ struct Choice {
 Choice choose(const PlanParts& parts, const PlanOptions& options);
 
 /// Chooses the micro-batch too, for the fastest step of the same sequences; where none fits, as choose does. Sizes are
-/// tried from large to small, up to the first that is slower than one before.
+/// tried from large to small, up to the second in a row that is slower than the best.
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

@@ -60,7 +60,7 @@ std::string refusal(const PlanOptions& options) {
 /// The fastest step of all placements, each named in the options.
 std::optional<double> fastest(const PlanParts& parts, const PlanOptions& options) {
   std::optional<double> best;
-  for (unsigned places = 0; places < 16; ++places) {
+  for (unsigned places = 0; places < 32; ++places) {
     PlanOptions named = stored_options(places, 1);
     named.store = options.store;
     named.accumulation = options.accumulation;
