@@ -64,14 +64,27 @@ class Comparison {
     Plan& plan = candidate.fit.plan;
     candidate.named_bytes = plan.device_total();
     candidate.fits = limits_.hold(plan);
-    const bool hopeless = !Limits{0, limits_.host}.hold(plan) || least_device_bytes(plan) > limits_.device;
+    const bool hopeless =
+        (limits_.host > 0 && least_host_bytes(plan) > limits_.host) || least_device_bytes(plan) > limits_.device;
     candidate.tried = candidate.fits || hopeless || !chooses(options_) || !options_.train;
     if (candidate.fits || !candidate.tried) {
       add_schedules(plan, parts_.device);
       candidate.seconds = plan.seconds_per_step;
-      if (!candidate.fits) plan.schedules = {};
+      if (!candidate.fits) {
+        plan.schedules = {};
+        if (plan.options.state.activations.memory != kOnDevice) candidate.seconds = seconds_without(away);
+      }
     }
     candidates_.push_back(std::move(candidate));
+  }
+
+  /// Of a step whose activations stay on the device: at least what one takes that recomputes some, and moves fewer.
+  double seconds_without(unsigned away) const {
+    for (std::size_t i = 0; i < open_.size(); ++i)
+      if (open_[i]->placement == &StatePlacement::activations) away &= ~(1u << i);
+    for (const Candidate& known : candidates_)
+      if (known.away == away) return known.seconds;
+    return 0;
   }
 
   /// What no recomputation frees.
@@ -86,9 +99,18 @@ class Comparison {
     return bytes;
   }
 
+  static std::int64_t least_host_bytes(const Plan& plan) {
+    std::int64_t bytes = plan.host_bytes();
+    for (const OwnerBytes& owner : plan.owners)
+      if (owner.owner == kSavedActivations && owner.store >= 0 &&
+          plan.stores[static_cast<std::size_t>(owner.store)].in_host_memory)
+        bytes -= owner.bytes;
+    return bytes;
+  }
+
   void try_to_fit(Candidate& candidate) {
     if (path_.empty()) path_ = path_for(parts_, options_);
-    candidate.fit = fit_within(parts_, candidate.options, path_, limits_.device);
+    candidate.fit = fit_within(parts_, candidate.options, path_, [&](const Plan& plan) { return limits_.hold(plan); });
     candidate.tried = true;
     candidate.fits = limits_.hold(candidate.fit.plan);
     if (!candidate.fits) return;
@@ -140,7 +162,7 @@ class Comparison {
   Choice nearest() {
     auto missing = [&](const Candidate& candidate) {
       const Plan& plan = candidate.fit.plan;
-      const std::int64_t host = limits_.host > 0 ? std::max<std::int64_t>(plan.host_bytes() - limits_.host, 0) : 0;
+      const std::int64_t host = limits_.host > 0 ? std::max<std::int64_t>(least_host_bytes(plan) - limits_.host, 0) : 0;
       return host + std::max<std::int64_t>(least_device_bytes(plan) - limits_.device, 0);
     };
     auto least = std::min_element(candidates_.begin(), candidates_.end(),

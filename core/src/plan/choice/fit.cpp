@@ -25,20 +25,21 @@ Fit fit_named(const PlanParts& parts, const PlanOptions& options) {
 
 // Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
 // the step of the path that fits them all, and as many as there is room for the next one.
-Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path, std::int64_t limit) {
+Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path,
+               const std::function<bool(const Plan&)>& fits_all) {
   auto trial = [&](RecomputeChoice choice) {
     Plan plan = plan_with(parts, options, choice);
     return Fit{std::move(choice), std::move(plan)};
   };
   std::size_t step = path.size() - 1;
   Fit fit = trial({.recomputed = path[step]});
-  while (step > 0 && fit.plan.device_total() > limit) fit = trial({.recomputed = path[--step]});
-  if (fit.plan.device_total() > limit || step + 1 == path.size()) return fit;
+  while (step > 0 && !fits_all(fit.plan)) fit = trial({.recomputed = path[--step]});
+  if (!fits_all(fit.plan) || step + 1 == path.size()) return fit;
   std::int64_t fits = 0, too_many = fit.plan.model.layers;
   while (too_many - fits > 1) {
     const std::int64_t middle = (fits + too_many) / 2;
     Fit more = trial({.recomputed = path[step], .fewer = path[step + 1], .richer_layers = middle});
-    if (more.plan.device_total() > limit) {
+    if (!fits_all(more.plan)) {
       too_many = middle;
     } else {
       fits = middle;

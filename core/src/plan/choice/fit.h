@@ -1,5 +1,7 @@
 #pragma once
-// What to recompute: the policy of the options, or within a limit on device memory as little as fits.
+// What to recompute: the policy of the options, or as little as fits.
+
+#include <functional>
 
 #include "plan/planner.h"
 
@@ -17,8 +19,8 @@ RecomputePath path_for(const PlanParts& parts, const PlanOptions& options);
 
 /// What the options name.
 Fit fit_named(const PlanParts& parts, const PlanOptions& options);
-/// The least recomputation on the path that takes at most `limit` bytes of the device; where even the most does not
-/// fit, that.
-Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path, std::int64_t limit);
+/// The least recomputation on the path whose plan `fits_all` memories; where even the most does not fit, that.
+Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path,
+               const std::function<bool(const Plan&)>& fits_all);
 
 }  // namespace quern
