@@ -16,6 +16,7 @@ struct CudaOptions {
   std::int64_t matmul_candidates = 8;
   std::string matmul_search = "wide";
   bool matmul_cache = true;
+  std::string products = "library";
 };
 
 inline OptionTable<CudaOptions> cuda_options() {
@@ -38,6 +39,10 @@ inline OptionTable<CudaOptions> cuda_options() {
         "it lacks, in 2 to 3 s for each large product at a first start")
       .one_of({"wide", "listed"});
   t.add("matmul_cache", &CudaOptions::matmul_cache, "keep timed choices on disk, in the user's cache directory");
+  t.add("products", &CudaOptions::products,
+        "library: cuBLASLt's products of 8-bit operands; own: quern's on compute capability 9.0, where they take the "
+        "product (fast sums); auto: the faster of both, timed. i8 has own ones alone")
+      .one_of({"auto", "library", "own"});
   return t;
 }
 

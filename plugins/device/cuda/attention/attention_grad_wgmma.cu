@@ -229,8 +229,8 @@ void wgmma_attention_grad(const AttentionShape& s, const AttentionOperands& o, i
     const int blocks = (tiles + kGroups - 1) / kGroups;
     const int key_items = static_cast<int>(s.batch * s.kv_heads) * blocks;
     const GradArguments arguments{
-        .qkv = tensor_map({s.packed(), s.sequence, s.batch}, o.qkv, {wgmma::kColumns, kTile, 1}),
-        .dy = tensor_map({s.width(), s.sequence, s.batch}, o.dy, {wgmma::kColumns, kTile, 1}),
+        .qkv = tensor_map(DType::bf16, {s.packed(), s.sequence, s.batch}, o.qkv, {wgmma::kColumns, kTile, 1}),
+        .dy = tensor_map(DType::bf16, {s.width(), s.sequence, s.batch}, o.dy, {wgmma::kColumns, kTile, 1}),
         .statistics = statistics,
         .dqkv = static_cast<bf16*>(o.dqkv),
         .next = next,

@@ -34,18 +34,18 @@ Encode encoder() {
 
 void find_tensor_map_encoder() { encoder(); }
 
-CUtensorMap tensor_map(const std::array<std::int64_t, 3>& sizes, const void* data,
+CUtensorMap tensor_map(DType type, const std::array<std::int64_t, 3>& sizes, const void* data,
                        const std::array<std::uint32_t, 3>& box) {
-  constexpr std::uint64_t kBytes = 2;
+  const std::uint64_t bytes = size_of(type);
   const std::array<cuuint64_t, 3> extents{static_cast<cuuint64_t>(sizes[0]), static_cast<cuuint64_t>(sizes[1]),
                                           static_cast<cuuint64_t>(sizes[2])};
-  const std::array<cuuint64_t, 2> strides{extents[0] * kBytes, extents[0] * extents[1] * kBytes};
+  const std::array<cuuint64_t, 2> strides{extents[0] * bytes, extents[0] * extents[1] * bytes};
   const std::array<cuuint32_t, 3> steps{1, 1, 1};
   CUtensorMap map;
-  const CUresult status =
-      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), extents.data(), strides.data(),
-                box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = encoder()(&map, bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                    3, const_cast<void*>(data), extents.data(), strides.data(), box.data(),
+                                    steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw Error(ErrorCode::internal, {.where = "device cuda",
                                       .what = "cuTensorMapEncodeTiled refused a tensor of " + std::to_string(sizes[2]) +

@@ -6,15 +6,17 @@
 #include <array>
 #include <cstdint>
 
+#include "quern/dtype.h"
+
 namespace quern::cuda {
 
 /// To be called by `prepare`: finds the driver's function. Throws a resources error where the driver is too old.
 void find_tensor_map_encoder();
 
-/// A (B, rows, columns) bf16 tensor, `sizes` and `box` from columns on, for boxes with rows of 128 bytes and the
-/// 128-byte swizzle; what a box covers beyond the tensor is read as zeros. Rows are contiguous. Made on the host,
-/// without the driver's linkage. Throws where data or rows are not multiples of 16 bytes.
-CUtensorMap tensor_map(const std::array<std::int64_t, 3>& sizes, const void* data,
+/// A (B, rows, columns) tensor of bf16 or of 8 bits, `sizes` and `box` from columns on, for boxes with rows of 128
+/// bytes and the 128-byte swizzle; what a box covers beyond the tensor is read as zeros. Rows are contiguous. Made on
+/// the host, without the driver's linkage. Throws where data or rows are not multiples of 16 bytes.
+CUtensorMap tensor_map(DType type, const std::array<std::int64_t, 3>& sizes, const void* data,
                        const std::array<std::uint32_t, 3>& box);
 
 }  // namespace quern::cuda

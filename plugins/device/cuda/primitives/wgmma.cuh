@@ -1,16 +1,20 @@
 #pragma once
-// Hopper's warpgroup matrix products, bf16 with fp32 sums: thin wrappers of the PTX (ISA 8.0, "wgmma.mma_async"), for
-// tiles in shared memory as TMA writes them with the 128-byte swizzle: boxes of rows of 64 elements, at addresses that
-// are multiples of 1024. Products run asynchronously: nothing may touch their registers and tiles until wait() says so.
+// Hopper's warpgroup matrix products, with fp32 sums of bf16 and 8-bit floats and int32 sums of i8: thin wrappers of
+// the PTX (ISA 8.0, "wgmma.mma_async"), for tiles in shared memory as TMA writes them with the 128-byte swizzle: boxes
+// of rows of 128 bytes, at addresses that are multiples of 1024. Products run asynchronously: nothing may touch their
+// registers and tiles until wait() says so. Sums of 8-bit floats keep about 14 bits.
 
 #include <cstdint>
 
 #include "primitives/element.cuh"
+#include "quern/dtype.h"
 
 namespace quern::cuda::wgmma {
 
-inline constexpr int kColumns = 64;                   ///< elements of a swizzled row, 128 bytes
-inline constexpr int kDepth = 16;                     ///< elements that one product sums over
+inline constexpr int kRowBytes = 128;  ///< of a swizzled row
+inline constexpr int kColumns = 64;    ///< bf16 elements of it
+inline constexpr int kDepth = 16;      ///< bf16 elements that one product sums over; of 8 bits, twice that
+inline constexpr int kDepthBytes = 32;
 inline constexpr std::uint32_t kEightRows = 8 * 128;  ///< bytes
 
 /// Describes a tile, by halves: the upper is constant, and steps add to the lower.
@@ -26,7 +30,7 @@ struct Tile {
 /// Where a block's tile begins, as descriptors say it: in a cluster the upper bits of addresses name the block.
 __device__ __forceinline__ std::uint32_t start(std::uint32_t address) { return (address & 0x3ffffu) >> 4; }
 /// A tile from `address` on whose rows are the operand's rows (A) or columns (B), each row along the sum. A step of
-/// kDepth along the sum: 32 bytes.
+/// kDepth along the sum: kDepthBytes.
 __device__ __forceinline__ Tile along_rows(std::uint32_t address) { return {start(address) | 1u << 16}; }
 /// A B whose rows are summed over, boxes of 64 columns lying `kBox` bytes apart. A step of kDepth: 2048 bytes.
 template <std::uint32_t kBox>
@@ -49,15 +53,22 @@ __device__ __forceinline__ void pin(float (&sums)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
+template <int kCount>
+__device__ __forceinline__ void pin(std::int32_t (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(sums[i])::"memory");
+}
 
 // Sums of m64: of a thread, sums[4 j .. 4 j + 3] are rows r, r, r + 8, r + 8 and columns 8 j + c, + 1, + 0, + 1, where
 // r = 16 warp + lane / 4 and c = lane % 4 * 2. A in registers, m64k16: pairs (r, c), (r + 8, c), (r, c + 8), (r + 8, c
 // + 8).
 
-#define QUERN_SUMS_8(s, i)                                                                                    \
-  "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3]), "+f"(s[i + 4]), "+f"(s[i + 5]), "+f"(s[i + 6]), \
-      "+f"(s[i + 7])
-#define QUERN_SUMS_32(s, i) QUERN_SUMS_8(s, i), QUERN_SUMS_8(s, i + 8), QUERN_SUMS_8(s, i + 16), QUERN_SUMS_8(s, i + 24)
+#define QUERN_SUMS_8(c, s, i) \
+  c(s[i]), c(s[i + 1]), c(s[i + 2]), c(s[i + 3]), c(s[i + 4]), c(s[i + 5]), c(s[i + 6]), c(s[i + 7])
+#define QUERN_SUMS_32(c, s, i) \
+  QUERN_SUMS_8(c, s, i), QUERN_SUMS_8(c, s, i + 8), QUERN_SUMS_8(c, s, i + 16), QUERN_SUMS_8(c, s, i + 24)
+#define QUERN_SUMS_128(c, s) \
+  QUERN_SUMS_32(c, s, 0), QUERN_SUMS_32(c, s, 32), QUERN_SUMS_32(c, s, 64), QUERN_SUMS_32(c, s, 96)
 #define QUERN_NAMES_32                                                                                                 \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
   "%31"
@@ -77,7 +88,7 @@ __device__ __forceinline__ void multiply(float (&sums)[32], Tile a, Tile b) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %34, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"
-      : QUERN_SUMS_32(sums, 0)
+      : QUERN_SUMS_32("+f", sums, 0)
       : "l"(a.descriptor()), "l"(b.descriptor()), "n"(kAdd));
 }
 
@@ -88,7 +99,7 @@ __device__ __forceinline__ void multiply(float (&sums)[32], const std::uint32_t 
       "{.reg .pred p; setp.ne.b32 p, %37, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_NAMES_32
       "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
-      : QUERN_SUMS_32(sums, 0)
+      : QUERN_SUMS_32("+f", sums, 0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
 }
 
@@ -99,7 +110,7 @@ __device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t 
       "{.reg .pred p; setp.ne.b32 p, %69, 0;"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" QUERN_NAMES_64
       "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;}"
-      : QUERN_SUMS_32(sums, 0), QUERN_SUMS_32(sums, 32)
+      : QUERN_SUMS_32("+f", sums, 0), QUERN_SUMS_32("+f", sums, 32)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
 }
 
@@ -109,12 +120,39 @@ __device__ __forceinline__ void multiply(float (&sums)[128], Tile a, Tile b, boo
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %130, 0;"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" QUERN_NAMES_128 "}, %128, %129, p, 1, 1, 0, %131;}"
-      : QUERN_SUMS_32(sums, 0), QUERN_SUMS_32(sums, 32), QUERN_SUMS_32(sums, 64), QUERN_SUMS_32(sums, 96)
+      : QUERN_SUMS_128("+f", sums)
       : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)), "n"(kAcross));
+}
+
+/// The same of 8-bit floats, 32 elements along the sum; both along rows.
+template <DType kA, DType kB>
+__device__ __forceinline__ void multiply(float (&sums)[128], Tile a, Tile b, bool add) {
+  static_assert((kA == DType::e4m3 || kA == DType::e5m2) && kB == DType::e4m3);
+#define QUERN_MULTIPLY(types)                                                                              \
+  asm volatile(                                                                                            \
+      "{.reg .pred p; setp.ne.b32 p, %130, 0;"                                                             \
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32." types " {" QUERN_NAMES_128 "}, %128, %129, p, 1, 1;}" \
+      : QUERN_SUMS_128("+f", sums)                                                                         \
+      : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)))
+  if constexpr (kA == DType::e4m3)
+    QUERN_MULTIPLY("e4m3.e4m3");
+  else
+    QUERN_MULTIPLY("e5m2.e4m3");
+#undef QUERN_MULTIPLY
+}
+
+/// The same of i8, exactly while sums fit.
+__device__ __forceinline__ void multiply(std::int32_t (&sums)[128], Tile a, Tile b, bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %130, 0;"
+      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" QUERN_NAMES_128 "}, %128, %129, p;}"
+      : QUERN_SUMS_128("+r", sums)
+      : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)));
 }
 
 #undef QUERN_SUMS_8
 #undef QUERN_SUMS_32
+#undef QUERN_SUMS_128
 #undef QUERN_NAMES_32
 #undef QUERN_NAMES_64
 #undef QUERN_NAMES_128
@@ -130,14 +168,13 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], std::uint32_t box,
                : "memory");
 }
 
-/// Of a warp's sums, 16 rows of 8 columns at `from` and 8 columns on, rounded to bf16, to where `address` says: in lane
+/// Of a warp's sums, 16 rows of 8 columns and of the 8 beside them, rounded to bf16, to where `address` says: in lane
 /// l that of row l % 16 of the first 8 columns (l < 16) or of the next.
-template <int kCount>
-__device__ __forceinline__ void store_rounded(std::uint32_t address, const float (&sums)[kCount], int from) {
+__device__ __forceinline__ void store_rounded(std::uint32_t address, const float (&sums)[8]) {
   std::uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[from + 2 * i], sums[from + 2 * i + 1]);
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[2 * i], sums[2 * i + 1]);
     words[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
   }
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),

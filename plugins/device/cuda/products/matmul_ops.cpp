@@ -5,6 +5,7 @@
 
 #include "products/matmul_bias.h"
 #include "products/matmul_plan.h"
+#include "products/own_product.h"
 #include "quern/block_scales.h"
 #include "quern/error.h"
 #include "runtime/kernels.h"
@@ -32,7 +33,7 @@ MatmulKey make_key(const OpInstance& op) {
   key.y = y.dtype;
   key.accumulate = y.accumulate;
   if (present(op, kBias)) {
-    DType taken = is_float8(a.dtype) ? DType::bf16 : y.dtype;
+    DType taken = size_of(a.dtype) == 1 ? DType::bf16 : y.dtype;
     key.bias = op.inputs[kBias].dtype == taken && !key.accumulate;
   }
   if (present(op, kScaleA) || present(op, kScaleB)) {
@@ -52,6 +53,10 @@ std::string refuse_formats(const MatmulKey& key, const CudaTraits& gpu) {
   if (key.a == DType::bf16 && key.b == DType::bf16) return {};
   if (key.a == DType::f32 && key.b == DType::f32)
     return key.y == DType::f32 ? "" : pair + " gives f32 only on this device";
+  if (key.a == DType::i8 && key.b == DType::i8) {
+    const std::string own = refuse_own_product(key, gpu);
+    return own.empty() ? own : pair + ": " + own + ", and the library's are not offered";
+  }
   if (!is_float8(key.a) || !is_float8(key.b)) return pair + ": no such product on this device";
   if (key.a == DType::e5m2 && key.b == DType::e5m2) return pair + ": at most one operand can be e5m2";
   if (gpu.compute_capability < 89) return pair + ": needs compute capability 8.9 (Ada) or later";
@@ -80,7 +85,7 @@ std::string refuse_block_scales(const OpInstance& op, const MatmulKey& key, cons
 
 std::string refuse_scales(const OpInstance& op, const MatmulKey& key, const CudaTraits& gpu) {
   if (key.scales == ScaleMode::none) return {};
-  if (!is_float8(key.a)) return "matmul: scales need 8-bit operands on this device";
+  if (size_of(key.a) > 1) return "matmul: scales need 8-bit operands on this device";
   if (of_blocks(key.scales)) return refuse_block_scales(op, key, gpu);
   auto fits = [&](std::size_t i, std::int64_t size) {
     if (!present(op, i)) return key.scales == ScaleMode::tensor;
@@ -105,6 +110,8 @@ std::string refusal(const OpInstance& op, const CudaTraits& gpu) {
   }
   if (present(op, kBias) && (op.inputs[kBias].count() != key.n || !is_wide(op.inputs[kBias].dtype)))
     return "matmul: bias must have one element a column, f32 or bf16";
+  if (key.a == DType::i8 && present(op, kBias) && !key.bias)
+    return "matmul: i8 takes a bf16 bias, and no sums with one";
   if (std::string text = refuse_formats(key, gpu); !text.empty()) return text;
   return refuse_scales(op, key, gpu);
 }
@@ -114,8 +121,25 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
   return text.empty() ? OpSupport{{}, kMatmulWorkspace} : OpSupport{text, 0};
 }
 
+Launch prepare_own(const MatmulKey& key, CudaContext& context) {
+  load_own_product(key);
+  return [key, multiprocessors = context.multiprocessors](std::span<const View> in, std::span<const View> out,
+                                                          const Exec& exec) {
+    auto data = [&in](std::size_t i) { return i < in.size() ? in[i].data : nullptr; };
+    run_own_product(key,
+                    {.a = data(kA),
+                     .b = data(kB),
+                     .bias = data(kBias),
+                     .scale_a = static_cast<const float*>(data(kScaleA)),
+                     .scale_b = static_cast<const float*>(data(kScaleB)),
+                     .y = out[0].data},
+                    multiprocessors, stream_of(exec));
+  };
+}
+
 Launch prepare(const OpInstance& op, CudaContext& context) {
   MatmulKey key = make_key(op);
+  if (key.a == DType::i8) return prepare_own(key, context);
   RowStart start = key.accumulate ? RowStart::add : RowStart::write;
   bool separate_bias = present(op, kBias) && !key.bias;
   std::shared_ptr<const MatmulPlan> plan;

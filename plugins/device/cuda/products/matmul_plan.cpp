@@ -8,6 +8,7 @@
 
 #include "products/matmul_tiles.h"
 #include "products/matmul_timing.h"
+#include "products/own_product.h"
 #include "quern/error.h"
 #include "runtime/check.h"
 
@@ -71,6 +72,10 @@ cublasLtMatmulMatrixScale_t library_mode(ScaleMode scales) {
 
 /// Smaller products take some 30 us or less, of which another tile saves little, and are many in tests.
 constexpr double kLeastWideFlops = 2e10;
+
+double flops_of(const MatmulKey& key) {
+  return 2.0 * static_cast<double>(key.m) * static_cast<double>(key.n) * static_cast<double>(key.k);
+}
 
 }  // namespace
 
@@ -158,7 +163,15 @@ cublasStatus_t MatmulPlan::try_run(cublasLtHandle_t lt, const MatmulOperands& op
                         &algorithm, operands.workspace, kMatmulWorkspace, stream);
 }
 
+void MatmulPlan::choose_own(int multiprocessors) {
+  load_own_product(key_);
+  own_on_ = multiprocessors;
+}
+
+std::string MatmulPlan::choice() const { return own_on_ > 0 ? kOwn : text_of(algorithm_); }
+
 void MatmulPlan::run(cublasLtHandle_t lt, const MatmulOperands& operands, cudaStream_t stream) const {
+  if (own_on_ > 0) return run_own_product(key_, operands, own_on_, stream);
   QUERN_CUBLAS(try_run(lt, operands, algorithm_, stream));
 }
 
@@ -207,46 +220,62 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 // ---- all products ----
 
 std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
-  const double flops = 2.0 * static_cast<double>(key.m) * static_cast<double>(key.n) * static_cast<double>(key.k);
   // A configuration is checked without knowing how operands are aligned; the heuristic is told.
-  const bool wide =
-      search == MatmulSearch::wide && gpu.compute_capability == 90 && flops >= kLeastWideFlops && key.alignment >= 256;
+  const bool wide = search == MatmulSearch::wide && gpu.compute_capability == 90 && flops_of(key) >= kLeastWideFlops &&
+                    key.alignment >= 256;
   return wide ? ", wide" : "";
 }
 
 std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const MatmulKey& key) {
   const std::string name = key.text(), mark = search_mark(search_, key, context.traits);
   if (auto it = plans_.find(name); it != plans_.end()) return it->second;
-  lt_ = context.lt;
+  context_ = &context;
   auto plan = std::make_shared<MatmulPlan>(key);
-  auto search = [&]() -> std::optional<TimedChoices::Found> {
-    const std::vector<cublasLtMatmulAlgo_t> listed = plan->candidates(lt_, candidates_);
-    if (listed.empty()) return std::nullopt;
-    if (candidates_ == 1) return TimedChoices::Found{text_of(listed.front()), false};
-    std::vector<cublasLtMatmulAlgo_t> unlisted;
-    if (!mark.empty()) unlisted = unlisted_candidates(lt_, *plan, key, listed, context.traits.multiprocessors);
-    const TimedChoice choice = choose_by_time(context, key, listed, unlisted);
-    return TimedChoices::Found{text_of(choice.algorithm), choice.whole};
-  };
-  const std::optional<std::string> found = choices_.known_or_timed(
-      name, mark, [&](const std::string& text) { return use(*plan, text); }, search);
+  auto usable = [&](const std::string& text) { return use(*plan, text); };
+  std::optional<std::string> found;
+  const bool own = context.traits.products != ProductChoice::library && refuse_own_product(key, context.traits).empty();
+  if (own && context.traits.products == ProductChoice::own) {
+    found = choices_.taken(name);
+    if (!found || !usable(*found)) found = MatmulPlan::kOwn, choices_.take(name, *found);
+  } else {
+    found = choices_.known_or_timed(name, mark + (own ? ", own" : ""), usable,
+                                    [&] { return search(*plan, key, !mark.empty(), own); });
+  }
   if (!found) return nullptr;
-  plan->choose(*algorithm_of(*found));
+  use(*plan, *found);
   plans_[name] = plan;
   return plan;
 }
 
+std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const MatmulKey& key, bool wide,
+                                                       bool own) const {
+  const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(context_->lt, candidates_);
+  if (listed.empty()) return std::nullopt;
+  if (candidates_ == 1) return TimedChoices::Found{text_of(listed.front()), false};
+  std::vector<cublasLtMatmulAlgo_t> unlisted;
+  if (wide) unlisted = unlisted_candidates(context_->lt, plan, key, listed, context_->traits.multiprocessors);
+  const TimedChoice choice = choose_by_time(*context_, key, listed, unlisted);
+  plan.choose(choice.algorithm);
+  if (own && flops_of(key) >= kLeastWideFlops && own_is_faster(*context_, plan))
+    return TimedChoices::Found{MatmulPlan::kOwn, choice.whole};
+  return TimedChoices::Found{text_of(choice.algorithm), choice.whole};
+}
+
 bool MatmulPlans::use(MatmulPlan& plan, const std::string& text) const {
+  if (text == MatmulPlan::kOwn) {
+    if (!refuse_own_product(plan.key(), context_->traits).empty()) return false;
+    plan.choose_own(context_->multiprocessors);
+    return true;
+  }
   const std::optional<cublasLtMatmulAlgo_t> algorithm = algorithm_of(text);
-  if (!algorithm || !plan.accepts(lt_, *algorithm)) return false;
+  if (!algorithm || !plan.accepts(context_->lt, *algorithm)) return false;
   plan.choose(*algorithm);
   return true;
 }
 
 void MatmulPlans::adopt() {
   for (auto& [name, plan] : plans_)
-    if (const auto taken = choices_.taken(name); taken && !use(*plan, *taken))
-      choices_.take(name, text_of(plan->algorithm()));
+    if (const auto taken = choices_.taken(name); taken && !use(*plan, *taken)) choices_.take(name, plan->choice());
 }
 
 }  // namespace quern::cuda

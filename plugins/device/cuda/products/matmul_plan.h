@@ -60,6 +60,7 @@ struct MatmulOperands {
 class MatmulPlan {
  public:
   explicit MatmulPlan(const MatmulKey& key);
+  const MatmulKey& key() const { return key_; }
   ~MatmulPlan();
   MatmulPlan(const MatmulPlan&) = delete;
   MatmulPlan& operator=(const MatmulPlan&) = delete;
@@ -73,14 +74,20 @@ class MatmulPlan {
   std::optional<cublasLtMatmulAlgo_t> plain(cublasLtHandle_t lt, int id) const;
   /// Whether an algorithm, perhaps from another run, can be used here.
   bool accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algorithm) const;
-  void choose(const cublasLtMatmulAlgo_t& algorithm) { algorithm_ = algorithm; }
+  void choose(const cublasLtMatmulAlgo_t& algorithm) { algorithm_ = algorithm, own_on_ = 0; }
   const cublasLtMatmulAlgo_t& algorithm() const { return algorithm_; }
+  /// Own kernels on so many multiprocessors instead of the library's (own_product.h).
+  void choose_own(int multiprocessors);
+  /// The choice as text_of(algorithm), or kOwn.
+  std::string choice() const;
+  static constexpr const char* kOwn = "own";
 
  private:
   MatmulKey key_;
   cublasLtMatmulDesc_t product_ = nullptr;
   cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, y_ = nullptr;  ///< cuBLASLt's A is our b
   cublasLtMatmulAlgo_t algorithm_ = {};
+  int own_on_ = 0;  ///< multiprocessors; 0: not own
 };
 
 /// Where a product's candidates come from.
@@ -106,13 +113,15 @@ class MatmulPlans {
   void adopt();
 
  private:
-  /// Has the plan run by an algorithm; false: it cannot.
+  /// Has the plan run by a choice; false: it cannot.
   bool use(MatmulPlan& plan, const std::string& text) const;
+  /// What timing finds; none: there is no algorithm.
+  std::optional<TimedChoices::Found> search(MatmulPlan& plan, const MatmulKey& key, bool wide, bool own) const;
 
   TimedChoices& choices_;
   int candidates_;
   MatmulSearch search_;
-  cublasLtContext* lt_ = nullptr;
+  CudaContext* context_ = nullptr;
   std::map<std::string, std::shared_ptr<MatmulPlan>> plans_;  ///< by MatmulKey::text()
 };
 

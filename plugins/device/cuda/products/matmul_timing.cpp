@@ -229,6 +229,32 @@ TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulSc
 
 }  // namespace
 
+bool own_is_faster(CudaContext& context, const MatmulPlan& library) {
+  constexpr float kTurnMs = 40, kScatter = 0.995f;
+  const MatmulKey& key = library.key();
+  const MatmulScratch scratch(key, context.setup, sets_beyond(context.traits.l2_bytes, key));
+  if (!scratch) return false;
+  MatmulPlan own(key);
+  own.choose_own(context.multiprocessors);
+  const EventTimer timer(context.setup);
+  std::size_t next = 0;
+  auto mean = [&](const MatmulPlan& plan, int runs) {
+    timer.start();
+    for (int i = 0; i < runs; ++i) plan.run(context.lt, scratch.operands(next++ % scratch.sets()), context.setup);
+    timer.stop();
+    return timer.milliseconds() / static_cast<float>(runs);
+  };
+  mean(library, 1), mean(own, 1);  // loads the kernels
+  const int runs = std::clamp(static_cast<int>(kTurnMs / std::max(mean(library, 1), 1e-3f)), 2, 4000);
+  float library_ms = 0, own_ms = 0;
+  for (const bool own_turn : {false, true, true, false}) {
+    const MatmulPlan& plan = own_turn ? own : library;
+    mean(plan, runs);  // the clock settles
+    (own_turn ? own_ms : library_ms) += mean(plan, runs);
+  }
+  return own_ms < kScatter * library_ms;
+}
+
 bool gives_same(CudaContext& context, const MatmulPlan& plan, const MatmulKey& key, const MatmulScratch& scratch,
                 const cublasLtMatmulAlgo_t& reference, const cublasLtMatmulAlgo_t& algorithm) {
   const std::vector<float> want = sums_of(context, plan, key, scratch, reference),

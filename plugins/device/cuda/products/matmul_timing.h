@@ -32,6 +32,10 @@ struct TimedChoice {
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
                            const std::vector<cublasLtMatmulAlgo_t>& unlisted);
 
+/// Whether the own kernels (own_product.h), which take the product, are faster than the plan's algorithm, by more than
+/// what timings scatter. False where there is no memory to time with. Takes a third of a second.
+bool own_is_faster(CudaContext& context, const MatmulPlan& library);
+
 /// Whether an algorithm gives what `reference` gives but for rounding, and the same bits again. The library accepts
 /// configurations that it does not list, so that nobody may have run them before.
 bool gives_same(CudaContext& context, const MatmulPlan& plan, const MatmulKey& key, const MatmulScratch& scratch,

@@ -2,22 +2,28 @@
 // A product of matrices on Hopper's tensor cores whose results pass through an epilogue before they are written: what
 // would follow as an op of its own runs beside the next product and reads nothing from memory again. Blocks stay and
 // take tiles of 128 x 256 sums. Of a block's three warpgroups
-//   the second and third    multiply, 64 rows each, and round their sums to bf16 into shared memory
+//   the second and third    multiply, 64 rows each, and put their sums, scaled and rounded to bf16, into shared memory
 //   the first, three warps  run the epilogue there while the others are at the next tile
 //   the first, one thread   keeps operands coming, by TMA into a ring of stages; two blocks, a cluster, have tiles one
 //                           below the other and share their columns' operand, each loading half for both
-// A sum is added up in the order of k by one warpgroup: its bits depend on its row and column alone.
+// A sum is added up in the order of k by one warpgroup: its bits depend on its row and column alone. What is
+// multiplied, how sums become values and the epilogue are types:
+//
+//   Formats                            // of the operands, below
+//   Scaling                            // product_scaling.cuh
+//   Epilogue                           // run_epilogue, below
 
 #include <cstdint>
 
 #include "primitives/tma.cuh"
 #include "primitives/vector.cuh"
 #include "primitives/wgmma.cuh"
+#include "products/product_scaling.cuh"
 
 namespace quern::cuda::product {
 
-inline constexpr int kRows = 128, kColumns = 256;  ///< of a tile
-inline constexpr int kDepth = wgmma::kColumns;     ///< of a stage
+inline constexpr int kRows = 128, kColumns = 256;                     ///< of a tile
+inline constexpr int kSteps = wgmma::kRowBytes / wgmma::kDepthBytes;  ///< products of a stage
 inline constexpr int kStages = 3, kMultipliers = 2, kCluster = 2;
 inline constexpr int kThreads = 128 * (1 + kMultipliers), kEpilogueWarps = 3;
 inline constexpr int kHalf = kColumns / 2, kHalfRows = kRows / kMultipliers;
@@ -25,7 +31,36 @@ inline constexpr int kHalf = kColumns / 2, kHalfRows = kRows / kMultipliers;
 /// The second operand as stored, or its halves.
 enum class Columns {
   along,   ///< (columns, k): two boxes of 128 rows
-  across,  ///< (k, columns): four boxes of 64 columns
+  across,  ///< (k, columns), of bf16: four boxes of 64 columns
+};
+
+/// What is multiplied, as products of 64 x 256 sums.
+struct OfBf16 {
+  using Sum = float;
+  static constexpr int kDepth = wgmma::kRowBytes / 2;  ///< elements along k of a stage
+  template <Columns kLayout>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kColumns / 2], wgmma::Tile a, wgmma::Tile b, bool add) {
+    wgmma::multiply<kLayout == Columns::across>(sums, a, b, add);
+  }
+};
+template <DType kA, DType kB>
+struct OfFloat8 {
+  using Sum = float;
+  static constexpr int kDepth = wgmma::kRowBytes;
+  template <Columns kLayout>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kColumns / 2], wgmma::Tile a, wgmma::Tile b, bool add) {
+    static_assert(kLayout == Columns::along, "operands of 8 bits lie along k");
+    wgmma::multiply<kA, kB>(sums, a, b, add);
+  }
+};
+struct OfI8 {
+  using Sum = std::int32_t;
+  static constexpr int kDepth = wgmma::kRowBytes;
+  template <Columns kLayout>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kColumns / 2], wgmma::Tile a, wgmma::Tile b, bool add) {
+    static_assert(kLayout == Columns::along, "operands of 8 bits lie along k");
+    wgmma::multiply(sums, a, b, add);
+  }
 };
 
 /// Tiles in the order in which they are taken: over all columns, `group` pairs of tiles after another, so that what
@@ -54,7 +89,7 @@ struct Operands {
 
 /// Shared memory, in bytes from an address that is a multiple of 1024.
 struct Shared {
-  static constexpr std::uint32_t kA = kRows * 128, kB = kColumns * 128, kStage = kA + kB;
+  static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kColumns * wgmma::kRowBytes, kStage = kA + kB;
   static constexpr std::uint32_t kTile = kStages * kStage, kTileRow = kColumns * sizeof(bf16);
   static constexpr std::uint32_t kBarriers = kTile + kRows * kTileRow;
   static constexpr std::uint32_t kBytes = kBarriers + 16 * kStages + 1024;  ///< 1024: what alignment may take
@@ -95,10 +130,11 @@ struct Walk {
   __device__ Walk() : tile(static_cast<int>(blockIdx.x) / kCluster), step(static_cast<int>(gridDim.x) / kCluster) {}
 };
 
-template <Columns kLayout>
+template <class Formats, Columns kLayout>
 __device__ __forceinline__ void produce(const Operands& o, const Shared& shared) {
   const auto rank = static_cast<int>(tma::cluster_rank());
   constexpr std::uint16_t kBoth = 3;
+  constexpr int kDepth = Formats::kDepth;
   tma::Ring<kStages> ring;
   for (Walk walk; walk.tile < o.grid.tiles(); walk.tile += walk.step) {
     const Grid::Place place = o.grid.at(walk.tile);
@@ -126,22 +162,42 @@ __device__ __forceinline__ void release(std::uint32_t barrier) {
   if (threadIdx.x % 32 < kCluster) tma::arrive_at(barrier, threadIdx.x % 32);
 }
 
-/// A multiplier's sums, rounded, to its half of the tile.
-__device__ __forceinline__ void hand_over(const Shared& shared, int multiplier, const float (&sums)[kColumns / 2]) {
-  const int lane = threadIdx.x % 32;
-  const int row = multiplier * kHalfRows + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
+/// Rows of a multiplier's half that a warp has, from this one on.
+__device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) % 128 / 32 * 16; }
+
+/// A multiplier's sums, scaled and rounded, to its half of the tile.
+template <class Sum, class Scaling>
+__device__ __forceinline__ void hand_over(const Shared& shared, int multiplier, const Sum (&sums)[kColumns / 2],
+                                          const Scaling& scaling) {
+  const int lane = threadIdx.x % 32, row = multiplier * kHalfRows + warp_row() + lane % 16;
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; j += 2) wgmma::store_rounded(shared.pack(row, j + lane / 16), sums, 4 * j);
+  for (int j = 0; j < kColumns / 8; j += 2) {
+    float values[8];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int from = 4 * (j + i);
+      const Sum of[4] = {sums[from], sums[from + 1], sums[from + 2], sums[from + 3]};
+      float made[4];
+      scaling.scale(j + i, of, made);
+#pragma unroll
+      for (int v = 0; v < 4; ++v) values[4 * i + v] = made[v];
+    }
+    wgmma::store_rounded(shared.pack(row, j + lane / 16), values);
+  }
 }
 
-template <Columns kLayout>
-__device__ __forceinline__ void multiply(const Operands& o, const Shared& shared) {
+template <class Formats, Columns kLayout, class Scaling>
+__device__ __forceinline__ void multiply(const Operands& o, const Shared& shared, Scaling& scaling) {
   const int multiplier = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0);
-  constexpr std::uint32_t kBoxBytes = kDepth * 128;
-  float sums[kColumns / 2];
+  constexpr std::uint32_t kBoxBytes = Formats::kDepth * wgmma::kRowBytes;
+  typename Formats::Sum sums[kColumns / 2];
   tma::Ring<kStages> ring;
   bool first = true;
   for (Walk walk; walk.tile < o.grid.tiles(); walk.tile += walk.step, first = false) {
+    const Grid::Place place = o.grid.at(walk.tile);
+    scaling.prepare((place.row_pair * kCluster + static_cast<int>(tma::cluster_rank())) * kRows +
+                        multiplier * kHalfRows + warp_row(),
+                    place.column);
     int previous = -1;
     for (int step = 0; step < o.steps; ++step, ring.advance()) {
       tma::wait(shared.full(ring.stage), ring.parity);
@@ -150,9 +206,10 @@ __device__ __forceinline__ void multiply(const Operands& o, const Shared& shared
                                                       : wgmma::across_rows<kBoxBytes>(shared.b(ring.stage));
       wgmma::fence();
 #pragma unroll
-      for (int k = 0; k < kDepth / wgmma::kDepth; ++k)
-        wgmma::multiply<kLayout == Columns::across>(sums, a + k * 32, b + k * (kLayout == Columns::along ? 32 : 2048),
-                                                    step > 0 || k > 0);
+      for (int k = 0; k < kSteps; ++k)
+        Formats::template multiply<kLayout>(sums, a + k * wgmma::kDepthBytes,
+                                            b + k * (kLayout == Columns::along ? wgmma::kDepthBytes : 2048),
+                                            step > 0 || k > 0);
       wgmma::commit();
       if (previous >= 0) {
         wgmma::wait<1>();
@@ -164,7 +221,7 @@ __device__ __forceinline__ void multiply(const Operands& o, const Shared& shared
     wgmma::pin(sums);
     release(shared.empty(previous));
     if (!first) wait_for(drained(multiplier));
-    hand_over(shared, multiplier, sums);
+    hand_over(shared, multiplier, sums, scaling);
     tell(filled(multiplier));
   }
 }
@@ -186,10 +243,11 @@ __device__ __forceinline__ void run_epilogue(const Grid& grid, const Shared& sha
   }
 }
 
-/// `kLayout` of the second operand; Epilogue made from its arguments.
-template <Columns kLayout, class Epilogue>
+/// `kLayout` of the second operand; Scaling and Epilogue made from their arguments.
+template <class Formats, Columns kLayout, class Scaling, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 1)
-    product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Epilogue::Arguments arguments) {
+    product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Scaling::Arguments of_sums,
+                   const __grid_constant__ typename Epilogue::Arguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char memory[];
   const Shared shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
@@ -203,12 +261,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   tma::synchronize_cluster();
   if (threadIdx.x >= 128) {
-    multiply<kLayout>(o, shared);
+    Scaling scaling(of_sums);
+    multiply<Formats, kLayout>(o, shared, scaling);
   } else if (threadIdx.x >= 32) {
     Epilogue epilogue(arguments);
     run_epilogue(o.grid, shared, epilogue);
   } else if (threadIdx.x == 0) {
-    produce<kLayout>(o, shared);
+    produce<Formats, kLayout>(o, shared);
   }
   __syncwarp();
   tma::synchronize_cluster();  // nobody leaves while the other block may write to it or tell it something

@@ -1,12 +1,7 @@
 #include "products/swiglu_product.h"
 
-#include <algorithm>
-
 #include "elementwise/activations.cuh"
-#include "primitives/tensor_map.h"
-#include "products/product_wgmma.cuh"
-#include "runtime/check.h"
-#include "runtime/launch.cuh"
+#include "products/product_launch.cuh"
 
 namespace quern::cuda {
 
@@ -127,63 +122,37 @@ class SwigluGradEpilogue {
 };
 
 template <Columns kLayout, class Epilogue>
-void load() {
-  QUERN_CUDA(cudaFuncSetAttribute(product_kernel<kLayout, Epilogue>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(Shared::kBytes)));
-}
-
-template <Columns kLayout, class Epilogue>
-void launch(const SwigluProductShape& s, Operands& operands, const void* a,
-            const typename Epilogue::Arguments& epilogue, int multiprocessors, cudaStream_t stream) {
-  constexpr int kGroup = 8;
-  operands.a = tensor_map({s.depth, s.rows, 1}, a, {kDepth, kRows, 1});
-  operands.steps = static_cast<int>(ceil_divide(s.depth, kDepth));
-  operands.grid = {.row_pairs = static_cast<int>(ceil_divide(s.rows, kRows * kCluster)),
-                   .columns = static_cast<int>(ceil_divide(s.width, Epilogue::kWidth)),
-                   .group = kGroup};
-  const int clusters = std::min(std::max(multiprocessors / kCluster, 1), operands.grid.tiles());
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(clusters * kCluster);
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = Shared::kBytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  QUERN_CUDA(cudaLaunchKernelEx(&config, product_kernel<kLayout, Epilogue>, operands, epilogue));
-}
+using Bf16Launch = ProductLaunch<OfBf16, kLayout, AsSummed, Epilogue>;
 
 }  // namespace
 
 bool wgmma_takes(const SwigluProductShape& s) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // coordinates and numbers of tiles are 32-bit
-  return s.width % kPack<bf16> == 0 && s.depth % kPack<bf16> == 0 && s.depth > 0 && s.rows < kMost && s.depth < kMost &&
-         2 * s.width < kMost && ceil_divide(s.rows, kRows) * ceil_divide(s.width, SwigluEpilogue::kWidth) < kMost;
+  return s.width % kPack<bf16> == 0 && s.depth % kPack<bf16> == 0 && s.depth > 0 && s.rows < kMostElements &&
+         s.depth < kMostElements && 2 * s.width < kMostElements &&
+         ceil_divide(s.rows, kRows) * ceil_divide(s.width, SwigluEpilogue::kWidth) < kMostElements;
 }
 
 void load_swiglu_products() {
-  find_tensor_map_encoder();
-  load<Columns::along, SwigluEpilogue>();
-  load<Columns::along, SwigluGradEpilogue>();
-  load<Columns::across, SwigluGradEpilogue>();
+  Bf16Launch<Columns::along, SwigluEpilogue>::load();
+  Bf16Launch<Columns::along, SwigluGradEpilogue>::load();
+  Bf16Launch<Columns::across, SwigluGradEpilogue>::load();
 }
 
 void swiglu_product(const SwigluProductShape& s, const SwigluProduct& p, int multiprocessors, cudaStream_t stream) {
   if (s.rows == 0 || s.width == 0) return;
   Operands operands{};
   for (int half = 0; half < 2; ++half) {
-    operands.b[half] = tensor_map({s.depth, s.width, 1}, static_cast<const bf16*>(p.weight) + half * s.width * s.depth,
-                                  {kDepth, kHalf, 1});
+    operands.b[half] =
+        tensor_map(DType::bf16, {s.depth, s.width, 1}, static_cast<const bf16*>(p.weight) + half * s.width * s.depth,
+                   {OfBf16::kDepth, kHalf, 1});
     operands.b_step[half] = SwigluEpilogue::kWidth;
   }
-  launch<Columns::along, SwigluEpilogue>(s, operands, p.x,
-                                         {.gate_up = static_cast<bf16*>(p.gate_up),
-                                          .y = static_cast<bf16*>(p.y),
-                                          .rows = static_cast<int>(s.rows),
-                                          .width = static_cast<int>(s.width)},
-                                         multiprocessors, stream);
+  Bf16Launch<Columns::along, SwigluEpilogue>::run({s.rows, s.width, s.depth}, operands, DType::bf16, p.x, {},
+                                                  {.gate_up = static_cast<bf16*>(p.gate_up),
+                                                   .y = static_cast<bf16*>(p.y),
+                                                   .rows = static_cast<int>(s.rows),
+                                                   .width = static_cast<int>(s.width)},
+                                                  multiprocessors, stream);
 }
 
 void swiglu_grad_product(const SwigluProductShape& s, const SwigluGradProduct& p, int multiprocessors,
@@ -197,13 +166,15 @@ void swiglu_grad_product(const SwigluProductShape& s, const SwigluGradProduct& p
                                                .width = static_cast<int>(s.width)};
   Operands operands{};
   for (int half = 0; half < 2; ++half) {
-    operands.b[half] = s.transposed ? tensor_map({s.depth, s.width, 1}, p.weight, {kDepth, kHalf, 1})
-                                    : tensor_map({s.width, s.depth, 1}, p.weight, {wgmma::kColumns, kDepth, 1});
+    operands.b[half] =
+        s.transposed ? tensor_map(DType::bf16, {s.depth, s.width, 1}, p.weight, {OfBf16::kDepth, kHalf, 1})
+                     : tensor_map(DType::bf16, {s.width, s.depth, 1}, p.weight, {wgmma::kColumns, OfBf16::kDepth, 1});
     operands.b_step[half] = SwigluGradEpilogue::kWidth;
     operands.b_first[half] = half * kHalf;
   }
-  s.transposed ? launch<Columns::along, SwigluGradEpilogue>(s, operands, p.dout, epilogue, multiprocessors, stream)
-               : launch<Columns::across, SwigluGradEpilogue>(s, operands, p.dout, epilogue, multiprocessors, stream);
+  const auto run = s.transposed ? Bf16Launch<Columns::along, SwigluGradEpilogue>::run
+                                : Bf16Launch<Columns::across, SwigluGradEpilogue>::run;
+  run({s.rows, s.width, s.depth}, operands, DType::bf16, p.dout, {}, epilogue, multiprocessors, stream);
 }
 
 }  // namespace quern::cuda

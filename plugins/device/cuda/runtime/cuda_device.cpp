@@ -83,6 +83,9 @@ GpuFacts planned_facts(const CudaOptions& options) {
   facts.cuda.attention = options.attention == "auto"    ? AttentionChoice::automatic
                          : options.attention == "cudnn" ? AttentionChoice::cudnn
                                                         : AttentionChoice::own;
+  facts.cuda.products = options.products == "auto"  ? ProductChoice::automatic
+                        : options.products == "own" ? ProductChoice::own
+                                                    : ProductChoice::library;
   facts.cuda.wgmma = facts.cuda.compute_capability == 90 && has_hopper_code();
   if (options.memory > 0) facts.device.memory_bytes = static_cast<std::size_t>(options.memory) << 20;
   return facts;

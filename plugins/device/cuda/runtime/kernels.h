@@ -29,6 +29,13 @@ enum class AttentionChoice : std::uint8_t {
   own,        ///< kernels that take every shape
 };
 
+/// What multiplies matrices, as the option says.
+enum class ProductChoice : std::uint8_t {
+  automatic,  ///< own kernels where they are timed to be faster than the library's
+  library,    ///< own ones only where the library has none
+  own,        ///< wherever they take the product
+};
+
 /// Facts of a GPU that plans depend on.
 struct CudaTraits {
   int compute_capability = 90;  ///< 10 * major + minor
@@ -37,6 +44,7 @@ struct CudaTraits {
   std::size_t shared_bytes = 227u << 10;  ///< that one block may ask for
   bool wgmma = false;                     ///< Hopper's own products can be used: capability 9.0, and code for sm_90a
   AttentionChoice attention = AttentionChoice::automatic;
+  ProductChoice products = ProductChoice::library;
 };
 
 /// An open GPU, as `prepare` sees it. The device owns everything here and outlives all kernels.

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include "options.h"
 #include "quern/testkit/op_comparison.h"
 
 namespace quern::cuda {
@@ -26,6 +27,6 @@ struct DevicePair final : testkit::OpRunner {
 };
 /// Both devices. Where no GPU can be opened a message says "skipped: <reason>", and comparisons check no more than that
 /// the plan accepts their ops.
-DevicePair open_pair();
+DevicePair open_pair(CudaOptions options = {});
 
 }  // namespace quern::cuda

@@ -7,9 +7,8 @@
 
 namespace quern::cuda {
 
-DevicePair open_pair() {
+DevicePair open_pair(CudaOptions options) {
   DevicePair pair;
-  CudaOptions options;
   options.matmul_cache = false;
   pair.gpu = std::make_unique<CudaDevice>(options);
   try {

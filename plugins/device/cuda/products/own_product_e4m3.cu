@@ -1,0 +1,8 @@
+#include "products/own_product_form.cuh"
+
+namespace quern::cuda {
+
+using Form = product::OwnProductForm<product::OfFloat8<DType::e4m3, DType::e4m3>>;
+const OwnProduct kE4m3Product{Form::load, Form::run};
+
+}  // namespace quern::cuda

@@ -1,0 +1,106 @@
+// Own products of 8-bit operands: against the CPU device, and what they leave to the library.
+#include <cmath>
+
+#include "products/own_product.h"
+#include "tests/device_pair.h"
+
+using namespace quern;
+using namespace quern::cuda;
+
+namespace {
+
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32, kE4m3 = DType::e4m3, kE5m2 = DType::e5m2, kI8 = DType::i8;
+
+struct Size {
+  std::int64_t m, n, k;
+};
+// Less than a tile, edges in every direction, rows that no tile divides, more tiles than multiprocessors, many stages.
+constexpr Size kSizes[] = {{1, 8, 16},       {64, 128, 128},    {129, 136, 208}, {304, 208, 80},
+                           {517, 1000, 144}, {2208, 4096, 320}, {256, 512, 4096}};
+
+/// Powers of two around 1, by which results of i8 stay exact.
+testkit::PoisonedTensor scales(std::int64_t count, std::uint64_t seed) {
+  std::vector<float> values = testkit::random_normal(count, seed, 0.7);
+  for (float& value : values) value = std::exp2(std::round(value));
+  return {kF32, {count}, values};
+}
+
+struct Form {
+  DType a, b;
+  bool by_row, bias;
+};
+
+OpComparison product(const Form& form, const Size& s) {
+  OpComparison op("matmul", {{"transpose_b", std::int64_t{1}}, {"fast_accumulation", std::int64_t{1}}});
+  const double deviation = form.a == kI8 ? 40 : 1;
+  op.in(normal(form.a, {s.m, s.k}, 1, deviation)).in(normal(form.b, {s.n, s.k}, 2, deviation));
+  form.bias ? op.in(normal(kBf16, {s.n}, 3)) : op.absent();
+  return op.in(scales(form.by_row ? s.m : 1, 4)).in(scales(form.by_row ? s.n : 1, 5));
+}
+
+/// Sums of i8 are exact below 2^24 on both devices. Sums of floats keep about 14 bits at each of k / 32 additions, of a
+/// sum of order sqrt(k); scales multiply that by 4 and more.
+Tolerance tolerance(const Form& form, const Size& s) {
+  if (form.a == kI8) return {};
+  const auto k = static_cast<double>(s.k);
+  return {0x1p-7, 0x1p-11 * std::fmax(k / 32, 1) * std::sqrt(k)};
+}
+/// The product rounds before it is added (docs/numerics.md): by 2^-8 of the result and of what it is added to, up to 5.
+Tolerance added(const Tolerance& written) { return {0x1.8p-7, written.absolute + 0x1p-5}; }
+
+MatmulKey key_of(DType a, DType b, const Size& s) {
+  MatmulKey key;
+  key.m = s.m, key.n = s.n, key.k = s.k, key.transpose_b = true, key.a = a, key.b = b, key.fast_accumulation = true;
+  return key;
+}
+
+}  // namespace
+
+TEST_CASE("own products of 8-bit operands equal the CPU's, written and added") {
+  DevicePair pair = open_pair({.products = "own"});
+  const std::string refusal =
+      pair.gpu->query(product({kI8, kI8, true, false}, {16, 16, 16}).out(kBf16, {16, 16}, {}).instance()).refusal;
+  if (refusal.find("Hopper") != std::string::npos) {
+    MESSAGE("skipped: " << refusal);
+    return;
+  }
+  for (auto [a, b] : {std::pair{kI8, kI8}, {kE4m3, kE4m3}, {kE5m2, kE4m3}}) {
+    for (bool by_row : {false, true}) {
+      for (const Size& s : kSizes) {
+        // The library's products of floats, which take multiples of 16 only, stand behind the same op.
+        if (a != kI8 && (s.m % 16 != 0 || s.n % 16 != 0)) continue;
+        const Form form{a, b, by_row, false}, biased{a, b, by_row, true};
+        product(form, s).out(kBf16, {s.m, s.n}, tolerance(form, s)).run(pair);
+        product(form, s).sum(kBf16, {s.m, s.n}, added(tolerance(form, s))).run(pair);
+        product(biased, s).out(kBf16, {s.m, s.n}, tolerance(form, s)).run(pair);
+      }
+    }
+  }
+}
+
+TEST_CASE("own products leave to the library what they cannot do") {
+  CudaTraits hopper;
+  hopper.wgmma = true;
+  auto refusal = [&](DType a, DType b, const Size& s, auto change) {
+    MatmulKey key = key_of(a, b, s);
+    change(key);
+    return refuse_own_product(key, hopper);
+  };
+  const Size even{128, 128, 128};
+  auto as_it_is = [](MatmulKey&) {};
+  for (auto [a, b] : {std::pair{kI8, kI8}, {kE4m3, kE4m3}, {kE5m2, kE4m3}}) CHECK(refusal(a, b, even, as_it_is) == "");
+  CHECK(refusal(kI8, kI8, {127, 8, 16}, as_it_is) == "");
+  CHECK(refusal(kE4m3, kE5m2, even, as_it_is) != "");
+  CHECK(refusal(kBf16, kBf16, even, as_it_is) != "");
+  CHECK(refusal(kI8, kI8, {16, 16, (1 << 17) + 16}, as_it_is) != "");
+  CHECK(refusal(kE4m3, kE4m3, {16, 16, 24}, as_it_is) != "");
+  CHECK(refusal(kE4m3, kE4m3, {16, 12, 32}, as_it_is) != "");
+  CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.fast_accumulation = false; }) != "");
+  CHECK(refusal(kI8, kI8, even, [](MatmulKey& key) { key.fast_accumulation = false; }) == "");
+  CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.scales = ScaleMode::block; }) != "");
+  CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.y = kF32; }) != "");
+  CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.transpose_b = false; }) != "");
+  CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.stride_y = 256; }) != "");
+  hopper.wgmma = false;
+  CHECK(refusal(kE4m3, kE4m3, even, as_it_is).find("Hopper") != std::string::npos);
+}
