@@ -55,7 +55,8 @@ Losses losses_of(const TinyFiles& files, const std::string& name, const Override
 }  // namespace
 
 // Streams take their work in a random order, as late as they may. Every pair of two columns' values is there.
-TEST_CASE("ranks learn what one rank learns from the same micro-batches, and their repeats and resumes have equal bits") {
+TEST_CASE(
+    "ranks learn what one rank learns from the same micro-batches, and their repeats and resumes have equal bits") {
   struct Case {
     const char* precision;
     double tolerance;  // sums in another order; in 8 bits a scale is also known to a rank from its own micro-batches
@@ -142,6 +143,34 @@ TEST_CASE("as many ranks as micro-batches, sharded or not, make the same sums") 
   const Losses whole = losses_of(files, "whole", with(numbers, of_ranks(4, "none")));
   CHECK(losses_of(files, "shards", with(numbers, of_ranks(4, "ranks"))) == whole);
   CHECK(newest_tensors(files.at("shards")) == newest_tensors(files.at("whole")));
+}
+
+TEST_CASE("shards in a store of each rank have the bits of those on the device, and resume either way") {
+  struct Case {
+    const char* precision;
+    const char* master;
+    int ranks;
+    const char* sharding;
+  };
+  for (const Case& c : {Case{"fp32", "fp32", 2, "ranks"},
+                        {"bf16", "fp32", 3, "ranks"},
+                        {"bf16", "fp32", 2, "none"},
+                        {"e4m3", "fp32", 2, "ranks"},
+                        {"e4m3", "bf16", 3, "ranks"}}) {
+    CAPTURE(c.precision);
+    CAPTURE(c.ranks);
+    TinyFiles files;
+    const Overrides numbers = with(with(kSteps, of_ranks(c.ranks, c.sharding)),
+                                   {"precision.id=" + std::string(c.precision),
+                                    "optimizer.master=" + std::string(c.master), "schedule.id=constant"});
+    const Overrides stores = {"memory.master=host", "memory.moments=host", "device.cpu.streams=shuffled"};
+    const Losses resident = losses_of(files, "resident", numbers);
+    CHECK(losses_of(files, "stores", with(numbers, stores)) == resident);
+    CHECK(newest_tensors(files.at("stores")) == newest_tensors(files.at("resident")));
+    losses_of(files, "moved", with(with(numbers, stores), {"train.steps=3"}));
+    CHECK(losses_of(files, "moved", numbers) == resident);
+    CHECK(newest_tensors(files.at("moved")) == newest_tensors(files.at("resident")));
+  }
 }
 
 TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bits of memcpy") {

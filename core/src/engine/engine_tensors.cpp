@@ -92,17 +92,26 @@ void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::i
   synchronize();
   for (std::int64_t begin = first; begin < first + count; begin += most) {
     const std::int64_t end = std::min(begin + most, first + count);
-    View own;
+    Place place;  // of this rank's part
+    std::int64_t before = 0;
     for (int rank = 0; rank < ranks; ++rank) {
       const Shard shard = shard_of_rows(tensor.whole, parameter.bounds, rank);
       const std::int64_t from = std::clamp(shard.first, begin, end);
       const std::int64_t to = std::clamp(shard.first + element_count(shard.extents), begin, end);
       counts[static_cast<std::size_t>(rank)] = to - from;
+      if (rank < plan_.options.state.rank) before += to - from;
       if (rank == plan_.options.state.rank)
-        own = {arena_ + tensor.offset + (from - shard.first) * size, tensor.dtype, {to - from}};
+        place = part_of(tensor.place(), tensor.dtype, from - shard.first, to - from);
     }
     const View whole{arena_ + plan_.transient_offset, tensor.dtype, {end - begin}};
-    if (own.count() == 0) own.data = whole.data;
+    View own{whole.as<std::byte>() + before * size, tensor.dtype, {place.bytes / size}};
+    const auto bytes = static_cast<std::size_t>(place.bytes);
+    if (bytes > 0 && plan_.schedules.has_slot(place))
+      stores_[static_cast<std::size_t>(place.index)]->get(store_slots_[static_cast<std::size_t>(place.index)],
+                                                          static_cast<std::size_t>(place.offset), own.data, bytes,
+                                                          stream);
+    else if (bytes > 0)
+      device_.copy(own.data, address(place), bytes, stream);
     if (progress_) progress_->begin_read(stream), progress_->enter(0, stream);
     communicator_->all_gather(own, whole, counts, stream);
     if (progress_) progress_->leave(0, stream);

@@ -76,10 +76,19 @@ class Layout {
     return static_cast<std::int32_t>(it - plan_.stores.begin());
   }
 
-  /// Of a parameter's tensor this rank's shard, where it is split. A master that is read as it is stays whole.
+  /// Of a parameter's tensor this rank's shard, where it is split. A master that is read as it is stays whole, and
+  /// where it is gathered it is where weights are.
   void add_shard(TensorOwner owner, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype) {
-    if (owner == TensorOwner::master && tensors_.whole_masters.contains(spec.name))
-      return add_tensor(owner, kind, spec.name, layer, dtype, spec.extents);
+    if (owner == TensorOwner::master && tensors_.whole_masters.contains(spec.name)) {
+      PlannedTensor tensor{.owner = owner,
+                           .kind = kind,
+                           .parameter = spec.name,
+                           .layer = layer,
+                           .dtype = dtype,
+                           .extents = spec.extents};
+      const std::int64_t bytes = tensor.bytes();
+      return add_tensor(std::move(tensor), bytes, shards_.has(spec.name) ? TensorOwner::working : owner);
+    }
     const Shard shard = shards_.of(spec);
     PlannedTensor tensor{
         .owner = owner, .kind = kind, .parameter = spec.name, .layer = layer, .dtype = dtype, .extents = shard.extents};
@@ -95,9 +104,16 @@ class Layout {
   }
 
   void add_tensor(PlannedTensor tensor, std::int64_t bytes) {
-    const TensorOwner owner = tensor.owner;
-    tensor.store = store_of(memory_of(owner, plan_.options.state));
-    tensor.offset = reserve(std::string(name_of(owner)), bytes, tensor.store);
+    const TensorOwner beside = tensor.owner;
+    add_tensor(std::move(tensor), bytes, beside);
+  }
+
+  /// In the memory of another owner's tensors.
+  void add_tensor(PlannedTensor tensor, std::int64_t bytes, TensorOwner beside) {
+    tensor.store = store_of(memory_of(beside, plan_.options.state));
+    tensor.offset = reserve(std::string(name_of(tensor.owner)), bytes, tensor.store);
+    if (const std::int64_t spare = bytes - tensor.bytes(); tensor.store >= 0 && spare > 0)
+      spare_[{tensor.store, tensor.offset + tensor.bytes()}] = spare;
     plan_.add(std::move(tensor));
   }
 
@@ -121,8 +137,12 @@ class Layout {
       if (tensor.owner == TensorOwner::working || tensor.parameter.empty() || tensor.kind == names::kPartials) continue;
       PlannedTensor alias = tensor;
       if (const ParameterPlan& parameter = plan_.parameter(tensor.parameter);
-          !parameter.bounds.empty() && tensor.extents == parameter.spec.extents)
-        alias = part_of(tensor, shards_.of(parameter.spec));
+          !parameter.bounds.empty() && tensor.extents == parameter.spec.extents) {
+        const Shard shard = shards_.of(parameter.spec);
+        alias = part_of(tensor, shard);
+        alias.whole = tensor.extents;
+        alias.first = shard.first;
+      }
       alias.kind = tensor_name(tensor.kind, tensor.parameter, tensor.layer);
       alias.parameter.clear();
       alias.layer = -1;
@@ -278,7 +298,8 @@ class Layout {
         for (const Value& value : placed.program.values) {
           if (value.name != names::kSliceAmaxes) continue;
           const Extents extents = extents_at(value.shape, 0);
-          add_tensor(TensorOwner::input, names::kAmax, value.parameter, window.layer, DType::f32, {1});
+          if (!plan_.find(names::kAmax, value.parameter, window.layer))
+            add_tensor(TensorOwner::input, names::kAmax, value.parameter, window.layer, DType::f32, {1});
           add_tensor(TensorOwner::input, names::kSliceAmaxes, value.parameter, window.layer, DType::f32, extents);
           for (std::int64_t i = 0; i < extents[0]; ++i) {
             PlannedTensor amax = part_of(plan_.tensor(names::kSliceAmaxes, value.parameter, window.layer), {{1}, i});
@@ -338,7 +359,7 @@ class Layout {
   // The schedules say what a window holds at once. They are made again once the slots have a place.
   void lay_out_slots() {
     if (plan_.stores.empty()) return;
-    plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead);
+    plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead, spare_);
     if (plan_.ring.bytes > 0) plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
   }
 
@@ -378,6 +399,7 @@ class Layout {
   const ProgramSet& set_;
   const Shards& shards_;
   const PlannedTensors& tensors_;
+  SpareBytes spare_;
 };
 
 }  // namespace

@@ -49,24 +49,31 @@ void add_arrival(const Plan& plan, std::vector<Stop>& order, Group group, int la
 
 /// What updates a group's or layer's tensors is followed by what refreshes their working copies, while they are at
 /// hand.
-void add_updates(const Plan& plan, std::vector<Stop>& order, Group group, int layer = -1) {
+void add_updates(const Plan& plan, std::vector<Stop>& order, bool agreed, Group group, int layer = -1) {
   for (const UpdateWindow& window : plan.updates) {
-    if (window.group != group || window.layer != layer) continue;
+    if (window.agreed != agreed || window.group != group || window.layer != layer) continue;
     order.push_back({.program = &window.program, .layer = layer, .rows = window.rows});
     auto follow = [&](const PlacedProgram& program) {
       order.push_back({.program = &program, .layer = layer, .joins = true, .rows = window.rows});
     };
-    for (const UpdatePart& part : window.parts)
-      if (part.rows.whole()) follow(plan.refresh_of(plan.parameters[part.parameter], layer));
+    for (const UpdatePart& part : window.parts) {
+      const ParameterPlan& parameter = plan.parameters[part.parameter];
+      const PlacedProgram& amax = plan.amax_of(parameter, layer);
+      if (part.rows.whole()) follow(agreed || amax.program.ops.empty() ? plan.refresh_of(parameter, layer) : amax);
+    }
     for (const PlacedProgram& program : window.follow) follow(program);
   }
 }
 
+void add_all_updates(const Plan& plan, std::vector<Stop>& order, bool agreed = false) {
+  add_updates(plan, order, agreed, Group::embedding);
+  for (int layer = 0; layer < layers_of(plan); ++layer) add_updates(plan, order, agreed, Group::block, layer);
+  add_updates(plan, order, agreed, Group::head);
+}
+
 std::vector<Stop> settle(const Plan& plan) {
   std::vector<Stop> order;
-  add_updates(plan, order, Group::embedding);
-  for (int layer = 0; layer < layers_of(plan); ++layer) add_updates(plan, order, Group::block, layer);
-  add_updates(plan, order, Group::head);
+  add_all_updates(plan, order);
   return order;
 }
 
@@ -86,11 +93,11 @@ std::vector<Stop> training(const Plan& plan, StepEnds ends) {
   // One ahead, so that what is put back is there again in time.
   auto update_before = [&](int layer) {
     if (!ends.updates) return;
-    if (layer < 0) add_updates(plan, order, Group::embedding);
+    if (layer < 0) add_updates(plan, order, false, Group::embedding);
     if (layer + 1 < layers)
-      add_updates(plan, order, Group::block, layer + 1);
+      add_updates(plan, order, false, Group::block, layer + 1);
     else
-      add_updates(plan, order, Group::head);
+      add_updates(plan, order, false, Group::head);
   };
   auto finish = [&](Group group, int layer = -1) {
     if (!plan.trees.empty()) order.push_back({&plan.trees[static_cast<std::size_t>(group)], Flow::none, layer});
@@ -157,7 +164,12 @@ std::vector<Stop> refreshes_of(const Plan& plan) {
 
 void add_amaxes(const Plan& plan, std::vector<Stop>& order) {
   if (!ranks_meet(plan)) return;
-  order.push_back({&plan.amaxes});
+  if (plan.options.state.master.memory == kOnDevice)
+    order.push_back({&plan.amaxes});
+  else  // one at a time, so that slots can hold them
+    for (const Stop& stop : each_parameter(
+             plan, [&](const ParameterPlan&p, int layer) -> auto& { return plan.amax_of(p, layer); }))
+      order.push_back(stop);
   order.push_back(meeting(Meeting::maximum));
 }
 
@@ -176,10 +188,14 @@ std::vector<Stop> update(const Plan& plan) {
     for (const PlacedProgram& squares : plan.squares) order.push_back({&squares});
   if (ranks_meet(plan)) order.push_back(meeting(Meeting::sum_norms));
   order.push_back({&plan.norm});
-  if (!plan.defers_update()) {
+  if (plan.updates.size() == 1) {
     order.push_back({&plan.updates.front().program});
     add_amaxes(plan, order);
     for (const Stop& stop : refreshes_of(plan)) order.push_back(stop);
+  } else if (!plan.defers_update()) {
+    add_all_updates(plan, order);
+    order.push_back(meeting(Meeting::maximum));
+    add_all_updates(plan, order, true);
   }
   order.push_back({&plan.head_advance});
   for (int layer = 0; layer < layers_of(plan); ++layer)

@@ -29,9 +29,10 @@ std::string placement_faults(const StatePlacement& state) {
       refuse(std::string(key) + " = \"" + placement.memory + "\"", "a plan of transfers to and from an offload store",
              "\"" + std::string(kOnDevice) + "\"");
   };
-  for (const auto& [key, placement] : kPlacedKeys)
-    if (state.meet || (state.in_tree > 0 && placement == &StatePlacement::gradients))
-      check_memory(key, state.*placement);
+  // Ranks reach each other's gradients and weights only in the arena.
+  if (state.meet || state.in_tree > 0) check_memory("memory.gradients", state.gradients);
+  if (state.meet) check_memory("memory.weights", state.weights);
+  if (state.meet) check_memory("memory.activations", state.activations);
   return faults;
 }
 

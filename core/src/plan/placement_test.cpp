@@ -36,12 +36,14 @@ TEST_CASE("each setting that the planner does not know is refused by its key") {
   ranks.meet = true;
   ranks.master.sharding = ranks.moments.sharding = Sharding::ranks;
   CHECK(refusal(ranks) == "");
-  ranks.master.memory = "host";
+  ranks.master.memory = ranks.moments.memory = "host";
+  CHECK(refusal(ranks) == "");
+  ranks.weights.memory = "host";
   gradients.gradients.sharding = Sharding::ranks;
   weights.weights.sharding = Sharding::ranks;
   CHECK(
       refusal(ranks) ==
-      "plan: not in this version:\n  memory.master = \"host\" needs a plan of transfers to and from an offload store; "
+      "plan: not in this version:\n  memory.weights = \"host\" needs a plan of transfers to and from an offload store; "
       "set it to \"device\"");
   for (const auto& [state, key] :
        {std::pair(gradients, "parallel.shard_gradients"), {weights, "parallel.shard_weights"}})

@@ -58,10 +58,10 @@ Access Places::tensor(const PlannedTensor& tensor) {
 
 Access Places::of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value) {
   if (stop.rows.whole() || tensor.bytes() == bytes_of(value)) return this->tensor(tensor);
-  const Shard shard = shard_of_rows(tensor.extents, stop.rows);
+  const Shard shard = shard_of_rows(tensor.whole_extents(), stop.rows);
   PlannedTensor part = tensor;
   part.part_of = tensor.part_of < 0 ? tensor.offset : tensor.part_of;
-  part.offset += byte_count({shard.first}, tensor.dtype);
+  part.offset += byte_count({shard.first - tensor.first}, tensor.dtype);
   part.extents = shard.extents;
   return this->tensor(part);
 }

@@ -143,6 +143,7 @@ struct ParameterPlan {
   std::vector<PlacedProgram> refresh;
   std::vector<PlacedProgram> rest;           ///< likewise: what is made of working copies once they are gathered
   std::vector<std::vector<Value>> gathered;  ///< likewise: working copies of which each rank makes its rows
+  std::vector<PlacedProgram> amax;     ///< likewise: of this rank's rows, where `refresh` reads that of all; else empty
   std::vector<PlacedProgram> observe;  ///< of the quantized ones among them; likewise, empty unless options.observe
 };
 
@@ -161,6 +162,7 @@ struct UpdateWindow {
   PlacedProgram program = {};          ///< which does that
   RowSlice rows = {};                  ///< of the one part, or of what follows
   std::vector<PlacedProgram> follow = {};  ///< what is done to its rows behind that: amaxes and working copies
+  bool agreed = false;                     ///< comes when ranks have agreed on amaxes: working copies alone, no update
 };
 
 /// visit(layer) for each layer that has the parameter; -1 when it is none of the blocks'.
@@ -201,8 +203,9 @@ struct Plan {
   std::vector<int> class_of_layer;
   /// By ParameterGroup: adds a micro-batch's gradients to the partial sums of a tree; empty without one.
   std::vector<PlacedProgram> trees;
-  PlacedProgram norm;                 ///< gradient norm and clip scale; empty when not training, as the next two
-  std::vector<UpdateWindow> updates;  ///< one of all tensors; or, if stores have any, in the order of the forward pass
+  PlacedProgram norm;  ///< gradient norm and clip scale; empty when not training, as the next two
+  /// One of all tensors; or, if stores have any, in the order of the forward pass, those that are `agreed` last.
+  std::vector<UpdateWindow> updates;
   /// What the norm adds up: by layer + 1 where stores have the gradients, or those of shards and then those of what is
   /// whole on every rank; empty: the norm reads all gradients.
   std::vector<PlacedProgram> squares;
@@ -245,8 +248,9 @@ struct Plan {
   std::int64_t device_total() const { return device_bytes + beside_bytes; }
   /// Pinned, and of stores in host memory.
   std::int64_t host_bytes() const;
-  /// Whether the update is put off to the next step's forward pass (Run::settle).
-  bool defers_update() const { return updates.size() > 1; }
+  /// Whether the update is put off to the next step's forward pass (Run::settle). That of ranks is not: all have to
+  /// agree on amaxes and gather before any weight can be read.
+  bool defers_update() const { return updates.size() > 1 && !options.state.meet; }
   void add(PlannedTensor tensor);
   void add_alias(PlannedTensor alias);
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;
@@ -265,6 +269,9 @@ struct Plan {
   }
   const PlacedProgram& rest_of(const ParameterPlan& parameter, int layer) const {
     return parameter.rest[class_index(layer)];
+  }
+  const PlacedProgram& amax_of(const ParameterPlan& parameter, int layer) const {
+    return parameter.amax[class_index(layer)];
   }
   const PlacedProgram& observe_of(const ParameterPlan& parameter, int layer) const {
     return parameter.observe[class_index(layer)];

@@ -112,6 +112,7 @@ class Planner {
       else
         add({&set_.embed, &set_.head});
       ParameterPlan parameter = planned_parameter(spec, refreshes);
+      whole_refreshes_.push_back(std::move(refreshes));
       plan_.parameter_count = checked_sum(
           plan_.parameter_count, checked_product(spec.count(), spec.group == ParameterGroup::block ? layers() : 1));
       plan_.parameters.push_back(std::move(parameter));
@@ -120,9 +121,11 @@ class Planner {
     const StatePlacement& state = plan_.options.state;
     const bool gradients = state.gradients.memory != kOnDevice;
     const bool windows = in_slots(state.gradients) || in_slots(state.master) || in_slots(state.moments);
-    plan_.updates = windows ? split_update(plan_, parts_.optimizer.states(), alignment()) : one_update(plan_);
+    plan_.updates =
+        windows ? split_update(plan_, whole_refreshes_, parts_.optimizer.states(), alignment()) : one_update(plan_);
+    const char* step = plan_.defers_update() ? names::kUpdateStep : names::kStep;
     for (UpdateWindow& window : plan_.updates) {
-      window.program = placed(state_.update(window.parts, windows ? names::kUpdateStep : names::kStep));
+      if (!window.agreed) window.program = placed(state_.update(window.parts, step));
       for (PlacedProgram& program : window.follow) program = placed(program.program);
     }
     for (int layer = -1; layer < layers() && gradients; ++layer) plan_.squares.push_back(placed(state_.squares(layer)));
@@ -144,7 +147,7 @@ class Planner {
 
   // Parameters that are split have refreshes in two parts, around the gathering.
   ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes) {
-    ParameterPlan parameter{.spec = spec, .refresh = {}, .rest = {}, .gathered = {}, .observe = {}};
+    ParameterPlan parameter{.spec = spec, .refresh = {}, .rest = {}, .gathered = {}, .amax = {}, .observe = {}};
     std::int64_t groups = 1;
     for (const Program& refresh : refreshes) {
       const std::int64_t own = row_groups_of(refresh, plan_.ops);
@@ -164,6 +167,9 @@ class Planner {
       }
       parameter.refresh.push_back(placed(split.own));
       parameter.rest.push_back(placed(split.rest));
+      parameter.amax.push_back(placed(
+          split.amax_format.empty() ? Program{}
+                                    : StatePrograms::amax_of(split.own.values[0], names::kAmax, split.amax_format)));
       if (!parameter.bounds.empty() && tensors_.whole_masters.contains(spec.name))
         split.gathered.push_back({.name = spec.name,
                                   .shape = Shape(spec.extents.begin(), spec.extents.end()),
@@ -235,6 +241,7 @@ class Planner {
   Shards shards_;
   StatePrograms state_;
   PlannedTensors tensors_;
+  std::vector<std::vector<Program>> whole_refreshes_;  // by parameter and layer class, of all rows
   std::set<std::string> refusals_;
 };
 

@@ -41,8 +41,18 @@ struct Window {
   }
 };
 
+/// What a slot takes for a value.
+struct SlotSize {
+  std::int64_t alignment = 1;
+  const SpareBytes& spare;
+  std::int64_t of(const Place& place) const {
+    const auto found = spare.find({place.index, place.offset + place.bytes});
+    return rounded_up(place.bytes + (found == spare.end() ? 0 : found->second), alignment);
+  }
+};
+
 /// `version` is what the value has become by this use.
-void use(Window& window, const Access& access, bool reads, bool writes, std::int32_t version, std::int64_t alignment) {
+void use(Window& window, const Access& access, bool reads, bool writes, std::int32_t version, const SlotSize& size) {
   auto [it, fresh] = window.held.try_emplace({access.place.index, access.place.offset});
   Held& held = it->second;
   if (fresh) {
@@ -50,7 +60,7 @@ void use(Window& window, const Access& access, bool reads, bool writes, std::int
     held.home.version = version - (writes ? 1 : 0);
     held.fetched = reads;
     held.offset = window.bytes;
-    window.bytes += rounded_up(access.place.bytes, alignment);
+    window.bytes += size.of(access.place);
   }
   auto covers = [&](auto beside) { return overlap(beside->second.home.place, access.place); };
   if (held.home.place != access.place || (it != window.held.begin() && covers(std::prev(it))) ||
@@ -69,7 +79,7 @@ void lay_out(std::vector<Window>& windows, const SlotRing& ring) {
   }
 }
 
-std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedule, std::int64_t alignment) {
+std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedule, const SlotSize& size) {
   std::vector<Window> windows;
   for (std::size_t i = 0; i < schedule.actions.size();) {
     const std::int32_t number = schedule.actions[i].window;
@@ -90,11 +100,11 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
       for (std::size_t r = 0; r < reads.size(); ++r) {
         if (!set.has_slot(reads[r].place)) continue;
         const bool changed = listed(task.changed, r);
-        use(window, reads[r], true, changed, reads[r].version + (changed ? 1 : 0), alignment);
+        use(window, reads[r], true, changed, reads[r].version + (changed ? 1 : 0), size);
       }
       for (std::size_t w = 0; w < writes.size(); ++w)
         if (set.has_slot(writes[w].place))
-          use(window, writes[w], listed(task.summed, w), true, writes[w].version, alignment);
+          use(window, writes[w], listed(task.summed, w), true, writes[w].version, size);
     }
     window.end = i;
     if (!window.held.empty() && number < 0) fail_internal("residency", schedule.name + " uses a store in no window");
@@ -256,10 +266,10 @@ class Acquirer {
 
 }  // namespace
 
-SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead) {
+SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, const SpareBytes& spare) {
   SlotRing ring;
   for (const RunSchedule& schedule : set.runs) {
-    const std::vector<Window> windows = windows_of(set, schedule, alignment);
+    const std::vector<Window> windows = windows_of(set, schedule, {alignment, spare});
     const bool puts =
         std::any_of(windows.begin(), windows.end(), [](const Window& window) { return window.changes(); });
     const auto together = static_cast<std::size_t>(ahead + (puts ? 2 : 1));
@@ -274,7 +284,7 @@ SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead) {
 
 void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment) {
   for (RunSchedule& schedule : set.runs) {
-    std::vector<Window> windows = windows_of(set, schedule, alignment);
+    std::vector<Window> windows = windows_of(set, schedule, {alignment, {}});
     lay_out(windows, ring);
     if (!windows.empty()) schedule = Acquirer(set, schedule, std::move(windows), ring).run();
   }

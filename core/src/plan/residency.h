@@ -4,6 +4,8 @@
 // it. What lives on the device, or in a store in which kernels work in place, stays where it is.
 
 #include <cstdint>
+#include <map>
+#include <utility>
 
 #include "plan/schedule.h"
 
@@ -15,9 +17,13 @@ struct SlotRing {
   std::int64_t bytes = 0;   ///< at least those of the largest window
 };
 
+/// By store and offset of their ends: bytes that values which end there have more on another rank.
+using SpareBytes = std::map<std::pair<std::int32_t, std::int64_t>, std::int64_t>;
+
 /// A ring, at offset 0, of the size of any window, the `ahead` that follow it, and the one before it if windows are put
-/// back; without bytes when the schedules use no store. `alignment` is of every value.
-SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead);
+/// back; without bytes when the schedules use no store. `alignment` is of every value. With the `spare` bytes the ring
+/// is as large on all ranks.
+SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, const SpareBytes& spare = {});
 
 /// Fetches and puts back, in every schedule; ahead as far as there is room in the ring. Launches and collectives of one
 /// Action::window are one window; one without a number uses no store. What a window puts itself stays as it is.

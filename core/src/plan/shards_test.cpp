@@ -22,13 +22,21 @@ PlanOptions rank_options(int ranks, int rank, Sharding sharding) {
 }
 
 /// Of all ranks, on a device with small alignment, so that the tiny model's matrices can be split.
-std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 0) {
+struct Stored {
+  unsigned places = 0;  ///< bit 0: masters, bit 1: moments
+  std::int64_t window_bytes = std::int64_t{128} << 20;
+};
+
+std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 0, const Stored& stored = {}) {
   PlanningDevice device;
   device.device_traits.alignment = 16;
   std::vector<Plan> plans;
   for (int rank = 0; rank < ranks; ++rank) {
     PlanOptions options = rank_options(ranks, rank, sharding);
     options.state.in_tree = in_tree;
+    if (stored.places & 1) options.state.master.memory = "host";
+    if (stored.places & 2) options.state.moments.memory = "host";
+    options.update_window_bytes = stored.window_bytes;
     plans.push_back(tiny_plan(options, device));
   }
   return plans;
@@ -102,6 +110,29 @@ TEST_CASE("sums in a tree meet on all ranks, and squares are of the same pieces 
       for (int run = 0; run < kRuns; ++run)
         CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
     }
+}
+
+TEST_CASE("ranks keep their shards in stores, in windows and slots that are as large on all of them") {
+  for (int ranks : {1, 2, 3})
+    for (Sharding sharding : {Sharding::none, Sharding::ranks})
+      for (unsigned places : {1u, 2u, 3u})
+        for (std::int64_t window_bytes : {std::int64_t{128} << 20, std::int64_t{600}}) {
+          CAPTURE(ranks);
+          CAPTURE(name_of(sharding));
+          CAPTURE(places);
+          CAPTURE(window_bytes);
+          const std::vector<Plan> plans = plans_of(ranks, sharding, 0, {places, window_bytes});
+          std::vector<const ScheduleSet*> schedules;
+          for (const Plan& plan : plans) {
+            CHECK(schedule_faults(plan) == std::vector<std::string>{});
+            CHECK(shared_text(plan) == shared_text(plans[0]));
+            CHECK(plan.updates.size() == plans[0].updates.size());
+            CHECK_FALSE(plan.defers_update());
+            schedules.push_back(&plan.schedules);
+          }
+          for (int run = 0; run < kRuns; ++run)
+            CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
+        }
 }
 
 TEST_CASE("gradients are reduced behind the layer that makes them, on a lane of their own") {

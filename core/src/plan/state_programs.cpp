@@ -304,4 +304,14 @@ Program StatePrograms::advance(const Stage& stage) {
   return program;
 }
 
+Program StatePrograms::amax_of(const Value& tensor, const std::string& name, const std::string& format) {
+  Program program;
+  program.name = "amax";
+  const ValueId input = program.add_value(tensor);
+  const ValueId amax = program.add_value(
+      {.name = name, .shape = {1}, .dtype = DType::f32, .role = Role::state, .parameter = tensor.parameter});
+  program.ops.push_back({.kind = "amax", .inputs = {input}, .outputs = {amax}, .attributes = {{"format", format}}});
+  return program;
+}
+
 }  // namespace quern

@@ -56,6 +56,8 @@ class StatePrograms {
   /// Whether programs of `stages` read the master itself as the working copy.
   bool reads_master(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const;
   static Program advance(const Stage& stage);
+  /// The largest magnitude of a tensor in the format, as a state of one element, `name`.
+  static Program amax_of(const Value& tensor, const std::string& name, const std::string& format);
 
  private:
   using Takes = std::function<bool(const ParameterSpec& spec, int layer)>;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "plan/state_programs.h"
 #include "program/names.h"
 #include "quern/checked.h"
 
@@ -13,13 +14,22 @@ namespace {
 
 class Splitter {
  public:
-  Splitter(const Plan& plan, std::span<const OptimizerState> states, std::int64_t alignment)
-      : plan_(plan), states_(states), alignment_(alignment), limit_(plan.options.update_window_bytes) {}
+  Splitter(const Plan& plan, const std::vector<std::vector<Program>>& refreshes, std::span<const OptimizerState> states,
+           std::int64_t alignment)
+      : plan_(plan),
+        refreshes_(refreshes),
+        states_(states),
+        alignment_(alignment),
+        limit_(plan.options.update_window_bytes) {}
 
   std::vector<UpdateWindow> run() {
     add_group(ParameterGroup::embedding, -1);
     for (int layer = 0; layer < static_cast<int>(plan_.model.layers); ++layer) add_group(ParameterGroup::block, layer);
     add_group(ParameterGroup::head, -1);
+    for (UpdateWindow& window : agreed_) {
+      window.agreed = true;
+      windows_.push_back(std::move(window));
+    }
     return std::move(windows_);
   }
 
@@ -41,6 +51,7 @@ class Splitter {
     if (bytes_ + bytes > limit_) add_window(group, part.layer), bytes_ = 0;
     bytes_ += bytes;
     windows_.back().parts.push_back(part);
+    if (is_agreed(part)) agreed_.push_back({.group = group, .layer = part.layer, .parts = {part}});
   }
 
   UpdateWindow& add_window(ParameterGroup group, int layer, const RowSlice& rows = {}) {
@@ -53,12 +64,20 @@ class Splitter {
     window.follow.push_back({.program = std::move(program)});
   }
 
+  const ParameterPlan& parameter_of(const UpdatePart& part) const { return plan_.parameters[part.parameter]; }
+  /// Whether its working copies have a scale that ranks have to agree on.
+  bool is_agreed(const UpdatePart& part) const {
+    return !plan_.amax_of(parameter_of(part), part.layer).program.ops.empty();
+  }
+
   // Slice by slice: the update, and rows of the working copies; behind all of them first where these need the amax of
   // all rows. Then what is made of all rows of those.
   void add_slices(const UpdatePart& whole, const RowBounds& bounds, ParameterGroup group) {
     const Program& refresh = refresh_of(whole);
+    const bool agreed = is_agreed(whole), sharded = !parameter_of(whole).bounds.empty();
+    const std::int64_t rows = parameter_of(whole).spec.extents[0];
     std::vector<RowSlice> slices;
-    for (std::size_t i = 1; i < bounds.size(); ++i) slices.push_back({bounds[i - 1], bounds[i], bounds.back()});
+    for (std::size_t i = 1; i < bounds.size(); ++i) slices.push_back({bounds[i - 1], bounds[i], rows});
     std::vector<SplitRefresh> splits;
     for (const RowSlice& rows : slices)
       splits.push_back(split_refresh(refresh, plan_.ops, {0, rows.begin, rows.end, rows.of}, 1));
@@ -69,7 +88,7 @@ class Splitter {
       if (format.empty())
         follow(window, splits[i].own);
       else
-        follow(window, amax_of(splits[i].own.values[0], slice_amax_name(i), format));
+        follow(window, StatePrograms::amax_of(splits[i].own.values[0], slice_amax_name(i), format));
     }
     if (!format.empty()) {
       const Value slice_amaxes{.name = names::kSliceAmaxes,
@@ -77,31 +96,36 @@ class Splitter {
                                .dtype = DType::f32,
                                .role = Role::state,
                                .parameter = plan_.parameters[whole.parameter].spec.name};
-      follow(windows_.back(), amax_of(slice_amaxes, names::kAmax, format));
-      for (std::size_t i = 0; i < slices.size(); ++i) follow(add_window(group, whole.layer, slices[i]), splits[i].own);
+      follow(windows_.back(), StatePrograms::amax_of(slice_amaxes, names::kAmax, format));
+      for (std::size_t i = 0; i < slices.size(); ++i)
+        follow(agreed ? agreed_.emplace_back(UpdateWindow{.group = group, .layer = whole.layer, .rows = slices[i]})
+                      : add_window(group, whole.layer, slices[i]),
+               splits[i].own);
     }
-    if (!splits[0].rest.ops.empty()) follow(add_window(group, whole.layer), splits[0].rest);
-  }
-
-  /// The largest magnitude of a tensor, as a state of one element.
-  static Program amax_of(const Value& tensor, const std::string& name, const std::string& format) {
-    Program program;
-    program.name = "amax";
-    const ValueId input = program.add_value(tensor);
-    const ValueId amax = program.add_value(
-        {.name = name, .shape = {1}, .dtype = DType::f32, .role = Role::state, .parameter = tensor.parameter});
-    program.ops.push_back({.kind = "amax", .inputs = {input}, .outputs = {amax}, .attributes = {{"format", format}}});
-    return program;
+    if (!sharded && !splits[0].rest.ops.empty()) follow(add_window(group, whole.layer), splits[0].rest);
   }
 
   const Program& refresh_of(const UpdatePart& part) const {
-    return plan_.refresh_of(plan_.parameters[part.parameter], part.layer).program;
+    return refreshes_[part.parameter][plan_.class_index(part.layer)];
+  }
+
+  /// Rows of the smallest and the largest shard.
+  std::pair<std::int64_t, std::int64_t> rows_of(const UpdatePart& part) const {
+    const ParameterPlan& parameter = parameter_of(part);
+    std::pair<std::int64_t, std::int64_t> rows{parameter.spec.extents[0],
+                                               parameter.bounds.empty() ? parameter.spec.extents[0] : 0};
+    for (std::size_t rank = 1; rank < parameter.bounds.size(); ++rank) {
+      const std::int64_t own = parameter.bounds[rank] - parameter.bounds[rank - 1];
+      rows = {std::min(rows.first, own), std::max(rows.second, own)};
+    }
+    return rows;
   }
 
   std::int64_t bytes_of(const UpdatePart& part) const {
     std::int64_t element = static_cast<std::int64_t>(size_of(plan_.options.gradient) + size_of(plan_.options.master));
     for (const OptimizerState& state : states_) element += static_cast<std::int64_t>(size_of(state.dtype));
-    std::int64_t bytes = checked_product(plan_.parameters[part.parameter].spec.count(), element);
+    const ParameterSpec& spec = parameter_of(part).spec;
+    std::int64_t bytes = checked_product(spec.count() / spec.extents[0] * rows_of(part).second, element);
     for (const Value& value : refresh_of(part).values)
       if (value.role == Role::parameter) bytes += byte_count(extents_at(value.shape, 0), value.dtype);
     return bytes;
@@ -115,8 +139,18 @@ class Splitter {
     if (spec.extents.size() < 2 || groups == 0 || !has_rows(refresh)) return {};
     if (bytes <= (is_made_twice(refresh) ? kLargest * limit_ : limit_)) return {};
     const std::int64_t unit = std::lcm(groups, alignment_ / std::gcd(alignment_, spec.columns()));
-    const std::int64_t slices = std::min((bytes + limit_ - 1) / limit_, spec.extents[0] / unit);
-    return slices < 2 ? RowBounds{} : split_rows(spec.extents[0], unit, static_cast<int>(slices));
+    // All but the last are of one size, so that every rank has as many.
+    const auto [smallest, largest] = rows_of(part);
+    const std::int64_t each = std::max(largest / unit / ((bytes + limit_ - 1) / limit_), std::int64_t{1}) * unit;
+    const std::int64_t slices = (smallest + each - 1) / each;
+    if (slices < 2) return {};
+    const RowBounds& shards = parameter_of(part).bounds;
+    const auto rank = static_cast<std::size_t>(plan_.options.state.rank);
+    const std::int64_t begin = shards.empty() ? 0 : shards[rank], end = shards.empty() ? largest : shards[rank + 1];
+    RowBounds bounds;
+    for (std::int64_t slice = 0; slice < slices; ++slice) bounds.push_back(begin + slice * each);
+    bounds.push_back(end);
+    return bounds;
   }
 
   /// Whether what is to be transposed is there.
@@ -140,9 +174,10 @@ class Splitter {
   static constexpr std::int64_t kLargest = 16;  ///< windows' sizes up to which what is made twice is not split
 
   const Plan& plan_;
+  const std::vector<std::vector<Program>>& refreshes_;
   const std::span<const OptimizerState> states_;
   const std::int64_t alignment_, limit_;
-  std::vector<UpdateWindow> windows_;
+  std::vector<UpdateWindow> windows_, agreed_;
   std::int64_t bytes_ = 0;  // of the last window
 };
 
@@ -158,9 +193,9 @@ std::vector<UpdateWindow> one_update(const Plan& plan) {
   return all;
 }
 
-std::vector<UpdateWindow> split_update(const Plan& plan, std::span<const OptimizerState> states,
-                                       std::int64_t alignment) {
-  return Splitter(plan, states, alignment).run();
+std::vector<UpdateWindow> split_update(const Plan& plan, const std::vector<std::vector<Program>>& refreshes,
+                                       std::span<const OptimizerState> states, std::int64_t alignment) {
+  return Splitter(plan, refreshes, states, alignment).run();
 }
 
 }  // namespace quern
