@@ -83,6 +83,12 @@ void reduce_ranks_cases(const OpRunner& runner) {
         .in(normal(dtype, {ranks, count}, 1))
         .out(dtype, {count}, {})
         .run(runner);
+    if (std::string_view(reduction) == "tree") return;
+    OpComparison("reduce_ranks", {{"reduction", std::string(reduction)}, {"own", ranks / 2}})
+        .in(normal(dtype, {ranks, count}, 1))
+        .in(normal(dtype, {count}, 2))
+        .out(dtype, {count}, {})
+        .run(runner);
   };
   for (std::int64_t ranks : {1, 2, 3, 8})
     for (std::int64_t count : {1, 7, 128, 4099}) {

@@ -83,6 +83,7 @@ void listen(std::vector<Rank>& ranks, Clock::time_point deadline) {
       } else {
         ::close(rank.pipe);
         rank.pipe = -1;
+        if (rank.written.starts_with(kSkipped)) return;  // the others would wait for it
       }
     }
   }

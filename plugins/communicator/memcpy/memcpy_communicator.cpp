@@ -46,7 +46,7 @@ void MemcpyCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
                                     .found = std::to_string(rendezvous.size),
                                     .expected = std::to_string(kMostRanks) + " at most",
                                     .next = "choose another communicator"});
-  reduction_ = std::make_unique<RankReduction>(kWhere, device, rendezvous.size);
+  reduction_ = std::make_unique<RankReduction>(kWhere, device, rendezvous.rank, rendezvous.size);
   device_ = &device;
   rank_ = rendezvous.rank;
   size_ = rendezvous.size;
@@ -202,13 +202,11 @@ void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reducti
     const std::size_t line = static_cast<std::size_t>(piece % 2),
                       bytes = static_cast<std::size_t>(count) * size_of(out.dtype);
     char* const staged = staging_ + line * piece_ * static_cast<std::size_t>(size_);
-    for (int step = 1; step <= size_; ++step) {  // peers from the next rank on, so that not all pull from one
-      const int from = (rank_ + step) % size_;
+    for (const int from : peers())
       copy(staged + static_cast<std::size_t>(from) * bytes, place, from, {slab.begin + done, count}, out.dtype,
            lines[line]);
-    }
     const View result{out.as<char>() + static_cast<std::size_t>(done) * size_of(out.dtype), out.dtype, {count}};
-    reduction_->launch(staged, result, reduction, lines[line]);
+    reduction_->launch(staged, at(place, rank_, slab.begin + done, out.dtype), result, reduction, lines[line]);
   }
   if (used > 1) {
     device_->record(summed_, lines[1]);
@@ -223,10 +221,9 @@ void MemcpyCommunicator::reduce_small(Place place, const View& in_out, Reduction
     copy(staging_ + static_cast<std::size_t>(from) * in_out.bytes(), place, from, {0, in_out.count()}, in_out.dtype,
          stream);
   };
-  pull(rank_);
   pull_all(Signal::first, stream, pull);
   leave(Signal::first, stream);
-  if (in_out.count() > 0) reduction_->launch(staging_, in_out, reduction, stream);
+  if (in_out.count() > 0) reduction_->launch(staging_, in_out.data, in_out, reduction, stream);
 }
 
 void MemcpyCommunicator::leave(Signal last, Stream stream) {

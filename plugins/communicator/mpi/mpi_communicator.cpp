@@ -48,7 +48,7 @@ void MpiCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   rank_ = rendezvous.rank;
   size_ = rendezvous.size;
   if (size_ > 1) {
-    reduction_ = std::make_unique<RankReduction>(kWhere, device, size_);
+    reduction_ = std::make_unique<RankReduction>(kWhere, device, rank_, size_);
     wire_ = std::make_unique<Wire>(rendezvous);
   }
   device_ = &device;
@@ -170,11 +170,11 @@ void MpiCommunicator::reduce(const Call& call, const View& in, const std::vector
     const Transfer part = in_round(own, round, piece_);
     if (part.bytes == 0) return;
     for (int rank = 0; rank < size_; ++rank)
-      copy(staging_ + static_cast<std::size_t>(rank) * part.bytes, rank == rank_ ? part.memory : in_slot(round, rank),
-           part.bytes, stream);
+      if (rank != rank_)
+        copy(staging_ + static_cast<std::size_t>(rank) * part.bytes, in_slot(round, rank), part.bytes, stream);
     const auto count = static_cast<std::int64_t>(part.bytes / size_of(out.dtype));
     const View result{out.as<char>() + (part.memory - own.memory), out.dtype, {count}};
-    reduction_->launch(staging_, result, reduction, stream);
+    reduction_->launch(staging_, part.memory, result, reduction, stream);
   };
   move(exchange, stream);
 }

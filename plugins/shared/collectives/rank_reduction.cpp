@@ -6,20 +6,20 @@
 
 namespace quern::collectives {
 
-namespace {
-
-OpInstance reduction_of(DType dtype, Reduction reduction, std::int64_t ranks, std::int64_t count) {
+OpInstance RankReduction::instance(DType dtype, Reduction reduction, std::int64_t count, bool apart) const {
   OpInstance op{.kind = "reduce_ranks", .geometry = {}};
-  op.inputs.push_back({dtype, {ranks, count}, true, false});
+  op.inputs.push_back({dtype, {ranks_, count}, true, false});
   op.outputs.push_back({dtype, {count}, true, false});
   op.attributes = {{"reduction", std::string(reduction == Reduction::sum ? "sum" : "maximum")}};
+  if (!apart) return op;
+  op.inputs.push_back(op.outputs[0]);
+  op.attributes.set("own", std::int64_t{rank_});
   return op;
 }
 
-}  // namespace
-
-RankReduction::RankReduction(const char* where, Device& device, int ranks) : device_(device), ranks_(ranks) {
-  if (const OpSupport support = device.query(reduction_of(DType::f32, Reduction::sum, ranks, 1));
+RankReduction::RankReduction(const char* where, Device& device, int rank, int ranks)
+    : device_(device), rank_(rank), ranks_(ranks) {
+  if (const OpSupport support = device.query(instance(DType::f32, Reduction::sum, 1, true));
       !support.refusal.empty() || support.workspace_bytes > 0)
     throw Error(ErrorCode::config, {.where = where,
                                     .what = "the device has no sum over ranks",
@@ -28,11 +28,11 @@ RankReduction::RankReduction(const char* where, Device& device, int ranks) : dev
                                     .next = "choose another communicator or device"});
 }
 
-void RankReduction::launch(void* staged, const View& out, Reduction reduction, Stream stream) {
-  auto& kernel = kernels_[{out.dtype, reduction, out.count()}];
-  if (!kernel) kernel = device_.prepare(reduction_of(out.dtype, reduction, ranks_, out.count()));
-  const View in{staged, out.dtype, {ranks_, out.count()}};
-  kernel->launch({&in, 1}, {&out, 1}, {.stream = stream});
+void RankReduction::launch(void* staged, void* own, const View& out, Reduction reduction, Stream stream) {
+  auto& kernel = kernels_[{out.dtype, reduction, out.count(), own != nullptr}];
+  if (!kernel) kernel = device_.prepare(instance(out.dtype, reduction, out.count(), own != nullptr));
+  const View in[] = {{staged, out.dtype, {ranks_, out.count()}}, {own, out.dtype, out.extents}};
+  kernel->launch({in, own ? std::size_t{2} : std::size_t{1}}, {&out, 1}, {.stream = stream});
 }
 
 }  // namespace quern::collectives

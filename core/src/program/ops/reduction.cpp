@@ -5,7 +5,7 @@
 namespace quern::ops {
 
 void add_reduction(OpSet& set) {
-  set.add({.kind = "reduce_ranks", .inputs = {"x"}, .outputs = {"y"}, .infer = [](InferContext& c) {
+  set.add({.kind = "reduce_ranks", .inputs = {"x", "own?"}, .outputs = {"y"}, .infer = [](InferContext& c) {
              need_rank(c, 0, 2);
              give(c, 0, {c.inputs[0]->shape[1]}, c.inputs[0]->dtype);
            }});

@@ -1,5 +1,6 @@
-// Sums and maxima over ranks, (ranks, n) -> (n), and sums over micro-batches. A tree adds neighbours first, then pairs
-// of these, and so on: partial sum `level` is of 2^level of them, as the bits of a counter are.
+// Sums and maxima over ranks, (ranks, n) -> (n), one of which may be elsewhere, and sums over micro-batches. A tree
+// adds neighbours first, then pairs of these, and so on: partial sum `level` is of 2^level of them, as the bits of a
+// counter are.
 
 #include <algorithm>
 #include <bit>
@@ -96,20 +97,25 @@ Launch prepare_reduce_ranks(const OpInstance& op) {
     return op.inputs[0].dtype == DType::f64 ? reduce_in_tree<double>(op.inputs[0].extents[0])
                                             : reduce_in_tree<float>(op.inputs[0].extents[0]);
   const bool maximum = op.attributes.word("reduction") == "maximum";
-  return [maximum](std::span<const View> in, std::span<const View> out, const Exec&) {
+  const std::int64_t own = op.inputs.size() > 1 ? op.attributes.integer("own") : -1;
+  return [maximum, own](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &y = out[0];
     const std::int64_t count = x.columns();
     for_blocks(count, kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
       const std::int64_t size = end - begin;
+      auto first = [&](std::int64_t rank) { return rank == own ? begin : rank * count + begin; };
       if (y.dtype == DType::f64) {
-        double* sum = y.as<double>() + begin;
-        std::copy_n(x.as<double>() + begin, size, sum);
-        for (std::int64_t rank = 1; rank < x.rows(); ++rank) add_row(x.as<double>() + rank * count + begin, size, sum);
+        auto* sum = reinterpret_cast<double*>(scratch(kResult, 2 * kBlockElements));
+        for (std::int64_t rank = 0; rank < x.rows(); ++rank) {
+          const double* values = in[rank == own].as<double>() + first(rank);
+          rank == 0 ? void(std::copy_n(values, size, sum)) : add_row(values, size, sum);
+        }
+        std::copy_n(sum, size, y.as<double>() + begin);
         return;
       }
-      float* result = target(y, begin, scratch(kResult, kBlockElements));
+      float* result = scratch(kResult, kBlockElements);  // y may be where own is
       for (std::int64_t rank = 0; rank < x.rows(); ++rank) {
-        const float* values = load(x, rank * count + begin, size, scratch(kRank, kBlockElements));
+        const float* values = load(in[rank == own], first(rank), size, scratch(kRank, kBlockElements));
         if (rank == 0)
           std::copy_n(values, size, result);
         else if (maximum)
@@ -124,11 +130,16 @@ Launch prepare_reduce_ranks(const OpInstance& op) {
 
 OpSupport query_reduce_ranks(const OpInstance& op) {
   const Matrix x = matrix_of(op, 0);
-  OperandCheck check(op, 1, 1);
+  const bool apart = op.inputs.size() > 1;
+  OperandCheck check(op, apart ? 2 : 1, 1);
   check.input(0, "x", {x.rows, x.columns});
   if (!check.ok()) return check.support();
   const DType dtype = op.inputs[0].dtype;
   const std::string& reduction = op.attributes.word("reduction");
+  if (apart)
+    check.input(1, "own", {x.columns}, dtype)
+        .that(op.attributes.integer("own") >= 0 && op.attributes.integer("own") < x.rows, "own: expected a rank")
+        .that(reduction != "tree", "a tree has no own row");
   check.output(0, "y", {x.columns}, dtype)
       .that(x.rows > 0, "without ranks")
       .that((reduction == "sum" && (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64)) ||

@@ -39,6 +39,20 @@ TEST_CASE("sums over ranks are taken in rank order, in fp32, and rounded once") 
           for (std::int64_t rank = 1; rank < ranks; ++rank) sum += all[static_cast<std::size_t>(rank * count + i)];
           REQUIRE(got[static_cast<std::size_t>(i)] == round_to(dtype, sum));
         }
+        // One row is elsewhere, and the sum takes its place; x's is not read.
+        for (std::int64_t own = 0; own < ranks; ++own) {
+          PoisonedTensor others = normal(dtype, {ranks, count}, 3), row(dtype, {count});
+          const std::size_t bytes = row.view().bytes();
+          char* const there = others.view().as<char>() + static_cast<std::size_t>(own) * bytes;
+          std::memcpy(row.view().data, there, bytes);
+          std::memset(there, 0xFF, bytes);
+          TestOp{"reduce_ranks",
+                 {others.view(), row.view()},
+                 {row.view()},
+                 {{"reduction", std::string("sum")}, {"own", own}}}
+              .run();
+          REQUIRE(row.floats() == got);
+        }
       }
 }
 

@@ -13,11 +13,18 @@ namespace {
 constexpr int kThreads = 256;
 
 struct RankArguments {
-  const void* x;  ///< (ranks, count)
-  void* y;        ///< (count)
+  const void* x;    ///< (ranks, count)
+  const void* own;  ///< (count), row `own_rank` instead of x's; y may be in its place
+  void* y;          ///< (count)
   std::int64_t count;
-  int ranks;
+  int ranks, own_rank;  ///< own_rank -1: all rows are x's
 };
+
+template <class T>
+__device__ __forceinline__ const T* row_of(const RankArguments& args, int rank) {
+  return static_cast<const T*>(rank == args.own_rank ? args.own : args.x) +
+         (rank == args.own_rank ? 0 : rank * args.count);
+}
 
 struct Sum {
   template <class T>
@@ -34,11 +41,10 @@ struct Maximum {
 template <class T, Access kAccess, class Reduce>
 __global__ void __launch_bounds__(kThreads) reduce_ranks_kernel(const RankArguments args) {
   const std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPack<T>;
-  const T* row = static_cast<const T*>(args.x);
-  Floats<T> totals = unpack(load_pack<kAccess>(row, at, args.count));
+  Floats<T> totals = unpack(load_pack<kAccess>(row_of<T>(args, 0), at, args.count));
 #pragma unroll 4
   for (int rank = 1; rank < args.ranks; ++rank) {
-    const Floats<T> values = unpack(load_pack<kAccess>(row + rank * args.count, at, args.count));
+    const Floats<T> values = unpack(load_pack<kAccess>(row_of<T>(args, rank), at, args.count));
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) totals.at[i] = Reduce::of(totals.at[i], values.at[i]);
   }
@@ -48,10 +54,9 @@ __global__ void __launch_bounds__(kThreads) reduce_ranks_kernel(const RankArgume
 __global__ void __launch_bounds__(kThreads) sum_doubles_kernel(const RankArguments args) {
   const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= args.count) return;
-  const double* x = static_cast<const double*>(args.x) + at;
-  double total = *x;
+  double total = row_of<double>(args, 0)[at];
 #pragma unroll 4
-  for (int rank = 1; rank < args.ranks; ++rank) total = Sum::of(total, x[rank * args.count]);
+  for (int rank = 1; rank < args.ranks; ++rank) total = Sum::of(total, row_of<double>(args, rank)[at]);
   static_cast<double*>(args.y)[at] = total;
 }
 
@@ -79,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) reduce_tree_kernel(const RankArgumen
   static_cast<T*>(args.y)[at] = sum;
 }
 
-// x (ranks, n) -> y (n)
+// x (ranks, n), own (n) or none -> y (n)
 Launch prepare_reduce_ranks(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   const DType dtype = op.inputs[0].dtype;
@@ -88,6 +93,7 @@ Launch prepare_reduce_ranks(const OpInstance& op, CudaContext& context) {
     return load_kernel(kernel, dim3(kThreads), context.multiprocessors);
   };
   const bool tree = op.attributes.word("reduction") == "tree";
+  const int own = op.inputs.size() > 1 ? static_cast<int>(op.attributes.integer("own")) : -1;
   auto load_packed = [&](auto access) {
     if (tree) return load(dtype == DType::f64 ? reduce_tree_kernel<double> : reduce_tree_kernel<float>);
     if (dtype == DType::f64) return load(sum_doubles_kernel);
@@ -102,14 +108,16 @@ Launch prepare_reduce_ranks(const OpInstance& op, CudaContext& context) {
   const std::int64_t per_thread = tree || dtype == DType::f64 ? 1 : static_cast<std::int64_t>(16 / size_of(dtype));
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (size.columns == 0) return;
-    const RankArguments args{in[0].data, out[0].data, size.columns, static_cast<int>(size.rows)};
-    const auto& kernel = aligned_16({args.x, args.y}) ? vector : scalar;
+    const RankArguments args{in[0].data,   own < 0 ? nullptr : in[1].data, out[0].data,
+                             size.columns, static_cast<int>(size.rows),    own};
+    const auto& kernel = aligned_16({args.x, args.own, args.y}) ? vector : scalar;
     kernel.launch(ceil_divide(size.columns, kThreads * per_thread), stream_of(exec), args);
   };
 }
 
 OpSupport query_reduce_ranks(const OpInstance& op, const CudaTraits&) {
-  if (op.inputs.size() != 1 || op.outputs.size() != 1) return {"reduce_ranks has 1 input and 1 output", 0};
+  if (op.inputs.empty() || op.inputs.size() > 2 || op.outputs.size() != 1)
+    return {"reduce_ranks has 1 or 2 inputs and 1 output", 0};
   const Operand &x = op.inputs[0], &y = op.outputs[0];
   const std::string& reduction = op.attributes.word("reduction");
   const bool sums = x.dtype == DType::f32 || x.dtype == DType::bf16 || x.dtype == DType::f64;
@@ -120,6 +128,13 @@ OpSupport query_reduce_ranks(const OpInstance& op, const CudaTraits&) {
             0};
   const bool fits = x.present && x.extents.size() == 2 && x.extents[0] > 0 && y.dtype == x.dtype && !y.accumulate &&
                     y.extents == Extents{x.extents[1]};
+  if (fits && op.inputs.size() > 1) {
+    const Operand& own = op.inputs[1];
+    const std::int64_t rank = op.attributes.integer("own");
+    if (!own.present || own.dtype != x.dtype || own.extents != y.extents || rank < 0 || rank >= x.extents[0] ||
+        reduction == "tree")
+      return {"reduce_ranks: own (n) is one of x's rows, of its type, and not in a tree", 0};
+  }
   return {fits ? "" : "reduce_ranks: x (ranks, n) of at least one rank gives y (n) of its type, not added to", 0};
 }
 

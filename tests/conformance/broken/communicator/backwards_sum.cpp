@@ -8,12 +8,13 @@ using namespace quern;
 
 class Backwards final : public Kernel {
  public:
-  explicit Backwards(Device& device) : device_(device) {}
+  Backwards(Device& device, std::int64_t own) : device_(device), own_(own) {}
   void launch(std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) const override {
-    auto work = [in = inputs[0], out = outputs[0]] {
+    auto work = [in = inputs[0], own = inputs.back(), number = own_, out = outputs[0]] {
       for (std::int64_t i = 0; i < in.columns(); ++i) {
         float sum = 0;
-        for (std::int64_t rank = in.rows(); rank-- > 0;) sum += in.as<float>()[rank * in.columns() + i];
+        for (std::int64_t rank = in.rows(); rank-- > 0;)
+          sum += rank == number ? own.as<float>()[i] : in.as<float>()[rank * in.columns() + i];
         out.as<float>()[i] = sum;
       }
     };
@@ -22,6 +23,7 @@ class Backwards final : public Kernel {
 
  private:
   Device& device_;
+  const std::int64_t own_;
 };
 
 class BackwardsDevice final : public testkit::ForwardingDevice {
@@ -29,7 +31,7 @@ class BackwardsDevice final : public testkit::ForwardingDevice {
   using ForwardingDevice::ForwardingDevice;
   std::unique_ptr<Kernel> prepare(const OpInstance& op) override {
     if (op.inputs[0].dtype == DType::f32 && op.attributes.word("reduction") == "sum")
-      return std::make_unique<Backwards>(inner());
+      return std::make_unique<Backwards>(inner(), op.inputs.size() > 1 ? op.attributes.integer("own") : -1);
     return ForwardingDevice::prepare(op);
   }
 };
