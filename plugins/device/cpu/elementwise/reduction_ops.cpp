@@ -75,8 +75,14 @@ template <class T>
 void fold(std::uint32_t at, bool last, const View& sum, const View& partials) {
   for_blocks(sum.count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     T *total = sum.as<T>() + begin, *first = partials.as<T>() + begin;
-    const int level = add_partials(at, last, first, sum.count(), end - begin, total);
-    if (!last) std::copy_n(total, end - begin, first + level * sum.count());
+    const std::int64_t size = end - begin;
+    T* result = total;  // but for the last one `sum` stays as it is
+    if (!last) {
+      result = reinterpret_cast<T*>(scratch(kResult, 2 * kBlockElements));
+      std::copy_n(total, size, result);
+    }
+    const int level = add_partials(at, last, first, sum.count(), size, result);
+    if (!last) std::copy_n(result, size, first + level * sum.count());
   });
 }
 

@@ -204,7 +204,7 @@ void run(const Loss& loss, std::span<const View> inputs, std::span<const View> o
 OpSupport query(const OpInstance& op) {
   const std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
   const bool observed = outputs == 3 && op.outputs.size() == 4;
-  OperandCheck check(op, op.inputs.size() == kInputsWithCodes ? kInputsWithCodes : 3, outputs + (observed ? 1 : 0));
+  OperandCheck check(op, op.inputs.size() == kInputsWithCodes ? op.inputs.size() : 3, outputs + (observed ? 1 : 0));
   const Matrix x = matrix_of(op, 0), weight = matrix_of(op, 1);
   const Extents targets = extents_of(op, 2);
   check.input(0, "x", {x.rows, x.columns}).input(1, "weight", {weight.rows, x.columns});

@@ -12,6 +12,7 @@
 #include "products/int8_product.h"
 #include "quern/block_scales.h"
 #include "runtime/kernels.h"
+#include "runtime/operand_check.h"
 #include "runtime/support.h"
 
 namespace quern::cpu {
@@ -61,46 +62,24 @@ Plan make_plan(const OpInstance& op) {
   return plan;
 }
 
-std::string refuse_block_scales(const OpInstance& op, const Plan& plan) {
-  if (plan.scale_rows_b != 1 && plan.scale_rows_b != kScaleBlock) return "matmul: scale_rows_b must be 1 or 128";
-  if (plan.transpose_a || !plan.transpose_b)
-    return "matmul: scales of blocks need contracted dimensions that come last (transpose_a 0, transpose_b 1)";
+void check_block_scales(OperandCheck& check, const OpInstance& op, const Plan& plan) {
+  check.that(plan.scale_rows_b == 1 || plan.scale_rows_b == kScaleBlock, "needs a scale_rows_b of 1 or 128");
+  check.that(!plan.transpose_a && plan.transpose_b,
+             "of scales of blocks needs contracted dimensions that come last (transpose_a 0, transpose_b 1)");
   const Extents scale_b = plan.scale_rows_b == 1 ? row_block_scales(plan.n, plan.k) : square_scales(plan.n, plan.k);
   auto fits = [&op](std::size_t i, std::int64_t least) {
     return present(op, i) && op.inputs[i].dtype == DType::f32 && op.inputs[i].count() >= least;
   };
-  if (!fits(kScaleA, scale_blocks(plan.k) * plan.m) || !fits(kScaleB, element_count(scale_b)))
-    return "matmul: scales of blocks must be f32 " + to_string(row_block_scales(plan.m, plan.k)) + " and " +
-           to_string(scale_b);
-  return {};
+  check.that(
+      fits(kScaleA, scale_blocks(plan.k) * plan.m) && fits(kScaleB, element_count(scale_b)),
+      "needs scales of blocks in f32 " + to_string(row_block_scales(plan.m, plan.k)) + " and " + to_string(scale_b));
 }
 
-std::string refusal(const OpInstance& op) {
-  if (op.inputs.size() < 2 || op.outputs.size() != 1) return "matmul: takes a and b, gives y";
-  if (std::string text = check_operands(op, 0, operands(0)); !text.empty()) return text;
-  const Operand &a = op.inputs[kA], &b = op.inputs[kB], &y = op.outputs[0];
-  if (a.extents.size() != 2 || b.extents.size() != 2 || y.extents.size() != 2)
-    return "matmul: a, b and y must be matrices";
-  if (y.dtype != DType::f32 && y.dtype != DType::bf16)
-    return "matmul: y must be f32 or bf16, not " + std::string(name_of(y.dtype));
-  Plan plan = make_plan(op);
-  if (b.extents[plan.transpose_b ? 1 : 0] != plan.k || y.extents != Extents{plan.m, plan.n}) {
-    return "matmul: shapes " + to_string(a.extents) + " and " + to_string(b.extents) + " do not give " +
-           to_string(y.extents);
-  }
-  if (present(op, kBias) && op.inputs[kBias].count() != plan.n) return "matmul: bias must have one element a column";
-  if (plan.integers && plan.k > kMostInt8Sums)
-    return "matmul: i8 sums over more than " + std::to_string(kMostInt8Sums) + " elements may overflow, found " +
-           std::to_string(plan.k);
-  if (plan.scale_rows_b != 0) return refuse_block_scales(op, plan);
-  auto scale_fits = [&op](std::size_t i, std::int64_t vector) {
-    if (!present(op, i)) return true;
-    std::int64_t count = op.inputs[i].count();
-    return op.inputs[i].dtype == DType::f32 && (count == 1 || count == vector);
-  };
-  if (!scale_fits(kScaleA, plan.m)) return "matmul: scale_a must be f32, one element or one a row";
-  if (!scale_fits(kScaleB, plan.n)) return "matmul: scale_b must be f32, one element or one a column";
-  return {};
+void check_scale(OperandCheck& check, const OpInstance& op, std::size_t i, const char* name, std::int64_t vector) {
+  if (!present(op, i)) return;
+  const std::int64_t count = op.inputs[i].count();
+  check.that(op.inputs[i].dtype == DType::f32 && (count == 1 || count == vector),
+             "operand " + std::string(name) + ": needs one f32 element, or " + std::to_string(vector));
 }
 
 QUERN_CPU_CLONES void scale_row(float* row, std::int64_t count, float row_scale, const float* column_scale) {
@@ -216,9 +195,24 @@ void run(const Plan& plan, std::span<const View> inputs, const View& y, const Ex
 }
 
 OpSupport query(const OpInstance& op) {
-  if (std::string text = refusal(op); !text.empty()) return {text, 0};
-  Plan plan = make_plan(op);
-  return {{}, float_bytes(plan.panel_a) + float_bytes(plan.panel_b) + float_bytes(plan.sums)};
+  OperandCheck check(op, std::clamp<std::size_t>(op.inputs.size(), 2, kScaleB + 1), 1);
+  const Extents a = extents_of(op, kA), b = extents_of(op, kB);
+  check.that(a.size() == 2 && b.size() == 2, "multiplies matrices").input(kA, "a", a);
+  if (!check.ok()) return check.support();
+  const Plan plan = make_plan(op);
+  check.input(kB, "b", plan.transpose_b ? Extents{plan.n, plan.k} : Extents{plan.k, plan.n});
+  check.sum(0, "y", {plan.m, plan.n}, {{DType::f32, DType::bf16}, "f32 or bf16"});
+  if (present(op, kBias)) check.input(kBias, "bias", {plan.n});
+  check.that(!plan.integers || plan.k <= kMostInt8Sums, "of i8 may overflow in sums of more than " +
+                                                            std::to_string(kMostInt8Sums) + " elements, found " +
+                                                            std::to_string(plan.k));
+  if (plan.scale_rows_b != 0) {
+    check_block_scales(check, op, plan);
+  } else {
+    check_scale(check, op, kScaleA, "scale_a", plan.m);
+    check_scale(check, op, kScaleB, "scale_b", plan.n);
+  }
+  return check.support(float_bytes(plan.panel_a) + float_bytes(plan.panel_b) + float_bytes(plan.sums));
 }
 
 Launch prepare(const OpInstance& op) {

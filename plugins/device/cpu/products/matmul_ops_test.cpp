@@ -183,9 +183,9 @@ TEST_CASE("matmul refuses scales of blocks that do not fit") {
   CHECK(refusal({2, 3}, {2, 5}, 1) == "");
   CHECK(refusal({2, 3}, {1, 4}, 128) == "");
   CHECK(refusal({7}, {11}, 1) == "");  // room for more
-  CHECK(refusal({2, 3}, {1, 4}, 1) == "matmul: scales of blocks must be f32 (2, 3) and (2, 5)");
-  CHECK(refusal({1}, {1, 4}, 128) == "matmul: scales of blocks must be f32 (2, 3) and (1, 4)");
-  CHECK(refusal({2, 3}, {1, 4}, 64) == "matmul: scale_rows_b must be 1 or 128");
+  CHECK(refusal({2, 3}, {1, 4}, 1) == "matmul needs scales of blocks in f32 (2, 3) and (2, 5)");
+  CHECK(refusal({1}, {1, 4}, 128) == "matmul needs scales of blocks in f32 (2, 3) and (1, 4)");
+  CHECK(refusal({2, 3}, {1, 4}, 64) == "matmul needs a scale_rows_b of 1 or 128");
   CHECK(refusal({2, 256}, {2, 5}, 1, 1).find("come last") != std::string::npos);
 }
 
@@ -193,13 +193,14 @@ TEST_CASE("matmul says why it refuses") {
   auto a = normal(DType::f32, {3, 4}, 1), b = normal(DType::f32, {5, 2}, 2);
   PoisonedTensor y(DType::f32, {3, 2}), q(DType::e4m3, {3, 2});
   CHECK(TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.refusal() ==
-        "matmul: shapes (3, 4) and (5, 2) do not give (3, 2)");
+        "matmul operand b: found (5, 2), expected (4, 2)");
   auto fits = normal(DType::f32, {4, 2}, 2), bias = normal(DType::f32, {3}, 3);
-  CHECK(TestOp{"matmul", {a.view(), fits.view()}, {q.view()}}.refusal() == "matmul: y must be f32 or bf16, not e4m3");
+  CHECK(TestOp{"matmul", {a.view(), fits.view()}, {q.view()}}.refusal() ==
+        "matmul operand y: found e4m3, expected f32 or bf16");
   CHECK(TestOp{"matmul", {a.view(), fits.view(), bias.view()}, {y.view()}}.refusal() ==
-        "matmul: bias must have one element a column");
+        "matmul operand bias: found (3), expected (2)");
   CHECK_THROWS_AS((TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.run()), Error);
   PoisonedTensor wide(DType::i8, {1, 1 << 18}), result(DType::f32, {1, 1});
   CHECK(TestOp{"matmul", {wide.view(), wide.view()}, {result.view()}, {{"transpose_b", std::int64_t{1}}}}.refusal() ==
-        "matmul: i8 sums over more than 131072 elements may overflow, found 262144");
+        "matmul of i8 may overflow in sums of more than 131072 elements, found 262144");
 }

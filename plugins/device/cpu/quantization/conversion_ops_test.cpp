@@ -51,8 +51,7 @@ TEST_CASE("cast rounds to nearest between all formats") {
 TEST_CASE("conversions refuse what they cannot do") {
   auto x = normal(DType::f32, {3, 4}, 1);
   PoisonedTensor y(DType::f32, {3, 4});
-  CHECK(TestOp{"transpose", {x.view()}, {y.view()}}.refusal() ==
-        "transpose operand y: found (3, 4), expected (4, 3)");
+  CHECK(TestOp{"transpose", {x.view()}, {y.view()}}.refusal() == "transpose operand y: found (3, 4), expected (4, 3)");
   CHECK(TestOp{"cast", {x.view()}, {y.view()}, {}, {}, 1}.refusal() == "cast operand y: cannot be added to");
   CHECK(TestOp{"cast", {integer_tensor({1}).view()}, {y.view()}}.refusal() ==
         "cast operand x: found i32, expected a real dtype");

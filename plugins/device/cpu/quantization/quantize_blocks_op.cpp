@@ -10,6 +10,7 @@
 #include "quern/block_scales.h"
 #include "quern/numeric.h"
 #include "runtime/kernels.h"
+#include "runtime/operand_check.h"
 #include "runtime/support.h"
 
 namespace quern::cpu {
@@ -115,23 +116,16 @@ Launch prepare(const OpInstance& op) {
 }
 
 OpSupport query(const OpInstance& op) {
-  auto refuse = [&op](const std::string& what) { return OpSupport{op.kind + ": " + what, 0}; };
-  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
-  if (op.inputs.size() != 1 || op.outputs.size() != 4) return refuse("takes x, gives q, t and the scales of both");
-  if (op.inputs[0].extents.size() != 2) return refuse("x must be a matrix");
+  OperandCheck check(op, 1, 4);
+  const auto [rows, columns] = matrix_of(op, 0);
   const DType format = format_of(op);
-  if (format != DType::e4m3 && format != DType::e5m2) return refuse("the format must be e4m3 or e5m2");
-  const std::int64_t rows = op.inputs[0].extents[0], columns = op.inputs[0].extents[1];
-  auto fits = [&op](std::size_t i, DType dtype, const Extents& extents) {
-    return !op.outputs[i].present || (op.outputs[i].dtype == dtype && op.outputs[i].extents == extents);
-  };
-  if (!fits(0, format, {rows, columns}) || !fits(2, format, {columns, rows}))
-    return refuse("q must have the shape of x and t its transpose, both in " + std::string(name_of(format)));
-  const Extents scale = is_square(op) ? square_scales(rows, columns) : row_block_scales(rows, columns),
-                t_scale = is_square(op) ? square_scales(columns, rows) : column_block_scales(rows, columns);
-  if (!fits(1, DType::f32, scale) || !fits(3, DType::f32, t_scale))
-    return refuse("scales must be f32 " + to_string(scale) + " and " + to_string(t_scale));
-  return {};
+  check.input(0, "x", {rows, columns});
+  check.that(format == DType::e4m3 || format == DType::e5m2, "needs a format of e4m3 or e5m2");
+  check.output(0, "q", {rows, columns}, format).output(2, "t", {columns, rows}, format);
+  const bool square = is_square(op);
+  check.output(1, "scale", square ? square_scales(rows, columns) : row_block_scales(rows, columns), DType::f32);
+  check.output(3, "t_scale", square ? square_scales(columns, rows) : column_block_scales(rows, columns), DType::f32);
+  return check.support();
 }
 
 }  // namespace

@@ -140,10 +140,10 @@ TEST_CASE("quantize_blocks refuses what it cannot do") {
                   {{"format", std::string(format)}}}
         .refusal();
   };
-  CHECK(refusal(q, t, "i8") == "quantize_blocks: the format must be e4m3 or e5m2");
+  CHECK(refusal(q, t, "i8") == "quantize_blocks needs a format of e4m3 or e5m2");
   PoisonedTensor q8(DType::e4m3, {3, 4}), t8(DType::e4m3, {4, 3});
-  CHECK(refusal(q8, q8, "e4m3") == "quantize_blocks: q must have the shape of x and t its transpose, both in e4m3");
+  CHECK(refusal(q8, q8, "e4m3") == "quantize_blocks operand t: found (3, 4), expected (4, 3)");
   CHECK(refusal(q8, t8, "e4m3") == "");
   scale = PoisonedTensor(DType::f32, {3, 1});
-  CHECK(refusal(q8, t8, "e4m3") == "quantize_blocks: scales must be f32 (1, 3) and (7)");
+  CHECK(refusal(q8, t8, "e4m3") == "quantize_blocks operand scale: found (3, 1), expected (1, 3)");
 }

@@ -13,6 +13,7 @@
 #include "quern/numeric.h"
 #include "quern/step_state.h"
 #include "runtime/kernels.h"
+#include "runtime/operand_check.h"
 #include "runtime/support.h"
 
 namespace quern::cpu {
@@ -215,84 +216,79 @@ Launch prepare_advance(const OpInstance& op) {
 
 // ---- what is supported ----
 
-bool is_low(DType type) { return type == DType::e4m3 || type == DType::e5m2 || type == DType::i8; }
+const operands::Dtypes& plain() {
+  static const operands::Dtypes dtypes({DType::f32, DType::bf16}, "f32 or bf16");
+  return dtypes;
+}
+const operands::Dtypes& low() {
+  static const operands::Dtypes dtypes({DType::e4m3, DType::e5m2, DType::i8}, "e4m3, e5m2 or i8");
+  return dtypes;
+}
 
-OpSupport refuse(const OpInstance& op, const std::string& what) { return {op.kind + ": " + what, 0}; }
+void check_format(OperandCheck& check, const OpInstance& op) {
+  check.that(std::ranges::count(low().any, format_of(op)) > 0,
+             "needs a format of " + low().name + ", found " + std::string(name_of(format_of(op))));
+}
 
-/// `q` and `t`: indices of the outputs.
-OpSupport query_codes(const OpInstance& op, std::size_t outputs, std::size_t q, std::size_t t) {
-  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
-  if (op.outputs.size() != outputs) return refuse(op, "takes " + std::to_string(outputs) + " outputs");
-  const Operand &x = op.inputs[0], &codes = op.outputs[q], &transposed = op.outputs[t];
-  const DType format = format_of(op);
-  if (x.extents.size() != 2 || (x.dtype != DType::f32 && x.dtype != DType::bf16))
-    return refuse(op, "x must be a matrix in f32 or bf16");
-  if (!is_low(format)) return refuse(op, "the format must be e4m3, e5m2 or i8, not " + std::string(name_of(format)));
-  auto fits = [format](const Operand& output, const Extents& extents) {
-    return !output.present || (output.dtype == format && output.extents == extents);
-  };
-  if (!fits(codes, x.extents) || !fits(transposed, {x.extents[1], x.extents[0]}))
-    return refuse(op, "q must have the shape of x and t its transpose, both in " + std::string(name_of(format)));
-  const bool needs_spare = transposed.present && !codes.present;
-  return {{}, needs_spare ? static_cast<std::size_t>(element_count(x.extents)) : 0};
+/// x (N, C), and its codes as outputs `q` (N, C) and `t` (C, N).
+void check_codes(OperandCheck& check, const OpInstance& op, std::size_t q, std::size_t t) {
+  const Matrix x = matrix_of(op, 0);
+  check.input(0, "x", {x.rows, x.columns}, plain());
+  check_format(check, op);
+  check.output(q, "q", {x.rows, x.columns}, format_of(op)).output(t, "t", {x.columns, x.rows}, format_of(op));
+}
+
+/// Codes that are only wanted transposed are made in the workspace first.
+OpSupport support_of_codes(const OperandCheck& check, const OpInstance& op, std::size_t q, std::size_t t) {
+  const bool spare = check.ok() && op.outputs[t].present && !op.outputs[q].present;
+  return check.support(spare ? static_cast<std::size_t>(op.inputs[0].count()) : 0);
 }
 
 OpSupport query_scaled(const OpInstance& op) {
   const bool delayed = op.kind == "quantize_delayed", given = op.kind == "quantize_amax";
-  if (op.inputs.size() != (delayed || given ? 2 : 1))
-    return refuse(op, delayed ? "takes x and its state" : given ? "takes x and its amax" : "takes x");
-  if (given && (op.inputs[1].count() != 1 || op.inputs[1].dtype != DType::f32))
-    return refuse(op, "the amax must be f32 (1)");
-  OpSupport support = query_codes(op, 3, 0, 2);
-  if (!support.refusal.empty()) return support;
-  const Operand& scale = op.outputs[1];
-  if (!scale.present || scale.dtype != DType::f32 || scale.extents != Extents{1})
-    return refuse(op, "scale must be f32 (1)");
-  if (delayed && op.inputs[1].count() != kScaleStateWords + op.attributes.integer("history"))
-    return refuse(op, "the state's size does not fit its history");
-  if (delayed && format_of(op) == DType::i8) return refuse(op, "the format must be e4m3 or e5m2");
-  return support;
+  OperandCheck check(op, delayed || given ? 2 : 1, 3);
+  check_codes(check, op, 0, 2);
+  if (given) check.input(1, "amax", {1}, DType::f32);
+  if (delayed) {
+    check.input(1, "state", {kScaleStateWords + op.attributes.integer("history")}, DType::f32);
+    check.that(format_of(op) != DType::i8, "needs a format of e4m3 or e5m2");
+  }
+  if (check.ok()) check.that(op.outputs[1].present, "operand scale: absent").output(1, "scale", {1}, DType::f32);
+  return support_of_codes(check, op, 0, 2);
 }
 
 OpSupport query_amax(const OpInstance& op) {
-  const auto count = static_cast<std::int64_t>(op.inputs.size());
-  if (count == 0 || op.outputs != std::vector<Operand>{{DType::f32, {count}, true, false}})
-    return refuse(op, "takes tensors and gives f32, one element for each");
-  for (const Operand& x : op.inputs)
-    if (!x.present || (x.dtype != DType::f32 && x.dtype != DType::bf16)) return refuse(op, "takes f32 or bf16");
-  return is_low(format_of(op)) ? OpSupport{} : refuse(op, "the format must be e4m3, e5m2 or i8");
+  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), 1);
+  for (std::size_t i = 0; i < op.inputs.size(); ++i) check.input(i, "x", extents_of(op, i), plain());
+  check_format(check, op);
+  return check.output(0, "amax", {static_cast<std::int64_t>(op.inputs.size())}, DType::f32).support();
 }
 
 OpSupport query_by(const OpInstance& op) {
-  if (op.inputs.size() != 2 || op.inputs[1].count() != 1) return refuse(op, "takes x and its scale");
-  return query_codes(op, 2, 0, 1);
+  OperandCheck check(op, 2, 2);
+  check_codes(check, op, 0, 1);
+  if (check.ok()) check.that(op.inputs[1].count() == 1, "operand scale: needs one element");
+  return support_of_codes(check, op, 0, 1);
 }
 
 OpSupport query_rows(const OpInstance& op) {
-  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
-  if (op.inputs.size() != 1 || op.outputs.size() != 2) return refuse(op, "takes x, gives q and its scales");
-  const Operand &x = op.inputs[0], &q = op.outputs[0], &scale = op.outputs[1];
-  if (x.extents.size() != 2 || q.extents != x.extents || !is_low(q.dtype) || scale.dtype != DType::f32 ||
-      scale.extents != Extents{x.extents[0]})
-    return refuse(op, "x (N, C) gives q (N, C) in an 8-bit format and f32 scales (N)");
-  return {};
+  OperandCheck check(op, 1, 2);
+  const Matrix x = matrix_of(op, 0);
+  check.input(0, "x", {x.rows, x.columns}).output(0, "q", {x.rows, x.columns}, low());
+  return check.output(1, "scale", {x.rows}, DType::f32).support();
 }
 
 OpSupport query_columns(const OpInstance& op) {
-  if (std::string text = check_operands(op, 0, 0); !text.empty()) return {text, 0};
-  if (op.inputs.size() != 1 || op.outputs.size() != 2) return refuse(op, "takes x, gives t and its scales");
-  const Operand &x = op.inputs[0], &t = op.outputs[0], &scale = op.outputs[1];
-  if (x.extents.size() != 2 || t.extents != Extents{x.extents[1], x.extents[0]} || !is_low(t.dtype) ||
-      scale.dtype != DType::f32 || scale.extents != Extents{x.extents[1]})
-    return refuse(op, "x (N, C) gives t (C, N) in an 8-bit format and f32 scales (C)");
-  return {};
+  OperandCheck check(op, 1, 2);
+  const Matrix x = matrix_of(op, 0);
+  check.input(0, "x", {x.rows, x.columns}).output(0, "t", {x.columns, x.rows}, low());
+  return check.output(1, "scale", {x.columns}, DType::f32).support();
 }
 
 OpSupport query_advance(const OpInstance& op) {
-  const Operand state{DType::f32, {kScaleStateWords + op.attributes.integer("history")}, true, false};
-  if (op.inputs != std::vector{state} || op.outputs != op.inputs)
-    return refuse(op, "takes a state of the size that fits its history, in place");
-  return {};
+  const Extents state{kScaleStateWords + op.attributes.integer("history")};
+  OperandCheck check(op, 1, 1);
+  return check.input(0, "state", state, DType::f32).output(0, "state", state, DType::f32).support();
 }
 
 }  // namespace

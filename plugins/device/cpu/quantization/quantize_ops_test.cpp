@@ -226,12 +226,12 @@ TEST_CASE("quantization refuses what it cannot do") {
   PoisonedTensor y(DType::f32, {3, 4}), t(DType::f32, {4, 3}), q(DType::e4m3, {3, 4}), scale(DType::f32, {1});
   PoisonedTensor short_state(DType::f32, {kScaleStateWords});
   CHECK(TestOp{"quantize", {x.view()}, {y.view(), scale.view(), t.view()}, in(DType::f32)}.refusal() ==
-        "quantize: the format must be e4m3, e5m2 or i8, not f32");
+        "quantize needs a format of e4m3, e5m2 or i8, found f32");
   CHECK(TestOp{"quantize", {x.view()}, {q.view(), scale.view(), t.view()}, in(DType::e4m3)}.refusal() ==
-        "quantize: q must have the shape of x and t its transpose, both in e4m3");
+        "quantize operand t: found f32, expected e4m3");
   CHECK(TestOp{"quantize_delayed",
                {x.view(), short_state.view()},
                {q.view(), scale.view(), absent(DType::e4m3, {4, 3})},
                delayed(2)}
-            .refusal() == "quantize_delayed: the state's size does not fit its history");
+            .refusal() == "quantize_delayed operand state: found (16), expected (18)");
 }

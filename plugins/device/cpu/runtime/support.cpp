@@ -7,26 +7,6 @@
 
 namespace quern::cpu {
 
-std::string check_operands(const OpInstance& op, std::uint32_t index_inputs, std::uint32_t accumulating) {
-  auto has = [](std::uint32_t set, std::size_t i) { return i < 32 && (set >> i & 1u) != 0; };
-  for (std::size_t i = 0; i < op.inputs.size(); ++i) {
-    const Operand& operand = op.inputs[i];
-    if (!operand.present) continue;
-    bool real = is_floating(operand.dtype) || operand.dtype == DType::i8;
-    bool good = has(index_inputs, i) ? operand.dtype == DType::i32 : real;
-    if (!good) return op.kind + ": input " + std::to_string(i) + " cannot be " + std::string(name_of(operand.dtype));
-  }
-  for (std::size_t i = 0; i < op.outputs.size(); ++i) {
-    const Operand& operand = op.outputs[i];
-    if (!is_floating(operand.dtype) && operand.dtype != DType::i8) {
-      return op.kind + ": output " + std::to_string(i) + " cannot be " + std::string(name_of(operand.dtype));
-    }
-    if (operand.accumulate && !has(accumulating, i))
-      return op.kind + ": output " + std::to_string(i) + " cannot accumulate";
-  }
-  return {};
-}
-
 void check_indices(const View& indices, std::int32_t lowest, std::int64_t vocabulary, const char* what) {
   const auto* index = indices.as<std::int32_t>();
   const auto* end = index + indices.count();

@@ -1,5 +1,5 @@
 #pragma once
-// What the ops' queries and launches share: refusals in one wording, checks of indices, pieces of a workspace.
+// What the ops' queries and launches share: checks of indices, pieces of a workspace.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,16 +8,6 @@
 #include "quern/device.h"
 
 namespace quern::cpu {
-
-/// Empty when every present operand is a real number (f64 to e5m2, or i8) but inputs listed in `index_inputs`, which
-/// must be i32, and no output but those in `accumulating` asks to be added to; else the refusal.
-std::string check_operands(const OpInstance& op, std::uint32_t index_inputs, std::uint32_t accumulating);
-
-/// Bits of a set of operands, for check_operands: operands(0, 2) is the first and the third.
-template <class... Index>
-constexpr std::uint32_t operands(Index... index) {
-  return (0u | ... | (1u << index));
-}
 
 /// Token ids or targets out of [lowest, vocabulary) are an input error that names the first.
 void check_indices(const View& indices, std::int32_t lowest, std::int64_t vocabulary, const char* what);
