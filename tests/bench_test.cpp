@@ -9,7 +9,7 @@
 #include "bench/bench.h"
 #include "config/document.h"
 #include "end_to_end.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 
 using namespace quern;
 using namespace quern::testing;

@@ -13,8 +13,8 @@
 
 #include "base/checksum.h"
 #include "checkpoint/checkpoint.h"
-#include "data/token_file.h"
-#include "data/token_header.h"
+#include "data/tokens/token_file.h"
+#include "data/tokens/token_header.h"
 #include "end_to_end.h"
 
 using namespace quern;

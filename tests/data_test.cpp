@@ -9,8 +9,8 @@
 #include <doctest/doctest.h>
 
 #include "base/checksum.h"
-#include "data/token_file.h"
-#include "data/token_header.h"
+#include "data/tokens/token_file.h"
+#include "data/tokens/token_header.h"
 #include "end_to_end.h"
 
 using namespace quern;

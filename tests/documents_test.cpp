@@ -2,7 +2,7 @@
 // that it has alone.
 #include <doctest/doctest.h>
 
-#include "data/token_source.h"
+#include "data/sources/token_source.h"
 #include "end_to_end.h"
 #include "quern/error.h"
 #include "quern/random.h"

@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "checkpoint/checkpoint.h"
-#include "data/token_file.h"
+#include "data/tokens/token_file.h"
 #include "end_to_end.h"
 
 using namespace quern;

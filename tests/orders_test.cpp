@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <random>
 
-#include "plan/check_schedules.h"
-#include "plan/poison.h"
+#include "plan/laws/check_schedules.h"
+#include "plan/laws/poison.h"
 #include "training_fixture.h"
 
 using namespace quern;

@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-#include "data/token_file.h"
+#include "data/tokens/token_file.h"
 #include "end_to_end.h"
 
 using namespace quern;

@@ -12,7 +12,7 @@
 #include <iterator>
 
 #include "base/clock.h"
-#include "base/durable_file.h"
+#include "base/files/durable_file.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 
 using namespace quern;
 

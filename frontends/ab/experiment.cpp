@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ab/child.h"
-#include "base/durable_file.h"
+#include "base/files/durable_file.h"
 #include "checkpoint/checkpoint_store.h"
 #include "quern/error.h"
 #include "quern/options.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/clock.h"
-#include "plan/estimate.h"
+#include "plan/time/estimate.h"
 #include "quern/error.h"
 #include "quern/random.h"
 #include "run/weights.h"

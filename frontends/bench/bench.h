@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 #include "bench/peaks.h"
 #include "engine/engine.h"
 #include "plan/show_schedules.h"
-#include "plan/step_time.h"
+#include "plan/time/step_time.h"
 #include "run/session.h"
 
 namespace quern {

@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "bench/bench.h"
 #include "config/document.h"
-#include "plan/estimate.h"
+#include "plan/time/estimate.h"
 
 namespace quern {
 

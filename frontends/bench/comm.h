@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/descriptor.h"
-#include "run/ranks.h"
+#include "base/files/descriptor.h"
+#include "run/ranks/ranks.h"
 #include "run/session.h"
 
 namespace quern {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 #include "bench/random_product.h"
 #include "plan/plan.h"
 

@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/products.h"
-#include "plan/estimate.h"
+#include "plan/time/estimate.h"
 
 namespace quern {
 

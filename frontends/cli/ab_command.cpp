@@ -10,14 +10,14 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "ab/experiment.h"
-#include "base/durable_file.h"
+#include "base/files/durable_file.h"
 #include "base/format.h"
 #include "commands.h"
 #include "config/resolve.h"
 #include "log/background_output.h"
 #include "quern/error.h"
-#include "run/run_options.h"
-#include "run/run_schemas.h"
+#include "run/options/run_options.h"
+#include "run/options/run_schemas.h"
 
 namespace quern::cli {
 

@@ -10,7 +10,7 @@
 #include <boost/program_options/parsers.hpp>
 #include <boost/program_options/value_semantic.hpp>
 
-#include "base/durable_file.h"
+#include "base/files/durable_file.h"
 #include "base/format.h"
 #include "base/shorten.h"
 #include "commands.h"

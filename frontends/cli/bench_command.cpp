@@ -7,7 +7,7 @@
 #include "commands.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 
 namespace quern::cli {
 

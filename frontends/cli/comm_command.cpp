@@ -6,7 +6,7 @@
 #include "bench/comm.h"
 #include "commands.h"
 #include "quern/error.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 #include "start_ranks.h"
 
 namespace quern::cli {

@@ -11,7 +11,7 @@
 #include <boost/program_options/positional_options.hpp>
 #include <boost/program_options/variables_map.hpp>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 
 namespace quern::cli {
 

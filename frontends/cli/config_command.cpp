@@ -4,7 +4,7 @@
 #include "commands.h"
 #include "config/reference.h"
 #include "config/resolve.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 
 namespace quern::cli {
 

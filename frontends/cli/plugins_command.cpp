@@ -15,13 +15,13 @@
 
 #include <boost/program_options/value_semantic.hpp>
 
+#include "base/files/test_directory.h"
 #include "base/format.h"
-#include "base/test_directory.h"
 #include "commands.h"
 #include "config/reference.h"
 #include "conformance/check.h"
 #include "quern/error.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 
 namespace quern::cli {
 

@@ -8,7 +8,7 @@
 #include "bench/products.h"
 #include "commands.h"
 #include "quern/error.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 #include "run/session.h"
 
 namespace quern::cli {

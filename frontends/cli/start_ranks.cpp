@@ -7,14 +7,14 @@
 #include <iostream>
 #include <system_error>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 #include "checkpoint/checkpoint_store.h"
 #include "config/resolve.h"
 #include "launch/local_ranks.h"
 #include "quern/communicator.h"
 #include "quern/error.h"
-#include "run/run_options.h"
-#include "run/run_schemas.h"
+#include "run/options/run_options.h"
+#include "run/options/run_schemas.h"
 
 namespace quern::cli {
 

@@ -16,7 +16,7 @@
 
 #include <unistd.h>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 #include "commands.h"
 #include "launch/local_ranks.h"
 #include "log/background_output.h"

@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 
 using namespace quern;
 using namespace quern::conformance;

@@ -8,7 +8,7 @@
 #include "base/checksum.h"
 #include "checkpoint/changes.h"
 #include "checkpoint/checkpoint_store.h"
-#include "data/token_source.h"
+#include "data/sources/token_source.h"
 #include "fuzz.h"
 
 using namespace quern;

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "checkpoint/names.h"
 #include "quern/error.h"
 

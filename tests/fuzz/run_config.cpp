@@ -7,7 +7,7 @@
 #include "log/log_sinks.h"
 #include "optimizer/adamw.h"
 #include "optimizer/schedules.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 
 using namespace quern;
 

@@ -6,7 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
-#include "data/token_source.h"
+#include "data/sources/token_source.h"
 #include "quern/error.h"
 
 using namespace quern;

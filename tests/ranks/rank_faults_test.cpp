@@ -10,8 +10,8 @@
 
 #include <doctest/doctest.h>
 
-#include "data/token_file.h"
-#include "ranks/rank_group.h"
+#include "data/tokens/token_file.h"
+#include "rank_group.h"
 
 using namespace quern;
 using namespace quern::testing;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "../end_to_end.h"
+#include "end_to_end.h"
 
 namespace quern::testing {
 

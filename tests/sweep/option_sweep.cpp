@@ -30,9 +30,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/test_directory.h"
-#include "data/token_file.h"
-#include "run/run_schemas.h"
+#include "base/files/test_directory.h"
+#include "data/tokens/token_file.h"
+#include "run/options/run_schemas.h"
 #include "tiny_config.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/json_file.h"
+#include "base/files/json_file.h"
 #include "checkpoint/names.h"
 #include "quern/error.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/durable_file.h"
+#include "base/files/durable_file.h"
 #include "checkpoint/saved_state.h"
 #include "quern/error.h"
 

@@ -17,7 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/checksum.h"
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "checkpoint/checkpoint_store.h"
 #include "checkpoint/test_support.h"
 

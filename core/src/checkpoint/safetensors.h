@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/durable_file.h"
-#include "base/input_file.h"
+#include "base/files/durable_file.h"
+#include "base/files/input_file.h"
 #include "checkpoint/stored_tensor.h"
 
 namespace quern {

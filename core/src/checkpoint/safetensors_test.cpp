@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "base/test_time.h"
 #include "checkpoint/half.h"
 #include "checkpoint/stored_tensor.h"

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/strict_json.h"
+#include "base/files/strict_json.h"
 #include "checkpoint/names.h"
 #include "quern/error.h"
 

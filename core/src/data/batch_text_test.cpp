@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "quern/error.h"
 
 using namespace quern;

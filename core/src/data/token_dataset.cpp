@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "data/file_list.h"
-#include "data/prefetch_source.h"
-#include "data/token_source.h"
+#include "data/sources/prefetch_source.h"
+#include "data/sources/token_source.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -10,11 +10,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "data/file_list.h"
+#include "data/sources/token_source.h"
 #include "data/token_dataset.h"
-#include "data/token_header.h"
-#include "data/token_source.h"
+#include "data/tokens/token_header.h"
 #include "quern/error.h"
 #include "quern/options.h"
 #include "quern/random.h"

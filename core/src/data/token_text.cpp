@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/input_file.h"
+#include "base/files/input_file.h"
 #include "quern/error.h"
 
 namespace quern {

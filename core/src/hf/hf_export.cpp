@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <map>
 
-#include "base/durable_file.h"
-#include "base/input_file.h"
+#include "base/files/durable_file.h"
+#include "base/files/input_file.h"
 #include "checkpoint/names.h"
 #include "hf/hf_weights.h"
 #include "quern/error.h"

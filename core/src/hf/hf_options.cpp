@@ -9,8 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/files/strict_json.h"
 #include "base/shorten.h"
-#include "base/strict_json.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "checkpoint/test_support.h"
 #include "quern/numeric.h"
 #include "quern/testkit/compare.h"

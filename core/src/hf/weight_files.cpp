@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "base/json_file.h"
+#include "base/files/json_file.h"
 #include "checkpoint/names.h"
 #include "quern/error.h"
 

@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "checkpoint/names.h"
 #include "checkpoint/test_support.h"
 

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "launch/rank_place.h"
-#include "launch/secret.h"
+#include "launch/rendezvous/secret.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <thread>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 
 using namespace quern;
 

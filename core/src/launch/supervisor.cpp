@@ -17,8 +17,8 @@
 #include <optional>
 #include <system_error>
 
-#include "base/descriptor.h"
-#include "base/durable_file.h"
+#include "base/files/descriptor.h"
+#include "base/files/durable_file.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "conformance/rank_processes.h"
 #include "launch/local_ranks.h"
 #include "launch/rank_place.h"

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 
 namespace quern {
 

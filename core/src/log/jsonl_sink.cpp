@@ -13,7 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 #include "base/format.h"
 #include "quern/error.h"
 

@@ -4,9 +4,9 @@
 #include <bit>
 #include <utility>
 
-#include "plan/make_schedules.h"
-#include "plan/order.h"
-#include "plan/update_windows.h"
+#include "plan/programs/update_windows.h"
+#include "plan/schedule/make_schedules.h"
+#include "plan/schedule/order.h"
 #include "program/names.h"
 #include "quern/step_state.h"
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "plan/plan.h"
-#include "plan/program_set.h"
+#include "plan/programs/program_set.h"
+#include "plan/programs/state_programs.h"
 #include "plan/shards.h"
-#include "plan/state_programs.h"
 
 namespace quern {
 

@@ -1,14 +1,14 @@
 // A plan from its options: what they leave open is chosen, schedules are made, and what does not fit is refused.
 #include <cstdlib>
 
-#include "plan/check_schedules.h"
 #include "plan/choice/choose.h"
 #include "plan/choice/refusal.h"
-#include "plan/estimate.h"
-#include "plan/make_schedules.h"
+#include "plan/laws/check_schedules.h"
 #include "plan/planner.h"
-#include "plan/simulate.h"
-#include "plan/step_time.h"
+#include "plan/schedule/make_schedules.h"
+#include "plan/time/estimate.h"
+#include "plan/time/simulate.h"
+#include "plan/time/step_time.h"
 #include "quern/error.h"
 
 namespace quern {

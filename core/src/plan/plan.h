@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "plan/placement.h"
-#include "plan/residency.h"
-#include "plan/schedule.h"
+#include "plan/schedule/residency.h"
+#include "plan/schedule/schedule.h"
 #include "plan/shards.h"
 #include "program/names.h"
 #include "program/passes/lower_precision.h"

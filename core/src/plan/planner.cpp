@@ -6,8 +6,8 @@
 
 #include "plan/lay_out.h"
 #include "plan/planner.h"
-#include "plan/state_programs.h"
-#include "plan/update_windows.h"
+#include "plan/programs/state_programs.h"
+#include "plan/programs/update_windows.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
 #include "program/passes/op_forms.h"

@@ -2,7 +2,7 @@
 // Plans for a given choice; make_plan (plan.h) makes the choice.
 
 #include "plan/plan.h"
-#include "plan/program_set.h"
+#include "plan/programs/program_set.h"
 
 namespace quern {
 

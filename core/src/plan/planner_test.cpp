@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "plan/check_schedules.h"
+#include "plan/laws/check_schedules.h"
 #include "plan/test_plans.h"
 #include "quern/error.h"
 #include "quern/numeric.h"

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/format.h"
-#include "plan/step_time.h"
+#include "plan/time/step_time.h"
 #include "program/names.h"
 #include "quern/error.h"
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 #include "plan/plan.h"
 
 namespace quern {

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "plan/check_schedules.h"
+#include "plan/laws/check_schedules.h"
 #include "plan/show_schedules.h"
 #include "plan/test_plans.h"
 #include "program/names.h"

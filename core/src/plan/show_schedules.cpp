@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
-#include "plan/simulate.h"
-#include "plan/step_time.h"
+#include "plan/time/simulate.h"
+#include "plan/time/step_time.h"
 #include "quern/error.h"
 
 namespace quern {

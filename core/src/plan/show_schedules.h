@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/descriptor.h"
+#include "base/files/descriptor.h"
 #include "plan/plan.h"
 
 namespace quern {

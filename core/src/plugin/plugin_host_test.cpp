@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "plugin/plugin_file.h"
 
 using namespace quern;

@@ -9,7 +9,7 @@
 #include "config/resolve.h"
 #include "plan/choice/choose.h"
 #include "quern/error.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 #include "run/session.h"
 
 namespace quern {

@@ -8,7 +8,7 @@
 #include "checkpoint/checkpoint_store.h"
 #include "checkpoint/saved_state.h"
 #include "quern/error.h"
-#include "run/export_config.h"
+#include "run/export/export_config.h"
 #include "run/weights.h"
 
 namespace quern {

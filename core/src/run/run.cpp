@@ -11,13 +11,13 @@
 #include "engine/host_tensor.h"
 #include "generate/generator.h"
 #include "generate/prompts.h"
-#include "plan/check_schedules.h"
 #include "plan/choice/choose.h"
+#include "plan/laws/check_schedules.h"
 #include "plan/report.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
 #include "run/inference.h"
-#include "run/run_schemas.h"
+#include "run/options/run_schemas.h"
 #include "run/trainer.h"
 
 namespace quern {

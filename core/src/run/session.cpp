@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "data/prefetch_source.h"
-#include "data/turns_source.h"
+#include "data/sources/prefetch_source.h"
+#include "data/sources/turns_source.h"
 #include "quern/error.h"
-#include "run/split_communicator.h"
+#include "run/ranks/split_communicator.h"
 
 namespace quern {
 

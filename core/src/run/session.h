@@ -8,7 +8,7 @@
 #include "plan/plan.h"
 #include "plugin/plugin_host.h"
 #include "quern/data_source.h"
-#include "run/run_options.h"
+#include "run/options/run_options.h"
 
 namespace quern {
 

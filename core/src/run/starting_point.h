@@ -6,7 +6,7 @@
 
 #include "checkpoint/checkpoint_store.h"
 #include "engine/engine.h"
-#include "run/ranks.h"
+#include "run/ranks/ranks.h"
 #include "run/session.h"
 
 namespace quern {

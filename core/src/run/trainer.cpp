@@ -8,9 +8,9 @@
 #include "base/clock.h"
 #include "base/format.h"
 #include "checkpoint/changes.h"
-#include "data/turns_source.h"
+#include "data/sources/turns_source.h"
 #include "launch/numa.h"
-#include "plan/step_time.h"
+#include "plan/time/step_time.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -4,7 +4,7 @@
 
 #include <sys/types.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "conformance/subject.h"
 
 namespace quern::conformance {

@@ -13,7 +13,7 @@
 #include <set>
 #include <utility>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "conformance/contracts.h"
 
 namespace quern::conformance {

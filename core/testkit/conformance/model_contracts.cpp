@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "conformance/contracts.h"
 #include "conformance/trial.h"
 #include "quern/testkit/compare.h"

@@ -37,7 +37,7 @@ class CheckExportTest(unittest.TestCase):
             self.corpora.append(read_token_file(path))
 
     def expected(self, documents, most_windows):
-        """Token by token, as core/src/data/token_source.cpp reads windows."""
+        """Token by token, as core/src/data/sources/token_source.cpp reads windows."""
         total, count = 0.0, 0
         windows = [(corpus, w) for corpus in self.corpora for w in range((len(corpus.tokens) - 1) // SEQUENCE)]
         for corpus, w in windows[:most_windows]:

@@ -1,4 +1,4 @@
-"""The order of windows: numbers that core/src/data/permutation.cpp gave, and what a micro-batch holds."""
+"""The order of windows: numbers that core/src/data/sources/permutation.cpp gave, and what a micro-batch holds."""
 
 import sys
 import types

@@ -12,7 +12,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "plugin/plugin_host.h"
 #include "quern/error.h"
 #include "quern/testkit/forwarding_device.h"

@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include "launch/host_group.h"
+#include "launch/rendezvous/host_group.h"
 #include "plugin/plugin_host.h"
 #include "quern/error.h"
 

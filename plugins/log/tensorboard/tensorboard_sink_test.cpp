@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/test_directory.h"
+#include "base/files/test_directory.h"
 #include "event_file.h"
 #include "quern/error.h"
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "plan/estimate.h"
+#include "plan/time/estimate.h"
 
 namespace quern {
 

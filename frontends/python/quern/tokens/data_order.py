@@ -1,7 +1,7 @@
 """The order in which quern reads a token file, in Python: micro-batches as `quern train` gets them with one device.
 
 A pass over the file is a permutation of its windows of `sequence` + 1 tokens at stride `sequence`, keyed by seed and
-pass: a Feistel network over Philox 4x32-10, as core/src/data/permutation.cpp has it.
+pass: a Feistel network over Philox 4x32-10, as core/src/data/sources/permutation.cpp has it.
 """
 
 from collections.abc import Iterator, Sequence

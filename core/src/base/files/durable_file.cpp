@@ -1,0 +1,166 @@
+#include "base/files/durable_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/files/descriptor.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string parent_of(const std::string& path) {
+  std::string parent = fs::path(path).parent_path();
+  return parent.empty() ? "." : parent;
+}
+
+std::string temporary_name(const std::string& path) {
+  fs::path final_path(path);
+  return final_path.parent_path() / (std::string(kTemporaryPrefix) + final_path.filename().string());
+}
+
+const char* next_step(int error_number) {
+  switch (error_number) {
+    case ENOSPC:
+    case EDQUOT: return "free disk space or choose another directory";
+    case EFBIG: return "raise the limit on file sizes (ulimit -f) or choose another directory";
+    case EACCES:
+    case EPERM:
+    case EROFS: return "choose a directory that this user can write";
+    default: return "";
+  }
+}
+
+}  // namespace
+
+void fail_resources(const std::string& path, const std::string& what, int error_number) {
+  throw Error(ErrorCode::resources, {path, what, std::strerror(error_number), "", next_step(error_number)});
+}
+
+DurableFile::DurableFile(std::string path) : path_(std::move(path)), temporary_(temporary_name(path_)) {
+  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (file_ < 0) fail_resources(path_, "cannot be created", errno);
+}
+
+DurableFile::~DurableFile() {
+  if (file_ < 0) return;
+  ::close(file_);
+  ::unlink(temporary_.c_str());
+}
+
+void DurableFile::write(std::span<const std::byte> bytes) {
+  checksum_.add(bytes);
+  bytes_ += bytes.size();
+  if (!write_all(file_, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
+    fail_resources(path_, "cannot be written", errno);
+}
+
+FileRecord DurableFile::commit() {
+  if (::fsync(file_) != 0) fail_resources(path_, "cannot be made durable", errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_resources(path_, "cannot be put in place", errno);
+  int closed = ::close(std::exchange(file_, -1));
+  if (closed != 0) fail_resources(path_, "cannot be closed", errno);
+  sync_directory(parent_of(path_));
+  return {bytes_, checksum_.value()};
+}
+
+void make_directories(const std::string& path) {
+  std::error_code error;
+  std::vector<std::string> parents;  // of those that are new, the innermost first
+  for (fs::path missing = path; !missing.empty() && !fs::exists(missing, error); missing = missing.parent_path())
+    parents.push_back(parent_of(missing));
+  fs::create_directories(path, error);
+  if (error) fail_resources(path, "directory cannot be created", error.value());
+  if (!fs::is_directory(path, error)) fail_resources(path, "directory cannot be created", ENOTDIR);
+  for (const std::string& parent : parents) sync_directory(parent);
+}
+
+void sync_directory(const std::string& path) {
+  int directory = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) fail_resources(path, "directory cannot be opened", errno);
+  int failed = ::fsync(directory);
+  int reason = errno;
+  ::close(directory);
+  // Some network file systems cannot sync directories and say EINVAL.
+  if (failed != 0 && reason != EINVAL) fail_resources(path, "directory cannot be made durable", reason);
+}
+
+void write_directory(const std::string& path, const std::function<void(const std::string& temporary)>& fill) {
+  struct Temporary {
+    const std::string name;
+    ~Temporary() {
+      std::error_code ignored;  // the first fault is the one to report
+      fs::remove_all(name, ignored);
+    }
+  };
+  make_directories(parent_of(path));
+  const Temporary temporary{temporary_name(path)};
+  try {
+    remove_tree(temporary.name);
+    make_directories(temporary.name);
+    fill(temporary.name);
+    replace_directory(temporary.name, path);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    if (detail.where.starts_with(temporary.name)) detail.where.replace(0, temporary.name.size(), path);
+    throw Error(error.code(), std::move(detail));
+  }
+}
+
+void check_writable(const std::string& directory) {
+  make_directories(directory);
+  const std::string name = directory + "/" + std::string(kTemporaryPrefix) + "probe";
+  try {
+    DurableFile probe(name);
+    probe.write(std::string(4096, '.'));  // a block: a name alone fits on a full disk
+    probe.commit();
+    remove_tree(name);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    throw Error(error.code(), {directory, "no file can be written there", detail.found, "", detail.next});
+  }
+}
+
+void replace_directory(const std::string& from, const std::string& to) {
+  std::string old = temporary_name(to) + "-old";
+  std::error_code absent;
+  if (!fs::exists(fs::symlink_status(to, absent))) {
+    if (::rename(from.c_str(), to.c_str()) != 0) fail_resources(to, "cannot be put in place", errno);
+    sync_directory(parent_of(to));
+    return;
+  }
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
+    old = from;
+  } else if (errno == EINVAL || errno == ENOSYS) {  // this file system cannot exchange names
+    remove_tree(old);
+    if (::rename(to.c_str(), old.c_str()) != 0) fail_resources(to, "cannot be moved aside", errno);
+    if (::rename(from.c_str(), to.c_str()) != 0) {
+      int reason = errno;
+      ::rename(old.c_str(), to.c_str());
+      fail_resources(to, "cannot be put in place", reason);
+    }
+  } else {
+    fail_resources(to, "cannot be put in place", errno);
+  }
+  sync_directory(parent_of(to));
+  remove_tree(old);
+}
+
+void remove_tree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail_resources(path, "cannot be removed", error.value());
+}
+
+}  // namespace quern

@@ -1,0 +1,30 @@
+#include "data/sources/permutation.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "quern/random.h"
+
+namespace quern {
+
+namespace {
+constexpr std::uint32_t kRounds = 8;
+}
+
+std::uint64_t permuted(std::uint64_t index, std::uint64_t count, std::uint64_t seed, std::uint32_t epoch) {
+  if (count < 2) return index;
+  int half_bits = std::max(2, (static_cast<int>(std::bit_width(count - 1)) + 1) / 2);
+  std::uint64_t mask = (std::uint64_t{1} << half_bits) - 1;
+  do {  // the domain is under 4 * count (16 for tiny counts): few walks
+    std::uint64_t left = index >> half_bits, right = index & mask;
+    for (std::uint32_t round = 0; round < kRounds; ++round) {
+      std::uint64_t mixed = left ^ (random_block({seed, RandomPurpose::shuffle, round}, epoch, right)[0] & mask);
+      left = right;
+      right = mixed;
+    }
+    index = (left << half_bits) | right;
+  } while (index >= count);
+  return index;
+}
+
+}  // namespace quern

@@ -1,0 +1,307 @@
+#include "launch/rendezvous/host_group.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/format.h"
+#include "launch/rendezvous/join.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+/// What a rank gives, what all gave, that a rank leaves, and what it is at.
+constexpr char kGiven = 'g', kResult = 'r', kBye = 'l', kNote = 'n';
+constexpr std::size_t kMostResult = 0xffffffff;  // bytes
+constexpr double kLater = 2;                     // seconds: rank 0 gives up first and says whom it waited for
+constexpr double kGrace = 2;                     // of a rank that leaves, for what it still has to say
+
+std::string pack(const std::vector<std::optional<std::string>>& given) {
+  std::string all;
+  for (const std::optional<std::string>& one : given) {
+    for (int i = 0; i < 4; ++i) all += static_cast<char>(one->size() >> (8 * i) & 0xff);
+    all += *one;
+  }
+  return all;
+}
+
+std::vector<std::string> unpack(const std::string& all) {
+  std::vector<std::string> given;
+  for (std::size_t at = 0; at + 4 <= all.size();) {
+    std::size_t length = 0;
+    for (std::size_t i = 4; i-- > 0;) length = length << 8 | static_cast<unsigned char>(all[at + i]);
+    given.push_back(all.substr(at + 4, length));
+    at += 4 + length;
+  }
+  return given;
+}
+
+std::string name(std::size_t rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+/// The sockets, and the thread that serves them. On rank 0 it gathers and answers; elsewhere it hears rank 0.
+class HostGroup::Service {
+ public:
+  Service(int rank, int size, double timeout, std::vector<FrameSocket> sockets)
+      : rank_(rank),
+        size_(size),
+        timeout_(timeout),
+        sockets_(std::move(sockets)),
+        left_(sockets_.size()),
+        given_(static_cast<std::size_t>(rank == 0 ? size : 0)),
+        notes_(sockets_.size()),
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!wake_) throw Error(ErrorCode::resources, {.where = rank_text(rank, size), .what = "no descriptor is free"});
+    sigset_t all, before;
+    sigfillset(&all);  // signals are the main thread's
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::jthread([this] { run(); });
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  ~Service() {
+    {
+      std::lock_guard lock(mutex_);
+      if (!fault_)
+        for (FrameSocket& socket : sockets_) socket.send(kBye, {});
+      leave_by_ = after(kGrace);
+    }
+    wake();
+  }
+
+  std::vector<std::string> exchange(std::string own) {
+    std::unique_lock lock(mutex_);
+    if (!fault_) {
+      if (rank_ == 0)
+        take(0, std::move(own));
+      else if (left_[0])
+        fail("rank 0 has left");
+      else
+        sockets_[0].send(kGiven, own);
+    }
+    wake();
+    waiting_ = true;
+    const bool done = changed_.wait_until(lock, after(limit() + kLater), [this] { return fault_ || result_; });
+    waiting_ = false;
+    if (!done) fail(std::string(kHang) + "rank 0 did not answer within " + format_duration(limit()));
+    patience_ = 0;
+    if (!result_) fail_communication(rank_, size_, *fault_);
+    return unpack(*std::exchange(result_, nullptr));
+  }
+
+  void be_patient(double seconds) {
+    std::lock_guard lock(mutex_);
+    patience_ = seconds;
+    if (gather_by_) gather_by_ = after(limit());
+  }
+
+  void end(const std::string& text) {
+    std::lock_guard lock(mutex_);
+    fail(text);
+    wake();
+  }
+
+  void note(const std::string& text) {
+    std::lock_guard lock(mutex_);
+    if (rank_ == 0) {
+      take_note(0, text);
+    } else if (!sockets_[0].unsent() && !fault_) {
+      sockets_[0].send(kNote, text);
+      wake();
+    }
+  }
+
+  std::vector<Note> notes() const {
+    std::lock_guard lock(mutex_);
+    return notes_;
+  }
+
+  std::optional<std::string> fault() const {
+    std::lock_guard lock(mutex_);
+    return fault_;
+  }
+
+ private:
+  void wake() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+  }
+
+  double limit() const { return std::max(timeout_, patience_); }
+
+  std::size_t rank_of(std::size_t socket) const { return rank_ == 0 ? socket : 0; }
+
+  void run() {
+    try {
+      serve_all();
+    } catch (const std::exception& error) {  // out of memory, most likely
+      end(name(static_cast<std::size_t>(rank_)) + ": " + error.what());
+    }
+  }
+
+  void serve_all() {
+    for (;;) {
+      std::vector<pollfd> polls = {{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
+      int patience = -1;
+      {
+        std::lock_guard lock(mutex_);
+        bool unsent = false;
+        for (const FrameSocket& socket : sockets_) {
+          if (socket.open()) polls.push_back({.fd = socket.descriptor(), .events = socket.events(), .revents = 0});
+          unsent = unsent || socket.unsent();
+        }
+        if (leave_by_ && (!unsent || HostClock::now() > *leave_by_)) return;
+        constexpr int kLook = 100;  // ms, while there is a deadline
+        if (leave_by_ || gather_by_) patience = kLook;
+      }
+      ::poll(polls.data(), polls.size(), patience);
+      std::uint64_t count = 0;
+      [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
+      std::lock_guard lock(mutex_);
+      for (std::size_t i = 0; i < sockets_.size(); ++i) serve(i);
+      if (gather_by_ && HostClock::now() > *gather_by_) fail(missing());
+    }
+  }
+
+  void serve(std::size_t i) {
+    FrameSocket& socket = sockets_[i];
+    if (!socket.open()) return;
+    socket.work();
+    while (std::optional<Frame> frame = socket.next()) hear(i, std::move(*frame));
+    if (!socket.open() && !left_[i]) fail(name(rank_of(i)) + " is gone: its process has ended");
+  }
+
+  void hear(std::size_t i, Frame frame) {
+    switch (frame.kind) {
+      case kGiven: return rank_ == 0 ? take(i, std::move(frame.bytes)) : fail("rank 0 speaks out of turn");
+      case kResult: result_ = std::make_unique<std::string>(std::move(frame.bytes)); return changed_.notify_all();
+      case kBye: left_[i] = true; return check_left();
+      case kFaultFrame: return fail(frame.bytes);
+      case kNote:
+        if (rank_ == 0) sockets_[i].send(kNote, {});
+        return take_note(i, std::move(frame.bytes));
+      default: return fail(name(rank_of(i)) + " does not speak as ranks do");
+    }
+  }
+
+  void take_note(std::size_t i, std::string text) {
+    notes_[i].text = std::move(text);
+    ++notes_[i].count;
+  }
+
+  /// Rank 0: a rank's part of an exchange.
+  void take(std::size_t rank, std::string bytes) {
+    if (fault_) return;
+    if (given_[rank]) return fail(name(rank) + " is ahead of the others");
+    given_[rank] = std::move(bytes);
+    if (!gather_by_) gather_by_ = after(limit());
+    if (!std::all_of(given_.begin(), given_.end(), [](const auto& one) { return one.has_value(); }))
+      return check_left();
+    std::string all = pack(given_);
+    if (all.size() > kMostResult) return fail("the ranks exchange " + std::to_string(all.size()) + " bytes at once");
+    result_ = std::make_unique<std::string>(std::move(all));
+    const WireFrame frame = wire_frame(kResult, *result_);
+    for (FrameSocket& socket : sockets_) socket.send(frame);
+    given_.assign(given_.size(), std::nullopt);
+    gather_by_.reset();
+    changed_.notify_all();
+  }
+
+  /// A rank may leave when nobody waits for it.
+  void check_left() {
+    if (rank_ != 0 && waiting_ && !result_) return fail("rank 0 has left");
+    if (!gather_by_) return;
+    for (std::size_t rank = 1; rank < left_.size(); ++rank)
+      if (left_[rank] && !given_[rank]) return fail(name(rank) + " has left");
+  }
+
+  std::string missing() const {
+    std::string list;
+    for (std::size_t rank = 0; rank < given_.size(); ++rank)
+      if (!given_[rank]) list += (list.empty() ? "rank " : ", ") + std::to_string(rank);
+    return kHang + list + " did not come to an exchange within " + format_duration(limit());
+  }
+
+  /// The first fault counts. Rank 0 tells all; others tell rank 0.
+  void fail(const std::string& text) {
+    if (fault_) return;
+    fault_ = text;
+    gather_by_.reset();
+    const WireFrame frame = wire_frame(kFaultFrame, text);
+    for (FrameSocket& socket : sockets_) socket.send(frame);
+    changed_.notify_all();
+  }
+
+  const int rank_, size_;
+  const double timeout_;
+  double patience_ = 0;  // of the exchange that is on or next
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<FrameSocket> sockets_;  // rank 0: by rank; others: rank 0's
+  std::vector<bool> left_;
+  std::vector<std::optional<std::string>> given_;  // rank 0: of the exchange that is on
+  std::vector<Note> notes_;                        // as the sockets
+  std::unique_ptr<std::string> result_;
+  std::optional<std::string> fault_;
+  bool waiting_ = false;  // for the result of an exchange
+  std::optional<HostClock::time_point> gather_by_, leave_by_;
+  OwnedDescriptor wake_;
+  std::jthread thread_;  // last: ends before what it uses
+};
+
+HostGroup::HostGroup(int rank, int size, const MeetingPoint& point, double timeout)
+    : rank_(rank), size_(size), timeout_(timeout), unwinding_(std::uncaught_exceptions()) {
+  if (rank < 0 || rank >= size) fail_internal("ranks", rank_text(rank, size));
+  if (size > 1) service_ = std::make_unique<Service>(rank, size, timeout, join_ranks(rank, size, point, timeout));
+}
+
+HostGroup::~HostGroup() {
+  if (std::uncaught_exceptions() > unwinding_) end("ended with an error");
+}
+
+std::vector<std::string> HostGroup::exchange(std::string own) {
+  if (own.size() > kMostGiven) fail_internal("ranks", "a message of " + std::to_string(own.size()) + " bytes");
+  if (service_) return service_->exchange(std::move(own));
+  std::vector<std::string> all;
+  all.push_back(std::move(own));
+  return all;
+}
+
+void HostGroup::be_patient(double seconds) {
+  if (service_) service_->be_patient(seconds);
+}
+
+void HostGroup::end(const std::string& text) noexcept {
+  try {
+    end_for(name(static_cast<std::size_t>(rank_)) + ": " + text);
+  } catch (...) {  // out of memory: the sockets close with the process
+  }
+}
+
+void HostGroup::end_for(const std::string& text) noexcept {
+  try {
+    if (service_) service_->end(text);
+  } catch (...) {  // out of memory: the sockets close with the process
+  }
+}
+
+std::optional<std::string> HostGroup::fault() const { return service_ ? service_->fault() : std::nullopt; }
+
+void HostGroup::note(const std::string& text) {
+  if (service_) service_->note(text);
+}
+
+std::vector<HostGroup::Note> HostGroup::notes() const { return service_ ? service_->notes() : std::vector<Note>{}; }
+
+}  // namespace quern

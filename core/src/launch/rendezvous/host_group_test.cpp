@@ -1,0 +1,319 @@
+// Groups of processes on this machine: good order, and every way in which it ends.
+#include "launch/rendezvous/host_group.h"
+
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "base/files/test_directory.h"
+#include "conformance/rank_processes.h"
+#include "launch/rendezvous/rank_rendezvous.h"
+#include "quern/error.h"
+
+using namespace quern;
+using conformance::RankOutcome;
+
+namespace {
+
+constexpr double kPatience = 60, kLimit = 100;  // seconds
+constexpr double kSoon = 5;                     // on a busy machine; a second is what users see
+
+void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+MeetingPoint in(const TestDirectory& directory) { return MeetingPoint::in(directory.path(), "test", true); }
+
+std::vector<std::string> texts(int size, const std::function<std::string(int)>& body) {
+  std::vector<std::string> all;
+  for (const RankOutcome& outcome : conformance::run_ranks(size, kLimit, body)) {
+    if (outcome.kind == RankOutcome::Kind::threw) CHECK(outcome.code == ErrorCode::communication);
+    all.push_back(outcome.text);
+  }
+  return all;
+}
+
+/// One of three ranks does something; the others wait for it in an exchange, and their faults are returned.
+std::string fault_of(const std::function<void(HostGroup&)>& culprit, int rank_of_culprit = 2,
+                     double timeout = kPatience) {
+  const TestDirectory directory;
+  std::vector<std::string> all = texts(3, [&](int rank) -> std::string {
+    HostGroup group(rank, 3, in(directory), timeout);
+    group.exchange("begin");
+    if (rank == rank_of_culprit) return culprit(group), "";
+    const auto begin = HostClock::now();
+    try {
+      group.exchange("");
+    } catch (const Error& error) {
+      if (HostClock::now() - begin > std::chrono::duration<double>(kSoon)) return "too late";
+      CHECK(group.fault() == error.detail().what);
+      return error.detail().what;
+    }
+    return "no fault";
+  });
+  all.erase(all.begin() + rank_of_culprit);
+  CHECK(all[0] == all[1]);
+  return all[0];
+}
+
+/// Connects to rank 0 as soon as it listens.
+OwnedDescriptor stranger(const MeetingPoint& point) {
+  std::string fault;
+  for (;;) {
+    if (const auto zero = point.look())
+      if (OwnedDescriptor socket = connect_to_rank(zero->hosts[0], zero->port, after(1), fault)) return socket;
+    sleep(0.01);
+  }
+}
+
+void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+
+std::string file_of(const Secret& secret, int port) {
+  return "quern-rendezvous-1\nsecret " + hex_of(secret) + "\nport " + std::to_string(port) + "\nhost 127.0.0.1\nend\n";
+}
+
+std::vector<std::string> rank_exchanges(int rank, int size, const MeetingPoint& point) {
+  HostGroup group(rank, size, point, kPatience);
+  return group.exchange(std::to_string(rank));
+}
+
+}  // namespace
+
+TEST_CASE("ranks exchange what they give, by rank") {
+  for (const int size : {1, 2, 4}) {
+    const TestDirectory directory;
+    const auto all = texts(size, [&](int rank) -> std::string {
+      HostGroup group(rank, size, in(directory), kPatience);
+      for (int round = 0; round < 20; ++round) {
+        const auto given = group.exchange(std::to_string(rank * 100 + round));
+        if (static_cast<int>(given.size()) != size) return "size";
+        for (int other = 0; other < size; ++other)
+          if (given[static_cast<std::size_t>(other)] != std::to_string(other * 100 + round)) return "wrong text";
+      }
+      const std::size_t many = (std::size_t{5} << 20) + static_cast<std::size_t>(rank);
+      const auto large = group.exchange(std::string(many, static_cast<char>('a' + rank)));
+      for (std::size_t other = 0; other < large.size(); ++other)
+        if (large[other] != std::string((std::size_t{5} << 20) + other, static_cast<char>('a' + other))) return "wrong";
+      return group.fault().value_or("right");
+    });
+    for (const std::string& text : all) CHECK(text == "right");
+    CHECK(directory.entries() == 0);
+  }
+}
+
+TEST_CASE("a rank that dies, throws, ends the group or leaves is named at once") {
+  CHECK(fault_of([](HostGroup&) { ::raise(SIGKILL); }) == "rank 2 is gone: its process has ended");
+  CHECK(fault_of([](HostGroup&) { ::raise(SIGKILL); }, 0) == "rank 0 is gone: its process has ended");
+  CHECK(fault_of([](HostGroup&) { throw Error(ErrorCode::communication, {.what = "x"}); }) ==
+        "rank 2: ended with an error");
+  CHECK(fault_of([](HostGroup& group) { std::jthread([&] { group.end("no data"); }); }, 1) == "rank 1: no data");
+  CHECK(fault_of([](HostGroup& group) { group.end("no data"); }, 0) == "rank 0: no data");
+  CHECK(fault_of([](HostGroup&) {}) == "rank 2 has left");
+  CHECK(fault_of([](HostGroup&) {}, 0) == "rank 0 has left");
+}
+
+TEST_CASE("rank 0 has what the others noted last, and they hear from it") {
+  const TestDirectory directory;
+  const auto all = texts(3, [&](int rank) -> std::string {
+    HostGroup group(rank, 3, in(directory), kPatience);
+    group.exchange("begin");
+    if (rank == 0) group.note("first");
+    group.note("rank " + std::to_string(rank));
+    group.exchange("noted");  // what came before it is there
+    sleep(0.2);
+    std::string text;
+    for (const HostGroup::Note& note : group.notes()) text += note.text + " " + std::to_string(note.count) + "; ";
+    group.exchange("end");
+    return text;
+  });
+  CHECK(all[0] == "rank 0 2; rank 1 1; rank 2 1; ");
+  CHECK(all[1] == " 1; ");
+}
+
+TEST_CASE("a rank that does not come to an exchange is named after the time-out") {
+  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 2, 0.5) == "hang: rank 2 did not come to an exchange within 500ms");
+  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 0, 0.5) == "hang: rank 0 did not come to an exchange within 500ms");
+  CHECK(fault_of([](HostGroup&) { ::raise(SIGSTOP); }, 0, 0.5) == "hang: rank 0 did not answer within 500ms");
+}
+
+TEST_CASE("ranks that never come are named") {
+  const TestDirectory directory;
+  auto all = texts(4, [&](int rank) -> std::string {
+    if (rank == 1 || rank == 3) return "";
+    const HostGroup group(rank, 4, in(directory), 0.5);
+    return "no fault";
+  });
+  CHECK(all[0] == "rank 0 of 4: of 4 ranks, these did not come within 500ms: 1, 3");
+  CHECK(all[2] == "rank 2 of 4: of 4 ranks, these did not come within 500ms: 1, 3");
+  all = texts(2, [&](int rank) -> std::string {
+    if (rank == 0) return "";
+    const HostGroup group(rank, 2, in(directory), 0.5);
+    return "no fault";
+  });
+  CHECK(all[1] ==
+        "rank 1 of 2: rank 0 did not come within 500ms (nothing in " + directory.path() + "/.tmp-rendezvous-test)");
+}
+
+TEST_CASE("a rank that dies while others are awaited ends the wait") {
+  const TestDirectory directory;
+  const auto all = texts(3, [&](int rank) -> std::string {
+    if (rank == 2) return "";
+    if (rank == 1) std::thread([] { sleep(0.3), ::raise(SIGKILL); }).detach();
+    const HostGroup group(rank, 3, in(directory), kPatience);
+    return "no fault";
+  });
+  CHECK(all[0] == "rank 0 of 3: rank 1 is gone, before all ranks were here");
+}
+
+TEST_CASE("ranks that do not fit together are refused on all") {
+  const TestDirectory directory;
+  const auto all = texts(2, [&](int rank) -> std::string {
+    const HostGroup group(rank, rank == 0 ? 2 : 3, in(directory), kPatience);
+    return "no fault";
+  });
+  const std::string text = "the ranks do not fit together: one is rank 1 of 3, and rank 0 has a group of 2";
+  CHECK(all[0] == "rank 0 of 2: " + text);
+  CHECK(all[1] == "rank 1 of 3: " + text);
+}
+
+TEST_CASE("strangers do no harm, whatever they say") {
+  const TestDirectory directory;
+  const auto all = texts(3, [&](int rank) -> std::string {
+    if (rank == 1) {
+      for (const std::string& says : {std::string(), std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100000, '\xff'),
+                                      std::string("\5\0\0\0phello", 10), std::string("\x40\0\0\0hquern", 10)}) {
+        static std::vector<OwnedDescriptor> kept;
+        kept.push_back(stranger(in(directory)));
+        ::send(kept.back().get(), says.data(), says.size(), MSG_NOSIGNAL);
+      }
+      FrameSocket liar(stranger(in(directory)), 512);
+      liar.send('h', "quern ranks 1 2 3 " + std::string(32, 'x'));
+      const auto challenge = receive(liar, after(kSoon));
+      liar.send('p', challenge ? challenge->bytes.substr(32) : "");  // the proof of rank 0, sent back
+      if (receive(liar, after(kSoon)) || liar.open()) return "the liar is let in";
+    }
+    if (rank == 2) sleep(0.3);
+    return rank_exchanges(rank, 3, in(directory))[2];
+  });
+  for (const std::string& text : all) CHECK(text == "2");
+}
+
+TEST_CASE("the file of a dead run confuses nobody") {
+  const TestDirectory directory;
+  const std::string path = directory / ".tmp-rendezvous-test";
+  // Nobody listens; somebody else does, and says nothing; another run does.
+  const Listener silent = listen_for_ranks(0, true);
+  int free_port = 0;
+  {
+    const Listener closed = listen_for_ranks(0, true);
+    free_port = closed.port;
+  }
+  const TestDirectory elsewhere;
+  for (const std::string& left : {std::string("quern-rendezvous-1\nsecret 12"), std::string("\0\xff", 2),
+                                  file_of(fresh_secret(), free_port), file_of(fresh_secret(), silent.port)}) {
+    write_file(path, left);
+    const auto all = texts(2, [&](int rank) -> std::string {
+      if (rank == 0) sleep(0.2);
+      return rank_exchanges(rank, 2, in(directory))[1];
+    });
+    CHECK(all == std::vector<std::string>{"1", "1"});
+    CHECK(!std::filesystem::exists(path));
+  }
+}
+
+TEST_CASE("a rank of another run is told so") {
+  const TestDirectory directory, copy;
+  const auto all = texts(3, [&](int rank) -> std::string {
+    if (rank != 2) {
+      if (rank == 1) sleep(1.0);
+      return rank_exchanges(rank, 2, in(directory))[1];
+    }
+    std::optional<RankZero> zero;
+    while (!(zero = in(directory).look())) sleep(0.01);
+    write_file(copy / ".tmp-rendezvous-test", file_of(fresh_secret(), zero->port));
+    const HostGroup group(1, 2, in(copy), 0.5);
+    return "no fault";
+  });
+  CHECK(all[0] == "1");
+  CHECK(all[1] == "1");
+  CHECK(all[2].find("another secret") != std::string::npos);
+}
+
+TEST_CASE("the file is for its user alone") {
+  const TestDirectory directory;
+  const MeetingPoint point = in(directory);
+  Secret secret{};
+  const Listener listener = point.open(secret);
+  struct stat about {};
+  REQUIRE(::stat((directory / ".tmp-rendezvous-test").c_str(), &about) == 0);
+  CHECK((about.st_mode & 0777) == 0600);
+  REQUIRE(point.look());
+  CHECK(point.look()->secret == secret);
+  CHECK(point.look()->port == listener.port);
+  point.close();
+  CHECK(directory.entries() == 0);
+}
+
+TEST_CASE("ranks meet where the user says") {
+  int port = 0;
+  {
+    const Listener closed = listen_for_ranks(0, true);
+    port = closed.port;
+  }
+  const std::string secret = hex_of(fresh_secret()), other = hex_of(fresh_secret());
+  std::string address = "localhost:" + std::to_string(port), key = secret;
+  const Environment environment = [&](const char* name) -> const char* {
+    if (std::string(name) == "QUERN_RENDEZVOUS") return address.empty() ? nullptr : address.c_str();
+    if (std::string(name) == "QUERN_SECRET") return key.empty() ? nullptr : key.c_str();
+    return nullptr;
+  };
+  auto point = [&] { return MeetingPoint::of({.size = 2}, "/nowhere", environment); };
+  const auto all = texts(2, [&](int rank) { return rank_exchanges(rank, 2, point())[1]; });
+  CHECK(all == std::vector<std::string>{"1", "1"});
+
+  const auto told = texts(2, [&](int rank) -> std::string {
+    if (rank == 1) key = other;
+    const HostGroup group(rank, 2, point(), 1);
+    return "no fault";
+  });
+  CHECK(told[1].find("another secret") != std::string::npos);
+
+  const Listener taken = listen_for_ranks(port, true);
+  CHECK_THROWS_WITH_AS(HostGroup(0, 2, point(), 1),
+                       doctest::Contains(("port " + std::to_string(port) + ": rank 0 cannot listen there").c_str()),
+                       Error);
+  auto refused = [&](const std::string& a, const std::string& k, const std::string& variable) {
+    address = a, key = k;
+    CHECK_THROWS_WITH_AS(point(), doctest::Contains(("environment variable " + variable).c_str()), Error);
+  };
+  for (const char* wrong : {"host", "host:", ":1", "host:0", "host:65536", "host:1x"})
+    refused(wrong, secret, "QUERN_RENDEZVOUS");
+  refused("", secret, "QUERN_RENDEZVOUS");
+  refused("host:1", "", "QUERN_SECRET");
+  refused("host:1", "abc", "QUERN_SECRET");
+}
+
+TEST_CASE("ranks of one machine get a folder of their own, as long as rank 0 lives") {
+  const TestDirectory directory;
+  const auto all = texts(2, [&](int rank) -> std::string {
+    HostGroup group(rank, 2, in(directory), kPatience);
+    std::string path;
+    {
+      const RankRendezvous rendezvous(group);
+      const Rendezvous got = rendezvous.get("memcpy");
+      if (!got.address.starts_with("file:/") || !got.address.ends_with("/memcpy")) return got.address;
+      path = std::filesystem::path(got.address.substr(5)).parent_path();
+      struct stat about {};
+      if (::stat(path.c_str(), &about) != 0 || (about.st_mode & 0777) != 0700) return "mode";
+      if (got.exchange(std::to_string(rank))[1] != "1") return "exchange";
+    }
+    group.exchange("");
+    return std::filesystem::exists(path) ? "still there" : "right";
+  });
+  for (const std::string& text : all) CHECK(text == "right");
+}

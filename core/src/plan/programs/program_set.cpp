@@ -1,0 +1,291 @@
+#include "plan/programs/program_set.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "plan/planner.h"
+#include "program/names.h"
+#include "program/passes/observe.h"
+#include "program/passes/rewrite.h"
+#include "quern/error.h"
+#include "quern/step_state.h"
+
+namespace quern {
+
+namespace {
+
+// The loss op replaced by the plain product of unquantized operands, so that the program hands on logits.
+Program logits_program(const Program& head, const OpSet& ops, DType activation) {
+  Program program = head;
+  Op loss = program.ops.back();
+  program.ops.pop_back();
+  program.outputs = append_op(program, ops, activation,
+                              {.kind = "matmul",
+                               .inputs = {loss.inputs[0], loss.inputs[1], kNoValue},
+                               .outputs = {},
+                               .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
+                              names::kLogits);
+  drop_unused(program);
+  return program;
+}
+
+// The same of one token of each row: `rows` says which, counted over the whole micro-batch. The product's sums are kept
+// as they are, so that close tokens do not tie.
+Program next_logits_program(const Program& head, const OpSet& ops, DType activation, std::int64_t batch) {
+  Program program = head;
+  Op loss = program.ops.back();
+  program.ops.pop_back();
+  ValueId rows =
+      program.add_value({.name = names::kRows, .shape = {batch}, .dtype = DType::i32, .role = Role::runtime});
+  ValueId last =
+      append_op(program, ops, activation, {.kind = "embedding", .inputs = {rows, loss.inputs[0]}}, "last")[0];
+  program.outputs = append_op(program, ops, activation,
+                              {.kind = "matmul",
+                               .inputs = {last, loss.inputs[1], kNoValue},
+                               .outputs = {},
+                               .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
+                              names::kNextLogits);
+  program[program.outputs[0]].dtype = DType::f32;
+  drop_unused(program);
+  return program;
+}
+
+/// `outer` for the products of the parameters named, `inner` for all others.
+class ByParameter final : public PrecisionBackend {
+ public:
+  ByParameter(const PrecisionBackend& inner, const PrecisionBackend* outer, const std::vector<std::string>& names)
+      : inner_(inner), outer_(outer), names_(names) {}
+  const PrecisionTraits& traits() const override { return inner_.traits(); }
+  void lower(const ProductSite& site, Lowering& lowering) const override {
+    const bool is_outer = outer_ && std::find(names_.begin(), names_.end(), site.parameter) != names_.end();
+    (is_outer ? *outer_ : inner_).lower(site, lowering);
+  }
+
+ private:
+  const PrecisionBackend& inner_;
+  const PrecisionBackend* outer_;
+  const std::vector<std::string>& names_;
+};
+
+void count_loss(Program& program, const OpSet& ops, DType activation) {
+  ValueId loss = program.outputs[0];
+  ValueId targets = program.find(names::kTargets);
+  ValueId stats =
+      append_op(program, ops, activation, {.kind = "loss_stats", .inputs = {loss, targets}}, names::kLossStats)[0];
+  program[stats].role = Role::state;
+  program.outputs.clear();
+}
+
+}  // namespace
+
+ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
+    : parts_(parts), options_(options), ops_(builtin_ops()) {
+  for (const OpSpec& spec : parts.custom_ops) ops_.add(spec);
+  patterns_ = add_fusions(ops_, parts.device.fusions());
+  parameters_ = parts.model.parameters();
+
+  ProgramBuilder::Context context{&ops_, parameters_, parts.precision.traits().activation, options.documents};
+  ProgramBuilder embed_builder("embed", context), block_builder("block", context), head_builder("head", context);
+  parts.model.embed(embed_builder);
+  parts.model.block(block_builder);
+  parts.model.head(head_builder);
+  written_ = rotate(embed_builder.take(), block_builder.take(), head_builder.take(), ops_);
+
+  check_outer();
+  embed = make_stage(written_.embed, parts.precision);
+  make_layer_stages();
+  head = make_stage(written_.head, parts.precision);
+}
+
+void ProgramSet::check_outer() const {
+  const PrecisionBackend* outer = parts_.outer_precision;
+  if (outer && (outer->traits().activation != parts_.precision.traits().activation ||
+                outer->traits().working != parts_.precision.traits().working))
+    throw Error(ErrorCode::config, {.where = "precision.outer",
+                                    .what = "its activations or working weights have another dtype",
+                                    .found = std::string(name_of(outer->traits().activation)),
+                                    .expected = std::string(name_of(parts_.precision.traits().activation)),
+                                    .next = "choose a backend with the same activation dtype"});
+  for (auto [key, count] :
+       {std::pair("precision.first_layers", options_.first_layers), {"precision.last_layers", options_.last_layers}})
+    if (count > parts_.model.traits().layers)
+      throw Error(ErrorCode::config, {.where = key,
+                                      .what = "more than the model's layers",
+                                      .found = std::to_string(count),
+                                      .expected = "at most " + std::to_string(parts_.model.traits().layers)});
+  std::string matrices;
+  std::set<std::string> known;
+  for (const ParameterSpec& spec : parameters_)
+    if (spec.extents.size() == 2) known.insert(spec.name), matrices += (matrices.empty() ? "" : ", ") + spec.name;
+  for (const std::string& name : options_.outer_parameters)
+    if (!known.contains(name))
+      throw Error(ErrorCode::config, {.where = "precision.outer_parameters",
+                                      .what = "the model has no such matrix",
+                                      .found = name,
+                                      .expected = "names among " + matrices});
+}
+
+// One stage for each combination of rotated program and precision that occurs.
+void ProgramSet::make_layer_stages() {
+  const PrecisionBackend* outer = parts_.outer_precision;
+  bool first_differs = to_string(written_.first_block) != to_string(written_.block);
+  std::int64_t layers = parts_.model.traits().layers;
+  std::map<std::pair<bool, bool>, int> known;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    bool first = first_differs && layer == 0;
+    bool is_outer = outer && (layer < options_.first_layers || layer >= layers - options_.last_layers);
+    auto [it, fresh] = known.try_emplace({first, is_outer}, static_cast<int>(stages_.size()));
+    if (fresh) {
+      stages_.push_back(
+          make_stage(first ? written_.first_block : written_.block, is_outer ? *outer : parts_.precision));
+      if (is_outer) stages_.back().name += ".outer";
+    }
+    stage_of_layer_.push_back(it->second);
+  }
+}
+
+std::set<std::string> ProgramSet::recomputed(const std::vector<std::string>& policy) const {
+  std::set<std::string> names;
+  if (options_.train)
+    for (const Stage& stage : stages_) names.merge(recomputed_values(stage.lowered.joint, ops_, policy));
+  return names;
+}
+
+Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inner) {
+  const ByParameter precision(inner, parts_.outer_precision, options_.outer_parameters);
+  Stage stage{.name = program.name,
+              .model = program,
+              .joint = {},
+              .lowered = {},
+              .split = {},
+              .forward = {},
+              .backward = {},
+              .evaluate = {}};
+  LoweredProgram evaluate = lower_precision({.program = program}, ops_, precision);
+  stage.evaluate = std::move(evaluate.joint.program);
+  stage.lowered.working_copies = std::move(evaluate.working_copies);
+  if (!options_.train) return stage;
+  stage.joint = differentiate(program, ops_, precision.traits().activation, options_.gradient);
+  for (Op& op : stage.joint.program.ops)
+    if (ops_.at(op.kind).product == Product::loss) {
+      op.attributes.set("z_loss", options_.z_loss);
+      op.attributes.set("seed", double{kGradientSeed});
+    }
+  stage.lowered = lower_precision(stage.joint, ops_, precision);
+  if (options_.observe) observe_scales(stage.lowered.joint.program, ops_);
+  return stage;
+}
+
+Program ProgramSet::fused(const Program& program) const {
+  return fuse(program, ops_, patterns_, options_.geometry,
+              [&](const OpInstance& op) { return parts_.device.query(op).refusal.empty(); });
+}
+
+void ProgramSet::finish_stage(Stage& stage, const std::set<std::string>& recomputed) {
+  stage.evaluate = fused(stage.evaluate);
+  if (!options_.train) return;
+  stage.split = partition(stage.lowered.joint, ops_, recomputed);
+  stage.forward = fused(stage.split.forward);
+  stage.backward = fused(stage.split.backward);
+}
+
+void ProgramSet::finish(const RecomputeChoice& choice) {
+  DType activation = parts_.precision.traits().activation;
+  finish_stage(embed, choice.recomputed);
+  std::map<std::pair<int, bool>, int> known;
+  for (std::size_t layer = 0; layer < stage_of_layer_.size(); ++layer) {
+    bool richer = options_.train && static_cast<std::int64_t>(layer) < choice.richer_layers;
+    auto [it, fresh] = known.try_emplace({stage_of_layer_[layer], richer}, static_cast<int>(classes.size()));
+    if (fresh) {
+      classes.push_back(stages_[static_cast<std::size_t>(stage_of_layer_[layer])]);
+      if (richer) classes.back().name += ".richer";
+      finish_stage(classes.back(), richer ? choice.fewer : choice.recomputed);
+    }
+    class_of_layer.push_back(it->second);
+  }
+
+  auto lowered = [&](const Program& program) {
+    return lower_precision({.program = program}, ops_, parts_.precision).joint.program;
+  };
+  if (options_.logits) logits = fused(lowered(logits_program(head.model, ops_, activation)));
+  if (options_.next_logits)
+    next_logits = fused(lowered(next_logits_program(head.model, ops_, activation, options_.geometry.batch)));
+  count_loss(head.evaluate, ops_, activation);
+  head.evaluate = fused(head.evaluate);
+  if (!options_.train) return;
+  head.forward = head.lowered.joint.program;
+  count_loss(head.forward, ops_, activation);
+  // The gradient of the stream is what the head hands on.
+  head.forward.outputs = {head.lowered.joint.gradient_out};
+  head.forward = fused(head.forward);
+}
+
+namespace {
+
+std::string placed_text(const PlacedProgram& placed, const Geometry& geometry) {
+  std::string text = to_string(placed.program);
+  for (std::size_t i = 0; i < placed.offsets.size(); ++i) {
+    if (placed.offsets[i] < 0) continue;
+    const Value& value = placed.program.values[i];
+    std::int64_t bytes = byte_count(extents_at(value.shape, geometry.tokens()), value.dtype);
+    text += "    " + std::to_string(placed.offsets[i]) + " .. " + std::to_string(placed.offsets[i] + bytes) + "  %" +
+            value.name + "\n";
+  }
+  for (std::size_t i = 0; i < placed.workspace_offsets.size(); ++i)
+    if (placed.workspace_offsets[i] >= 0)
+      text += "    " + std::to_string(placed.workspace_offsets[i]) + " ..  workspace of " + placed.program.ops[i].kind +
+              "\n";
+  return text + "    " + std::to_string(placed.bytes) + " bytes of the transient arena\n";
+}
+
+std::string show_placed(const Plan& plan) {
+  const Geometry& geometry = plan.options.geometry;
+  std::string text = placed_text(plan.embed, geometry);
+  for (const LayerClass& layer : plan.classes)
+    text += placed_text(layer.forward, geometry) + placed_text(layer.backward, geometry);
+  return text + placed_text(plan.head_train, geometry);
+}
+
+}  // namespace
+
+std::string show_programs(const PlanParts& parts, const PlanOptions& options, std::string_view pass) {
+  static const std::vector<std::string> kPasses = {"model", "rotate", "differentiate", "lower",
+                                                   "saved", "fuse",   "place"};
+  if (std::find(kPasses.begin(), kPasses.end(), pass) == kPasses.end()) {
+    std::string known;
+    for (const std::string& name : kPasses) known += (known.empty() ? "" : ", ") + name;
+    throw Error(
+        ErrorCode::config,
+        {.where = "quern plan --show program", .what = "unknown pass", .found = std::string(pass), .expected = known});
+  }
+  if (pass == "place") return show_placed(make_plan(parts, options));
+  ProgramSet set(parts, options);
+  std::string text;
+  if (pass == "model") {
+    ProgramBuilder::Context context{&set.ops(), set.parameters(), parts.precision.traits().activation,
+                                    options.documents};
+    ProgramBuilder embed("embed", context), block("block", context), head("head", context);
+    parts.model.embed(embed);
+    parts.model.block(block);
+    parts.model.head(head);
+    return to_string(embed.take()) + to_string(block.take()) + to_string(head.take());
+  }
+  set.finish(pass == "saved" || pass == "fuse" ? recomputation(parts, options) : RecomputeChoice{});
+  auto show = [&](const Stage& stage, bool is_head) {
+    if (pass == "rotate") text += to_string(stage.model);
+    if (pass == "differentiate") text += to_string(stage.joint.program);
+    if (pass == "lower") text += to_string(stage.lowered.joint.program);
+    if (pass == "saved")
+      text += is_head ? to_string(stage.lowered.joint.program)
+                      : to_string(stage.split.forward) + to_string(stage.split.backward);
+    if (pass == "fuse")
+      text += is_head ? to_string(stage.forward) : to_string(stage.forward) + to_string(stage.backward);
+  };
+  show(set.embed, false);
+  for (const Stage& layer : set.classes) show(layer, false);
+  show(set.head, true);
+  return text;
+}
+
+}  // namespace quern

@@ -1,0 +1,68 @@
+// Plans for a device that takes its fused forms at some sizes only.
+#include "plan/programs/program_set.h"
+
+#include <algorithm>
+
+#include <doctest/doctest.h>
+
+#include "plan/plan.h"
+#include "quern/testkit/forwarding_device.h"
+#include "quern/testkit/tiny_model.h"
+
+using namespace quern;
+
+namespace {
+
+/// Plans only. Has every op, and offers one fused form, for at most 32 tokens.
+class SmallFusions final : public testkit::ForwardingDevice {
+ public:
+  SmallFusions() : ForwardingDevice(nullptr) {}
+  const DeviceTraits& traits() const override { return traits_; }
+  std::span<const Fusion> fusions() const override { return fusions_; }
+  OpSupport query(const OpInstance& op) const override {
+    if (op.kind != fusions_[0].kind || op.inputs[0].extents[0] <= 32) return {};
+    return {"more than 32 tokens", 0};
+  }
+
+ private:
+  DeviceTraits traits_{.id = "small", .name = {}, .matmul_rates = {}};
+  std::vector<Fusion> fusions_{{"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"}};
+};
+
+class NoState final : public Optimizer {
+ public:
+  std::vector<OptimizerState> states() const override { return {}; }
+  UpdateOp update(const ParameterSpec&) const override { return {"adamw", {}}; }
+};
+
+int count_kind(const Program& program, const std::string& kind) {
+  return static_cast<int>(
+      std::count_if(program.ops.begin(), program.ops.end(), [&](const Op& op) { return op.kind == kind; }));
+}
+
+}  // namespace
+
+TEST_CASE("a fused form is planned where the device takes it, and its parts elsewhere") {
+  const testkit::TinyModel model;
+  const testkit::PlainPrecision precision;
+  const SmallFusions device;
+  const NoState optimizer;
+  const std::vector<OpSpec> custom;
+  for (std::int64_t sequence : {16, 17}) {
+    PlanOptions options;
+    options.geometry = {2, sequence};
+    options.next_logits = true;
+    const Plan plan = make_plan({model, precision, device, optimizer, custom}, options);
+    const int fused = sequence == 16 ? 1 : 0;
+    CAPTURE(sequence);
+    for (const PlacedProgram* head : {&plan.head_train, &plan.head_evaluate, &plan.head_next}) {
+      CHECK(count_kind(head->program, "add_rms_norm") == fused);
+      CHECK(count_kind(head->program, "rms_norm") == 1 - fused);
+    }
+    const LayerClass& layer = plan.layer_class(1);
+    for (const PlacedProgram* half : {&layer.forward, &layer.evaluate}) {
+      CHECK(count_kind(half->program, "add_rms_norm") == 2 * fused);
+      CHECK(count_kind(half->program, "add") == 2 - 2 * fused);
+    }
+  }
+}

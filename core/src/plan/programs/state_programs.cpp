@@ -1,0 +1,317 @@
+#include "plan/programs/state_programs.h"
+#include "program/names.h"
+
+#include <algorithm>
+#include <bit>
+#include <set>
+#include <utility>
+
+namespace quern {
+
+namespace {
+
+Value parameter_value(const std::string& name, const ParameterSpec& spec, DType dtype, Role role) {
+  return {.name = name,
+          .shape = Shape(spec.extents.begin(), spec.extents.end()),
+          .dtype = dtype,
+          .role = role,
+          .parameter = spec.name};
+}
+
+ValueId add_update_state(Program& program) {
+  return program.add_value({.name = names::kUpdate, .shape = {4}, .dtype = DType::f32, .role = Role::state});
+}
+
+ValueId add_step(Program& program, const char* name) {
+  return program.add_value({.name = name, .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
+}
+
+std::set<std::string> parameters_read(const std::vector<const Stage*>& stages) {
+  std::set<std::string> names;
+  for (const Stage* stage : stages)
+    for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
+      for (const Value& value : program->values)
+        if (value.role == Role::parameter) names.insert(value.name);
+  return names;
+}
+
+}  // namespace
+
+std::string tensor_name(const std::string& kind, const std::string& parameter, int layer) {
+  return kind + "." + parameter + (layer < 0 ? "" : "." + std::to_string(layer));
+}
+
+std::string piece_name(const std::string& parameter, int layer, int piece) {
+  return tensor_name(names::kGradient, parameter, layer) + " piece " + std::to_string(piece);
+}
+
+ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
+                                  DType dtype, const RowSlice& rows) const {
+  Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
+  const Extents extents = rows.whole() ? shards_.of(spec).extents : shard_of_rows(spec.extents, rows).extents;
+  value.shape = Shape(extents.begin(), extents.end());
+  value.parameter.clear();
+  program.values.push_back(std::move(value));  // names differ by tensor: no need to look among thousands
+  return static_cast<ValueId>(program.values.size() - 1);
+}
+
+// Layer by layer, so that the sums of all tensors are those of each layer in a row.
+Op StatePrograms::squares_of(Program& program, const Takes& takes) const {
+  Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
+  for (int layer = -1; layer < layers_; ++layer)
+    for (const ParameterSpec& spec : set_.parameters())
+      if ((spec.group == ParameterGroup::block) == (layer >= 0) && takes(spec, layer))
+        squares.inputs.push_back(add_tensor(program, names::kGradient, spec, layer, options_.gradient));
+  return squares;
+}
+
+void StatePrograms::add_clip(Program& program, const std::vector<ValueId>& sums) {
+  Op clip{.kind = "clip_scale", .inputs = {}, .outputs = {}, .attributes = {}};
+  clip.inputs.push_back(
+      program.add_value({.name = names::kLossStats, .shape = {4}, .dtype = DType::f64, .role = Role::state}));
+  clip.inputs.push_back(add_step(program, names::kStep));
+  clip.inputs.insert(clip.inputs.end(), sums.begin(), sums.end());
+  clip.outputs.push_back(add_update_state(program));
+  program.ops.push_back(std::move(clip));
+}
+
+Program StatePrograms::norm() const {
+  Program program;
+  program.name = "norm";
+  Op squares = squares_of(program, [](const ParameterSpec&, int) { return true; });
+  squares.outputs.push_back(program.add_value({.name = "squares",
+                                               .shape = {static_cast<std::int64_t>(squares.inputs.size())},
+                                               .dtype = DType::f64,
+                                               .role = Role::local}));
+  const ValueId sums = squares.outputs[0];
+  program.ops.push_back(std::move(squares));
+  add_clip(program, {sums});
+  return program;
+}
+
+// f64 elements, one for each tensor.
+Program StatePrograms::squares(const std::string& name, const Takes& takes) const {
+  Program program;
+  Op op = squares_of(program, takes);
+  return squares(name, std::move(program), std::move(op));
+}
+
+Program StatePrograms::squares(const std::string& name, Program program, Op squares) {
+  program.name = "squares";
+  if (squares.inputs.empty()) return program;
+  squares.outputs.push_back(program.add_value({.name = name,
+                                               .shape = {static_cast<std::int64_t>(squares.inputs.size())},
+                                               .dtype = DType::f64,
+                                               .role = Role::state}));
+  program.ops.push_back(std::move(squares));
+  return program;
+}
+
+Program StatePrograms::squares(int layer) const {
+  return squares("squares." + (layer < 0 ? std::string("outside") : std::to_string(layer)),
+                 [layer](const ParameterSpec&, int wanted) { return wanted == layer; });
+}
+
+// Piece by piece, so that those of a rank are neighbours.
+Op StatePrograms::squares_of_pieces(Program& program) const {
+  Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
+  const auto [begin, end] = shards_.own_pieces();
+  for (int piece = begin; piece < end; ++piece)
+    for (const ParameterSpec& spec : set_.parameters()) {
+      const RowBounds& pieces = shards_.pieces(spec.name);
+      if (pieces.empty()) continue;
+      const Extents extents = shard_of_rows(spec.extents, pieces, piece).extents;
+      for_each_layer(spec, layers_, [&](int layer) {
+        program.values.push_back({.name = piece_name(spec.name, layer, piece),
+                                  .shape = Shape(extents.begin(), extents.end()),
+                                  .dtype = options_.gradient,
+                                  .role = Role::state});
+        squares.inputs.push_back(static_cast<ValueId>(program.values.size() - 1));
+      });
+    }
+  return squares;
+}
+
+Program StatePrograms::sum_tree(ParameterGroup group) const {
+  Program program;
+  program.name = "sum_tree";
+  const std::int64_t block = block_of(options_.state);
+  if (block == 1) return program;
+  const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block)) - 1;
+  const ValueId step = add_step(program, names::kStep);
+  const Attributes attributes{{"block", block}, {"count", options_.state.in_tree}};
+  auto add = [&](Op& op, Value sum) {
+    Value partials = sum;
+    partials.name = sum.parameter.empty() ? sum.name + " " + names::kPartials : names::kPartials;
+    partials.shape = {levels, element_count(extents_at(sum.shape, 0))};
+    for (Value* value : {&sum, &partials}) {
+      program.values.push_back(*value);
+      op.inputs.push_back(static_cast<ValueId>(program.values.size() - 1));
+      op.outputs.push_back(op.inputs.back());
+    }
+  };
+  Op gradients{.kind = "sum_tree", .inputs = {step}, .outputs = {}, .attributes = attributes}, losses = gradients;
+  for (const ParameterSpec& spec : set_.parameters())
+    if (spec.group == group) add(gradients, parameter_value(names::kGradient, spec, options_.gradient, Role::state));
+  if (group == ParameterGroup::head)
+    add(losses, {.name = names::kLossStats, .shape = {4}, .dtype = DType::f64, .role = Role::state});
+  for (Op* op : {&gradients, &losses})
+    if (!op->outputs.empty()) program.ops.push_back(std::move(*op));
+  return program;
+}
+
+Program StatePrograms::squares(Split split) const {
+  if (options_.state.in_tree > 0) {
+    if (split == Split::whole)
+      return squares("squares.whole",
+                     [&](const ParameterSpec& spec, int) { return shards_.pieces(spec.name).empty(); });
+    Program program;
+    Op op = squares_of_pieces(program);
+    return squares(shards_.any() ? names::kOwnSquares : names::kShardSquares, std::move(program), std::move(op));
+  }
+  return squares(split == Split::shards ? names::kShardSquares : "squares.whole",
+                 [&](const ParameterSpec& spec, int) { return shards_.has(spec.name) == (split == Split::shards); });
+}
+
+Program StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares) const {
+  Program program;
+  program.name = "norm";
+  std::vector<ValueId> sums;
+  for (const PlacedProgram& part : squares)
+    for (const Op& op : part.program.ops) {
+      Value sum = part.program[op.outputs[0]];
+      if (sum.name == names::kOwnSquares)  // gathered by now
+        sum.name = names::kShardSquares, sum.shape = {element_count(extents_at(sum.shape, 0)) * options_.state.ranks};
+      sums.push_back(program.add_value(std::move(sum)));
+    }
+  add_clip(program, sums);
+  return program;
+}
+
+Program StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) const {
+  Program program;
+  program.name = "amaxes";
+  if (masters.empty()) return program;
+  Op op{.kind = "amax", .inputs = {}, .outputs = {}, .attributes = {}};
+  std::string format = masters.front().format;
+  for (const ScaledMaster& master : masters) {
+    op.inputs.push_back(add_tensor(program, names::kMaster, master.spec, master.layer, options_.master));
+    if (master.format == name_of(DType::i8)) format = master.format;
+  }
+  op.attributes.set("format", std::move(format));
+  op.outputs.push_back(program.add_value({.name = names::kAmaxes,
+                                          .shape = {static_cast<std::int64_t>(masters.size())},
+                                          .dtype = DType::f32,
+                                          .role = Role::state}));
+  program.ops.push_back(std::move(op));
+  return program;
+}
+
+// Tensors whose updates have equal attributes share an op: launches of their own would cost small ones dearly.
+Program StatePrograms::update(const std::vector<UpdatePart>& parts, const char* step_name) const {
+  struct Group {
+    UpdateOp update;
+    Op op;
+    std::vector<double> objects, offsets;
+  };
+  Program program;
+  program.name = "update";
+  const ValueId update = add_update_state(program), step = add_step(program, step_name);
+  std::vector<Group> groups;
+  for (const UpdatePart& part : parts) {
+    const ParameterSpec& spec = set_.parameters()[part.parameter];
+    UpdateOp wanted = parts_.optimizer.update(spec);
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
+      return known.update.kind == wanted.kind && known.update.attributes == wanted.attributes;
+    });
+    if (group == groups.end())
+      group = groups.insert(
+          group, {wanted,
+                  {.kind = wanted.kind, .inputs = {update, step}, .outputs = {}, .attributes = wanted.attributes},
+                  {},
+                  {}});
+    Op& op = group->op;
+    auto add = [&](const std::string& kind, DType dtype) {
+      op.inputs.push_back(add_tensor(program, kind, spec, part.layer, dtype, part.rows));
+    };
+    add(names::kGradient, options_.gradient);
+    add(names::kMaster, options_.master);
+    op.outputs.push_back(op.inputs.back());
+    for (const OptimizerState& state : parts_.optimizer.states()) {
+      add(state.name, state.dtype);
+      op.outputs.push_back(op.inputs.back());
+    }
+    // Random numbers have a key for each tensor, with room for one a layer, and one for each element of the whole.
+    const auto first = static_cast<std::int64_t>(part.parameter) * (layers_ + 1);
+    const std::int64_t before = part.rows.whole() ? shards_.of(spec).first : part.rows.begin * spec.columns();
+    group->objects.push_back(static_cast<double>(first + std::max(part.layer, 0)));
+    group->offsets.push_back(static_cast<double>(before));
+  }
+  for (Group& group : groups) {
+    group.op.attributes.set("offsets", std::move(group.offsets));
+    group.op.attributes.set("objects", std::move(group.objects));
+    program.ops.push_back(std::move(group.op));
+  }
+  return program;
+}
+
+Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
+  std::set<std::string> used = parameters_read(stages);
+  Program program;
+  program.name = "refresh";
+  ValueId master = program.add_value(parameter_value(names::kMaster, spec, options_.master, Role::state));
+  DType working = parts_.precision.traits().working;
+  if (working != options_.master && used.contains(spec.name)) {
+    ValueId copy = program.add_value(parameter_value(spec.name, spec, working, Role::parameter));
+    program.ops.push_back({.kind = "cast",
+                           .inputs = {master},
+                           .outputs = {copy},
+                           .attributes = {{"dtype", std::string(name_of(working))}}});
+  }
+  std::set<std::string> seen;
+  for (const Stage* stage : stages)
+    for (const WorkingCopy& copy : stage->lowered.working_copies) {
+      if (copy.parameter != spec.name || !seen.insert(copy.kind + copy.values[0].name).second) continue;
+      if (shards_.any())  // of shards a transposed copy is made by way of the other
+        for (const auto& [to, from] : set_.ops().at(copy.kind).transposed)
+          if (used.contains(copy.values[static_cast<std::size_t>(to)].name))
+            used.insert(copy.values[static_cast<std::size_t>(from)].name);
+      Op op{.kind = copy.kind, .inputs = {master}, .outputs = {}, .attributes = copy.attributes};
+      for (const Value& value : copy.values)
+        op.outputs.push_back(used.contains(value.name) ? program.add_value(value) : kNoValue);
+      program.ops.push_back(std::move(op));
+    }
+  return program;
+}
+
+bool StatePrograms::reads_master(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
+  return parts_.precision.traits().working == options_.master && parameters_read(stages).contains(spec.name);
+}
+
+Program StatePrograms::advance(const Stage& stage) {
+  Program program;
+  program.name = "advance";
+  for (const StateRequest& state : stage.lowered.states) {
+    if (state.advance.empty()) continue;
+    ValueId id = program.add_value({.name = state.name,
+                                    .shape = Shape(state.extents.begin(), state.extents.end()),
+                                    .dtype = state.dtype,
+                                    .role = Role::state,
+                                    .parameter = {}});
+    program.ops.push_back(
+        {.kind = state.advance, .inputs = {id}, .outputs = {id}, .attributes = state.attributes, .phase = {}});
+  }
+  return program;
+}
+
+Program StatePrograms::amax_of(const Value& tensor, const std::string& name, const std::string& format) {
+  Program program;
+  program.name = "amax";
+  const ValueId input = program.add_value(tensor);
+  const ValueId amax = program.add_value(
+      {.name = name, .shape = {1}, .dtype = DType::f32, .role = Role::state, .parameter = tensor.parameter});
+  program.ops.push_back({.kind = "amax", .inputs = {input}, .outputs = {amax}, .attributes = {{"format", format}}});
+  return program;
+}
+
+}  // namespace quern

@@ -1,0 +1,81 @@
+#pragma once
+// Programs over a run's state rather than its activations: the norm of the gradients, the optimizer's update, the
+// working forms of a weight, and what precision states do at the end of a step.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/programs/program_set.h"
+#include "plan/shards.h"
+
+namespace quern {
+
+/// A tensor of one layer, as programs over all layers name it: "gradient.qkv.weight.3"; no number for layer -1.
+std::string tensor_name(const std::string& kind, const std::string& parameter, int layer);
+
+/// A piece of a gradient: "gradient.qkv.weight.3 piece 5".
+std::string piece_name(const std::string& parameter, int layer, int piece);
+
+/// A master of which working copies have one scale for all ranks' rows.
+struct ScaledMaster {
+  ParameterSpec spec;
+  int layer = -1;
+  std::string format;
+};
+
+class StatePrograms {
+ public:
+  enum class Split { shards, whole };
+
+  /// All arguments outlive it. Masters, gradients and optimizer state are this rank's shards.
+  StatePrograms(const PlanParts& parts, const PlanOptions& options, const ProgramSet& set, const Shards& shards)
+      : parts_(parts),
+        options_(options),
+        set_(set),
+        shards_(shards),
+        layers_(static_cast<int>(parts.model.traits().layers)) {}
+
+  /// The norm of all gradients, and what it is clipped by.
+  Program norm() const;
+  /// The same in two parts, for gradients that are not all on the device at once: the sums of squares of a layer's, -1
+  /// for those outside, and what adds up all of these.
+  Program squares(int layer) const;
+  /// The same of shards, whose sums ranks add up, or of gradients that are whole on every rank; no ops: there are none.
+  Program squares(Split split) const;
+  /// Adds what a micro-batch left to the partial sums of a tree: gradients of a group, and the head's losses. No ops:
+  /// the rank has one micro-batch of a step.
+  Program sum_tree(ParameterGroup group) const;
+  Program norm_of_squares(const std::vector<PlacedProgram>& squares) const;
+  /// The largest magnitudes of those masters.
+  Program amaxes(const std::vector<ScaledMaster>& masters) const;
+  /// Updates these parts, under the state of the step that `step` names.
+  Program update(const std::vector<UpdatePart>& parts, const char* step) const;
+  /// Makes every working form of a parameter that programs of `stages` read.
+  Program refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const;
+  /// Whether programs of `stages` read the master itself as the working copy.
+  bool reads_master(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const;
+  static Program advance(const Stage& stage);
+  /// The largest magnitude of a tensor in the format, as a state of one element, `name`.
+  static Program amax_of(const Value& tensor, const std::string& name, const std::string& format);
+
+ private:
+  using Takes = std::function<bool(const ParameterSpec& spec, int layer)>;
+  /// One op over the gradients that `takes` takes, layer by layer.
+  Op squares_of(Program& program, const Takes& takes) const;
+  Program squares(const std::string& name, const Takes& takes) const;
+  static Program squares(const std::string& name, Program program, Op squares);
+  /// One op over this rank's pieces of all gradients that are cut.
+  Op squares_of_pieces(Program& program) const;
+  static void add_clip(Program& program, const std::vector<ValueId>& sums);
+  ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype,
+                     const RowSlice& rows = {}) const;
+
+  const PlanParts& parts_;
+  const PlanOptions& options_;
+  const ProgramSet& set_;
+  const Shards& shards_;
+  int layers_;
+};
+
+}  // namespace quern

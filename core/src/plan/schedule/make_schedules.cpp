@@ -1,0 +1,463 @@
+#include "plan/schedule/make_schedules.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "plan/programs/state_programs.h"
+#include "plan/schedule/order.h"
+#include "plan/schedule/places.h"
+#include "program/names.h"
+#include "program/passes/observe.h"
+#include "quern/step_state.h"
+
+namespace quern {
+
+namespace {
+
+bool observes(Run run) {
+  switch (run) {
+    case Run::observed_first:
+    case Run::observed_later:
+    case Run::observed_last:
+    case Run::observed_only:
+    case Run::observed_updating_first:
+    case Run::observed_updating_only:
+    case Run::observe_weights: return true;
+    default: return false;
+  }
+}
+
+/// Runs in which a gradient, a sum of losses or an observation is written by its first producer and added to by those
+/// that follow; in all others they are added to.
+bool starts_sums(Run run) {
+  switch (run) {
+    case Run::first:
+    case Run::only:
+    case Run::observed_first:
+    case Run::observed_only:
+    case Run::updating_first:
+    case Run::updating_only:
+    case Run::observed_updating_first:
+    case Run::observed_updating_only:
+    case Run::evaluate:
+    case Run::logits:
+    case Run::next_logits:
+    case Run::observe_weights: return true;
+    default: return false;
+  }
+}
+
+std::string launch_name(const Program& program, const Op& op) {
+  const ValueId made = op.outputs[0];
+  return made == kNoValue ? op.kind : op.kind + " " + program[made].name;
+}
+
+class Maker {
+ public:
+  explicit Maker(const Plan& plan) : plan_(plan), places_(plan, set_.values) {}
+
+  ScheduleSet make() {
+    for (const StorePlan& store : plan_.stores) set_.in_place.push_back(store.in_place);
+    for (int i = 0; i < kRuns; ++i) {
+      const Run run = static_cast<Run>(i);
+      std::vector<bool> has_sum;
+      arrivals_.clear();
+      puts_.clear();
+      for (const Stop& stop : order_of(plan_, run)) {
+        if (stop.flow == Stop::Flow::forward) await_puts(set_[run], stop.boundary_out - 2);
+        if (stop.flow == Stop::Flow::backward) await_puts(set_[run], stop.boundary_in);
+        if (stop.program) add_program(run, stop, has_sum);
+        if (stop.flow == Stop::Flow::forward) put_streams(set_[run], stop);
+        add_meeting(run, stop);
+      }
+      if (run == Run::upload) add_upload();
+      if (run == Run::update && plan_.defers_update()) keep_step();
+      if (run == Run::result && plan_.options.train) add_result();
+      if (!set_[run].empty()) set_[run].name = name_of(run);
+      number_versions(set_, set_[run]);
+    }
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      const Access access = places_.tensor(tensor);
+      set_.lasting.resize(set_.values.size(), false);
+      set_.lasting[static_cast<std::size_t>(access.value)] = true;
+      if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
+          tensor.owner == TensorOwner::precision || tensor.kind == names::kRows ||
+          (tensor.owner == TensorOwner::gradient && tensor.kind.ends_with(names::kPartials)))
+        set_.held.push_back(access);
+    }
+    set_.lasting.resize(set_.values.size(), false);
+    return std::move(set_);
+  }
+
+ private:
+  bool in_tree() const { return plan_.options.state.in_tree > 0; }
+
+  // What a program runs, by whether it observes.
+  struct Reading {
+    std::vector<bool> runs, read;
+  };
+  struct Known {
+    Reading plain, observed;
+    std::map<std::pair<std::size_t, std::vector<bool>>, std::int32_t> tasks;  ///< by op and the outputs it adds to
+    std::map<std::pair<std::size_t, std::vector<bool>>, std::int32_t> observed_tasks;
+  };
+
+  Known& known(const PlacedProgram& placed) {
+    auto [it, fresh] = known_.try_emplace(&placed);
+    if (!fresh) return it->second;
+    Unobserved rest = without_observations(placed.program);
+    it->second.plain = {std::move(rest.runs), std::move(rest.read)};
+    it->second.observed = {std::vector<bool>(placed.program.ops.size(), true), read_values(placed.program)};
+    return it->second;
+  }
+
+  void add_program(Run run, const Stop& stop, std::vector<bool>& has_sum) {
+    const Program& program = stop.program->program;
+    if (program.ops.empty()) return;
+    Known& known = this->known(*stop.program);
+    const Reading& reading = observes(run) ? known.observed : known.plain;
+    auto& tasks = observes(run) ? known.observed_tasks : known.tasks;
+    const std::vector<Access> accesses = places_.of(stop);
+    has_sum.resize(set_.values.size(), false);
+    for (std::size_t i = 0; i < program.ops.size(); ++i) {
+      if (!reading.runs[i]) continue;
+      const Op& op = program.ops[i];
+      std::vector<bool> adds(op.outputs.size(), false);
+      for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+        if (!sums_up(program, plan_.ops, op, o) || !reading.read[static_cast<std::size_t>(op.outputs[o])]) continue;
+        std::vector<bool>::reference has = has_sum[value_of(accesses, op.outputs[o])];
+        const bool alone = in_tree() && program[op.outputs[o]].role != Role::observation;
+        adds[o] = !(starts_sums(run) || alone) || has;
+        has = true;
+      }
+      auto [it, fresh] = tasks.try_emplace({i, adds}, 0);
+      if (fresh) it->second = add_task(program, op, reading.read, adds, stop.layer);
+      add_launch(set_[run], stop, i, it->second, accesses);
+    }
+  }
+
+  static std::size_t value_of(const std::vector<Access>& accesses, ValueId id) {
+    return static_cast<std::size_t>(accesses[static_cast<std::size_t>(id)].value);
+  }
+
+  // States of the precision backend are written in place by the ops that take them; one that observes only reads.
+  std::vector<std::int32_t> changed_inputs(const Program& program, const Op& op, int layer) const {
+    std::vector<std::int32_t> changed;
+    const bool observes = std::all_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) {
+      return id == kNoValue || program[id].role == Role::observation;
+    });
+    for (std::size_t i = 0; i < op.inputs.size() && !observes; ++i) {
+      if (op.inputs[i] == kNoValue || program[op.inputs[i]].role != Role::state) continue;
+      const std::string& name = program[op.inputs[i]].name;
+      const PlannedTensor* tensor = plan_.find(name, "", -1);
+      if (!tensor) tensor = plan_.find(name, "", layer);
+      if (tensor && tensor->owner == TensorOwner::precision) changed.push_back(static_cast<std::int32_t>(i));
+    }
+    return changed;
+  }
+
+  std::int32_t add_task(const Program& program, const Op& op, const std::vector<bool>& read,
+                        const std::vector<bool>& adds, int layer) {
+    Task task{.instance = instantiate(program, op, plan_.options.geometry, read),
+              .name = launch_name(program, op),
+              .program = program.name,
+              .phase = op.phase,
+              .cost = {},
+              .changed = changed_inputs(program, op, layer),
+              .summed = {},
+              .overwrites = plan_.ops.at(op.kind).may_overwrite,
+              .exclusive = plan_.exclusive.contains(op.kind)};
+    for (std::size_t o = 0; o < adds.size(); ++o) {
+      task.instance.outputs[o].accumulate = adds[o];
+      if (adds[o]) task.summed.push_back(static_cast<std::int32_t>(o));
+    }
+    task.cost = cost_of(plan_.ops.at(op.kind), task.instance);
+    set_.tasks.push_back(std::move(task));
+    return static_cast<std::int32_t>(set_.tasks.size() - 1);
+  }
+
+  void add_launch(RunSchedule& schedule, const Stop& stop, std::size_t index, std::int32_t task,
+                  const std::vector<Access>& accesses) {
+    const Op& op = stop.program->program.ops[index];
+    const OpInstance& instance = set_.tasks[static_cast<std::size_t>(task)].instance;
+    auto access_of = [&](ValueId id) { return id == kNoValue ? Access{} : accesses[static_cast<std::size_t>(id)]; };
+    reads_.clear();
+    writes_.clear();
+    for (ValueId id : op.inputs) reads_.push_back(access_of(id));
+    for (std::size_t o = 0; o < op.outputs.size(); ++o)
+      writes_.push_back(instance.outputs[o].present ? access_of(op.outputs[o]) : Access{});
+    const std::int64_t workspace = stop.program->workspace_offsets[index];
+    Access scratch;
+    if (workspace >= 0)
+      scratch.place = {Space::device, 0, plan_.transient_offset + workspace, stop.program->workspace_bytes[index]};
+    writes_.push_back(scratch);
+    schedule.add({.kind = ActionKind::launch, .task = task, .layer = stop.layer, .window = stop.window}, reads_,
+                 writes_);
+  }
+
+  // From the buffer through which the next program gets it, so that nothing has to come back for that.
+  void put_streams(RunSchedule& schedule, const Stop& stop) {
+    const std::vector<Places::KeptStream> kept = places_.kept_streams(stop.boundary_out);
+    if (kept.empty()) return;
+    auto add = [&](Action action, std::span<const Access> reads, std::span<const Access> writes) {
+      action.layer = stop.layer;
+      action.window = stop.window;
+      schedule.add(action, reads, writes);
+    };
+    const std::int32_t made = schedule.events++, stored = schedule.events++;
+    add({.kind = ActionKind::record, .event = made}, {}, {});
+    add({.kind = ActionKind::wait, .lane = Lane::copy_out, .event = made}, {}, {});
+    for (const auto& [here, home] : kept)
+      add({.kind = ActionKind::put, .lane = Lane::copy_out}, {&here, 1}, {&home, 1});
+    add({.kind = ActionKind::record, .lane = Lane::copy_out, .event = stored}, {}, {});
+    puts_[stop.boundary_out] = stored;
+  }
+
+  // Buffers of boundaries up to this one are about to be written again, or what was put to be read.
+  void await_puts(RunSchedule& schedule, int boundary) {
+    while (!puts_.empty() && puts_.begin()->first <= boundary) {
+      schedule.add({.kind = ActionKind::wait, .event = puts_.begin()->second}, {}, {});
+      puts_.erase(puts_.begin());
+    }
+  }
+
+  void add_copy(RunSchedule& schedule, const Access& from, const Access& to) {
+    schedule.add({.kind = ActionKind::copy}, std::span(&from, 1), std::span(&to, 1));
+  }
+
+  std::int32_t add_value(std::string name) {
+    set_.values.push_back(std::move(name));
+    return static_cast<std::int32_t>(set_.values.size() - 1);
+  }
+
+  // The host fills a slot of the staging memory, from which the tensors are sent.
+  void add_upload() {
+    RunSchedule& schedule = set_[Run::upload];
+    std::vector<Access> from, to;
+    std::int64_t offset = 0;
+    for (const char* name : kUploaded) {
+      const PlannedTensor* tensor = plan_.find(name, "", -1);
+      if (!tensor) continue;
+      to.push_back(places_.tensor(*tensor));
+      from.push_back({{Space::staging, 0, offset, tensor->bytes()}, add_value(std::string("staged ") + name)});
+      offset += tensor->bytes();
+    }
+    schedule.add({.kind = ActionKind::host, .lane = Lane::host}, {}, from);
+    for (std::size_t i = 0; i < from.size(); ++i) add_copy(schedule, from[i], to[i]);
+  }
+
+  // The next upload brings another step's state.
+  void keep_step() {
+    add_copy(set_[Run::update], places_.tensor(plan_.tensor(names::kStep, "", -1)),
+             places_.tensor(plan_.tensor(names::kUpdateStep, "", -1)));
+  }
+
+  // ---- what ranks do together: on a lane of its own, so that programs go on meanwhile ----
+
+  void follow(RunSchedule& schedule, Lane later, Lane earlier) {
+    const std::int32_t event = schedule.events++;
+    schedule.add({.kind = ActionKind::record, .lane = earlier, .event = event}, {}, {});
+    schedule.add({.kind = ActionKind::wait, .lane = later, .event = event}, {}, {});
+  }
+
+  struct Collective {
+    const char* kind;
+    Attributes attributes;
+    std::vector<const PlannedTensor*> reads, writes;
+    ActionKind action = ActionKind::collective;  ///< or launch: an op on what was brought together
+  };
+
+  void add_collective(RunSchedule& schedule, const Collective& wanted) {
+    if (wanted.reads.empty()) return;
+    const PlannedTensor& named = wanted.writes[0]->parameter.empty() ? *wanted.reads[0] : *wanted.writes[0];
+    Task task{
+        .instance = {.kind = wanted.kind, .inputs = {}, .outputs = {}, .attributes = wanted.attributes, .geometry = {}},
+        .name = std::string(wanted.kind) + " " + named.kind,
+        .program = "collectives"};
+    task.instance.attributes.set("ranks", std::int64_t{plan_.options.state.ranks});
+    auto operand_of = [](const PlannedTensor& tensor) {
+      return Operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
+    };
+    reads_.clear();
+    writes_.clear();
+    for (const PlannedTensor* tensor : wanted.reads) {
+      task.instance.inputs.push_back(operand_of(*tensor));
+      reads_.push_back(places_.tensor(*tensor));
+    }
+    for (const PlannedTensor* tensor : wanted.writes) {
+      task.instance.outputs.push_back(operand_of(*tensor));
+      writes_.push_back(places_.tensor(*tensor));
+    }
+    if (!named.parameter.empty()) task.name += " " + named.parameter;
+    if (wanted.action == ActionKind::launch) {
+      task.cost = cost_of(plan_.ops.at(wanted.kind), task.instance);
+      writes_.push_back({});  // no workspace
+    }
+    set_.tasks.push_back(std::move(task));
+    schedule.add({.kind = wanted.action,
+                  .lane = Lane::communication,
+                  .task = static_cast<std::int32_t>(set_.tasks.size() - 1),
+                  .layer = named.layer},
+                 reads_, writes_);
+  }
+
+  void add_all_reduce(RunSchedule& schedule, std::vector<const PlannedTensor*> tensors, const char* reduction) {
+    add_collective(schedule, {"all_reduce", {{"reduction", std::string(reduction)}}, tensors, tensors});
+  }
+
+  /// Elements of each rank's part of a tensor.
+  std::vector<double> counts_of(const Extents& whole, const RowBounds& bounds) const {
+    const std::vector<std::int64_t> slabs = slabs_of(whole, bounds, plan_.options.state.ranks);
+    return {slabs.begin(), slabs.end()};
+  }
+
+  /// Each rank gets its part of a tensor from all, sums them in a tree, and where the tensor is not split all ranks get
+  /// the sums.
+  void add_tree_sum(RunSchedule& schedule, const PlannedTensor& whole, const RowBounds& bounds) {
+    const auto ranks = static_cast<std::size_t>(plan_.options.state.ranks),
+               rank = static_cast<std::size_t>(plan_.options.state.rank);
+    const std::vector<double> counts = counts_of(whole.extents, bounds);
+    std::vector<double> exchanged;
+    for (std::size_t from = 0; from < ranks; ++from) exchanged.insert(exchanged.end(), counts.begin(), counts.end());
+    const auto own = static_cast<std::int64_t>(counts[rank]);
+    const double first = std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), 0.0);
+    PlannedTensor staged = plan_.tensor(names::kStaged, "", -1), part = whole;
+    staged.dtype = whole.dtype;
+    staged.extents = {static_cast<std::int64_t>(ranks), own};
+    part.part_of = whole.offset;
+    part.offset += byte_count({static_cast<std::int64_t>(first)}, whole.dtype);
+    part.extents = {own};
+    add_collective(schedule, {"all_to_all", {{"counts", exchanged}}, {&whole}, {&staged}});
+    if (own > 0)
+      add_collective(schedule,
+                     {"reduce_ranks", {{"reduction", std::string("tree")}}, {&staged}, {&part}, ActionKind::launch});
+    if (bounds.empty()) add_collective(schedule, {"all_gather", {{"counts", counts}}, {&part}, {&whole}});
+  }
+
+  bool is_matrix(const ParameterPlan& parameter) const { return parameter.spec.extents.size() > 1; }
+
+  void add_gathers(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
+    for (const Value& value : parameter.gathered[plan_.class_index(layer)]) {
+      const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
+      const PlannedTensor& own = plan_.tensor(shard_name(value.name), parameter.spec.name, layer);
+      add_collective(schedule,
+                     {"all_gather", {{"counts", counts_of(whole.extents, parameter.bounds)}}, {&own}, {&whole}});
+    }
+  }
+
+  void add_reduction(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
+    const PlannedTensor& whole = plan_.tensor(names::kGradient, parameter.spec.name, layer);
+    if (in_tree()) return add_tree_sum(schedule, whole, parameter.bounds);
+    if (parameter.bounds.empty()) return add_all_reduce(schedule, {&whole}, "sum");
+    const PlannedTensor& own = plan_.tensor(tensor_name(names::kGradient, parameter.spec.name, layer), "", -1);
+    add_collective(schedule,
+                   {"reduce_scatter",
+                    {{"reduction", std::string("sum")}, {"counts", counts_of(whole.extents, parameter.bounds)}},
+                    {&whole},
+                    {&own}});
+  }
+
+  void add_squares_gather(RunSchedule& schedule) {
+    const PlannedTensor* own = plan_.find(names::kOwnSquares, "", -1);
+    if (!own) return;
+    const std::vector<double> counts(static_cast<std::size_t>(plan_.options.state.ranks),
+                                     static_cast<double>(element_count(own->extents)));
+    add_collective(schedule,
+                   {"all_gather", {{"counts", counts}}, {own}, {&plan_.tensor(names::kShardSquares, "", -1)}});
+  }
+
+  std::vector<const PlannedTensor*> tensors_that(const std::function<bool(const PlannedTensor&)>& takes) const {
+    std::vector<const PlannedTensor*> tensors;
+    for (const PlannedTensor& tensor : plan_.tensors)
+      if (takes(tensor)) tensors.push_back(&tensor);
+    return tensors;
+  }
+
+  void add_meeting(Run run, const Stop& stop) {
+    RunSchedule& schedule = set_[run];
+    auto each = [&](auto add) {
+      for (const ParameterPlan& parameter : plan_.parameters)
+        if (parameter.spec.group == stop.group) add(parameter);
+    };
+    switch (stop.meeting) {
+      case Meeting::none: return;
+      case Meeting::gather:
+        if (arrivals_.empty()) follow(schedule, Lane::communication, Lane::compute);
+        each([&](const ParameterPlan& parameter) { add_gathers(schedule, parameter, stop.layer); });
+        arrivals_[{stop.group, stop.layer}] = schedule.events;
+        return schedule.add({.kind = ActionKind::record, .lane = Lane::communication, .event = schedule.events++}, {},
+                            {});
+      case Meeting::arrive:
+        return schedule.add({.kind = ActionKind::wait, .event = arrivals_.at({stop.group, stop.layer})}, {}, {});
+      case Meeting::reduce:
+        follow(schedule, Lane::communication, Lane::compute);
+        return each([&](const ParameterPlan& parameter) {
+          if (is_matrix(parameter) || in_tree()) add_reduction(schedule, parameter, stop.layer);
+        });
+      case Meeting::sum:
+        follow(schedule, Lane::communication, Lane::compute);
+        if (in_tree()) {
+          add_tree_sum(schedule, plan_.tensor(names::kLossStats, "", -1), {});
+          break;
+        }
+        add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
+                         return tensor.owner == TensorOwner::gradient && !is_matrix(plan_.parameter(tensor.parameter));
+                       }),
+                       "sum");
+        break;
+      case Meeting::sum_norms:
+        follow(schedule, Lane::communication, Lane::compute);
+        if (in_tree()) {
+          add_squares_gather(schedule);
+          break;
+        }
+        add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
+                         return tensor.kind == names::kLossStats || tensor.kind == names::kShardSquares;
+                       }),
+                       "sum");
+        break;
+      case Meeting::maximum:
+        follow(schedule, Lane::communication, Lane::compute);
+        add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
+                         return tensor.kind == names::kAmaxes || tensor.owner == TensorOwner::precision;
+                       }),
+                       "maximum");
+        break;
+    }
+    follow(schedule, Lane::compute, Lane::communication);
+  }
+
+  // Loss and update state come to the host, which waits for them.
+  void add_result() {
+    RunSchedule& schedule = set_[Run::result];
+    std::vector<Access> read;
+    std::int64_t offset = 0;
+    for (const char* name : {names::kLossStats, names::kUpdate}) {
+      const PlannedTensor& tensor = plan_.tensor(name, "", -1);
+      read.push_back({{Space::results, 0, offset, tensor.bytes()}, add_value(std::string("read ") + name)});
+      add_copy(schedule, places_.tensor(tensor), read.back());
+      offset += tensor.bytes();
+    }
+    const std::int32_t done = schedule.events++;
+    schedule.add({.kind = ActionKind::record, .event = done}, {}, {});
+    schedule.add({.kind = ActionKind::wait, .lane = Lane::host, .event = done}, {}, {});
+    schedule.add({.kind = ActionKind::host, .lane = Lane::host}, read, {});
+  }
+
+  const Plan& plan_;
+  ScheduleSet set_;
+  Places places_;
+  std::map<const PlacedProgram*, Known> known_;
+  std::map<std::pair<ParameterGroup, int>, std::int32_t> arrivals_;  // events of a run's gathers, by group and layer
+  std::map<int, std::int32_t> puts_;    // events of a run's puts of streams that are still in buffers, by boundary
+  std::vector<Access> reads_, writes_;  // of the action being added
+};
+
+}  // namespace
+
+ScheduleSet make_schedules(const Plan& plan) { return Maker(plan).make(); }
+
+}  // namespace quern

@@ -1,0 +1,275 @@
+#include "plan/schedule/order.h"
+#include "program/names.h"
+
+#include <algorithm>
+
+namespace quern {
+
+namespace {
+
+using Flow = Stop::Flow;
+
+void number_windows(std::vector<Stop>& order) {
+  int window = -1;
+  for (Stop& stop : order) {
+    if (!stop.joins) ++window;
+    stop.window = window;
+  }
+}
+
+int layers_of(const Plan& plan) { return static_cast<int>(plan.model.layers); }
+
+using Group = ParameterGroup;
+
+Stop meeting(Meeting kind, Group group = Group::block, int layer = -1) {
+  return {.layer = layer, .meeting = kind, .group = group};
+}
+
+bool in_stores(const Plan& plan) { return plan.options.state.gradients.memory != kOnDevice; }
+bool ranks_meet(const Plan& plan) { return plan.options.state.meet; }
+
+/// Visits the programs that make the rest of what is gathered.
+template <class Visit>
+void each_rest(const Plan& plan, Group group, int layer, Visit visit) {
+  for (const ParameterPlan& parameter : plan.parameters)
+    if (parameter.spec.group == group) visit(plan.rest_of(parameter, layer));
+}
+
+/// All gathers at once: they go on beside the programs, each of which waits for what it reads.
+void add_gathers(const Plan& plan, std::vector<Stop>& order) {
+  order.push_back(meeting(Meeting::gather, Group::embedding));
+  for (int layer = 0; layer < layers_of(plan); ++layer) order.push_back(meeting(Meeting::gather, Group::block, layer));
+  order.push_back(meeting(Meeting::gather, Group::head));
+}
+
+void add_arrival(const Plan& plan, std::vector<Stop>& order, Group group, int layer = -1) {
+  order.push_back(meeting(Meeting::arrive, group, layer));
+  each_rest(plan, group, layer, [&](const PlacedProgram& rest) { order.push_back({&rest, Flow::none, layer}); });
+}
+
+/// What updates a group's or layer's tensors is followed by what refreshes their working copies, while they are at
+/// hand.
+void add_updates(const Plan& plan, std::vector<Stop>& order, bool agreed, Group group, int layer = -1) {
+  for (const UpdateWindow& window : plan.updates) {
+    if (window.agreed != agreed || window.group != group || window.layer != layer) continue;
+    order.push_back({.program = &window.program, .layer = layer, .rows = window.rows});
+    auto follow = [&](const PlacedProgram& program) {
+      order.push_back({.program = &program, .layer = layer, .joins = true, .rows = window.rows});
+    };
+    for (const UpdatePart& part : window.parts) {
+      const ParameterPlan& parameter = plan.parameters[part.parameter];
+      const PlacedProgram& amax = plan.amax_of(parameter, layer);
+      if (part.rows.whole()) follow(agreed || amax.program.ops.empty() ? plan.refresh_of(parameter, layer) : amax);
+    }
+    for (const PlacedProgram& program : window.follow) follow(program);
+  }
+}
+
+void add_all_updates(const Plan& plan, std::vector<Stop>& order, bool agreed = false) {
+  add_updates(plan, order, agreed, Group::embedding);
+  for (int layer = 0; layer < layers_of(plan); ++layer) add_updates(plan, order, agreed, Group::block, layer);
+  add_updates(plan, order, agreed, Group::head);
+}
+
+std::vector<Stop> settle(const Plan& plan) {
+  std::vector<Stop> order;
+  add_all_updates(plan, order);
+  return order;
+}
+
+struct StepEnds {
+  bool first = false;  ///< working copies are gathered
+  bool last = false;   ///< gradients are final behind the program that makes them, and so are the sums of their squares
+  bool updates = false;  ///< what was put off is updated ahead of the program that reads it first
+};
+
+std::vector<Stop> training(const Plan& plan, StepEnds ends) {
+  const int layers = layers_of(plan);
+  const bool ranks = ranks_meet(plan), gathers = ends.first && ranks, reduces = ends.last && ranks;
+  std::vector<Stop> order;
+  auto arrive = [&](Group group, int layer = -1) {
+    if (gathers) add_arrival(plan, order, group, layer);
+  };
+  // One ahead, so that what is put back is there again in time.
+  auto update_before = [&](int layer) {
+    if (!ends.updates) return;
+    if (layer < 0) add_updates(plan, order, false, Group::embedding);
+    if (layer + 1 < layers)
+      add_updates(plan, order, false, Group::block, layer + 1);
+    else
+      add_updates(plan, order, false, Group::head);
+  };
+  auto finish = [&](Group group, int layer = -1) {
+    if (!plan.trees.empty()) order.push_back({&plan.trees[static_cast<std::size_t>(group)], Flow::none, layer});
+    if (reduces) order.push_back(meeting(Meeting::reduce, group, layer));
+    if (ends.last && in_stores(plan) && group != Group::head)
+      order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
+  };
+  if (gathers) add_gathers(plan, order);
+  arrive(Group::embedding);
+  update_before(-1);
+  order.push_back({&plan.embed, Flow::forward, -1, -1, 0});
+  for (int layer = 0; layer < layers; ++layer) {
+    update_before(layer);
+    arrive(Group::block, layer);
+    order.push_back({&plan.layer_class(layer).forward, Flow::forward, layer, layer, layer + 1});
+  }
+  arrive(Group::head);
+  order.push_back({&plan.head_train, Flow::turn, -1, layers, layers});
+  finish(Group::head);
+  for (int layer = layers; layer-- > 0;) {
+    order.push_back({&plan.layer_class(layer).backward, Flow::backward, layer, layer + 1, layer});
+    finish(Group::block, layer);
+  }
+  order.push_back({&plan.embed_backward, Flow::backward, -1, 0, -1});
+  finish(Group::embedding);
+  if (reduces) order.push_back(meeting(Meeting::sum));
+  return order;
+}
+
+// What no step has gathered yet.
+std::vector<Stop> gathering(const Plan& plan) {
+  std::vector<Stop> order;
+  add_gathers(plan, order);
+  add_arrival(plan, order, Group::embedding);
+  for (int layer = 0; layer < layers_of(plan); ++layer) add_arrival(plan, order, Group::block, layer);
+  add_arrival(plan, order, Group::head);
+  return order;
+}
+
+std::vector<Stop> evaluation(const Plan& plan, const PlacedProgram& head, std::string_view result = {}) {
+  const int layers = layers_of(plan);
+  std::vector<Stop> order{{&plan.embed, Flow::evaluate, -1, -1, 0}};
+  for (int layer = 0; layer < layers; ++layer)
+    order.push_back({&plan.layer_class(layer).evaluate, Flow::evaluate, layer, layer, layer + 1});
+  order.push_back({&head, Flow::evaluate, -1, layers, -1, result});
+  return order;
+}
+
+/// A program for every parameter, in each layer that has it.
+template <class Pick>
+std::vector<Stop> each_parameter(const Plan& plan, Pick pick) {
+  std::vector<Stop> order;
+  for (const ParameterPlan& parameter : plan.parameters)
+    for_each_layer(parameter.spec, layers_of(plan), [&](int layer) {
+      order.push_back({&pick(parameter, layer), Flow::none, layer});
+    });
+  return order;
+}
+
+std::vector<Stop> refreshes_of(const Plan& plan) {
+  return each_parameter(
+      plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.refresh_of(p, layer); });
+}
+
+void add_amaxes(const Plan& plan, std::vector<Stop>& order) {
+  if (!ranks_meet(plan)) return;
+  if (plan.options.state.master.memory == kOnDevice)
+    order.push_back({&plan.amaxes});
+  else  // one at a time, so that slots can hold them
+    for (const Stop& stop : each_parameter(
+             plan, [&](const ParameterPlan&p, int layer) -> auto& { return plan.amax_of(p, layer); }))
+      order.push_back(stop);
+  order.push_back(meeting(Meeting::maximum));
+}
+
+std::vector<Stop> refresh(const Plan& plan) {
+  std::vector<Stop> order;
+  add_amaxes(plan, order);
+  for (const Stop& stop : refreshes_of(plan)) order.push_back(stop);
+  if (ranks_meet(plan))
+    for (const Stop& stop : gathering(plan)) order.push_back(stop);
+  return order;
+}
+
+std::vector<Stop> update(const Plan& plan) {
+  std::vector<Stop> order;
+  if (ranks_meet(plan) || !plan.trees.empty())
+    for (const PlacedProgram& squares : plan.squares) order.push_back({&squares});
+  if (ranks_meet(plan)) order.push_back(meeting(Meeting::sum_norms));
+  order.push_back({&plan.norm});
+  if (plan.updates.size() == 1) {
+    order.push_back({&plan.updates.front().program});
+    add_amaxes(plan, order);
+    for (const Stop& stop : refreshes_of(plan)) order.push_back(stop);
+  } else if (!plan.defers_update()) {
+    add_all_updates(plan, order);
+    order.push_back(meeting(Meeting::maximum));
+    add_all_updates(plan, order, true);
+  }
+  order.push_back({&plan.head_advance});
+  for (int layer = 0; layer < layers_of(plan); ++layer)
+    order.push_back({&plan.layer_class(layer).advance, Flow::none, layer});
+  return order;
+}
+
+std::vector<Stop> stops_of(const Plan& plan, Run run) {
+  const PlanOptions& options = plan.options;
+  const bool observes = options.train && options.observe;
+  const bool ends = options.train && (in_stores(plan) || ranks_meet(plan)), defers = plan.defers_update();
+  switch (run) {
+    case Run::refresh: return refresh(plan);
+    case Run::evaluate: return evaluation(plan, plan.head_evaluate);
+    case Run::logits:
+      if (options.logits) return evaluation(plan, plan.head_logits, names::kLogits);
+      break;
+    case Run::next_logits:
+      if (options.next_logits) return evaluation(plan, plan.head_next, names::kNextLogits);
+      break;
+    case Run::first:
+    case Run::later:
+      if (options.train) return training(plan, {.first = run == Run::first});
+      break;
+    case Run::observed_first:
+    case Run::observed_later:
+      if (observes) return training(plan, {.first = run == Run::observed_first});
+      break;
+    case Run::last:
+    case Run::only:
+      if (ends) return training(plan, {.first = run == Run::only, .last = true});
+      break;
+    case Run::observed_last:
+    case Run::observed_only:
+      if (observes && ends) return training(plan, {.first = run == Run::observed_only, .last = true});
+      break;
+    case Run::updating_first:
+      if (defers) return training(plan, {.first = true, .updates = true});
+      break;
+    case Run::updating_only:
+      if (defers && ends) return training(plan, {.first = true, .last = true, .updates = true});
+      break;
+    case Run::observed_updating_first:
+      if (defers && observes) return training(plan, {.first = true, .updates = true});
+      break;
+    case Run::observed_updating_only:
+      if (defers && observes && ends) return training(plan, {.first = true, .last = true, .updates = true});
+      break;
+    case Run::settle:
+      if (defers) return settle(plan);
+      break;
+    case Run::gather:
+      if (ranks_meet(plan)) return gathering(plan);
+      break;
+    case Run::update:
+      if (options.train) return update(plan);
+      break;
+    case Run::observe_weights:
+      if (observes)
+        return each_parameter(
+            plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.observe_of(p, layer); });
+      break;
+    case Run::upload:
+    case Run::result: break;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<Stop> order_of(const Plan& plan, Run run) {
+  std::vector<Stop> order = stops_of(plan, run);
+  number_windows(order);
+  return order;
+}
+
+}  // namespace quern

@@ -1,0 +1,187 @@
+#include "plan/schedule/places.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plan/programs/state_programs.h"
+#include "program/names.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+using Flow = Stop::Flow;
+
+int position(const std::vector<ValueId>& list, ValueId id) {
+  auto it = std::find(list.begin(), list.end(), id);
+  return it == list.end() ? -1 : static_cast<int>(it - list.begin());
+}
+
+std::string in_layer(std::string_view name, int layer) {
+  return std::string(name) + (layer < 0 ? "" : "@" + std::to_string(layer));
+}
+
+}  // namespace
+
+Places::Places(const Plan& plan, std::vector<std::string>& names) : plan_(plan), names_(names) {
+  for (const ParameterPlan& parameter : plan.parameters)
+    in_blocks_[parameter.spec.name] = parameter.spec.group == ParameterGroup::block;
+}
+
+std::int32_t Places::fresh(std::string name) {
+  names_.push_back(std::move(name));
+  return static_cast<std::int32_t>(names_.size() - 1);
+}
+
+// A shard that is seen in place is the value that it is a part of.
+Access Places::at(const Place& place, std::int64_t known_by, std::string_view name, int layer) {
+  auto [it, is_new] = settled_.try_emplace({place.space, place.index, known_by}, 0);
+  if (is_new) it->second = fresh(in_layer(name, layer));
+  return {place, it->second};
+}
+
+Access Places::passing(std::int64_t offset, std::int64_t bytes, const std::string& name) {
+  auto [it, is_new] = passing_.try_emplace(name, 0);
+  if (is_new) it->second = fresh(name);
+  return {{Space::device, 0, offset, bytes}, it->second};
+}
+
+std::int64_t Places::bytes_of(const Value& value) const {
+  return byte_count(extents_at(value.shape, plan_.options.geometry.tokens()), value.dtype);
+}
+
+Access Places::tensor(const PlannedTensor& tensor) {
+  return at(tensor.place(), tensor.part_of < 0 ? tensor.offset : tensor.part_of,
+            tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
+}
+
+Access Places::of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value) {
+  if (stop.rows.whole() || tensor.bytes() == bytes_of(value)) return this->tensor(tensor);
+  const Shard shard = shard_of_rows(tensor.whole_extents(), stop.rows);
+  PlannedTensor part = tensor;
+  part.part_of = tensor.part_of < 0 ? tensor.offset : tensor.part_of;
+  part.offset += byte_count({shard.first - tensor.first}, tensor.dtype);
+  part.extents = shard.extents;
+  return this->tensor(part);
+}
+
+std::vector<Access> Places::of(const Stop& stop) {
+  std::vector<Access> accesses;
+  const Program& program = stop.program->program;
+  accesses.reserve(program.values.size());
+  for (std::size_t id = 0; id < program.values.size(); ++id)
+    accesses.push_back(of_value(stop, static_cast<ValueId>(id)));
+  return accesses;
+}
+
+Access Places::of_value(const Stop& stop, ValueId id) {
+  const Program& program = stop.program->program;
+  const Value& value = program[id];
+  const int in = position(program.inputs, id), out = position(program.outputs, id);
+  if (in >= 0 || out >= 0)
+    if (Access access = boundary(stop, value, in, out); access.place.present()) return access;
+  auto layer_of = [&](const std::string& parameter) {
+    auto it = in_blocks_.find(parameter);
+    return it != in_blocks_.end() && it->second ? stop.layer : -1;
+  };
+  switch (value.role) {
+    case Role::runtime: return tensor(plan_.tensor(value.name, "", -1));
+    case Role::parameter:
+      return of_rows(stop,
+                     plan_.tensor(value.name == value.parameter ? names::kWorking : value.name, value.parameter,
+                                  layer_of(value.parameter)),
+                     value);
+    case Role::parameter_grad:
+      return tensor(plan_.tensor(names::kGradient, value.parameter, layer_of(value.parameter)));
+    case Role::state:
+      if (!value.parameter.empty())
+        return of_rows(stop, plan_.tensor(value.name, value.parameter, layer_of(value.parameter)), value);
+      return state(stop, value);
+    case Role::observation: return tensor(plan_.tensor(value.name, "", stop.layer));
+    case Role::saved: return saved(stop, value);
+    case Role::local: {
+      const std::int64_t offset = stop.program->offsets[static_cast<std::size_t>(id)];
+      if (offset < 0) return {};
+      return {{Space::device, 0, plan_.transient_offset + offset, bytes_of(value)},
+              fresh(in_layer(value.name, stop.layer))};
+    }
+    case Role::boundary: break;
+  }
+  fail_internal("plan", "value " + value.name + " of " + program.name + " has no place");
+}
+
+Access Places::state(const Stop& stop, const Value& value) {
+  if (value.name == names::kLossStats && stop.flow == Flow::evaluate)
+    return tensor(plan_.tensor(names::kEvalStats, "", -1));
+  const PlannedTensor* outside = plan_.find(value.name, "", -1);
+  return of_rows(stop, outside ? *outside : plan_.tensor(value.name, "", stop.layer), value);
+}
+
+Access Places::boundary(const Stop& stop, const Value& value, int in, int out) {
+  const std::int64_t bytes = bytes_of(value);
+  auto gradient = [&](int boundary) {
+    return passing(plan_.gradient_buffers[boundary % 2], bytes, "stream gradient " + std::to_string(boundary));
+  };
+  const bool evaluate = stop.flow == Flow::evaluate;
+  if (out >= 0 && !stop.result.empty()) return tensor(plan_.tensor(stop.result, "", -1));
+  if (out >= 0 && stop.boundary_out >= 0) {
+    if (stop.flow == Flow::turn || stop.flow == Flow::backward) return gradient(stop.boundary_out);
+    return stream(stop.boundary_out, out, evaluate, bytes);
+  }
+  if (in < 0 || stop.boundary_in < 0) return {};
+  if (stop.flow == Flow::backward) return gradient(stop.boundary_in);
+  return stream(stop.boundary_in, in, evaluate, bytes);
+}
+
+// The stream at a boundary: in a layer's slab when a neighbour keeps it on the device, else in one of two shared
+// buffers.
+Access Places::stream(int boundary, int operand, bool evaluate, std::int64_t bytes) {
+  const auto index = static_cast<std::size_t>(operand);
+  if (!evaluate) {
+    const std::int64_t offset = plan_.boundary_offsets[static_cast<std::size_t>(boundary)][index];
+    if (offset != plan_.boundary_buffers[boundary % 2][index])
+      return at({Space::device, 0, offset, bytes}, offset, "stream " + std::to_string(boundary), -1);
+  }
+  auto shared = [&](int number, std::size_t operand) {
+    return passing(plan_.boundary_buffers[number % 2][operand], bytes,
+                   std::string(evaluate ? "evaluated stream " : "stream ") + std::to_string(number) + "." +
+                       std::to_string(operand));
+  };
+  // What the first block hands on as it came is put at once where the next block reads it.
+  const Program& first = (evaluate ? plan_.layer_class(0).evaluate : plan_.layer_class(0).forward).program;
+  if (boundary == 0)
+    if (int out = position(first.outputs, first.inputs[index]); out >= 0)
+      return shared(1, static_cast<std::size_t>(out));
+  return shared(boundary, index);
+}
+
+std::vector<Places::KeptStream> Places::kept_streams(int boundary) {
+  std::vector<KeptStream> kept;
+  const std::vector<Place>& homes = plan_.boundary_homes[static_cast<std::size_t>(boundary)];
+  const Program& first = plan_.layer_class(0).forward.program;
+  for (std::size_t operand = 0; operand < homes.size(); ++operand) {
+    if (!homes[operand].present()) continue;
+    if (boundary == 1 && position(first.inputs, first.outputs[operand]) >= 0) continue;  // put as it came
+    kept.push_back(
+        {stream(boundary, static_cast<int>(operand), false, homes[operand].bytes), home(boundary, homes[operand])});
+  }
+  return kept;
+}
+
+Access Places::home(int boundary, const Place& place) {
+  return at(place, place.offset, "stream " + std::to_string(boundary), -1);
+}
+
+Access Places::saved(const Stop& stop, const Value& value) {
+  // A kept input may live with the neighbour that made it.
+  const Program& forward = plan_.layer_class(stop.layer).forward.program;
+  if (int in = position(forward.inputs, forward.find(value.name)); in >= 0) {
+    const Place& kept = plan_.boundary_homes[static_cast<std::size_t>(stop.layer)][static_cast<std::size_t>(in)];
+    return kept.present() ? home(stop.layer, kept) : stream(stop.layer, in, false, bytes_of(value));
+  }
+  const Place place = plan_.saved_place(stop.layer, value.name, bytes_of(value));
+  return at(place, place.offset, value.name, stop.layer);
+}
+
+}  // namespace quern

@@ -1,0 +1,54 @@
+#pragma once
+// Where the values of a program are when it runs at a stop of the order, and which value is which: the streams between
+// programs, what layers keep, and tensors are known by their place; what is local to a program is new at every stop.
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "plan/schedule/order.h"
+
+namespace quern {
+
+class Places {
+ public:
+  /// Both outlive this. Names of values are added to `names`.
+  Places(const Plan& plan, std::vector<std::string>& names);
+
+  /// All values of the stop's program; absent places for those that have none.
+  std::vector<Access> of(const Stop& stop);
+  Access tensor(const PlannedTensor& tensor);
+
+  /// A stream that a store keeps for the backward pass: where the forward pass has it, and in the store.
+  struct KeptStream {
+    Access here, home;
+  };
+  std::vector<KeptStream> kept_streams(int boundary);
+
+ private:
+  Access of_value(const Stop& stop, ValueId id);
+  Access boundary(const Stop& stop, const Value& value, int in, int out);
+  Access stream(int boundary, int operand, bool evaluate, std::int64_t bytes);
+  Access saved(const Stop& stop, const Value& value);
+  Access home(int boundary, const Place& place);
+  Access state(const Stop& stop, const Value& value);
+  /// The value that lies at a place for good.
+  Access at(const Place& place, std::int64_t known_by, std::string_view name, int layer);
+  /// One of several values that pass through a place by turns.
+  Access passing(std::int64_t offset, std::int64_t bytes, const std::string& name);
+  std::int32_t fresh(std::string name);
+  std::int64_t bytes_of(const Value& value) const;
+  /// A tensor of a parameter, or those of its rows that the stop is for.
+  Access of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value);
+
+  const Plan& plan_;
+  std::vector<std::string>& names_;
+  std::unordered_map<std::string, bool> in_blocks_;  ///< by parameter
+  std::map<std::tuple<Space, std::int32_t, std::int64_t>, std::int32_t> settled_;
+  std::unordered_map<std::string, std::int32_t> passing_;
+};
+
+}  // namespace quern

@@ -1,0 +1,293 @@
+#include "plan/schedule/residency.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "quern/error.h"
+#include "quern/numeric.h"
+
+namespace quern {
+
+namespace {
+
+using Home = std::pair<std::int32_t, std::int64_t>;  // store, offset
+
+/// A value of a store, in the slot of a window.
+struct Held {
+  Access home;              // as it is fetched
+  std::int64_t offset = 0;  // in the slot
+  bool fetched = false;     // a launch reads it before one has written it
+  bool changed = false;
+  bool put = false;          // already, from where it was made: it has no slot
+  std::int32_t version = 0;  // as it is put back
+  std::int32_t copy = -1;    // the value in the slot
+};
+
+bool overlap(const Place& a, const Place& b) {
+  return a.index == b.index && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
+/// Consecutive launches, and what they use of stores.
+struct Window {
+  std::size_t begin = 0, end = 0;  // actions
+  std::map<Home, Held> held;
+  std::int64_t offset = 0;  // of its slot, in the ring
+  std::int64_t bytes = 0;
+  bool changes() const {
+    return std::any_of(held.begin(), held.end(), [](const auto& known) { return known.second.changed; });
+  }
+};
+
+/// What a slot takes for a value.
+struct SlotSize {
+  std::int64_t alignment = 1;
+  const SpareBytes& spare;
+  std::int64_t of(const Place& place) const {
+    const auto found = spare.find({place.index, place.offset + place.bytes});
+    return rounded_up(place.bytes + (found == spare.end() ? 0 : found->second), alignment);
+  }
+};
+
+/// `version` is what the value has become by this use.
+void use(Window& window, const Access& access, bool reads, bool writes, std::int32_t version, const SlotSize& size) {
+  auto [it, fresh] = window.held.try_emplace({access.place.index, access.place.offset});
+  Held& held = it->second;
+  if (fresh) {
+    held.home = access;
+    held.home.version = version - (writes ? 1 : 0);
+    held.fetched = reads;
+    held.offset = window.bytes;
+    window.bytes += size.of(access.place);
+  }
+  auto covers = [&](auto beside) { return overlap(beside->second.home.place, access.place); };
+  if (held.home.place != access.place || (it != window.held.begin() && covers(std::prev(it))) ||
+      (std::next(it) != window.held.end() && covers(std::next(it))))
+    fail_internal("residency", "two values share bytes of a store");
+  held.changed = held.changed || writes;
+  held.version = version;
+}
+
+/// Gives every window a slot behind that of the one before it.
+void lay_out(std::vector<Window>& windows, const SlotRing& ring) {
+  std::int64_t end = 0;
+  for (Window& window : windows) {
+    window.offset = end + window.bytes > ring.bytes ? 0 : end;
+    end = window.offset + window.bytes;
+  }
+}
+
+std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedule, const SlotSize& size) {
+  std::vector<Window> windows;
+  for (std::size_t i = 0; i < schedule.actions.size();) {
+    const std::int32_t number = schedule.actions[i].window;
+    Window window;
+    window.begin = i;
+    for (; i < schedule.actions.size() && schedule.actions[i].window == number; ++i) {
+      const Action& action = schedule.actions[i];
+      if (action.kind == ActionKind::put && set.has_slot(schedule.writes(action)[0].place)) {
+        const Access& home = schedule.writes(action)[0];
+        window.held[{home.place.index, home.place.offset}] = {.home = home, .changed = true, .put = true};
+      }
+      if (action.kind != ActionKind::launch && action.kind != ActionKind::collective) continue;
+      const Task& task = set.tasks[static_cast<std::size_t>(action.task)];
+      auto listed = [](const std::vector<std::int32_t>& list, std::size_t at) {
+        return std::find(list.begin(), list.end(), static_cast<std::int32_t>(at)) != list.end();
+      };
+      const auto reads = schedule.reads(action), writes = schedule.writes(action);
+      for (std::size_t r = 0; r < reads.size(); ++r) {
+        if (!set.has_slot(reads[r].place)) continue;
+        const bool changed = listed(task.changed, r);
+        use(window, reads[r], true, changed, reads[r].version + (changed ? 1 : 0), size);
+      }
+      for (std::size_t w = 0; w < writes.size(); ++w)
+        if (set.has_slot(writes[w].place))
+          use(window, writes[w], listed(task.summed, w), true, writes[w].version, size);
+    }
+    window.end = i;
+    if (!window.held.empty() && number < 0) fail_internal("residency", schedule.name + " uses a store in no window");
+    if (!window.held.empty()) windows.push_back(std::move(window));
+  }
+  return windows;
+}
+
+/// Writes one schedule anew, with its transfers.
+class Acquirer {
+ public:
+  Acquirer(ScheduleSet& set, const RunSchedule& from, std::vector<Window> windows, const SlotRing& ring)
+      : set_(set), from_(from), windows_(std::move(windows)), ring_(ring), ready_(windows_.size(), -1) {
+    to_.name = from.name;
+    to_.events = from.events;
+    used_ = stored_ = ready_;
+  }
+
+  RunSchedule run() {
+    start();
+    std::size_t next = 0;
+    acquire_until(next);
+    for (std::size_t i = 0; i < from_.actions.size();) {
+      if (next == windows_.size() || i < windows_[next].begin) {
+        copy_action(from_.actions[i++], nullptr);
+        continue;
+      }
+      acquire_until(next);
+      const Window& window = windows_[next];
+      wait(Lane::compute, ready_[next]);
+      for (; i < window.end; ++i) copy_action(from_.actions[i], &window);
+      release(next++);
+    }
+    return std::move(to_);
+  }
+
+ private:
+  std::int32_t record(Lane lane) {
+    const std::int32_t event = to_.events++;
+    to_.add({.kind = ActionKind::record, .lane = lane, .event = event}, {}, {});
+    return event;
+  }
+  void wait(Lane lane, std::int32_t event) {
+    to_.add({.kind = ActionKind::wait, .lane = lane, .event = event}, {}, {});
+  }
+
+  // Slots and stores are as the run before left them when its launches and transfers are done.
+  void start() {
+    const std::int32_t computed = record(Lane::compute), stored = record(Lane::copy_out);
+    wait(Lane::copy_in, computed);
+    wait(Lane::copy_in, stored);
+  }
+
+  Place slot_of(const Window& window, const Held& held) const {
+    return {Space::device, 0, ring_.offset + window.offset + held.offset, held.home.place.bytes};
+  }
+
+  /// Whether the window may be fetched while all from `now` on, up to it, have not run: it lies apart from them, and
+  /// what it reads is not what they will change.
+  bool may_come(std::size_t number, std::size_t now) const {
+    const Window& wanted = windows_[number];
+    for (std::size_t earlier = now; earlier < number; ++earlier) {
+      const Window& window = windows_[earlier];
+      if (wanted.offset < window.offset + window.bytes && window.offset < wanted.offset + wanted.bytes) return false;
+      for (const auto& [home, held] : window.held)
+        for (const auto& [wanted_home, wanted_held] : wanted.held)
+          if (held.changed && wanted_held.fetched && overlap(held.home.place, wanted_held.home.place)) return false;
+    }
+    return true;
+  }
+
+  // Enqueues the fetches that are due when window `now` is about to run.
+  void acquire_until(std::size_t now) {
+    while (acquired_ < windows_.size() && may_come(acquired_, now)) acquire(acquired_++);
+  }
+
+  /// What lay where the window's slot is was used, and is back in its store.
+  void wait_for_slot(std::size_t number) {
+    const Window& window = windows_[number];
+    std::int32_t used = -1, stored = -1;
+    std::erase_if(lying_, [&](std::size_t earlier) {
+      const Window& there = windows_[earlier];
+      if (window.offset >= there.offset + there.bytes || there.offset >= window.offset + window.bytes) return false;
+      used = used_[earlier];  // the newest one's is the last
+      if (stored_[earlier] >= 0) stored = stored_[earlier];
+      return true;
+    });
+    if (used >= 0) wait(Lane::copy_in, used);
+    if (stored >= 0) wait(Lane::copy_in, stored);
+    lying_.push_back(number);
+  }
+
+  void acquire(std::size_t number) {
+    wait_for_slot(number);
+    Window& window = windows_[number];
+    const std::int32_t layer = from_.actions[window.begin].layer;
+    for (auto& [home, held] : window.held) {
+      if (held.put) continue;
+      const std::string name = set_.values[static_cast<std::size_t>(held.home.value)];
+      set_.values.push_back(name + " in a slot");
+      set_.lasting.push_back(false);
+      held.copy = static_cast<std::int32_t>(set_.values.size() - 1);
+      set_.copy_of.resize(set_.values.size());
+      set_.copy_of.back() = held.home;
+      if (!held.fetched) continue;
+      if (const std::int32_t stored = put_before(held.home.place); stored >= 0) wait(Lane::copy_in, stored);
+      const Access here{slot_of(window, held), held.copy, held.home.version};
+      to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = layer}, {&held.home, 1}, {&here, 1});
+    }
+    ready_[number] = record(Lane::copy_in);
+  }
+
+  /// The event of the last put of any byte there; -1: none.
+  std::int32_t put_before(const Place& place) const {
+    const auto put =
+        std::find_if(put_.rbegin(), put_.rend(), [&](const auto& known) { return overlap(known.first, place); });
+    return put == put_.rend() ? -1 : stored_[put->second];
+  }
+
+  void release(std::size_t number) {
+    const Window& window = windows_[number];
+    used_[number] = record(Lane::compute);
+    if (!window.changes()) return;
+    wait(Lane::copy_out, used_[number]);
+    const std::int32_t layer = from_.actions[window.begin].layer;
+    for (const auto& [home, held] : window.held) {
+      if (held.changed) put_.emplace_back(held.home.place, number);
+      if (!held.changed || held.put) continue;
+      const Access here{slot_of(window, held), held.copy, held.version};
+      const Access back{held.home.place, held.home.value, held.version};
+      to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = layer}, {&here, 1}, {&back, 1});
+    }
+    stored_[number] = record(Lane::copy_out);
+  }
+
+  void copy_action(const Action& action, const Window* window) {
+    auto moved = [&](std::span<const Access> accesses) {
+      std::vector<Access> result(accesses.begin(), accesses.end());
+      for (Access& access : result) {
+        if (!window || !set_.has_slot(access.place)) continue;
+        const Held& held = window->held.at({access.place.index, access.place.offset});
+        if (!held.put) access = {slot_of(*window, held), held.copy, access.version};
+      }
+      return result;
+    };
+    to_.add(action, moved(from_.reads(action)), moved(from_.writes(action)));
+  }
+
+  ScheduleSet& set_;
+  const RunSchedule& from_;
+  std::vector<Window> windows_;
+  const SlotRing& ring_;
+  RunSchedule to_;
+  std::vector<std::int32_t> ready_, used_, stored_;  // events, by window; -1: none
+  std::vector<std::pair<Place, std::size_t>> put_;   // by which window, in order
+  std::vector<std::size_t> lying_;                   // windows whose slots were not taken by later ones, in order
+  std::size_t acquired_ = 0;                         // windows whose fetches are enqueued
+};
+
+}  // namespace
+
+SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, const SpareBytes& spare) {
+  SlotRing ring;
+  for (const RunSchedule& schedule : set.runs) {
+    const std::vector<Window> windows = windows_of(set, schedule, {alignment, spare});
+    const bool puts =
+        std::any_of(windows.begin(), windows.end(), [](const Window& window) { return window.changes(); });
+    const auto together = static_cast<std::size_t>(ahead + (puts ? 2 : 1));
+    std::int64_t bytes = 0;  // of so many windows in a row
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      bytes += windows[i].bytes - (i < together ? 0 : windows[i - together].bytes);
+      ring.bytes = std::max(ring.bytes, bytes);
+    }
+  }
+  return ring;
+}
+
+void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment) {
+  for (RunSchedule& schedule : set.runs) {
+    std::vector<Window> windows = windows_of(set, schedule, {alignment, {}});
+    lay_out(windows, ring);
+    if (!windows.empty()) schedule = Acquirer(set, schedule, std::move(windows), ring).run();
+  }
+}
+
+}  // namespace quern

@@ -1,0 +1,32 @@
+#pragma once
+// Residency, a pass over schedules: what launches read and write is where they need it. A value that lives in an
+// offload store is fetched into a slot of the arena ahead of the window of launches that uses it, and put back behind
+// it. What lives on the device, or in a store in which kernels work in place, stays where it is.
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "plan/schedule/schedule.h"
+
+namespace quern {
+
+/// Memory of the arena in which windows have their slots, one behind the other and from the beginning again.
+struct SlotRing {
+  std::int64_t offset = 0;  ///< in the arena
+  std::int64_t bytes = 0;   ///< at least those of the largest window
+};
+
+/// By store and offset of their ends: bytes that values which end there have more on another rank.
+using SpareBytes = std::map<std::pair<std::int32_t, std::int64_t>, std::int64_t>;
+
+/// A ring, at offset 0, of the size of any window, the `ahead` that follow it, and the one before it if windows are put
+/// back; without bytes when the schedules use no store. `alignment` is of every value. With the `spare` bytes the ring
+/// is as large on all ranks.
+SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, const SpareBytes& spare = {});
+
+/// Fetches and puts back, in every schedule; ahead as far as there is room in the ring. Launches and collectives of one
+/// Action::window are one window; one without a number uses no store. What a window puts itself stays as it is.
+void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment);
+
+}  // namespace quern

@@ -1,0 +1,133 @@
+#include "plan/schedule/schedule.h"
+
+#include <algorithm>
+
+#include "plan/schedule/byte_ranges.h"
+
+namespace quern {
+
+std::string_view name_of(Space space) {
+  switch (space) {
+    case Space::device: return "device";
+    case Space::staging: return "staging";
+    case Space::results: return "results";
+    case Space::store: return "store";
+  }
+  return "?";
+}
+
+std::string_view name_of(Lane lane) {
+  switch (lane) {
+    case Lane::compute: return "compute";
+    case Lane::copy_in: return "copy in";
+    case Lane::copy_out: return "copy out";
+    case Lane::communication: return "communication";
+    case Lane::host: return "host";
+  }
+  return "?";
+}
+
+std::string_view name_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::launch: return "launch";
+    case ActionKind::copy: return "copy";
+    case ActionKind::fill: return "fill";
+    case ActionKind::collective: return "collective";
+    case ActionKind::put: return "put";
+    case ActionKind::get: return "get";
+    case ActionKind::record: return "record";
+    case ActionKind::wait: return "wait";
+    case ActionKind::host: return "host";
+  }
+  return "?";
+}
+
+std::string_view name_of(Run run) {
+  switch (run) {
+    case Run::refresh: return "refresh";
+    case Run::gather: return "gather";
+    case Run::upload: return "upload";
+    case Run::evaluate: return "evaluate";
+    case Run::logits: return "logits";
+    case Run::next_logits: return "next logits";
+    case Run::first: return "first micro-step";
+    case Run::later: return "later micro-step";
+    case Run::last: return "last micro-step";
+    case Run::only: return "only micro-step";
+    case Run::update: return "update";
+    case Run::settle: return "settle";
+    case Run::result: return "result";
+    case Run::observed_first: return "first micro-step, observed";
+    case Run::observed_later: return "later micro-step, observed";
+    case Run::observed_last: return "last micro-step, observed";
+    case Run::observed_only: return "only micro-step, observed";
+    case Run::observe_weights: return "observe weights";
+    case Run::updating_first: return "first micro-step, updating";
+    case Run::updating_only: return "only micro-step, updating";
+    case Run::observed_updating_first: return "first micro-step, updating, observed";
+    case Run::observed_updating_only: return "only micro-step, updating, observed";
+  }
+  return "?";
+}
+
+Run ScheduleSet::run_of(const MicroStep& micro_step) const {
+  auto form = [&](Run plain, Run observed) { return micro_step.observed ? observed : plain; };
+  const Run ending = !micro_step.first    ? form(Run::last, Run::observed_last)
+                     : micro_step.updates ? form(Run::updating_only, Run::observed_updating_only)
+                                          : form(Run::only, Run::observed_only);
+  if (micro_step.last && !(*this)[ending].empty()) return ending;
+  if (!micro_step.first) return form(Run::later, Run::observed_later);
+  return micro_step.updates ? form(Run::updating_first, Run::observed_updating_first)
+                            : form(Run::first, Run::observed_first);
+}
+
+bool ScheduleSet::has_slot(const Place& place) const {
+  if (!place.present() || place.space != Space::store) return false;
+  const auto store = static_cast<std::size_t>(place.index);
+  return store >= in_place.size() || !in_place[store];
+}
+
+Access ScheduleSet::at_home(const Access& access) const {
+  const auto index = static_cast<std::size_t>(access.value);
+  const bool copy = access.value >= 0 && index < copy_of.size() && copy_of[index].place.present();
+  return copy ? copy_of[index] : access;
+}
+
+void number_versions(const ScheduleSet& set, RunSchedule& schedule) {
+  std::vector<ByteRanges<std::int32_t>> written(set.values.size());  // by value: ranges of a tensor are written apart
+  auto writes_of = [&](const Access& access) {
+    std::int32_t writes = 0;
+    written[static_cast<std::size_t>(access.value)].visit(
+        access.place.offset, access.place.offset + access.place.bytes,
+        [&](std::int32_t known) { writes = std::max(writes, known); });
+    return writes;
+  };
+  auto write = [&](const Access& access) {
+    const std::int32_t version = writes_of(access) + 1;
+    written[static_cast<std::size_t>(access.value)].set(access.place.offset, access.place.offset + access.place.bytes,
+                                                        version);
+    return version;
+  };
+  for (const Action& action : schedule.actions) {
+    const auto operands = std::span(schedule.operands).subspan(action.first, action.reads + action.writes);
+    const auto reads = operands.first(action.reads), writes = operands.subspan(action.reads);
+    for (Access& access : reads)
+      if (access.value >= 0) access.version = writes_of(access);
+    if (action.task >= 0)
+      for (std::int32_t input : set.tasks[static_cast<std::size_t>(action.task)].changed)
+        write(reads[static_cast<std::size_t>(input)]);
+    for (Access& access : writes)
+      if (access.value >= 0) access.version = write(access);
+  }
+}
+
+void RunSchedule::add(Action action, std::span<const Access> reads, std::span<const Access> writes) {
+  action.first = static_cast<std::uint32_t>(operands.size());
+  action.reads = static_cast<std::uint32_t>(reads.size());
+  action.writes = static_cast<std::uint32_t>(writes.size());
+  operands.insert(operands.end(), reads.begin(), reads.end());
+  operands.insert(operands.end(), writes.begin(), writes.end());
+  actions.push_back(action);
+}
+
+}  // namespace quern

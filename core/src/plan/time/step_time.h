@@ -1,0 +1,36 @@
+#pragma once
+// How long a whole step takes, as simulated, and how much of that the kernels wait for transfers.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/time/simulate.h"
+
+namespace quern {
+
+/// Seconds.
+struct StepTime {
+  double total = 0;
+  /// In which the compute lane waits for what stores have, by whose it is: the transfers that go on meanwhile,
+  /// or what a launch works on in place.
+  std::map<TensorOwner, double> unhidden = {};
+};
+
+/// In which the compute lane waits for what stores have, seconds from the schedule's start, and whose transfer goes on.
+struct StoreWait {
+  ActionTime time;
+  TensorOwner owner;
+};
+/// Of one of the plan's schedules, whose actions take these times.
+std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule, const std::vector<ActionTime>& times);
+
+/// Of a training step of so many micro-batches among other such steps.
+StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64_t micro_batches);
+
+/// "565ms for master weights, 420ms for gradients"; empty: nothing waits.
+std::string waits_text(const StepTime& step);
+
+}  // namespace quern

@@ -1,0 +1,95 @@
+#include "run/hooks/evaluation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "quern/skipping_source.h"
+
+namespace quern {
+
+namespace {
+
+struct BatchLoss {
+  double loss_sum, targets;
+};
+
+/// The sums of all batches by turns, of which `own` has those of this rank.
+std::vector<BatchLoss> of_all_ranks(Ranks& ranks, const std::vector<BatchLoss>& own) {
+  constexpr std::size_t kSize = sizeof(BatchLoss);
+  const std::vector<std::string> all = ranks.exchange({reinterpret_cast<const char*>(own.data()), own.size() * kSize});
+  std::vector<BatchLoss> sums;
+  for (std::size_t turn = 0; turn * kSize < all[0].size(); ++turn)
+    for (const std::string& one : all)
+      if (turn * kSize < one.size()) std::memcpy(&sums.emplace_back(), one.data() + turn * kSize, kSize);
+  return sums;
+}
+
+}  // namespace
+
+std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& source, std::int64_t tokens,
+                                   const std::function<bool()>& interrupted) {
+  engine.gather();
+  const std::int64_t size = ranks ? ranks->size() : 1, rank = ranks ? ranks->rank() : 0;
+  const std::int64_t batch_tokens = engine.plan().options.geometry.tokens();
+  const std::string begin = source.save_state();
+  const double start = now();
+  std::vector<BatchLoss> sums;
+  bool cut = false;
+  Batch batch;
+  for (std::int64_t left = tokens, number = 0; left > 0 && !cut; left -= batch_tokens, ++number) {
+    if ((cut = interrupted())) break;
+    if (number % size != rank) {
+      skip(source, 1);
+      continue;
+    }
+    source.next(batch);
+    // The last batch may reach into the next pass: what comes twice does not count twice.
+    if (left < batch_tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
+    const LossStats stats = engine.evaluate(batch);
+    sums.push_back({stats.loss_sum, stats.valid_tokens});
+  }
+  source.load_state(begin);
+  if (cut) return {};
+  if (size > 1) sums = of_all_ranks(*ranks, sums);
+  DataLoss total;
+  total.tokens = tokens;
+  for (const BatchLoss& sum : sums) total.loss_sum += sum.loss_sum, total.targets += sum.targets;
+  total.seconds = now() - start;
+  return total;
+}
+
+bool Evaluation::due(const RunState& state) const {
+  const std::int64_t every = state.session.train.eval_every;
+  return data_ && every > 0 && state.step > 0 && state.step % every == 0;
+}
+
+void Evaluation::begin(const RunState& state) {
+  if (cut_at_ == state.step && due(state) && state.step < state.session.train.steps) evaluate(state);
+}
+
+void Evaluation::between_steps(const RunState& state) {
+  if (due(state)) evaluate(state);
+}
+
+void Evaluation::finish(const RunState& state) {
+  if (data_ && evaluated_ != state.step) evaluate(state);
+}
+
+void Evaluation::evaluate(const RunState& state) {
+  const TrainOptions& train = state.session.train;
+  std::int64_t tokens = data_->epoch_tokens();
+  if (train.eval_batches > 0)
+    tokens = std::min(tokens, train.eval_batches * state.engine.plan().options.geometry.tokens());
+  const std::optional<DataLoss> sum = sum_losses(state.engine, &state.ranks, *data_, tokens, state.interrupted);
+  if (!sum) return;
+  evaluated_ = state.step;
+  if (sum->targets == 0) return state.log.warn("the validation split has no target that counts");
+  last_loss_ = sum->loss();
+  state.log.write(
+      {"eval", {{"step", state.step}, {"tokens", state.step * state.session.tokens_per_step()}, {"loss", last_loss_}}});
+}
+
+}  // namespace quern

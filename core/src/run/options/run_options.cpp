@@ -1,0 +1,201 @@
+#include "run/options/run_options.h"
+
+#include "launch/rank_place.h"
+#include "program/passes/choose_saved.h"
+
+namespace quern {
+
+namespace {
+
+constexpr double kMost31 = 0x7fffffff;  // what 32-bit counters on devices hold
+
+}  // namespace
+
+OptionTable<DataOptions> data_options() {
+  OptionTable<DataOptions> t;
+  t.add("documents", &DataOptions::documents,
+        "joined: a row is one text; masked: documents of a row do not see each other, and positions restart with each")
+      .one_of({"joined", "masked"});
+  return t;
+}
+
+OptionTable<TrainOptions> train_options() {
+  OptionTable<TrainOptions> t;
+  t.add("steps", &TrainOptions::steps, "optimizer steps of the run").at_least(1).at_most(kMost31);
+  t.add("micro_batch", &TrainOptions::micro_batch, "sequences in one forward and backward pass of a device")
+      .at_least(1)
+      .at_most(1 << 24);
+  t.add("sequence", &TrainOptions::sequence, "tokens per sequence").at_least(1).at_most(1 << 30);
+  t.add("accumulation", &TrainOptions::accumulation, "micro-batches per optimizer step").at_least(1).at_most(1 << 20);
+  t.add("seed", &TrainOptions::seed, "seed of initial weights, data order and stochastic rounding").at_least(0);
+  t.add("z_loss", &TrainOptions::z_loss, "weight of logsumexp^2 of the logits in the objective; 0: none").at_least(0);
+  t.add("eval_every", &TrainOptions::eval_every, "steps between evaluations; 0: only at the end").at_least(0);
+  t.add("eval_batches", &TrainOptions::eval_batches, "micro-batches per evaluation; 0: the whole validation split")
+      .at_least(0)
+      .at_most(kMost31);
+  t.add("from", &TrainOptions::from, "Hugging Face model directory with the initial weights; empty: random weights");
+  return t;
+}
+
+OptionTable<OptimizerOptions> optimizer_options() {
+  OptionTable<OptimizerOptions> t;
+  t.add("learning_rate", &OptimizerOptions::learning_rate, "peak rate; the schedule scales it").above(0);
+  t.add("clip_norm", &OptimizerOptions::clip_norm, "largest global gradient norm; 0: do not clip").at_least(0);
+  t.add("master", &OptimizerOptions::master, "format of master weights; bf16 rounds stochastically")
+      .one_of({"fp32", "bf16"});
+  t.add("gradient", &OptimizerOptions::gradient, "format in which gradients accumulate").one_of({"fp32", "bf16"});
+  return t;
+}
+
+OptionTable<PrecisionOptions> precision_options() {
+  OptionTable<PrecisionOptions> t;
+  t.add("outer", &PrecisionOptions::outer,
+        "backend of what the next keys name, with its default options; its activations have the same dtype");
+  t.add("first_layers", &PrecisionOptions::first_layers, "how many layers at the beginning are outer ones")
+      .at_least(0)
+      .at_most(1 << 20);
+  t.add("last_layers", &PrecisionOptions::last_layers, "how many layers at the end are outer ones")
+      .at_least(0)
+      .at_most(1 << 20);
+  t.add("outer_parameters", &PrecisionOptions::outer_parameters,
+        "weights whose products run under `outer` in every layer, by quern's names: down.weight, qkv.weight, ...");
+  return t;
+}
+
+OptionTable<MemoryOptions> memory_options() {
+  OptionTable<MemoryOptions> t;
+  std::string known;
+  for (const std::string& name : kRecomputeNames) known += (known.empty() ? "" : ", ") + name;
+  t.add("recompute", &MemoryOptions::recompute, "activations to recompute in the backward pass, any of " + known);
+  t.add(
+       "device_budget", &MemoryOptions::device_budget,
+       "limit of all device memory that a run takes, such as \"16GiB\". With a budget the planner chooses what else to "
+       "recompute and where to keep what is auto, for the fastest step. 0 or empty: what the device has")
+      .size();
+  t.add("host_budget", &MemoryOptions::host_budget,
+        "the same for host memory: pinned buffers, stores in it and the copy for checkpoints. 0 or empty: not limited")
+      .size();
+  t.add("store", &MemoryOptions::store, "id of the offload store that the planner may choose; device: none");
+  t.add("master", &MemoryOptions::master,
+        "where master weights are kept: device, the id of an offload store, or auto, which is the device without a "
+        "budget");
+  t.add("moments", &MemoryOptions::moments, "the same for optimizer states");
+  t.add("gradients", &MemoryOptions::gradients, "the same for parameter gradients");
+  t.add("weights", &MemoryOptions::weights, "the same for working weights");
+  t.add("activations", &MemoryOptions::activations, "the same for activations that are kept for the backward pass");
+  return t;
+}
+
+bool chooses(const MemoryOptions& memory) {
+  return *size_in_bytes(memory.device_budget) > 0 || *size_in_bytes(memory.host_budget) > 0;
+}
+
+OptionTable<ParallelOptions> parallel_options() {
+  OptionTable<ParallelOptions> t;
+  const std::vector<std::string> shards = {"none", "ranks"};
+  t.add("ranks", &ParallelOptions::ranks,
+        "processes of the run, one per device; they share the train.accumulation micro-batches of each step")
+      .at_least(1)
+      .at_most(kMostRanks);
+  t.add("communicator", &ParallelOptions::communicator,
+        "id of the plugin through which ranks exchange data; none: for one rank");
+  t.add("collectives.all_gather", &ParallelOptions::all_gather,
+        "id of another one for weights that are gathered; none: parallel.communicator");
+  t.add("collectives.reduce_scatter", &ParallelOptions::reduce_scatter,
+        "the same for gradients that each rank sums a part of");
+  t.add("collectives.all_reduce", &ParallelOptions::all_reduce, "the same for sums that all ranks get");
+  t.add("timeout", &ParallelOptions::timeout, "seconds that a rank waits for another before the run fails").above(0);
+  t.add("restarts", &ParallelOptions::restarts,
+        "how often a run that failed is started again from its last checkpoint, where quern starts the ranks")
+      .at_least(0)
+      .at_most(1000);
+  t.add(
+       "check_every", &ParallelOptions::check_every,
+       "steps between comparisons of all ranks' weights, which end a run whose memory is corrupted on a rank; 0: never")
+      .at_least(0);
+  t.add(
+       "reduction", &ParallelOptions::reduction,
+       "reproducible: gradients of micro-batches are summed in fp32 in a tree over their number, so that any number of "
+       "ranks, one too, gives the same bits; fast: in the order that costs nothing")
+      .one_of({"fast", "reproducible"});
+  t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
+        "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
+      .one_of(shards);
+  t.add("shard_gradients", &ParallelOptions::shard_gradients, "the same for parameter gradients").one_of(shards);
+  t.add("shard_weights", &ParallelOptions::shard_weights, "the same for working weights").one_of(shards);
+  return t;
+}
+
+OptionTable<DeviceOptions> device_options() {
+  OptionTable<DeviceOptions> t;
+  t.add("ordinal", &DeviceOptions::ordinal, "which of the machine's devices of this kind").at_least(0).at_most(1023);
+  return t;
+}
+
+OptionTable<LogOptions> log_options() {
+  OptionTable<LogOptions> t;
+  t.add("directory", &LogOptions::directory, "directory of the run: log, checkpoints, export");
+  t.add("sinks", &LogOptions::sinks, "ids of the log plugins that get the events; their options are in [log.<id>]");
+  t.add("every", &LogOptions::every, "steps between lines on the console").at_least(1);
+  t.add("scales_every", &LogOptions::scales_every,
+        "steps between records of each quantized tensor: amax, scale, fractions clipped and underflowed; 0: none")
+      .at_least(0);
+  return t;
+}
+
+OptionTable<SampleOptions> sample_options() {
+  OptionTable<SampleOptions> t;
+  t.add("every", &SampleOptions::every, "steps between samples; 0: none").at_least(0);
+  t.add("prompts", &SampleOptions::prompts,
+        "prompts to continue: token numbers such as \"1,2,3\", a .jsonl file of prompts, or a list of these");
+  t.add("max_tokens", &SampleOptions::max_tokens,
+        "most tokens of a continuation; prompt and continuation must fit train.sequence")
+      .at_least(1)
+      .at_most(1 << 30);
+  t.add("temperature", &SampleOptions::temperature, "logits are divided by it; 0: always the most likely token")
+      .at_least(0);
+  t.add("top_p", &SampleOptions::top_p, "draw from the most likely tokens whose probabilities add up to this")
+      .above(0)
+      .at_most(1);
+  return t;
+}
+
+OptionTable<GuardOptions> guard_options() {
+  OptionTable<GuardOptions> t;
+  t.add("non_finite", &GuardOptions::non_finite,
+        "when a loss or gradient is not finite: stop the run; skip the step and its data; roll_back to the newest "
+        "checkpoint, and continue with the data after that step")
+      .one_of({"stop", "skip", "roll_back"});
+  t.add("limit", &GuardOptions::limit,
+        "how many such steps a run survives; the count starts again after `window` good steps")
+      .at_least(0);
+  t.add("spike_z", &GuardOptions::spike_z,
+        "log a loss or gradient norm this many standard deviations above its mean as a spike; 0: never")
+      .at_least(0);
+  t.add("window", &GuardOptions::window, "steps over which that mean is taken").at_least(2).at_most(1000000);
+  return t;
+}
+
+OptionTable<CheckpointOptions> checkpoint_options() {
+  OptionTable<CheckpointOptions> t;
+  t.add("every", &CheckpointOptions::every, "steps between checkpoints; 0: only when the run ends or is stopped")
+      .at_least(0);
+  t.add("at_end", &CheckpointOptions::at_end, "save after the last step too");
+  t.add("keep_last", &CheckpointOptions::keep_last, "number of newest checkpoints to keep; 0: all").at_least(0);
+  t.add("keep_every", &CheckpointOptions::keep_every,
+        "checkpoints of steps that are multiples of this are kept for good; must be a multiple of `every`; 0: none")
+      .at_least(0);
+  t.add("background", &CheckpointOptions::background,
+        "write the checkpoints of `every` while training goes on, from a copy in pinned host memory; false: training "
+        "waits, and the host needs memory for one tensor only");
+  t.add("resume", &CheckpointOptions::resume,
+        "auto: continue from the newest whole checkpoint; never: start anew; a directory with checkpoints is refused")
+      .one_of({"auto", "never"});
+  t.add("export", &CheckpointOptions::export_model, "write a Hugging Face model directory at the end");
+  t.add("export_dtype", &CheckpointOptions::export_dtype, "format of exported weights").one_of({"fp32", "bf16"});
+  t.add("tokenizer", &CheckpointOptions::tokenizer,
+        "directory whose tokenizer files are copied into the export; empty: none");
+  return t;
+}
+
+}  // namespace quern

@@ -1,0 +1,92 @@
+// Conflicts that the run's own sections find, each at its key. Their plugins are tested where plugins are.
+#include "run/options/run_schemas.h"
+
+#include <doctest/doctest.h>
+
+#include "config/resolve.h"
+#include "quern/error.h"
+
+using namespace quern;
+
+namespace {
+
+// Of the section alone, so that a model and data need not be named.
+std::string fault(const std::string& section, const std::string& text) {
+  std::vector<SectionSchema> schemas = run_schemas();
+  std::erase_if(schemas, [&](const SectionSchema& schema) { return schema.name != section; });
+  PluginHost host({});
+  try {
+    resolve(ConfigDocument::parse("[" + section + "]\n" + text + "\n", "run.toml"), schemas, host);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::config);
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("several ranks need a communicator, and shards several ranks") {
+  CHECK(fault("parallel", "") == "");
+  CHECK(fault("parallel", "ranks = 1\nshard_weights = \"none\"") == "");
+  CHECK(fault("parallel", "ranks = 0")
+            .starts_with("run.toml:2:1: parallel.ranks: out of range, found 0, expected an "
+                         "integer from 1 to 65536"));
+  CHECK(fault("parallel", "ranks = 65537").find("out of range, found 65537") != std::string::npos);
+  CHECK(fault("parallel", "ranks = 2") ==
+        "run.toml:1:2: parallel.communicator: found \"none\" with 2 ranks, expected the id of a communicator, or "
+        "parallel.ranks = 1");
+  CHECK(fault("parallel", "ranks = 2\ncommunicator = \"nccl\"")
+            .starts_with("run.toml:3:1: parallel.communicator: no such communicator plugin: found \"nccl\""));
+  CHECK(fault("parallel", "collectives.all_gather = \"memcpy\"")
+            .find("parallel.collectives.all_gather: found \"memcpy\" without a communicator, expected \"none\"") !=
+        std::string::npos);
+  CHECK(
+      fault("parallel", "collectives.broadcast = \"memcpy\"")
+          .find(
+              "parallel.collectives.broadcast: unknown key, expected one of all_gather, reduce_scatter, all_reduce") !=
+      std::string::npos);
+  for (const std::string key : {"shard_optimizer", "shard_gradients", "shard_weights"}) {
+    CHECK(fault("parallel", key + " = \"ranks\"") ==
+          "run.toml:2:1: parallel." + key +
+              ": found \"ranks\" with one rank, expected \"none\", or parallel.ranks above 1");
+    CHECK(fault("parallel", key + " = \"rank\"").find("not a choice, found \"rank\"") != std::string::npos);
+  }
+}
+
+TEST_CASE("sizes of a run stay within what devices and logs count with") {
+  CHECK(fault("train", "micro_batch = 65536\nsequence = 32767") == "");
+  CHECK(fault("train", "micro_batch = 65536\nsequence = 32768") ==
+        "run.toml:2:1: train.micro_batch: found 65536 x 32768 = 2147483648 tokens with sequence, expected at most "
+        "2147483647");
+  CHECK(fault("train", "micro_batch = 1152921504606846976").find("out of range") != std::string::npos);
+  for (const char* text : {"accumulation = 9223372036854775807", "accumulation = 4611686018427387904",
+                           "eval_batches = 4611686018427387904", "steps = 4294967296"}) {
+    CAPTURE(text);
+    CHECK(fault("train", text).find("out of range") != std::string::npos);
+  }
+  CHECK(fault("train", "micro_batch = 65536\nsequence = 32767\naccumulation = 1048576\nsteps = 2147483647")
+            .find("run.toml:5:1: train.steps: found more tokens in 2147483647 steps of 1048576 x 2147418112 tokens") ==
+        0);
+  CHECK(fault("log", "directory = \"\"\nsinks = []") ==
+        "run.toml:2:1: log.directory: found \"\", expected the directory of the run");
+  CHECK(fault("memory", "recompute = [\"" + std::string(100000, 'x') + "\"]").size() < 400);
+}
+
+TEST_CASE("state is on the device or in a store that there is") {
+  for (const std::string key : {"master", "moments", "gradients", "weights", "activations"}) {
+    CHECK(fault("memory", key + " = \"device\"") == "");
+    const std::string text = fault("memory", key + " = \"host\"");
+    CHECK(text.starts_with("run.toml:2:1: memory." + key + ": no such offload plugin: found \"host\""));
+    CHECK(text.ends_with("`device` needs no plugin"));
+  }
+}
+
+TEST_CASE("a budget is bytes or a size") {
+  CHECK(fault("memory", "device_budget = 17179869184\nstore = \"device\"") == "");
+  CHECK(fault("memory", "device_budget = \"16GiB\"\nstore = \"device\"") == "");
+  CHECK(
+      fault("memory", "device_budget = \"16 gigs\"") ==
+      "run.toml:2:1: memory.device_budget: not a size, found \"16 gigs\", expected a size: bytes, or a number with B, "
+      "KiB, MiB, GiB, TiB, KB, MB, GB or TB");
+}

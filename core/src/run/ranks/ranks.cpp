@@ -1,0 +1,201 @@
+#include "run/ranks/ranks.h"
+
+#include <cstdlib>
+#include <exception>
+#include <sstream>
+#include <utility>
+
+#include "base/shorten.h"
+#include "quern/error.h"
+#include "run/ranks/watchdog.h"
+
+namespace quern {
+
+namespace {
+
+constexpr double kLater = 10;            // s: the watchdog, which knows more, speaks before the communicator
+constexpr double kPatience = 24 * 3600;  // seconds, for what one rank does alone: timing kernels, writing checkpoints
+
+std::string name_of(const Communicator& communicator) { return "communicator " + communicator.traits().id; }
+
+std::string place_of(int rank, int size) { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
+
+RankPlace place_in(const Session& session) {
+  const std::int64_t wanted = session.parallel.ranks;
+  const RankPlace place = rank_place().value_or(RankPlace{});
+  if (place.size == wanted) return place;
+  throw Error(ErrorCode::config,
+              {.where = session.config.where("parallel", "ranks"),
+               .what = place.source.empty() ? "nothing started these ranks" : place.source + " started other ranks",
+               .found = std::to_string(wanted),
+               .expected = std::to_string(place.size),
+               .next = "run quern train, or start as many ranks with mpirun, srun or torchrun"});
+}
+
+/// The first lines that differ; "" for one that is not there.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  std::istringstream left(a), right(b);
+  for (std::string x, y;; x.clear(), y.clear()) {
+    const bool more = static_cast<bool>(std::getline(left, x)) | static_cast<bool>(std::getline(right, y));
+    if (!more || x != y) return {x, y};
+  }
+}
+
+// ---- what rank 0 tells those that follow it ----
+
+constexpr char kRead = 'r', kDone = 'd', kFailed = 'e';
+
+/// A tensor as all ranks know it, and a range of its elements.
+std::string request_of(const PlannedTensor& tensor, std::int64_t first, std::int64_t count) {
+  std::string text(1, kRead);
+  for (const std::string& part :
+       {tensor.kind, tensor.parameter, std::to_string(tensor.layer), std::to_string(first), std::to_string(count)})
+    text.append(part).append(1, '\0');
+  return text;
+}
+
+void serve(Engine& engine, const std::string& request) {
+  std::vector<std::string> parts(1);
+  for (char letter : request.substr(1))
+    if (letter == '\0')
+      parts.emplace_back();
+    else
+      parts.back() += letter;
+  if (parts.size() != 6) fail_internal("ranks", "rank 0 asks for a read that is none");
+  const PlannedTensor& tensor = engine.plan().tensor(parts[0], parts[1], std::stoi(parts[2]));
+  engine.read(tensor, std::stoll(parts[3]), std::stoll(parts[4]), nullptr);
+}
+
+}  // namespace
+
+Ranks::Ranks(const Session& session)
+    : place_(place_in(session)), directory_(session.log.directory), unwinding_(std::uncaught_exceptions()) {
+  if (place_.size == 1) return;
+  const MeetingPoint point = MeetingPoint::of(
+      place_, session.log.directory, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  hosts_ = std::make_unique<HostGroup>(place_.rank, place_.size, point, session.parallel.timeout);
+  rendezvous_ = std::make_unique<RankRendezvous>(*hosts_);
+}
+
+Ranks::~Ranks() {
+  if (communicator_ && std::uncaught_exceptions() > unwinding_) communicator_->abort();
+}
+
+std::vector<std::string> Ranks::alone(std::string& own) {
+  std::vector<std::string> all;
+  all.push_back(std::move(own));
+  return all;
+}
+
+std::uint32_t Ranks::any(std::uint32_t own) {
+  if (!hosts_) return own;
+  std::uint32_t found = 0;
+  for (const std::string& answer : exchange(std::to_string(own)))
+    found |= static_cast<std::uint32_t>(std::stoul(answer));
+  return found;
+}
+
+std::string Ranks::from_leader(const std::function<std::string()>& make) {
+  if (!hosts_) return make();
+  hosts_->be_patient(kPatience);
+  return exchange(leads() ? make() : std::string())[0];
+}
+
+void Ranks::need_same(const std::string& what, const std::string& own) {
+  const std::vector<std::string> all = exchange(own);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto [found, expected] = first_difference(all[rank], all[0]);
+    throw Error(ErrorCode::config, {.where = "rank " + std::to_string(rank),
+                                    .what = "its " + what + " is not that of rank 0",
+                                    .found = printable(found, 200),
+                                    .expected = printable(expected, 200),
+                                    .next = "start all ranks with one quern and one config, on devices of one kind"});
+  }
+}
+
+void Ranks::lead(Engine& engine, const std::function<void()>& work) {
+  if (!hosts_) return work();
+  engine.gather();
+  hosts_->be_patient(kPatience);
+  if (!leads()) return follow(engine);
+  engine.announce_reads([this](const PlannedTensor& tensor, std::int64_t first, std::int64_t count) {
+    exchange(request_of(tensor, first, count));
+    hosts_->be_patient(kPatience);
+  });
+  std::string end(1, kDone);
+  try {
+    work();
+  } catch (const Error& error) {
+    end = std::string(1, kFailed) + std::to_string(static_cast<int>(error.code())) + " " + error.what();
+    engine.announce_reads({});
+    exchange(std::move(end));
+    throw;
+  }
+  engine.announce_reads({});
+  exchange(std::move(end));
+}
+
+void Ranks::follow(Engine& engine) {
+  for (;;) {
+    const std::string told = exchange({})[0];
+    if (told[0] == kDone) return;
+    if (told[0] == kFailed) {
+      const std::size_t space = told.find(' ');
+      throw Error(static_cast<ErrorCode>(std::stoi(told.substr(1, space))),
+                  {.where = "rank 0", .what = told.substr(space + 1)});
+    }
+    serve(engine, told);
+    hosts_->be_patient(kPatience);
+  }
+}
+
+void Ranks::connect(Communicator& communicator, Device& device) {
+  communicator_ = &communicator;
+  Rendezvous rendezvous = rendezvous_ ? rendezvous_->get(communicator.traits().id) : Rendezvous{};
+  rendezvous.timeout += kLater;
+  communicator.connect(rendezvous, device);
+  if (communicator.rank() != place_.rank || communicator.size() != place_.size)
+    throw Error(ErrorCode::communication, {.where = name_of(communicator),
+                                           .what = "connected as another rank than it was asked to be",
+                                           .found = place_of(communicator.rank(), communicator.size()),
+                                           .expected = place_of(place_.rank, place_.size),
+                                           .next = "this is a fault in the plugin; please report it to its author"});
+  communicator.barrier();
+  rendezvous_.reset();  // its folder goes, so that ranks that are killed later leave none
+}
+
+void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
+  connect(communicator, device);
+  engine.join(communicator);
+  communicator.barrier();
+  if (hosts_) watchdog_ = std::make_unique<Watchdog>(*hosts_, communicator, engine.progress(), directory_);
+}
+
+void Ranks::leave(Engine& engine) {
+  if (!hosts_) return;
+  hosts_->be_patient(kPatience);  // rank 0 may still write
+  hosts_->exchange({});
+  engine.leave();
+  watchdog_.reset();
+}
+
+void Ranks::fail(const std::string& text) noexcept {
+  if (watchdog_) watchdog_->leaving();
+  if (hosts_) hosts_->end(text);
+}
+
+void Ranks::check(const std::string& where) {
+  if (!communicator_) return;
+  std::optional<std::string> fault = hosts_ ? hosts_->fault() : std::nullopt;  // from which others may follow
+  if (!fault && (fault = communicator_->error()))
+    fault = name_of(*communicator_) + ": " + *fault + (watchdog_ ? watchdog_->silent_ranks() : "");
+  if (fault)
+    throw Error(
+        ErrorCode::communication,
+        {.where = where, .what = *fault, .next = "run the same command again to go on from the last checkpoint"});
+}
+
+double Ranks::waited() const { return watchdog_ ? watchdog_->waited() : 0; }
+
+}  // namespace quern

@@ -1,0 +1,191 @@
+#include "run/ranks/watchdog.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <fstream>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/files/descriptor.h"
+#include "base/format.h"
+#include "launch/local_ranks.h"
+#include "quern/error.h"
+
+namespace quern {
+
+namespace {
+
+constexpr std::chrono::milliseconds kSample{2};  // of what the compute stream does
+constexpr double kLongestPause = 1;              // s: of more, this process was stopped, and it does not count
+constexpr double kLater = 3;                     // s: rank 0 speaks first, since it knows of all
+constexpr double kSilent = 2;                    // s without a note of a rank, which it gives all the time
+constexpr double kGrace = 5, kLeave = 60;        // s that the run has to hear of a fault, and then to end
+
+std::string name(std::size_t rank) { return "rank " + std::to_string(rank); }
+
+/// What ranks note: how far they are, how long they have been in that collective, and its name.
+struct Position {
+  Progress::Number number = 0;
+  double stuck = 0;
+  std::string text = "no collective yet";
+};
+
+std::string pack(const Position& position) {
+  return std::to_string(position.number) + " " + std::to_string(position.stuck) + " " + position.text;
+}
+
+Position unpack(const std::string& note) {
+  Position position;
+  const char* const end = note.data() + note.size();
+  const auto number = std::from_chars(note.data(), end, position.number);
+  if (number.ec != std::errc{} || number.ptr == end) return position;
+  const auto stuck = std::from_chars(number.ptr + 1, end, position.stuck);
+  if (stuck.ec == std::errc{} && stuck.ptr != end) position.text.assign(stuck.ptr + 1, end);
+  return position;
+}
+
+struct RankState {
+  Position position;
+  double silent = 0;  // s
+};
+
+std::string silence_text(std::size_t rank, double silent) {
+  return kHang + name(rank) + " has said nothing for " + format_duration(silent);
+}
+
+/// "rank 2 has waited 60s for all_gather ..."; `all` by rank.
+std::string hang_text(std::size_t waiting, const std::vector<RankState>& all) {
+  const Position& there = all[waiting].position;
+  std::string text = kHang + name(waiting) + " has waited " + format_duration(there.stuck) + " for " + there.text;
+  bool behind = false;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const auto& [position, silent] = all[rank];
+    if (!Progress::earlier(position.number, there.number)) continue;
+    behind = true;
+    text += "; " + name(rank) + " has not come to it: ";
+    text +=
+        silent > kSilent ? "when last heard, " + format_duration(silent) + " ago, it had come to " : "it has come to ";
+    text += position.text;
+  }
+  return behind ? text : text + "; all ranks are in it";
+}
+
+}  // namespace
+
+Watchdog::Watchdog(HostGroup& hosts, Communicator& communicator, std::shared_ptr<const Progress> progress,
+                   std::string directory)
+    : hosts_(hosts), communicator_(communicator), progress_(std::move(progress)), directory_(std::move(directory)) {
+  sigset_t all, before;
+  sigfillset(&all);  // signals are the main thread's
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Watchdog::run(const std::stop_token& stop) {
+  const double period = std::clamp(hosts_.timeout() / 50, 0.02, 0.2);
+  double last = now(), since_look = 0;
+  while (!stop.stop_requested() || (ended_ && !aborted_)) {
+    std::this_thread::sleep_for(kSample);
+    const double time = now(), passed = std::min(time - last, kLongestPause);
+    last = time;
+    if (progress_->waiting()) waited_ = waited_ + passed;
+    const Progress::Number number = progress_->number();
+    stuck_ = number == number_ && Progress::inside(number) ? stuck_ + passed : 0;
+    number_ = number;
+    since_look += passed;
+    if (since_look >= period) look(std::exchange(since_look, 0));
+  }
+}
+
+void Watchdog::look(double passed) {
+  if (const std::optional<std::string> fault = hosts_.fault()) return end(*fault);
+  if (const std::optional<std::string> fault = communicator_.error())
+    return hosts_.end("communicator " + communicator_.traits().id + ": " + *fault + silent_ranks());
+  const Position own{number_, stuck_, progress_->text(number_)};
+  hosts_.note(pack(own));
+  if (const std::lock_guard lock(mutex_); stuck_ > hosts_.timeout() / 2) seen_ = progress_->report();
+  const std::vector<HostGroup::Note> notes = hosts_.notes();
+  listen(notes, passed);
+  if (hosts_.rank() == 0) return judge(notes);
+  const double timeout = hosts_.timeout();
+  if (silences_[0].seconds > timeout)
+    declare(silence_text(0, silences_[0].seconds) + (Progress::inside(number_) ? "; here: " + own.text : ""));
+  else if (stuck_ > timeout + kLater)
+    declare(kHang + name(static_cast<std::size_t>(hosts_.rank())) + " has waited " + format_duration(stuck_) + " for " +
+            own.text);
+}
+
+void Watchdog::listen(const std::vector<HostGroup::Note>& notes, double passed) {
+  const std::lock_guard lock(mutex_);
+  silences_.resize(notes.size());
+  for (std::size_t i = 0; i < notes.size(); ++i)
+    silences_[i] = {notes[i].count, notes[i].count == silences_[i].count ? silences_[i].seconds + passed : 0};
+}
+
+/// Rank 0: whether somebody has waited for too long; of those, who waits for what comes first.
+void Watchdog::judge(const std::vector<HostGroup::Note>& notes) {
+  const double timeout = hosts_.timeout();
+  std::vector<RankState> all;
+  for (std::size_t rank = 0; rank < notes.size(); ++rank)
+    all.push_back({unpack(notes[rank].text), silences_[rank].seconds});
+  const RankState* first = nullptr;
+  for (const RankState& one : all)
+    if (one.position.stuck > timeout && (!first || Progress::earlier(one.position.number, first->position.number)))
+      first = &one;
+  if (first) return declare(hang_text(static_cast<std::size_t>(first - all.data()), all));
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (all[rank].silent > timeout + 1)  // who waits for it says for what
+      return declare(silence_text(rank, all[rank].silent) + "; it had come to " + all[rank].position.text);
+}
+
+std::string Watchdog::silent_ranks() {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  for (std::size_t rank = 0; rank < silences_.size(); ++rank)
+    if (silences_[rank].seconds > kSilent)
+      text += "; " + name(rank) + " has said nothing for " + format_duration(silences_[rank].seconds);
+  return text;
+}
+
+void Watchdog::leaving() {
+  leaving_ = true;
+  if (const std::optional<std::string> fault = hosts_.fault()) report(*fault);
+}
+
+void Watchdog::declare(const std::string& fault) {
+  report(fault);
+  hosts_.end_for(fault);
+}
+
+/// Of a hang. Streams go on as soon as one rank lets go, so that what was seen before counts.
+void Watchdog::report(const std::string& fault) {
+  if (!fault.starts_with(kHang)) return;
+  std::call_once(reported_, [&] {
+    const std::lock_guard lock(mutex_);
+    std::ofstream(directory_ + "/hang.rank" + std::to_string(hosts_.rank()) + ".txt")
+        << fault << "\n\n"
+        << (seen_.empty() ? progress_->report() : seen_);
+  });
+}
+
+void Watchdog::end(const std::string& fault) {
+  if (!ended_) {
+    ended_ = now();
+    report(fault);
+    aborting_ = std::jthread([this] {
+      communicator_.abort();
+      aborted_ = true;
+    });
+  }
+  if (now() - *ended_ < (leaving_ ? kLeave : kGrace)) return;
+  write_if_taken(STDERR_FILENO, "quern: error: " + rank_prefix() + fault + "\n", std::chrono::seconds(1));
+  ::_exit(static_cast<int>(ErrorCode::communication));  // the main thread hangs, and destructors would too
+}
+
+}  // namespace quern

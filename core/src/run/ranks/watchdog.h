@@ -1,0 +1,71 @@
+#pragma once
+// Watches the ranks of a run from a thread that makes no call of the device. When one of them hangs, or is gone, it
+// says which, lets go of those that wait, and ends this process if it does not end by itself.
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/progress.h"
+#include "launch/rendezvous/host_group.h"
+#include "quern/communicator.h"
+
+namespace quern {
+
+class Watchdog {
+ public:
+  /// `directory` is that of the run. The group and the communicator outlive this.
+  Watchdog(HostGroup& hosts, Communicator& communicator, std::shared_ptr<const Progress> progress,
+           std::string directory);
+  ~Watchdog() = default;
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  /// The run knows that it fails, and has a minute to end.
+  void leaving();
+  /// "; rank 0 has said nothing for 5.2s", for each rank that this one has not heard of lately; on rank 0 of all.
+  std::string silent_ranks();
+  /// Seconds so far that the compute stream has waited for collectives, by samples.
+  double waited() const { return waited_; }
+
+ private:
+  void run(const std::stop_token& stop);
+  void look(double passed);
+  /// Counts for how long ranks have said nothing.
+  void listen(const std::vector<HostGroup::Note>& notes, double passed);
+  void judge(const std::vector<HostGroup::Note>& notes);
+  void end(const std::string& fault);
+  /// Ends the group, after the report.
+  void declare(const std::string& fault);
+  void report(const std::string& fault);
+
+  HostGroup& hosts_;
+  Communicator& communicator_;
+  const std::shared_ptr<const Progress> progress_;
+  const std::string directory_;
+  std::atomic<bool> leaving_ = false;
+  std::atomic<double> waited_ = 0;
+  std::once_flag reported_;
+  std::mutex mutex_;
+  // ---- under the mutex ----
+  std::string seen_;  // of the streams, while they seemed to hang
+  struct Silence {
+    std::uint64_t count = 0;  // of notes
+    double seconds = 0;
+  };
+  std::vector<Silence> silences_;  // as HostGroup::notes
+
+  // ---- of the thread ----
+  Progress::Number number_ = 0;
+  double stuck_ = 0;             // seconds that this process ran while the stream was in that collective
+  std::optional<double> ended_;  // since when there is a fault, by now()
+  std::atomic<bool> aborted_ = false;
+  std::jthread aborting_;  // an abort may hang as well
+  std::jthread thread_;    // last: ends before what it uses
+};
+
+}  // namespace quern
