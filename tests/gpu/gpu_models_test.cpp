@@ -99,7 +99,7 @@ TEST_CASE("state in host memory changes no bit on the GPU, in a graph of several
   TinyRun resident(form, options, DType::bf16, *device);
   const auto want = train_two_steps(resident);
   for (const char* store : {"host", "zerocopy"})
-    for (unsigned places = 1; places < 16; ++places) {
+    for (unsigned places = 1; places < 32; ++places) {
       options = stored_options(places, 1 + static_cast<int>(places % 2), store);
       options.geometry = {2, 64};
       if (places == 1) options.state.moments.memory = "host";   // masters in either, beside slots
