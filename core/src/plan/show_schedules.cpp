@@ -75,6 +75,7 @@ std::string show_schedules(const Plan& plan, const DeviceTraits& device, std::st
 }
 
 std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTraits& device) {
+  const StoreOwners owners(plan);
   std::vector<TimelineEvent> events;
   double begin = 0;
   const Run first = plan.schedules.run_of({.last = false, .updates = plan.defers_update()});
@@ -88,6 +89,8 @@ std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTrai
       if (action.kind == ActionKind::record || action.kind == ActionKind::wait) continue;
       std::string name = title_of(plan.schedules, action);
       if (action.task < 0) name = name_of(action.kind);
+      if (action.kind == ActionKind::get || action.kind == ActionKind::put)
+        name += " " + std::string(name_of(owners.moved(schedule, action)));
       events.push_back(
           {std::move(name), schedule.name, action.lane, begin + times[i].begin, times[i].end - times[i].begin});
     }

@@ -45,6 +45,7 @@ COMMANDS: dict[str, Command | Group] = {
             "loss": Command("quern.plots.loss", "losses and learning rates of runs"),
             "ab": Command("quern.plots.ab", "a comparison made by `quern ab`"),
             "scales": Command("quern.plots.scales", "the quantized tensors of a run"),
+            "timeline": Command("quern.plots.timeline", "the lanes of a step, planned or measured"),
         },
         "pictures of runs",
     ),

@@ -53,7 +53,7 @@ class CommandLineTest(unittest.TestCase):
         for words, expected in (
             (("reprot",), 'quern-tools: unknown command: found "reprot", expected one of corpus, '),
             (("reprot",), "nearest name `report`"),
-            (("plot", "x"), 'quern-tools plot: unknown command: found "x", expected one of loss, ab, scales; '),
+            (("plot", "x"), 'quern-tools plot: unknown command: found "x", expected one of loss, ab, scales, timeline; '),
             (("report",), "quern-tools report: the following arguments are required: RUN; see --help"),
             (("report", "a", "--ou", "b"), "quern-tools report: unrecognized arguments: --ou b"),
             (("report", ""), "found an empty path, expected a name"),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -11,24 +12,13 @@ namespace quern {
 
 namespace {
 
-using Owners = std::map<std::pair<std::int32_t, std::int64_t>, TensorOwner>;  // by store and offset
-
-Owners owners_in_stores(const Plan& plan) {
-  Owners owners;
-  for (const PlannedTensor& tensor : plan.tensors)
-    if (tensor.store >= 0) owners.try_emplace({tensor.store, tensor.offset}, tensor.owner);
-  for (const Slab& slab : plan.slabs)
-    if (slab.store >= 0) owners.try_emplace({slab.store, slab.offset}, TensorOwner::activation);
-  return owners;
-}
-
 /// Whose what a launch works on in a store is; the first of them.
-const TensorOwner* owner_in_place(const RunSchedule& schedule, const Action& action, const Owners& owners) {
+std::optional<TensorOwner> owner_in_place(const RunSchedule& schedule, const Action& action,
+                                          const StoreOwners& owners) {
   for (const auto& accesses : {schedule.reads(action), schedule.writes(action)})
     for (const Access& access : accesses)
-      if (access.place.present() && access.place.space == Space::store)
-        return &std::prev(owners.upper_bound({access.place.index, access.place.offset}))->second;
-  return nullptr;
+      if (access.place.present() && access.place.space == Space::store) return owners.of(access.place);
+  return {};
 }
 
 /// Of one run.
@@ -44,24 +34,38 @@ StepTime run_time(const Plan& plan, Run run, const DeviceTraits& device) {
 
 }  // namespace
 
+StoreOwners::StoreOwners(const Plan& plan) {
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.store >= 0) begins_.try_emplace({tensor.store, tensor.offset}, tensor.owner);
+  for (const Slab& slab : plan.slabs)
+    if (slab.store >= 0) begins_.try_emplace({slab.store, slab.offset}, TensorOwner::activation);
+}
+
+TensorOwner StoreOwners::of(const Place& in_store) const {
+  return std::prev(begins_.upper_bound({in_store.index, in_store.offset}))->second;
+}
+
+TensorOwner StoreOwners::moved(const RunSchedule& schedule, const Action& transfer) const {
+  return of((transfer.kind == ActionKind::get ? schedule.reads(transfer) : schedule.writes(transfer))[0].place);
+}
+
 // While kernels wait, gets may wait for puts in turn. One that works in place waits for as long as it takes beyond its
 // own time.
 std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule,
                                    const std::vector<ActionTime>& times) {
-  const Owners owners = owners_in_stores(plan);
+  const StoreOwners owners(plan);
   std::vector<StoreWait> transfers, waits;
   double total = 0;
   for (std::size_t i = 0; i < times.size(); ++i) {
     const Action& action = schedule.actions[i];
     total = std::max(total, times[i].end);
     if (action.kind == ActionKind::launch)
-      if (const TensorOwner* owner = owner_in_place(schedule, action, owners)) {
+      if (const std::optional<TensorOwner> owner = owner_in_place(schedule, action, owners)) {
         const double computed = times[i].begin + plan.schedules.tasks[static_cast<std::size_t>(action.task)].seconds;
         if (computed < times[i].end) waits.push_back({{computed, times[i].end}, *owner});
       }
     if (action.kind != ActionKind::get && action.kind != ActionKind::put) continue;
-    const Place& home = (action.kind == ActionKind::get ? schedule.reads(action) : schedule.writes(action))[0].place;
-    transfers.push_back({times[i], std::prev(owners.upper_bound({home.index, home.offset}))->second});
+    transfers.push_back({times[i], owners.moved(schedule, action)});
   }
   std::sort(transfers.begin(), transfers.end(),
             [](const StoreWait& a, const StoreWait& b) { return a.time.end < b.time.end; });

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/plan.h"
@@ -17,6 +18,18 @@ struct StepTime {
   /// In which the compute lane waits for what stores have, by whose it is: the transfers that go on meanwhile,
   /// or what a launch works on in place.
   std::map<TensorOwner, double> unhidden = {};
+};
+
+/// Whose what lies in a plan's stores is.
+class StoreOwners {
+ public:
+  explicit StoreOwners(const Plan& plan);
+  TensorOwner of(const Place& in_store) const;
+  /// Of what a get or put moves.
+  TensorOwner moved(const RunSchedule& schedule, const Action& transfer) const;
+
+ private:
+  std::map<std::pair<std::int32_t, std::int64_t>, TensorOwner> begins_;  // by store and offset
 };
 
 /// In which the compute lane waits for what stores have, seconds from the schedule's start, and whose transfer goes on.

@@ -73,7 +73,11 @@ TEST_CASE("waits of a run lie apart, where no kernel runs, and the timeline show
         CHECK((times[action].end <= wait.begin || times[action].begin >= wait.end));
   }
   std::size_t shown = 0;
-  for (const TimelineEvent& event : simulated_timeline(plan, device)) shown += event.name.starts_with("wait for ");
+  for (const TimelineEvent& event : simulated_timeline(plan, device)) {
+    shown += event.name.starts_with("wait for ");
+    if (event.lane == Lane::copy_in && event.run == schedule.name)
+      CHECK((event.name.starts_with("get ") && event.name != "get "));
+  }
   CHECK(shown >= waits.size());
   CHECK(waits_text(simulated_step(plan, device, 2)).find(" for ") != std::string::npos);
   CHECK(waits_text(StepTime{}).empty());
