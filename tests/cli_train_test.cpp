@@ -41,7 +41,7 @@ TEST_CASE("a run leaves its log, checkpoints and export") {
   Outcome outcome = quern_train(files, {"log.every=4"});
   CHECK(outcome.code == 0);
   CHECK(outcome.err == "");
-  for (const char* part : {"device memory", "run    run", "step  1/8", "step  4/8", "step  8/8", "eval ", "end  "})
+  for (const char* part : {"device memory", "run    run", "start  ", "step  1/8", "step  4/8", "step  8/8", "eval ", "end  "})
     CHECK(has(outcome.out, part));
   CHECK_FALSE(has(outcome.out, "step  3/8"));
 
@@ -62,6 +62,15 @@ TEST_CASE("a run leaves its log, checkpoints and export") {
   }
   CHECK(steps.back().at("eta") == 0);
   CHECK(steps.back().at("loss") == log.back().at("loss"));
+  const auto start = events(run, "start");
+  REQUIRE(start.size() == 1);
+  double seconds = 0;
+  for (const char* phase : {"device", "plan", "kernels", "memory", "data", "weights", "first_step", "graphs"}) {
+    const double of_phase = start[0].at(phase);
+    CHECK(of_phase >= 0);
+    seconds += of_phase;
+  }
+  CHECK(start[0].at("seconds").get<double>() == doctest::Approx(seconds));
   std::vector<std::int64_t> evaluated, saved;
   for (const auto& line : events(run, "eval")) evaluated.push_back(line.at("step"));
   for (const auto& line : events(run, "checkpoint")) saved.push_back(line.at("step"));

@@ -113,11 +113,15 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
   const std::vector<Batch> batches = make_batches(session.plan_options().geometry, session.model->traits().vocabulary,
                                                   (options.steps + 1) * accumulation);
   std::size_t batch = 0;
-  double begin = now();
+  result.start.enter("plan");
   Plan plan = make_plan(session.parts(), session.plan_options());
+  result.start.enter("kernels");
   std::vector<OffloadStore*> stores = session.open_stores(plan);
   Engine engine(*session.device, std::move(plan), std::move(stores));
+  result.start.split("memory", engine.spent().memory);
+  result.start.enter("weights");
   initialise_weights(engine, 1);
+  result.start.enter("first step");
   const Geometry& geometry = engine.plan().options.geometry;
 
   StepState state;
@@ -138,10 +142,12 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
                   {.where = "step " + std::to_string(step + 1) + " of the bench",
                    .what = "loss or gradients are not finite, and the weights stay",
                    .next = "lower optimizer.learning_rate: the speed of such steps means nothing"});
-    if (step == 0)
-      result.start_seconds = now() - begin;
-    else
+    if (step > 0) {
       result.step_seconds.push_back(now() - step_begin);
+      continue;
+    }
+    result.start.split("graphs", engine.spent().graphs);
+    result.start.leave();
   }
   result.tokens_per_step = static_cast<double>(geometry.tokens() * accumulation);
   for (double seconds : result.step_seconds) speeds.push_back(result.tokens_per_step / seconds);

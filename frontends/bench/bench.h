@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/files/descriptor.h"
+#include "base/phases.h"
 #include "bench/peaks.h"
 #include "engine/engine.h"
 #include "plan/show_schedules.h"
@@ -42,7 +43,7 @@ struct BenchResult {
   double measured_sol = 0;          ///< the same at the measured peaks, where they were
   double mfu = 0;                   ///< of the peak of the precision's matmul format, the same work
   std::int64_t device_bytes = 0;
-  double start_seconds = 0;  ///< from plan to the end of the first step
+  Phases start;  ///< from plan to the end of the first step
   std::vector<ScheduleTime> schedules;
   std::vector<TimelineEvent> timeline;  ///< of the same launches
   std::vector<OpTime> ops;              ///< one micro-step and one update, slowest first

@@ -74,10 +74,10 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
   }
   std::string of_measured = result.peaks ? fmt::format(" ({:.1f}% of measured peaks)", 100 * result.measured_sol) : "";
   text += fmt::format(
-      "whole steps: {:.1f}k tok/s (from {:.1f}k to {:.1f}k), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}, start to "
-      "first step {}\n",
+      "whole steps: {:.1f}k tok/s (from {:.1f}k to {:.1f}k), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}\n"
+      "start to first step {}\n",
       result.tokens_per_second / 1e3, result.slowest / 1e3, result.fastest / 1e3, 100 * result.sol, of_measured,
-      100 * result.mfu, format_bytes(static_cast<double>(result.device_bytes)), format_duration(result.start_seconds));
+      100 * result.mfu, format_bytes(static_cast<double>(result.device_bytes)), result.start.text());
   return text;
 }
 
@@ -98,7 +98,8 @@ std::string bench_json(const BenchResult& result, const Session& session, const 
                                  {"sol", result.sol},
                                  {"mfu", result.mfu},
                                  {"device_bytes", result.device_bytes},
-                                 {"start_seconds", result.start_seconds}};
+                                 {"start_seconds", result.start.total()}};
+  for (const auto& [phase, seconds] : result.start.all()) json["start"][phase] = seconds;
   if (result.peaks) {
     json["measured_sol"] = result.measured_sol;
     json["measured_peaks"]["memory"] = result.peaks->memory_rate;

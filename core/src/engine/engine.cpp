@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/clock.h"
 #include "engine/progress.h"
 #include "program/names.h"
 #include "quern/error.h"
@@ -43,7 +44,9 @@ Engine::Engine(Device& device, Plan plan, std::vector<OffloadStore*> stores)
   if (stores_.size() != plan_.stores.size()) fail_internal("engine", "not one store for each of the plan's");
   compute_ = device_.stream(StreamKind::compute);
   joint_ = device_.make_event();
+  const double begin = now();
   prepare_kernels();  // first, so that kernels are timed in memory that the arena will take, and a refusal comes early
+  spent_.kernels = now() - begin;
   arena_ = static_cast<std::byte*>(device_.allocate(MemoryKind::device, static_cast<std::size_t>(plan_.device_bytes)));
   staging_ =
       static_cast<std::byte*>(device_.allocate(MemoryKind::pinned, static_cast<std::size_t>(plan_.pinned_bytes)));
@@ -55,6 +58,7 @@ Engine::Engine(Device& device, Plan plan, std::vector<OffloadStore*> stores)
   device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
   for (int run = 0; run < kRuns; ++run) bind(static_cast<Run>(run));
   device_.synchronize(compute_);
+  spent_.memory = now() - begin - spent_.kernels;
 }
 
 Engine::~Engine() {
@@ -81,12 +85,15 @@ void Engine::run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& 
   if (!segment.captured) return all();
   // Inside the graph other lanes fork from the compute lane and join it; outside it stands for all of them.
   for (Lane lane : bound.side_lanes) order(Lane::compute, lane);
-  if (!segment.graph)
+  if (!segment.graph) {
+    const double begin = now();
     segment.graph = device_.capture(compute_, [&] {
       for (Lane lane : bound.side_lanes) order(lane, Lane::compute);
       all();
       for (Lane lane : bound.side_lanes) order(Lane::compute, lane);
     });
+    spent_.graphs += now() - begin;
+  }
   segment.graph->launch(compute_);
   for (Lane lane : bound.side_lanes) order(lane, Lane::compute);
 }

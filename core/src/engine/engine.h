@@ -45,6 +45,13 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   const Plan& plan() const { return plan_; }
+  /// Seconds of the host so far, in work that later steps do not repeat.
+  struct Spent {
+    double kernels = 0;  ///< preparing them, timing included
+    double memory = 0;   ///< allocating it, and binding operands to it
+    double graphs = 0;   ///< capturing them
+  };
+  const Spent& spent() const { return spent_; }
 
   // ---- tensors: host copies, blocking; a fault of a store by then is a resources error ----
   /// Of a tensor that is split over ranks `host` is the whole. Reading one is collective, and only what a rank asks
@@ -174,8 +181,9 @@ class Engine {
   std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
   std::vector<std::byte*> store_memory_;  // by store, where kernels work in place; else null
   std::byte* arena_ = nullptr;
-  std::byte* staging_ = nullptr;          // pinned: a slot for each upload, one for results
-  std::byte* slot_ = nullptr;             // the next upload's
+  std::byte* staging_ = nullptr;  // pinned: a slot for each upload, one for results
+  std::byte* slot_ = nullptr;     // the next upload's
+  Spent spent_;
   int next_slot_ = 0, on_their_way_ = 0;  // uploads that may not be done
   std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
   std::vector<const Kernel*> kernel_of_task_;

@@ -1,5 +1,6 @@
 #include "log/console_sink.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <utility>
@@ -46,6 +47,10 @@ class Line {
     if (const auto* integer = std::get_if<std::int64_t>(value)) return std::to_string(*integer);
     if (const auto* real = std::get_if<double>(value)) return significant(*real);
     return printable(std::get<std::string>(*value));
+  }
+  std::string fixed(const char* key, int digits) const {
+    const std::optional<double> value = number(key);
+    return value ? format_fixed(*value, digits) : plain(key);
   }
   static std::string significant(double value) {
     char text[32];
@@ -117,6 +122,18 @@ std::string run_line(const LogEvent& event) {
   return line.add_plain("steps", "", " steps").take();
 }
 
+std::string start_line(const LogEvent& event) {
+  Line line(event);
+  std::string parts;
+  for (const auto& [key, value] : event.fields) {
+    if (key == "seconds") continue;
+    std::string name = printable(key);
+    std::replace(name.begin(), name.end(), '_', ' ');
+    parts += (parts.empty() ? ": " : ", ") + name + " " + line.fixed(key.c_str(), 1);
+  }
+  return line.add("start").add("seconds", "", format_duration).take() + parts;
+}
+
 std::string end_line(const LogEvent& event) {
   Line line(event);
   line.add("end  ").add_plain("step", "", " steps").add("tokens", "", format_count, " tokens");
@@ -156,6 +173,7 @@ std::string to_console_line(const LogEvent& event) {
   if (event.kind == "run") return run_line(event);
   if (event.kind == "step") return step_line(event);
   if (event.kind == "end") return end_line(event);
+  if (event.kind == "start") return start_line(event);
   if (event.kind == "eval")
     return Line(event)
         .add("eval ")

@@ -52,6 +52,8 @@ TEST_CASE("every kind of event has its line") {
                           {"tokens_per_step", std::int64_t{524288}}}}) ==
         "run    tiny  llama  494M parameters  cpu  bf16  1000 steps of 524k tokens");
   CHECK(to_console_line(kEval) == "eval   step 120  61.4k tokens  loss 4.7000");
+  CHECK(to_console_line({"start", {{"seconds", 12.34}, {"plan", 0.04}, {"kernels", 8.16}, {"first_step", 4.14}}}) ==
+        "start  12s: plan 0.0, kernels 8.2, first step 4.1");
   CHECK(to_console_line({"checkpoint", {{"step", std::int64_t{120}}, {"path", std::string("runs/a")}}}) ==
         "saved  step 120  runs/a");
   CHECK(to_console_line({"warning", {{"text", std::string("slow disk")}}}) == "warning: slow disk");

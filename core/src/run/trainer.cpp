@@ -36,28 +36,35 @@ StartingPoint start_of_alike(const Session& session, Ranks& ranks, const std::ve
 
 // What is chosen by timing is chosen by rank 0, for all ranks to compute alike.
 std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const StartingPoint& start,
-                                     const StartProgress& progress) {
+                                     const StartProgress& progress, Phases& phases) {
+  phases.enter("device");
   Device& device = *session.device;
   const int beside = device.traits().host_addressable ? 0 : ranks.local_rank();
   device.open(static_cast<int>(session.device_options.ordinal) + beside);
   if (ranks.size() > 1) pin_to_numa_node(device.traits().numa_node);
   if (start.newest.checkpoint) device.load_state(start.newest.checkpoint->meta.device_state);
   progress("planning");
+  phases.enter("plan");
   PlanOptions options = session.plan_options();
   options.state.rank = ranks.rank();
   options.snapshot = options.snapshot && ranks.leads();
   Plan plan = make_plan(session.parts(), options);
   ranks.need_same("plan", shared_text(plan));
   progress("preparing kernels");
+  phases.enter("kernels");
   std::vector<OffloadStore*> stores = session.open_stores(plan);
   std::unique_ptr<Engine> engine;
   const std::string choices = ranks.from_leader([&] {
     engine = std::make_unique<Engine>(device, std::move(plan), std::move(stores));
     return device.save_state();
   });
-  if (engine) return engine;
-  device.load_state(choices);
-  return std::make_unique<Engine>(device, std::move(plan), std::move(stores));
+  if (!engine) {
+    device.load_state(choices);
+    engine = std::make_unique<Engine>(device, std::move(plan), std::move(stores));
+  }
+  phases.split("memory", engine->spent().memory);
+  phases.leave();
+  return engine;
 }
 
 /// The state with which `step` begins.
@@ -91,7 +98,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
                   ? std::optional(ModelExport(session, Session::export_directory(session.log.directory)))
                   : std::nullopt),
       start_(start_of_alike(session, ranks_, libraries_)),
-      ready_engine_(ready_engine(session, ranks_, start_, progress_)),
+      ready_engine_(ready_engine(session, ranks_, start_, progress_, start_log_.phases)),
       engine_(*ready_engine_),
       state_{.session = session,
              .engine = engine_,
@@ -101,8 +108,8 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
              .interrupted = [this] { return interrupted(); }},
       spikes_(session.guard),
       checkpoints_(session, engine_, ranks_, lock_, libraries_, evaluation_),
-      hooks_{&scale_log_,    &guard_,   &step_log_,   &telemetry_log_, &spikes_,
-             &same_weights_, &samples_, &evaluation_, &checkpoints_} {
+      hooks_{&start_log_, &scale_log_,    &guard_,   &step_log_,   &telemetry_log_,
+             &spikes_,    &same_weights_, &samples_, &evaluation_, &checkpoints_} {
   if (session.communicator) ranks_.join(*session.communicator, *session.device, engine_);
 }
 
@@ -170,9 +177,12 @@ void Trainer::open_sinks() {
 
 void Trainer::start() {
   progress_("opening data");
+  start_log_.phases.enter("data");
   open_data();
   progress_("loading weights");
+  start_log_.phases.enter("weights");
   load_weights();
+  start_log_.phases.leave();
   progress_({});
   open_sinks();
   start_ = {};  // closes the checkpoint's file

@@ -17,6 +17,7 @@
 #include "run/hooks/samples.h"
 #include "run/hooks/scale_log.h"
 #include "run/hooks/spikes.h"
+#include "run/hooks/start_log.h"
 #include "run/hooks/step_log.h"
 #include "run/hooks/telemetry_log.h"
 #include "run/ranks/ranks.h"
@@ -72,6 +73,7 @@ class Trainer {
   EventLog log_;
   RunRequests& requests_;
   StartProgress progress_;
+  StartLog start_log_;
   std::optional<RunLock> lock_;  // of rank 0
   Ranks ranks_;
   std::vector<LibraryIdentity> libraries_;
