@@ -27,43 +27,46 @@ std::vector<Batch> make_batches(const Geometry& geometry, std::int64_t vocabular
   return batches;
 }
 
-/// Milliseconds, work and launches of each op in one micro-step and one update, slowest first.
-std::vector<OpTime> op_times(const std::vector<LaunchTime>& launches) {
+using RunTimes = std::map<Run, std::vector<ActionTime>>;  // of actions
+
+/// Milliseconds, work and launches of each op in one micro-step and one update, slowest first; and the sums of their
+/// times beside what is estimated.
+void add_launch_times(BenchResult& result, const RunTimes& times, const Plan& plan) {
   std::map<std::string, OpTime> ops;
-  for (const LaunchTime& time : launches) {
-    const std::string& name = time.update ? time.task->instance.kind : time.task->name;
-    OpTime& op = ops[name + (time.update ? "u" : "")];
-    op.op = name;
-    op.phase = time.update ? "update" : phase_name(time.task->phase);
-    op.launches += 1;
-    op.milliseconds += time.milliseconds;
-    op.flops += time.task->cost.flops;
-    op.bytes += time.task->cost.bytes;
-    op.tensor_core = time.task->cost.tensor_core;
-    op.format = time.task->cost.format;
+  for (Run run : {Run::later, Run::update, Run::settle}) {
+    const bool update = run != Run::later;
+    if (run != Run::settle) result.schedules.push_back({plan.schedules[run].name});
+    for (std::size_t i = 0; i < times.at(run).size(); ++i) {
+      const Action& action = plan.schedules[run].actions[i];
+      if (action.kind != ActionKind::launch) continue;
+      const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+      const double seconds = times.at(run)[i].end - times.at(run)[i].begin;
+      const std::string& name = update ? task.instance.kind : task.name;
+      OpTime& op = ops[name + (update ? "u" : "")];
+      op.op = name;
+      op.phase = update ? "update" : phase_name(task.phase);
+      op.launches += 1;
+      op.milliseconds += seconds * 1e3;
+      op.flops += task.cost.flops;
+      op.bytes += task.cost.bytes;
+      op.tensor_core = task.cost.tensor_core;
+      op.format = task.cost.format;
+      result.schedules.back().estimated += task.seconds;
+      result.schedules.back().measured += seconds;
+    }
   }
-  std::vector<OpTime> times;
-  for (auto& [name, op] : ops) times.push_back(std::move(op));
-  std::sort(times.begin(), times.end(),
+  for (auto& [name, op] : ops) result.ops.push_back(std::move(op));
+  std::sort(result.ops.begin(), result.ops.end(),
             [](const OpTime& a, const OpTime& b) { return a.milliseconds > b.milliseconds; });
-  return times;
 }
 
-/// Launches one behind the other, and the sums of their times beside what is estimated.
-void add_schedule_times(BenchResult& result, const std::vector<LaunchTime>& launches, const Plan& plan) {
+/// A step's runs, one behind the other, each kind once.
+std::vector<TimelineEvent> measured_timeline(const RunTimes& times, const Plan& plan, std::int64_t micro_batches) {
+  std::vector<TimelineEvent> events;
   double begin = 0;
-  for (Run run : {Run::later, Run::update}) {
-    double estimated = 0, measured = 0;
-    for (const LaunchTime& time : launches) {
-      if (time.update != (run == Run::update)) continue;
-      const double seconds = time.milliseconds / 1e3;
-      result.timeline.push_back({time.task->name, plan.schedules[run].name, Lane::compute, begin + measured, seconds});
-      estimated += time.task->seconds;
-      measured += seconds;
-    }
-    result.schedules.push_back({plan.schedules[run].name, estimated, measured});
-    begin += measured;
-  }
+  for (const auto& [run, count] : runs_of_step(plan, micro_batches))
+    begin = add_events(events, plan, run, times.at(run), begin);
+  return events;
 }
 
 }  // namespace
@@ -165,10 +168,11 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
   for (const auto& [format, flops] : training_work(engine.plan())) work += flops;
   if (double rate = matmul_rate(rated, session.precision->traits().matmul); rate > 0)
     result.mfu = result.tokens_per_second * work / rate;
-  const std::vector<LaunchTime> launches = engine.profile(batches[0], state);
-  result.ops = op_times(launches);
-  add_schedule_times(result, launches, engine.plan());
+  const RunTimes times = engine.profile(batches[0], state, accumulation);
+  add_launch_times(result, times, engine.plan());
+  result.timeline = measured_timeline(times, engine.plan(), accumulation);
   result.estimated = simulated_step(engine.plan(), rated, accumulation);
+  result.one_by_one = step_time(engine.plan(), accumulation, [&](Run run) { return times.at(run); });
   return result;
 }
 

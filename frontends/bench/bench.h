@@ -39,13 +39,14 @@ struct BenchResult {
   double tokens_per_second = 0;     ///< median over steps
   double slowest = 0, fastest = 0;  ///< of the steps, tokens/s
   StepTime estimated;               ///< of a step, as simulated
+  StepTime one_by_one;              ///< the same as measured, launched action by action
   double sol = 0;                   ///< share of the speed of light, see sol_seconds_per_token
   double measured_sol = 0;          ///< the same at the measured peaks, where they were
   double mfu = 0;                   ///< of the peak of the precision's matmul format, the same work
   std::int64_t device_bytes = 0;
   Phases start;  ///< from plan to the end of the first step
   std::vector<ScheduleTime> schedules;
-  std::vector<TimelineEvent> timeline;  ///< of the same launches
+  std::vector<TimelineEvent> timeline;  ///< of a step, launched action by action
   std::vector<OpTime> ops;              ///< one micro-step and one update, slowest first
   std::optional<Peaks> peaks;
   /// Of the timed steps, in their order.
@@ -74,7 +75,7 @@ struct BenchOrigin {
 Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::uint32_t number);
 
 /// Runs whole optimizer steps at the config's learning rate, on batches of which none comes twice within some 16M
-/// tokens, then one with an event around every launch.
+/// tokens, then one with an event around every action.
 BenchResult run_bench(Session& session, const BenchOptions& options);
 
 std::string bench_table(const BenchResult& result, const DeviceTraits& device);

@@ -37,6 +37,22 @@ void add_settings(nlohmann::ordered_json& settings, const ConfigNode& node, cons
   for (const auto& [name, child] : node.children) add_settings(settings, child, key.empty() ? name : key + "." + name);
 }
 
+/// By owner, what kernels wait for in a step: as simulated, and with the step's actions launched one by one.
+std::string waits_table(const BenchResult& result) {
+  std::map<TensorOwner, std::pair<double, double>> waits;
+  for (const auto& [owner, seconds] : result.estimated.unhidden) waits[owner].first = seconds;
+  for (const auto& [owner, seconds] : result.one_by_one.unhidden) waits[owner].second = seconds;
+  if (waits.empty()) return {};
+  std::string text =
+      fmt::format("{:<32}{:>12}{:>24}\n", "in a step kernels wait for", "estimated", "launched one by one");
+  auto line = [&](std::string_view name, double estimated, double measured) {
+    text += fmt::format("  {:<30}{:>12}{:>24}\n", name, format_duration(estimated), format_duration(measured));
+  };
+  for (const auto& [owner, seconds] : waits) line(name_of(owner), seconds.first, seconds.second);
+  line("of", result.estimated.total, result.one_by_one.total);
+  return text;
+}
+
 }  // namespace
 
 std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
@@ -69,9 +85,8 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
     const double seconds = result.tokens_per_step / result.tokens_per_second;
     text += fmt::format("a step: estimated {}, measured {}, {:.2f} times\n", format_duration(result.estimated.total),
                         format_duration(seconds), seconds / result.estimated.total);
-    if (const std::string waits = waits_text(result.estimated); !waits.empty())
-      text += "of the estimate, kernels wait " + waits + "\n";
   }
+  text += waits_table(result);
   std::string of_measured = result.peaks ? fmt::format(" ({:.1f}% of measured peaks)", 100 * result.measured_sol) : "";
   text += fmt::format(
       "whole steps: {:.1f}k tok/s (from {:.1f}k to {:.1f}k), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}\n"
@@ -109,6 +124,9 @@ std::string bench_json(const BenchResult& result, const Session& session, const 
   json["estimated"]["seconds"] = result.estimated.total;
   for (const auto& [owner, seconds] : result.estimated.unhidden)
     json["estimated"]["waits"][std::string(name_of(owner))] = seconds;
+  json["one_by_one"]["seconds"] = result.one_by_one.total;
+  for (const auto& [owner, seconds] : result.one_by_one.unhidden)
+    json["one_by_one"]["waits"][std::string(name_of(owner))] = seconds;
   for (const OpTime& op : result.ops)
     json["ops"].push_back({{"op", op.op},
                            {"phase", op.phase},

@@ -22,7 +22,7 @@ int bench_command(const Arguments& arguments) {
       "measure-peaks", "measure the device's memory and matmul rates first, and report shares of them too")(
       "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too")(
       "timeline", po::value<std::string>()->value_name("OUT"),
-      "write the measured times of one micro-step and one update to this file (for Perfetto)")(
+      "write the measured times of a step, launched action by action, to this file (for Perfetto)")(
       "commit", po::value<std::string>()->value_name("ID")->default_value(""), "what was built, for that file");
   std::optional<RunArguments> run = parse_run(
       "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--timeline OUT] [--set a.b=v]...\n"

@@ -109,13 +109,18 @@ TEST_CASE("a plan shows, checks and draws its schedule") {
   std::string text;
   std::getline(std::ifstream(drawn), text, '\0');
   CHECK(text.find("\"traceEvents\":[") != std::string::npos);
-  const Outcome measured = quern("bench " + file.path.string() + " --steps 1 --set train.sequence=16 --timeline " +
-                                 drawn.string() + " 2>&1");
+  const Outcome measured =
+      quern("bench " + file.path.string() + " --steps 1 --set train.sequence=16 --set memory.moments=host --timeline " +
+            drawn.string() + " 2>&1");
   CHECK(measured.code == 0);
-  for (const char* part : {"\nlater micro-step: estimated ", "\nupdate: estimated ", ", measured "}) {
+  for (const char* part : {"\nlater micro-step: estimated ", "\nupdate: estimated ", ", measured ",
+                           "\nin a step kernels wait for ", "\n  optimizer state ", "\nstart to first step "}) {
     CAPTURE(part);
     CHECK(has(measured, part));
   }
+  std::getline(std::ifstream(drawn), text, '\0');
+  for (const char* bar : {"\"get optimizer state\"", "\"put optimizer state\"", "\"first micro-step, updating\""})
+    CHECK(text.find(bar) != std::string::npos);
   std::ofstream(drawn) << "somebody's";
   const Outcome refused = quern(plan + "--timeline " + drawn.string() + " 2>&1");
   CHECK(refused.code == 4);

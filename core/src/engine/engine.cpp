@@ -290,29 +290,47 @@ Engine::StepResult Engine::result() {
   return result;
 }
 
-std::vector<LaunchTime> Engine::profile(const Batch& batch, const StepState& state) {
-  settle();
-  upload(batch, state);
-  std::vector<LaunchTime> times;
-  std::vector<std::pair<Event, Event>> events;
-  for (Run run : {Run::later, Run::update, Run::settle}) {
-    const RunSchedule& schedule = plan_.schedules[run];
-    for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
-      const Action& action = schedule.actions[i];
-      const bool launch = action.kind == ActionKind::launch;
-      if (launch) {
-        events.emplace_back(device_.make_event(), device_.make_event());
-        device_.record(events.back().first, compute_);
-      }
-      act(schedule, runs_[static_cast<std::size_t>(run)], i, {});
-      if (!launch) continue;
-      device_.record(events.back().second, compute_);
-      times.push_back({&plan_.schedules.tasks[static_cast<std::size_t>(action.task)], 0, run != Run::later});
-    }
+std::map<Run, std::vector<ActionTime>> Engine::profile(const Batch& batch, const StepState& state,
+                                                       std::int64_t micro_batches) {
+  const bool updates = std::exchange(put_off_, false);
+  std::vector<Run> runs{plan_.schedules.run_of({.last = micro_batches == 1, .updates = updates}), Run::later};
+  if (micro_batches > 1) runs.push_back(plan_.schedules.run_of({.first = false}));
+  runs.insert(runs.end(), {Run::update, Run::settle});
+  std::map<Run, std::vector<ActionTime>> times;
+  std::vector<Event> events;
+  for (Run run : runs) {
+    upload(batch, state);
+    synchronize();
+    if (!times.count(run)) times[run] = profile(run, events);
+  }
+  return times;
+}
+
+// The first event is where the run begins.
+std::vector<ActionTime> Engine::profile(Run run, std::vector<Event>& events) {
+  const std::vector<Action>& actions = plan_.schedules[run].actions;
+  std::size_t used = 0;
+  auto mark = [&](Lane lane) {
+    if (used == events.size()) events.push_back(device_.make_event());
+    device_.record(events[used], stream(lane));
+    return used++;
+  };
+  std::vector<std::pair<std::size_t, std::size_t>> marks(actions.size());
+  mark(Lane::compute);
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    const ActionKind kind = actions[i].kind;
+    const bool waits = kind == ActionKind::wait && actions[i].lane == Lane::compute;
+    const bool works = actions[i].lane != Lane::host && kind != ActionKind::record && kind != ActionKind::wait;
+    if (works) marks[i].first = mark(actions[i].lane);
+    act(plan_.schedules[run], runs_[static_cast<std::size_t>(run)], i, {});
+    if (works || waits) marks[i].second = mark(actions[i].lane);
+    if (waits) marks[i].first = marks[i].second;
   }
   synchronize();
-  for (std::size_t i = 0; i < times.size(); ++i)
-    times[i].milliseconds = device_.elapsed(events[i].first, events[i].second);
+  std::vector<ActionTime> times(actions.size());
+  auto seconds = [&](std::size_t event) { return device_.elapsed(events[0], events[event]) / 1e3; };
+  for (std::size_t i = 0; i < actions.size(); ++i)
+    if (marks[i].second > 0) times[i] = {seconds(marks[i].first), seconds(marks[i].second)};
   return times;
 }
 

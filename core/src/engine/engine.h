@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "plan/time/simulate.h"
 #include "quern/communicator.h"
 #include "quern/data_source.h"
 #include "quern/device.h"
@@ -20,13 +21,6 @@
 namespace quern {
 
 class Progress;
-
-/// A launch and how long it took alone.
-struct LaunchTime {
-  const Task* task = nullptr;  ///< owned by the engine's plan
-  double milliseconds = 0;
-  bool update = false;  ///< part of the optimizer step
-};
 
 /// Whether a step tells what the scales of its tensors lose.
 enum class Observe : bool { no, yes };
@@ -109,8 +103,11 @@ class Engine {
   /// trace in the training state.
   std::vector<float> next_logits(const Batch& batch, const std::vector<std::int32_t>& rows);
 
-  /// One accumulating micro-step and one update, launch by launch with an event around each.
-  std::vector<LaunchTime> profile(const Batch& batch, const StepState& state);
+  /// The runs of a step of so many micro-batches, an accumulating micro-step and what the update puts off: one run
+  /// behind the other, action by action with an event around each. By run, the times of its actions, of those that
+  /// take some on a stream; a wait of the compute lane ends where it begins, when it is over.
+  std::map<Run, std::vector<ActionTime>> profile(const Batch& batch, const StepState& state,
+                                                 std::int64_t micro_batches);
 
  private:
   /// An action with addresses.
@@ -136,6 +133,7 @@ class Engine {
     std::vector<Lane> side_lanes;  ///< used beside compute, where the whole run is one segment
   };
 
+  std::vector<ActionTime> profile(Run run, std::vector<Event>& events);
   void prepare_kernels();
   void bind(Run run);
   void bind_collective(const Action& action, Bound& bound) const;

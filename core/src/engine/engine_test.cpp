@@ -8,6 +8,7 @@
 
 #include "engine/progress.h"
 #include "engine/recording_device.h"
+#include "plan/time/step_time.h"
 #include "program/names.h"
 #include "quern/error.h"
 
@@ -430,20 +431,30 @@ TEST_CASE("a tensor in a store is read and written through the slots, part by pa
                                    "get arena+64 from slot 7+192, 36, compute", "copy arena+64 to host, 36, compute"}));
 }
 
-TEST_CASE("a profile has the launches of one accumulating micro-step and of the update, and captures nothing") {
+TEST_CASE(
+    "a profile has the times of all actions of a step's runs and of an accumulating micro-step, and captures nothing") {
   RecordingDevice planner;
   const Plan plan = tiny_plan(tiny_options(), planner);
-  Rig rig(plan, true);
-  const std::vector<LaunchTime> times = rig.engine->profile(batch_of(plan.options.geometry), {});
-  const Calls calls = rig.device.take();
-  const std::size_t micro_step = launches(plan.schedules[Run::later]), update = launches(plan.schedules[Run::update]);
-  REQUIRE(times.size() == micro_step + update);
-  CHECK(count(calls, "capture") == 0);
-  CHECK(count(calls, "graph") == 0);
-  CHECK(static_cast<std::size_t>(count(calls, "record")) == 2 * times.size());
-  for (std::size_t i = 0; i < times.size(); ++i) {
-    CHECK(times[i].update == (i >= micro_step));
-    CHECK(times[i].milliseconds == 2);  // calls: the event before it, and the launch
+  for (std::int64_t micro_batches : {1, 2, 3}) {
+    Rig rig(plan, true);
+    const auto times = rig.engine->profile(batch_of(plan.options.geometry), {}, micro_batches);
+    const Calls calls = rig.device.take();
+    CHECK(count(calls, "capture") == 0);
+    CHECK(count(calls, "graph") == 0);
+    for (const auto& [run, often] : runs_of_step(plan, micro_batches)) CHECK(times.count(run) == 1);
+    for (Run run : {Run::later, Run::update, Run::settle}) CHECK(times.count(run) == 1);
+    for (const auto& [run, of_run] : times) {
+      const RunSchedule& schedule = plan.schedules[run];
+      CAPTURE(schedule.name);
+      REQUIRE(of_run.size() == schedule.actions.size());
+      double last = 0;
+      for (std::size_t i = 0; i < of_run.size(); ++i) {
+        const Action& action = schedule.actions[i];
+        CHECK(of_run[i].begin >= (action.lane == Lane::compute && action.kind == ActionKind::launch ? last : 0));
+        if (action.kind != ActionKind::launch) continue;
+        CHECK(of_run[i].end - of_run[i].begin == doctest::Approx(2e-3));  // calls: the event before it, and the launch
+        last = of_run[i].end;
+      }
+    }
   }
-  CHECK(times[0].task->name == "embedding embedded");
 }

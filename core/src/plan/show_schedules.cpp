@@ -74,31 +74,34 @@ std::string show_schedules(const Plan& plan, const DeviceTraits& device, std::st
   return text;
 }
 
-std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTraits& device) {
+double add_events(std::vector<TimelineEvent>& events, const Plan& plan, Run run, const std::vector<ActionTime>& times,
+                  double begin) {
+  const RunSchedule& schedule = plan.schedules[run];
   const StoreOwners owners(plan);
+  double end = begin;
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    const Action& action = schedule.actions[i];
+    end = std::max(end, begin + times[i].end);
+    if (action.kind == ActionKind::record || action.kind == ActionKind::wait) continue;
+    std::string name = title_of(plan.schedules, action);
+    if (action.task < 0) name = name_of(action.kind);
+    if (action.kind == ActionKind::get || action.kind == ActionKind::put)
+      name += " " + std::string(name_of(owners.moved(schedule, action)));
+    events.push_back(
+        {std::move(name), schedule.name, action.lane, begin + times[i].begin, times[i].end - times[i].begin});
+  }
+  for (const auto& [time, owner] : store_waits(plan, schedule, times))
+    events.push_back({"wait for " + std::string(name_of(owner)), schedule.name, Lane::compute, begin + time.begin,
+                      time.end - time.begin});
+  return end;
+}
+
+std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTraits& device) {
   std::vector<TimelineEvent> events;
   double begin = 0;
   const Run first = plan.schedules.run_of({.last = false, .updates = plan.defers_update()});
-  for (Run run : {Run::upload, first, Run::upload, plan.schedules.run_of({.first = false}), Run::update, Run::result}) {
-    const RunSchedule& schedule = plan.schedules[run];
-    const std::vector<ActionTime> times = simulate(plan.schedules, schedule, device);
-    double end = begin;
-    for (std::size_t i = 0; i < times.size(); ++i) {
-      const Action& action = schedule.actions[i];
-      end = std::max(end, begin + times[i].end);
-      if (action.kind == ActionKind::record || action.kind == ActionKind::wait) continue;
-      std::string name = title_of(plan.schedules, action);
-      if (action.task < 0) name = name_of(action.kind);
-      if (action.kind == ActionKind::get || action.kind == ActionKind::put)
-        name += " " + std::string(name_of(owners.moved(schedule, action)));
-      events.push_back(
-          {std::move(name), schedule.name, action.lane, begin + times[i].begin, times[i].end - times[i].begin});
-    }
-    for (const auto& [time, owner] : store_waits(plan, schedule, times))
-      events.push_back({"wait for " + std::string(name_of(owner)), schedule.name, Lane::compute, begin + time.begin,
-                        time.end - time.begin});
-    begin = end;
-  }
+  for (Run run : {Run::upload, first, Run::upload, plan.schedules.run_of({.first = false}), Run::update, Run::result})
+    begin = add_events(events, plan, run, simulate(plan.schedules, plan.schedules[run], device), begin);
   return events;
 }
 

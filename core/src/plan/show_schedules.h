@@ -7,6 +7,7 @@
 
 #include "base/files/descriptor.h"
 #include "plan/plan.h"
+#include "plan/time/simulate.h"
 
 namespace quern {
 
@@ -20,6 +21,10 @@ struct TimelineEvent {
   Lane lane = Lane::compute;
   double begin = 0, seconds = 0;
 };
+/// Adds a run's actions, which take these times from `begin` on, and its waits for what stores have. When the last
+/// ends.
+double add_events(std::vector<TimelineEvent>& events, const Plan& plan, Run run, const std::vector<ActionTime>& times,
+                  double begin);
 /// Of one step with two micro-batches, as simulated.
 std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTraits& device);
 inline constexpr FileKind kTimelineFile{"a timeline of quern",

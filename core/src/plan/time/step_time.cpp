@@ -21,17 +21,6 @@ std::optional<TensorOwner> owner_in_place(const RunSchedule& schedule, const Act
   return {};
 }
 
-/// Of one run.
-StepTime run_time(const Plan& plan, Run run, const DeviceTraits& device) {
-  const RunSchedule& schedule = plan.schedules[run];
-  const std::vector<ActionTime> times = simulate(plan.schedules, schedule, device);
-  StepTime step;
-  for (const ActionTime& time : times) step.total = std::max(step.total, time.end);
-  for (const StoreWait& wait : store_waits(plan, schedule, times))
-    step.unhidden[wait.owner] += wait.time.end - wait.time.begin;
-  return step;
-}
-
 }  // namespace
 
 StoreOwners::StoreOwners(const Plan& plan) {
@@ -82,7 +71,7 @@ std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule
   double busy = 0;
   for (std::size_t i = 0; i < times.size() && !transfers.empty(); ++i) {
     if (schedule.actions[i].lane != Lane::compute) continue;
-    add(busy, times[i].begin);
+    if (schedule.actions[i].kind == ActionKind::wait) add(busy, times[i].begin);
     busy = std::max(busy, times[i].end);
   }
   add(busy, total);
@@ -91,21 +80,35 @@ std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule
   return waits;
 }
 
-StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64_t micro_batches) {
-  StepTime step;
-  auto add = [&](Run run, std::int64_t times) {
-    const StepTime one = run_time(plan, run, device);
-    step.total += static_cast<double>(times) * one.total;
-    for (const auto& [owner, seconds] : one.unhidden) step.unhidden[owner] += static_cast<double>(times) * seconds;
+std::vector<std::pair<Run, std::int64_t>> runs_of_step(const Plan& plan, std::int64_t micro_batches) {
+  std::vector<std::pair<Run, std::int64_t>> runs;
+  auto add = [&](std::int64_t times, bool first, bool last) {
+    runs.emplace_back(plan.schedules.run_of({.first = first, .last = last, .updates = first && plan.defers_update()}),
+                      times);
   };
-  for (std::int64_t i = 0; i < micro_batches; ++i) {
-    const bool first = i == 0, last = i + 1 == micro_batches, inner = !first && !last;
-    add(plan.schedules.run_of({.first = first, .last = last, .updates = first && plan.defers_update()}),
-        inner ? micro_batches - 2 : 1);
-    if (inner) i = micro_batches - 2;
+  add(1, true, micro_batches == 1);
+  if (micro_batches > 2) add(micro_batches - 2, false, false);
+  if (micro_batches > 1) add(1, false, true);
+  runs.emplace_back(Run::update, 1);
+  return runs;
+}
+
+StepTime step_time(const Plan& plan, std::int64_t micro_batches,
+                   const std::function<std::vector<ActionTime>(Run)>& times) {
+  StepTime step;
+  for (const auto& [run, count] : runs_of_step(plan, micro_batches)) {
+    const std::vector<ActionTime> of_run = times(run);
+    double end = 0;
+    for (const ActionTime& time : of_run) end = std::max(end, time.end);
+    step.total += static_cast<double>(count) * end;
+    for (const auto& [time, owner] : store_waits(plan, plan.schedules[run], of_run))
+      step.unhidden[owner] += static_cast<double>(count) * (time.end - time.begin);
   }
-  add(Run::update, 1);
   return step;
+}
+
+StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64_t micro_batches) {
+  return step_time(plan, micro_batches, [&](Run run) { return simulate(plan.schedules, plan.schedules[run], device); });
 }
 
 std::string waits_text(const StepTime& step) {

@@ -2,6 +2,7 @@
 // How long a whole step takes, as simulated, and how much of that the kernels wait for transfers.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -40,7 +41,12 @@ struct StoreWait {
 /// Of one of the plan's schedules, whose actions take these times.
 std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule, const std::vector<ActionTime>& times);
 
-/// Of a training step of so many micro-batches among other such steps.
+/// Runs of a training step of so many micro-batches among other such steps, in their order, and how often each comes.
+std::vector<std::pair<Run, std::int64_t>> runs_of_step(const Plan& plan, std::int64_t micro_batches);
+/// Of such a step, of whose runs `times` gives the times of their actions.
+StepTime step_time(const Plan& plan, std::int64_t micro_batches,
+                   const std::function<std::vector<ActionTime>(Run)>& times);
+/// The same, as simulated.
 StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64_t micro_batches);
 
 /// "565ms for master weights, 420ms for gradients"; empty: nothing waits.
