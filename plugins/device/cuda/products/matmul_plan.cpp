@@ -73,10 +73,6 @@ cublasLtMatmulMatrixScale_t library_mode(ScaleMode scales) {
 /// Smaller products take some 30 us or less, of which another tile saves little, and are many in tests.
 constexpr double kLeastWideFlops = 2e10;
 
-double flops_of(const MatmulKey& key) {
-  return 2.0 * static_cast<double>(key.m) * static_cast<double>(key.n) * static_cast<double>(key.k);
-}
-
 }  // namespace
 
 std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
@@ -221,7 +217,7 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 
 std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
   // A configuration is checked without knowing how operands are aligned; the heuristic is told.
-  const bool wide = search == MatmulSearch::wide && gpu.compute_capability == 90 && flops_of(key) >= kLeastWideFlops &&
+  const bool wide = search == MatmulSearch::wide && gpu.compute_capability == 90 && key.flops() >= kLeastWideFlops &&
                     key.alignment >= 256;
   return wide ? ", wide" : "";
 }
@@ -247,18 +243,26 @@ std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const 
   return plan;
 }
 
-std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const MatmulKey& key, bool wide,
-                                                       bool own) const {
+std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const MatmulKey& key, bool wide, bool own) {
   const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(context_->lt, candidates_);
   if (listed.empty()) return std::nullopt;
   if (candidates_ == 1) return TimedChoices::Found{text_of(listed.front()), false};
   std::vector<cublasLtMatmulAlgo_t> unlisted;
-  if (wide) unlisted = unlisted_candidates(context_->lt, plan, key, listed, context_->traits.multiprocessors);
+  if (wide) unlisted = unlisted_for(plan, key, listed);
   const TimedChoice choice = choose_by_time(*context_, key, listed, unlisted);
+  if (wide && choice.whole) finalists_[key.text()] = choice.finalists;
   plan.choose(choice.algorithm);
-  if (own && flops_of(key) >= kLeastWideFlops && own_is_faster(*context_, plan))
+  if (own && key.flops() >= kLeastWideFlops && own_is_faster(*context_, plan))
     return TimedChoices::Found{MatmulPlan::kOwn, choice.whole};
   return TimedChoices::Found{text_of(choice.algorithm), choice.whole};
+}
+
+std::vector<cublasLtMatmulAlgo_t> MatmulPlans::unlisted_for(const MatmulPlan& plan, const MatmulKey& key,
+                                                            const std::vector<cublasLtMatmulAlgo_t>& listed) const {
+  MatmulKey other = key;
+  other.accumulate = !key.accumulate;
+  if (const auto searched = finalists_.find(other.text()); searched != finalists_.end()) return searched->second;
+  return unlisted_candidates(context_->lt, plan, key, listed, context_->traits.multiprocessors);
 }
 
 bool MatmulPlans::use(MatmulPlan& plan, const std::string& text) const {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "quern/dtype.h"
 #include "runtime/kernels.h"
@@ -43,6 +44,7 @@ struct MatmulKey {
   std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
 
   std::string text() const;
+  double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
 };
 
 /// An algorithm as hexadecimal words, and back; none where the text is not one.
@@ -115,14 +117,20 @@ class MatmulPlans {
  private:
   /// Has the plan run by a choice; false: it cannot.
   bool use(MatmulPlan& plan, const std::string& text) const;
+  /// What a wide search tries beside the list. Of a gradient that is written by the first micro-step, and added to by
+  /// others, only the best of one are tried for the other.
+  std::vector<cublasLtMatmulAlgo_t> unlisted_for(const MatmulPlan& plan, const MatmulKey& key,
+                                                 const std::vector<cublasLtMatmulAlgo_t>& listed) const;
   /// What timing finds; none: there is no algorithm.
-  std::optional<TimedChoices::Found> search(MatmulPlan& plan, const MatmulKey& key, bool wide, bool own) const;
+  std::optional<TimedChoices::Found> search(MatmulPlan& plan, const MatmulKey& key, bool wide, bool own);
 
   TimedChoices& choices_;
   int candidates_;
   MatmulSearch search_;
   CudaContext* context_ = nullptr;
   std::map<std::string, std::shared_ptr<MatmulPlan>> plans_;  ///< by MatmulKey::text()
+  /// By the same, the best few of a wide search.
+  std::map<std::string, std::vector<cublasLtMatmulAlgo_t>> finalists_;
 };
 
 }  // namespace quern::cuda

@@ -62,13 +62,9 @@ class Stopwatch {
     return timer_.milliseconds() / static_cast<float>(runs);
   }
 
-  /// The best of two rounds of about 3 ms.
-  float burst(const cublasLtMatmulAlgo_t& algorithm) const {
-    if (mean(algorithm, 1) == kFailed) return kFailed;  // loads the kernel
-    const float once = mean(algorithm, 1);
-    if (once == kFailed) return kFailed;
-    const int runs = std::clamp(static_cast<int>(3.0f / std::max(once, 1e-3f)), 2, 50);
-    return std::min(mean(algorithm, runs), mean(algorithm, runs));
+  /// The mean of about so long, of 50 runs at most; kFailed when the algorithm fails.
+  float of(const cublasLtMatmulAlgo_t& algorithm, float once, float ms) const {
+    return mean(algorithm, std::clamp(static_cast<int>(ms / std::max(once, 1e-3f)), 1, 50));
   }
 
  private:
@@ -80,43 +76,48 @@ class Stopwatch {
   mutable std::size_t next_ = 0;
 };
 
-Candidates time_listed(const Stopwatch& watch, const std::function<bool(const cublasLtMatmulAlgo_t&)>& accepted,
-                       const std::vector<cublasLtMatmulAlgo_t>& listed) {
-  Candidates candidates;
-  for (const cublasLtMatmulAlgo_t& algorithm : listed) {
-    if (!accepted(algorithm)) continue;
-    const float ms = watch.burst(algorithm);
-    if (ms != kFailed) candidates.push_back({algorithm, true, ms});
-  }
-  sort_by_time(candidates);
-  return candidates;
-}
-
 constexpr float kNear = 1.1f;  ///< beyond what short runs scatter by
 
-/// Of the most promising ones, which come first, those near the best listed one's `listed_ms` in short runs; the best
-/// first. Most need their kernel loaded, some milliseconds each.
-Candidates screen(const Stopwatch& watch, const std::function<bool(const cublasLtMatmulAlgo_t&)>& accepted,
-                  const std::vector<cublasLtMatmulAlgo_t>& unlisted, float listed_ms, std::size_t& tried) {
+/// Those near the best in runs of a third of a millisecond, the best first. `best_ms` is of those that were timed
+/// before; of `most` that are accepted, which come first. Most need their kernel loaded, some milliseconds each.
+Candidates screen(const Stopwatch& watch, const MatmulPlan& plan, cublasLtHandle_t lt,
+                  const std::vector<cublasLtMatmulAlgo_t>& algorithms, bool listed, float best_ms, std::size_t& tried) {
   constexpr std::size_t kMost = 192;  // all variants of the tiles that are tried, in the best kind of cluster
-  const int runs = std::clamp(static_cast<int>(0.3f / std::max(listed_ms, 1e-3f)), 1, 10);
+  constexpr float kFar = 1.3f;        // beyond what single runs scatter by
+  Candidates timed;
   std::size_t left = kMost;
-  Candidates near;
-  for (const cublasLtMatmulAlgo_t& algorithm : unlisted) {
-    if (!accepted(algorithm)) continue;
+  for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
+    if (!plan.accepts(lt, algorithm)) continue;
     if (left-- == 0) break;
     ++tried;
     if (watch.mean(algorithm, 1) == kFailed) continue;
-    const float ms = watch.mean(algorithm, runs);
-    if (ms < kNear * listed_ms) near.push_back({algorithm, false, ms});
+    float ms = watch.mean(algorithm, 1);
+    if (ms < kFar * best_ms) ms = watch.of(algorithm, ms, 0.3f);
+    best_ms = std::min(best_ms, ms);
+    if (ms < kNear * best_ms) timed.push_back({algorithm, listed, ms});
   }
-  sort_by_time(near);
-  return near;
+  std::erase_if(timed, [best_ms](const Candidate& candidate) { return candidate.ms >= kNear * best_ms; });
+  sort_by_time(timed);
+  return timed;
+}
+
+/// By the best of two rounds of about 3 ms.
+void burst(const Stopwatch& watch, Candidates& candidates) {
+  for (Candidate& candidate : candidates) {
+    const float once = candidate.ms;
+    candidate.ms = std::min(watch.of(candidate.algorithm, once, 3), watch.of(candidate.algorithm, once, 3));
+  }
+  sort_by_time(candidates);
 }
 
 std::ptrdiff_t count_with_tile(const Candidates& candidates, std::uint32_t tile) {
   return std::count_if(candidates.begin(), candidates.end(),
                        [tile](const Candidate& c) { return tile_of(c.algorithm) == tile; });
+}
+
+bool contains(const Candidates& candidates, const Candidate& candidate) {
+  return std::any_of(candidates.begin(), candidates.end(),
+                     [&](const Candidate& known) { return text_of(known.algorithm) == text_of(candidate.algorithm); });
 }
 
 /// The first few of candidates sorted by time that are `good`, some of a tile.
@@ -149,22 +150,28 @@ Candidates finalists(const Candidates& candidates) {
   return taken;
 }
 
-/// Times each under load that lasts, in turn and back, so that what changes slowly weighs on all alike.
+/// Times each under load that lasts, in turn, so that what changes slowly weighs on all alike; and back those that may
+/// still be the best, which come first then.
 void sustain(const Stopwatch& watch, Candidates& candidates) {
-  constexpr float kSettleMs = 200, kWarmMs = 50, kTimedMs = 80;
-  auto load = [&](const Candidate& candidate, float burst_ms, float ms) {
-    return watch.mean(candidate.algorithm, std::max(1, static_cast<int>(std::lround(ms / std::max(burst_ms, 1e-3f)))));
+  constexpr float kSettleMs = 100, kWarmMs = 20, kTimedMs = 40;
+  constexpr float kBehind = 1.015f;  // beyond what a turn scatters by
+  auto load = [&](const Candidate& candidate, float once, float ms) {
+    return watch.mean(candidate.algorithm, std::max(1, static_cast<int>(std::lround(ms / std::max(once, 1e-3f)))));
   };
-  std::vector<float> bursts;
-  for (Candidate& candidate : candidates) bursts.push_back(std::exchange(candidate.ms, 0.0f));
-  load(candidates.front(), bursts.front(), kSettleMs);
-  const std::size_t count = candidates.size();
-  for (std::size_t turn = 0; turn < 2 * count; ++turn) {
-    const std::size_t i = turn < count ? turn : 2 * count - 1 - turn;
-    load(candidates[i], bursts[i], kWarmMs);
-    candidates[i].ms += load(candidates[i], bursts[i], kTimedMs) / 2;
-  }
+  auto turn = [&](Candidate& candidate) {
+    const float once = candidate.ms;
+    load(candidate, once, kWarmMs);
+    return load(candidate, once, kTimedMs);
+  };
+  load(candidates.front(), candidates.front().ms, kSettleMs);
+  for (Candidate& candidate : candidates) candidate.ms = turn(candidate);
   sort_by_time(candidates);
+  const auto behind = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+    return candidate.ms > kBehind * candidates.front().ms;
+  });
+  if (behind - candidates.begin() == 1) return;
+  for (auto it = behind; it-- != candidates.begin();) it->ms = (it->ms + turn(*it)) / 2;
+  std::stable_sort(candidates.begin(), behind, [](const Candidate& x, const Candidate& y) { return x.ms < y.ms; });
 }
 
 /// y's sums after a run into bytes that show what it leaves out; empty when the run fails. As numbers, bytes of 0x42
@@ -196,31 +203,41 @@ bool agrees(std::span<const float> x, std::span<const float> y) {
          worst * worst * static_cast<double>(y.size()) < kRow * kRow * reference;
 }
 
+/// Whether an algorithm gives these sums but for rounding, and the same bits again.
+bool gives(std::span<const float> want, CudaContext& context, const MatmulPlan& plan, const MatmulKey& key,
+           const MatmulScratch& scratch, const cublasLtMatmulAlgo_t& algorithm) {
+  const std::vector<float> got = sums_of(context, plan, key, scratch, algorithm),
+                           again = sums_of(context, plan, key, scratch, algorithm);
+  return !want.empty() && got.size() == want.size() && got == again && agrees(got, want);
+}
+
+/// Smaller products take a tenth of a millisecond or less, and little of a step.
+constexpr double kLeastSustained = 1e11;
+
 TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulScratch& scratch,
                       const std::vector<cublasLtMatmulAlgo_t>& listed,
                       const std::vector<cublasLtMatmulAlgo_t>& unlisted) {
   const MatmulPlan plan(key);
   const Stopwatch watch(context, key, plan, scratch);
-  const auto accepted = [&](const cublasLtMatmulAlgo_t& algorithm) { return plan.accepts(context.lt, algorithm); };
   TimedChoice choice{listed.front()};
-  choice.tried = listed.size();
-  Candidates candidates = time_listed(watch, accepted, listed);
+  Candidates candidates = screen(watch, plan, context.lt, listed, true, kFailed, choice.tried);
   if (candidates.empty()) return choice;
-  choice.listed_ms = candidates.front().ms;
   if (!unlisted.empty()) {
     const cublasLtMatmulAlgo_t reference = candidates.front().algorithm;
-    const Candidates near = screen(watch, accepted, unlisted, choice.listed_ms, choice.tried);
-    auto same = [&](const Candidate& c) { return gives_same(context, plan, key, scratch, reference, c.algorithm); };
-    for (Candidate& candidate : best_of(near, same)) {
-      candidate.ms = watch.burst(candidate.algorithm);
-      candidates.push_back(candidate);
-    }
-    sort_by_time(candidates);
-    candidates = finalists(candidates);
-    if (candidates.size() > 1) sustain(watch, candidates);
-    choice.listed_ms =
-        std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.listed; })->ms;
+    const Candidates near = screen(watch, plan, context.lt, unlisted, false, candidates.front().ms, choice.tried);
+    const std::vector<float> want = sums_of(context, plan, key, scratch, reference);
+    auto same = [&](const Candidate& c) { return gives(want, context, plan, key, scratch, c.algorithm); };
+    for (const Candidate& candidate : best_of(near, same))
+      if (!contains(candidates, candidate)) candidates.push_back(candidate);
   }
+  burst(watch, candidates);
+  if (!unlisted.empty()) {
+    candidates = finalists(candidates);
+    if (candidates.size() > 1 && key.flops() >= kLeastSustained) sustain(watch, candidates);
+  }
+  for (const Candidate& candidate : candidates) choice.finalists.push_back(candidate.algorithm);
+  choice.listed_ms =
+      std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.listed; })->ms;
   choice.algorithm = candidates.front().algorithm;
   choice.ms = candidates.front().ms;
   choice.timed = true;
@@ -257,10 +274,7 @@ bool own_is_faster(CudaContext& context, const MatmulPlan& library) {
 
 bool gives_same(CudaContext& context, const MatmulPlan& plan, const MatmulKey& key, const MatmulScratch& scratch,
                 const cublasLtMatmulAlgo_t& reference, const cublasLtMatmulAlgo_t& algorithm) {
-  const std::vector<float> want = sums_of(context, plan, key, scratch, reference),
-                           got = sums_of(context, plan, key, scratch, algorithm),
-                           again = sums_of(context, plan, key, scratch, algorithm);
-  return !want.empty() && got.size() == want.size() && got == again && agrees(got, want);
+  return gives(sums_of(context, plan, key, scratch, reference), context, plan, key, scratch, algorithm);
 }
 
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,

@@ -21,14 +21,14 @@ struct TimedChoice {
   float ms = 0;         ///< a run of the choice
   float listed_ms = 0;  ///< the best of those that the library listed, timed as the choice was
   std::size_t tried = 0;
+  std::vector<cublasLtMatmulAlgo_t> finalists = {};  ///< the best few, the choice first
 };
 
 /// The fastest of `listed`, which are not empty, and of those of `unlisted` that compute the same, on operands that no
-/// run finds in the L2 cache. How many are tried is fixed, however busy the host is. Listed ones alone are timed in
-/// bursts of milliseconds. With unlisted ones it takes 2 to 3 s: those that are near the best in
-/// short runs are timed in bursts, and the best of these under load that lasts, where the power limit lowers the clock,
-/// more for some than for others. Where scratch for the whole product does not fit, the listed ones are timed on a
-/// smaller one of the same layout.
+/// run finds in the L2 cache. How many are tried is fixed, however busy the host is. Those that are near the best in
+/// short runs are timed in bursts of milliseconds; where there are unlisted ones, and the product is large, the best of
+/// these under load that lasts, where the power limit lowers the clock, more for some than for others. Where scratch
+/// for the whole product does not fit, the listed ones are timed on a smaller one of the same layout.
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
                            const std::vector<cublasLtMatmulAlgo_t>& unlisted);
 
