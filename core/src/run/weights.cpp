@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <future>
+#include <memory>
 #include <numbers>
 #include <thread>
 
@@ -59,36 +62,68 @@ void store_initial(const ParameterPart& part, const RandomKey& key, std::uint64_
   }
 }
 
+/// Elements [first, first + count) of one tensor.
+struct Piece {
+  const ParameterSpec* spec;
+  const PlannedTensor* tensor;
+  RandomKey key;
+  std::uint64_t first, count;
+
+  std::size_t bytes() const { return count * size_of(tensor->dtype); }
+};
+
 // Billions of numbers at 32B: all cores, each its own range.
-void store_initial(const ParameterSpec& spec, const RandomKey& key, DType dtype, std::byte* out) {
+void store_initial(const Piece& piece, std::byte* out) {
   std::uint64_t at = 0;
   std::vector<std::jthread> threads;
-  for (const ParameterPart& part : spec.parts) {
-    const auto count = static_cast<std::uint64_t>(part.rows * spec.columns());
+  for (const ParameterPart& part : piece.spec->parts) {
+    const auto size = static_cast<std::uint64_t>(part.rows * piece.spec->columns());
+    const std::uint64_t from = std::max(at, piece.first), to = std::min(at + size, piece.first + piece.count);
+    at += size;
+    if (from >= to) continue;
+    const std::uint64_t count = to - from;
     const std::uint64_t workers = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
     for (std::uint64_t worker = 0; worker < workers; ++worker) {
-      const std::uint64_t begin = at + count * worker / workers, end = at + count * (worker + 1) / workers;
-      auto work = [=, &part] { store_initial(part, key, begin, end, dtype, out + begin * size_of(dtype)); };
+      const std::uint64_t begin = from + count * worker / workers, end = from + count * (worker + 1) / workers;
+      const DType dtype = piece.tensor->dtype;
+      auto work = [=, &part, &piece] {
+        store_initial(part, piece.key, begin, end, dtype, out + (begin - piece.first) * size_of(dtype));
+      };
       if (workers == 1)
         work();
       else
         threads.emplace_back(work);
     }
-    at += count;
   }
 }
 
 }  // namespace
 
+// The next piece is made while one is written.
 void initialise_weights(Engine& engine, std::uint64_t seed) {
+  constexpr std::uint64_t kMost = std::uint64_t{16} << 20;  // elements
   std::uint32_t object = 0;
-  std::vector<std::byte> stored;
+  std::vector<Piece> pieces;
+  std::size_t most = 0;
   for_each_parameter(engine.plan(), [&](const ParameterSpec& spec, int layer) {
     const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, layer);
-    stored.resize(static_cast<std::size_t>(spec.count()) * size_of(tensor.dtype));
-    store_initial(spec, {seed, RandomPurpose::init, object++}, tensor.dtype, stored.data());
-    engine.write(tensor, stored.data());
+    const auto count = static_cast<std::uint64_t>(spec.count());
+    const RandomKey key{seed, RandomPurpose::init, object++};
+    for (std::uint64_t first = 0; first < count; first += kMost) {
+      pieces.push_back({&spec, &tensor, key, first, std::min(kMost, count - first)});
+      most = std::max(most, pieces.back().bytes());
+    }
   });
+  const std::array stored{std::make_unique_for_overwrite<std::byte[]>(most),
+                          std::make_unique_for_overwrite<std::byte[]>(most)};
+  auto make = [&](std::size_t i) { store_initial(pieces[i], stored[i % 2].get()); };
+  std::future<void> made;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    i == 0 ? make(0) : made.get();
+    if (i + 1 < pieces.size()) made = std::async(std::launch::async, make, i + 1);
+    engine.write(*pieces[i].tensor, static_cast<std::int64_t>(pieces[i].first),
+                 static_cast<std::int64_t>(pieces[i].count), stored[i % 2].get());
+  }
   engine.refresh();
 }
 
