@@ -48,8 +48,9 @@ void add_schedules(Plan& plan, const Device& device) {
   plan.flops_per_token = flops / static_cast<double>(plan.options.geometry.tokens());
 }
 
-RecomputeChoice recomputation(const PlanParts& parts, const PlanOptions& options) {
-  return choose(parts, options).recompute;
+ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options) {
+  Choice choice = choose(parts, options);
+  return {parts.with(*choice.precision), std::move(choice.recompute)};
 }
 
 void verify(const Plan& plan) {

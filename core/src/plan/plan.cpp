@@ -45,6 +45,10 @@ const std::string& memory_of(TensorOwner owner, const StatePlacement& state) {
   }
 }
 
+PlanParts PlanParts::with(const PrecisionBackend& backend) const {
+  return {model, backend, device, optimizer, custom_ops, outer_precision, stores, communicator_bytes};
+}
+
 const OffloadTraits* PlanParts::store(std::string_view id) const {
   auto it = std::find_if(stores.begin(), stores.end(), [&](const OffloadTraits& traits) { return traits.id == id; });
   return it == stores.end() ? nullptr : &*it;

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "plan/placement.h"
@@ -54,6 +55,12 @@ struct PlanOptions {
   std::vector<std::string> outer_parameters = {};
 };
 
+/// What a precision backend is with values for those of its options that are left to the planner.
+struct PrecisionForm {
+  std::vector<std::pair<std::string, std::string>> values;  ///< ("precision.e4m3.transposed_weights", "made")
+  const PrecisionBackend* backend = nullptr;
+};
+
 /// Components of a run; all outlive the plan's making, none is kept.
 struct PlanParts {
   const Model& model;
@@ -64,9 +71,14 @@ struct PlanParts {
   const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
   std::vector<OffloadTraits> stores = {};             ///< a store that is not among them is taken to be in host memory
   std::int64_t communicator_bytes = 0;                ///< of device memory, by what ranks meet through
+  /// Backends of the same bits as `precision`, one of which trains; empty: that one. Without a budget it is the first
+  /// that fits.
+  std::vector<PrecisionForm> forms = {};
 
   /// Of the store of that id; null: not among them.
   const OffloadTraits* store(std::string_view id) const;
+  /// These, with that backend and no other form.
+  PlanParts with(const PrecisionBackend& backend) const;
 };
 
 /// PlanOptions::uploads for so many micro-batches a step: enough that the device never waits for the host.

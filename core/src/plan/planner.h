@@ -13,7 +13,11 @@ Plan plan_with(const PlanParts& parts, const PlanOptions& options, const Recompu
 /// Makes its schedules and estimates.
 void add_schedules(Plan& plan, const Device& device);
 
-/// What make_plan would recompute: what the options name, or as little as fits into their budgets.
-RecomputeChoice recomputation(const PlanParts& parts, const PlanOptions& options);
+/// What make_plan would choose of the programs: the form of the precision backend, and what is recomputed.
+struct ProgramChoice {
+  PlanParts parts;
+  RecomputeChoice recompute;
+};
+ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

@@ -75,6 +75,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
     const Factory& factory = host.require(kPluginKind<PrecisionBackend>, precision_options.outer);
     outer_precision = host.create<PrecisionBackend>(precision_options.outer, default_values(factory.options));
   }
+  make_precision_forms(host);
   optimizer = make<Optimizer>(config, host, "optimizer");
   schedule = make<Schedule>(config, host, "schedule");
   dataset = make<Dataset>(config, host, "data");
@@ -102,8 +103,38 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .next = "shorten it, or train a model with more positions"});
 }
 
+// One for each combination of the values of options that are "auto", which is none of those.
+void Session::make_precision_forms(PluginHost& host) {
+  const std::string& id = config.id("precision");
+  struct Way {
+    PrecisionForm form;
+    OptionValues values;
+  };
+  std::vector<Way> ways{{{}, config.factory_values("precision")}};
+  for (const OptionSpec& spec : host.require(kPluginKind<PrecisionBackend>, id).options) {
+    const OptionValue* value = ways[0].values.find(spec.key);
+    if (!value || *value != OptionValue(std::string(kAuto))) continue;
+    std::vector<Way> more;
+    for (const Way& way : ways)
+      for (const std::string& choice : spec.choices) {
+        if (choice == kAuto) continue;
+        Way& one = more.emplace_back(way);
+        one.values.set(spec.key, choice);
+        one.form.values.emplace_back("precision." + id + "." + spec.key, choice);
+      }
+    ways = std::move(more);
+  }
+  if (ways.size() == 1) return;
+  for (Way& way : ways) {
+    backends_of_forms_.push_back(host.create<PrecisionBackend>(id, way.values));
+    way.form.backend = backends_of_forms_.back().get();
+    precision_forms.push_back(std::move(way.form));
+  }
+}
+
 PlanParts Session::parts() const {
   PlanParts parts{*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()};
+  parts.forms = precision_forms;
   for (const std::unique_ptr<OffloadStore>& store : stores) parts.stores.push_back(store->traits());
   if (communicator) {
     const CommunicatorTraits& traits = communicator->traits();

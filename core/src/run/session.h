@@ -38,6 +38,7 @@ struct Session {
   std::unique_ptr<Schedule> schedule;
   std::unique_ptr<Dataset> dataset;
   std::vector<OpSpec> custom_ops;
+  std::vector<PrecisionForm> precision_forms;  ///< for the options of `precision` that are left to the planner
 
   PlanParts parts() const;
   PlanOptions plan_options() const;
@@ -55,7 +56,11 @@ struct Session {
   /// A config error when the data have more tokens than the model.
   void check_vocabulary(const DataSource& source) const;
   void check_reduction() const;
+  void make_precision_forms(PluginHost& host);
   std::int64_t tokens_per_step() const { return train.micro_batch * train.sequence * train.accumulation; }
+
+ private:
+  std::vector<std::unique_ptr<PrecisionBackend>> backends_of_forms_;
 };
 
 }  // namespace quern

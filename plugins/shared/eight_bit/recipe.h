@@ -30,7 +30,7 @@ struct RecipeOptions {
   std::string head = "quantized";
   std::string head_gradient_format = "e5m2";
   std::vector<std::string> head_fast_accumulation = {"output"};
-  std::string transposed_weights = "kept";
+  std::string transposed_weights = "auto";
 };
 
 /// Adds the option `products` to a table of a struct derived from RecipeOptions.
@@ -73,8 +73,8 @@ void add_float8_options(OptionTable<T>& table) {
   table
       .add("transposed_weights", &RecipeOptions::transposed_weights,
            "transposed quantized weights: kept beside the others (one byte a parameter) or made anew in each backward "
-           "pass")
-      .one_of({"kept", "made"});
+           "pass, with the same bits; auto: kept where they fit, and with a budget the faster")
+      .one_of({"auto", "kept", "made"});
 }
 
 class Recipe final : public PrecisionBackend {

@@ -48,7 +48,9 @@ class Comparison {
       if (!candidate.tried) try_to_fit(candidate);
       if (candidate.fits && (!best || candidate.seconds < best->seconds)) best = &candidate;
     }
-    return best ? taken(*best) : nearest();
+    Choice choice = best ? taken(*best) : nearest();
+    choice.precision = &parts_.precision;
+    return choice;
   }
 
  private:
@@ -181,8 +183,11 @@ class Comparison {
 
 }  // namespace
 
-bool Limits::hold(const Plan& plan) const {
-  return (device == 0 || plan.device_total() <= device) && (host == 0 || plan.host_bytes() <= host);
+std::int64_t Limits::missing(const Plan& plan) const {
+  auto above = [](std::int64_t bytes, std::int64_t limit) {
+    return limit == 0 ? 0 : std::max<std::int64_t>(bytes - limit, 0);
+  };
+  return above(plan.device_total(), device) + above(plan.host_bytes(), host);
 }
 
 Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
@@ -194,7 +199,31 @@ Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
 
 bool chooses(const PlanOptions& options) { return options.device_budget > 0 || options.host_budget > 0; }
 
-Choice choose(const PlanParts& parts, const PlanOptions& options) { return Comparison(parts, options).run(); }
+Choice choose(const PlanParts& parts, const PlanOptions& options) {
+  if (parts.forms.empty() || !options.train) return Comparison(parts, options).run();
+  const Limits limits = limits_of(parts, options);
+  auto better = [&](const Choice& a, const Choice& b) {
+    if (a.fits != b.fits) return a.fits;
+    return a.fits ? a.plan.seconds_per_step < b.plan.seconds_per_step : limits.missing(a.plan) < limits.missing(b.plan);
+  };
+  std::vector<Choice> choices;
+  for (const PrecisionForm& form : parts.forms) {
+    choices.push_back(Comparison(parts.with(*form.backend), options).run());
+    if (choices.back().fits && !chooses(options)) break;
+  }
+  std::stable_sort(choices.begin(), choices.end(), better);
+  Choice& best = choices.front();
+  if (!best.fits || choices.size() == 1) return std::move(best);
+  const Choice& next = choices[1];
+  const std::string otherwise =
+      next.fits ? "otherwise a step takes " + format_duration(next.plan.seconds_per_step)
+                : "otherwise the run does not fit: " + sized(limits.missing(next.plan)) + " are missing";
+  for (const PrecisionForm& form : parts.forms)
+    for (const auto& [key, value] : form.values)
+      if (form.backend == best.precision)
+        best.plan.decisions.push_back({key, std::string(kAuto), value, otherwise, key + "=" + value});
+  return std::move(best);
+}
 
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {
   const std::int64_t sequences = checked_product(options.geometry.batch, options.accumulation);

@@ -9,7 +9,9 @@ namespace quern {
 /// Bytes that a plan may take; 0: any number.
 struct Limits {
   std::int64_t device = 0, host = 0;
-  bool hold(const Plan& plan) const;
+  bool hold(const Plan& plan) const { return missing(plan) == 0; }
+  /// Bytes that the plan takes above them.
+  std::int64_t missing(const Plan& plan) const;
 };
 /// The least of budget and device memory; the host's is its budget.
 Limits limits_of(const PlanParts& parts, const PlanOptions& options);
@@ -21,9 +23,10 @@ struct Choice {
   RecomputeChoice recompute;
   Plan plan;  ///< with schedules where it fits; else the one that comes nearest to it
   bool fits = false;
+  const PrecisionBackend* precision = nullptr;  ///< the one of the parts' forms that it is for
 };
 
-/// Compares all placements, each with as little recomputation as fits.
+/// Compares all placements, each with as little recomputation as fits, and all forms of the precision backend.
 Choice choose(const PlanParts& parts, const PlanOptions& options);
 
 /// Chooses the micro-batch too, for the fastest step of the same sequences; where none fits, as choose does. Sizes are

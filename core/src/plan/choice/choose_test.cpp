@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 
 #include <doctest/doctest.h>
 
@@ -200,4 +201,57 @@ TEST_CASE("the micro-batch is the fastest for the sequences of a step") {
     }
     CHECK(choice.plan.decisions.back().assignment == "train.accumulation=" + std::to_string(made.accumulation));
   }
+}
+
+namespace {
+
+/// Input gradients read a transposed copy of the weight, kept or made in each backward pass.
+class Transposing final : public testkit::PlainPrecision {
+ public:
+  explicit Transposing(bool kept) : PlainPrecision(DType::bf16), kept_(kept) {}
+  void lower(const ProductSite& site, Lowering& lowering) const override {
+    if (site.product != Product::input_gradient) return lower_to_matmul(site, lowering);
+    const ValueId turned = kept_ ? lowering.working_copy(site.parameter, "transpose", {})[0]
+                                 : lowering.emit("transpose", {site.weight}, {}, std::string(site.parameter) + ".t")[0];
+    lowering.produce("matmul", {site.dy, turned}, {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}});
+  }
+
+ private:
+  bool kept_;
+};
+
+}  // namespace
+
+TEST_CASE("of the precision's forms it takes the first that fits, and within a budget the fastest") {
+  DeepParts deep;
+  const Transposing kept(true), made(false);
+  deep.parts.forms = {{{{"precision.test.copies", "kept"}}, &kept}, {{{"precision.test.copies", "made"}}, &made}};
+  auto with = [&](const PrecisionBackend& backend, const PlanOptions& options) {
+    return choose(deep.parts.with(backend), options);
+  };
+  const std::int64_t resident = with(kept, tiny_options()).plan.device_bytes;
+  CHECK(choose(deep.parts, tiny_options()).precision == &kept);
+  deep.device.device_traits.memory_bytes = static_cast<std::size_t>(resident - 1);
+  const Choice second = choose(deep.parts, tiny_options());
+  CHECK(second.precision == &made);
+  REQUIRE(second.plan.decisions.size() == 1);
+  CHECK(second.plan.decisions[0].reason.starts_with("otherwise the run does not fit: "));
+  deep.device.device_traits.memory_bytes = 0;
+
+  std::set<const PrecisionBackend*> taken;
+  for (const int part : {1, 6, 9, 12, 20}) {
+    CAPTURE(part);
+    const PlanOptions options = with_budgets(open_options(), resident * part / 16, 0);
+    const Choice choice = choose(deep.parts, options), one = with(kept, options), other = with(made, options);
+    CHECK(choice.fits == (one.fits || other.fits));
+    if (!choice.fits) continue;
+    const double least =
+        std::min(one.fits ? one.plan.seconds_per_step : INFINITY, other.fits ? other.plan.seconds_per_step : INFINITY);
+    CHECK(choice.plan.seconds_per_step == least);
+    const Decision& decision = choice.plan.decisions.back();
+    CHECK(decision.assignment == std::string("precision.test.copies=") + (choice.precision == &kept ? "kept" : "made"));
+    CHECK(with(*choice.precision, options).plan.device_bytes == choice.plan.device_bytes);
+    taken.insert(choice.precision);
+  }
+  CHECK(taken.size() == 2);
 }

@@ -260,7 +260,9 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
         {.where = "quern plan --show program", .what = "unknown pass", .found = std::string(pass), .expected = known});
   }
   if (pass == "place") return show_placed(make_plan(parts, options));
-  ProgramSet set(parts, options);
+  const ProgramChoice choice =
+      pass == "saved" || pass == "fuse" ? program_choice(parts, options) : ProgramChoice{parts, {}};
+  ProgramSet set(choice.parts, options);
   std::string text;
   if (pass == "model") {
     ProgramBuilder::Context context{&set.ops(), set.parameters(), parts.precision.traits().activation,
@@ -271,7 +273,7 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
     parts.model.head(head);
     return to_string(embed.take()) + to_string(block.take()) + to_string(head.take());
   }
-  set.finish(pass == "saved" || pass == "fuse" ? recomputation(parts, options) : RecomputeChoice{});
+  set.finish(choice.recompute);
   auto show = [&](const Stage& stage, bool is_head) {
     if (pass == "rotate") text += to_string(stage.model);
     if (pass == "differentiate") text += to_string(stage.joint.program);
