@@ -66,7 +66,7 @@ class Timing {
     const MatmulPlan plan(key);
     const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(context_.lt, kCandidates);
     if (listed.empty()) return {};
-    std::vector<cublasLtMatmulAlgo_t> unlisted;
+    UnlistedCandidates unlisted;
     if (!search_mark(MatmulSearch::wide, key, context_.traits).empty())
       unlisted = unlisted_candidates(context_.lt, plan, key, listed, context_.traits.multiprocessors);
     return choose_by_time(context_, key, listed, unlisted);

@@ -247,7 +247,7 @@ std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const M
   const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(context_->lt, candidates_);
   if (listed.empty()) return std::nullopt;
   if (candidates_ == 1) return TimedChoices::Found{text_of(listed.front()), false};
-  std::vector<cublasLtMatmulAlgo_t> unlisted;
+  UnlistedCandidates unlisted;
   if (wide) unlisted = unlisted_for(plan, key, listed);
   const TimedChoice choice = choose_by_time(*context_, key, listed, unlisted);
   if (wide && choice.whole) finalists_[key.text()] = choice.finalists;
@@ -257,11 +257,12 @@ std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const M
   return TimedChoices::Found{text_of(choice.algorithm), choice.whole};
 }
 
-std::vector<cublasLtMatmulAlgo_t> MatmulPlans::unlisted_for(const MatmulPlan& plan, const MatmulKey& key,
-                                                            const std::vector<cublasLtMatmulAlgo_t>& listed) const {
+UnlistedCandidates MatmulPlans::unlisted_for(const MatmulPlan& plan, const MatmulKey& key,
+                                             const std::vector<cublasLtMatmulAlgo_t>& listed) const {
   MatmulKey other = key;
   other.accumulate = !key.accumulate;
-  if (const auto searched = finalists_.find(other.text()); searched != finalists_.end()) return searched->second;
+  if (const auto searched = finalists_.find(other.text()); searched != finalists_.end())
+    return {.first = searched->second, .rest = {}};
   return unlisted_candidates(context_->lt, plan, key, listed, context_->traits.multiprocessors);
 }
 

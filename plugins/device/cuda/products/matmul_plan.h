@@ -19,6 +19,8 @@
 
 namespace quern::cuda {
 
+struct UnlistedCandidates;
+
 /// Scratch that every product may use: for sums of split-K parts.
 inline constexpr std::size_t kMatmulWorkspace = std::size_t{64} << 20;
 
@@ -119,8 +121,8 @@ class MatmulPlans {
   bool use(MatmulPlan& plan, const std::string& text) const;
   /// What a wide search tries beside the list. Of a gradient that is written by the first micro-step, and added to by
   /// others, only the best of one are tried for the other.
-  std::vector<cublasLtMatmulAlgo_t> unlisted_for(const MatmulPlan& plan, const MatmulKey& key,
-                                                 const std::vector<cublasLtMatmulAlgo_t>& listed) const;
+  UnlistedCandidates unlisted_for(const MatmulPlan& plan, const MatmulKey& key,
+                                  const std::vector<cublasLtMatmulAlgo_t>& listed) const;
   /// What timing finds; none: there is no algorithm.
   std::optional<TimedChoices::Found> search(MatmulPlan& plan, const MatmulKey& key, bool wide, bool own);
 

@@ -143,8 +143,12 @@ TEST_CASE("candidates beyond the list compute what listed ones do") {
     const MatmulPlan plan(key);
     const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(gpu.context.lt, 8);
     REQUIRE_FALSE(listed.empty());
-    const std::vector<cublasLtMatmulAlgo_t> unlisted =
+    const UnlistedCandidates found =
         unlisted_candidates(gpu.context.lt, plan, key, listed, gpu.context.traits.multiprocessors);
+    std::vector<cublasLtMatmulAlgo_t> unlisted = found.first;
+    unlisted.insert(unlisted.end(), found.rest.begin(), found.rest.end());
+    std::set<std::string> texts;
+    for (const cublasLtMatmulAlgo_t& algorithm : unlisted) CHECK(texts.insert(text_of(algorithm)).second);
     const MatmulScratch scratch(key, gpu.context.setup);
     REQUIRE(static_cast<bool>(scratch));
     std::string differing;

@@ -78,6 +78,14 @@ auto configuration_of(const cublasLtMatmulAlgo_t& algorithm) {
                     read<std::uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION));
 }
 
+/// Of a tile, what shows whether it suits a product: with these and all others of the best four tiles, none was missed
+/// of what 19 products in e4m3 were fastest with.
+bool is_sample(const cublasLtMatmulAlgo_t& algorithm) {
+  const auto [tile, cluster, variant] = configuration_of(algorithm);
+  if (cluster == CUBLASLT_CLUSTER_SHAPE_1x2x1) return variant == 0 || variant == 3;
+  return cluster == CUBLASLT_CLUSTER_SHAPE_1x1x1 && (variant == 0 || variant == 5);
+}
+
 /// Enumerators: the best by rank, then those of listed algorithms, of which other variants may be better.
 std::vector<std::uint32_t> tried_tiles(const MatmulKey& key, std::span<const cublasLtMatmulAlgo_t> listed,
                                        int multiprocessors) {
@@ -117,16 +125,14 @@ std::vector<MatmulTile> ranked_tiles(std::int64_t rows, std::int64_t columns, in
   return tiles;
 }
 
-std::vector<cublasLtMatmulAlgo_t> unlisted_candidates(cublasLtHandle_t lt, const MatmulPlan& plan, const MatmulKey& key,
-                                                      std::span<const cublasLtMatmulAlgo_t> listed,
-                                                      int multiprocessors) {
+UnlistedCandidates unlisted_candidates(cublasLtHandle_t lt, const MatmulPlan& plan, const MatmulKey& key,
+                                       std::span<const cublasLtMatmulAlgo_t> listed, int multiprocessors) {
   auto model = std::find_if(listed.begin(), listed.end(), [](const auto& a) { return count_tiles(a) >= kManyTiles; });
   if (model == listed.end()) return {};
   const std::optional<cublasLtMatmulAlgo_t> plain = plan.plain(lt, read<int>(*model, CUBLASLT_ALGO_CONFIG_ID));
   if (!plain) return {};
   const auto stages = read<std::uint32_t>(*model, CUBLASLT_ALGO_CONFIG_STAGES_ID);
   const std::uint32_t variants = count_variants(*model);
-  std::vector<cublasLtMatmulAlgo_t> found;
   auto is_listed = [&](const cublasLtMatmulAlgo_t& algorithm) {
     auto same = [&](const auto& other) {
       return read<std::int32_t>(other, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 &&
@@ -134,9 +140,10 @@ std::vector<cublasLtMatmulAlgo_t> unlisted_candidates(cublasLtHandle_t lt, const
     };
     return std::any_of(listed.begin(), listed.end(), same);
   };
-  const std::vector<std::uint32_t> tiles = tried_tiles(key, listed, multiprocessors);
-  for (const Cluster& cluster : std::span(kClusters).first(kTriedClusters)) {
-    for (std::uint32_t tile : tiles) {
+  UnlistedCandidates found;
+  for (std::uint32_t tile : tried_tiles(key, listed, multiprocessors)) {
+    std::vector<cublasLtMatmulAlgo_t> of_tile;
+    for (const Cluster& cluster : std::span(kClusters).first(kTriedClusters)) {
       for (std::uint32_t variant = 0; variant < variants; ++variant) {
         cublasLtMatmulAlgo_t algorithm = *plain;
         const bool written =
@@ -144,9 +151,13 @@ std::vector<cublasLtMatmulAlgo_t> unlisted_candidates(cublasLtHandle_t lt, const
             write(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, stages) &&
             write(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, static_cast<std::uint16_t>(cluster.id)) &&
             write(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, variant);
-        if (written && !is_listed(algorithm) && plan.accepts(lt, algorithm)) found.push_back(algorithm);
+        if (written && !is_listed(algorithm) && plan.accepts(lt, algorithm)) of_tile.push_back(algorithm);
       }
     }
+    const auto others = std::stable_partition(of_tile.begin(), of_tile.end(), is_sample);
+    const auto rest = others == of_tile.begin() && others != of_tile.end() ? others + 1 : others;
+    found.first.insert(found.first.end(), of_tile.begin(), rest);
+    found.rest.insert(found.rest.end(), rest, of_tile.end());
   }
   return found;
 }

@@ -27,11 +27,15 @@ double predicted_rate(const MatmulTile& tile, std::int64_t rows, std::int64_t co
 /// The `count` best by that, best first.
 std::vector<MatmulTile> ranked_tiles(std::int64_t rows, std::int64_t columns, int multiprocessors, std::size_t count);
 
-/// Deterministic configurations that the library accepts and `listed`, from its heuristic, lacks; the most promising
-/// first. None where no listed algorithm has tiles to choose from.
-std::vector<cublasLtMatmulAlgo_t> unlisted_candidates(cublasLtHandle_t lt, const MatmulPlan& plan, const MatmulKey& key,
-                                                      std::span<const cublasLtMatmulAlgo_t> listed,
-                                                      int multiprocessors);
+/// Deterministic configurations that the library accepts and its list lacks.
+struct UnlistedCandidates {
+  std::vector<cublasLtMatmulAlgo_t> first;  ///< a few of each tile
+  std::vector<cublasLtMatmulAlgo_t> rest;   ///< all others, of which those of the best tiles are worth a try
+  bool empty() const { return first.empty(); }
+};
+/// `listed` is from the library's heuristic. None where no listed algorithm has tiles to choose from.
+UnlistedCandidates unlisted_candidates(cublasLtHandle_t lt, const MatmulPlan& plan, const MatmulKey& key,
+                                       std::span<const cublasLtMatmulAlgo_t> listed, int multiprocessors);
 
 /// "112x256 2x1 4": tile, cluster and variant; " /3" behind them where sums are split in three.
 std::string configuration_text(const cublasLtMatmulAlgo_t& algorithm);

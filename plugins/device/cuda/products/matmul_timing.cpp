@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <utility>
@@ -78,25 +79,47 @@ class Stopwatch {
 
 constexpr float kNear = 1.1f;  ///< beyond what short runs scatter by
 
-/// Those near the best in runs of a third of a millisecond, the best first. `best_ms` is of those that were timed
-/// before; of `most` that are accepted, which come first. Most need their kernel loaded, some milliseconds each.
+/// All that run, with the times of runs of a third of a millisecond, or of a single one where that is far from the
+/// best; the best first. `best_ms` is of those that were timed before. Most need their kernel loaded, some milliseconds
+/// each.
 Candidates screen(const Stopwatch& watch, const MatmulPlan& plan, cublasLtHandle_t lt,
-                  const std::vector<cublasLtMatmulAlgo_t>& algorithms, bool listed, float best_ms, std::size_t& tried) {
-  constexpr std::size_t kMost = 192;  // all variants of the tiles that are tried, in the best kind of cluster
-  constexpr float kFar = 1.3f;        // beyond what single runs scatter by
+                  const std::vector<cublasLtMatmulAlgo_t>& algorithms, bool listed, float best_ms) {
+  constexpr float kFar = 1.3f;  // beyond what single runs scatter by
   Candidates timed;
-  std::size_t left = kMost;
   for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
-    if (!plan.accepts(lt, algorithm)) continue;
-    if (left-- == 0) break;
-    ++tried;
-    if (watch.mean(algorithm, 1) == kFailed) continue;
+    if (!plan.accepts(lt, algorithm) || watch.mean(algorithm, 1) == kFailed) continue;
     float ms = watch.mean(algorithm, 1);
     if (ms < kFar * best_ms) ms = watch.of(algorithm, ms, 0.3f);
     best_ms = std::min(best_ms, ms);
-    if (ms < kNear * best_ms) timed.push_back({algorithm, listed, ms});
+    timed.push_back({algorithm, listed, ms});
   }
-  std::erase_if(timed, [best_ms](const Candidate& candidate) { return candidate.ms >= kNear * best_ms; });
+  sort_by_time(timed);
+  return timed;
+}
+
+/// Of candidates sorted by time the tiles of the first.
+std::vector<std::uint32_t> best_tiles(const Candidates& candidates) {
+  constexpr std::size_t kMost = 4;
+  std::vector<std::uint32_t> tiles;
+  for (const Candidate& candidate : candidates) {
+    const std::uint32_t tile = tile_of(candidate.algorithm);
+    if (tiles.size() < kMost && std::find(tiles.begin(), tiles.end(), tile) == tiles.end()) tiles.push_back(tile);
+  }
+  return tiles;
+}
+
+/// Candidates beyond the list, sorted by time: a few of each tile, and all of the best tiles.
+Candidates screen_unlisted(const Stopwatch& watch, const MatmulPlan& plan, cublasLtHandle_t lt,
+                           const UnlistedCandidates& unlisted, const Candidates& listed) {
+  Candidates timed = screen(watch, plan, lt, unlisted.first, false, listed.front().ms), all = timed;
+  all.insert(all.end(), listed.begin(), listed.end());
+  sort_by_time(all);
+  const std::vector<std::uint32_t> tiles = best_tiles(all);
+  std::vector<cublasLtMatmulAlgo_t> others;
+  std::copy_if(unlisted.rest.begin(), unlisted.rest.end(), std::back_inserter(others), [&](const auto& algorithm) {
+    return std::find(tiles.begin(), tiles.end(), tile_of(algorithm)) != tiles.end();
+  });
+  for (const Candidate& candidate : screen(watch, plan, lt, others, false, all.front().ms)) timed.push_back(candidate);
   sort_by_time(timed);
   return timed;
 }
@@ -120,13 +143,13 @@ bool contains(const Candidates& candidates, const Candidate& candidate) {
                      [&](const Candidate& known) { return text_of(known.algorithm) == text_of(candidate.algorithm); });
 }
 
-/// The first few of candidates sorted by time that are `good`, some of a tile.
+/// Of candidates sorted by time the first few that are near the first and `good`, some of a tile.
 Candidates best_of(const Candidates& candidates, const std::function<bool(const Candidate&)>& good) {
   constexpr std::size_t kMost = 12;
   constexpr std::ptrdiff_t kMostOfATile = 4;
   Candidates best;
   for (const Candidate& candidate : candidates) {
-    if (best.size() == kMost || (!best.empty() && candidate.ms > kNear * best.front().ms)) break;
+    if (best.size() == kMost || candidate.ms > kNear * candidates.front().ms) break;
     if (count_with_tile(best, tile_of(candidate.algorithm)) < kMostOfATile && good(candidate))
       best.push_back(candidate);
   }
@@ -150,28 +173,30 @@ Candidates finalists(const Candidates& candidates) {
   return taken;
 }
 
-/// Times each under load that lasts, in turn, so that what changes slowly weighs on all alike; and back those that may
-/// still be the best, which come first then.
+/// Times each under load that lasts, in rounds forth and back, so that what changes slowly weighs on all alike. The
+/// last round is of those that may still be the best. The best first.
 void sustain(const Stopwatch& watch, Candidates& candidates) {
-  constexpr float kSettleMs = 100, kWarmMs = 20, kTimedMs = 40;
-  constexpr float kBehind = 1.015f;  // beyond what a turn scatters by
-  auto load = [&](const Candidate& candidate, float once, float ms) {
-    return watch.mean(candidate.algorithm, std::max(1, static_cast<int>(std::lround(ms / std::max(once, 1e-3f)))));
+  constexpr float kSettleMs = 60, kWarmMs = 5, kTimedMs = 15;
+  constexpr int kRounds = 3;
+  constexpr float kBehind = 1.03f;  // beyond what two rounds scatter by
+  auto load = [&](const Candidate& candidate, float ms) {
+    const float runs = ms / std::max(candidate.ms, 1e-3f);
+    return watch.mean(candidate.algorithm, std::max(1, static_cast<int>(std::lround(runs))));
   };
-  auto turn = [&](Candidate& candidate) {
-    const float once = candidate.ms;
-    load(candidate, once, kWarmMs);
-    return load(candidate, once, kTimedMs);
-  };
-  load(candidates.front(), candidates.front().ms, kSettleMs);
-  for (Candidate& candidate : candidates) candidate.ms = turn(candidate);
-  sort_by_time(candidates);
-  const auto behind = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
-    return candidate.ms > kBehind * candidates.front().ms;
-  });
-  if (behind - candidates.begin() == 1) return;
-  for (auto it = behind; it-- != candidates.begin();) it->ms = (it->ms + turn(*it)) / 2;
-  std::stable_sort(candidates.begin(), behind, [](const Candidate& x, const Candidate& y) { return x.ms < y.ms; });
+  load(candidates.front(), kSettleMs);
+  std::size_t left = candidates.size();
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < left; ++i) {
+      Candidate& candidate = candidates[round % 2 == 0 ? i : left - 1 - i];
+      load(candidate, kWarmMs);
+      const float ms = load(candidate, kTimedMs), rounds = static_cast<float>(round);
+      candidate.ms = (candidate.ms * rounds + ms) / (rounds + 1);
+    }
+    if (round + 2 < kRounds) continue;
+    sort_by_time(candidates);
+    const float most = kBehind * candidates.front().ms;
+    while (candidates[left - 1].ms > most) --left;
+  }
 }
 
 /// y's sums after a run into bytes that show what it leaves out; empty when the run fails. As numbers, bytes of 0x42
@@ -211,30 +236,27 @@ bool gives(std::span<const float> want, CudaContext& context, const MatmulPlan& 
   return !want.empty() && got.size() == want.size() && got == again && agrees(got, want);
 }
 
-/// Smaller products take a tenth of a millisecond or less, and little of a step.
-constexpr double kLeastSustained = 1e11;
-
 TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulScratch& scratch,
-                      const std::vector<cublasLtMatmulAlgo_t>& listed,
-                      const std::vector<cublasLtMatmulAlgo_t>& unlisted) {
+                      const std::vector<cublasLtMatmulAlgo_t>& listed, const UnlistedCandidates& unlisted) {
   const MatmulPlan plan(key);
   const Stopwatch watch(context, key, plan, scratch);
   TimedChoice choice{listed.front()};
-  Candidates candidates = screen(watch, plan, context.lt, listed, true, kFailed, choice.tried);
-  if (candidates.empty()) return choice;
+  const Candidates timed = screen(watch, plan, context.lt, listed, true, kFailed);
+  if (timed.empty()) return choice;
+  Candidates candidates = best_of(timed, [](const Candidate&) { return true; });
+  choice.tried = timed.size();
   if (!unlisted.empty()) {
-    const cublasLtMatmulAlgo_t reference = candidates.front().algorithm;
-    const Candidates near = screen(watch, plan, context.lt, unlisted, false, candidates.front().ms, choice.tried);
-    const std::vector<float> want = sums_of(context, plan, key, scratch, reference);
+    Candidates found = screen_unlisted(watch, plan, context.lt, unlisted, timed);
+    choice.tried += found.size();
+    std::erase_if(found, [&](const Candidate& c) { return c.ms > kNear * timed.front().ms; });
+    const std::vector<float> want = sums_of(context, plan, key, scratch, timed.front().algorithm);
     auto same = [&](const Candidate& c) { return gives(want, context, plan, key, scratch, c.algorithm); };
-    for (const Candidate& candidate : best_of(near, same))
+    for (const Candidate& candidate : best_of(found, same))
       if (!contains(candidates, candidate)) candidates.push_back(candidate);
   }
   burst(watch, candidates);
-  if (!unlisted.empty()) {
-    candidates = finalists(candidates);
-    if (candidates.size() > 1 && key.flops() >= kLeastSustained) sustain(watch, candidates);
-  }
+  if (!unlisted.empty()) candidates = finalists(candidates);
+  if (!unlisted.empty() && candidates.size() > 1) sustain(watch, candidates);
   for (const Candidate& candidate : candidates) choice.finalists.push_back(candidate.algorithm);
   choice.listed_ms =
       std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.listed; })->ms;
@@ -278,14 +300,13 @@ bool gives_same(CudaContext& context, const MatmulPlan& plan, const MatmulKey& k
 }
 
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
-                           const std::vector<cublasLtMatmulAlgo_t>& unlisted) {
+                           const UnlistedCandidates& unlisted) {
   MatmulKey timed = key;
   for (int attempt = 0; attempt < 5; ++attempt) {
     const MatmulScratch scratch(timed, context.setup, sets_beyond(context.traits.l2_bytes, timed));
     const bool whole = attempt == 0;  // what is not listed is taken only after it was seen to be right
     if (scratch) {
-      TimedChoice choice =
-          choose_on(context, timed, scratch, listed, whole ? unlisted : std::vector<cublasLtMatmulAlgo_t>{});
+      TimedChoice choice = choose_on(context, timed, scratch, listed, whole ? unlisted : UnlistedCandidates{});
       choice.whole = whole && choice.timed;
       return choice;
     }

@@ -13,6 +13,7 @@ namespace quern::cuda {
 class MatmulPlan;
 class MatmulScratch;
 struct MatmulKey;
+struct UnlistedCandidates;
 
 struct TimedChoice {
   cublasLtMatmulAlgo_t algorithm = {};
@@ -30,7 +31,7 @@ struct TimedChoice {
 /// these under load that lasts, where the power limit lowers the clock, more for some than for others. Where scratch
 /// for the whole product does not fit, the listed ones are timed on a smaller one of the same layout.
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
-                           const std::vector<cublasLtMatmulAlgo_t>& unlisted);
+                           const UnlistedCandidates& unlisted);
 
 /// Whether the own kernels (own_product.h), which take the product, are faster than the plan's algorithm, by more than
 /// what timings scatter. False where there is no memory to time with. Takes a third of a second.
