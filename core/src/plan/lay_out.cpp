@@ -19,7 +19,7 @@ class Layout {
   Layout(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards, const PlannedTensors& tensors)
       : plan_(plan), parts_(parts), set_(set), shards_(shards), tensors_(tensors) {}
 
-  void run() {
+  void run(const std::function<bool(const Plan&)>& worth_slots) {
     lay_out_parameters();
     lay_out_inputs();
     lay_out_results();
@@ -28,14 +28,17 @@ class Layout {
     lay_out_slice_amaxes();
     if (plan_.options.train && plan_.options.observe) lay_out_observations();
     lay_out_activations();
-    lay_out_slots();
-    if (!plan_.options.snapshot) return;
+    if (plan_.options.snapshot) lay_out_snapshot();
+    if (!plan_.stores.empty() && worth_slots(plan_)) lay_out_slots();
+  }
+
+ private:
+  void lay_out_snapshot() {
     for (const PlannedTensor& tensor : training_state(plan_))
       plan_.snapshot_bytes = checked_sum(plan_.snapshot_bytes, byte_count(tensor.whole_extents(), tensor.dtype));
     plan_.owners.push_back({"checkpoint copy", MemoryKind::pinned, plan_.snapshot_bytes});
   }
 
- private:
   int layers() const { return static_cast<int>(plan_.model.layers); }
 
   template <class Visit>
@@ -358,7 +361,6 @@ class Layout {
 
   // The schedules say what a window holds at once. They are made again once the slots have a place.
   void lay_out_slots() {
-    if (plan_.stores.empty()) return;
     plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead, spare_);
     if (plan_.ring.bytes > 0) plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
   }
@@ -405,8 +407,8 @@ class Layout {
 }  // namespace
 
 void lay_out(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
-             const PlannedTensors& tensors) {
-  Layout(plan, parts, set, shards, tensors).run();
+             const PlannedTensors& tensors, const std::function<bool(const Plan&)>& worth_slots) {
+  Layout(plan, parts, set, shards, tensors).run(worth_slots);
 }
 
 }  // namespace quern

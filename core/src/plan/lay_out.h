@@ -2,6 +2,7 @@
 // Where everything of a plan lies: tensors, saved activations, buffers and slots, each at its offset in the device's
 // arena or in a store, and the bytes of each owner.
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -21,8 +22,8 @@ struct PlannedTensors {
   std::vector<ScaledMaster> scaled;                               ///< those whose amax ranks make together
 };
 
-/// `plan` has its programs, parameters and updates.
+/// `plan` has its programs, parameters and updates. Slots are laid out where it is `worth_slots` with all else.
 void lay_out(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
-             const PlannedTensors& tensors);
+             const PlannedTensors& tensors, const std::function<bool(const Plan&)>& worth_slots);
 
 }  // namespace quern

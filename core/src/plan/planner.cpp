@@ -24,16 +24,18 @@ class Planner {
     plan_.options = options;
   }
 
-  Plan make(const RecomputeChoice& choice) {
+  Plan make(const RecomputeChoice& choice, const std::function<bool(const Plan&)>& worth_slots) {
     set_.finish(choice);
     if (plan_.options.state.in_tree > 0) check_tree();
     plan_.model = parts_.model.traits();
     plan_.ops = set_.ops();
     place_programs();
     make_parameters();
-    lay_out(plan_, parts_, set_, shards_, tensors_);
-    add_beside("device's own", static_cast<std::int64_t>(parts_.device.traits().own_bytes));
-    add_beside("communicators", parts_.communicator_bytes);
+    const auto own = static_cast<std::int64_t>(parts_.device.traits().own_bytes);
+    plan_.beside_bytes = checked_sum(own, parts_.communicator_bytes);
+    lay_out(plan_, parts_, set_, shards_, tensors_, worth_slots);
+    plan_.owners.push_back({"device's own", MemoryKind::device, own});
+    plan_.owners.push_back({"communicators", MemoryKind::device, parts_.communicator_bytes});
     report_refusals();
     return std::move(plan_);
   }
@@ -190,11 +192,6 @@ class Planner {
 
   // ---- memory ----
 
-  void add_beside(const char* owner, std::int64_t bytes) {
-    plan_.owners.push_back({owner, MemoryKind::device, bytes});
-    plan_.beside_bytes = checked_sum(plan_.beside_bytes, bytes);
-  }
-
   int layers() const { return static_cast<int>(plan_.model.layers); }
   std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
   std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment()); }
@@ -247,8 +244,9 @@ class Planner {
 
 }  // namespace
 
-Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice) {
-  return Planner(parts, options).make(choice);
+Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice,
+               const std::function<bool(const Plan&)>& worth_slots) {
+  return Planner(parts, options).make(choice, worth_slots);
 }
 
 }  // namespace quern

@@ -1,14 +1,17 @@
 #pragma once
 // Plans for a given choice; make_plan (plan.h) makes the choice.
 
+#include <functional>
+
 #include "plan/plan.h"
 #include "plan/programs/program_set.h"
 
 namespace quern {
 
 /// Runs the passes and lays memory out; every placement is chosen. What the device cannot run is a resources error;
-/// whether the plan fits is not looked at.
-Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice);
+/// whether the plan fits is not looked at. Slots take schedules to lay out: a plan that is not `worth_slots` has none.
+Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice,
+               const std::function<bool(const Plan&)>& worth_slots);
 
 /// Makes its schedules and estimates.
 void add_schedules(Plan& plan, const Device& device);

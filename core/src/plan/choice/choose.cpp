@@ -62,13 +62,12 @@ class Comparison {
     for (std::size_t i = 0; i < open_.size(); ++i)
       (candidate.options.state.*open_[i]->placement).memory = away >> i & 1 ? options_.store : std::string(kOnDevice);
     if (!placement_faults(candidate.options.state).empty() && away != 0) return;
-    candidate.fit = fit_named(parts_, candidate.options);
+    candidate.fit =
+        fit_named(parts_, candidate.options, [&](const Plan& plan) { return !searches() || !hopeless(plan); });
     Plan& plan = candidate.fit.plan;
     candidate.named_bytes = plan.device_total();
     candidate.fits = limits_.hold(plan);
-    const bool hopeless =
-        (limits_.host > 0 && least_host_bytes(plan) > limits_.host) || least_device_bytes(plan) > limits_.device;
-    candidate.tried = candidate.fits || hopeless || !chooses(options_) || !options_.train;
+    candidate.tried = candidate.fits || !searches() || hopeless(plan);
     if (candidate.fits || !candidate.tried) {
       add_schedules(plan, parts_.device);
       candidate.seconds = plan.seconds_per_step;
@@ -87,6 +86,14 @@ class Comparison {
     for (const Candidate& known : candidates_)
       if (known.away == away) return known.seconds;
     return 0;
+  }
+
+  /// Whether more than the options name may be recomputed.
+  bool searches() const { return chooses(options_) && options_.train; }
+
+  /// Whether no recomputation makes it fit.
+  bool hopeless(const Plan& plan) const {
+    return (limits_.host > 0 && least_host_bytes(plan) > limits_.host) || least_device_bytes(plan) > limits_.device;
   }
 
   /// What no recomputation frees.
@@ -122,7 +129,7 @@ class Comparison {
 
   Choice taken(Candidate& best) {
     std::vector<Decision> decisions;
-    if (chooses(options_) && options_.train) {
+    if (searches()) {
       for (std::size_t i = 0; i < open_.size() && !options_.store.empty(); ++i) {
         const std::string &memory = (best.options.state.*open_[i]->placement).memory, key = open_[i]->key;
         decisions.push_back({key, std::string(kAuto), memory, reason(best, i), key + "=" + memory});
@@ -169,7 +176,7 @@ class Comparison {
     };
     auto least = std::min_element(candidates_.begin(), candidates_.end(),
                                   [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
-    if (chooses(options_) && options_.train) try_to_fit(*least);
+    if (searches()) try_to_fit(*least);
     return {std::move(least->fit.choice), std::move(least->fit.plan), false};
   }
 

@@ -17,23 +17,24 @@ RecomputePath path_for(const PlanParts& parts, const PlanOptions& options) {
   return recompute_path(probe.typical().lowered.joint, probe.ops(), bytes, seconds);
 }
 
-Fit fit_named(const PlanParts& parts, const PlanOptions& options) {
+Fit fit_named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots) {
   Fit named{.choice = {.recomputed = ProgramSet(parts, options).recomputed(options.recompute)}, .plan = {}};
-  named.plan = plan_with(parts, options, named.choice);
+  named.plan = plan_with(parts, options, named.choice, worth_slots);
   return named;
 }
 
 // Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
 // the step of the path that fits them all, and as many as there is room for the next one.
 Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path,
-               const std::function<bool(const Plan&)>& fits_all) {
+               const PlanTest& fits_all) {
   auto trial = [&](RecomputeChoice choice) {
-    Plan plan = plan_with(parts, options, choice);
+    Plan plan = plan_with(parts, options, choice, fits_all);
     return Fit{std::move(choice), std::move(plan)};
   };
   std::size_t step = path.size() - 1;
   Fit fit = trial({.recomputed = path[step]});
   while (step > 0 && !fits_all(fit.plan)) fit = trial({.recomputed = path[--step]});
+  if (!fits_all(fit.plan)) fit.plan = plan_with(parts, options, fit.choice, [](const Plan&) { return true; });
   if (!fits_all(fit.plan) || step + 1 == path.size()) return fit;
   std::int64_t fits = 0, too_many = fit.plan.model.layers;
   while (too_many - fits > 1) {

@@ -17,10 +17,11 @@ struct Fit {
 using RecomputePath = std::vector<std::set<std::string>>;
 RecomputePath path_for(const PlanParts& parts, const PlanOptions& options);
 
-/// What the options name.
-Fit fit_named(const PlanParts& parts, const PlanOptions& options);
+using PlanTest = std::function<bool(const Plan&)>;
+
+/// What the options name; without slots where the plan is not `worth_slots`.
+Fit fit_named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots);
 /// The least recomputation on the path whose plan `fits_all` memories; where even the most does not fit, that.
-Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path,
-               const std::function<bool(const Plan&)>& fits_all);
+Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path, const PlanTest& fits_all);
 
 }  // namespace quern
