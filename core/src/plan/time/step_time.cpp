@@ -83,8 +83,11 @@ std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule
 std::vector<std::pair<Run, std::int64_t>> runs_of_step(const Plan& plan, std::int64_t micro_batches) {
   std::vector<std::pair<Run, std::int64_t>> runs;
   auto add = [&](std::int64_t times, bool first, bool last) {
-    runs.emplace_back(plan.schedules.run_of({.first = first, .last = last, .updates = first && plan.defers_update()}),
-                      times);
+    const Run run = plan.schedules.run_of({.first = first, .last = last, .updates = first && plan.defers_update()});
+    if (!runs.empty() && runs.back().first == run)
+      runs.back().second += times;
+    else
+      runs.emplace_back(run, times);
   };
   add(1, true, micro_batches == 1);
   if (micro_batches > 2) add(micro_batches - 2, false, false);

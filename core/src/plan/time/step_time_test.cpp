@@ -1,6 +1,8 @@
 // The time of a step, and what of it the kernels wait.
 #include "plan/time/step_time.h"
 
+#include <set>
+
 #include <doctest/doctest.h>
 
 #include "plan/show_schedules.h"
@@ -55,6 +57,21 @@ TEST_CASE("kernels that work in a store wait for its link beyond their own time"
   CHECK(unhidden(slow) < slow.total);
   device.host_rate = 1e15;
   CHECK(unhidden(simulated_step(plan, device, 3)) == 0);
+}
+
+TEST_CASE("a step's runs are as many as its micro-batches and the update, each kind once") {
+  for (const bool stored : {false, true}) {
+    const Plan plan = tiny_plan(stored ? stored_options(15, 1) : tiny_options());
+    for (std::int64_t micro_batches : {1, 2, 3, 8}) {
+      std::int64_t count = 0;
+      std::set<Run> kinds;
+      for (const auto& [run, times] : runs_of_step(plan, micro_batches)) {
+        CHECK(kinds.insert(run).second);
+        count += times;
+      }
+      CHECK(count == micro_batches + 1);
+    }
+  }
 }
 
 TEST_CASE("waits of a run lie apart, where no kernel runs, and the timeline shows them") {
