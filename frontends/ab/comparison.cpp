@@ -78,10 +78,19 @@ void compare_speed(ArmFigures& figures, const std::vector<Run>& runs, const std:
   figures.speed_ratio_range = range_of(ratios);
 }
 
+void compare_transfers(ArmFigures& figures, const ArmRuns& arm) {
+  figures.unhidden = figures.unhidden_share = kNone;
+  if (!arm.without_transfers || !arm.without_transfers->good()) return;
+  const auto tokens = static_cast<double>(arm.without_transfers->log.tokens_per_step);
+  figures.unhidden = tokens / figures.tokens_per_second - tokens / median_speed(*arm.without_transfers);
+  figures.unhidden_share = figures.unhidden * figures.tokens_per_second / tokens;
+}
+
 ArmFigures figures_of(const ArmRuns& arm, const std::vector<Run>& base) {
   ArmFigures figures;
   figures.name = arm.arm.name;
   compare_speed(figures, arm.runs, base);
+  compare_transfers(figures, arm);
   figures.loss = figure(arm.runs, base, final_loss);
   figures.validation_loss = figure(arm.runs, base, validation_loss);
   figures.gradient_norm = figure(arm.runs, base, gradient_norm);

@@ -88,7 +88,7 @@ std::string speed_table(const std::vector<ArmFigures>& arms) {
                          "device memory", "host memory"}};
   const bool ranks =
       std::any_of(arms.begin(), arms.end(), [](const ArmFigures& a) { return std::isfinite(a.waiting); });
-  if (ranks) rows[0].emplace_back("waiting for ranks");
+  if (ranks) rows[0].insert(rows[0].end(), {"waiting for ranks", "unhidden"});
   for (const ArmFigures& arm : arms) {
     bool first = &arm == &arms.front();
     rows.push_back({arm.name, std::to_string(arm.good_runs), number(arm.tokens_per_second, 0),
@@ -96,7 +96,11 @@ std::string speed_table(const std::vector<ArmFigures>& arms) {
                     first ? kAbsent : percent(arm.speed_ratio),
                     first ? kAbsent : from_to(percent(arm.speed_ratio_range.low), percent(arm.speed_ratio_range.high)),
                     bytes(arm.device_bytes), bytes(arm.host_bytes)});
-    if (ranks) rows.back().push_back(std::isfinite(arm.waiting) ? fmt::format("{:.1f}%", 100 * arm.waiting) : kAbsent);
+    if (!ranks) continue;
+    rows.back().push_back(std::isfinite(arm.waiting) ? fmt::format("{:.1f}%", 100 * arm.waiting) : kAbsent);
+    rows.back().push_back(std::isfinite(arm.unhidden)
+                              ? fmt::format("{:.1f} ms, {:.1f}%", 1e3 * arm.unhidden, 100 * arm.unhidden_share)
+                              : kAbsent);
   }
   return table(rows);
 }
@@ -123,16 +127,19 @@ std::string numbers_table(const std::vector<ArmFigures>& arms) {
 std::vector<std::string> remarks(const ComparisonHead& head, const std::vector<ArmRuns>& arms) {
   std::vector<std::string> lines;
   std::set<std::int64_t> tokens;
-  for (const ArmRuns& arm : arms)
-    for (const Run& run : arm.runs) {
-      if (run.good()) tokens.insert(run.log.tokens_per_step);
-      if (!run.good())
-        lines.push_back(fmt::format(
-            "FAILED: `{}`, seed {}, after step {}, with {}: {}", arm.arm.name, run.seed,
-            run.log.steps.empty() ? 0 : run.log.steps.back().step,
-            run.code > 128 ? fmt::format("signal {}", run.code - 128) : fmt::format("exit code {}", run.code),
-            run.message.empty() ? "no message" : run.message));
-    }
+  auto take = [&](const std::string& name, const Run& run) {
+    if (run.good()) tokens.insert(run.log.tokens_per_step);
+    if (!run.good())
+      lines.push_back(
+          fmt::format("FAILED: `{}`, seed {}, after step {}, with {}: {}", name, run.seed,
+                      run.log.steps.empty() ? 0 : run.log.steps.back().step,
+                      run.code > 128 ? fmt::format("signal {}", run.code - 128) : fmt::format("exit code {}", run.code),
+                      run.message.empty() ? "no message" : run.message));
+  };
+  for (const ArmRuns& arm : arms) {
+    for (const Run& run : arm.runs) take(arm.arm.name, run);
+    if (arm.without_transfers) take(arm.arm.name + " without transfers", *arm.without_transfers);
+  }
   if (tokens.size() > 1)
     lines.emplace_back(
         "The arms differ in tokens a step: the same step is not the same data, and losses at the end "
@@ -180,7 +187,8 @@ std::string comparison_markdown(const ComparisonHead& head, const std::vector<Ar
   if (std::any_of(figures.begin(), figures.end(), [](const ArmFigures& arm) { return std::isfinite(arm.waiting); }))
     text +=
         "Waiting for ranks: share of a step in which the compute stream waits for collectives, of the rank that waits "
-        "least; median.\n";
+        "least; median. Unhidden:\nwhat the median step is longer than one of the first seed whose transfers move "
+        "nothing.\n";
   text += "\n";
   text += numbers_table(figures);
   text +=
@@ -207,6 +215,7 @@ std::string comparison_json(const ComparisonHead& head, const std::vector<ArmRun
                             {"speed_ratio", json_number(arm.speed_ratio)},
                             {"speed_ratio_range", json_of(arm.speed_ratio_range)},
                             {"waiting", json_number(arm.waiting)},
+                            {"unhidden_seconds", json_number(arm.unhidden)},
                             {"device_bytes", arm.device_bytes},
                             {"peak_host_bytes", arm.host_bytes},
                             {"training_loss", json_of(arm.loss)},

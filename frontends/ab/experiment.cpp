@@ -1,8 +1,10 @@
 #include "ab/experiment.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -99,6 +101,12 @@ int execute(const Experiment& experiment, const Arm& arm, Run& run) {
   return 0;
 }
 
+Arm without_transfers(Arm arm) {
+  arm.name += " without transfers";
+  arm.overrides.insert(arm.overrides.end(), {"parallel.transfers=none", "sample.every=0"});
+  return arm;
+}
+
 }  // namespace
 
 ExperimentResult run_experiment(const Experiment& experiment, const Progress& progress) {
@@ -107,25 +115,37 @@ ExperimentResult run_experiment(const Experiment& experiment, const Progress& pr
   claim(experiment);
   ExperimentResult result;
   for (const Arm& arm : experiment.arms) result.arms.push_back({arm, {}});
-  int count = experiment.repeats * static_cast<int>(experiment.arms.size()), number = 0;
+  const auto timed = std::count(experiment.transfers.begin(), experiment.transfers.end(), true);
+  const int count = experiment.repeats * static_cast<int>(experiment.arms.size()) + static_cast<int>(timed);
+  int number = 0;
+  // Nothing when a signal ended it.
+  auto finished = [&](const Arm& arm, std::int64_t seed, const std::string& folder) -> std::optional<Run> {
+    Run run;
+    run.seed = seed;
+    run.directory = experiment.directory + "/" + arm.folder + "/" + folder;
+    ++number;
+    if (read_finished(run)) {
+      ++result.kept;
+      return run;
+    }
+    run.code = -1;
+    run.log = {};
+    progress(arm, run, number, count);
+    result.interrupted = execute(experiment, arm, run);
+    if (result.interrupted) return std::nullopt;
+    progress(arm, run, number, count);
+    return run;
+  };
   for (int repeat = 0; repeat < experiment.repeats; ++repeat)
     for (std::size_t i = 0; i < experiment.arms.size(); ++i) {
-      const Arm& arm = experiment.arms[i];
-      Run run;
-      run.seed = experiment.seeds[i] + repeat;
-      run.directory = experiment.directory + "/" + arm.folder + "/seed-" + std::to_string(run.seed);
-      ++number;
-      if (read_finished(run)) {
-        ++result.kept;
-      } else {
-        run.code = -1;
-        run.log = {};
-        progress(arm, run, number, count);
-        result.interrupted = execute(experiment, arm, run);
-        if (result.interrupted) return result;
-        progress(arm, run, number, count);
-      }
-      result.arms[i].runs.push_back(std::move(run));
+      const std::int64_t seed = experiment.seeds[i] + repeat;
+      std::optional<Run> run = finished(experiment.arms[i], seed, "seed-" + std::to_string(seed));
+      if (!run) return result;
+      result.arms[i].runs.push_back(std::move(*run));
+      if (repeat > 0 || !experiment.transfers[i]) continue;
+      run = finished(without_transfers(experiment.arms[i]), seed, "without-transfers");
+      if (!run) return result;
+      result.arms[i].without_transfers = std::move(run);
     }
   return result;
 }

@@ -158,7 +158,7 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
 void Engine::collect(const Task& task, const Bound& bound, Stream stream) {
   if (!communicator_) fail_internal("engine", "no communicator for " + task.name);
   if (progress_) progress_->enter(bound.number, stream);
-  call_communicator(task.instance, bound, stream);
+  if (transfers_) call_communicator(task.instance, bound, stream);
   if (progress_ && bound.closes) progress_->leave(bound.number, stream);
 }
 

@@ -76,7 +76,10 @@ class Engine {
   /// Makes the arena known to other ranks, as many as the plan has; before anything that is collective: refresh,
   /// gather, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
   void join(Communicator& communicator);
-  /// Ends that, collectively, when nothing is pending; what is destroyed without it leaves its memory to other ranks.
+  /// From now on collectives of runs move nothing, for their time to be told from the rest. Results are wrong.
+  void skip_transfers() { transfers_ = false; }
+  /// Ends what join began, collectively, when nothing is pending; what is destroyed without it leaves its memory to
+  /// other ranks.
   void leave();
   /// How far the streams are among what ranks do together; null before join, and for a group of one.
   std::shared_ptr<const Progress> progress() const { return progress_; }
@@ -170,6 +173,7 @@ class Engine {
   Plan plan_;
   Stream compute_;
   Communicator* communicator_ = nullptr;
+  bool transfers_ = true;
   std::shared_ptr<Progress> progress_;  // shared with who watches it for longer
   ReadNotice notice_;
   bool updated_ = false;  // working copies of other ranks' rows are not here yet

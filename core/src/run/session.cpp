@@ -95,6 +95,11 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .found = std::to_string(log.scales_every),
                                     .expected = "0, or parallel.ranks = 1",
                                     .next = "leave it out"});
+  if (!transfers() && sample.every > 0)
+    throw Error(ErrorCode::config, {.where = config.where("sample", "every"),
+                                    .what = "ranks without transfers would write texts of different lengths",
+                                    .found = std::to_string(sample.every),
+                                    .expected = "0, or parallel.transfers = \"all\""});
   if (train.sequence > model->traits().max_positions)
     throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
                                     .what = "longer than the model's positions",

@@ -94,7 +94,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       libraries_(libraries_in_use(host)),
       samples_(session),
       guard_(session.guard),
-      export_(session.checkpoint.export_model
+      export_(session.checkpoint.export_model && session.transfers()
                   ? std::optional(ModelExport(session, Session::export_directory(session.log.directory)))
                   : std::nullopt),
       start_(start_of_alike(session, ranks_, libraries_)),
@@ -169,6 +169,8 @@ void Trainer::open_sinks() {
   for (const SkippedCheckpoint& skipped : newest.skipped)
     log_.warn("passed over " + skipped.path + ": " + skipped.reason);
   for (const std::string& path : newest.strangers) log_.warn("left alone " + path + ", which is not a checkpoint");
+  if (!session_.transfers())
+    log_.warn("parallel.transfers = \"none\": results are wrong, and nothing is saved or exported");
   scale_log_.open(state_);
   if (newest.checkpoint)
     log_.warn("resumed at step " + std::to_string(state_.step) + " from " + newest.checkpoint->path);
@@ -182,6 +184,7 @@ void Trainer::start() {
   progress_("loading weights");
   start_log_.phases.enter("weights");
   load_weights();
+  if (!session_.transfers()) engine_.skip_transfers();
   start_log_.phases.leave();
   progress_({});
   open_sinks();
@@ -223,6 +226,7 @@ bool Trainer::train_step() {
   engine_.update();
   for (Hook* hook : hooks_) hook->while_updating(state_, step);
   step.result = engine_.result();
+  if (!session_.transfers()) step.result.update.apply = 1;  // ranks would not agree
   step.end = now();
   ranks_.check("step " + std::to_string(step.number));
   if (step.finite()) state_.stand_at(step.number);

@@ -118,6 +118,10 @@ OptionTable<ParallelOptions> parallel_options() {
        "reproducible: gradients of micro-batches are summed in fp32 in a tree over their number, so that any number of "
        "ranks, one too, gives the same bits; fast: in the order that costs nothing")
       .one_of({"fast", "reproducible"});
+  t.add("transfers", &ParallelOptions::transfers,
+        "none: steps move no bytes between ranks, which shows what transfers cost; results are wrong, and nothing is "
+        "saved or exported")
+      .one_of({"all", "none"});
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);
