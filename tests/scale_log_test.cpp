@@ -1,6 +1,7 @@
 // Figures of quantized tensors in the log of a whole run: they are the step's own, and observing changes nothing.
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include <doctest/doctest.h>
@@ -102,6 +103,35 @@ TEST_CASE("every kind of scale is logged, of activations, gradients, weights and
       CHECK_MESSAGE(seen.contains(tensor), tensor);
     const std::string by_tokens = mode == "row" ? ".channels" : ".t";
     CHECK(seen.contains("swiglu.e4m3" + by_tokens) == (mode != "current"));
+  }
+}
+
+// Ranks have the micro-batches of one rank, and each scale is of one micro-batch.
+TEST_CASE("several ranks log the figures that one has of the same step") {
+  TinyFiles files;
+  for (const std::string mode : {"current", "row"}) {
+    CAPTURE(mode);
+    auto logged = [&](const std::string& name, const Overrides& more) {
+      const Overrides run{files.run(mode + name),
+                          "log.scales_every=1",
+                          "train.steps=1",
+                          "train.accumulation=3",
+                          "optimizer.gradient=fp32",
+                          "precision.e4m3.activation_scaling=" + mode,
+                          "precision.e4m3.gradient_scaling=" + mode};
+      const Outcome outcome = quern_train(files, with(with(kRun, run), more));
+      CAPTURE(outcome.err);
+      CHECK(outcome.code == 0);
+      std::map<std::string, nlohmann::json> seen;
+      for (const nlohmann::json& event : events(files.at(mode + name), "scale"))
+        seen[event.at("tensor").get<std::string>() + std::to_string(event.value("layer", -1))] = event;
+      return seen;
+    };
+    const auto one = logged("one", {});
+    CHECK(one.size() > 10);
+    for (const char* sharding : {"none", "ranks"})
+      CHECK(logged(sharding, {"parallel.ranks=3", "parallel.communicator=memcpy",
+                              "parallel.shard_optimizer=" + std::string(sharding)}) == one);
   }
 }
 

@@ -168,6 +168,8 @@ class Planner {
         split = split_refresh(refresh, plan_.ops, parameter.bounds, plan_.options.state.rank);
       }
       parameter.refresh.push_back(placed(split.own));
+      if (plan_.options.train && plan_.options.observe)
+        parameter.observe.push_back(placed(observe_copies(split.own, plan_.ops)));
       parameter.rest.push_back(placed(split.rest));
       parameter.amax.push_back(placed(
           split.amax_format.empty() ? Program{}
@@ -180,8 +182,6 @@ class Planner {
       parameter.gathered.push_back(std::move(split.gathered));
       copies.push_back(std::move(split.made));
       formats.push_back(std::move(split.amax_format));
-      if (plan_.options.train && plan_.options.observe)
-        parameter.observe.push_back(placed(observe_copies(refresh, plan_.ops)));
     }
     for_each_layer(spec, layers(), [&](int layer) {
       if (const std::string& format = formats[plan_.class_index(layer)]; !format.empty())

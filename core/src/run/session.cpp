@@ -89,12 +89,6 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .expected = "at least " + std::to_string(parallel.ranks) + ", parallel.ranks",
                                     .next = "raise it, with a smaller micro_batch for the same step"});
   check_reduction();
-  if (log.scales_every > 0 && parallel.ranks > 1)
-    throw Error(ErrorCode::config, {.where = config.where("log", "scales_every"),
-                                    .what = "scales are observed on one rank only",
-                                    .found = std::to_string(log.scales_every),
-                                    .expected = "0, or parallel.ranks = 1",
-                                    .next = "leave it out"});
   if (!transfers() && sample.every > 0)
     throw Error(ErrorCode::config, {.where = config.where("sample", "every"),
                                     .what = "ranks without transfers would write texts of different lengths",

@@ -50,6 +50,7 @@ void infer_blocks(InferContext& c) {
 }  // namespace
 
 void add_quantize(OpSet& set) {
+  const auto one_scale = [](const Attributes&) { return std::vector<OpSpec::QuantizedOutput>{{0, 1}}; };
   // One scale for the tensor, from its own amax.
   set.add({.kind = "quantize",
            .inputs = {"x"},
@@ -61,10 +62,7 @@ void add_quantize(OpSet& set) {
                },
            .op_class = OpClass::conversion,
            .recompute = {{.kind = "quantize_by", .kept_output = 1}},
-           .quantized =
-               [](const Attributes&) {
-                 return std::vector<OpSpec::QuantizedOutput>{{0, 1}};
-               },
+           .quantized = one_scale,
            .of_amax = "quantize_amax",
            .transposed = {{2, 0}}});
   // The same from an amax that is given: of a matrix of which this is a part.
@@ -78,6 +76,7 @@ void add_quantize(OpSet& set) {
                  give(c, 1, {1}, DType::f32);
                },
            .op_class = OpClass::conversion,
+           .quantized = one_scale,
            .row_groups = [](const OpInstance& op) { return std::int64_t{op.outputs[2].present ? 0 : 1}; }});
   // The largest magnitude of each tensor; a NaN takes no part, but for the format i8, for which it counts as infinite.
   set.add({.kind = "amax", .inputs = {"x*"}, .outputs = {"amaxes"}, .infer = [](InferContext& c) {

@@ -1,9 +1,11 @@
 #include "run/hooks/scale_log.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
+#include "plan/shards.h"
 #include "program/passes/observe.h"
 
 namespace quern {
@@ -16,7 +18,7 @@ void add_observed(std::vector<ObservedTensor>& tensors, const Plan& plan, const 
       if (id == kNoValue || program[id].role != Role::observation) continue;
       // What a loss brings to 8 bits is its gradient.
       const char* format = op.attributes.has("format") ? "format" : "gradient_format";
-      ObservedTensor tensor{.name = observed_tensor(program[id]),
+      ObservedTensor tensor{.name = whole_name(observed_tensor(program[id])),
                             .layer = layer,
                             .format = op.attributes.word(format),
                             .observation = plan.tensor(program[id].name, "", layer),
@@ -67,7 +69,18 @@ LogEvent scale_event(const ObservedTensor& tensor, const ScaleObservation& seen,
   return event;
 }
 
-std::vector<LogEvent> read_scales(Engine& engine, const std::vector<ObservedTensor>& tensors, std::int64_t step) {
+void add_observation(ScaleObservation& to, const ScaleObservation& from) {
+  to.amax = std::max(to.amax, from.amax);
+  to.largest_scale = std::max(to.largest_scale, from.largest_scale);
+  to.smallest_scale = std::min(to.smallest_scale, from.smallest_scale);
+  to.elements += from.elements;
+  to.underflowed += from.underflowed;
+  to.clipped += from.clipped;
+  to.non_finite += from.non_finite;
+}
+
+std::vector<LogEvent> read_scales(Engine& engine, Ranks& ranks, const std::vector<ObservedTensor>& tensors,
+                                  std::int64_t step) {
   engine.observe_weights();
   std::vector<PlannedTensor> wanted;
   for (const ObservedTensor& tensor : tensors) {
@@ -75,15 +88,27 @@ std::vector<LogEvent> read_scales(Engine& engine, const std::vector<ObservedTens
     if (tensor.state) wanted.push_back(*tensor.state);
   }
   static_assert(sizeof(ScaleObservation) == sizeof(ScaleState));
-  std::vector<std::byte> read(wanted.size() * sizeof(ScaleState));
-  engine.read(wanted, read.data());
+  std::string own(wanted.size() * sizeof(ScaleState), '\0');
+  engine.read(wanted, reinterpret_cast<std::byte*>(own.data()));
+  const std::vector<std::string> all = ranks.exchange(std::move(own));
   std::vector<LogEvent> events;
-  const std::byte* next = read.data();
+  std::size_t next = 0;
   for (const ObservedTensor& tensor : tensors) {
     ScaleObservation seen;
+    std::memcpy(&seen, all[0].data() + next, sizeof seen);
+    for (std::size_t rank = 1; rank < all.size(); ++rank) {
+      ScaleObservation more;
+      std::memcpy(&more, all[rank].data() + next, sizeof more);
+      add_observation(seen, more);
+    }
+    next += sizeof seen;
     ScaleState state;
-    std::memcpy(&seen, next, sizeof seen), next += sizeof seen;
-    if (tensor.state) std::memcpy(&state, next, sizeof state), next += sizeof state;
+    for (const std::string& one : all) {
+      ScaleState more;
+      if (tensor.state) std::memcpy(&more, one.data() + next, sizeof more);
+      state.redone = std::max(state.redone, more.redone);
+    }
+    if (tensor.state) next += sizeof state;
     events.push_back(scale_event(tensor, seen, tensor.state ? &state : nullptr, step));
   }
   return events;
@@ -102,7 +127,7 @@ void ScaleLog::before_step(const RunState& state, Step& step) {
 }
 
 void ScaleLog::before_update(const RunState& state, const Step& step) {
-  if (step.observe == Observe::yes) events_ = read_scales(state.engine, observed_, step.number);
+  if (step.observe == Observe::yes) events_ = read_scales(state.engine, state.ranks, observed_, step.number);
 }
 
 Verdict ScaleLog::after_step(const RunState& state, const Step&) {

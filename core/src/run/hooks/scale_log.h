@@ -29,9 +29,13 @@ std::vector<ObservedTensor> observed_tensors(const Plan& plan);
 LogEvent scale_event(const ObservedTensor& tensor, const ScaleObservation& seen, const ScaleState* state,
                      std::int64_t step);
 
-/// An event for each tensor, of this rank's micro-batches. Blocks; to be called between a step's last micro-batch and
-/// its update, which begins the figures anew.
-std::vector<LogEvent> read_scales(Engine& engine, const std::vector<ObservedTensor>& tensors, std::int64_t step);
+/// Adds what another rank observed of a tensor, in its micro-batches or in its rows of a weight.
+void add_observation(ScaleObservation& to, const ScaleObservation& from);
+
+/// An event for each tensor, of all ranks; collective. Blocks; to be called between a step's last micro-batch and its
+/// update, which begins the figures anew.
+std::vector<LogEvent> read_scales(Engine& engine, Ranks& ranks, const std::vector<ObservedTensor>& tensors,
+                                  std::int64_t step);
 
 class ScaleLog final : public Hook {
  public:
