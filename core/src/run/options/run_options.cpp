@@ -70,7 +70,8 @@ OptionTable<MemoryOptions> memory_options() {
   t.add(
        "device_budget", &MemoryOptions::device_budget,
        "limit of all device memory that a run takes, such as \"16GiB\". With a budget the planner chooses what else to "
-       "recompute and where to keep what is auto, for the fastest step. 0 or empty: what the device has")
+       "recompute and where to keep what is auto, for the fastest step; `quern plan --write` chooses the micro-batch "
+       "too. 0 or empty: what the device has")
       .size();
   t.add("host_budget", &MemoryOptions::host_budget,
         "the same for host memory: pinned buffers, stores in it and the copy for checkpoints. 0 or empty: not limited")
