@@ -48,14 +48,16 @@ void lengthen_end(const TinyFiles& files) {
 
 std::vector<Stage> stages() {
   auto steps = [](const TinyFiles& files) { return events(files.at("run"), "step").size() >= 3; };
-  return {{"at the start", {}, [](const TinyFiles&) { return true; }},
-          {"in a step", {}, steps},
-          {"in a save",
-           {"checkpoint.every=1"},
-           [](const TinyFiles& files) {
-             return std::filesystem::exists(files.at("run")) && newest_step(files.at("run")) >= 2;
-           }},
-          {"at the end", {"train.steps=3"}, steps}};
+  return {
+      {"at the start", {}, [](const TinyFiles&) { return true; }},
+      {"while they connect", {}, [](const TinyFiles& files) { return !std::filesystem::is_empty(files.at("tmp")); }},
+      {"in a step", {}, steps},
+      {"in a save",
+       {"checkpoint.every=1"},
+       [](const TinyFiles& files) {
+         return std::filesystem::exists(files.at("run")) && newest_step(files.at("run")) >= 2;
+       }},
+      {"at the end", {"train.steps=3"}, steps}};
 }
 
 /// Three ranks, of which `culprit` gets the signal at that stage, and then leaves with this code.
@@ -63,7 +65,9 @@ void check_all_leave(const Stage& stage, int culprit, int signal, int code) {
   CAPTURE(stage.name);
   TinyFiles files;
   lengthen_end(files);
-  Group group(3, files, with(endless(files), stage.overrides));
+  std::filesystem::create_directory(files.at("tmp"));  // where ranks that connect have a folder
+  Group group(3, files, with(endless(files), stage.overrides), {},
+              [&](int) { ::setenv("TMPDIR", files.at("tmp").c_str(), 1); });
   while (group.running() && !stage.reached(files)) sleep(0.001);
   REQUIRE(group.running());
   const auto begin = Clock::now();

@@ -166,10 +166,11 @@ void Ranks::connect(Communicator& communicator, Device& device) {
 }
 
 void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
+  if (hosts_) watchdog_ = std::make_unique<Watchdog>(*hosts_, communicator, directory_);
   connect(communicator, device);
   engine.join(communicator);
   communicator.barrier();
-  if (hosts_) watchdog_ = std::make_unique<Watchdog>(*hosts_, communicator, engine.progress(), directory_);
+  if (watchdog_) watchdog_->connected(engine.progress());
 }
 
 void Ranks::leave(Engine& engine) {

@@ -77,14 +77,18 @@ std::string hang_text(std::size_t waiting, const std::vector<RankState>& all) {
 
 }  // namespace
 
-Watchdog::Watchdog(HostGroup& hosts, Communicator& communicator, std::shared_ptr<const Progress> progress,
-                   std::string directory)
-    : hosts_(hosts), communicator_(communicator), progress_(std::move(progress)), directory_(std::move(directory)) {
+Watchdog::Watchdog(HostGroup& hosts, Communicator& communicator, std::string directory)
+    : hosts_(hosts), communicator_(communicator), directory_(std::move(directory)) {
   sigset_t all, before;
   sigfillset(&all);  // signals are the main thread's
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Watchdog::connected(std::shared_ptr<const Progress> progress) {
+  kept_ = std::move(progress);
+  progress_ = kept_.get();
 }
 
 void Watchdog::run(const std::stop_token& stop) {
@@ -94,10 +98,14 @@ void Watchdog::run(const std::stop_token& stop) {
     std::this_thread::sleep_for(kSample);
     const double time = now(), passed = std::min(time - last, kLongestPause);
     last = time;
-    if (progress_->waiting()) waited_ = waited_ + passed;
-    const Progress::Number number = progress_->number();
-    stuck_ = number == number_ && Progress::inside(number) ? stuck_ + passed : 0;
-    number_ = number;
+    if (const Progress* progress = progress_) {
+      if (progress->waiting()) waited_ = waited_ + passed;
+      const Progress::Number number = progress->number();
+      stuck_ = number == number_ && Progress::inside(number) ? stuck_ + passed : 0;
+      number_ = number;
+    } else {
+      connecting_ += passed;
+    }
     since_look += passed;
     if (since_look >= period) look(std::exchange(since_look, 0));
   }
@@ -105,15 +113,21 @@ void Watchdog::run(const std::stop_token& stop) {
 
 void Watchdog::look(double passed) {
   if (const std::optional<std::string> fault = hosts_.fault()) return end(*fault);
-  if (const std::optional<std::string> fault = communicator_.error())
-    return hosts_.end("communicator " + communicator_.traits().id + ": " + *fault + silent_ranks());
-  const Position own{number_, stuck_, progress_->text(number_)};
+  const Progress* const progress = progress_;
+  if (progress)
+    if (const std::optional<std::string> fault = communicator_.error())
+      return hosts_.end("communicator " + communicator_.traits().id + ": " + *fault + silent_ranks());
+  Position own;
+  if (progress) own = {number_, stuck_, progress->text(number_)};
   hosts_.note(pack(own));
-  if (const std::lock_guard lock(mutex_); stuck_ > hosts_.timeout() / 2) seen_ = progress_->report();
+  if (const std::lock_guard lock(mutex_); stuck_ > hosts_.timeout() / 2) seen_ = progress->report();
   const std::vector<HostGroup::Note> notes = hosts_.notes();
   listen(notes, passed);
-  if (hosts_.rank() == 0) return judge(notes);
   const double timeout = hosts_.timeout();
+  if (!progress && connecting_ > timeout + kLater)  // later than ranks that say nothing are named
+    return declare(kHang + name(static_cast<std::size_t>(hosts_.rank())) + " has been connecting by " +
+                   communicator_.traits().id + " for " + format_duration(connecting_));
+  if (hosts_.rank() == 0) return judge(notes);
   if (silences_[0].seconds > timeout)
     declare(silence_text(0, silences_[0].seconds) + (Progress::inside(number_) ? "; here: " + own.text : ""));
   else if (stuck_ > timeout + kLater)
@@ -168,9 +182,10 @@ void Watchdog::report(const std::string& fault) {
   if (!fault.starts_with(kHang)) return;
   std::call_once(reported_, [&] {
     const std::lock_guard lock(mutex_);
+    const Progress* const progress = progress_;
     std::ofstream(directory_ + "/hang.rank" + std::to_string(hosts_.rank()) + ".txt")
         << fault << "\n\n"
-        << (seen_.empty() ? progress_->report() : seen_);
+        << (seen_.empty() && progress ? progress->report() : seen_);
   });
 }
 
@@ -178,8 +193,8 @@ void Watchdog::end(const std::string& fault) {
   if (!ended_) {
     ended_ = now();
     report(fault);
-    aborting_ = std::jthread([this] {
-      communicator_.abort();
+    aborting_ = std::jthread([this, called = progress_ != nullptr] {
+      if (called) communicator_.abort();
       aborted_ = true;
     });
   }

@@ -18,13 +18,15 @@ namespace quern {
 
 class Watchdog {
  public:
+  /// Begins before the ranks connect. Until they have, it makes no call of the communicator and watches hosts alone.
   /// `directory` is that of the run. The group and the communicator outlive this.
-  Watchdog(HostGroup& hosts, Communicator& communicator, std::shared_ptr<const Progress> progress,
-           std::string directory);
+  Watchdog(HostGroup& hosts, Communicator& communicator, std::string directory);
   ~Watchdog() = default;
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
+  /// The ranks have connected; these are the streams to watch. Once.
+  void connected(std::shared_ptr<const Progress> progress);
   /// The run knows that it fails, and has a minute to end.
   void leaving();
   /// "; rank 0 has said nothing for 5.2s", for each rank that this one has not heard of lately; on rank 0 of all.
@@ -45,7 +47,8 @@ class Watchdog {
 
   HostGroup& hosts_;
   Communicator& communicator_;
-  const std::shared_ptr<const Progress> progress_;
+  std::shared_ptr<const Progress> kept_;
+  std::atomic<const Progress*> progress_ = nullptr;  // null while the ranks connect
   const std::string directory_;
   std::atomic<bool> leaving_ = false;
   std::atomic<double> waited_ = 0;
@@ -61,6 +64,7 @@ class Watchdog {
 
   // ---- of the thread ----
   Progress::Number number_ = 0;
+  double connecting_ = 0;        // seconds that this process ran until the ranks had connected
   double stuck_ = 0;             // seconds that this process ran while the stream was in that collective
   std::optional<double> ended_;  // since when there is a fault, by now()
   std::atomic<bool> aborted_ = false;
