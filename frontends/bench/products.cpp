@@ -1,6 +1,7 @@
 #include "bench/products.h"
 
 #include <algorithm>
+#include <memory>
 #include <set>
 
 #include "bench/peaks.h"
@@ -9,12 +10,22 @@ namespace quern {
 
 namespace {
 
-double seconds_of(Device& device, const ProductForm& form) {
-  constexpr double kEnough = 0.1;  // seconds of samples, in which clocks settle
-  RandomProduct product(device, product_op(form, true));
-  auto run = [&] { product.launch(); };
-  const double first = median_seconds(device, run, 1);
-  return median_seconds(device, run, static_cast<std::size_t>(std::clamp(kEnough / std::max(first, 1e-9), 3.0, 100.0)));
+/// Seconds of the product on each device, the means of two turns, there and back: what changes slowly, such as the
+/// clock, weighs on all alike.
+std::vector<double> seconds_in_turn(const std::vector<Device*>& devices, const ProductForm& form) {
+  constexpr double kEnough = 0.1;  // seconds of a turn, in which clocks settle
+  const std::size_t count = devices.size();
+  std::vector<std::unique_ptr<RandomProduct>> products;
+  for (Device* device : devices) products.push_back(std::make_unique<RandomProduct>(*device, product_op(form, true)));
+  std::vector<double> seconds(count, 0.0);
+  for (std::size_t turn = 0; turn < 2 * count; ++turn) {
+    const std::size_t i = turn < count ? turn : 2 * count - 1 - turn;
+    auto run = [&] { products[i]->launch(); };
+    const double first = std::max(median_seconds(*devices[i], run, 1), 1e-9);
+    const auto samples = static_cast<std::size_t>(std::clamp(kEnough / first, 3.0, 1000.0));
+    seconds[i] += median_seconds(*devices[i], run, samples) / 2;
+  }
+  return seconds;
 }
 
 /// Those of a format, at no size yet.
@@ -65,9 +76,11 @@ ProductsBenchResult run_products_bench(Device& device, const ProductsBenchOption
           leave_out(result, form, refusal);
           continue;
         }
-        ProductTime time{form, seconds_of(device, form)};
-        if (options.beside != nullptr && options.beside->query(op).refusal.empty())
-          time.beside = seconds_of(*options.beside, form);
+        std::vector<Device*> devices{&device};
+        if (options.beside != nullptr && options.beside->query(op).refusal.empty()) devices.push_back(options.beside);
+        const std::vector<double> seconds = seconds_in_turn(devices, form);
+        ProductTime time{form, seconds.front()};
+        if (devices.size() > 1) time.beside = seconds.back();
         result.times.push_back(time);
         options.print(products_table_line(time, device.traits()));
       }

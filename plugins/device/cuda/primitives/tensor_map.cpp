@@ -44,7 +44,8 @@ CUtensorMap tensor_map(DType type, const std::array<std::int64_t, 3>& sizes, con
   CUtensorMap map;
   const CUresult status = encoder()(&map, bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                                     3, const_cast<void*>(data), extents.data(), strides.data(), box.data(),
-                                    steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                    steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                    box[0] * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw Error(ErrorCode::internal, {.where = "device cuda",

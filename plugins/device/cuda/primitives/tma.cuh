@@ -112,6 +112,23 @@ __device__ __forceinline__ void load_box_to(std::uint32_t to, const CUtensorMap&
       : "memory");
 }
 
+/// Writes the map's box from these coordinates on, but for what lies outside the tensor, or adds to what is there,
+/// rounded to nearest. Of this thread's copies of the kind those before a commit are a group.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, int x, int y, int z, std::uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z), "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ void add_box(const CUtensorMap& map, int x, int y, int z, std::uint32_t from) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+      "r"(x), "r"(y), "r"(z), "r"(from)
+      : "memory");
+}
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Waits until shared memory was read by all of them.
+__device__ __forceinline__ void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 /// Copies `bytes`, a multiple of 16 between addresses that are such too.
 __device__ __forceinline__ void load_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
                                            std::uint32_t barrier) {

@@ -59,6 +59,17 @@ __device__ __forceinline__ void pin(std::int32_t (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(sums[i])::"memory");
 }
 
+/// All warps of a warpgroup give up registers beyond `kCount` each, a multiple of 8, or wait until others did and have
+/// as many.
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 // Sums of m64: of a thread, sums[4 j .. 4 j + 3] are rows r, r, r + 8, r + 8 and columns 8 j + c, + 1, + 0, + 1, where
 // r = 16 warp + lane / 4 and c = lane % 4 * 2. A in registers, m64k16: pairs (r, c), (r + 8, c), (r, c + 8), (r + 8, c
 // + 8).
@@ -67,8 +78,10 @@ __device__ __forceinline__ void pin(std::int32_t (&sums)[kCount]) {
   c(s[i]), c(s[i + 1]), c(s[i + 2]), c(s[i + 3]), c(s[i + 4]), c(s[i + 5]), c(s[i + 6]), c(s[i + 7])
 #define QUERN_SUMS_32(c, s, i) \
   QUERN_SUMS_8(c, s, i), QUERN_SUMS_8(c, s, i + 8), QUERN_SUMS_8(c, s, i + 16), QUERN_SUMS_8(c, s, i + 24)
-#define QUERN_SUMS_128(c, s) \
-  QUERN_SUMS_32(c, s, 0), QUERN_SUMS_32(c, s, 32), QUERN_SUMS_32(c, s, 64), QUERN_SUMS_32(c, s, 96)
+#define QUERN_SUMS_96(c, s) QUERN_SUMS_32(c, s, 0), QUERN_SUMS_32(c, s, 32), QUERN_SUMS_32(c, s, 64)
+#define QUERN_SUMS_112(c, s) QUERN_SUMS_96(c, s), QUERN_SUMS_8(c, s, 96), QUERN_SUMS_8(c, s, 104)
+#define QUERN_SUMS_128(c, s) QUERN_SUMS_96(c, s), QUERN_SUMS_32(c, s, 96)
+#define QUERN_LIST(...) __VA_ARGS__  // one argument of a macro
 #define QUERN_NAMES_32                                                                                                 \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
   "%31"
@@ -76,11 +89,13 @@ __device__ __forceinline__ void pin(std::int32_t (&sums)[kCount]) {
   QUERN_NAMES_32                                                                                                  \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
   "%59,%60,%61,%62,%63"
-#define QUERN_NAMES_128                                                                                             \
-  QUERN_NAMES_64                                                                                                    \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,"   \
-  "%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114," \
-  "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define QUERN_NAMES_96                                                                                            \
+  QUERN_NAMES_64                                                                                                  \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90," \
+  "%91,%92,%93,%94,%95"
+#define QUERN_NAMES_112 QUERN_NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define QUERN_NAMES_128 \
+  QUERN_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 /// sums (64, 64) = [sums +] A B, both along rows.
 template <bool kAdd>
@@ -124,37 +139,63 @@ __device__ __forceinline__ void multiply(float (&sums)[128], Tile a, Tile b, boo
       : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)), "n"(kAcross));
 }
 
-/// The same of 8-bit floats, 32 elements along the sum; both along rows.
-template <DType kA, DType kB>
-__device__ __forceinline__ void multiply(float (&sums)[128], Tile a, Tile b, bool add) {
+/// sums (64, 192), (64, 224) or (64, 256) = [sums +] A B of 8-bit floats, 32 elements along the sum; both along rows.
+template <DType kA, DType kB, int kCount>
+__device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, bool add) {
   static_assert((kA == DType::e4m3 || kA == DType::e5m2) && kB == DType::e4m3);
-#define QUERN_MULTIPLY(types)                                                                              \
-  asm volatile(                                                                                            \
-      "{.reg .pred p; setp.ne.b32 p, %130, 0;"                                                             \
-      "wgmma.mma_async.sync.aligned.m64n256k32.f32." types " {" QUERN_NAMES_128 "}, %128, %129, p, 1, 1;}" \
-      : QUERN_SUMS_128("+f", sums)                                                                         \
-      : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)))
-  if constexpr (kA == DType::e4m3)
-    QUERN_MULTIPLY("e4m3.e4m3");
-  else
-    QUERN_MULTIPLY("e5m2.e4m3");
+  static_assert(kCount == 96 || kCount == 112 || kCount == 128);
+#define QUERN_MULTIPLY(columns, types, names, a_name, b_name, add_name, of_sums)                                \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " add_name                                                        \
+               ", 0;"                                                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k32.f32." types " {" names "}, " a_name ", " b_name \
+               ", p, 1, 1;}"                                                                                    \
+               : of_sums                                                                                        \
+               : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)))
+#define QUERN_MULTIPLY_ANY(types)                                                                                  \
+  if constexpr (kCount == 96)                                                                                      \
+    QUERN_MULTIPLY("192", types, QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_SUMS_96("+f", sums)));      \
+  else if constexpr (kCount == 112)                                                                                \
+    QUERN_MULTIPLY("224", types, QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_SUMS_112("+f", sums))); \
+  else                                                                                                             \
+    QUERN_MULTIPLY("256", types, QUERN_NAMES_128, "%128", "%129", "%130", QUERN_LIST(QUERN_SUMS_128("+f", sums)))
+  if constexpr (kA == DType::e4m3) {
+    QUERN_MULTIPLY_ANY("e4m3.e4m3");
+  } else {
+    QUERN_MULTIPLY_ANY("e5m2.e4m3");
+  }
+#undef QUERN_MULTIPLY_ANY
 #undef QUERN_MULTIPLY
 }
 
 /// The same of i8, exactly while sums fit.
-__device__ __forceinline__ void multiply(std::int32_t (&sums)[128], Tile a, Tile b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %130, 0;"
-      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" QUERN_NAMES_128 "}, %128, %129, p;}"
-      : QUERN_SUMS_128("+r", sums)
-      : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)));
+template <int kCount>
+__device__ __forceinline__ void multiply(std::int32_t (&sums)[kCount], Tile a, Tile b, bool add) {
+  static_assert(kCount == 96 || kCount == 112 || kCount == 128);
+#define QUERN_MULTIPLY(columns, names, a_name, b_name, add_name, of_sums)                                           \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " add_name                                                            \
+               ", 0;"                                                                                               \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k32.s32.s8.s8 {" names "}, " a_name ", " b_name ", p;}" \
+               : of_sums                                                                                            \
+               : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)))
+  if constexpr (kCount == 96)
+    QUERN_MULTIPLY("192", QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_SUMS_96("+r", sums)));
+  else if constexpr (kCount == 112)
+    QUERN_MULTIPLY("224", QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_SUMS_112("+r", sums)));
+  else
+    QUERN_MULTIPLY("256", QUERN_NAMES_128, "%128", "%129", "%130", QUERN_LIST(QUERN_SUMS_128("+r", sums)));
+#undef QUERN_MULTIPLY
 }
 
 #undef QUERN_SUMS_8
 #undef QUERN_SUMS_32
+#undef QUERN_SUMS_96
+#undef QUERN_SUMS_112
 #undef QUERN_SUMS_128
+#undef QUERN_LIST
 #undef QUERN_NAMES_32
 #undef QUERN_NAMES_64
+#undef QUERN_NAMES_96
+#undef QUERN_NAMES_112
 #undef QUERN_NAMES_128
 
 /// Of rows [0, 64) of a swizzled box, this thread's A for columns [16 step, 16 step + 16).

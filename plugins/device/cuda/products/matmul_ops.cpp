@@ -132,7 +132,8 @@ Launch prepare_own(const MatmulKey& key, CudaContext& context) {
                      .bias = data(kBias),
                      .scale_a = static_cast<const float*>(data(kScaleA)),
                      .scale_b = static_cast<const float*>(data(kScaleB)),
-                     .y = out[0].data},
+                     .y = out[0].data,
+                     .workspace = exec.workspace},
                     multiprocessors, stream_of(exec));
   };
 }

@@ -1,5 +1,7 @@
 #include "products/own_product.h"
 
+#include <algorithm>
+
 namespace quern::cuda {
 
 namespace {
@@ -32,7 +34,30 @@ std::string refuse_own_product(const MatmulKey& key, const CudaTraits& gpu) {
   return {};
 }
 
-void load_own_product(const MatmulKey& key) { form_of(key).load(key.scales == ScaleMode::vector); }
+OwnTiling own_tiling(std::int64_t m, std::int64_t n, std::int64_t k) {
+  constexpr std::int64_t kClusters = 66;  // of an H100: whatever the GPU, so that bits are the same
+  constexpr std::int64_t kStageDepth = 128, kRowsOfPair = 256;
+  constexpr std::int64_t kLeastSaved = 24;  // stages: what writing and adding parts takes
+  constexpr double kBesideColumns = 16;     // a tile's time that does not depend on its width, in columns
+  const std::int64_t stages = (k + kStageDepth - 1) / kStageDepth;
+  OwnTiling best;
+  double least = 0;
+  for (const int columns : {256, 224, 192}) {
+    const std::int64_t pairs = (m + kRowsOfPair - 1) / kRowsOfPair * ((n + columns - 1) / columns);
+    const std::int64_t rest = pairs % kClusters;
+    std::int64_t parts = rest > 0 ? kClusters / rest : 1;
+    parts = std::min(parts, std::max<std::int64_t>(stages / kLeastSaved, 1));
+    if (stages - stages / parts < kLeastSaved) parts = 1;
+    const double rounds = static_cast<double>(pairs / kClusters) + (rest > 0 ? 1.0 / static_cast<double>(parts) : 0.0);
+    const double time = rounds * (columns + kBesideColumns);
+    if (least > 0 && time >= least) continue;
+    least = time;
+    best = {.columns = columns, .divided = parts > 1 ? static_cast<int>(rest) : 0, .parts = static_cast<int>(parts)};
+  }
+  return best;
+}
+
+void load_own_product(const MatmulKey& key) { form_of(key).load(); }
 
 void run_own_product(const MatmulKey& key, const MatmulOperands& operands, int multiprocessors, cudaStream_t stream) {
   form_of(key).run(key, operands, multiprocessors, stream);

@@ -11,14 +11,24 @@ namespace quern::cuda {
 
 /// Empty where the own kernels take the product; else why not.
 std::string refuse_own_product(const MatmulKey& key, const CudaTraits& gpu);
+
+/// How a product is divided among clusters of two blocks: a property of its shape, so that its bits are the same on any
+/// number of multiprocessors.
+struct OwnTiling {
+  int columns = 256;  ///< of a tile of 128 rows: 192, 224 or 256
+  int divided = 0;    ///< pairs of tiles, the last, whose sums are taken in `parts`, which are added in their order
+  int parts = 1;
+};
+OwnTiling own_tiling(std::int64_t m, std::int64_t n, std::int64_t k);
+
 /// To be called by `prepare`: loads the code.
 void load_own_product(const MatmulKey& key);
-/// Needs no workspace. Operands lie at multiples of 16 bytes.
+/// Operands and the workspace lie at multiples of 16 bytes.
 void run_own_product(const MatmulKey& key, const MatmulOperands& operands, int multiprocessors, cudaStream_t stream);
 
 // One translation unit for each pair of formats.
 struct OwnProduct {
-  void (*load)(bool by_row);
+  void (*load)();
   void (*run)(const MatmulKey& key, const MatmulOperands& operands, int multiprocessors, cudaStream_t stream);
 };
 extern const OwnProduct kE4m3Product, kE5m2Product, kI8Product;

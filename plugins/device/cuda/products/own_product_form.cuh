@@ -3,69 +3,68 @@
 
 #include "products/own_product.h"
 #include "products/product_launch.cuh"
+#include "products/product_store.cuh"
 
 namespace quern::cuda::product {
 
-/// Writes the tile or adds it to what is there: a warp takes a row.
-class StoreEpilogue {
- public:
-  struct Arguments {
-    bf16* y;  ///< (rows, columns)
-    int rows, columns;
-    bool add;  ///< values are rounded before, as the library's are
-  };
-  static constexpr int kWidth = kColumns;
+/// By tiles of 128 x kColumns; kBuffers of a Stored.
+template <class Formats, int kColumns, int kBuffers>
+struct TiledProduct {
+  using Sum = typename Formats::Sum;
+  using Finish = Stored<Sum, kColumns, kBuffers>;
+  using Launch = ProductLaunch<Formats, Columns::along, Finish>;
 
-  __device__ explicit StoreEpilogue(const Arguments& arguments) : a(arguments) {}
-  [[maybe_unused]] __device__ void prepare(int, int) {}
+  static void load() { Launch::load(); }
 
-  __device__ void run(const Shared& shared, int half, int row, int column) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, at = column * kWidth + lane * kPack<bf16>;
-#pragma unroll 4
-    for (int r = static_cast<int>(threadIdx.x) / 32 - 1; r < kHalfRows; r += kEpilogueWarps) {
-      Pack<bf16> pack = read_pack(shared.pack(half * kHalfRows + r, lane));
-      if (row + r >= a.rows) continue;
-      bf16* to = a.y + static_cast<std::int64_t>(row + r) * a.columns;
-      if (a.add) {
-        Floats<bf16> sum = unpack(load_pack<Access::vector>(to, at, a.columns));
-        const Floats<bf16> more = unpack(pack);
-#pragma unroll
-        for (int i = 0; i < kPack<bf16>; ++i) sum.at[i] += more.at[i];
-        pack = round_pack(sum);
-      }
-      store_pack<Access::vector>(to, at, a.columns, pack);
+  static void run(const MatmulKey& key, const MatmulOperands& o, const OwnTiling& tiling, int multiprocessors,
+                  cudaStream_t stream) {
+    Operands operands{};
+    for (int half = 0; half < 2; ++half) {
+      operands.b[half] = tensor_map(key.b, {key.k, key.n, 1}, o.b, {Formats::kDepth, kColumns / 2, 1});
+      operands.b_step[half] = kColumns;
+      operands.b_first[half] = half * kColumns / 2;
     }
+    const Extent extent{key.m, key.n, key.k, tiling.parts, tiling.divided};
+    constexpr std::uint32_t kChunkColumns = 8 * kChunk;
+    const Destination to{.y = {tensor_map(DType::bf16, {key.n, key.m, 1}, o.y, {kChunkColumns, 16, 1}),
+                               tensor_map(DType::bf16, {key.n, key.m, 1}, o.y, {kChunkColumns / 2, 16, 1})},
+                         .add = key.accumulate,
+                         .scales = {.a = o.scale_a,
+                                    .b = o.scale_b,
+                                    .bias = key.bias ? static_cast<const bf16*>(o.bias) : nullptr,
+                                    .rows = static_cast<int>(key.m),
+                                    .columns = static_cast<int>(key.n),
+                                    .by_row = key.scales == ScaleMode::vector},
+                         .parts = o.workspace};
+    Launch::run(extent, operands, key.a, o.a, to, multiprocessors, stream);
+    if (tiling.divided == 0) return;
+    constexpr int kGroups = Finish::kGroups, kChunks = (kGroups + kChunk - 1) / kChunk;
+    add_parts_kernel<Sum>
+        <<<static_cast<unsigned>(tiling.divided * kCluster * kMultipliers * kChunks), 128, 0, stream>>>(
+            to, operands.grid, kGroups);
+    QUERN_CUDA(cudaGetLastError());
   }
-
- private:
-  const Arguments& a;
 };
 
 template <class Formats>
 struct OwnProductForm {
-  template <bool kByRow>
-  using Launch = ProductLaunch<Formats, Columns::along, Scaled<kByRow>, StoreEpilogue>;
+  using Of256 = TiledProduct<Formats, 256, 2>;
+  using Of224 = TiledProduct<Formats, 224, 2>;
+  using Of192 = TiledProduct<Formats, 192, 3>;
 
-  static void load(bool by_row) { by_row ? Launch<true>::load() : Launch<false>::load(); }
+  static void load() {
+    Of256::load();
+    Of224::load();
+    Of192::load();
+    cudaFuncAttributes attributes;
+    QUERN_CUDA(cudaFuncGetAttributes(&attributes, add_parts_kernel<typename Formats::Sum>));  // loads the code
+  }
 
   static void run(const MatmulKey& key, const MatmulOperands& o, int multiprocessors, cudaStream_t stream) {
     if (key.m == 0 || key.n == 0) return;
-    const int rows = static_cast<int>(key.m), columns = static_cast<int>(key.n);
-    Operands operands{};
-    for (int half = 0; half < 2; ++half) {
-      operands.b[half] = tensor_map(key.b, {key.k, key.n, 1}, o.b, {Formats::kDepth, kHalf, 1});
-      operands.b_step[half] = kColumns;
-      operands.b_first[half] = half * kHalf;
-    }
-    const auto launch = key.scales == ScaleMode::vector ? Launch<true>::run : Launch<false>::run;
-    launch({key.m, key.n, key.k}, operands, key.a, o.a,
-           {.a = o.scale_a,
-            .b = o.scale_b,
-            .bias = key.bias ? static_cast<const bf16*>(o.bias) : nullptr,
-            .rows = rows,
-            .columns = columns},
-           {.y = static_cast<bf16*>(o.y), .rows = rows, .columns = columns, .add = key.accumulate}, multiprocessors,
-           stream);
+    const OwnTiling tiling = own_tiling(key.m, key.n, key.k);
+    const auto of = tiling.columns == 256 ? Of256::run : tiling.columns == 224 ? Of224::run : Of192::run;
+    of(key, o, tiling, multiprocessors, stream);
   }
 };
 

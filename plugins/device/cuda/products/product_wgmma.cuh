@@ -1,45 +1,51 @@
 #pragma once
-// A product of matrices on Hopper's tensor cores whose results pass through an epilogue before they are written: what
-// would follow as an op of its own runs beside the next product and reads nothing from memory again. Blocks stay and
-// take tiles of 128 x 256 sums. Of a block's three warpgroups
-//   the second and third    multiply, 64 rows each, and put their sums, scaled and rounded to bf16, into shared memory
-//   the first, three warps  run the epilogue there while the others are at the next tile
-//   the first, one thread   keeps operands coming, by TMA into a ring of stages; two blocks, a cluster, have tiles one
-//                           below the other and share their columns' operand, each loading half for both
-// A sum is added up in the order of k by one warpgroup: its bits depend on its row and column alone. What is
-// multiplied, how sums become values and the epilogue are types:
+// A product of matrices on Hopper's tensor cores whose results pass through more before they are written. Blocks stay
+// and take tiles of 128 rows. Of a block's warps
+//   two warpgroups      multiply, 64 rows each, and give their sums to a Finish
+//   the next, a thread  keeps operands coming, by TMA into a ring of stages; two blocks, a cluster, have tiles one
+//   below
+//                       the other and share their columns' operand, each loading half for both
+//   the others          are the Finish's
+// A sum is added up in the order of k by one warpgroup, or in fixed parts that are: its bits depend on its place and
+// the product's shape alone. What is multiplied and what becomes of the sums are types:
 //
 //   Formats                            // of the operands, below
-//   Scaling                            // product_scaling.cuh
-//   Epilogue                           // run_epilogue, below
+//   Finish                             // product_hand_over.cuh, product_store.cuh:
+//     using Memory;                    //   Shared, below
+//     struct Arguments;                //   of the kernel
+//     constexpr int kWidth;            //   columns of the result that a tile is
+//     constexpr bool kAssists;         //   whether it has the other warps do something
+//     Finish(arguments, memory, multiplier);       // of each thread that multiplies
+//     void prepare(const Item&);                   // an item begins
+//     void take(const Item&, sums);                // it is summed
+//     void end();                                  // nothing follows
+//     static void assist(grid, memory, arguments); // what its warps do
 
 #include <cstdint>
 
 #include "primitives/tma.cuh"
 #include "primitives/vector.cuh"
 #include "primitives/wgmma.cuh"
-#include "products/product_scaling.cuh"
 
 namespace quern::cuda::product {
 
-inline constexpr int kRows = 128, kColumns = 256;                     ///< of a tile
+inline constexpr int kRows = 128;                                     ///< of a tile
 inline constexpr int kSteps = wgmma::kRowBytes / wgmma::kDepthBytes;  ///< products of a stage
-inline constexpr int kStages = 3, kMultipliers = 2, kCluster = 2;
-inline constexpr int kThreads = 128 * (1 + kMultipliers), kEpilogueWarps = 3;
-inline constexpr int kHalf = kColumns / 2, kHalfRows = kRows / kMultipliers;
+inline constexpr int kMultipliers = 2, kCluster = 2, kMultiplying = 128 * kMultipliers, kThreads = kMultiplying + 128;
+inline constexpr int kHalfRows = kRows / kMultipliers;
 
 /// The second operand as stored, or its halves.
 enum class Columns {
-  along,   ///< (columns, k): two boxes of 128 rows
+  along,   ///< (columns, k): two boxes of half a tile's columns
   across,  ///< (k, columns), of bf16: four boxes of 64 columns
 };
 
-/// What is multiplied, as products of 64 x 256 sums.
+/// What is multiplied, as products of 64 rows.
 struct OfBf16 {
   using Sum = float;
   static constexpr int kDepth = wgmma::kRowBytes / 2;  ///< elements along k of a stage
-  template <Columns kLayout>
-  static __device__ __forceinline__ void multiply(Sum (&sums)[kColumns / 2], wgmma::Tile a, wgmma::Tile b, bool add) {
+  template <Columns kLayout, int kCount>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
     wgmma::multiply<kLayout == Columns::across>(sums, a, b, add);
   }
 };
@@ -47,8 +53,8 @@ template <DType kA, DType kB>
 struct OfFloat8 {
   using Sum = float;
   static constexpr int kDepth = wgmma::kRowBytes;
-  template <Columns kLayout>
-  static __device__ __forceinline__ void multiply(Sum (&sums)[kColumns / 2], wgmma::Tile a, wgmma::Tile b, bool add) {
+  template <Columns kLayout, int kCount>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
     static_assert(kLayout == Columns::along, "operands of 8 bits lie along k");
     wgmma::multiply<kA, kB>(sums, a, b, add);
   }
@@ -56,26 +62,49 @@ struct OfFloat8 {
 struct OfI8 {
   using Sum = std::int32_t;
   static constexpr int kDepth = wgmma::kRowBytes;
-  template <Columns kLayout>
-  static __device__ __forceinline__ void multiply(Sum (&sums)[kColumns / 2], wgmma::Tile a, wgmma::Tile b, bool add) {
+  template <Columns kLayout, int kCount>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
     static_assert(kLayout == Columns::along, "operands of 8 bits lie along k");
     wgmma::multiply(sums, a, b, add);
   }
 };
 
+/// What a cluster does at a time: a pair of tiles, or a part of its sums.
+struct Item {
+  int row_pair, column;  ///< of the tiles
+  int first, last;       ///< stages along k
+  int part;              ///< its number among all parts; -1: the whole
+
+  /// The first row of a multiplier.
+  __device__ int row(int multiplier) const {
+    return (row_pair * kCluster + static_cast<int>(tma::cluster_rank())) * kRows + multiplier * kHalfRows;
+  }
+};
+
 /// Tiles in the order in which they are taken: over all columns, `group` pairs of tiles after another, so that what
-/// blocks read at a time stays in the L2 cache.
+/// blocks read at a time stays in the L2 cache. Those that would leave clusters idle at the end are taken in parts.
 struct Grid {
   int row_pairs, columns, group;
-  struct Place {
-    int row_pair, column;
-  };
-  __device__ Place at(int tile) const {
+  int steps;  ///< stages along k
+  int whole;  ///< pairs of tiles that are not taken in parts: the first
+  int parts;  ///< of each of the others
+
+  __host__ __device__ int tiles() const { return row_pairs * columns; }
+  __host__ __device__ int items() const { return whole + (tiles() - whole) * parts; }
+  __device__ Item at(int item) const {
+    if (item < whole) return of_tile(item);
+    const int divided = tiles() - whole, number = item - whole, part = number / divided;
+    Item of = of_tile(whole + number % divided);
+    of.first = steps * part / parts;
+    of.last = steps * (part + 1) / parts;
+    of.part = number;
+    return of;
+  }
+  __device__ Item of_tile(int tile) const {
     const int first = tile / (group * columns) * group, inside = tile - first * columns;
     const int rows = min(group, row_pairs - first);
-    return {first + inside % rows, inside / rows};
+    return {first + inside % rows, inside / rows, 0, steps, -1};
   }
-  __host__ __device__ int tiles() const { return row_pairs * columns; }
 };
 
 struct Operands {
@@ -83,26 +112,24 @@ struct Operands {
   CUtensorMap b[2];  ///< of each half of a tile's columns
   int b_step[2];     ///< where tile j's half begins: j * b_step + b_first
   int b_first[2];
-  int steps;  ///< along k
   Grid grid;
 };
 
-/// Shared memory, in bytes from an address that is a multiple of 1024.
+/// Shared memory, in bytes from an address that is a multiple of 1024: a ring of stages, and `kResultBytes` of results.
+template <int kTileColumns, int kRing, std::uint32_t kResultBytes>
 struct Shared {
+  static constexpr int kColumns = kTileColumns, kHalf = kColumns / 2, kStages = kRing;
   static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kColumns * wgmma::kRowBytes, kStage = kA + kB;
-  static constexpr std::uint32_t kTile = kStages * kStage, kTileRow = kColumns * sizeof(bf16);
-  static constexpr std::uint32_t kBarriers = kTile + kRows * kTileRow;
+  static_assert(kB / 2 % wgmma::kEightRows == 0, "a half begins where the swizzle does");
+  static constexpr std::uint32_t kResults = kStages * kStage, kBarriers = kResults + kResultBytes;
   static constexpr std::uint32_t kBytes = kBarriers + 16 * kStages + 1024;  ///< 1024: what alignment may take
 
   std::uint32_t base;
   __device__ std::uint32_t a(int stage) const { return base + stage * kStage; }
   __device__ std::uint32_t b(int stage) const { return a(stage) + kA; }
+  __device__ std::uint32_t results() const { return base + kResults; }
   __device__ std::uint32_t full(int stage) const { return base + kBarriers + 8 * stage; }
   __device__ std::uint32_t empty(int stage) const { return full(kStages + stage); }
-  /// Sixteen bytes of the finished tile, `pack` along the row; rows lie so that columns of packs hit all banks.
-  __device__ std::uint32_t pack(int row, int pack) const {
-    return base + kTile + row * kTileRow + ((pack ^ row % 8) << 4);
-  }
 };
 
 __device__ __forceinline__ Pack<bf16> read_pack(std::uint32_t address) {
@@ -114,43 +141,32 @@ __device__ __forceinline__ Pack<bf16> read_pack(std::uint32_t address) {
   return pack;
 }
 
-// Multiplier m and the epilogue tell each other with barriers of the block: its half of a tile is there, or read.
-__device__ __forceinline__ void wait_for(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(128 + 32 * kEpilogueWarps) : "memory");
-}
-__device__ __forceinline__ void tell(int barrier) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(128 + 32 * kEpilogueWarps) : "memory");
-}
-__device__ __forceinline__ int filled(int multiplier) { return 1 + multiplier; }
-__device__ __forceinline__ int drained(int multiplier) { return 1 + kMultipliers + multiplier; }
-
-/// The tiles of one cluster.
+/// The items of one cluster.
 struct Walk {
-  int tile, step;
-  __device__ Walk() : tile(static_cast<int>(blockIdx.x) / kCluster), step(static_cast<int>(gridDim.x) / kCluster) {}
+  int item, step;
+  __device__ Walk() : item(static_cast<int>(blockIdx.x) / kCluster), step(static_cast<int>(gridDim.x) / kCluster) {}
 };
 
-template <class Formats, Columns kLayout>
-__device__ __forceinline__ void produce(const Operands& o, const Shared& shared) {
+template <class Formats, Columns kLayout, class Memory>
+__device__ __forceinline__ void produce(const Operands& o, const Memory& shared) {
   const auto rank = static_cast<int>(tma::cluster_rank());
   constexpr std::uint16_t kBoth = 3;
   constexpr int kDepth = Formats::kDepth;
-  tma::Ring<kStages> ring;
-  for (Walk walk; walk.tile < o.grid.tiles(); walk.tile += walk.step) {
-    const Grid::Place place = o.grid.at(walk.tile);
-    const int row = (place.row_pair * kCluster + rank) * kRows;
-    const int column = place.column * o.b_step[rank] + o.b_first[rank];
-    for (int step = 0; step < o.steps; ++step, ring.advance()) {
+  tma::Ring<Memory::kStages> ring;
+  for (Walk walk; walk.item < o.grid.items(); walk.item += walk.step) {
+    const Item item = o.grid.at(walk.item);
+    const int row = item.row(0), column = item.column * o.b_step[rank] + o.b_first[rank];
+    for (int step = item.first; step < item.last; ++step, ring.advance()) {
       const std::uint32_t full = shared.full(ring.stage);
       tma::wait(shared.empty(ring.stage), ring.parity ^ 1);
-      tma::arrive_expecting(full, Shared::kStage);
+      tma::arrive_expecting(full, Memory::kStage);
       tma::load_box(shared.a(ring.stage), o.a, step * kDepth, row, 0, full);
-      const std::uint32_t to = shared.b(ring.stage) + rank * (Shared::kB / 2);
+      const std::uint32_t to = shared.b(ring.stage) + rank * (Memory::kB / 2);
       if constexpr (kLayout == Columns::along) {
         tma::load_box_to(to, o.b[rank], step * kDepth, column, 0, full, kBoth);
       } else {
         tma::load_box_to(to, o.b[rank], column, step * kDepth, 0, full, kBoth);
-        tma::load_box_to(to + Shared::kB / 4, o.b[rank], column + wgmma::kColumns, step * kDepth, 0, full, kBoth);
+        tma::load_box_to(to + Memory::kB / 4, o.b[rank], column + wgmma::kColumns, step * kDepth, 0, full, kBoth);
       }
     }
   }
@@ -165,43 +181,22 @@ __device__ __forceinline__ void release(std::uint32_t barrier) {
 /// Rows of a multiplier's half that a warp has, from this one on.
 __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) % 128 / 32 * 16; }
 
-/// A multiplier's sums, scaled and rounded, to its half of the tile.
-template <class Sum, class Scaling>
-__device__ __forceinline__ void hand_over(const Shared& shared, int multiplier, const Sum (&sums)[kColumns / 2],
-                                          const Scaling& scaling) {
-  const int lane = threadIdx.x % 32, row = multiplier * kHalfRows + warp_row() + lane % 16;
-#pragma unroll
-  for (int j = 0; j < kColumns / 8; j += 2) {
-    float values[8];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int from = 4 * (j + i);
-      const Sum of[4] = {sums[from], sums[from + 1], sums[from + 2], sums[from + 3]};
-      float made[4];
-      scaling.scale(j + i, of, made);
-#pragma unroll
-      for (int v = 0; v < 4; ++v) values[4 * i + v] = made[v];
-    }
-    wgmma::store_rounded(shared.pack(row, j + lane / 16), values);
-  }
-}
-
-template <class Formats, Columns kLayout, class Scaling>
-__device__ __forceinline__ void multiply(const Operands& o, const Shared& shared, Scaling& scaling) {
-  const int multiplier = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0);
+template <class Formats, Columns kLayout, class Finish>
+__device__ __forceinline__ void multiply(const Operands& o, const typename Finish::Memory& shared, int multiplier,
+                                         Finish& finish) {
+  using Memory = typename Finish::Memory;
   constexpr std::uint32_t kBoxBytes = Formats::kDepth * wgmma::kRowBytes;
-  typename Formats::Sum sums[kColumns / 2];
-  tma::Ring<kStages> ring;
-  bool first = true;
-  for (Walk walk; walk.tile < o.grid.tiles(); walk.tile += walk.step, first = false) {
-    const Grid::Place place = o.grid.at(walk.tile);
-    scaling.prepare((place.row_pair * kCluster + static_cast<int>(tma::cluster_rank())) * kRows +
-                        multiplier * kHalfRows + warp_row(),
-                    place.column);
+  typename Formats::Sum sums[Memory::kColumns / 2];
+  tma::Ring<Memory::kStages> ring;
+  Walk walk;
+  Item next = o.grid.at(walk.item);
+  while (walk.item < o.grid.items()) {
+    const Item item = next;
+    finish.prepare(item);
     int previous = -1;
-    for (int step = 0; step < o.steps; ++step, ring.advance()) {
+    for (int step = item.first; step < item.last; ++step, ring.advance()) {
       tma::wait(shared.full(ring.stage), ring.parity);
-      const wgmma::Tile a = wgmma::along_rows(shared.a(ring.stage) + multiplier * Shared::kA / kMultipliers);
+      const wgmma::Tile a = wgmma::along_rows(shared.a(ring.stage) + multiplier * Memory::kA / kMultipliers);
       const wgmma::Tile b = kLayout == Columns::along ? wgmma::along_rows(shared.b(ring.stage))
                                                       : wgmma::across_rows<kBoxBytes>(shared.b(ring.stage));
       wgmma::fence();
@@ -209,7 +204,7 @@ __device__ __forceinline__ void multiply(const Operands& o, const Shared& shared
       for (int k = 0; k < kSteps; ++k)
         Formats::template multiply<kLayout>(sums, a + k * wgmma::kDepthBytes,
                                             b + k * (kLayout == Columns::along ? wgmma::kDepthBytes : 2048),
-                                            step > 0 || k > 0);
+                                            step > item.first || k > 0);
       wgmma::commit();
       if (previous >= 0) {
         wgmma::wait<1>();
@@ -217,57 +212,43 @@ __device__ __forceinline__ void multiply(const Operands& o, const Shared& shared
       }
       previous = ring.stage;
     }
+    walk.item += walk.step;
+    if (walk.item < o.grid.items()) next = o.grid.at(walk.item);  // while products run
     wgmma::wait<0>();
     wgmma::pin(sums);
     release(shared.empty(previous));
-    if (!first) wait_for(drained(multiplier));
-    hand_over(shared, multiplier, sums, scaling);
-    tell(filled(multiplier));
+    finish.take(item, sums);
   }
+  finish.end();
 }
 
-/// Runs `epilogue(shared, half, row, column)` over halves of tiles: rows [0, 64) from `row` on, of tile column
-/// `column`.
-template <class Epilogue>
-__device__ __forceinline__ void run_epilogue(const Grid& grid, const Shared& shared, Epilogue& epilogue) {
-  const auto rank = static_cast<int>(tma::cluster_rank());
-  for (Walk walk; walk.tile < grid.tiles(); walk.tile += walk.step) {
-    const Grid::Place place = grid.at(walk.tile);
-    for (int half = 0; half < kMultipliers; ++half) {
-      const int row = (place.row_pair * kCluster + rank) * kRows + half * kHalfRows;
-      epilogue.prepare(row, place.column);
-      wait_for(filled(half));
-      epilogue.run(shared, half, row, place.column);
-      if (walk.tile + walk.step < grid.tiles()) tell(drained(half));
-    }
-  }
-}
-
-/// `kLayout` of the second operand; Scaling and Epilogue made from their arguments.
-template <class Formats, Columns kLayout, class Scaling, class Epilogue>
+/// `kLayout` of the second operand.
+template <class Formats, Columns kLayout, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
-    product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Scaling::Arguments of_sums,
-                   const __grid_constant__ typename Epilogue::Arguments arguments) {
+    product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Finish::Arguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Memory = typename Finish::Memory;
   extern __shared__ unsigned char memory[];
-  const Shared shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
+  const Memory shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * kMultipliers;
-    for (int stage = 0; stage < kStages; ++stage) {
+    for (int stage = 0; stage < Memory::kStages; ++stage) {
       tma::init(shared.full(stage), 1);
       tma::init(shared.empty(stage), kWarps * kCluster);
     }
     tma::fence_init();
   }
   tma::synchronize_cluster();
-  if (threadIdx.x >= 128) {
-    Scaling scaling(of_sums);
-    multiply<Formats, kLayout>(o, shared, scaling);
-  } else if (threadIdx.x >= 32) {
-    Epilogue epilogue(arguments);
-    run_epilogue(o.grid, shared, epilogue);
-  } else if (threadIdx.x == 0) {
-    produce<Formats, kLayout>(o, shared);
+  if (threadIdx.x < kMultiplying) {
+    if constexpr (!Finish::kAssists) wgmma::take_registers<232>();
+    const int multiplier = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+    Finish finish(arguments, shared, multiplier);
+    multiply<Formats, kLayout>(o, shared, multiplier, finish);
+  } else {
+    if constexpr (!Finish::kAssists) wgmma::give_registers<40>();
+    if (threadIdx.x == kMultiplying) produce<Formats, kLayout>(o, shared);
+    if constexpr (Finish::kAssists)
+      if (threadIdx.x >= kMultiplying + 32) Finish::assist(o.grid, shared, arguments);
   }
   __syncwarp();
   tma::synchronize_cluster();  // nobody leaves while the other block may write to it or tell it something

@@ -1,6 +1,7 @@
 #include "products/swiglu_product.h"
 
 #include "elementwise/activations.cuh"
+#include "products/product_hand_over.cuh"
 #include "products/product_launch.cuh"
 
 namespace quern::cuda {
@@ -16,16 +17,16 @@ class SwigluEpilogue {
     bf16 *gate_up, *y;
     int rows, width;
   };
-  static constexpr int kWidth = kHalf;
+  static constexpr int kWidth = TileMemory::kHalf;
 
   __device__ explicit SwigluEpilogue(const Arguments& arguments) : a(arguments) {}
   [[maybe_unused]] __device__ void prepare(int, int) {}
 
-  __device__ void run(const Shared& shared, int half, int row, int column) {
-    constexpr int kLanes = kHalf / kPack<bf16>, kAtOnce = 32 * kEpilogueWarps / kLanes;
+  __device__ void run(const TileMemory& shared, int half, int row, int column) {
+    constexpr int kLanes = kWidth / kPack<bf16>, kAtOnce = 32 * kEpilogueWarps / kLanes;
     const int lane = threadIdx.x % kLanes, at = column * kWidth + lane * kPack<bf16>;
 #pragma unroll 4
-    for (int r = (static_cast<int>(threadIdx.x) - 32) / kLanes; r < kHalfRows; r += kAtOnce) {
+    for (int r = epilogue_thread() / kLanes; r < kHalfRows; r += kAtOnce) {
       const Pack<bf16> gate = read_pack(shared.pack(half * kHalfRows + r, lane));
       const Pack<bf16> up = read_pack(shared.pack(half * kHalfRows + r, kLanes + lane));
       const Floats<bf16> g = unpack(gate), u = unpack(up);
@@ -56,12 +57,12 @@ class SwigluGradEpilogue {
     bf16 *dy, *y, *dgate_up;
     int rows, width;
   };
-  static constexpr int kWidth = kColumns;
+  static constexpr int kWidth = TileMemory::kColumns;
 
   __device__ explicit SwigluGradEpilogue(const Arguments& arguments) : a(arguments) {}
   __device__ void prepare(int row, int column) { read(ahead, row, column, 0); }
 
-  __device__ void run(const Shared& shared, int half, int row, int column) {
+  __device__ void run(const TileMemory& shared, int half, int row, int column) {
 #pragma unroll 1
     for (int batch = 0; batch < kBatches; ++batch) {
       const Batch now = ahead;
@@ -82,7 +83,7 @@ class SwigluGradEpilogue {
     Pack<bf16> gate[kBatch], up[kBatch];
   };
   __device__ static int row_of(int batch, int i) {
-    return batch * kAtOnce + i * kEpilogueWarps + static_cast<int>(threadIdx.x) / 32 - 1;
+    return batch * kAtOnce + i * kEpilogueWarps + epilogue_thread() / 32;
   }
   __device__ static int column_of(int column) {
     return column * kWidth + static_cast<int>(threadIdx.x) % 32 * kPack<bf16>;
@@ -122,7 +123,7 @@ class SwigluGradEpilogue {
 };
 
 template <Columns kLayout, class Epilogue>
-using Bf16Launch = ProductLaunch<OfBf16, kLayout, AsSummed, Epilogue>;
+using Bf16Launch = ProductLaunch<OfBf16, kLayout, HandedOver<Epilogue>>;
 
 }  // namespace
 
@@ -144,10 +145,10 @@ void swiglu_product(const SwigluProductShape& s, const SwigluProduct& p, int mul
   for (int half = 0; half < 2; ++half) {
     operands.b[half] =
         tensor_map(DType::bf16, {s.depth, s.width, 1}, static_cast<const bf16*>(p.weight) + half * s.width * s.depth,
-                   {OfBf16::kDepth, kHalf, 1});
+                   {OfBf16::kDepth, TileMemory::kHalf, 1});
     operands.b_step[half] = SwigluEpilogue::kWidth;
   }
-  Bf16Launch<Columns::along, SwigluEpilogue>::run({s.rows, s.width, s.depth}, operands, DType::bf16, p.x, {},
+  Bf16Launch<Columns::along, SwigluEpilogue>::run({s.rows, s.width, s.depth}, operands, DType::bf16, p.x,
                                                   {.gate_up = static_cast<bf16*>(p.gate_up),
                                                    .y = static_cast<bf16*>(p.y),
                                                    .rows = static_cast<int>(s.rows),
@@ -167,14 +168,14 @@ void swiglu_grad_product(const SwigluProductShape& s, const SwigluGradProduct& p
   Operands operands{};
   for (int half = 0; half < 2; ++half) {
     operands.b[half] =
-        s.transposed ? tensor_map(DType::bf16, {s.depth, s.width, 1}, p.weight, {OfBf16::kDepth, kHalf, 1})
+        s.transposed ? tensor_map(DType::bf16, {s.depth, s.width, 1}, p.weight, {OfBf16::kDepth, TileMemory::kHalf, 1})
                      : tensor_map(DType::bf16, {s.width, s.depth, 1}, p.weight, {wgmma::kColumns, OfBf16::kDepth, 1});
     operands.b_step[half] = SwigluGradEpilogue::kWidth;
-    operands.b_first[half] = half * kHalf;
+    operands.b_first[half] = half * TileMemory::kHalf;
   }
   const auto run = s.transposed ? Bf16Launch<Columns::along, SwigluGradEpilogue>::run
                                 : Bf16Launch<Columns::across, SwigluGradEpilogue>::run;
-  run({s.rows, s.width, s.depth}, operands, DType::bf16, p.dout, {}, epilogue, multiprocessors, stream);
+  run({s.rows, s.width, s.depth}, operands, DType::bf16, p.dout, epilogue, multiprocessors, stream);
 }
 
 }  // namespace quern::cuda
