@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <deque>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/format.h"
@@ -22,6 +25,8 @@ struct Candidate {
   PlanOptions options;
   Fit fit = {};                  // as the options name, or once it is tried as it fits
   std::int64_t named_bytes = 0;  // of the device, with the options' own recomputation
+  std::int64_t least_bytes = 0;  // of the device, whatever is recomputed and without slots; or a bound of it
+  bool planned = true;           // false: there is only that bound
   double seconds = 0;            // of a step; before it is tried, at least
   bool tried = false, fits = false;
 };
@@ -34,7 +39,8 @@ class Comparison {
       if ((options.state.*key.placement).memory == kAuto) open_.push_back(&key);
   }
 
-  Choice run() {
+  /// The fastest of those that fit and take less than `limit` seconds; none: there is none.
+  std::optional<Choice> best(double limit = std::numeric_limits<double>::infinity()) {
     const std::size_t ways = chooses(options_) && !options_.store.empty() ? std::size_t{1} << open_.size() : 1;
     std::vector<unsigned> order(ways);
     for (std::size_t way = 0; way < ways; ++way) order[way] = static_cast<unsigned>(way);
@@ -44,13 +50,37 @@ class Comparison {
                      [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
     Candidate* best = nullptr;
     for (Candidate& candidate : candidates_) {
-      if (best && candidate.seconds >= best->seconds) break;
+      if (candidate.seconds >= limit) break;
       if (!candidate.tried) try_to_fit(candidate);
-      if (candidate.fits && (!best || candidate.seconds < best->seconds)) best = &candidate;
+      if (!candidate.fits || candidate.seconds >= limit) continue;
+      best = &candidate;
+      limit = candidate.seconds;
     }
-    Choice choice = best ? taken(*best) : nearest();
-    choice.precision = &parts_.precision;
-    return choice;
+    if (!best) return std::nullopt;
+    return taken(*best);
+  }
+
+  /// After best(): that which lacks least, with all that helps recomputed.
+  Choice nearest() {
+    for (Candidate& candidate : candidates_)
+      if (!candidate.planned) plan(candidate);
+    auto missing = [&](const Candidate& candidate) {
+      const Plan& plan = candidate.fit.plan;
+      const std::int64_t host = limits_.host > 0 ? std::max<std::int64_t>(least_host_bytes(plan) - limits_.host, 0) : 0;
+      return host + std::max<std::int64_t>(least_device_bytes(plan) - limits_.device, 0);
+    };
+    auto least = std::min_element(candidates_.begin(), candidates_.end(),
+                                  [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
+    if (searches()) try_to_fit(*least);
+    return {std::move(least->fit.choice), std::move(least->fit.plan), false, &parts_.precision};
+  }
+
+  /// After best(): what a step takes at least; none: nothing fits.
+  std::optional<double> least_seconds() const {
+    std::optional<double> least;
+    for (const Candidate& candidate : candidates_)
+      if (candidate.fits || !candidate.tried) least = std::min(least.value_or(candidate.seconds), candidate.seconds);
+    return least;
   }
 
  private:
@@ -62,9 +92,39 @@ class Comparison {
     for (std::size_t i = 0; i < open_.size(); ++i)
       (candidate.options.state.*open_[i]->placement).memory = away >> i & 1 ? options_.store : std::string(kOnDevice);
     if (!placement_faults(candidate.options.state).empty() && away != 0) return;
-    candidate.fit =
-        fit_named(parts_, candidate.options, [&](const Plan& plan) { return !searches() || !hopeless(plan); });
+    candidate.least_bytes = least_bound(away);
+    if (searches() && limits_.device > 0 && candidate.least_bytes > limits_.device) {
+      candidate.planned = false;
+      candidate.tried = true;
+    } else {
+      plan(candidate);
+    }
+    candidates_.push_back(std::move(candidate));
+  }
+
+  /// Keys free at most what each of them frees alone. 0: nothing is known.
+  std::int64_t least_bound(unsigned away) const {
+    if (std::popcount(away) < 2) return 0;
+    auto least_of = [&](unsigned keys) -> std::int64_t {
+      for (const Candidate& known : candidates_)
+        if (known.away == keys) return known.least_bytes;
+      return 0;
+    };
+    const std::int64_t none = least_of(0);
+    std::int64_t bytes = none;
+    for (std::size_t i = 0; i < open_.size(); ++i)
+      if (away >> i & 1) bytes -= none - least_of(1u << i);
+    return bytes;
+  }
+
+  void plan(Candidate& candidate) const {
+    candidate.planned = true;
+    candidate.fit = fit_named(parts_, candidate.options, [&](const Plan& plan) {
+      candidate.least_bytes = least_device_bytes(plan);
+      return !searches() || !hopeless(plan);
+    });
     Plan& plan = candidate.fit.plan;
+    if (plan.stores.empty()) candidate.least_bytes = least_device_bytes(plan);
     candidate.named_bytes = plan.device_total();
     candidate.fits = limits_.hold(plan);
     candidate.tried = candidate.fits || !searches() || hopeless(plan);
@@ -73,10 +133,9 @@ class Comparison {
       candidate.seconds = plan.seconds_per_step;
       if (!candidate.fits) {
         plan.schedules = {};
-        if (plan.options.state.activations.memory != kOnDevice) candidate.seconds = seconds_without(away);
+        if (plan.options.state.activations.memory != kOnDevice) candidate.seconds = seconds_without(candidate.away);
       }
     }
-    candidates_.push_back(std::move(candidate));
   }
 
   /// Of a step whose activations stay on the device: at least what one takes that recomputes some, and moves fewer.
@@ -140,7 +199,7 @@ class Comparison {
              "with the config's own alone " + sized(best.named_bytes) + " of the device are needed", ""});
     }
     best.fit.plan.decisions = std::move(decisions);
-    return {std::move(best.fit.choice), std::move(best.fit.plan), true};
+    return {std::move(best.fit.choice), std::move(best.fit.plan), true, &parts_.precision};
   }
 
   /// What it would be with this key's state at the other place.
@@ -151,10 +210,12 @@ class Comparison {
       if (known.away != other) continue;
       if (known.tried && !known.fits) {
         const Plan& plan = known.fit.plan;
-        const bool host = !Limits{0, limits_.host}.hold(plan);
-        return there + " the run does not fit: " +
-               (host ? sized(plan.host_bytes()) + " of host memory"
-                     : sized(least_device_bytes(plan)) + " of the device and more");
+        const std::string prefix = there + " the run does not fit: ";
+        if (!known.planned || Limits{0, limits_.host}.hold(plan))
+          return prefix + sized(known.least_bytes) + " of the device and more";
+        const std::int64_t least = least_host_bytes(plan);
+        return prefix + (least > limits_.host ? sized(least) + " of host memory and more"
+                                              : sized(plan.host_bytes()) + " of host memory");
       }
       return there + (known.tried ? " a step takes " : " a step takes at least ") + format_duration(known.seconds);
     }
@@ -167,25 +228,66 @@ class Comparison {
     return text + ", " + std::to_string(choice.fewer.size()) + " in the first " + std::to_string(choice.richer_layers);
   }
 
-  /// That which lacks least, with all that helps recomputed.
-  Choice nearest() {
-    auto missing = [&](const Candidate& candidate) {
-      const Plan& plan = candidate.fit.plan;
-      const std::int64_t host = limits_.host > 0 ? std::max<std::int64_t>(least_host_bytes(plan) - limits_.host, 0) : 0;
-      return host + std::max<std::int64_t>(least_device_bytes(plan) - limits_.device, 0);
-    };
-    auto least = std::min_element(candidates_.begin(), candidates_.end(),
-                                  [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
-    if (searches()) try_to_fit(*least);
-    return {std::move(least->fit.choice), std::move(least->fit.plan), false};
-  }
-
   const PlanParts& parts_;
   const PlanOptions& options_;
   const Limits limits_;
   std::vector<const PlacedKey*> open_;  // keys that are left to the planner
   std::vector<Candidate> candidates_;
   RecomputePath path_;  // empty until it is needed
+};
+
+/// A comparison for each form of the precision backend.
+class Forms {
+ public:
+  Forms(const PlanParts& parts, const PlanOptions& options) : forms_(parts.forms), options_(options) {
+    if (!options.train) forms_.clear();
+    for (const PrecisionForm& form : forms_) parts_.push_back(parts.with(*form.backend));
+    if (forms_.empty()) parts_.push_back(parts);
+    for (const PlanParts& form : parts_) comparisons_.emplace_back(form, options);
+  }
+
+  /// As Comparison's. Without a budget it is of the first form that has one.
+  std::optional<Choice> best(double limit = std::numeric_limits<double>::infinity()) {
+    std::optional<Choice> best;
+    for (Comparison& comparison : comparisons_) {
+      std::optional<Choice> choice = comparison.best(limit);
+      if (!choice) continue;
+      best = std::move(choice);
+      limit = best->plan.seconds_per_step;
+      if (!chooses(options_)) break;
+    }
+    if (best && forms_.size() > 1) explain(*best);
+    return best;
+  }
+
+  /// After best().
+  Choice nearest() {
+    const Limits limits = limits_of(parts_.front(), options_);
+    std::optional<Choice> least;
+    for (Comparison& comparison : comparisons_) {
+      Choice choice = comparison.nearest();
+      if (!least || limits.missing(choice.plan) < limits.missing(least->plan)) least = std::move(choice);
+    }
+    return std::move(*least);
+  }
+
+ private:
+  void explain(Choice& best) {
+    const auto is_best = [&](const PrecisionForm& form) { return form.backend == best.precision; };
+    const auto taken = std::find_if(forms_.begin(), forms_.end(), is_best);
+    if (!chooses(options_) && taken == forms_.begin()) return;  // no other was looked at
+    const std::size_t other = taken == forms_.begin() ? 1 : 0;
+    std::string otherwise = "otherwise the run does not fit";
+    if (const std::optional<double> seconds = comparisons_[other].least_seconds())
+      otherwise = "otherwise a step takes at least " + format_duration(*seconds);
+    for (const auto& [key, value] : taken->values)
+      best.plan.decisions.push_back({key, std::string(kAuto), value, otherwise, key + "=" + value});
+  }
+
+  std::vector<PrecisionForm> forms_;
+  const PlanOptions& options_;
+  std::deque<PlanParts> parts_;
+  std::deque<Comparison> comparisons_;
 };
 
 }  // namespace
@@ -207,34 +309,14 @@ Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
 bool chooses(const PlanOptions& options) { return options.device_budget > 0 || options.host_budget > 0; }
 
 Choice choose(const PlanParts& parts, const PlanOptions& options) {
-  if (parts.forms.empty() || !options.train) return Comparison(parts, options).run();
-  const Limits limits = limits_of(parts, options);
-  auto better = [&](const Choice& a, const Choice& b) {
-    if (a.fits != b.fits) return a.fits;
-    return a.fits ? a.plan.seconds_per_step < b.plan.seconds_per_step : limits.missing(a.plan) < limits.missing(b.plan);
-  };
-  std::vector<Choice> choices;
-  for (const PrecisionForm& form : parts.forms) {
-    choices.push_back(Comparison(parts.with(*form.backend), options).run());
-    if (choices.back().fits && !chooses(options)) break;
-  }
-  std::stable_sort(choices.begin(), choices.end(), better);
-  Choice& best = choices.front();
-  if (!best.fits || choices.size() == 1) return std::move(best);
-  const Choice& next = choices[1];
-  const std::string otherwise =
-      next.fits ? "otherwise a step takes " + format_duration(next.plan.seconds_per_step)
-                : "otherwise the run does not fit: " + sized(limits.missing(next.plan)) + " are missing";
-  for (const PrecisionForm& form : parts.forms)
-    for (const auto& [key, value] : form.values)
-      if (form.backend == best.precision)
-        best.plan.decisions.push_back({key, std::string(kAuto), value, otherwise, key + "=" + value});
-  return std::move(best);
+  Forms forms(parts, options);
+  std::optional<Choice> best = forms.best();
+  return best ? std::move(*best) : forms.nearest();
 }
 
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {
   const std::int64_t sequences = checked_product(options.geometry.batch, options.accumulation);
-  Choice best;
+  std::optional<Choice> best;
   int slower = 0;  // in a row
   for (std::int64_t batch = sequences; batch > 0; --batch) {
     if (sequences % batch != 0 || batch * options.geometry.sequence > kMostTokens) continue;
@@ -242,23 +324,25 @@ Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& option
     trial.geometry.batch = batch;
     trial.accumulation = sequences / batch;
     trial.uploads = uploads_for(trial.accumulation);
-    Choice choice = choose(parts, trial);
-    if (!choice.fits) continue;
-    const bool faster = !best.fits || choice.plan.seconds_per_step < best.plan.seconds_per_step;
-    slower = faster ? 0 : slower + 1;
-    if (slower == 2) break;
-    if (faster) best = std::move(choice);
+    Forms forms(parts, trial);
+    std::optional<Choice> choice = best ? forms.best(best->plan.seconds_per_step) : forms.best();
+    if (choice) {
+      best = std::move(choice);
+      slower = 0;
+    } else if (best && ++slower == 2) {
+      break;
+    }
   }
-  if (!best.fits) return choose(parts, options);
+  if (!best) return choose(parts, options);
   auto decide = [&](const std::string& key, std::int64_t configured, std::int64_t value) {
     const std::string text = std::to_string(value);
-    best.plan.decisions.push_back(
+    best->plan.decisions.push_back(
         {key, std::to_string(configured), text, "the fastest for a step's sequences", key + "=" + text});
   };
   const int ranks = options.state.ranks;
-  decide("train.micro_batch", options.geometry.batch, best.plan.options.geometry.batch);
-  decide("train.accumulation", options.accumulation * ranks, best.plan.options.accumulation * ranks);
-  return best;
+  decide("train.micro_batch", options.geometry.batch, best->plan.options.geometry.batch);
+  decide("train.accumulation", options.accumulation * ranks, best->plan.options.accumulation * ranks);
+  return std::move(*best);
 }
 
 }  // namespace quern
