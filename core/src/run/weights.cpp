@@ -114,15 +114,15 @@ void initialise_weights(Engine& engine, std::uint64_t seed) {
       most = std::max(most, pieces.back().bytes());
     }
   });
-  const std::array stored{std::make_unique_for_overwrite<std::byte[]>(most),
-                          std::make_unique_for_overwrite<std::byte[]>(most)};
-  auto make = [&](std::size_t i) { store_initial(pieces[i], stored[i % 2].get()); };
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>(2 * most);
+  auto stored = [&](std::size_t i) { return memory.get() + i % 2 * most; };
+  auto make = [&](std::size_t i) { store_initial(pieces[i], stored(i)); };
   std::future<void> made;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     i == 0 ? make(0) : made.get();
     if (i + 1 < pieces.size()) made = std::async(std::launch::async, make, i + 1);
     engine.write(*pieces[i].tensor, static_cast<std::int64_t>(pieces[i].first),
-                 static_cast<std::int64_t>(pieces[i].count), stored[i % 2].get());
+                 static_cast<std::int64_t>(pieces[i].count), stored(i));
   }
   engine.refresh();
 }
