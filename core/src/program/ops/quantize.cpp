@@ -47,10 +47,9 @@ void infer_blocks(InferContext& c) {
   give(c, 3, {Dim::tokens(rows.per_token * blocks, columns.fixed + rows.fixed * blocks)}, DType::f32);
 }
 
-}  // namespace
+std::vector<OpSpec::QuantizedOutput> one_scale(const Attributes&) { return {{0, 1}}; }
 
-void add_quantize(OpSet& set) {
-  const auto one_scale = [](const Attributes&) { return std::vector<OpSpec::QuantizedOutput>{{0, 1}}; };
+void add_tensor_scales(OpSet& set) {
   // One scale for the tensor, from its own amax.
   set.add({.kind = "quantize",
            .inputs = {"x"},
@@ -82,6 +81,9 @@ void add_quantize(OpSet& set) {
   set.add({.kind = "amax", .inputs = {"x*"}, .outputs = {"amaxes"}, .infer = [](InferContext& c) {
              give(c, 0, {static_cast<std::int64_t>(c.inputs.size())}, DType::f32);
            }});
+}
+
+void add_delayed_scales(OpSet& set) {
   // One scale for the tensor, known before x is seen: from `state` (ScaleState), which also records x's amax. When x
   // does not fit, it is quantized again with the scale of its own amax, which then holds for the rest of the step.
   set.add({.kind = "quantize_delayed",
@@ -99,6 +101,16 @@ void add_quantize(OpSet& set) {
                [](const Attributes&) {
                  return std::vector<OpSpec::QuantizedOutput>{{0, 1, "tensor", 1}};
                }});
+  // Once per optimizer step: the amax of the step enters the history, whose maximum gives the next scale.
+  set.add({.kind = "advance_scale",
+           .inputs = {"state"},
+           .outputs = {"advanced"},
+           .infer =
+               [](InferContext& c) {
+                 need_state(c, 0);
+                 same(c, 0, 0);
+               },
+           .updates = {{0, 0}}});
   set.add({.kind = "quantize_by",
            .inputs = {"x", "scale"},
            .outputs = {"q", "t"},
@@ -108,6 +120,9 @@ void add_quantize(OpSet& set) {
                  need_vector(c, 1, 1);
                },
            .op_class = OpClass::conversion});
+}
+
+void add_scales_of_parts(OpSet& set) {
   // One scale a row, from the row's amax.
   set.add({.kind = "quantize_rows",
            .inputs = {"x"},
@@ -159,6 +174,14 @@ void add_quantize(OpSet& set) {
                  const bool square = op.attributes.integer_or("square", 0) != 0;
                  return square && !op.outputs[2].present && !op.outputs[3].present ? kScaleBlock : std::int64_t{0};
                }});
+}
+
+}  // namespace
+
+void add_quantize(OpSet& set) {
+  add_tensor_scales(set);
+  add_delayed_scales(set);
+  add_scales_of_parts(set);
   // What x's values are and what scales made of it lose, added up: ScaleObservation. `layout` says how the scales lie:
   // tensor (1), rows (N), columns (C), row_blocks, column_blocks or squares as quantize_blocks leaves them. With the
   // state of a delayed scale, clipped is what lay beyond the scale that was assumed.
@@ -171,16 +194,6 @@ void add_quantize(OpSet& set) {
              if (!scale_layout_named(c.attributes.word("layout"))) c.refuse(1, "a known layout");
              give(c, 0, {kScaleObservationWords}, DType::u32);
            }});
-  // Once per optimizer step: the amax of the step enters the history, whose maximum gives the next scale.
-  set.add({.kind = "advance_scale",
-           .inputs = {"state"},
-           .outputs = {"advanced"},
-           .infer =
-               [](InferContext& c) {
-                 need_state(c, 0);
-                 same(c, 0, 0);
-               },
-           .updates = {{0, 0}}});
 }
 
 }  // namespace quern::ops

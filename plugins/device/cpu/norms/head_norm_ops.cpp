@@ -8,6 +8,7 @@
 #include "primitives/blocks.h"
 #include "primitives/row_math.h"
 #include "runtime/operand_check.h"
+#include "shared/operands/head_norm_check.h"
 
 namespace quern::cpu {
 
@@ -116,16 +117,8 @@ Launch prepare_head_norm_grad(const OpInstance& op) {
 }
 
 OpSupport query_head_norm(const OpInstance& op, bool rotated) {
-  PackedHeads packed(op.attributes);
-  Extents qkv = extents_of(op, 0);
   OperandCheck check(op, rotated ? 4 : 3, rotated ? 3 : 2);
-  check_packed(check, op, 0, "qkv");
-  check.input(1, "query_weight", {packed.head_dim}).input(2, "key_weight", {packed.head_dim});
-  check.output(0, "y", qkv).output(1, "rstd", {matrix_of(op, 0).rows, packed.rotated()}, DType::f32);
-  if (rotated) {
-    check_rope(check, op, 3);
-    check.output(2, "z", qkv);
-  }
+  operands::check_head_norm(check, op, rotated);
   return check.support();
 }
 
@@ -133,11 +126,7 @@ OpSupport query_head_norm_grad(const OpInstance& op) {
   PackedHeads packed(op.attributes);
   std::int64_t rows = matrix_of(op, 1).rows;
   OperandCheck check(op, 5, 3);
-  check_packed(check, op, 0, "dy");
-  check_packed(check, op, 1, "qkv");
-  check.input(2, "query_weight", {packed.head_dim}).input(3, "key_weight", {packed.head_dim});
-  check.input(4, "rstd", {rows, packed.rotated()}, DType::f32).output(0, "dqkv", extents_of(op, 1));
-  check.sum(1, "dquery_weight", {packed.head_dim}).sum(2, "dkey_weight", {packed.head_dim});
+  operands::check_head_norm_grad(check, op);
   bool summed = check.ok() && (op.outputs[1].present || op.outputs[2].present);
   return check.support(summed ? ColumnSums::bytes(rows, 2 * packed.head_dim) : 0);
 }
