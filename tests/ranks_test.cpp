@@ -106,7 +106,8 @@ TEST_CASE("reproducible sums give the bits of one rank on any number of ranks") 
   for (const Case& c : {Case{"fp32", 8, {{2, "ranks"}, {4, "ranks"}, {4, "none"}}},
                         {"bf16", 7, {{2, "none"}, {4, "ranks"}}},
                         {"bf16", 6, {{1, "none"}, {2, "ranks"}, {3, "none"}}},
-                        {"e4m3", 4, {{2, "ranks"}, {4, "ranks"}}}}) {
+                        {"e4m3", 4, {{2, "ranks"}, {4, "ranks"}}},
+                        {"int8", 4, {{2, "ranks"}}}}) {
     CAPTURE(c.precision);
     TinyFiles files;
     Overrides numbers = with(kSteps, {"precision.id=" + std::string(c.precision), "parallel.reduction=reproducible",
@@ -139,11 +140,14 @@ TEST_CASE("what cannot be summed reproducibly is refused, with what to set") {
 }
 
 TEST_CASE("as many ranks as micro-batches, sharded or not, make the same sums") {
-  TinyFiles files;
-  const Overrides numbers = with(kSteps, {"precision.id=bf16"});
-  const Losses whole = losses_of(files, "whole", with(numbers, of_ranks(4, "none")));
-  CHECK(losses_of(files, "shards", with(numbers, of_ranks(4, "ranks"))) == whole);
-  CHECK(newest_tensors(files.at("shards")) == newest_tensors(files.at("whole")));
+  for (const char* precision : {"bf16", "int8"}) {  // int8's copies are made of gathered masters
+    CAPTURE(precision);
+    TinyFiles files;
+    const Overrides numbers = with(kSteps, {"precision.id=" + std::string(precision)});
+    const Losses whole = losses_of(files, "whole", with(numbers, of_ranks(4, "none")));
+    CHECK(losses_of(files, "shards", with(numbers, of_ranks(4, "ranks"))) == whole);
+    CHECK(newest_tensors(files.at("shards")) == newest_tensors(files.at("whole")));
+  }
 }
 
 TEST_CASE("shards in a store of each rank have the bits of those on the device, and resume either way") {
@@ -157,7 +161,8 @@ TEST_CASE("shards in a store of each rank have the bits of those on the device, 
                         {"bf16", "fp32", 3, "ranks"},
                         {"bf16", "fp32", 2, "none"},
                         {"e4m3", "fp32", 2, "ranks"},
-                        {"e4m3", "bf16", 3, "ranks"}}) {
+                        {"e4m3", "bf16", 3, "ranks"},
+                        {"int8", "fp32", 2, "ranks"}}) {
     CAPTURE(c.precision);
     CAPTURE(c.ranks);
     TinyFiles files;
@@ -275,6 +280,15 @@ TEST_CASE("a rank whose memory is corrupted is named") {
   }
 }
 
+TEST_CASE("a plugin whose library is missing ends all ranks, with the library's name") {
+  TinyFiles files;
+  ::setenv("QUERN_PLUGIN_PATH", QUERN_BUILD_DIR "/tests/bad_plugins", 1);
+  const Overrides sinks = with(of_ranks(3, "none"), {"train.accumulation=3", "log.sinks=[\"missing_library\"]"});
+  const Outcome outcome = quern_train(files, sinks);
+  ::unsetenv("QUERN_PLUGIN_PATH");
+  check_fails(outcome, 2, {"libquern_missing_library.so", "libquern_gone.so"});
+}
+
 TEST_CASE("ranks that were not started alike are refused") {
   TinyFiles files;
   Group group(2, files, with(with(kSteps, of_ranks(3, "ranks")), {files.run("three")}));
@@ -283,6 +297,17 @@ TEST_CASE("ranks that were not started alike are refused") {
   Group odd(2, files, with(with(kSteps, of_ranks(2, "ranks")), {files.run("odd")}), {"train.seed=9"});
   CHECK(odd.wait() == odd.all(2));
   CHECK(has(odd.messages(), "rank 1: its config is not that of rank 0: found seed = 9, expected seed = "));
+  // Files with a byte more are another build; a folder of plugins comes before quern's own.
+  const std::filesystem::path other = files.at("other");
+  std::filesystem::create_directories(other / "precision");
+  std::filesystem::copy(QUERN_BUILD_DIR "/plugins/precision/libquern_fp32.so", other / "precision");
+  std::ofstream(other / "precision/libquern_fp32.so", std::ios::app) << '\0';
+  Group built(2, files, with(with(kSteps, of_ranks(2, "ranks")), {files.run("built")}), {}, [&](int rank) {
+    if (rank == 1) ::setenv("QUERN_PLUGIN_PATH", other.c_str(), 1);
+  });
+  CHECK(built.wait() == built.all(2));
+  CHECK(has(built.messages(), "rank 1: its build is not that of rank 0: found plugin fp32"));
+  CHECK_FALSE(std::filesystem::exists(files.at("built") + "/log.jsonl"));
   const Outcome few = quern_train(files, with(of_ranks(2, "ranks"), {"train.accumulation=1", files.run("few")}));
   check_fails(few, 2, {"fewer micro-batches a step than ranks"});
 }

@@ -160,6 +160,7 @@ TEST_CASE("a manifest that mismatches is refused") {
 
 TEST_CASE("a file that is no plugin is refused") {
   check_says(refusal("no_symbol"), {"found no symbol quern_plugin_manifest, expected"});
+  check_says(refusal("missing_library"), {"libquern_gone.so", "No such file"});
   check_says(refusal("undefined_symbol"), {"undefined symbol: quern_test_symbol_that_nobody_defines", "expected"});
   Scratch scratch;
   PluginHost host({scratch.folder});

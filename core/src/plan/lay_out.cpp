@@ -204,6 +204,7 @@ class Layout {
     plan_.add(std::move(master));
     add_master_as_working(parameter.spec, layer, copied);
     for (const Value& value : parameter.gathered[index]) {
+      if (value.name == names::kMaster) continue;  // whose part there is
       const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
       PlannedTensor part = part_of(whole, shard_of_rows(whole.extents, parameter.bounds, plan_.options.state.rank));
       part.kind = shard_name(value.name);

@@ -147,38 +147,45 @@ class Planner {
     return placement.memory != kOnDevice && !(store && store->mappable);
   }
 
-  // Parameters that are split have refreshes in two parts, around the gathering.
+  // Parameters that are split have refreshes in two parts, around the gathering of copies, or where these need all rows
+  // at once of the master.
   ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes) {
     ParameterPlan parameter{.spec = spec, .refresh = {}, .rest = {}, .gathered = {}, .amax = {}, .observe = {}};
     std::int64_t groups = 1;
+    bool whole = false;
     for (const Program& refresh : refreshes) {
       const std::int64_t own = row_groups_of(refresh, plan_.ops);
-      groups = own == 0 || groups == 0 ? 0 : std::lcm(groups, own);
+      whole = whole || own == 0;
+      groups = std::lcm(groups, std::max<std::int64_t>(own, 1));
     }
     shards_.add(spec, groups, alignment());
     parameter.bounds = shards_.bounds(spec.name);
+    if (whole && !parameter.bounds.empty()) tensors_.whole_masters.insert(spec.name);
     std::vector<std::vector<Value>>& copies = tensors_.copies[spec.name];
     std::vector<std::string> formats;
     for (const Program& refresh : refreshes) {
       SplitRefresh split{.own = refresh, .rest = {}};
-      if (parameter.bounds.empty()) {
+      const bool splits = !parameter.bounds.empty() && row_groups_of(refresh, plan_.ops) > 0;
+      if (splits) {
+        split = split_refresh(refresh, plan_.ops, parameter.bounds, plan_.options.state.rank);
+      } else {
         std::copy_if(refresh.values.begin(), refresh.values.end(), std::back_inserter(split.made),
                      [](const Value& value) { return value.role == Role::parameter; });
-      } else {
-        split = split_refresh(refresh, plan_.ops, parameter.bounds, plan_.options.state.rank);
+        if (!parameter.bounds.empty()) std::swap(split.own, split.rest);
       }
       parameter.refresh.push_back(placed(split.own));
       if (plan_.options.train && plan_.options.observe)
-        parameter.observe.push_back(placed(observe_copies(split.own, plan_.ops)));
+        parameter.observe.push_back(placed(observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops)));
       parameter.rest.push_back(placed(split.rest));
       parameter.amax.push_back(placed(
           split.amax_format.empty() ? Program{}
                                     : StatePrograms::amax_of(split.own.values[0], names::kAmax, split.amax_format)));
       if (!parameter.bounds.empty() && tensors_.whole_masters.contains(spec.name))
-        split.gathered.push_back({.name = spec.name,
+        split.gathered.push_back({.name = names::kMaster,
                                   .shape = Shape(spec.extents.begin(), spec.extents.end()),
                                   .dtype = plan_.options.master,
-                                  .role = Role::parameter});
+                                  .role = Role::state,
+                                  .parameter = spec.name});
       parameter.gathered.push_back(std::move(split.gathered));
       copies.push_back(std::move(split.made));
       formats.push_back(std::move(split.amax_format));

@@ -1,0 +1,1 @@
+extern "C" void quern_test_library_that_is_gone() {}
