@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "bench/random_product.h"
@@ -98,7 +99,7 @@ std::vector<Collective> collectives(Communicator& group) {
 
 /// A number that the ranks give, the largest of all.
 double slowest(Ranks& ranks, double own) {
-  double most = 0;
+  double most = -std::numeric_limits<double>::infinity();
   for (const std::string& text : ranks.exchange(std::to_string(own * 1e9))) most = std::max(most, std::stod(text));
   return most / 1e9;
 }
@@ -123,32 +124,54 @@ double seconds_of(Device& device, Ranks& ranks, const std::function<void(Stream)
   return slowest(ranks, median(times));
 }
 
+double clock_of(Device& device) {
+  for (const Reading& reading : device.telemetry().readings)
+    if (reading.name == "sm_clock") return reading.value;
+  return 0;
+}
+
 /// A product with nothing beside it, then with gathers that begin before it and end behind it.
 ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& product,
                              const std::function<void()>& gather) {
-  constexpr int kProducts = 20;
+  constexpr int kProducts = 60;
   const Stream compute = device.stream(StreamKind::compute), moving = device.stream(StreamKind::communication);
   Event begin = device.make_event(), end = device.make_event(), first = device.make_event(), last = device.make_event();
+  struct Sample {
+    double seconds, clock;
+  };
   auto run = [&](int gathers) {
     ranks.exchange({});  // so that gathers of all ranks begin together
     device.record(begin, moving);
     for (int i = 0; i < gathers; ++i) gather();
     device.record(end, moving);
     device.record(first, compute);
-    for (int i = 0; i < kProducts; ++i) product.launch();
+    for (int i = 0; i < kProducts / 2; ++i) product.launch();
+    const Event middle = device.make_event();
+    device.record(middle, compute);
+    for (int i = 0; i < kProducts / 2; ++i) product.launch();
     device.record(last, compute);
+    device.synchronize(middle);
+    const double clock = clock_of(device);
     device.synchronize(moving);
     device.synchronize(compute);
     ranks.check("bench comm");
-    return device.elapsed(first, last) / 1e3 / kProducts;
+    return Sample{device.elapsed(first, last) / 1e3 / kProducts, clock};
   };
   run(10);  // clocks rise
   const double one = slowest(ranks, device.elapsed(begin, end) / 1e4);
+  const Sample before = run(0);
+  const double estimate = slowest(ranks, before.seconds);
+  const Sample beside = run(static_cast<int>(2 * kProducts * estimate / std::max(one, 1e-6)) + 1);
   ProductBeside result;
-  result.alone = slowest(ranks, run(0));
-  result.beside = slowest(ranks, run(static_cast<int>(2 * kProducts * result.alone / std::max(one, 1e-6)) + 1));
   result.covered = device.elapsed(begin, end) >= device.elapsed(begin, last);
-  result.alone = (result.alone + slowest(ranks, run(0))) / 2;
+  const Sample after = run(0);
+  const Sample alone{(before.seconds + after.seconds) / 2, (before.clock + after.clock) / 2};
+  result.alone = slowest(ranks, alone.seconds);
+  result.beside = slowest(ranks, beside.seconds);
+  result.clock_alone = -slowest(ranks, -alone.clock);
+  result.clock_beside = -slowest(ranks, -beside.clock);
+  result.at_equal_clocks =
+      slowest(ranks, alone.clock > 0 ? beside.seconds * beside.clock / (alone.seconds * alone.clock) : 0);
   return result;
 }
 

@@ -23,8 +23,10 @@ struct CollectiveTime {
 
 /// A large product, alone and while all_gathers run on another stream.
 struct ProductBeside {
-  double alone = 0, beside = 0;  ///< seconds
-  bool covered = false;          ///< the gathers outlasted the products
+  double alone = 0, beside = 0;              ///< seconds
+  bool covered = false;                      ///< the gathers outlasted the products
+  double clock_alone = 0, clock_beside = 0;  ///< MHz while they ran, the lowest of all ranks; 0: not known
+  double at_equal_clocks = 0;  ///< how many times as many clock cycles they took beside gathers, of the slowest rank
 };
 
 struct CommBenchResult {

@@ -20,9 +20,14 @@ std::string comm_table_line(const CommBenchResult& result, const CollectiveTime&
 }
 
 std::string comm_table_end(const ProductBeside& product) {
-  return fmt::format("\na large bf16 product: {:.0f} us alone, {:.0f} us beside all_gathers, {:+.1f}%{}\n\n",
+  const std::string clocks =
+      product.at_equal_clocks > 0
+          ? fmt::format("; at {:.0f} and {:.0f} MHz, {:+.1f}% in clock cycles", product.clock_alone,
+                        product.clock_beside, 100 * (product.at_equal_clocks - 1))
+          : std::string();
+  return fmt::format("\na large bf16 product: {:.0f} us alone, {:.0f} us beside all_gathers, {:+.1f}%{}{}\n\n",
                      1e6 * product.alone, 1e6 * product.beside, 100 * (product.beside / product.alone - 1),
-                     product.covered ? "" : " (they ended before it)");
+                     product.covered ? "" : " (they ended before it)", clocks);
 }
 
 std::string comm_bench_json(const CommBenchResult& result, const DeviceTraits& device, const std::string& commit) {
@@ -38,8 +43,12 @@ std::string comm_bench_json(const CommBenchResult& result, const DeviceTraits& d
                                    {"seconds", time.seconds},
                                    {"bus_rate", time.bus_rate}});
   if (result.product)
-    json["product"] = {
-        {"alone", result.product->alone}, {"beside", result.product->beside}, {"covered", result.product->covered}};
+    json["product"] = {{"alone", result.product->alone},
+                       {"beside", result.product->beside},
+                       {"covered", result.product->covered},
+                       {"clock_alone", result.product->clock_alone},
+                       {"clock_beside", result.product->clock_beside},
+                       {"at_equal_clocks", result.product->at_equal_clocks}};
   return json.dump(1) + "\n";
 }
 
