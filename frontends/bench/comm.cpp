@@ -130,10 +130,10 @@ double clock_of(Device& device) {
   return 0;
 }
 
-/// A product with nothing beside it, then with gathers that begin before it and end behind it.
+/// A product with nothing beside it and with gathers that begin before it and end behind it, by turns; medians.
 ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& product,
                              const std::function<void()>& gather) {
-  constexpr int kProducts = 60;
+  constexpr int kProducts = 40, kRounds = 7;
   const Stream compute = device.stream(StreamKind::compute), moving = device.stream(StreamKind::communication);
   Event begin = device.make_event(), end = device.make_event(), first = device.make_event(), last = device.make_event();
   struct Sample {
@@ -158,20 +158,24 @@ ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& produc
     return Sample{device.elapsed(first, last) / 1e3 / kProducts, clock};
   };
   run(10);  // clocks rise
-  const double one = slowest(ranks, device.elapsed(begin, end) / 1e4);
-  const Sample before = run(0);
-  const double estimate = slowest(ranks, before.seconds);
-  const Sample beside = run(static_cast<int>(2 * kProducts * estimate / std::max(one, 1e-6)) + 1);
-  ProductBeside result;
-  result.covered = device.elapsed(begin, end) >= device.elapsed(begin, last);
-  const Sample after = run(0);
-  const Sample alone{(before.seconds + after.seconds) / 2, (before.clock + after.clock) / 2};
-  result.alone = slowest(ranks, alone.seconds);
-  result.beside = slowest(ranks, beside.seconds);
-  result.clock_alone = -slowest(ranks, -alone.clock);
-  result.clock_beside = -slowest(ranks, -beside.clock);
-  result.at_equal_clocks =
-      slowest(ranks, alone.clock > 0 ? beside.seconds * beside.clock / (alone.seconds * alone.clock) : 0);
+  const double one = slowest(ranks, device.elapsed(begin, end) / 1e4), estimate = slowest(ranks, run(0).seconds);
+  const int gathers = static_cast<int>(2 * kProducts * estimate / std::max(one, 1e-6)) + 1;
+  ProductBeside result{.covered = true};
+  std::vector<double> times[2], clocks[2], cycles;
+  for (int round = 0; round < kRounds; ++round) {
+    const Sample alone = run(0), beside = run(gathers);
+    result.covered = result.covered && device.elapsed(begin, end) >= device.elapsed(begin, last);
+    for (const bool is_beside : {false, true}) {
+      times[is_beside].push_back((is_beside ? beside : alone).seconds);
+      clocks[is_beside].push_back((is_beside ? beside : alone).clock);
+    }
+    cycles.push_back(alone.clock > 0 ? beside.seconds * beside.clock / (alone.seconds * alone.clock) : 0);
+  }
+  result.alone = slowest(ranks, median(times[0]));
+  result.beside = slowest(ranks, median(times[1]));
+  result.clock_alone = -slowest(ranks, -median(clocks[0]));
+  result.clock_beside = -slowest(ranks, -median(clocks[1]));
+  result.at_equal_clocks = slowest(ranks, median(cycles));
   return result;
 }
 
