@@ -82,6 +82,30 @@ TEST_CASE("state in host memory changes no bit, wherever each part is") {
   }
 }
 
+TEST_CASE("shares of the layers on the device change no bit") {
+  for (const testkit::TinyModelOptions& form :
+       {testkit::TinyModelOptions{.layers = 5}, testkit::TinyModelOptions{.layers = 5, .tied = true, .bias = true}}) {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      TinyRun resident(form, stored_options(0, 1), dtype);
+      const Trained want = train(resident);
+      for (unsigned shared = 1; shared < 32; ++shared)
+        for (const char* store : {"host", "zerocopy"}) {
+          CAPTURE(shared);
+          CAPTURE(store);
+          PlanOptions options = stored_options(31, 1 + static_cast<int>(shared % 3), store);
+          unsigned bit = 0;
+          for (const PlacedKey& key : kPlacedKeys) {
+            if (shared >> bit & 1) (options.state.*key.placement).device_percent = 20 + 15 * bit;
+            ++bit;
+          }
+          if (shared % 2) options.update_window_bytes = 2048;  // slices of rows
+          TinyRun run(form, options, dtype);
+          CHECK(train(run) == want);
+        }
+    }
+  }
+}
+
 TEST_CASE("what is in a store is read and written as what is on the device") {
   for (const char* store : {"host", "zerocopy"}) {
     TinyRun run({}, stored_options(15, 1, store));
@@ -105,7 +129,9 @@ TEST_CASE("a run goes on with its state elsewhere, with the bits of one that kep
       all_in("device"),
       all_in("zerocopy"),
       {"memory.master=host", "memory.moments=zerocopy"},
-      all_in("zerocopy"),
+      all_in("host"),
+      all_in("device:50%,host"),
+      {"memory.master=device:60%,zerocopy", "memory.moments=device:99%,host", "memory.weights=host"},
       all_in("host"),
       {"memory.gradients=host", "memory.weights=host", "memory.activations=host", "memory.recompute=[\"block\"]"},
       all_in("device")};
@@ -115,14 +141,14 @@ TEST_CASE("a run goes on with its state elsewhere, with the bits of one that kep
     auto train = [&](const std::string& directory, const Overrides& where, int stop_after) {
       Overrides all = where;
       all.insert(all.end(), {precision, "optimizer.gradient=bf16", "optimizer.adamw.moments=bf16", "log.scales_every=3",
-                             "checkpoint.every=0", "checkpoint.export=false", "train.steps=20", "train.accumulation=3",
+                             "checkpoint.every=0", "checkpoint.export=false", "train.steps=24", "train.accumulation=3",
                              "device.cpu.streams=shuffled", files.run(directory)});
       return train_here(files, all, stop_after);
     };
     const SessionResult straight = train("straight", {}, 0);
     Losses losses;
-    for (int part = 0; part < 10; ++part)
-      losses.merge(Losses(train("moving", places[part], part < 9 ? 2 * part + 2 : 0).losses));
+    for (int part = 0; part < 12; ++part)
+      losses.merge(Losses(train("moving", places[part], part < 11 ? 2 * part + 2 : 0).losses));
     CHECK(losses == straight.losses);
     CHECK(newest_tensors(files.at("moving")) == newest_tensors(files.at("straight")));
   }

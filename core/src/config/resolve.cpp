@@ -177,7 +177,8 @@ class Resolver {
     for (const std::string& key : section.one_plugin ? std::vector<std::string>{"id"} : schema.plugin_keys) {
       if (schema.selects && !schema.selects(section.values, key)) continue;
       std::vector<std::string> here;
-      for (const std::string& id : texts_of(section.values.find(key))) {
+      for (const std::string& text : texts_of(section.values.find(key))) {
+        const std::string id = schema.id_in ? schema.id_in(text) : text;
         const std::string path = schema.name + "." + key;
         if (std::find(here.begin(), here.end(), id) != here.end())
           add(position_of(path), path, "found " + shortened(to_string(OptionValue(id))) + " twice, expected it once");

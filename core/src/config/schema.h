@@ -24,6 +24,8 @@ struct SectionSchema {
   std::string default_id;  ///< of the added key `id`; empty: it is required
   /// Keys of the section whose texts, or lists of texts, are ids of plugins. When there are any, `id` is not added.
   std::vector<std::string> plugin_keys;
+  /// The id in such a text; empty: the text is the id.
+  std::function<std::string(const std::string&)> id_in;
   std::vector<std::string> no_plugin;  ///< texts of such keys that select none: "device"
   /// Whether such a key selects with these values of the section; empty: always.
   std::function<bool(const OptionValues&, const std::string& key)> selects;

@@ -64,9 +64,11 @@ class Layout {
     return offset;
   }
 
-  /// The store of a memory's name; -1 for the device.
-  std::int32_t store_of(const std::string& memory) {
-    if (memory == kOnDevice) return -1;
+  /// The store that has an owner's state of a layer; -1: the device.
+  std::int32_t store_of(TensorOwner owner, int layer) {
+    const Placement& placement = placement_of(owner, plan_.options.state);
+    if (placement.on_device(layer)) return -1;
+    const std::string& memory = placement.memory;
     auto it = std::find_if(plan_.stores.begin(), plan_.stores.end(),
                            [&](const StorePlan& store) { return store.id == memory; });
     if (it == plan_.stores.end()) {
@@ -113,7 +115,7 @@ class Layout {
 
   /// In the memory of another owner's tensors.
   void add_tensor(PlannedTensor tensor, std::int64_t bytes, TensorOwner beside) {
-    tensor.store = store_of(memory_of(beside, plan_.options.state));
+    tensor.store = store_of(beside, tensor.layer);
     tensor.offset = reserve(std::string(name_of(tensor.owner)), bytes, tensor.store);
     if (const std::int64_t spare = bytes - tensor.bytes(); tensor.store >= 0 && spare > 0)
       spare_[{tensor.store, tensor.offset + tensor.bytes()}] = spare;
@@ -341,7 +343,7 @@ class Layout {
   void lay_out_activations() {
     const int layers = this->layers();
     if (plan_.options.train)
-      for (int layer = 0; layer < layers; ++layer) lay_out_slab(plan_.layer_class(layer));
+      for (int layer = 0; layer < layers; ++layer) lay_out_slab(layer);
 
     const Program& head = plan_.head_evaluate.program;
     for (std::size_t parity = 0; parity < 2; ++parity)
@@ -366,8 +368,9 @@ class Layout {
     if (plan_.ring.bytes > 0) plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
   }
 
-  void lay_out_slab(const LayerClass& layer) {
-    Slab slab{.store = store_of(memory_of(TensorOwner::activation, plan_.options.state))};
+  void lay_out_slab(int number) {
+    const LayerClass& layer = plan_.layer_class(number);
+    Slab slab{.store = store_of(TensorOwner::activation, number)};
     slab.offset = reserve(kSavedActivations, slab.store < 0 ? layer.saved_bytes : layer.movable_bytes, slab.store);
     if (slab.store >= 0) slab.rest = reserve(kSavedActivations, layer.saved_bytes - layer.movable_bytes);
     plan_.slabs.push_back(slab);

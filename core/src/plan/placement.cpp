@@ -1,12 +1,32 @@
 #include "plan/placement.h"
 
 #include <bit>
+#include <charconv>
 
 #include "quern/error.h"
 
 namespace quern {
 
 std::string_view name_of(Sharding sharding) { return sharding == Sharding::none ? "none" : "ranks"; }
+
+bool Placement::on_device(int layer) const {
+  if (memory == kOnDevice) return true;
+  return layer >= 0 && (layer + 1) * device_percent / 100 > layer * device_percent / 100;
+}
+
+std::optional<Placement> placement_named(std::string_view text) {
+  constexpr std::string_view kShare = "device:", kRest = "%,";
+  if (!text.starts_with(kShare)) return Placement{.memory = std::string(text)};
+  text.remove_prefix(kShare.size());
+  Placement placement;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), placement.device_percent);
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  if (error != std::errc() || placement.device_percent < 1 || placement.device_percent > 99) return {};
+  if (!text.starts_with(kRest)) return {};
+  placement.memory = text.substr(kRest.size());
+  if (placement.memory.empty() || placement.memory == kOnDevice || placement.memory == kAuto) return {};
+  return placement;
+}
 
 std::int64_t block_of(const StatePlacement& state) {
   const std::int64_t share = (state.in_tree + state.ranks - 1) / state.ranks;

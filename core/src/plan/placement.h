@@ -3,6 +3,7 @@
 // What the planner cannot lay out is refused here, by key.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,7 +20,17 @@ inline constexpr std::string_view kAuto = "auto";  ///< the planner chooses
 struct Placement {
   std::string memory{kOnDevice};  ///< or the id of an offload store, or until the planner has chosen kAuto
   Sharding sharding = Sharding::none;
+  /// 0 to 99, of the layers: their state stays on the device although `memory` is a store.
+  std::int64_t device_percent = 0;
+
+  /// Whether the state of that layer is on the device; -1: outside the layers, with `memory`. The layers that stay are
+  /// spread evenly, so that transfers of the others are spread over a pass.
+  bool on_device(int layer) const;
 };
+
+/// A placement by its text in a config: "device", "auto", a store's id, or with a share of the layers on the device
+/// "device:40%,host"; nothing if it is none of these. Whether there is such a store is not looked at.
+std::optional<Placement> placement_named(std::string_view text);
 
 struct StatePlacement {
   int ranks = 1;

@@ -52,6 +52,31 @@ TEST_CASE("each setting that the planner does not know is refused by its key") {
                                    "\"none\""));
 }
 
+TEST_CASE("a share of the layers stays on the device, spread evenly") {
+  for (const char* text : {"device", "auto", "host"}) {
+    const Placement placement = placement_named(text).value();
+    CHECK(placement.memory == text);
+    CHECK(placement.device_percent == 0);
+    for (const int layer : {-1, 0, 7}) CHECK(placement.on_device(layer) == (placement.memory == kOnDevice));
+  }
+  for (int percent = 1; percent < 100; ++percent) {
+    const Placement placement = placement_named("device:" + std::to_string(percent) + "%,host").value();
+    CHECK(placement.memory == "host");
+    CHECK_FALSE(placement.on_device(-1));
+    int stay = 0;
+    for (int layer = 0; layer < 200; ++layer) {
+      stay += placement.on_device(layer);
+      CHECK(stay == (layer + 1) * percent / 100);
+    }
+  }
+  for (const char* text : {"device:", "device:40", "device:40%", "device:40%,", "device:40%host", "device:0%,host",
+                           "device:100%,host", "device:-1%,host", "device:4.5%,host", "device: 40%,host",
+                           "device:40%,device", "device:40%,auto", "device:99999999999999999999%,host"}) {
+    CAPTURE(text);
+    CHECK_FALSE(placement_named(text));
+  }
+}
+
 TEST_CASE("all refusals come together") {
   StatePlacement state;
   state.ranks = 8;

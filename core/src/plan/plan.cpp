@@ -33,14 +33,14 @@ std::string_view name_of(TensorOwner owner) {
   return "?";
 }
 
-const std::string& memory_of(TensorOwner owner, const StatePlacement& state) {
-  static const std::string on_device(kOnDevice);
+const Placement& placement_of(TensorOwner owner, const StatePlacement& state) {
+  static const Placement on_device;
   switch (owner) {
-    case TensorOwner::master: return state.master.memory;
-    case TensorOwner::working: return state.weights.memory;
-    case TensorOwner::gradient: return state.gradients.memory;
-    case TensorOwner::optimizer: return state.moments.memory;
-    case TensorOwner::activation: return state.activations.memory;
+    case TensorOwner::master: return state.master;
+    case TensorOwner::working: return state.weights;
+    case TensorOwner::gradient: return state.gradients;
+    case TensorOwner::optimizer: return state.moments;
+    case TensorOwner::activation: return state.activations;
     default: return on_device;
   }
 }

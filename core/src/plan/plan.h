@@ -101,8 +101,8 @@ enum class TensorOwner : std::uint8_t {
   activation,  ///< no tensors: values that layers keep for the backward pass
 };
 std::string_view name_of(TensorOwner owner);
-/// The memory that tensors of an owner are in.
-const std::string& memory_of(TensorOwner owner, const StatePlacement& state);
+/// Where tensors of an owner are.
+const Placement& placement_of(TensorOwner owner, const StatePlacement& state);
 
 /// A persistent tensor: one parameter's master, gradient, moment, ..., of one layer.
 struct PlannedTensor {

@@ -45,6 +45,13 @@ ParameterGroup group_of(const Plan& plan, const std::string& parameter) {
   fail_internal("plan", "no parameter `" + parameter + "`");
 }
 
+constexpr int kPlacedWidth = 25;
+
+std::string placed_in(const Placement& placement) {
+  if (placement.device_percent == 0) return placement.memory;
+  return fmt::format("{}, {}% on the device", placement.memory, placement.device_percent);
+}
+
 // Of one rank, by parameter group. A working weight that is the master itself takes nothing.
 GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   GroupBytes bytes{};
@@ -59,14 +66,14 @@ GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
 }  // namespace
 
 std::string state_table(const Plan& plan) {
-  std::string text = fmt::format("{:<20}{:>12}{:>12}{:>12}  {:<11}{}\n", "state of a rank", "embedding", "blocks",
-                                 "head", "placed in", "sharded over");
+  std::string text = fmt::format("{:<20}{:>12}{:>12}{:>12}  {:<{}}{}\n", "state of a rank", "embedding", "blocks",
+                                 "head", "placed in", kPlacedWidth, "sharded over");
   const StatePlacement& state = plan.options.state;
   auto row = [&](std::string_view name, const GroupBytes& bytes, const Placement& placement) {
     text += fmt::format("  {:<18}", name);
     for (std::int64_t count : bytes)
       text += fmt::format("{:>12}", count > 0 ? format_bytes(static_cast<double>(count)) : "-");
-    text += fmt::format("  {:<11}{}\n", placement.memory, name_of(placement.sharding));
+    text += fmt::format("  {:<{}}{}\n", placed_in(placement), kPlacedWidth, name_of(placement.sharding));
   };
   for (const auto& [owner, placement] :
        {std::pair(TensorOwner::master, &state.master), std::pair(TensorOwner::working, &state.weights),

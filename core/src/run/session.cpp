@@ -181,15 +181,19 @@ PlanOptions Session::plan_options() const {
   options.device_budget = *size_in_bytes(memory.device_budget);
   options.host_budget = *size_in_bytes(memory.host_budget);
   if (memory.store != kOnDevice) options.store = memory.store;
-  auto sharding = [](const std::string& name) { return name == "ranks" ? Sharding::ranks : Sharding::none; };
+  auto placed = [](const std::string& text, const std::string& sharding) {
+    Placement placement = placement_named(text).value();
+    if (sharding == "ranks") placement.sharding = Sharding::ranks;
+    return placement;
+  };
   options.state = {.ranks = static_cast<int>(parallel.ranks),
                    .meet = communicator != nullptr,
                    .in_tree = parallel.reduction == "reproducible" ? train.accumulation : 0,
-                   .master = {memory.master, sharding(parallel.shard_optimizer)},
-                   .moments = {memory.moments, sharding(parallel.shard_optimizer)},
-                   .gradients = {memory.gradients, sharding(parallel.shard_gradients)},
-                   .weights = {memory.weights, sharding(parallel.shard_weights)},
-                   .activations = {memory.activations, Sharding::none}};
+                   .master = placed(memory.master, parallel.shard_optimizer),
+                   .moments = placed(memory.moments, parallel.shard_optimizer),
+                   .gradients = placed(memory.gradients, parallel.shard_gradients),
+                   .weights = placed(memory.weights, parallel.shard_weights),
+                   .activations = placed(memory.activations, "none")};
   options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;
   options.next_logits = sample.every > 0;

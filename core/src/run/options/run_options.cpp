@@ -78,8 +78,8 @@ OptionTable<MemoryOptions> memory_options() {
       .size();
   t.add("store", &MemoryOptions::store, "id of the offload store that the planner may choose; device: none");
   t.add("master", &MemoryOptions::master,
-        "where master weights are kept: device, the id of an offload store, or auto, which is the device without a "
-        "budget");
+        "where master weights are kept: device, the id of an offload store, a share of the layers' on the device and "
+        "the rest in a store (\"device:40%,host\"), or auto, which is the device without a budget");
   t.add("moments", &MemoryOptions::moments, "the same for optimizer states");
   t.add("gradients", &MemoryOptions::gradients, "the same for parameter gradients");
   t.add("weights", &MemoryOptions::weights, "the same for working weights");

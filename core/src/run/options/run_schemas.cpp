@@ -2,6 +2,7 @@
 #include "run/options/run_schemas.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "base/shorten.h"
@@ -46,10 +47,14 @@ std::string unknown_activation(const std::string& name) {
   return near.empty() ? text : text + "; nearest name `" + near + "`";
 }
 
+constexpr const char* kPlaced[] = {"master", "moments", "gradients", "weights", "activations"};
+
 SectionSchema memory_section() {
   SectionSchema schema = section_of("memory", "What is kept, and where.", memory_options());
   schema.plugin_kind = "offload";
-  schema.plugin_keys = {"master", "moments", "gradients", "weights", "activations", "store"};
+  schema.plugin_keys.assign(std::begin(kPlaced), std::end(kPlaced));
+  schema.plugin_keys.emplace_back("store");
+  schema.id_in = [](const std::string& text) { return placement_named(text).value_or(Placement{}).memory; };
   schema.no_plugin = {std::string(kOnDevice), std::string(kAuto)};
   schema.selects = [](const OptionValues& values, const std::string& key) {
     return key != "store" || chooses(memory_options().bind(values));
@@ -59,6 +64,11 @@ SectionSchema memory_section() {
     for (const std::string& name : values.get<std::vector<std::string>>("recompute"))
       if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end())
         findings.emplace_back("recompute", unknown_activation(name));
+    for (const char* key : kPlaced)
+      if (const auto text = values.get<std::string>(key); !placement_named(text))
+        findings.emplace_back(key, "not a share, found " + shortened(to_string(OptionValue(text))) +
+                                       ", expected such as \"device:40%,host\": 1 to 99 percent of the layers, and the "
+                                       "store of the others; for all or none of them name the device or the store");
     return findings;
   };
   return schema;

@@ -79,6 +79,11 @@ TEST_CASE("state is on the device or in a store that there is") {
     const std::string text = fault("memory", key + " = \"host\"");
     CHECK(text.starts_with("run.toml:2:1: memory." + key + ": no such offload plugin: found \"host\""));
     CHECK(text.ends_with("`device` needs no plugin"));
+    CHECK(fault("memory", key + " = \"device:40%,host\"") == text);
+    CHECK(fault("memory", key + " = \"device:40%\"") ==
+          "run.toml:2:1: memory." + key +
+              ": not a share, found \"device:40%\", expected such as \"device:40%,host\": 1 to 99 percent of the "
+              "layers, and the store of the others; for all or none of them name the device or the store");
   }
 }
 
