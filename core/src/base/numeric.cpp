@@ -57,8 +57,8 @@ std::uint8_t float_to_e5m2(float value) { return encode<2, 15>(value, 57344.0f, 
 
 float format_scale(float amax, DType format) {
   if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
-  if (format == DType::i8) return amax / largest_of(format) > 0 ? amax / largest_of(format) : 1.0f;
   if (amax == 0) return 1.0f;
+  if (format == DType::i8) return std::max(amax / largest_of(format), 0x1p-126f);  // 1 / scale is finite
   int exponent = 0;
   float mantissa = std::frexp(amax, &exponent);  // amax = mantissa * 2^exponent, mantissa in [0.5, 1)
   // largest_of(e4m3) = 0.875 * 2^9 and largest_of(e5m2) = 0.875 * 2^16.

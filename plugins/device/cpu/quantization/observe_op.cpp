@@ -40,7 +40,7 @@ void see(ScaleObservation& seen, float value, float scale, float limit, DType fo
   seen.amax = std::max(seen.amax, magnitude);
   seen.largest_scale = std::max(seen.largest_scale, scale);
   seen.smallest_scale = std::min(seen.smallest_scale, scale);
-  seen.underflowed += round_to(format, value / scale) == 0;
+  seen.underflowed += round_to(format, value * (1.0f / scale)) == 0;
   seen.clipped += magnitude > limit;
 }
 

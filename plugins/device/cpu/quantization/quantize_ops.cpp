@@ -39,10 +39,6 @@ QUERN_CPU_CLONES void multiply_by(const float* x, std::int64_t count, float fact
   for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] * factor;
 }
 
-QUERN_CPU_CLONES void divide_by(const float* x, std::int64_t count, float divisor, float* y) {
-  for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] / divisor;
-}
-
 /// Calls visit(first element, count) for pieces of `count` elements, over all threads.
 template <class Visit>
 void for_chunks(std::int64_t count, Visit visit) {
@@ -62,14 +58,10 @@ float amax_of(const View& x, DType format) {
   return amax;
 }
 
-/// x / scale for the elements from `begin`, not yet rounded. Powers of two are exact either way; i8's scale is none.
-float* quotients(const View& x, std::int64_t begin, std::int64_t count, float scale, DType format) {
+/// x * (1 / scale) for the elements from `begin`, not yet brought to the format: exact but for i8.
+float* quotients(const View& x, std::int64_t begin, std::int64_t count, float scale) {
   float* result = scratch(1, kChunk);
-  const float* values = load(x, begin, count, scratch(0, kChunk));
-  if (format == DType::i8)
-    divide_by(values, count, scale, result);
-  else
-    multiply_by(values, count, 1.0f / scale, result);
+  multiply_by(load(x, begin, count, scratch(0, kChunk)), count, 1.0f / scale, result);
   return result;
 }
 
@@ -95,7 +87,7 @@ void write_codes(const View& x, float scale, const Codes& codes, void* spare) {
     q = {spare, codes.t.dtype, x.extents};
   }
   for_chunks(x.count(), [&](std::int64_t begin, std::int64_t count) {
-    store(q, begin, count, quotients(x, begin, count, scale, q.dtype));
+    store(q, begin, count, quotients(x, begin, count, scale));
   });
   if (codes.t) transpose_codes(q.as<std::uint8_t>(), codes.t.as<std::uint8_t>(), x.extents[0], x.extents[1]);
 }
@@ -171,10 +163,7 @@ Launch prepare_rows(const OpInstance& op) {
       const float scale = format_scale(largest_magnitude(values, columns, format), format);
       if (out[1]) out[1].as<float>()[row] = scale;
       if (!q) continue;
-      if (format == DType::i8)
-        divide_by(values, columns, scale, codes);
-      else
-        multiply_by(values, columns, 1.0f / scale, codes);
+      multiply_by(values, columns, 1.0f / scale, codes);
       store_row(q, row, codes);
     }
   };
@@ -192,7 +181,7 @@ Launch prepare_columns(const OpInstance& op) {
       const float scale = format_scale(largest_magnitude(values, rows, format), format);
       if (out[1]) out[1].as<float>()[column] = scale;
       if (!t) continue;
-      divide_by(values, rows, scale, values);
+      multiply_by(values, rows, 1.0f / scale, values);
       store_row(t, column, values);
     }
   };

@@ -25,7 +25,7 @@ float amax_of(const std::vector<float>& values) {
 }
 
 std::vector<float> codes(std::vector<float> values, float scale, DType format) {
-  for (float& value : values) value = round_to(format, value / scale);
+  for (float& value : values) value = round_to(format, value * (1.0f / scale));
   return values;
 }
 

@@ -2,8 +2,8 @@
 // of a block, go to memory only when somebody reads them.
 
 #include "elementwise/activations.cuh"
+#include "quantization/line_quantize.cuh"
 #include "quantization/quantize_ops.h"
-#include "quantization/tile_quantize.cuh"
 
 namespace quern::cuda {
 
@@ -94,16 +94,45 @@ Launch prepare_backward(const OpInstance& op, CudaContext& context, ScaleSource 
                                    });
 }
 
-OpSupport query(const OpInstance& op, const QuantizePlan& plan, bool backward) {
+/// The producer's operands.
+OperandCheck check_swiglu(const OpInstance& op, std::size_t inputs, std::size_t outputs, bool backward) {
   const std::size_t gate_up = backward ? 1 : 0;
   const auto [rows, columns] = matrix_of(op, gate_up);
-  OperandCheck check(op, plan.inputs(), plan.outputs(), gate_up);
+  OperandCheck check(op, inputs, outputs, gate_up);
   check.that(extents_of(op, gate_up).size() == 2 && columns % 2 == 0, "needs an even number of columns in gate_up");
   check.input(gate_up, "gate_up", {rows, columns});
   if (backward) check.input(0, "dy", {rows, columns / 2});
   check.output(0, "y", {rows, backward ? columns : columns / 2});
+  return check;
+}
+
+OpSupport query(const OpInstance& op, const QuantizePlan& plan, bool backward) {
+  OperandCheck check = check_swiglu(op, plan.inputs(), plan.outputs(), backward);
   plan.check(check, op);
   return check.support(QuantizePlan::kWorkspace);
+}
+
+// ---- with one scale a row, and one a column ----
+
+Launch prepare_forward_lines(const OpInstance& op, CudaContext& context) {
+  const Matrix packed = matrix_of(op, 0);
+  return prepare_lines<Swiglu>(op, context, packed.rows, packed.columns / 2, 0,
+                               [](std::span<const View> in) { return Swiglu{in[0].data}; });
+}
+
+Launch prepare_backward_lines(const OpInstance& op, CudaContext& context) {
+  const Matrix packed = matrix_of(op, 1);
+  return prepare_lines<SwigluGrad>(op, context, packed.rows, packed.columns / 2, 0, [](std::span<const View> in) {
+    return SwigluGrad{in[0].data, in[1].data};
+  });
+}
+
+OpSupport query_lines(const OpInstance& op, bool backward) {
+  const auto [rows, columns] = matrix_of(op, backward ? 1 : 0);
+  const int parts = backward ? SwigluGrad::kParts : Swiglu::kParts;
+  OperandCheck check = check_swiglu(op, backward ? 2 : 1, 5, backward);
+  check_lines(check, op, 1, rows, columns / 2, parts);
+  return check.support(line_workspace(columns / 2, parts));
 }
 
 }  // namespace
@@ -115,6 +144,10 @@ void add_swiglu_quantize_ops(OpTable& table) {
   add_quantize_kinds(table, "swiglu_grad", prepare_backward, [](const OpInstance& op, ScaleSource source) {
     return query(op, backward_plan(op, source), true);
   });
+  table["swiglu_quantize_rows_columns"] = {
+      prepare_forward_lines, [](const OpInstance& op, const CudaTraits&) { return query_lines(op, false); }};
+  table["swiglu_grad_quantize_rows_columns"] = {
+      prepare_backward_lines, [](const OpInstance& op, const CudaTraits&) { return query_lines(op, true); }};
 }
 
 }  // namespace quern::cuda

@@ -21,11 +21,8 @@ __device__ __forceinline__ float largest_code(DType format) {
 __device__ __forceinline__ float format_scale(float amax, DType format) {
   const std::uint32_t bits = __float_as_uint(amax);
   if (bits >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
-  if (format == DType::i8) {
-    const float scale = __fdiv_rn(amax, 127.0f);
-    return scale > 0 ? scale : 1.0f;
-  }
   if (bits == 0) return 1.0f;
+  if (format == DType::i8) return fmaxf(__fdiv_rn(amax, 127.0f), 0x1p-126f);
   // largest is 1.75 * 2^8 or 1.75 * 2^15; amax = mantissa * 2^exponent, mantissa in [1, 2), a subnormal below the
   // range.
   int exponent = static_cast<int>(bits >> 23) - 127 - (format == DType::e4m3 ? 8 : 15);
@@ -83,21 +80,22 @@ __device__ __forceinline__ void encode_float8(const float (&values)[kCount], DTy
 /// What a kernel can write: code for i8 is long, and slows those that never come to it.
 enum class Formats : std::uint8_t { float8, any };
 
+/// Bytes of two integers from -128 to 127, those outside brought to the nearer end, below those of `above`.
+__device__ __forceinline__ std::uint32_t pack_i8(int low, int high, std::uint32_t above) {
+  std::uint32_t word;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(high), "r"(low), "r"(above));
+  return word;
+}
+
 /// In any format of 8 bits.
 template <int kCount>
-__device__ __forceinline__ void encode_codes(const float (&values)[kCount], DType format, float scale, float inverse,
+__device__ __forceinline__ void encode_codes(const float (&values)[kCount], DType format, float inverse,
                                              std::uint32_t (&words)[kCount / 4]) {
   if (format != DType::i8) return encode_float8(values, format, inverse, words);
+  auto code = [&](int i) { return max(__float2int_rn(values[i] * inverse), -127); };  // of a NaN: 0
 #pragma unroll
-  for (int w = 0; w < kCount / 4; ++w) {
-    words[w] = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float y = __fdiv_rn(values[4 * w + i], scale);
-      const int code = isnan(y) ? 0 : __float2int_rn(fminf(fmaxf(y, -127.0f), 127.0f));
-      words[w] |= (static_cast<std::uint32_t>(code) & 0xffu) << (8 * i);
-    }
-  }
+  for (int w = 0; w < kCount / 4; ++w)
+    words[w] = pack_i8(code(4 * w), code(4 * w + 1), pack_i8(code(4 * w + 2), code(4 * w + 3), 0));
 }
 
 /// The part that one thread has in quantizing a tensor. All threads of all blocks construct it, give it what they see
@@ -143,7 +141,7 @@ class Quantizer {
     if constexpr (kFormats == Formats::float8)
       encode_float8(values, args.format, inverse_, words);
     else
-      encode_codes(values, args.format, scale_, inverse_, words);
+      encode_codes(values, args.format, inverse_, words);
   }
 
   /// Hands over what the block saw; the last block of the launch decides.

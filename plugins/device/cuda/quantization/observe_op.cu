@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) observe_kernel(const ObserveArgument
         seen.amax = fmaxf(seen.amax, value);
         seen.largest_scale = fmaxf(seen.largest_scale, scale);
         seen.smallest_scale = fminf(seen.smallest_scale, scale);
-        seen.underflowed += __fdiv_rn(value, scale) <= zero_below;
+        seen.underflowed += value * __fdiv_rn(1.0f, scale) <= zero_below;
         seen.clipped += value > limit;
       }
     }

@@ -13,26 +13,6 @@ namespace quern::cuda {
 
 namespace {
 
-/// Values that are there already.
-struct Copy {
-  static constexpr int kParts = 1;
-  static constexpr bool kSums = false;
-  const void* x;  ///< (N, C)
-
-  template <class T>
-  struct Loaded {
-    Eight<T> x;
-  };
-  template <Access kAccess, class T>
-  __device__ __forceinline__ Loaded<T> load(std::int64_t row, int column, int columns, int width) const {
-    return {load_eight<kAccess>(static_cast<const T*>(x) + row * width, column, columns)};
-  }
-  template <Access kAccess, class T>
-  __device__ __forceinline__ void make(const Loaded<T>& loaded, int, Eight<T> (&values)[1]) const {
-    values[0] = loaded.x;
-  }
-};
-
 QuantizePlan plan_of(const OpInstance& op, ScaleSource source) {
   return QuantizePlan(op, source, 1, 0, matrix_of(op, 0));
 }
@@ -88,7 +68,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(cons
     for (int p = 0; p < kPacks; ++p) {
       const Floats<T> values = unpack(x[p]);
       std::uint32_t words[kPack<T> / 4];
-      encode_codes(values.at, args.format, scale, inverse, words);
+      encode_codes(values.at, args.format, inverse, words);
       store_codes<kAccess>(args.q + offset, pack_at<T>(p), columns, words);
     }
   }
@@ -190,7 +170,7 @@ void add_quantize_ops(OpTable& table) {
   table["quantize_rows"] = {prepare_rows, query_rows};
   table["advance_scale"] = {prepare_advance, query_advance};
   add_observe_op(table);
-  add_quantize_columns_op(table);
+  add_quantize_columns_ops(table);
   add_quantize_blocks_op(table);
   add_swiglu_quantize_ops(table);
   add_norm_quantize_ops(table);
@@ -205,7 +185,10 @@ std::vector<Fusion> quantize_fusions() {
                               {"swiglu", "y = swiglu(gu)"},
                               {"rope_grad_column_sum", "y = rope_grad(dy, p); s = column_sum(y)"},
                               {"rope_grad", "y = rope_grad(dy, p)"}};
-  std::vector<Fusion> fusions;
+  constexpr const char* kLines = "q, sr = quantize_rows(y); t, sc = quantize_columns(y)";
+  std::vector<Fusion> fusions{{"swiglu_grad_quantize_rows_columns", "y = swiglu_grad(dy, gu); " + std::string(kLines)},
+                              {"swiglu_quantize_rows_columns", "y = swiglu(gu); " + std::string(kLines)},
+                              {"quantize_rows_columns", kLines}};
   for (const Fusion& producer : producers)
     for (const auto& way : kQuantizeKinds)
       // With a given scale the result may take its input's place, which a rotation reads beside where it writes.

@@ -7,7 +7,7 @@
 
 namespace quern::cuda {
 
-void add_quantize_columns_op(OpTable& table);
+void add_quantize_columns_ops(OpTable& table);  // quantize_columns, quantize_rows_columns
 void add_quantize_blocks_op(OpTable& table);
 void add_observe_op(OpTable& table);  // observe_scale
 void add_amax_op(OpTable& table);

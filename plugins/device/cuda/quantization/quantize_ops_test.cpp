@@ -190,6 +190,51 @@ std::vector<Producer> producers(DType t, const Extents& size) {
   return all;
 }
 
+/// Values of which one is infinite and one no number, each in a row and a column of its own where there are two.
+PoisonedTensor special(DType t, const Extents& size) {
+  std::vector<float> x = testkit::random_normal(element_count(size), 3);
+  x.front() = std::nanf(""), x.back() = std::numeric_limits<float>::infinity();
+  return PoisonedTensor(t, size, x);
+}
+
+/// "<producer>_quantize_rows_columns", or without a producer of x itself, gives the bits of its parts, whatever is
+/// read: of the producer on the GPU and of codes on the CPU, which takes rows of any length.
+void compare_lines(const DevicePair& pair, const Producer& producer, DType format) {
+  const bool alone = producer.kind.empty();
+  const Extents size = alone ? producer.inputs[0].view().extents : producer.outputs[0].extents;
+  const std::vector<Operand> made = {operand(format, size), operand(kF32, {size[0]}), operand(format, turned(size)),
+                                     operand(kF32, {size[1]})};
+  const Attributes attributes = format_of(format);
+  OpInstance fused{
+      alone ? "quantize_rows_columns" : producer.kind + "_quantize_rows_columns", {}, producer.outputs, attributes, {}};
+  fused.outputs.insert(fused.outputs.end(), made.begin(), made.end());
+  CAPTURE(fused.kind);
+  if (!pair.open) {
+    for (const PoisonedTensor& tensor : producer.inputs)
+      fused.inputs.push_back(operand(tensor.view().dtype, tensor.view().extents));
+    CHECK(pair.gpu->query(fused).refusal == "");
+    return;
+  }
+  Device& gpu = *pair.gpu;
+  Tensors want = alone ? producer.inputs
+                       : launch_once(gpu, {producer.kind, {}, producer.outputs, {}, {}}, views_of(producer.inputs));
+  want.erase(want.begin() + 1, want.end());
+  for (auto [kind, first] : {std::pair{"quantize_rows", 0}, std::pair{"quantize_columns", 2}}) {
+    const auto at = made.begin() + first;
+    Tensors codes = launch_once(*pair.cpu, {kind, {}, {at, at + 2}, attributes, {}}, {want[0].view()});
+    want.insert(want.end(), codes.begin(), codes.begin() + 2);
+  }
+  if (alone) want.erase(want.begin());
+  for (std::size_t unread = 0; unread <= fused.outputs.size(); ++unread) {
+    CAPTURE(unread);
+    OpInstance op = fused;
+    if (unread < op.outputs.size()) op.outputs[unread].present = false;
+    Tensors got = launch_once(gpu, op, views_of(producer.inputs));
+    for (std::size_t i = 0; i < fused.outputs.size(); ++i)
+      if (i != unread) CHECK(same_bits(got[i], want[i]));
+  }
+}
+
 enum class Positions { inside, some_outside };
 
 Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
@@ -261,6 +306,33 @@ TEST_CASE("producers that quantize what they make give the bits of the two ops")
       }
     }
   }
+}
+
+namespace {
+
+void compare_lines(const DevicePair& pair, const Extents& size, DType t) {
+  CAPTURE(to_string(size));
+  CAPTURE(std::string(name_of(t)));
+  for (DType format : {DType::i8, kE4m3}) {
+    compare_lines(pair, {"", {special(t, size)}, {}, 0}, format);
+    for (const Producer& producer : producers(t, size))
+      if (producer.kind.starts_with("swiglu")) compare_lines(pair, producer, format);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("codes of rows and of columns in one op, alone and behind swiglu, have the bits of the ops apart") {
+  DevicePair pair = open_pair();
+  for (const Extents& size : {Extents{1, 1}, Extents{33, 17}, Extents{272, 144}, Extents{5, 1000}, Extents{300, 1288}})
+    for (DType t : {kF32, kBf16}) compare_lines(pair, size, t);
+}
+
+TEST_CASE("codes of rows and of columns of many and of long rows have the bits of the ops apart") {
+  DevicePair pair = open_pair();
+  compare_lines(pair, {4096, 896}, kBf16);
+  for (const Extents& size : {Extents{48, 9728}, Extents{16, 18944}, Extents{3, 20480}})
+    for (DType t : {kF32, kBf16}) compare_lines(pair, size, t);
 }
 
 TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any number of tokens and heads") {

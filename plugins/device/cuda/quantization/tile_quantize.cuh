@@ -80,6 +80,26 @@ __device__ __forceinline__ void store_codes(std::uint8_t* row, int at, int colum
   }
 }
 
+/// Values that are there already.
+struct Copy {
+  static constexpr int kParts = 1;
+  static constexpr bool kSums = false;
+  const void* x;  ///< (N, C)
+
+  template <class T>
+  struct Loaded {
+    Eight<T> x;
+  };
+  template <Access kAccess, class T>
+  __device__ __forceinline__ Loaded<T> load(std::int64_t row, int column, int columns, int width) const {
+    return {load_eight<kAccess>(static_cast<const T*>(x) + row * width, column, columns)};
+  }
+  template <Access kAccess, class T>
+  __device__ __forceinline__ void make(const Loaded<T>& loaded, int, Eight<T> (&values)[1]) const {
+    values[0] = loaded.x;
+  }
+};
+
 template <class Producer>
 struct TileArguments {
   Producer producer;
