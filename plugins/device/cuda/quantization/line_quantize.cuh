@@ -78,10 +78,12 @@ __device__ __forceinline__ void raise_columns(Eight<T> (&most)[kEights], Eight<T
     float largest[8];
     unpack_eight(most[e], largest);
     const int column = (e * team + static_cast<int>(threadIdx.x)) * 8;
+    std::uint32_t now[8];  // few blocks raise a column once others have: atomics to one place wait for each other
+#pragma unroll
+    for (int i = 0; i < 8; ++i) now[i] = column + i < width ? __ldcg(&amax[column + i]) : ~0u;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      if (column + i < width && __float_as_uint(largest[i]) > 0)
-        atomicMax(&amax[column + i], __float_as_uint(largest[i]));
+      if (__float_as_uint(largest[i]) > now[i]) atomicMax(&amax[column + i], __float_as_uint(largest[i]));
   }
 }
 
@@ -97,12 +99,15 @@ __global__ void __launch_bounds__(kLineThreads) row_codes_kernel(const LineArgum
     const std::int64_t row = base + threadIdx.y;
     const int columns = row < args.rows ? width : 0;  // a team without a row reads and writes nothing
     auto column_of = [&](int e) { return (e * team + static_cast<int>(threadIdx.x)) * 8; };
+    typename Producer::template Loaded<T> loaded[kEights];  // all loads go out before anything is used
+#pragma unroll
+    for (int e = 0; e < kEights; ++e)
+      loaded[e] = args.producer.template load<kAccess, T>(row, column_of(e), columns, width);
     Eight<T> values[kEights][kParts];
     Pack<T> most = {};
 #pragma unroll
     for (int e = 0; e < kEights; ++e) {
-      args.producer.template make<kAccess, T>(
-          args.producer.template load<kAccess, T>(row, column_of(e), columns, width), column_of(e), values[e]);
+      args.producer.template make<kAccess, T>(loaded[e], column_of(e), values[e]);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         if (args.column_amax) take_largest(columns_most[part][e], values[e][part], args.format);
@@ -138,7 +143,8 @@ __global__ void __launch_bounds__(kLineThreads) row_codes_kernel(const LineArgum
 
 // ---- columns ----
 
-/// A tile of each part a block, as tile_quantize.cuh has it.
+/// A tile of each part a block, as tile_quantize.cuh has it, from the last one on: what the first pass read last may
+/// still be in the cache.
 template <class Producer, class T, Access kAccess>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
     column_codes_kernel(const LineArguments<Producer> args) {
@@ -146,9 +152,22 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
   __shared__ ByteTile<3> tiles[kParts];
   __shared__ float inverse[kParts][kTileSide];
   const TileThread thread(static_cast<int>(threadIdx.x));
-  const std::int64_t tile_row = std::int64_t{static_cast<int>(blockIdx.x) / args.column_tiles} * kTileSide;
-  const int tile_column = static_cast<int>(blockIdx.x) % args.column_tiles * kTileSide, width = args.width;
+  const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x), width = args.width;
+  const std::int64_t tile_row = std::int64_t{index / args.column_tiles} * kTileSide;
+  const int tile_column = index % args.column_tiles * kTileSide;
   const std::int64_t first_row = tile_row + 4 * thread.row_group;
+  constexpr bool kAhead = kLoadsAhead<Producer, T>;
+  typename Producer::template Loaded<T> loaded[kAhead ? 2 : 1][4];
+  auto load_half = [&](int half) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+      loaded[kAhead ? half : 0][r] = args.producer.template load<kAccess, T>(
+          first_row + r, tile_column + half * 64 + thread.lane * 8, first_row + r < args.rows ? width : 0, width);
+  };
+  if constexpr (kAhead) {
+    load_half(0);
+    load_half(1);
+  }
   for (int i = static_cast<int>(threadIdx.x); i < kParts * kTileSide; i += kTileThreads) {
     const int part = i / kTileSide, column = tile_column + i % kTileSide;
     if (column >= width) continue;
@@ -157,19 +176,15 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
     if (args.t_scale && tile_row == 0) args.t_scale[part * width + column] = scale;
   }
   __syncthreads();
-#pragma unroll(kLoadsAhead <Producer, T> ? 2 : 1)
+#pragma unroll(kAhead ? 2 : 1)  // code that fits the instruction cache
   for (int half = 0; half < 2; ++half) {
     const int local = half * 64 + thread.lane * 8, column = tile_column + local;
-    typename Producer::template Loaded<T> loaded[4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r)
-      loaded[r] =
-          args.producer.template load<kAccess, T>(first_row + r, column, first_row + r < args.rows ? width : 0, width);
+    if constexpr (!kAhead) load_half(half);
     std::uint32_t codes[kParts][2][4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       Eight<T> made[kParts];
-      args.producer.template make<kAccess, T>(loaded[r], column, made);
+      args.producer.template make<kAccess, T>(loaded[kAhead ? half : 0][r], column, made);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         if (args.y)
