@@ -1,8 +1,8 @@
 // A plan from its options: what they leave open is chosen, schedules are made, and what does not fit is refused.
 #include <cstdlib>
 
-#include "plan/choice/choose.h"
 #include "plan/choice/refusal.h"
+#include "plan/choice/shares.h"
 #include "plan/laws/check_schedules.h"
 #include "plan/planner.h"
 #include "plan/schedule/make_schedules.h"
@@ -49,7 +49,7 @@ void add_schedules(Plan& plan, const Device& device) {
 }
 
 ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options) {
-  Choice choice = choose(parts, options);
+  Choice choice = choose_with_shares(parts, options);
   return {parts.with(*choice.precision), std::move(choice.recompute)};
 }
 
@@ -85,7 +85,7 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
                                     .what = "number of layers",
                                     .found = std::to_string(parts.model.traits().layers),
                                     .expected = "at least 1"});
-  Choice choice = choose(parts, options);
+  Choice choice = choose_with_shares(parts, options);
   if (!choice.fits) refuse(parts, options, choice.plan);
   if (verifies()) verify_all_ranks(parts, choice.plan);
   return std::move(choice.plan);

@@ -28,6 +28,11 @@ std::optional<Placement> placement_named(std::string_view text) {
   return placement;
 }
 
+std::string text_of(const Placement& placement) {
+  if (placement.device_percent == 0) return placement.memory;
+  return "device:" + std::to_string(placement.device_percent) + "%," + placement.memory;
+}
+
 std::int64_t block_of(const StatePlacement& state) {
   const std::int64_t share = (state.in_tree + state.ranks - 1) / state.ranks;
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(share)));

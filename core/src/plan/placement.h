@@ -31,6 +31,7 @@ struct Placement {
 /// A placement by its text in a config: "device", "auto", a store's id, or with a share of the layers on the device
 /// "device:40%,host"; nothing if it is none of these. Whether there is such a store is not looked at.
 std::optional<Placement> placement_named(std::string_view text);
+std::string text_of(const Placement& placement);
 
 struct StatePlacement {
   int ranks = 1;

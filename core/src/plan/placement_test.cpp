@@ -62,6 +62,7 @@ TEST_CASE("a share of the layers stays on the device, spread evenly") {
   for (int percent = 1; percent < 100; ++percent) {
     const Placement placement = placement_named("device:" + std::to_string(percent) + "%,host").value();
     CHECK(placement.memory == "host");
+    CHECK(text_of(placement) == "device:" + std::to_string(percent) + "%,host");
     CHECK_FALSE(placement.on_device(-1));
     int stay = 0;
     for (int layer = 0; layer < 200; ++layer) {

@@ -9,6 +9,7 @@
 
 #include "base/format.h"
 #include "plan/choice/fit.h"
+#include "plan/choice/shares.h"
 #include "quern/checked.h"
 
 namespace quern {
@@ -194,9 +195,9 @@ class Comparison {
         decisions.push_back({key, std::string(kAuto), memory, reason(best, i), key + "=" + memory});
       }
       if (best.named_bytes > best.fit.plan.device_total())
-        decisions.push_back(
-            {"memory.recompute", "[" + format_list(options_.recompute) + "]", recomputed(best.fit.choice),
-             "with the config's own alone " + sized(best.named_bytes) + " of the device are needed", ""});
+        decisions.push_back({kRecomputeKey, "[" + format_list(options_.recompute) + "]", text_of(best.fit.choice),
+                             "with the config's own alone " + sized(best.named_bytes) + " of the device are needed",
+                             ""});
     }
     best.fit.plan.decisions = std::move(decisions);
     return {std::move(best.fit.choice), std::move(best.fit.plan), true, &parts_.precision};
@@ -220,12 +221,6 @@ class Comparison {
       return there + (known.tried ? " a step takes " : " a step takes at least ") + format_duration(known.seconds);
     }
     return "there is room for it";
-  }
-
-  static std::string recomputed(const RecomputeChoice& choice) {
-    const std::string text = std::to_string(choice.recomputed.size()) + " values of a layer";
-    if (choice.richer_layers == 0) return text;
-    return text + ", " + std::to_string(choice.fewer.size()) + " in the first " + std::to_string(choice.richer_layers);
   }
 
   const PlanParts& parts_;
@@ -292,6 +287,12 @@ class Forms {
 
 }  // namespace
 
+std::string text_of(const RecomputeChoice& choice) {
+  const std::string text = std::to_string(choice.recomputed.size()) + " values of a layer";
+  if (choice.richer_layers == 0) return text;
+  return text + ", " + std::to_string(choice.fewer.size()) + " in the first " + std::to_string(choice.richer_layers);
+}
+
 std::int64_t Limits::missing(const Plan& plan) const {
   auto above = [](std::int64_t bytes, std::int64_t limit) {
     return limit == 0 ? 0 : std::max<std::int64_t>(bytes - limit, 0);
@@ -317,7 +318,8 @@ Choice choose(const PlanParts& parts, const PlanOptions& options) {
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {
   const std::int64_t sequences = checked_product(options.geometry.batch, options.accumulation);
   std::optional<Choice> best;
-  int slower = 0;  // in a row
+  PlanOptions tried;  // of the best
+  int slower = 0;     // in a row
   for (std::int64_t batch = sequences; batch > 0; --batch) {
     if (sequences % batch != 0 || batch * options.geometry.sequence > kMostTokens) continue;
     PlanOptions trial = options;
@@ -328,12 +330,14 @@ Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& option
     std::optional<Choice> choice = best ? forms.best(best->plan.seconds_per_step) : forms.best();
     if (choice) {
       best = std::move(choice);
+      tried = std::move(trial);
       slower = 0;
     } else if (best && ++slower == 2) {
       break;
     }
   }
   if (!best) return choose(parts, options);
+  try_shares(parts.with(*best->precision), tried, *best);
   auto decide = [&](const std::string& key, std::int64_t configured, std::int64_t value) {
     const std::string text = std::to_string(value);
     best->plan.decisions.push_back(

@@ -26,11 +26,15 @@ struct Choice {
   const PrecisionBackend* precision = nullptr;  ///< the one of the parts' forms that it is for
 };
 
+inline constexpr const char* kRecomputeKey = "memory.recompute";
+/// What is recomputed, as decisions say it.
+std::string text_of(const RecomputeChoice& choice);
+
 /// Compares all placements, each with as little recomputation as fits, and all forms of the precision backend.
 Choice choose(const PlanParts& parts, const PlanOptions& options);
 
-/// Chooses the micro-batch too, for the fastest step of the same sequences; where none fits, as choose does. Sizes are
-/// tried from large to small, up to the second in a row that is slower than the best.
+/// Chooses the micro-batch and shares (choose_with_shares) too, for the fastest step of the same sequences; where none
+/// fits, as choose does. Sizes are tried from large to small, up to the second in a row that is slower than the best.
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include "plan/choice/shares.h"
 #include "plan/test_plans.h"
 #include "quern/error.h"
 
@@ -125,13 +126,39 @@ TEST_CASE("each key that was left open has a line, and its assignments make the 
       ++placed;
       CHECK(decision.configured == "auto");
       CHECK(decision.assignment == decision.key + "=" + decision.value);
-      (named.state.*key.placement).memory = decision.value;
+      named.state.*key.placement = placement_named(decision.value).value();
     }
   }
   CHECK(placed == 4);
   const Plan again = deep_plan(named);
   CHECK(again.device_bytes == plan.device_bytes);
   CHECK(again.seconds_per_step == plan.seconds_per_step);
+}
+
+TEST_CASE("shares of the layers on the device are within the budget, make no step slower and some faster") {
+  const DeepParts deep;
+  const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
+  int faster = 0;
+  for (const int part : {6, 8, 10, 12, 14}) {
+    CAPTURE(part);
+    const PlanOptions options = with_budgets(open_options(), resident * part / 16, 0);
+    const Choice whole = choose(deep.parts, options), shared = choose_with_shares(deep.parts, options);
+    REQUIRE(shared.fits == whole.fits);
+    if (!whole.fits) continue;
+    CHECK(shared.plan.device_bytes <= options.device_budget);
+    CHECK(shared.plan.seconds_per_step <= whole.plan.seconds_per_step);
+    int shares = 0;
+    for (const PlacedKey& key : kPlacedKeys) {
+      const Placement& placement = shared.plan.options.state.*key.placement;
+      if (placement.device_percent == 0) continue;
+      ++shares;
+      for (const Decision& decision : shared.plan.decisions)
+        if (decision.key == key.key) CHECK(decision.value == text_of(placement));
+    }
+    CHECK((shares > 0) == (shared.plan.seconds_per_step < whole.plan.seconds_per_step));
+    faster += shares > 0 ? 1 : 0;
+  }
+  CHECK(faster > 1);
 }
 
 TEST_CASE("a budget holds what the device and communicators take beside the arena") {
