@@ -44,6 +44,7 @@ struct PlanOptions {
   bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
   bool next_logits = false;            ///< also plan a program that gives the logits of one token of each row
   double z_loss = 0;                   ///< weight of logsumexp^2 in the objective
+  std::int64_t loss_chunk = 0;         ///< tokens whose logits are made at once; 0: as many as the device likes
   int uploads = 2;                     ///< micro-batches that may be handed over before the host waits for the device
   bool observe = false;                ///< also plan ops that tell, in steps that ask, what scales of tensors lose
   bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold

@@ -220,6 +220,22 @@ TEST_CASE("the windows of an update have each element once, and are small where 
   }
 }
 
+TEST_CASE("the head makes as many logits at once as the options name, in training and in evaluation") {
+  for (const std::int64_t chunk : {0, 4}) {
+    PlanOptions options = tiny_options();
+    options.loss_chunk = chunk;
+    const Plan plan = tiny_plan(options);
+    int losses = 0;
+    for (const PlacedProgram* placed : {&plan.head_train, &plan.head_evaluate})
+      for (const Op& op : placed->program.ops)
+        if (plan.ops.at(op.kind).product == Product::loss) {
+          ++losses;
+          CHECK(op.attributes.integer_or("chunk", 0) == chunk);
+        }
+    CHECK(losses == 2);
+  }
+}
+
 TEST_CASE("a launch has the workspace that the hungriest form of its op needs") {
   // Adding to a gradient takes more than writing it.
   const PlanningDevice device([](const OpInstance& op) {

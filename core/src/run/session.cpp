@@ -196,6 +196,7 @@ PlanOptions Session::plan_options() const {
                    .activations = placed(memory.activations, "none")};
   options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;
+  options.loss_chunk = train.loss_chunk;
   options.next_logits = sample.every > 0;
   options.observe = log.scales_every > 0;
   options.snapshot = checkpoint.background && checkpoint.every > 0;

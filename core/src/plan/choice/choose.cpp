@@ -20,6 +20,15 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 18;  // of a micro-batch
 
 std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
+/// Whether the head's transient memory, logits for the most part, limits what is recomputed: that of the layers, which
+/// changes with it, is not much more.
+bool head_binds(const Plan& plan) {
+  std::int64_t layers = 0;
+  for (const LayerClass& layer : plan.classes)
+    layers = std::max({layers, layer.forward.bytes, layer.backward.bytes, layer.evaluate.bytes});
+  return std::max(plan.head_train.bytes, plan.head_evaluate.bytes) > layers / 4 * 3;
+}
+
 /// A way to place what the options leave open.
 struct Candidate {
   unsigned away = 0;  // bit i: the i-th open key's state is in the store
@@ -75,6 +84,9 @@ class Comparison {
     if (searches()) try_to_fit(*least);
     return {std::move(least->fit.choice), std::move(least->fit.plan), false, &parts_.precision};
   }
+
+  /// After best(): of the first that was compared.
+  bool head_binds() const { return !candidates_.empty() && quern::head_binds(candidates_.front().fit.plan); }
 
   /// After best(): what a step takes at least; none: nothing fits.
   std::optional<double> least_seconds() const {
@@ -256,6 +268,7 @@ class Forms {
   }
 
   /// After best().
+  bool head_binds() const { return comparisons_.front().head_binds(); }
   Choice nearest() {
     const Limits limits = limits_of(parts_.front(), options_);
     std::optional<Choice> least;
@@ -317,33 +330,56 @@ Choice choose(const PlanParts& parts, const PlanOptions& options) {
 
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {
   const std::int64_t sequences = checked_product(options.geometry.batch, options.accumulation);
+  const bool fewer_logits = chooses(options) && options.loss_chunk == 0;
   std::optional<Choice> best;
-  PlanOptions tried;  // of the best
-  int slower = 0;     // in a row
-  for (std::int64_t batch = sequences; batch > 0; --batch) {
+  PlanOptions best_options;
+  bool logits_bind = false;  // of the last that was tried
+  auto is_faster = [&](const PlanOptions& trial) {
+    Forms forms(parts, trial);
+    std::optional<Choice> choice = best ? forms.best(best->plan.seconds_per_step) : forms.best();
+    logits_bind = fewer_logits && forms.head_binds();
+    if (!choice) return false;
+    best = std::move(choice);
+    best_options = trial;
+    return true;
+  };
+  int slower = 0;  // in a row
+  for (std::int64_t batch = sequences; batch > 0 && slower < 2; --batch) {
     if (sequences % batch != 0 || batch * options.geometry.sequence > kMostTokens) continue;
     PlanOptions trial = options;
     trial.geometry.batch = batch;
     trial.accumulation = sequences / batch;
     trial.uploads = uploads_for(trial.accumulation);
-    Forms forms(parts, trial);
-    std::optional<Choice> choice = best ? forms.best(best->plan.seconds_per_step) : forms.best();
-    if (choice) {
-      best = std::move(choice);
-      tried = std::move(trial);
-      slower = 0;
-    } else if (best && ++slower == 2) {
-      break;
+    bool faster = is_faster(trial);
+    if (!faster && logits_bind) {
+      trial.loss_chunk = kSmallChunk;
+      faster = is_faster(trial);
     }
+    if (best) slower = faster ? 0 : slower + 1;
   }
   if (!best) return choose(parts, options);
-  try_shares(parts.with(*best->precision), tried, *best);
+  auto improved = [&](Choice choice) {
+    best_options.loss_chunk = options.loss_chunk;
+    try_shares(parts.with(*choice.precision), best_options, choice);
+    try_chunks(parts.with(*choice.precision), best_options, choice);
+    return choice;
+  };
+  best = improved(std::move(*best));
+  if (fewer_logits && best->plan.options.loss_chunk == 0 && head_binds(best->plan)) {
+    best_options.loss_chunk = kSmallChunk;
+    Forms forms(parts, best_options);
+    if (std::optional<Choice> other = forms.best())
+      if (other = improved(std::move(*other)); other->plan.seconds_per_step < best->plan.seconds_per_step)
+        best = std::move(other);
+  }
   auto decide = [&](const std::string& key, std::int64_t configured, std::int64_t value) {
     const std::string text = std::to_string(value);
     best->plan.decisions.push_back(
         {key, std::to_string(configured), text, "the fastest for a step's sequences", key + "=" + text});
   };
   const int ranks = options.state.ranks;
+  if (const std::int64_t chunk = best->plan.options.loss_chunk; chunk != options.loss_chunk)
+    decide("train.loss_chunk", options.loss_chunk, chunk);
   decide("train.micro_batch", options.geometry.batch, best->plan.options.geometry.batch);
   decide("train.accumulation", options.accumulation * ranks, best->plan.options.accumulation * ranks);
   return std::move(*best);

@@ -19,6 +19,9 @@ Limits limits_of(const PlanParts& parts, const PlanOptions& options);
 /// Whether the options have a budget, which lets the planner choose. Without one, what is left to it is on the device.
 bool chooses(const PlanOptions& options);
 
+/// Tokens whose logits are made at once, where the device's own choice takes too much.
+inline constexpr std::int64_t kSmallChunk = 1024;
+
 struct Choice {
   RecomputeChoice recompute;
   Plan plan;  ///< with schedules where it fits; else the one that comes nearest to it
@@ -33,8 +36,10 @@ std::string text_of(const RecomputeChoice& choice);
 /// Compares all placements, each with as little recomputation as fits, and all forms of the precision backend.
 Choice choose(const PlanParts& parts, const PlanOptions& options);
 
-/// Chooses the micro-batch and shares (choose_with_shares) too, for the fastest step of the same sequences; where none
-/// fits, as choose does. Sizes are tried from large to small, up to the second in a row that is slower than the best.
+/// Chooses what changes the order of sums too, for the fastest step of the same sequences: the micro-batch, and where
+/// logits take more memory than layers the tokens whose logits are made at once; then shares (shares.h). Where none
+/// fits, as choose does. Micro-batches are tried from large to small, up to the second in a row that is slower than the
+/// best.
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

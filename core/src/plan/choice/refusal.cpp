@@ -56,6 +56,7 @@ class Changes {
       if (placement_faults(changed.state).empty()) add(std::string(key) + " = \"" + options_.store + "\"", changed);
     }
     let_choose();
+    fewer_logits();
     lower_precision("optimizer.gradient", &PlanOptions::gradient);
     lower_precision("optimizer.master", &PlanOptions::master);
     if (options_.snapshot) {
@@ -92,6 +93,13 @@ class Changes {
               changed))
         return;
     }
+  }
+
+  void fewer_logits() {
+    PlanOptions changed = options_;
+    changed.loss_chunk = kSmallChunk;
+    if (options_.loss_chunk == 0 && options_.geometry.tokens() > kSmallChunk)
+      add("train.loss_chunk = " + std::to_string(kSmallChunk), changed);
   }
 
   void lower_precision(const char* key, DType PlanOptions::*dtype) {

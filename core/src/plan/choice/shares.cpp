@@ -20,6 +20,14 @@ class Search {
         path_(path_for(parts, options)),
         best_(best) {}
 
+  void run_chunks() {
+    for (const std::int64_t chunk : {std::int64_t{4096}, std::int64_t{2048}, std::int64_t{1024}, std::int64_t{512}}) {
+      PlanOptions trial = best_.plan.options;
+      trial.loss_chunk = chunk;
+      if (chunk < trial.geometry.tokens()) try_options(trial);
+    }
+  }
+
   /// Percents that are far apart, then those beside the fastest of them.
   void run(const PlacedKey& key) {
     const std::string whole = (best_.plan.options.state.*key.placement).memory;
@@ -37,7 +45,10 @@ class Search {
     Placement& placement = trial.state.*key.placement;
     placement.memory = options_.store;
     placement.device_percent = percent;
-    if (!placement_faults(trial.state).empty()) return;
+    if (placement_faults(trial.state).empty()) try_options(trial);
+  }
+
+  void try_options(const PlanOptions& trial) {
     Fit fit = fit_within(parts_, trial, path_, [&](const Plan& plan) { return limits_.hold(plan); });
     if (!limits_.hold(fit.plan)) return;
     add_schedules(fit.plan, parts_.device);
@@ -67,6 +78,10 @@ class Search {
 };
 
 }  // namespace
+
+void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best) {
+  if (chooses(options) && options.train && options.loss_chunk == 0) Search(parts, options, best).run_chunks();
+}
 
 void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best) {
   if (!chooses(options) || !options.train || options.store.empty()) return;

@@ -1,5 +1,6 @@
 #pragma once
-// Shares of a kind's layers on the device, where whole kinds leave room or take too much of it.
+// What is tried beside the fastest placement of whole kinds: shares of a kind's layers on the device, and how many
+// logits are made at once.
 
 #include "plan/choice/choose.h"
 
@@ -8,6 +9,10 @@ namespace quern {
 /// Tries shares of each kind that `options` leave to the planner, one kind after the other, each with as little
 /// recomputation as fits, and keeps what makes the step of `best`, which fits, faster. `parts` are of its form.
 void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best);
+
+/// The same for the tokens whose logits are made at once, where the options name none. Other numbers change the order
+/// of sums.
+void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best);
 
 /// What choose() finds, then shares of it.
 Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options);

@@ -164,11 +164,17 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
               .evaluate = {}};
   LoweredProgram evaluate = lower_precision({.program = program}, ops_, precision);
   stage.evaluate = std::move(evaluate.joint.program);
+  auto set_chunk = [&](Op& op) {
+    if (options_.loss_chunk > 0) op.attributes.set("chunk", options_.loss_chunk);
+  };
+  for (Op& op : stage.evaluate.ops)
+    if (ops_.at(op.kind).product == Product::loss) set_chunk(op);
   stage.lowered.working_copies = std::move(evaluate.working_copies);
   if (!options_.train) return stage;
   stage.joint = differentiate(program, ops_, precision.traits().activation, options_.gradient);
   for (Op& op : stage.joint.program.ops)
     if (ops_.at(op.kind).product == Product::loss) {
+      set_chunk(op);
       op.attributes.set("z_loss", options_.z_loss);
       op.attributes.set("seed", double{kGradientSeed});
     }

@@ -29,6 +29,10 @@ OptionTable<TrainOptions> train_options() {
   t.add("accumulation", &TrainOptions::accumulation, "micro-batches per optimizer step").at_least(1).at_most(1 << 20);
   t.add("seed", &TrainOptions::seed, "seed of initial weights, data order and stochastic rounding").at_least(0);
   t.add("z_loss", &TrainOptions::z_loss, "weight of logsumexp^2 of the logits in the objective; 0: none").at_least(0);
+  t.add("loss_chunk", &TrainOptions::loss_chunk,
+        "tokens whose logits are made at once: fewer take less memory, and more time; 0: as many as the device likes")
+      .at_least(0)
+      .at_most(kMost31);
   t.add("eval_every", &TrainOptions::eval_every, "steps between evaluations; 0: only at the end").at_least(0);
   t.add("eval_batches", &TrainOptions::eval_batches, "micro-batches per evaluation; 0: the whole validation split")
       .at_least(0)

@@ -24,6 +24,7 @@ struct TrainOptions {
   std::int64_t accumulation = 1;
   std::int64_t seed = 1;
   double z_loss = 0.0;
+  std::int64_t loss_chunk = 0;
   std::int64_t eval_every = 100;
   std::int64_t eval_batches = 0;
   std::string from = "";

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "loss/cross_entropy.h"
+#include "loss/loss_chunk.h"
 #include "products/matmul_plan.h"
 #include "quantization/observe.h"
 #include "quantization/transpose.h"
@@ -55,17 +56,6 @@ struct Loss {
   std::int64_t tail() const { return tokens % chunk; }
 };
 
-/// A chunk's logits take about 1.25 GiB: fewer chunks write and read the weight's gradient less often. Chunks are of
-/// one size where a good one divides the tokens.
-std::int64_t default_chunk(std::int64_t tokens, std::int64_t row_bytes) {
-  const std::int64_t limit = std::max<std::int64_t>((std::int64_t{5} << 28) / row_bytes, 256);
-  if (tokens <= limit) return std::max<std::int64_t>(tokens, 1);
-  for (std::int64_t chunk = limit / 128 * 128; 2 * chunk > limit; chunk -= 128)
-    if (tokens % chunk == 0) return chunk;
-  const std::int64_t chunks = (tokens + limit - 1) / limit;
-  return std::min((tokens / chunks + 127) / 128 * 128, limit / 128 * 128);
-}
-
 Loss make_loss(const OpInstance& op) {
   const Operand &x = op.inputs[0], &weight = op.inputs[1];
   Loss loss;
@@ -74,7 +64,7 @@ Loss make_loss(const OpInstance& op) {
   loss.vocabulary = weight.extents[0];
   loss.dtype = x.dtype;
   std::int64_t row_bytes = std::max<std::int64_t>(loss.stride() * static_cast<std::int64_t>(size_of(x.dtype)), 1);
-  loss.chunk = std::min(op.attributes.integer_or("chunk", default_chunk(loss.tokens, row_bytes)),
+  loss.chunk = std::min(op.attributes.integer_or("chunk", default_loss_chunk(loss.tokens, row_bytes)),
                         std::max<std::int64_t>(loss.tokens, 1));
   loss.train = op.outputs.size() >= 3;
   loss.observe = op.outputs.size() > 3 && op.outputs[3].present;

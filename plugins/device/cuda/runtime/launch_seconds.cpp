@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "loss/loss_chunk.h"
+
 namespace quern::cuda {
 
 namespace {
@@ -88,6 +90,18 @@ double attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
   return flops / (share * (present(op, documents) ? kDocuments : 1) * peak(gpu, op.inputs[packed].dtype));
 }
 
+/// Chunks beyond the usual ones, of which each reads and writes the weight's gradient once more.
+double more_chunks_seconds(const OpInstance& op, const GpuFacts& gpu) {
+  const Operand &x = op.inputs[0], &weight = op.inputs[1];
+  if (op.outputs.size() < 3 || !op.outputs[2].present || x.extents[0] < 1) return 0;
+  const std::int64_t tokens = x.extents[0];
+  const std::int64_t usual =
+      default_loss_chunk(tokens, weight.extents[0] * static_cast<std::int64_t>(size_of(x.dtype)));
+  const std::int64_t chunk = std::clamp<std::int64_t>(op.attributes.integer_or("chunk", usual), 1, usual);
+  const std::int64_t more = (tokens + chunk - 1) / chunk - (tokens + usual - 1) / usual;
+  return memory_seconds(gpu, 2 * number(more) * number(op.outputs[2].bytes()), kCopyShare);
+}
+
 /// One product or three, and what passes over the logits beside them.
 double loss_seconds(const OpInstance& op, const GpuFacts& gpu) {
   constexpr std::size_t kCodes = 3;
@@ -96,7 +110,7 @@ double loss_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const double products = train ? 3 : 1;
   const DType format = present(op, kCodes) ? op.inputs[kCodes].dtype : x.dtype;
   const double logits = number(x.extents[0]) * number(weight.extents[0]);
-  return products * product_seconds(gpu, 2 * logits * number(x.extents[1]), format) +
+  return more_chunks_seconds(op, gpu) + products * product_seconds(gpu, 2 * logits * number(x.extents[1]), format) +
          memory_seconds(gpu, products * logits * number(static_cast<std::int64_t>(size_of(x.dtype))), kCopyShare);
 }
 
