@@ -71,6 +71,7 @@ TEST_CASE("scales of the floating formats are the smallest powers of two that ho
   }
   CHECK(format_scale(254.0f, DType::i8) == 2.0f);
   CHECK(format_scale(0.0f, DType::i8) == 1.0f);
+  CHECK(format_scale(1e-40f, DType::i8) == 0x1p-126f);
 }
 
 TEST_CASE("quantize rounds to the grid of its scale, and its transposed codes are the codes transposed") {
