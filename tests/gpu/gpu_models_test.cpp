@@ -104,6 +104,8 @@ TEST_CASE("state in host memory changes no bit on the GPU, in a graph of several
       options.geometry = {2, 64};
       if (places == 1) options.state.moments.memory = "host";   // masters in either, beside slots
       if (places % 4 == 3) options.update_window_bytes = 2048;  // slices of rows
+      if (places % 8 == 5)                                      // half of the layers on the device
+        for (const PlacedKey& key : kPlacedKeys) (options.state.*key.placement).device_percent = 50;
       CAPTURE(store);
       CAPTURE(places);
       TinyRun captured(form, options, DType::bf16, *device), launched(form, options, DType::bf16, uncaptured);
