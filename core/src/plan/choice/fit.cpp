@@ -24,16 +24,32 @@ Fit fit_named(const PlanParts& parts, const PlanOptions& options, const PlanTest
 }
 
 // Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
-// the step of the path that fits them all, and as many as there is room for the next one.
+// the step of the path that fits them all, and as many as there is room for the next one. A few steps are tried from
+// the least recomputation on; between the first that fits and the one before it the border is found by halves.
 Fit fit_within(const PlanParts& parts, const PlanOptions& options, const RecomputePath& path,
                const PlanTest& fits_all) {
+  constexpr std::size_t kProbes = 4;
   auto trial = [&](RecomputeChoice choice) {
     Plan plan = plan_with(parts, options, choice, fits_all);
     return Fit{std::move(choice), std::move(plan)};
   };
-  std::size_t step = path.size() - 1;
+  const std::size_t last = path.size() - 1;
+  std::size_t step = last, too_little = path.size();
   Fit fit = trial({.recomputed = path[step]});
-  while (step > 0 && !fits_all(fit.plan)) fit = trial({.recomputed = path[--step]});
+  for (std::size_t probe = kProbes; probe-- > 0 && step > 0 && !fits_all(fit.plan);) {
+    too_little = std::exchange(step, last * probe / kProbes);
+    fit = trial({.recomputed = path[step]});
+  }
+  while (fits_all(fit.plan) && too_little - step > 1) {
+    const std::size_t middle = (step + too_little) / 2;
+    Fit less = trial({.recomputed = path[middle]});
+    if (!fits_all(less.plan)) {
+      too_little = middle;
+    } else {
+      step = middle;
+      fit = std::move(less);
+    }
+  }
   if (!fits_all(fit.plan)) fit.plan = plan_with(parts, options, fit.choice, [](const Plan&) { return true; });
   if (!fits_all(fit.plan) || step + 1 == path.size()) return fit;
   std::int64_t fits = 0, too_many = fit.plan.model.layers;
