@@ -193,6 +193,8 @@ TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bit
     const Overrides mpi = with(two, {"parallel.communicator=mpi"});
     CHECK(losses_of(files, "mpi", mpi) == expected);
     CHECK(newest_tensors(files.at("mpi")) == newest_tensors(files.at("memcpy")));
+    CHECK(losses_of(files, "direct", with(mpi, {"parallel.mpi.staging=none"})) == expected);
+    CHECK(newest_tensors(files.at("direct")) == newest_tensors(files.at("memcpy")));
     CHECK(losses_of(files, "both", with(mpi, {"parallel.collectives.all_gather=memcpy"})) == expected);
     CHECK(newest_tensors(files.at("both")) == newest_tensors(files.at("memcpy")));
   }

@@ -37,8 +37,9 @@ MpiCommunicator::~MpiCommunicator() {
   }
   if (wire_) wire_->leave();
   progress_.reset();
-  if (staging_) device_->release(MemoryKind::device, staging_);
-  if (pinned_ && !(wire_ && wire_->failed())) device_->release(MemoryKind::pinned, pinned_);  // else MPI may use it
+  const bool failed = wire_ && wire_->failed();  // then MPI may still use the memory
+  if (staging_ && !(direct_ && failed)) device_->release(MemoryKind::device, staging_);
+  if (pinned_ && !failed) device_->release(MemoryKind::pinned, pinned_);
 }
 
 // ---- set-up ----
@@ -54,7 +55,14 @@ void MpiCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   device_ = &device;
   if (size_ == 1) return;
   const std::size_t ranks = static_cast<std::size_t>(size_);
-  pinned_ = static_cast<char*>(device.allocate(MemoryKind::pinned, 4 * ranks * piece_));
+  const bool on_host = device.traits().host_addressable;
+  direct_ = staging_option_ == "none" || (staging_option_ == "auto" && !on_host && is_cuda_aware());
+  if (direct_ && !on_host && !is_cuda_aware())
+    throw Error(ErrorCode::config, {.where = "parallel.mpi.staging",
+                                    .what = "MPI does not read the memory of " + device.traits().name,
+                                    .found = "\"none\" with an MPI that is not CUDA-aware",
+                                    .expected = "\"pinned\" or \"auto\""});
+  if (!direct_) pinned_ = static_cast<char*>(device.allocate(MemoryKind::pinned, 4 * ranks * piece_));
   staging_ = static_cast<char*>(device.allocate(MemoryKind::device, ranks * traits_.peer_bytes));
   progress_ = std::make_unique<Progress>(*wire_);
 }
@@ -111,6 +119,10 @@ char* MpiCommunicator::slot(std::size_t round, int number) const {
   return pinned_ + (round % 2 * 2 * static_cast<std::size_t>(size_) + static_cast<std::size_t>(number)) * piece_;
 }
 
+char* MpiCommunicator::landing(std::size_t round) const {
+  return staging_ + (direct_ ? round % 2 * static_cast<std::size_t>(size_) * piece_ : 0);
+}
+
 /// A round is on its way while the stream brings the one before to its place and fetches the next.
 void MpiCommunicator::move(const Exchange& exchange, Stream stream) {
   std::size_t most = 1;
@@ -127,11 +139,18 @@ void MpiCommunicator::post(const Exchange& exchange, std::size_t round, Stream s
   std::vector<Transfer> out, in;
   const char* fetched = nullptr;  // the same for all peers, but in an all_to_all
   for (const Transfer& whole : exchange.in)
-    if (const Transfer part = in_round(whole, round, piece_); part.bytes > 0)
-      in.push_back({part.peer, in_slot(round, part.peer), part.bytes});
+    if (const Transfer part = in_round(whole, round, piece_); part.bytes > 0) {
+      char* const summed = landing(round) + static_cast<std::size_t>(part.peer) * part.bytes;
+      char* const memory = !direct_ ? in_slot(round, part.peer) : exchange.use ? summed : part.memory;
+      in.push_back({part.peer, memory, part.bytes});
+    }
   for (const Transfer& whole : exchange.out) {
     const Transfer part = in_round(whole, round, piece_);
     if (part.bytes == 0) continue;
+    if (direct_) {
+      out.push_back(part);
+      continue;
+    }
     const bool again = part.memory == fetched;
     out.push_back({part.peer, again ? out.back().memory : out_slot(round, part.peer), part.bytes});
     if (!again) copy(out.back().memory, part.memory, part.bytes, stream);
@@ -149,6 +168,7 @@ void MpiCommunicator::post(const Exchange& exchange, std::size_t round, Stream s
 void MpiCommunicator::take(const Exchange& exchange, std::size_t round, std::uint64_t number, Stream stream) {
   device_->call([progress = progress_.get(), number] { progress->wait(number); }, stream);
   if (exchange.use) return exchange.use(round);
+  if (direct_) return;
   for (const Transfer& whole : exchange.in) {
     const Transfer part = in_round(whole, round, piece_);
     copy(part.memory, in_slot(round, part.peer), part.bytes, stream);
@@ -169,12 +189,12 @@ void MpiCommunicator::reduce(const Call& call, const View& in, const std::vector
   exchange.use = [&](std::size_t round) {
     const Transfer part = in_round(own, round, piece_);
     if (part.bytes == 0) return;
-    for (int rank = 0; rank < size_; ++rank)
+    for (int rank = 0; rank < size_ && !direct_; ++rank)
       if (rank != rank_)
-        copy(staging_ + static_cast<std::size_t>(rank) * part.bytes, in_slot(round, rank), part.bytes, stream);
+        copy(landing(round) + static_cast<std::size_t>(rank) * part.bytes, in_slot(round, rank), part.bytes, stream);
     const auto count = static_cast<std::int64_t>(part.bytes / size_of(out.dtype));
     const View result{out.as<char>() + (part.memory - own.memory), out.dtype, {count}};
-    reduction_->launch(staging_, part.memory, result, reduction, stream);
+    reduction_->launch(landing(round), part.memory, result, reduction, stream);
   };
   move(exchange, stream);
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Collectives by messages of MPI, through pinned host memory: pieces are copied on the stream while a thread moves
-// those before. Sums bring the ranks' pieces together and run the op reduce_ranks on them.
+// those before; or directly, where MPI reads and writes the device's memory. Sums bring the ranks' pieces together and
+// run the op reduce_ranks on them.
 
 #include <memory>
 #include <vector>
@@ -16,8 +17,12 @@ class MpiCommunicator final : public Communicator {
  public:
   explicit MpiCommunicator(const MpiOptions& options)
       : piece_(static_cast<std::size_t>(options.piece_kib) << 10),
-        traits_{
-            .id = "mpi", .host_staged = true, .peer_bytes = piece_, .sums_in_rank_order = true, .launcher = "mpirun"} {}
+        traits_{.id = "mpi",
+                .host_staged = true,
+                .peer_bytes = options.staging == "pinned" ? piece_ : 2 * piece_,
+                .sums_in_rank_order = true,
+                .launcher = "mpirun"},
+        staging_option_(options.staging) {}
   /// Waits for what is pending, and for all ranks to come here; after a fault for neither.
   ~MpiCommunicator() override;
 
@@ -54,7 +59,7 @@ class MpiCommunicator final : public Communicator {
   struct Exchange {
     std::optional<Call> call = {};  // none: between two ranks
     std::vector<Transfer> out = {}, in = {};
-    std::function<void(std::size_t round)> use = {};  // of what is in in_slot; none: it is copied to `in`
+    std::function<void(std::size_t round)> use = {};  // of what came to in_slot or landing; none: it goes to `in`
   };
 
   /// Whether there is anything to do; from then on `stream` is known.
@@ -64,6 +69,8 @@ class MpiCommunicator final : public Communicator {
   char* out_slot(std::size_t round, int rank) const { return slot(round, rank); }
   char* in_slot(std::size_t round, int rank) const { return slot(round, size_ + rank); }
   char* slot(std::size_t round, int number) const;
+  /// Where pieces of all ranks lie for a round's sum, one behind the other.
+  char* landing(std::size_t round) const;
   void move(const Exchange& exchange, Stream stream);
   void post(const Exchange& exchange, std::size_t round, Stream stream);
   /// `number`: of the round among all that were posted.
@@ -76,10 +83,12 @@ class MpiCommunicator final : public Communicator {
 
   const std::size_t piece_;  // bytes
   const CommunicatorTraits traits_;
+  const std::string staging_option_;
   int rank_ = 0, size_ = 1;
   Device* device_ = nullptr;
-  char* pinned_ = nullptr;    // two sets of slots, so that one is copied while the other is on its way
-  char* staging_ = nullptr;   // a piece of each rank, to be summed
+  bool direct_ = false;       // MPI reads and writes the device's memory
+  char* pinned_ = nullptr;    // two sets of slots, so that one is copied while the other is on its way; null: direct
+  char* staging_ = nullptr;   // a piece of each rank, to be summed; twice, where messages come to it
   std::uint64_t posted_ = 0;  // rounds
   std::vector<Buffer> buffers_;
   std::vector<Stream> streams_;  // that have seen calls

@@ -2,6 +2,10 @@
 
 #include <unistd.h>
 
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -76,6 +80,14 @@ std::vector<Member> meet(const Rendezvous& rendezvous) {
     members.push_back(std::move(member));
   }
   return members;
+}
+
+bool is_cuda_aware() {
+#ifdef MPIX_CUDA_AWARE_SUPPORT
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
 }
 
 MPI_Comm begin_group(const std::vector<Member>& members) {

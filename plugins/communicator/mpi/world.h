@@ -23,6 +23,9 @@ struct Member {
 /// communication error when a rank does not come or is of another mpirun.
 std::vector<Member> meet(const Rendezvous& rendezvous);
 
+/// Whether MPI says that it reads and writes the memory of NVIDIA GPUs. Once MPI has started.
+bool is_cuda_aware();
+
 /// An MPI communicator of these ranks alone. Starts MPI, which waits for all ranks that mpirun started.
 MPI_Comm begin_group(const std::vector<Member>& members);
 /// Of a group that has ended well, by all ranks.
