@@ -158,13 +158,19 @@ void Wire::listen() {
 
 void Wire::look() noexcept {
   const std::lock_guard lock(look_mutex_);
+  std::vector<int> ended;  // before their notices are heard: who told why it ends has done so
+  for (int peer = 0; peer < size_; ++peer)
+    if (process_ended(peer)) ended.push_back(peer);
   for (int came = 1; heard_ < size_ - 1 && !failed_;) {
     MPI_Status status;
     if (MPI_Test(&notice_, &came, &status) != MPI_SUCCESS || !came) break;
     hear(status.MPI_SOURCE);
   }
-  for (int peer = 0; peer < size_; ++peer)
-    if (!left_[static_cast<std::size_t>(peer)] && process_ended(peer)) fail(who(peer) + " is gone: its process ended");
+  std::erase_if(ended, [&](int peer) { return left_[static_cast<std::size_t>(peer)].load(); });
+  if (ended.empty()) return;
+  std::string names = who(ended[0]);  // all of them: one may have ended because of another, too soon to tell
+  for (std::size_t i = 1; i < ended.size(); ++i) names += " and " + who(ended[i]);
+  fail(names + (ended.size() == 1 ? " is gone: its process ended" : " are gone: their processes ended"));
 }
 
 void Wire::hear(int peer) {
