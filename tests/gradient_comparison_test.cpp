@@ -39,7 +39,7 @@ struct Bounds {
 Bounds bounds_of(const std::string& recipe) {
   if (recipe == "fp32") return {1 - 1e-12, 1e-12};
   if (recipe == "bf16") return {0.9998, 0.01};
-  if (recipe == "int8") return {0.998, 0.02};
+  if (recipe.starts_with("int8")) return {0.998, 0.02};
   if (recipe.find("head bf16") != std::string::npos) return {0.99, 0.04};
   return {recipe.find("e5m2") == std::string::npos ? 0.99 : 0.97, 0.08};
 }

@@ -115,6 +115,7 @@ TEST_CASE("reproducible sums give the bits of one rank on any number of ranks") 
     if (std::string(c.precision) == "e4m3")
       for (const char* what : {"activation", "gradient"})
         numbers.push_back("precision.e4m3." + std::string(what) + "_scaling=current");
+    if (std::string(c.precision) == "int8") numbers.push_back("precision.int8.gradient_rounding=stochastic");
     const Losses one = losses_of(files, "one", numbers);
     for (const auto& [ranks, sharding] : c.groups) {
       CAPTURE(ranks);

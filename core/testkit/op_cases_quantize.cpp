@@ -35,6 +35,18 @@ OpComparison blocks(PoisonedTensor x, DType format, bool square, bool q = true, 
   return op;
 }
 
+/// quantize_rows and quantize_columns of x(), with every way to round that the format has.
+template <class MakeX>
+void lines(const OpRunner& runner, MakeX x, DType to) {
+  for (std::int64_t stochastic = 0; stochastic <= (to == DType::i8 ? 1 : 0); ++stochastic) {
+    Attributes format = format_of(to);
+    if (stochastic) format.set("stochastic", stochastic);
+    const Extents size = x().view().extents;
+    OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(runner);
+    OpComparison("quantize_columns", format).in(x()).out(to, turned(size), {}).out(kF32, {size[1]}, {}).run(runner);
+  }
+}
+
 }  // namespace
 
 void quantize_cases(const OpRunner& runner) {
@@ -74,8 +86,7 @@ void quantize_cases(const OpRunner& runner) {
             .out(to, size, {})
             .out(to, turned(size), {})
             .run(runner);
-        OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(runner);
-        OpComparison("quantize_columns", format).in(x()).out(to, turned(size), {}).out(kF32, {size[1]}, {}).run(runner);
+        lines(runner, x, to);
         OpComparison("quantize_rows", format).in(x()).unread(to, size).out(kF32, {size[0]}, {}).run(runner);
         OpComparison("quantize_columns", format).in(x()).unread(to, turned(size)).out(kF32, {size[1]}, {}).run(runner);
       }
@@ -165,8 +176,7 @@ void quantize_special_cases(const OpRunner& runner) {
           .out(kF32, {1}, {})
           .out(to, turned(size), {})
           .run(runner);
-      OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(runner);
-      OpComparison("quantize_columns", format).in(x()).out(to, turned(size), {}).out(kF32, {size[1]}, {}).run(runner);
+      lines(runner, x, to);
     }
     for (bool square : {false, true}) blocks(x(), kE4m3, square).run(runner);
   }

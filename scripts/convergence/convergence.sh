@@ -30,7 +30,8 @@ declare -A arms=(
     precision.id=e4m3,$e4m3.activation_scaling=row,$e4m3.gradient_scaling=row
     precision.id=e4m3,$e4m3.activation_scaling=block,$e4m3.gradient_scaling=block
     precision.id=e4m3,$e4m3.gradient_format=e5m2
-    precision.id=int8"
+    precision.id=int8
+    precision.id=int8,precision.int8.gradient_rounding=stochastic"
   [gradients]="precision.id=bf16,optimizer.gradient=fp32
     precision.id=e4m3,optimizer.gradient=bf16
     precision.id=bf16,optimizer.gradient=bf16

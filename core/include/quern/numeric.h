@@ -5,6 +5,7 @@
 // (largest finite 57344). Conversion to fp8 and int8 saturates; NaN stays NaN (int8: becomes 0).
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 #include "quern/dtype.h"
@@ -38,9 +39,17 @@ inline std::uint16_t float_to_bf16_stochastic(float value, std::uint32_t random)
   return special ? float_to_bf16(value) : static_cast<std::uint16_t>((bits + (random & 0xffffu)) >> 16);
 }
 
+/// The integer below or above `value`: above with the probability that its distance from the one below is, by the upper
+/// 24 bits of `random`. An integer stays, and so does NaN.
+inline float to_integer_stochastic(float value, std::uint32_t random) {
+  const float below = std::floor(value);
+  return static_cast<float>(random >> 8) < (value - below) * 0x1p24f ? below + 1.0f : below;
+}
+
 /// The scale of a tensor, or row, whose largest magnitude is `amax`, for an 8-bit `format`: x is about q * scale.
 /// e4m3 and e5m2: the smallest power of two with amax <= scale * largest_of(format), within [2^-126, 2^126], so that
-/// multiplying by 1 / scale is exact and every device agrees. i8: amax / 127. Zero gives 1; infinity and NaN give NaN.
+/// multiplying by 1 / scale is exact and every device agrees. i8: amax / 127, at least 2^-126, so that 1 / scale is
+/// finite. Zero gives 1; infinity and NaN give NaN.
 float format_scale(float amax, DType format);
 
 /// The fixed scale of a language-model loss's gradients by its logits, in an 8-bit format: |softmax - onehot| <= 1, and

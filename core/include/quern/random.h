@@ -53,6 +53,16 @@ constexpr std::uint32_t random_word(const RandomKey& key, std::uint32_t step, st
   return random_block(key, step, index / 4)[index % 4];
 }
 
+/// 32 bits that depend on a value and on where it stands, for rounding without a stream: `value` and `scale` are the
+/// bits of fp32 numbers, `place` is an index. Whoever rounds the same value at the same place draws the same bits:
+/// another rank, a repeated run, a part of the tensor. The last steps are the finalizer of MurmurHash3 (Appleby).
+constexpr std::uint32_t content_word(std::uint32_t value, std::uint32_t scale, std::uint32_t place) {
+  std::uint32_t h = value * 0x9E3779B1u + (scale ^ scale >> 15) * 0x85EBCA77u + place * 0xC2B2AE3Du;
+  h = (h ^ h >> 16) * 0x85EBCA6Bu;
+  h = (h ^ h >> 13) * 0xC2B2AE35u;
+  return h ^ h >> 16;
+}
+
 /// Uniform in (0, 1], never zero, so that its logarithm is finite.
 constexpr float to_unit(std::uint32_t word) { return (static_cast<float>(word >> 8) + 1.0f) * 0x1p-24f; }
 

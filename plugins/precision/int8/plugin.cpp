@@ -20,6 +20,11 @@ struct Int8Options : RecipeOptions {
 quern::OptionTable<Int8Options> int8_options() {
   quern::OptionTable<Int8Options> table;
   quern::eight_bit::add_products_option(table);
+  table
+      .add("gradient_rounding", &RecipeOptions::gradient_rounding,
+           "codes of gradients round to the nearest, or stochastic: up or down by chance, right on average; the chance "
+           "is drawn from the value and its place, so runs repeat bit for bit")
+      .one_of({"nearest", "stochastic"});
   return table;
 }
 

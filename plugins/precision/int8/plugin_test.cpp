@@ -29,6 +29,20 @@ TEST_CASE("int8: every product reads codes with a scale for each row that it sum
   CHECK(lowering.states.empty());
 }
 
+TEST_CASE("int8: with stochastic rounding the codes of gradients round so, and no others") {
+  OptionValues values;
+  values.set("gradient_rounding", std::string("stochastic"));
+  const testkit::RecordedLowering lowering = lowered(values);
+  int gradients = 0;
+  for (const Op& op : lowering.emitted) {
+    const bool gradient = op.inputs[0] == 4;
+    CHECK(op.attributes.integer_or("stochastic", 0) == (gradient ? 1 : 0));
+    gradients += gradient;
+  }
+  CHECK(gradients == 2);
+  for (const auto& copy : lowering.copies) CHECK_FALSE(copy.attributes.has("stochastic"));
+}
+
 TEST_CASE("int8: products that are not listed read bf16") {
   OptionValues values;
   values.set("products", std::vector<std::string>{});

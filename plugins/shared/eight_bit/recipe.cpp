@@ -36,8 +36,6 @@ void check_products(const char* option, const std::vector<std::string>& list) {
                                       .next = "correct the name"});
 }
 
-Attributes format_attribute(DType format) { return {{"format", std::string(quern::name_of(format))}}; }
-
 }  // namespace
 
 Recipe::Recipe(const Formats& formats, RecipeOptions options) : formats_(formats), options_(std::move(options)) {
@@ -63,10 +61,15 @@ void Recipe::lower(const ProductSite& site, Lowering& lowering) const {
   }
 }
 
+Attributes Recipe::format_of_gradient() const {
+  Attributes format = format_of(formats_.gradient);
+  if (options_.gradient_rounding == "stochastic") format.set("stochastic", std::int64_t{1});
+  return format;
+}
+
 // Evaluation leaves no trace in the histories, so there a delayed scale is a current one.
-Recipe::Codes Recipe::quantized(ValueId x, DType format, Scaling scaling, Lowering& lowering) const {
-  Attributes attributes = format_attribute(format);
-  std::string name = lowering.program()[x].name + "." + std::string(quern::name_of(format));
+Recipe::Codes Recipe::quantized(ValueId x, Attributes attributes, Scaling scaling, Lowering& lowering) const {
+  std::string name = lowering.program()[x].name + "." + attributes.word("format");
   if (scaling == Scaling::row) {
     std::vector<ValueId> made = lowering.emit("quantize_rows", {x}, std::move(attributes), name);
     return {made[0], made[1]};
@@ -91,16 +94,16 @@ Recipe::Codes Recipe::quantized(ValueId x, DType format, Scaling scaling, Loweri
 }
 
 // Transposed, with a scale for each channel, which does not vary along the tokens that are summed over.
-Recipe::Codes Recipe::by_columns(ValueId x, DType format, Lowering& lowering) const {
-  std::string name = lowering.program()[x].name + "." + std::string(quern::name_of(format)) + ".channels";
-  std::vector<ValueId> made = lowering.emit("quantize_columns", {x}, format_attribute(format), name);
+Recipe::Codes Recipe::by_columns(ValueId x, Attributes format, Lowering& lowering) const {
+  std::string name = lowering.program()[x].name + "." + format.word("format") + ".channels";
+  std::vector<ValueId> made = lowering.emit("quantize_columns", {x}, std::move(format), name);
   return {kNoValue, kNoValue, made[0], made[1]};
 }
 
 // The weight for y = x W^T or, transposed, for dx = dy W: codes that are the same, with one scale for all or square
 // blocks of scales; but with one scale a row, which a product sums over in the other form, codes of their own.
 Recipe::Codes Recipe::weight(const ProductSite& site, Scaling scaling, Lowering& lowering) const {
-  Attributes attributes = format_attribute(formats_.weight);
+  Attributes attributes = format_of(formats_.weight);
   auto copy = [&](const char* kind) { return lowering.working_copy(site.parameter, kind, attributes); };
   if (scaling == Scaling::row) {
     const bool rows = site.product == Product::output;
@@ -113,13 +116,13 @@ Recipe::Codes Recipe::weight(const ProductSite& site, Scaling scaling, Lowering&
 }
 
 void Recipe::lower_output(const ProductSite& site, Lowering& lowering) const {
-  Codes x = quantized(site.x, formats_.activation, activation_, lowering);
+  Codes x = quantized(site.x, format_of(formats_.activation), activation_, lowering);
   Codes w = weight(site, activation_, lowering);
   produce(site.product, activation_, x.rows, w.rows, site.bias, x.scale, w.scale, lowering);
 }
 
 void Recipe::lower_input_gradient(const ProductSite& site, Lowering& lowering) const {
-  Codes dy = quantized(site.dy, formats_.gradient, gradient_, lowering);
+  Codes dy = quantized(site.dy, format_of_gradient(), gradient_, lowering);
   Codes w = weight(site, gradient_, lowering);
   if (options_.transposed_weights == "made" && gradient_ != Scaling::row)
     w.transposed = lowering.emit("transpose", {w.rows}, {}, std::string(site.parameter) + ".transposed")[0];
@@ -129,19 +132,19 @@ void Recipe::lower_input_gradient(const ProductSite& site, Lowering& lowering) c
 void Recipe::lower_weight_gradient(const ProductSite& site, Lowering& lowering) const {
   // Operands of one kind of scale go together; else, those with scales for parts are quantized anew, with one.
   const Scaling both = activation_ == gradient_ ? activation_ : Scaling::current;
-  auto operand = [&](ValueId value, DType format, Scaling own) {
-    if (both == Scaling::row) return by_columns(value, format, lowering);
-    return quantized(value, format, both == Scaling::block ? both : one_scale(own), lowering);
+  auto operand = [&](ValueId value, Attributes format, Scaling own) {
+    if (both == Scaling::row) return by_columns(value, std::move(format), lowering);
+    return quantized(value, std::move(format), both == Scaling::block ? both : one_scale(own), lowering);
   };
-  Codes dy = operand(site.dy, formats_.gradient, gradient_);
-  Codes x = operand(site.x, formats_.kept_activation, activation_);
+  Codes dy = operand(site.dy, format_of_gradient(), gradient_);
+  Codes x = operand(site.x, format_of(formats_.kept_activation), activation_);
   produce(site.product, both, dy.transposed, x.transposed, kNoValue, dy.transposed_scale, x.transposed_scale, lowering);
 }
 
 void Recipe::lower_loss(const ProductSite& site, Lowering& lowering) const {
   if (options_.head == "bf16") return;
   // e5m2 operands cannot be multiplied with each other, and the gradients may be e5m2.
-  Codes x = quantized(site.x, formats_.kept_activation, one_scale(activation_), lowering);
+  Codes x = quantized(site.x, format_of(formats_.kept_activation), one_scale(activation_), lowering);
   Codes w = weight(site, Scaling::current, lowering);
   Attributes attributes = site.op->attributes;
   if (lowering.training()) attributes.set("gradient_format", options_.head_gradient_format);

@@ -23,6 +23,7 @@ struct Formats {
 struct RecipeOptions {
   std::string activation_scaling = "delayed";
   std::string gradient_scaling = "delayed";
+  std::string gradient_rounding = "nearest";  ///< stochastic: int8 with scales of rows only
   std::int64_t history = 4;
   std::int64_t margin = 0;
   std::vector<std::string> products = {"output", "input_gradient", "weight_gradient"};
@@ -93,8 +94,11 @@ class Recipe final : public PrecisionBackend {
     ValueId rows = kNoValue, scale = kNoValue;
     ValueId transposed = kNoValue, transposed_scale = kNoValue;
   };
-  Codes quantized(ValueId x, DType format, Scaling scaling, Lowering& lowering) const;
-  Codes by_columns(ValueId x, DType format, Lowering& lowering) const;
+  /// The attributes of codes.
+  static Attributes format_of(DType format) { return {{"format", std::string(quern::name_of(format))}}; }
+  Attributes format_of_gradient() const;
+  Codes quantized(ValueId x, Attributes format, Scaling scaling, Lowering& lowering) const;
+  Codes by_columns(ValueId x, Attributes format, Lowering& lowering) const;
   Codes weight(const ProductSite& site, Scaling scaling, Lowering& lowering) const;
   void lower_output(const ProductSite& site, Lowering& lowering) const;
   void lower_input_gradient(const ProductSite& site, Lowering& lowering) const;

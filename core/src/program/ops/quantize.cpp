@@ -16,6 +16,15 @@ DType format_of(const InferContext& c) {
   return *format;
 }
 
+/// Of scales of rows or columns, whose i8 codes may round stochastically: codes of one value then differ from place to
+/// place in a row (column), but not from row to row.
+DType format_of_line(InferContext& c) {
+  const DType format = format_of(c);
+  if (c.attributes.integer_or("stochastic", 0) != 0 && format != DType::i8)
+    c.refuse(0, "format i8, where codes round stochastically");
+  return format;
+}
+
 void give_codes(InferContext& c, std::size_t q, std::size_t t) {
   need_rank(c, 0, 2);
   const Shape& x = c.inputs[0]->shape;
@@ -130,7 +139,7 @@ void add_scales_of_parts(OpSet& set) {
            .infer =
                [](InferContext& c) {
                  need_rank(c, 0, 2);
-                 give(c, 0, c.inputs[0]->shape, format_of(c));
+                 give(c, 0, c.inputs[0]->shape, format_of_line(c));
                  give(c, 1, {c.inputs[0]->shape[0]}, DType::f32);
                },
            .op_class = OpClass::conversion,
@@ -147,7 +156,7 @@ void add_scales_of_parts(OpSet& set) {
                [](InferContext& c) {
                  need_rank(c, 0, 2);
                  const Shape& x = c.inputs[0]->shape;
-                 give(c, 0, {x[1], x[0]}, format_of(c));
+                 give(c, 0, {x[1], x[0]}, format_of_line(c));
                  give(c, 1, {x[1]}, DType::f32);
                },
            .op_class = OpClass::conversion,

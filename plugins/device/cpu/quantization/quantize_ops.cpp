@@ -2,6 +2,7 @@
 // protocol of delayed scales is ScaleState's (step_state.h).
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -11,6 +12,7 @@
 #include "primitives/simd.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
+#include "quern/random.h"
 #include "quern/step_state.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
@@ -37,6 +39,18 @@ QUERN_CPU_CLONES float largest_magnitude(const float* x, std::int64_t count, DTy
 
 QUERN_CPU_CLONES void multiply_by(const float* x, std::int64_t count, float factor, float* y) {
   for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] * factor;
+}
+
+/// A line of x by its scale, not yet brought to the format; where codes round stochastically, to integers already.
+/// Those are drawn by the values and their places in the line.
+void scale_line(const float* x, std::int64_t count, float scale, bool stochastic, float* y) {
+  const float inverse = 1.0f / scale;
+  multiply_by(x, count, inverse, y);
+  if (!stochastic) return;
+  for (std::int64_t i = 0; i < count; ++i)
+    y[i] =
+        to_integer_stochastic(y[i], content_word(std::bit_cast<std::uint32_t>(x[i]),
+                                                 std::bit_cast<std::uint32_t>(inverse), static_cast<std::uint32_t>(i)));
 }
 
 /// Calls visit(first element, count) for pieces of `count` elements, over all threads.
@@ -153,7 +167,8 @@ Launch prepare_by(const OpInstance&) {
 }
 
 Launch prepare_rows(const OpInstance& op) {
-  return [format = op.outputs[0].dtype](std::span<const View> in, std::span<const View> out, const Exec&) {
+  const bool stochastic = op.attributes.integer_or("stochastic", 0) != 0;
+  return [=, format = op.outputs[0].dtype](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &q = out[0];
     const std::int64_t rows = x.extents[0], columns = x.extents[1];
 #pragma omp parallel for schedule(static)
@@ -163,26 +178,27 @@ Launch prepare_rows(const OpInstance& op) {
       const float scale = format_scale(largest_magnitude(values, columns, format), format);
       if (out[1]) out[1].as<float>()[row] = scale;
       if (!q) continue;
-      multiply_by(values, columns, 1.0f / scale, codes);
+      scale_line(values, columns, scale, stochastic, codes);
       store_row(q, row, codes);
     }
   };
 }
 
 Launch prepare_columns(const OpInstance& op) {
-  return [format = op.outputs[0].dtype](std::span<const View> in, std::span<const View> out, const Exec&) {
+  const bool stochastic = op.attributes.integer_or("stochastic", 0) != 0;
+  return [=, format = op.outputs[0].dtype](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &t = out[0];
     const std::int64_t rows = x.extents[0], columns = x.extents[1];
 #pragma omp parallel for schedule(static)
     for (std::int64_t column = 0; column < columns; ++column) {
-      float* values = scratch(0, rows);
+      float *values = scratch(0, rows), *codes = scratch(1, rows);
       float value = 0;
       for (std::int64_t row = 0; row < rows; ++row) values[row] = *load(x, row * columns + column, 1, &value);
       const float scale = format_scale(largest_magnitude(values, rows, format), format);
       if (out[1]) out[1].as<float>()[column] = scale;
       if (!t) continue;
-      multiply_by(values, rows, 1.0f / scale, values);
-      store_row(t, column, values);
+      scale_line(values, rows, scale, stochastic, codes);
+      store_row(t, column, codes);
     }
   };
 }

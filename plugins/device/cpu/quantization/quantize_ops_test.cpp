@@ -9,6 +9,7 @@
 #include "quantization/fused_quantize.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"
+#include "quern/testkit/independence.h"
 #include "tests/op_harness.h"
 
 using namespace quern;
@@ -203,6 +204,57 @@ TEST_CASE("rows and columns have scales of their own") {
       CHECK(t.floats()[static_cast<std::size_t>(c * 9 + r)] ==
             round_to(DType::e4m3, column[static_cast<std::size_t>(r)] / scale));
   }
+}
+
+TEST_CASE("i8 codes that round stochastically are unbiased and independent, in rows and in columns") {
+  constexpr std::int64_t kRows = 300, kColumns = 700;
+  const auto x = normal(DType::bf16, {kRows, kColumns}, 4);
+  PoisonedTensor q(DType::i8, {kRows, kColumns}), rows(DType::f32, {kRows});
+  PoisonedTensor t(DType::i8, {kColumns, kRows}), columns(DType::f32, {kColumns});
+  const Attributes stochastic{{"format", std::string("i8")}, {"stochastic", std::int64_t{1}}};
+  TestOp{"quantize_rows", {x.view()}, {q.view(), rows.view()}, stochastic}.run();
+  TestOp{"quantize_columns", {x.view()}, {t.view(), columns.view()}, stochastic}.run();
+  const std::vector<float> values = x.floats(), by_columns = transposed(t.floats(), kColumns, kRows);
+  std::vector<double> ups[2];  // mean 0 and variance 1
+  for (std::int64_t i = 0; i < kRows * kColumns; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    double up[2], deviation[2];
+    for (int of : {0, 1}) {
+      const float scale = of == 0 ? rows.floats()[at / kColumns] : columns.floats()[at % kColumns];
+      const float code = of == 0 ? q.floats()[at] : by_columns[at], exact = values[at] * (1.0f / scale);
+      const double chance = double{exact} - std::floor(exact);
+      REQUIRE((code == std::floor(exact) || code == std::ceil(exact)));
+      deviation[of] = std::sqrt(chance * (1 - chance));
+      up[of] = code - exact;
+    }
+    if (deviation[0] < 0.3 || deviation[1] < 0.3) continue;
+    for (int of : {0, 1}) ups[of].push_back(up[of] / deviation[of]);
+  }
+  CHECK(ups[0].size() > 100'000);
+  CHECK(testkit::dependence(ups[0]) == "");
+  CHECK(testkit::dependence(ups[1]) == "");
+  CHECK(testkit::dependence(ups[0], ups[1]) == "");
+}
+
+TEST_CASE("i8 codes that round stochastically: equal values of a row differ, and a row has them wherever it stands") {
+  constexpr std::int64_t kColumns = 4000;
+  const Attributes stochastic{{"format", std::string("i8")}, {"stochastic", std::int64_t{1}}};
+  std::vector<float> row(kColumns, 0.25f);
+  row[7] = 127;
+  std::vector<float> two = row;
+  two.insert(two.end(), row.begin(), row.end());
+  PoisonedTensor q(DType::i8, {2, kColumns}), scale(DType::f32, {2});
+  TestOp{"quantize_rows", {PoisonedTensor(DType::f32, {2, kColumns}, two).view()}, {q.view(), scale.view()}, stochastic}
+      .run();
+  const std::vector<float> codes = q.floats();
+  std::vector<double> ups;
+  for (std::int64_t i = 0; i < kColumns; ++i) {
+    const float code = codes[static_cast<std::size_t>(i)];
+    CHECK(code == codes[static_cast<std::size_t>(i + kColumns)]);
+    if (i != 7) ups.push_back((code - 0.25) / std::sqrt(0.25 * 0.75));
+  }
+  CHECK(codes[7] == 127);
+  CHECK(testkit::dependence(ups) == "");
 }
 
 TEST_CASE("a fused form gives the bits of its parts") {

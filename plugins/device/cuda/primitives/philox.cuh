@@ -46,6 +46,13 @@ constexpr bool same_words(std::uint64_t seed, RandomPurpose purpose, std::uint32
 static_assert(same_words(0, RandomPurpose::init, 0, 0, 0));
 static_assert(same_words(0x123456789abcdef0u, RandomPurpose::round_moment2, 77, 12345, 0x3fedcba98u));
 
+/// value * inverse as an integer, drawn by the value and its place: to_integer_stochastic of quern/numeric.h.
+__device__ __forceinline__ float stochastic_integer(float value, float inverse, std::uint32_t place) {
+  const float quotient = __fmul_rn(value, inverse), below = floorf(quotient);
+  const std::uint32_t word = content_word(__float_as_uint(value), __float_as_uint(inverse), place);
+  return static_cast<float>(word >> 8) < (quotient - below) * 0x1p24f ? below + 1.0f : below;
+}
+
 /// The bits of fp32 `value` so that their upper half is the bf16 rounded up or down with probability given by the 16
 /// low bits of `random`; infinities stay, NaN stays NaN.
 __device__ __forceinline__ std::uint32_t stochastic_bits(float value, std::uint32_t random) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "primitives/philox.cuh"
 #include "primitives/vector.cuh"
 #include "quern/dtype.h"
 #include "quern/step_state.h"
@@ -96,6 +97,15 @@ __device__ __forceinline__ void encode_codes(const float (&values)[kCount], DTyp
 #pragma unroll
   for (int w = 0; w < kCount / 4; ++w)
     words[w] = pack_i8(code(4 * w), code(4 * w + 1), pack_i8(code(4 * w + 2), code(4 * w + 3), 0));
+}
+
+/// Values of consecutive places in a line, the first of which is `place`, as the integers that a code rounds to
+/// stochastically: encode_codes with an `inverse` of 1 writes them.
+template <int kCount>
+__device__ __forceinline__ void draw_integers(float (&values)[kCount], float inverse, int place) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    values[i] = stochastic_integer(values[i], inverse, static_cast<std::uint32_t>(place + i));
 }
 
 /// The part that one thread has in quantizing a tensor. All threads of all blocks construct it, give it what they see

@@ -87,7 +87,7 @@ __device__ __forceinline__ void raise_columns(Eight<T> (&most)[kEights], Eight<T
   }
 }
 
-template <class Producer, class T, Access kAccess>
+template <class Producer, class T, Access kAccess, bool kStochastic>
 __global__ void __launch_bounds__(kLineThreads) row_codes_kernel(const LineArguments<Producer> args) {
   constexpr int kParts = Producer::kParts;
   __shared__ TeamScratch<> scratch;
@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(kLineThreads) row_codes_kernel(const LineArgum
         float eight[8];
         unpack_eight(values[e][part], eight);
         std::uint32_t words[2];
-        encode_codes(eight, args.format, inverse, words);
+        if constexpr (kStochastic) draw_integers(eight, inverse, part * width + column_of(e));
+        encode_codes(eight, args.format, kStochastic ? 1.0f : inverse, words);
         store_codes<kAccess>(args.q + (row * kParts + part) * width, column_of(e), columns, words);
       }
     }
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(kLineThreads) row_codes_kernel(const LineArgum
 
 /// A tile of each part a block, as tile_quantize.cuh has it, from the last one on: what the first pass read last may
 /// still be in the cache.
-template <class Producer, class T, Access kAccess>
+template <class Producer, class T, Access kAccess, bool kStochastic>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
     column_codes_kernel(const LineArguments<Producer> args) {
   constexpr int kParts = Producer::kParts;
@@ -193,7 +194,11 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
         float values[8];
         unpack_eight(made[part], values);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] *= inverse[part][local + i];
+        for (int i = 0; i < 8; ++i) {
+          const float factor = inverse[part][local + i];
+          values[i] = kStochastic ? stochastic_integer(values[i], factor, static_cast<std::uint32_t>(first_row + r))
+                                  : values[i] * factor;
+        }
         std::uint32_t words[2];
         encode_codes(values, args.format, 1.0f, words);
         codes[part][0][r] = words[0];
@@ -226,14 +231,21 @@ struct LineKernels {
   LoadedKernel<LineArguments<Producer>> rows, columns;
 };
 
-template <class Producer, Access kAccess>
+template <class Producer, Access kAccess, bool kStochastic>
 LineKernels<Producer> load_lines(DType type, std::int64_t width, int multiprocessors) {
   return with_element(type, [&](auto element) {
-    KernelFunction<LineArguments<Producer>> rows = row_codes_kernel<Producer, decltype(element), kAccess>,
-                                            columns = column_codes_kernel<Producer, decltype(element), kAccess>;
+    using T = decltype(element);
+    KernelFunction<LineArguments<Producer>> rows = row_codes_kernel<Producer, T, kAccess, kStochastic>,
+                                            columns = column_codes_kernel<Producer, T, kAccess, kStochastic>;
     return LineKernels<Producer>{load_kernel(rows, line_block(width), multiprocessors),
                                  load_kernel(columns, dim3(kTileThreads), multiprocessors)};
   });
+}
+template <class Producer, Access kAccess>
+LineKernels<Producer> load_lines(const OpInstance& op, std::int64_t width, int multiprocessors) {
+  const DType type = op.inputs[0].dtype;
+  return rounds_stochastically(op) ? load_lines<Producer, kAccess, true>(type, width, multiprocessors)
+                                   : load_lines<Producer, kAccess, false>(type, width, multiprocessors);
 }
 
 /// The outputs of "<producer>_quantize_rows_columns" from `first` on: q, scale, t, t_scale.
@@ -254,9 +266,8 @@ inline std::size_t line_workspace(std::int64_t width, int parts) {
 template <class Producer, class Make>
 Launch prepare_lines(const OpInstance& op, CudaContext& context, std::int64_t rows, std::int64_t width, int y,
                      Make make) {
-  const DType type = op.inputs[0].dtype;
-  const auto vector = load_lines<Producer, Access::vector>(type, width, context.multiprocessors),
-             scalar = load_lines<Producer, Access::scalar>(type, width, context.multiprocessors);
+  const auto vector = load_lines<Producer, Access::vector>(op, width, context.multiprocessors),
+             scalar = load_lines<Producer, Access::scalar>(op, width, context.multiprocessors);
   const DType format = *dtype_named(op.attributes.word("format"));
   const bool whole = width % 8 == 0 && rows % 16 == 0;
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {

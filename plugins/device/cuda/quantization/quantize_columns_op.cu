@@ -56,19 +56,18 @@ struct Kernels {
 };
 
 template <Access kAccess>
-Kernels load(DType type, CudaContext& context) {
-  return with_element(type, [&](auto element) {
+Kernels load(const OpInstance& op, CudaContext& context) {
+  return with_element(op.inputs[0].dtype, [&](auto element) {
     KernelFunction<ColumnsArguments> amax = column_amax_kernel<decltype(element), kAccess>;
-    KernelFunction<LineArguments<Copy>> codes = column_codes_kernel<Copy, decltype(element), kAccess>;
     return Kernels{load_kernel(amax, dim3(kLanes, kStrands), context.multiprocessors),
-                   load_kernel(codes, dim3(kTileThreads), context.multiprocessors)};
+                   load_lines<Copy, kAccess>(op, matrix_of(op, 0).columns, context.multiprocessors).columns};
   });
 }
 
 Launch prepare(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   const DType type = op.inputs[0].dtype, format = *dtype_named(op.attributes.word("format"));
-  const Kernels vector = load<Access::vector>(type, context), scalar = load<Access::scalar>(type, context);
+  const Kernels vector = load<Access::vector>(op, context), scalar = load<Access::scalar>(op, context);
   const bool whole = size.columns % 8 == 0 && size.rows % 16 == 0;
   const std::int64_t across = ceil_divide(size.columns * static_cast<std::int64_t>(size_of(type)), 16 * kLanes);
   const std::int64_t parts = std::max<std::int64_t>(1, kBlocks / std::max<std::int64_t>(across, 1));

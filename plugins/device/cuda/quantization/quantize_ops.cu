@@ -43,7 +43,7 @@ struct RowsArguments {
   DType format;
 };
 
-template <class T, int kPacks, Access kAccess>
+template <class T, int kPacks, Access kAccess, bool kStochastic>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(const RowsArguments args) {
   __shared__ TeamScratch<> scratch;
   for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
@@ -66,9 +66,10 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(cons
     const float inverse = __fdiv_rn(1.0f, scale);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Floats<T> values = unpack(x[p]);
+      Floats<T> values = unpack(x[p]);
       std::uint32_t words[kPack<T> / 4];
-      encode_codes(values.at, args.format, inverse, words);
+      if constexpr (kStochastic) draw_integers(values.at, inverse, pack_at<T>(p));
+      encode_codes(values.at, args.format, kStochastic ? 1.0f : inverse, words);
       store_codes<kAccess>(args.q + offset, pack_at<T>(p), columns, words);
     }
   }
@@ -77,10 +78,13 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(cons
 Launch prepare_rows(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   const DType format = *dtype_named(op.attributes.word("format"));
-  auto kernels = load_rows<RowsArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
-                                          [](auto element, auto packs, auto access) {
-                                            return &quantize_rows_kernel<decltype(element), packs(), access()>;
-                                          });
+  auto loaded = [&]<bool kStochastic>(std::bool_constant<kStochastic>) {
+    return load_rows<RowsArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
+                                    [](auto element, auto packs, auto access) {
+                                      return &quantize_rows_kernel<decltype(element), packs(), access(), kStochastic>;
+                                    });
+  };
+  const auto kernels = rounds_stochastically(op) ? loaded(std::true_type{}) : loaded(std::false_type{});
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (size.rows == 0) return;
     RowsArguments args{.x = in[0].data,

@@ -199,12 +199,13 @@ PoisonedTensor special(DType t, const Extents& size) {
 
 /// "<producer>_quantize_rows_columns", or without a producer of x itself, gives the bits of its parts, whatever is
 /// read: of the producer on the GPU and of codes on the CPU, which takes rows of any length.
-void compare_lines(const DevicePair& pair, const Producer& producer, DType format) {
+void compare_lines(const DevicePair& pair, const Producer& producer, DType format, bool stochastic) {
   const bool alone = producer.kind.empty();
   const Extents size = alone ? producer.inputs[0].view().extents : producer.outputs[0].extents;
   const std::vector<Operand> made = {operand(format, size), operand(kF32, {size[0]}), operand(format, turned(size)),
                                      operand(kF32, {size[1]})};
-  const Attributes attributes = format_of(format);
+  Attributes attributes = format_of(format);
+  if (stochastic) attributes.set("stochastic", std::int64_t{1});
   OpInstance fused{
       alone ? "quantize_rows_columns" : producer.kind + "_quantize_rows_columns", {}, producer.outputs, attributes, {}};
   fused.outputs.insert(fused.outputs.end(), made.begin(), made.end());
@@ -313,10 +314,11 @@ namespace {
 void compare_lines(const DevicePair& pair, const Extents& size, DType t) {
   CAPTURE(to_string(size));
   CAPTURE(std::string(name_of(t)));
-  for (DType format : {DType::i8, kE4m3}) {
-    compare_lines(pair, {"", {special(t, size)}, {}, 0}, format);
+  for (auto [format, stochastic] : {std::pair{DType::i8, false}, {DType::i8, true}, {kE4m3, false}}) {
+    CAPTURE(stochastic);
+    compare_lines(pair, {"", {special(t, size)}, {}, 0}, format, stochastic);
     for (const Producer& producer : producers(t, size))
-      if (producer.kind.starts_with("swiglu")) compare_lines(pair, producer, format);
+      if (producer.kind.starts_with("swiglu")) compare_lines(pair, producer, format, stochastic);
   }
 }
 
@@ -330,7 +332,7 @@ TEST_CASE("codes of rows and of columns in one op, alone and behind swiglu, have
 
 TEST_CASE("codes of rows and of columns of many and of long rows have the bits of the ops apart") {
   DevicePair pair = open_pair();
-  compare_lines(pair, {4096, 896}, kBf16);
+  compare_lines(pair, Extents{4096, 896}, kBf16);
   for (const Extents& size : {Extents{48, 9728}, Extents{16, 18944}, Extents{3, 20480}})
     for (DType t : {kF32, kBf16}) compare_lines(pair, size, t);
 }
