@@ -47,9 +47,19 @@ void lines(const OpRunner& runner, MakeX x, DType to) {
   }
 }
 
+/// Rows that are longer than what a kernel may hold at once.
+void long_rows(const OpRunner& runner) {
+  for (const Extents& size : {Extents{3, 40000}, Extents{2, 33333}})
+    for (DType from : {kF32, kBf16})
+      for (DType to : {kE4m3, DType::i8})
+        lines(
+            runner, [&] { return normal(from, size, 1, 3); }, to);
+}
+
 }  // namespace
 
 void quantize_cases(const OpRunner& runner) {
+  long_rows(runner);
   for (const Extents& size : kSizes) {
     for (DType from : {kF32, kBf16}) {
       for (DType to : {kE4m3, kE5m2, DType::i8}) {

@@ -34,6 +34,8 @@ OpSupport query_quantize(const OpInstance& op, ScaleSource source) {
 
 // ---- quantize_rows ----
 
+constexpr int kLongRowThreads = 512;
+
 struct RowsArguments {
   const void* x;  ///< (N, C)
   std::uint8_t* q;
@@ -43,48 +45,92 @@ struct RowsArguments {
   DType format;
 };
 
+/// Raises `amax` to what the values have.
+template <int kCount>
+__device__ __forceinline__ void measure(const float (&values)[kCount], DType format, float& amax) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) amax = fmaxf(amax, fabsf(values[i]));
+  if (loses_nan(values, format)) amax = __uint_as_float(0x7f800000u);
+}
+
+/// Writes a pack's codes, from `column` of a row on.
+template <class T, Access kAccess, bool kStochastic>
+__device__ __forceinline__ void write_codes(Floats<T> values, const RowsArguments& args, std::int64_t row,
+                                            float inverse, int column, int columns) {
+  std::uint32_t words[kPack<T> / 4];
+  if constexpr (kStochastic) draw_integers(values.at, inverse, column);
+  encode_codes(values.at, args.format, kStochastic ? 1.0f : inverse, words);
+  store_codes<kAccess>(args.q + row * args.columns, column, columns, words);
+}
+
+/// A row in the registers of a team.
 template <class T, int kPacks, Access kAccess, bool kStochastic>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(const RowsArguments args) {
   __shared__ TeamScratch<> scratch;
   for (std::int64_t base = std::int64_t{blockIdx.x} * blockDim.y; base < args.rows;
        base += std::int64_t{gridDim.x} * blockDim.y) {
-    const std::int64_t row = base + threadIdx.y, offset = row * args.columns;
+    const std::int64_t row = base + threadIdx.y;
     const int columns = row < args.rows ? args.columns : 0;
     Pack<T> x[kPacks];
-    load_row<kAccess>(x, static_cast<const T*>(args.x) + offset, columns);
+    load_row<kAccess>(x, static_cast<const T*>(args.x) + row * args.columns, columns);
     float amax = 0;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Floats<T> values = unpack(x[p]);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) amax = fmaxf(amax, fabsf(values.at[i]));
-      if (loses_nan(values.at, args.format)) amax = __uint_as_float(0x7f800000u);
-    }
+    for (int p = 0; p < kPacks; ++p) measure(unpack(x[p]).at, args.format, amax);
     const float scale = format_scale(team_max(amax, scratch), args.format);
     if (args.scale && threadIdx.x == 0 && columns > 0) args.scale[row] = scale;
     if (!args.q) continue;
     const float inverse = __fdiv_rn(1.0f, scale);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      Floats<T> values = unpack(x[p]);
-      std::uint32_t words[kPack<T> / 4];
-      if constexpr (kStochastic) draw_integers(values.at, inverse, pack_at<T>(p));
-      encode_codes(values.at, args.format, kStochastic ? 1.0f : inverse, words);
-      store_codes<kAccess>(args.q + offset, pack_at<T>(p), columns, words);
-    }
+    for (int p = 0; p < kPacks; ++p)
+      write_codes<T, kAccess, kStochastic>(unpack(x[p]), args, row, inverse, pack_at<T>(p), columns);
   }
+}
+
+/// A row of any length, read once for its amax and once more for its codes.
+template <class T, Access kAccess, bool kStochastic>
+__global__ void __launch_bounds__(kLongRowThreads) quantize_long_rows_kernel(const RowsArguments args) {
+  __shared__ TeamScratch<> scratch;
+  constexpr int kStep = kLongRowThreads * kPack<T>;
+  for (std::int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
+    const T* x = static_cast<const T*>(args.x) + row * args.columns;
+    const int first = static_cast<int>(threadIdx.x) * kPack<T>;
+    float amax = 0;
+#pragma unroll 4
+    for (int column = first; column < args.columns; column += kStep)
+      measure(unpack(load_pack<kAccess>(x, column, args.columns)).at, args.format, amax);
+    const float scale = format_scale(team_max(amax, scratch), args.format);
+    if (args.scale && threadIdx.x == 0) args.scale[row] = scale;
+    if (!args.q) continue;
+    const float inverse = __fdiv_rn(1.0f, scale);
+    for (int column = first; column < args.columns; column += kStep)
+      write_codes<T, kAccess, kStochastic>(unpack(load_pack<kAccess>(x, column, args.columns)), args, row, inverse,
+                                           column, args.columns);
+  }
+}
+
+template <bool kStochastic>
+RowKernels<RowsArguments> load_quantize_rows(const OpInstance& op, int multiprocessors) {
+  const DType type = op.inputs[0].dtype;
+  const std::int64_t columns = matrix_of(op, 0).columns;
+  if (fits_row(op, 0))
+    return load_rows<RowsArguments>(columns, type, multiprocessors, [](auto element, auto packs, auto access) {
+      return &quantize_rows_kernel<decltype(element), packs(), access(), kStochastic>;
+    });
+  return with_element(type, [&](auto element) {
+    using T = decltype(element);
+    KernelFunction<RowsArguments> vector = quantize_long_rows_kernel<T, Access::vector, kStochastic>,
+                                  scalar = quantize_long_rows_kernel<T, Access::scalar, kStochastic>;
+    return RowKernels<RowsArguments>{load_kernel(vector, dim3(kLongRowThreads), multiprocessors),
+                                     load_kernel(scalar, dim3(kLongRowThreads), multiprocessors),
+                                     columns % kPack<T> == 0, 1};
+  });
 }
 
 Launch prepare_rows(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   const DType format = *dtype_named(op.attributes.word("format"));
-  auto loaded = [&]<bool kStochastic>(std::bool_constant<kStochastic>) {
-    return load_rows<RowsArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
-                                    [](auto element, auto packs, auto access) {
-                                      return &quantize_rows_kernel<decltype(element), packs(), access(), kStochastic>;
-                                    });
-  };
-  const auto kernels = rounds_stochastically(op) ? loaded(std::true_type{}) : loaded(std::false_type{});
+  const auto kernels = rounds_stochastically(op) ? load_quantize_rows<true>(op, context.multiprocessors)
+                                                 : load_quantize_rows<false>(op, context.multiprocessors);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (size.rows == 0) return;
     RowsArguments args{.x = in[0].data,
@@ -104,7 +150,7 @@ OpSupport query_rows(const OpInstance& op, const CudaTraits&) {
   const DType format = check_format(check, op);
   check.input(0, "x", extents_of(op, 0)).that(extents_of(op, 0).size() == 2, "needs a matrix x");
   check.output(0, "q", {rows, columns}, format).output(1, "scale", {rows}, DType::f32);
-  return check.that(fits_row(op, 0), kRowTooLong).support();
+  return check.support();
 }
 
 // ---- advance_scale ----
