@@ -221,6 +221,7 @@ void Engine::refresh() {
   settle();
   run(Run::refresh);
   updated_ = false;
+  if (communicator_) synchronize();  // as in gather()
 }
 
 void Engine::gather() {
