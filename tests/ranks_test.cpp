@@ -21,8 +21,8 @@ using namespace quern::testing;
 namespace {
 
 /// Steps of four micro-batches, which ranks share.
-const Overrides kSteps{"train.steps=6", "train.accumulation=4", "train.eval_every=3", "checkpoint.every=3",
-                       "checkpoint.export=true"};
+const Overrides kSteps{"train.steps=6",      "train.accumulation=4",   "train.eval_every=3",
+                       "checkpoint.every=3", "checkpoint.export=true", "parallel.check_every=2"};
 
 /// The file that is a rank's own arena, of so many bytes.
 std::filesystem::path arena_of(const Child& rank, std::int64_t bytes) {

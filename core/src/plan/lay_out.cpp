@@ -217,6 +217,7 @@ class Layout {
   void add_master_as_working(const ParameterSpec& spec, int layer, bool copied) {
     if (copied || parts_.precision.traits().working != plan_.options.master) return;
     PlannedTensor alias = plan_.tensor(names::kMaster, spec.name, layer);  // the master itself is read
+    if (!alias.whole.empty()) return;                                      // not a shard of it
     alias.kind = names::kWorking;
     alias.owner = TensorOwner::working;
     plan_.add(std::move(alias));
