@@ -11,4 +11,4 @@ if [[ ! -x $python ]]; then
   echo "$python is not there; run scripts/setup.sh python"
   exit 1
 fi
-exec $python "$1"
+exec $python "$@"
