@@ -2,7 +2,6 @@
 // protocol of delayed scales is ScaleState's (step_state.h).
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -41,16 +40,18 @@ QUERN_CPU_CLONES void multiply_by(const float* x, std::int64_t count, float fact
   for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] * factor;
 }
 
-/// A line of x by its scale, not yet brought to the format; where codes round stochastically, to integers already.
-/// Those are drawn by the values and their places in the line.
-void scale_line(const float* x, std::int64_t count, float scale, bool stochastic, float* y) {
-  const float inverse = 1.0f / scale;
-  multiply_by(x, count, inverse, y);
-  if (!stochastic) return;
+/// Makes the quotients `y` of a line the integers that are drawn for them, by the values and their places in the line.
+QUERN_CPU_CLONES void draw_integers(const float* x, std::int64_t count, float inverse, float* y) {
+  const auto scale = __builtin_bit_cast(std::uint32_t, inverse);
   for (std::int64_t i = 0; i < count; ++i)
-    y[i] =
-        to_integer_stochastic(y[i], content_word(std::bit_cast<std::uint32_t>(x[i]),
-                                                 std::bit_cast<std::uint32_t>(inverse), static_cast<std::uint32_t>(i)));
+    y[i] = to_integer_stochastic(
+        y[i], content_word(__builtin_bit_cast(std::uint32_t, x[i]), scale, static_cast<std::uint32_t>(i)));
+}
+
+/// A line of x by its scale, not yet brought to the format; where codes round stochastically, to integers already.
+void scale_line(const float* x, std::int64_t count, float scale, bool stochastic, float* y) {
+  multiply_by(x, count, 1.0f / scale, y);
+  if (stochastic) draw_integers(x, count, 1.0f / scale, y);
 }
 
 /// Calls visit(first element, count) for pieces of `count` elements, over all threads.
