@@ -18,36 +18,15 @@ namespace quern {
 namespace {
 
 bool observes(Run run) {
-  switch (run) {
-    case Run::observed_first:
-    case Run::observed_later:
-    case Run::observed_last:
-    case Run::observed_only:
-    case Run::observed_updating_first:
-    case Run::observed_updating_only:
-    case Run::observe_weights: return true;
-    default: return false;
-  }
+  const std::optional<MicroStep> step = micro_step_of(run);
+  return step ? step->observed : run == Run::observe_weights;
 }
 
 /// Runs in which a gradient, a sum of losses or an observation is written by its first producer and added to by those
 /// that follow; in all others they are added to.
 bool starts_sums(Run run) {
-  switch (run) {
-    case Run::first:
-    case Run::only:
-    case Run::observed_first:
-    case Run::observed_only:
-    case Run::updating_first:
-    case Run::updating_only:
-    case Run::observed_updating_first:
-    case Run::observed_updating_only:
-    case Run::evaluate:
-    case Run::logits:
-    case Run::next_logits:
-    case Run::observe_weights: return true;
-    default: return false;
-  }
+  if (const std::optional<MicroStep> step = micro_step_of(run)) return step->first;
+  return run == Run::evaluate || run == Run::logits || run == Run::next_logits || run == Run::observe_weights;
 }
 
 std::string launch_name(const Program& program, const Op& op) {

@@ -77,22 +77,18 @@ std::vector<Stop> settle(const Plan& plan) {
   return order;
 }
 
-struct StepEnds {
-  bool first = false;  ///< working copies are gathered
-  bool last = false;   ///< gradients are final behind the program that makes them, and so are the sums of their squares
-  bool updates = false;  ///< what was put off is updated ahead of the program that reads it first
-};
-
-std::vector<Stop> training(const Plan& plan, StepEnds ends) {
+/// A first one gathers working copies, and updates what was put off ahead of the program that reads it first; in a last
+/// one gradients are final behind the program that makes them, and so are the sums of their squares.
+std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   const int layers = layers_of(plan);
-  const bool ranks = ranks_meet(plan), gathers = ends.first && ranks, reduces = ends.last && ranks;
+  const bool ranks = ranks_meet(plan), gathers = step.first && ranks, reduces = step.last && ranks;
   std::vector<Stop> order;
   auto arrive = [&](Group group, int layer = -1) {
     if (gathers) add_arrival(plan, order, group, layer);
   };
   // One ahead, so that what is put back is there again in time.
   auto update_before = [&](int layer) {
-    if (!ends.updates) return;
+    if (!step.updates) return;
     if (layer < 0) add_updates(plan, order, false, Group::embedding);
     if (layer + 1 < layers)
       add_updates(plan, order, false, Group::block, layer + 1);
@@ -102,7 +98,7 @@ std::vector<Stop> training(const Plan& plan, StepEnds ends) {
   auto finish = [&](Group group, int layer = -1) {
     if (!plan.trees.empty()) order.push_back({&plan.trees[static_cast<std::size_t>(group)], Flow::none, layer});
     if (reduces) order.push_back(meeting(Meeting::reduce, group, layer));
-    if (ends.last && in_stores(plan) && group != Group::head)
+    if (step.last && in_stores(plan) && group != Group::head)
       order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
   };
   if (gathers) add_gathers(plan, order);
@@ -205,8 +201,12 @@ std::vector<Stop> update(const Plan& plan) {
 
 std::vector<Stop> stops_of(const Plan& plan, Run run) {
   const PlanOptions& options = plan.options;
-  const bool observes = options.train && options.observe;
-  const bool ends = options.train && (in_stores(plan) || ranks_meet(plan)), defers = plan.defers_update();
+  const bool observes = options.train && options.observe, defers = plan.defers_update();
+  const bool ends = options.train && (in_stores(plan) || ranks_meet(plan));
+  if (const std::optional<MicroStep> step = micro_step_of(run)) {
+    const bool wanted = options.train && (ends || !step->last) && (observes || !step->observed);
+    return wanted && (defers || !step->updates) ? training(plan, *step) : std::vector<Stop>{};
+  }
   switch (run) {
     case Run::refresh: return refresh(plan);
     case Run::evaluate: return evaluation(plan, plan.head_evaluate);
@@ -215,34 +215,6 @@ std::vector<Stop> stops_of(const Plan& plan, Run run) {
       break;
     case Run::next_logits:
       if (options.next_logits) return evaluation(plan, plan.head_next, names::kNextLogits);
-      break;
-    case Run::first:
-    case Run::later:
-      if (options.train) return training(plan, {.first = run == Run::first});
-      break;
-    case Run::observed_first:
-    case Run::observed_later:
-      if (observes) return training(plan, {.first = run == Run::observed_first});
-      break;
-    case Run::last:
-    case Run::only:
-      if (ends) return training(plan, {.first = run == Run::only, .last = true});
-      break;
-    case Run::observed_last:
-    case Run::observed_only:
-      if (observes && ends) return training(plan, {.first = run == Run::observed_only, .last = true});
-      break;
-    case Run::updating_first:
-      if (defers) return training(plan, {.first = true, .updates = true});
-      break;
-    case Run::updating_only:
-      if (defers && ends) return training(plan, {.first = true, .last = true, .updates = true});
-      break;
-    case Run::observed_updating_first:
-      if (defers && observes) return training(plan, {.first = true, .updates = true});
-      break;
-    case Run::observed_updating_only:
-      if (defers && observes && ends) return training(plan, {.first = true, .last = true, .updates = true});
       break;
     case Run::settle:
       if (defers) return settle(plan);
@@ -258,8 +230,7 @@ std::vector<Stop> stops_of(const Plan& plan, Run run) {
         return each_parameter(
             plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.observe_of(p, layer); });
       break;
-    case Run::upload:
-    case Run::result: break;
+    default: break;
   }
   return {};
 }

@@ -1,6 +1,7 @@
 #include "plan/schedule/schedule.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "plan/schedule/byte_ranges.h"
 
@@ -42,7 +43,43 @@ std::string_view name_of(ActionKind kind) {
   return "?";
 }
 
+namespace {
+
+constexpr struct MicroStepRun {
+  Run run;
+  MicroStep step;
+  std::string_view name;
+} kMicroSteps[] = {
+    {Run::first, {.last = false}, "first micro-step"},
+    {Run::later, {.first = false, .last = false}, "later micro-step"},
+    {Run::last, {.first = false}, "last micro-step"},
+    {Run::only, {}, "only micro-step"},
+    {Run::observed_first, {.last = false, .observed = true}, "first micro-step, observed"},
+    {Run::observed_later, {.first = false, .last = false, .observed = true}, "later micro-step, observed"},
+    {Run::observed_last, {.first = false, .observed = true}, "last micro-step, observed"},
+    {Run::observed_only, {.observed = true}, "only micro-step, observed"},
+    {Run::updating_first, {.last = false, .updates = true}, "first micro-step, updating"},
+    {Run::updating_only, {.updates = true}, "only micro-step, updating"},
+    {Run::observed_updating_first,
+     {.last = false, .observed = true, .updates = true},
+     "first micro-step, updating, observed"},
+    {Run::observed_updating_only, {.observed = true, .updates = true}, "only micro-step, updating, observed"},
+};
+
+const MicroStepRun* found(Run run) {
+  const auto* it = std::ranges::find(kMicroSteps, run, &MicroStepRun::run);
+  return it == std::end(kMicroSteps) ? nullptr : it;
+}
+
+}  // namespace
+
+std::optional<MicroStep> micro_step_of(Run run) {
+  const MicroStepRun* known = found(run);
+  return known ? std::optional(known->step) : std::nullopt;
+}
+
 std::string_view name_of(Run run) {
+  if (const MicroStepRun* known = found(run)) return known->name;
   switch (run) {
     case Run::refresh: return "refresh";
     case Run::gather: return "gather";
@@ -50,35 +87,22 @@ std::string_view name_of(Run run) {
     case Run::evaluate: return "evaluate";
     case Run::logits: return "logits";
     case Run::next_logits: return "next logits";
-    case Run::first: return "first micro-step";
-    case Run::later: return "later micro-step";
-    case Run::last: return "last micro-step";
-    case Run::only: return "only micro-step";
     case Run::update: return "update";
     case Run::settle: return "settle";
     case Run::result: return "result";
-    case Run::observed_first: return "first micro-step, observed";
-    case Run::observed_later: return "later micro-step, observed";
-    case Run::observed_last: return "last micro-step, observed";
-    case Run::observed_only: return "only micro-step, observed";
     case Run::observe_weights: return "observe weights";
-    case Run::updating_first: return "first micro-step, updating";
-    case Run::updating_only: return "only micro-step, updating";
-    case Run::observed_updating_first: return "first micro-step, updating, observed";
-    case Run::observed_updating_only: return "only micro-step, updating, observed";
+    default: return "?";
   }
-  return "?";
 }
 
 Run ScheduleSet::run_of(const MicroStep& micro_step) const {
-  auto form = [&](Run plain, Run observed) { return micro_step.observed ? observed : plain; };
-  const Run ending = !micro_step.first    ? form(Run::last, Run::observed_last)
-                     : micro_step.updates ? form(Run::updating_only, Run::observed_updating_only)
-                                          : form(Run::only, Run::observed_only);
-  if (micro_step.last && !(*this)[ending].empty()) return ending;
-  if (!micro_step.first) return form(Run::later, Run::observed_later);
-  return micro_step.updates ? form(Run::updating_first, Run::observed_updating_first)
-                            : form(Run::first, Run::observed_first);
+  auto run = [&](bool last) {
+    MicroStep step = micro_step;
+    step.last = last;
+    step.updates = step.updates && step.first;
+    return std::ranges::find(kMicroSteps, step, &MicroStepRun::step)->run;
+  };
+  return micro_step.last && !(*this)[run(true)].empty() ? run(true) : run(false);
 }
 
 bool ScheduleSet::has_slot(const Place& place) const {

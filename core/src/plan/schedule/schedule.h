@@ -3,6 +3,7 @@
 // planner builds them (make_schedules.h), check_schedules.h proves them free of races, the engine binds and runs them.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -127,7 +128,10 @@ struct MicroStep {
   bool first = true, last = true;
   bool observed = false;
   bool updates = false;  ///< what was put off, in a first one
+  bool operator==(const MicroStep&) const = default;
 };
+/// Absent: the run is none.
+std::optional<MicroStep> micro_step_of(Run run);
 
 /// All schedules of a plan; those that its options do not ask for are empty.
 struct ScheduleSet {
