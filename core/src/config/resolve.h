@@ -25,16 +25,12 @@ class ResolvedConfig {
 
   /// Keys of [name.<id>] of the one plugin, defaults filled in.
   const OptionValues& plugin_options(std::string_view name) const { return at(name).plugin(id(name)).values; }
-  /// Keys of [name.<id>] that the user wrote, and no others.
-  const OptionValues& explicit_options(std::string_view name) const { return at(name).plugin(id(name)).written; }
   /// What the factory of a selected plugin is to be given: plugin_options, and where the section has an options file (a
   /// model's `config`) that key too. While the file is set only the keys that the user wrote are given with it, so that
   /// the factory can lay them over the file's values.
   OptionValues factory_values(std::string_view name, const std::string& id) const;
   OptionValues factory_values(std::string_view name) const { return factory_values(name, id(name)); }
 
-  /// Whether the document has the table: "model", "model.llama".
-  bool has_table(std::string_view path) const { return tables_.contains(path); }
   /// "run.toml:3:1: train.steps" of a key ("steps", or "cpu.threads" in a plugin's table), for errors found later.
   std::string where(std::string_view section, std::string_view key) const;
 
