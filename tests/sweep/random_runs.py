@@ -5,7 +5,8 @@ again; within random budgets; on one rank, where sums are reproducible.
     tests/python_test.sh tests/sweep/random_runs.py [COUNT [FIRST]]
 
 Run number N is the same for everybody. A difference, an exit code that is not expected or a hang is printed with the
-command, and makes the exit code 1. QUERN is the program, build/release/bin/quern if it is not set.
+command, and makes the exit code 1. The last lines count what was compared and
+what was refused. QUERN is the program, build/release/bin/quern if it is not set.
 """
 
 import json
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from quern.tokens.token_file import TokenWriter
@@ -36,8 +38,8 @@ class Fault(Exception):
 class Runs:
     """The runs of one random config, in a folder of their own."""
 
-    def __init__(self, folder, settings):
-        self.folder, self.settings = folder, settings
+    def __init__(self, folder, settings, counts):
+        self.folder, self.settings, self.counts = folder, settings, counts
 
     def start(self, name, changes, command="train"):
         settings = {**self.settings, **changes, "log.directory": str(self.folder / name)}
@@ -65,6 +67,12 @@ class Runs:
         self.end(process, expected)
         return None if process.returncode else self.learned(name)
 
+    def need_same(self, way, found, wanted):
+        self.counts[way] += 1
+        if found != wanted:
+            losses = "" if found[0] != wanted[0] else "losses are equal, tensors are not"
+            raise Fault(f"{way}: other bits. {losses or (found[0], wanted[0])}")
+
     def learned(self, name):
         losses = {}
         for line in (self.folder / name / "log.jsonl").read_text().splitlines():
@@ -88,6 +96,7 @@ class Runs:
             except ProcessLookupError:
                 pass
         self.end(process, expected=range(-64, 256))
+        self.counts["killed before its end" if process.returncode else "ended before it was killed"] += 1
 
 
 def model(draw):
@@ -179,23 +188,20 @@ def placement(draw, ranks):
     return changes
 
 
-def need_same(what, found, wanted):
-    if found != wanted:
-        losses = "" if found[0] != wanted[0] else "losses are equal, tensors are not"
-        raise Fault(f"{what}: other bits. {losses or (found[0], wanted[0])}")
-
-
 def try_placements(draw, runs):
     settings = runs.settings
     wanted = runs.train("whole", {})
     other = placement(draw, settings["parallel.ranks"])
-    need_same("placed otherwise", runs.train("placed", other), wanted)
+    began = time.monotonic()
+    runs.need_same("placed otherwise", runs.train("placed", other), wanted)
+    seconds = time.monotonic() - began
     first, second = draw.sample([other, {}], 2)
     runs.train("resumed", {**first, "train.steps": draw.randrange(1, settings["train.steps"])})
-    need_same("resumed", runs.train("resumed", second), wanted)
+    runs.need_same("resumed", runs.train("resumed", second), wanted)
     saving = {**other, "checkpoint.every": 1}
-    runs.kill("killed", {**saving, "parallel.timeout": 20.0}, draw.uniform(0.05, 1.5), draw.randrange(6))
-    need_same("killed", runs.train("killed", saving)[1], wanted[1])
+    runs.kill("killed", {**saving, "parallel.timeout": 20.0}, draw.uniform(0, seconds), draw.randrange(6))
+    _, tensors = runs.train("killed", saving)
+    runs.need_same("started again", (None, tensors), (None, wanted[1]))
     return wanted
 
 
@@ -210,7 +216,9 @@ def try_budgets(draw, runs, wanted):
         }
         found = runs.train(f"budget-{number}", budgets, expected=(0, *REFUSED))
         if found:
-            need_same(f"within {budgets}", found, wanted)
+            runs.need_same("within a budget", found, wanted)
+        else:
+            runs.counts["within a budget: refused"] += 1
 
 
 def try_one_rank(runs):
@@ -218,12 +226,14 @@ def try_one_rank(runs):
     several = runs.train("several", sums, expected=(0, *REFUSED))
     alone = {"parallel.ranks": 1, "parallel.communicator": "none", "parallel.shard_optimizer": "none"}
     if several:
-        need_same("on one rank", runs.train("one", {**sums, **alone}), several)
+        runs.need_same("on one rank", runs.train("one", {**sums, **alone}), several)
+    else:
+        runs.counts["on one rank: refused"] += 1
 
 
-def try_run(number, folder):
+def try_run(number, folder, counts):
     draw = random.Random(number)
-    runs = Runs(folder, config(draw))
+    runs = Runs(folder, config(draw), counts)
     tokens = [min(256, int(draw.expovariate(1 / 40))) for _ in range(6000)]
     with TokenWriter(folder / "text.tok", vocab_size=257, separator_token=5, with_mask=True) as out:
         out.append(tokens, [draw.random() < 0.9 for _ in tokens])
@@ -238,15 +248,17 @@ def try_run(number, folder):
 
 def main():
     count, first = [int(word) for word in sys.argv[1:]] + [6, 0][len(sys.argv) - 1 :]
-    faults = 0
+    faults, counts = 0, Counter()
     for number in range(first, first + count):
         folder = Path(tempfile.mkdtemp(prefix="quern-random-"))
         try:
-            try_run(number, folder)
+            try_run(number, folder, counts)
         except Fault as fault:
             faults += 1
             print(f"run {number}: {fault}", flush=True)
         shutil.rmtree(folder)
+    for way, times in counts.items():
+        print(f"  {times:4} {way}")
     print(f"{count} random runs from {first} on, {faults} with a fault")
     sys.exit(1 if faults else 0)
 
