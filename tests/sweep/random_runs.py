@@ -5,8 +5,8 @@ again; within random budgets; on one rank, where sums are reproducible.
     tests/python_test.sh tests/sweep/random_runs.py [COUNT [FIRST]]
 
 Run number N is the same for everybody. A difference, an exit code that is not expected or a hang is printed with the
-command, and makes the exit code 1. The last lines count what was compared and
-what was refused. QUERN is the program, build/release/bin/quern if it is not set.
+command, and makes the exit code 1. The last lines count what was compared and what was refused. QUERN is the program,
+build/release/bin/quern if it is not set.
 """
 
 import json
