@@ -97,6 +97,45 @@ TEST_CASE("rank 0, when it is stopped") {
   for (const Stage& stage : stages()) check_all_leave(stage, 0, SIGSTOP, 6);
 }
 
+TEST_CASE("rank 0, when it is stopped while it reads the checkpoint that a run goes on from") {
+  TinyFiles files;
+  const Overrides large = with(endless(files), {"model.llama.vocab_size=200000", "checkpoint.every=1"});  // 150 MB
+  CHECK(Group(3, files, with(large, {"train.steps=1"})).wait() == std::vector<int>(3, 0));
+  Group group(3, files, large);
+  const std::string opened = "/proc/" + std::to_string(group[0].process()) + "/fd";
+  auto reads = [&] {
+    std::error_code gone;  // a descriptor that was closed meanwhile
+    for (const auto& entry : std::filesystem::directory_iterator(opened, gone))
+      if (has(std::filesystem::read_symlink(entry, gone).string(), "/tensors.safetensors")) return true;
+    return false;
+  };
+  while (group.running() && !reads()) sleep(0.001);
+  const auto begin = Clock::now();
+  group[0].signal(SIGSTOP);
+  for (const int rank : {1, 2}) {
+    CHECK(group[rank].wait() == 6);
+    CHECK(has(group[rank].err(), "hang: rank 0 has said nothing for "));
+  }
+  CHECK(since(begin) < kTimeout + kMore);
+  group[0].signal(SIGCONT);
+  CHECK(group[0].wait() == 6);
+}
+
+TEST_CASE("ranks that are all stopped, anywhere in a step or between hosts, go on") {
+  TinyFiles calm, disturbed;
+  for (TinyFiles* files : {&calm, &disturbed}) {
+    Group group(3, *files, with(endless(*files), {"train.steps=60", "train.eval_every=2", "parallel.timeout=3"}));
+    if (files == &disturbed) {
+      sleep(0.4);
+      for (int rank = 0; rank < 3; ++rank) group[rank].signal(SIGSTOP);
+      sleep(6.0);
+      for (int rank = 0; rank < 3; ++rank) group[rank].signal(SIGCONT);
+    }
+    CHECK(group.wait() == group.all(0));
+  }
+  CHECK(logged_losses(disturbed.at("run")) == logged_losses(calm.at("run")));
+}
+
 TEST_CASE("a rank that is killed") {
   for (const Stage& stage : stages()) check_all_leave(stage, kCulprit, SIGKILL, -SIGKILL);
 }

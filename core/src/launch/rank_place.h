@@ -12,8 +12,8 @@ inline constexpr int kMostRanks = 65536;
 struct RankPlace {
   int rank = 0;
   int size = 1;
-  int local_rank = 0;  ///< among the ranks of this machine
-  int local_size = 1;
+  int local_rank = 0;       ///< among the ranks of this machine
+  int local_size = 1;       ///< at least so many ranks are on this machine
   std::string source = {};  ///< "quern", "torchrun", "mpirun" or "srun"
   std::string launch = {};  ///< equal for the ranks of one start, and no other's: letters, digits, '-'; may be empty
 };

@@ -84,6 +84,7 @@ TEST_CASE("each launcher's variables give the place") {
     CHECK(got->launch == want.launch);
     all.insert(variables.begin(), variables.end());
   }
+  CHECK(place_in(without(kTorchrun, "LOCAL_WORLD_SIZE"))->local_size == 2);  // as far as one rank knows
   CHECK(place_in(all)->source == "quern");
 }
 

@@ -181,9 +181,9 @@ PlanOptions Session::plan_options() const {
   options.device_budget = *size_in_bytes(memory.device_budget);
   options.host_budget = *size_in_bytes(memory.host_budget);
   if (memory.store != kOnDevice) options.store = memory.store;
-  auto placed = [](const std::string& text, const std::string& sharding) {
+  auto placed = [this](const std::string& text, const std::string& sharding) {
     Placement placement = placement_named(text).value();
-    if (sharding == "ranks") placement.sharding = Sharding::ranks;
+    if (sharding == "ranks" && parallel.ranks > 1) placement.sharding = Sharding::ranks;
     return placement;
   };
   options.state = {.ranks = static_cast<int>(parallel.ranks),

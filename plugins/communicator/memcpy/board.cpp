@@ -66,7 +66,7 @@ Board::Board(Meeting& meeting, const Rendezvous& rendezvous, Device& device)
   own_life_ = Descriptor(ends[1]);
   for (Message& message : meeting.exchange({.descriptor = Descriptor(ends[0])}))
     lives_.push_back(std::move(message.descriptor));
-  changed_ = Clock::now();
+  unchanged_ = {};
   sigset_t all, before;
   ::sigfillset(&all);  // signals are the main thread's
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -202,12 +202,13 @@ void Board::look() {
   const std::uint32_t stage = shared(own().stage.word).exchange(0);
   if (stage != 0) stage_ = stage;
   std::vector<std::uint32_t> now = signals();
-  if (stage != 0 || now != seen_) changed_ = Clock::now();
+  if (stage != 0 || now != seen_) unchanged_ = {};
   seen_ = std::move(now);
+  const double waited = unchanged_.look();
   const int peer = awaited();
   if (peer < 0) return;
   if (left[static_cast<std::size_t>(peer)]) return fail(who(peer) + " left the group");
-  if (std::chrono::duration<double>(Clock::now() - changed_).count() < timeout_) return;
+  if (waited < timeout_) return;
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g s", timeout_);
   fail(who(peer) + " did not do its part of " + name_of(kind_of(stage_)) + " within " + seconds);

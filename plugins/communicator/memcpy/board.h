@@ -8,7 +8,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -18,6 +17,7 @@
 
 #include "ledger.h"
 #include "meeting.h"
+#include "quern/running_time.h"
 
 namespace quern::memcpy {
 
@@ -63,7 +63,6 @@ class Board {
   std::optional<std::string> fault_of_peers() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
   static constexpr std::size_t kSignals = 3;
   /// Alone in its cache line.
   struct alignas(64) Word {
@@ -105,10 +104,10 @@ class Board {
   std::mutex mutex_;  // of fault_
   std::string fault_;
   std::atomic<bool> failed_ = false;
-  // What the watcher saw last, and when it changed last.
+  // What the watcher saw last, and since when.
   std::uint32_t stage_ = 0;
   std::vector<std::uint32_t> seen_;
-  Clock::time_point changed_;
+  RunningTime unchanged_;
   std::jthread watcher_;  // the last member: ends first
 };
 

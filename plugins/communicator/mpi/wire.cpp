@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "quern/error.h"
+#include "quern/running_time.h"
 
 namespace quern::mpi {
 
@@ -90,7 +91,7 @@ bool Wire::move(Channel channel, const std::vector<Transfer>& out, const std::ve
                                  : MPI_Isend(memory, count, MPI_BYTE, peer, tag, group_, &one.request);
     if (result != MPI_SUCCESS) return fail(what + " with " + who(peer) + ": " + text_of(result)), false;
   }
-  const auto begin = Clock::now();
+  RunningTime waited;
   poll_until([&](Microseconds pause) {
     const bool looks = pause >= kLook;
     if (looks) look();  // before the test: who left has sent all
@@ -100,7 +101,7 @@ bool Wire::move(Channel channel, const std::vector<Transfer>& out, const std::ve
     if (!missing || failed_) return true;
     const int peer = missing->transfer.peer;
     if (looks && left_[static_cast<std::size_t>(peer)]) fail(who(peer) + " left the group");
-    if (std::chrono::duration<double>(Clock::now() - begin).count() > timeout_) {
+    if (waited.look() > timeout_) {
       char seconds[32];
       std::snprintf(seconds, sizeof seconds, "%g s", timeout_);
       fail(who(peer) + " did not come to " + what + " within " + seconds);
@@ -220,10 +221,10 @@ void Wire::leave() {
   std::vector<Transfer> out = empty_messages();
   for (Transfer& transfer : out) transfer = {transfer.peer, reinterpret_cast<char*>(&letters_->sent), sizeof(Notice)};
   if (!move(Channel::notices, out, {}, "the end")) return;
-  const auto begin = Clock::now();
+  RunningTime waited;
   poll_until([&](Microseconds) {
     look();
-    if (std::chrono::duration<double>(Clock::now() - begin).count() > timeout_) fail("not all ranks came to the end");
+    if (waited.look() > timeout_) fail("not all ranks came to the end");
     return failed_ || heard_ == size_ - 1;
   });
 }

@@ -16,6 +16,7 @@
 #include "base/format.h"
 #include "launch/rendezvous/join.h"
 #include "quern/error.h"
+#include "quern/running_time.h"
 
 namespace quern {
 
@@ -26,6 +27,7 @@ constexpr char kGiven = 'g', kResult = 'r', kBye = 'l', kNote = 'n';
 constexpr std::size_t kMostResult = 0xffffffff;  // bytes
 constexpr double kLater = 2;                     // seconds: rank 0 gives up first and says whom it waited for
 constexpr double kGrace = 2;                     // of a rank that leaves, for what it still has to say
+constexpr std::chrono::milliseconds kLook{100};  // while somebody waits
 
 std::string pack(const std::vector<std::optional<std::string>>& given) {
   std::string all;
@@ -92,9 +94,11 @@ class HostGroup::Service {
     }
     wake();
     waiting_ = true;
-    const bool done = changed_.wait_until(lock, after(limit() + kLater), [this] { return fault_ || result_; });
+    RunningTime waited;
+    while (!changed_.wait_for(lock, kLook, [this] { return fault_ || result_; }))
+      if (waited.look() > limit() + kLater)
+        fail(std::string(kHang) + "rank 0 did not answer within " + format_duration(limit()));
     waiting_ = false;
-    if (!done) fail(std::string(kHang) + "rank 0 did not answer within " + format_duration(limit()));
     patience_ = 0;
     if (!result_) fail_communication(rank_, size_, *fault_);
     return unpack(*std::exchange(result_, nullptr));
@@ -103,7 +107,7 @@ class HostGroup::Service {
   void be_patient(double seconds) {
     std::lock_guard lock(mutex_);
     patience_ = seconds;
-    if (gather_by_) gather_by_ = after(limit());
+    if (gathering_) gathering_.emplace();
   }
 
   void end(const std::string& text) {
@@ -162,15 +166,14 @@ class HostGroup::Service {
           unsent = unsent || socket.unsent();
         }
         if (leave_by_ && (!unsent || HostClock::now() > *leave_by_)) return;
-        constexpr int kLook = 100;  // ms, while there is a deadline
-        if (leave_by_ || gather_by_) patience = kLook;
+        if (leave_by_ || gathering_) patience = kLook.count();
       }
       ::poll(polls.data(), polls.size(), patience);
       std::uint64_t count = 0;
       [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
       std::lock_guard lock(mutex_);
       for (std::size_t i = 0; i < sockets_.size(); ++i) serve(i);
-      if (gather_by_ && HostClock::now() > *gather_by_) fail(missing());
+      if (gathering_ && gathering_->look() > limit()) fail(missing());
     }
   }
 
@@ -205,7 +208,7 @@ class HostGroup::Service {
     if (fault_) return;
     if (given_[rank]) return fail(name(rank) + " is ahead of the others");
     given_[rank] = std::move(bytes);
-    if (!gather_by_) gather_by_ = after(limit());
+    if (!gathering_) gathering_.emplace();
     if (!std::all_of(given_.begin(), given_.end(), [](const auto& one) { return one.has_value(); }))
       return check_left();
     std::string all = pack(given_);
@@ -214,14 +217,14 @@ class HostGroup::Service {
     const WireFrame frame = wire_frame(kResult, *result_);
     for (FrameSocket& socket : sockets_) socket.send(frame);
     given_.assign(given_.size(), std::nullopt);
-    gather_by_.reset();
+    gathering_.reset();
     changed_.notify_all();
   }
 
   /// A rank may leave when nobody waits for it.
   void check_left() {
     if (rank_ != 0 && waiting_ && !result_) return fail("rank 0 has left");
-    if (!gather_by_) return;
+    if (!gathering_) return;
     for (std::size_t rank = 1; rank < left_.size(); ++rank)
       if (left_[rank] && !given_[rank]) return fail(name(rank) + " has left");
   }
@@ -237,7 +240,7 @@ class HostGroup::Service {
   void fail(const std::string& text) {
     if (fault_) return;
     fault_ = text;
-    gather_by_.reset();
+    gathering_.reset();
     const WireFrame frame = wire_frame(kFaultFrame, text);
     for (FrameSocket& socket : sockets_) socket.send(frame);
     changed_.notify_all();
@@ -254,8 +257,9 @@ class HostGroup::Service {
   std::vector<Note> notes_;                        // as the sockets
   std::unique_ptr<std::string> result_;
   std::optional<std::string> fault_;
-  bool waiting_ = false;  // for the result of an exchange
-  std::optional<HostClock::time_point> gather_by_, leave_by_;
+  bool waiting_ = false;                  // for the result of an exchange
+  std::optional<RunningTime> gathering_;  // rank 0: since the first rank came to an exchange
+  std::optional<HostClock::time_point> leave_by_;
   OwnedDescriptor wake_;
   std::jthread thread_;  // last: ends before what it uses
 };

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/files/test_directory.h"
 #include "conformance/rank_processes.h"
 #include "launch/rendezvous/rank_rendezvous.h"
@@ -59,6 +60,11 @@ std::string fault_of(const std::function<void(HostGroup&)>& culprit, int rank_of
   all.erase(all.begin() + rank_of_culprit);
   CHECK(all[0] == all[1]);
   return all[0];
+}
+
+/// Closes all connections that come within two seconds.
+void accept_soon(const Listener& listener) {
+  for (const auto until = after(2); HostClock::now() < until; sleep(0.01)) accept_rank(listener);
 }
 
 /// Connects to rank 0 as soon as it listens.
@@ -141,6 +147,33 @@ TEST_CASE("a rank that does not come to an exchange is named after the time-out"
   CHECK(fault_of([](HostGroup&) { ::raise(SIGSTOP); }, 0, 0.5) == "hang: rank 0 did not answer within 500ms");
 }
 
+TEST_CASE("time in which all ranks are stopped does not count") {
+  const TestDirectory directory;
+  auto all = texts(4, [&](int rank) -> std::string {
+    const std::string path = directory / "processes";
+    if (rank == 3) {  // who stops them
+      for (const double until = now() + kPatience; !std::filesystem::exists(path) && now() < until;) sleep(0.01);
+      sleep(0.2);  // the others wait for rank 0
+      for (const int signal : {SIGSTOP, SIGCONT}) {
+        std::ifstream processes(path);
+        for (pid_t process = 0; processes >> process;) ::kill(process, signal);
+        if (signal == SIGSTOP) sleep(6.0);
+      }
+      return "went on";
+    }
+    HostGroup group(rank, 3, in(directory), 3);
+    const std::vector<std::string> processes = group.exchange(std::to_string(::getpid()) + "\n");
+    if (rank == 0) {
+      std::ofstream(path + "-") << processes[0] << processes[1] << processes[2];
+      std::filesystem::rename(path + "-", path);
+      sleep(1.0);
+    }
+    group.exchange("");
+    return "went on";
+  });
+  for (const std::string& one : all) CHECK(one == "went on");
+}
+
 TEST_CASE("ranks that never come are named") {
   const TestDirectory directory;
   auto all = texts(4, [&](int rank) -> std::string {
@@ -148,15 +181,15 @@ TEST_CASE("ranks that never come are named") {
     const HostGroup group(rank, 4, in(directory), 0.5);
     return "no fault";
   });
-  CHECK(all[0] == "rank 0 of 4: of 4 ranks, these did not come within 500ms: 1, 3");
+  CHECK(all[0].starts_with("rank 0 of 4: of 4 ranks, these did not come within 500ms: 1, 3; see what the other "));
   CHECK(all[2] == "rank 2 of 4: of 4 ranks, these did not come within 500ms: 1, 3");
   all = texts(2, [&](int rank) -> std::string {
     if (rank == 0) return "";
     const HostGroup group(rank, 2, in(directory), 0.5);
     return "no fault";
   });
-  CHECK(all[1] ==
-        "rank 1 of 2: rank 0 did not come within 500ms (nothing in " + directory.path() + "/.tmp-rendezvous-test)");
+  CHECK(all[1].starts_with("rank 1 of 2: rank 0 did not come within 500ms (nothing in " + directory.path() +
+                           "/.tmp-rendezvous-test); see what the other ranks say"));
 }
 
 TEST_CASE("a rank that dies while others are awaited ends the wait") {
@@ -281,12 +314,22 @@ TEST_CASE("ranks meet where the user says") {
     const HostGroup group(rank, 2, point(), 1);
     return "no fault";
   });
+  CHECK(told[0].find("these did not come within 1.0s: 1; somebody called as a rank and has another secret") !=
+        std::string::npos);
   CHECK(told[1].find("another secret") != std::string::npos);
 
   const Listener taken = listen_for_ranks(port, true);
   CHECK_THROWS_WITH_AS(HostGroup(0, 2, point(), 1),
                        doctest::Contains(("port " + std::to_string(port) + ": rank 0 cannot listen there").c_str()),
                        Error);
+  const auto begin = HostClock::now();
+  CHECK_THROWS_WITH_AS(HostGroup(1, 2, point(), kPatience), doctest::Contains("who listens there does not speak"),
+                       Error);
+  CHECK(HostClock::now() - begin < std::chrono::duration<double>(kPatience / 2));
+  {
+    const std::jthread closes([&] { accept_soon(taken); });
+    CHECK_THROWS_WITH_AS(HostGroup(1, 2, point(), kPatience), doctest::Contains("closed the connection"), Error);
+  }
   auto refused = [&](const std::string& a, const std::string& k, const std::string& variable) {
     address = a, key = k;
     CHECK_THROWS_WITH_AS(point(), doctest::Contains(("environment variable " + variable).c_str()), Error);

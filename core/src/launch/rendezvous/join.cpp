@@ -21,7 +21,10 @@ constexpr std::size_t kNumber = sizeof(Secret), kProofBytes = 32;
 constexpr std::size_t kMostGuests = 1000;  // whom rank 0 does not know yet
 constexpr double kHandshake = 3;           // seconds that one may take
 constexpr double kLater = 2;               // rank 0 gives up first and says whom it waited for
+constexpr int kSilences = 2;               // of who listens where rank 0 should, and is not rank 0
 constexpr const char* kVersion = "quern ranks 1";
+constexpr const char* kShare =
+    "see what the other ranks say; all need one log.directory that they share, or QUERN_RENDEZVOUS and QUERN_SECRET";
 
 std::string random_number() {
   const Secret number = fresh_secret();
@@ -49,7 +52,7 @@ class Door {
   std::vector<FrameSocket> run() {
     const auto deadline = after(timeout_);
     while (here_ < size_ - 1) {
-      if (HostClock::now() > deadline) fail(missing());
+      if (HostClock::now() > deadline) fail(missing(), kShare);
       wait(deadline);
       accept_guests();
       for (auto at = guests_.begin(); at != guests_.end();) at = greet(*at) ? std::next(at) : guests_.erase(at);
@@ -102,7 +105,9 @@ class Door {
         return false;
       }
     }
-    return guest.socket.open() && HostClock::now() < guest.deadline;
+    const bool goes_on = guest.socket.open() && HostClock::now() < guest.deadline;
+    strangers_ += !goes_on && !guest.hello.empty();
+    return goes_on;
   }
 
   void admit(Guest& guest) {
@@ -132,14 +137,15 @@ class Door {
       if (!ranks_[rank].open()) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     constexpr std::size_t kMostText = 200;
     if (list.size() > kMostText) list = list.substr(0, list.rfind(',', kMostText)) + ", ...";
+    if (strangers_ > 0) list += "; somebody called as a rank and has another secret";
     return "of " + std::to_string(size_) + " ranks, these did not come within " + format_duration(timeout_) + ": " +
            list;
   }
 
-  [[noreturn]] void fail(const std::string& text) {
+  [[noreturn]] void fail(const std::string& text, const std::string& next = {}) {
     const WireFrame frame = wire_frame(kFaultFrame, text);
     for (FrameSocket& rank : ranks_) rank.send(frame);
-    fail_communication(0, size_, text);
+    fail_communication(0, size_, text, next);
   }
 
   int size_;
@@ -150,12 +156,13 @@ class Door {
   std::list<Guest> guests_;
   std::vector<FrameSocket> ranks_;
   int here_ = 0;
+  int strangers_ = 0;  // who said what a rank says, and did not prove it
 };
 
 /// Why a call did not reach rank 0.
 struct NotReached {
   std::string text = {};
-  bool other_secret = false;
+  bool silent = false, stranger = false;  ///< who answers there
 };
 
 /// A connection to rank 0 that both ends have proved. Throws NotReached.
@@ -168,11 +175,12 @@ FrameSocket call(const std::string& host, const RankZero& zero, const std::strin
   if (!socket.open()) throw NotReached{at + fault};
   socket.send(kHello, hello);
   const std::optional<Frame> challenge = receive(socket, soon);
-  if (!challenge) throw NotReached{at + "no answer of rank 0"};
+  if (!challenge && socket.open()) throw NotReached{at + "who listens there does not speak", true};
+  if (!challenge) throw NotReached{at + "who listens there closed the connection, and is no rank 0", false, true};
   const std::string number = challenge->bytes.substr(0, kNumber);
   if (challenge->kind != kChallenge || challenge->bytes.size() != kNumber + kProofBytes ||
       !proves(zero.secret, spoken("rank 0", hello, number), challenge->bytes.substr(kNumber)))
-    throw NotReached{at + "who answers there has another secret, so it belongs to another run", true};
+    throw NotReached{at + "who answers there has another secret, so it belongs to another run", false, true};
   socket.send(kProof, proof_of(zero.secret, spoken("rank", hello, number)));
   return socket;
 }
@@ -181,7 +189,7 @@ FrameSocket call_until(int rank, int size, const MeetingPoint& point, double tim
   const auto deadline = after(timeout);
   const std::string hello = hello_of(rank, size);
   NotReached fault;
-  for (;;) {
+  for (int silences = 0;; silences += fault.silent) {
     const std::optional<RankZero> zero = point.look();
     if (!zero) fault = {"nothing in " + point.text()};
     for (const std::string& host : zero ? zero->hosts : std::vector<std::string>()) try {
@@ -189,10 +197,11 @@ FrameSocket call_until(int rank, int size, const MeetingPoint& point, double tim
       } catch (const NotReached& reason) {
         if (fault.text.empty() || HostClock::now() < deadline) fault = reason;  // not that there was no time left
       }
-    if (point.fixed() && fault.other_secret) fail_communication(rank, size, fault.text);
+    if (point.fixed() && (fault.stranger || silences == kSilences))
+      fail_communication(rank, size, fault.text, "give all ranks one QUERN_RENDEZVOUS, a free port, and QUERN_SECRET");
     if (HostClock::now() > deadline)
-      fail_communication(rank, size,
-                         "rank 0 did not come within " + format_duration(timeout) + " (" + fault.text + ")");
+      fail_communication(rank, size, "rank 0 did not come within " + format_duration(timeout) + " (" + fault.text + ")",
+                         kShare);
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
   }
 }
@@ -201,8 +210,8 @@ FrameSocket call_until(int rank, int size, const MeetingPoint& point, double tim
 
 std::string rank_text(int rank, int size) { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
 
-void fail_communication(int rank, int size, const std::string& what) {
-  throw Error(ErrorCode::communication, {.where = rank_text(rank, size), .what = what});
+void fail_communication(int rank, int size, const std::string& what, const std::string& next) {
+  throw Error(ErrorCode::communication, {.where = rank_text(rank, size), .what = what, .next = next});
 }
 
 std::vector<FrameSocket> join_ranks(int rank, int size, const MeetingPoint& point, double timeout) {

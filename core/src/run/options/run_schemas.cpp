@@ -141,9 +141,6 @@ SectionSchema parallel_section() {
       if (const auto& id = values.get<std::string>(key); id != "none" && communicator == "none")
         findings.emplace_back(
             key, "found " + shortened(to_string(OptionValue(id))) + " without a communicator, expected \"none\"");
-    for (const char* key : {"shard_optimizer", "shard_gradients", "shard_weights"})
-      if (ranks == 1 && values.get<std::string>(key) == "ranks")
-        findings.emplace_back(key, "found \"ranks\" with one rank, expected \"none\", or parallel.ranks above 1");
     if (values.get<std::string>("transfers") == "none" && values.get<std::string>("reduction") != "fast")
       findings.emplace_back("transfers", "found \"none\" with sums in a tree, expected reduction = \"fast\"");
     return findings;

@@ -75,6 +75,7 @@ Ranks::Ranks(const Session& session)
       place_, session.log.directory, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
   hosts_ = std::make_unique<HostGroup>(place_.rank, place_.size, point, session.parallel.timeout);
   rendezvous_ = std::make_unique<RankRendezvous>(*hosts_);
+  watchdog_ = std::make_unique<Watchdog>(*hosts_, directory_);
 }
 
 Ranks::~Ranks() {
@@ -166,7 +167,7 @@ void Ranks::connect(Communicator& communicator, Device& device) {
 }
 
 void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
-  if (hosts_) watchdog_ = std::make_unique<Watchdog>(*hosts_, communicator, directory_);
+  if (watchdog_) watchdog_->connecting(communicator);
   connect(communicator, device);
   engine.join(communicator);
   communicator.barrier();

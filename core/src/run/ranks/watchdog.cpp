@@ -15,13 +15,13 @@
 #include "base/format.h"
 #include "launch/local_ranks.h"
 #include "quern/error.h"
+#include "quern/running_time.h"
 
 namespace quern {
 
 namespace {
 
 constexpr std::chrono::milliseconds kSample{2};  // of what the compute stream does
-constexpr double kLongestPause = 1;              // s: of more, this process was stopped, and it does not count
 constexpr double kLater = 3;                     // s: rank 0 speaks first, since it knows of all
 constexpr double kSilent = 2;                    // s without a note of a rank, which it gives all the time
 constexpr double kGrace = 5, kLeave = 60;        // s that the run has to hear of a fault, and then to end
@@ -77,14 +77,15 @@ std::string hang_text(std::size_t waiting, const std::vector<RankState>& all) {
 
 }  // namespace
 
-Watchdog::Watchdog(HostGroup& hosts, Communicator& communicator, std::string directory)
-    : hosts_(hosts), communicator_(communicator), directory_(std::move(directory)) {
+Watchdog::Watchdog(HostGroup& hosts, std::string directory) : hosts_(hosts), directory_(std::move(directory)) {
   sigset_t all, before;
   sigfillset(&all);  // signals are the main thread's
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
+
+void Watchdog::connecting(Communicator& communicator) { communicator_ = &communicator; }
 
 void Watchdog::connected(std::shared_ptr<const Progress> progress) {
   kept_ = std::move(progress);
@@ -93,17 +94,17 @@ void Watchdog::connected(std::shared_ptr<const Progress> progress) {
 
 void Watchdog::run(const std::stop_token& stop) {
   const double period = std::clamp(hosts_.timeout() / 50, 0.02, 0.2);
-  double last = now(), since_look = 0;
+  RunningTime running;
+  double last = 0, since_look = 0;
   while (!stop.stop_requested() || (ended_ && !aborted_)) {
     std::this_thread::sleep_for(kSample);
-    const double time = now(), passed = std::min(time - last, kLongestPause);
-    last = time;
+    const double time = running.look(), passed = time - std::exchange(last, time);
     if (const Progress* progress = progress_) {
       if (progress->waiting()) waited_ = waited_ + passed;
       const Progress::Number number = progress->number();
       stuck_ = number == number_ && Progress::inside(number) ? stuck_ + passed : 0;
       number_ = number;
-    } else {
+    } else if (communicator_) {
       connecting_ += passed;
     }
     since_look += passed;
@@ -115,8 +116,8 @@ void Watchdog::look(double passed) {
   if (const std::optional<std::string> fault = hosts_.fault()) return end(*fault);
   const Progress* const progress = progress_;
   if (progress)
-    if (const std::optional<std::string> fault = communicator_.error())
-      return hosts_.end("communicator " + communicator_.traits().id + ": " + *fault + silent_ranks());
+    if (const std::optional<std::string> fault = communicator_.load()->error())
+      return hosts_.end("communicator " + communicator_.load()->traits().id + ": " + *fault + silent_ranks());
   Position own;
   if (progress) own = {number_, stuck_, progress->text(number_)};
   hosts_.note(pack(own));
@@ -126,7 +127,7 @@ void Watchdog::look(double passed) {
   const double timeout = hosts_.timeout();
   if (!progress && connecting_ > timeout + kLater)  // later than ranks that say nothing are named
     return declare(kHang + name(static_cast<std::size_t>(hosts_.rank())) + " has been connecting by " +
-                   communicator_.traits().id + " for " + format_duration(connecting_));
+                   communicator_.load()->traits().id + " for " + format_duration(connecting_));
   if (hosts_.rank() == 0) return judge(notes);
   if (silences_[0].seconds > timeout)
     declare(silence_text(0, silences_[0].seconds) + (Progress::inside(number_) ? "; here: " + own.text : ""));
@@ -194,7 +195,7 @@ void Watchdog::end(const std::string& fault) {
     ended_ = now();
     report(fault);
     aborting_ = std::jthread([this, called = progress_ != nullptr] {
-      if (called) communicator_.abort();
+      if (called) communicator_.load()->abort();
       aborted_ = true;
     });
   }

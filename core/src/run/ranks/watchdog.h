@@ -18,14 +18,15 @@ namespace quern {
 
 class Watchdog {
  public:
-  /// Begins before the ranks connect. Until they have, it makes no call of the communicator and watches hosts alone.
-  /// `directory` is that of the run. The group and the communicator outlive this.
-  Watchdog(HostGroup& hosts, Communicator& communicator, std::string directory);
+  /// Watches hosts alone until ranks have connected. `directory` is that of the run. The group outlives this.
+  Watchdog(HostGroup& hosts, std::string directory);
   ~Watchdog() = default;
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// The ranks have connected; these are the streams to watch. Once.
+  /// The ranks begin to connect by this, which outlives the watch; until they have, only its traits are read. Once.
+  void connecting(Communicator& communicator);
+  /// They have; these are the streams to watch. Once.
   void connected(std::shared_ptr<const Progress> progress);
   /// The run knows that it fails, and has a minute to end.
   void leaving();
@@ -46,9 +47,9 @@ class Watchdog {
   void report(const std::string& fault);
 
   HostGroup& hosts_;
-  Communicator& communicator_;
+  std::atomic<Communicator*> communicator_ = nullptr;  // null until the ranks begin to connect
   std::shared_ptr<const Progress> kept_;
-  std::atomic<const Progress*> progress_ = nullptr;  // null while the ranks connect
+  std::atomic<const Progress*> progress_ = nullptr;  // null until the ranks have connected
   const std::string directory_;
   std::atomic<bool> leaving_ = false;
   std::atomic<double> waited_ = 0;
@@ -64,7 +65,7 @@ class Watchdog {
 
   // ---- of the thread ----
   Progress::Number number_ = 0;
-  double connecting_ = 0;        // seconds that this process ran until the ranks had connected
+  double connecting_ = 0;        // seconds that this process ran while the ranks connected
   double stuck_ = 0;             // seconds that this process ran while the stream was in that collective
   std::optional<double> ended_;  // since when there is a fault, by now()
   std::atomic<bool> aborted_ = false;
