@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint_store.h"
 #include "config/resolve.h"
 #include "launch/local_ranks.h"
+#include "launch/rank_folder.h"
 #include "quern/communicator.h"
 #include "quern/error.h"
 #include "run/options/run_options.h"
@@ -88,6 +89,7 @@ std::optional<int> start_ranks(const RunArguments& run, Arguments command, const
   Arguments words = command;
   for (std::int64_t restart = 0;; ++restart) {
     const RunEnd end = supervise(processes(parallel, launcher, words), warn);
+    RankFolder::remove_left();  // a rank 0 that was killed leaves one
     if (end.cause.empty()) return end.code;
     std::cerr << end.output;
     const bool again = restart < parallel.restarts && !end.stopped && end.code != static_cast<int>(ErrorCode::config) &&

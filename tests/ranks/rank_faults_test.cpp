@@ -184,6 +184,20 @@ TEST_CASE("a rank that quern started and that is stopped or killed is named once
   }
 }
 
+TEST_CASE("rank 0 that is killed while ranks connect leaves no folder where quern started it") {
+  TinyFiles files;
+  std::filesystem::create_directory(files.at("tmp"));
+  Child starter(train_arguments(files, endless(files)), [&] { ::setenv("TMPDIR", files.at("tmp").c_str(), 1); });
+  pid_t zero = 0;
+  while (starter.running() && std::filesystem::is_empty(files.at("tmp")))
+    if (zero == 0) zero = rank_among(descendants(starter.process()), 0);
+  REQUIRE(zero > 0);
+  ::kill(zero, SIGKILL);
+  CHECK(starter.wait() == 6);
+  CHECK(has(starter.err(), "rank 0"));
+  CHECK(std::filesystem::is_empty(files.at("tmp")));
+}
+
 TEST_CASE("a rank that fails, at the start or in a save") {
   auto limit = [](int resource, rlim_t value) {
     const rlimit most{value, value};

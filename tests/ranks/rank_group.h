@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "end_to_end.h"
@@ -21,6 +24,34 @@ inline Overrides with(Overrides base, const Overrides& more) {
 inline Overrides of_ranks(int ranks, const std::string& sharding) {
   return {"parallel.ranks=" + std::to_string(ranks), "parallel.communicator=memcpy",
           "parallel.shard_optimizer=" + sharding};
+}
+
+/// The processes that it started, those that they did, and so on.
+inline std::vector<pid_t> descendants(pid_t process) {
+  std::vector<pid_t> all;
+  std::error_code gone;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task", gone)) {
+    std::ifstream children(thread.path() / "children");
+    for (pid_t child = 0; children >> child;) {
+      all.push_back(child);
+      const std::vector<pid_t> more = descendants(child);
+      all.insert(all.end(), more.begin(), more.end());
+    }
+  }
+  return all;
+}
+
+/// The one of the processes that is this rank of quern; 0: none.
+inline pid_t rank_among(const std::vector<pid_t>& processes, int rank) {
+  const std::string end = "RANK=" + std::to_string(rank) + '\0';
+  for (const pid_t process : processes) {
+    const std::string entry = "/proc/" + std::to_string(process);
+    std::error_code gone;
+    if (std::filesystem::read_symlink(entry + "/exe", gone).filename() != "quern") continue;
+    const std::string variables = read_text(entry + "/environ");
+    if (has(variables, "QUERN_" + end) || has(variables, "OMPI_COMM_WORLD_" + end)) return process;
+  }
+  return 0;
 }
 
 /// Ranks that somebody else started, as torchrun does.

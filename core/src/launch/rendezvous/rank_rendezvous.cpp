@@ -3,12 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <fstream>
-#include <system_error>
-
-#include "base/files/durable_file.h"
 
 namespace quern {
 
@@ -23,30 +18,19 @@ std::string this_machine() {
   return boot + ' ' + name;
 }
 
-std::string private_folder() {
-  std::string path = std::filesystem::temp_directory_path() / "quern-ranks-XXXXXX";
-  if (!::mkdtemp(path.data())) fail_resources(path, "rank 0 cannot make a folder for the ranks", errno);
-  return path;
-}
-
 }  // namespace
 
 RankRendezvous::RankRendezvous(HostGroup& group) : group_(group) {
   const std::vector<std::string> machines = group.exchange(this_machine());
   if (std::count(machines.begin(), machines.end(), machines[0]) != group.size()) return;
-  if (group.rank() == 0) folder_ = private_folder();
-  folder_ = group.exchange(folder_)[0];
-}
-
-RankRendezvous::~RankRendezvous() {
-  std::error_code ignored;
-  if (group_.rank() == 0 && !folder_.empty()) std::filesystem::remove_all(folder_, ignored);
+  if (group.rank() == 0) own_.emplace();
+  folder_ = group.exchange(own_ ? own_->path().string() : "")[0];
 }
 
 Rendezvous RankRendezvous::get(const std::string& communicator) const {
   return {.rank = group_.rank(),
           .size = group_.size(),
-          .address = folder_.empty() ? "" : "file:" + (folder_ / communicator).string(),
+          .address = folder_.empty() ? "" : "file:" + folder_ + "/" + communicator,
           .timeout = group_.timeout(),
           .exchange = [&group = group_](std::string own) { return group.exchange(std::move(own)); }};
 }

@@ -1,8 +1,10 @@
 #pragma once
 // What communicators need to find each other, from a group of hosts.
 
-#include <filesystem>
+#include <optional>
+#include <string>
 
+#include "launch/rank_folder.h"
 #include "launch/rendezvous/host_group.h"
 #include "quern/communicator.h"
 
@@ -10,20 +12,17 @@ namespace quern {
 
 class RankRendezvous {
  public:
-  /// Collective. When all ranks are on this machine, rank 0 makes a folder that only the user can enter. `group`
-  /// outlives this and what get() returns.
+  /// Collective. When all ranks are on this machine, rank 0 makes a folder, which goes with this. `group` outlives this
+  /// and what get() returns.
   explicit RankRendezvous(HostGroup& group);
-  /// Removes the folder.
-  ~RankRendezvous();
-  RankRendezvous(const RankRendezvous&) = delete;
-  RankRendezvous& operator=(const RankRendezvous&) = delete;
 
   /// For the communicator with this id; each has an address of its own.
   Rendezvous get(const std::string& communicator) const;
 
  private:
   HostGroup& group_;
-  std::filesystem::path folder_;  // empty: several machines
+  std::optional<RankFolder> own_;  // rank 0's
+  std::string folder_;             // its path; empty: several machines
 };
 
 }  // namespace quern
