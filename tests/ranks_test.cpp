@@ -182,11 +182,7 @@ TEST_CASE("shards in a store of each rank have the bits of those on the device, 
 }
 
 TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bits of memcpy") {
-  const auto plugin = std::filesystem::path(QUERN_BUILD_DIR) / "plugins/communicator/libquern_mpi.so";
-  if (!std::filesystem::exists(plugin) || std::system("command -v mpirun >/dev/null") != 0) {
-    MESSAGE("skipped: no mpirun, or built without mpi");
-    return;
-  }
+  if (!has_mpi()) return;
   for (const char* precision : {"fp32", "bf16", "e4m3"}) {
     CAPTURE(precision);
     TinyFiles files;

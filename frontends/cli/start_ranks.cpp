@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint_store.h"
 #include "config/resolve.h"
 #include "launch/local_ranks.h"
+#include "launch/mpirun_places.h"
 #include "launch/rank_folder.h"
 #include "quern/communicator.h"
 #include "quern/error.h"
@@ -47,14 +48,21 @@ std::string launcher_of(const ResolvedConfig& config, PluginHost& host) {
   return "";
 }
 
-std::vector<RankProcess> processes(const ParallelOptions& parallel, const std::string& launcher,
-                                   const Arguments& arguments) {
-  const int size = static_cast<int>(parallel.ranks);
-  if (launcher.empty()) return local_ranks(size, arguments);
-  if (launcher == "mpirun") return mpirun_ranks(size, arguments);
-  throw Error(ErrorCode::config, {.where = "parallel.communicator",
-                                  .what = "its ranks have to be started by " + launcher,
-                                  .next = launcher + " ... quern " + arguments[0] + " FILE"});
+RunEnd run_ranks(int size, const std::string& launcher, const Arguments& arguments) {
+  auto warn = [](const std::string& line) { write_if_taken(STDERR_FILENO, line, std::chrono::milliseconds(0)); };
+  std::vector<RankProcess> ranks = local_ranks(size, arguments);
+  if (launcher.empty()) return supervise(ranks, warn);
+  if (launcher != "mpirun")
+    throw Error(ErrorCode::config, {.where = "parallel.communicator",
+                                    .what = "its ranks have to be started by " + launcher,
+                                    .next = launcher + " ... quern " + arguments[0] + " FILE"});
+  const RankFolder folder;
+  const MpirunPlaces places(folder.path(), size);
+  for (int rank = 0; rank < size; ++rank) {
+    auto& environment = ranks[static_cast<std::size_t>(rank)].environment;
+    for (auto& variable : mpirun_place(folder.path(), rank)) environment.push_back(std::move(variable));
+  }
+  return supervise(ranks, warn);
 }
 
 }  // namespace
@@ -85,10 +93,9 @@ std::optional<int> start_ranks(const RunArguments& run, Arguments command, const
   if (parallel.ranks == 1 && parallel.restarts == 0) return std::nullopt;
   const std::string launcher = launcher_of(config, host);
   const std::string directory = log_options().bind(config.section("log")).directory;
-  auto warn = [](const std::string& line) { write_if_taken(STDERR_FILENO, line, std::chrono::milliseconds(0)); };
   Arguments words = command;
   for (std::int64_t restart = 0;; ++restart) {
-    const RunEnd end = supervise(processes(parallel, launcher, words), warn);
+    const RunEnd end = run_ranks(static_cast<int>(parallel.ranks), launcher, words);
     RankFolder::remove_left();  // a rank 0 that was killed leaves one
     if (end.cause.empty()) return end.code;
     std::cerr << end.output;

@@ -12,6 +12,8 @@
 #include <system_error>
 #include <vector>
 
+#include <doctest/doctest.h>
+
 #include "end_to_end.h"
 
 namespace quern::testing {
@@ -24,6 +26,14 @@ inline Overrides with(Overrides base, const Overrides& more) {
 inline Overrides of_ranks(int ranks, const std::string& sharding) {
   return {"parallel.ranks=" + std::to_string(ranks), "parallel.communicator=memcpy",
           "parallel.shard_optimizer=" + sharding};
+}
+
+/// Whether mpi ranks can be started; says why not.
+inline bool has_mpi() {
+  const bool here = std::filesystem::exists(QUERN_BUILD_DIR "/plugins/communicator/libquern_mpi.so") &&
+                    std::system("command -v mpirun >/dev/null") == 0;
+  if (!here) MESSAGE("skipped: no mpirun, or built without mpi");
+  return here;
 }
 
 /// The processes that it started, those that they did, and so on.
@@ -52,6 +62,13 @@ inline pid_t rank_among(const std::vector<pid_t>& processes, int rank) {
     if (has(variables, "QUERN_" + end) || has(variables, "OMPI_COMM_WORLD_" + end)) return process;
   }
   return 0;
+}
+
+/// Whether the process still does something: one that nobody waited for keeps its number.
+inline bool runs(pid_t process) {
+  std::string stat;
+  std::getline(std::ifstream("/proc/" + std::to_string(process) + "/stat"), stat);
+  return !stat.empty() && stat[stat.rfind(')') + 2] != 'Z';
 }
 
 /// Ranks that somebody else started, as torchrun does.

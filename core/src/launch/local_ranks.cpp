@@ -3,9 +3,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <sstream>
-#include <system_error>
 
 #include "launch/rank_place.h"
 #include "launch/rendezvous/secret.h"
@@ -17,23 +14,9 @@ namespace {
 
 constexpr const char* kStarter = "QUERN_STARTER";
 
-/// This program, as mpirun finds it too.
-std::string own_program() {
-  std::error_code ignored;
-  return std::filesystem::read_symlink("/proc/self/exe", ignored);
-}
-
 std::vector<std::string> with_arguments(std::vector<std::string> words, const std::vector<std::string>& arguments) {
   words.insert(words.end(), arguments.begin(), arguments.end());
   return words;
-}
-
-bool installed(const std::string& program) {
-  const char* const path = std::getenv("PATH");
-  std::istringstream folders(path ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');)
-    if (::access((folder + "/" + program).c_str(), X_OK) == 0) return true;
-  return false;
 }
 
 }  // namespace
@@ -54,22 +37,6 @@ std::vector<RankProcess> local_ranks(int size, const std::vector<std::string>& a
                      .shows_output = i == 0});
   }
   return ranks;
-}
-
-std::vector<RankProcess> mpirun_ranks(int size, const std::vector<std::string>& arguments) {
-  if (!installed("mpirun"))
-    throw Error(ErrorCode::config, {.where = "parallel.communicator",
-                                    .what = "its ranks are started by mpirun",
-                                    .found = "no mpirun in PATH",
-                                    .expected = "an installed MPI",
-                                    .next = "install openmpi-bin, or choose another communicator"});
-  // Ranks that wait give up the processor, and may use all of them.
-  std::vector<std::string> words = {"mpirun", "-n", std::to_string(size), "--oversubscribe", "--bind-to", "none"};
-  words.insert(words.end(), {"--mca", "mpi_yield_when_idle", "1"});
-  if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
-  words.push_back(own_program());
-  words = with_arguments(std::move(words), arguments);
-  return {{.name = "mpirun", .words = words, .shows_output = true, .shows_errors = true, .is_launcher = true}};
 }
 
 int starter_of_this_rank() {

@@ -12,9 +12,6 @@ namespace quern {
 /// rank 0's standard output is seen.
 std::vector<RankProcess> local_ranks(int size, const std::vector<std::string>& arguments);
 
-/// The same through `mpirun`, which is one process here. Throws a config error when there is no such program.
-std::vector<RankProcess> mpirun_ranks(int size, const std::vector<std::string>& arguments);
-
 /// Process id of the quern that started this process as a rank; 0: none did. It forwards signals, so that those which
 /// come from elsewhere (a terminal's, to all processes at once) are to be ignored.
 int starter_of_this_rank();

@@ -12,10 +12,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <optional>
-#include <system_error>
 
 #include "base/files/descriptor.h"
 #include "base/files/durable_file.h"
@@ -88,13 +85,12 @@ struct Prepared {
 
 [[noreturn]] void become(const RankProcess& process, const Prepared& prepared, int err, pid_t parent,
                          const sigset_t& signals) {
-  ::prctl(PR_SET_PDEATHSIG, process.is_launcher ? SIGTERM : SIGKILL);
-  if (process.is_launcher) ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it died before that
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   ::dup2(nothing, STDIN_FILENO);
   if (!process.shows_output) ::dup2(nothing, STDOUT_FILENO);
-  if (err >= 0) ::dup2(err, STDERR_FILENO);
+  ::dup2(err, STDERR_FILENO);
   ::pthread_sigmask(SIG_SETMASK, &signals, nullptr);
   ::execvpe(prepared.words[0], prepared.words.data(), prepared.variables.data());
   const char* const text = std::strerror(errno);
@@ -113,20 +109,6 @@ struct Running {
   std::optional<int> status = {};  // as waitpid() has it
   bool told = false;               // to end, by us
 };
-
-/// Who is to get a signal: a launcher would end its ranks rather than let them save.
-std::vector<pid_t> ranks_of(const Running& one) {
-  std::vector<pid_t> ranks;
-  if (one.process->is_launcher) {
-    std::error_code gone;
-    for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(one.id) + "/task", gone)) {
-      std::ifstream children(thread.path() / "children");
-      for (pid_t child = 0; children >> child;) ranks.push_back(child);
-    }
-  }
-  if (ranks.empty()) ranks.push_back(one.id);
-  return ranks;
-}
 
 class Supervisor {
  public:
@@ -158,11 +140,10 @@ class Supervisor {
  private:
   void start(Running& one) {
     int ends[2] = {-1, -1};
-    if (!one.process->shows_errors && ::pipe2(ends, O_CLOEXEC) != 0)
-      fail_resources(one.process->name, "no pipe", errno);
+    if (::pipe2(ends, O_CLOEXEC) != 0) fail_resources(one.process->name, "no pipe", errno);
     OwnedDescriptor write_end(ends[1]);
     one.err = OwnedDescriptor(ends[0]);
-    if (one.err) ::fcntl(one.err.get(), F_SETFL, O_NONBLOCK);
+    ::fcntl(one.err.get(), F_SETFL, O_NONBLOCK);
     const Prepared prepared(*one.process);
     const pid_t parent = ::getpid();
     one.id = ::fork();
@@ -183,8 +164,7 @@ class Supervisor {
     if (asks && stop_signal_ && !deadline_) kill_at(patience_.on_request);  // a second one insists
     if (is_stop(signal) && !stop_signal_) stop_signal_ = signal;
     for (const Running& one : running_)
-      if (!one.status)
-        for (const pid_t rank : ranks_of(one)) ::kill(rank, signal);
+      if (!one.status) ::kill(one.id, signal);
   }
 
   void read(Running& one) {

@@ -14,10 +14,6 @@ struct RankProcess {
   std::vector<std::string> words;  ///< program, found as a shell does, and its arguments
   std::vector<std::pair<std::string, std::string>> environment = {};  ///< beside this process's own
   bool shows_output = false;  ///< its standard output is this process's; else it goes nowhere
-  bool shows_errors = false;  ///< the same of standard error; else error messages are kept for the end
-  /// It starts processes of its own: signals come to it from here alone, also those of a terminal, and SIGTERM when
-  /// this process dies.
-  bool is_launcher = false;
 };
 
 /// How long processes may take to end, in seconds.

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 
 #include "base/files/test_directory.h"
@@ -37,14 +36,13 @@ struct Outcome {
 };
 
 /// Each script is a rank; `directory` is where they write their process ids, and all of them are gone afterwards.
-Outcome outcome_of(const std::vector<std::string>& scripts, bool are_launchers = false) {
+Outcome outcome_of(const std::vector<std::string>& scripts) {
   const TestDirectory directory;
   std::vector<RankProcess> ranks;
   for (std::size_t i = 0; i < scripts.size(); ++i)
     ranks.push_back({.name = "rank " + std::to_string(i),
                      .words = {"sh", "-c", "echo $$ >$DIR/" + std::to_string(i) + "\n" + scripts[i]},
-                     .environment = {{"DIR", directory.path()}},
-                     .is_launcher = are_launchers});
+                     .environment = {{"DIR", directory.path()}}});
   const auto begin = std::chrono::steady_clock::now();
   // In a process of its own, which signals may reach.
   const RankOutcome outcome = conformance::run_ranks(1, 60, [&](int) {
@@ -123,12 +121,6 @@ TEST_CASE("signals go on to all ranks") {
   CHECK(outcome_of({deaf + kForever, deaf + insists + kForever}).verdict == "143 stopped ");
 }
 
-TEST_CASE("a launcher's ranks get the signals, and it does not") {
-  const std::string rank = std::string("sh -c \"trap 'exit 143' TERM; ") + kForever + "\"; exit $?";
-  CHECK(outcome_of({"(sleep 0.3; kill -TERM $PPID) >&- 2>&- & trap 'exit 1' TERM; " + rank}, true).verdict ==
-        "143 stopped ");
-}
-
 TEST_CASE("no rank outlives its starter") {
   const Outcome outcome = outcome_of({"sleep 0.2; kill -9 $PPID; " + std::string(kForever), kForever});
   CHECK(outcome.verdict == "was killed by signal 9");
@@ -139,23 +131,6 @@ TEST_CASE("a program that cannot be started is an error of its rank") {
       {{.name = "rank 0", .words = {"/nowhere/quern"}}}, [](const std::string&) {}, kShort);
   CHECK(end.code == 4);
   CHECK(end.cause == "rank 0: the program cannot be started: No such file or directory");
-}
-
-TEST_CASE("mpirun is asked for, and missed") {
-  const std::string path = std::getenv("PATH");
-  const TestDirectory directory;
-  ::setenv("PATH", directory.path().c_str(), 1);
-  CHECK_THROWS_WITH(mpirun_ranks(2, {}), doctest::Contains("no mpirun in PATH"));
-  std::ofstream(directory / "mpirun") << "#!/bin/sh\nprintf '%s\\n' \"$*\" >&2\n";
-  std::filesystem::permissions(directory / "mpirun", std::filesystem::perms::owner_all);
-  std::vector<RankProcess> mpirun = mpirun_ranks(2, {"train", "a.toml"});
-  REQUIRE(mpirun.size() == 1);
-  mpirun[0].shows_errors = false;
-  std::string said;
-  CHECK(supervise(mpirun, [&](const std::string& line) { said += line; }).code == 0);
-  CHECK(said.starts_with("-n 2 "));
-  CHECK(said.ends_with(std::filesystem::read_symlink("/proc/self/exe").string() + " train a.toml\n"));
-  ::setenv("PATH", path.c_str(), 1);
 }
 
 TEST_CASE("local ranks have all that rank_place() reads") {

@@ -1,11 +1,11 @@
 #pragma once
-// Ranks that a launcher such as mpirun has to start, for a kit that forks them: the launcher starts processes that do
-// nothing, and each rank takes the environment of one.
+// Ranks that a launcher such as mpirun has to start, for a kit that forks them.
 
-#include <sys/types.h>
+#include <optional>
 
 #include "base/files/test_directory.h"
 #include "conformance/subject.h"
+#include "launch/mpirun_places.h"
 
 namespace quern::conformance {
 
@@ -15,10 +15,9 @@ class RankDirectory : public TestDirectory {
  public:
   /// Skips the contract when the launcher is not here.
   RankDirectory(const Subject& subject, int size);
-  ~RankDirectory();
 
  private:
-  pid_t launcher_ = -1;
+  std::optional<MpirunPlaces> places_;
 };
 
 /// In a forked rank: takes the environment of its place, if a launcher made one in the folder.
