@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <initializer_list>
 #include <iostream>
 #include <system_error>
 
@@ -22,13 +23,15 @@ namespace quern::cli {
 
 namespace {
 
-/// What the user wrote for the key of [parallel]; null: nothing.
-const ConfigNode* written(const ConfigDocument& document, const char* key) {
-  const auto& sections = document.root().children;
-  const auto section = sections.find("parallel");
-  if (section == sections.end()) return nullptr;
-  const auto found = section->second.children.find(key);
-  return found == section->second.children.end() ? nullptr : &found->second;
+/// What the user wrote for the key; null: nothing.
+const ConfigNode* written(const ConfigDocument& document, std::initializer_list<const char*> path) {
+  const ConfigNode* node = &document.root();
+  for (const char* part : path) {
+    const auto found = node->children.find(part);
+    if (found == node->children.end()) return nullptr;
+    node = &found->second;
+  }
+  return node;
 }
 
 /// None: a pipe, which can be read once.
@@ -71,8 +74,11 @@ void take_place(const RankPlace& place, RunArguments& run) {
   if (place.rank > 0)
     if (const OwnedDescriptor nowhere{::open("/dev/null", O_WRONLY | O_CLOEXEC)}) ::dup2(nowhere.get(), STDOUT_FILENO);
   const std::optional<ConfigDocument> document = document_of(run);
-  const ConfigNode* const ranks = document ? written(*document, "ranks") : nullptr;
+  const ConfigNode* const ranks = document ? written(*document, {"parallel", "ranks"}) : nullptr;
   const std::string size = std::to_string(place.size);
+  // mpirun gives rank 0 a terminal of its own, wherever its output goes.
+  if (place.source == "mpirun" && !(document && written(*document, {"log", "console", "style"})))
+    run.overrides.push_back("log.console.style=plain");
   if (!ranks)
     run.overrides.push_back("parallel.ranks=" + size);
   else if (ranks->value && to_string(*ranks->value) != size)
@@ -86,7 +92,8 @@ void take_place(const RankPlace& place, RunArguments& run) {
 std::optional<int> start_ranks(const RunArguments& run, Arguments command, const Arguments& arguments) {
   command.insert(command.end(), arguments.begin(), arguments.end());
   const std::optional<ConfigDocument> document = document_of(run);
-  if (!document || (!written(*document, "ranks") && !written(*document, "restarts"))) return std::nullopt;
+  if (!document || (!written(*document, {"parallel", "ranks"}) && !written(*document, {"parallel", "restarts"})))
+    return std::nullopt;
   PluginHost host = run_host();
   const ResolvedConfig config = resolve(*document, run_schemas(), host);
   const ParallelOptions parallel = parallel_options().bind(config.section("parallel"));

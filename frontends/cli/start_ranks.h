@@ -8,8 +8,9 @@
 
 namespace quern::cli {
 
-/// What a rank that somebody started takes from its place: how many ranks there are, when the config does not say; and
-/// only rank 0 has a console. Throws a config error when the config asks for another number.
+/// What a rank that somebody started takes from its place: how many ranks there are, when the config does not say; only
+/// rank 0 has a console, which is no terminal under mpirun. Throws a config error when the config asks for another
+/// number.
 void take_place(const RankPlace& place, RunArguments& run);
 
 /// When the config asks for several ranks or for restarts: runs quern with this command and its arguments as

@@ -201,6 +201,7 @@ TEST_CASE("a rank that is stopped or killed is named, and no process is left, wh
       CAPTURE(starter.err());
       CHECK(since(begin) < kTimeout + kMore);
       CHECK(has(starter.err(), "rank " + std::to_string(kCulprit)));
+      CHECK_FALSE(has(starter.out(), "\x1b"));
       if (by_quern) {
         CHECK(code == 6);
         CHECK(occurrences(starter.err(), "\n") == 1);
