@@ -296,7 +296,8 @@ TEST_CASE("ranks that were not started alike are refused") {
   CHECK(has(group.messages(), "not the number of ranks that torchrun started: found 3, expected 2"));
   Group odd(2, files, with(with(kSteps, of_ranks(2, "ranks")), {files.run("odd")}), {"train.seed=9"});
   CHECK(odd.wait() == odd.all(2));
-  CHECK(has(odd.messages(), "rank 1: its config is not that of rank 0: found seed = 9, expected seed = "));
+  CHECK(has(odd[0].err(), "rank 0: rank 1: its config is not that of rank 0: found seed = 9, expected seed = "));
+  CHECK(has(odd[1].err(), "quern: error: rank 1: its config is not that of rank 0"));
   // Files with a byte more are another build; a folder of plugins comes before quern's own.
   const std::filesystem::path other = files.at("other");
   std::filesystem::create_directories(other / "precision");

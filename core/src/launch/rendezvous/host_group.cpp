@@ -100,7 +100,7 @@ class HostGroup::Service {
         fail(std::string(kHang) + "rank 0 did not answer within " + format_duration(limit()));
     waiting_ = false;
     patience_ = 0;
-    if (!result_) fail_communication(rank_, size_, *fault_);
+    if (!result_) fail_communication(*fault_);
     return unpack(*std::exchange(result_, nullptr));
   }
 
@@ -110,9 +110,12 @@ class HostGroup::Service {
     if (gathering_) gathering_.emplace();
   }
 
-  void end(const std::string& text) {
+  /// `name`: this rank's for the others, who need it.
+  void end(const std::string& name, const std::string& text) {
     std::lock_guard lock(mutex_);
-    fail(text);
+    if (fault_) return;
+    fail(name + text);
+    fault_ = text;
     wake();
   }
 
@@ -150,7 +153,7 @@ class HostGroup::Service {
     try {
       serve_all();
     } catch (const std::exception& error) {  // out of memory, most likely
-      end(name(static_cast<std::size_t>(rank_)) + ": " + error.what());
+      end(name(static_cast<std::size_t>(rank_)) + ": ", error.what());
     }
   }
 
@@ -288,14 +291,14 @@ void HostGroup::be_patient(double seconds) {
 
 void HostGroup::end(const std::string& text) noexcept {
   try {
-    end_for(name(static_cast<std::size_t>(rank_)) + ": " + text);
+    if (service_) service_->end(name(static_cast<std::size_t>(rank_)) + ": ", text);
   } catch (...) {  // out of memory: the sockets close with the process
   }
 }
 
 void HostGroup::end_for(const std::string& text) noexcept {
   try {
-    if (service_) service_->end(text);
+    if (service_) service_->end("", text);
   } catch (...) {  // out of memory: the sockets close with the process
   }
 }

@@ -35,7 +35,7 @@ class HostGroup {
   /// The next exchange may take this rank so many seconds to come to, or to wait for others: called by all ranks before
   /// what one of them does alone and others wait for.
   void be_patient(double seconds);
-  /// Ends the group for all ranks, with "rank R: " and this text as the fault; from any thread.
+  /// Ends the group for all ranks, with this text as the fault, for others with "rank R: "; from any thread.
   void end(const std::string& text) noexcept;
   /// The same where the text names the rank that it is about.
   void end_for(const std::string& text) noexcept;

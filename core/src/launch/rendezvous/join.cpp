@@ -145,7 +145,7 @@ class Door {
   [[noreturn]] void fail(const std::string& text, const std::string& next = {}) {
     const WireFrame frame = wire_frame(kFaultFrame, text);
     for (FrameSocket& rank : ranks_) rank.send(frame);
-    fail_communication(0, size_, text, next);
+    fail_communication(text, next);
   }
 
   int size_;
@@ -198,10 +198,9 @@ FrameSocket call_until(int rank, int size, const MeetingPoint& point, double tim
         if (fault.text.empty() || HostClock::now() < deadline) fault = reason;  // not that there was no time left
       }
     if (point.fixed() && (fault.stranger || silences == kSilences))
-      fail_communication(rank, size, fault.text, "give all ranks one QUERN_RENDEZVOUS, a free port, and QUERN_SECRET");
+      fail_communication(fault.text, "give all ranks one QUERN_RENDEZVOUS, a free port, and QUERN_SECRET");
     if (HostClock::now() > deadline)
-      fail_communication(rank, size, "rank 0 did not come within " + format_duration(timeout) + " (" + fault.text + ")",
-                         kShare);
+      fail_communication("rank 0 did not come within " + format_duration(timeout) + " (" + fault.text + ")", kShare);
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
   }
 }
@@ -210,8 +209,8 @@ FrameSocket call_until(int rank, int size, const MeetingPoint& point, double tim
 
 std::string rank_text(int rank, int size) { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
 
-void fail_communication(int rank, int size, const std::string& what, const std::string& next) {
-  throw Error(ErrorCode::communication, {.where = rank_text(rank, size), .what = what, .next = next});
+void fail_communication(const std::string& what, const std::string& next) {
+  throw Error(ErrorCode::communication, {.what = what, .next = next});
 }
 
 std::vector<FrameSocket> join_ranks(int rank, int size, const MeetingPoint& point, double timeout) {
@@ -220,10 +219,9 @@ std::vector<FrameSocket> join_ranks(int rank, int size, const MeetingPoint& poin
   std::vector<FrameSocket> zero;
   zero.push_back(call_until(rank, size, point, timeout));
   const std::optional<Frame> answer = receive(zero[0], after(timeout + kLater));
-  if (answer && answer->kind == kFaultFrame) fail_communication(rank, size, answer->bytes);
+  if (answer && answer->kind == kFaultFrame) fail_communication(answer->bytes);
   if (!answer || answer->kind != kBegin)
-    fail_communication(rank, size,
-                       zero[0].open() ? "rank 0 does not answer" : "rank 0 is gone, before all ranks were here");
+    fail_communication(zero[0].open() ? "rank 0 does not answer" : "rank 0 is gone, before all ranks were here");
   zero[0].allow(0xffffffffu);
   return zero;
 }

@@ -17,7 +17,7 @@ inline constexpr char kFaultFrame = 'f';
 
 /// Who a rank is, for messages: "rank 2 of 4".
 std::string rank_text(int rank, int size);
-[[noreturn]] void fail_communication(int rank, int size, const std::string& what, const std::string& next = {});
+[[noreturn]] void fail_communication(const std::string& what, const std::string& next = {});
 
 /// Waits until all ranks are connected. Rank 0: their sockets by rank, its own place empty; others: rank 0's alone.
 /// Throws a communication error that names the ranks that are missing after `timeout` seconds, or the one that was

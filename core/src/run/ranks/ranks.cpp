@@ -107,7 +107,8 @@ void Ranks::need_same(const std::string& what, const std::string& own) {
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const auto [found, expected] = first_difference(all[rank], all[0]);
-    throw Error(ErrorCode::config, {.where = "rank " + std::to_string(rank),
+    const std::string other = static_cast<int>(rank) == place_.rank ? "" : "rank " + std::to_string(rank);
+    throw Error(ErrorCode::config, {.where = other,
                                     .what = "its " + what + " is not that of rank 0",
                                     .found = printable(found, 200),
                                     .expected = printable(expected, 200),
