@@ -289,6 +289,12 @@ TEST_CASE("a plugin whose library is missing ends all ranks, with the library's 
   check_fails(outcome, 2, {"libquern_missing_library.so", "libquern_gone.so"});
 }
 
+TEST_CASE("more ranks than a communicator takes are refused before they are started") {
+  TinyFiles files;
+  const Outcome many = quern_train(files, with(of_ranks(65, "none"), {"train.accumulation=65"}));
+  check_fails(many, 2, {"quern: error: --set parallel.ranks", "found 65, expected 64 at most"});
+}
+
 TEST_CASE("ranks that were not started alike are refused") {
   TinyFiles files;
   Group group(2, files, with(with(kSteps, of_ranks(3, "ranks")), {files.run("three")}));

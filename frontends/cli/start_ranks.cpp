@@ -41,14 +41,20 @@ std::optional<ConfigDocument> document_of(const RunArguments& run) {
   return ConfigDocument::read(run.file, run.overrides);
 }
 
-/// The program that has to start the ranks; "": any will do.
-std::string launcher_of(const ResolvedConfig& config, PluginHost& host) {
+/// The program that has to start so many ranks; "": any will do. Throws a config error for more than they may be.
+std::string launcher_of(const ResolvedConfig& config, PluginHost& host, int size) {
+  std::string launcher;
   for (const std::string& id : config.ids("parallel")) {
-    const std::string launcher =
-        host.create<Communicator>(id, config.factory_values("parallel", id))->traits().launcher;
-    if (!launcher.empty()) return launcher;
+    const CommunicatorTraits traits = host.create<Communicator>(id, config.factory_values("parallel", id))->traits();
+    if (size > traits.most_ranks)
+      throw Error(ErrorCode::config, {.where = config.where("parallel", "ranks"),
+                                      .what = "more than communicator " + id + " takes",
+                                      .found = std::to_string(size),
+                                      .expected = std::to_string(traits.most_ranks) + " at most",
+                                      .next = "choose another communicator"});
+    if (launcher.empty()) launcher = traits.launcher;
   }
-  return "";
+  return launcher;
 }
 
 RunEnd run_ranks(int size, const std::string& launcher, const Arguments& arguments) {
@@ -98,11 +104,12 @@ std::optional<int> start_ranks(const RunArguments& run, Arguments command, const
   const ResolvedConfig config = resolve(*document, run_schemas(), host);
   const ParallelOptions parallel = parallel_options().bind(config.section("parallel"));
   if (parallel.ranks == 1 && parallel.restarts == 0) return std::nullopt;
-  const std::string launcher = launcher_of(config, host);
+  const int size = static_cast<int>(parallel.ranks);
+  const std::string launcher = launcher_of(config, host, size);
   const std::string directory = log_options().bind(config.section("log")).directory;
   Arguments words = command;
   for (std::int64_t restart = 0;; ++restart) {
-    const RunEnd end = run_ranks(static_cast<int>(parallel.ranks), launcher, words);
+    const RunEnd end = run_ranks(size, launcher, words);
     RankFolder::remove_left();  // a rank 0 that was killed leaves one
     if (end.cause.empty()) return end.code;
     std::cerr << end.output;

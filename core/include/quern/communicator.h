@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,6 +28,7 @@ struct CommunicatorTraits {
   bool sums_in_rank_order = false;
   /// Streams wait for a rank that is late or gone until abort() is called: who runs the ranks has to watch them.
   bool needs_watchdog = false;
+  int most_ranks = std::numeric_limits<int>::max();  ///< that a group may have
   std::string launcher = {};  ///< the program that has to start the ranks, "mpirun"; empty: any way will do
 };
 

@@ -25,7 +25,8 @@ class MemcpyCommunicator final : public Communicator {
                 .needs_peer_access = true,
                 .own_bytes = piece_,
                 .peer_bytes = 2 * piece_,
-                .sums_in_rank_order = true} {}
+                .sums_in_rank_order = true,
+                .most_ranks = kMostRanks} {}
   /// Waits for what is pending, which after abort() is done at once.
   ~MemcpyCommunicator() override;
 

@@ -1,5 +1,6 @@
 #include "run/ranks/split_communicator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "quern/error.h"
@@ -16,6 +17,7 @@ SplitCommunicator::SplitCommunicator(std::vector<std::unique_ptr<Communicator>> 
     traits_.needs_peer_access = traits_.needs_peer_access || traits.needs_peer_access;
     traits_.host_staged = traits_.host_staged || traits.host_staged;
     traits_.needs_watchdog = traits_.needs_watchdog || traits.needs_watchdog;
+    traits_.most_ranks = std::min(traits_.most_ranks, traits.most_ranks);
     if (traits_.launcher.empty()) traits_.launcher = traits.launcher;
     traits_.own_bytes += traits.own_bytes;
     traits_.peer_bytes += traits.peer_bytes;
