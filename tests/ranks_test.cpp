@@ -198,29 +198,19 @@ TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bit
   }
 }
 
-TEST_CASE("without transfers ranks take all steps alone, and nothing of them is kept") {
+TEST_CASE("a finished run of several ranks logs what transfers add to a step, and keeps its weights") {
   for (const char* precision : {"fp32", "e4m3"}) {
     TinyFiles files;
     const Overrides numbers = with(with(kSteps, of_ranks(3, "ranks")),
                                    {"precision.id=" + std::string(precision), "device.cpu.streams=shuffled"});
-    const Losses moved = losses_of(files, "moved", numbers);
-    const Losses still =
-        losses_of(files, "still", with(numbers, {"parallel.transfers=none", "parallel.check_every=2"}));
-    CHECK(still.size() == moved.size());
-    CHECK(still != moved);
-    for (const auto& [step, loss] : still) CHECK(std::isfinite(loss));
-    CHECK(has(read_text(files.at("still") + "/log.jsonl"), "results are wrong, and nothing is saved or exported"));
-    CHECK(newest_step(files.at("still")) == -1);
-    CHECK_FALSE(std::filesystem::exists(files.at("still") + "/export"));
+    const Losses losses = losses_of(files, "without", with(numbers, {"parallel.unhidden_steps=0"}));
+    CHECK(losses_of(files, "with", with(numbers, {"parallel.unhidden_steps=2"})) == losses);
+    CHECK(newest_tensors(files.at("with")) == newest_tensors(files.at("without")));
+    CHECK_FALSE(events(files.at("without"), "end").at(0).contains("unhidden"));
+    const nlohmann::json end = events(files.at("with"), "end").at(0);
+    CHECK(end["seconds_without_transfers"].get<double>() > 0);
+    CHECK(end["unhidden"].is_number());
   }
-  TinyFiles files;
-  auto refused = [&](const Overrides& more) {
-    check_fails(
-        quern_train(files, with(with(of_ranks(2, "none"), {"parallel.transfers=none", "train.accumulation=2"}), more)),
-        2, {"transfers"});
-  };
-  refused({"parallel.reduction=reproducible"});
-  refused({"sample.every=1", "sample.prompts=1,2"});
 }
 
 TEST_CASE("a run resumes with the bits of the straight one, and on another number of ranks") {

@@ -25,8 +25,7 @@ struct Run {
 
 struct ArmRuns {
   Arm arm;
-  std::vector<Run> runs;                      ///< one a repeat
-  std::optional<Run> without_transfers = {};  ///< of an arm of several ranks: the first seed, timed only
+  std::vector<Run> runs;  ///< one a repeat
 };
 
 /// One figure of an arm, over its good runs; NaN for what there is not. Deviations are over seeds.
@@ -43,8 +42,8 @@ struct ArmFigures {
   double speed_ratio;        ///< median over repeats of this arm's median speed by the first arm's
   Interval speed_ratio_range;
   double waiting;  ///< share of a step that the rank which waits least waits for collectives: median; NaN: one rank
-  /// Seconds of a step that are gone without transfers between ranks, by the medians of speeds, and their share of it;
-  /// NaN: one rank.
+  /// Seconds of a step that are gone without transfers between ranks, and their share of it: median over runs; NaN:
+  /// not logged, as of one rank.
   double unhidden, unhidden_share;
   std::int64_t device_bytes = 0, host_bytes = 0;  ///< largest of the runs; device: planned, all allocated at start
   Figure loss;                                    ///< mean over the last tenth of a run's steps

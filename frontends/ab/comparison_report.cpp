@@ -136,10 +136,8 @@ std::vector<std::string> remarks(const ComparisonHead& head, const std::vector<A
                       run.code > 128 ? fmt::format("signal {}", run.code - 128) : fmt::format("exit code {}", run.code),
                       run.message.empty() ? "no message" : run.message));
   };
-  for (const ArmRuns& arm : arms) {
+  for (const ArmRuns& arm : arms)
     for (const Run& run : arm.runs) take(arm.arm.name, run);
-    if (arm.without_transfers) take(arm.arm.name + " without transfers", *arm.without_transfers);
-  }
   if (tokens.size() > 1)
     lines.emplace_back(
         "The arms differ in tokens a step: the same step is not the same data, and losses at the end "
@@ -187,8 +185,8 @@ std::string comparison_markdown(const ComparisonHead& head, const std::vector<Ar
   if (std::any_of(figures.begin(), figures.end(), [](const ArmFigures& arm) { return std::isfinite(arm.waiting); }))
     text +=
         "Waiting for ranks: share of a step in which the compute stream waits for collectives, of the rank that waits "
-        "least; median. Unhidden:\nwhat the median step is longer than one of the first seed whose transfers move "
-        "nothing.\n";
+        "least; median. Unhidden:\nwhat the median step is longer than steps at a run's end whose transfers move "
+        "nothing; median over runs.\n";
   text += "\n";
   text += numbers_table(figures);
   text +=

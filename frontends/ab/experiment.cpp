@@ -101,12 +101,6 @@ int execute(const Experiment& experiment, const Arm& arm, Run& run) {
   return 0;
 }
 
-Arm without_transfers(Arm arm) {
-  arm.name += " without transfers";
-  arm.overrides.insert(arm.overrides.end(), {"parallel.transfers=none", "sample.every=0"});
-  return arm;
-}
-
 }  // namespace
 
 ExperimentResult run_experiment(const Experiment& experiment, const Progress& progress) {
@@ -115,8 +109,7 @@ ExperimentResult run_experiment(const Experiment& experiment, const Progress& pr
   claim(experiment);
   ExperimentResult result;
   for (const Arm& arm : experiment.arms) result.arms.push_back({arm, {}});
-  const auto timed = std::count(experiment.transfers.begin(), experiment.transfers.end(), true);
-  const int count = experiment.repeats * static_cast<int>(experiment.arms.size()) + static_cast<int>(timed);
+  const int count = experiment.repeats * static_cast<int>(experiment.arms.size());
   int number = 0;
   // Nothing when a signal ended it.
   auto finished = [&](const Arm& arm, std::int64_t seed, const std::string& folder) -> std::optional<Run> {
@@ -142,10 +135,6 @@ ExperimentResult run_experiment(const Experiment& experiment, const Progress& pr
       std::optional<Run> run = finished(experiment.arms[i], seed, "seed-" + std::to_string(seed));
       if (!run) return result;
       result.arms[i].runs.push_back(std::move(*run));
-      if (repeat > 0 || !experiment.transfers[i]) continue;
-      run = finished(without_transfers(experiment.arms[i]), seed, "without-transfers");
-      if (!run) return result;
-      result.arms[i].without_transfers = std::move(run);
     }
   return result;
 }

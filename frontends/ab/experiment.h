@@ -16,7 +16,6 @@ struct Experiment {
   std::vector<std::string> overrides;  ///< of all arms; an arm's own come after
   std::vector<Arm> arms;
   std::vector<std::string> resolved;  ///< each arm's whole config, as text: what earlier runs are checked against
-  std::vector<bool> transfers;        ///< whether each arm's ranks move bytes; it is then timed without them too
   std::vector<std::int64_t> seeds;    ///< train.seed of each arm's first repeat; the others count up
   int repeats = 1;
   std::string directory;

@@ -42,6 +42,7 @@ void take(RunLog& log, const Json& record) {
     log.validation_loss = number(record, "loss");
   } else if (kind == "end") {
     log.ended = true;
+    if (record.contains("unhidden")) log.unhidden = number(record, "unhidden");
   }
 }
 

@@ -27,14 +27,6 @@ double deviation_of(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
-double median_of(std::vector<double> values) {
-  if (values.empty()) return kNone;
-  auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*std::max_element(values.begin(), middle) + *middle) / 2;
-}
-
 Interval range_of(const std::vector<double>& values) {
   if (values.empty()) return {kNone, kNone};
   auto [low, high] = std::minmax_element(values.begin(), values.end());

@@ -3,13 +3,13 @@
 
 #include <vector>
 
+#include "base/median.h"
+
 namespace quern {
 
 double mean_of(const std::vector<double>& values);
 /// Sample standard deviation (n - 1); NaN for fewer than two values.
 double deviation_of(const std::vector<double>& values);
-/// The middle value, or the mean of the two.
-double median_of(std::vector<double> values);
 
 struct Interval {
   double low, high;

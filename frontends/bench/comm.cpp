@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 
+#include "base/median.h"
 #include "bench/random_product.h"
 #include "bench/throttled_device.h"
 #include "quern/error.h"
@@ -15,12 +16,6 @@ namespace {
 
 constexpr double kEnough = 0.2;  // seconds of samples of one collective at one size
 constexpr int kMostSamples = 50, kLeastSamples = 5;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 /// A registered buffer that goes when this does.
 class Shared {
@@ -121,7 +116,7 @@ double seconds_of(Device& device, Ranks& ranks, const std::function<void(Stream)
   const int samples = std::clamp(static_cast<int>(kEnough / std::max(first, 1e-9)), kLeastSamples, kMostSamples);
   std::vector<double> times;
   for (int i = 0; i < samples; ++i) times.push_back(once());
-  return slowest(ranks, median(times));
+  return slowest(ranks, median_of(times));
 }
 
 double clock_of(Device& device) {
@@ -171,11 +166,11 @@ ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& produc
     }
     cycles.push_back(alone.clock > 0 ? beside.seconds * beside.clock / (alone.seconds * alone.clock) : 0);
   }
-  result.alone = slowest(ranks, median(times[0]));
-  result.beside = slowest(ranks, median(times[1]));
-  result.clock_alone = -slowest(ranks, -median(clocks[0]));
-  result.clock_beside = -slowest(ranks, -median(clocks[1]));
-  result.at_equal_clocks = slowest(ranks, median(cycles));
+  result.alone = slowest(ranks, median_of(times[0]));
+  result.beside = slowest(ranks, median_of(times[1]));
+  result.clock_alone = -slowest(ranks, -median_of(clocks[0]));
+  result.clock_beside = -slowest(ranks, -median_of(clocks[1]));
+  result.at_equal_clocks = slowest(ranks, median_of(cycles));
   return result;
 }
 
@@ -183,7 +178,7 @@ ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& produc
 
 CommBenchResult run_comm_bench(Session& session, Ranks& ranks, const CommBenchOptions& options) {
   Device& own = *session.device;
-  own.open(static_cast<int>(session.device_options.ordinal) + (own.traits().host_addressable ? 0 : ranks.local_rank()));
+  ranks.open(own, session.device_options.ordinal);
   std::shared_ptr<Device> device(&own, [](Device*) {});
   if (options.throttle > 0) device = std::make_shared<ThrottledDevice>(device, options.throttle);
   Communicator& group = *session.communicator;

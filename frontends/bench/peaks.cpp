@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
+#include "base/median.h"
 #include "bench/random_product.h"
 
 namespace quern {
@@ -26,9 +28,7 @@ double median_seconds(Device& device, const std::function<void()>& run, std::siz
   device.synchronize(stream);
   std::vector<double> times;
   for (std::size_t i = 1; i <= samples; ++i) times.push_back(device.elapsed(events[i - 1], events[i]) / 1e3);
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(samples / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return median_of(std::move(times));
 }
 
 double measure_memory_rate(Device& device) {

@@ -56,8 +56,6 @@ void resolve_arms(Experiment& experiment) {
       for (const std::string& override : overrides) document.set(override);
     ResolvedConfig config = resolve(document, run_schemas(), host);
     experiment.resolved.push_back(config.to_toml());
-    const ParallelOptions parallel = parallel_options().bind(config.section("parallel"));
-    experiment.transfers.push_back(parallel.ranks > 1 && parallel.transfers == "all" && parallel.reduction == "fast");
     const std::int64_t seed = train_options().bind(config.section("train")).seed;
     constexpr std::int64_t kLast = std::numeric_limits<std::int64_t>::max();
     if (seed > kLast - (experiment.repeats - 1))
@@ -98,8 +96,6 @@ int worst_code(const std::vector<ArmRuns>& arms) {
   for (const ArmRuns& arm : arms)
     for (const Run& run : arm.runs)
       if (!run.good()) return run.code;
-  for (const ArmRuns& arm : arms)
-    if (arm.without_transfers && !arm.without_transfers->good()) return arm.without_transfers->code;
   return 0;
 }
 

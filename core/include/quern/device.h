@@ -51,6 +51,8 @@ struct DeviceTraits {
   bool can_capture = false;
   bool host_addressable = false;  ///< device memory can be read by the host (cpu)
   int numa_node = -1;             ///< of the machine's memory that is near; -1: not known, or not open yet
+  int units = 1;                  ///< that this process can open
+  std::string unit = {};          ///< the open one's name, unlike any other's anywhere, where ranks must not share it
 };
 
 /// A fused form that the device has a kernel for. `pattern` is a small program in text,

@@ -254,11 +254,20 @@ void Engine::join(Communicator& communicator) {
   for (std::size_t run = 0; run < kRuns; ++run) make_segments(plan_.schedules.runs[run], runs_[run]);
 }
 
-void Engine::leave() {
-  if (!communicator_) return;
+void Engine::skip_transfers() {
+  drop_graphs();
+  transfers_ = false;
+}
+
+void Engine::drop_graphs() {
   synchronize();
   for (BoundRun& run : runs_)
     for (Segment& segment : run.segments) segment.graph.reset();
+}
+
+void Engine::leave() {
+  if (!communicator_) return;
+  drop_graphs();
   std::exchange(communicator_, nullptr)->unregister_buffer(arena_);
 }
 

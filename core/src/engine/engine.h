@@ -77,7 +77,7 @@ class Engine {
   /// gather, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
   void join(Communicator& communicator);
   /// From now on collectives of runs move nothing, for their time to be told from the rest. Results are wrong.
-  void skip_transfers() { transfers_ = false; }
+  void skip_transfers();
   /// Ends what join began, collectively, when nothing is pending; what is destroyed without it leaves its memory to
   /// other ranks.
   void leave();
@@ -146,6 +146,7 @@ class Engine {
   std::byte* address(const Place& place) const;
   Stream stream(Lane lane);
   bool can_capture(const RunSchedule& schedule, const Action& action) const;
+  void drop_graphs();
   void make_segments(const RunSchedule& schedule, BoundRun& bound) const;
   /// Lets the first of these lanes go on only when the second is where it is now.
   void order(Lane later, Lane earlier);

@@ -89,11 +89,6 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .expected = "at least " + std::to_string(parallel.ranks) + ", parallel.ranks",
                                     .next = "raise it, with a smaller micro_batch for the same step"});
   check_reduction();
-  if (!transfers() && sample.every > 0)
-    throw Error(ErrorCode::config, {.where = config.where("sample", "every"),
-                                    .what = "ranks without transfers would write texts of different lengths",
-                                    .found = std::to_string(sample.every),
-                                    .expected = "0, or parallel.transfers = \"all\""});
   if (train.sequence > model->traits().max_positions)
     throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
                                     .what = "longer than the model's positions",

@@ -41,7 +41,6 @@ struct Session {
   std::vector<PrecisionForm> precision_forms;  ///< for the options of `precision` that are left to the planner
 
   /// Whether steps move what ranks have for each other; else results are wrong and nothing of them is kept.
-  bool transfers() const { return parallel.transfers == "all"; }
   PlanParts parts() const;
   PlanOptions plan_options() const;
   /// The plan's stores, in its order, opened on the open device.

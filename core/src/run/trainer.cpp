@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
+#include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/format.h"
+#include "base/median.h"
 #include "checkpoint/changes.h"
 #include "data/sources/turns_source.h"
 #include "launch/numa.h"
@@ -39,8 +42,7 @@ std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const Start
                                      const StartProgress& progress, Phases& phases) {
   phases.enter("device");
   Device& device = *session.device;
-  const int beside = device.traits().host_addressable ? 0 : ranks.local_rank();
-  device.open(static_cast<int>(session.device_options.ordinal) + beside);
+  ranks.open(device, session.device_options.ordinal);
   if (ranks.size() > 1) pin_to_numa_node(device.traits().numa_node);
   if (start.newest.checkpoint) device.load_state(start.newest.checkpoint->meta.device_state);
   progress("planning");
@@ -94,7 +96,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       libraries_(libraries_in_use(host)),
       samples_(session),
       guard_(session.guard),
-      export_(session.checkpoint.export_model && session.transfers()
+      export_(session.checkpoint.export_model
                   ? std::optional(ModelExport(session, Session::export_directory(session.log.directory)))
                   : std::nullopt),
       start_(start_of_alike(session, ranks_, libraries_)),
@@ -169,8 +171,6 @@ void Trainer::open_sinks() {
   for (const SkippedCheckpoint& skipped : newest.skipped)
     log_.warn("passed over " + skipped.path + ": " + skipped.reason);
   for (const std::string& path : newest.strangers) log_.warn("left alone " + path + ", which is not a checkpoint");
-  if (!session_.transfers())
-    log_.warn("parallel.transfers = \"none\": results are wrong, and nothing is saved or exported");
   scale_log_.open(state_);
   if (newest.checkpoint)
     log_.warn("resumed at step " + std::to_string(state_.step) + " from " + newest.checkpoint->path);
@@ -184,7 +184,6 @@ void Trainer::start() {
   progress_("loading weights");
   start_log_.phases.enter("weights");
   load_weights();
-  if (!session_.transfers()) engine_.skip_transfers();
   start_log_.phases.leave();
   progress_({});
   open_sinks();
@@ -226,7 +225,6 @@ bool Trainer::train_step() {
   engine_.update();
   for (Hook* hook : hooks_) hook->while_updating(state_, step);
   step.result = engine_.result();
-  if (!session_.transfers()) step.result.update.apply = 1;  // ranks would not agree
   step.end = now();
   ranks_.check("step " + std::to_string(step.number));
   if (step.finite()) state_.stand_at(step.number);
@@ -295,6 +293,30 @@ void Trainer::save() {
 
 // ---- the end ----
 
+// Of the slowest rank: the median of steps whose collectives move nothing, done when all is saved, since what they
+// compute is worth nothing. NaN: there is nothing to tell, or it was asked to stop.
+double Trainer::seconds_without_transfers() {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  const std::int64_t steps = session_.parallel.unhidden_steps;
+  if (ranks_.size() == 1 || steps == 0 || step_log_.seconds().empty() || engine_.plan().options.state.in_tree > 0)
+    return kNone;
+  engine_.skip_transfers();
+  std::vector<double> seconds;
+  for (std::int64_t i = 0; i <= steps; ++i) {
+    if (ranks_.any(requests_.stop.load() != 0) != 0) return kNone;
+    Step step{.number = state_.step + 1, .begin = now()};
+    if (!run_micro_steps(step)) return kNone;
+    engine_.update();
+    engine_.result();
+    double slowest = 0;
+    for (const std::string& one : ranks_.exchange(std::to_string(now() - step.begin)))
+      slowest = std::max(slowest, std::stod(one));
+    seconds.push_back(slowest);
+  }
+  seconds.erase(seconds.begin());  // captures graphs again
+  return median_of(std::move(seconds));
+}
+
 // False: stopped before there was an export.
 bool Trainer::finish() {
   const double elapsed = step_log_.elapsed();
@@ -311,6 +333,10 @@ bool Trainer::finish() {
     end.fields.emplace_back("tokens_per_second", rate);
   if (!exported.empty()) end.fields.emplace_back("export", exported);
   checkpoints_.finish(state_);
+  if (const double without = seconds_without_transfers(); without > 0) {
+    end.fields.emplace_back("seconds_without_transfers", without);
+    end.fields.emplace_back("unhidden", median_of(step_log_.seconds()) - without);
+  }
   log_.write(end);
   return true;
 }

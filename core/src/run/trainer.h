@@ -64,6 +64,7 @@ class Trainer {
   bool run_micro_steps(Step& step);
   void roll_back();
   bool finish();
+  double seconds_without_transfers();
   bool save_before_failing(bool communicating);
   bool stopping() const { return ranks_.size() > 1 ? agreed_to_stop_ : requests_.stop.load() != 0; }
   bool interrupted();

@@ -14,7 +14,6 @@ Checkpoints::Checkpoints(const Session& session, Engine& engine, Ranks& ranks, s
 }
 
 void Checkpoints::start_saving(const RunState& state) {
-  if (!state.session.transfers()) return;
   CheckpointMeta meta;
   meta.step = state.step;
   meta.updates = state.updates;

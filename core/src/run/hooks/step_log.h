@@ -2,6 +2,7 @@
 // The log's line of each step, and the run's clock: how long steps take, and how long the run still will.
 
 #include <limits>
+#include <vector>
 
 #include "run/hooks/hook.h"
 
@@ -19,6 +20,8 @@ class StepLog final : public Hook {
   double last_loss() const { return last_loss_; }  ///< NaN: none
   /// Of this session's training steps, without evaluations and checkpoints; 0: there was none.
   double tokens_per_second(const RunState& state) const;
+  /// Of this session's steps but the first, if there are others.
+  std::vector<double> seconds() const;
 
  private:
   void add_ranks(const RunState& state, const Step& step, LogEvent& event) const;
@@ -26,6 +29,7 @@ class StepLog final : public Hook {
   double started_ = 0, in_steps_ = 0;  // the clock then; seconds of steps since
   double waited_ = 0;                  // seconds that the compute stream had waited for collectives before the step
   std::int64_t started_at_ = 0;
+  std::vector<double> seconds_;  // of each step since
   double last_loss_ = std::numeric_limits<double>::quiet_NaN();
 };
 

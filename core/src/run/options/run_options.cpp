@@ -123,10 +123,11 @@ OptionTable<ParallelOptions> parallel_options() {
        "reproducible: gradients of micro-batches are summed in fp32 in a tree over their number, so that any number of "
        "ranks, one too, gives the same bits; fast: in the order that costs nothing")
       .one_of({"fast", "reproducible"});
-  t.add("transfers", &ParallelOptions::transfers,
-        "none: steps move no bytes between ranks, which shows what transfers cost; results are wrong, and nothing is "
-        "saved or exported")
-      .one_of({"all", "none"});
+  t.add("unhidden_steps", &ParallelOptions::unhidden_steps,
+        "steps that several ranks make once more at the end, when all is saved, without moving bytes: what transfers "
+        "add to a step is in the last line of the log; 0: none")
+      .at_least(0)
+      .at_most(1000);
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);

@@ -141,8 +141,6 @@ SectionSchema parallel_section() {
       if (const auto& id = values.get<std::string>(key); id != "none" && communicator == "none")
         findings.emplace_back(
             key, "found " + shortened(to_string(OptionValue(id))) + " without a communicator, expected \"none\"");
-    if (values.get<std::string>("transfers") == "none" && values.get<std::string>("reduction") != "fast")
-      findings.emplace_back("transfers", "found \"none\" with sums in a tree, expected reduction = \"fast\"");
     return findings;
   };
   return schema;

@@ -29,7 +29,6 @@ class Ranks {
 
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
-  int local_rank() const { return place_.local_rank; }
   /// Whether this is rank 0, which alone writes to the run directory and to the console.
   bool leads() const { return place_.rank == 0; }
 
@@ -47,6 +46,9 @@ class Ranks {
   void lead(Engine& engine, const std::function<void()>& work);
 
   // ---- on devices ----
+  /// Opens this rank's unit: `first` and those behind it are the ranks' of this machine, or the only one that is
+  /// visible is its own; collective. Throws a config error, on all ranks, that names two which would share one.
+  void open(Device& device, std::int64_t first);
   /// Connects the communicator; collective. It and `device` outlive this. Throws a communication error when it made
   /// another group than it was asked for.
   void connect(Communicator& communicator, Device& device);

@@ -74,8 +74,9 @@ UnitCount count_units() {
 
 GpuFacts planned_facts(const CudaOptions& options) {
   GpuFacts facts;
+  const int units = count_units().count;
   if (options.assume == "auto") {
-    facts = count_units().count > 0 ? facts_of_unit(0) : facts_of(gpu_models().front());
+    facts = units > 0 ? facts_of_unit(0) : facts_of(gpu_models().front());
   } else {
     for (const GpuModel& model : gpu_models())
       if (model.id == options.assume) facts = facts_of(model);
@@ -87,6 +88,7 @@ GpuFacts planned_facts(const CudaOptions& options) {
                         : options.products == "own" ? ProductChoice::own
                                                     : ProductChoice::library;
   facts.cuda.wgmma = facts.cuda.compute_capability == 90 && has_hopper_code();
+  facts.device.units = std::max(units, 1);
   if (options.memory > 0) facts.device.memory_bytes = static_cast<std::size_t>(options.memory) << 20;
   return facts;
 }
@@ -182,6 +184,7 @@ void CudaDevice::open(int ordinal) {
             (here.cuda.compute_capability == 90 ? "a" : ""));
   ordinal_ = ordinal;
   facts_.device.numa_node = numa_node_of(bus_id());
+  facts_.device.unit = here.device.unit;
   memory_ = std::make_unique<ShareableMemory>(ordinal);
   int lowest = 0, highest = 0;
   QUERN_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));

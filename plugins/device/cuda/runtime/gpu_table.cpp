@@ -131,6 +131,11 @@ GpuFacts facts_of_unit(int ordinal) {
   facts.cuda.shared_bytes = properties.sharedMemPerBlockOptin;
   facts.device.id = "cuda";
   facts.device.name = properties.name;
+  facts.device.unit = "GPU-";
+  for (const char byte : properties.uuid.bytes) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    facts.device.unit += {kDigits[byte >> 4 & 15], kDigits[byte & 15]};
+  }
   set_memory(facts.device, static_cast<double>(properties.totalGlobalMem) / (1u << 30));
   facts.device.can_capture = true;
   if (model == nullptr) estimate_rates(ordinal, facts);
