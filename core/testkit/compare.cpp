@@ -1,7 +1,6 @@
 #include "quern/testkit/compare.h"
 
 #include <cmath>
-#include <cstring>
 #include <numbers>
 
 #include "quern/error.h"

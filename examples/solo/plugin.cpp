@@ -70,8 +70,7 @@ class Solo final : public Communicator {
   Options options_;
   Device* device_ = nullptr;  // of the run, which outlives its communicator's collectives
   std::int64_t calls_ = 0;
-  CommunicatorTraits traits_{
-      .id = "solo", .can_capture = true, .needs_peer_access = false, .host_staged = false, .sums_in_rank_order = true};
+  CommunicatorTraits traits_{.id = "solo", .can_capture = true, .sums_in_rank_order = true};
 };
 
 }  // namespace

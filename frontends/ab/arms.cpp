@@ -1,7 +1,5 @@
 #include "ab/arms.h"
 
-#include <algorithm>
-
 #include "base/format.h"
 #include "quern/error.h"
 

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
-#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <mutex>

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "base/files/test_directory.h"
-#include "checkpoint/names.h"
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern::fuzz {

@@ -1,8 +1,7 @@
 // A token file of any format: the first byte says whether it is read as headerless, the rest is the file.
-#include <algorithm>
 
-#include "data/sources/token_source.h"
 #include "data/tokens/token_file.h"
+#include "data/sources/token_source.h"
 #include "fuzz.h"
 
 using namespace quern;

@@ -19,8 +19,6 @@ enum class Reduction : std::uint8_t { sum, maximum };
 struct CommunicatorTraits {
   std::string id;
   bool can_capture = false;  ///< collectives may be part of a captured graph
-  bool needs_peer_access = false;
-  bool host_staged = false;  ///< data passes through host memory
   /// Device memory that it takes beside the arena: own_bytes, and peer_bytes for each rank.
   std::size_t own_bytes = 0, peer_bytes = 0;
   /// Sums add rank 0's elements, then rank 1's, and so on, in fp32 (f64: in f64), and round once: the bits of any other

@@ -9,7 +9,6 @@
 
 #include "base/checksum.h"
 #include "base/shorten.h"
-#include "checkpoint/names.h"
 #include "config/document.h"
 #include "quern/error.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/files/json_file.h"
-#include "checkpoint/names.h"
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {

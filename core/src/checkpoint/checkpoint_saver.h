@@ -3,7 +3,6 @@
 // thread. One write at a time; what a write fails with is thrown by the next call here.
 
 #include <future>
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -13,7 +13,7 @@
 #include <map>
 #include <utility>
 
-#include "checkpoint/names.h"
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -1,4 +1,5 @@
 #include "checkpoint/names.h"
+#include "base/shorten.h"
 
 #include <algorithm>
 

@@ -5,8 +5,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/shorten.h"
-
 namespace quern {
 
 /// The first eight, "'a', 'b' and 3 more".

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/checksum.h"
+#include "base/shorten.h"
 #include "checkpoint/half.h"
-#include "checkpoint/names.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 

@@ -3,7 +3,6 @@
 // https://github.com/huggingface/safetensors states the format. Files read are untrusted and checked whole on opening.
 
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>

@@ -2,7 +2,6 @@
 #include "checkpoint/safetensors.h"
 
 #include <cmath>
-#include <numeric>
 
 #include <doctest/doctest.h>
 

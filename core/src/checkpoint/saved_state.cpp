@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <utility>
 
+#include "base/shorten.h"
 #include "checkpoint/changes.h"
-#include "checkpoint/names.h"
 #include "quern/error.h"
 
 namespace quern {

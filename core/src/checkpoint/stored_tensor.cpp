@@ -4,10 +4,9 @@
 #include <array>
 #include <limits>
 #include <tuple>
-#include <utility>
 
 #include "base/files/strict_json.h"
-#include "checkpoint/names.h"
+#include "base/shorten.h"
 #include "quern/error.h"
 
 namespace quern {

@@ -3,7 +3,6 @@
 // over the file. Nothing here knows which sections or keys exist. The text is untrusted: its size and nesting are
 // capped before and while it is parsed.
 
-#include <compare>
 #include <cstdint>
 #include <filesystem>
 #include <map>

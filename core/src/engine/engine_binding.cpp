@@ -5,8 +5,8 @@
 
 #include "engine/engine.h"
 #include "engine/progress.h"
+#include "quern/checked.h"
 #include "quern/error.h"
-#include "quern/numeric.h"
 
 namespace quern {
 

@@ -1,7 +1,6 @@
 #include "generate/generator.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "generate/sampling.h"
 #include "quern/error.h"

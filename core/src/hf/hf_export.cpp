@@ -8,7 +8,7 @@
 
 #include "base/files/durable_file.h"
 #include "base/files/input_file.h"
-#include "checkpoint/names.h"
+#include "base/shorten.h"
 #include "hf/hf_weights.h"
 #include "quern/error.h"
 #include "quern/numeric.h"

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/shorten.h"
 #include "checkpoint/names.h"
 #include "quern/error.h"
 

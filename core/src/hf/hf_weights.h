@@ -6,7 +6,6 @@
 #include <functional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "hf/weight_files.h"
 #include "quern/parameter.h"

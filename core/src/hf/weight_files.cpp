@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/files/json_file.h"
+#include "base/shorten.h"
 #include "checkpoint/names.h"
 #include "quern/error.h"
 

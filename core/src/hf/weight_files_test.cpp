@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
-#include "checkpoint/names.h"
+#include "base/shorten.h"
 #include "checkpoint/test_support.h"
 
 using namespace quern;

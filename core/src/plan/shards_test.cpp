@@ -6,7 +6,6 @@
 #include "plan/laws/check_schedules.h"
 #include "plan/show_schedules.h"
 #include "plan/test_plans.h"
-#include "program/names.h"
 
 using namespace quern;
 

@@ -1,6 +1,5 @@
 // Of every plugin: its options are well described and checked, and it can be made from them.
 #include <cmath>
-#include <limits>
 
 #include "config/resolve.h"
 #include "conformance/contracts.h"

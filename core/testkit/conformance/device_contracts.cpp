@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "conformance/contracts.h"
 #include "conformance/device_ops.h"

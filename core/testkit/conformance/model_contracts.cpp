@@ -2,8 +2,6 @@
 // initialisation near that of a guess, and trainings that repeat and resume bit for bit. fp32 on the oracle.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 

@@ -1,6 +1,5 @@
 // Of offload stores: what is put is got back, at any offset and size, from any slot, and is there after flush.
 #include <cstring>
-#include <numeric>
 
 #include "conformance/contracts.h"
 #include "quern/error.h"

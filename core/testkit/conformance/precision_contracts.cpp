@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 
 #include "conformance/contracts.h"
 #include "conformance/product_run.h"

@@ -22,7 +22,6 @@ class MemcpyCommunicator final : public Communicator {
       : piece_(static_cast<std::size_t>(options.piece_kib) << 10),
         traits_{.id = "memcpy",
                 .can_capture = true,
-                .needs_peer_access = true,
                 .own_bytes = piece_,
                 .peer_bytes = 2 * piece_,
                 .sums_in_rank_order = true,

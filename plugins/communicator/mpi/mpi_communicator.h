@@ -18,7 +18,6 @@ class MpiCommunicator final : public Communicator {
   explicit MpiCommunicator(const MpiOptions& options)
       : piece_(static_cast<std::size_t>(options.piece_kib) << 10),
         traits_{.id = "mpi",
-                .host_staged = true,
                 .peer_bytes = options.staging == "pinned" ? piece_ : 2 * piece_,
                 .sums_in_rank_order = true,
                 .launcher = "mpirun"},

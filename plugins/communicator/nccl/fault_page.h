@@ -2,7 +2,6 @@
 // What the ranks of one machine tell each other of faults: a page of text for each, in a file that all map. Nobody
 // waits for it, so that a rank which comes late still finds why the others have gone.
 
-#include <cstddef>
 #include <optional>
 #include <string>
 

@@ -2,7 +2,6 @@
 // A file that others wrote: token files, weights, checkpoints. It is read by position and never mapped, since another
 // process may shorten, remove or replace it at any time: that ends in an error, not in a signal.
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

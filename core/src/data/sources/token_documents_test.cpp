@@ -1,6 +1,5 @@
 // Packed documents out of token files: offsets, positions and targets against a plain reading of the file, and the loss
 // mask's alignment with the shifted target in every format.
-#include <algorithm>
 #include <fstream>
 #include <functional>
 #include <map>

@@ -1,7 +1,6 @@
 #include "plan/choice/refusal.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/format.h"
 #include "plan/choice/choose.h"

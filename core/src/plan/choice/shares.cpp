@@ -1,6 +1,5 @@
 #include "plan/choice/shares.h"
 
-#include <iterator>
 #include <optional>
 #include <utility>
 

@@ -2,7 +2,6 @@
 #include "plan/laws/check_schedules.h"
 
 #include <algorithm>
-#include <set>
 
 #include <doctest/doctest.h>
 

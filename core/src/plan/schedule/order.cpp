@@ -1,8 +1,6 @@
 #include "plan/schedule/order.h"
 #include "program/names.h"
 
-#include <algorithm>
-
 namespace quern {
 
 namespace {

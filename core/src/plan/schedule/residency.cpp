@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "quern/checked.h"
 #include "quern/error.h"
-#include "quern/numeric.h"
 
 namespace quern {
 

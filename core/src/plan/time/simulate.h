@@ -2,7 +2,6 @@
 // How long a schedule takes: its actions run over lanes at the device's stated or measured rates, each lane one action
 // at a time, waiting for events as the schedule says.
 
-#include <string>
 #include <vector>
 
 #include "plan/plan.h"

@@ -1,6 +1,5 @@
 #include "program/passes/differentiate.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "program/passes/fuse.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <utility>
 

@@ -1,7 +1,6 @@
 // Fusion patterns: their text form, and the op kind that a pattern stands for.
 #include <algorithm>
 #include <cctype>
-#include <set>
 #include <utility>
 
 #include "program/passes/fuse.h"

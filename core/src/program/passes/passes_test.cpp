@@ -2,7 +2,6 @@
 // promises keep the gradients' bits is checked by running them (tests/).
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <set>
 
 #include <doctest/doctest.h>

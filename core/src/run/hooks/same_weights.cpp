@@ -1,7 +1,6 @@
 #include "run/hooks/same_weights.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/checksum.h"
 #include "quern/error.h"

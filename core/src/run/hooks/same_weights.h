@@ -2,7 +2,6 @@
 // Finds corruption that nothing else notices: every parallel.check_every steps the ranks compare checksums of the
 // weights that all of them have.
 
-#include <optional>
 #include <string>
 #include <vector>
 

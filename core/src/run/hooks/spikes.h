@@ -2,7 +2,6 @@
 // Losses and gradient norms far above those of the steps before: logged with the data of their step.
 
 #include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <optional>
 #include <string_view>

@@ -14,8 +14,6 @@ SplitCommunicator::SplitCommunicator(std::vector<std::unique_ptr<Communicator>> 
     const CommunicatorTraits& traits = part->traits();
     traits_.id += (traits_.id.empty() ? "" : "+") + traits.id;
     traits_.can_capture = traits_.can_capture && traits.can_capture;
-    traits_.needs_peer_access = traits_.needs_peer_access || traits.needs_peer_access;
-    traits_.host_staged = traits_.host_staged || traits.host_staged;
     traits_.needs_watchdog = traits_.needs_watchdog || traits.needs_watchdog;
     traits_.most_ranks = std::min(traits_.most_ranks, traits.most_ranks);
     if (traits_.launcher.empty()) traits_.launcher = traits.launcher;

@@ -49,8 +49,8 @@ struct Pair {
     std::vector<std::unique_ptr<Communicator>> parts;
     parts.push_back(std::unique_ptr<Communicator>(
         a = new Part(calls, {.id = "a", .can_capture = true, .sums_in_rank_order = true})));
-    parts.push_back(std::unique_ptr<Communicator>(
-        b = new Part(calls, {.id = "b", .host_staged = true, .needs_watchdog = true, .launcher = "mpirun"})));
+    parts.push_back(
+        std::unique_ptr<Communicator>(b = new Part(calls, {.id = "b", .needs_watchdog = true, .launcher = "mpirun"})));
     both = std::make_unique<SplitCommunicator>(std::move(parts), SplitCommunicator::Choice{.all_gather = 1});
   }
 };
@@ -78,7 +78,7 @@ TEST_CASE("collectives go to the part that was chosen, set-up to all, the rest t
                                                 "a unregister", "b unregister"});
   CHECK((both.rank() == 1 && both.size() == 2));
   const CommunicatorTraits& traits = both.traits();
-  CHECK((traits.id == "a+b" && !traits.can_capture && traits.host_staged && traits.needs_watchdog));
+  CHECK((traits.id == "a+b" && !traits.can_capture && traits.needs_watchdog));
   CHECK((traits.sums_in_rank_order && traits.launcher == "mpirun"));
 }
 

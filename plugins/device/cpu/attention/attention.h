@@ -3,8 +3,6 @@
 // matrices.
 
 #include <cstdint>
-#include <span>
-#include <string>
 
 #include "products/blas.h"
 #include "quern/device.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 
 #include "primitives/rows.h"
 #include "primitives/softmax_rows.h"

@@ -4,7 +4,6 @@
 // writing it.
 
 #include <cstdint>
-#include <vector>
 
 #include "primitives/rows.h"
 #include "quern/view.h"

@@ -3,7 +3,6 @@
 // kernel repeats a ladder of dtypes. fp32 rows are used in place, without a copy.
 
 #include <cstdint>
-#include <vector>
 
 #include "quern/view.h"
 

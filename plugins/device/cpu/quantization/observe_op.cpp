@@ -11,7 +11,6 @@
 #include "quern/block_scales.h"
 #include "quern/numeric.h"
 #include "runtime/kernels.h"
-#include "runtime/support.h"
 
 namespace quern::cpu {
 

@@ -4,14 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 
 #include "primitives/rows.h"
 #include "quern/block_scales.h"
 #include "quern/numeric.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
-#include "runtime/support.h"
 
 namespace quern::cpu {
 

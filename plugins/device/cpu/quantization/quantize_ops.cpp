@@ -15,7 +15,6 @@
 #include "quern/step_state.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
-#include "runtime/support.h"
 
 namespace quern::cpu {
 

@@ -1,7 +1,6 @@
 // Quantization against its definition: scales, rounding, the protocol of delayed scales, and what fused forms must
 // keep.
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include <doctest/doctest.h>

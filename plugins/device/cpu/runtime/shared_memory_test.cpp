@@ -4,8 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstring>
-
 #include <doctest/doctest.h>
 
 #include "quern/error.h"

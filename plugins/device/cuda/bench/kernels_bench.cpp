@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <stdexcept>
 
 #include "bench.h"
 #include "bench/peaks.h"

@@ -34,10 +34,5 @@ template <>
 __device__ __forceinline__ bf16 from_float<bf16>(float x) {
   return __float2bfloat16_rn(x);
 }
-/// x on the grid of T, as a float.
-template <class T>
-__device__ __forceinline__ float round_as(float x) {
-  return to_float(from_float<T>(x));
-}
 
 }  // namespace quern::cuda

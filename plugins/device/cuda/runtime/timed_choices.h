@@ -4,7 +4,6 @@
 // in the file and left alone.
 
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -1,8 +1,6 @@
 #pragma once
 // The CPU device under another id, to spoil one thing about it.
 
-#include <functional>
-
 #include "plugin/plugin_host.h"
 #include "quern/testkit/forwarding_device.h"
 

@@ -1,5 +1,4 @@
 // Fault: attention is not masked.
-#include <cmath>
 
 #include "plain.h"
 

@@ -1,7 +1,6 @@
 #pragma once
 // A store in host memory, sound but for what `offset_of` makes of an offset.
 
-#include <cstring>
 #include <vector>
 
 #include "quern/error.h"
