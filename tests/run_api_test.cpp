@@ -6,24 +6,11 @@
 #include <doctest/doctest.h>
 
 #include "end_to_end.h"
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 using namespace quern::testing;
-
-namespace {
-
-std::string refusal(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::config);
-    return error.what();
-  }
-  return "nothing";
-}
-
-}  // namespace
+using testkit::check_refused;
 
 TEST_CASE("steps taken one by one have the bits of a whole run, and a saved run goes on") {
   TinyFiles files;
@@ -78,20 +65,20 @@ TEST_CASE("tensors are read and written by name, and an export has what was writ
   CHECK(exported.evaluate()[0].loss() == doctest::Approx(after).epsilon(1e-3));  // bf16 rounds what is exported
   run.write(name, values);
   CHECK(run.evaluate()[0].loss() == before);
-  CHECK(has(refusal([&] { run.read("master/none"); }), "no such tensor"));
-  CHECK(has(refusal([&] { run.write(name, {values.data(), 3}); }), "expected 2048"));
+  check_refused(ErrorCode::config, {"no such tensor"}, [&] { run.read("master/none"); });
+  check_refused(ErrorCode::config, {"expected 2048"}, [&] { run.write(name, {values.data(), 3}); });
 }
 
 TEST_CASE("a run is opened once, and for what it is then used") {
   TinyFiles files;
   TrainingRun run(files.config());
-  CHECK(has(refusal([&] { run.step(); }), "not open for training"));
-  CHECK(has(refusal([&] { run.evaluate(); }), "not open"));
+  check_refused(ErrorCode::config, {"not open for training"}, [&] { run.step(); });
+  check_refused(ErrorCode::config, {"not open"}, [&] { run.evaluate(); });
   CHECK(has(run.plan_report(), "parameters"));
   CHECK(run.verify_plan() > 0);
   RunRequests requests;
   run.open_for_training(requests);
   run.start();
-  CHECK(has(refusal([&] { run.open_for_evaluation({}); }), "open already"));
-  CHECK(has(refusal([&] { run.generate({{"a", {1}}}, {}); }), "not open for texts"));
+  check_refused(ErrorCode::config, {"open already"}, [&] { run.open_for_evaluation({}); });
+  check_refused(ErrorCode::config, {"not open for texts"}, [&] { run.generate({{"a", {1}}}, {}); });
 }

@@ -10,6 +10,7 @@
 
 #include "base/shorten.h"
 #include "quern/shape.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -47,13 +48,7 @@ TEST_CASE("sizes that 64 bits do not hold are refused instead of wrapped") {
              return Geometry{std::int64_t{1} << 60, 16}.tokens();
            },
            [] { return Dim::tokens(3, 2).at(kMost / 3); }, [] { return rounded_up(kMost - 1, 256); }}) {
-    ErrorCode code = ErrorCode::internal;
-    try {
-      size();
-    } catch (const Error& error) {
-      code = error.code();
-    }
-    CHECK(code == ErrorCode::resources);
+    CHECK(testkit::error_of(size).code() == ErrorCode::resources);
   }
 }
 

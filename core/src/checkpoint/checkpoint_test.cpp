@@ -20,8 +20,11 @@
 #include "base/files/test_directory.h"
 #include "checkpoint/checkpoint_store.h"
 #include "checkpoint/test_support.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::check_refused;
+using testkit::error_of;
 namespace fs = std::filesystem;
 
 namespace {
@@ -116,21 +119,20 @@ TEST_CASE("any changed or missing byte of any file is seen") {
       bad[at] = static_cast<char>(bad[at] ^ 0x04);
       write_text(path + "/" + name, bad);
       CAPTURE(at);
-      Refusal refusal = refusal_of([&] { read_checkpoint(path); });
-      if (refusal.code == ErrorCode{0}) {
+      const std::string refusal = testkit::refusal(ErrorCode::input, [&] { read_checkpoint(path); });
+      if (refusal == "accepted") {
         ++harmless;  // only white space between tokens can change without meaning
         CHECK(read_checkpoint(path).meta == meta_of(3));
       } else {
-        CHECK(refusal.code == ErrorCode::input);
-        CHECK(refusal.holds(path));
+        testkit::check_holds(refusal, {path});
       }
       if (at % 16 != 0) continue;
       write_text(path + "/" + name, good.substr(0, at));
-      CHECK_REFUSED(input, path, read_checkpoint(path));
+      check_refused(ErrorCode::input, {path}, [&] { read_checkpoint(path); });
     }
     CHECK(harmless == 0);
     fs::remove(path + "/" + name);
-    CHECK_REFUSED(input, name, read_checkpoint(path));
+    check_refused(ErrorCode::input, {name}, [&] { read_checkpoint(path); });
     write_text(path + "/" + name, good);
   }
   CHECK(read_checkpoint(path).meta == meta_of(3));
@@ -142,7 +144,7 @@ TEST_CASE("a state.json that is whole but not of this format is refused") {
   for (const char* text : {"", "{}", "[]", "{\"format\":\"other\"}", "{\"format\":\"quern checkpoint\",\"version\":2}",
                            "{\"format\":\"quern checkpoint\",\"version\":1}", "{\"a\":1,\"a\":1}"}) {
     write_text(path + "/state.json", text);
-    CHECK_REFUSED(input, "state.json", read_checkpoint(path));
+    check_refused(ErrorCode::input, {"state.json"}, [&] { read_checkpoint(path); });
   }
 }
 
@@ -167,10 +169,10 @@ TEST_CASE("a count in state.json that is no whole number of its range is refused
       const std::string path = write_step(run.path(), 3);
       change_state(path, [&](nlohmann::json& state) { count(state) = nlohmann::json::parse(value); });
       const std::string found = nlohmann::json::parse(value).dump();
-      CHECK_REFUSED(input,
-                    path + "/state.json: " + key + ": found " + found +
-                        ", expected a whole number from 0 to 9223372036854775807; resume from an older checkpoint",
-                    read_checkpoint(path));
+      check_refused(ErrorCode::input,
+                    {path + "/state.json: " + key + ": found " + found +
+                     ", expected a whole number from 0 to 9223372036854775807; resume from an older checkpoint"},
+                    [&] { read_checkpoint(path); });
       CHECK(find_newest(run.path()).skipped.size() == 1);
     }
   }
@@ -357,19 +359,17 @@ TEST_CASE("a write that fails leaves nothing new and names the path") {
   ::getrlimit(RLIMIT_FSIZE, &old);
   rlimit small{8192, old.rlim_max};
   ::setrlimit(RLIMIT_FSIZE, &small);
-  Refusal refusal = refusal_of([&] { write_checkpoint(run.path(), meta_of(2), views); });
+  const Error error = error_of([&] { write_checkpoint(run.path(), meta_of(2), views); });
   ::setrlimit(RLIMIT_FSIZE, &old);
   ::signal(SIGXFSZ, old_handler);
-  CAPTURE(refusal.text);
-  CHECK(refusal.code == ErrorCode::resources);
-  CHECK(refusal.holds(checkpoint_path(run.path(), 2) + "/tensors.safetensors: "));  // no temporary name
-  CHECK(refusal.holds("File too large"));
+  CHECK(error.code() == ErrorCode::resources);
+  testkit::check_holds(error.what(), {checkpoint_path(run.path(), 2) + "/tensors.safetensors: ", "File too large"});
   CHECK(names_in(run / "checkpoints") == std::vector<std::string>{"step-00000001"});
   write_text(run / "file", "");
-  CHECK_REFUSED(resources, run / "file", write_step(run / "file", 1));
+  check_refused(ErrorCode::resources, {run / "file"}, [&] { write_step(run / "file", 1); });
   CheckpointMeta binary = meta_of(2);
   binary.data_state = "\xff";
-  CHECK_REFUSED(internal, "not UTF-8", write_checkpoint(run.path(), binary, {}));
+  check_refused(ErrorCode::internal, {"not UTF-8"}, [&] { write_checkpoint(run.path(), binary, {}); });
   CHECK(names_in(run / "checkpoints") == std::vector<std::string>{"step-00000001"});
 }
 
@@ -377,20 +377,21 @@ TEST_CASE("one run at a time writes into a directory") {
   TestDirectory directory;
   {
     RunLock lock(directory / "run");
-    CHECK_REFUSED(resources, "another run writes into this directory: found process " + std::to_string(::getpid()),
-                  RunLock(directory / "run"));
+    check_refused(ErrorCode::resources,
+                  {"another run writes into this directory: found process " + std::to_string(::getpid())},
+                  [&] { RunLock(directory / "run"); });
     RunLock other(directory / "other");
   }
   RunLock again(directory / "run");
   fs::remove(directory / "run/.lock");
-  CHECK_REFUSED(resources, "another run writes into this directory", RunLock(directory / "run"));
+  check_refused(ErrorCode::resources, {"another run writes into this directory"}, [&] { RunLock(directory / "run"); });
   pid_t child = ::fork();
-  if (child == 0) ::_exit(refusal_of([&] { RunLock lock(directory / "run"); }).code == ErrorCode::resources ? 0 : 1);
+  if (child == 0) ::_exit(error_of([&] { RunLock lock(directory / "run"); }).code() == ErrorCode::resources ? 0 : 1);
   int status = -1;
   ::waitpid(child, &status, 0);
   CHECK(status == 0);
   write_text(directory / "file", "");
-  CHECK_REFUSED(resources, directory / "file", RunLock(directory / "file"));
+  check_refused(ErrorCode::resources, {directory / "file"}, [&] { RunLock(directory / "file"); });
 }
 
 TEST_CASE("a lock follows its directory, and takes a new one in the place of one that is gone") {
@@ -406,10 +407,10 @@ TEST_CASE("a lock follows its directory, and takes a new one in the place of one
     fs::remove_all(moved);
     for (int again : {1, 2}) {
       CAPTURE(again);
-      CHECK_REFUSED(resources, "another run writes into this directory", lock.directory());
+      check_refused(ErrorCode::resources, {"another run writes into this directory"}, [&] { lock.directory(); });
     }
     fs::remove_all(run);
   }
   CHECK(lock.directory() == run);
-  CHECK_REFUSED(resources, "another run writes into this directory", RunLock second(run));
+  check_refused(ErrorCode::resources, {"another run writes into this directory"}, [&] { RunLock second(run); });
 }

@@ -1,14 +1,11 @@
 #pragma once
-// What the tests of this folder share: raw safetensors files, texts of files, and the refusal of an action.
+// What the tests of this folder share: raw safetensors files, and texts of files.
 
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <sstream>
 #include <string>
-
-#include "quern/error.h"
 
 namespace quern {
 
@@ -30,29 +27,4 @@ inline std::string raw_safetensors(const std::string& header, std::size_t data_b
   return text + header + std::string(data_bytes, '\0');
 }
 
-struct Refusal {
-  ErrorCode code = ErrorCode{0};
-  std::string text = "accepted";
-  bool holds(const std::string& words) const { return text.find(words) != std::string::npos; }
-};
-
-inline Refusal refusal_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  }
-  return {};
-}
-
 }  // namespace quern
-
-/// Expects an error of that code whose message holds `words`.
-#define CHECK_REFUSED(expected_code, words, ...)                          \
-  do {                                                                    \
-    ::quern::Refusal refusal = ::quern::refusal_of([&] { __VA_ARGS__; }); \
-    CAPTURE(refusal.text);                                                \
-    CAPTURE(std::string(words));                                          \
-    CHECK(refusal.code == ::quern::ErrorCode::expected_code);             \
-    CHECK(refusal.holds(words));                                          \
-  } while (false)

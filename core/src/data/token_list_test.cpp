@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <functional>
 #include <set>
 
 #include <doctest/doctest.h>
@@ -18,8 +17,10 @@
 #include "quern/error.h"
 #include "quern/options.h"
 #include "quern/random.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::check_refused;
 
 namespace {
 
@@ -55,21 +56,6 @@ std::vector<std::int32_t> firsts(DataSource& source, int batches) {
     }
   }
   return tokens;
-}
-
-void check_fails(ErrorCode code, const std::vector<std::string>& parts, const std::function<void()>& action) {
-  try {
-    action();
-    FAIL_CHECK("accepted: " << parts[0]);
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    CAPTURE(text);
-    CHECK(error.code() == code);
-    for (const std::string& part : parts) {
-      CAPTURE(part);
-      CHECK(text.find(part) != std::string::npos);
-    }
-  }
 }
 
 template <class T>
@@ -126,7 +112,7 @@ TEST_CASE("patterns give their files in the order of their bytes, paths themselv
   CHECK(names("?.tok") == std::vector<std::string>{"B.tok", "a.tok", "b.tok"});
   CHECK(names("a[1].tok") == std::vector<std::string>{"a[1].tok"});  // a file of that name comes first
   CHECK(names("absent.tok") == std::vector<std::string>{"absent.tok"});
-  check_fails(ErrorCode::input, {"key: no file matches", "*.nothing"}, [&] { names("*.nothing"); });
+  check_refused(ErrorCode::input, {"key: no file matches", "*.nothing"}, [&] { names("*.nothing"); });
 }
 
 TEST_CASE("one path, a list and a pattern of the same files are the same data") {
@@ -194,7 +180,7 @@ TEST_CASE("a list that changed since the checkpoint is refused, and the file tha
   TokenDatasetOptions options{.train = {a, b}, .validation = {}, .weights = {1, 2}};
   std::string state = open_training(options)->save_state();
   auto refused = [&](const TokenDatasetOptions& now, const std::vector<std::string>& parts) {
-    check_fails(ErrorCode::input, parts, [&] { open_training(now)->load_state(state); });
+    check_refused(ErrorCode::input, parts, [&] { open_training(now)->load_state(state); });
   };
   refused({.train = {b, a}, .validation = {}, .weights = {1, 2}}, {b, "changed since the checkpoint: checksum"});
   refused({.train = {a}}, {"data.tokens.train", "changed since the checkpoint: files: found 1, expected 2"});
@@ -211,17 +197,17 @@ TEST_CASE("what is wrong with a list is said of the file or the key") {
   TestDirectory directory;
   std::string a = make_file(directory / "a.tok", 0, 6), other = make_file(directory / "b.tok", 0, 6, 70000),
               small = make_file(directory / "c.tok", 0, 0);
-  check_fails(ErrorCode::input, {other, "another vocabulary than that of " + a, "found 70000, expected 100000"}, [&] {
+  check_refused(ErrorCode::input, {other, "another vocabulary than that of " + a, "found 70000, expected 100000"}, [&] {
     open_training({.train = {a, other}});
   });
-  check_fails(ErrorCode::input, {small, "shorter than one sequence"}, [&] { open_training({.train = {a, small}}); });
-  check_fails(ErrorCode::config, {"data.tokens.weights", "found 1, expected 2"}, [&] {
+  check_refused(ErrorCode::input, {small, "shorter than one sequence"}, [&] { open_training({.train = {a, small}}); });
+  check_refused(ErrorCode::config, {"data.tokens.weights", "found 1, expected 2"}, [&] {
     open_training({.train = {a, a}, .validation = {}, .weights = {1}});
   });
-  check_fails(ErrorCode::config, {"data.tokens.weights", "weight 2 is too small"}, [&] {
+  check_refused(ErrorCode::config, {"data.tokens.weights", "weight 2 is too small"}, [&] {
     open_training({.train = {a, a}, .validation = {}, .weights = {1, 1e-9}});
   });
-  check_fails(ErrorCode::config, {"data.tokens.train: no token file is named"}, [&] { open_training({}); });
+  check_refused(ErrorCode::config, {"data.tokens.train: no token file is named"}, [&] { open_training({}); });
 }
 
 // ---- files of other programs ----
@@ -245,7 +231,7 @@ TEST_CASE("BIN.TOK and bare files give the tokens of quern's") {
   CHECK(open_training(headerless, 0)->vocabulary() == 65536);
   CHECK(open_training({.train = {v1}}, 0)->vocabulary() == 2147483647);
   // A token that the model does not have is found when its batch is made.
-  check_fails(ErrorCode::input, {"v1", "is not in the vocabulary", "below 40"}, [&] {
+  check_refused(ErrorCode::input, {"v1", "is not in the vocabulary", "below 40"}, [&] {
     auto source = open_training({.train = {v1}}, 40);
     Batch batch;
     for (int i = 0; i < 3; ++i) source->next(batch);
@@ -257,8 +243,8 @@ TEST_CASE("faults of BIN.TOK and bare files are refused with what was found") {
   const std::string path = directory / "tokens", payload = tokens_32(0, 64);
   auto refused = [&](const std::string& text, const std::string& words, const std::string& format = "auto") {
     write_text(path, text);
-    check_fails(ErrorCode::input, {path, words},
-                [&] { open_training({.train = {path}, .validation = {}, .weights = {}, .format = format}); });
+    check_refused(ErrorCode::input, {path, words},
+                  [&] { open_training({.train = {path}, .validation = {}, .weights = {}, .format = format}); });
   };
   refused(llmq_header(2, 4, 64, 100).substr(0, 1023), "not a whole BIN.TOK file: found 1023 bytes");
   refused("BIN.TOK\n", "not a whole BIN.TOK file: found 8 bytes");
@@ -276,8 +262,8 @@ TEST_CASE("faults of BIN.TOK and bare files are refused with what was found") {
   refused("abc", "not a file of u16 tokens: found 3 bytes", "uint16");
   refused(llmq_header(2, 4, 64, 100) + payload, "has a header, so it is not headerless: found BIN.TOK", "uint16");
   make_file(path, 0, 6);
-  check_fails(ErrorCode::input, {"has a header", "QUERNTOK"},
-              [&] { open_training({.train = {path}, .validation = {}, .weights = {}, .format = "uint16"}); });
+  check_refused(ErrorCode::input, {"has a header", "QUERNTOK"},
+                [&] { open_training({.train = {path}, .validation = {}, .weights = {}, .format = "uint16"}); });
   refused(payload, "not a token file: found another magic number, expected QUERNTOK or BIN.TOK");
 }
 
@@ -327,8 +313,8 @@ TEST_CASE("a file without a checksum that changed since the checkpoint is found 
     file.seekp(1024 + 4 * changed);
     file.put('\x7f');
     file.close();
-    check_fails(ErrorCode::input, {path, "changed since the checkpoint: checksum"},
-                [&] { open_training({.train = {path}}, 0)->load_state(state); });
+    check_refused(ErrorCode::input, {path, "changed since the checkpoint: checksum"},
+                  [&] { open_training({.train = {path}}, 0)->load_state(state); });
   }
 }
 
@@ -370,7 +356,7 @@ TEST_CASE("files of more than 2^31 tokens are read to their end") {
                 {mask_at + target / 8, std::string(1, static_cast<char>(1 << target % 8))}});
   check_last();
   write_sparse(path, size - 8, {{0, head}});
-  check_fails(ErrorCode::input, {path, "file is truncated"}, [&] { TokenFileSource(options, {1, 10}, 1); });
+  check_refused(ErrorCode::input, {path, "file is truncated"}, [&] { TokenFileSource(options, {1, 10}, 1); });
 
   options.reading.format = TokenFormat::uint16;
   write_sparse(path, 2 * kCount, {{2 * (windows - 1) * 10, last}});

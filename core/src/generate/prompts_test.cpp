@@ -6,26 +6,10 @@
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
-
-namespace {
-
-template <class F>
-void check_refused(F&& f, const std::string& part) {
-  try {
-    f();
-    FAIL("accepted");
-  } catch (const Error& error) {
-    CAPTURE(std::string(error.what()));
-    CAPTURE(part);
-    CHECK(error.code() == ErrorCode::input);
-    CHECK(std::string(error.what()).find(part) != std::string::npos);
-  }
-}
-
-}  // namespace
+using testkit::check_refused;
 
 TEST_CASE("tokens as text, there and back") {
   CHECK(parse_tokens("1,2,3", "x") == std::vector<std::int32_t>{1, 2, 3});
@@ -34,7 +18,7 @@ TEST_CASE("tokens as text, there and back") {
   CHECK(tokens_text({}) == "");
   for (const char* bad : {"", ",", "1,", "1,,2", "a", "1 2", "1.5", "0x1", "4294967296"}) {
     CAPTURE(bad);
-    check_refused([&] { parse_tokens(bad, "here"); }, "here: not a list of tokens");
+    check_refused(ErrorCode::input, {"here: not a list of tokens"}, [&] { parse_tokens(bad, "here"); });
   }
 }
 
@@ -55,14 +39,15 @@ TEST_CASE("prompt files: lists or objects, a line each") {
                           "{\"tokens\": 1}", "[1] [2]"}) {
     CAPTURE(bad);
     write(std::string("[1]\n") + bad + "\n");
-    check_refused([&] { read_prompts(path); }, path + ":2: ");
+    check_refused(ErrorCode::input, {path + ":2: "}, [&] { read_prompts(path); });
   }
   write("\n \n");
-  check_refused([&] { read_prompts(path); }, "no prompt");
-  check_refused([&] { prompts_of(directory / "none.jsonl", "x"); },
-                "none.jsonl: cannot be read: found No such file or directory");
-  check_refused([&] { prompts_of(directory.path(), "x"); }, "cannot be read: found Is a directory");
-  check_refused([&] { prompts_of("/dev/zero", "x"); }, "/dev/zero: too large for a file of prompts");
+  check_refused(ErrorCode::input, {"no prompt"}, [&] { read_prompts(path); });
+  check_refused(ErrorCode::input, {"none.jsonl: cannot be read: found No such file or directory"},
+                [&] { prompts_of(directory / "none.jsonl", "x"); });
+  check_refused(ErrorCode::input, {"cannot be read: found Is a directory"}, [&] { prompts_of(directory.path(), "x"); });
+  check_refused(ErrorCode::input, {"/dev/zero: too large for a file of prompts"},
+                [&] { prompts_of("/dev/zero", "x"); });
 }
 
 TEST_CASE("prompts that a model cannot take are refused by name") {
@@ -70,12 +55,12 @@ TEST_CASE("prompts that a model cannot take are refused by name") {
     check_prompts({{"p", std::move(tokens)}}, 10, max_tokens, 8, "the model's positions");
   };
   CHECK_NOTHROW(check({0, 9, 5, 5}, 4));
-  check_refused([&] { check({}, 4); }, "p: empty prompt");
-  check_refused([&] { check({1, 10}, 4); }, "p: token outside of the vocabulary: found 10, expected from 0 to 9");
-  check_refused([&] { check({-1}, 4); }, "found -1");
-  check_refused(
-      [&] {
-        check({1, 2, 3, 4}, 5);
-      },
-      "longer than the model's positions: found 4 + 5 tokens, expected at most 8");
+  check_refused(ErrorCode::input, {"p: empty prompt"}, [&] { check({}, 4); });
+  check_refused(ErrorCode::input, {"p: token outside of the vocabulary: found 10, expected from 0 to 9"}, [&] {
+    check({1, 10}, 4);
+  });
+  check_refused(ErrorCode::input, {"found -1"}, [&] { check({-1}, 4); });
+  check_refused(ErrorCode::input, {"longer than the model's positions: found 4 + 5 tokens, expected at most 8"}, [&] {
+    check({1, 2, 3, 4}, 5);
+  });
 }

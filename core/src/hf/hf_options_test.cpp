@@ -8,9 +8,11 @@
 
 #include <doctest/doctest.h>
 
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::check_holds;
+using testkit::refusal;
 namespace fs = std::filesystem;
 
 namespace {
@@ -47,30 +49,11 @@ OptionValues parse(const std::string& fields) {
   return parse_hf_config("{\"model_type\": \"tiny\"" + (fields.empty() ? "" : ", " + fields) + "}", "c.json", tiny());
 }
 
-template <class Call>
-std::string refusal(ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    CHECK(error.code() == code);
-    return error.what();
-  }
-  return "(accepted)";
-}
-
 std::string refused(const std::string& fields) {
   return refusal(ErrorCode::input, [&] { parse(fields); });
 }
 std::string refused_text(const std::string& text) {
   return refusal(ErrorCode::input, [&] { parse_hf_config(text, "c.json", tiny()); });
-}
-
-bool has(const std::string& text, const std::string& part) {
-  INFO(text);
-  INFO(part);
-  bool found = text.find(part) != std::string::npos;
-  CHECK(found);
-  return found;
 }
 
 struct Folder {
@@ -109,10 +92,10 @@ TEST_CASE("a neutral field with a value that would matter is refused with the re
   CHECK(refused(R"("attention_dropout": 0.1)") ==
         "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout; correct the file, or choose a "
         "model that quern trains");
-  has(refused(R"("pretraining_tp": 2)"), "pretraining_tp: found 2, expected 1");
-  has(refused(R"("layer_types": ["full_attention", "sliding_attention"])"), "expected \"full_attention\"");
-  has(refused(R"("use_sliding_window": true)"), "use_sliding_window: found true, expected false: no windows");
-  has(refused(R"("attention_dropout": {"p": 0})"), "attention_dropout: found {\"p\":0}");
+  check_holds(refused(R"("pretraining_tp": 2)"), {"pretraining_tp: found 2, expected 1"});
+  check_holds(refused(R"("layer_types": ["full_attention", "sliding_attention"])"), {"expected \"full_attention\""});
+  check_holds(refused(R"("use_sliding_window": true)"), {"use_sliding_window: found true, expected false: no windows"});
+  check_holds(refused(R"("attention_dropout": {"p": 0})"), {"attention_dropout: found {\"p\":0}"});
 }
 
 TEST_CASE("all spellings of rope scaling are one") {
@@ -129,53 +112,52 @@ TEST_CASE("all spellings of rope scaling are one") {
     CHECK(v.get<double>("rope_scaling.factor") == 2.0);
     CHECK(v.all().size() == 3);
   }
-  has(refused(R"("rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5})"), "rope_parameters.rope_theta");
-  has(refused(R"("rope_scaling": {"type": "yarn", "rope_type": "linear"})"), "rope_scaling.type");
-  has(refused(R"("rope_parameters": {"full_attention": {"rope_type": "default"}})"), "rope_parameters.full_attention");
-  has(refused(R"("rope_scaling": {"truncate": false})"), "rope_scaling.truncate: found false, expected true");
-  has(refused(R"("rope_scaling": "linear")"), "rope_scaling: found \"linear\"");
+  check_holds(refused(R"("rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5})"), {"rope_parameters.rope_theta"});
+  check_holds(refused(R"("rope_scaling": {"type": "yarn", "rope_type": "linear"})"), {"rope_scaling.type"});
+  check_holds(refused(R"("rope_parameters": {"full_attention": {"rope_type": "default"}})"),
+              {"rope_parameters.full_attention"});
+  check_holds(refused(R"("rope_scaling": {"truncate": false})"), {"rope_scaling.truncate: found false, expected true"});
+  check_holds(refused(R"("rope_scaling": "linear")"), {"rope_scaling: found \"linear\""});
 }
 
 TEST_CASE("everything that is wrong is reported at once, by name, with the nearest one") {
   std::string text = refused(R"("hiden_size": 64, "hidden_size": "wide", "num_hidden_layers": 0, "hidden_act": "gelu",
                                 "quantization_config": {"bits": 4}, "rms_norm_eps": [1], "sliding_windows": 3)");
-  has(text, "c.json: 7 fields cannot be used:");
-  has(text, "hiden_size: found 64, which tiny in quern does not honour; nearest name `hidden_size`");
-  has(text, "hidden_size: wrong type, found \"wide\"");
-  has(text, "num_hidden_layers: out of range, found 0");
-  has(text, "hidden_act: not a choice, found \"gelu\"");
-  has(text, "quantization_config: found {\"bits\":4}, which tiny in quern does not honour");
-  has(text, "rms_norm_eps: wrong type");
-  has(text, "nearest name `sliding_window`");
+  check_holds(text, {"c.json: 7 fields cannot be used:",
+                     "hiden_size: found 64, which tiny in quern does not honour; nearest name `hidden_size`",
+                     "hidden_size: wrong type, found \"wide\"", "num_hidden_layers: out of range, found 0",
+                     "hidden_act: not a choice, found \"gelu\"",
+                     "quantization_config: found {\"bits\":4}, which tiny in quern does not honour",
+                     "rms_norm_eps: wrong type", "nearest name `sliding_window`"});
 }
 
 TEST_CASE("the model type must be there and right") {
-  has(refused_text("{}"), "model_type: missing, expected \"tiny\"");
-  has(refused_text(R"({"model_type": "llama"})"),
-      "model_type: found \"llama\", expected \"tiny\"; choose the model plugin of that type");
-  has(refused_text(R"({"model_type": 3})"), "model_type: found 3");
+  check_holds(refused_text("{}"), {"model_type: missing, expected \"tiny\""});
+  check_holds(refused_text(R"({"model_type": "llama"})"),
+              {"model_type: found \"llama\", expected \"tiny\"; choose the model plugin of that type"});
+  check_holds(refused_text(R"({"model_type": 3})"), {"model_type: found 3"});
 }
 
 TEST_CASE("text that is no sound JSON object is refused") {
   for (const char* text : {"", "{", "[]", "3", "null", "{\"a\" 1}", "{\"hidden_size\": NaN}",
                            "{\"hidden_size\": 1e999}", "{} {}", "\xff\xfe{}", "{\"a\": \"\xc3\"}"}) {
     CAPTURE(text);
-    has(refused_text(text), "c.json: not ");
+    check_holds(refused_text(text), {"c.json: not "});
   }
-  has(refused_text("{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}"),
-      "nested too deep: found more than 8 levels");
+  check_holds(refused_text("{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}"),
+              {"nested too deep: found more than 8 levels"});
   std::string objects;
   for (int i = 0; i < 5000; ++i) objects += "{\"a\":";
-  has(refused_text(objects), "nested too deep");
-  has(refused(R"("hidden_size": 64, "hidden_size": 128)"), "a name stands twice in JSON: found 'hidden_size'");
-  has(refused(R"("hidden_size": 18446744073709551615)"), "hidden_size: wrong type");
-  has(refused(R"("hidden_size": 9223372036854775807)"), "hidden_size: out of range");
-  has(refused(R"("long": ")" + std::string(5000, 'x') + "\""), "...");
+  check_holds(refused_text(objects), {"nested too deep"});
+  check_holds(refused(R"("hidden_size": 64, "hidden_size": 128)"),
+              {"a name stands twice in JSON: found 'hidden_size'"});
+  check_holds(refused(R"("hidden_size": 18446744073709551615)"), {"hidden_size: wrong type"});
+  check_holds(refused(R"("hidden_size": 9223372036854775807)"), {"hidden_size: out of range"});
+  check_holds(refused(R"("long": ")" + std::string(5000, 'x') + "\""), {"..."});
   std::string many = '"' + std::string(5000, 'k') + "\": 1";
   for (int i = 0; i < 5000; ++i) many += ", \"k" + std::to_string(i) + "\": \"\\u001b[2J\"";
   std::string text = refused(many);
-  has(text, "5001 fields cannot be used");
-  has(text, "and 4951 more");
+  check_holds(text, {"5001 fields cannot be used", "and 4951 more"});
   CHECK(text.size() < 10000);
   CHECK(text.find('\x1b') == std::string::npos);
 }
@@ -183,15 +165,15 @@ TEST_CASE("text that is no sound JSON object is refused") {
 TEST_CASE("a file, or the folder that has it, is read, what cannot be is an input error that names it") {
   Folder folder;
   auto read = [&](const std::string& name) { return read_hf_config(folder.path / name, tiny()); };
-  has(refusal(ErrorCode::input, [&] { read("none.json"); }), "none.json: no such file");
-  has(refusal(ErrorCode::input, [&] { read(""); }), "config.json: no such file");
+  check_holds(refusal(ErrorCode::input, [&] { read("none.json"); }), {"none.json: no such file"});
+  check_holds(refusal(ErrorCode::input, [&] { read(""); }), {"config.json: no such file"});
   folder.write("config.json", R"({"model_type": "tiny", "hidden_size": 7})");
   CHECK(read("").get<std::int64_t>("hidden_size") == 7);
   CHECK(read("config.json").get<std::int64_t>("hidden_size") == 7);
   fs::create_directories(folder.path / "odd" / "config.json");
-  has(refusal(ErrorCode::input, [&] { read("odd"); }), "config.json: not a regular file");
+  check_holds(refusal(ErrorCode::input, [&] { read("odd"); }), {"config.json: not a regular file"});
   folder.write("large.json", "{\"model_type\": \"tiny\"" + std::string(1 << 20, ' ') + "}");
-  has(refusal(ErrorCode::input, [&] { read("large.json"); }), "larger than 1 MiB");
+  check_holds(refusal(ErrorCode::input, [&] { read("large.json"); }), {"larger than 1 MiB"});
 }
 
 TEST_CASE("TOML keys win over config.json, which wins over the defaults") {
@@ -214,15 +196,13 @@ TEST_CASE("TOML keys win over config.json, which wins over the defaults") {
 
 TEST_CASE("a required option that neither gives, and a bad value, are config errors") {
   std::string text = refusal(ErrorCode::config, [] { model_options({}, tiny()); });
-  has(text, "model.tiny");
-  has(text, "hidden_size: missing, expected an integer from 1 to 4096");
-  has(text, "name a config.json in model.config");
+  check_holds(text, {"model.tiny", "hidden_size: missing, expected an integer from 1 to 4096",
+                     "name a config.json in model.config"});
   OptionValues bad;
   bad.set("hidden_size", std::int64_t{5000});
   bad.set("rope_theta", 0.5);
   text = refusal(ErrorCode::config, [&] { model_options(bad, tiny()); });
-  has(text, "hidden_size: out of range");
-  has(text, "rope_theta: out of range");
+  check_holds(text, {"hidden_size: out of range", "rope_theta: out of range"});
 }
 
 TEST_CASE("what is written reads back the same") {
@@ -235,6 +215,5 @@ TEST_CASE("what is written reads back the same") {
   fields.set("rope_scaling.factor", 8.0);
   std::string text = write_hf_config(tiny(), fields);
   CHECK(parse_hf_config(text, "c.json", tiny()).all() == fields.all());
-  has(text, "\"TinyForCausalLM\"");
-  has(text, "\"factor\": 8.0");  // transformers wants a float
+  check_holds(text, {"\"TinyForCausalLM\"", "\"factor\": 8.0"});  // transformers wants a float
 }

@@ -12,8 +12,10 @@
 #include "checkpoint/test_support.h"
 #include "quern/numeric.h"
 #include "quern/testkit/compare.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::check_refused;
 namespace fs = std::filesystem;
 
 namespace {
@@ -133,9 +135,9 @@ TEST_CASE("models that do not fit are refused by name before a value moves") {
   auto refused = [&](const std::string& words, const std::function<void(std::vector<RawTensor>&)>& change) {
     write_model(directory / "model.safetensors", parameters, values, change);
     bool moved = false;
-    CHECK_REFUSED(input, words, import_hf_weights(WeightFiles(directory.path()), parameters, kLayers, [&](auto&&...) {
-                    moved = true;
-                  }));
+    check_refused(ErrorCode::input, {words}, [&] {
+      import_hf_weights(WeightFiles(directory.path()), parameters, kLayers, [&](auto&&...) { moved = true; });
+    });
     CHECK(!moved);
   };
   auto named = [](std::vector<RawTensor>& tensors, const std::string& name) -> RawTensor& {
@@ -183,13 +185,13 @@ TEST_CASE("weights that are not finite numbers are refused by name, read or writ
     Values values = random_values(parameters);
     values.at({"qkv.weight", 1})[6 * 5 + 3] = values.at({"qkv.weight", 1})[6 * 5 + 9] = bad;
     write_model(directory / "model.safetensors", parameters, values, [](auto&) {});
-    CHECK_REFUSED(
-        input,
-        "2 of 10 elements of tensor 'model.layers.1.self_attn.k_proj.weight' are not finite, the first at element 3",
-        import_all(directory.path(), parameters));
-    CHECK_REFUSED(
-        numerics, "'model.layers.1.self_attn.k_proj.weight'",
-        export_hf_model(directory / "out", {DType::bf16, "{}", "", ""}, parameters, kLayers, reader_of(values)));
+    check_refused(
+        ErrorCode::input,
+        {"2 of 10 elements of tensor 'model.layers.1.self_attn.k_proj.weight' are not finite, the first at element 3"},
+        [&] { import_all(directory.path(), parameters); });
+    check_refused(ErrorCode::numerics, {"'model.layers.1.self_attn.k_proj.weight'"}, [&] {
+      export_hf_model(directory / "out", {DType::bf16, "{}", "", ""}, parameters, kLayers, reader_of(values));
+    });
     CHECK(!fs::exists(directory / "out"));
     CHECK(directory.entries() == 1);
   }
@@ -201,7 +203,7 @@ TEST_CASE("weights that are not real numbers are refused") {
   SafetensorsWriter writer(directory / "model.safetensors", {{"n", StoredType::i32, {2}}});
   writer.write(std::vector<std::byte>(8));
   writer.finish();
-  CHECK_REFUSED(input, "type of tensor 'n': found I32", import_all(directory.path(), parameters));
+  check_refused(ErrorCode::input, {"type of tensor 'n': found I32"}, [&] { import_all(directory.path(), parameters); });
 }
 
 TEST_CASE("an export replaces an older one whole, copies the tokenizer, and destroys nothing else") {
@@ -211,7 +213,7 @@ TEST_CASE("an export replaces an older one whole, copies the tokenizer, and dest
   fs::create_directory(directory / "tokenizer");
   HfExport what{DType::bf16, "{\"a\":1}", "{\"b\":2}", directory / "tokenizer"};
   auto write = [&] { export_hf_model(directory / "models/out/", what, parameters, kLayers, reader_of(values)); };
-  CHECK_REFUSED(input, "no tokenizer files", write());
+  check_refused(ErrorCode::input, {"no tokenizer files"}, [&] { write(); });
   CHECK(fs::is_empty(directory / "models"));
   write_text(directory / "tokenizer/tokenizer.json", "{}");
   write_text(directory / "tokenizer/merges.txt", "m");
@@ -230,13 +232,13 @@ TEST_CASE("an export replaces an older one whole, copies the tokenizer, and dest
   // A fault while the next one is made leaves the older one as it was.
   values.at({"norm.weight", -1})[0] = std::numeric_limits<float>::quiet_NaN();
   what.config = "{\"a\":3}";
-  CHECK_REFUSED(numerics, "model.norm.weight", write());
+  check_refused(ErrorCode::numerics, {"model.norm.weight"}, [&] { write(); });
   CHECK(read_text(directory / "models/out/config.json") == "{\"a\":2}");
   CHECK(std::distance(fs::directory_iterator(directory / "models"), {}) == 1);
 
   values = random_values(parameters);
   write_text(directory / "models/out/thesis.txt", "years of work");
-  CHECK_REFUSED(resources, "'thesis.txt'", write());
+  check_refused(ErrorCode::resources, {"'thesis.txt'"}, [&] { write(); });
   CHECK(read_text(directory / "models/out/thesis.txt") == "years of work");
 }
 
@@ -251,10 +253,10 @@ TEST_CASE("a model of another program is not replaced, though its files have an 
   write();
   write_model(weights, parameters, values, [](auto&) {});
   const std::string downloaded = read_text(weights);
-  CHECK_REFUSED(resources, "model.safetensors of another program", write());
-  CHECK_REFUSED(resources, "model.safetensors of another program", check_export(out, {}));
+  check_refused(ErrorCode::resources, {"model.safetensors of another program"}, [&] { write(); });
+  check_refused(ErrorCode::resources, {"model.safetensors of another program"}, [&] { check_export(out, {}); });
   CHECK(read_text(weights) == downloaded);
   fs::remove(weights);
-  CHECK_REFUSED(resources, "no model.safetensors", write());  // a tokenizer, perhaps
+  check_refused(ErrorCode::resources, {"no model.safetensors"}, [&] { write(); });  // a tokenizer, perhaps
   CHECK(read_text(out + "/config.json") == "{}");
 }

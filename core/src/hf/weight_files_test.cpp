@@ -8,8 +8,10 @@
 #include "base/files/test_directory.h"
 #include "base/shorten.h"
 #include "checkpoint/test_support.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::check_refused;
 namespace fs = std::filesystem;
 
 namespace {
@@ -52,17 +54,18 @@ TEST_CASE("what is absent or does not agree is named") {
   TestDirectory directory;
   const std::string kLoop = "model.safetensors";
   std::string index = directory / "model.safetensors.index.json";
-  CHECK_REFUSED(input, "no weights: expected model.safetensors", WeightFiles(directory.path()));
+  check_refused(ErrorCode::input, {"no weights: expected model.safetensors"}, [&] { WeightFiles(directory.path()); });
   fs::create_symlink(kLoop, directory / kLoop);
-  CHECK_REFUSED(input, "cannot be read: found Too many levels of symbolic links", WeightFiles(directory.path()));
+  check_refused(ErrorCode::input, {"cannot be read: found Too many levels of symbolic links"},
+                [&] { WeightFiles(directory.path()); });
   fs::remove(directory / kLoop);
   write_text(directory / "pytorch_model.bin", "");
-  CHECK_REFUSED(input, "convert the model to safetensors", WeightFiles(directory.path()));
-  CHECK_REFUSED(input, "cannot be opened", WeightFiles(directory / "none.safetensors"));
+  check_refused(ErrorCode::input, {"convert the model to safetensors"}, [&] { WeightFiles(directory.path()); });
+  check_refused(ErrorCode::input, {"cannot be opened"}, [&] { WeightFiles(directory / "none.safetensors"); });
   write_tensors(directory / "one.safetensors", {"a", "b"});
   auto refused = [&](const std::string& words, const std::string& text) {
     write_text(index, text);
-    CHECK_REFUSED(input, words, WeightFiles(directory.path()));
+    check_refused(ErrorCode::input, {words}, [&] { WeightFiles(directory.path()); });
   };
   refused("one.missing.safetensors: shard is missing",
           index_of(R"("a":"one.safetensors","b":"one.missing.safetensors")"));
@@ -92,7 +95,7 @@ TEST_CASE("an index cannot name files outside its directory") {
   write_tensors(outside / "secret.safetensors", {"a"});
   auto refused = [&](const std::string& words, const std::string& name) {
     write_text(directory / "model.safetensors.index.json", index_of("\"a\":\"" + name + "\""));
-    CHECK_REFUSED(input, words, WeightFiles(directory.path()));
+    check_refused(ErrorCode::input, {words}, [&] { WeightFiles(directory.path()); });
   };
   refused("shard name", outside / "secret.safetensors");
   refused("shard name", "../" + fs::path(outside.path()).filename().string() + "/secret.safetensors");

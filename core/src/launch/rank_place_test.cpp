@@ -5,6 +5,7 @@
 #include <map>
 
 #include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -19,14 +20,11 @@ std::optional<RankPlace> place_in(const Variables& variables) {
   });
 }
 
-std::string refusal_of(const Variables& variables) {
-  try {
-    place_in(variables);
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::config);
-    return error.detail().where;
-  }
-  return "none";
+/// The variable that is refused.
+std::string refused_in(const Variables& variables) {
+  const Error error = testkit::error_of([&] { place_in(variables); });
+  CHECK(error.code() == ErrorCode::config);
+  return error.detail().where;
 }
 
 const Variables kOwn = {
@@ -95,13 +93,13 @@ TEST_CASE("a Slurm job is a rank only in a step of several tasks") {
 }
 
 TEST_CASE("variables that are half set or make no sense are refused by name") {
-  CHECK(refusal_of({{"RANK", "0"}}) == "environment variable WORLD_SIZE");
-  CHECK(refusal_of(without(kTorchrun, "LOCAL_RANK")) == "environment variable LOCAL_RANK");
-  CHECK(refusal_of(with(kOwn, "QUERN_RANK", "4")) == "environment variable QUERN_RANK");
-  CHECK(refusal_of(with(kOwn, "QUERN_RANK", "1x")) == "environment variable QUERN_RANK");
-  CHECK(refusal_of(with(kOwn, "QUERN_RANKS", "")) == "environment variable QUERN_RANKS");
-  CHECK(refusal_of(with(kOwn, "QUERN_LOCAL_RANKS", "5")) == "environment variable QUERN_LOCAL_RANKS");
-  CHECK(refusal_of(with(kMpirun, "OMPI_COMM_WORLD_SIZE", "65537")) == "environment variable OMPI_COMM_WORLD_SIZE");
-  CHECK(refusal_of(with(kSrun, "SLURM_NODEID", "3")) == "environment variable SLURM_STEP_TASKS_PER_NODE");
-  CHECK(refusal_of(without(kSrun, "SLURM_PROCID")) == "environment variable SLURM_PROCID");
+  CHECK(refused_in({{"RANK", "0"}}) == "environment variable WORLD_SIZE");
+  CHECK(refused_in(without(kTorchrun, "LOCAL_RANK")) == "environment variable LOCAL_RANK");
+  CHECK(refused_in(with(kOwn, "QUERN_RANK", "4")) == "environment variable QUERN_RANK");
+  CHECK(refused_in(with(kOwn, "QUERN_RANK", "1x")) == "environment variable QUERN_RANK");
+  CHECK(refused_in(with(kOwn, "QUERN_RANKS", "")) == "environment variable QUERN_RANKS");
+  CHECK(refused_in(with(kOwn, "QUERN_LOCAL_RANKS", "5")) == "environment variable QUERN_LOCAL_RANKS");
+  CHECK(refused_in(with(kMpirun, "OMPI_COMM_WORLD_SIZE", "65537")) == "environment variable OMPI_COMM_WORLD_SIZE");
+  CHECK(refused_in(with(kSrun, "SLURM_NODEID", "3")) == "environment variable SLURM_STEP_TASKS_PER_NODE");
+  CHECK(refused_in(without(kSrun, "SLURM_PROCID")) == "environment variable SLURM_PROCID");
 }

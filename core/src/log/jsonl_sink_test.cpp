@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 namespace fs = std::filesystem;
@@ -108,15 +109,10 @@ TEST_CASE("a log that cannot be opened is a resources error that names it, and w
     for (auto [sink, next] : {std::pair(&chosen, "choose another log.jsonl.path"),
                               {&relative, "choose another log.jsonl.path; it starts at "},
                               {&standard, "choose another log.directory"}}) {
-      try {
-        sink->open({folder, resumed, 1});
-        FAIL("opened");
-      } catch (const Error& error) {
-        CHECK(error.code() == ErrorCode::resources);
-        CHECK(std::string(error.what()).find(".jsonl: the log cannot be opened: found No such file") !=
-              std::string::npos);
-        CHECK(error.detail().next.starts_with(next));
-      }
+      const Error error = testkit::error_of([&] { sink->open({folder, resumed, 1}); });
+      CHECK(error.code() == ErrorCode::resources);
+      testkit::check_holds(error.what(), {".jsonl: the log cannot be opened: found No such file"});
+      CHECK(error.detail().next.starts_with(next));
     }
   }
 }

@@ -11,6 +11,7 @@
 #include "quern/error.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -268,13 +269,7 @@ TEST_CASE("all that a device refuses is listed at once, and what to do about it"
   auto message = [&](bool documents) {
     PlanOptions options = tiny_options();
     options.documents = documents;
-    try {
-      tiny_plan(options, device);
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::resources);
-      return std::string(error.what());
-    }
-    return std::string();
+    return testkit::refusal(ErrorCode::resources, [&] { tiny_plan(options, device); });
   };
   CHECK(
       message(false) ==

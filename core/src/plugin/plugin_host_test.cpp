@@ -8,6 +8,7 @@
 
 #include "base/files/test_directory.h"
 #include "plugin/plugin_file.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -24,13 +25,7 @@ Factory sink_factory(std::string id) {
 }
 
 std::string unknown(PluginHost& host, std::string_view id) {
-  try {
-    host.require("log", id);
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::config);
-    return error.what();
-  }
-  return "(found)";
+  return testkit::refusal(ErrorCode::config, [&] { host.require("log", id); });
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -25,13 +25,7 @@ void check_frequencies(const RopeFrequencies& got, const std::vector<double>& wa
 }
 
 std::string refusal(const RopeConfig& config, std::int64_t head_dim = 16) {
-  try {
-    rope_frequencies(config, head_dim);
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::config);
-    return error.what();
-  }
-  return "";
+  return testkit::refusal(ErrorCode::config, [&] { rope_frequencies(config, head_dim); });
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -14,12 +14,7 @@ const std::vector<std::string> kIds = {
     "RTX-4080", "RTX-4060-Ti-16GB", "RTX-6000-Ada", "L4",    "L40S"};
 
 std::string refusal(const std::string& name) {
-  try {
-    return "found " + gpu_named(name, kIds);
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::config);
-    return error.what();
-  }
+  return testkit::refusal(ErrorCode::config, [&] { gpu_named(name, kIds); });
 }
 
 }  // namespace

@@ -16,9 +16,11 @@
 #include "plugin/plugin_host.h"
 #include "quern/error.h"
 #include "quern/testkit/forwarding_device.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 using namespace quern::memcpy;
+using testkit::check_holds;
 
 namespace {
 
@@ -104,13 +106,6 @@ class Tape : public testkit::ForwardingDevice {
   std::vector<std::function<void()>> works_;
 };
 
-bool has(const std::string& text, const std::string& part) {
-  CAPTURE(text);
-  CAPTURE(part);
-  CHECK(text.find(part) != std::string::npos);
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("ranks meet, exchange messages with descriptors, and leave nothing behind") {
@@ -143,40 +138,41 @@ TEST_CASE("addresses and folders that cannot be used are refused") {
   auto refusal = [](Rendezvous rendezvous) { return fault_of([&] { const Meeting meeting(rendezvous); }); };
   Rendezvous rendezvous = folder.rank(0, 2, 0.1);
   rendezvous.address = "tcp:localhost:4000";
-  has(refusal(rendezvous), "found tcp:localhost:4000, expected file:/FOLDER/NAME");
+  check_holds(refusal(rendezvous), {"found tcp:localhost:4000, expected file:/FOLDER/NAME"});
   rendezvous.address = "file:relative/name";
-  has(refusal(rendezvous), "found file:relative/name");
+  check_holds(refusal(rendezvous), {"found file:relative/name"});
   rendezvous.address = "file:/no/such/folder/name";
-  has(refusal(rendezvous), "no folder to meet in");
+  check_holds(refusal(rendezvous), {"no folder to meet in"});
   for (const mode_t mode : {0750, 0701, 0777}) {
     ::chmod(folder.path().c_str(), mode);
-    has(refusal(folder.rank(0, 2, 0.1)), "others can enter");
-    has(refusal(folder.rank(1, 2, 0.1)), "others can enter");
+    check_holds(refusal(folder.rank(0, 2, 0.1)), {"others can enter"});
+    check_holds(refusal(folder.rank(1, 2, 0.1)), {"others can enter"});
   }
   ::chmod(folder.path().c_str(), 0700);
   std::ofstream(folder / "meeting") << "of a run that died";
-  has(refusal(folder.rank(0, 2, 0.1)), "it, or take another name");
+  check_holds(refusal(folder.rank(0, 2, 0.1)), {"it, or take another name"});
 }
 
 TEST_CASE("ranks that do not come, and groups of two sizes or with a rank twice, are named on every rank") {
   {
     const Folder folder;
     const auto found = faults(2, [&](int rank) { const Meeting meeting(folder.rank(rank, 4, 0.3)); });
-    for (const std::string& text : found) has(text, "of 4 ranks, these did not come within 0.3 s: 2, 3");
+    for (const std::string& text : found) check_holds(text, {"of 4 ranks, these did not come within 0.3 s: 2, 3"});
   }
   {
     const Folder folder;
-    has(fault_of([&] { const Meeting meeting(folder.rank(1, 2, 0.2)); }), "rank 0 did not come within 0.2 s");
+    check_holds(fault_of([&] { const Meeting meeting(folder.rank(1, 2, 0.2)); }), {"rank 0 did not come within 0.2 s"});
   }
   {
     const Folder folder;
     const auto found = faults(2, [&](int rank) { const Meeting meeting(folder.rank(rank, 2 + rank, 5)); });
-    for (const std::string& text : found) has(text, "a rank does not fit the group of 2: it says that it is 1 3");
+    for (const std::string& text : found)
+      check_holds(text, {"a rank does not fit the group of 2: it says that it is 1 3"});
   }
   {
     const Folder folder;
     const auto found = faults(3, [&](int rank) { const Meeting meeting(folder.rank(rank > 0 ? 1 : 0, 3, 5)); });
-    for (const std::string& text : found) has(text, "it says that it is 1 3");
+    for (const std::string& text : found) check_holds(text, {"it says that it is 1 3"});
   }
 }
 
@@ -214,19 +210,19 @@ TEST_CASE("calls and messages that differ are a fault of both ranks, with what e
         std::vector<std::string>(2));
   for (const std::string& text :
        group([&](Board&board, int rank, Stream) { board.compare(call(rank == 0 ? 8 : 9, 0)); }))
-    has(text, " does not do the same: found all_gather of ");
+    check_holds(text, {" does not do the same: found all_gather of "});
   for (const std::string& text :
        group([&](Board&board, int rank, Stream) { board.compare(call(8, rank == 0 ? 0 : 4)); }))
-    has(text, "with other counts or places");
+    check_holds(text, {"with other counts or places"});
   for (const std::string& text :
        group([&](Board&board, int rank, Stream) { board.compare_message(0, 1, rank == 0 ? 40 : 44); }))
-    has(text, " does not do the same: found message of 4");
+    check_holds(text, {" does not do the same: found message of 4"});
   // More calls ahead than are kept: noticed once the other one has come nearly as far.
   for (const std::string& text : group([&](Board&board, int rank, Stream) {
          if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
          for (std::uint64_t number = 0; number < 5000; ++number) board.compare(call(number == 7 ? rank : 1, 0));
        }))
-    has(text, " did something else than rank ");
+    check_holds(text, {" did something else than rank "});
 }
 
 TEST_CASE("a rank that left is named by the one that waits for it") {
@@ -246,7 +242,7 @@ TEST_CASE("a rank that left is named by the one that waits for it") {
     devices[rank]->synchronize(stream);
     found = board.fault().value_or("");
   });
-  has(found, "rank 1 left the group");
+  check_holds(found, {"rank 1 left the group"});
 }
 
 TEST_CASE("a sequence of all calls, enqueued once, does the same each time that it is launched") {

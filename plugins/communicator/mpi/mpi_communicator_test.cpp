@@ -9,28 +9,11 @@
 
 #include "launch/rendezvous/host_group.h"
 #include "plugin/plugin_host.h"
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 using namespace quern::mpi;
-
-namespace {
-
-Error refusal(const Rendezvous& rendezvous) {
-  try {
-    meet(rendezvous);
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorCode::internal, {.what = "met"});
-}
-
-bool has(const Error& error, const std::string& part) {
-  CAPTURE(error.what());
-  return std::string(error.what()).find(part) != std::string::npos;
-}
-
-}  // namespace
+using testkit::check_refused;
 
 // mpirun fails where a rank leaves without MPI_Finalize.
 TEST_CASE("ranks of mpirun: two groups in one process, and a good end") {
@@ -67,19 +50,16 @@ TEST_CASE("ranks of mpirun: two groups in one process, and a good end") {
 TEST_CASE("ranks that mpirun did not start, or several did, are refused") {
   ::unsetenv("PMIX_NAMESPACE");
   ::unsetenv("PMIX_RANK");
-  const Error alone = refusal({.rank = 0, .size = 2, .address = ""});
-  CHECK(alone.code() == ErrorCode::config);
-  CHECK(has(alone, "mpi ranks are started by mpirun"));
-  CHECK(has(alone, "mpirun -n N quern train FILE"));
+  const Rendezvous meeting{.rank = 0, .size = 2, .address = ""};
+  check_refused(ErrorCode::config, {"mpi ranks are started by mpirun", "mpirun -n N quern train FILE"},
+                [&] { meet(meeting); });
 
   ::setenv("PMIX_NAMESPACE", "job-1", 1);
   ::setenv("PMIX_RANK", "0", 1);
-  CHECK(refusal({.rank = 0, .size = 2, .address = ""}).code() == ErrorCode::communication);
+  check_refused(ErrorCode::communication, {}, [&] { meet(meeting); });
   for (const char* other : {"job-2 1 5 here", "job-1 0 5 here", ""}) {
-    const Error mixed = refusal({.rank = 0, .size = 2, .address = "", .exchange = [&](const std::string& own) {
-                                   return std::vector<std::string>{own, other};
-                                 }});
-    CHECK(mixed.code() == ErrorCode::communication);
-    CHECK(has(mixed, "rank 1 is of another mpirun, or is a rank twice"));
+    Rendezvous mixed = meeting;
+    mixed.exchange = [&](const std::string& own) { return std::vector<std::string>{own, other}; };
+    check_refused(ErrorCode::communication, {"rank 1 is of another mpirun, or is a rank twice"}, [&] { meet(mixed); });
   }
 }

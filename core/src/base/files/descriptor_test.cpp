@@ -11,6 +11,7 @@
 
 #include "base/files/test_directory.h"
 #include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 namespace fs = std::filesystem;
@@ -21,15 +22,11 @@ constexpr FileKind kKind{"a table of quern", "{\"table\":"};
 
 void check_refused(const std::string& path, const char* found) {
   CAPTURE(path);
-  try {
-    check_own_file(path, kKind, "choose another");
-    FAIL_CHECK("not refused");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::resources);
-    CHECK(error.detail().where == path);
-    CHECK(error.detail().found == found);
-    CHECK(error.detail().next == "choose another");
-  }
+  const Error error = testkit::error_of([&] { check_own_file(path, kKind, "choose another"); });
+  CHECK(error.code() == ErrorCode::resources);
+  CHECK(error.detail().where == path);
+  CHECK(error.detail().found == found);
+  CHECK(error.detail().next == "choose another");
 }
 
 }  // namespace

@@ -7,29 +7,21 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 
 #include <doctest/doctest.h>
 
 #include "base/files/input_file.h"
 #include "base/files/test_directory.h"
 #include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::error_of;
 namespace fs = std::filesystem;
 
 namespace {
 
 std::string text_of(const std::string& path) { return InputFile(path).text(); }
-
-ErrorCode code_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  return ErrorCode{0};
-}
 
 }  // namespace
 
@@ -63,22 +55,22 @@ TEST_CASE("a failed write names the path and leaves nothing") {
   ::getrlimit(RLIMIT_FSIZE, &old);
   rlimit small{4096, old.rlim_max};
   ::setrlimit(RLIMIT_FSIZE, &small);
-  ErrorCode code = code_of([&] {
+  const Error error = error_of([&] {
     DurableFile file(path);
     file.write(std::string(10000, 'x'));
     file.commit();
   });
   ::setrlimit(RLIMIT_FSIZE, &old);
   ::signal(SIGXFSZ, old_handler);
-  CHECK(code == ErrorCode::resources);
+  CHECK(error.code() == ErrorCode::resources);
   CHECK(directory.entries() == 0);
-  CHECK(code_of([&] { DurableFile file(directory / "no/such/place"); }) == ErrorCode::resources);
+  CHECK(error_of([&] { DurableFile file(directory / "no/such/place"); }).code() == ErrorCode::resources);
   if (::geteuid() == 0) {
     MESSAGE("read-only directory not tried: this user may write anywhere");
     return;
   }
   fs::permissions(directory.path(), fs::perms::owner_read | fs::perms::owner_exec);
-  CHECK(code_of([&] { DurableFile file(path); }) == ErrorCode::resources);
+  CHECK(error_of([&] { DurableFile file(path); }).code() == ErrorCode::resources);
   fs::permissions(directory.path(), fs::perms::owner_all);
 }
 
@@ -120,7 +112,7 @@ TEST_CASE("a directory that takes no files is found out, one that does is left a
   check_writable(directory / "a/b");
   CHECK(fs::is_empty(directory / "a/b"));
   std::ofstream(directory / "file").flush();
-  CHECK(code_of([&] { check_writable(directory / "file"); }) == ErrorCode::resources);
+  CHECK(error_of([&] { check_writable(directory / "file"); }).code() == ErrorCode::resources);
   CHECK_THROWS_WITH(check_writable("/proc/self/fdinfo"),
                     "/proc/self/fdinfo: no file can be written there: found No such file or directory");
 }

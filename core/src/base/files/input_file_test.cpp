@@ -6,7 +6,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <numeric>
 
 #include <doctest/doctest.h>
@@ -14,8 +13,10 @@
 #include "base/files/open_files.h"
 #include "base/files/test_directory.h"
 #include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::check_refused;
 namespace fs = std::filesystem;
 
 namespace {
@@ -31,21 +32,6 @@ std::string read(const InputFile& file, std::uint64_t offset, std::size_t size) 
   std::string bytes(size, '\0');
   file.read(offset, std::as_writable_bytes(std::span(bytes)));
   return bytes;
-}
-
-void check_refused(ErrorCode code, const std::vector<std::string>& parts, const std::function<void()>& action) {
-  std::string message = "accepted";
-  try {
-    action();
-  } catch (const Error& error) {
-    message = error.what();
-    CHECK(error.code() == code);
-  }
-  CAPTURE(message);
-  for (const std::string& part : parts) {
-    CAPTURE(part);
-    CHECK(message.find(part) != std::string::npos);
-  }
 }
 
 }  // namespace

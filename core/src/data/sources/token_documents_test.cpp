@@ -1,17 +1,17 @@
 // Packed documents out of token files: offsets, positions and targets against a plain reading of the file, and the loss
 // mask's alignment with the shifted target in every format.
 #include <fstream>
-#include <functional>
 #include <map>
 
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
 #include "data/sources/token_source.h"
-#include "quern/error.h"
 #include "quern/random.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::check_refused;
 
 namespace {
 
@@ -44,22 +44,6 @@ TokenFileOptions options_for(const std::string& path, bool documents, bool shuff
 template <class T>
 void append(std::string& text, T value) {
   text.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::input);
-    return error.what();
-  }
-  return "accepted";
-}
-
-void check_holds(const std::string& text, const std::string& words) {
-  CAPTURE(text);
-  CAPTURE(words);
-  CHECK(text.find(words) != std::string::npos);
 }
 
 // One batch in the file's order, from window `first` on, against the definition.
@@ -146,8 +130,8 @@ TEST_CASE("resuming anywhere continues packed batches, and joined and masked are
     CHECK(got.documents == want.documents);
   }
   TokenFileSource joined(options_for(path, false, true), {3, 16}, 5);
-  check_holds(refusal([&] { joined.load_state(straight.save_state()); }), "data.documents");
-  check_holds(refusal([&] { straight.load_state(joined.save_state()); }), "data.documents");
+  check_refused(ErrorCode::input, {"data.documents"}, [&] { joined.load_state(straight.save_state()); });
+  check_refused(ErrorCode::input, {"data.documents"}, [&] { straight.load_state(joined.save_state()); });
 }
 
 TEST_CASE("documents need a separator, from the file or the config") {
@@ -157,9 +141,9 @@ TEST_CASE("documents need a separator, from the file or the config") {
   content.separator = -1;
   write_token_file(path, content);
   TokenFileOptions options = options_for(path, true);
-  check_holds(refusal([&] { TokenFileSource(options, {1, 16}, 1); }), "set data.tokens.separator");
+  check_refused(ErrorCode::input, {"set data.tokens.separator"}, [&] { TokenFileSource(options, {1, 16}, 1); });
   options.reading.separator = 50;
-  check_holds(refusal([&] { TokenFileSource(options, {1, 16}, 1); }), "not in its vocabulary: found 50");
+  check_refused(ErrorCode::input, {"not in its vocabulary: found 50"}, [&] { TokenFileSource(options, {1, 16}, 1); });
   options.reading.separator = kSeparator;
   Batch batch;
   TokenFileSource(options, {6, 16}, 1).next(batch);
@@ -168,7 +152,9 @@ TEST_CASE("documents need a separator, from the file or the config") {
   // Documents of one token have nothing to predict.
   content.tokens.assign(100, kSeparator);
   write_token_file(path, content);
-  check_holds(refusal([&] { TokenFileSource(options, {1, 16}, 1); }), "no token of any whole sequence counts");
+  check_refused(ErrorCode::input, {"no token of any whole sequence counts"}, [&] {
+    TokenFileSource(options, {1, 16}, 1);
+  });
   options.documents = false;
   TokenFileSource(options, {1, 16}, 1);
 }

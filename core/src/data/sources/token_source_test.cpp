@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <functional>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -15,8 +14,11 @@
 #include "data/sources/permutation.h"
 #include "data/sources/prefetch_source.h"
 #include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
+using testkit::check_refused;
+using testkit::refusal;
 
 namespace {
 
@@ -54,24 +56,6 @@ std::vector<std::int32_t> windows_of(const std::vector<Batch>& batches, std::int
 
 bool same(const Batch& a, const Batch& b) {
   return a.tokens == b.tokens && a.targets == b.targets && a.positions == b.positions && a.documents == b.documents;
-}
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::input);
-    return error.what();
-  }
-  return "accepted";
-}
-
-bool holds(const std::string& text, const std::string& words) {
-  CAPTURE(text);
-  CAPTURE(words);
-  bool found = text.find(words) != std::string::npos;
-  CHECK(found);
-  return found;
 }
 
 /// Throws from its third batch on.
@@ -197,14 +181,15 @@ TEST_CASE("other data, another sequence, order or seed and damaged positions are
   TokenFileSource source(only(path), {3, 10}, 5);
   take(source, 2);
   const std::string state = source.save_state();
-  holds(refusal([&] { TokenFileSource(only(path), {3, 11}, 5).load_state(state); }), "sequence length changed");
-  holds(refusal([&] { TokenFileSource(only(path), {3, 10}, 6).load_state(state); }), "seed changed");
-  holds(refusal([&] {
-          TokenFileSource(only(path, false), {3, 10}, 5).load_state(state);
-        }),
-        "order of the data changed");
+  check_refused(ErrorCode::input, {"sequence length changed"}, [&] {
+    TokenFileSource(only(path), {3, 11}, 5).load_state(state);
+  });
+  check_refused(ErrorCode::input, {"seed changed"}, [&] { TokenFileSource(only(path), {3, 10}, 6).load_state(state); });
+  check_refused(ErrorCode::input, {"order of the data changed"}, [&] {
+    TokenFileSource(only(path, false), {3, 10}, 5).load_state(state);
+  });
   for (const std::string bad : {"", "token-file-2 x=1", "token-file-1", "token-file-1 x", "\xff\xfe"})
-    CHECK_MESSAGE(refusal([&] { source.load_state(bad); }) != "accepted", bad);
+    CHECK_MESSAGE(refusal(ErrorCode::input, [&] { source.load_state(bad); }) != "accepted", bad);
   auto with = [&](const std::string& key, const std::string& value) {
     std::size_t at = state.find(key + "=") + key.size() + 1;
     std::string changed = state;
@@ -212,25 +197,34 @@ TEST_CASE("other data, another sequence, order or seed and damaged positions are
         at, changed.find(' ', at) == std::string::npos ? std::string::npos : changed.find(' ', at) - at, value);
   };
   for (const char* bad : {"17", "-1", "x", "", "99999999999999999999999"})
-    holds(refusal([&] { source.load_state(with("window", bad)); }), "window");
-  for (const char* bad : {"4294967296", "1e3"}) holds(refusal([&] { source.load_state(with("epoch", bad)); }), "epoch");
+    check_refused(ErrorCode::input, {"window"}, [&] { source.load_state(with("window", bad)); });
+  for (const char* bad : {"4294967296", "1e3"})
+    check_refused(ErrorCode::input, {"epoch"}, [&] { source.load_state(with("epoch", bad)); });
   CHECK(source.save_state() == state);  // a refusal changes nothing
   make_file(directory, 173, false);
-  holds(refusal([&] { TokenFileSource(only(path), {3, 10}, 5).load_state(state); }), "changed since the checkpoint");
+  check_refused(ErrorCode::input, {"changed since the checkpoint"}, [&] {
+    TokenFileSource(only(path), {3, 10}, 5).load_state(state);
+  });
 }
 
 TEST_CASE("files that cannot train are refused at the start") {
   TestDirectory directory;
   std::string path = make_file(directory, 10);
-  holds(refusal([&] { TokenFileSource source(only(path), {1, 10}, 1); }), "shorter than one sequence");
+  check_refused(ErrorCode::input, {"shorter than one sequence"}, [&] {
+    TokenFileSource source(only(path), {1, 10}, 1);
+  });
   make_file(directory, 11);
   TokenFileSource(only(path), {1, 10}, 1);
   TokenFileContent masked{std::vector<std::int32_t>(25, 1), std::vector<bool>(25), 2};
   write_token_file(path, masked);
-  holds(refusal([&] { TokenFileSource source(only(path), {1, 10}, 1); }), "no token of any whole sequence counts");
+  check_refused(ErrorCode::input, {"no token of any whole sequence counts"}, [&] {
+    TokenFileSource source(only(path), {1, 10}, 1);
+  });
   masked.mask[24] = true;  // behind the last whole sequence
   write_token_file(path, masked);
-  holds(refusal([&] { TokenFileSource source(only(path), {1, 10}, 1); }), "no token of any whole sequence counts");
+  check_refused(ErrorCode::input, {"no token of any whole sequence counts"}, [&] {
+    TokenFileSource source(only(path), {1, 10}, 1);
+  });
   masked.mask[20] = true;
   write_token_file(path, masked);
   TokenFileSource(only(path), {1, 10}, 1);
@@ -251,7 +245,7 @@ TEST_CASE("a token outside the vocabulary is refused when its batch is made") {
   Batch batch;
   source.next(batch);
   std::string state = source.save_state();
-  holds(refusal([&] { source.next(batch); }), "token 25 is not in the vocabulary");
+  check_refused(ErrorCode::input, {"token 25 is not in the vocabulary"}, [&] { source.next(batch); });
   CHECK(source.save_state() == state);
 }
 
@@ -319,21 +313,20 @@ TEST_CASE("a payload that is not what its header states is found before the firs
         Batch batch;
         for (int i = 0; i < 1000; ++i) source.next(batch);
       };
-      CHECK(refusal(read_all) == "accepted");
+      CHECK(refusal(ErrorCode::input, read_all) == "accepted");
       std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
       file.seekp(64 + 4 * (count - 1));
       file.put('\x2');
       file.close();
       if (!verify) {
-        CHECK(refusal(read_all) == "accepted");
+        CHECK(refusal(ErrorCode::input, read_all) == "accepted");
         continue;
       }
-      const std::string found = refusal([&] {
+      check_refused(ErrorCode::input, {path + ": checksum of the payload: found "}, [&] {
         TokenFileSource source(options, {3, 10}, 5);
         Batch batch;
         for (;;) source.next(batch);
       });
-      holds(found, path + ": checksum of the payload: found ");
       write_token_file(path, content);
     }
   }

@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -92,11 +92,7 @@ TEST_CASE("groups, passes and seeds have orders of their own") {
 }
 
 TEST_CASE("an entry that a pass would take nothing of is refused with its number") {
-  try {
-    WindowOrder order({40, 7, 13}, {1, 1e-6, 1}, true, 11, "data.tokens.weights");
-    FAIL_CHECK("accepted");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::config);
-    CHECK(std::string(error.what()).starts_with("data.tokens.weights: weight 2 is too small"));
-  }
+  CHECK(testkit::refusal(ErrorCode::config, [] {
+          WindowOrder order({40, 7, 13}, {1, 1e-6, 1}, true, 11, "data.tokens.weights");
+        }).starts_with("data.tokens.weights: weight 2 is too small"));
 }

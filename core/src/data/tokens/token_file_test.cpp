@@ -12,6 +12,7 @@
 #include "base/files/test_directory.h"
 #include "quern/error.h"
 #include "quern/random.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -44,16 +45,10 @@ void put(std::string& text, std::size_t at, T value) {
 /// Expects an input error that names the file and holds `words`.
 template <class Action>
 void check_refused(const std::string& path, const std::string& words, Action action) {
-  CAPTURE(words);
-  try {
-    action();
-    FAIL_CHECK("accepted");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::input);
-    CHECK(error.detail().where == path);
-    CAPTURE(error.what());
-    CHECK(std::string(error.what()).find(words) != std::string::npos);
-  }
+  const Error error = testkit::error_of(action);
+  CHECK(error.code() == ErrorCode::input);
+  CHECK(error.detail().where == path);
+  testkit::check_holds(error.what(), {words});
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "plan/choice/shares.h"
 #include "plan/test_plans.h"
 #include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 
@@ -47,16 +48,6 @@ PlanOptions with_budgets(PlanOptions options, std::int64_t device, std::int64_t 
   options.device_budget = device;
   options.host_budget = host;
   return options;
-}
-
-std::string refusal(const PlanOptions& options) {
-  try {
-    deep_plan(options);
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::resources);
-    return error.what();
-  }
-  return "";
 }
 
 /// The fastest step of all placements, each named in the options.
@@ -196,10 +187,12 @@ TEST_CASE("host memory is what is pinned, and of stores what is in it") {
 
 TEST_CASE("what fits nowhere is refused with what takes the memory and with changes that help") {
   const std::int64_t resident = deep_plan(tiny_options()).device_bytes;
-  const std::string device = refusal(with_budgets(open_options(), resident / 8, 0));
+  const std::string device =
+      testkit::refusal(ErrorCode::resources, [&] { deep_plan(with_budgets(open_options(), resident / 8, 0)); });
   CHECK(device.starts_with("memory.device_budget: the run does not fit: found "));
   CHECK(device.find("memory.device_budget = \"") != std::string::npos);
-  const std::string host = refusal(with_budgets(open_options(), resident, 500));
+  const std::string host =
+      testkit::refusal(ErrorCode::resources, [&] { deep_plan(with_budgets(open_options(), resident, 500)); });
   CHECK(host.find(" of host memory needed, of which ") != std::string::npos);
   CHECK(host.find("memory.host_budget = \"") != std::string::npos);
 

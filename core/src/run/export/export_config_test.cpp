@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files/test_directory.h"
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 #include "run/export/export_config.h"
 
 using namespace quern;
@@ -79,13 +79,7 @@ TEST_CASE("ids that the vocabulary does not have, and things that are no ids, st
 TEST_CASE("damaged files and a tokenizer that is no folder are input errors that name them") {
   TestDirectory directory;
   auto fails = [](const ExportFacts& facts, const std::string& part) {
-    try {
-      exported(facts);
-      FAIL("accepted");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::input);
-      CHECK(std::string(error.what()).find(part) != std::string::npos);
-    }
+    testkit::check_refused(ErrorCode::input, {part}, [&] { exported(facts); });
   };
   write(directory / "config.json", "{");
   write(directory / "tokenizer_config.json", R"({"eos_token": "a", "eos_token": "b"})");

@@ -1,7 +1,7 @@
 // Rotary embedding against the formula in double precision; its gradient is the inverse rotation.
 #include "tests/op_harness.h"
 
-#include "quern/error.h"
+#include "quern/testkit/refusal.h"
 
 using namespace quern;
 using namespace quern::cpu::harness;
@@ -104,13 +104,9 @@ TEST_CASE("a position outside the sequence is an input error that names the toke
   for (std::int32_t bad : {-1, static_cast<std::int32_t>(kSequence)}) {
     PoisonedTensor positions = positions_of(layout.tokens);
     positions.view().as<std::int32_t>()[4] = bad;
-    std::string message;
-    try {
+    const std::string message = testkit::refusal(ErrorCode::input, [&] {
       OpRun("rope", attributes_of(layout, 1.0), {1, kSequence}).in(x.view()).in(positions.view()).out(x.view()).run();
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::input);
-      message = error.what();
-    }
+    });
     CHECK(message.find("rope, token 4: position outside the sequence: found " + std::to_string(bad) +
                        ", expected 0 to 49") == 0);
   }
