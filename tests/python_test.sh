@@ -4,7 +4,7 @@
 #   tests/python_test.sh frontends/python/tests/report_test.py
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PYTHONPATH=$PWD/frontends/python
+export PYTHONPATH=$PWD/frontends/python:$PWD/frontends/python/tests
 
 python=.venv/bin/python
 if [[ ! -x $python ]]; then

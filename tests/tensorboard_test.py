@@ -9,10 +9,9 @@ import random
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern.tokens.token_file import TokenWriter
 
 CONFIG = """
@@ -114,11 +113,9 @@ def read_events(path):
     return scalars, starts
 
 
-class TensorboardTest(unittest.TestCase):
+class TensorboardTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         with TokenWriter(self.folder / "train.tok", 64) as writer:
             writer.append([random.Random(1).randrange(64) for _ in range(200)])
         (self.folder / "run.toml").write_text(CONFIG.format(folder=self.folder))

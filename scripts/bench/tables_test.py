@@ -4,11 +4,10 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 import tables
+from folder_test_case import FolderTestCase
 
 RESULT = {
     "device": "Some|GPU", "quern": "0.1.0", "commit": "abc1234",
@@ -19,11 +18,10 @@ RESULT = {
 PAGE = "# Page\n\n<!-- bench data/*.json -->\n<!-- end bench -->\n\n    <!-- bench shown/*.json -->\n"
 
 
-class TablesTest(unittest.TestCase):
+class TablesTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.page = Path(folder.name) / "page.md"
+        super().setUp()
+        self.page = self.folder / "page.md"
         self.page.write_text(PAGE)
         (self.page.parent / "data").mkdir()
 

@@ -4,11 +4,10 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 import convergence_table
+from folder_test_case import FolderTestCase
 
 
 def arm(name, mean, deviation, difference, difference_deviation, good_runs=3):
@@ -20,12 +19,7 @@ def arm(name, mean, deviation, difference, difference_deviation, good_runs=3):
 BASE = arm("precision.id=bf16", 4.0, 0.005, 0.0, 0.0)
 
 
-class ConvergenceTableTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class ConvergenceTableTest(FolderTestCase):
     def tabulate(self, *arms, repeats=3):
         report = {"config": "base.toml", "quern": "1", "repeats": repeats, "arms": arms}
         (self.folder / "report.json").write_text(json.dumps(report))

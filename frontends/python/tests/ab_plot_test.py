@@ -4,20 +4,14 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.plots import ab
 
 
-class PlotAbTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class PlotAbTest(FolderTestCase):
     def arm(self, name, offset, seeds, exit_code=0):
         runs = []
         for seed in seeds:

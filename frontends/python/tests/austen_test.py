@@ -4,11 +4,10 @@ import gzip
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 import zlib
-from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern.corpora.austen import NOVELS
 from quern.corpora.r_objects import DataError, RObjectReader, read_lazy_load, read_rda
 
@@ -59,12 +58,7 @@ def write_lazy_load(index_path, objects):
     index_path.with_suffix(".rdb").write_bytes(database)
 
 
-class AustenTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class AustenTest(FolderTestCase):
     def decode(self, data):
         return RObjectReader(HEADER + data).read()
 

@@ -1,12 +1,11 @@
 """The check of exports: its mean is over exactly the targets that quern's evaluation counts."""
 
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 import numpy as np
 
+from folder_test_case import FolderTestCase
 from quern.models import check_export
 from quern.base.fault import Fault
 from quern.tokens.token_file import TokenWriter, read_token_file
@@ -24,14 +23,13 @@ def loss_sum(tokens, targets):
     return float(loss_of(tokens, targets, before)[targets >= 0].sum())
 
 
-class CheckExportTest(unittest.TestCase):
+class CheckExportTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
+        super().setUp()
         self.corpora = []
         for seed, count, masked in ((1, 11 * SEQUENCE + 3, True), (2, 2 * SEQUENCE + 1, False)):
             pick = np.random.default_rng(seed)
-            path = Path(folder.name) / f"{seed}.tok"
+            path = self.folder / f"{seed}.tok"
             with TokenWriter(path, 10, SEPARATOR, masked) as out:
                 out.append(pick.integers(0, 10, count), pick.random(count) < 0.6 if masked else None)
             self.corpora.append(read_token_file(path))

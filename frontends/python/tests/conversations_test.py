@@ -4,13 +4,12 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.tokens import chat_template, conversations, encoding
 from quern.tokens.documents import document_from_string
@@ -49,11 +48,9 @@ TALKS = [
 ]
 
 
-class ChatTest(unittest.TestCase):
+class ChatTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.out = self.folder / "out"
         text = " ".join(message["content"] for messages in TALKS for message in messages) * 4
         self.tokenizer = encoding.train_bpe(400, [("train", document_from_string("a", text))])

@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
+
+from folder_test_case import FolderTestCase
 
 LIBRARY = '''
 import json, os
@@ -35,11 +35,9 @@ def rows(size):
 '''
 
 
-class DatasetTest(unittest.TestCase):
+class DatasetTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.out = self.folder / "out"
         self.library = self.folder / "library"
         self.library.mkdir()

@@ -5,12 +5,11 @@ import gzip
 import io
 import json
 import subprocess
-import tempfile
 import unittest
 from contextlib import redirect_stdout
-from pathlib import Path
 from unittest import mock
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.corpora import debian
 from quern.corpora.r_objects import DataError
@@ -24,12 +23,7 @@ def number(value):
     return (number(value // 64) if value >= 64 else "") + digits[value % 64]
 
 
-class DebianTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class DebianTest(FolderTestCase):
     def test_html_gives_paragraphs_without_navigation(self):
         text = """<html><head><title>no</title></head><body><div class="sphinxsidebar"><div>no</div><p>no</p></div>
             <h1>A title<a class="headerlink" href="#x">\u00b6</a></h1><p>One <em>two</em>

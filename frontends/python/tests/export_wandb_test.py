@@ -5,12 +5,11 @@ import io
 import json
 import math
 import sys
-import tempfile
 import types
 import unittest
-from pathlib import Path
 from unittest import mock
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 
 LOG = (
@@ -33,11 +32,9 @@ class FakeRun:
         self.finished = True
 
 
-class ExportTest(unittest.TestCase):
+class ExportTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         (self.folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in LOG))
 
     def export(self, wandb, *arguments):

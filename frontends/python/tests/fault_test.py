@@ -8,11 +8,11 @@ import pickle
 import resource
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
+from folder_test_case import FolderTestCase
 from quern.base import end_of_main, fault, files
 from log_fuzz_test import comparison, log_records
 
@@ -42,11 +42,9 @@ def words_of(command):
     return [sys.executable, "-m", "quern", *command.split()]
 
 
-class ScriptsTest(unittest.TestCase):
+class ScriptsTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         lines = "".join(json.dumps(record) + "\n" for record in log_records())
         (self.folder / "log.jsonl").write_text(lines)
         (self.folder / "report.json").write_text(json.dumps(comparison()))
@@ -148,11 +146,9 @@ class ScriptsTest(unittest.TestCase):
                 self.assert_one_line(self.run_script(script), fault.INPUT, "cannot be read: found No such file")
 
 
-class WriteFileTest(unittest.TestCase):
+class WriteFileTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.path = self.folder / "a"
 
     def test_a_file_is_replaced_whole_and_a_link_stays_one(self):

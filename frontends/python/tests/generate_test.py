@@ -4,10 +4,9 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.tokens import encoding
 from quern.models import generate
@@ -30,11 +29,9 @@ sys.exit({code})
 """
 
 
-class GenerateTest(unittest.TestCase):
+class GenerateTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         tokenizer = encoding.train_bpe(300, [("train", document_from_string("a", "a quern grinds grain " * 20))])
         tokenizer.save(str(self.folder / "tokenizer.json"))
         self.config = self.folder / "run.toml"

@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
+
+from folder_test_case import FolderTestCase
 
 PACKAGE = Path(__file__).resolve().parents[1]
 BUILD = os.environ.get("QUERN_BUILD_DIR", PACKAGE.parents[1] / "build" / "release")
@@ -22,11 +23,9 @@ echo '{"prompt": 0, "tokens": [0]}'
 """
 
 
-class InstalledTest(unittest.TestCase):
+class InstalledTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.prefix = self.folder / "prefix"
         command = ["cmake", "--install", BUILD, "--component", "python", "--prefix", self.prefix]
         subprocess.run(command, check=True, capture_output=True)

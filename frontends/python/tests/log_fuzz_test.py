@@ -10,12 +10,12 @@ import json
 import os
 import random
 import sys
-import tempfile
 import time
 import types
 import unittest
 from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.runs import report
 from report_test import Page, records
@@ -102,13 +102,8 @@ class FakeWandb(types.SimpleNamespace):
 sys.modules["wandb"] = FakeWandb()
 
 
-class LogFuzzTest(unittest.TestCase):
+class LogFuzzTest(FolderTestCase):
     seconds = 10.0
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
 
     def run_tool(self, command, *arguments):
         main = convergence_table.main if command == "convergence_table" else command_line.main

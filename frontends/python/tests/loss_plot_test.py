@@ -5,11 +5,10 @@ import io
 import json
 import math
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 from unittest import mock
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.plots import loss
 from quern.runs import run_log
@@ -19,12 +18,7 @@ def step(number, loss=5.0):
     return {"event": "step", "step": number, "tokens": number * 100, "loss": loss, "lr": 1e-3}
 
 
-class PlotTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class PlotTest(FolderTestCase):
     def write_run(self, name, *records, tail=""):
         log = self.folder / name / "log.jsonl"
         log.parent.mkdir()

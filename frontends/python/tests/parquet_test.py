@@ -5,9 +5,7 @@ import importlib.util
 import io
 import json
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 if importlib.util.find_spec("pyarrow") is None:
     print("skipped: pyarrow is not installed; run scripts/setup.sh parquet")
@@ -16,17 +14,13 @@ if importlib.util.find_spec("pyarrow") is None:
 import pyarrow
 import pyarrow.parquet
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.base.fault import Fault
 from quern.tokens.documents import find_files, read_files
 
 
-class ParquetTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class ParquetTest(FolderTestCase):
     def write(self, name, columns, **options):
         path = self.folder / name
         pyarrow.parquet.write_table(pyarrow.table(columns), path, **options)

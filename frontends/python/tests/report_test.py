@@ -8,11 +8,10 @@ import json
 import math
 import re
 import sys
-import tempfile
 import unittest
 from html.parser import HTMLParser
-from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.runs import report
 
@@ -59,12 +58,7 @@ def records(name, rate, steps=30):
     yield {"event": "end", "step": steps}
 
 
-class ReportTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class ReportTest(FolderTestCase):
     def write_run(self, folder, lines):
         log = self.folder / folder / "log.jsonl"
         log.parent.mkdir()

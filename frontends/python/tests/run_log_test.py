@@ -2,21 +2,19 @@
 
 import json
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern.runs import run_log
 from quern.base.fault import Fault
 
 STEP = '{"event": "step", "step": 1, "loss": 5.0}\n'
 
 
-class RunLogTest(unittest.TestCase):
+class RunLogTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.log = Path(folder.name) / "log.jsonl"
+        super().setUp()
+        self.log = self.folder / "log.jsonl"
 
     def read(self, *lines):
         self.log.write_bytes(b"".join(line if isinstance(line, bytes) else line.encode() for line in lines))

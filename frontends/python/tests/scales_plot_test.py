@@ -4,10 +4,9 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.plots import scales
 
@@ -17,12 +16,7 @@ def record(step, tensor="ffn_norm.e4m3", layer=0, amax=3.5, scale=0.0078125, **m
     return result | ({} if layer is None else {"layer": layer}) | {"redone": 0} | more
 
 
-class PlotScalesTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class PlotScalesTest(FolderTestCase):
     def write(self, *records, tail=""):
         (self.folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
 

@@ -3,10 +3,9 @@
 import contextlib
 import io
 import json
-import tempfile
 import unittest
-from pathlib import Path
 
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.plots import timeline
 
@@ -17,11 +16,10 @@ def bar(name, lane, begin, length, run="later micro-step"):
     return {"ph": "X", "pid": 0, "tid": LANES.index(lane), "name": name, "cat": run, "ts": begin, "dur": length}
 
 
-class PlotTimelineTest(unittest.TestCase):
+class PlotTimelineTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.file, self.out = Path(folder.name) / "step.json", Path(folder.name) / "step.png"
+        super().setUp()
+        self.file, self.out = self.folder / "step.json", self.folder / "step.png"
 
     def write(self, *bars, made_by="quern"):
         names = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "quern, estimated"}}]

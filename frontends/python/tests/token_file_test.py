@@ -2,21 +2,18 @@
 
 import struct
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 import numpy as np
 import xxhash
 
+from folder_test_case import FolderTestCase
 from quern.tokens.token_file import HEADER, TokenFileError, TokenWriter, read_token_file
 
 
-class TokenFileTest(unittest.TestCase):
+class TokenFileTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.path = self.folder / "a.tok"
 
     def write(self, tokens, vocab_size=1000, mask=None, separator=-1, parts=1):

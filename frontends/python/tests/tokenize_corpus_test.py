@@ -8,11 +8,10 @@ import random
 import resource
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 import numpy as np
+from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.tokens import encoding
 from quern.tokens.documents import MANY_DOCUMENTS, Split, document_from_string
@@ -32,11 +31,9 @@ def prose(paragraphs, seed=0):
     )
 
 
-class TokenizeTest(unittest.TestCase):
+class TokenizeTest(FolderTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.out = self.folder / "out"
 
     def tokenize(self, *arguments):
