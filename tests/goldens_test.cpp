@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/files/test_directory.h"
 #include "checkpoint/safetensors.h"
 #include "golden_models.h"
 #include "run/weights.h"
@@ -26,8 +27,8 @@ TEST_CASE("models in bf16 agree with transformers in double precision") {
 
 TEST_CASE("an export holds the same weights under the same names, and loads again") {
   fs::path folder = QUERN_SOURCE_DIR "/tests/goldens/qwen2_tied_gqa";
-  fs::path out = fs::temp_directory_path() / "quern-export-test";
-  fs::remove_all(out);
+  const TestDirectory directory;
+  fs::path out = directory / "export";
   std::unique_ptr<Device> device = cpu_device();
   PluginRun run(folder, *device);
   run.start({1, 4});
@@ -43,13 +44,11 @@ TEST_CASE("an export holds the same weights under the same names, and loads agai
     REQUIRE(after.find(tensor.name));
     CHECK(before.read_floats(tensor.name) == after.read_floats(tensor.name));
   }
-  fs::path renamed = out.parent_path() / "qwen2_reloaded";
-  fs::remove_all(renamed);
+  fs::path renamed = directory / "qwen2_reloaded";
   fs::rename(out, renamed);
   PluginRun again(renamed, *device);
   again.start({1, 4});
   import_weights(*again.engine, renamed.string());
   Batch batch = random_batch({1, 4}, 90, 2);
   CHECK(run.engine->logits(batch) == again.engine->logits(batch));
-  fs::remove_all(renamed);
 }

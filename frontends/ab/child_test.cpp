@@ -4,8 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
-
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
@@ -13,11 +11,6 @@
 using namespace quern;
 
 namespace {
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 ChildResult shell(const TestDirectory& directory, const std::string& script) {
   return run_child({"/bin/sh", "-c", script}, directory / "out", directory / "err");
@@ -31,7 +24,7 @@ TEST_CASE("a child's code, streams and memory come back") {
   CHECK(result.code == 7);
   CHECK_FALSE(result.interrupted);
   CHECK(result.peak_host_bytes > 100000);
-  CHECK(text_of(directory / "out") == "said\n");
+  CHECK(read_text(directory / "out") == "said\n");
   CHECK(last_error(directory / "err") == "a: b");
   CHECK(shell(directory, "kill -11 $$").code == 128 + SIGSEGV);
   CHECK(shell(directory, "exit 0").code == 0);
@@ -40,10 +33,7 @@ TEST_CASE("a child's code, streams and memory come back") {
 
 TEST_CASE("the last error is the last message with all its lines, or the last line") {
   TestDirectory directory;
-  auto last = [&](const std::string& text) {
-    std::ofstream(directory / "err") << text;
-    return last_error(directory / "err");
-  };
+  auto last = [&](const std::string& text) { return last_error(write_text(directory / "err", text)); };
   CHECK(last("quern: error: one\nquern: error: two\nand more\n\n") == "two\nand more");
   CHECK(last("first\nterminate called\n") == "terminate called");
   CHECK(last("") == "");
@@ -54,10 +44,10 @@ TEST_CASE("the last error is the last message with all its lines, or the last li
 TEST_CASE("what a child leaves running ends with it") {
   TestDirectory directory;
   CHECK(shell(directory, "sleep 1000 & echo $!").code == 0);
-  pid_t left = std::stoi(text_of(directory / "out"));
+  pid_t left = std::stoi(read_text(directory / "out"));
   for (int i = 0; i < 1000 && ::kill(left, 0) == 0; ++i) ::usleep(1000);
   // A container without an init process keeps it as a zombie, which is dead too.
-  std::string state = text_of("/proc/" + std::to_string(left) + "/stat");
+  std::string state = read_text("/proc/" + std::to_string(left) + "/stat");
   CHECK((::kill(left, 0) != 0 || state.find(") Z") != std::string::npos));
 }
 
@@ -74,7 +64,7 @@ int interrupted_by(int signal, const char* seconds, void (*disposition)(int)) {
     ChildResult result = shell(directory, std::string("echo up; sleep ") + seconds);
     ::_exit(result.interrupted.value_or(0) == signal && result.code == 128 + SIGKILL ? 42 : result.code);
   }
-  while (text_of(directory / "out").empty()) ::usleep(1000);
+  while (read_text(directory / "out").empty()) ::usleep(1000);
   ::kill(runner, signal);
   int status = 0;
   REQUIRE(::waitpid(runner, &status, 0) == runner);

@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/files/test_directory.h"
 #include "run/options/run_schemas.h"
 
 using namespace quern;
@@ -151,16 +152,14 @@ TEST_CASE("a dataset is checked on data that are named, and skipped without") {
   const Report skipped = check(host, "data/tokens", {});
   CHECK(skipped.text().find("no data") != std::string::npos);
   CHECK(skipped.exit_code() == static_cast<int>(ErrorCode::resources));
-  const auto file =
-      std::filesystem::temp_directory_path() / ("quern_conformance_" + std::to_string(::getpid()) + ".bin");
+  const TestDirectory directory;
+  const std::string file = directory / "tokens.bin";
   std::vector<std::uint16_t> tokens;
   for (std::uint32_t i = 0; i < 1000; ++i) tokens.push_back(static_cast<std::uint16_t>(i * 7919 % 97));
   std::ofstream(file, std::ios::binary).write(reinterpret_cast<const char*>(tokens.data()), 2000);
   CheckOptions options;
-  options.settings = {"train=\"" + file.string() + "\"", "validation=\"" + file.string() + "\"", "format=uint16",
-                      "separator=5"};
+  options.settings = {"train=\"" + file + "\"", "validation=\"" + file + "\"", "format=uint16", "separator=5"};
   check_sound(check(host, "data/tokens", options));
-  std::filesystem::remove(file);
 }
 
 TEST_CASE("a file that is refused says so and does not pass") {

@@ -24,7 +24,6 @@
 #include <limits>
 #include <random>
 #include <set>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -150,12 +149,6 @@ struct Result {
   std::string message;
   double seconds = 0;
 };
-
-std::string read_text(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
 
 Result run(const std::vector<std::string>& words, const std::string& directory) {
   const std::string errors = directory + "/err";

@@ -1,23 +1,11 @@
 #pragma once
-// What the tests of this folder share: raw safetensors files, and texts of files.
+// Raw safetensors files for the tests of this folder and of hf.
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <string>
 
 namespace quern {
-
-inline void write_text(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
-inline std::string read_text(const std::string& path) {
-  std::ostringstream out;
-  out << std::ifstream(path, std::ios::binary).rdbuf();
-  return out.str();
-}
 
 /// A safetensors file as bytes, from any header text.
 inline std::string raw_safetensors(const std::string& header, std::size_t data_bytes) {

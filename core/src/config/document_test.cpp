@@ -2,11 +2,11 @@
 #include "config/document.h"
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include <doctest/doctest.h>
 
+#include "base/files/test_directory.h"
 #include "quern/error.h"
 #include "quern/testkit/refusal.h"
 
@@ -137,9 +137,9 @@ TEST_CASE("truncations and mutations of a config never do worse than an Error") 
 
 TEST_CASE("files are read with the same caps") {
   namespace fs = std::filesystem;
-  const fs::path path = fs::path(QUERN_BUILD_DIR) / "document_test.toml";
-  std::ofstream(path) << "[a]\nb = 1\n";
-  CHECK(at(ConfigDocument::read(path), {"a", "b"}).position.text() == path.string() + ":2:1");
+  const TestDirectory directory;
+  const std::string path = write_text(directory / "document.toml", "[a]\nb = 1\n");
+  CHECK(at(ConfigDocument::read(path), {"a", "b"}).position.text() == path + ":2:1");
   fs::resize_file(path, ConfigDocument::kLargestFile + 5);
   CHECK_THROWS_AS(ConfigDocument::read(path), const Error&);
   fs::remove(path);

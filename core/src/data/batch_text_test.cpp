@@ -1,8 +1,6 @@
 // A batch as people see it, and tokens as text, from tokenizers of both spellings and from bad ones.
 #include "data/batch_text.h"
 
-#include <fstream>
-
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
@@ -12,11 +10,6 @@
 using namespace quern;
 
 namespace {
-
-std::string write_text(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-  return path;
-}
 
 constexpr const char* kByteLevel =
     R"({"model": {"type": "BPE", "vocab": {"a": 0, "Ġb": 1, "Ċ": 2, "Ã": 3, "©": 4, "ĠÃ©": 5}},

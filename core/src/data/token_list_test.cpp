@@ -63,11 +63,6 @@ void append(std::string& text, T value) {
   text.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-std::string write_text(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-  return path;
-}
-
 std::string llmq_header(std::int32_t version, std::int32_t bytes, std::int32_t count, std::int32_t vocabulary = 0,
                         std::int32_t masked = 0) {
   std::string text = "BIN.TOK\n";
@@ -270,11 +265,7 @@ TEST_CASE("faults of BIN.TOK and bare files are refused with what was found") {
 TEST_CASE("damaged headers are refused or read, never past the file") {
   TestDirectory directory;
   const std::string path = directory / "tokens";
-  std::string ours;
-  {
-    std::ifstream in(make_file(directory / "ours", 0, 2), std::ios::binary);
-    ours.assign(std::istreambuf_iterator<char>(in), {});
-  }
+  const std::string ours = read_text(make_file(directory / "ours", 0, 2));
   const std::string theirs = llmq_header(2, 4, 64, 100, 1) + tokens_32(0, 64) + std::string(8, '\xff');
   int read = 0, refused = 0;
   for (std::uint32_t i = 0; i < 3000; ++i) {

@@ -2,12 +2,12 @@
 #include "quern/hf_config.h"
 
 #include <filesystem>
-#include <fstream>
 
 #include <unistd.h>
 
 #include <doctest/doctest.h>
 
+#include "base/files/test_directory.h"
 #include "quern/testkit/refusal.h"
 
 using namespace quern;
@@ -55,13 +55,6 @@ std::string refused(const std::string& fields) {
 std::string refused_text(const std::string& text) {
   return refusal(ErrorCode::input, [&] { parse_hf_config(text, "c.json", tiny()); });
 }
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("quern_hf_" + std::to_string(::getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-  void write(const std::string& name, const std::string& text) const { std::ofstream(path / name) << text; }
-};
 
 }  // namespace
 
@@ -163,24 +156,24 @@ TEST_CASE("text that is no sound JSON object is refused") {
 }
 
 TEST_CASE("a file, or the folder that has it, is read, what cannot be is an input error that names it") {
-  Folder folder;
-  auto read = [&](const std::string& name) { return read_hf_config(folder.path / name, tiny()); };
+  const TestDirectory folder;
+  auto read = [&](const std::string& name) { return read_hf_config(folder / name, tiny()); };
   check_holds(refusal(ErrorCode::input, [&] { read("none.json"); }), {"none.json: no such file"});
   check_holds(refusal(ErrorCode::input, [&] { read(""); }), {"config.json: no such file"});
-  folder.write("config.json", R"({"model_type": "tiny", "hidden_size": 7})");
+  write_text(folder / "config.json", R"({"model_type": "tiny", "hidden_size": 7})");
   CHECK(read("").get<std::int64_t>("hidden_size") == 7);
   CHECK(read("config.json").get<std::int64_t>("hidden_size") == 7);
-  fs::create_directories(folder.path / "odd" / "config.json");
+  fs::create_directories(folder / "odd/config.json");
   check_holds(refusal(ErrorCode::input, [&] { read("odd"); }), {"config.json: not a regular file"});
-  folder.write("large.json", "{\"model_type\": \"tiny\"" + std::string(1 << 20, ' ') + "}");
+  write_text(folder / "large.json", "{\"model_type\": \"tiny\"" + std::string(1 << 20, ' ') + "}");
   check_holds(refusal(ErrorCode::input, [&] { read("large.json"); }), {"larger than 1 MiB"});
 }
 
 TEST_CASE("TOML keys win over config.json, which wins over the defaults") {
-  Folder folder;
-  folder.write("config.json", R"({"model_type": "tiny", "hidden_size": 7, "rms_norm_eps": 1e-5})");
+  const TestDirectory folder;
+  write_text(folder / "config.json", R"({"model_type": "tiny", "hidden_size": 7, "rms_norm_eps": 1e-5})");
   OptionValues given;
-  given.set("config", folder.path.string());
+  given.set("config", folder.path());
   given.set("hidden_size", std::int64_t{9});
   OptionValues v = model_options(given, tiny());
   CHECK(v.get<std::int64_t>("hidden_size") == 9);

@@ -6,14 +6,13 @@
 
 #include <cmath>
 #include <csignal>
-#include <fstream>
 #include <limits>
 #include <memory>
-#include <sstream>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/files/test_directory.h"
 #include "quern/error.h"
 #include "quern/testkit/refusal.h"
 
@@ -23,15 +22,10 @@ namespace fs = std::filesystem;
 namespace {
 
 struct File {
-  fs::path path = fs::temp_directory_path() / ("quern_log_" + std::to_string(::getpid()) + ".jsonl");
-  ~File() { fs::remove(path); }
-  std::string text() const {
-    std::ifstream stream(path, std::ios::binary);
-    std::ostringstream all;
-    all << stream.rdbuf();
-    return all.str();
-  }
-  void set(const std::string& text) const { std::ofstream(path, std::ios::binary) << text; }
+  TestDirectory folder;
+  fs::path path = folder / "log.jsonl";
+  std::string text() const { return read_text(path); }
+  void set(const std::string& text) const { write_text(path, text); }
 };
 
 LogEvent step(std::int64_t number) { return {"step", {{"step", number}}}; }

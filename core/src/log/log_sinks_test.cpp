@@ -1,13 +1,10 @@
 #include "log/log_sinks.h"
 
-#include <fstream>
-
-#include <unistd.h>
-
 #include <doctest/doctest.h>
 
+#include "base/files/test_directory.h"
+
 using namespace quern;
-namespace fs = std::filesystem;
 
 TEST_CASE("sinks are made by id, with sound defaults") {
   for (const Factory& factory : log_sink_factories()) {
@@ -18,17 +15,14 @@ TEST_CASE("sinks are made by id, with sound defaults") {
       CHECK(!check_option(spec, value));
     }
     OptionValues values = default_values(factory.options);
-    fs::path path = fs::temp_directory_path() / ("quern_sink_" + std::to_string(::getpid()));
-    if (factory.id == "jsonl") values.set("path", path.string());
+    const TestDirectory directory;
+    if (factory.id == "jsonl") values.set("path", directory / "log.jsonl");
     std::unique_ptr<LogSink> sink(static_cast<LogSink*>(factory.create(values)));
     REQUIRE(sink);
     if (factory.id == "jsonl") {
       sink->open({});
       sink->write({"end", {}});
-      std::string line;
-      std::getline(std::ifstream(path) >> std::ws, line);
-      CHECK(line == "{\"event\":\"end\"}");
-      fs::remove(path);
+      CHECK(read_text(directory / "log.jsonl") == "{\"event\":\"end\"}\n");
     }
   }
 }

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include <doctest/doctest.h>
 
@@ -22,8 +20,7 @@ namespace {
 
 std::string only_file(const TestDirectory& directory) {
   REQUIRE(directory.entries() == 1);
-  std::ifstream file(fs::directory_iterator(directory.path())->path(), std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  return read_text(fs::directory_iterator(directory.path())->path());
 }
 
 // Messages of the records; their frames are tests/tensorboard_test.py's to check, with a reader of its own.

@@ -1,10 +1,9 @@
 // What the store asks of the system: how much memory there is, and pages.
 #include <filesystem>
-#include <fstream>
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
+#include "base/files/test_directory.h"
 #include "shared/pinned_store/available_memory.h"
 
 using namespace quern;
@@ -14,12 +13,11 @@ namespace {
 
 /// A system's files, under a folder of their own.
 struct System {
-  std::string root = (fs::temp_directory_path() / ("quern_available_" + std::to_string(::getpid()))).string();
-  System() { fs::remove_all(root); }
-  ~System() { fs::remove_all(root); }
+  TestDirectory folder;
+  const std::string& root = folder.path();
   void write(const std::string& path, const std::string& text) const {
     fs::create_directories(fs::path(root + path).parent_path());
-    std::ofstream(root + path) << text;
+    write_text(root + path, text);
   }
 };
 

@@ -1,8 +1,9 @@
 #pragma once
-// A fresh directory for one test or contract, removed with it.
+// A fresh directory for one test or contract, removed with it, and the texts of its files.
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <string>
 
@@ -34,5 +35,17 @@ class TestDirectory {
  private:
   std::string path_;
 };
+
+/// Empty where there is no such file.
+inline std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Gives the path back.
+inline std::string write_text(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
 
 }  // namespace quern

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 
 #include <doctest/doctest.h>
 
@@ -28,14 +26,6 @@ TokenFileContent random_content(std::size_t count, std::int64_t vocabulary, bool
   }
   return content;
 }
-
-std::string read_text(const std::string& path) {
-  std::ostringstream out;
-  out << std::ifstream(path, std::ios::binary).rdbuf();
-  return out.str();
-}
-
-void write_text(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 template <class T>
 void put(std::string& text, std::size_t at, T value) {

@@ -1,6 +1,5 @@
 // What a run adds to the config.json of its export.
 #include <filesystem>
-#include <fstream>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -13,8 +12,6 @@ using namespace quern;
 using nlohmann::json;
 
 namespace {
-
-void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 const std::string kModel = R"({"model_type": "llama", "bos_token_id": null, "eos_token_id": null, "vocab_size": 100})";
 
@@ -38,12 +35,12 @@ TEST_CASE("token ids come from the first source that has them, then from the tok
   TestDirectory directory;
   std::filesystem::create_directory(directory / "model");
   std::filesystem::create_directory(directory / "tokenizer");
-  write(directory / "first.json", R"({"bos_token_id": 7, "eos_token_id": null})");
-  write(directory / "model/config.json", R"({"bos_token_id": 8, "eos_token_id": [3, 4]})");
-  write(directory / "tokenizer/tokenizer_config.json",
-        R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>"})");
-  write(directory / "tokenizer/tokenizer.json",
-        R"({"added_tokens": [{"id": 11, "content": "<s>"}, {"id": 12, "content": "</s>"}],
+  write_text(directory / "first.json", R"({"bos_token_id": 7, "eos_token_id": null})");
+  write_text(directory / "model/config.json", R"({"bos_token_id": 8, "eos_token_id": [3, 4]})");
+  write_text(directory / "tokenizer/tokenizer_config.json",
+             R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>"})");
+  write_text(directory / "tokenizer/tokenizer.json",
+             R"({"added_tokens": [{"id": 11, "content": "<s>"}, {"id": 12, "content": "</s>"}],
             "model": {"vocab": {"<pad>": 13}}})");
   const std::string first = directory / "first.json", model = directory / "model", tokenizer = directory / "tokenizer";
 
@@ -64,13 +61,13 @@ TEST_CASE("ids that the vocabulary does not have, and things that are no ids, st
   const std::string source = directory / "config.json";
   for (const char* bad : {"100", "-1", "\"2\"", "[]", "[1, 100]", "[[1]]", "1.5", "true", "{}"}) {
     CAPTURE(bad);
-    write(source, std::string("{\"eos_token_id\": ") + bad + "}");
+    write_text(source, std::string("{\"eos_token_id\": ") + bad + "}");
     CHECK(exported({.dtype = DType::f32, .sources = {source}, .tokenizer = {}})["eos_token_id"].is_null());
   }
   for (const char* text : {"[1]", "3", "null"}) {  // JSON, but of another shape
-    write(source, text);
-    write(directory / "tokenizer_config.json", R"({"eos_token": "a"})");
-    write(directory / "tokenizer.json", std::string("{\"added_tokens\": ") + text + ", \"model\": " + text + "}");
+    write_text(source, text);
+    write_text(directory / "tokenizer_config.json", R"({"eos_token": "a"})");
+    write_text(directory / "tokenizer.json", std::string("{\"added_tokens\": ") + text + ", \"model\": " + text + "}");
     CHECK(
         exported({.dtype = DType::f32, .sources = {source}, .tokenizer = directory.path()})["eos_token_id"].is_null());
   }
@@ -81,8 +78,8 @@ TEST_CASE("damaged files and a tokenizer that is no folder are input errors that
   auto fails = [](const ExportFacts& facts, const std::string& part) {
     testkit::check_refused(ErrorCode::input, {part}, [&] { exported(facts); });
   };
-  write(directory / "config.json", "{");
-  write(directory / "tokenizer_config.json", R"({"eos_token": "a", "eos_token": "b"})");
+  write_text(directory / "config.json", "{");
+  write_text(directory / "tokenizer_config.json", R"({"eos_token": "a", "eos_token": "b"})");
   fails({.dtype = DType::f32, .sources = {directory.path()}, .tokenizer = {}}, "config.json");
   fails({.dtype = DType::f32, .sources = {}, .tokenizer = directory.path()}, "tokenizer_config.json");
   fails({.dtype = DType::f32, .sources = {}, .tokenizer = directory / "none"}, "checkpoint.tokenizer");

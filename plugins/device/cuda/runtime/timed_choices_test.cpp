@@ -8,11 +8,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "base/files/test_directory.h"
 #include "products/matmul_plan.h"
 
 using namespace quern::cuda;
@@ -48,22 +48,13 @@ std::string timed(TimedChoices& choices, const std::string& what, const std::str
 }
 
 /// A place for a cache file, in a directory that is not there yet.
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("quern_choices_" + std::to_string(getpid()))) { fs::remove_all(path_); }
-  ~Folder() { fs::remove_all(path_); }
-  std::string file() const { return path_ / "below" / "cuda.json"; }
-  std::string read() const {
-    std::ifstream file(this->file());
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+struct Folder : quern::TestDirectory {
+  std::string file() const { return *this / "below/cuda.json"; }
+  std::string read() const { return quern::read_text(file()); }
   void write(const std::string& text) const {
-    fs::create_directories(path_ / "below");
-    std::ofstream(file(), std::ios::trunc) << text;
+    fs::create_directories(*this / "below");
+    quern::write_text(file(), text);
   }
-
- private:
-  fs::path path_;
 };
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
