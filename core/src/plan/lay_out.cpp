@@ -49,9 +49,6 @@ class Layout {
 
   std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
   std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment()); }
-  std::int64_t bytes_of(const Value& value) const {
-    return byte_count(extents_at(value.shape, plan_.options.geometry.tokens()), value.dtype);
-  }
 
   std::int64_t reserve(const std::string& owner, std::int64_t bytes, std::int32_t store = -1) {
     std::int64_t& end = store < 0 ? plan_.device_bytes : plan_.stores[static_cast<std::size_t>(store)].bytes;
@@ -205,7 +202,7 @@ class Layout {
     master.owner = TensorOwner::working;
     plan_.add(std::move(master));
     add_master_as_working(parameter.spec, layer, copied);
-    for (const Value& value : parameter.gathered[index]) {
+    for (const Value& value : parameter.forms[index].gathered) {
       if (value.name == names::kMaster) continue;  // whose part there is
       const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
       PlannedTensor part = part_of(whole, shard_of_rows(whole.extents, parameter.bounds, plan_.options.state.rank));
@@ -338,7 +335,7 @@ class Layout {
         observations(*program, layer);
     for (const ParameterPlan& parameter : plan_.parameters)
       for_each_layer(parameter.spec, layers(),
-                     [&](int layer) { observations(plan_.observe_of(parameter, layer).program, layer); });
+                     [&](int layer) { observations(plan_.forms_of(parameter, layer).observe.program, layer); });
   }
 
   void lay_out_activations() {
@@ -348,9 +345,11 @@ class Layout {
 
     const Program& head = plan_.head_evaluate.program;
     for (std::size_t parity = 0; parity < 2; ++parity)
-      for (ValueId id : head.inputs) plan_.boundary_buffers[parity].push_back(reserve("streams", bytes_of(head[id])));
+      for (ValueId id : head.inputs)
+        plan_.boundary_buffers[parity].push_back(reserve("streams", plan_.bytes_of(head[id])));
     if (plan_.options.train) {
-      for (std::int64_t& buffer : plan_.gradient_buffers) buffer = reserve("streams", bytes_of(head[head.inputs[0]]));
+      for (std::int64_t& buffer : plan_.gradient_buffers)
+        buffer = reserve("streams", plan_.bytes_of(head[head.inputs[0]]));
       for (int boundary = 0; boundary <= layers; ++boundary) lay_out_boundary(boundary);
     }
     std::int64_t transient = 0;
@@ -390,9 +389,9 @@ class Layout {
       const Value& taken = consumer[consumer.inputs[operand]];
       Place kept;
       if (boundary > 0 && made.role == Role::saved)
-        kept = plan_.saved_place(boundary - 1, made.name, bytes_of(made));
+        kept = plan_.saved_place(boundary - 1, made.name, plan_.bytes_of(made));
       else if (!last && taken.role == Role::saved)
-        kept = plan_.saved_place(boundary, taken.name, bytes_of(taken));
+        kept = plan_.saved_place(boundary, taken.name, plan_.bytes_of(taken));
       const bool there = kept.present() && kept.space == Space::device;
       offsets.push_back(there ? kept.offset : plan_.boundary_buffers[boundary % 2][operand]);
       homes.push_back(there ? Place{} : kept);

@@ -148,16 +148,19 @@ struct Slab {
   std::int64_t rest = 0;    ///< offset in the arena of what is not movable, where a store has the rest
 };
 
+/// What makes a parameter's working copies in the layers of a class.
+struct ParameterForms {
+  PlacedProgram refresh;  ///< them or this rank's rows of them, from the master; empty when it is the working copy
+  PlacedProgram rest;     ///< what is made of working copies once they are gathered
+  std::vector<Value> gathered;  ///< working copies of which each rank makes its rows
+  PlacedProgram amax;           ///< of this rank's rows, where `refresh` reads that of all; else empty
+  PlacedProgram observe;        ///< of the quantized ones among them; empty unless options.observe
+};
+
 struct ParameterPlan {
   ParameterSpec spec;
-  RowBounds bounds = {};  ///< of its shards
-  /// Working copies from the master, or this rank's rows of them, by layer class (one for all outside the layers);
-  /// empty when the master is the working copy.
-  std::vector<PlacedProgram> refresh;
-  std::vector<PlacedProgram> rest;           ///< likewise: what is made of working copies once they are gathered
-  std::vector<std::vector<Value>> gathered;  ///< likewise: working copies of which each rank makes its rows
-  std::vector<PlacedProgram> amax;     ///< likewise: of this rank's rows, where `refresh` reads that of all; else empty
-  std::vector<PlacedProgram> observe;  ///< of the quantized ones among them; likewise, empty unless options.observe
+  RowBounds bounds = {};              ///< of its shards
+  std::vector<ParameterForms> forms;  ///< by layer class; one for all outside the layers
 };
 
 /// A parameter's tensors of one layer, or rows of them.
@@ -267,6 +270,9 @@ struct Plan {
   void add(PlannedTensor tensor);
   void add_alias(PlannedTensor alias);
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;
+  std::int64_t bytes_of(const Value& value) const {
+    return byte_count(extents_at(value.shape, options.geometry.tokens()), value.dtype);
+  }
   /// Of a value that the layer's class keeps.
   Place saved_place(int layer, const std::string& value, std::int64_t bytes) const;
   const LayerClass& layer_class(int layer) const {
@@ -276,18 +282,9 @@ struct Plan {
   std::size_t class_index(int layer) const {
     return layer < 0 ? 0 : static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)]);
   }
-  /// The refresh program of a parameter in that layer; -1 outside the layers.
-  const PlacedProgram& refresh_of(const ParameterPlan& parameter, int layer) const {
-    return parameter.refresh[class_index(layer)];
-  }
-  const PlacedProgram& rest_of(const ParameterPlan& parameter, int layer) const {
-    return parameter.rest[class_index(layer)];
-  }
-  const PlacedProgram& amax_of(const ParameterPlan& parameter, int layer) const {
-    return parameter.amax[class_index(layer)];
-  }
-  const PlacedProgram& observe_of(const ParameterPlan& parameter, int layer) const {
-    return parameter.observe[class_index(layer)];
+  /// Of a parameter in that layer; -1 outside the layers.
+  const ParameterForms& forms_of(const ParameterPlan& parameter, int layer) const {
+    return parameter.forms[class_index(layer)];
   }
   /// A missing parameter or tensor is an internal error.
   const ParameterPlan& parameter(std::string_view name) const;

@@ -90,7 +90,7 @@ class Planner {
     // Scales and the like last: a transfer of them would take as long as one of some kilobytes.
     for (const bool movable : {true, false}) {
       for (const std::string& name : stage.split.saved) {
-        const std::int64_t bytes = bytes_of(stage.split.forward[stage.split.forward.find(name)]);
+        const std::int64_t bytes = plan_.bytes_of(stage.split.forward[stage.split.forward.find(name)]);
         if ((bytes > alignment()) != movable) continue;
         layer.saved_offsets[name] = layer.saved_bytes;
         layer.saved_bytes = checked_sum(layer.saved_bytes, aligned(bytes));
@@ -150,7 +150,7 @@ class Planner {
   // Parameters that are split have refreshes in two parts, around the gathering of copies, or where these need all rows
   // at once of the master.
   ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes) {
-    ParameterPlan parameter{.spec = spec, .refresh = {}, .rest = {}, .gathered = {}, .amax = {}, .observe = {}};
+    ParameterPlan parameter{.spec = spec, .bounds = {}, .forms = {}};
     std::int64_t groups = 1;
     bool whole = false;
     for (const Program& refresh : refreshes) {
@@ -173,20 +173,20 @@ class Planner {
                      [](const Value& value) { return value.role == Role::parameter; });
         if (!parameter.bounds.empty()) std::swap(split.own, split.rest);
       }
-      parameter.refresh.push_back(placed(split.own));
+      ParameterForms& forms = parameter.forms.emplace_back();
+      forms.refresh = placed(split.own);
       if (plan_.options.train && plan_.options.observe)
-        parameter.observe.push_back(placed(observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops)));
-      parameter.rest.push_back(placed(split.rest));
-      parameter.amax.push_back(placed(
-          split.amax_format.empty() ? Program{}
-                                    : StatePrograms::amax_of(split.own.values[0], names::kAmax, split.amax_format)));
+        forms.observe = placed(observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops));
+      forms.rest = placed(split.rest);
+      if (!split.amax_format.empty())
+        forms.amax = placed(StatePrograms::amax_of(split.own.values[0], names::kAmax, split.amax_format));
       if (!parameter.bounds.empty() && tensors_.whole_masters.contains(spec.name))
         split.gathered.push_back({.name = names::kMaster,
                                   .shape = Shape(spec.extents.begin(), spec.extents.end()),
                                   .dtype = plan_.options.master,
                                   .role = Role::state,
                                   .parameter = spec.name});
-      parameter.gathered.push_back(std::move(split.gathered));
+      forms.gathered = std::move(split.gathered);
       copies.push_back(std::move(split.made));
       formats.push_back(std::move(split.amax_format));
     }
@@ -202,9 +202,6 @@ class Planner {
   int layers() const { return static_cast<int>(plan_.model.layers); }
   std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
   std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment()); }
-  std::int64_t bytes_of(const Value& value) const {
-    return byte_count(extents_at(value.shape, plan_.options.geometry.tokens()), value.dtype);
-  }
 
   // ---- refusals ----
 

@@ -67,7 +67,7 @@ class Splitter {
   const ParameterPlan& parameter_of(const UpdatePart& part) const { return plan_.parameters[part.parameter]; }
   /// Whether its working copies have a scale that ranks have to agree on.
   bool is_agreed(const UpdatePart& part) const {
-    return !plan_.amax_of(parameter_of(part), part.layer).program.ops.empty();
+    return !plan_.forms_of(parameter_of(part), part.layer).amax.program.ops.empty();
   }
 
   // Slice by slice: the update, and rows of the working copies; behind all of them first where these need the amax of

@@ -319,7 +319,7 @@ class Maker {
   bool is_matrix(const ParameterPlan& parameter) const { return parameter.spec.extents.size() > 1; }
 
   void add_gathers(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
-    for (const Value& value : parameter.gathered[plan_.class_index(layer)]) {
+    for (const Value& value : plan_.forms_of(parameter, layer).gathered) {
       const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
       const PlannedTensor& own = plan_.tensor(shard_name(value.name), parameter.spec.name, layer);
       add_collective(schedule,

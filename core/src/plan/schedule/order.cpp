@@ -30,7 +30,7 @@ bool ranks_meet(const Plan& plan) { return plan.options.state.meet; }
 template <class Visit>
 void each_rest(const Plan& plan, Group group, int layer, Visit visit) {
   for (const ParameterPlan& parameter : plan.parameters)
-    if (parameter.spec.group == group) visit(plan.rest_of(parameter, layer));
+    if (parameter.spec.group == group) visit(plan.forms_of(parameter, layer).rest);
 }
 
 /// All gathers at once: they go on beside the programs, each of which waits for what it reads.
@@ -56,8 +56,8 @@ void add_updates(const Plan& plan, std::vector<Stop>& order, bool agreed, Group 
     };
     for (const UpdatePart& part : window.parts) {
       const ParameterPlan& parameter = plan.parameters[part.parameter];
-      const PlacedProgram& amax = plan.amax_of(parameter, layer);
-      if (part.rows.whole()) follow(agreed || amax.program.ops.empty() ? plan.refresh_of(parameter, layer) : amax);
+      const ParameterForms& forms = plan.forms_of(parameter, layer);
+      if (part.rows.whole()) follow(agreed || forms.amax.program.ops.empty() ? forms.refresh : forms.amax);
     }
     for (const PlacedProgram& program : window.follow) follow(program);
   }
@@ -141,19 +141,13 @@ std::vector<Stop> evaluation(const Plan& plan, const PlacedProgram& head, std::s
 }
 
 /// A program for every parameter, in each layer that has it.
-template <class Pick>
-std::vector<Stop> each_parameter(const Plan& plan, Pick pick) {
+std::vector<Stop> each_parameter(const Plan& plan, PlacedProgram ParameterForms::*form) {
   std::vector<Stop> order;
   for (const ParameterPlan& parameter : plan.parameters)
     for_each_layer(parameter.spec, layers_of(plan), [&](int layer) {
-      order.push_back({&pick(parameter, layer), Flow::none, layer});
+      order.push_back({&(plan.forms_of(parameter, layer).*form), Flow::none, layer});
     });
   return order;
-}
-
-std::vector<Stop> refreshes_of(const Plan& plan) {
-  return each_parameter(
-      plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.refresh_of(p, layer); });
 }
 
 void add_amaxes(const Plan& plan, std::vector<Stop>& order) {
@@ -161,16 +155,14 @@ void add_amaxes(const Plan& plan, std::vector<Stop>& order) {
   if (plan.options.state.master.memory == kOnDevice)
     order.push_back({&plan.amaxes});
   else  // one at a time, so that slots can hold them
-    for (const Stop& stop : each_parameter(
-             plan, [&](const ParameterPlan&p, int layer) -> auto& { return plan.amax_of(p, layer); }))
-      order.push_back(stop);
+    for (const Stop& stop : each_parameter(plan, &ParameterForms::amax)) order.push_back(stop);
   order.push_back(meeting(Meeting::maximum));
 }
 
 std::vector<Stop> refresh(const Plan& plan) {
   std::vector<Stop> order;
   add_amaxes(plan, order);
-  for (const Stop& stop : refreshes_of(plan)) order.push_back(stop);
+  for (const Stop& stop : each_parameter(plan, &ParameterForms::refresh)) order.push_back(stop);
   if (ranks_meet(plan))
     for (const Stop& stop : gathering(plan)) order.push_back(stop);
   return order;
@@ -185,7 +177,7 @@ std::vector<Stop> update(const Plan& plan) {
   if (plan.updates.size() == 1) {
     order.push_back({&plan.updates.front().program});
     add_amaxes(plan, order);
-    for (const Stop& stop : refreshes_of(plan)) order.push_back(stop);
+    for (const Stop& stop : each_parameter(plan, &ParameterForms::refresh)) order.push_back(stop);
   } else if (!plan.defers_update()) {
     add_all_updates(plan, order);
     order.push_back(meeting(Meeting::maximum));
@@ -224,9 +216,7 @@ std::vector<Stop> stops_of(const Plan& plan, Run run) {
       if (options.train) return update(plan);
       break;
     case Run::observe_weights:
-      if (observes)
-        return each_parameter(
-            plan, [&](const ParameterPlan& p, int layer) -> auto& { return plan.observe_of(p, layer); });
+      if (observes) return each_parameter(plan, &ParameterForms::observe);
       break;
     default: break;
   }

@@ -63,10 +63,7 @@ TEST_CASE(
   plan.parameters.resize(2);
   plan.parameters[0].spec.group = ParameterGroup::embedding;
   plan.parameters[1].spec.group = ParameterGroup::block;
-  for (ParameterPlan& parameter : plan.parameters) {
-    parameter.refresh.resize(1);
-    parameter.amax.resize(1);
-  }
+  for (ParameterPlan& parameter : plan.parameters) parameter.forms.resize(1);
   for (int layer : {-1, 0, 1})
     plan.updates.push_back({.group = layer < 0 ? ParameterGroup::embedding : ParameterGroup::block,
                             .layer = layer,

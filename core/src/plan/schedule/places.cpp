@@ -47,17 +47,13 @@ Access Places::passing(std::int64_t offset, std::int64_t bytes, const std::strin
   return {{Space::device, 0, offset, bytes}, it->second};
 }
 
-std::int64_t Places::bytes_of(const Value& value) const {
-  return byte_count(extents_at(value.shape, plan_.options.geometry.tokens()), value.dtype);
-}
-
 Access Places::tensor(const PlannedTensor& tensor) {
   return at(tensor.place(), tensor.part_of < 0 ? tensor.offset : tensor.part_of,
             tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
 }
 
 Access Places::of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value) {
-  if (stop.rows.whole() || tensor.bytes() == bytes_of(value)) return this->tensor(tensor);
+  if (stop.rows.whole() || tensor.bytes() == plan_.bytes_of(value)) return this->tensor(tensor);
   const Shard shard = shard_of_rows(tensor.whole_extents(), stop.rows);
   PlannedTensor part = tensor;
   part.part_of = tensor.part_of < 0 ? tensor.offset : tensor.part_of;
@@ -103,7 +99,7 @@ Access Places::of_value(const Stop& stop, ValueId id) {
     case Role::local: {
       const std::int64_t offset = stop.program->offsets[static_cast<std::size_t>(id)];
       if (offset < 0) return {};
-      return {{Space::device, 0, plan_.transient_offset + offset, bytes_of(value)},
+      return {{Space::device, 0, plan_.transient_offset + offset, plan_.bytes_of(value)},
               fresh(in_layer(value.name, stop.layer))};
     }
     case Role::boundary: break;
@@ -119,7 +115,7 @@ Access Places::state(const Stop& stop, const Value& value) {
 }
 
 Access Places::boundary(const Stop& stop, const Value& value, int in, int out) {
-  const std::int64_t bytes = bytes_of(value);
+  const std::int64_t bytes = plan_.bytes_of(value);
   auto gradient = [&](int boundary) {
     return passing(plan_.gradient_buffers[boundary % 2], bytes, "stream gradient " + std::to_string(boundary));
   };
@@ -178,9 +174,9 @@ Access Places::saved(const Stop& stop, const Value& value) {
   const Program& forward = plan_.layer_class(stop.layer).forward.program;
   if (int in = position(forward.inputs, forward.find(value.name)); in >= 0) {
     const Place& kept = plan_.boundary_homes[static_cast<std::size_t>(stop.layer)][static_cast<std::size_t>(in)];
-    return kept.present() ? home(stop.layer, kept) : stream(stop.layer, in, false, bytes_of(value));
+    return kept.present() ? home(stop.layer, kept) : stream(stop.layer, in, false, plan_.bytes_of(value));
   }
-  const Place place = plan_.saved_place(stop.layer, value.name, bytes_of(value));
+  const Place place = plan_.saved_place(stop.layer, value.name, plan_.bytes_of(value));
   return at(place, place.offset, value.name, stop.layer);
 }
 

@@ -40,7 +40,6 @@ class Places {
   /// One of several values that pass through a place by turns.
   Access passing(std::int64_t offset, std::int64_t bytes, const std::string& name);
   std::int32_t fresh(std::string name);
-  std::int64_t bytes_of(const Value& value) const;
   /// A tensor of a parameter, or those of its rows that the stop is for.
   Access of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value);
 

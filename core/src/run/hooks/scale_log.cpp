@@ -45,8 +45,9 @@ std::vector<ObservedTensor> observed_tensors(const Plan& plan) {
   for (const PlacedProgram* placed : {&plan.embed, &plan.head_train, &plan.embed_backward})
     add_observed(tensors, plan, placed->program, -1);
   for (const ParameterPlan& parameter : plan.parameters)
-    for_each_layer(parameter.spec, layers,
-                   [&](int layer) { add_observed(tensors, plan, plan.observe_of(parameter, layer).program, layer); });
+    for_each_layer(parameter.spec, layers, [&](int layer) {
+      add_observed(tensors, plan, plan.forms_of(parameter, layer).observe.program, layer);
+    });
   return tensors;
 }
 
