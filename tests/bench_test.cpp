@@ -9,7 +9,7 @@
 #include "bench/bench.h"
 #include "config/document.h"
 #include "end_to_end.h"
-#include "run/options/run_schemas.h"
+#include "run/session.h"
 
 using namespace quern;
 using namespace quern::testing;
@@ -17,12 +17,8 @@ using namespace quern::testing;
 namespace {
 
 std::map<DType, double> work(const TinyFiles& files, const Overrides& overrides) {
-  PluginHost host = run_host();
-  ConfigDocument document = ConfigDocument::read(files.config());
-  for (const std::string& override : overrides) document.set(override);
-  ResolvedConfig config = resolve(document, run_schemas(), host);
-  Session session(config, host);
-  return training_work(make_plan(session.parts(), session.plan_options()));
+  const ConfiguredRun run(ConfigDocument::read(files.config(), overrides));
+  return training_work(make_plan(run.session.parts(), run.session.plan_options()));
 }
 
 /// TinyFiles: width 32, vocabulary 64, a tied head; sequences of 16.

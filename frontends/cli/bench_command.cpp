@@ -7,7 +7,7 @@
 #include "commands.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
-#include "run/options/run_schemas.h"
+#include "run/session.h"
 
 namespace quern::cli {
 
@@ -37,9 +37,8 @@ int bench_command(const Arguments& arguments) {
         {.where = "--steps", .what = "number of steps", .found = std::to_string(steps), .expected = "at least 1"});
   const std::string path = output_of(*run, "json", kBenchFile);
   const std::string timeline = output_of(*run, "timeline", kTimelineFile);
-  PluginHost host = run_host();
-  ResolvedConfig config = resolve(ConfigDocument::read(run->file, run->overrides), run_schemas(), host);
-  Session session(config, host);
+  ConfiguredRun configured(ConfigDocument::read(run->file, run->overrides));
+  Session& session = configured.session;
   if (session.parallel.ranks > 1)
     throw Error(ErrorCode::config,
                 {.where = session.config.where("parallel", "ranks"),

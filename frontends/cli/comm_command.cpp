@@ -6,7 +6,7 @@
 #include "bench/comm.h"
 #include "commands.h"
 #include "quern/error.h"
-#include "run/options/run_schemas.h"
+#include "run/session.h"
 #include "start_ranks.h"
 
 namespace quern::cli {
@@ -36,9 +36,8 @@ CommBenchOptions options_of(const RunArguments& run) {
 
 /// This process is a rank, of which each does this.
 int measure(const RunArguments& run, const CommBenchOptions& options, const std::string& path) {
-  PluginHost host = run_host();
-  ResolvedConfig config = resolve(ConfigDocument::read(run.file, run.overrides), run_schemas(), host);
-  Session session(config, host);
+  ConfiguredRun configured(ConfigDocument::read(run.file, run.overrides));
+  Session& session = configured.session;
   if (session.parallel.ranks < 2)
     throw Error(ErrorCode::config, {.where = session.config.where("parallel", "ranks"),
                                     .what = "collectives are between ranks",

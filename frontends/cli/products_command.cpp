@@ -85,16 +85,16 @@ int products_command(const Arguments& arguments) {
   if (!run) return 0;
   ProductsBenchOptions wanted = options_of(*run);
   const std::string path = output_of(*run, "json", kProductsBenchFile);
-  PluginHost host = run_host();
-  const ResolvedConfig config = resolve(ConfigDocument::read(run->file, run->overrides), run_schemas(), host);
-  Session session(config, host);
+  ConfiguredRun configured(ConfigDocument::read(run->file, run->overrides));
+  Session& session = configured.session;
   wanted.sizes = sizes_of(*run, session);
   session.device->open(static_cast<int>(session.device_options.ordinal));
   const std::string beside = run->values["beside"].as<std::string>();
   std::vector<std::string> overrides = run->overrides;
   if (!beside.empty()) overrides.push_back(beside);
-  const ResolvedConfig other_config = resolve(ConfigDocument::read(run->file, overrides), run_schemas(), host);
-  const Session other(other_config, host);
+  const ResolvedConfig other_config =
+      resolve(ConfigDocument::read(run->file, overrides), run_schemas(), configured.host);
+  const Session other(other_config, configured.host);
   if (!beside.empty()) {
     other.device->open(static_cast<int>(other.device_options.ordinal));
     wanted.beside = other.device.get();

@@ -27,19 +27,8 @@ std::string plain(const std::string& name) {
   return text;
 }
 
-/// A run's parts, on a device that is only planned for.
-struct Planned {
-  PluginHost host;
-  ResolvedConfig config;
-  Session session;
-  Planned(const std::string& file, const std::vector<std::string>& overrides)
-      : host(run_host()),
-        config(resolve(ConfigDocument::read(file, overrides), run_schemas(), host)),
-        session(config, host) {}
-};
-
 std::string row(const std::string& file, const std::vector<std::string>& overrides) {
-  Planned planned(file, overrides);
+  const ConfiguredRun planned(ConfigDocument::read(file, overrides));
   const DeviceTraits& device = planned.session.device->traits();
   const std::string name = fmt::format("{:<28}", device.name);
   Choice choice;
@@ -108,7 +97,7 @@ std::vector<std::string> assuming(const std::string& config_file, std::vector<st
     const ResolvedConfig config = resolve(ConfigDocument::read(config_file, overrides), run_schemas(), host);
     overrides.push_back("device." + config.id("device") + "." + kOption + "=" + gpu);
   }
-  const Planned planned(config_file, overrides);
+  const ConfiguredRun planned(ConfigDocument::read(config_file, overrides));
   if (!gpu.empty() && !chooses(planned.session.memory)) {
     const Limits limits = limits_of(planned.session.parts(), planned.session.plan_options());
     overrides.push_back("memory.device_budget=" + std::to_string(limits.device));

@@ -30,13 +30,9 @@ namespace {
 
 }  // namespace
 
-struct TrainingRun::Parts {
+struct TrainingRun::Parts : ConfiguredRun {
   Parts(const std::string& file, const std::vector<std::string>& overrides)
-      : file(file),
-        overrides(overrides),
-        host(run_host()),
-        config(resolve(ConfigDocument::read(file, overrides), run_schemas(), host)),
-        session(config, host) {}
+      : ConfiguredRun(ConfigDocument::read(file, overrides)), file(file), overrides(overrides) {}
 
   Engine& engine() {
     if (trainer) return trainer->engine();
@@ -61,9 +57,6 @@ struct TrainingRun::Parts {
 
   std::string file;
   std::vector<std::string> overrides;
-  PluginHost host;
-  ResolvedConfig config;
-  Session session;
   std::optional<Plan> own_plan;      // while no engine has one
   std::unique_ptr<Trainer> trainer;  // open for training
   Inference inference;               // open for something else

@@ -6,6 +6,7 @@
 #include "data/sources/prefetch_source.h"
 #include "data/sources/turns_source.h"
 #include "quern/error.h"
+#include "run/options/run_schemas.h"
 #include "run/ranks/split_communicator.h"
 
 namespace quern {
@@ -246,5 +247,8 @@ void Session::check_vocabulary(const DataSource& source) const {
                                     .expected = "at least " + std::to_string(source.vocabulary()),
                                     .next = "set vocab_size to that of the tokenizer"});
 }
+
+ConfiguredRun::ConfiguredRun(const ConfigDocument& document)
+    : host(run_host()), config(resolve(document, run_schemas(), host)), session(config, host) {}
 
 }  // namespace quern

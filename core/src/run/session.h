@@ -64,4 +64,13 @@ struct Session {
   std::vector<std::unique_ptr<PrecisionBackend>> backends_of_forms_;
 };
 
+/// A session with what it is made from.
+struct ConfiguredRun {
+  explicit ConfiguredRun(const ConfigDocument& document);
+
+  PluginHost host;
+  ResolvedConfig config;
+  Session session;
+};
+
 }  // namespace quern
