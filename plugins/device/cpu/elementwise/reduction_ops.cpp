@@ -12,6 +12,7 @@
 #include "quern/step_state.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cpu {
 
@@ -134,44 +135,9 @@ Launch prepare_reduce_ranks(const OpInstance& op) {
   };
 }
 
-OpSupport query_reduce_ranks(const OpInstance& op) {
-  const Matrix x = matrix_of(op, 0);
-  const bool apart = op.inputs.size() > 1;
-  OperandCheck check(op, apart ? 2 : 1, 1);
-  check.input(0, "x", {x.rows, x.columns});
-  if (!check.ok()) return check.support();
-  const DType dtype = op.inputs[0].dtype;
-  const std::string& reduction = op.attributes.word("reduction");
-  if (apart)
-    check.input(1, "own", {x.columns}, dtype)
-        .that(op.attributes.integer("own") >= 0 && op.attributes.integer("own") < x.rows, "own: expected a rank")
-        .that(reduction != "tree", "a tree has no own row");
-  check.output(0, "y", {x.columns}, dtype)
-      .that(x.rows > 0, "without ranks")
-      .that((reduction == "sum" && (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64)) ||
-                (reduction == "tree" && (dtype == DType::f32 || dtype == DType::f64)) ||
-                (reduction == "maximum" && dtype == DType::f32),
-            "reduction: found " + reduction + " of " + std::string(name_of(dtype)) +
-                ", expected sum of f32, bf16 or f64, tree of f32 or f64, or maximum of f32");
-  return check.support();
-}
+OpSupport query_reduce_ranks(const OpInstance& op) { return operands::check_reduce_ranks(op).support(); }
 
-OpSupport query_sum_tree(const OpInstance& op) {
-  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), op.inputs.empty() ? 0 : op.inputs.size() - 1);
-  check.input(0, "step", {16}, DType::u32);
-  const std::int64_t block = op.attributes.integer("block");
-  check.that(block > 0 && std::has_single_bit(static_cast<std::uint64_t>(block)), "block: expected a power of two");
-  if (!check.ok()) return check.support();
-  const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block)) - 1;
-  for (std::size_t i = 1; i + 1 < op.inputs.size() && check.ok(); i += 2) {
-    const Operand& sum = op.inputs[i];
-    check.that(sum.dtype == DType::f32 || sum.dtype == DType::f64, "operand sum: expected f32 or f64")
-        .input(i + 1, "partials", {levels, sum.count()}, sum.dtype)
-        .output(i - 1, "sum", sum.extents, sum.dtype)
-        .output(i, "partials", {levels, sum.count()}, sum.dtype);
-  }
-  return check.support();
-}
+OpSupport query_sum_tree(const OpInstance& op) { return operands::check_sum_tree(op).support(); }
 
 }  // namespace
 

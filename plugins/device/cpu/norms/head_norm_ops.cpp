@@ -8,7 +8,7 @@
 #include "primitives/blocks.h"
 #include "primitives/row_math.h"
 #include "runtime/operand_check.h"
-#include "shared/operands/head_norm_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cpu {
 

@@ -4,6 +4,7 @@
 #include "primitives/blocks.h"
 #include "primitives/row_math.h"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cpu {
 
@@ -102,27 +103,15 @@ Launch prepare_layer_norm_grad(const OpInstance& op, bool added) {
 }
 
 OpSupport query_layer_norm(const OpInstance& op, bool added) {
-  auto [rows, columns] = matrix_of(op, 0);
-  Extents stream = extents_of(op, 0);
-  std::size_t first = added ? 1 : 0;  // operands after those of the add
-  OperandCheck check(op, 3 + first, 3 + first);
-  check.input(0, added ? "a" : "x", stream);
-  if (added) check.input(1, "b", stream).output(0, "sum", stream);
-  check.input(first + 1, "weight", {columns}).input(first + 2, "bias", {columns});
-  check.output(first, "y", stream)
-      .output(first + 1, "mean", {rows}, DType::f32)
-      .output(first + 2, "rstd", {rows}, DType::f32);
+  OperandCheck check(op, added ? 4 : 3, added ? 4 : 3);
+  operands::check_norm(check, op, true, added);
   return check.support();
 }
 
 OpSupport query_layer_norm_grad(const OpInstance& op, bool added) {
-  auto [rows, columns] = matrix_of(op, 1);
-  Extents stream = extents_of(op, 1);
+  const auto [rows, columns] = matrix_of(op, 1);
   OperandCheck check(op, added ? 6 : 5, added ? 4 : 3);
-  check.input(0, "dy", stream).input(1, "x", stream).input(2, "weight", {columns});
-  check.input(3, "mean", {rows}, DType::f32).input(4, "rstd", {rows}, DType::f32);
-  check.output(0, "dx", stream).sum(1, "dweight", {columns}).sum(2, "dbias", {columns});
-  if (added) check.input(5, "e", stream).output(3, "sum", stream);
+  operands::check_norm_grad(check, op, true, added);
   std::size_t sums = check.ok() ? std::size_t{op.outputs[1].present} + std::size_t{op.outputs[2].present} : 0;
   return check.support(sums * ColumnSums::bytes(rows, columns));
 }

@@ -4,6 +4,7 @@
 #include "primitives/blocks.h"
 #include "primitives/row_math.h"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cpu {
 
@@ -88,29 +89,16 @@ Launch prepare_rms_norm_grad(const OpInstance& op, bool added) {
   };
 }
 
-OpSupport query_rms_norm(const OpInstance& op) {
-  auto [rows, columns] = matrix_of(op, 0);
-  OperandCheck check(op, 2, 2);
-  check.input(0, "x", extents_of(op, 0)).input(1, "weight", {columns});
-  check.output(0, "y", extents_of(op, 0)).output(1, "rstd", {rows}, DType::f32);
-  return check.support();
-}
-
-OpSupport query_add_rms_norm(const OpInstance& op) {
-  auto [rows, columns] = matrix_of(op, 0);
-  OperandCheck check(op, 3, 3);
-  check.input(0, "a", extents_of(op, 0)).input(1, "b", extents_of(op, 0)).input(2, "weight", {columns});
-  check.output(0, "sum", extents_of(op, 0)).output(1, "y", extents_of(op, 0)).output(2, "rstd", {rows}, DType::f32);
+OpSupport query_rms_norm(const OpInstance& op, bool added) {
+  OperandCheck check(op, added ? 3 : 2, added ? 3 : 2);
+  operands::check_norm(check, op, false, added);
   return check.support();
 }
 
 OpSupport query_rms_norm_grad(const OpInstance& op, bool added) {
-  auto [rows, columns] = matrix_of(op, 1);
-  Extents stream = extents_of(op, 1);
+  const auto [rows, columns] = matrix_of(op, 1);
   OperandCheck check(op, added ? 5 : 4, added ? 3 : 2);
-  check.input(0, "dy", stream).input(1, "x", stream).input(2, "weight", {columns}).input(3, "rstd", {rows}, DType::f32);
-  check.output(0, "dx", stream).sum(1, "dweight", {columns});
-  if (added) check.input(4, "e", stream).output(2, "sum", stream);
+  operands::check_norm_grad(check, op, false, added);
   bool sums = check.ok() && op.outputs[1].present;
   return check.support(sums ? ColumnSums::bytes(rows, columns) : 0);
 }
@@ -118,8 +106,8 @@ OpSupport query_rms_norm_grad(const OpInstance& op, bool added) {
 }  // namespace
 
 void add_rms_norm_ops(OpTable& table) {
-  table["rms_norm"] = {prepare_rms_norm, query_rms_norm};
-  table["add_rms_norm"] = {prepare_add_rms_norm, query_add_rms_norm};
+  table["rms_norm"] = {prepare_rms_norm, [](const OpInstance& op) { return query_rms_norm(op, false); }};
+  table["add_rms_norm"] = {prepare_add_rms_norm, [](const OpInstance& op) { return query_rms_norm(op, true); }};
   table["rms_norm_grad"] = {[](const OpInstance& op) { return prepare_rms_norm_grad(op, false); },
                             [](const OpInstance& op) { return query_rms_norm_grad(op, false); }};
   table["rms_norm_grad_add"] = {[](const OpInstance& op) { return prepare_rms_norm_grad(op, true); },

@@ -16,6 +16,7 @@
 #include "quern/step_state.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cpu {
 
@@ -227,36 +228,12 @@ OpSupport query_sum_squares(const OpInstance& op) {
   return check.support(static_cast<std::size_t>(blocks) * sizeof(double));
 }
 
-OpSupport query_clip_scale(const OpInstance& op) {
-  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 3), 1);
-  check.input(0, "stats", {4}, DType::f64).input(1, "step", {16}, DType::u32).output(0, "update", {4}, DType::f32);
-  for (std::size_t i = 2; i < op.inputs.size(); ++i)
-    check.input(i, "sums", {std::max<std::int64_t>(op.inputs[i].count(), 1)}, DType::f64);
-  return check.support();
-}
+OpSupport query_clip_scale(const OpInstance& op) { return operands::check_clip_scale(op).support(); }
 
 OpSupport query_adamw(const OpInstance& op) {
-  static constexpr const char* kNames[] = {"master", "moment1", "moment2"};
-  const std::vector<double>&objects = op.attributes.list("objects"), &offsets = op.attributes.list("offsets");
-  OperandCheck check(op, 2 + 4 * objects.size(), 3 * objects.size());
-  check.that(offsets.size() == objects.size(), "needs an offset for every object");
-  if (!check.ok()) return check.support();
-  check.input(0, "update", {4}, DType::f32).input(1, "step", {16}, DType::u32);
-  for (std::size_t tensor = 0; tensor < objects.size() && check.ok(); ++tensor) {
-    const std::size_t in = 2 + 4 * tensor, out = 3 * tensor;
-    check.that(
-        std::fmod(offsets[tensor], 4) == 0 && offsets[tensor] >= 0,
-        "offset: found " + std::to_string(static_cast<std::int64_t>(offsets[tensor])) + ", expected a multiple of 4");
-    Extents extents = extents_of(op, in + 1);
-    check.input(in, "gradient", extents);
-    for (std::size_t i = 0; i < 3 && check.ok(); ++i) {
-      DType dtype = op.inputs[in + i + 1].dtype;
-      check.that(
-          dtype == DType::f32 || dtype == DType::bf16,
-          std::string("operand ") + kNames[i] + ": found " + std::string(name_of(dtype)) + ", expected f32 or bf16");
-      check.input(in + i + 1, kNames[i], extents).output(out + i, kNames[i], extents, dtype);
-    }
-  }
+  const std::size_t tensors = op.attributes.list("objects").size();
+  OperandCheck check(op, 2 + 4 * tensors, 3 * tensors);
+  operands::check_adamw(check, op);
   return check.support();
 }
 

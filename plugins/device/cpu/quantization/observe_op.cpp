@@ -11,6 +11,7 @@
 #include "quern/block_scales.h"
 #include "quern/numeric.h"
 #include "runtime/kernels.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cpu {
 
@@ -74,31 +75,8 @@ Launch prepare(const OpInstance& op) {
   };
 }
 
-OpSupport query(const OpInstance& op) {
-  const bool delayed = op.inputs.size() == 3 && op.inputs[2].present;
-  auto refuse = [](const char* what) { return OpSupport{std::string("observe_scale: ") + what, 0}; };
-  if (op.inputs.size() < 2 || op.inputs.size() > 3 || op.outputs.size() != 1)
-    return refuse("takes x, its scales and perhaps their state, and gives what it observed");
-  const Operand &x = op.inputs[0], &scale = op.inputs[1], &seen = op.outputs[0];
-  const DType format =
-      dtype_named(op.attributes.has("format") ? op.attributes.word("format") : "").value_or(DType::f32);
-  if (format != DType::e4m3 && format != DType::e5m2 && format != DType::i8)
-    return refuse("the format must be e4m3, e5m2 or i8");
-  const auto layout = scale_layout_named(op.attributes.has("layout") ? op.attributes.word("layout") : "");
-  if (!layout) return refuse("unknown layout of scales");
-  if (x.extents.size() != 2 || (x.dtype != DType::f32 && x.dtype != DType::bf16))
-    return refuse("x must be a matrix in f32 or bf16");
-  if (scale.dtype != DType::f32 || scale.extents != scale_extents(*layout, x.extents[0], x.extents[1]))
-    return refuse("the scales do not fit x and their layout");
-  if (delayed && (op.inputs[2].dtype != DType::f32 || op.inputs[2].count() < kScaleStateWords))
-    return refuse("the state is none of a delayed scale");
-  if (!seen.present || seen.dtype != DType::u32 || seen.count() != kScaleObservationWords)
-    return refuse("gives u32 (16)");
-  return {};
-}
-
 }  // namespace
 
-void add_observe_op(OpTable& table) { table["observe_scale"] = {prepare, query}; }
+void add_observe_op(OpTable& table) { table["observe_scale"] = {prepare, operands::query_observe_scale}; }
 
 }  // namespace quern::cpu

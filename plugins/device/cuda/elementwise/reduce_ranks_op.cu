@@ -5,6 +5,7 @@
 #include "primitives/vector.cuh"
 #include "runtime/launch.cuh"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cuda {
 
@@ -116,26 +117,7 @@ Launch prepare_reduce_ranks(const OpInstance& op, CudaContext& context) {
 }
 
 OpSupport query_reduce_ranks(const OpInstance& op, const CudaTraits&) {
-  if (op.inputs.empty() || op.inputs.size() > 2 || op.outputs.size() != 1)
-    return {"reduce_ranks has 1 or 2 inputs and 1 output", 0};
-  const Operand &x = op.inputs[0], &y = op.outputs[0];
-  const std::string& reduction = op.attributes.word("reduction");
-  const bool sums = x.dtype == DType::f32 || x.dtype == DType::bf16 || x.dtype == DType::f64;
-  if (!(reduction == "sum" && sums) && !(reduction == "tree" && sums && x.dtype != DType::bf16) &&
-      !(reduction == "maximum" && x.dtype == DType::f32))
-    return {"reduce_ranks reduction: found " + reduction + " of " + std::string(name_of(x.dtype)) +
-                ", expected sum of f32, bf16 or f64, tree of f32 or f64, or maximum of f32",
-            0};
-  const bool fits = x.present && x.extents.size() == 2 && x.extents[0] > 0 && y.dtype == x.dtype && !y.accumulate &&
-                    y.extents == Extents{x.extents[1]};
-  if (fits && op.inputs.size() > 1) {
-    const Operand& own = op.inputs[1];
-    const std::int64_t rank = op.attributes.integer("own");
-    if (!own.present || own.dtype != x.dtype || own.extents != y.extents || rank < 0 || rank >= x.extents[0] ||
-        reduction == "tree")
-      return {"reduce_ranks: own (n) is one of x's rows, of its type, and not in a tree", 0};
-  }
-  return {fits ? "" : "reduce_ranks: x (ranks, n) of at least one rank gives y (n) of its type, not added to", 0};
+  return operands::check_reduce_ranks(op).support();
 }
 
 }  // namespace

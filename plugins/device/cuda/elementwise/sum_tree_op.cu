@@ -3,13 +3,12 @@
 // that one captured graph serves all. Bound by memory: reads and writes each element once, and a partial sum a
 // micro-batch on average.
 
-#include <bit>
-
 #include "elementwise/elementwise_ops.h"
 #include "primitives/tensor_list.cuh"
 #include "quern/step_state.h"
 #include "runtime/launch.cuh"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cuda {
 
@@ -71,20 +70,11 @@ Launch prepare_sum_tree(const OpInstance& op, CudaContext& context) {
 }
 
 OpSupport query_sum_tree(const OpInstance& op, const CudaTraits&) {
-  const std::int64_t block = op.attributes.integer("block");
-  if (block < 1 || !std::has_single_bit(static_cast<std::uint64_t>(block)))
-    return {"sum_tree block: found " + std::to_string(block) + ", expected a power of two", 0};
-  const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block)) - 1;
-  bool fits = op.inputs.size() >= 3 && op.inputs.size() % 2 == 1 && op.outputs.size() + 1 == op.inputs.size() &&
-              op.inputs[0].dtype == DType::u32 && op.inputs[0].count() == 16;
-  for (std::size_t i = 1; fits && i < op.inputs.size(); i += 2) {
-    const Operand &sum = op.inputs[i], &partials = op.inputs[i + 1];
-    fits = (sum.dtype == DType::f32 || sum.dtype == DType::f64) && sum.dtype == op.inputs[1].dtype &&
-           partials.dtype == sum.dtype && partials.extents == Extents{levels, sum.count()} &&
-           op.outputs[i - 1] == sum && op.outputs[i] == partials;
-  }
-  return {fits ? "" : "sum_tree: takes step, and sum (n) and partials (levels, n) of each tensor, f32 or f64, in place",
-          0};
+  operands::OperandCheck check = operands::check_sum_tree(op);
+  check.that(op.inputs.size() > 2, "without tensors");
+  for (std::size_t i = 3; i < op.inputs.size(); i += 2)
+    check.that(op.inputs[i].dtype == op.inputs[1].dtype, "on cuda takes tensors of one dtype");
+  return check.support();
 }
 
 }  // namespace

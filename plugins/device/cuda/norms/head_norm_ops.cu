@@ -4,7 +4,7 @@
 #include "elementwise/column_sums.h"
 #include "norms/norm_ops.h"
 #include "primitives/heads.cuh"
-#include "shared/operands/head_norm_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cuda {
 

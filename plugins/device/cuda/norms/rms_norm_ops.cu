@@ -4,6 +4,7 @@
 
 #include "norms/norm_ops.h"
 #include "norms/rms_norm.cuh"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cuda {
 
@@ -68,24 +69,15 @@ Launch prepare_rms_norm_grad(const OpInstance& op, CudaContext& context) {
 }
 
 OpSupport query_rms_norm(const OpInstance& op, bool added) {
-  auto [rows, columns] = matrix_of(op, 0);
-  Extents stream = extents_of(op, 0);
-  std::size_t first = added ? 1 : 0;  // operands after those of the add
-  OperandCheck check(op, 2 + first, 2 + first);
-  check.input(0, added ? "a" : "x", stream);
-  if (added) check.input(1, "b", stream).output(0, "sum", stream);
-  check.input(first + 1, "weight", {columns}).output(first, "y", stream);
-  check.output(first + 1, "rstd", {rows}, DType::f32);
+  OperandCheck check(op, added ? 3 : 2, added ? 3 : 2);
+  operands::check_norm(check, op, false, added);
   return check.that(fits_row(op, 0), kRowTooLong).support();
 }
 
 OpSupport query_rms_norm_grad(const OpInstance& op, bool added) {
-  auto [rows, columns] = matrix_of(op, 1);
-  Extents stream = extents_of(op, 1);
+  const auto [rows, columns] = matrix_of(op, 1);
   OperandCheck check(op, added ? 5 : 4, added ? 3 : 2);
-  check.input(0, "dy", stream).input(1, "x", stream).input(2, "weight", {columns});
-  check.input(3, "rstd", {rows}, DType::f32).output(0, "dx", stream).sum(1, "dweight", {columns});
-  if (added) check.input(4, "e", stream).output(2, "sum", stream);
+  operands::check_norm_grad(check, op, false, added);
   check.that(fits_row(op, 1), kRowTooLong);
   bool sums = check.ok() && op.outputs[1].present;
   return check.support(sums ? row_partial_bytes(rows, columns, op.inputs[1].dtype) : 0);

@@ -15,6 +15,7 @@
 #include "quern/step_state.h"
 #include "runtime/launch.cuh"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cuda {
 
@@ -296,31 +297,13 @@ Launch prepare_adamw(const OpInstance& op, CudaContext& context) {
 }
 
 OpSupport query_adamw(const OpInstance& op, const CudaTraits&) {
-  static constexpr const char* kNames[] = {"master", "moment1", "moment2"};
-  auto is_element = [](DType type) { return type == DType::f32 || type == DType::bf16; };
-  const std::vector<double>&objects = op.attributes.list("objects"), &offsets = op.attributes.list("offsets");
-  if (objects.empty() || offsets.size() != objects.size())
-    return {"adamw needs at least one object, and an offset for each", 0};
-  OperandCheck check(op, first_input(objects.size()), first_output(objects.size()));
-  check.input(0, "update", {4}, DType::f32).input(1, "step", {16}, DType::u32);
-  for (std::size_t tensor = 0; tensor < objects.size() && check.ok(); ++tensor) {
-    const auto offset = static_cast<std::int64_t>(offsets[tensor]);
-    check.that(offset % 4 == 0 && offset >= 0,
-               "offset: found " + std::to_string(offset) + ", expected a multiple of 4");
-    const std::size_t in = first_input(tensor), out = first_output(tensor);
-    const Extents extents = extents_of(op, in + 1);
-    auto need_element = [&](const std::string& name, DType dtype) {
-      check.that(is_element(dtype),
-                 "operand " + name + ": found " + std::string(name_of(dtype)) + ", expected f32 or bf16");
-    };
-    need_element("gradient", op.inputs[in].dtype);
-    check.input(in, "gradient", extents, op.inputs[2].dtype);  // dtypes are the first tensor's
-    for (std::size_t i = 0; i < 3; ++i) {
-      const DType dtype = op.inputs[3 + i].dtype;
-      need_element(kNames[i], dtype);
-      check.input(in + i + 1, kNames[i], extents, dtype).output(out + i, kNames[i], extents, dtype);
-    }
-  }
+  const std::size_t tensors = op.attributes.list("objects").size();
+  OperandCheck check(op, first_input(tensors), first_output(tensors), first_input(0));
+  check.that(tensors > 0, "needs at least one object");
+  operands::check_adamw(check, op);
+  for (std::size_t i = first_input(1); check.ok() && i < op.inputs.size(); ++i)
+    check.that(op.inputs[i].dtype == op.inputs[i - first_input(1) + first_input(0)].dtype,
+               "on cuda takes tensors of the same dtypes");
   return check.support();
 }
 

@@ -12,6 +12,7 @@
 #include "quern/step_state.h"
 #include "runtime/launch.cuh"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cuda {
 
@@ -207,24 +208,7 @@ Launch prepare_clip_scale(const OpInstance& op, CudaContext& context) {
 }
 
 OpSupport query_clip_scale(const OpInstance& op, const CudaTraits&) {
-  OpSupport support;
-  auto expect = [&](const Operand& operand, const char* name, DType dtype, std::int64_t count) {
-    if (!support.refusal.empty() || (operand.present && operand.dtype == dtype && operand.count() == count)) return;
-    support.refusal = op.kind + " operand " + name + ": found " + std::string(name_of(operand.dtype)) + " " +
-                      to_string(operand.extents) + ", expected " + std::string(name_of(dtype)) + " (" +
-                      std::to_string(count) + ")";
-  };
-  if (op.inputs.size() < 3 || op.outputs.size() != 1)
-    return {op.kind + " takes stats, step and sums, and has one output", 0};
-  expect(op.inputs[0], "stats", DType::f64, 4);
-  expect(op.inputs[1], "step", DType::u32, 16);
-  for (std::size_t i = 2; i < op.inputs.size(); ++i)
-    expect(op.inputs[i], "sums", DType::f64, std::max<std::int64_t>(op.inputs[i].count(), 1));
-  expect(op.outputs[0], "update", DType::f32, 4);
-  if (op.outputs[0].accumulate) support.refusal = op.kind + " operand update: cannot be added to";
-  if (support.refusal.empty() && op.inputs.size() - 2 > SumsList::kMost)
-    support.workspace_bytes = kLanes * sizeof(double);
-  return support;
+  return operands::check_clip_scale(op).support(op.inputs.size() > 2 + SumsList::kMost ? kLanes * sizeof(double) : 0);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "quern/block_scales.h"
 #include "runtime/launch.cuh"
 #include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
 
 namespace quern::cuda {
 
@@ -170,27 +171,6 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
   };
 }
 
-OpSupport query(const OpInstance& op, const CudaTraits&) {
-  const bool delayed = op.inputs.size() > 2 && op.inputs[2].present;
-  OpInstance without = op;  // the state, an optional input, is checked apart
-  if (without.inputs.size() == 3) without.inputs.pop_back();
-  const auto [rows, columns] = matrix_of(op, 0);
-  OperandCheck check(without, 2, 1);
-  check_format(check, op);
-  const auto layout = scale_layout_named(op.attributes.has("layout") ? op.attributes.word("layout") : "");
-  check.that(layout.has_value(), "unknown layout of scales");
-  check.input(0, "x", extents_of(op, 0)).that(extents_of(op, 0).size() == 2, "needs a matrix x");
-  if (!check.ok()) return check.support();
-  check.input(1, "scale", scale_extents(*layout, rows, columns), DType::f32);
-  if (delayed)
-    check.that(op.inputs[2].dtype == DType::f32 && op.inputs[2].count() >= kScaleStateWords,
-               "operand state: must be of a delayed scale");
-  const Operand& seen = op.outputs[0];
-  check.that(seen.present && seen.dtype == DType::u32 && seen.count() == kScaleObservationWords,
-             "operand observed: must be u32 (16)");
-  return check.support();
-}
-
 }  // namespace
 
 void load_observations() {
@@ -210,6 +190,9 @@ void observe_codes(const ObservedCodes& of, ScaleObservation* seen, cudaStream_t
   QUERN_CUDA(cudaGetLastError());
 }
 
-void add_observe_op(OpTable& table) { table["observe_scale"] = {prepare, query}; }
+void add_observe_op(OpTable& table) {
+  table["observe_scale"] = {prepare,
+                            [](const OpInstance& op, const CudaTraits&) { return operands::query_observe_scale(op); }};
+}
 
 }  // namespace quern::cuda

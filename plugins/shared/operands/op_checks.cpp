@@ -1,0 +1,151 @@
+#include "shared/operands/op_checks.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "quern/block_scales.h"
+#include "quern/step_state.h"
+
+namespace quern::operands {
+
+void check_norm(OperandCheck& check, const OpInstance& op, bool layer, bool added) {
+  const auto [rows, columns] = matrix_of(op, 0);
+  const Extents stream = extents_of(op, 0);
+  std::size_t in = added ? 2 : 1, out = added ? 1 : 0;
+  check.input(0, added ? "a" : "x", stream);
+  if (added) check.input(1, "b", stream).output(0, "sum", stream);
+  check.input(in++, "weight", {columns});
+  if (layer) check.input(in, "bias", {columns});
+  check.output(out++, "y", stream);
+  if (layer) check.output(out++, "mean", {rows}, DType::f32);
+  check.output(out, "rstd", {rows}, DType::f32);
+}
+
+void check_norm_grad(OperandCheck& check, const OpInstance& op, bool layer, bool added) {
+  const auto [rows, columns] = matrix_of(op, 1);
+  const Extents stream = extents_of(op, 1);
+  std::size_t in = 3, out = 2;
+  check.input(0, "dy", stream).input(1, "x", stream).input(2, "weight", {columns});
+  if (layer) check.input(in++, "mean", {rows}, DType::f32);
+  check.input(in++, "rstd", {rows}, DType::f32).output(0, "dx", stream).sum(1, "dweight", {columns});
+  if (layer) check.sum(out++, "dbias", {columns});
+  if (added) check.input(in, "e", stream).output(out, "sum", stream);
+}
+
+void check_head_norm(OperandCheck& check, const OpInstance& op, bool rotated) {
+  const PackedHeads packed(op.attributes);
+  check_packed(check, op, 0, "qkv");
+  check.input(1, "query_weight", {packed.head_dim}).input(2, "key_weight", {packed.head_dim});
+  check.output(0, "y", extents_of(op, 0)).output(1, "rstd", {matrix_of(op, 0).rows, packed.rotated()}, DType::f32);
+  if (rotated) {
+    check_rope(check, op, 3);
+    check.output(2, "z", extents_of(op, 0));
+  }
+}
+
+void check_head_norm_grad(OperandCheck& check, const OpInstance& op) {
+  const PackedHeads packed(op.attributes);
+  check_packed(check, op, 0, "dy");
+  check_packed(check, op, 1, "qkv");
+  check.input(2, "query_weight", {packed.head_dim}).input(3, "key_weight", {packed.head_dim});
+  check.input(4, "rstd", {matrix_of(op, 1).rows, packed.rotated()}, DType::f32).output(0, "dqkv", extents_of(op, 1));
+  check.sum(1, "dquery_weight", {packed.head_dim}).sum(2, "dkey_weight", {packed.head_dim});
+}
+
+void check_adamw(OperandCheck& check, const OpInstance& op) {
+  static constexpr const char* kNames[] = {"master", "moment1", "moment2"};
+  const std::vector<double>&objects = op.attributes.list("objects"), &offsets = op.attributes.list("offsets");
+  check.that(offsets.size() == objects.size(), "needs an offset for every object");
+  check.input(0, "update", {4}, DType::f32).input(1, "step", {16}, DType::u32);
+  for (std::size_t tensor = 0; tensor < objects.size() && check.ok(); ++tensor) {
+    const std::size_t in = 2 + 4 * tensor, out = 3 * tensor;
+    check.that(
+        std::fmod(offsets[tensor], 4) == 0 && offsets[tensor] >= 0,
+        "offset: found " + std::to_string(static_cast<std::int64_t>(offsets[tensor])) + ", expected a multiple of 4");
+    Extents extents = extents_of(op, in + 1);
+    check.input(in, "gradient", extents);
+    for (std::size_t i = 0; i < 3 && check.ok(); ++i) {
+      DType dtype = op.inputs[in + i + 1].dtype;
+      check.that(
+          dtype == DType::f32 || dtype == DType::bf16,
+          std::string("operand ") + kNames[i] + ": found " + std::string(name_of(dtype)) + ", expected f32 or bf16");
+      check.input(in + i + 1, kNames[i], extents, dtype).output(out + i, kNames[i], extents, dtype);
+    }
+  }
+}
+
+OperandCheck check_clip_scale(const OpInstance& op) {
+  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 3), 1, DType::f64, DType::f64);
+  check.input(0, "stats", {4}, DType::f64).input(1, "step", {16}, DType::u32).output(0, "update", {4}, DType::f32);
+  for (std::size_t i = 2; i < op.inputs.size(); ++i)
+    check.input(i, "sums", {std::max<std::int64_t>(op.inputs[i].count(), 1)}, DType::f64);
+  return check;
+}
+
+OperandCheck check_reduce_ranks(const OpInstance& op) {
+  const Matrix x = matrix_of(op, 0);
+  const bool apart = op.inputs.size() > 1;
+  OperandCheck check(op, apart ? 2 : 1, 1, {{DType::f32, DType::bf16, DType::f64}, "f32, bf16 or f64"}, DType::f32);
+  check.input(0, "x", {x.rows, x.columns});
+  if (!check.ok()) return check;
+  const DType dtype = op.inputs[0].dtype;
+  const std::string& reduction = op.attributes.word("reduction");
+  if (apart)
+    check.input(1, "own", {x.columns}, dtype)
+        .that(op.attributes.integer("own") >= 0 && op.attributes.integer("own") < x.rows, "own: expected a rank")
+        .that(reduction != "tree", "a tree has no own row");
+  check.output(0, "y", {x.columns}, dtype)
+      .that(x.rows > 0, "without ranks")
+      .that((reduction == "sum" && (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64)) ||
+                (reduction == "tree" && (dtype == DType::f32 || dtype == DType::f64)) ||
+                (reduction == "maximum" && dtype == DType::f32),
+            "reduction: found " + reduction + " of " + std::string(name_of(dtype)) +
+                ", expected sum of f32, bf16 or f64, tree of f32 or f64, or maximum of f32");
+  return check;
+}
+
+OperandCheck check_sum_tree(const OpInstance& op) {
+  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 1), op.inputs.empty() ? 0 : op.inputs.size() - 1,
+                     DType::f32, DType::f32);
+  check.input(0, "step", {16}, DType::u32);
+  const std::int64_t block = op.attributes.integer("block");
+  check.that(op.inputs.size() % 2 == 1, "takes a sum and its partials of each tensor")
+      .that(block > 0 && std::has_single_bit(static_cast<std::uint64_t>(block)),
+            "block: found " + std::to_string(block) + ", expected a power of two");
+  if (!check.ok()) return check;
+  const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block)) - 1;
+  for (std::size_t i = 1; i + 1 < op.inputs.size() && check.ok(); i += 2) {
+    const Operand& sum = op.inputs[i];
+    check.that(sum.dtype == DType::f32 || sum.dtype == DType::f64, "operand sum: expected f32 or f64")
+        .input(i + 1, "partials", {levels, sum.count()}, sum.dtype)
+        .output(i - 1, "sum", sum.extents, sum.dtype)
+        .output(i, "partials", {levels, sum.count()}, sum.dtype);
+  }
+  return check;
+}
+
+OpSupport query_observe_scale(const OpInstance& op) {
+  const bool delayed = op.inputs.size() == 3 && op.inputs[2].present;
+  auto refuse = [](const char* what) { return OpSupport{std::string("observe_scale: ") + what, 0}; };
+  if (op.inputs.size() < 2 || op.inputs.size() > 3 || op.outputs.size() != 1)
+    return refuse("takes x, its scales and perhaps their state, and gives what it observed");
+  const Operand &x = op.inputs[0], &scale = op.inputs[1], &seen = op.outputs[0];
+  const DType format =
+      dtype_named(op.attributes.has("format") ? op.attributes.word("format") : "").value_or(DType::f32);
+  if (format != DType::e4m3 && format != DType::e5m2 && format != DType::i8)
+    return refuse("the format must be e4m3, e5m2 or i8");
+  const auto layout = scale_layout_named(op.attributes.has("layout") ? op.attributes.word("layout") : "");
+  if (!layout) return refuse("unknown layout of scales");
+  if (x.extents.size() != 2 || (x.dtype != DType::f32 && x.dtype != DType::bf16))
+    return refuse("x must be a matrix in f32 or bf16");
+  if (scale.dtype != DType::f32 || scale.extents != scale_extents(*layout, x.extents[0], x.extents[1]))
+    return refuse("the scales do not fit x and their layout");
+  if (delayed && (op.inputs[2].dtype != DType::f32 || op.inputs[2].count() < kScaleStateWords))
+    return refuse("the state is none of a delayed scale");
+  if (!seen.present || seen.dtype != DType::u32 || seen.count() != kScaleObservationWords)
+    return refuse("gives u32 (16)");
+  return {};
+}
+
+}  // namespace quern::operands

@@ -1,0 +1,25 @@
+#pragma once
+// Operands of the ops that every device checks alike. A device adds what its own kernels cannot take.
+
+#include "shared/operands/operand_check.h"
+
+namespace quern::operands {
+
+/// Of rms_norm, or of layer_norm where `layer`; where `added`, of its form that adds first. The check expects
+/// 2 + layer + added inputs and as many outputs.
+void check_norm(OperandCheck& check, const OpInstance& op, bool layer, bool added);
+/// Of its gradient; where `added`, the form that adds last. 4 + layer + added inputs, 2 + layer + added outputs.
+void check_norm_grad(OperandCheck& check, const OpInstance& op, bool layer, bool added);
+
+/// Checks all operands of head_norm, or of head_norm_rope where `rotated`.
+void check_head_norm(OperandCheck& check, const OpInstance& op, bool rotated);
+void check_head_norm_grad(OperandCheck& check, const OpInstance& op);
+
+/// Of adamw. The check expects 2 + 4 * n inputs and 3 * n outputs for n objects.
+void check_adamw(OperandCheck& check, const OpInstance& op);
+OperandCheck check_clip_scale(const OpInstance& op);
+OperandCheck check_reduce_ranks(const OpInstance& op);
+OperandCheck check_sum_tree(const OpInstance& op);
+OpSupport query_observe_scale(const OpInstance& op);
+
+}  // namespace quern::operands
