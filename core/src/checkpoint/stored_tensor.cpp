@@ -42,6 +42,12 @@ constexpr const char* kMetadata = "__metadata__";
 
 const TypeInfo& info_of(StoredType type) { return kTypes[static_cast<std::size_t>(type)]; }
 
+std::optional<StoredType> stored_type_named(std::string_view name) {
+  for (const TypeInfo& info : kTypes)
+    if (info.name == name) return info.type;
+  return std::nullopt;
+}
+
 /// Reads one header; remembers the file for its messages.
 class HeaderReader {
  public:
@@ -133,12 +139,6 @@ void check_cover(HeaderReader& reader, const std::vector<StoredTensor>& tensors,
 
 std::size_t size_of(StoredType type) { return info_of(type).size; }
 std::string_view name_of(StoredType type) { return info_of(type).name; }
-
-std::optional<StoredType> stored_type_named(std::string_view name) {
-  for (const TypeInfo& info : kTypes)
-    if (info.name == name) return info.type;
-  return std::nullopt;
-}
 
 StoredType stored_type_of(DType type) {
   switch (type) {

@@ -35,7 +35,6 @@ enum class StoredType : std::uint8_t {
 
 std::size_t size_of(StoredType type);
 std::string_view name_of(StoredType type);
-std::optional<StoredType> stored_type_named(std::string_view name);
 StoredType stored_type_of(DType type);
 /// Types that read_floats takes.
 bool is_floating(StoredType type);

@@ -5,14 +5,26 @@
 #include <unistd.h>
 
 #include "log/console_sink.h"
+#include "log/jsonl_sink.h"
+#include "quern/options.h"
 
 namespace quern {
+
+namespace {
+
+struct JsonlOptions {
+  std::string path;
+};
 
 OptionTable<JsonlOptions> jsonl_options() {
   OptionTable<JsonlOptions> t;
   t.add("path", &JsonlOptions::path, "file to write; empty: log.jsonl in the run's directory");
   return t;
 }
+
+struct ConsoleOptions {
+  std::string style = "auto";
+};
 
 OptionTable<ConsoleOptions> console_options() {
   OptionTable<ConsoleOptions> t;
@@ -21,6 +33,8 @@ OptionTable<ConsoleOptions> console_options() {
       .one_of({"auto", "plain", "terminal"});
   return t;
 }
+
+}  // namespace
 
 std::vector<Factory> log_sink_factories() {
   Manifest manifest;

@@ -1,8 +1,25 @@
 #include "optimizer/adamw.h"
 
 #include "quern/error.h"
+#include "quern/options.h"
 
 namespace quern {
+
+namespace {
+
+OptionTable<AdamWOptions> adamw_options() {
+  OptionTable<AdamWOptions> t;
+  t.add("beta1", &AdamWOptions::beta1, "decay of the first moment").at_least(0).at_most(0.9999999);
+  t.add("beta2", &AdamWOptions::beta2, "decay of the second moment").at_least(0).at_most(0.9999999);
+  t.add("eps", &AdamWOptions::eps, "added to the root of the second moment").above(0);
+  t.add("weight_decay", &AdamWOptions::weight_decay, "shrinks matrices by this times the learning rate a step")
+      .at_least(0);
+  t.add("moments", &AdamWOptions::moments, "dtype of both moments; bf16 rounds stochastically")
+      .one_of({"fp32", "bf16"});
+  return t;
+}
+
+}  // namespace
 
 std::vector<OptimizerState> AdamW::states() const {
   auto dtype = dtype_named(options_.moments);

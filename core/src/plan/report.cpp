@@ -63,8 +63,7 @@ GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   return bytes;
 }
 
-}  // namespace
-
+/// Bytes of persistent state by kind and parameter group, with its place and what it is split over.
 std::string state_table(const Plan& plan) {
   std::string text = fmt::format("{:<20}{:>12}{:>12}{:>12}  {:<{}}{}\n", "state of a rank", "embedding", "blocks",
                                  "head", "placed in", kPlacedWidth, "sharded over");
@@ -87,6 +86,7 @@ std::string state_table(const Plan& plan) {
   return text;
 }
 
+/// What the planner chose and why, a line for each key; empty where nothing was left to it.
 std::string choice_table(const Plan& plan) {
   std::string text;
   for (const Decision& decision : plan.decisions)
@@ -94,6 +94,8 @@ std::string choice_table(const Plan& plan) {
                         decision.reason);
   return text.empty() ? text : "chosen\n" + text;
 }
+
+}  // namespace
 
 std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64_t accumulation) {
   const Geometry& geometry = plan.options.geometry;

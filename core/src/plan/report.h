@@ -11,12 +11,6 @@ namespace quern {
 /// Bytes by owner, one a line, with the total.
 std::string memory_table(const Plan& plan);
 
-/// Bytes of persistent state by kind and parameter group, with its place and what it is split over.
-std::string state_table(const Plan& plan);
-
-/// What the planner chose and why, a line for each key; empty where nothing was left to it.
-std::string choice_table(const Plan& plan);
-
 /// A config with the planner's choices, as text.
 inline constexpr FileKind kChosenConfigFile{"a config that quern chose", "# Chosen by `quern plan`"};
 

@@ -42,6 +42,17 @@ const char* next_step(int error_number) {
   }
 }
 
+/// Makes the entries of a directory durable.
+void sync_directory(const std::string& path) {
+  int directory = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) fail_resources(path, "directory cannot be opened", errno);
+  int failed = ::fsync(directory);
+  int reason = errno;
+  ::close(directory);
+  // Some network file systems cannot sync directories and say EINVAL.
+  if (failed != 0 && reason != EINVAL) fail_resources(path, "directory cannot be made durable", reason);
+}
+
 }  // namespace
 
 void fail_resources(const std::string& path, const std::string& what, int error_number) {
@@ -84,16 +95,6 @@ void make_directories(const std::string& path) {
   if (error) fail_resources(path, "directory cannot be created", error.value());
   if (!fs::is_directory(path, error)) fail_resources(path, "directory cannot be created", ENOTDIR);
   for (const std::string& parent : parents) sync_directory(parent);
-}
-
-void sync_directory(const std::string& path) {
-  int directory = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory < 0) fail_resources(path, "directory cannot be opened", errno);
-  int failed = ::fsync(directory);
-  int reason = errno;
-  ::close(directory);
-  // Some network file systems cannot sync directories and say EINVAL.
-  if (failed != 0 && reason != EINVAL) fail_resources(path, "directory cannot be made durable", reason);
 }
 
 void write_directory(const std::string& path, const std::function<void(const std::string& temporary)>& fill) {

@@ -46,8 +46,6 @@ class DurableFile {
 
 /// Creates `path` and its missing parents, durably.
 void make_directories(const std::string& path);
-/// Makes the entries of a directory durable.
-void sync_directory(const std::string& path);
 /// Makes directory `path` whole or not at all: `fill` gets an empty directory under another name, which then takes the
 /// place of an older `path`. On failure nothing of it stays, and an error that names a file in it gives its name in
 /// `path`.

@@ -32,8 +32,7 @@ void add_observed(std::vector<ObservedTensor>& tensors, const Plan& plan, const 
     }
 }
 
-}  // namespace
-
+/// By layer, those outside the layers last, weights behind the others; empty unless options.observe.
 std::vector<ObservedTensor> observed_tensors(const Plan& plan) {
   std::vector<ObservedTensor> tensors;
   if (!plan.options.train || !plan.options.observe) return tensors;
@@ -50,6 +49,8 @@ std::vector<ObservedTensor> observed_tensors(const Plan& plan) {
     });
   return tensors;
 }
+
+}  // namespace
 
 LogEvent scale_event(const ObservedTensor& tensor, const ScaleObservation& seen, const ScaleState* state,
                      std::int64_t step) {

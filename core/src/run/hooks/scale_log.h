@@ -19,9 +19,6 @@ struct ObservedTensor {
   std::optional<PlannedTensor> state;  ///< of a delayed scale: its ScaleState, without the history
 };
 
-/// By layer, those outside the layers last, weights behind the others; empty unless options.observe.
-std::vector<ObservedTensor> observed_tensors(const Plan& plan);
-
 /// {"event":"scale","step":20,"tensor":"ffn_norm.e4m3","layer":3,"format":"e4m3","amax":2.1,"scale":0.0078125,
 /// "redone":0,"clipped":0.0,"underflowed":0.003}: the largest scale, none of a tensor that is all zero, and where there
 /// are others "smallest_scale"; "redone" for delayed scales only; fractions of the step's elements, "non_finite" where
