@@ -91,7 +91,7 @@ std::vector<Message> MemcpyCommunicator::exchange(Message own) {
 }
 
 MemcpyCommunicator::Buffer MemcpyCommunicator::share(void* memory, std::size_t bytes) {
-  Buffer buffer{.begin = static_cast<char*>(memory), .bytes = bytes};
+  Buffer buffer{{static_cast<char*>(memory), bytes}};
   if (size_ == 1) return buffer;
   // A rank that has nothing of it, or cannot share it, says so to those who wait.
   SharedHandle own;
@@ -108,13 +108,7 @@ MemcpyCommunicator::Buffer MemcpyCommunicator::share(void* memory, std::size_t b
 // ---- places ----
 
 MemcpyCommunicator::Place MemcpyCommunicator::place_of(const View& view) const {
-  const char* begin = view.as<char>();
-  for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    const Buffer& buffer = buffers_[i];
-    if (buffer.begin && begin >= buffer.begin && begin + view.bytes() <= buffer.begin + buffer.bytes)
-      return {i, static_cast<std::size_t>(begin - buffer.begin)};
-  }
-  fail_internal(kWhere, "a view of " + std::to_string(view.bytes()) + " bytes that no registered buffer has");
+  return collectives::place_of(kWhere, buffers_, view);
 }
 
 char* MemcpyCommunicator::at(Place place, int rank, std::int64_t at, DType dtype) const {
@@ -131,17 +125,6 @@ bool MemcpyCommunicator::begins(Stream stream) {
   auto same = [&](Stream other) { return other.handle == stream.handle; };
   if (std::none_of(streams_.begin(), streams_.end(), same)) streams_.push_back(stream);
   return !board_ || !board_->failed();
-}
-
-Call MemcpyCommunicator::call(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts,
-                              Place place) const {
-  return {.kind = kind,
-          .dtype = static_cast<std::uint32_t>(whole.dtype),
-          .detail = detail,
-          .elements = static_cast<std::uint64_t>(whole.count()),
-          .counts = digest(counts),
-          .buffer = place.buffer,
-          .offset = place.offset};
 }
 
 std::vector<int> MemcpyCommunicator::peers() const {
@@ -241,7 +224,7 @@ void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Str
   const Place place = place_of(in_out);
   const std::vector<Slab> slabs = summed_slabs(in_out.count(), size_);
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
-  if (!enter(call(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, place), stream)) return;
+  if (!enter(call_of(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, place), stream)) return;
   give_all(Signal::first, stream);
   if (in_out.bytes() <= std::min(kSmall, piece_)) return reduce_small(place, in_out, reduction, stream);
   reduce(place, own, {at(place, rank_, own.begin, in_out.dtype), in_out.dtype, {own.count}}, reduction, stream);
@@ -261,7 +244,7 @@ void MemcpyCommunicator::reduce_scatter(const View& in, const View& out, Counts 
   if (!begins(stream)) return;
   if (size_ == 1) return copy(out.data, in.data, own.count, in.dtype, stream);
   const Place place = place_of(in);
-  if (!enter(call(Call::Kind::reduce_scatter, in, static_cast<std::uint32_t>(reduction), counts, place), stream))
+  if (!enter(call_of(Call::Kind::reduce_scatter, in, static_cast<std::uint32_t>(reduction), counts, place), stream))
     return;
   give_all(Signal::first, stream);
   reduce(place, own, out, reduction, stream);
@@ -276,7 +259,7 @@ void MemcpyCommunicator::all_gather(const View& in, const View& out, Counts coun
   if (!begins(stream)) return;
   if (size_ == 1) return copy(out.data, in.data, own.count, out.dtype, stream);
   const Place place = place_of(out);
-  if (!enter(call(Call::Kind::all_gather, out, 0, counts, place), stream)) return;
+  if (!enter(call_of(Call::Kind::all_gather, out, 0, counts, place), stream)) return;
   copy(at(place, rank_, own.begin, out.dtype), in.data, own.count, out.dtype, stream);
   give_all(Signal::first, stream);
   pull_all(Signal::first, stream, [&](int from) {
@@ -293,7 +276,7 @@ void MemcpyCommunicator::all_to_all(const View& in, const View& out, Counts coun
   const Place place = place_of(in);
   // Every rank sends as much as its row says, so `in` has another size on each.
   const View whole{in.data, in.dtype, {counts.empty() ? in.count() : 0}};
-  if (!enter(call(Call::Kind::all_to_all, whole, 0, counts, place), stream)) return;
+  if (!enter(call_of(Call::Kind::all_to_all, whole, 0, counts, place), stream)) return;
   auto pull = [&](int from) {
     copy(out.as<char>() + static_cast<std::size_t>(slabs.received(from).begin) * size_of(out.dtype), place, from,
          slabs.sent(from, rank_), in.dtype, stream);
@@ -308,7 +291,7 @@ void MemcpyCommunicator::broadcast(const View& in_out, int root, Stream stream) 
   need_root(kWhere, root, size_);
   if (!begins(stream) || size_ == 1) return;
   const Place place = place_of(in_out);
-  const Call all = call(Call::Kind::broadcast, in_out, static_cast<std::uint32_t>(root), {}, place);
+  const Call all = call_of(Call::Kind::broadcast, in_out, static_cast<std::uint32_t>(root), {}, place);
   if (root == rank_) {
     if (!enter(all, stream)) return;
     give_all(Signal::first, stream);

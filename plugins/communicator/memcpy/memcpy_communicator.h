@@ -50,14 +50,10 @@ class MemcpyCommunicator final : public Communicator {
   void abort() noexcept override;
 
  private:
-  struct Buffer {
-    char* begin = nullptr;  // null: unregistered
-    std::size_t bytes = 0;
+  struct Buffer : collectives::Buffer {
     std::vector<char*> peers = {};  // where they are mapped here, by rank; none for this one
   };
-  struct Place {
-    std::size_t buffer, offset;
-  };
+  using Place = collectives::Place;
   using Slab = collectives::Slab;
 
   std::vector<Message> exchange(Message own);
@@ -67,7 +63,6 @@ class MemcpyCommunicator final : public Communicator {
   char* at(Place place, int rank, std::int64_t at, DType dtype) const;
   /// Whether there is anything to do; from then on `stream` is known.
   bool begins(Stream stream);
-  Call call(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts, Place place) const;
   /// The peers, from the next rank on, so that not all pull from one.
   std::vector<int> peers() const;
   void copy(void* to, const void* from, std::int64_t count, DType dtype, Stream stream);

@@ -96,19 +96,7 @@ bool MpiCommunicator::begins(Stream stream) {
 
 Call MpiCommunicator::call(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts,
                            const View& registered) const {
-  const char* begin = registered.as<char>();
-  const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& buffer) {
-    return buffer.begin && begin >= buffer.begin && begin + registered.bytes() <= buffer.begin + buffer.bytes;
-  });
-  if (found == buffers_.end())
-    fail_internal(kWhere, "a view of " + std::to_string(registered.bytes()) + " bytes that no registered buffer has");
-  return {.kind = kind,
-          .dtype = static_cast<std::uint32_t>(whole.dtype),
-          .detail = detail,
-          .elements = static_cast<std::uint64_t>(whole.count()),
-          .counts = digest(counts),
-          .buffer = static_cast<std::uint64_t>(found - buffers_.begin()),
-          .offset = static_cast<std::uint64_t>(begin - found->begin)};
+  return call_of(kind, whole, detail, counts, place_of(kWhere, buffers_, registered));
 }
 
 void MpiCommunicator::copy(void* to, const void* from, std::size_t bytes, Stream stream) {

@@ -9,6 +9,7 @@
 #include "options.h"
 #include "progress.h"
 #include "quern/communicator.h"
+#include "shared/collectives/calls.h"
 #include "shared/collectives/rank_reduction.h"
 
 namespace quern::mpi {
@@ -50,10 +51,6 @@ class MpiCommunicator final : public Communicator {
   using Call = collectives::Call;
   using Slab = collectives::Slab;
 
-  struct Buffer {
-    char* begin;  // null: unregistered
-    std::size_t bytes;
-  };
   /// What a collective moves, in device memory.
   struct Exchange {
     std::optional<Call> call = {};  // none: between two ranks
@@ -89,7 +86,7 @@ class MpiCommunicator final : public Communicator {
   char* pinned_ = nullptr;    // two sets of slots, so that one is copied while the other is on its way; null: direct
   char* staging_ = nullptr;   // a piece of each rank, to be summed; twice, where messages come to it
   std::uint64_t posted_ = 0;  // rounds
-  std::vector<Buffer> buffers_;
+  std::vector<collectives::Buffer> buffers_;
   std::vector<Stream> streams_;  // that have seen calls
   std::unique_ptr<collectives::RankReduction> reduction_;
   std::unique_ptr<Wire> wire_;  // null: one rank

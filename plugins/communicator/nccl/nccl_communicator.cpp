@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "quern/error.h"
-#include "shared/collectives/calls.h"
 
 namespace quern::nccl {
 
@@ -163,7 +162,7 @@ bool NcclCommunicator::is_symmetric(void* memory, std::size_t bytes) {
 
 void NcclCommunicator::register_buffer(void* memory, std::size_t bytes) {
   const bool symmetric = size_ > 1 && is_symmetric(memory, bytes);
-  buffers_.push_back({static_cast<char*>(memory), bytes});
+  buffers_.push_back({{static_cast<char*>(memory), bytes}});
   Buffer& buffer = buffers_.back();
   if (symmetric) {
     const std::size_t in_page = reinterpret_cast<std::uintptr_t>(memory) % kPage;
@@ -192,12 +191,7 @@ void NcclCommunicator::unregister_buffer(void* memory) {
 
 void NcclCommunicator::need_registered(const View& view) const {
   if (!device_) fail_internal(kWhere, "used before connect");
-  const char* begin = view.as<char>();
-  const std::size_t bytes = view.bytes();
-  if (bytes > 0 && std::none_of(buffers_.begin(), buffers_.end(), [&](const Buffer& buffer) {
-        return begin >= buffer.begin && begin + bytes <= buffer.begin + buffer.bytes;
-      }))
-    fail_internal(kWhere, "a view of " + std::to_string(bytes) + " bytes that no registered buffer has");
+  if (view.bytes() > 0) place_of(kWhere, buffers_, view);
 }
 
 // ---- enqueueing ----

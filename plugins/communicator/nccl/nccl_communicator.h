@@ -19,6 +19,7 @@
 #include "fault_page.h"
 #include "options.h"
 #include "quern/communicator.h"
+#include "shared/collectives/calls.h"
 #include "shared/collectives/rank_reduction.h"
 
 namespace quern::nccl {
@@ -50,9 +51,7 @@ class NcclCommunicator final : public Communicator {
   void abort() noexcept override;
 
  private:
-  struct Buffer {
-    char* begin;
-    std::size_t bytes;
+  struct Buffer : collectives::Buffer {
     ncclWindow_t window = nullptr;  // symmetric memory of all ranks
     void* handle = nullptr;         // else of NCCL's registration, where it takes the memory
   };

@@ -76,6 +76,16 @@ std::uint64_t digest(Counts counts) {
   return hash;
 }
 
+Call call_of(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts, Place place) {
+  return {.kind = kind,
+          .dtype = static_cast<std::uint32_t>(whole.dtype),
+          .detail = detail,
+          .elements = static_cast<std::uint64_t>(whole.count()),
+          .counts = digest(counts),
+          .buffer = place.buffer,
+          .offset = place.offset};
+}
+
 std::uint64_t digest(std::uint64_t before, const Call& call) {
   std::vector<std::int64_t> words;
   for (const std::uint64_t word :

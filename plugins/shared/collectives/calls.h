@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "quern/communicator.h"
+#include "quern/error.h"
 
 namespace quern::collectives {
 
@@ -27,6 +28,26 @@ std::vector<Slab> cut(const char* where, const char* what, Counts counts, std::i
 /// The slabs in which the ranks of an all_reduce sum, each aligned like the whole.
 std::vector<Slab> summed_slabs(std::int64_t whole, int size);
 
+/// Memory that is registered; null: no more, and the buffer keeps its number.
+struct Buffer {
+  char* begin = nullptr;
+  std::size_t bytes = 0;
+};
+/// In the buffer of that number.
+struct Place {
+  std::size_t buffer, offset;
+};
+/// Where a view is. `buffers` are a vector of Buffer, or of what is made from it.
+template <class Buffers>
+Place place_of(const char* where, const Buffers& buffers, const View& view) {
+  const char* begin = view.as<char>();
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    if (const Buffer& buffer = buffers[i];
+        buffer.begin && begin >= buffer.begin && begin + view.bytes() <= buffer.begin + buffer.bytes)
+      return {i, static_cast<std::size_t>(begin - buffer.begin)};
+  fail_internal(where, "a view of " + std::to_string(view.bytes()) + " bytes that no registered buffer has");
+}
+
 /// What a rank is about to do, for its peers to compare with theirs.
 struct Call {
   enum class Kind : std::uint32_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, message } kind;
@@ -37,7 +58,8 @@ struct Call {
   std::string text() const;
 };
 const char* name_of(Call::Kind kind);
-std::uint64_t digest(Counts counts);
+/// With `counts` of a whole whose registered part is at `place`.
+Call call_of(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts, Place place);
 /// Of a call and of what `before` is the digest of.
 std::uint64_t digest(std::uint64_t before, const Call& call);
 /// Why rank `rank`, which does `own`, cannot go on with `peer`, which does `other`.
