@@ -24,6 +24,9 @@ struct CommunicatorTraits {
   /// Sums add rank 0's elements, then rank 1's, and so on, in fp32 (f64: in f64), and round once: the bits of any other
   /// communicator that says so.
   bool sums_in_rank_order = false;
+  /// Else what their order depends on beside the devices and sizes, "NCCL 2.28.9, ...": ranks have to have the same, and
+  /// checkpoints keep it, so that a run that goes on with another says so.
+  std::string sums_by = {};
   /// Streams wait for a rank that is late or gone until abort() is called: who runs the ranks has to watch them.
   bool needs_watchdog = false;
   int most_ranks = std::numeric_limits<int>::max();  ///< that a group may have

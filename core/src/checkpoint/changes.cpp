@@ -82,8 +82,8 @@ LibraryIdentity identity_of(const std::string& name, const std::string& version,
 Settings settings_of(const std::vector<LibraryIdentity>& libraries) {
   Settings settings;
   for (const LibraryIdentity& library : libraries)
-    settings[library.name] +=
-        (settings[library.name].empty() ? "" : " and ") + library.version + ", file " + library.hash;
+    settings[library.name] += (settings[library.name].empty() ? "" : " and ") + library.version +
+                              (library.hash.empty() ? "" : ", file " + library.hash);
   return settings;
 }
 

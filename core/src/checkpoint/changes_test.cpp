@@ -11,6 +11,8 @@ TEST_CASE("a library that is not the one before is reported, one that only one s
   CHECK(library_changes({}, before).empty());
   CHECK(library_changes(before, {{"plugin x", "1", "dd"}, {"quern", "0.2", "aa"}, {"plugin z", "1", "cc"}}) ==
         std::vector<std::string>{"plugin x = 1, file dd (was 1, file bb)", "quern = 0.2, file aa (was 0.1, file aa)"});
+  CHECK(library_changes({{"sums between ranks", "NCCL 2.27"}}, {{"sums between ranks", "NCCL 2.28"}}) ==
+        std::vector<std::string>{"sums between ranks = NCCL 2.28 (was NCCL 2.27)"});
 }
 
 TEST_CASE("changes between two configs are told by key, but for what moves no number") {

@@ -13,10 +13,10 @@
 
 namespace quern {
 
-/// A library that computed a run: quern itself, or a plugin.
+/// What computed a run: quern itself, a plugin, or what a communicator sums by.
 struct LibraryIdentity {
   std::string name, version;
-  std::string hash;  ///< checksum of its file, as text
+  std::string hash = {};  ///< checksum of its file, as text; empty: it has none
   bool operator==(const LibraryIdentity&) const = default;
 };
 

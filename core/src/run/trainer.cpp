@@ -27,6 +27,13 @@ std::optional<RunLock> lock_of_rank_0(const Session& session) {
   return std::optional<RunLock>(std::in_place, session.log.directory);
 }
 
+std::vector<LibraryIdentity> libraries_of(const Session& session, const PluginHost& host) {
+  std::vector<LibraryIdentity> libraries = libraries_in_use(host);
+  if (session.communicator && !session.communicator->traits().sums_by.empty())
+    libraries.push_back({"sums between ranks", session.communicator->traits().sums_by});
+  return libraries;
+}
+
 /// Ranks that compute otherwise than rank 0 are found before anything is written.
 StartingPoint start_of_alike(const Session& session, Ranks& ranks, const std::vector<LibraryIdentity>& libraries) {
   std::string text;
@@ -93,7 +100,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       progress_(std::move(progress)),
       lock_(lock_of_rank_0(session)),
       ranks_(session),
-      libraries_(libraries_in_use(host)),
+      libraries_(libraries_of(session, host)),
       samples_(session),
       guard_(session.guard),
       export_(session.checkpoint.export_model

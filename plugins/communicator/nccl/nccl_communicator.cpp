@@ -71,7 +71,25 @@ ncclConfig_t config_of(const NcclOptions& options) {
   return config;
 }
 
+/// NCCL chooses what nobody has chosen by its version, the machine and sizes alone.
+std::string sums_by(const NcclOptions& options) {
+  int version = 0;
+  ncclGetVersion(&version);
+  auto chosen = [](const std::string& option, const char* variable) {
+    const char* const set = std::getenv(variable);
+    return !option.empty() ? option : set ? std::string(set) : std::string("NCCL's choice");
+  };
+  const std::string channels = options.channels > 0 ? std::to_string(options.channels) : std::string();
+  return "NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100) + ", algorithm " + chosen(options.algorithm, "NCCL_ALGO") + ", protocol " +
+         chosen(options.protocol, "NCCL_PROTO") + ", channels " + chosen(channels, "NCCL_MAX_CTAS");
+}
+
 }  // namespace
+
+NcclCommunicator::NcclCommunicator(const NcclOptions& options) : options_(options) {
+  traits_.sums_by = sums_by(options);
+}
 
 NcclCommunicator::~NcclCommunicator() {
   if (comm_) {

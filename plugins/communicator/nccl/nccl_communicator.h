@@ -26,7 +26,7 @@ namespace quern::nccl {
 
 class NcclCommunicator final : public Communicator {
  public:
-  explicit NcclCommunicator(const NcclOptions& options) : options_(options) {}
+  explicit NcclCommunicator(const NcclOptions& options);
   /// Waits for what is pending; after abort() not at all.
   ~NcclCommunicator() override;
 
@@ -74,7 +74,7 @@ class NcclCommunicator final : public Communicator {
 
   const NcclOptions options_;
   static constexpr std::int64_t kPiece = 1 << 16;  // elements of fp32 whose maximum is taken at a time
-  const CommunicatorTraits traits_{.id = "nccl",
+  CommunicatorTraits traits_{.id = "nccl",
                                    .can_capture = true,
                                    .own_bytes = kPiece * sizeof(float),
                                    .peer_bytes = kPiece * sizeof(float),

@@ -34,6 +34,14 @@ void check_refused(ErrorCode code, const std::string& part, Device& device) {
 
 }  // namespace
 
+TEST_CASE("what the order of its sums depends on is told") {
+  auto sums_by = [](const NcclOptions& options) { return NcclCommunicator(options).traits().sums_by; };
+  CHECK(sums_by({}).starts_with("NCCL 2."));
+  CHECK(sums_by({}).ends_with(", algorithm NCCL's choice, protocol NCCL's choice, channels NCCL's choice"));
+  CHECK(sums_by({.algorithm = "Ring", .protocol = "Simple", .channels = 16})
+            .ends_with(", algorithm Ring, protocol Simple, channels 16"));
+}
+
 TEST_CASE("other devices, and ranks that cannot exchange an id, are refused") {
   check_refused(ErrorCode::config, "nccl needs the cuda device: found cpu", *device("cpu"));
   const std::unique_ptr<Device> gpu = device("cuda");

@@ -16,6 +16,7 @@ SplitCommunicator::SplitCommunicator(std::vector<std::unique_ptr<Communicator>> 
     traits_.can_capture = traits_.can_capture && traits.can_capture;
     traits_.needs_watchdog = traits_.needs_watchdog || traits.needs_watchdog;
     traits_.most_ranks = std::min(traits_.most_ranks, traits.most_ranks);
+    if (!traits.sums_by.empty()) traits_.sums_by += (traits_.sums_by.empty() ? "" : "; ") + traits.sums_by;
     if (traits_.launcher.empty()) traits_.launcher = traits.launcher;
     traits_.own_bytes += traits.own_bytes;
     traits_.peer_bytes += traits.peer_bytes;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "products/library_i8_product.h"
 #include "products/matmul_bias.h"
 #include "products/matmul_plan.h"
 #include "products/own_product.h"
@@ -54,8 +55,8 @@ std::string refuse_formats(const MatmulKey& key, const CudaTraits& gpu) {
   if (key.a == DType::f32 && key.b == DType::f32)
     return key.y == DType::f32 ? "" : pair + " gives f32 only on this device";
   if (key.a == DType::i8 && key.b == DType::i8) {
-    const std::string own = refuse_own_product(key, gpu);
-    return own.empty() ? own : pair + ": " + own + ", and the library's are not offered";
+    const std::string own = refuse_own_product(key, gpu), library = refuse_library_i8(key, gpu);
+    return own.empty() || library.empty() ? "" : pair + ": " + own + ", and " + library;
   }
   if (!is_float8(key.a) || !is_float8(key.b)) return pair + ": no such product on this device";
   if (key.a == DType::e5m2 && key.b == DType::e5m2) return pair + ": at most one operand can be e5m2";
@@ -93,7 +94,7 @@ std::string refuse_scales(const OpInstance& op, const MatmulKey& key, const Cuda
   };
   if (!fits(kScaleA, key.m) || !fits(kScaleB, key.n))
     return "matmul: scales must be f32, one each, or one a row of a and one a column of b";
-  if (key.scales == ScaleMode::vector && gpu.compute_capability != 90)
+  if (key.scales == ScaleMode::vector && key.a != DType::i8 && gpu.compute_capability != 90)
     return "matmul: one scale a row needs compute capability 9.0 (Hopper)";
   return {};
 }
@@ -116,9 +117,14 @@ std::string refusal(const OpInstance& op, const CudaTraits& gpu) {
   return refuse_scales(op, key, gpu);
 }
 
+bool is_of_library_i8(const MatmulKey& key, const CudaTraits& gpu) {
+  return key.a == DType::i8 && !refuse_own_product(key, gpu).empty();
+}
+
 OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
-  std::string text = refusal(op, gpu);
-  return text.empty() ? OpSupport{{}, kMatmulWorkspace} : OpSupport{text, 0};
+  if (std::string text = refusal(op, gpu); !text.empty()) return {text, 0};
+  const MatmulKey key = make_key(op);
+  return {{}, is_of_library_i8(key, gpu) ? library_i8_workspace(key) : kMatmulWorkspace};
 }
 
 Launch prepare_own(const MatmulKey& key, CudaContext& context) {
@@ -140,6 +146,7 @@ Launch prepare_own(const MatmulKey& key, CudaContext& context) {
 
 Launch prepare(const OpInstance& op, CudaContext& context) {
   MatmulKey key = make_key(op);
+  if (is_of_library_i8(key, context.traits)) return prepare_library_i8(key, context);
   if (key.a == DType::i8) return prepare_own(key, context);
   RowStart start = key.accumulate ? RowStart::add : RowStart::write;
   bool separate_bias = present(op, kBias) && !key.bias;

@@ -22,8 +22,18 @@ cudaDataType_t library_type(DType type) {
     case DType::bf16: return CUDA_R_16BF;
     case DType::e4m3: return CUDA_R_8F_E4M3;
     case DType::e5m2: return CUDA_R_8F_E5M2;
+    case DType::i8: return CUDA_R_8I;
+    case DType::i32: return CUDA_R_32I;
     default: fail_internal("matmul", "no product for " + std::string(name_of(type)));
   }
+}
+
+struct Arithmetic {
+  cublasComputeType_t sums;
+  cudaDataType_t factors;
+};
+Arithmetic arithmetic(const MatmulKey& key) {
+  return key.a == DType::i8 ? Arithmetic{CUBLAS_COMPUTE_32I, CUDA_R_32I} : Arithmetic{CUBLAS_COMPUTE_32F, CUDA_R_32F};
 }
 
 template <class T>
@@ -114,7 +124,8 @@ std::string MatmulKey::text() const {
 // ---- one product ----
 
 MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
-  QUERN_CUBLAS(cublasLtMatmulDescCreate(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  const auto [sums, factors] = arithmetic(key);
+  QUERN_CUBLAS(cublasLtMatmulDescCreate(&product_, sums, factors));
   set(product_, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(product_, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   const bool narrow = size_of(key.a) == 1;
@@ -131,7 +142,8 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
     set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, anywhere);
     set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, anywhere);
   }
-  if (narrow) set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(key.fast_accumulation));
+  if (narrow && key.a != DType::i8)
+    set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(key.fast_accumulation));
   // A row-major (R, C) is a column-major (C, R).
   a_ =
       key.transpose_b ? make_layout(key.b, key.k, key.n, key.stride_b) : make_layout(key.b, key.n, key.k, key.stride_b);
@@ -154,9 +166,12 @@ cublasStatus_t MatmulPlan::try_run(cublasLtHandle_t lt, const MatmulOperands& op
     set(product_, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.scale_b);
     set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.scale_a);
   }
-  const float one = 1.0f, beta = key_.accumulate ? 1.0f : 0.0f;
-  return cublasLtMatmul(lt, product_, &one, operands.b, a_, operands.a, b_, &beta, operands.y, y_, operands.y, y_,
-                        &algorithm, operands.workspace, kMatmulWorkspace, stream);
+  auto multiply = [&](auto one) {
+    const auto beta = key_.accumulate ? one : decltype(one){};
+    return cublasLtMatmul(lt, product_, &one, operands.b, a_, operands.a, b_, &beta, operands.y, y_, operands.y, y_,
+                          &algorithm, operands.workspace, kMatmulWorkspace, stream);
+  };
+  return key_.a == DType::i8 ? multiply(std::int32_t{1}) : multiply(1.0f);
 }
 
 void MatmulPlan::choose_own(int multiprocessors) {
@@ -202,8 +217,9 @@ std::vector<cublasLtMatmulAlgo_t> MatmulPlan::candidates(cublasLtHandle_t lt, in
 std::optional<cublasLtMatmulAlgo_t> MatmulPlan::plain(cublasLtHandle_t lt, int id) const {
   cublasLtMatmulAlgo_t algorithm = {};
   const cudaDataType_t y = library_type(key_.y);
-  const cublasStatus_t status = cublasLtMatmulAlgoInit(lt, CUBLAS_COMPUTE_32F, CUDA_R_32F, library_type(key_.b),
-                                                       library_type(key_.a), y, y, id, &algorithm);
+  const auto [sums, factors] = arithmetic(key_);
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoInit(lt, sums, factors, library_type(key_.b), library_type(key_.a), y, y, id, &algorithm);
   return status == CUBLAS_STATUS_SUCCESS ? std::optional(algorithm) : std::nullopt;
 }
 
