@@ -12,7 +12,9 @@
 
 #include <doctest/doctest.h>
 
+#include "conformance/rank_processes.h"
 #include "end_to_end.h"
+#include "quern/run.h"
 #include "ranks/rank_group.h"
 
 using namespace quern;
@@ -210,6 +212,32 @@ TEST_CASE("a finished run of several ranks logs what transfers add to a step, an
     const nlohmann::json end = events(files.at("with"), "end").at(0);
     CHECK(end["seconds_without_transfers"].get<double>() > 0);
     CHECK(end["unhidden"].is_number());
+  }
+}
+
+TEST_CASE("a program is refused weights that steps without transfers have spoilt, and has them without such steps") {
+  for (const int steps : {0, 1}) {
+    CAPTURE(steps);
+    TinyFiles files;
+    const auto ranks = conformance::run_ranks(2, 60, [&](int rank) -> std::string {
+      for (const std::string& name : {"QUERN_RANK", "QUERN_LOCAL_RANK"})
+        ::setenv(name.c_str(), std::to_string(rank).c_str(), 1);
+      for (const char* name : {"QUERN_RANKS", "QUERN_LOCAL_RANKS"}) ::setenv(name, "2", 1);
+      TrainingRun run(files.config(),
+                      with(with(kSteps, of_ranks(2, "none")),
+                           {"parallel.unhidden_steps=" + std::to_string(steps), "log.sinks=[]", files.run("run")}));
+      RunRequests requests;
+      run.open_for_training(requests);
+      const RunResult result = run.train();
+      if (run.position().step != 6 || !result.finished) return "not finished";
+      return run.read(run.tensors()[0]).empty() ? "empty" : "read";
+    });
+    for (const conformance::RankOutcome& rank : ranks) {
+      if (steps == 0)
+        CHECK(rank.text == "read");
+      else
+        CHECK(has(rank.text, "set parallel.unhidden_steps = 0"));
+    }
   }
 }
 

@@ -73,9 +73,10 @@ std::optional<RankPlace> from(const Variables& names, const Environment& environ
   RankPlace place{.source = names.source, .launch = launch_name(names.launch, environment)};
   place.size = value(names.size, 1, kMostRanks);
   place.rank = value(names.rank, 0, place.size - 1);
-  place.local_rank = value(names.local_rank, 0, place.size - 1);
-  place.local_size = environment(names.local_size) ? value(names.local_size, 1, place.size) : place.local_rank + 1;
-  if (place.local_rank >= place.local_size) value(names.local_rank, 0, place.local_size - 1);
+  const bool counted = environment(names.local_size) != nullptr;
+  const int most = counted ? value(names.local_size, 1, place.size) : place.size;
+  place.local_rank = value(names.local_rank, 0, most - 1);
+  place.local_size = counted ? most : place.local_rank + 1;
   return place;
 }
 

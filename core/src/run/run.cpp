@@ -35,7 +35,7 @@ struct TrainingRun::Parts : ConfiguredRun {
       : ConfiguredRun(ConfigDocument::read(file, overrides)), file(file), overrides(overrides) {}
 
   Engine& engine() {
-    if (trainer) return trainer->engine();
+    if (trainer) return unspent().engine();
     if (!inference.engine) refuse_use("it is not open", "call one of open_for_training, _evaluation and _generation");
     return *inference.engine;
   }
@@ -43,11 +43,19 @@ struct TrainingRun::Parts : ConfiguredRun {
     if (!trainer) refuse_use("it is not open for training", "call open_for_training");
     return *trainer;
   }
+  /// Open for training, with the weights of the run.
+  Trainer& unspent() {
+    if (training().spent())
+      refuse_use("its ranks have timed steps without transfers, and the weights are in its checkpoint and export alone",
+                 "set parallel.unhidden_steps = 0 to use it after its end");
+    return *trainer;
+  }
   void check_closed() const {
     if (trainer || inference.engine) refuse_use("it is open already", "make another one");
   }
   const Plan& plan() {
-    if (trainer || inference.engine) return engine().plan();
+    if (trainer) return trainer->engine().plan();
+    if (inference.engine) return inference.engine->plan();
     if (!own_plan) own_plan = make_plan(session.parts(), session.plan_options());
     return *own_plan;
   }
@@ -162,7 +170,7 @@ void TrainingRun::start() { parts_->training().start(); }
 bool TrainingRun::step() { return parts_->training().step(); }
 RunResult TrainingRun::train() { return parts_->training().run(); }
 RunPosition TrainingRun::position() const { return parts_->training().position(); }
-void TrainingRun::save() { parts_->training().save(); }
+void TrainingRun::save() { parts_->unspent().save(); }
 
 // ---- use ----
 

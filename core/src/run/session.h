@@ -40,7 +40,6 @@ struct Session {
   std::vector<OpSpec> custom_ops;
   std::vector<PrecisionForm> precision_forms;  ///< for the options of `precision` that are left to the planner
 
-  /// Whether steps move what ranks have for each other; else results are wrong and nothing of them is kept.
   PlanParts parts() const;
   PlanOptions plan_options() const;
   /// The plan's stores, in its order, opened on the open device.

@@ -307,6 +307,7 @@ double Trainer::seconds_without_transfers() {
   const std::int64_t steps = session_.parallel.unhidden_steps;
   if (ranks_.size() == 1 || steps == 0 || step_log_.seconds().empty() || engine_.plan().options.state.in_tree > 0)
     return kNone;
+  spent_ = true;
   engine_.skip_transfers();
   std::vector<double> seconds;
   for (std::int64_t i = 0; i <= steps; ++i) {

@@ -34,6 +34,8 @@ class Trainer {
       Session& session, PluginHost& host, RunRequests& requests, StartProgress progress = [](std::string_view) {});
 
   Engine& engine() { return engine_; }
+  /// Whether the weights in memory are no longer those of the run: the checkpoint and the export have them.
+  bool spent() const { return spent_; }
   RunPosition position() const { return {state_.step, step_log_.last_loss(), evaluation_.last_loss()}; }
 
   /// Opens data, weights and log. Until it returns nothing is trained, and a process that ends loses nothing.
@@ -98,6 +100,7 @@ class Trainer {
   bool agreed_to_stop_ = false;     // by several ranks
   bool ready_ = false;              // data, weights and sinks are there
   bool begun_ = false;              // the first step may run
+  bool spent_ = false;
 };
 
 }  // namespace quern

@@ -326,7 +326,7 @@ TEST_CASE("ranks meet where the user says") {
     const HostGroup group(rank, 2, point(), 1);
     return "no fault";
   });
-  CHECK(told[0].find("these did not come within 1.0s: 1; somebody called as a rank and has another secret") !=
+  CHECK(told[0].find("these did not come within 1.0s: 1; somebody called as a rank and did not prove the secret") !=
         std::string::npos);
   CHECK(told[1].find("another secret") != std::string::npos);
 

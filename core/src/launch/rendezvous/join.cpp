@@ -137,7 +137,7 @@ class Door {
       if (!ranks_[rank].open()) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     constexpr std::size_t kMostText = 200;
     if (list.size() > kMostText) list = list.substr(0, list.rfind(',', kMostText)) + ", ...";
-    if (strangers_ > 0) list += "; somebody called as a rank and has another secret";
+    if (strangers_ > 0) list += "; somebody called as a rank and did not prove the secret";
     return "of " + std::to_string(size_) + " ranks, these did not come within " + format_duration(timeout_) + ": " +
            list;
   }

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -155,15 +156,17 @@ void Ranks::follow(Engine& engine) {
 void Ranks::open(Device& device, std::int64_t first) {
   device.open(static_cast<int>(first) + (device.traits().units > 1 ? place_.local_rank : 0));
   const std::vector<std::string> units = exchange(device.traits().unit);
-  for (std::size_t rank = 0; rank < units.size(); ++rank)
-    for (std::size_t other = 0; other < rank; ++other)
-      if (!units[rank].empty() && units[rank] == units[other])
-        throw Error(ErrorCode::config,
-                    {.where = "rank " + std::to_string(rank),
-                     .what = "its " + device.traits().id + " device is that of rank " + std::to_string(other),
-                     .found = units[rank],
-                     .expected = "one of its own for each rank",
-                     .next = "start as many ranks as there are devices, and let each see its own or all"});
+  std::map<std::string, std::size_t> owners;
+  for (std::size_t rank = 0; rank < units.size(); ++rank) {
+    const auto [owner, first_to_come] = owners.emplace(units[rank], rank);
+    if (units[rank].empty() || first_to_come) continue;
+    throw Error(ErrorCode::config,
+                {.where = "rank " + std::to_string(rank),
+                 .what = "its " + device.traits().id + " device is that of rank " + std::to_string(owner->second),
+                 .found = units[rank],
+                 .expected = "one of its own for each rank",
+                 .next = "start as many ranks as there are devices, and let each see its own or all"});
+  }
 }
 
 void Ranks::connect(Communicator& communicator, Device& device) {
