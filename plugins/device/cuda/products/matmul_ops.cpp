@@ -35,7 +35,7 @@ MatmulKey make_key(const OpInstance& op) {
   key.accumulate = y.accumulate;
   if (present(op, kBias)) {
     DType taken = size_of(a.dtype) == 1 ? DType::bf16 : y.dtype;
-    // Of rows that are no multiple of 16 bytes some of the library's algorithms round before they add it.
+    // Results of other rows were seen as they are when the product is rounded before the bias is added.
     const bool even = key.a == DType::i8 || key.n * static_cast<std::int64_t>(size_of(key.y)) % 16 == 0;
     key.bias = op.inputs[kBias].dtype == taken && !key.accumulate && even;
   }
