@@ -32,6 +32,12 @@ __device__ __forceinline__ float format_scale(float amax, DType format) {
   return __uint_as_float(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
+/// 1 / scale of a scale that format_scale made for e4m3 or e5m2: a power of two far from the largest, or NaN.
+__device__ __forceinline__ float inverse_power(float scale) {
+  const std::uint32_t bits = __float_as_uint(scale);
+  return bits > 0x7f000000u ? scale : __uint_as_float(0x7f000000u - bits);
+}
+
 /// Whether a NaN has to make the amax infinite, and with that the scale NaN: in i8, which has no code to tell of it. In
 /// other formats it takes no part in the amax.
 template <int kCount>

@@ -33,31 +33,6 @@ inline dim3 line_block(std::int64_t width) {
   return dim3(static_cast<unsigned>(team), static_cast<unsigned>(std::max<std::int64_t>(1, 256 / team)));
 }
 
-/// The larger magnitudes of two packs, by element; a NaN is the largest where its code would not show it (loses_nan).
-__device__ __forceinline__ void take_largest(Pack<bf16>& most, const Pack<bf16>& x, DType format) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    auto& a = reinterpret_cast<__nv_bfloat162&>(most.word[i]);
-    const std::uint32_t magnitudes = x.word[i] & 0x7fff7fffu;
-    const auto b = reinterpret_cast<const __nv_bfloat162&>(magnitudes);
-    a = format == DType::i8 ? __hmax2_nan(a, b) : __hmax2(a, b);
-  }
-}
-__device__ __forceinline__ void take_largest(Pack<float>& most, const Pack<float>& x, DType format) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t magnitude = x.word[i] & 0x7fffffffu;
-    most.word[i] = format == DType::i8
-                       ? max(most.word[i], magnitude)
-                       : __float_as_uint(fmaxf(__uint_as_float(most.word[i]), __uint_as_float(magnitude)));
-  }
-}
-template <class T>
-__device__ __forceinline__ void take_largest(Eight<T>& most, const Eight<T>& x, DType format) {
-#pragma unroll
-  for (int p = 0; p < 8 / kPack<T>; ++p) take_largest(most.pack[p], x.pack[p], format);
-}
-
 /// Raises the columns' amaxes to what the block saw. `shared` holds what each team but the first saw. All threads of
 /// the block call it together.
 template <class T, int kShared>
