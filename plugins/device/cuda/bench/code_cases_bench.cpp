@@ -21,13 +21,14 @@ void add_quantize(std::vector<Case>& cases, const ModelShape& m) {
   const BenchOperand state{operand(kF32, {kScaleStateWords + 16}), Fill::scale_state}, scale = normal(kF32, {1});
   auto add = [&](const std::string& producer, const std::string& way, const Extents& size, DType format,
                  std::vector<BenchOperand> inputs, std::vector<Operand> outputs, Attributes attributes = {}) {
-    const bool given = way == "quantize_by";
+    const bool given = way == "quantize_by", blocks = way == "quantize_blocks";
     const std::string kind = producer.empty() ? way : producer + "_" + way;
     if (way == "quantize_delayed") inputs.push_back(state);
     if (given) inputs.push_back(scale);
     outputs.push_back(operand(format, size));
-    if (!given) outputs.push_back(operand(kF32, {1}));
+    if (!given) outputs.push_back(operand(kF32, blocks ? row_block_scales(n, size[1]) : Extents{1}));
     outputs.push_back(operand(format, {size[1], size[0]}));
+    if (blocks) outputs.push_back(operand(kF32, column_block_scales(n, size[1])));
     attributes.set("format", std::string(name_of(format)));
     attributes.set("history", std::int64_t{16});
     attributes.set("margin", std::int64_t{0});
@@ -39,7 +40,8 @@ void add_quantize(std::vector<Case>& cases, const ModelShape& m) {
   add("", "quantize_by", packed, e4m3, {b(packed)}, {});
   cases.back().label += " q only";
   cases.back().outputs[1].present = false;
-  for (const char* way : {"quantize_delayed", "quantize", "quantize_by"}) {
+  for (const Extents& size : {x, half, packed}) add("", "quantize_blocks", size, e4m3, {b(size)}, {});
+  for (const char* way : {"quantize_delayed", "quantize", "quantize_by", "quantize_blocks"}) {
     add("swiglu", way, half, e4m3, {b(packed)}, {unread(half)});
     add("swiglu_grad", way, packed, e5m2, {b(half), b(packed)}, {unread(packed)});
   }
@@ -71,12 +73,6 @@ void add_quantize(std::vector<Case>& cases, const ModelShape& m) {
                      {b(size)},
                      {turned, operand(kF32, {size[1]})},
                      format});
-    cases.push_back(
-        {"quantize_blocks " + to_string(size),
-         "quantize_blocks",
-         {b(size)},
-         {codes, operand(kF32, row_block_scales(n, size[1])), turned, operand(kF32, column_block_scales(n, size[1]))},
-         format});
     cases.push_back({"transpose e4m3 " + to_string(size), "transpose", {{codes}}, {turned}});
   }
 }

@@ -2,6 +2,7 @@
 // of a block, go to memory only when somebody reads them.
 
 #include "elementwise/activations.cuh"
+#include "quantization/block_quantize.cuh"
 #include "quantization/line_quantize.cuh"
 #include "quantization/quantize_ops.h"
 
@@ -13,7 +14,10 @@ namespace {
 struct Swiglu {
   static constexpr int kParts = 1;
   static constexpr bool kSums = false;
+  static constexpr std::size_t kGateUp = 0;  ///< the input
   const void* gate_up;
+
+  static Swiglu of(std::span<const View> in) { return {in[0].data}; }
 
   template <class T>
   struct Loaded {
@@ -39,7 +43,10 @@ struct Swiglu {
 struct SwigluGrad {
   static constexpr int kParts = 2;
   static constexpr bool kSums = false;
+  static constexpr std::size_t kGateUp = 1;
   const void *dy, *gate_up;
+
+  static SwigluGrad of(std::span<const View> in) { return {in[0].data, in[1].data}; }
 
   template <class T>
   struct Loaded {
@@ -68,86 +75,92 @@ struct SwigluGrad {
   }
 };
 
-/// Rows of F elements hold whole packs of both element types.
-bool whole(std::int64_t width) { return width % 8 == 0; }
-
-QuantizePlan forward_plan(const OpInstance& op, ScaleSource source) {
-  const Matrix packed = matrix_of(op, 0);
-  return QuantizePlan(op, source, 1, 1, {packed.rows, packed.columns / 2});
-}
-QuantizePlan backward_plan(const OpInstance& op, ScaleSource source) {
-  return QuantizePlan(op, source, 2, 1, matrix_of(op, 1));
-}
-
-Launch prepare_forward(const OpInstance& op, CudaContext& context, ScaleSource source) {
-  const Matrix packed = matrix_of(op, 0);
-  return prepare_tiles<Swiglu>(op, context, forward_plan(op, source), packed.rows, packed.columns / 2,
-                               whole(packed.columns / 2), 0,
-                               [](std::span<const View> in) { return Swiglu{in[0].data}; });
-}
-
-Launch prepare_backward(const OpInstance& op, CudaContext& context, ScaleSource source) {
-  const Matrix packed = matrix_of(op, 1);
-  return prepare_tiles<SwigluGrad>(op, context, backward_plan(op, source), packed.rows, packed.columns / 2,
-                                   whole(packed.columns / 2), 0, [](std::span<const View> in) {
-                                     return SwigluGrad{in[0].data, in[1].data};
-                                   });
+/// gate_up (N, 2 F)
+template <class Producer>
+Matrix packed_of(const OpInstance& op) {
+  return matrix_of(op, Producer::kGateUp);
 }
 
 /// The producer's operands.
-OperandCheck check_swiglu(const OpInstance& op, std::size_t inputs, std::size_t outputs, bool backward) {
-  const std::size_t gate_up = backward ? 1 : 0;
-  const auto [rows, columns] = matrix_of(op, gate_up);
-  OperandCheck check(op, inputs, outputs, gate_up);
-  check.that(extents_of(op, gate_up).size() == 2 && columns % 2 == 0, "needs an even number of columns in gate_up");
-  check.input(gate_up, "gate_up", {rows, columns});
-  if (backward) check.input(0, "dy", {rows, columns / 2});
-  check.output(0, "y", {rows, backward ? columns : columns / 2});
+template <class Producer>
+OperandCheck check_swiglu(const OpInstance& op, std::size_t inputs, std::size_t outputs) {
+  constexpr std::size_t kGateUp = Producer::kGateUp;
+  const auto [rows, columns] = packed_of<Producer>(op);
+  OperandCheck check(op, inputs, outputs, kGateUp);
+  check.that(extents_of(op, kGateUp).size() == 2 && columns % 2 == 0, "needs an even number of columns in gate_up");
+  check.input(kGateUp, "gate_up", {rows, columns});
+  if (kGateUp > 0) check.input(0, "dy", {rows, columns / 2});
+  check.output(0, "y", {rows, columns / 2 * Producer::kParts});
   return check;
 }
 
-OpSupport query(const OpInstance& op, const QuantizePlan& plan, bool backward) {
-  OperandCheck check = check_swiglu(op, plan.inputs(), plan.outputs(), backward);
+// ---- with one scale ----
+
+template <class Producer>
+QuantizePlan plan_of(const OpInstance& op, ScaleSource source) {
+  const auto [rows, columns] = packed_of<Producer>(op);
+  return QuantizePlan(op, source, Producer::kGateUp + 1, 1, {rows, columns / 2 * Producer::kParts});
+}
+
+template <class Producer>
+Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
+  const auto [rows, columns] = packed_of<Producer>(op);
+  const bool whole = columns / 2 % 8 == 0;  // rows of F elements hold whole packs of both element types
+  return prepare_tiles<Producer>(op, context, plan_of<Producer>(op, source), rows, columns / 2, whole, 0, Producer::of);
+}
+
+template <class Producer>
+OpSupport query(const OpInstance& op, ScaleSource source) {
+  const QuantizePlan plan = plan_of<Producer>(op, source);
+  OperandCheck check = check_swiglu<Producer>(op, plan.inputs(), plan.outputs());
   plan.check(check, op);
   return check.support(QuantizePlan::kWorkspace);
 }
 
-// ---- with one scale a row, and one a column ----
+// ---- with one scale a row and one a column, or for 128 elements of them ----
 
-Launch prepare_forward_lines(const OpInstance& op, CudaContext& context) {
-  const Matrix packed = matrix_of(op, 0);
-  return prepare_lines<Swiglu>(op, context, packed.rows, packed.columns / 2, 0,
-                               [](std::span<const View> in) { return Swiglu{in[0].data}; });
+template <class Producer>
+Launch prepare_of_lines(const OpInstance& op, CudaContext& context) {
+  const auto [rows, columns] = packed_of<Producer>(op);
+  return prepare_lines<Producer>(op, context, rows, columns / 2, 0, Producer::of);
 }
 
-Launch prepare_backward_lines(const OpInstance& op, CudaContext& context) {
-  const Matrix packed = matrix_of(op, 1);
-  return prepare_lines<SwigluGrad>(op, context, packed.rows, packed.columns / 2, 0, [](std::span<const View> in) {
-    return SwigluGrad{in[0].data, in[1].data};
-  });
+template <class Producer>
+OpSupport query_lines(const OpInstance& op, const CudaTraits&) {
+  const auto [rows, columns] = packed_of<Producer>(op);
+  OperandCheck check = check_swiglu<Producer>(op, Producer::kGateUp + 1, 5);
+  check_lines(check, op, 1, rows, columns / 2, Producer::kParts);
+  return check.support(line_workspace(columns / 2, Producer::kParts));
 }
 
-OpSupport query_lines(const OpInstance& op, bool backward) {
-  const auto [rows, columns] = matrix_of(op, backward ? 1 : 0);
-  const int parts = backward ? SwigluGrad::kParts : Swiglu::kParts;
-  OperandCheck check = check_swiglu(op, backward ? 2 : 1, 5, backward);
-  check_lines(check, op, 1, rows, columns / 2, parts);
-  return check.support(line_workspace(columns / 2, parts));
+template <class Producer>
+Launch prepare_of_blocks(const OpInstance& op, CudaContext& context) {
+  const auto [rows, columns] = packed_of<Producer>(op);
+  return prepare_blocks<Producer>(op, context, rows, columns / 2, 0, Producer::of);
+}
+
+template <class Producer>
+OpSupport query_blocks(const OpInstance& op, const CudaTraits&) {
+  const auto [rows, columns] = packed_of<Producer>(op);
+  OperandCheck check = check_swiglu<Producer>(op, Producer::kGateUp + 1, 5);
+  check_blocks(check, op, 1, rows, columns / 2 * Producer::kParts);
+  check.that(!is_square(op), "is not fused with square blocks of scales");
+  check.that(Producer::kParts == 1 || columns / 2 % kScaleBlock == 0, "needs gates of whole blocks of 128 columns");
+  return check.support();
+}
+
+template <class Producer>
+void add(OpTable& table, const std::string& kind) {
+  add_quantize_kinds(table, kind, prepare<Producer>, query<Producer>);
+  table[kind + "_quantize_rows_columns"] = {prepare_of_lines<Producer>, query_lines<Producer>};
+  table[kind + "_quantize_blocks"] = {prepare_of_blocks<Producer>, query_blocks<Producer>};
 }
 
 }  // namespace
 
 void add_swiglu_quantize_ops(OpTable& table) {
-  add_quantize_kinds(table, "swiglu", prepare_forward, [](const OpInstance& op, ScaleSource source) {
-    return query(op, forward_plan(op, source), false);
-  });
-  add_quantize_kinds(table, "swiglu_grad", prepare_backward, [](const OpInstance& op, ScaleSource source) {
-    return query(op, backward_plan(op, source), true);
-  });
-  table["swiglu_quantize_rows_columns"] = {
-      prepare_forward_lines, [](const OpInstance& op, const CudaTraits&) { return query_lines(op, false); }};
-  table["swiglu_grad_quantize_rows_columns"] = {
-      prepare_backward_lines, [](const OpInstance& op, const CudaTraits&) { return query_lines(op, true); }};
+  add<Swiglu>(table, "swiglu");
+  add<SwigluGrad>(table, "swiglu_grad");
 }
 
 }  // namespace quern::cuda

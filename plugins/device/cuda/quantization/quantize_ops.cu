@@ -235,10 +235,14 @@ std::vector<Fusion> quantize_fusions() {
                               {"swiglu", "y = swiglu(gu)"},
                               {"rope_grad_column_sum", "y = rope_grad(dy, p); s = column_sum(y)"},
                               {"rope_grad", "y = rope_grad(dy, p)"}};
-  constexpr const char* kLines = "q, sr = quantize_rows(y); t, sc = quantize_columns(y)";
-  std::vector<Fusion> fusions{{"swiglu_grad_quantize_rows_columns", "y = swiglu_grad(dy, gu); " + std::string(kLines)},
-                              {"swiglu_quantize_rows_columns", "y = swiglu(gu); " + std::string(kLines)},
-                              {"quantize_rows_columns", kLines}};
+  const Fusion lines{"quantize_rows_columns", "q, sr = quantize_rows(y); t, sc = quantize_columns(y)"},
+      blocks{"quantize_blocks", "q, sr, t, sc = quantize_blocks(y)"};
+  std::vector<Fusion> fusions;
+  for (const Fusion& producer : producers)
+    for (const Fusion& way : {lines, blocks})
+      if (producer.kind.starts_with("swiglu"))
+        fusions.push_back({producer.kind + "_" + way.kind, producer.pattern + "; " + way.pattern});
+  fusions.push_back(lines);
   for (const Fusion& producer : producers)
     for (const auto& way : kQuantizeKinds)
       // With a given scale the result may take its input's place, which a rotation reads beside where it writes.
