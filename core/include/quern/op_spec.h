@@ -94,6 +94,7 @@ struct OpSpec {
   OpClass op_class = OpClass::other;
   std::optional<Product> product = {};  ///< what the precision backend lowers
   bool statistics = false;              ///< outputs add up over the micro-batches of a step
+  bool transposes = false;              ///< output 0 is input 0, transposed
   /// The kind that computes this op and its gradients at once; its extra outputs follow this op's own, and
   /// `training_gradients` says which input each belongs to. Such an op ends a program: it needs no output gradient.
   std::string training_kind = {};

@@ -27,7 +27,7 @@
 namespace quern {
 
 /// Changes whenever an interface, or a type that crosses it, changes.
-#define QUERN_SDK_VERSION 9
+#define QUERN_SDK_VERSION 10
 inline constexpr std::uint32_t kSdkVersion = QUERN_SDK_VERSION;
 
 #define QUERN_STRINGIFY_(x) #x

@@ -86,7 +86,8 @@ void add_linear(OpSet& set) {
                  need_rank(c, 0, 2);
                  give(c, 0, {c.inputs[0]->shape[1], c.inputs[0]->shape[0]}, c.inputs[0]->dtype);
                },
-           .op_class = OpClass::conversion});
+           .op_class = OpClass::conversion,
+           .transposes = true});
   set.add({.kind = "cast",
            .inputs = {"x"},
            .outputs = {"y"},

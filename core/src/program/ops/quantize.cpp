@@ -85,7 +85,8 @@ void add_tensor_scales(OpSet& set) {
                },
            .op_class = OpClass::conversion,
            .quantized = one_scale,
-           .row_groups = [](const OpInstance& op) { return std::int64_t{op.outputs[2].present ? 0 : 1}; }});
+           .row_groups = [](const OpInstance& op) { return std::int64_t{op.outputs[2].present ? 0 : 1}; },
+           .transposed = {{2, 0}}});
   // The largest magnitude of each tensor; a NaN takes no part, but for the format i8, for which it counts as infinite.
   set.add({.kind = "amax", .inputs = {"x*"}, .outputs = {"amaxes"}, .infer = [](InferContext& c) {
              give(c, 0, {static_cast<std::int64_t>(c.inputs.size())}, DType::f32);
@@ -109,7 +110,8 @@ void add_delayed_scales(OpSet& set) {
            .quantized =
                [](const Attributes&) {
                  return std::vector<OpSpec::QuantizedOutput>{{0, 1, "tensor", 1}};
-               }});
+               },
+           .transposed = {{2, 0}}});
   // Once per optimizer step: the amax of the step enters the history, whose maximum gives the next scale.
   set.add({.kind = "advance_scale",
            .inputs = {"state"},
@@ -128,7 +130,8 @@ void add_delayed_scales(OpSet& set) {
                  give_codes(c, 0, 1);
                  need_vector(c, 1, 1);
                },
-           .op_class = OpClass::conversion});
+           .op_class = OpClass::conversion,
+           .transposed = {{1, 0}}});
 }
 
 void add_scales_of_parts(OpSet& set) {
