@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "end_to_end.h"
+#include "quern/testkit/forwarding_device.h"
 
 using namespace quern;
 using namespace quern::testing;
@@ -33,6 +34,18 @@ const std::vector<Overrides> kRecipes = {
 Losses losses(const TinyFiles& files, const std::string& name, const Overrides& overrides) {
   return train_here(files, with(with(kShort, overrides), {files.run(name)})).losses;
 }
+
+/// A device whose products of codes take contracted dimensions that come last alone.
+class ContractedLast final : public testkit::ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  OpSupport query(const OpInstance& op) const override {
+    if (op.kind == "matmul" && size_of(op.inputs[0].dtype) == 1 &&
+        (op.attributes.integer("transpose_a") == 1 || op.attributes.integer("transpose_b") == 0))
+      return {"contracted dimensions must come last", 0};
+    return ForwardingDevice::query(op);
+  }
+};
 
 }  // namespace
 
@@ -75,6 +88,24 @@ TEST_CASE("recomputation, a budget and kept or made transposed weights change no
       CHECK(losses(files, "tight" + recipe.back() + std::to_string(budget), tight) == want);
     }
   }
+}
+
+// The CPU device sums in one order, however its operands lie.
+TEST_CASE("products that read codes as they are stored have the bits of those that read transposed copies") {
+  TinyFiles files;
+  for (const Overrides& recipe : {kRecipes[0], kRecipes[1], kRecipes[4], kRecipes[5], kRecipes[7]})
+    for (const char* policy : {"[]", "[\"block\"]"}) {
+      CAPTURE(recipe.back());
+      CAPTURE(policy);
+      const std::string form = recipe[0].substr(recipe[0].find('=') + 1) + ".transposed_weights=made";
+      const Overrides made = with(recipe, {"precision." + form, std::string("memory.recompute=") + policy});
+      const std::string name = recipe.back() + policy;
+      const Losses copies =
+          train_here(files, with(with(kShort, made), {files.run("copies" + name)}), 0, [](Session& session) {
+            session.device = std::make_unique<ContractedLast>(std::shared_ptr<Device>(std::move(session.device)));
+          }).losses;
+      CHECK(losses(files, "stored" + name, made) == copies);
+    }
 }
 
 TEST_CASE("8-bit training resumes bit for bit, histories included") {

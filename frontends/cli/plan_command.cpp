@@ -36,7 +36,7 @@ int plan_command(const Arguments& arguments) {
   po::options_description options("options");
   options.add_options()("show", po::value<std::string>(), "program or schedule: print that")(
       "pass", po::value<std::string>()->default_value("fuse"),
-      "with --show program, after this pass: model, rotate, differentiate, lower, saved, fuse or place");
+      "with --show program, after this pass: model, rotate, differentiate, lower, as_stored, saved, fuse or place");
   options.add_options()("run", po::value<std::string>()->default_value(""),
                         "with --show schedule, only the run of this name, such as \"later micro-step\"")(
       "timeline", po::value<std::string>(), "write the estimated timeline of a step to this file (for Perfetto)")(

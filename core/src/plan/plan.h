@@ -311,7 +311,8 @@ std::string shared_text(const Plan& plan);
 /// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.
 std::vector<PlannedTensor> training_state(const Plan& plan);
 
-/// Programs as text, after a named pass: "model", "rotate", "differentiate", "lower", "saved", "fuse", "place".
+/// Programs as text, after a named pass: "model", "rotate", "differentiate", "lower", "as_stored", "saved", "fuse",
+/// "place".
 std::string show_programs(const PlanParts& parts, const PlanOptions& options, std::string_view pass);
 
 }  // namespace quern

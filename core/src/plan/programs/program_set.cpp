@@ -7,6 +7,7 @@
 #include "plan/planner.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
+#include "program/passes/read_as_stored.h"
 #include "program/passes/rewrite.h"
 #include "quern/error.h"
 #include "quern/step_state.h"
@@ -157,12 +158,13 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
   Stage stage{.name = program.name,
               .model = program,
               .joint = {},
+              .transposing = {},
               .lowered = {},
               .split = {},
               .forward = {},
               .backward = {},
               .evaluate = {}};
-  LoweredProgram evaluate = lower_precision({.program = program}, ops_, precision);
+  LoweredProgram evaluate = as_stored(lower_precision({.program = program}, ops_, precision));
   stage.evaluate = std::move(evaluate.joint.program);
   auto set_chunk = [&](Op& op) {
     if (options_.loss_chunk > 0) op.attributes.set("chunk", options_.loss_chunk);
@@ -178,14 +180,21 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
       op.attributes.set("z_loss", options_.z_loss);
       op.attributes.set("seed", double{kGradientSeed});
     }
-  stage.lowered = lower_precision(stage.joint, ops_, precision);
+  LoweredProgram lowered = lower_precision(stage.joint, ops_, precision);
+  stage.transposing = lowered.joint.program;
+  stage.lowered = as_stored(std::move(lowered));
   if (options_.observe) observe_scales(stage.lowered.joint.program, ops_);
   return stage;
 }
 
+LoweredProgram ProgramSet::as_stored(LoweredProgram lowered) const {
+  lowered.joint = read_as_stored(std::move(lowered.joint), ops_, options_.geometry,
+                                 [this](const OpInstance& op) { return takes(op); });
+  return lowered;
+}
+
 Program ProgramSet::fused(const Program& program) const {
-  return fuse(program, ops_, patterns_, options_.geometry,
-              [&](const OpInstance& op) { return parts_.device.query(op).refusal.empty(); });
+  return fuse(program, ops_, patterns_, options_.geometry, [this](const OpInstance& op) { return takes(op); });
 }
 
 void ProgramSet::finish_stage(Stage& stage, const std::set<std::string>& recomputed) {
@@ -212,7 +221,7 @@ void ProgramSet::finish(const RecomputeChoice& choice) {
   }
 
   auto lowered = [&](const Program& program) {
-    return lower_precision({.program = program}, ops_, parts_.precision).joint.program;
+    return as_stored(lower_precision({.program = program}, ops_, parts_.precision)).joint.program;
   };
   if (options_.logits) logits = fused(lowered(logits_program(head.model, ops_, activation)));
   if (options_.next_logits)
@@ -256,8 +265,8 @@ std::string show_placed(const Plan& plan) {
 }  // namespace
 
 std::string show_programs(const PlanParts& parts, const PlanOptions& options, std::string_view pass) {
-  static const std::vector<std::string> kPasses = {"model", "rotate", "differentiate", "lower",
-                                                   "saved", "fuse",   "place"};
+  static const std::vector<std::string> kPasses = {"model",     "rotate", "differentiate", "lower",
+                                                   "as_stored", "saved",  "fuse",          "place"};
   if (std::find(kPasses.begin(), kPasses.end(), pass) == kPasses.end()) {
     std::string known;
     for (const std::string& name : kPasses) known += (known.empty() ? "" : ", ") + name;
@@ -283,7 +292,8 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
   auto show = [&](const Stage& stage, bool is_head) {
     if (pass == "rotate") text += to_string(stage.model);
     if (pass == "differentiate") text += to_string(stage.joint.program);
-    if (pass == "lower") text += to_string(stage.lowered.joint.program);
+    if (pass == "lower") text += to_string(stage.transposing);
+    if (pass == "as_stored") text += to_string(stage.lowered.joint.program);
     if (pass == "saved")
       text += is_head ? to_string(stage.lowered.joint.program)
                       : to_string(stage.split.forward) + to_string(stage.split.backward);

@@ -14,9 +14,10 @@ namespace quern {
 /// A class of layers (or embedding or head) between the passes.
 struct Stage {
   std::string name;
-  Program model;       ///< as rotated
-  JointProgram joint;  ///< differentiated
-  LoweredProgram lowered;
+  Program model;                        ///< as rotated
+  JointProgram joint;                   ///< differentiated
+  Program transposing;                  ///< lowered, with all transposed copies that the precision backend asks for
+  LoweredProgram lowered;               ///< with those that the device's products need
   PartitionedProgram split;             ///< layers and embedding only
   Program forward, backward, evaluate;  ///< fused; the head's `forward` is its whole training program
 };
@@ -56,6 +57,8 @@ class ProgramSet {
   /// Throws a config error for outer layers or parameters that the model has not.
   void check_outer() const;
   Stage make_stage(const Program& program, const PrecisionBackend& inner);
+  LoweredProgram as_stored(LoweredProgram lowered) const;
+  bool takes(const OpInstance& op) const { return parts_.device.query(op).refusal.empty(); }
   void make_layer_stages();
   void finish_stage(Stage& stage, const std::set<std::string>& recomputed);
 

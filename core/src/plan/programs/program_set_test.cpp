@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "plan/plan.h"
+#include "plan/test_plans.h"
 #include "quern/testkit/forwarding_device.h"
 #include "quern/testkit/tiny_model.h"
 
@@ -64,5 +65,33 @@ TEST_CASE("a fused form is planned where the device takes it, and its parts else
       CHECK(count_kind(half->program, "add_rms_norm") == 2 * fused);
       CHECK(count_kind(half->program, "add") == 2 - 2 * fused);
     }
+  }
+}
+
+namespace {
+
+/// Linears read a transposed copy of their weight.
+class Turning final : public testkit::PlainPrecision {
+ public:
+  void lower(const ProductSite& site, Lowering& lowering) const override {
+    if (site.product != Product::output) return lower_to_matmul(site, lowering);
+    const ValueId turned = lowering.emit("transpose", {site.weight}, {}, std::string(site.parameter) + ".t")[0];
+    lowering.produce("matmul", {site.x, turned, site.bias},
+                     {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{0}}});
+  }
+};
+
+}  // namespace
+
+TEST_CASE("programs that train and that evaluate read as stored what the device takes so") {
+  for (const bool takes : {false, true}) {
+    const PlanningDevice device([&](const OpInstance& op) {
+      const bool turned = op.kind == "matmul" && op.attributes.integer("transpose_b") == 1;
+      return OpSupport{turned && !takes ? "no" : "", 0};
+    });
+    const Plan plan = tiny_plan(tiny_options(), device, Turning());
+    const LayerClass& layer = plan.layer_class(1);
+    for (const PlacedProgram* half : {&layer.forward, &layer.evaluate})
+      CHECK(count_kind(half->program, "transpose") == (takes ? 0 : 4));
   }
 }
