@@ -41,7 +41,9 @@ inline OptionTable<CudaOptions> cuda_options() {
   t.add("matmul_cache", &CudaOptions::matmul_cache, "keep timed choices on disk, in the user's cache directory");
   t.add("products", &CudaOptions::products,
         "library: cuBLASLt's products of 8-bit operands; own: quern's on compute capability 9.0, where they take the "
-        "product (fast sums); auto: the faster of both, timed. i8 takes own ones wherever they take it")
+        "product (fast sums); auto: the faster of both, timed. i8 takes own ones wherever they take it, and so does "
+        "what "
+        "the library has no product for: one operand that lies across the sums")
       .one_of({"auto", "library", "own"});
   return t;
 }

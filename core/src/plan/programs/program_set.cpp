@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "plan/planner.h"
+#include "plan/time/estimate.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
 #include "program/passes/read_as_stored.h"
@@ -188,8 +190,13 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
 }
 
 LoweredProgram ProgramSet::as_stored(LoweredProgram lowered) const {
-  lowered.joint = read_as_stored(std::move(lowered.joint), ops_, options_.geometry,
-                                 [this](const OpInstance& op) { return takes(op); });
+  const DeviceTraits& traits = parts_.device.traits();
+  const StoredCosts costs{.seconds = [&](const OpInstance& op) -> std::optional<double> {
+                            if (!takes(op)) return std::nullopt;
+                            return launch_seconds(op, cost_of(ops_.at(op.kind), op), parts_.device);
+                          },
+                          .seconds_per_byte = traits.memory_rate > 0 ? 1 / traits.memory_rate : 0};
+  lowered.joint = read_as_stored(std::move(lowered.joint), ops_, options_.geometry, costs);
   return lowered;
 }
 

@@ -4,16 +4,22 @@
 // the same elements in both forms.
 
 #include <functional>
+#include <optional>
 
 #include "program/passes/differentiate.h"
 
 namespace quern {
 
+/// What the device says.
+struct StoredCosts {
+  std::function<std::optional<double>(const OpInstance&)> seconds;  ///< about what an op takes; none: it is refused
+  double seconds_per_byte = 0;                                      ///< that is written or read
+};
+
 /// Copies are those of OpSpec::transposed and OpSpec::transposes. One goes only if all that reads it are products that
-/// change with it, and if what it is a copy of is there anyway: else nothing is saved. A device may take a product with
-/// one operand turned but not with both, so the largest copy is tried first.
-/// `accepts` is asked about every form in which a changed product would run (OpForms), and has to take them all.
-JointProgram read_as_stored(JointProgram joint, const OpSet& ops, const Geometry& geometry,
-                            const std::function<bool(const OpInstance&)>& accepts);
+/// change with it, if what it is a copy of is there anyway, since else nothing is saved, and if the products lose no
+/// more time than the copy took. A device may take a product with one operand turned but not with both, so the largest
+/// copy is tried first. The device has to take every form in which a changed product would run (OpForms).
+JointProgram read_as_stored(JointProgram joint, const OpSet& ops, const Geometry& geometry, const StoredCosts& costs);
 
 }  // namespace quern

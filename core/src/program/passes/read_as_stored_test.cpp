@@ -20,6 +20,11 @@ bool any(const OpInstance&) { return true; }
 bool none(const OpInstance&) { return false; }
 bool one(const OpInstance& op) { return !turned_a(op) || !turned_b(op); }
 
+/// Every product that is taken costs the same.
+StoredCosts costs(const Accepts& accepts) {
+  return {.seconds = [accepts](const OpInstance& op) { return accepts(op) ? std::optional(1.0) : std::nullopt; }};
+}
+
 /// y = x W^T, dx = dy W and dW = dy^T x, of x (N, 16) and W (48, 16).
 struct Products {
   explicit Products(const std::string& quantize = "quantize") {
@@ -70,7 +75,7 @@ struct Products {
                      {.kind = kind, .inputs = std::move(inputs), .outputs = {}, .attributes = attributes}, name);
   }
 
-  Program read(const Accepts& accepts) const { return read_as_stored(joint, ops, {2, 8}, accepts).program; }
+  Program read(const Accepts& accepts) const { return read_as_stored(joint, ops, {2, 8}, costs(accepts)).program; }
 
   OpSet ops = builtin_ops();
   JointProgram joint;
@@ -145,6 +150,20 @@ TEST_CASE("a copy stays where what it is a copy of would be made for the product
   CHECK(form(p.read(any), "dw") == "dy.codes x.codes.t 11");
 }
 
+TEST_CASE("a copy stays where the products lose more time without it than it takes") {
+  const Products p;  // dy's copy is 768 bytes, which are written; w's the same, read and written
+  auto with = [&](double lost) {
+    const StoredCosts costs{
+        .seconds = [lost](const OpInstance& op) { return turned_a(op) || turned_b(op) ? 1 + lost : 1; },
+        .seconds_per_byte = 1};
+    return read_as_stored(p.joint, p.ops, {2, 8}, costs).program;
+  };
+  CHECK(form(with(768), "dw") == "dy.codes x.codes 10");
+  CHECK(form(with(769), "dw") == "dy.codes.t x.codes.t 01");
+  CHECK(form(with(769), "dx") == "dy.codes w 00");
+  CHECK(form(with(1537), "dx") == "dy.codes w.t 01");
+}
+
 TEST_CASE("scales of blocks have one layout") {
   Products p;
   for (Op& op : p.joint.program.ops)
@@ -170,7 +189,7 @@ TEST_CASE("a product that sums up is asked about writing and adding, at the plan
 
 TEST_CASE("gradients that the program takes and hands on keep their places") {
   const Products p;
-  const JointProgram got = read_as_stored(p.joint, p.ops, {2, 8}, any);
+  const JointProgram got = read_as_stored(p.joint, p.ops, {2, 8}, costs(any));
   CHECK(got.program[got.gradient_in].name == "dy");
   CHECK(got.program[got.gradient_out].name == "dx");
 }

@@ -6,10 +6,10 @@
 
 namespace quern::cuda {
 
-/// A chunk's logits take about 1.25 GiB: fewer chunks write and read the weight's gradient less often. Chunks are of
+/// A chunk's logits take about 2.5 GiB: fewer chunks write and read the weight's gradient less often. Chunks are of
 /// one size where a good one divides the tokens.
 inline std::int64_t default_loss_chunk(std::int64_t tokens, std::int64_t row_bytes) {
-  const std::int64_t limit = std::max<std::int64_t>((std::int64_t{5} << 28) / row_bytes, 256);
+  const std::int64_t limit = std::max<std::int64_t>((std::int64_t{5} << 29) / row_bytes, 256);
   if (tokens <= limit) return std::max<std::int64_t>(tokens, 1);
   for (std::int64_t chunk = limit / 128 * 128; 2 * chunk > limit; chunk -= 128)
     if (tokens % chunk == 0) return chunk;

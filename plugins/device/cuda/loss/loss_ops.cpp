@@ -9,6 +9,7 @@
 #include "loss/cross_entropy.h"
 #include "loss/loss_chunk.h"
 #include "products/matmul_plan.h"
+#include "products/own_product.h"
 #include "quantization/observe.h"
 #include "quantization/transpose.h"
 #include "quern/error.h"
@@ -136,6 +137,9 @@ ChunkPlans make_quantized_plans(CudaContext& context, const Loss& loss, std::int
     if (rows < loss.tokens) key.stride_b = loss.tokens;
     key.accumulate = true;
     key.fast_accumulation = loss.fast_weight_gradient;
+    // The codes as they lie, where there is such a product, and long sums make up for how its tiles begin and end.
+    key.transpose_a = true;
+    key.transpose_a = rows >= loss.width && refuse_own_product(key, context.traits).empty();
     plans.weight_gradient = make_plan(context, key);
     key.accumulate = loss.add_weight_gradient;
     plans.first_weight_gradient = make_plan(context, key);
@@ -228,10 +232,11 @@ void run_quantized_chunk(const Prepared& prepared, std::int64_t begin, std::int6
         stream);
   }
   if (loss.weight_gradient) {
-    transpose_bytes(codes, logits, rows, loss.vocabulary, stream);
     const Plan& plan = begin == 0 ? plans.first_weight_gradient : plans.weight_gradient;
+    const bool as_they_lie = plan->key().transpose_a;
+    if (!as_they_lie) transpose_bytes(codes, logits, rows, loss.vocabulary, stream);
     plan->run(prepared.lt,
-              {.a = logits,
+              {.a = as_they_lie ? codes : logits,
                .b = inputs[kXTurned].as<std::uint8_t>() + begin,
                .scale_a = prepared.gradient_scale,
                .scale_b = scale(kXScale),

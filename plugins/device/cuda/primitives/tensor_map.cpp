@@ -35,11 +35,12 @@ Encode encoder() {
 void find_tensor_map_encoder() { encoder(); }
 
 CUtensorMap tensor_map(DType type, const std::array<std::int64_t, 3>& sizes, const void* data,
-                       const std::array<std::uint32_t, 3>& box) {
+                       const std::array<std::uint32_t, 3>& box, std::int64_t stride) {
   const std::uint64_t bytes = size_of(type);
   const std::array<cuuint64_t, 3> extents{static_cast<cuuint64_t>(sizes[0]), static_cast<cuuint64_t>(sizes[1]),
                                           static_cast<cuuint64_t>(sizes[2])};
-  const std::array<cuuint64_t, 2> strides{extents[0] * bytes, extents[0] * extents[1] * bytes};
+  const std::uint64_t row_bytes = (stride > 0 ? static_cast<cuuint64_t>(stride) : extents[0]) * bytes;
+  const std::array<cuuint64_t, 2> strides{row_bytes, row_bytes * extents[1]};
   const std::array<cuuint32_t, 3> steps{1, 1, 1};
   CUtensorMap map;
   const CUresult status = encoder()(&map, bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,

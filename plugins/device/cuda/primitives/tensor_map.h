@@ -15,9 +15,9 @@ void find_tensor_map_encoder();
 
 /// A (B, rows, columns) tensor of bf16 or of 8 bits, `sizes` and `box` from columns on. Boxes with rows of 128 bytes
 /// have the 128-byte swizzle, those with shorter ones none; what a box covers beyond the tensor is read as zeros. Rows
-/// are contiguous. Made on the host, without the driver's linkage. Throws where data or rows are not multiples of 16
-/// bytes.
+/// are contiguous, or `stride` elements apart. Made on the host, without the driver's linkage. Throws where data or
+/// rows are not multiples of 16 bytes.
 CUtensorMap tensor_map(DType type, const std::array<std::int64_t, 3>& sizes, const void* data,
-                       const std::array<std::uint32_t, 3>& box);
+                       const std::array<std::uint32_t, 3>& box, std::int64_t stride = 0);
 
 }  // namespace quern::cuda

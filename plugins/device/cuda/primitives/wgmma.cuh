@@ -78,10 +78,14 @@ __device__ __forceinline__ void take_registers() {
   c(s[i]), c(s[i + 1]), c(s[i + 2]), c(s[i + 3]), c(s[i + 4]), c(s[i + 5]), c(s[i + 6]), c(s[i + 7])
 #define QUERN_SUMS_32(c, s, i) \
   QUERN_SUMS_8(c, s, i), QUERN_SUMS_8(c, s, i + 8), QUERN_SUMS_8(c, s, i + 16), QUERN_SUMS_8(c, s, i + 24)
+#define QUERN_SUMS_24(c, s) QUERN_SUMS_8(c, s, 0), QUERN_SUMS_8(c, s, 8), QUERN_SUMS_8(c, s, 16)
+#define QUERN_SUMS_28(c, s) QUERN_SUMS_24(c, s), c(s[24]), c(s[25]), c(s[26]), c(s[27])
 #define QUERN_SUMS_96(c, s) QUERN_SUMS_32(c, s, 0), QUERN_SUMS_32(c, s, 32), QUERN_SUMS_32(c, s, 64)
 #define QUERN_SUMS_112(c, s) QUERN_SUMS_96(c, s), QUERN_SUMS_8(c, s, 96), QUERN_SUMS_8(c, s, 104)
 #define QUERN_SUMS_128(c, s) QUERN_SUMS_96(c, s), QUERN_SUMS_32(c, s, 96)
 #define QUERN_LIST(...) __VA_ARGS__  // one argument of a macro
+#define QUERN_NAMES_24 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
+#define QUERN_NAMES_28 QUERN_NAMES_24 ",%24,%25,%26,%27"
 #define QUERN_NAMES_32                                                                                                 \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
   "%31"
@@ -150,20 +154,50 @@ __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, 
                "wgmma.mma_async.sync.aligned.m64n" columns "k32.f32." types " {" names "}, " a_name ", " b_name \
                ", p, 1, 1;}"                                                                                    \
                : of_sums                                                                                        \
-               : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)))
-#define QUERN_MULTIPLY_ANY(types)                                                                                  \
-  if constexpr (kCount == 96)                                                                                      \
-    QUERN_MULTIPLY("192", types, QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_SUMS_96("+f", sums)));      \
-  else if constexpr (kCount == 112)                                                                                \
-    QUERN_MULTIPLY("224", types, QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_SUMS_112("+f", sums))); \
-  else                                                                                                             \
-    QUERN_MULTIPLY("256", types, QUERN_NAMES_128, "%128", "%129", "%130", QUERN_LIST(QUERN_SUMS_128("+f", sums)))
-  if constexpr (kA == DType::e4m3) {
-    QUERN_MULTIPLY_ANY("e4m3.e4m3");
+               : QUERN_A, "l"(b.descriptor()), "r"(static_cast<int>(add)))
+#define QUERN_MULTIPLY_TYPES(columns, names, a_name, b_name, add_name, of_sums)                 \
+  if constexpr (kA == DType::e4m3)                                                              \
+    QUERN_MULTIPLY(columns, "e4m3.e4m3", names, a_name, b_name, add_name, QUERN_LIST(of_sums)); \
+  else                                                                                          \
+    QUERN_MULTIPLY(columns, "e5m2.e4m3", names, a_name, b_name, add_name, QUERN_LIST(of_sums))
+#define QUERN_A "l"(a.descriptor())
+  if constexpr (kCount == 96) {
+    QUERN_MULTIPLY_TYPES("192", QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_SUMS_96("+f", sums)));
+  } else if constexpr (kCount == 112) {
+    QUERN_MULTIPLY_TYPES("224", QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_SUMS_112("+f", sums)));
   } else {
-    QUERN_MULTIPLY_ANY("e5m2.e4m3");
+    QUERN_MULTIPLY_TYPES("256", QUERN_NAMES_128, "%128", "%129", "%130", QUERN_LIST(QUERN_SUMS_128("+f", sums)));
   }
-#undef QUERN_MULTIPLY_ANY
+#undef QUERN_A
+}
+
+/// The same, A in registers; also for a quarter of so many columns.
+template <DType kA, DType kB, int kCount>
+__device__ __forceinline__ void multiply(float (&sums)[kCount], const std::uint32_t* a, Tile b, bool add) {
+  static_assert((kA == DType::e4m3 || kA == DType::e5m2) && kB == DType::e4m3);
+#define QUERN_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+  if constexpr (kCount == 24) {
+    QUERN_MULTIPLY_TYPES("48", QUERN_NAMES_24, "{%24,%25,%26,%27}", "%28", "%29",
+                         QUERN_LIST(QUERN_SUMS_24("+f", sums)));
+  } else if constexpr (kCount == 28) {
+    QUERN_MULTIPLY_TYPES("56", QUERN_NAMES_28, "{%28,%29,%30,%31}", "%32", "%33",
+                         QUERN_LIST(QUERN_SUMS_28("+f", sums)));
+  } else if constexpr (kCount == 32) {
+    QUERN_MULTIPLY_TYPES("64", QUERN_NAMES_32, "{%32,%33,%34,%35}", "%36", "%37",
+                         QUERN_LIST(QUERN_SUMS_32("+f", sums, 0)));
+  } else if constexpr (kCount == 96) {
+    QUERN_MULTIPLY_TYPES("192", QUERN_NAMES_96, "{%96,%97,%98,%99}", "%100", "%101",
+                         QUERN_LIST(QUERN_SUMS_96("+f", sums)));
+  } else if constexpr (kCount == 112) {
+    QUERN_MULTIPLY_TYPES("224", QUERN_NAMES_112, "{%112,%113,%114,%115}", "%116", "%117",
+                         QUERN_LIST(QUERN_SUMS_112("+f", sums)));
+  } else {
+    static_assert(kCount == 128);
+    QUERN_MULTIPLY_TYPES("256", QUERN_NAMES_128, "{%128,%129,%130,%131}", "%132", "%133",
+                         QUERN_LIST(QUERN_SUMS_128("+f", sums)));
+  }
+#undef QUERN_A
+#undef QUERN_MULTIPLY_TYPES
 #undef QUERN_MULTIPLY
 }
 
@@ -188,10 +222,14 @@ __device__ __forceinline__ void multiply(std::int32_t (&sums)[kCount], Tile a, T
 
 #undef QUERN_SUMS_8
 #undef QUERN_SUMS_32
+#undef QUERN_SUMS_24
+#undef QUERN_SUMS_28
 #undef QUERN_SUMS_96
 #undef QUERN_SUMS_112
 #undef QUERN_SUMS_128
 #undef QUERN_LIST
+#undef QUERN_NAMES_24
+#undef QUERN_NAMES_28
 #undef QUERN_NAMES_32
 #undef QUERN_NAMES_64
 #undef QUERN_NAMES_96
@@ -209,15 +247,58 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], std::uint32_t box,
                : "memory");
 }
 
+/// A in registers from tiles whose rows are summed over: boxes of rows of 128 elements of 8 bits, of which a warpgroup
+/// takes 64 columns. Registers hold four elements along the sum each; shared memory gives pairs of columns, which two
+/// permutes take apart. So of a thread, the operand's rows r and r + 8, r = lane / 4, are the box's columns 2 r and
+/// 2 r + 1.
+class TurnedA {
+ public:
+  /// The warpgroup's columns begin at 64 * `half`.
+  __device__ explicit TurnedA(int half) {
+    const std::uint32_t lane = threadIdx.x % 32, matrix = lane / 8, pair = lane % 8 / 2;
+    // Of 16 rows the first matrix gets 0 1 4 5 10 11 14 15, the second the others, so that the eight rows of each lie
+    // in different banks. Lanes whose pairs came in the other order exchange them.
+    const std::uint32_t row = 16 * (matrix / 2) + 4 * pair + 2 * ((matrix ^ pair / 2) % 2) + lane % 2;
+    const std::uint32_t part = 4 * half + threadIdx.x % 128 / 32;
+    offset_ = row * kRowBytes + (part ^ row % 8) * 16;
+    const bool exchanged = lane % 4 >= 2;
+    even_ = exchanged ? 0x2064 : 0x6420;
+    odd_ = exchanged ? 0x3175 : 0x7531;
+  }
+
+  /// For the rows [32 step, 32 step + 32) of the box.
+  __device__ __forceinline__ void load(std::uint32_t* a, std::uint32_t box, int step) const {
+    std::uint32_t pairs[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(box + offset_ + step * 32 * kRowBytes)
+                 : "memory");
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      a[2 * i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], even_);
+      a[2 * i + 1] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], odd_);
+    }
+  }
+
+ private:
+  std::uint32_t offset_, even_, odd_;
+};
+
+__device__ __forceinline__ std::uint32_t round_pair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+/// Two values, rounded to bf16, side by side into shared memory.
+__device__ __forceinline__ void store_pair(std::uint32_t address, float low, float high) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(round_pair(low, high)) : "memory");
+}
+
 /// Of a warp's sums, 16 rows of 8 columns and of the 8 beside them, rounded to bf16, to where `address` says: in lane
 /// l that of row l % 16 of the first 8 columns (l < 16) or of the next.
-__device__ __forceinline__ void store_rounded(std::uint32_t address, const float (&sums)[8]) {
+__device__ __forceinline__ void store_rounded(std::uint32_t address, const float (&sums)[2][4]) {
   std::uint32_t words[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[2 * i], sums[2 * i + 1]);
-    words[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
+  for (int i = 0; i < 4; ++i) words[i] = round_pair(sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),
                "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
@@ -226,10 +307,7 @@ __device__ __forceinline__ void store_rounded(std::uint32_t address, const float
 /// Sums of columns [16 step, 16 step + 16), rounded to bf16, as A.
 __device__ __forceinline__ void round_to_a(std::uint32_t (&a)[4], const float (&sums)[32], int step) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[8 * step + 2 * i], sums[8 * step + 2 * i + 1]);
-    a[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
+  for (int i = 0; i < 4; ++i) a[i] = round_pair(sums[8 * step + 2 * i], sums[8 * step + 2 * i + 1]);
 }
 
 }  // namespace quern::cuda::wgmma

@@ -63,8 +63,10 @@ std::string refuse_formats(const MatmulKey& key, const CudaTraits& gpu) {
   if (!is_float8(key.a) || !is_float8(key.b)) return pair + ": no such product on this device";
   if (key.a == DType::e5m2 && key.b == DType::e5m2) return pair + ": at most one operand can be e5m2";
   if (gpu.compute_capability < 89) return pair + ": needs compute capability 8.9 (Ada) or later";
-  if (key.transpose_a || !key.transpose_b)
-    return pair + ": contracted dimensions must come last (transpose_a 0, transpose_b 1)";
+  if (key.turns()) {
+    const std::string own = refuse_own_product(key, gpu);
+    return own.empty() ? "" : pair + ": contracted dimensions must come last (transpose_a 0, transpose_b 1); " + own;
+  }
   if (key.m % 16 != 0 || key.n % 16 != 0 || key.k % 16 != 0)
     return pair + ": sizes must be multiples of 16, found " + to_string(Extents{key.m, key.n, key.k});
   return {};

@@ -243,6 +243,10 @@ std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const 
   if (auto it = plans_.find(name); it != plans_.end()) return it->second;
   context_ = &context;
   auto plan = std::make_shared<MatmulPlan>(key);
+  if (key.turns()) {
+    plan->choose_own(context.multiprocessors);
+    return plans_[name] = plan;
+  }
   auto usable = [&](const std::string& text) { return use(*plan, text); };
   std::optional<std::string> found;
   const bool own = context.traits.products != ProductChoice::library && refuse_own_product(key, context.traits).empty();

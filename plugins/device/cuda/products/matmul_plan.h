@@ -45,6 +45,8 @@ struct MatmulKey {
   int alignment = 256;                                    ///< bytes to which all operands are aligned, a power of two
   std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
 
+  /// Whether an operand of 8 bits does not lie along the sums: own products alone take it (own_product.h).
+  bool turns() const { return size_of(a) == 1 && (transpose_a || !transpose_b); }
   std::string text() const;
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
 };

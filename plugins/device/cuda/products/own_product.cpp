@@ -1,18 +1,66 @@
 #include "products/own_product.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace quern::cuda {
 
 namespace {
 
+/// The kernel's first operand is the one that lies across the sums, which may be b.
+bool is_swapped(const MatmulKey& key) { return !key.transpose_b; }
+
 const OwnProduct& form_of(const MatmulKey& key) {
-  return key.a == DType::i8 ? kI8Product : key.a == DType::e5m2 ? kE5m2Product : kE4m3Product;
+  if (key.a == DType::i8) return kI8Product;
+  const bool e5m2 = (is_swapped(key) ? key.b : key.a) == DType::e5m2;
+  if (is_swapped(key)) return e5m2 ? kE5m2TurnedProduct : kE4m3TurnedProduct;
+  if (key.transpose_a && !key.fast_accumulation) return e5m2 ? kE5m2ExactProduct : kE4m3ExactProduct;
+  if (key.transpose_a) return e5m2 ? kE5m2PairedProduct : kE4m3PairedProduct;
+  return e5m2 ? kE5m2Product : kE4m3Product;
+}
+
+OwnOperands operands_of(const MatmulKey& key, const MatmulOperands& o) {
+  OwnOperands operands{.rows = key.m,
+                       .columns = key.n,
+                       .depth = key.k,
+                       .a_type = key.a,
+                       .b_type = key.b,
+                       .a = o.a,
+                       .b = o.b,
+                       .bias = key.bias ? o.bias : nullptr,
+                       .b_stride = key.stride_b,
+                       .scale_a = o.scale_a,
+                       .scale_b = o.scale_b,
+                       .by_row = key.scales == ScaleMode::vector,
+                       .add = key.accumulate,
+                       .y = o.y,
+                       .workspace = o.workspace};
+  if (is_swapped(key)) {
+    std::swap(operands.rows, operands.columns);
+    std::swap(operands.a_type, operands.b_type);
+    std::swap(operands.a, operands.b);
+    std::swap(operands.scale_a, operands.scale_b);
+  }
+  return operands;
 }
 
 bool takes_formats(const MatmulKey& key) {
-  if (key.a == DType::i8) return key.b == DType::i8;
-  return (key.a == DType::e4m3 || key.a == DType::e5m2) && key.b == DType::e4m3;
+  if (key.a == DType::i8) return key.b == DType::i8 && !key.turns();
+  const auto [first, second] = is_swapped(key) ? std::pair{key.b, key.a} : std::pair{key.a, key.b};
+  return (first == DType::e4m3 || first == DType::e5m2) && second == DType::e4m3;
+}
+
+constexpr std::int64_t kClusters = 66;  // of an H100: whatever the GPU, so that bits are the same
+constexpr std::int64_t kRowsOfPair = 256;
+
+std::int64_t pairs_of_tiles(std::int64_t m, std::int64_t n, std::int64_t columns) {
+  return (m + kRowsOfPair - 1) / kRowsOfPair * ((n + columns - 1) / columns);
+}
+
+/// Tiles that a cluster takes one after another, those that are left over in `parts`.
+double rounds(std::int64_t pairs, std::int64_t parts) {
+  const bool rest = pairs % kClusters > 0;
+  return static_cast<double>(pairs / kClusters) + (rest ? 1.0 / static_cast<double>(parts) : 0.0);
 }
 
 }  // namespace
@@ -23,33 +71,35 @@ std::string refuse_own_product(const MatmulKey& key, const CudaTraits& gpu) {
   if (!gpu.wgmma) return "own products need Hopper's own instructions";
   if (!takes_formats(key)) return "own products are e4m3 or e5m2 times e4m3, or i8 times i8";
   if (key.y != DType::bf16) return "own products give bf16";
-  if (key.a != DType::i8 && !key.fast_accumulation) return "own products of floats sum in fewer bits than fp32";
+  if (key.a != DType::i8 && !key.fast_accumulation && !(key.transpose_a && key.transpose_b))
+    return "own products of floats sum in fewer bits than fp32, but where they turn a";
   if (of_blocks(key.scales)) return "own products take no scales of blocks";
-  if (key.transpose_a || !key.transpose_b || key.stride_a > 0 || key.stride_b > 0 || key.stride_y > 0)
-    return "own products take contiguous operands with the contracted dimension last";
-  if (key.alignment < 16 || key.k % 16 != 0 || key.n % 8 != 0)
-    return "own products sum over a multiple of 16 and give a multiple of 8 columns";
+  if (key.transpose_a && !key.transpose_b) return "own products turn one operand only";
+  if (key.turns() && (key.scales == ScaleMode::vector || key.bias))
+    return "own products that turn an operand take one scale of each, and no bias";
+  if (key.stride_a > 0 || key.stride_y > 0 || key.stride_b % 16 != 0 || (is_swapped(key) && key.stride_b > 0))
+    return "own products take contiguous operands, but for rows of b at multiples of 16 bytes";
+  const bool even_rows = !key.transpose_a || key.m % 16 == 0, even_columns = key.transpose_b || key.n % 16 == 0;
+  if (key.alignment < 16 || key.k % 16 != 0 || key.n % 8 != 0 || !even_rows || !even_columns)
+    return "own products sum over a multiple of 16, give a multiple of 8 columns, and turn a multiple of 16";
   if (key.m >= kMost || key.n >= kMost || key.k > (key.a == DType::i8 ? kMostOfI8 : kMost) || key.k == 0)
     return "own products do not take such sizes";
   return {};
 }
 
 OwnTiling own_tiling(std::int64_t m, std::int64_t n, std::int64_t k) {
-  constexpr std::int64_t kClusters = 66;  // of an H100: whatever the GPU, so that bits are the same
-  constexpr std::int64_t kStageDepth = 128, kRowsOfPair = 256;
+  constexpr std::int64_t kStageDepth = 128;
   constexpr std::int64_t kLeastSaved = 24;  // stages: what writing and adding parts takes
   constexpr double kBesideColumns = 16;     // a tile's time that does not depend on its width, in columns
   const std::int64_t stages = (k + kStageDepth - 1) / kStageDepth;
   OwnTiling best;
   double least = 0;
   for (const int columns : {256, 224, 192}) {
-    const std::int64_t pairs = (m + kRowsOfPair - 1) / kRowsOfPair * ((n + columns - 1) / columns);
-    const std::int64_t rest = pairs % kClusters;
+    const std::int64_t pairs = pairs_of_tiles(m, n, columns), rest = pairs % kClusters;
     std::int64_t parts = rest > 0 ? kClusters / rest : 1;
     parts = std::min(parts, std::max<std::int64_t>(stages / kLeastSaved, 1));
     if (stages - stages / parts < kLeastSaved) parts = 1;
-    const double rounds = static_cast<double>(pairs / kClusters) + (rest > 0 ? 1.0 / static_cast<double>(parts) : 0.0);
-    const double time = rounds * (columns + kBesideColumns);
+    const double time = rounds(pairs, parts) * (columns + kBesideColumns);
     if (least > 0 && time >= least) continue;
     least = time;
     best = {.columns = columns, .divided = parts > 1 ? static_cast<int>(rest) : 0, .parts = static_cast<int>(parts)};
@@ -57,10 +107,19 @@ OwnTiling own_tiling(std::int64_t m, std::int64_t n, std::int64_t k) {
   return best;
 }
 
+double own_product_share(std::int64_t m, std::int64_t n, std::int64_t k) {
+  constexpr double kBesideSums = 300;  // a tile's time to begin and end, in terms of its sums
+  const OwnTiling tiling = own_tiling(m, n, k);
+  const double taken = rounds(pairs_of_tiles(m, n, tiling.columns), tiling.parts) *
+                       static_cast<double>(kClusters * kRowsOfPair * tiling.columns);
+  return taken / std::max(static_cast<double>(m) * static_cast<double>(n), 1.0) *
+         (1 + kBesideSums / static_cast<double>(std::max<std::int64_t>(k, 1)));
+}
+
 void load_own_product(const MatmulKey& key) { form_of(key).load(); }
 
 void run_own_product(const MatmulKey& key, const MatmulOperands& operands, int multiprocessors, cudaStream_t stream) {
-  form_of(key).run(key, operands, multiprocessors, stream);
+  form_of(key).run(operands_of(key, operands), multiprocessors, stream);
 }
 
 }  // namespace quern::cuda

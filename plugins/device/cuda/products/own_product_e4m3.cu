@@ -2,7 +2,8 @@
 
 namespace quern::cuda {
 
-using Form = product::OwnProductForm<product::OfFloat8<DType::e4m3, DType::e4m3>>;
-const OwnProduct kE4m3Product{Form::load, Form::run};
+using namespace product;
+const OwnProduct kE4m3Product =
+    own_product<StraightSums<OfFloat8<DType::e4m3, DType::e4m3>, Columns::along>, Lies::straight>();
 
 }  // namespace quern::cuda

@@ -2,7 +2,8 @@
 
 namespace quern::cuda {
 
-using Form = product::OwnProductForm<product::OfFloat8<DType::e5m2, DType::e4m3>>;
-const OwnProduct kE5m2Product{Form::load, Form::run};
+using namespace product;
+const OwnProduct kE5m2Product =
+    own_product<StraightSums<OfFloat8<DType::e5m2, DType::e4m3>, Columns::along>, Lies::straight>();
 
 }  // namespace quern::cuda

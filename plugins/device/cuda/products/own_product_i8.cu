@@ -2,7 +2,7 @@
 
 namespace quern::cuda {
 
-using Form = product::OwnProductForm<product::OfI8>;
-const OwnProduct kI8Product{Form::load, Form::run};
+using namespace product;
+const OwnProduct kI8Product = own_product<StraightSums<OfI8, Columns::along>, Lies::straight>();
 
 }  // namespace quern::cuda

@@ -54,9 +54,9 @@ class HandedOver {
     const int lane = threadIdx.x % 32, row = multiplier_ * kHalfRows + warp_row() + lane % 16;
 #pragma unroll
     for (int j = 0; j < Memory::kColumns / 8; j += 2) {
-      float values[8];
+      float values[2][4];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = sums[4 * j + i];
+      for (int i = 0; i < 8; ++i) values[i / 4][i % 4] = sums[4 * j + i];
       wgmma::store_rounded(memory_.pack(row, j + lane / 16), values);
     }
     tell(filled(multiplier_));

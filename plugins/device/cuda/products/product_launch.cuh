@@ -33,8 +33,9 @@ Grid grid_of(const Extent& e) {
   return grid;
 }
 
-template <class Formats, Columns kLayout, class Finish>
+template <class Sums, class Finish>
 struct ProductLaunch {
+  using Formats = typename Sums::Formats;
   using Memory = typename Finish::Memory;
 
   /// To be called by `prepare`.
@@ -44,10 +45,12 @@ struct ProductLaunch {
         cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(Memory::kBytes)));
   }
 
-  /// `operands.b`, its steps and firsts are set; a (rows, depth).
+  /// `operands.b`, its steps and firsts are set; a as Sums::kRowsLie says.
   static void run(const Extent& e, Operands& operands, DType type_a, const void* a,
                   const typename Finish::Arguments& arguments, int multiprocessors, cudaStream_t stream) {
-    operands.a = tensor_map(type_a, {e.depth, e.rows, 1}, a, {Formats::kDepth, kRows, 1});
+    operands.a = Sums::kRowsLie == Rows::along
+                     ? tensor_map(type_a, {e.depth, e.rows, 1}, a, {Formats::kDepth, kRows, 1})
+                     : tensor_map(type_a, {e.rows, e.depth, 1}, a, {kRows, Formats::kDepth, 1});
     operands.grid = grid_of<Formats, Finish>(e);
     const int clusters = std::min(std::max(multiprocessors / kCluster, 1), operands.grid.items());
     cudaLaunchAttribute cluster{};
@@ -64,7 +67,7 @@ struct ProductLaunch {
   }
 
  private:
-  static constexpr auto kKernel = product_kernel<Formats, kLayout, Finish>;
+  static constexpr auto kKernel = product_kernel<Sums, Finish>;
 };
 
 }  // namespace quern::cuda::product

@@ -7,9 +7,15 @@
 //                       the other and share their columns' operand, each loading half for both
 //   the others          are the Finish's
 // A sum is added up in the order of k by one warpgroup, or in fixed parts that are: its bits depend on its place and
-// the product's shape alone. What is multiplied and what becomes of the sums are types:
+// the product's shape alone. What is multiplied, how, and what becomes of the sums are types:
 //
-//   Formats                            // of the operands, below
+//   Sums                               // StraightSums, below; product_turning.cuh
+//     using Formats;                   //   of the operands, below
+//     constexpr Rows kRowsLie;         //   the operands as stored
+//     constexpr Columns kColumnsLie;
+//     class On<Memory>;                //   of each thread that multiplies
+//       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
+//       void finish(sums);             //   waits for it
 //   Finish                             // product_hand_over.cuh, product_store.cuh:
 //     using Memory;                    //   Shared, below
 //     struct Arguments;                //   of the kernel
@@ -22,6 +28,7 @@
 //     static void assist(grid, memory, arguments); // what its warps do
 
 #include <cstdint>
+#include <type_traits>
 
 #include "primitives/tma.cuh"
 #include "primitives/vector.cuh"
@@ -40,6 +47,12 @@ enum class Columns {
   across,  ///< (k, columns), of bf16: four boxes of 64 columns
 };
 
+/// The first operand as stored.
+enum class Rows {
+  along,   ///< (rows, k)
+  across,  ///< (k, rows), of 8 bits: turned on the way from shared memory to registers
+};
+
 /// What is multiplied, as products of 64 rows.
 struct OfBf16 {
   using Sum = float;
@@ -53,6 +66,11 @@ template <DType kA, DType kB>
 struct OfFloat8 {
   using Sum = float;
   static constexpr int kDepth = wgmma::kRowBytes;
+  template <int kCount>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], const std::uint32_t* a, wgmma::Tile b,
+                                                  bool add) {
+    wgmma::multiply<kA, kB>(sums, a, b, add);
+  }
   template <Columns kLayout, int kCount>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
     static_assert(kLayout == Columns::along, "operands of 8 bits lie along k");
@@ -108,7 +126,7 @@ struct Grid {
 };
 
 struct Operands {
-  CUtensorMap a;     ///< (rows, k)
+  CUtensorMap a;     ///< (rows, k), or as Rows says
   CUtensorMap b[2];  ///< of each half of a tile's columns
   int b_step[2];     ///< where tile j's half begins: j * b_step + b_first
   int b_first[2];
@@ -147,11 +165,11 @@ struct Walk {
   __device__ Walk() : item(static_cast<int>(blockIdx.x) / kCluster), step(static_cast<int>(gridDim.x) / kCluster) {}
 };
 
-template <class Formats, Columns kLayout, class Memory>
+template <class Sums, class Memory>
 __device__ __forceinline__ void produce(const Operands& o, const Memory& shared) {
   const auto rank = static_cast<int>(tma::cluster_rank());
   constexpr std::uint16_t kBoth = 3;
-  constexpr int kDepth = Formats::kDepth;
+  constexpr int kDepth = Sums::Formats::kDepth;
   tma::Ring<Memory::kStages> ring;
   for (Walk walk; walk.item < o.grid.items(); walk.item += walk.step) {
     const Item item = o.grid.at(walk.item);
@@ -160,9 +178,12 @@ __device__ __forceinline__ void produce(const Operands& o, const Memory& shared)
       const std::uint32_t full = shared.full(ring.stage);
       tma::wait(shared.empty(ring.stage), ring.parity ^ 1);
       tma::arrive_expecting(full, Memory::kStage);
-      tma::load_box(shared.a(ring.stage), o.a, step * kDepth, row, 0, full);
+      if constexpr (Sums::kRowsLie == Rows::along)
+        tma::load_box(shared.a(ring.stage), o.a, step * kDepth, row, 0, full);
+      else
+        tma::load_box(shared.a(ring.stage), o.a, row, step * kDepth, 0, full);
       const std::uint32_t to = shared.b(ring.stage) + rank * (Memory::kB / 2);
-      if constexpr (kLayout == Columns::along) {
+      if constexpr (Sums::kColumnsLie == Columns::along) {
         tma::load_box_to(to, o.b[rank], step * kDepth, column, 0, full, kBoth);
       } else {
         tma::load_box_to(to, o.b[rank], column, step * kDepth, 0, full, kBoth);
@@ -181,49 +202,115 @@ __device__ __forceinline__ void release(std::uint32_t barrier) {
 /// Rows of a multiplier's half that a warp has, from this one on.
 __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) % 128 / 32 * 16; }
 
-template <class Formats, Columns kLayout, class Finish>
-__device__ __forceinline__ void multiply(const Operands& o, const typename Finish::Memory& shared, int multiplier,
+/// The stages that a multiplier works on, one after another.
+template <class Memory>
+class Stages {
+ public:
+  __device__ explicit Stages(const Memory& shared) : shared_(shared) {}
+
+  /// Waits for the next one.
+  __device__ __forceinline__ int next() {
+    const int stage = ring_.stage;
+    tma::wait(shared_.full(stage), ring_.parity);
+    ring_.advance();
+    return stage;
+  }
+  /// A stage is read no more.
+  __device__ __forceinline__ void free(int stage) const { release(shared_.empty(stage)); }
+
+ private:
+  const Memory& shared_;
+  tma::Ring<Memory::kStages> ring_;
+};
+
+/// The stages of groups of products, of which one runs while the next is begun.
+template <class Memory>
+class OverlappedStages : public Stages<Memory> {
+ public:
+  using Stages<Memory>::Stages;
+
+  /// A stage's group was begun: waits for the one before.
+  __device__ __forceinline__ void begun(int stage) {
+    wgmma::commit();
+    wgmma::wait<1>();
+    if (previous_ >= 0) this->free(previous_);
+    previous_ = stage;
+  }
+  __device__ __forceinline__ void finish() {
+    wgmma::wait<0>();
+    this->free(previous_);
+    previous_ = -1;
+  }
+
+ private:
+  int previous_ = -1;
+};
+
+/// Both operands are multiplied as they lie in shared memory, the second along the sums or across.
+template <class Formats, Columns kLayout, class Memory>
+class Straight {
+ public:
+  using Sum = typename Formats::Sum;
+  static constexpr int kSums = Memory::kColumns / 2;
+
+  __device__ Straight(const Memory& shared, int number) : shared_(shared), number_(number), stages_(shared) {}
+
+  __device__ __forceinline__ void begin(const Item& item, Sum (&sums)[kSums]) {
+    constexpr std::uint32_t kBoxBytes = Formats::kDepth * wgmma::kRowBytes;
+    constexpr std::uint32_t kStep = kLayout == Columns::along ? wgmma::kDepthBytes : 2048;
+    for (int step = item.first; step < item.last; ++step) {
+      const int stage = stages_.next();
+      const wgmma::Tile a = wgmma::along_rows(shared_.a(stage) + number_ * Memory::kA / kMultipliers);
+      const wgmma::Tile b = kLayout == Columns::along ? wgmma::along_rows(shared_.b(stage))
+                                                      : wgmma::across_rows<kBoxBytes>(shared_.b(stage));
+      wgmma::fence();
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k)
+        Formats::template multiply<kLayout>(sums, a + k * wgmma::kDepthBytes, b + k * kStep,
+                                            step > item.first || k > 0);
+      stages_.begun(stage);
+    }
+  }
+  __device__ __forceinline__ void finish(Sum (&sums)[kSums]) {
+    stages_.finish();
+    wgmma::pin(sums);
+  }
+
+ private:
+  const Memory& shared_;
+  const int number_;
+  OverlappedStages<Memory> stages_;
+};
+
+template <class OfFormats, Columns kLayout>
+struct StraightSums {
+  using Formats = OfFormats;
+  static constexpr Rows kRowsLie = Rows::along;
+  static constexpr Columns kColumnsLie = kLayout;
+  template <class Memory>
+  using On = Straight<Formats, kLayout, Memory>;
+};
+template <class Sums, class Finish>
+__device__ __forceinline__ void multiply(const Operands& o, const typename Finish::Memory& shared, int number,
                                          Finish& finish) {
   using Memory = typename Finish::Memory;
-  constexpr std::uint32_t kBoxBytes = Formats::kDepth * wgmma::kRowBytes;
-  typename Formats::Sum sums[Memory::kColumns / 2];
-  tma::Ring<Memory::kStages> ring;
+  typename Sums::template On<Memory> multiplier(shared, number);
+  typename Sums::Formats::Sum sums[Memory::kColumns / 2];
   Walk walk;
   Item next = o.grid.at(walk.item);
   while (walk.item < o.grid.items()) {
     const Item item = next;
     finish.prepare(item);
-    int previous = -1;
-    for (int step = item.first; step < item.last; ++step, ring.advance()) {
-      tma::wait(shared.full(ring.stage), ring.parity);
-      const wgmma::Tile a = wgmma::along_rows(shared.a(ring.stage) + multiplier * Memory::kA / kMultipliers);
-      const wgmma::Tile b = kLayout == Columns::along ? wgmma::along_rows(shared.b(ring.stage))
-                                                      : wgmma::across_rows<kBoxBytes>(shared.b(ring.stage));
-      wgmma::fence();
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k)
-        Formats::template multiply<kLayout>(sums, a + k * wgmma::kDepthBytes,
-                                            b + k * (kLayout == Columns::along ? wgmma::kDepthBytes : 2048),
-                                            step > item.first || k > 0);
-      wgmma::commit();
-      if (previous >= 0) {
-        wgmma::wait<1>();
-        release(shared.empty(previous));
-      }
-      previous = ring.stage;
-    }
+    multiplier.begin(item, sums);
     walk.item += walk.step;
     if (walk.item < o.grid.items()) next = o.grid.at(walk.item);  // while products run
-    wgmma::wait<0>();
-    wgmma::pin(sums);
-    release(shared.empty(previous));
+    multiplier.finish(sums);
     finish.take(item, sums);
   }
   finish.end();
 }
 
-/// `kLayout` of the second operand.
-template <class Formats, Columns kLayout, class Finish>
+template <class Sums, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Finish::Arguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -243,10 +330,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (!Finish::kAssists) wgmma::take_registers<232>();
     const int multiplier = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     Finish finish(arguments, shared, multiplier);
-    multiply<Formats, kLayout>(o, shared, multiplier, finish);
+    multiply<Sums>(o, shared, multiplier, finish);
   } else {
     if constexpr (!Finish::kAssists) wgmma::give_registers<40>();
-    if (threadIdx.x == kMultiplying) produce<Formats, kLayout>(o, shared);
+    if (threadIdx.x == kMultiplying) produce<Sums>(o, shared);
     if constexpr (Finish::kAssists)
       if (threadIdx.x >= kMultiplying + 32) Finish::assist(o.grid, shared, arguments);
   }

@@ -123,7 +123,7 @@ class SwigluGradEpilogue {
 };
 
 template <Columns kLayout, class Epilogue>
-using Bf16Launch = ProductLaunch<OfBf16, kLayout, HandedOver<Epilogue>>;
+using Bf16Launch = ProductLaunch<StraightSums<OfBf16, kLayout>, HandedOver<Epilogue>>;
 
 }  // namespace
 

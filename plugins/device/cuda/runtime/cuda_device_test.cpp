@@ -85,7 +85,8 @@ TEST_CASE("queries answer at plan time, with the reason for a refusal") {
   CHECK(a100.query(matmul(DType::e4m3, DType::bf16)).refusal ==
         "matmul: e4m3 times e4m3: needs compute capability 8.9 (Ada) or later");
   CHECK(h100.query(matmul(DType::e4m3, DType::bf16, 0)).refusal ==
-        "matmul: e4m3 times e4m3: contracted dimensions must come last (transpose_a 0, transpose_b 1)");
+        "matmul: e4m3 times e4m3: contracted dimensions must come last (transpose_a 0, transpose_b 1); own products of "
+        "floats sum in fewer bits than fp32, but where they turn a");
   CHECK(h100.query(matmul(DType::e5m2, DType::bf16)).refusal ==
         "matmul: e5m2 times e5m2: at most one operand can be e5m2");
   OpInstance blocks = matmul(DType::e4m3, DType::bf16);

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "loss/loss_chunk.h"
+#include "products/own_product.h"
 
 namespace quern::cuda {
 
@@ -58,6 +59,13 @@ double product_seconds(const GpuFacts& gpu, double flops, DType format) {
   return (flops + idle * gpu.cuda.multiprocessors) / (share * peak(gpu, format));
 }
 
+/// An own product that turns an operand, beside the library's.
+double turning_share(const OpInstance& op, std::int64_t depth) {
+  const Extents& y = op.outputs[0].extents;
+  const bool of_a = op.attributes.integer_or("transpose_a", 0) != 0;
+  return own_product_share(y[of_a ? 0 : 1], y[of_a ? 1 : 0], depth);
+}
+
 /// Also with SwiGLU behind it, whose operands move while products run, but not all of the time.
 double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
   enum Input : std::size_t { kA, kB, kBias, kScaleA, kScaleB };
@@ -66,6 +74,8 @@ double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const std::int64_t depth = a.extents[across ? 0 : 1];
   const double flops = 2 * number(a.count()) * number(b.count()) / number(std::max<std::int64_t>(depth, 1));
   double seconds = product_seconds(gpu, flops, a.dtype);
+  if (size_of(a.dtype) == 1 && depth > 0 && (across || op.attributes.integer_or("transpose_b", 0) == 0))
+    seconds *= turning_share(op, depth);
   if (op.kind != "matmul") return seconds + memory_seconds(gpu, operand_bytes(op), kCopyShare) / 2;
   const bool vectors = (present(op, kScaleA) && op.inputs[kScaleA].count() > 1) ||
                        (present(op, kScaleB) && op.inputs[kScaleB].count() > 1);

@@ -99,3 +99,19 @@ TEST_CASE("what moves memory takes its bytes at less than the rated rate, and no
   }
   CHECK(seconds("rms_norm_quantize", 65536) > seconds("rms_norm_quantize_delayed", 65536));
 }
+
+TEST_CASE(
+    "a product that turns an operand is slower where sums are short, tiles go beyond the result or clusters are idle") {
+  const GpuFacts facts = gpu("H100");
+  auto longer = [&](std::int64_t m, std::int64_t n, std::int64_t k) {
+    OpInstance op = product(DType::e4m3, m, n, k);
+    const double straight = launch_seconds(op, facts);
+    op.attributes.set("transpose_a", std::int64_t{1});
+    op.inputs[0] = matrix(DType::e4m3, k, m);
+    return launch_seconds(op, facts) / straight;
+  };
+  CHECK(longer(9728, 896, 32768) < 1.05);
+  CHECK(longer(37888, 3584, 4096) == doctest::Approx(1.08).epsilon(0.01));
+  CHECK(longer(1152, 896, 32768) == doctest::Approx(1.23).epsilon(0.01));  // 1,280 rows
+  CHECK(longer(1536, 1536, 16384) > 1.3);                                  // 48 clusters of 66
+}
