@@ -72,8 +72,8 @@ struct PlanParts {
   const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
   std::vector<OffloadTraits> stores = {};             ///< a store that is not among them is taken to be in host memory
   std::int64_t communicator_bytes = 0;                ///< of device memory, by what ranks meet through
-  /// Backends of the same bits as `precision`, one of which trains; empty: that one. Without a budget it is the first
-  /// that fits.
+  /// Backends of the same bits as `precision`, but for the order in which products sum, one of which trains; empty: that
+  /// one. Without a budget it is the first that fits.
   std::vector<PrecisionForm> forms = {};
 
   /// Of the store of that id; null: not among them.

@@ -74,7 +74,8 @@ void add_float8_options(OptionTable<T>& table) {
   table
       .add("transposed_weights", &RecipeOptions::transposed_weights,
            "transposed quantized weights: kept beside the others (one byte a parameter) or made anew in each backward "
-           "pass, with the same bits; auto: kept where they fit, and with a budget the faster")
+           "pass, where products do not transpose them on the way; auto: kept where they fit, and with a budget the "
+           "faster")
       .one_of({"auto", "kept", "made"});
 }
 
