@@ -57,7 +57,8 @@ struct DeviceTraits {
 
 /// A fused form that the device has a kernel for. `pattern` is a small program in text,
 ///   "s = add(a, b); y, r = rms_norm(s, w)",
-/// whose free names are the fused op's inputs (in order of first use) and whose results are its outputs (in order).
+/// whose free names are the fused op's inputs (in order of first use) and whose results are its outputs (in order); `_`
+/// is an operand that a part does without.
 /// The attributes of the parts are merged; parts that set one attribute differently do not match.
 /// It is taken where `query` accepts the fused op at the plan's sizes, in every form that it runs in: outputs that
 /// nobody reads are not present, and where one sums up it is asked about with and without `accumulate`. Elsewhere the

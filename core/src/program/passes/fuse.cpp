@@ -64,6 +64,8 @@ class Matcher {
   bool bind_all(Match& match, const FusionPattern::Part& wanted, const std::vector<ValueId>& inputs,
                 const std::vector<ValueId>& outputs) const {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if ((wanted.inputs[i] == FusionPattern::kAbsent) != (inputs[i] == kNoValue)) return false;
+      if (inputs[i] == kNoValue) continue;
       if (!bind(match, wanted.inputs[i], inputs[i])) return false;
       if (!made_as_expected(wanted.inputs[i], inputs[i])) return false;
     }

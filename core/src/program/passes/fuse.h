@@ -18,8 +18,9 @@ namespace quern {
 struct FusionPattern {
   struct Part {
     std::string kind;
-    std::vector<int> inputs, outputs;  ///< indices into `names`
+    std::vector<int> inputs, outputs;  ///< indices into `names`; of an input that is not there kAbsent
   };
+  static constexpr int kAbsent = -1;
   std::string kind;
   std::vector<std::string> names;
   std::vector<Part> parts;

@@ -71,7 +71,12 @@ class PatternParser {
     if (results.size() != spec.outputs.size()) refuse(std::to_string(spec.outputs.size()) + " results of " + part.kind);
     if (!accept('(')) refuse("`(`");
     do {
-      int name = index_of(word());
+      const std::string text = word();
+      if (text == "_") {
+        part.inputs.push_back(FusionPattern::kAbsent);
+        continue;
+      }
+      int name = index_of(text);
       part.inputs.push_back(name);
       bool made = std::find(pattern_.outputs.begin(), pattern_.outputs.end(), name) != pattern_.outputs.end();
       if (!made && std::find(pattern_.inputs.begin(), pattern_.inputs.end(), name) == pattern_.inputs.end())
@@ -100,6 +105,7 @@ int position(const std::vector<int>& list, int name) {
 /// Work of the products among the parts; operands of the whole are moved once.
 Cost fused_cost(const FusionPattern& pattern, const std::vector<OpSpec>& parts, const OpInstance& op) {
   auto operand = [&](int name) {
+    if (name == FusionPattern::kAbsent) return Operand{};
     const int input = position(pattern.inputs, name);
     return input >= 0 ? op.inputs[static_cast<std::size_t>(input)]
                       : op.outputs[static_cast<std::size_t>(position(pattern.outputs, name))];

@@ -298,6 +298,37 @@ TEST_CASE("a form that the device refuses stays in parts, beside one of the same
   CHECK(first.outputs[1] == Operand{DType::bf16, {32, 24}, true});
 }
 
+TEST_CASE("a pattern matches products with scales, and without the bias that it says is not there") {
+  Passes p({});
+  p.patterns = add_fusions(p.ops, std::vector<Fusion>{{"scaled_swiglu", "y = matmul(a, b, _, s, t); z = swiglu(y)"}});
+  for (bool biased : {false, true}) {
+    Program program;
+    program.name = "scaled";
+    auto add = [&](const char* name, std::vector<Dim> shape, DType dtype) {
+      program.inputs.push_back(
+          program.add_value({.name = name, .shape = std::move(shape), .dtype = dtype, .role = Role::boundary}));
+      return program.inputs.back();
+    };
+    const ValueId a = add("a", {Dim::tokens(), 16}, DType::e4m3), b = add("b", {32, 16}, DType::e4m3),
+                  bias = add("bias", {32}, DType::bf16), s = add("s", {1}, DType::f32), t = add("t", {1}, DType::f32);
+    const ValueId y = append_op(program, p.ops, DType::bf16,
+                                {.kind = "matmul",
+                                 .inputs = {a, b, biased ? bias : kNoValue, s, t},
+                                 .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
+                                "y")[0];
+    program.outputs = append_op(program, p.ops, DType::bf16, {.kind = "swiglu", .inputs = {y}}, "z");
+    const Program got = p.fused(program);
+    if (biased) {
+      CHECK(kinds_of(got) == kinds_of(program));
+      continue;
+    }
+    REQUIRE(kinds_of(got) == std::vector<std::string>{"scaled_swiglu"});
+    CHECK(got.ops[0].inputs == std::vector<ValueId>{a, b, s, t});
+    const OpInstance op = instantiate(got, got.ops[0], {2, 16}, read_values(got));
+    CHECK(cost_of(p.ops.at("scaled_swiglu"), op).flops == 2.0 * 32 * 32 * 16);
+  }
+}
+
 TEST_CASE("a fused form whose output sums up is asked about writing and adding, and taken with both") {
   Passes p({});
   const Program backward = partition(p.lowered(p.rotated.block), p.ops, {}).backward;

@@ -141,6 +141,8 @@ class Quantizer {
   __device__ __forceinline__ bool idle() const { return idle_; }
   /// Whether codes are wanted from this launch.
   __device__ __forceinline__ bool writes() const { return writes_; }
+  /// 1 / scale.
+  __device__ __forceinline__ float inverse() const { return inverse_; }
 
   template <int kCount>
   __device__ __forceinline__ void measure(const QuantizeArguments& args, const float (&values)[kCount]) {
@@ -163,13 +165,18 @@ class Quantizer {
   /// Hands over what the block saw; the last block of the launch decides.
   __device__ __forceinline__ void finish(const QuantizeArguments& args) {
     if (args.pass == Pass::given) return;
+    finish(args, static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x), [] { __syncthreads(); });
+  }
+  /// The same where the first so many threads of the block are all that saw something, `thread` is one of them, and
+  /// synchronize() waits for them.
+  template <class Synchronize>
+  __device__ __forceinline__ void finish(const QuantizeArguments& args, int thread, Synchronize synchronize) {
     __shared__ unsigned block_amax;
-    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
     if (thread == 0) block_amax = 0;
-    __syncthreads();
+    synchronize();
     const unsigned amax = __reduce_max_sync(~0u, __float_as_uint(amax_));
     if (thread % 32 == 0) atomicMax(&block_amax, amax);
-    __syncthreads();
+    synchronize();
     if (thread != 0) return;
     if (args.pass == Pass::first && block_amax > 0) atomicMax(&args.state->amax_now, block_amax);
     __threadfence();

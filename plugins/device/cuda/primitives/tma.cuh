@@ -112,6 +112,16 @@ __device__ __forceinline__ void load_box_to(std::uint32_t to, const CUtensorMap&
       : "memory");
 }
 
+/// The same of a dealt map (tensor_map.h).
+__device__ __forceinline__ void load_dealt_box_to(std::uint32_t to, const CUtensorMap& map, int x, int group,
+                                                  std::uint32_t barrier, std::uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%2, %3, %3, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(0), "r"(group), "r"(barrier), "h"(ranks)
+      : "memory");
+}
+
 /// Writes the map's box from these coordinates on, but for what lies outside the tensor, or adds to what is there,
 /// rounded to nearest. Of this thread's copies of the kind those before a commit are a group.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, int x, int y, int z, std::uint32_t from) {

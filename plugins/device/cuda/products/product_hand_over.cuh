@@ -43,6 +43,7 @@ class HandedOver {
   using Arguments = typename Epilogue::Arguments;
   static constexpr int kWidth = Epilogue::kWidth;
   static constexpr bool kAssists = true;
+  static __device__ bool idle(const Arguments&) { return false; }
 
   __device__ HandedOver(const Arguments&, const Memory& memory, int multiplier)
       : memory_(memory), multiplier_(multiplier) {}

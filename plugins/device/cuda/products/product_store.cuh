@@ -130,6 +130,7 @@ class Stored {
   using Arguments = Destination;
   static constexpr int kWidth = kTileColumns, kGroups = kTileColumns / 8;
   static constexpr bool kAssists = false;
+  static __device__ bool idle(const Arguments&) { return false; }
   static constexpr int kSums = kTileColumns / 2;
 
   __device__ Stored(const Arguments& arguments, const Memory& memory, int multiplier)

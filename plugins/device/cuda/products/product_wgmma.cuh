@@ -26,10 +26,17 @@
 //     void take(const Item&, sums);                // it is summed
 //     void end();                                  // nothing follows
 //     static void assist(grid, memory, arguments); // what its warps do
+//     static bool idle(arguments);                 // whether nothing is to be done: the same in all threads
+//   A Finish that has kParts works on an item while the next is multiplied, and instead of prepare and take has
+//     constexpr int kParts;                        // of its work, each beside a stage of the next item
+//     void expect(const Item&);                    // what was begun will be summed soon
+//     void keep(const Item&, sums);                // it is summed
+//     void work(int part);                         // on what was kept last
 
 #include <cstdint>
 #include <type_traits>
 
+#include "primitives/tensor_map.h"
 #include "primitives/tma.cuh"
 #include "primitives/vector.cuh"
 #include "primitives/wgmma.cuh"
@@ -44,6 +51,8 @@ inline constexpr int kHalfRows = kRows / kMultipliers;
 /// The second operand as stored, or its halves.
 enum class Columns {
   along,   ///< (columns, k): two boxes of half a tile's columns
+  dealt,   ///< the same, of 8 bits, in the order of dealt_tensor_map: of each 32 columns a thread's sums are eight
+           ///< neighbours, from 8 (lane % 4) on
   across,  ///< (k, columns), of bf16: four boxes of 64 columns
 };
 
@@ -73,7 +82,7 @@ struct OfFloat8 {
   }
   template <Columns kLayout, int kCount>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
-    static_assert(kLayout == Columns::along, "operands of 8 bits lie along k");
+    static_assert(kLayout != Columns::across, "operands of 8 bits lie along k");
     wgmma::multiply<kA, kB>(sums, a, b, add);
   }
 };
@@ -82,7 +91,7 @@ struct OfI8 {
   static constexpr int kDepth = wgmma::kRowBytes;
   template <Columns kLayout, int kCount>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
-    static_assert(kLayout == Columns::along, "operands of 8 bits lie along k");
+    static_assert(kLayout != Columns::across, "operands of 8 bits lie along k");
     wgmma::multiply(sums, a, b, add);
   }
 };
@@ -185,6 +194,8 @@ __device__ __forceinline__ void produce(const Operands& o, const Memory& shared)
       const std::uint32_t to = shared.b(ring.stage) + rank * (Memory::kB / 2);
       if constexpr (Sums::kColumnsLie == Columns::along) {
         tma::load_box_to(to, o.b[rank], step * kDepth, column, 0, full, kBoth);
+      } else if constexpr (Sums::kColumnsLie == Columns::dealt) {
+        tma::load_dealt_box_to(to, o.b[rank], step * kDepth, column / kDealtRows, full, kBoth);
       } else {
         tma::load_box_to(to, o.b[rank], column, step * kDepth, 0, full, kBoth);
         tma::load_box_to(to + Memory::kB / 4, o.b[rank], column + wgmma::kColumns, step * kDepth, 0, full, kBoth);
@@ -256,20 +267,21 @@ class Straight {
   __device__ Straight(const Memory& shared, int number) : shared_(shared), number_(number), stages_(shared) {}
 
   __device__ __forceinline__ void begin(const Item& item, Sum (&sums)[kSums]) {
+    for (int step = item.first; step < item.last; ++step) begin_stage(step > item.first, sums);
+  }
+  /// Those of the next stage, added to what is there.
+  __device__ __forceinline__ void begin_stage(bool add, Sum (&sums)[kSums]) {
     constexpr std::uint32_t kBoxBytes = Formats::kDepth * wgmma::kRowBytes;
-    constexpr std::uint32_t kStep = kLayout == Columns::along ? wgmma::kDepthBytes : 2048;
-    for (int step = item.first; step < item.last; ++step) {
-      const int stage = stages_.next();
-      const wgmma::Tile a = wgmma::along_rows(shared_.a(stage) + number_ * Memory::kA / kMultipliers);
-      const wgmma::Tile b = kLayout == Columns::along ? wgmma::along_rows(shared_.b(stage))
-                                                      : wgmma::across_rows<kBoxBytes>(shared_.b(stage));
-      wgmma::fence();
+    constexpr std::uint32_t kStep = kLayout == Columns::across ? 2048 : wgmma::kDepthBytes;
+    const int stage = stages_.next();
+    const wgmma::Tile a = wgmma::along_rows(shared_.a(stage) + number_ * Memory::kA / kMultipliers);
+    const wgmma::Tile b = kLayout == Columns::across ? wgmma::across_rows<kBoxBytes>(shared_.b(stage))
+                                                     : wgmma::along_rows(shared_.b(stage));
+    wgmma::fence();
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k)
-        Formats::template multiply<kLayout>(sums, a + k * wgmma::kDepthBytes, b + k * kStep,
-                                            step > item.first || k > 0);
-      stages_.begun(stage);
-    }
+    for (int k = 0; k < kSteps; ++k)
+      Formats::template multiply<kLayout>(sums, a + k * wgmma::kDepthBytes, b + k * kStep, add || k > 0);
+    stages_.begun(stage);
   }
   __device__ __forceinline__ void finish(Sum (&sums)[kSums]) {
     stages_.finish();
@@ -310,10 +322,46 @@ __device__ __forceinline__ void multiply(const Operands& o, const typename Finis
   finish.end();
 }
 
+template <class Finish>
+concept WorksBehind = requires {
+  Finish::kParts;
+};
+
+/// The same where the Finish works on an item while the next is multiplied, of which each has at least kParts stages:
+/// a branch around products makes them wait for each other. Behind the last one it works alone.
+template <class Sums, class Finish>
+requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Operands& o,
+                                                                      const typename Finish::Memory& shared, int number,
+                                                                      Finish& finish) {
+  using Memory = typename Finish::Memory;
+  typename Sums::template On<Memory> multiplier(shared, number);
+  typename Sums::Formats::Sum sums[Memory::kColumns / 2];
+  Walk walk;
+  Item next = o.grid.at(walk.item);
+  while (walk.item < o.grid.items()) {
+    const Item item = next;
+#pragma unroll
+    for (int part = 0; part < Finish::kParts; ++part) {
+      multiplier.begin_stage(part > 0, sums);
+      finish.work(part);
+    }
+    for (int step = item.first + Finish::kParts; step < item.last; ++step) multiplier.begin_stage(true, sums);
+    walk.item += walk.step;
+    if (walk.item < o.grid.items()) next = o.grid.at(walk.item);
+    finish.expect(item);
+    multiplier.finish(sums);
+    finish.keep(item, sums);
+  }
+#pragma unroll
+  for (int part = 0; part < Finish::kParts; ++part) finish.work(part);
+  finish.end();
+}
+
 template <class Sums, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Finish::Arguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (Finish::idle(arguments)) return;
   using Memory = typename Finish::Memory;
   extern __shared__ unsigned char memory[];
   const Memory shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
@@ -327,12 +375,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   tma::synchronize_cluster();
   if (threadIdx.x < kMultiplying) {
-    if constexpr (!Finish::kAssists) wgmma::take_registers<232>();
+    if constexpr (!Finish::kAssists) wgmma::take_registers<WorksBehind<Finish> ? 240 : 232>();
     const int multiplier = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     Finish finish(arguments, shared, multiplier);
     multiply<Sums>(o, shared, multiplier, finish);
   } else {
-    if constexpr (!Finish::kAssists) wgmma::give_registers<40>();
+    if constexpr (!Finish::kAssists) wgmma::give_registers<WorksBehind<Finish> ? 24 : 40>();
     if (threadIdx.x == kMultiplying) produce<Sums>(o, shared);
     if constexpr (Finish::kAssists)
       if (threadIdx.x >= kMultiplying + 32) Finish::assist(o.grid, shared, arguments);

@@ -117,9 +117,9 @@ cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event.handle
 }  // namespace
 
 CudaDevice::CudaDevice(const CudaOptions& options) : options_(options), facts_(planned_facts(options)) {
-  for (auto* add :
-       {add_matmul_ops, add_swiglu_product_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops,
-        add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
+  for (auto* add : {add_matmul_ops, add_swiglu_product_ops, add_swiglu_codes_ops, add_conversion_ops, add_quantize_ops,
+                    add_embedding_ops, add_norm_ops, add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops,
+                    add_optimizer_ops}) {
     add(ops_);
   }
 }
@@ -130,7 +130,14 @@ CudaDevice::~CudaDevice() { close(); }
 
 std::span<const Fusion> CudaDevice::fusions() const {
   static const std::vector<Fusion> kFusions = [] {
-    std::vector<Fusion> fusions = quantize_fusions();  // longer ones first
+    std::vector<Fusion> fusions{
+        // longer ones first
+        {"matmul_swiglu_quantize_delayed",
+         "y = matmul(a, b, _, sa, sb); s = swiglu(y); q, sc, t = quantize_delayed(s, st)"},
+        {"matmul_swiglu_grad_quantize_delayed",
+         "d = matmul(a, b, _, sa, sb); g = swiglu_grad(d, gu); q, sc, t = quantize_delayed(g, st)"}};
+    const std::vector<Fusion> quantizing = quantize_fusions();
+    fusions.insert(fusions.end(), quantizing.begin(), quantizing.end());
     fusions.insert(fusions.end(),
                    {{"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
                     {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
