@@ -190,12 +190,11 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
 }
 
 LoweredProgram ProgramSet::as_stored(LoweredProgram lowered) const {
-  const DeviceTraits& traits = parts_.device.traits();
-  const StoredCosts costs{.seconds = [&](const OpInstance& op) -> std::optional<double> {
-                            if (!takes(op)) return std::nullopt;
-                            return launch_seconds(op, cost_of(ops_.at(op.kind), op), parts_.device);
-                          },
-                          .seconds_per_byte = traits.memory_rate > 0 ? 1 / traits.memory_rate : 0};
+  const StoredCosts costs{.takes = [this](const OpInstance& op) { return takes(op); },
+                          .seconds =
+                              [this](const Program& program) {
+                                return program_seconds(fused(program), ops_, options_.geometry, parts_.device);
+                              }};
   lowered.joint = read_as_stored(std::move(lowered.joint), ops_, options_.geometry, costs);
   return lowered;
 }

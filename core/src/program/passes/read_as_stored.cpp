@@ -1,8 +1,6 @@
 #include "program/passes/read_as_stored.h"
 
 #include <algorithm>
-#include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,8 +10,6 @@
 namespace quern {
 
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct Copy {
   ValueId copy, source;
@@ -59,38 +55,31 @@ bool turn(Op& op, const Copy& copy) {
 }  // namespace
 
 JointProgram read_as_stored(JointProgram joint, const OpSet& ops, const Geometry& geometry, const StoredCosts& costs) {
-  Program& program = joint.program;
   const std::vector<Copy> copies = transposed_copies(joint, ops, geometry);
   if (copies.empty()) return joint;
-  const OpForms forms(program, ops, geometry);  // what is read of a product does not change
-  // Of the first form; infinite where one is refused.
-  auto seconds = [&](const Op& op) {
-    double first = 0;
-    const std::vector<OpInstance> asked = forms.of(op);
-    for (std::size_t i = 0; i < asked.size(); ++i) {
-      const std::optional<double> told = costs.seconds(asked[i]);
-      if (!told) return kNever;
-      if (i == 0) first = *told;
-    }
-    return first;
+  auto needed = [](JointProgram of) {
+    drop_unused(of.program, {&of.gradient_in, &of.gradient_out});
+    return of;
   };
+  const OpForms forms(joint.program, ops, geometry);  // what is read of a product does not change
+  double seconds = costs.seconds(needed(joint).program);
   for (const Copy& copy : copies) {
-    const std::vector<int> readers = program.consumers(copy.copy);
-    std::vector<Op> changed;
-    double before = copy.bytes * costs.seconds_per_byte, after = 0;
-    for (int reader : readers) {
-      const Op& op = program.ops[static_cast<std::size_t>(reader)];
-      changed.push_back(op);
-      after += turn(changed.back(), copy) ? seconds(changed.back()) : kNever;
-      if (after == kNever) break;
-      before += seconds(op);
-    }
-    if (after == kNever || after > before) continue;
-    for (std::size_t i = 0; i < readers.size(); ++i)
-      program.ops[static_cast<std::size_t>(readers[i])] = std::move(changed[i]);
+    JointProgram changed = joint;
+    auto turned = [&](int reader) {
+      Op& op = changed.program.ops[static_cast<std::size_t>(reader)];
+      if (!turn(op, copy)) return false;
+      const std::vector<OpInstance> asked = forms.of(op);
+      return std::all_of(asked.begin(), asked.end(), costs.takes);
+    };
+    const std::vector<int> readers = joint.program.consumers(copy.copy);
+    if (!std::all_of(readers.begin(), readers.end(), turned)) continue;
+    const double then = costs.seconds(needed(changed).program);
+    if (then > seconds) continue;
+    seconds = then;
+    joint.program.ops = std::move(changed.program.ops);
   }
-  drop_unused(program, {&joint.gradient_in, &joint.gradient_out});
-  check_program(program);
+  joint = needed(std::move(joint));
+  check_program(joint.program);
   return joint;
 }
 

@@ -4,7 +4,6 @@
 // the same elements in both forms.
 
 #include <functional>
-#include <optional>
 
 #include "program/passes/differentiate.h"
 
@@ -12,13 +11,14 @@ namespace quern {
 
 /// What the device says.
 struct StoredCosts {
-  std::function<std::optional<double>(const OpInstance&)> seconds;  ///< about what an op takes; none: it is refused
-  double seconds_per_byte = 0;                                      ///< that is written or read
+  std::function<bool(const OpInstance&)> takes;
+  std::function<double(const Program&)> seconds;  ///< about what a program takes, as it will be fused
 };
 
 /// Copies are those of OpSpec::transposed and OpSpec::transposes. One goes only if all that reads it are products that
-/// change with it, if what it is a copy of is there anyway, since else nothing is saved, and if the products lose no
-/// more time than the copy took. A device may take a product with one operand turned but not with both, so the largest
+/// change with it, if what it is a copy of is there anyway, since else nothing is saved, and if the program then takes
+/// no longer: products may lose less time than the copy took, or than its maker takes where only without the copy it
+/// fuses with what is before it. A device may take a product with one operand turned but not with both, so the largest
 /// copy is tried first. The device has to take every form in which a changed product would run (OpForms).
 JointProgram read_as_stored(JointProgram joint, const OpSet& ops, const Geometry& geometry, const StoredCosts& costs);
 

@@ -20,9 +20,9 @@ bool any(const OpInstance&) { return true; }
 bool none(const OpInstance&) { return false; }
 bool one(const OpInstance& op) { return !turned_a(op) || !turned_b(op); }
 
-/// Every product that is taken costs the same.
+/// Every product that is taken costs the same, and nothing else anything.
 StoredCosts costs(const Accepts& accepts) {
-  return {.seconds = [accepts](const OpInstance& op) { return accepts(op) ? std::optional(1.0) : std::nullopt; }};
+  return {.takes = accepts, .seconds = [](const Program&) { return 0.0; }};
 }
 
 /// y = x W^T, dx = dy W and dW = dy^T x, of x (N, 16) and W (48, 16).
@@ -153,9 +153,18 @@ TEST_CASE("a copy stays where what it is a copy of would be made for the product
 TEST_CASE("a copy stays where the products lose more time without it than it takes") {
   const Products p;  // dy's copy is 768 bytes, which are written; w's the same, read and written
   auto with = [&](double lost) {
-    const StoredCosts costs{
-        .seconds = [lost](const OpInstance& op) { return turned_a(op) || turned_b(op) ? 1 + lost : 1; },
-        .seconds_per_byte = 1};
+    auto seconds = [&](const Program& program) {  // a byte a second, and `lost` for a product that is turned
+      double sum = 0;
+      const std::vector<bool> read = read_values(program);
+      for (const Op& op : program.ops) {
+        const OpInstance instance = instantiate(program, op, {2, 8}, read);
+        const bool product = op.kind == "matmul";
+        if (product && (turned_a(instance) || turned_b(instance))) sum += lost;
+        if (!product) sum += cost_of(p.ops.at(op.kind), instance).bytes;
+      }
+      return sum;
+    };
+    const StoredCosts costs{.takes = any, .seconds = seconds};
     return read_as_stored(p.joint, p.ops, {2, 8}, costs).program;
   };
   CHECK(form(with(768), "dw") == "dy.codes x.codes 10");
