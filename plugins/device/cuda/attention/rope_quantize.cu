@@ -9,16 +9,20 @@ namespace quern::cuda {
 
 namespace {
 
-/// dy (N, (H + 2 K) D) -> dqkv; each half of a rotated head with the other beside it.
-template <bool kSumColumns>
-struct RopeGrad {
-  static constexpr int kParts = 1;
-  static constexpr bool kSums = kSumColumns;
+/// dy (N, (H + 2 K) D) -> dqkv.
+struct RopeOperands {
   const void* dy;
   const std::int32_t* positions;
   RopeTable table;
   int rotated;  ///< columns of query and key heads
   int head_dim, half;
+};
+
+/// Heads of any size: each half of a rotated head with the other beside it.
+template <bool kSumColumns>
+struct RopeGrad : RopeOperands {
+  static constexpr int kParts = 1;
+  static constexpr bool kSums = kSumColumns;
 
   template <class T>
   struct Loaded {
@@ -94,30 +98,96 @@ struct RopeGrad {
   }
 };
 
+/// Heads that fill a tile, so that a thread has both halves: a pack of the first, and of the second the one that the
+/// rotation mixes it with. What is not turned is only copied.
+template <bool kSumColumns>
+struct RopeGradPairs : RopeOperands {
+  static constexpr int kParts = 1;
+  static constexpr bool kSums = kSumColumns;
+
+  static bool takes(std::int64_t head_dim) { return head_dim % 16 == 0 && kTileSide % head_dim == 0; }
+
+  template <class T>
+  struct Loaded {
+    Eight<T> x;
+  };
+
+  /// Lanes share out the packs of the first halves. In the upper half of the tile a thread's first pack is of the
+  /// second half: this is how eight lanes write to different banks whatever the size of heads.
+  __device__ __forceinline__ int column_of(int lane, int pack) const {
+    const int packs = half / 8, first = lane + (lane & -packs);  // packs of a half are a power of two
+    return 8 * (first + (first >= 8 ? 1 - pack : pack) * packs);
+  }
+
+  /// Rows are found by bytes: offsets in elements, which writes need, would take registers from here on.
+  template <Access kAccess, class T>
+  __device__ __forceinline__ Loaded<T> load(std::int64_t row, int column, int columns, int width) const {
+    const std::uint32_t bytes = static_cast<std::uint32_t>(width) * static_cast<std::uint32_t>(sizeof(T));
+    return {
+        load_eight<kAccess>(reinterpret_cast<const T*>(static_cast<const char*>(dy) + row * bytes), column, columns)};
+  }
+
+  /// As `rotate` of heads.cuh with sign -1, term by term; sign 1 where the second half comes first.
+  template <class T>
+  __device__ __forceinline__ void mix(Loaded<T>& one, Loaded<T>& two, std::int64_t row, int column, int columns) const {
+    if (column >= min(rotated, columns)) return;
+    const int position = positions[row];
+    const bool inside = position >= 0 && position < table.positions, second_first = (column & half) != 0;
+    const float one_or_nan = inside ? 1.0f : __int_as_float(0x7fffffff);
+    const auto line = static_cast<std::uint32_t>(inside ? position : 0);
+    const float* cosines =
+        table.values + std::uint64_t{line} * static_cast<std::uint32_t>(head_dim) + (column & (half - 1));
+    float x[8], y[8], cos[8], sin[8];
+    unpack_eight(one.x, x);
+    unpack_eight(two.x, y);
+    unpack_eight(load_eight<Access::vector>(cosines, 0, 8), cos);
+    unpack_eight(load_eight<Access::vector>(cosines + half, 0, 8), sin);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float a = x[i], b = y[i], c = cos[i] * one_or_nan, s = second_first ? sin[i] : -sin[i];
+      x[i] = a * c - b * s;
+      y[i] = b * c + a * s;
+    }
+    one.x = round_eight<T>(x);
+    two.x = round_eight<T>(y);
+  }
+
+  template <Access kAccess, class T>
+  __device__ __forceinline__ void make(const Loaded<T>& loaded, int, Eight<T> (&values)[1]) const {
+    values[0] = loaded.x;
+  }
+};
+
 template <bool kSums>
 QuantizePlan plan_of(const OpInstance& op, ScaleSource source) {
   return QuantizePlan(op, source, 2, kSums ? 2 : 1, matrix_of(op, 0));
 }
 
-// dy, positions -> dqkv, kSums: their sum over tokens, and the quantizing part's of dqkv
-template <bool kSums>
-Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
+template <class Producer>
+Launch prepare_as(const OpInstance& op, CudaContext& context, ScaleSource source) {
   const Matrix size = matrix_of(op, 0);
   const PackedHeads packed(op.attributes);
-  using Producer = RopeGrad<kSums>;
-  Producer producer{.dy = nullptr,
-                    .positions = nullptr,
-                    .table = make_rope_table(op, context),
-                    .rotated = static_cast<int>(packed.rotated() * packed.head_dim),
-                    .head_dim = static_cast<int>(packed.head_dim),
-                    .half = static_cast<int>(packed.head_dim / 2)};
-  return prepare_tiles<Producer>(op, context, plan_of<kSums>(op, source), size.rows, size.columns,
-                                 packed.head_dim % 16 == 0, 0, [producer](std::span<const View> in) {
-                                   Producer bound = producer;
+  const RopeOperands operands{.dy = nullptr,
+                              .positions = nullptr,
+                              .table = make_rope_table(op, context),
+                              .rotated = static_cast<int>(packed.rotated() * packed.head_dim),
+                              .head_dim = static_cast<int>(packed.head_dim),
+                              .half = static_cast<int>(packed.head_dim / 2)};
+  return prepare_tiles<Producer>(op, context, plan_of<Producer::kSums>(op, source), size.rows, size.columns,
+                                 packed.head_dim % 16 == 0, 0, [operands](std::span<const View> in) {
+                                   Producer bound{operands};
                                    bound.dy = in[0].data;
                                    bound.positions = in[1].as<const std::int32_t>();
                                    return bound;
                                  });
+}
+
+// dy, positions -> dqkv, kSums: their sum over tokens, and the quantizing part's of dqkv
+template <bool kSums>
+Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
+  return RopeGradPairs<kSums>::takes(PackedHeads(op.attributes).head_dim)
+             ? prepare_as<RopeGradPairs<kSums>>(op, context, source)
+             : prepare_as<RopeGrad<kSums>>(op, context, source);
 }
 
 template <bool kSums>

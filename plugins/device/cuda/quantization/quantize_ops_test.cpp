@@ -294,6 +294,7 @@ TEST_CASE("producers that quantize what they make give the bits of the two ops")
       all.push_back(rope_grad(t, size[0], 3, 64));
       all.push_back(rope_grad(t, size[0], 2, 6));
       all.push_back(rope_grad_column_sum(t, size[0], 3, 64, kF32, false));
+      all.push_back(rope_grad_column_sum(t, size[0], 2, 64, t, false));  // a key and a value head in one tile
       all.push_back(rope_grad_column_sum(t, size[0], 2, 6, t, true));
       for (const Producer& producer : all) {
         CAPTURE(to_string(size));
@@ -370,8 +371,8 @@ TEST_CASE("codes of rows and of columns of many and of long rows have the bits o
 
 TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any number of tokens and heads") {
   DevicePair pair = open_pair();
-  for (std::int64_t tokens : {1, 127, 130, 1027}) {
-    for (std::int64_t head_dim : {6, 34, 64, 128}) {
+  for (std::int64_t tokens : {1, 127, 130, 144, 1027}) {
+    for (std::int64_t head_dim : {6, 16, 32, 34, 64, 80, 128}) {  // those that divide a tile of 128 columns, and others
       for (DType t : {kF32, kBf16}) {
         for (DType sum : {kF32, kBf16}) {
           CAPTURE(tokens);
@@ -392,8 +393,8 @@ TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any n
 
 TEST_CASE("positions outside the rotation's table: the bits of the two ops, what is not turned as it was") {
   DevicePair pair = open_pair();
-  for (std::int64_t tokens : {2, 33, 130}) {
-    for (std::int64_t head_dim : {6, 34, 64}) {  // of 6 and 34: eight columns lie in key and value heads
+  for (std::int64_t tokens : {2, 33, 130, 144}) {
+    for (std::int64_t head_dim : {6, 34, 64, 80, 128}) {  // of 6 and 34: eight columns lie in key and value heads
       for (DType t : {kF32, kBf16}) {
         CAPTURE(tokens);
         CAPTURE(head_dim);

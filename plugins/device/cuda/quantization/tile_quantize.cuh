@@ -9,6 +9,12 @@
 //   template <Access, class T> Loaded<T> load(row, column, columns, width) const;  // columns: width, or 0 past the end
 //   template <Access, class T> void make(const Loaded<T>&, column, Eight<T> (&values)[kParts]) const;  // rounded; zero
 //   past it
+//
+// A thread's packs begin at columns 8 lane and 64 + 8 lane of the tile. A producer that mixes columns may choose
+// others, and has both packs of a row to itself before it makes values of them. Only tile_quantize_kernel takes these:
+//
+//   int column_of(lane, pack) const;  // of the tile; (column / 8) % 8 differs among the eight lanes (ByteTile)
+//   template <class T> void mix(Loaded<T>&, Loaded<T>&, row, column, columns) const;  // column: where the first begins
 
 #include "elementwise/column_sum_order.cuh"
 #include "primitives/byte_tile.cuh"
@@ -137,11 +143,19 @@ struct TileArguments {
   FastDivide column_tiles;  ///< of a part
 };
 
+template <class Producer>
+concept MixesColumns = requires(const Producer& producer) {
+  producer.column_of(0, 0);
+};
+
 /// Whether a thread's loads of a tile all go out before anything is used; blocks that a multiprocessor is to hold.
 template <class Producer, class T>
 inline constexpr bool kLoadsAhead = sizeof(typename Producer::template Loaded<T>) <= 32;
 template <class Producer, class T>
-inline constexpr int kTileBlocks = Producer::kSums || sizeof(typename Producer::template Loaded<T>) <= 16 ? 3 : 2;
+inline constexpr int kTileBlocks = sizeof(typename Producer::template Loaded<T>) <= 16 ||
+                                           (Producer::kSums && !kLoadsAhead<Producer, T>)
+                                       ? 3
+                                       : 2;
 
 template <class Producer, class T, Access kAccess, Formats kFormats>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
@@ -162,10 +176,16 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
     const bool summed = Producer::kSums && args.partials != nullptr;
     if (turned || summed) __syncthreads();  // the last tile is empty
     const std::int64_t first_row = tile_row + 4 * thread.row_group;
+    auto local_of = [&](int half) {
+      if constexpr (MixesColumns<Producer>)
+        return args.producer.column_of(thread.lane, half);
+      else
+        return half * 64 + thread.lane * 8;
+    };
     constexpr bool kAhead = kLoadsAhead<Producer, T>;
     typename Producer::template Loaded<T> loaded[kAhead ? 2 : 1][4];
     auto load_half = [&](int half) {
-      const int column = tile_column + half * 64 + thread.lane * 8;
+      const int column = tile_column + local_of(half);
 #pragma unroll
       for (int r = 0; r < 4; ++r)
         loaded[kAhead ? half : 0][r] = args.producer.template load<kAccess, T>(
@@ -175,9 +195,16 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
       load_half(0);
       load_half(1);
     }
+    if constexpr (MixesColumns<Producer>) {
+      static_assert(kAhead);
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        args.producer.mix(loaded[0][r], loaded[1][r], first_row + r, tile_column + local_of(0),
+                          first_row + r < args.rows ? width : 0);
+    }
 #pragma unroll(kAhead ? 2 : 1)  // code that fits the instruction cache
     for (int half = 0; half < 2; ++half) {
-      const int local = half * 64 + thread.lane * 8, column = tile_column + local;
+      const int local = local_of(half), column = tile_column + local;
       if constexpr (!kAhead) load_half(half);
       std::uint32_t codes[kParts][2][4] = {};
       [[maybe_unused]] float sums[8] = {};
