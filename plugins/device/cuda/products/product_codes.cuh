@@ -1,12 +1,13 @@
 #pragma once
 // A Finish of products (product_wgmma.cuh) that ends in codes. Each thread rounds its sums to bf16 and makes values and
 // codes of them in its registers, while the next tile is multiplied. The second operand is dealt, so that a thread has
-// eight neighbours of a row at a time, a unit, and reads and writes packs; no shared memory is used, whose bandwidth
-// the products need.
+// eight neighbours of a row at a time, a unit, and reads and writes packs. Shared memory, whose bandwidth the products
+// need, is used for transposed codes alone.
 //
 //   Epilogue
 //     struct Arguments { QuantizeArguments quantize; const float *scale_a, *scale_b; int rows, width; ... };
 //     constexpr DType kFormat;               // of the codes
+//     constexpr bool kTransposed;            // whether they are written so too
 //     constexpr int kColumns;                // of a tile
 //     constexpr int kWidth;                  // columns of the values that it is
 //     constexpr int kParts;                  // of its work
@@ -30,15 +31,18 @@ struct DealtPlace {
 template <DType kFormat>
 class Codes {
  public:
-  __device__ __forceinline__ explicit Codes(const QuantizeArguments& args) : quantizer_(args) {
+  /// Of a warp in shared memory: a group's codes, 16 rows of 32 columns, the lower rows' 64 bytes on.
+  static constexpr std::uint32_t kTurnedBytes = 4 * 128 + 64;
+
+  __device__ __forceinline__ Codes(const QuantizeArguments& args, std::uint32_t memory)
+      : quantizer_(args), memory_(memory + static_cast<std::uint32_t>(threadIdx.x) / 32 * kTurnedBytes) {
     const float inverse = quantizer_.inverse();  // a power of two: products with it are exact in bf16 too
     inverse_ = __floats2bfloat162_rn(inverse, inverse);
   }
-  __device__ __forceinline__ bool idle() const { return quantizer_.idle(); }
 
   /// Values are zero where they are not inside.
-  __device__ __forceinline__ void write(const QuantizeArguments& to, const Eight<bf16>& values, std::int64_t at,
-                                        bool inside) {
+  __device__ __forceinline__ uint2 write(const QuantizeArguments& to, const Eight<bf16>& values, std::int64_t at,
+                                         bool inside) {
     float scaled[8];
     Eight<bf16> products;
 #pragma unroll
@@ -56,7 +60,36 @@ class Codes {
                  static_cast<std::uint32_t>(
                      __nv_cvt_float2_to_fp8x2(make_float2(scaled[4 * w + 2], scaled[4 * w + 3]), __NV_SATFINITE, kTo))
                      << 16;
-    if (inside && quantizer_.writes()) *reinterpret_cast<uint2*>(to.q + at) = make_uint2(words[0], words[1]);
+    const uint2 codes = make_uint2(words[0], words[1]);
+    if (inside && quantizer_.writes()) *reinterpret_cast<uint2*>(to.q + at) = codes;
+    return codes;
+  }
+
+  /// Writes a group's codes, of the warp's upper and lower 8 rows, transposed: `t` is at its first row and column of
+  /// (columns, rows). Pairs of columns are transposed as elements of 16 bits, and taken apart by two permutes; two
+  /// lanes then have the 16 rows of two columns.
+  __device__ __forceinline__ void write_transposed(std::uint8_t* t, std::int64_t rows, uint2 upper, uint2 lower,
+                                                   bool inside) const {
+    const std::uint32_t lane = threadIdx.x % 32;
+    auto place = [&](std::uint32_t half, std::uint32_t word, std::uint32_t row) {
+      return memory_ + (2 * half + word) * 128 + half * 64 + row * 16;
+    };
+    __syncwarp();  // the last group is read
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
+                     place(lane / 16, lane / 8 % 2, lane % 8)),
+                 "r"(upper.x), "r"(upper.y), "r"(lower.x), "r"(lower.y)
+                 : "memory");
+    __syncwarp();
+    const std::uint32_t half = lane % 2, word = lane / 16, row = lane / 2 % 8;
+    const Pack<bf16> pairs = read_pack(place(half, word, row));
+    std::uint8_t* to = t + (row / 2 * 8 + word * 4 + row % 2 * 2) * rows + half * 8;
+    if (!inside || !quantizer_.writes()) return;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const std::uint32_t bytes = i == 0 ? 0x6420 : 0x7531;
+      *reinterpret_cast<uint2*>(to + i * rows) = make_uint2(__byte_perm(pairs.word[0], pairs.word[1], bytes),
+                                                            __byte_perm(pairs.word[2], pairs.word[3], bytes));
+    }
   }
 
   /// By all threads that multiply.
@@ -70,23 +103,26 @@ class Codes {
 
  private:
   Quantizer<Formats::float8> quantizer_;
+  std::uint32_t memory_;
   __nv_bfloat162 inverse_, most_ = __floats2bfloat162_rn(0.0f, 0.0f);
 };
 
 template <class Epilogue>
 class InCodes {
  public:
-  using Memory = Shared<Epilogue::kColumns, 4, 0>;
-  using Arguments = typename Epilogue::Arguments;
   using OfCodes = Codes<Epilogue::kFormat>;
+  using Memory = Shared<Epilogue::kColumns, 4, Epilogue::kTransposed ? 4 * kMultipliers * OfCodes::kTurnedBytes : 0>;
+  using Arguments = typename Epilogue::Arguments;
   static constexpr int kWidth = Epilogue::kWidth, kParts = Epilogue::kParts;
   static constexpr bool kAssists = false;
 
-  static __device__ bool idle(const Arguments& arguments) { return OfCodes(arguments.quantize).idle(); }
+  static __device__ bool idle(const Arguments& arguments) {
+    return Quantizer<Formats::float8>(arguments.quantize).idle();
+  }
 
-  __device__ InCodes(const Arguments& arguments, const Memory&, int multiplier)
+  __device__ InCodes(const Arguments& arguments, const Memory& memory, int multiplier)
       : arguments_(arguments),
-        codes_(arguments.quantize),
+        codes_(arguments.quantize, memory.results()),
         factor_(*arguments.scale_a * *arguments.scale_b),
         multiplier_(multiplier) {}
 

@@ -20,14 +20,23 @@ struct CodesArguments {
   bf16 *gate_up, *values;
 };
 
+/// Where a unit's group begins among the warp's rows and the columns of the values.
+struct Group {
+  int row, column;
+  __device__ __forceinline__ Group(DealtPlace place, int unit)
+      : row(place.row - static_cast<int>(threadIdx.x) % 32 / 4),
+        column(place.column - static_cast<int>(threadIdx.x) % 4 * 8 + kDealtRows * (unit / 2)) {}
+};
+
 __device__ __forceinline__ void store(bf16* to, std::int64_t at, const Eight<bf16>& eight) {
   store_eight<Access::vector>(to + at, 0, 1, eight);
 }
 
 /// A tile is 128 columns of gate and the same of up.
-template <bool kValues>
+template <bool kOfTransposed, bool kValues>
 struct SwigluEpilogue {
   using Arguments = CodesArguments;
+  static constexpr bool kTransposed = kOfTransposed;
   static constexpr DType kFormat = DType::e4m3;
   static constexpr int kColumns = 256, kWidth = 128, kUnits = 2 * kWidth / kDealtRows, kParts = 7;
 
@@ -53,9 +62,20 @@ struct SwigluEpilogue {
       for (int i = 0; i < 8; ++i) gates[i] = swiglu(gates[i], ups[i]);
       const Eight<bf16> values = round_eight<bf16>(gates);
       if (kValues && inside) store(a.values, at, values);
-      codes.write(a.quantize, values, at, inside);
+      const uint2 written = codes.write(a.quantize, values, at, inside);
+      if constexpr (kTransposed) {
+        if (unit % 2 == 1) {
+          const Group group(place, unit);
+          codes.write_transposed(a.quantize.t + std::int64_t{group.column} * a.rows + group.row, a.rows, upper_,
+                                 written, inside);
+        }
+        upper_ = written;
+      }
     }
   }
+
+ private:
+  uint2 upper_;  ///< codes of the unit before
 };
 
 /// A tile is 192 columns of dy. gate and up of the next units are read while one is worked on, those of a tile's first
@@ -63,6 +83,7 @@ struct SwigluEpilogue {
 template <DType kOf, bool kValues>
 struct SwigluGradEpilogue {
   using Arguments = CodesArguments;
+  static constexpr bool kTransposed = false;  // the arithmetic alone holds up the products
   static constexpr DType kFormat = kOf;
   static constexpr int kColumns = 192, kWidth = kColumns, kUnits = 2 * kWidth / kDealtRows, kParts = 7, kAhead = 3;
 
@@ -114,7 +135,7 @@ struct SwigluGradEpilogue {
 
   Eight<bf16> gates_[kAhead] = {}, ups_[kAhead] = {};
 };
-constexpr int kParts = SwigluEpilogue<false>::kParts;
+constexpr int kParts = SwigluEpilogue<false, false>::kParts;
 static_assert(kParts == SwigluGradEpilogue<DType::e4m3, false>::kParts);
 
 /// Inputs by pattern: a, b, their scales, for the gradient gate_up, the state. Outputs: the product, the values, codes.
@@ -152,7 +173,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
             "in one kernel takes sums over a multiple of 16 and a width that is a multiple of 32")
       .that(depth > kLeast, "in one kernel takes sums over more than " + std::to_string(kLeast) + " terms")
       .that(rows < kMostElements && depth < kMostElements && 2 * width < kMostElements &&
-                ceil_divide(rows, kRows) * ceil_divide(width, SwigluEpilogue<false>::kWidth) < kMostElements,
+                ceil_divide(rows, kRows) * ceil_divide(width, SwigluEpilogue<false, false>::kWidth) < kMostElements,
             "in one kernel takes sizes below 2^30");
   check.input(0, "a", {rows, depth}, check.ok() ? op.inputs[0].dtype : DType::e4m3)
       .input(1, "b", {form.gradient ? width : 2 * width, depth}, DType::e4m3)
@@ -164,7 +185,9 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
   check.output(0, "y", {rows, form.gradient ? width : 2 * width}, DType::bf16)
       .output(1, "values", {rows, form.gradient ? 2 * width : width}, DType::bf16);
   if (check.ok())
-    check.that(!plan.has_t(op), "in one kernel writes no transposed codes")
+    check
+        .that(!plan.has_t(op) || (!form.gradient && rows % 16 == 0),
+              "in one kernel writes transposed codes of no gradient, and of a multiple of 16 rows")
         .that(plan.has_q(op), "in one kernel writes codes")
         .that(!form.gradient || !op.outputs[0].present, "in one kernel does not write dy");
   return check.support();
@@ -203,27 +226,29 @@ Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
   };
 }
 
+template <bool kValues>
+Launch prepare_forward(const OpInstance& op, CudaContext& context) {
+  return op.outputs[4].present ? prepare<DType::e4m3, SwigluEpilogue<true, kValues>>(op, context, {false})
+                               : prepare<DType::e4m3, SwigluEpilogue<false, kValues>>(op, context, {false});
+}
+template <bool kValues>
+Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
+  return op.inputs[0].dtype == DType::e5m2
+             ? prepare<DType::e5m2, SwigluGradEpilogue<DType::e5m2, kValues>>(op, context, {true})
+             : prepare<DType::e4m3, SwigluGradEpilogue<DType::e4m3, kValues>>(op, context, {true});
+}
+
 }  // namespace
 
 void add_swiglu_codes_ops(OpTable& table) {
-  static constexpr Form kForward{false}, kGradient{true};
-  table["matmul_swiglu_quantize_delayed"] = {
-      [](const OpInstance& op, CudaContext& context) {
-        return op.outputs[1].present ? prepare<DType::e4m3, SwigluEpilogue<true>>(op, context, kForward)
-                                     : prepare<DType::e4m3, SwigluEpilogue<false>>(op, context, kForward);
-      },
-      [](const OpInstance& op, const CudaTraits& gpu) { return query(op, gpu, kForward); }};
-  table["matmul_swiglu_grad_quantize_delayed"] = {
-      [](const OpInstance& op, CudaContext& context) {
-        auto of = [&](auto format) {
-          constexpr DType kFormat = format();
-          return op.outputs[1].present ? prepare<kFormat, SwigluGradEpilogue<kFormat, true>>(op, context, kGradient)
-                                       : prepare<kFormat, SwigluGradEpilogue<kFormat, false>>(op, context, kGradient);
-        };
-        return op.inputs[0].dtype == DType::e5m2 ? of(std::integral_constant<DType, DType::e5m2>{})
-                                                 : of(std::integral_constant<DType, DType::e4m3>{});
-      },
-      [](const OpInstance& op, const CudaTraits& gpu) { return query(op, gpu, kGradient); }};
+  auto add = [&table](const char* kind, Form form, auto with_values, auto without) {
+    table[kind] = {[=](const OpInstance& op, CudaContext& context) {
+                     return op.outputs[1].present ? with_values(op, context) : without(op, context);
+                   },
+                   [=](const OpInstance& op, const CudaTraits& gpu) { return query(op, gpu, form); }};
+  };
+  add("matmul_swiglu_quantize_delayed", {false}, prepare_forward<true>, prepare_forward<false>);
+  add("matmul_swiglu_grad_quantize_delayed", {true}, prepare_gradient<true>, prepare_gradient<false>);
 }
 
 }  // namespace quern::cuda

@@ -18,10 +18,10 @@ constexpr DType kBf16 = DType::bf16, kF32 = DType::f32, kE4m3 = DType::e4m3, kE5
 struct Size {
   std::int64_t rows, width, depth;
 };
-// Less than a tile, edges in every direction, more tiles than multiprocessors, many stages. Sums are too short for
-// parts, in which own products would take them.
+// Less than a tile, edges in every direction, whole 16 rows and others, more tiles than multiprocessors, many stages.
+// Sums are too short for parts, in which own products would take them.
 constexpr Size kSizes[] = {{1, 32, 784},     {64, 128, 1024},    {129, 96, 800},   {300, 416, 896},
-                           {517, 992, 1040}, {2203, 2048, 1536}, {256, 512, 2048}, {9000, 224, 896}};
+                           {517, 992, 1040}, {2203, 2048, 1536}, {256, 512, 2048}, {9008, 224, 896}};
 
 constexpr std::int64_t kHistory = 2;
 
@@ -50,13 +50,14 @@ View first_rows(const PoisonedTensor& matrix, std::int64_t rows) {
   return {matrix.view().data, matrix.view().dtype, {rows, matrix.view().extents[1]}};
 }
 
-OpInstance fused(const Size& s, bool gradient, DType format, bool all) {
+/// With codes, and `all` other results or none; transposed codes are taken of whole 16 rows, and forward.
+OpInstance fused(const Size& s, bool gradient, DType format, bool all, bool transposed = false) {
   const Extents both{s.rows, 2 * s.width}, half{s.rows, s.width};
   const Extents &values = gradient ? both : half, &product = gradient ? half : both;
   return {gradient ? "matmul_swiglu_grad_quantize_delayed" : "matmul_swiglu_quantize_delayed",
           {},
           {operand(kBf16, product, all && !gradient), operand(kBf16, values, all), operand(format, values),
-           operand(kF32, {1}), operand(format, {values[1], values[0]}, false)},
+           operand(kF32, {1}), operand(format, {values[1], values[0]}, transposed)},
           attributes(format),
           {}};
 }
@@ -92,20 +93,23 @@ void compare(Device& gpu, const Size& s, bool gradient, DType a_type, const Pois
       gradient ? testkit::launch_once(gpu, {"swiglu_grad", {}, {operand(kBf16, both)}, {}, {}}, {made, gate_up.view()})
                : testkit::launch_once(gpu, {"swiglu", {}, {operand(kBf16, {s.rows, s.width})}, {}, {}}, {made});
   OpInstance quantize{"quantize_delayed", {}, {}, attributes(format), {}};
-  const OpInstance whole = fused(s, gradient, format, true);
+  const OpInstance whole = fused(s, gradient, format, true, true);
   quantize.outputs = {whole.outputs.begin() + 2, whole.outputs.end()};
   const Tensors want = testkit::launch_once(gpu, quantize, {values[0].view(), state.view()});
 
   std::vector<View> inputs{first_rows(a, s.rows), b.view(), scale_a.view(), scale_b.view()};
   if (gradient) inputs.push_back(gate_up.view());
   inputs.push_back(state.view());
-  for (bool all : {true, false}) {
+  for (auto [all, transposed] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
+    if (transposed && (gradient || s.rows % 16 != 0)) continue;
     CAPTURE(all);
-    const OpInstance op = fused(s, gradient, format, all);
+    CAPTURE(transposed);
+    const OpInstance op = fused(s, gradient, format, all, transposed);
     const Tensors got = testkit::launch_once(gpu, op, inputs);
     if (all && !gradient) CHECK(std::memcmp(got[0].view().data, made.data, got[0].view().bytes()) == 0);
     if (all) CHECK(difference(got[1], values[0]) == "");
     CHECK(difference(got[2], want[0]) == "");
+    if (transposed) CHECK(difference(got[4], want[2]) == "");
     CHECK(testkit::mismatch(got[3].floats(), want[1].floats(), 0) == "");  // may be NaN
     CHECK(difference(got.back(), want.back()) == "");
   }
@@ -153,7 +157,9 @@ TEST_CASE("products that end in the codes of swiglu refuse what they cannot do")
   refuses(false, {64, 80, 896}, nothing, "multiple of 32");
   refuses(false, {64, 64, 904}, nothing, "multiple of 16");
   refuses(
-      false, {64, 64, 896}, [](OpInstance& op) { op.outputs[4].present = true; }, "no transposed codes");
+      false, {72, 64, 896}, [](OpInstance& op) { op.outputs[4].present = true; }, "multiple of 16 rows");
+  refuses(
+      true, {64, 64, 896}, [](OpInstance& op) { op.outputs[4].present = true; }, "codes of no gradient");
   refuses(
       true, {64, 64, 896}, [](OpInstance& op) { op.outputs[0].present = true; }, "does not write dy");
   refuses(
