@@ -16,7 +16,7 @@ struct CudaOptions {
   std::int64_t matmul_candidates = 8;
   std::string matmul_search = "wide";
   bool matmul_cache = true;
-  std::string products = "library";
+  std::string products = "auto";
 };
 
 inline OptionTable<CudaOptions> cuda_options() {
@@ -36,14 +36,14 @@ inline OptionTable<CudaOptions> cuda_options() {
       .at_most(64);
   t.add("matmul_search", &CudaOptions::matmul_search,
         "listed: that list alone, in milliseconds a product; wide: on compute capability 9.0 also configurations that "
-        "it lacks, in about half a second for each large product at a first start")
+        "it lacks, and own products of bf16, in up to a second for each large product at a first start")
       .one_of({"wide", "listed"});
   t.add("matmul_cache", &CudaOptions::matmul_cache, "keep timed choices on disk, in the user's cache directory");
   t.add("products", &CudaOptions::products,
-        "library: cuBLASLt's products of 8-bit operands; own: quern's on compute capability 9.0, where they take the "
-        "product (fast sums); auto: the faster of both, timed. i8 takes own ones wherever they take it, and so does "
-        "what "
-        "the library has no product for: one operand that lies across the sums")
+        "auto: quern's own products of bf16 where a wide search finds them faster, else cuBLASLt's; library: "
+        "cuBLASLt's; own: quern's wherever they take the product, on compute capability 9.0, in 8 bits with fast sums. "
+        "i8 takes own ones in any case, and so does what the library has no product for: an operand of 8 bits that "
+        "lies across the sums")
       .one_of({"auto", "library", "own"});
   return t;
 }

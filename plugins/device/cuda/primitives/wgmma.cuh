@@ -15,6 +15,7 @@ inline constexpr int kRowBytes = 128;  ///< of a swizzled row
 inline constexpr int kColumns = 64;    ///< bf16 elements of it
 inline constexpr int kDepth = 16;      ///< bf16 elements that one product sums over; of 8 bits, twice that
 inline constexpr int kDepthBytes = 32;
+inline constexpr int kAcrossDepthBytes = kDepth * kRowBytes;
 inline constexpr std::uint32_t kEightRows = 8 * 128;  ///< bytes
 
 /// Describes a tile, by halves: the upper is constant, and steps add to the lower.
@@ -32,7 +33,8 @@ __device__ __forceinline__ std::uint32_t start(std::uint32_t address) { return (
 /// A tile from `address` on whose rows are the operand's rows (A) or columns (B), each row along the sum. A step of
 /// kDepth along the sum: kDepthBytes.
 __device__ __forceinline__ Tile along_rows(std::uint32_t address) { return {start(address) | 1u << 16}; }
-/// A B whose rows are summed over, boxes of 64 columns lying `kBox` bytes apart. A step of kDepth: 2048 bytes.
+/// A tile whose rows are summed over, boxes of 64 rows of A or columns of B lying `kBox` bytes apart. A step of kDepth:
+/// kAcrossDepthBytes.
 template <std::uint32_t kBox>
 __device__ __forceinline__ Tile across_rows(std::uint32_t address) {
   return {start(address) | kBox >> 4 << 16};
@@ -133,14 +135,24 @@ __device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
 }
 
-/// sums (64, 256) = [sums +] A B; B across rows or along them.
-template <bool kAcross>
-__device__ __forceinline__ void multiply(float (&sums)[128], Tile a, Tile b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %130, 0;"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" QUERN_NAMES_128 "}, %128, %129, p, 1, 1, 0, %131;}"
-      : QUERN_SUMS_128("+f", sums)
-      : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)), "n"(kAcross));
+/// sums (64, 192), (64, 224) or (64, 256) = [sums +] A B, each across rows or along them.
+template <bool kAcrossA, bool kAcrossB, int kCount>
+__device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, bool add) {
+  static_assert(kCount == 96 || kCount == 112 || kCount == 128);
+#define QUERN_MULTIPLY(columns, names, tile_names, add_name, across_names, of_sums)                     \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " add_name                                                \
+               ", 0;"                                                                                   \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.bf16.bf16 {" names "}, " tile_names \
+               ", p, 1, 1, " across_names ";}"                                                          \
+               : of_sums                                                                                \
+               : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)), "n"(kAcrossA), "n"(kAcrossB))
+  if constexpr (kCount == 96)
+    QUERN_MULTIPLY("192", QUERN_NAMES_96, "%96, %97", "%98", "%99, %100", QUERN_LIST(QUERN_SUMS_96("+f", sums)));
+  else if constexpr (kCount == 112)
+    QUERN_MULTIPLY("224", QUERN_NAMES_112, "%112, %113", "%114", "%115, %116", QUERN_LIST(QUERN_SUMS_112("+f", sums)));
+  else
+    QUERN_MULTIPLY("256", QUERN_NAMES_128, "%128, %129", "%130", "%131, %132", QUERN_LIST(QUERN_SUMS_128("+f", sums)));
+#undef QUERN_MULTIPLY
 }
 
 /// sums (64, 192), (64, 224) or (64, 256) = [sums +] A B of 8-bit floats, 32 elements along the sum; both along rows.

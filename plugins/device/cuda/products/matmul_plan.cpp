@@ -80,8 +80,19 @@ cublasLtMatmulMatrixScale_t library_mode(ScaleMode scales) {
   }
 }
 
-/// Smaller products take some 30 us or less, of which another tile saves little, and are many in tests.
-constexpr double kLeastWideFlops = 2e10;
+bool is_searched_widely(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
+  // Smaller products take some 30 us or less, of which another tile saves little, and are many in tests.
+  constexpr double kLeastFlops = 2e10;
+  // A configuration is checked without knowing how operands are aligned; the heuristic is told.
+  return search == MatmulSearch::wide && gpu.compute_capability == 90 && key.flops() >= kLeastFlops &&
+         key.alignment >= 256;
+}
+
+/// Whether a wide search times the own product too. Those of e4m3 that won slowed whole steps down
+/// (docs/performance/cuda-fp8.md).
+bool tries_own(const MatmulKey& key, const CudaTraits& gpu) {
+  return gpu.products == ProductChoice::automatic && key.a == DType::bf16 && refuse_own_product(key, gpu).empty();
+}
 
 }  // namespace
 
@@ -232,14 +243,12 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 // ---- all products ----
 
 std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
-  // A configuration is checked without knowing how operands are aligned; the heuristic is told.
-  const bool wide = search == MatmulSearch::wide && gpu.compute_capability == 90 && key.flops() >= kLeastWideFlops &&
-                    key.alignment >= 256;
-  return wide ? ", wide" : "";
+  if (!is_searched_widely(search, key, gpu)) return "";
+  return tries_own(key, gpu) ? ", wide, own" : ", wide";
 }
 
 std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const MatmulKey& key) {
-  const std::string name = key.text(), mark = search_mark(search_, key, context.traits);
+  const std::string name = key.text();
   if (auto it = plans_.find(name); it != plans_.end()) return it->second;
   context_ = &context;
   auto plan = std::make_shared<MatmulPlan>(key);
@@ -249,13 +258,12 @@ std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const 
   }
   auto usable = [&](const std::string& text) { return use(*plan, text); };
   std::optional<std::string> found;
-  const bool own = context.traits.products != ProductChoice::library && refuse_own_product(key, context.traits).empty();
-  if (own && context.traits.products == ProductChoice::own) {
+  if (context.traits.products == ProductChoice::own && refuse_own_product(key, context.traits).empty()) {
     found = choices_.taken(name);
     if (!found || !usable(*found)) found = MatmulPlan::kOwn, choices_.take(name, *found);
   } else {
-    found = choices_.known_or_timed(name, mark + (own ? ", own" : ""), usable,
-                                    [&] { return search(*plan, key, !mark.empty(), own); });
+    found = choices_.known_or_timed(name, search_mark(search_, key, context.traits), usable,
+                                    [&] { return search(*plan, key); });
   }
   if (!found) return nullptr;
   use(*plan, *found);
@@ -263,7 +271,8 @@ std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const 
   return plan;
 }
 
-std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const MatmulKey& key, bool wide, bool own) {
+std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const MatmulKey& key) {
+  const bool wide = is_searched_widely(search_, key, context_->traits);
   const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(context_->lt, candidates_);
   if (listed.empty()) return std::nullopt;
   if (candidates_ == 1) return TimedChoices::Found{text_of(listed.front()), false};
@@ -272,7 +281,7 @@ std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const M
   const TimedChoice choice = choose_by_time(*context_, key, listed, unlisted);
   if (wide && choice.whole) finalists_[key.text()] = choice.finalists;
   plan.choose(choice.algorithm);
-  if (own && key.flops() >= kLeastWideFlops && own_is_faster(*context_, plan))
+  if (wide && tries_own(key, context_->traits) && own_is_faster(*context_, plan))
     return TimedChoices::Found{MatmulPlan::kOwn, choice.whole};
   return TimedChoices::Found{text_of(choice.algorithm), choice.whole};
 }

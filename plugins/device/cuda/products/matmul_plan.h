@@ -99,7 +99,8 @@ class MatmulPlan {
 /// Where a product's candidates come from.
 enum class MatmulSearch : std::uint8_t {
   listed,  ///< the library's heuristic
-  wide,    ///< besides, configurations that it does not list, where they were seen to help; seconds a product
+  wide,    ///< besides, configurations that it does not list and own products, where they were seen to help; up to a
+           ///< second a product
 };
 /// What tells a product's choices in the file apart by how they were searched: equal where that makes no difference.
 std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu);
@@ -126,7 +127,7 @@ class MatmulPlans {
   UnlistedCandidates unlisted_for(const MatmulPlan& plan, const MatmulKey& key,
                                   const std::vector<cublasLtMatmulAlgo_t>& listed) const;
   /// What timing finds; none: there is no algorithm.
-  std::optional<TimedChoices::Found> search(MatmulPlan& plan, const MatmulKey& key, bool wide, bool own);
+  std::optional<TimedChoices::Found> search(MatmulPlan& plan, const MatmulKey& key);
 
   TimedChoices& choices_;
   int candidates_;

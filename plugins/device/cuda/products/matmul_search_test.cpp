@@ -114,6 +114,11 @@ TEST_CASE("only large products on Hopper are searched beyond the list, and their
   CHECK(search_mark(MatmulSearch::wide, small, hopper) == "");
   CHECK(search_mark(MatmulSearch::wide, large, ampere) == "");
   CHECK(search_mark(MatmulSearch::listed, large, hopper) == "");
+  hopper.products = ProductChoice::automatic, hopper.wgmma = true;
+  CHECK(search_mark(MatmulSearch::wide, large, hopper) == ", wide, own");
+  CHECK(search_mark(MatmulSearch::wide, key_of(4096, 3584, 18944, DType::e4m3), hopper) == ", wide");
+  CHECK(search_mark(MatmulSearch::wide, small, hopper) == "");
+  CHECK(search_mark(MatmulSearch::listed, large, hopper) == "");
 }
 
 TEST_CASE("products are timed on so many operands that none are left in the cache") {

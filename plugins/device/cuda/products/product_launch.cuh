@@ -13,8 +13,9 @@ namespace quern::cuda::product {
 /// Rows of the first operand, columns of the result that tiles count (Finish::kWidth each), and what is summed over.
 struct Extent {
   std::int64_t rows = 0, width = 0, depth = 0;
-  int parts = 1;    ///< of the sums of the last tiles
-  int divided = 0;  ///< pairs of tiles that are taken in parts
+  int parts = 1;              ///< of the sums of the last tiles
+  int divided = 0;            ///< pairs of tiles that are taken in parts
+  std::int64_t a_stride = 0;  ///< elements between rows of the first operand as stored; 0: contiguous
 };
 
 /// Coordinates and numbers of tiles are 32-bit.
@@ -48,9 +49,10 @@ struct ProductLaunch {
   /// `operands.b`, its steps and firsts are set; a as Sums::kRowsLie says.
   static void run(const Extent& e, Operands& operands, DType type_a, const void* a,
                   const typename Finish::Arguments& arguments, int multiprocessors, cudaStream_t stream) {
+    constexpr std::uint32_t kDepth = Formats::kDepth;
     operands.a = Sums::kRowsLie == Rows::along
-                     ? tensor_map(type_a, {e.depth, e.rows, 1}, a, {Formats::kDepth, kRows, 1})
-                     : tensor_map(type_a, {e.rows, e.depth, 1}, a, {kRows, Formats::kDepth, 1});
+                     ? tensor_map(type_a, {e.depth, e.rows, 1}, a, {kDepth, kRows, 1}, e.a_stride)
+                     : tensor_map(type_a, {e.rows, e.depth, 1}, a, {kDepth, kDepth, 1}, e.a_stride);
     operands.grid = grid_of<Formats, Finish>(e);
     const int clusters = std::min(std::max(multiprocessors / kCluster, 1), operands.grid.items());
     cudaLaunchAttribute cluster{};

@@ -121,23 +121,28 @@ struct alignas(16) Four {
   Sum at[4];
 };
 
-/// `kBuffers` chunks of a warp fit into shared memory.
-template <class Sum, Lies kLies, int kTileColumns, int kBuffers>
+/// Room for `kRing` stages, and for `kBuffers` chunks of each warp.
+template <int kTileColumns, int kRing, int kBuffers, int kLoadedColumns = kTileColumns>
+struct StoredMemory : Shared<kTileColumns, kRing, kBuffers * kChunkBytes * 4 * kMultipliers, kLoadedColumns> {
+  static constexpr int kChunks = kBuffers;
+};
+
+template <class Sum, Lies kLies, class OfMemory>
 class Stored {
  public:
-  using Memory = Shared<kTileColumns, 4, kBuffers * kChunkBytes * 4 * kMultipliers>;
+  using Memory = OfMemory;
   static_assert(Memory::kBytes <= 232448, "what a block can have");
   using Arguments = Destination;
-  static constexpr int kWidth = kTileColumns, kGroups = kTileColumns / 8;
+  static constexpr int kWidth = Memory::kColumns, kGroups = kWidth / 8;
   static constexpr bool kAssists = false;
   static __device__ bool idle(const Arguments&) { return false; }
-  static constexpr int kSums = kTileColumns / 2;
+  static constexpr int kSums = kWidth / 2;
 
   __device__ Stored(const Arguments& arguments, const Memory& memory, int multiplier)
       : to_(arguments),
         scaling_(arguments.scales),
         multiplier_(multiplier),
-        chunks_(memory.results() + Team<kLies>::template memory<kBuffers * kChunkBytes>()) {}
+        chunks_(memory.results() + Team<kLies>::template memory<Memory::kChunks * kChunkBytes>()) {}
 
   __device__ __forceinline__ void prepare(const Item& item) {
     if (item.part < 0) scaling_.prepare(item.row(multiplier_) + warp_row(), item.column * kWidth);
@@ -158,7 +163,7 @@ class Stored {
     const Team<kLies> team;
     const bool one = team.rank == 0;
     const int row = item.row(multiplier_) + team.row(), column = item.column * kWidth;
-    constexpr int kAtOnce = kBuffers * kChunk;
+    constexpr int kAtOnce = Memory::kChunks * kChunk;
 #pragma unroll
     for (int begin = 0; begin < kGroups; begin += kAtOnce) {
       if (one) tma::wait_stores_read();

@@ -53,22 +53,23 @@ enum class Columns {
   along,   ///< (columns, k): two boxes of half a tile's columns
   dealt,   ///< the same, of 8 bits, in the order of dealt_tensor_map: of each 32 columns a thread's sums are eight
            ///< neighbours, from 8 (lane % 4) on
-  across,  ///< (k, columns), of bf16: four boxes of 64 columns
+  across,  ///< (k, columns), of bf16: four boxes of 64 columns, also where a tile has fewer
 };
 
 /// The first operand as stored.
 enum class Rows {
   along,   ///< (rows, k)
-  across,  ///< (k, rows), of 8 bits: turned on the way from shared memory to registers
+  across,  ///< (k, rows): of bf16 two boxes of 64 rows, one a multiplier; of 8 bits one, turned on the way from shared
+           ///< memory to registers
 };
 
 /// What is multiplied, as products of 64 rows.
 struct OfBf16 {
   using Sum = float;
   static constexpr int kDepth = wgmma::kRowBytes / 2;  ///< elements along k of a stage
-  template <Columns kLayout, int kCount>
+  template <Rows kRowsLie, Columns kColumnsLie, int kCount>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
-    wgmma::multiply<kLayout == Columns::across>(sums, a, b, add);
+    wgmma::multiply<kRowsLie == Rows::across, kColumnsLie == Columns::across>(sums, a, b, add);
   }
 };
 template <DType kA, DType kB>
@@ -80,18 +81,18 @@ struct OfFloat8 {
                                                   bool add) {
     wgmma::multiply<kA, kB>(sums, a, b, add);
   }
-  template <Columns kLayout, int kCount>
+  template <Rows kRowsLie, Columns kColumnsLie, int kCount>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
-    static_assert(kLayout != Columns::across, "operands of 8 bits lie along k");
+    static_assert(kRowsLie == Rows::along && kColumnsLie != Columns::across, "operands of 8 bits lie along k");
     wgmma::multiply<kA, kB>(sums, a, b, add);
   }
 };
 struct OfI8 {
   using Sum = std::int32_t;
   static constexpr int kDepth = wgmma::kRowBytes;
-  template <Columns kLayout, int kCount>
+  template <Rows kRowsLie, Columns kColumnsLie, int kCount>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
-    static_assert(kLayout != Columns::across, "operands of 8 bits lie along k");
+    static_assert(kRowsLie == Rows::along && kColumnsLie != Columns::across, "operands of 8 bits lie along k");
     wgmma::multiply(sums, a, b, add);
   }
 };
@@ -142,11 +143,13 @@ struct Operands {
   Grid grid;
 };
 
-/// Shared memory, in bytes from an address that is a multiple of 1024: a ring of stages, and `kResultBytes` of results.
-template <int kTileColumns, int kRing, std::uint32_t kResultBytes>
+/// Shared memory, in bytes from an address that is a multiple of 1024: a ring of stages, which have `kLoadedColumns` of
+/// the second operand, and `kResultBytes` of results.
+template <int kTileColumns, int kRing, std::uint32_t kResultBytes, int kLoadedColumns = kTileColumns>
 struct Shared {
   static constexpr int kColumns = kTileColumns, kHalf = kColumns / 2, kStages = kRing;
-  static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kColumns * wgmma::kRowBytes, kStage = kA + kB;
+  static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kLoadedColumns * wgmma::kRowBytes,
+                                 kStage = kA + kB;
   static_assert(kB / 2 % wgmma::kEightRows == 0, "a half begins where the swizzle does");
   static constexpr std::uint32_t kResults = kStages * kStage, kBarriers = kResults + kResultBytes;
   static constexpr std::uint32_t kBytes = kBarriers + 16 * kStages + 1024;  ///< 1024: what alignment may take
@@ -187,10 +190,13 @@ __device__ __forceinline__ void produce(const Operands& o, const Memory& shared)
       const std::uint32_t full = shared.full(ring.stage);
       tma::wait(shared.empty(ring.stage), ring.parity ^ 1);
       tma::arrive_expecting(full, Memory::kStage);
-      if constexpr (Sums::kRowsLie == Rows::along)
+      if constexpr (Sums::kRowsLie == Rows::along) {
         tma::load_box(shared.a(ring.stage), o.a, step * kDepth, row, 0, full);
-      else
-        tma::load_box(shared.a(ring.stage), o.a, row, step * kDepth, 0, full);
+      } else {
+#pragma unroll
+        for (int at = 0; at < kRows; at += kDepth)  // boxes are as wide as long: swizzled rows
+          tma::load_box(shared.a(ring.stage) + at * wgmma::kRowBytes, o.a, row + at, step * kDepth, 0, full);
+      }
       const std::uint32_t to = shared.b(ring.stage) + rank * (Memory::kB / 2);
       if constexpr (Sums::kColumnsLie == Columns::along) {
         tma::load_box_to(to, o.b[rank], step * kDepth, column, 0, full, kBoth);
@@ -257,8 +263,8 @@ class OverlappedStages : public Stages<Memory> {
   int previous_ = -1;
 };
 
-/// Both operands are multiplied as they lie in shared memory, the second along the sums or across.
-template <class Formats, Columns kLayout, class Memory>
+/// Both operands are multiplied as they lie in shared memory, of bf16 along the sums or across.
+template <class Formats, Rows kRowsLie, Columns kColumnsLie, class Memory>
 class Straight {
  public:
   using Sum = typename Formats::Sum;
@@ -271,16 +277,15 @@ class Straight {
   }
   /// Those of the next stage, added to what is there.
   __device__ __forceinline__ void begin_stage(bool add, Sum (&sums)[kSums]) {
-    constexpr std::uint32_t kBoxBytes = Formats::kDepth * wgmma::kRowBytes;
-    constexpr std::uint32_t kStep = kLayout == Columns::across ? 2048 : wgmma::kDepthBytes;
+    using A = Staged<kRowsLie == Rows::across>;
+    using B = Staged<kColumnsLie == Columns::across>;
     const int stage = stages_.next();
-    const wgmma::Tile a = wgmma::along_rows(shared_.a(stage) + number_ * Memory::kA / kMultipliers);
-    const wgmma::Tile b = kLayout == Columns::across ? wgmma::across_rows<kBoxBytes>(shared_.b(stage))
-                                                     : wgmma::along_rows(shared_.b(stage));
+    const wgmma::Tile a = A::tile(shared_.a(stage) + number_ * Memory::kA / kMultipliers);
+    const wgmma::Tile b = B::tile(shared_.b(stage));
     wgmma::fence();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k)
-      Formats::template multiply<kLayout>(sums, a + k * wgmma::kDepthBytes, b + k * kStep, add || k > 0);
+      Formats::template multiply<kRowsLie, kColumnsLie>(sums, a + k * A::kStep, b + k * B::kStep, add || k > 0);
     stages_.begun(stage);
   }
   __device__ __forceinline__ void finish(Sum (&sums)[kSums]) {
@@ -289,19 +294,29 @@ class Straight {
   }
 
  private:
+  /// An operand's tile in a stage, and its steps along the sums.
+  template <bool kAcross>
+  struct Staged {
+    static constexpr std::uint32_t kStep = kAcross ? wgmma::kAcrossDepthBytes : wgmma::kDepthBytes;
+    static __device__ __forceinline__ wgmma::Tile tile(std::uint32_t address) {
+      return kAcross ? wgmma::across_rows<Formats::kDepth * wgmma::kRowBytes>(address) : wgmma::along_rows(address);
+    }
+  };
+
   const Memory& shared_;
   const int number_;
   OverlappedStages<Memory> stages_;
 };
 
-template <class OfFormats, Columns kLayout>
+template <class OfFormats, Columns kOfColumns, Rows kOfRows = Rows::along>
 struct StraightSums {
   using Formats = OfFormats;
-  static constexpr Rows kRowsLie = Rows::along;
-  static constexpr Columns kColumnsLie = kLayout;
+  static constexpr Rows kRowsLie = kOfRows;
+  static constexpr Columns kColumnsLie = kOfColumns;
   template <class Memory>
-  using On = Straight<Formats, kLayout, Memory>;
+  using On = Straight<Formats, kOfRows, kOfColumns, Memory>;
 };
+
 template <class Sums, class Finish>
 __device__ __forceinline__ void multiply(const Operands& o, const typename Finish::Memory& shared, int number,
                                          Finish& finish) {
