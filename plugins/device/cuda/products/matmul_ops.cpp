@@ -35,9 +35,12 @@ MatmulKey make_key(const OpInstance& op) {
   key.accumulate = y.accumulate;
   if (present(op, kBias)) {
     DType taken = size_of(a.dtype) == 1 ? DType::bf16 : y.dtype;
-    // Results of other rows were seen as they are when the product is rounded before the bias is added.
-    const bool even = key.a == DType::i8 || key.n * static_cast<std::int64_t>(size_of(key.y)) % 16 == 0;
-    key.bias = op.inputs[kBias].dtype == taken && !key.accumulate && even;
+    // Where rows of any operand are no multiple of 16 bytes, the library was seen to round before it adds the bias.
+    auto even = [](const Operand& matrix) {
+      return matrix.extents[1] * static_cast<std::int64_t>(size_of(matrix.dtype)) % 16 == 0;
+    };
+    key.bias = op.inputs[kBias].dtype == taken && !key.accumulate &&
+               (key.a == DType::i8 || (even(a) && even(b) && even(y)));
   }
   if (present(op, kScaleA) || present(op, kScaleB)) {
     auto is_vector = [&op](std::size_t i) { return present(op, i) && op.inputs[i].count() > 1; };

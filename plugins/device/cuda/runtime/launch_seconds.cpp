@@ -70,7 +70,7 @@ double turning_share(const OpInstance& op, std::int64_t depth) {
 /// arithmetic, which is as long as its transfers, and holds up the products.
 double behind_product(std::string_view kind) {
   if (kind.starts_with("matmul_swiglu_quantize")) return 0.25;
-  return kind.starts_with("matmul_swiglu_grad_quantize") ? 1.15 : 0.5;
+  return kind.starts_with("matmul_swiglu_grad_quantize") ? 1.2 : 0.5;
 }
 
 double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
@@ -136,7 +136,7 @@ double memory_share(std::string_view kind) {
   static constexpr struct {
     std::string_view begin;
     double share;
-  } kShares[] = {{"rope_grad_column_sum_quantize", 0.42},
+  } kShares[] = {{"rope_grad_column_sum_quantize", 0.56},
                  {"rope_grad_column_sum", 0.66},
                  {"quantize_rows", 0.45},
                  {"quantize_columns", 0.45},
