@@ -65,6 +65,7 @@ class PatternParser {
     std::vector<std::string> results;
     do results.push_back(word());
     while (accept(','));
+    if (std::find(results.begin(), results.end(), "_") != results.end()) refuse("results that have names");
     if (!accept('=')) refuse("`=`");
     FusionPattern::Part part{.kind = word(), .inputs = {}, .outputs = {}};
     const OpSpec& spec = ops_.at(part.kind);
@@ -83,6 +84,7 @@ class PatternParser {
         pattern_.inputs.push_back(name);
     } while (accept(','));
     if (!accept(')')) refuse("`)`");
+    while (!part.inputs.empty() && part.inputs.back() == FusionPattern::kAbsent) part.inputs.pop_back();
     for (const std::string& result : results) {
       int name = index_of(result);
       part.outputs.push_back(name);

@@ -301,6 +301,7 @@ TEST_CASE("a form that the device refuses stays in parts, beside one of the same
 TEST_CASE("a pattern matches products with scales, and without the bias that it says is not there") {
   Passes p({});
   p.patterns = add_fusions(p.ops, std::vector<Fusion>{{"scaled_swiglu", "y = matmul(a, b, _, s, t); z = swiglu(y)"}});
+  CHECK(parse_fusion({"trailing", "y = matmul(a, b, _)"}, p.ops).parts[0].inputs.size() == 2);
   for (bool biased : {false, true}) {
     Program program;
     program.name = "scaled";
@@ -396,6 +397,7 @@ TEST_CASE("a pattern that cannot be read is refused with what was expected") {
   CHECK_THROWS_WITH_AS(parse_fusion({"bad", "y = add(a, b"}, ops), doctest::Contains("`)`"), Error);
   CHECK_THROWS_WITH_AS(parse_fusion({"bad", "y = rms_norm(a, b)"}, ops), doctest::Contains("2 results"), Error);
   CHECK_THROWS_WITH_AS(parse_fusion({"bad", "y = rms_nrom(a, b)"}, ops), doctest::Contains("rms_norm"), Error);
+  CHECK_THROWS_WITH_AS(parse_fusion({"bad", "_ = add(a, b)"}, ops), doctest::Contains("have names"), Error);
 }
 
 TEST_CASE("placed values that live at the same time do not overlap") {

@@ -1,6 +1,7 @@
 // The rotation's gradient, quantized and transposed as it is made, its columns summed on the way where a bias was
 // added: the gradient of a packed qkv on its way to the product that made it.
 
+#include "attention/rope_ops.h"
 #include "primitives/heads.cuh"
 #include "quantization/quantize_ops.h"
 #include "quantization/tile_quantize.cuh"
@@ -105,8 +106,6 @@ struct RopeGradPairs : RopeOperands {
   static constexpr int kParts = 1;
   static constexpr bool kSums = kSumColumns;
 
-  static bool takes(std::int64_t head_dim) { return head_dim % 16 == 0 && kTileSide % head_dim == 0; }
-
   template <class T>
   struct Loaded {
     Eight<T> x;
@@ -185,7 +184,7 @@ Launch prepare_as(const OpInstance& op, CudaContext& context, ScaleSource source
 // dy, positions -> dqkv, kSums: their sum over tokens, and the quantizing part's of dqkv
 template <bool kSums>
 Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
-  return RopeGradPairs<kSums>::takes(PackedHeads(op.attributes).head_dim)
+  return rope_quantizes_pairs(PackedHeads(op.attributes).head_dim)
              ? prepare_as<RopeGradPairs<kSums>>(op, context, source)
              : prepare_as<RopeGrad<kSums>>(op, context, source);
 }

@@ -20,7 +20,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-/// Where e^-x is far from 1 the rounding of x log2(e) costs up to 3e-6 of it.
+/// Where e^-x is far from 1 the rounding of x log2(e) costs up to 4e-6 of it.
 __device__ __forceinline__ float sigmoid(float x) { return fast_reciprocal(1.0f + fast_exp2(-1.44269504f * x)); }
 
 // ---- SwiGLU: Shazeer, "GLU Variants Improve Transformer" (2020) ----

@@ -39,8 +39,8 @@ MatmulKey make_key(const OpInstance& op) {
     auto even = [](const Operand& matrix) {
       return matrix.extents[1] * static_cast<std::int64_t>(size_of(matrix.dtype)) % 16 == 0;
     };
-    key.bias = op.inputs[kBias].dtype == taken && !key.accumulate &&
-               (key.a == DType::i8 || (even(a) && even(b) && even(y)));
+    key.bias =
+        op.inputs[kBias].dtype == taken && !key.accumulate && (key.a == DType::i8 || (even(a) && even(b) && even(y)));
   }
   if (present(op, kScaleA) || present(op, kScaleB)) {
     auto is_vector = [&op](std::size_t i) { return present(op, i) && op.inputs[i].count() > 1; };

@@ -36,7 +36,7 @@ class Codes {
 
   __device__ __forceinline__ Codes(const QuantizeArguments& args, std::uint32_t memory)
       : quantizer_(args), memory_(memory + static_cast<std::uint32_t>(threadIdx.x) / 32 * kTurnedBytes) {
-    const float inverse = quantizer_.inverse();  // a power of two: products with it are exact in bf16 too
+    const float inverse = quantizer_.inverse();  // a power of two: codes of products with it in bf16 are the same
     inverse_ = __floats2bfloat162_rn(inverse, inverse);
   }
 
@@ -53,13 +53,7 @@ class Codes {
     }
     unpack_eight(products, scaled);
     std::uint32_t words[2];
-    constexpr auto kTo = kFormat == DType::e4m3 ? __NV_E4M3 : __NV_E5M2;
-#pragma unroll
-    for (int w = 0; w < 2; ++w)
-      words[w] = __nv_cvt_float2_to_fp8x2(make_float2(scaled[4 * w], scaled[4 * w + 1]), __NV_SATFINITE, kTo) |
-                 static_cast<std::uint32_t>(
-                     __nv_cvt_float2_to_fp8x2(make_float2(scaled[4 * w + 2], scaled[4 * w + 3]), __NV_SATFINITE, kTo))
-                     << 16;
+    encode_float8(scaled, kFormat, 1.0f, words);
     const uint2 codes = make_uint2(words[0], words[1]);
     if (inside && quantizer_.writes()) *reinterpret_cast<uint2*>(to.q + at) = codes;
     return codes;

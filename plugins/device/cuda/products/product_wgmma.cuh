@@ -16,7 +16,7 @@
 //     class On<Memory>;                //   of each thread that multiplies
 //       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
 //       void finish(sums);             //   waits for it
-//   Finish                             // product_hand_over.cuh, product_store.cuh:
+//   Finish                             // product_hand_over.cuh, product_store.cuh, product_codes.cuh:
 //     using Memory;                    //   Shared, below
 //     struct Arguments;                //   of the kernel
 //     constexpr int kWidth;            //   columns of the result that a tile is

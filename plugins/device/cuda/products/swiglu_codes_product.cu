@@ -1,6 +1,6 @@
 // matmul_swiglu_quantize_delayed and matmul_swiglu_grad_quantize_delayed: products of 8-bit operands that end in the
 // codes of SwiGLU, or of its gradient, under a delayed scale. Values are rounded to bf16 as by the parts; only what is
-// read goes to memory. A clipped tensor has its product done again, as delayed scales do (primitives/scale.cuh).
+// read goes to memory. Where the assumed scale does not serve, the product is done again (primitives/scale.cuh).
 
 #include "elementwise/activations.cuh"
 #include "products/product_codes.cuh"
@@ -141,7 +141,7 @@ static_assert(kParts == SwigluGradEpilogue<DType::e4m3, false>::kParts);
 /// Inputs by pattern: a, b, their scales, for the gradient gate_up, the state. Outputs: the product, the values, codes.
 struct Form {
   bool gradient;
-  std::size_t gate_up() const { return 4; }
+  static constexpr std::size_t kGateUp = 4;
   std::size_t state() const { return gradient ? 5 : 4; }
 };
 
@@ -169,8 +169,9 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
             "in one kernel takes e4m3, or a gradient in e5m2")
       .that(!flag("transpose_a") && flag("transpose_b"), "in one kernel takes operands along the sums")
       .that(flag("fast_accumulation"), "in one kernel sums in fewer bits than fp32")
-      .that(width % kDealtRows == 0 && depth % 16 == 0,
-            "in one kernel takes sums over a multiple of 16 and a width that is a multiple of 32")
+      .that(gpu.products != ProductChoice::library, "in one kernel needs own products, which the config excludes")
+      .that(rows > 0 && width > 0 && width % kDealtRows == 0 && depth % 16 == 0,
+            "in one kernel takes rows, sums over a multiple of 16 and a width that is a multiple of 32")
       .that(depth > kLeast, "in one kernel takes sums over more than " + std::to_string(kLeast) + " terms")
       .that(rows < kMostElements && depth < kMostElements && 2 * width < kMostElements &&
                 ceil_divide(rows, kRows) * ceil_divide(width, SwigluEpilogue<false, false>::kWidth) < kMostElements,
@@ -179,7 +180,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
       .input(1, "b", {form.gradient ? width : 2 * width, depth}, DType::e4m3)
       .input(2, "scale_a", {1}, DType::f32)
       .input(3, "scale_b", {1}, DType::f32);
-  if (form.gradient) check.input(form.gate_up(), "gate_up", {rows, 2 * width}, DType::bf16);
+  if (form.gradient) check.input(Form::kGateUp, "gate_up", {rows, 2 * width}, DType::bf16);
   plan.check(check, op);
   check.that(check.ok() && plan.format() == op.inputs[0].dtype, "in one kernel gives codes in the format of a");
   check.output(0, "y", {rows, form.gradient ? width : 2 * width}, DType::bf16)
@@ -193,17 +194,17 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
   return check.support();
 }
 
-template <DType kA, class Epilogue>
-using Codes8 = ProductLaunch<StraightSums<OfFloat8<kA, DType::e4m3>, Columns::dealt>, InCodes<Epilogue>>;
+template <class Epilogue>
+using CodesProduct =
+    ProductLaunch<StraightSums<OfFloat8<Epilogue::kFormat, DType::e4m3>, Columns::dealt>, InCodes<Epilogue>>;
 
-template <DType kA, class Epilogue>
+template <class Epilogue>
 Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
-  using Product = Codes8<kA, Epilogue>;
+  using Product = CodesProduct<Epilogue>;
   Product::load();
   const Sizes s = sizes_of(op, form);
   return [plan = plan_of(op, form), s, form, multiprocessors = context.multiprocessors](
              std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    if (s.rows == 0 || s.width == 0) return;
     Operands operands{};
     for (int half = 0; half < 2; ++half) {  // gate and up, or the columns of dy
       const std::int64_t first = form.gradient ? 0 : half * s.width;
@@ -217,25 +218,25 @@ Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
                              .scale_b = in[3].as<const float>(),
                              .rows = static_cast<int>(s.rows),
                              .width = static_cast<int>(s.width),
-                             .gate_up = (form.gradient ? in[form.gate_up()] : out[0]).as<bf16>(),
+                             .gate_up = (form.gradient ? in[Form::kGateUp] : out[0]).as<bf16>(),
                              .values = out[1].as<bf16>()};
     plan.run(in, out, exec, [&](const QuantizeArguments& quantize) {
       arguments.quantize = quantize;
-      Product::run({s.rows, s.width, s.depth}, operands, kA, in[0].data, arguments, multiprocessors, stream_of(exec));
+      Product::run({s.rows, s.width, s.depth}, operands, Epilogue::kFormat, in[0].data, arguments, multiprocessors,
+                   stream_of(exec));
     });
   };
 }
 
 template <bool kValues>
 Launch prepare_forward(const OpInstance& op, CudaContext& context) {
-  return op.outputs[4].present ? prepare<DType::e4m3, SwigluEpilogue<true, kValues>>(op, context, {false})
-                               : prepare<DType::e4m3, SwigluEpilogue<false, kValues>>(op, context, {false});
+  return op.outputs[4].present ? prepare<SwigluEpilogue<true, kValues>>(op, context, {false})
+                               : prepare<SwigluEpilogue<false, kValues>>(op, context, {false});
 }
 template <bool kValues>
 Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
-  return op.inputs[0].dtype == DType::e5m2
-             ? prepare<DType::e5m2, SwigluGradEpilogue<DType::e5m2, kValues>>(op, context, {true})
-             : prepare<DType::e4m3, SwigluGradEpilogue<DType::e4m3, kValues>>(op, context, {true});
+  return op.inputs[0].dtype == DType::e5m2 ? prepare<SwigluGradEpilogue<DType::e5m2, kValues>>(op, context, {true})
+                                           : prepare<SwigluGradEpilogue<DType::e4m3, kValues>>(op, context, {true});
 }
 
 }  // namespace

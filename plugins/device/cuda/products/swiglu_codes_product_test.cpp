@@ -72,13 +72,15 @@ Device* fused_gpu(const DevicePair& pair) {
   return refusal.empty() && pair.open ? pair.gpu.get() : nullptr;
 }
 
-void compare(Device& gpu, const Size& s, bool gradient, DType a_type, const PoisonedTensor& state) {
+/// `factor`: a's scale.
+void compare(Device& gpu, const Size& s, bool gradient, DType a_type, const PoisonedTensor& state,
+             float factor = 0.125f) {
   const Extents both{s.rows, 2 * s.width};
   const DType format = gradient ? a_type : kE4m3;
   PoisonedTensor a = normal(a_type, {padded(s.rows), s.depth}, 1);
   PoisonedTensor b = normal(kE4m3, {gradient ? s.width : 2 * s.width, s.depth}, 2);
   PoisonedTensor gate_up = normal(kBf16, both, 3, 2);
-  const PoisonedTensor scale_a = scale(0.125f), scale_b = scale(0.5f);
+  const PoisonedTensor scale_a = scale(factor), scale_b = scale(0.5f);
 
   const OpInstance matmul{
       "matmul",
@@ -134,6 +136,15 @@ TEST_CASE("products that end in the codes of swiglu give the bits of their parts
   }
 }
 
+TEST_CASE("products that end in the codes of swiglu find what is not finite as their parts do") {
+  DevicePair pair = open_pair({.products = "own"});
+  Device* gpu = fused_gpu(pair);
+  if (gpu == nullptr) return;
+  for (bool gradient : {false, true})
+    for (float factor : {0x1p126f, std::numeric_limits<float>::quiet_NaN()})  // sums beyond bf16; no number
+      for (float scale : {0.0f, 64.0f}) compare(*gpu, {129, 96, 800}, gradient, kE4m3, state_of(scale), factor);
+}
+
 TEST_CASE("products that end in the codes of swiglu refuse what they cannot do") {
   DevicePair pair = open_pair();
   auto refusal = [&pair](bool gradient, const Size& s, auto change) {
@@ -154,6 +165,7 @@ TEST_CASE("products that end in the codes of swiglu refuse what they cannot do")
     CHECK(refusal(gradient, s, change).find(why) != std::string::npos);
   };
   for (bool gradient : {false, true}) refuses(gradient, {64, 64, 768}, nothing, "more than 768");
+  refuses(false, {0, 64, 896}, nothing, "takes rows");
   refuses(false, {64, 80, 896}, nothing, "multiple of 32");
   refuses(false, {64, 64, 904}, nothing, "multiple of 16");
   refuses(

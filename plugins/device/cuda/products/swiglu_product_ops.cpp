@@ -31,6 +31,7 @@ Extents stored(const SwigluProductShape& s, std::int64_t columns) {
 
 void check_product(OperandCheck& check, const OpInstance& op, const SwigluProductShape& s, const CudaTraits& gpu) {
   check.that(gpu.wgmma, "in one kernel needs Hopper's own instructions")
+      .that(gpu.products != ProductChoice::library, "in one kernel needs own products, which the config excludes")
       .that(check.ok() && op.inputs[0].dtype == DType::bf16, "in one kernel takes bf16")
       .that(!transposed(op, "transpose_a"), "in one kernel takes no transposed a")
       .that(wgmma_takes(s), "in one kernel takes sizes that are multiples of 8 and below 2^30");

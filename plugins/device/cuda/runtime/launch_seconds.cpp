@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "attention/rope_ops.h"
 #include "loss/loss_chunk.h"
 #include "products/own_product.h"
 
@@ -132,11 +133,12 @@ double loss_seconds(const OpInstance& op, const GpuFacts& gpu) {
 }
 
 /// The share of the memory rate at which an op moves each operand once: the first whose name the kind begins with.
-double memory_share(std::string_view kind) {
+double memory_share(const OpInstance& op) {
+  const std::string_view kind = op.kind;
   static constexpr struct {
     std::string_view begin;
     double share;
-  } kShares[] = {{"rope_grad_column_sum_quantize", 0.56},
+  } kShares[] = {{"rope_grad_column_sum_quantize", 0.42},
                  {"rope_grad_column_sum", 0.66},
                  {"quantize_rows", 0.45},
                  {"quantize_columns", 0.45},
@@ -145,6 +147,8 @@ double memory_share(std::string_view kind) {
                  {"swiglu", 0.8},
                  {"adamw", 0.74},
                  {"sum_squares", 0.9}};
+  const std::int64_t head_dim = op.attributes.integer_or("head_dim", 0);
+  if (kind.starts_with("rope_grad_column_sum_quantize") && rope_quantizes_pairs(head_dim)) return 0.56;
   for (const auto& [begin, share] : kShares)
     if (kind.starts_with(begin)) return share;
   return kind.find("quantize") == std::string_view::npos ? 0.8 : 0.68;
@@ -158,7 +162,7 @@ double launch_seconds(const OpInstance& op, const GpuFacts& gpu) {
   if (kind.starts_with("attention")) return kStart + attention_seconds(op, gpu);
   if (kind.starts_with("lm_loss")) return kStart + loss_seconds(op, gpu);
   const double passes = kind.ends_with("quantize") ? 1.6 : 1;  // those find the tensor's scale first
-  return kStart + passes * memory_seconds(gpu, operand_bytes(op), memory_share(kind));
+  return kStart + passes * memory_seconds(gpu, operand_bytes(op), memory_share(op));
 }
 
 }  // namespace quern::cuda
