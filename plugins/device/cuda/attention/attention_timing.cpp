@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "products/matmul_scratch.h"
+#include "products/library/matmul_scratch.h"
 #include "runtime/check.h"
 #include "runtime/timing.h"
 

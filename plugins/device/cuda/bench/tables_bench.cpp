@@ -7,10 +7,10 @@
 
 #include "bench.h"
 #include "loss/cross_entropy.h"
-#include "products/matmul_plan.h"
-#include "products/matmul_scratch.h"
-#include "products/matmul_tiles.h"
-#include "products/matmul_timing.h"
+#include "products/library/matmul_plan.h"
+#include "products/library/matmul_scratch.h"
+#include "products/library/matmul_tiles.h"
+#include "products/library/matmul_timing.h"
 #include "runtime/check.h"
 
 namespace quern::cuda::bench {

@@ -8,8 +8,8 @@
 
 #include "loss/cross_entropy.h"
 #include "loss/loss_chunk.h"
-#include "products/matmul_plan.h"
-#include "products/own_product.h"
+#include "products/library/matmul_plan.h"
+#include "products/own/own_product.h"
 #include "quantization/observe.h"
 #include "quantization/transpose.h"
 #include "quern/error.h"

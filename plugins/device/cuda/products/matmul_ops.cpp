@@ -1,12 +1,13 @@
-// matmul: y (M, N) (+)= op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once.
+// matmul: y (M, N) (+)= op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once. library/ has the products of
+// cuBLASLt, own/ own kernels, a unit of each form in own/forms/, and swiglu/ products that SwiGLU is fused with.
 
 #include <cstdint>
 #include <string>
 
-#include "products/library_i8_product.h"
-#include "products/matmul_bias.h"
-#include "products/matmul_plan.h"
-#include "products/own_product.h"
+#include "products/library/library_i8_product.h"
+#include "products/library/matmul_bias.h"
+#include "products/library/matmul_plan.h"
+#include "products/own/own_product.h"
 #include "quern/block_scales.h"
 #include "quern/error.h"
 #include "runtime/kernels.h"

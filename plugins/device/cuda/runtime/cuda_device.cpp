@@ -8,7 +8,7 @@
 #include <fstream>
 #include <vector>
 
-#include "products/matmul_plan.h"
+#include "products/library/matmul_plan.h"
 #include "quantization/quantize_ops.h"
 #include "quern/error.h"
 #include "runtime/built_code.h"

@@ -5,7 +5,7 @@
 
 #include "attention/rope_ops.h"
 #include "loss/loss_chunk.h"
-#include "products/own_product.h"
+#include "products/own/own_product.h"
 
 namespace quern::cuda {
 

@@ -13,7 +13,7 @@
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
-#include "products/matmul_plan.h"
+#include "products/library/matmul_plan.h"
 
 using namespace quern::cuda;
 namespace fs = std::filesystem;

@@ -1,0 +1,9 @@
+#include "products/own/own_product_form.cuh"
+
+namespace quern::cuda {
+
+using namespace product;
+const OwnProduct kBf16BothAcrossProduct =
+    own_product<StraightSums<OfBf16, Columns::across, Rows::across>, Lies::straight>();
+
+}  // namespace quern::cuda

@@ -1,0 +1,93 @@
+#pragma once
+// The own products of one pair of formats.
+
+#include "products/own/own_product.h"
+#include "products/own/product_launch.cuh"
+#include "products/own/product_store.cuh"
+#include "products/own/product_turning.cuh"
+
+namespace quern::cuda::product {
+
+/// By tiles of 128 x kColumns; kRing and kBuffers of a StoredMemory.
+template <class Sums, Lies kLies, int kColumns, int kRing, int kBuffers>
+struct TiledProduct {
+  using Formats = typename Sums::Formats;
+  using Sum = typename Formats::Sum;
+  static constexpr bool kAcross = Sums::kColumnsLie == Columns::across;
+  static constexpr int kLoaded = kAcross ? 256 : kColumns;
+  using Finish = Stored<Sum, kLies, StoredMemory<kColumns, kRing, kBuffers, kLoaded>>;
+  using Launch = ProductLaunch<Sums, Finish>;
+
+  static void load() { Launch::load(); }
+
+  static void run(const OwnOperands& o, const OwnTiling& tiling, int multiprocessors, cudaStream_t stream) {
+    constexpr std::uint32_t kDepth = Formats::kDepth;
+    Operands operands{};
+    for (int half = 0; half < 2; ++half) {
+      operands.b[half] = kAcross
+                             ? tensor_map(o.b_type, {o.columns, o.depth, 1}, o.b, {kDepth, kDepth, 1}, o.b_stride)
+                             : tensor_map(o.b_type, {o.depth, o.columns, 1}, o.b, {kDepth, kLoaded / 2, 1}, o.b_stride);
+      operands.b_step[half] = kColumns;
+      operands.b_first[half] = half * kLoaded / 2;
+    }
+    const Extent extent{o.rows, o.columns, o.depth, tiling.parts, tiling.divided, o.a_stride};
+    const Destination to{.y = {y_map(o, kChunk), y_map(o, kChunk / 2)},
+                         .add = o.add,
+                         .scales = {.a = o.scale_a,
+                                    .b = o.scale_b,
+                                    .bias = static_cast<const bf16*>(o.bias),
+                                    .rows = static_cast<int>(o.rows),
+                                    .columns = static_cast<int>(o.columns),
+                                    .by_row = o.by_row},
+                         .parts = o.workspace};
+    Launch::run(extent, operands, o.a_type, o.a, to, multiprocessors, stream);
+    if (tiling.divided == 0) return;
+    constexpr int kGroups = Finish::kGroups, kChunks = (kGroups + kChunk - 1) / kChunk;
+    add_parts_kernel<Sum, kLies>
+        <<<static_cast<unsigned>(tiling.divided * kCluster * kMultipliers * kChunks), 128, 0, stream>>>(
+            to, operands.grid, kGroups);
+    QUERN_CUDA(cudaGetLastError());
+  }
+
+ private:
+  static CUtensorMap y_map(const OwnOperands& o, int groups) {
+    const auto columns = static_cast<std::uint32_t>(8 * groups);
+    return kLies == Lies::turned
+               ? tensor_map(DType::bf16, {o.rows, o.columns, 1}, o.y, {kHalfRows, columns, 1}, o.y_stride)
+               : tensor_map(DType::bf16, {o.columns, o.rows, 1}, o.y, {columns, 16, 1}, o.y_stride);
+  }
+};
+
+template <class Sums, Lies kLies>
+struct OwnProductForm {
+  /// Of bf16, as in products with swiglu, the results of a whole tile lie beside three stages, so that multipliers
+  /// never wait for writes.
+  static constexpr bool kBf16 = std::is_same_v<typename Sums::Formats, OfBf16>;
+  static constexpr int kRing = kBf16 ? 3 : 4, kWideBuffers = kBf16 ? 4 : 2;
+  using Of256 = TiledProduct<Sums, kLies, 256, kRing, kWideBuffers>;
+  using Of224 = TiledProduct<Sums, kLies, 224, kRing, kWideBuffers>;
+  using Of192 = TiledProduct<Sums, kLies, 192, kRing, 3>;
+
+  static void load() {
+    Of256::load();
+    Of224::load();
+    Of192::load();
+    cudaFuncAttributes attributes;
+    QUERN_CUDA(
+        cudaFuncGetAttributes(&attributes, add_parts_kernel<typename Sums::Formats::Sum, kLies>));  // loads the code
+  }
+
+  static void run(const OwnOperands& o, int multiprocessors, cudaStream_t stream) {
+    if (o.rows == 0 || o.columns == 0) return;
+    const OwnTiling tiling = own_tiling(o.rows, o.columns, o.depth, o.a_type);
+    const auto of = tiling.columns == 256 ? Of256::run : tiling.columns == 224 ? Of224::run : Of192::run;
+    of(o, tiling, multiprocessors, stream);
+  }
+};
+
+template <class Sums, Lies kLies>
+constexpr OwnProduct own_product() {
+  return {OwnProductForm<Sums, kLies>::load, OwnProductForm<Sums, kLies>::run};
+}
+
+}  // namespace quern::cuda::product

@@ -1,0 +1,75 @@
+#pragma once
+// Launches of product_wgmma.cuh.
+
+#include <algorithm>
+
+#include "primitives/tensor_map.h"
+#include "products/own/product_wgmma.cuh"
+#include "runtime/check.h"
+#include "runtime/launch.cuh"
+
+namespace quern::cuda::product {
+
+/// Rows of the first operand, columns of the result that tiles count (Finish::kWidth each), and what is summed over.
+struct Extent {
+  std::int64_t rows = 0, width = 0, depth = 0;
+  int parts = 1;              ///< of the sums of the last tiles
+  int divided = 0;            ///< pairs of tiles that are taken in parts
+  std::int64_t a_stride = 0;  ///< elements between rows of the first operand as stored; 0: contiguous
+};
+
+/// Coordinates and numbers of tiles are 32-bit.
+inline constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
+
+template <class Formats, class Finish>
+Grid grid_of(const Extent& e) {
+  constexpr int kGroup = 8;
+  Grid grid{.row_pairs = static_cast<int>(ceil_divide(e.rows, kRows * kCluster)),
+            .columns = static_cast<int>(ceil_divide(e.width, Finish::kWidth)),
+            .group = kGroup,
+            .steps = static_cast<int>(ceil_divide(e.depth, Formats::kDepth)),
+            .whole = 0,
+            .parts = e.parts};
+  grid.whole = grid.tiles() - e.divided;
+  return grid;
+}
+
+template <class Sums, class Finish>
+struct ProductLaunch {
+  using Formats = typename Sums::Formats;
+  using Memory = typename Finish::Memory;
+
+  /// To be called by `prepare`.
+  static void load() {
+    find_tensor_map_encoder();
+    QUERN_CUDA(
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(Memory::kBytes)));
+  }
+
+  /// `operands.b`, its steps and firsts are set; a as Sums::kRowsLie says.
+  static void run(const Extent& e, Operands& operands, DType type_a, const void* a,
+                  const typename Finish::Arguments& arguments, int multiprocessors, cudaStream_t stream) {
+    constexpr std::uint32_t kDepth = Formats::kDepth;
+    operands.a = Sums::kRowsLie == Rows::along
+                     ? tensor_map(type_a, {e.depth, e.rows, 1}, a, {kDepth, kRows, 1}, e.a_stride)
+                     : tensor_map(type_a, {e.rows, e.depth, 1}, a, {kDepth, kDepth, 1}, e.a_stride);
+    operands.grid = grid_of<Formats, Finish>(e);
+    const int clusters = std::min(std::max(multiprocessors / kCluster, 1), operands.grid.items());
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {.x = kCluster, .y = 1, .z = 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(clusters * kCluster);
+    config.blockDim = kThreads;
+    config.dynamicSmemBytes = Memory::kBytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    QUERN_CUDA(cudaLaunchKernelEx(&config, kKernel, operands, arguments));
+  }
+
+ private:
+  static constexpr auto kKernel = product_kernel<Sums, Finish>;
+};
+
+}  // namespace quern::cuda::product
