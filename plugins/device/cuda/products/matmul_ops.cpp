@@ -1,5 +1,5 @@
-// matmul: y (M, N) (+)= op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once. library/ has the products of
-// cuBLASLt, own/ own kernels, a unit of each form in own/forms/, and swiglu/ products that SwiGLU is fused with.
+// matmul: y (M, N) (+)= op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once. library/ has cuBLASLt's
+// products, own/ own kernels, a unit of each form in own/forms/, and swiglu/ products that SwiGLU is fused with.
 
 #include <cstdint>
 #include <string>
