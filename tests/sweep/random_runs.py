@@ -212,7 +212,7 @@ def try_budgets(draw, runs, wanted):
         budgets = {
             "memory.device_budget": f"{int(size * draw.uniform(0.35, 1.05))}B",
             "memory.host_budget": f"{int(size * draw.uniform(0.5, 4))}B",
-            "memory.store": draw.choice(["host", "zerocopy"]),
+            "memory.stores": draw.choice([["host"], ["zerocopy"], ["host", "zerocopy"]]),
         }
         found = runs.train(f"budget-{number}", budgets, expected=(0, *REFUSED))
         if found:

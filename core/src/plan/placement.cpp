@@ -11,7 +11,7 @@ std::string_view name_of(Sharding sharding) { return sharding == Sharding::none 
 
 bool Placement::on_device(int layer) const {
   if (memory == kOnDevice) return true;
-  return layer >= 0 && (layer + 1) * device_percent / 100 > layer * device_percent / 100;
+  return device_percent > 0 && (layer < 0 || (layer + 1) * device_percent / 100 > layer * device_percent / 100);
 }
 
 std::optional<Placement> placement_named(std::string_view text) {

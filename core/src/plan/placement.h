@@ -23,8 +23,9 @@ struct Placement {
   /// 0 to 99, of the layers: their state stays on the device although `memory` is a store.
   std::int64_t device_percent = 0;
 
-  /// Whether the state of that layer is on the device; -1: outside the layers, with `memory`. The layers that stay are
-  /// spread evenly, so that transfers of the others are spread over a pass.
+  /// Whether the state of that layer is on the device; -1: outside the layers. Those that stay are spread evenly, so
+  /// that transfers of the others are spread over a pass. Beside layers that stay so does what is outside them: a
+  /// transfer of several layers' size, at an end of a pass, would be hidden by little.
   bool on_device(int layer) const;
 };
 

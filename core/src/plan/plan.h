@@ -37,7 +37,7 @@ struct PlanOptions {
   std::int64_t last_layers = 0;        ///< and so many at the end
   std::int64_t device_budget = 0;      ///< bytes; with it, or the next, the planner chooses what stays within both
   std::int64_t host_budget = 0;        ///< bytes, pinned and of stores in host memory; 0: any number
-  std::string store;                   ///< the offload store that it may choose; empty: none
+  std::vector<std::string> stores;     ///< that it may choose: the first for any state, others for the optimizer's
   StatePlacement state;                ///< ranks, shards and memories of parameter state and activations
   std::int64_t accumulation = 1;       ///< micro-batches of a step on this rank, for estimates
   bool documents = false;              ///< attention stays within documents

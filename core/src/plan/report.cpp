@@ -45,7 +45,7 @@ ParameterGroup group_of(const Plan& plan, const std::string& parameter) {
   fail_internal("plan", "no parameter `" + parameter + "`");
 }
 
-constexpr int kPlacedWidth = 25;
+constexpr int kPlacedWidth = 30;
 
 std::string placed_in(const Placement& placement) {
   if (placement.device_percent == 0) return placement.memory;

@@ -176,7 +176,7 @@ PlanOptions Session::plan_options() const {
   options.recompute = memory.recompute;
   options.device_budget = *size_in_bytes(memory.device_budget);
   options.host_budget = *size_in_bytes(memory.host_budget);
-  if (memory.store != kOnDevice) options.store = memory.store;
+  options.stores = memory.stores;
   auto placed = [this](const std::string& text, const std::string& sharding) {
     Placement placement = placement_named(text).value();
     if (sharding == "ranks" && parallel.ranks > 1) placement.sharding = Sharding::ranks;

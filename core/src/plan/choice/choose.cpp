@@ -51,7 +51,7 @@ class Comparison {
 
   /// The fastest of those that fit and take less than `limit` seconds; none: there is none.
   std::optional<Choice> best(double limit = std::numeric_limits<double>::infinity()) {
-    const std::size_t ways = chooses(options_) && !options_.store.empty() ? std::size_t{1} << open_.size() : 1;
+    const std::size_t ways = chooses(options_) && !options_.stores.empty() ? std::size_t{1} << open_.size() : 1;
     std::vector<unsigned> order(ways);
     for (std::size_t way = 0; way < ways; ++way) order[way] = static_cast<unsigned>(way);
     std::stable_sort(order.begin(), order.end(), [](auto a, auto b) { return std::popcount(a) < std::popcount(b); });
@@ -103,7 +103,8 @@ class Comparison {
       if (known.fits && (known.away & away) == known.away) return;
     Candidate candidate{.away = away, .options = options_};
     for (std::size_t i = 0; i < open_.size(); ++i)
-      (candidate.options.state.*open_[i]->placement).memory = away >> i & 1 ? options_.store : std::string(kOnDevice);
+      (candidate.options.state.*open_[i]->placement).memory =
+          away >> i & 1 ? options_.stores.front() : std::string(kOnDevice);
     if (!placement_faults(candidate.options.state).empty() && away != 0) return;
     candidate.least_bytes = least_bound(away);
     if (searches() && limits_.device > 0 && candidate.least_bytes > limits_.device) {
@@ -202,7 +203,7 @@ class Comparison {
   Choice taken(Candidate& best) {
     std::vector<Decision> decisions;
     if (searches()) {
-      for (std::size_t i = 0; i < open_.size() && !options_.store.empty(); ++i) {
+      for (std::size_t i = 0; i < open_.size() && !options_.stores.empty(); ++i) {
         const std::string &memory = (best.options.state.*open_[i]->placement).memory, key = open_[i]->key;
         decisions.push_back({key, std::string(kAuto), memory, reason(best, i), key + "=" + memory});
       }
@@ -218,7 +219,7 @@ class Comparison {
   /// What it would be with this key's state at the other place.
   std::string reason(const Candidate& best, std::size_t key) const {
     const unsigned other = best.away ^ 1u << key;
-    const std::string there = other >> key & 1 ? "in `" + options_.store + "`" : "on the device";
+    const std::string there = other >> key & 1 ? "in `" + options_.stores.front() + "`" : "on the device";
     for (const Candidate& known : candidates_) {
       if (known.away != other) continue;
       if (known.tried && !known.fits) {

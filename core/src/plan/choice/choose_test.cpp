@@ -39,7 +39,7 @@ struct DeepParts {
 /// Everything is left to the planner.
 PlanOptions open_options() {
   PlanOptions options = tiny_options();
-  options.store = "host";
+  options.stores = {"host"};
   options.accumulation = 4;
   for (const PlacedKey& key : kPlacedKeys) (options.state.*key.placement).memory = kAuto;
   return options;
@@ -56,7 +56,7 @@ std::optional<double> fastest(const PlanParts& parts, const PlanOptions& options
   std::optional<double> best;
   for (unsigned places = 0; places < 32; ++places) {
     PlanOptions named = stored_options(places, 1);
-    named.store = options.store;
+    named.stores = options.stores;
     named.accumulation = options.accumulation;
     const Choice choice = choose(parts, with_budgets(named, options.device_budget, options.host_budget));
     if (choice.fits) best = std::min(best.value_or(choice.plan.seconds_per_step), choice.plan.seconds_per_step);
@@ -151,6 +151,27 @@ TEST_CASE("shares of the layers on the device are within the budget, make no ste
     faster += shares > 0 ? 1 : 0;
   }
   CHECK(faster > 1);
+}
+
+TEST_CASE("in steps of many micro-batches moments may be in a store where kernels work in place, in part") {
+  DeepParts deep;
+  deep.parts.stores = {{.id = "host"}, {.id = "zerocopy", .mappable = true}};
+  const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
+  PlanOptions options = with_budgets(open_options(), resident * 28 / 64, 0);
+  options.accumulation = 64;
+  const Choice of_one = choose_with_shares(deep.parts, options);
+  options.stores = {"host", "zerocopy"};
+  const Choice of_both = choose_with_shares(deep.parts, options);
+  REQUIRE(of_both.fits);
+  CHECK(of_both.plan.device_bytes <= options.device_budget);
+  CHECK(of_both.plan.seconds_per_step < of_one.plan.seconds_per_step);
+  const StatePlacement& state = of_both.plan.options.state;
+  CHECK(text_of(state.moments) == "device:20%,zerocopy");
+  for (const Placement* placement : {&state.gradients, &state.weights, &state.activations})
+    CHECK(placement->memory != "zerocopy");
+  PlanOptions named = options;  // what was chosen, by name
+  for (const PlacedKey& key : kPlacedKeys) named.state.*key.placement = state.*key.placement;
+  CHECK(choose(deep.parts, named).plan.seconds_per_step == of_both.plan.seconds_per_step);
 }
 
 TEST_CASE("a budget holds what the device and communicators take beside the arena") {

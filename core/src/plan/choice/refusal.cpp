@@ -49,10 +49,11 @@ class Changes {
   std::vector<std::string> cheapest() {
     smaller_micro_batch();
     for (const auto& [key, placement] : kPlacedKeys) {
-      if ((options_.state.*placement).memory != kOnDevice || options_.store.empty()) continue;
+      if ((options_.state.*placement).memory != kOnDevice || options_.stores.empty()) continue;
       PlanOptions changed = options_;
-      (changed.state.*placement).memory = options_.store;
-      if (placement_faults(changed.state).empty()) add(std::string(key) + " = \"" + options_.store + "\"", changed);
+      const std::string& store = options_.stores.front();
+      (changed.state.*placement).memory = store;
+      if (placement_faults(changed.state).empty()) add(std::string(key) + " = \"" + store + "\"", changed);
     }
     let_choose();
     fewer_logits();

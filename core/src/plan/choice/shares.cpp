@@ -1,5 +1,6 @@
 #include "plan/choice/shares.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -27,22 +28,33 @@ class Search {
     }
   }
 
-  /// Percents that are far apart, then those beside the fastest of them.
+  /// Percents that are far apart, then those beside the fastest of them. State that is used once a step may be in any
+  /// store, also in one where kernels read and write it in place.
   void run(const PlacedKey& key) {
-    const std::string whole = (best_.plan.options.state.*key.placement).memory;
+    const std::string whole = text_of(found(key));
     const double seconds = best_.plan.seconds_per_step;
-    for (const std::int64_t percent : {20, 40, 60, 80}) try_percent(key, percent);
-    const std::int64_t found = (best_.plan.options.state.*key.placement).device_percent;
-    if (found == 0) return;
-    for (const std::int64_t percent : {found - 10, found + 10}) try_percent(key, percent);
+    for (const std::string& store : options_.stores) {
+      for (const std::int64_t percent : {0, 20, 40, 60, 80}) try_percent(key, store, percent);
+      if (key.placement != &StatePlacement::master && key.placement != &StatePlacement::moments) break;
+    }
+    for (const std::int64_t apart : {10, 5}) {
+      const Placement fastest = found(key);
+      if (text_of(fastest) == whole) return;
+      for (const std::int64_t percent : {-apart, apart})
+        try_percent(key, fastest.memory, fastest.device_percent + percent);
+    }
     decide(key, whole, seconds);
   }
 
  private:
-  void try_percent(const PlacedKey& key, std::int64_t percent) {
+  const Placement& found(const PlacedKey& key) const { return best_.plan.options.state.*key.placement; }
+
+  void try_percent(const PlacedKey& key, const std::string& store, std::int64_t percent) {
+    if (percent < 0 || percent > 99) return;
     PlanOptions trial = best_.plan.options;
     Placement& placement = trial.state.*key.placement;
-    placement.memory = options_.store;
+    if (percent == 0 && (placement.memory == store || store == options_.stores.front())) return;  // it was compared
+    placement.memory = store;
     placement.device_percent = percent;
     if (placement_faults(trial.state).empty()) try_options(trial);
   }
@@ -76,6 +88,12 @@ class Search {
   Choice& best_;
 };
 
+/// Whether it recomputes more than the config's own.
+bool recomputes_more(const Choice& choice) {
+  const std::vector<Decision>& decisions = choice.plan.decisions;
+  return std::any_of(decisions.begin(), decisions.end(), [](const auto& d) { return d.key == kRecomputeKey; });
+}
+
 }  // namespace
 
 void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best) {
@@ -83,15 +101,26 @@ void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best
 }
 
 void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best) {
-  if (!chooses(options) || !options.train || options.store.empty()) return;
+  if (!chooses(options) || !options.train || options.stores.empty()) return;
+  auto is_open = [&](const PlacedKey& key) { return (options.state.*key.placement).memory == kAuto; };
+  auto stays = [&](const PlacedKey& key) { return (best.plan.options.state.*key.placement).memory == kOnDevice; };
+  // Room for activations may be worth more than some moments' transfers, once a step.
+  constexpr const PlacedKey &kMoments = kPlacedKeys[1], &kActivations = kPlacedKeys[4];
+  std::optional<Choice> moments_first;
+  if (is_open(kMoments) && stays(kMoments) && (recomputes_more(best) || !stays(kActivations))) {
+    moments_first = best;
+    Search search(parts, options, *moments_first);
+    search.run(kMoments);
+    if (is_open(kActivations)) search.run(kActivations);
+  }
   std::optional<Search> search;
   for (auto key = std::rbegin(kPlacedKeys); key != std::rend(kPlacedKeys); ++key) {
-    const Placement& placement = best.plan.options.state.*key->placement;
-    if ((options.state.*key->placement).memory != kAuto) continue;
-    if (placement.memory == kOnDevice && key->placement != &StatePlacement::activations) continue;
+    if (!is_open(*key) || (stays(*key) && key->placement != &StatePlacement::activations)) continue;
     if (!search) search.emplace(parts, options, best);
     search->run(*key);
   }
+  if (moments_first && moments_first->plan.seconds_per_step < best.plan.seconds_per_step)
+    best = std::move(*moments_first);
 }
 
 Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options) {

@@ -54,7 +54,7 @@ struct MemoryOptions {
   std::vector<std::string> recompute = {};
   std::string device_budget = "";
   std::string host_budget = "";
-  std::string store = "host";
+  std::vector<std::string> stores = {"host", "zerocopy"};
   std::string master = "auto";  ///< this and below: "auto", "device", or an offload store's id
   std::string moments = "auto";
   std::string gradients = "auto";

@@ -49,21 +49,30 @@ std::string unknown_activation(const std::string& name) {
 
 constexpr const char* kPlaced[] = {"master", "moments", "gradients", "weights", "activations"};
 
+bool names_store(const std::string& text) {
+  const std::optional<Placement> placement = placement_named(text);
+  return placement && placement->device_percent == 0 && text != kOnDevice && text != kAuto;
+}
+
 SectionSchema memory_section() {
   SectionSchema schema = section_of("memory", "What is kept, and where.", memory_options());
   schema.plugin_kind = "offload";
   schema.plugin_keys.assign(std::begin(kPlaced), std::end(kPlaced));
-  schema.plugin_keys.emplace_back("store");
+  schema.plugin_keys.emplace_back("stores");
   schema.id_in = [](const std::string& text) { return placement_named(text).value_or(Placement{}).memory; };
   schema.no_plugin = {std::string(kOnDevice), std::string(kAuto)};
   schema.selects = [](const OptionValues& values, const std::string& key) {
-    return key != "store" || chooses(memory_options().bind(values));
+    return key != "stores" || chooses(memory_options().bind(values));
   };
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     for (const std::string& name : values.get<std::vector<std::string>>("recompute"))
       if (std::find(kRecomputeNames.begin(), kRecomputeNames.end(), name) == kRecomputeNames.end())
         findings.emplace_back("recompute", unknown_activation(name));
+    for (const std::string& id : values.get<std::vector<std::string>>("stores"))
+      if (!names_store(id))
+        findings.emplace_back("stores", "not a store, found " + shortened(to_string(OptionValue(id))) +
+                                            ", expected ids of offload stores, such as \"host\"; for none use []");
     for (const char* key : kPlaced)
       if (const auto text = values.get<std::string>(key); !placement_named(text))
         findings.emplace_back(key, "not a share, found " + shortened(to_string(OptionValue(text))) +
