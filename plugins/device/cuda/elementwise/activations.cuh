@@ -30,10 +30,10 @@ __device__ __forceinline__ float swiglu(float gate, float up) { return gate * si
 struct GateUp {
   float gate, up;
 };
-/// d silu(g) / dg = sigmoid(g) * (1 + g * (1 - sigmoid(g)))
+/// d silu(g) / dg = sigmoid(g) + silu(g) * (1 - sigmoid(g))
 __device__ __forceinline__ GateUp swiglu_grad(float dy, float gate, float up) {
-  const float s = sigmoid(gate);
-  return {dy * up * (s * fmaf(gate, 1.0f - s, 1.0f)), dy * (gate * s)};
+  const float s = sigmoid(gate), silu = gate * s;
+  return {dy * up * (fmaf(-s, silu, silu) + s), dy * silu};
 }
 
 // ---- GELU: Hendrycks & Gimpel, "Gaussian Error Linear Units" (2016) ----

@@ -1,30 +1,21 @@
 #pragma once
-// A Finish of products (product_wgmma.cuh) that ends in codes. Each thread rounds its sums to bf16 and makes values and
-// codes of them in its registers, while the next tile is multiplied. The second operand is dealt, so that a thread has
-// eight neighbours of a row at a time, a unit, and reads and writes packs. Shared memory, whose bandwidth the products
-// need, is used for transposed codes alone.
-//
-//   Epilogue
-//     struct Arguments { QuantizeArguments quantize; const float *scale_a, *scale_b; int rows, width; ... };
-//     constexpr DType kFormat;               // of the codes
-//     constexpr bool kTransposed;            // whether they are written so too
-//     constexpr int kColumns;                // of a tile
-//     constexpr int kWidth;                  // columns of the values that it is
-//     constexpr int kParts;                  // of its work
-//     void expect(arguments, place);         // a tile will be summed soon
-//     void work(arguments, place, codes, units, part);
+// What Epilogues (product_kept.cuh) that end in codes make of values, in the registers of who multiplies. Shared memory
+// is used for transposed codes alone.
 
 #include "primitives/scale.cuh"
-#include "products/own/product_wgmma.cuh"
+#include "products/own/product_kept.cuh"
 #include "quantization/tile_quantize.cuh"
 
 namespace quern::cuda::product {
 
-/// Where a thread's units are: of rows `row` and `row` + 8; of columns [32 g, 32 g + 32) of a tile those from
-/// 32 g + column on. Unit 2 g is of the first row.
-struct DealtPlace {
-  int row, column;
-};
+__device__ __forceinline__ Pack<bf16> read_pack(std::uint32_t address) {
+  Pack<bf16> pack;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
+               : "r"(address)
+               : "memory");
+  return pack;
+}
 
 /// The codes of units in e4m3 or e5m2 and their largest magnitude, without a branch, which would part the work of one
 /// unit from that of the next.
@@ -32,7 +23,7 @@ template <DType kFormat>
 class Codes {
  public:
   /// Of a warp in shared memory: a group's codes, 16 rows of 32 columns, the lower rows' 64 bytes on.
-  static constexpr std::uint32_t kTurnedBytes = 4 * 128 + 64;
+  static constexpr std::uint32_t kTurnedBytes = 4 * 128 + 64, kShared = 4 * kMultipliers * kTurnedBytes;
 
   __device__ __forceinline__ Codes(const QuantizeArguments& args, std::uint32_t memory)
       : quantizer_(args), memory_(memory + static_cast<std::uint32_t>(threadIdx.x) / 32 * kTurnedBytes) {
@@ -41,19 +32,18 @@ class Codes {
   }
 
   /// Values are zero where they are not inside.
-  __device__ __forceinline__ uint2 write(const QuantizeArguments& to, const Eight<bf16>& values, std::int64_t at,
+  __device__ __forceinline__ uint2 write(const QuantizeArguments& to, const Pack<bf16>& values, std::int64_t at,
                                          bool inside) {
-    float scaled[8];
-    Eight<bf16> products;
+    Pack<bf16> products;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const auto pair = reinterpret_cast<const __nv_bfloat162&>(values.pack[0].word[i]);
+      const auto pair = reinterpret_cast<const __nv_bfloat162&>(values.word[i]);
       most_ = __hmax2(most_, __habs2(pair));
-      reinterpret_cast<__nv_bfloat162&>(products.pack[0].word[i]) = __hmul2(pair, inverse_);
+      reinterpret_cast<__nv_bfloat162&>(products.word[i]) = __hmul2(pair, inverse_);
     }
-    unpack_eight(products, scaled);
+    const Floats<bf16> scaled = unpack(products);
     std::uint32_t words[2];
-    encode_float8(scaled, kFormat, 1.0f, words);
+    encode_float8(scaled.at, kFormat, 1.0f, words);
     const uint2 codes = make_uint2(words[0], words[1]);
     if (inside && quantizer_.writes()) *reinterpret_cast<uint2*>(to.q + at) = codes;
     return codes;
@@ -99,56 +89,6 @@ class Codes {
   Quantizer<Formats::float8> quantizer_;
   std::uint32_t memory_;
   __nv_bfloat162 inverse_, most_ = __floats2bfloat162_rn(0.0f, 0.0f);
-};
-
-template <class Epilogue>
-class InCodes {
- public:
-  using OfCodes = Codes<Epilogue::kFormat>;
-  using Memory = Shared<Epilogue::kColumns, 4, Epilogue::kTransposed ? 4 * kMultipliers * OfCodes::kTurnedBytes : 0>;
-  using Arguments = typename Epilogue::Arguments;
-  static constexpr int kWidth = Epilogue::kWidth, kParts = Epilogue::kParts;
-  static constexpr bool kAssists = false;
-
-  static __device__ bool idle(const Arguments& arguments) {
-    return Quantizer<Formats::float8>(arguments.quantize).idle();
-  }
-
-  __device__ InCodes(const Arguments& arguments, const Memory& memory, int multiplier)
-      : arguments_(arguments),
-        codes_(arguments.quantize, memory.results()),
-        factor_(*arguments.scale_a * *arguments.scale_b),
-        multiplier_(multiplier) {}
-
-  __device__ __forceinline__ void expect(const Item& item) { epilogue_.expect(arguments_, place_of(item)); }
-  __device__ __forceinline__ void keep(const Item& item, const float (&sums)[Memory::kColumns / 2]) {
-    place_ = place_of(item);
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-      float eight[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) eight[i] = sums[unit / 2 * 16 + i / 2 * 4 + unit % 2 * 2 + i % 2] * factor_;
-      units_[unit] = round_eight<bf16>(eight);
-    }
-  }
-  __device__ __forceinline__ void work(int part) { epilogue_.work(arguments_, place_, codes_, units_, part); }
-  __device__ void end() { codes_.finish(arguments_.quantize); }
-
- private:
-  static constexpr int kUnits = Epilogue::kColumns / 16;
-
-  __device__ __forceinline__ DealtPlace place_of(const Item& item) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    return {item.row(multiplier_) + warp_row() + lane / 4, item.column * kWidth + lane % 4 * 8};
-  }
-
-  const Arguments& arguments_;
-  OfCodes codes_;
-  float factor_;
-  int multiplier_;
-  Eight<bf16> units_[kUnits] = {};
-  DealtPlace place_{1 << 30, 0};  // before the first tile: outside
-  Epilogue epilogue_;
 };
 
 }  // namespace quern::cuda::product

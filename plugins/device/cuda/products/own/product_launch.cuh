@@ -30,6 +30,7 @@ Grid grid_of(const Extent& e) {
             .steps = static_cast<int>(ceil_divide(e.depth, Formats::kDepth)),
             .whole = 0,
             .parts = e.parts};
+  if constexpr (WorksBehind<Finish>) grid.steps = std::max(grid.steps, Finish::kParts);  // the last are of zeros
   grid.whole = grid.tiles() - e.divided;
   return grid;
 }

@@ -134,7 +134,6 @@ class Stored {
   static_assert(Memory::kBytes <= 232448, "what a block can have");
   using Arguments = Destination;
   static constexpr int kWidth = Memory::kColumns, kGroups = kWidth / 8;
-  static constexpr bool kAssists = false;
   static __device__ bool idle(const Arguments&) { return false; }
   static constexpr int kSums = kWidth / 2;
 

@@ -2,10 +2,8 @@
 // A product of matrices on Hopper's tensor cores whose results pass through more before they are written. Blocks stay
 // and take tiles of 128 rows. Of a block's warps
 //   two warpgroups      multiply, 64 rows each, and give their sums to a Finish
-//   the next, a thread  keeps operands coming, by TMA into a ring of stages; two blocks, a cluster, have tiles one
-//   below
-//                       the other and share their columns' operand, each loading half for both
-//   the others          are the Finish's
+//   a thread of others  keeps operands coming, by TMA into a ring of stages; two blocks, a cluster, have tiles one
+//                       below the other and share their columns' operand, each loading half for both
 // A sum is added up in the order of k by one warpgroup, or in fixed parts that are: its bits depend on its place and
 // the product's shape alone. What is multiplied, how, and what becomes of the sums are types:
 //
@@ -16,16 +14,14 @@
 //     class On<Memory>;                //   of each thread that multiplies
 //       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
 //       void finish(sums);             //   waits for it
-//   Finish                             // product_hand_over.cuh, product_store.cuh, product_codes.cuh:
+//   Finish                             // product_store.cuh, product_kept.cuh:
 //     using Memory;                    //   Shared, below
 //     struct Arguments;                //   of the kernel
 //     constexpr int kWidth;            //   columns of the result that a tile is
-//     constexpr bool kAssists;         //   whether it has the other warps do something
 //     Finish(arguments, memory, multiplier);       // of each thread that multiplies
 //     void prepare(const Item&);                   // an item begins
 //     void take(const Item&, sums);                // it is summed
 //     void end();                                  // nothing follows
-//     static void assist(grid, memory, arguments); // what its warps do
 //     static bool idle(arguments);                 // whether nothing is to be done: the same in all threads
 //   A Finish that has kParts works on an item while the next is multiplied, and instead of prepare and take has
 //     constexpr int kParts;                        // of its work, each beside a stage of the next item
@@ -161,15 +157,6 @@ struct Shared {
   __device__ std::uint32_t full(int stage) const { return base + kBarriers + 8 * stage; }
   __device__ std::uint32_t empty(int stage) const { return full(kStages + stage); }
 };
-
-__device__ __forceinline__ Pack<bf16> read_pack(std::uint32_t address) {
-  Pack<bf16> pack;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
-               : "r"(address)
-               : "memory");
-  return pack;
-}
 
 /// The items of one cluster.
 struct Walk {
@@ -342,7 +329,7 @@ concept WorksBehind = requires {
   Finish::kParts;
 };
 
-/// The same where the Finish works on an item while the next is multiplied, of which each has at least kParts stages:
+/// The same where the Finish works on an item while the next is multiplied, of which each has kParts stages or more:
 /// a branch around products makes them wait for each other. Behind the last one it works alone.
 template <class Sums, class Finish>
 requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Operands& o,
@@ -390,15 +377,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   tma::synchronize_cluster();
   if (threadIdx.x < kMultiplying) {
-    if constexpr (!Finish::kAssists) wgmma::take_registers<WorksBehind<Finish> ? 240 : 232>();
+    wgmma::take_registers<WorksBehind<Finish> ? 240 : 232>();
     const int multiplier = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     Finish finish(arguments, shared, multiplier);
     multiply<Sums>(o, shared, multiplier, finish);
   } else {
-    if constexpr (!Finish::kAssists) wgmma::give_registers<WorksBehind<Finish> ? 24 : 40>();
+    wgmma::give_registers<WorksBehind<Finish> ? 24 : 40>();
     if (threadIdx.x == kMultiplying) produce<Sums>(o, shared);
-    if constexpr (Finish::kAssists)
-      if (threadIdx.x >= kMultiplying + 32) Finish::assist(o.grid, shared, arguments);
   }
   __syncwarp();
   tma::synchronize_cluster();  // nobody leaves while the other block may write to it or tell it something

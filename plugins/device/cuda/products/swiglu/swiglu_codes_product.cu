@@ -2,9 +2,9 @@
 // codes of SwiGLU, or of its gradient, under a delayed scale. Values are rounded to bf16 as by the parts; only what is
 // read goes to memory. Where the assumed scale does not serve, the product is done again (primitives/scale.cuh).
 
-#include "elementwise/activations.cuh"
 #include "products/own/product_codes.cuh"
 #include "products/own/product_launch.cuh"
+#include "products/swiglu/swiglu_epilogues.cuh"
 #include "quantization/quantize_plan.cuh"
 
 namespace quern::cuda {
@@ -13,6 +13,8 @@ using namespace product;
 
 namespace {
 
+constexpr int kParts = 7;
+
 struct CodesArguments {
   QuantizeArguments quantize;
   const float *scale_a, *scale_b;
@@ -20,123 +22,63 @@ struct CodesArguments {
   bf16 *gate_up, *values;
 };
 
-/// Where a unit's group begins among the warp's rows and the columns of the values.
-struct Group {
-  int row, column;
-  __device__ __forceinline__ Group(DealtPlace place, int unit)
-      : row(place.row - static_cast<int>(threadIdx.x) % 32 / 4),
-        column(place.column - static_cast<int>(threadIdx.x) % 4 * 8 + kDealtRows * (unit / 2)) {}
-};
-
-__device__ __forceinline__ void store(bf16* to, std::int64_t at, const Eight<bf16>& eight) {
-  store_eight<Access::vector>(to + at, 0, 1, eight);
-}
-
-/// A tile is 128 columns of gate and the same of up.
-template <bool kOfTransposed, bool kValues>
-struct SwigluEpilogue {
+template <DType kOf, bool kTransposed, bool kValues>
+class ToCodes {
+ public:
   using Arguments = CodesArguments;
-  static constexpr bool kTransposed = kOfTransposed;
-  static constexpr DType kFormat = DType::e4m3;
-  static constexpr int kColumns = 256, kWidth = 128, kUnits = 2 * kWidth / kDealtRows, kParts = 7;
+  static constexpr std::uint32_t kShared = kTransposed ? Codes<kOf>::kShared : 0;
+  static __device__ bool idle(const Arguments& a) { return Quantizer<Formats::float8>(a.quantize).idle(); }
+  static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.gate_up; }
 
-  __device__ void expect(const Arguments&, DealtPlace) {}
+  __device__ ToCodes(const Arguments& arguments, std::uint32_t shared)
+      : a_(arguments), codes_(arguments.quantize, shared), factor_(*arguments.scale_a * *arguments.scale_b) {}
 
-  __device__ __forceinline__ void work(const Arguments& a, DealtPlace place, Codes<kFormat>& codes,
-                                       const Eight<bf16> (&units)[2 * kUnits], int part) {
-#pragma unroll
-    for (int unit = part * kUnits / kParts; unit < (part + 1) * kUnits / kParts; ++unit) {
-      const std::int64_t row = place.row + unit % 2 * 8;
-      const int column = place.column + kDealtRows * (unit / 2);
-      const bool inside = row < a.rows && column < a.width;
-      const std::int64_t at = row * a.width + column;
-      const Eight<bf16>&gate = units[unit], &up = units[kUnits + unit];
-      if (inside && a.gate_up != nullptr) {
-        store(a.gate_up, at + row * a.width, gate);
-        store(a.gate_up, at + row * a.width + a.width, up);
+  __device__ __forceinline__ float scale(float sum) const { return sum * factor_; }
+
+  __device__ __forceinline__ void swiglu(const ValueUnit& unit, const Pack<bf16>& gate, const Pack<bf16>& up,
+                                         const Pack<bf16>& y) {
+    const std::int64_t at = unit.at(a_.width);
+    if (unit.inside && a_.gate_up != nullptr) {
+      const std::int64_t of_gate = unit.at(2 * a_.width);
+      store_unit(a_.gate_up, of_gate, gate);
+      store_unit(a_.gate_up, of_gate + a_.width, up);
+    }
+    if (kValues && unit.inside) store_unit(a_.values, at, y);
+    const uint2 written = codes_.write(a_.quantize, y, at, unit.inside);
+    if constexpr (kTransposed) {
+      if (unit.number % 2 == 1) {
+        const int lane = static_cast<int>(threadIdx.x) % 32, row = unit.place.row - lane / 4;
+        const std::int64_t column = unit.column - lane % 4 * 8;
+        codes_.write_transposed(a_.quantize.t + column * a_.rows + row, a_.rows, upper_, written, unit.inside);
       }
-      float gates[8], ups[8];
-      unpack_eight(gate, gates);
-      unpack_eight(up, ups);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) gates[i] = swiglu(gates[i], ups[i]);
-      const Eight<bf16> values = round_eight<bf16>(gates);
-      if (kValues && inside) store(a.values, at, values);
-      const uint2 written = codes.write(a.quantize, values, at, inside);
-      if constexpr (kTransposed) {
-        if (unit % 2 == 1) {
-          const Group group(place, unit);
-          codes.write_transposed(a.quantize.t + std::int64_t{group.column} * a.rows + group.row, a.rows, upper_,
-                                 written, inside);
-        }
-        upper_ = written;
-      }
+      upper_ = written;
     }
   }
 
+  __device__ __forceinline__ void gradient(const ValueUnit& unit, const Pack<bf16>&, const Pack<bf16>&,
+                                           const Pack<bf16>& dgate, const Pack<bf16>& dup) {
+    const std::int64_t at = unit.at(2 * a_.width);
+    if (kValues && unit.inside) {
+      store_unit(a_.values, at, dgate);
+      store_unit(a_.values, at + a_.width, dup);
+    }
+    codes_.write(a_.quantize, dgate, at, unit.inside);
+    codes_.write(a_.quantize, dup, at + a_.width, unit.inside);
+  }
+  __device__ void end() { codes_.finish(a_.quantize); }
+
  private:
+  const Arguments& a_;
+  Codes<kOf> codes_;
+  float factor_;
   uint2 upper_;  ///< codes of the unit before
 };
 
-/// A tile is 192 columns of dy. gate and up of the next units are read while one is worked on, those of a tile's first
-/// before its products end.
-template <DType kOf, bool kValues>
-struct SwigluGradEpilogue {
-  using Arguments = CodesArguments;
-  static constexpr bool kTransposed = false;  // the arithmetic alone holds up the products
-  static constexpr DType kFormat = kOf;
-  static constexpr int kColumns = 192, kWidth = kColumns, kUnits = 2 * kWidth / kDealtRows, kParts = 7, kAhead = 3;
-
-  __device__ __forceinline__ void expect(const Arguments& a, DealtPlace place) {
-#pragma unroll
-    for (int unit = 0; unit < kAhead; ++unit) read(a, place, unit);
-  }
-
-  __device__ __forceinline__ void work(const Arguments& a, DealtPlace place, Codes<kFormat>& codes,
-                                       const Eight<bf16> (&units)[kUnits], int part) {
-#pragma unroll
-    for (int unit = part * kUnits / kParts; unit < (part + 1) * kUnits / kParts; ++unit) {
-      float gate[8], up[8], dy[8];
-      unpack_eight(gates_[unit % kAhead], gate);
-      unpack_eight(ups_[unit % kAhead], up);
-      if (unit + kAhead < kUnits) read(a, place, unit + kAhead);
-      unpack_eight(units[unit], dy);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const GateUp slope = swiglu_grad(dy[i], gate[i], up[i]);
-        gate[i] = slope.gate;
-        up[i] = slope.up;
-      }
-      const auto [at, inside] = where(a, place, unit);
-      const Eight<bf16> dgate = round_eight<bf16>(gate), dup = round_eight<bf16>(up);
-      if (kValues && inside) {
-        store(a.values, at, dgate);
-        store(a.values, at + a.width, dup);
-      }
-      codes.write(a.quantize, dgate, at, inside);
-      codes.write(a.quantize, dup, at + a.width, inside);
-    }
-  }
-
- private:
-  struct Where {
-    std::int64_t at;  ///< of the unit's gate, in gate_up and its gradient
-    bool inside;
-  };
-  __device__ static __forceinline__ Where where(const Arguments& a, DealtPlace place, int unit) {
-    const int row = place.row + unit % 2 * 8, column = place.column + kDealtRows * (unit / 2);
-    return {std::int64_t{2} * row * a.width + column, row < a.rows && column < a.width};
-  }
-  __device__ __forceinline__ void read(const Arguments& a, DealtPlace place, int unit) {
-    const auto [at, inside] = where(a, place, unit);
-    gates_[unit % kAhead] = load_eight<Access::vector>(a.gate_up + at, 0, inside ? 1 : 0);
-    ups_[unit % kAhead] = load_eight<Access::vector>(a.gate_up + at + a.width, 0, inside ? 1 : 0);
-  }
-
-  Eight<bf16> gates_[kAhead] = {}, ups_[kAhead] = {};
-};
-constexpr int kParts = SwigluEpilogue<false, false>::kParts;
-static_assert(kParts == SwigluGradEpilogue<DType::e4m3, false>::kParts);
+template <bool kTransposed, bool kValues>
+using SwigluCodes = SwigluEpilogue<ToCodes<DType::e4m3, kTransposed, kValues>, kParts>;
+/// Without transposed codes: the arithmetic alone holds up the products.
+template <DType kFormat, bool kValues>
+using SwigluGradCodes = SwigluGradEpilogue<ToCodes<kFormat, false, kValues>, kParts>;
 
 /// Inputs by pattern: a, b, their scales, for the gradient gate_up, the state. Outputs: the product, the values, codes.
 struct Form {
@@ -170,11 +112,11 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
       .that(!flag("transpose_a") && flag("transpose_b"), "in one kernel takes operands along the sums")
       .that(flag("fast_accumulation"), "in one kernel sums in fewer bits than fp32")
       .that(gpu.products != ProductChoice::library, "in one kernel needs own products, which the config excludes")
-      .that(rows > 0 && width > 0 && width % kDealtRows == 0 && depth % 16 == 0,
+      .that(rows > 0 && width > 0 && width % UnitPlace::kColumns == 0 && depth % 16 == 0,
             "in one kernel takes rows, sums over a multiple of 16 and a width that is a multiple of 32")
       .that(depth > kLeast, "in one kernel takes sums over more than " + std::to_string(kLeast) + " terms")
       .that(rows < kMostElements && depth < kMostElements && 2 * width < kMostElements &&
-                ceil_divide(rows, kRows) * ceil_divide(width, SwigluEpilogue<false, false>::kWidth) < kMostElements,
+                ceil_divide(rows, kRows) * ceil_divide(width, SwigluCodes<false, false>::kWidth) < kMostElements,
             "in one kernel takes sizes below 2^30");
   check.input(0, "a", {rows, depth}, check.ok() ? op.inputs[0].dtype : DType::e4m3)
       .input(1, "b", {form.gradient ? width : 2 * width, depth}, DType::e4m3)
@@ -194,13 +136,13 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
   return check.support();
 }
 
-template <class Epilogue>
+template <DType kFormat, class Epilogue>
 using CodesProduct =
-    ProductLaunch<StraightSums<OfFloat8<Epilogue::kFormat, DType::e4m3>, Columns::dealt>, InCodes<Epilogue>>;
+    ProductLaunch<StraightSums<OfFloat8<kFormat, DType::e4m3>, Columns::dealt>, Kept<Epilogue, Columns::dealt>>;
 
-template <class Epilogue>
+template <DType kFormat, class Epilogue>
 Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
-  using Product = CodesProduct<Epilogue>;
+  using Product = CodesProduct<kFormat, Epilogue>;
   Product::load();
   const Sizes s = sizes_of(op, form);
   return [plan = plan_of(op, form), s, form, multiprocessors = context.multiprocessors](
@@ -222,7 +164,7 @@ Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
                              .values = out[1].as<bf16>()};
     plan.run(in, out, exec, [&](const QuantizeArguments& quantize) {
       arguments.quantize = quantize;
-      Product::run({s.rows, s.width, s.depth}, operands, Epilogue::kFormat, in[0].data, arguments, multiprocessors,
+      Product::run({s.rows, s.width, s.depth}, operands, kFormat, in[0].data, arguments, multiprocessors,
                    stream_of(exec));
     });
   };
@@ -230,13 +172,15 @@ Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
 
 template <bool kValues>
 Launch prepare_forward(const OpInstance& op, CudaContext& context) {
-  return op.outputs[4].present ? prepare<SwigluEpilogue<true, kValues>>(op, context, {false})
-                               : prepare<SwigluEpilogue<false, kValues>>(op, context, {false});
+  const auto with = op.outputs[4].present ? prepare<DType::e4m3, SwigluCodes<true, kValues>>
+                                          : prepare<DType::e4m3, SwigluCodes<false, kValues>>;
+  return with(op, context, {false});
 }
 template <bool kValues>
 Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
-  return op.inputs[0].dtype == DType::e5m2 ? prepare<SwigluGradEpilogue<DType::e5m2, kValues>>(op, context, {true})
-                                           : prepare<SwigluGradEpilogue<DType::e4m3, kValues>>(op, context, {true});
+  const auto with = op.inputs[0].dtype == DType::e5m2 ? prepare<DType::e5m2, SwigluGradCodes<DType::e5m2, kValues>>
+                                                      : prepare<DType::e4m3, SwigluGradCodes<DType::e4m3, kValues>>;
+  return with(op, context, {true});
 }
 
 }  // namespace

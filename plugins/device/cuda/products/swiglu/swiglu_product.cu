@@ -1,8 +1,7 @@
 #include "products/swiglu/swiglu_product.h"
 
-#include "elementwise/activations.cuh"
-#include "products/own/product_hand_over.cuh"
 #include "products/own/product_launch.cuh"
+#include "products/swiglu/swiglu_epilogues.cuh"
 
 namespace quern::cuda {
 
@@ -10,133 +9,100 @@ using namespace product;
 
 namespace {
 
-/// A tile is 128 columns of gate and the same of up. Sixteen lanes take a row.
-class SwigluEpilogue {
- public:
-  struct Arguments {
-    bf16 *gate_up, *y;
-    int rows, width;
-  };
-  static constexpr int kWidth = TileMemory::kHalf;
-
-  __device__ explicit SwigluEpilogue(const Arguments& arguments) : a(arguments) {}
-  [[maybe_unused]] __device__ void prepare(int, int) {}
-
-  __device__ void run(const TileMemory& shared, int half, int row, int column) {
-    constexpr int kLanes = kWidth / kPack<bf16>, kAtOnce = 32 * kEpilogueWarps / kLanes;
-    const int lane = threadIdx.x % kLanes, at = column * kWidth + lane * kPack<bf16>;
-#pragma unroll 4
-    for (int r = epilogue_thread() / kLanes; r < kHalfRows; r += kAtOnce) {
-      const Pack<bf16> gate = read_pack(shared.pack(half * kHalfRows + r, lane));
-      const Pack<bf16> up = read_pack(shared.pack(half * kHalfRows + r, kLanes + lane));
-      const Floats<bf16> g = unpack(gate), u = unpack(up);
-      Floats<bf16> y;
-#pragma unroll
-      for (int i = 0; i < kPack<bf16>; ++i) y.at[i] = swiglu(g.at[i], u.at[i]);
-      if (row + r >= a.rows) continue;
-      if (a.gate_up != nullptr) {
-        bf16* to = a.gate_up + static_cast<std::int64_t>(row + r) * 2 * a.width;
-        store_pack<Access::vector>(to, at, a.width, gate);
-        store_pack<Access::vector>(to + a.width, at, a.width, up);
-      }
-      if (a.y != nullptr)
-        store_pack<Access::vector>(a.y + static_cast<std::int64_t>(row + r) * a.width, at, a.width, round_pack(y));
-    }
-  }
-
- private:
-  const Arguments& a;
+struct Bf16Arguments {
+  int rows, width;
+  const bf16* of;                     ///< gate_up, for the gradient
+  bf16 *gate_up, *y, *dy, *dgate_up;  ///< null: not wanted
 };
 
-/// A tile is 256 columns of dy. A warp takes rows in batches, whose gate and up it reads while it waits or works on the
-/// batch before.
-class SwigluGradEpilogue {
+/// kAgain: of the gradient's outputs y may be wanted.
+template <bool kAgain>
+class ToBf16 {
  public:
-  struct Arguments {
-    const bf16* gate_up;
-    bf16 *dy, *y, *dgate_up;
-    int rows, width;
-  };
-  static constexpr int kWidth = TileMemory::kColumns;
+  using Arguments = Bf16Arguments;
+  static constexpr std::uint32_t kShared = 0;
+  static __device__ bool idle(const Arguments&) { return false; }
+  static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.of; }
 
-  __device__ explicit SwigluGradEpilogue(const Arguments& arguments) : a(arguments) {}
-  __device__ void prepare(int row, int column) { read(ahead, row, column, 0); }
+  __device__ ToBf16(const Arguments& arguments, std::uint32_t) : a_(arguments) {}
 
-  __device__ void run(const TileMemory& shared, int half, int row, int column) {
-#pragma unroll 1
-    for (int batch = 0; batch < kBatches; ++batch) {
-      const Batch now = ahead;
-      if (batch + 1 < kBatches) read(ahead, row, column, batch + 1);
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int r = row_of(batch, i);
-        if (r >= kHalfRows) continue;
-        write(row + r, column, read_pack(shared.pack(half * kHalfRows + r, threadIdx.x % 32)), now.gate[i], now.up[i]);
-      }
+  __device__ __forceinline__ float scale(float sum) const { return sum; }
+
+  __device__ __forceinline__ void swiglu(const ValueUnit& unit, const Pack<bf16>& gate, const Pack<bf16>& up,
+                                         const Pack<bf16>& y) const {
+    if (unit.inside && a_.gate_up != nullptr) {
+      const std::int64_t at = unit.at(2 * a_.width);
+      store_unit(a_.gate_up, at, gate);
+      store_unit(a_.gate_up, at + a_.width, up);
     }
+    if (unit.inside && a_.y != nullptr) store_unit(a_.y, unit.at(a_.width), y);
   }
+
+  __device__ __forceinline__ void gradient(const ValueUnit& unit, const Pack<bf16>& dy, const Pack<bf16>& y,
+                                           const Pack<bf16>& dgate, const Pack<bf16>& dup) const {
+    const std::int64_t at = unit.at(2 * a_.width);
+    if (unit.inside) {
+      store_unit(a_.dgate_up, at, dgate);
+      store_unit(a_.dgate_up, at + a_.width, dup);
+    }
+    if (unit.inside && a_.dy != nullptr) store_unit(a_.dy, unit.at(a_.width), dy);
+    if (kAgain && unit.inside && a_.y != nullptr) store_unit(a_.y, unit.at(a_.width), y);
+  }
+  __device__ void end() {}
 
  private:
-  static constexpr int kBatch = 6, kAtOnce = kBatch * kEpilogueWarps;
-  static constexpr int kBatches = (kHalfRows + kAtOnce - 1) / kAtOnce;
-  struct Batch {
-    Pack<bf16> gate[kBatch], up[kBatch];
-  };
-  __device__ static int row_of(int batch, int i) {
-    return batch * kAtOnce + i * kEpilogueWarps + epilogue_thread() / 32;
-  }
-  __device__ static int column_of(int column) {
-    return column * kWidth + static_cast<int>(threadIdx.x) % 32 * kPack<bf16>;
-  }
-
-  __device__ void read(Batch& to, int row, int column, int batch) {
-    const int at = column_of(column);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int r = row_of(batch, i), width = r < kHalfRows && row + r < a.rows ? a.width : 0;
-      const bf16* from = a.gate_up + static_cast<std::int64_t>(row + r) * 2 * a.width;
-      to.gate[i] = load_pack<Access::vector>(from, at, width);
-      to.up[i] = load_pack<Access::vector>(from + a.width, at, width);
-    }
-  }
-  __device__ void write(int row, int column, const Pack<bf16>& dy, const Pack<bf16>& gate, const Pack<bf16>& up) {
-    const Floats<bf16> d = unpack(dy), g = unpack(gate), u = unpack(up);
-    Floats<bf16> dgate, dup, y;
-#pragma unroll
-    for (int i = 0; i < kPack<bf16>; ++i) {
-      const GateUp slope = swiglu_grad(d.at[i], g.at[i], u.at[i]);
-      dgate.at[i] = slope.gate;
-      dup.at[i] = slope.up;
-      if (a.y != nullptr) y.at[i] = swiglu(g.at[i], u.at[i]);
-    }
-    if (row >= a.rows) return;
-    const int at = column_of(column);
-    const std::int64_t start = static_cast<std::int64_t>(row) * a.width;
-    store_pack<Access::vector>(a.dgate_up + 2 * start, at, a.width, round_pack(dgate));
-    store_pack<Access::vector>(a.dgate_up + 2 * start + a.width, at, a.width, round_pack(dup));
-    if (a.dy != nullptr) store_pack<Access::vector>(a.dy + start, at, a.width, dy);
-    if (a.y != nullptr) store_pack<Access::vector>(a.y + start, at, a.width, round_pack(y));
-  }
-
-  const Arguments& a;
-  Batch ahead;
+  const Arguments& a_;
 };
 
-template <Columns kLayout, class Epilogue>
-using Bf16Launch = ProductLaunch<StraightSums<OfBf16, kLayout>, HandedOver<Epilogue>>;
+using Swiglu = SwigluEpilogue<ToBf16<false>, 8>;
+template <bool kAgain>
+using SwigluGrad = SwigluGradEpilogue<ToBf16<kAgain>, 12>;
+
+template <Columns kLie, class Epilogue>
+using Bf16Launch = ProductLaunch<StraightSums<OfBf16, kLie>, Kept<Epilogue, kLie>>;
+
+template <Columns kLie>
+void load_gradient() {
+  Bf16Launch<kLie, SwigluGrad<false>>::load();
+  Bf16Launch<kLie, SwigluGrad<true>>::load();
+}
+
+template <Columns kLie>
+void run_gradient(const SwigluProductShape& s, const SwigluGradProduct& p, int multiprocessors, cudaStream_t stream) {
+  using Epilogue = SwigluGrad<false>;
+  constexpr std::uint32_t kHalf = kLie == Columns::across ? 2 * wgmma::kColumns : Epilogue::kColumns / 2;
+  const Bf16Arguments arguments{.rows = static_cast<int>(s.rows),
+                                .width = static_cast<int>(s.width),
+                                .of = static_cast<const bf16*>(p.gate_up),
+                                .gate_up = nullptr,
+                                .y = static_cast<bf16*>(p.y),
+                                .dy = static_cast<bf16*>(p.dy),
+                                .dgate_up = static_cast<bf16*>(p.dgate_up)};
+  Operands operands{};
+  for (int half = 0; half < 2; ++half) {
+    operands.b[half] =
+        kLie == Columns::across
+            ? tensor_map(DType::bf16, {s.width, s.depth, 1}, p.weight, {wgmma::kColumns, OfBf16::kDepth, 1})
+            : tensor_map(DType::bf16, {s.depth, s.width, 1}, p.weight, {OfBf16::kDepth, kHalf, 1});
+    operands.b_step[half] = Epilogue::kWidth;
+    operands.b_first[half] = half * static_cast<int>(kHalf);
+  }
+  const auto run = p.y != nullptr ? Bf16Launch<kLie, SwigluGrad<true>>::run : Bf16Launch<kLie, Epilogue>::run;
+  run({s.rows, s.width, s.depth}, operands, DType::bf16, p.dout, arguments, multiprocessors, stream);
+}
 
 }  // namespace
 
 bool wgmma_takes(const SwigluProductShape& s) {
   return s.width % kPack<bf16> == 0 && s.depth % kPack<bf16> == 0 && s.depth > 0 && s.rows < kMostElements &&
          s.depth < kMostElements && 2 * s.width < kMostElements &&
-         ceil_divide(s.rows, kRows) * ceil_divide(s.width, SwigluEpilogue::kWidth) < kMostElements;
+         ceil_divide(s.rows, kRows) * ceil_divide(s.width, Swiglu::kWidth) < kMostElements;
 }
 
 void load_swiglu_products() {
-  Bf16Launch<Columns::along, SwigluEpilogue>::load();
-  Bf16Launch<Columns::along, SwigluGradEpilogue>::load();
-  Bf16Launch<Columns::across, SwigluGradEpilogue>::load();
+  Bf16Launch<Columns::along, Swiglu>::load();
+  load_gradient<Columns::along>();
+  load_gradient<Columns::across>();
 }
 
 void swiglu_product(const SwigluProductShape& s, const SwigluProduct& p, int multiprocessors, cudaStream_t stream) {
@@ -145,37 +111,25 @@ void swiglu_product(const SwigluProductShape& s, const SwigluProduct& p, int mul
   for (int half = 0; half < 2; ++half) {
     operands.b[half] =
         tensor_map(DType::bf16, {s.depth, s.width, 1}, static_cast<const bf16*>(p.weight) + half * s.width * s.depth,
-                   {OfBf16::kDepth, TileMemory::kHalf, 1});
-    operands.b_step[half] = SwigluEpilogue::kWidth;
+                   {OfBf16::kDepth, Swiglu::kWidth, 1});
+    operands.b_step[half] = Swiglu::kWidth;
   }
-  Bf16Launch<Columns::along, SwigluEpilogue>::run({s.rows, s.width, s.depth}, operands, DType::bf16, p.x,
-                                                  {.gate_up = static_cast<bf16*>(p.gate_up),
-                                                   .y = static_cast<bf16*>(p.y),
-                                                   .rows = static_cast<int>(s.rows),
-                                                   .width = static_cast<int>(s.width)},
-                                                  multiprocessors, stream);
+  Bf16Launch<Columns::along, Swiglu>::run({s.rows, s.width, s.depth}, operands, DType::bf16, p.x,
+                                          {.rows = static_cast<int>(s.rows),
+                                           .width = static_cast<int>(s.width),
+                                           .of = nullptr,
+                                           .gate_up = static_cast<bf16*>(p.gate_up),
+                                           .y = static_cast<bf16*>(p.y),
+                                           .dy = nullptr,
+                                           .dgate_up = nullptr},
+                                          multiprocessors, stream);
 }
 
 void swiglu_grad_product(const SwigluProductShape& s, const SwigluGradProduct& p, int multiprocessors,
                          cudaStream_t stream) {
   if (s.rows == 0 || s.width == 0) return;
-  const SwigluGradEpilogue::Arguments epilogue{.gate_up = static_cast<const bf16*>(p.gate_up),
-                                               .dy = static_cast<bf16*>(p.dy),
-                                               .y = static_cast<bf16*>(p.y),
-                                               .dgate_up = static_cast<bf16*>(p.dgate_up),
-                                               .rows = static_cast<int>(s.rows),
-                                               .width = static_cast<int>(s.width)};
-  Operands operands{};
-  for (int half = 0; half < 2; ++half) {
-    operands.b[half] =
-        s.transposed ? tensor_map(DType::bf16, {s.depth, s.width, 1}, p.weight, {OfBf16::kDepth, TileMemory::kHalf, 1})
-                     : tensor_map(DType::bf16, {s.width, s.depth, 1}, p.weight, {wgmma::kColumns, OfBf16::kDepth, 1});
-    operands.b_step[half] = SwigluGradEpilogue::kWidth;
-    operands.b_first[half] = half * TileMemory::kHalf;
-  }
-  const auto run = s.transposed ? Bf16Launch<Columns::along, SwigluGradEpilogue>::run
-                                : Bf16Launch<Columns::across, SwigluGradEpilogue>::run;
-  run({s.rows, s.width, s.depth}, operands, DType::bf16, p.dout, epilogue, multiprocessors, stream);
+  const auto run = s.transposed ? run_gradient<Columns::along> : run_gradient<Columns::across>;
+  run(s, p, multiprocessors, stream);
 }
 
 }  // namespace quern::cuda

@@ -1,0 +1,103 @@
+#pragma once
+// A Finish of products (product_wgmma.cuh) that keeps a tile's sums, rounded to bf16, in the registers of who
+// multiplies, where an Epilogue works on them beside the products of the next tile. Shared memory, whose bandwidth
+// products need, is left to the Epilogue.
+//
+//   Epilogue
+//     struct Arguments;
+//     constexpr int kColumns;              // of a tile
+//     constexpr int kWidth;                // columns of the values that it is
+//     constexpr int kParts;                // of its work
+//     constexpr std::uint32_t kShared;     // bytes of shared memory that it has
+//     static bool idle(arguments);         // whether nothing is to be done: the same in all threads
+//     Epilogue(arguments, shared);
+//     float scale(float sum);              // before it is rounded
+//     void expect(place);                  // a tile will be summed soon
+//     void work(place, units, part);       // on the one that was summed last
+//     void end();                          // by all threads that multiply
+
+#include "products/own/product_wgmma.cuh"
+
+namespace quern::cuda::product {
+
+/// Where a thread's units, of eight neighbours of a row, are: of rows `row` and `row` + 8; of columns [32 g, 32 g + 32)
+/// of a tile those from 32 g + column on. Unit 2 g is of the first row.
+struct UnitPlace {
+  static constexpr int kColumns = 32;  ///< of four lanes
+
+  int row, column;
+  __device__ __forceinline__ int row_of(int unit) const { return row + unit % 2 * 8; }
+  __device__ __forceinline__ int column_of(int unit) const { return column + kColumns * (unit / 2); }
+};
+
+/// Four lanes give each other words: lane l has of lane j's the l-th at place j.
+__device__ __forceinline__ void exchange(Pack<bf16>& pack) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool upper = (static_cast<int>(threadIdx.x) & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      std::uint32_t &low = pack.word[i], &high = pack.word[i | bit];
+      const std::uint32_t other = __shfl_xor_sync(~0u, upper ? low : high, bit);
+      (upper ? low : high) = other;
+    }
+  }
+}
+
+/// A tile's sums. Where the second operand is not dealt, a thread has two neighbours of each of four groups of columns,
+/// which four lanes exchange.
+template <bool kDealt, int kCount>
+struct Units {
+  Pack<bf16> kept[kCount] = {};
+
+  __device__ __forceinline__ Pack<bf16> at(int unit) const {
+    Pack<bf16> pack = kept[unit];
+    if constexpr (!kDealt) exchange(pack);
+    return pack;
+  }
+};
+
+template <class Epilogue, Columns kColumnsLie>
+class Kept {
+ public:
+  using Memory =
+      Shared<Epilogue::kColumns, 4, Epilogue::kShared, kColumnsLie == Columns::across ? 256 : Epilogue::kColumns>;
+  static_assert(Memory::kBytes <= 232448, "what a block can have");
+  using Arguments = typename Epilogue::Arguments;
+  static constexpr int kWidth = Epilogue::kWidth, kParts = Epilogue::kParts;
+  static __device__ bool idle(const Arguments& arguments) { return Epilogue::idle(arguments); }
+
+  __device__ Kept(const Arguments& arguments, const Memory& memory, int multiplier)
+      : multiplier_(multiplier), epilogue_(arguments, memory.results()) {}
+
+  __device__ __forceinline__ void expect(const Item& item) { epilogue_.expect(place_of(item)); }
+  __device__ __forceinline__ void keep(const Item& item, const float (&sums)[Memory::kColumns / 2]) {
+    place_ = place_of(item);
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = unit / 2 * 16 + i * 4 + unit % 2 * 2;
+        units_.kept[unit].word[i] = wgmma::round_pair(epilogue_.scale(sums[at]), epilogue_.scale(sums[at + 1]));
+      }
+    }
+  }
+  __device__ __forceinline__ void work(int part) { epilogue_.work(place_, units_, part); }
+  __device__ void end() { epilogue_.end(); }
+
+ private:
+  static constexpr int kUnits = Epilogue::kColumns / 16;
+
+  __device__ __forceinline__ UnitPlace place_of(const Item& item) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    return {item.row(multiplier_) + warp_row() + lane / 4, item.column * kWidth + lane % 4 * 8};
+  }
+
+  int multiplier_;
+  Units<kColumnsLie == Columns::dealt, kUnits> units_;
+  UnitPlace place_{1 << 30, 0};  // before the first tile: outside
+  Epilogue epilogue_;
+};
+
+}  // namespace quern::cuda::product

@@ -1,0 +1,128 @@
+#pragma once
+// SwiGLU, and its gradient, as Epilogues of products (product_kept.cuh). What becomes of their values is a type:
+//
+//   To
+//     struct Arguments { int rows, width; ... };   // of the gate
+//     constexpr std::uint32_t kShared;
+//     static bool idle(arguments);
+//     To(arguments, shared);
+//     float scale(float sum);
+//     const bf16* gate_up(arguments);              // for the gradient
+//     void swiglu(unit, gate, up, y);              // of a unit, inside or not
+//     void gradient(unit, dy, y, dgate, dup);      // y: swiglu again
+//     void end();
+
+#include "elementwise/activations.cuh"
+#include "products/own/product_kept.cuh"
+
+namespace quern::cuda::product {
+
+/// A unit among values of `width` columns.
+struct ValueUnit {
+  UnitPlace place;
+  int number;
+  int row, column;
+  bool inside;
+  __device__ __forceinline__ ValueUnit(const UnitPlace& of, int unit, int rows, int width)
+      : place(of),
+        number(unit),
+        row(of.row_of(unit)),
+        column(of.column_of(unit)),
+        inside(row < rows && column < width) {}
+  /// Its first element where rows are `width` apart.
+  __device__ __forceinline__ std::int64_t at(std::int64_t width) const { return row * width + column; }
+};
+
+__device__ __forceinline__ void store_unit(bf16* to, std::int64_t at, const Pack<bf16>& values) {
+  store_pack<Access::vector>(to + at, 0, 1, values);
+}
+
+/// A tile is 128 columns of gate and the same of up.
+template <class To, int kOfParts>
+class SwigluEpilogue {
+ public:
+  using Arguments = typename To::Arguments;
+  static constexpr int kColumns = 256, kWidth = 128, kUnits = 2 * kWidth / UnitPlace::kColumns;
+  static constexpr int kParts = kOfParts;
+  static constexpr std::uint32_t kShared = To::kShared;
+  static __device__ bool idle(const Arguments& arguments) { return To::idle(arguments); }
+
+  __device__ SwigluEpilogue(const Arguments& arguments, std::uint32_t shared) : a_(arguments), to_(arguments, shared) {}
+
+  __device__ __forceinline__ float scale(float sum) const { return to_.scale(sum); }
+  __device__ __forceinline__ void expect(const UnitPlace&) {}
+
+  template <class Units>
+  __device__ __forceinline__ void work(const UnitPlace& place, const Units& units, int part) {
+#pragma unroll
+    for (int number = part * kUnits / kParts; number < (part + 1) * kUnits / kParts; ++number) {
+      const Pack<bf16> gate = units.at(number), up = units.at(kUnits + number);
+      const Floats<bf16> g = unpack(gate), u = unpack(up);
+      Floats<bf16> y;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y.at[i] = cuda::swiglu(g.at[i], u.at[i]);
+      to_.swiglu(ValueUnit(place, number, a_.rows, a_.width), gate, up, round_pack(y));
+    }
+  }
+  __device__ void end() { to_.end(); }
+
+ private:
+  const Arguments& a_;
+  To to_;
+};
+
+/// A tile is 192 columns of dy. gate and up of the next units are read while one is worked on, those of a tile's first
+/// before its products end.
+template <class To, int kOfParts>
+class SwigluGradEpilogue {
+ public:
+  using Arguments = typename To::Arguments;
+  static constexpr int kColumns = 192, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns, kAhead = 3;
+  static constexpr int kParts = kOfParts;
+  static constexpr std::uint32_t kShared = To::kShared;
+  static __device__ bool idle(const Arguments& arguments) { return To::idle(arguments); }
+
+  __device__ SwigluGradEpilogue(const Arguments& arguments, std::uint32_t shared)
+      : a_(arguments), to_(arguments, shared) {}
+
+  __device__ __forceinline__ float scale(float sum) const { return to_.scale(sum); }
+  __device__ __forceinline__ void expect(const UnitPlace& place) {
+#pragma unroll
+    for (int number = 0; number < kAhead; ++number) read(place, number);
+  }
+
+  template <class Units>
+  __device__ __forceinline__ void work(const UnitPlace& place, const Units& units, int part) {
+#pragma unroll
+    for (int number = part * kUnits / kParts; number < (part + 1) * kUnits / kParts; ++number) {
+      const Floats<bf16> g = unpack(gates_[number % kAhead]), u = unpack(ups_[number % kAhead]);
+      if (number + kAhead < kUnits) read(place, number + kAhead);
+      const Pack<bf16> dy = units.at(number);
+      const Floats<bf16> d = unpack(dy);
+      Floats<bf16> y, dgate, dup;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const GateUp slope = swiglu_grad(d.at[i], g.at[i], u.at[i]);
+        dgate.at[i] = slope.gate;
+        dup.at[i] = slope.up;
+        y.at[i] = cuda::swiglu(g.at[i], u.at[i]);
+      }
+      to_.gradient(ValueUnit(place, number, a_.rows, a_.width), dy, round_pack(y), round_pack(dgate), round_pack(dup));
+    }
+  }
+  __device__ void end() { to_.end(); }
+
+ private:
+  __device__ __forceinline__ void read(const UnitPlace& place, int number) {
+    const ValueUnit unit(place, number, a_.rows, a_.width);
+    const bf16* from = To::gate_up(a_) + unit.at(2 * a_.width);
+    gates_[number % kAhead] = load_pack<Access::vector>(from, 0, unit.inside ? 1 : 0);
+    ups_[number % kAhead] = load_pack<Access::vector>(from + a_.width, 0, unit.inside ? 1 : 0);
+  }
+
+  const Arguments& a_;
+  To to_;
+  Pack<bf16> gates_[kAhead] = {}, ups_[kAhead] = {};
+};
+
+}  // namespace quern::cuda::product
