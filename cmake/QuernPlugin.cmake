@@ -55,6 +55,7 @@ function(quern_add_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE quern_test_main ${arg_LINK})
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # a test runs once
   target_compile_definitions(${name} PRIVATE QUERN_SOURCE_DIR="${PROJECT_SOURCE_DIR}" QUERN_BUILD_DIR="${CMAKE_BINARY_DIR}")
   if("untrusted" IN_LIST arg_LABELS)
     if(NOT TARGET untrusted_tests)

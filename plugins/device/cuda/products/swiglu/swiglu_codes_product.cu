@@ -104,7 +104,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
   const QuantizePlan plan = plan_of(op, form);
   OperandCheck check(op, plan.inputs(), plan.outputs(), 2);
   const auto [rows, width, depth] = sizes_of(op, form);
-  constexpr std::int64_t kLeast = wgmma::kRowBytes * (kParts - 1);  // a tile's parts of work each go beside a stage
+  constexpr std::int64_t kLeast = 512;  // a tile has kParts stages: of shorter sums many would be of zeros
   auto flag = [&op](const char* name) { return op.attributes.integer_or(name, 0) != 0; };
   check.that(gpu.wgmma, "in one kernel needs Hopper's own instructions")
       .that(check.ok() && (op.inputs[0].dtype == DType::e4m3 || (form.gradient && op.inputs[0].dtype == DType::e5m2)),
@@ -114,7 +114,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
       .that(gpu.products != ProductChoice::library, "in one kernel needs own products, which the config excludes")
       .that(rows > 0 && width > 0 && width % UnitPlace::kColumns == 0 && depth % 16 == 0,
             "in one kernel takes rows, sums over a multiple of 16 and a width that is a multiple of 32")
-      .that(depth > kLeast, "in one kernel takes sums over more than " + std::to_string(kLeast) + " terms")
+      .that(depth >= kLeast, "in one kernel takes sums over " + std::to_string(kLeast) + " terms or more")
       .that(rows < kMostElements && depth < kMostElements && 2 * width < kMostElements &&
                 ceil_divide(rows, kRows) * ceil_divide(width, SwigluCodes<false, false>::kWidth) < kMostElements,
             "in one kernel takes sizes below 2^30");
