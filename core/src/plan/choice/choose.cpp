@@ -208,9 +208,7 @@ class Comparison {
         decisions.push_back({key, std::string(kAuto), memory, reason(best, i), key + "=" + memory});
       }
       if (best.named_bytes > best.fit.plan.device_total())
-        decisions.push_back({kRecomputeKey, "[" + format_list(options_.recompute) + "]", text_of(best.fit.choice),
-                             "with the config's own alone " + sized(best.named_bytes) + " of the device are needed",
-                             ""});
+        decisions.push_back(recompute_decision(options_, best.fit.choice, best.named_bytes));
     }
     best.fit.plan.decisions = std::move(decisions);
     return {std::move(best.fit.choice), std::move(best.fit.plan), true, &parts_.precision};
@@ -305,6 +303,11 @@ std::string text_of(const RecomputeChoice& choice) {
   const std::string text = std::to_string(choice.recomputed.size()) + " values of a layer";
   if (choice.richer_layers == 0) return text;
   return text + ", " + std::to_string(choice.fewer.size()) + " in the first " + std::to_string(choice.richer_layers);
+}
+
+Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes) {
+  return {kRecomputeKey, "[" + format_list(options.recompute) + "]", text_of(choice),
+          "with the config's own alone " + sized(named_bytes) + " of the device are needed", ""};
 }
 
 std::int64_t Limits::missing(const Plan& plan) const {

@@ -33,6 +33,9 @@ inline constexpr const char* kRecomputeKey = "memory.recompute";
 /// What is recomputed, as decisions say it.
 std::string text_of(const RecomputeChoice& choice);
 
+/// That more is recomputed than the config's own, with which the plan would take `named_bytes` of the device.
+Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes);
+
 /// Compares all placements, each with as little recomputation as fits, and all forms of the precision backend.
 Choice choose(const PlanParts& parts, const PlanOptions& options);
 

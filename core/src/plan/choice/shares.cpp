@@ -31,14 +31,14 @@ class Search {
   /// Percents that are far apart, then those beside the fastest of them. State that is used once a step may be in any
   /// store, also in one where kernels read and write it in place.
   void run(const PlacedKey& key) {
-    const std::string whole = text_of(found(key));
+    const std::string whole = text_of(so_far(key));
     const double seconds = best_.plan.seconds_per_step;
     for (const std::string& store : options_.stores) {
       for (const std::int64_t percent : {0, 20, 40, 60, 80}) try_percent(key, store, percent);
       if (key.placement != &StatePlacement::master && key.placement != &StatePlacement::moments) break;
     }
     for (const std::int64_t apart : {10, 5}) {
-      const Placement fastest = found(key);
+      const Placement fastest = so_far(key);
       if (text_of(fastest) == whole) return;
       for (const std::int64_t percent : {-apart, apart})
         try_percent(key, fastest.memory, fastest.device_percent + percent);
@@ -47,37 +47,45 @@ class Search {
   }
 
  private:
-  const Placement& found(const PlacedKey& key) const { return best_.plan.options.state.*key.placement; }
+  const Placement& so_far(const PlacedKey& key) const { return best_.plan.options.state.*key.placement; }
 
   void try_percent(const PlacedKey& key, const std::string& store, std::int64_t percent) {
     if (percent < 0 || percent > 99) return;
     PlanOptions trial = best_.plan.options;
     Placement& placement = trial.state.*key.placement;
-    if (percent == 0 && (placement.memory == store || store == options_.stores.front())) return;  // it was compared
+    if (percent == 0 && store == options_.stores.front()) return;  // it was compared
     placement.memory = store;
     placement.device_percent = percent;
     if (placement_faults(trial.state).empty()) try_options(trial);
   }
 
   void try_options(const PlanOptions& trial) {
-    Fit fit = fit_within(parts_, trial, path_, [&](const Plan& plan) { return limits_.hold(plan); });
-    if (!limits_.hold(fit.plan)) return;
+    const PlanTest holds = [this](const Plan& plan) { return limits_.hold(plan); };
+    Fit fit = fit_named(parts_, trial, holds);  // as choose() takes it where these placements are named
+    std::optional<Decision> recomputes;
+    if (!holds(fit.plan)) {
+      const std::int64_t named_bytes = fit.plan.device_total();
+      fit = fit_within(parts_, trial, path_, holds);
+      if (!holds(fit.plan)) return;
+      recomputes = recompute_decision(options_, fit.choice, named_bytes);
+    }
     add_schedules(fit.plan, parts_.device);
     if (fit.plan.seconds_per_step >= best_.plan.seconds_per_step) return;
-    fit.plan.decisions = std::move(best_.plan.decisions);
+    std::vector<Decision>& decisions = fit.plan.decisions = std::move(best_.plan.decisions);
+    std::erase_if(decisions, [](const Decision& decision) { return decision.key == kRecomputeKey; });
+    if (recomputes) decisions.push_back(std::move(*recomputes));
     best_.recompute = std::move(fit.choice);
     best_.plan = std::move(fit.plan);
   }
 
   void decide(const PlacedKey& key, const std::string& whole, double seconds) {
-    const std::string value = text_of(best_.plan.options.state.*key.placement);
+    const std::string value = text_of(so_far(key));
     for (Decision& decision : best_.plan.decisions)
       if (decision.key == key.key) {
         decision.value = value;
         decision.assignment = std::string(key.key) + "=" + value;
-        decision.reason = "all of it in `" + whole + "` a step takes " + format_duration(seconds);
-      } else if (decision.key == kRecomputeKey) {
-        decision.value = text_of(best_.recompute);
+        decision.reason = "all of it " + (whole == kOnDevice ? "on the device" : "in `" + whole + "`") +
+                          " a step takes " + format_duration(seconds);
       }
   }
 
@@ -102,25 +110,28 @@ void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best
 
 void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best) {
   if (!chooses(options) || !options.train || options.stores.empty()) return;
-  auto is_open = [&](const PlacedKey& key) { return (options.state.*key.placement).memory == kAuto; };
-  auto stays = [&](const PlacedKey& key) { return (best.plan.options.state.*key.placement).memory == kOnDevice; };
-  // Room for activations may be worth more than some moments' transfers, once a step.
   constexpr const PlacedKey &kMoments = kPlacedKeys[1], &kActivations = kPlacedKeys[4];
-  std::optional<Choice> moments_first;
-  if (is_open(kMoments) && stays(kMoments) && (recomputes_more(best) || !stays(kActivations))) {
-    moments_first = best;
-    Search search(parts, options, *moments_first);
-    search.run(kMoments);
-    if (is_open(kActivations)) search.run(kActivations);
-  }
-  std::optional<Search> search;
-  for (auto key = std::rbegin(kPlacedKeys); key != std::rend(kPlacedKeys); ++key) {
-    if (!is_open(*key) || (stays(*key) && key->placement != &StatePlacement::activations)) continue;
-    if (!search) search.emplace(parts, options, best);
-    search->run(*key);
-  }
-  if (moments_first && moments_first->plan.seconds_per_step < best.plan.seconds_per_step)
-    best = std::move(*moments_first);
+  static_assert(kMoments.placement == &StatePlacement::moments);
+  static_assert(kActivations.placement == &StatePlacement::activations);
+  auto is_open = [&](const PlacedKey& key) { return (options.state.*key.placement).memory == kAuto; };
+  auto stays = [](const Choice& choice, const PlacedKey& key) {
+    return (choice.plan.options.state.*key.placement).memory == kOnDevice;
+  };
+  auto search = [&](Choice& choice, bool moments_first) {
+    Search shares(parts, options, choice);
+    if (moments_first) shares.run(kMoments);
+    for (auto key = std::rbegin(kPlacedKeys); key != std::rend(kPlacedKeys); ++key) {
+      if (!is_open(*key) || (moments_first && &*key == &kMoments)) continue;
+      if (&*key == &kActivations || !stays(choice, *key)) shares.run(*key);
+    }
+  };
+  if (std::none_of(std::begin(kPlacedKeys), std::end(kPlacedKeys), is_open)) return;
+  // Room for activations may be worth more than some moments' transfers, once a step.
+  std::optional<Choice> other;
+  if (is_open(kMoments) && stays(best, kMoments) && (recomputes_more(best) || !stays(best, kActivations)))
+    search(other.emplace(best), true);
+  search(best, false);
+  if (other && other->plan.seconds_per_step < best.plan.seconds_per_step) best = std::move(*other);
 }
 
 Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options) {

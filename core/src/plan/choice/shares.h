@@ -1,13 +1,14 @@
 #pragma once
-// What is tried beside the fastest placement of whole kinds: shares of a kind's layers on the device, and how many
-// logits are made at once.
+// What is tried beside the fastest placement of whole kinds: shares of a kind's layers on the device, other stores for
+// the optimizer's state, and how many logits are made at once.
 
 #include "plan/choice/choose.h"
 
 namespace quern {
 
-/// Tries shares of each kind that `options` leave to the planner, one kind after the other, each with as little
-/// recomputation as fits, and keeps what makes the step of `best`, which fits, faster. `parts` are of its form.
+/// Tries shares of the saved activations and of each kind in a store that `options` leave to the planner, one kind
+/// after the other, each with as little recomputation as fits, and keeps what makes the step of `best`, which fits,
+/// faster. Where `best` recomputes or moves activations the same also begins with moments. `parts` are of its form.
 void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best);
 
 /// The same for the tokens whose logits are made at once, where the options name none. Other numbers change the order

@@ -81,11 +81,12 @@ OptionTable<MemoryOptions> memory_options() {
         "the same for host memory: pinned buffers, stores in it and the copy for checkpoints. 0 or empty: not limited")
       .size();
   t.add("stores", &MemoryOptions::stores,
-        "ids of the offload stores that the planner may choose: the first for any kind of state, others for shares of "
-        "the optimizer's; none: it keeps all on the device");
+        "ids of the offload stores that the planner may choose: the first for any kind of state, any for masters and "
+        "moments; none: it keeps all on the device");
   t.add("master", &MemoryOptions::master,
-        "where master weights are kept: device, the id of an offload store, a share of the layers' on the device and "
-        "those of the others in a store (\"device:40%,host\"), or auto, which is the device without a budget");
+        "where master weights are kept: device, the id of an offload store, a share of the layers' on the device with "
+        "the embedding's and the head's, and those of the others in a store (\"device:40%,host\"), or auto, which is "
+        "the device without a budget");
   t.add("moments", &MemoryOptions::moments, "the same for optimizer states");
   t.add("gradients", &MemoryOptions::gradients, "the same for parameter gradients");
   t.add("weights", &MemoryOptions::weights, "the same for working weights");

@@ -51,7 +51,7 @@ constexpr const char* kPlaced[] = {"master", "moments", "gradients", "weights", 
 
 bool names_store(const std::string& text) {
   const std::optional<Placement> placement = placement_named(text);
-  return placement && placement->device_percent == 0 && text != kOnDevice && text != kAuto;
+  return placement && !text.empty() && placement->device_percent == 0 && text != kOnDevice && text != kAuto;
 }
 
 SectionSchema memory_section() {

@@ -82,8 +82,15 @@ TEST_CASE("state is on the device or in a store that there is") {
 }
 
 TEST_CASE("a budget is bytes or a size") {
-  CHECK(fault("memory", "device_budget = 17179869184\nstore = \"device\"") == "accepted");
-  CHECK(fault("memory", "device_budget = \"16GiB\"\nstore = \"device\"") == "accepted");
+  CHECK(fault("memory", "device_budget = 17179869184\nstores = []") == "accepted");
+  CHECK(fault("memory", "device_budget = \"16GiB\"\nstores = []") == "accepted");
+  CHECK(fault("memory", "stores = [\"host\"]") == "accepted");  // which no planner looks at without a budget
+  for (const std::string store : {"device", "auto", "", "device:40%,host"})
+    CHECK(fault("memory", "stores = [\"" + store + "\"]") ==
+          "run.toml:2:1: memory.stores: not a store, found \"" + store +
+              "\", expected ids of offload stores, such as \"host\"; for none use []");
+  CHECK(fault("memory", "device_budget = \"16GiB\"\nstores = [\"host\", \"host\"]").find("found \"host\" twice") !=
+        std::string::npos);
   CHECK(
       fault("memory", "device_budget = \"16 gigs\"") ==
       "run.toml:2:1: memory.device_budget: not a size, found \"16 gigs\", expected a size: bytes, or a number with B, "

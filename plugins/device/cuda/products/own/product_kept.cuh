@@ -30,6 +30,8 @@ struct UnitPlace {
   __device__ __forceinline__ int column_of(int unit) const { return column + kColumns * (unit / 2); }
 };
 
+static_assert(UnitPlace::kColumns == kDealtRows, "dealt sums are units");
+
 /// Four lanes give each other words: lane l has of lane j's the l-th at place j.
 __device__ __forceinline__ void exchange(Pack<bf16>& pack) {
 #pragma unroll

@@ -143,7 +143,7 @@ struct Operands {
 /// the second operand, and `kResultBytes` of results.
 template <int kTileColumns, int kRing, std::uint32_t kResultBytes, int kLoadedColumns = kTileColumns>
 struct Shared {
-  static constexpr int kColumns = kTileColumns, kHalf = kColumns / 2, kStages = kRing;
+  static constexpr int kColumns = kTileColumns, kStages = kRing;
   static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kLoadedColumns * wgmma::kRowBytes,
                                  kStage = kA + kB;
   static_assert(kB / 2 % wgmma::kEightRows == 0, "a half begins where the swizzle does");

@@ -15,8 +15,8 @@ struct Bf16Arguments {
   bf16 *gate_up, *y, *dy, *dgate_up;  ///< null: not wanted
 };
 
-/// kAgain: of the gradient's outputs y may be wanted.
-template <bool kAgain>
+/// kWithY: the gradient may have to give y too.
+template <bool kWithY>
 class ToBf16 {
  public:
   using Arguments = Bf16Arguments;
@@ -46,7 +46,7 @@ class ToBf16 {
       store_unit(a_.dgate_up, at + a_.width, dup);
     }
     if (unit.inside && a_.dy != nullptr) store_unit(a_.dy, unit.at(a_.width), dy);
-    if (kAgain && unit.inside && a_.y != nullptr) store_unit(a_.y, unit.at(a_.width), y);
+    if (kWithY && unit.inside && a_.y != nullptr) store_unit(a_.y, unit.at(a_.width), y);
   }
   __device__ void end() {}
 
@@ -55,8 +55,8 @@ class ToBf16 {
 };
 
 using Swiglu = SwigluEpilogue<ToBf16<false>, 8>;
-template <bool kAgain>
-using SwigluGrad = SwigluGradEpilogue<ToBf16<kAgain>, 12>;
+template <bool kWithY>
+using SwigluGrad = SwigluGradEpilogue<ToBf16<kWithY>, 12>;
 
 template <Columns kLie, class Epilogue>
 using Bf16Launch = ProductLaunch<StraightSums<OfBf16, kLie>, Kept<Epilogue, kLie>>;
