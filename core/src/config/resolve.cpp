@@ -177,7 +177,9 @@ class Resolver {
     for (const std::string& key : section.one_plugin ? std::vector<std::string>{"id"} : schema.plugin_keys) {
       if (schema.selects && !schema.selects(section.values, key)) continue;
       std::vector<std::string> here;
-      for (const std::string& text : texts_of(section.values.find(key))) {
+      const OptionValue* value = section.values.find(key);
+      const bool listed = value && std::holds_alternative<std::vector<std::string>>(*value);
+      for (const std::string& text : texts_of(value)) {
         const std::string id = schema.id_in ? schema.id_in(text) : text;
         const std::string path = schema.name + "." + key;
         if (std::find(here.begin(), here.end(), id) != here.end())
@@ -186,21 +188,21 @@ class Resolver {
         if (std::find(schema.no_plugin.begin(), schema.no_plugin.end(), id) != schema.no_plugin.end()) continue;
         if (std::find(named.begin(), named.end(), id) != named.end()) continue;
         named.push_back(id);
-        select_plugin(schema, section, path, id, tables);
+        select_plugin(schema, section, path, id, listed, tables);
       }
     }
     for (const auto& [id, node] : tables) {
       if (std::find(named.begin(), named.end(), id) != named.end()) continue;
       const std::string shown = schema.name + "." + spell_key(id);
-      if (const Factory* factory = plugin(schema, id, {}, shown, node->position))
+      if (const Factory* factory = plugin(schema, id, {}, shown, false, node->position))
         section.plugins[id] = plugin_table(schema, id, *factory, node);
     }
   }
 
   void select_plugin(const SectionSchema& schema, Section& section, const std::string& key, const std::string& id,
-                     const PluginTables& tables) {
+                     bool listed, const PluginTables& tables) {
     const std::string file = section.one_plugin ? section.values.get<std::string>("path") : "";
-    const Factory* factory = plugin(schema, id, file, key, position_of(key));
+    const Factory* factory = plugin(schema, id, file, key, listed, position_of(key));
     if (!factory) return;
     auto it = tables.find(id);
     section.selected.push_back(id);
@@ -208,14 +210,15 @@ class Resolver {
     if (!section.has_options_file()) require_all(schema.name + "." + id, factory->options);
   }
 
+  // A list that is to name no plugin is empty; another key has a text for that.
   const Factory* plugin(const SectionSchema& schema, const std::string& id, const std::string& path,
-                        const std::string& key, const Position& position) {
+                        const std::string& key, bool listed, const Position& position) {
     try {
       return &host_.require(schema.plugin_kind, id, path);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::config) throw;
-      const std::string none = schema.no_plugin.empty() ? "" : "; `" + schema.no_plugin[0] + "` needs no plugin";
-      add(position, key, error.what() + none);
+      const bool has_text = !listed && !schema.no_plugin.empty();
+      add(position, key, error.what() + (has_text ? "; `" + schema.no_plugin[0] + "` needs no plugin" : ""));
       return nullptr;
     }
   }

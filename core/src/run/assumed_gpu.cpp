@@ -107,7 +107,7 @@ std::vector<std::string> assuming(const std::string& config_file, std::vector<st
 
 std::string fit_table(const std::string& config_file, const std::vector<std::vector<std::string>>& overrides) {
   std::string text =
-      fmt::format("{:<28}{:>6}{:>6}{:>10}{:>10}  {}\n", "", "tok/s", "batch", "device", "host", "in the store");
+      fmt::format("{:<28}{:>6}{:>6}{:>10}{:>10}  {}\n", "", "tok/s", "batch", "device", "host", "in a store");
   for (const std::vector<std::string>& one : overrides) text += row(config_file, one);
   return text;
 }

@@ -169,9 +169,36 @@ TEST_CASE("in steps of many micro-batches moments may be in a store where kernel
   CHECK(text_of(state.moments) == "device:20%,zerocopy");
   for (const Placement* placement : {&state.gradients, &state.weights, &state.activations})
     CHECK(placement->memory != "zerocopy");
-  PlanOptions named = options;  // what was chosen, by name
-  for (const PlacedKey& key : kPlacedKeys) named.state.*key.placement = state.*key.placement;
-  CHECK(choose(deep.parts, named).plan.seconds_per_step == of_both.plan.seconds_per_step);
+}
+
+TEST_CASE("what shares choose is what is planned when it is named, also beside the config's own recomputation") {
+  DeepParts deep;
+  deep.parts.stores = {{.id = "host"}, {.id = "zerocopy", .mappable = true}};
+  const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
+  for (const std::vector<std::string>& own : {std::vector<std::string>{}, {"swiglu"}, {"swiglu", "norm"}, {"block"}}) {
+    for (const int part : {18, 28, 34, 40, 48, 56}) {
+      CAPTURE(own.size());
+      CAPTURE(part);
+      PlanOptions options = with_budgets(open_options(), resident * part / 64, 0);
+      options.accumulation = 64;
+      options.recompute = own;
+      options.stores = {"host", "zerocopy"};
+      const Choice chosen = choose_with_shares(deep.parts, options);
+      if (!chosen.fits) continue;
+      PlanOptions named = options;
+      for (const PlacedKey& key : kPlacedKeys) named.state.*key.placement = chosen.plan.options.state.*key.placement;
+      const Choice again = choose(deep.parts, named);
+      CHECK(again.plan.seconds_per_step == chosen.plan.seconds_per_step);
+      CHECK(again.plan.device_bytes == chosen.plan.device_bytes);
+      auto reason = [](const Plan& plan) {
+        std::string text;
+        for (const Decision& decision : plan.decisions)
+          if (decision.key == kRecomputeKey) text += decision.value + decision.reason;
+        return text;
+      };
+      CHECK(reason(again.plan) == reason(chosen.plan));
+    }
+  }
 }
 
 TEST_CASE("a budget holds what the device and communicators take beside the arena") {

@@ -89,6 +89,9 @@ TEST_CASE("a budget is bytes or a size") {
     CHECK(fault("memory", "stores = [\"" + store + "\"]") ==
           "run.toml:2:1: memory.stores: not a store, found \"" + store +
               "\", expected ids of offload stores, such as \"host\"; for none use []");
+  const std::string missing = fault("memory", "device_budget = \"16GiB\"\nstores = [\"host\"]");
+  CHECK(missing.find("memory.stores: no such offload plugin: found \"host\"") != std::string::npos);
+  CHECK(missing.find("needs no plugin") == std::string::npos);
   CHECK(fault("memory", "device_budget = \"16GiB\"\nstores = [\"host\", \"host\"]").find("found \"host\" twice") !=
         std::string::npos);
   CHECK(

@@ -30,7 +30,7 @@ Grid grid_of(const Extent& e) {
             .steps = static_cast<int>(ceil_divide(e.depth, Formats::kDepth)),
             .whole = 0,
             .parts = e.parts};
-  // Of shorter sums the last stages are of zeros: work on what they give takes longer than that.
+  // Of shorter sums the last stages are of zeros.
   if constexpr (WorksBehind<Finish>) grid.steps = std::max(grid.steps, Finish::kParts);
   grid.whole = grid.tiles() - e.divided;
   return grid;

@@ -3,7 +3,6 @@
 // read goes to memory. Where the assumed scale does not serve, the product is done again (primitives/scale.cuh).
 
 #include "products/own/product_codes.cuh"
-#include "products/own/product_launch.cuh"
 #include "products/swiglu/swiglu_epilogues.cuh"
 #include "quantization/quantize_plan.cuh"
 
@@ -137,8 +136,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
 }
 
 template <DType kFormat, class Epilogue>
-using CodesProduct =
-    ProductLaunch<StraightSums<OfFloat8<kFormat, DType::e4m3>, Columns::dealt>, Kept<Epilogue, Columns::dealt>>;
+using CodesProduct = EpilogueLaunch<StraightSums<OfFloat8<kFormat, DType::e4m3>, Columns::dealt>, Epilogue>;
 
 template <DType kFormat, class Epilogue>
 Launch prepare(const OpInstance& op, CudaContext& context, Form form) {

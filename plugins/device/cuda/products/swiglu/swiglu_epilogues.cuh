@@ -14,6 +14,7 @@
 
 #include "elementwise/activations.cuh"
 #include "products/own/product_kept.cuh"
+#include "products/own/product_launch.cuh"
 
 namespace quern::cuda::product {
 
@@ -124,5 +125,8 @@ class SwigluGradEpilogue {
   To to_;
   Pack<bf16> gates_[kAhead] = {}, ups_[kAhead] = {};
 };
+
+template <class Sums, class Epilogue>
+using EpilogueLaunch = ProductLaunch<Sums, Kept<Epilogue, Sums::kColumnsLie>>;
 
 }  // namespace quern::cuda::product

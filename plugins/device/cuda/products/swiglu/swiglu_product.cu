@@ -1,6 +1,5 @@
 #include "products/swiglu/swiglu_product.h"
 
-#include "products/own/product_launch.cuh"
 #include "products/swiglu/swiglu_epilogues.cuh"
 
 namespace quern::cuda {
@@ -59,7 +58,7 @@ template <bool kWithY>
 using SwigluGrad = SwigluGradEpilogue<ToBf16<kWithY>, 12>;
 
 template <Columns kLie, class Epilogue>
-using Bf16Launch = ProductLaunch<StraightSums<OfBf16, kLie>, Kept<Epilogue, kLie>>;
+using Bf16Launch = EpilogueLaunch<StraightSums<OfBf16, kLie>, Epilogue>;
 
 template <Columns kLie>
 void load_gradient() {
