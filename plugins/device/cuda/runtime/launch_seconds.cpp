@@ -71,7 +71,7 @@ double turning_share(const OpInstance& op, std::int64_t depth) {
 /// arithmetic, which is as long as its transfers, and holds up the products.
 double behind_product(std::string_view kind) {
   if (kind.starts_with("matmul_swiglu_quantize")) return 0.25;
-  return kind.starts_with("matmul_swiglu_grad_quantize") ? 1.2 : 0.5;
+  return kind.starts_with("matmul_swiglu_grad_quantize") ? 0.9 : 0.5;
 }
 
 double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {

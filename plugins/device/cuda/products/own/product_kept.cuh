@@ -12,8 +12,8 @@
 //     static bool idle(arguments);         // whether nothing is to be done: the same in all threads
 //     Epilogue(arguments, shared);
 //     float scale(float sum);              // before it is rounded
-//     void expect(place);                  // a tile will be summed soon
-//     void work(place, units, part);       // on the one that was summed last
+//     void expect(place);                  // of the tile that comes next, before work on the one that was summed last
+//     void work(place, units, part);       // on the latter
 //     void end();                          // by all threads that multiply
 
 #include "products/own/product_wgmma.cuh"
@@ -74,6 +74,7 @@ class Kept {
       : multiplier_(multiplier), epilogue_(arguments, memory.results()) {}
 
   __device__ __forceinline__ void expect(const Item& item) { epilogue_.expect(place_of(item)); }
+  __device__ __forceinline__ void expect_none() { epilogue_.expect(outside()); }
   __device__ __forceinline__ void keep(const Item& item, const float (&sums)[Memory::kColumns / 2]) {
     place_ = place_of(item);
 #pragma unroll
@@ -90,6 +91,7 @@ class Kept {
 
  private:
   static constexpr int kUnits = Epilogue::kColumns / 16;
+  static __device__ __forceinline__ UnitPlace outside() { return {1 << 30, 0}; }
 
   __device__ __forceinline__ UnitPlace place_of(const Item& item) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -98,7 +100,7 @@ class Kept {
 
   int multiplier_;
   Units<kColumnsLie == Columns::dealt, kUnits> units_;
-  UnitPlace place_{1 << 30, 0};  // before the first tile: outside
+  UnitPlace place_ = outside();  // before the first tile
   Epilogue epilogue_;
 };
 

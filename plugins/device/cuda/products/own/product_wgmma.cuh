@@ -329,8 +329,9 @@ concept WorksBehind = requires {
   Finish::kParts;
 };
 
-/// The same where the Finish works on an item while the next is multiplied, of which each has kParts stages or more:
-/// a branch around products makes them wait for each other. Behind the last one it works alone.
+/// The same where the Finish works on an item while the next is multiplied, of which each has kParts stages or more: a
+/// part behind each kParts-th of them, so that memory and multipliers are busy together. Behind the last item it works
+/// alone.
 template <class Sums, class Finish>
 requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Operands& o,
                                                                       const typename Finish::Memory& shared, int number,
@@ -342,18 +343,20 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
   Item next = o.grid.at(walk.item);
   while (walk.item < o.grid.items()) {
     const Item item = next;
+    finish.expect(item);
 #pragma unroll
     for (int part = 0; part < Finish::kParts; ++part) {
       multiplier.begin_stage(part > 0, sums);
       finish.work(part);
+      const int last = o.grid.steps * (part + 1) / Finish::kParts;
+      for (int step = o.grid.steps * part / Finish::kParts + 1; step < last; ++step) multiplier.begin_stage(true, sums);
     }
-    for (int step = item.first + Finish::kParts; step < item.last; ++step) multiplier.begin_stage(true, sums);
     walk.item += walk.step;
     if (walk.item < o.grid.items()) next = o.grid.at(walk.item);
-    finish.expect(item);
     multiplier.finish(sums);
     finish.keep(item, sums);
   }
+  finish.expect_none();
 #pragma unroll
   for (int part = 0; part < Finish::kParts; ++part) finish.work(part);
   finish.end();

@@ -44,14 +44,7 @@ class ToCodes {
     }
     if (kValues && unit.inside) store_unit(a_.values, at, y);
     const uint2 written = codes_.write(a_.quantize, y, at, unit.inside);
-    if constexpr (kTransposed) {
-      if (unit.number % 2 == 1) {
-        const int lane = static_cast<int>(threadIdx.x) % 32, row = unit.place.row - lane / 4;
-        const std::int64_t column = unit.column - lane % 4 * 8;
-        codes_.write_transposed(a_.quantize.t + column * a_.rows + row, a_.rows, upper_, written, unit.inside);
-      }
-      upper_ = written;
-    }
+    transpose(unit, 0, written);
   }
 
   __device__ __forceinline__ void gradient(const ValueUnit& unit, const Pack<bf16>&, const Pack<bf16>&,
@@ -61,23 +54,35 @@ class ToCodes {
       store_unit(a_.values, at, dgate);
       store_unit(a_.values, at + a_.width, dup);
     }
-    codes_.write(a_.quantize, dgate, at, unit.inside);
-    codes_.write(a_.quantize, dup, at + a_.width, unit.inside);
+    const uint2 of_gate = codes_.write(a_.quantize, dgate, at, unit.inside);
+    const uint2 of_up = codes_.write(a_.quantize, dup, at + a_.width, unit.inside);
+    transpose(unit, 0, of_gate);
+    transpose(unit, 1, of_up);
   }
   __device__ void end() { codes_.finish(a_.quantize); }
 
  private:
+  /// `half`: of the columns, `width` each.
+  __device__ __forceinline__ void transpose(const ValueUnit& unit, int half, uint2 codes) {
+    if constexpr (!kTransposed) return;
+    if (unit.number % 2 == 1) {
+      const int lane = static_cast<int>(threadIdx.x) % 32, row = unit.place.row - lane / 4;
+      const std::int64_t column = unit.column - lane % 4 * 8 + half * static_cast<std::int64_t>(a_.width);
+      codes_.write_transposed(a_.quantize.t + column * a_.rows + row, a_.rows, upper_[half], codes, unit.inside);
+    }
+    upper_[half] = codes;
+  }
+
   const Arguments& a_;
   Codes<kOf> codes_;
   float factor_;
-  uint2 upper_;  ///< codes of the unit before
+  uint2 upper_[2];  ///< codes of the unit before
 };
 
 template <bool kTransposed, bool kValues>
 using SwigluCodes = SwigluEpilogue<ToCodes<DType::e4m3, kTransposed, kValues>, kParts>;
-/// Without transposed codes: the arithmetic alone holds up the products.
-template <DType kFormat, bool kValues>
-using SwigluGradCodes = SwigluGradEpilogue<ToCodes<kFormat, false, kValues>, kParts>;
+template <DType kFormat, bool kTransposed, bool kValues>
+using SwigluGradCodes = SwigluGradEpilogue<ToCodes<kFormat, kTransposed, kValues>, kParts>;
 
 /// Inputs by pattern: a, b, their scales, for the gradient gate_up, the state. Outputs: the product, the values, codes.
 struct Form {
@@ -127,9 +132,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
   check.output(0, "y", {rows, form.gradient ? width : 2 * width}, DType::bf16)
       .output(1, "values", {rows, form.gradient ? 2 * width : width}, DType::bf16);
   if (check.ok())
-    check
-        .that(!plan.has_t(op) || (!form.gradient && rows % 16 == 0),
-              "in one kernel writes transposed codes of no gradient, and of a multiple of 16 rows")
+    check.that(!plan.has_t(op) || rows % 16 == 0, "in one kernel writes transposed codes of a multiple of 16 rows")
         .that(plan.has_q(op), "in one kernel writes codes")
         .that(!form.gradient || !op.outputs[0].present, "in one kernel does not write dy");
   return check.support();
@@ -168,30 +171,30 @@ Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
   };
 }
 
-template <bool kValues>
-Launch prepare_forward(const OpInstance& op, CudaContext& context) {
-  const auto with = op.outputs[4].present ? prepare<DType::e4m3, SwigluCodes<true, kValues>>
-                                          : prepare<DType::e4m3, SwigluCodes<false, kValues>>;
-  return with(op, context, {false});
+template <bool kTransposed, bool kValues>
+Launch prepare_form(const OpInstance& op, CudaContext& context, Form form) {
+  if (!form.gradient) return prepare<DType::e4m3, SwigluCodes<kTransposed, kValues>>(op, context, form);
+  const auto of_gradient = op.inputs[0].dtype == DType::e5m2
+                               ? prepare<DType::e5m2, SwigluGradCodes<DType::e5m2, kTransposed, kValues>>
+                               : prepare<DType::e4m3, SwigluGradCodes<DType::e4m3, kTransposed, kValues>>;
+  return of_gradient(op, context, form);
 }
-template <bool kValues>
-Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
-  const auto with = op.inputs[0].dtype == DType::e5m2 ? prepare<DType::e5m2, SwigluGradCodes<DType::e5m2, kValues>>
-                                                      : prepare<DType::e4m3, SwigluGradCodes<DType::e4m3, kValues>>;
-  return with(op, context, {true});
+
+Launch prepare_product(const OpInstance& op, CudaContext& context, Form form) {
+  const bool values = op.outputs[1].present, transposed = plan_of(op, form).has_t(op);
+  if (transposed) return (values ? prepare_form<true, true> : prepare_form<true, false>)(op, context, form);
+  return (values ? prepare_form<false, true> : prepare_form<false, false>)(op, context, form);
 }
 
 }  // namespace
 
 void add_swiglu_codes_ops(OpTable& table) {
-  auto add = [&table](const char* kind, Form form, auto with_values, auto without) {
-    table[kind] = {[=](const OpInstance& op, CudaContext& context) {
-                     return op.outputs[1].present ? with_values(op, context) : without(op, context);
-                   },
-                   [=](const OpInstance& op, const CudaTraits& gpu) { return query(op, gpu, form); }};
-  };
-  add("matmul_swiglu_quantize_delayed", {false}, prepare_forward<true>, prepare_forward<false>);
-  add("matmul_swiglu_grad_quantize_delayed", {true}, prepare_gradient<true>, prepare_gradient<false>);
+  for (const bool gradient : {false, true}) {
+    const Form form{gradient};
+    table[gradient ? "matmul_swiglu_grad_quantize_delayed" : "matmul_swiglu_quantize_delayed"] = {
+        [form](const OpInstance& op, CudaContext& context) { return prepare_product(op, context, form); },
+        [form](const OpInstance& op, const CudaTraits& gpu) { return query(op, gpu, form); }};
+  }
 }
 
 }  // namespace quern::cuda

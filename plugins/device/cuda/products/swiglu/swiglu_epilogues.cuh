@@ -72,13 +72,14 @@ class SwigluEpilogue {
   To to_;
 };
 
-/// A tile is 192 columns of dy. gate and up of the next units are read while one is worked on, those of a tile's first
-/// before its products end.
+/// A tile is 192 columns of dy. gate and up of the next units are read while one is worked on, behind a tile's last
+/// those of the next tile's first.
 template <class To, int kOfParts>
 class SwigluGradEpilogue {
  public:
   using Arguments = typename To::Arguments;
-  static constexpr int kColumns = 192, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns, kAhead = 3;
+  static constexpr int kColumns = 192, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns, kAhead = 4;
+  static_assert(kUnits % kAhead == 0, "a unit is read to the same place in each tile");
   static constexpr int kParts = kOfParts;
   static constexpr std::uint32_t kShared = To::kShared;
   static __device__ bool idle(const Arguments& arguments) { return To::idle(arguments); }
@@ -87,17 +88,14 @@ class SwigluGradEpilogue {
       : a_(arguments), to_(arguments, shared) {}
 
   __device__ __forceinline__ float scale(float sum) const { return to_.scale(sum); }
-  __device__ __forceinline__ void expect(const UnitPlace& place) {
-#pragma unroll
-    for (int number = 0; number < kAhead; ++number) read(place, number);
-  }
+  __device__ __forceinline__ void expect(const UnitPlace& place) { next_ = place; }
 
   template <class Units>
   __device__ __forceinline__ void work(const UnitPlace& place, const Units& units, int part) {
 #pragma unroll
     for (int number = part * kUnits / kParts; number < (part + 1) * kUnits / kParts; ++number) {
       const Floats<bf16> g = unpack(gates_[number % kAhead]), u = unpack(ups_[number % kAhead]);
-      if (number + kAhead < kUnits) read(place, number + kAhead);
+      read(number + kAhead < kUnits ? place : next_, (number + kAhead) % kUnits);
       const Pack<bf16> dy = units.at(number);
       const Floats<bf16> d = unpack(dy);
       Floats<bf16> y, dgate, dup;
@@ -123,6 +121,7 @@ class SwigluGradEpilogue {
 
   const Arguments& a_;
   To to_;
+  UnitPlace next_;
   Pack<bf16> gates_[kAhead] = {}, ups_[kAhead] = {};
 };
 
