@@ -67,8 +67,8 @@ double turning_share(const OpInstance& op, std::int64_t depth) {
   return own_product_share(y[of_a ? 0 : 1], y[of_a ? 1 : 0], depth);
 }
 
-/// With SwiGLU behind it, the time of what then moves that products do not hide: beside codes the gradient's
-/// arithmetic, which is as long as its transfers, and holds up the products.
+/// The share of its transfers' time that a product with SwiGLU behind it does not hide: little of the forward's, most
+/// of the gradient's, which reads gate and up too.
 double behind_product(std::string_view kind) {
   if (kind.starts_with("matmul_swiglu_quantize")) return 0.25;
   return kind.starts_with("matmul_swiglu_grad_quantize") ? 0.9 : 0.5;

@@ -12,8 +12,8 @@
 //     static bool idle(arguments);         // whether nothing is to be done: the same in all threads
 //     Epilogue(arguments, shared);
 //     float scale(float sum);              // before it is rounded
-//     void expect(place);                  // of the tile that comes next, before work on the one that was summed last
-//     void work(place, units, part);       // on the latter
+//     void expect(place);                  // where the next tile is, before work on the one kept last; outside: none
+//     void work(place, units, part);       // on the one kept last, which may be outside
 //     void end();                          // by all threads that multiply
 
 #include "products/own/product_wgmma.cuh"

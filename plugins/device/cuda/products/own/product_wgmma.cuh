@@ -24,8 +24,9 @@
 //     void end();                                  // nothing follows
 //     static bool idle(arguments);                 // whether nothing is to be done: the same in all threads
 //   A Finish that has kParts works on an item while the next is multiplied, and instead of prepare and take has
-//     constexpr int kParts;                        // of its work, each beside a stage of the next item
-//     void expect(const Item&);                    // what was begun will be summed soon
+//     constexpr int kParts;                        // of its work, spread over the stages of the next item
+//     void expect(const Item&);                    // what is multiplied next, before the work on what was kept last
+//     void expect_none();                          // nothing is
 //     void keep(const Item&, sums);                // it is summed
 //     void work(int part);                         // on what was kept last
 
@@ -329,9 +330,10 @@ concept WorksBehind = requires {
   Finish::kParts;
 };
 
-/// The same where the Finish works on an item while the next is multiplied, of which each has kParts stages or more: a
-/// part behind each kParts-th of them, so that memory and multipliers are busy together. Behind the last item it works
-/// alone.
+/// The same where the Finish works on an item while the next is multiplied, so that memory and multipliers are busy
+/// together. The stages of an item, which is a whole tile, are dealt into kParts shares; behind the first stage of each
+/// runs one part of the work. No share is empty (grid_of): a branch around products makes them wait for each other.
+/// Behind the last item the Finish works alone.
 template <class Sums, class Finish>
 requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Operands& o,
                                                                       const typename Finish::Memory& shared, int number,

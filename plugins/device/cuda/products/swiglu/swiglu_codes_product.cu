@@ -62,7 +62,7 @@ class ToCodes {
   __device__ void end() { codes_.finish(a_.quantize); }
 
  private:
-  /// `half`: of the columns, `width` each.
+  /// `half`: 0 for gate's columns, 1 for up's.
   __device__ __forceinline__ void transpose(const ValueUnit& unit, int half, uint2 codes) {
     if constexpr (!kTransposed) return;
     if (unit.number % 2 == 1) {
@@ -76,7 +76,7 @@ class ToCodes {
   const Arguments& a_;
   Codes<kOf> codes_;
   float factor_;
-  uint2 upper_[2];  ///< codes of the unit before
+  uint2 upper_[2];  ///< codes of the unit before, in gate's columns and up's
 };
 
 template <bool kTransposed, bool kValues>
@@ -108,7 +108,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
   const QuantizePlan plan = plan_of(op, form);
   OperandCheck check(op, plan.inputs(), plan.outputs(), 2);
   const auto [rows, width, depth] = sizes_of(op, form);
-  constexpr std::int64_t kLeast = 512;  // a tile has kParts stages: of shorter sums many would be of zeros
+  constexpr std::int64_t kLeast = 512;  // a tile has kParts stages or more: of shorter sums many would be of zeros
   auto flag = [&op](const char* name) { return op.attributes.integer_or(name, 0) != 0; };
   check.that(gpu.wgmma, "in one kernel needs Hopper's own instructions")
       .that(check.ok() && (op.inputs[0].dtype == DType::e4m3 || (form.gradient && op.inputs[0].dtype == DType::e5m2)),

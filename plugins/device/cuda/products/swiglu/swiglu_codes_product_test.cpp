@@ -20,8 +20,8 @@ struct Size {
 };
 // Less than a tile, edges in every direction, whole 16 rows and others, more tiles than multiprocessors, many stages.
 // Sums are too short for parts, in which own products would take them.
-constexpr Size kSizes[] = {{1, 32, 512},     {64, 128, 1024},    {129, 96, 800},   {300, 416, 896},
-                           {517, 992, 1040}, {2203, 2048, 1536}, {256, 512, 2048}, {9008, 224, 896}};
+constexpr Size kSizes[] = {{1, 32, 512},       {64, 128, 1024},  {129, 96, 800},   {300, 416, 896},   {517, 992, 1040},
+                           {2203, 2048, 1536}, {256, 512, 2048}, {9008, 224, 896}, {2208, 3104, 1552}};
 
 constexpr std::int64_t kHistory = 2;
 
@@ -142,7 +142,9 @@ TEST_CASE("products that end in the codes of swiglu find what is not finite as t
   if (gpu == nullptr) return;
   for (bool gradient : {false, true})
     for (float factor : {0x1p126f, std::numeric_limits<float>::quiet_NaN()})  // sums beyond bf16; no number
-      for (float scale : {0.0f, 64.0f}) compare(*gpu, {129, 96, 800}, gradient, kE4m3, state_of(scale), factor);
+      for (float scale : {0.0f, 64.0f})
+        for (std::int64_t rows : {129, 144})  // those of 144 are transposed too
+          compare(*gpu, {rows, 96, 800}, gradient, kE4m3, state_of(scale), factor);
 }
 
 TEST_CASE("products that end in the codes of swiglu refuse what they cannot do") {

@@ -72,8 +72,8 @@ class SwigluEpilogue {
   To to_;
 };
 
-/// A tile is 192 columns of dy. gate and up of the next units are read while one is worked on, behind a tile's last
-/// those of the next tile's first.
+/// A tile is 192 columns of dy. gate and up are read kAhead units before they are worked on; behind a tile's last units
+/// these are the first of the next tile.
 template <class To, int kOfParts>
 class SwigluGradEpilogue {
  public:
@@ -121,7 +121,7 @@ class SwigluGradEpilogue {
 
   const Arguments& a_;
   To to_;
-  UnitPlace next_;
+  UnitPlace next_;  ///< of the next tile
   Pack<bf16> gates_[kAhead] = {}, ups_[kAhead] = {};
 };
 
