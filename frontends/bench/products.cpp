@@ -11,20 +11,23 @@ namespace quern {
 namespace {
 
 /// Seconds of the product on each device, the means of two turns, there and back: what changes slowly, such as the
-/// clock, weighs on all alike.
+/// clock, weighs on all alike. A turn that does not count comes first: from idle a GPU runs faster than its power lets
+/// it go on.
 std::vector<double> seconds_in_turn(const std::vector<Device*>& devices, const ProductForm& form) {
   constexpr double kEnough = 0.1;  // seconds of a turn, in which clocks settle
-  const std::size_t count = devices.size();
   std::vector<std::unique_ptr<RandomProduct>> products;
   for (Device* device : devices) products.push_back(std::make_unique<RandomProduct>(*device, product_op(form, true)));
-  std::vector<double> seconds(count, 0.0);
-  for (std::size_t turn = 0; turn < 2 * count; ++turn) {
-    const std::size_t i = turn < count ? turn : 2 * count - 1 - turn;
+  auto turn = [&](std::size_t i) {
     auto run = [&] { products[i]->launch(); };
     const double first = std::max(median_seconds(*devices[i], run, 1), 1e-9);
     const auto samples = static_cast<std::size_t>(std::clamp(kEnough / first, 3.0, 1000.0));
-    seconds[i] += median_seconds(*devices[i], run, samples) / 2;
-  }
+    return median_seconds(*devices[i], run, samples);
+  };
+  turn(0);
+  const std::size_t count = devices.size();
+  std::vector<double> seconds(count, 0.0);
+  for (std::size_t i = 0; i < count; ++i) seconds[i] += turn(i) / 2;
+  for (std::size_t i = count; i-- > 0;) seconds[i] += turn(i) / 2;
   return seconds;
 }
 
