@@ -49,8 +49,7 @@ MatmulKey make_key(const OpInstance& op) {
   }
   const std::int64_t block_rows = op.attributes.integer_or("scale_rows_b", 0);
   if (block_rows != 0) key.scales = block_rows == 1 ? ScaleMode::block : ScaleMode::square_block;
-  // cuBLASLt offers no fast accumulation under scales of blocks; the permission is left unused.
-  key.fast_accumulation = op.attributes.integer_or("fast_accumulation", 0) != 0 && !of_blocks(key.scales);
+  key.fast_accumulation = op.attributes.integer_or("fast_accumulation", 0) != 0;
   return key;
 }
 

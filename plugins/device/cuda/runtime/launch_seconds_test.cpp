@@ -72,6 +72,20 @@ TEST_CASE(
   CHECK(launch_seconds(product(DType::bf16, 16, 16384, 16384), h100) > weights / h100.device.memory_rate);
 }
 
+TEST_CASE("products with scales of blocks are slower, most of all where both operands have a scale for each row") {
+  const GpuFacts h100 = gpu("H100");
+  auto with_scales = [&](std::int64_t rows, std::int64_t m, std::int64_t n, std::int64_t k) {
+    OpInstance op = product(DType::e4m3, m, n, k);
+    if (rows != 0) op.attributes.set("scale_rows_b", rows);
+    return launch_seconds(op, h100);
+  };
+  // At 0.5B, docs/performance/cuda-fp8.md: 24 layers.
+  CHECK(with_scales(128, 32768, 9728, 896) == doctest::Approx(12.8e-3 / 24).epsilon(0.15));
+  CHECK(with_scales(1, 9728, 896, 32768) == doctest::Approx(15.6e-3 / 24).epsilon(0.15));
+  CHECK(with_scales(0, 8192, 8192, 8192) < with_scales(128, 8192, 8192, 8192));
+  CHECK(with_scales(128, 8192, 8192, 8192) < with_scales(1, 8192, 8192, 8192));
+}
+
 TEST_CASE("attention is faster a pair on longer sequences, and slower within documents") {
   const GpuFacts h100 = gpu("H100");
   const double brief = launch_seconds(attention(32, 1024, false), h100),
@@ -114,4 +128,44 @@ TEST_CASE(
   CHECK(longer(37888, 3584, 4096) == doctest::Approx(1.1).epsilon(0.01));
   CHECK(longer(1152, 896, 32768) == doctest::Approx(1.23).epsilon(0.01));  // 1,280 rows
   CHECK(longer(1536, 1536, 16384) > 1.3);                                  // 48 clusters of 66
+}
+
+TEST_CASE("a product with SwiGLU behind it takes longer than the product, and less than the two ops") {
+  const GpuFacts h100 = gpu("H100");
+  constexpr std::int64_t kTokens = 32768, kWidth = 896, kGate = 4864;
+  auto beside = [](OpInstance op, const char* kind, const Operand& in, std::vector<Operand> out) {
+    op.kind = kind;
+    if (in.present) op.inputs.push_back(in);
+    op.outputs = std::move(out);
+    return op;
+  };
+  struct Case {
+    DType format;
+    const char *forward, *gradient, *codes;  ///< codes: what SwiGLU alone ends in
+    double forward_seconds, gradient_seconds;
+  };
+  // Measured: docs/performance/data/h100-0.5b-*.json, of 24 layers.
+  for (const Case& c : {Case{DType::e4m3, "matmul_swiglu_quantize_delayed", "matmul_swiglu_grad_quantize_delayed",
+                             "_quantize_delayed", 12.52e-3 / 24, 12.36e-3 / 24},
+                        Case{DType::bf16, "matmul_swiglu", "matmul_swiglu_grad", "", 21.64e-3 / 24, 17.55e-3 / 24}}) {
+    CAPTURE(c.forward);
+    const Operand gate_up = matrix(DType::bf16, kTokens, 2 * kGate), made = matrix(c.format, kTokens, kGate),
+                  gradient = matrix(c.format, kTokens, 2 * kGate);
+    const OpInstance up = product(c.format, kTokens, 2 * kGate, kWidth),
+                     down = product(c.format, kTokens, kGate, kWidth);
+    auto seconds = [&](const OpInstance& op) { return launch_seconds(op, h100); };
+    const double forward = seconds(beside(up, c.forward, {}, {gate_up, made})),
+                 backward = seconds(beside(down, c.gradient, gate_up, {gradient}));
+    CHECK(forward == doctest::Approx(c.forward_seconds).epsilon(0.15));
+    CHECK(backward == doctest::Approx(c.gradient_seconds).epsilon(0.15));
+    OpInstance swiglu{.kind = "swiglu" + std::string(c.codes), .inputs = {gate_up}, .outputs = {made}, .geometry = {}};
+    OpInstance swiglu_grad{.kind = "swiglu_grad" + std::string(c.codes),
+                           .inputs = {matrix(DType::bf16, kTokens, kGate), gate_up},
+                           .outputs = {gradient},
+                           .geometry = {}};
+    CHECK(forward > seconds(up));
+    CHECK(forward < seconds(up) + seconds(swiglu));
+    CHECK(backward > seconds(down));
+    CHECK(backward < seconds(down) + seconds(swiglu_grad));
+  }
 }

@@ -88,10 +88,11 @@ bool is_searched_widely(MatmulSearch search, const MatmulKey& key, const CudaTra
          key.alignment >= 256;
 }
 
-/// Whether a wide search times the own product too. Those of e4m3 that won slowed whole steps down
+/// Whether a wide search times the own product too. Those of e4m3 with other scales that won slowed whole steps down
 /// (docs/performance/cuda-fp8.md).
 bool tries_own(const MatmulKey& key, const CudaTraits& gpu) {
-  return gpu.products == ProductChoice::automatic && key.a == DType::bf16 && refuse_own_product(key, gpu).empty();
+  return gpu.products == ProductChoice::automatic && (key.a == DType::bf16 || of_blocks(key.scales)) &&
+         refuse_own_product(key, gpu).empty();
 }
 
 }  // namespace
@@ -154,7 +155,9 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
     set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, anywhere);
   }
   if (narrow && key.a != DType::i8)
-    set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(key.fast_accumulation));
+    // cuBLASLt offers no fast sums under scales of blocks: the permission is left unused.
+    set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+        static_cast<std::int8_t>(key.fast_accumulation && !of_blocks(key.scales)));
   // A row-major (R, C) is a column-major (C, R).
   a_ =
       key.transpose_b ? make_layout(key.b, key.k, key.n, key.stride_b) : make_layout(key.b, key.n, key.k, key.stride_b);

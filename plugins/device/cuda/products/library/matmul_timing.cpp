@@ -270,6 +270,7 @@ TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulSc
 
 bool own_is_faster(CudaContext& context, const MatmulPlan& library) {
   constexpr float kTurnMs = 40, kScatter = 0.995f;
+  constexpr float kClear = 1.05f;  // beyond what two turns scatter by
   const MatmulKey& key = library.key();
   const MatmulScratch scratch(key, context.setup, sets_beyond(context.traits.l2_bytes, key));
   if (!scratch) return false;
@@ -286,11 +287,13 @@ bool own_is_faster(CudaContext& context, const MatmulPlan& library) {
   mean(library, 1), mean(own, 1);  // loads the kernels
   const int runs = std::clamp(static_cast<int>(kTurnMs / std::max(mean(library, 1), 1e-3f)), 2, 4000);
   float library_ms = 0, own_ms = 0;
-  for (const bool own_turn : {false, true, true, false}) {
-    const MatmulPlan& plan = own_turn ? own : library;
+  auto turn = [&](const MatmulPlan& plan, float& sum) {
     mean(plan, runs);  // the clock settles
-    (own_turn ? own_ms : library_ms) += mean(plan, runs);
-  }
+    sum += mean(plan, runs);
+  };
+  turn(library, library_ms), turn(own, own_ms);
+  if (std::max(own_ms, library_ms) > kClear * std::min(own_ms, library_ms)) return own_ms < library_ms;
+  turn(own, own_ms), turn(library, library_ms);
   return own_ms < kScatter * library_ms;
 }
 

@@ -16,6 +16,7 @@ const OwnProduct& form_of(const MatmulKey& key) {
   if (is_bf16(key))
     return key.transpose_b ? kBf16Product : key.transpose_a ? kBf16BothAcrossProduct : kBf16AcrossProduct;
   if (key.a == DType::i8) return kI8Product;
+  if (of_blocks(key.scales)) return key.scales == ScaleMode::block ? kE4m3BlockProduct : kE4m3SquareBlockProduct;
   const bool e5m2 = (is_swapped(key) ? key.b : key.a) == DType::e5m2;
   if (is_swapped(key)) return e5m2 ? kE5m2TurnedProduct : kE4m3TurnedProduct;
   if (key.transpose_a && !key.fast_accumulation) return e5m2 ? kE5m2ExactProduct : kE4m3ExactProduct;
@@ -37,7 +38,7 @@ OwnOperands operands_of(const MatmulKey& key, const MatmulOperands& o) {
                        .y_stride = key.stride_y,
                        .scale_a = o.scale_a,
                        .scale_b = o.scale_b,
-                       .by_row = key.scales == ScaleMode::vector,
+                       .scales = key.scales,
                        .add = key.accumulate,
                        .y = o.y,
                        .workspace = o.workspace};
@@ -62,7 +63,8 @@ bool takes_formats(const MatmulKey& key) {
 std::string refuse_8_bits(const MatmulKey& key) {
   if (key.a != DType::i8 && !key.fast_accumulation && !(key.transpose_a && key.transpose_b))
     return "own products of floats sum in fewer bits than fp32, but where they turn a";
-  if (of_blocks(key.scales)) return "own products take no scales of blocks";
+  if (of_blocks(key.scales) && (key.a != DType::e4m3 || key.b != DType::e4m3 || key.turns()))
+    return "own products with scales of blocks are e4m3 times e4m3, both along the sums";
   if (key.transpose_a && !key.transpose_b) return "own products turn one operand only";
   if (key.turns() && (key.scales == ScaleMode::vector || key.bias))
     return "own products that turn an operand take one scale of each, and no bias";

@@ -1,8 +1,10 @@
 #pragma once
 // Own products on Hopper's tensor cores, beside the library's, with a bias or added to y, which is bf16:
 //   bf16                    both operands along the sums, b across them, or both across
-//   e4m3 or e5m2 with e4m3  fast sums; one scale of each operand, or one a row and a column. One operand may lie across
-//                           the sums, with one scale of each and no bias; of a also with sums in fp32
+//   e4m3 or e5m2 with e4m3  fast sums; one scale of each operand, or one a row and a column, and of e4m3 with e4m3
+//   scales
+//                           of blocks. One operand may lie across the sums, with one scale of each and no bias; of a
+//                           also with sums in fp32
 //   i8                      scales alike, both operands along the sums
 
 #include <cuda_runtime_api.h>
@@ -40,8 +42,8 @@ struct OwnOperands {
   const void *a = nullptr, *b = nullptr, *bias = nullptr;
   std::int64_t a_stride = 0, b_stride = 0, y_stride = 0;  ///< elements between stored rows; 0: contiguous
   const float *scale_a = nullptr, *scale_b = nullptr;
-  bool by_row = false;  ///< scales are one a row and one a column
-  bool add = false;     ///< to y
+  ScaleMode scales = ScaleMode::none;
+  bool add = false;  ///< to y
   void *y = nullptr, *workspace = nullptr;
 };
 
@@ -54,5 +56,6 @@ extern const OwnProduct kBf16Product, kBf16AcrossProduct, kBf16BothAcrossProduct
 extern const OwnProduct kE4m3Product, kE5m2Product, kI8Product;
 extern const OwnProduct kE4m3PairedProduct, kE5m2PairedProduct, kE4m3ExactProduct, kE5m2ExactProduct;
 extern const OwnProduct kE4m3TurnedProduct, kE5m2TurnedProduct;
+extern const OwnProduct kE4m3BlockProduct, kE4m3SquareBlockProduct;
 
 }  // namespace quern::cuda

@@ -3,10 +3,20 @@
 
 #include "products/own/own_product.h"
 #include "products/own/product_launch.cuh"
+#include "products/own/product_rescaling.cuh"
 #include "products/own/product_store.cuh"
 #include "products/own/product_turning.cuh"
 
 namespace quern::cuda::product {
+
+/// What warps write of each stage, for tiles of so many columns.
+template <class Sums>
+constexpr std::uint32_t beside_bytes(int columns) {
+  if constexpr (WritesBeside<Sums>)
+    return Sums::beside(columns);
+  else
+    return 0;
+}
 
 /// By tiles of 128 x kColumns; kRing and kBuffers of a StoredMemory.
 template <class Sums, Lies kLies, int kColumns, int kRing, int kBuffers>
@@ -15,7 +25,8 @@ struct TiledProduct {
   using Sum = typename Formats::Sum;
   static constexpr bool kAcross = Sums::kColumnsLie == Columns::across;
   static constexpr int kLoaded = kAcross ? 256 : kColumns;
-  using Finish = Stored<Sum, kLies, StoredMemory<kColumns, kRing, kBuffers, kLoaded>>;
+  static constexpr std::uint32_t kBeside = beside_bytes<Sums>(kColumns);
+  using Finish = Stored<Sum, kLies, StoredMemory<kColumns, kRing, kBuffers, kLoaded, kBeside>>;
   using Launch = ProductLaunch<Sums, Finish>;
 
   static void load() { Launch::load(); }
@@ -30,15 +41,21 @@ struct TiledProduct {
       operands.b_step[half] = kColumns;
       operands.b_first[half] = half * kLoaded / 2;
     }
+    if (of_blocks(o.scales))
+      operands.scales = {.a = o.scale_a,
+                         .b = o.scale_b,
+                         .rows = static_cast<int>(o.rows),
+                         .columns = static_cast<int>(o.columns),
+                         .square_stride = static_cast<int>(square_scales(o.columns, o.depth)[1])};
     const Extent extent{o.rows, o.columns, o.depth, tiling.parts, tiling.divided, o.a_stride};
     const Destination to{.y = {y_map(o, kChunk), y_map(o, kChunk / 2)},
                          .add = o.add,
-                         .scales = {.a = o.scale_a,
-                                    .b = o.scale_b,
+                         .scales = {.a = of_blocks(o.scales) ? nullptr : o.scale_a,
+                                    .b = of_blocks(o.scales) ? nullptr : o.scale_b,
                                     .bias = static_cast<const bf16*>(o.bias),
                                     .rows = static_cast<int>(o.rows),
                                     .columns = static_cast<int>(o.columns),
-                                    .by_row = o.by_row},
+                                    .by_row = o.scales == ScaleMode::vector},
                          .parts = o.workspace};
     Launch::run(extent, operands, o.a_type, o.a, to, multiprocessors, stream);
     if (tiling.divided == 0) return;
@@ -64,7 +81,7 @@ struct OwnProductForm {
   /// never wait for writes.
   static constexpr bool kBf16 = std::is_same_v<typename Sums::Formats, OfBf16>;
   static constexpr int kRing = kBf16 ? 3 : 4, kWideBuffers = kBf16 ? 4 : 2;
-  using Of256 = TiledProduct<Sums, kLies, 256, kRing, kWideBuffers>;
+  using Of256 = TiledProduct<Sums, kLies, 256, kRing, WritesBeside<Sums> ? 1 : kWideBuffers>;
   using Of224 = TiledProduct<Sums, kLies, 224, kRing, kWideBuffers>;
   using Of192 = TiledProduct<Sums, kLies, 192, kRing, 3>;
 

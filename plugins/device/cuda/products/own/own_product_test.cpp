@@ -112,13 +112,22 @@ TEST_CASE("the LM head's own products take rows that are strides apart") {
 TEST_CASE("bits of an own product are the same on any number of multiprocessors") {
   const DevicePair pair = open_pair({.products = "own"});
   if (!has_own_products(pair) || !pair.open) return;
+  auto bf16 = [](const Size& s, bool across) {
+    MatmulKey key = key_of(kBf16, kBf16, s);
+    key.transpose_a = across, key.transpose_b = !across;
+    return key;
+  };
+  auto e4m3 = [](const Size& s, ScaleMode scales) {
+    MatmulKey key = key_of(kE4m3, kE4m3, s);
+    key.scales = scales;
+    return key;
+  };
   // In parts, in tiles of each width.
-  for (const Size& s : {Size{520, 512, 4096}, Size{304, 464, 8208}, Size{896, 896, 4096}}) {
-    for (const bool across : {false, true}) {
-      MatmulKey key = key_of(kBf16, kBf16, s);
-      key.transpose_a = across, key.transpose_b = !across;
+  for (const Size& s : {Size{520, 512, 8192}, Size{304, 464, 8192}, Size{896, 896, 8192}}) {
+    for (const MatmulKey& key : {bf16(s, false), bf16(s, true), e4m3(s, ScaleMode::vector), e4m3(s, ScaleMode::block),
+                                 e4m3(s, ScaleMode::square_block)}) {
       CAPTURE(key.text());
-      CHECK(own_tiling(s.m, s.n, s.k, kBf16).parts > 1);
+      CHECK(own_tiling(s.m, s.n, s.k, key.a).parts > 1);
       const MatmulScratch scratch(key, nullptr);
       REQUIRE(static_cast<bool>(scratch));
       load_own_product(key);
@@ -222,7 +231,11 @@ TEST_CASE("own products leave to the library what they cannot do") {
   CHECK(refusal(kE4m3, kE4m3, {16, 12, 32}, as_it_is) != "");
   CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.fast_accumulation = false; }) != "");
   CHECK(refusal(kI8, kI8, even, [](MatmulKey& key) { key.fast_accumulation = false; }) == "");
-  CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.scales = ScaleMode::block; }) != "");
+  auto of_blocks = [](MatmulKey& key) { key.scales = ScaleMode::block; };
+  CHECK(refusal(kE4m3, kE4m3, even, of_blocks) == "");
+  CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.scales = ScaleMode::square_block; }) == "");
+  CHECK(refusal(kE5m2, kE4m3, even, of_blocks) != "");
+  CHECK(refusal(kI8, kI8, even, of_blocks) != "");
   CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.y = kF32; }) != "");
   CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.transpose_b = false; }) == "");
   CHECK(refusal(kE4m3, kE5m2, even, [](MatmulKey& key) { key.transpose_b = false; }) == "");

@@ -122,8 +122,9 @@ struct alignas(16) Four {
 };
 
 /// Room for `kRing` stages, and for `kBuffers` chunks of each warp.
-template <int kTileColumns, int kRing, int kBuffers, int kLoadedColumns = kTileColumns>
-struct StoredMemory : Shared<kTileColumns, kRing, kBuffers * kChunkBytes * 4 * kMultipliers, kLoadedColumns> {
+template <int kTileColumns, int kRing, int kBuffers, int kLoadedColumns = kTileColumns, std::uint32_t kBesideBytes = 0>
+struct StoredMemory
+    : Shared<kTileColumns, kRing, kBuffers * kChunkBytes * 4 * kMultipliers, kLoadedColumns, kBesideBytes> {
   static constexpr int kChunks = kBuffers;
 };
 

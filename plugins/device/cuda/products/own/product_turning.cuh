@@ -21,7 +21,8 @@ class TurningFast {
  public:
   static constexpr int kSums = Memory::kColumns / 2;
 
-  __device__ TurningFast(const Memory& shared, int number) : shared_(shared), stages_(shared), turned_(number) {}
+  __device__ TurningFast(const Operands&, const Memory& shared, int number)
+      : shared_(shared), stages_(shared), turned_(number) {}
 
   __device__ __forceinline__ void begin(const Item& item, float (&sums)[kSums]) {
     std::uint32_t even[kTurnedWords], odd[kTurnedWords];  // of which one is loaded while the other is multiplied
@@ -61,7 +62,8 @@ class TurningExact {
  public:
   static constexpr int kSums = Memory::kColumns / 2;
 
-  __device__ TurningExact(const Memory& shared, int number) : shared_(shared), stages_(shared), turned_(number) {}
+  __device__ TurningExact(const Operands&, const Memory& shared, int number)
+      : shared_(shared), stages_(shared), turned_(number) {}
 
   __device__ __forceinline__ void begin(const Item& item, float (&sums)[kSums]) {
 #pragma unroll

@@ -7,13 +7,15 @@
 // A sum is added up in the order of k by one warpgroup, or in fixed parts that are: its bits depend on its place and
 // the product's shape alone. What is multiplied, how, and what becomes of the sums are types:
 //
-//   Sums                               // StraightSums, below; product_turning.cuh
+//   Sums                               // StraightSums, below; product_turning.cuh, product_rescaling.cuh
 //     using Formats;                   //   of the operands, below
 //     constexpr Rows kRowsLie;         //   the operands as stored
 //     constexpr Columns kColumnsLie;
-//     class On<Memory>;                //   of each thread that multiplies
+//     class On<Memory>;                //   of each thread that multiplies: (operands, memory, multiplier)
 //       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
 //       void finish(sums);             //   waits for it
+//     constexpr int kWriters;          //   where warps beside the loading one write what multipliers read with a stage
+//     void write_beside(operands, memory, thread);
 //   Finish                             // product_store.cuh, product_kept.cuh:
 //     using Memory;                    //   Shared, below
 //     struct Arguments;                //   of the kernel
@@ -132,29 +134,40 @@ struct Grid {
   }
 };
 
+/// Scales of blocks of both operands (quern/block_scales.h).
+struct BlockScales {
+  const float *a = nullptr, *b = nullptr;
+  int rows = 0, columns = 0;  ///< of the product
+  int square_stride = 0;      ///< of 128 x 128 blocks of b: from row to row
+};
+
 struct Operands {
   CUtensorMap a;     ///< (rows, k), or as Rows says
   CUtensorMap b[2];  ///< of each half of a tile's columns
   int b_step[2];     ///< where tile j's half begins: j * b_step + b_first
   int b_first[2];
   Grid grid;
+  BlockScales scales;  ///< where there are any
 };
 
 /// Shared memory, in bytes from an address that is a multiple of 1024: a ring of stages, which have `kLoadedColumns` of
-/// the second operand, and `kResultBytes` of results.
-template <int kTileColumns, int kRing, std::uint32_t kResultBytes, int kLoadedColumns = kTileColumns>
+/// the second operand, `kResultBytes` of results, and `kBesideBytes` of each stage that warps write.
+template <int kTileColumns, int kRing, std::uint32_t kResultBytes, int kLoadedColumns = kTileColumns,
+          std::uint32_t kBesideBytes = 0>
 struct Shared {
   static constexpr int kColumns = kTileColumns, kStages = kRing;
   static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kLoadedColumns * wgmma::kRowBytes,
                                  kStage = kA + kB;
   static_assert(kB / 2 % wgmma::kEightRows == 0, "a half begins where the swizzle does");
-  static constexpr std::uint32_t kResults = kStages * kStage, kBarriers = kResults + kResultBytes;
+  static constexpr std::uint32_t kResults = kStages * kStage, kBeside = kResults + kResultBytes,
+                                 kBarriers = kBeside + kStages * kBesideBytes;
   static constexpr std::uint32_t kBytes = kBarriers + 16 * kStages + 1024;  ///< 1024: what alignment may take
 
   std::uint32_t base;
   __device__ std::uint32_t a(int stage) const { return base + stage * kStage; }
   __device__ std::uint32_t b(int stage) const { return a(stage) + kA; }
   __device__ std::uint32_t results() const { return base + kResults; }
+  __device__ std::uint32_t beside(int stage) const { return base + kBeside + stage * kBesideBytes; }
   __device__ std::uint32_t full(int stage) const { return base + kBarriers + 8 * stage; }
   __device__ std::uint32_t empty(int stage) const { return full(kStages + stage); }
 };
@@ -258,7 +271,8 @@ class Straight {
   using Sum = typename Formats::Sum;
   static constexpr int kSums = Memory::kColumns / 2;
 
-  __device__ Straight(const Memory& shared, int number) : shared_(shared), number_(number), stages_(shared) {}
+  __device__ Straight(const Operands&, const Memory& shared, int number)
+      : shared_(shared), number_(number), stages_(shared) {}
 
   __device__ __forceinline__ void begin(const Item& item, Sum (&sums)[kSums]) {
     for (int step = item.first; step < item.last; ++step) begin_stage(step > item.first, sums);
@@ -309,7 +323,7 @@ template <class Sums, class Finish>
 __device__ __forceinline__ void multiply(const Operands& o, const typename Finish::Memory& shared, int number,
                                          Finish& finish) {
   using Memory = typename Finish::Memory;
-  typename Sums::template On<Memory> multiplier(shared, number);
+  typename Sums::template On<Memory> multiplier(o, shared, number);
   typename Sums::Formats::Sum sums[Memory::kColumns / 2];
   Walk walk;
   Item next = o.grid.at(walk.item);
@@ -339,7 +353,7 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
                                                                       const typename Finish::Memory& shared, int number,
                                                                       Finish& finish) {
   using Memory = typename Finish::Memory;
-  typename Sums::template On<Memory> multiplier(shared, number);
+  typename Sums::template On<Memory> multiplier(o, shared, number);
   typename Sums::Formats::Sum sums[Memory::kColumns / 2];
   Walk walk;
   Item next = o.grid.at(walk.item);
@@ -364,31 +378,44 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
   finish.end();
 }
 
+template <class Sums>
+concept WritesBeside = requires {
+  Sums::kWriters;
+};
+
 template <class Sums, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Finish::Arguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (Finish::idle(arguments)) return;
   using Memory = typename Finish::Memory;
+  // Of a thread that multiplies, and of the others: twice the one and the other are at most 3 x 168.
+  constexpr int kTaken = WorksBehind<Finish> ? 240 : WritesBeside<Sums> ? 224 : 232, kGiven = 504 - 2 * kTaken;
   extern __shared__ unsigned char memory[];
   const Memory shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * kMultipliers;
+    int filling = 1;
+    if constexpr (WritesBeside<Sums>) filling += Sums::kWriters * tma::kWarpArrivals;
     for (int stage = 0; stage < Memory::kStages; ++stage) {
-      tma::init(shared.full(stage), 1);
+      tma::init(shared.full(stage), filling);
       tma::init(shared.empty(stage), kWarps * kCluster);
     }
     tma::fence_init();
   }
   tma::synchronize_cluster();
   if (threadIdx.x < kMultiplying) {
-    wgmma::take_registers<WorksBehind<Finish> ? 240 : 232>();
+    wgmma::take_registers<kTaken>();
     const int multiplier = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     Finish finish(arguments, shared, multiplier);
     multiply<Sums>(o, shared, multiplier, finish);
   } else {
-    wgmma::give_registers<WorksBehind<Finish> ? 24 : 40>();
+    wgmma::give_registers<kGiven>();
     if (threadIdx.x == kMultiplying) produce<Sums>(o, shared);
+    if constexpr (WritesBeside<Sums>) {
+      const int thread = static_cast<int>(threadIdx.x) - (kMultiplying + 32);
+      if (thread >= 0 && thread < 32 * Sums::kWriters) Sums::write_beside(o, shared, thread);
+    }
   }
   __syncwarp();
   tma::synchronize_cluster();  // nobody leaves while the other block may write to it or tell it something
