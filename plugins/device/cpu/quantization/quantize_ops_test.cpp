@@ -213,14 +213,16 @@ TEST_CASE("i8 codes that round stochastically are unbiased and independent, in r
   const Attributes stochastic{{"format", std::string("i8")}, {"stochastic", std::int64_t{1}}};
   TestOp{"quantize_rows", {x.view()}, {q.view(), rows.view()}, stochastic}.run();
   TestOp{"quantize_columns", {x.view()}, {t.view(), columns.view()}, stochastic}.run();
-  const std::vector<float> values = x.floats(), by_columns = transposed(t.floats(), kColumns, kRows);
+  const std::vector<float> values = x.floats();
+  const std::vector<float> codes[2] = {q.floats(), transposed(t.floats(), kColumns, kRows)};
+  const std::vector<float> scales[2] = {rows.floats(), columns.floats()};
   std::vector<double> ups[2];  // mean 0 and variance 1
   for (std::int64_t i = 0; i < kRows * kColumns; ++i) {
     const auto at = static_cast<std::size_t>(i);
     double up[2], deviation[2];
     for (int of : {0, 1}) {
-      const float scale = of == 0 ? rows.floats()[at / kColumns] : columns.floats()[at % kColumns];
-      const float code = of == 0 ? q.floats()[at] : by_columns[at], exact = values[at] * (1.0f / scale);
+      const float scale = scales[of][of == 0 ? at / kColumns : at % kColumns];
+      const float code = codes[of][at], exact = values[at] * (1.0f / scale);
       const double chance = double{exact} - std::floor(exact);
       REQUIRE((code == std::floor(exact) || code == std::ceil(exact)));
       deviation[of] = std::sqrt(chance * (1 - chance));

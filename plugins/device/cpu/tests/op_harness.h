@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,17 @@ namespace quern::cpu::harness {
 using testkit::PoisonedTensor;
 using testkit::random_normal;
 using Doubles = std::vector<double>;
+
+/// Open devices by their number of threads: to open one takes longer than most ops.
+inline std::unique_ptr<CpuDevice>& device_of(std::int64_t threads) {
+  static std::map<std::int64_t, std::unique_ptr<CpuDevice>> devices;
+  std::unique_ptr<CpuDevice>& device = devices[threads];
+  if (device == nullptr) {
+    device = std::make_unique<CpuDevice>(CpuOptions{.threads = threads});
+    device->open(0);
+  }
+  return device;
+}
 
 /// A view without data is an absent input or an output nobody reads.
 struct TestOp {
@@ -44,8 +57,8 @@ struct TestOp {
 
   /// Runs once, as the engine would, in a poisoned workspace of the stated size whose end is watched.
   void run(std::int64_t threads = 0) const {
-    CpuDevice device({.threads = threads});
-    device.open(0);
+    std::unique_ptr<CpuDevice>& opened = device_of(threads);
+    CpuDevice& device = *opened;
     const OpInstance op = instance();
     constexpr std::int64_t kGuard = 8;
     const auto bytes = static_cast<std::int64_t>(device.query(op).workspace_bytes);
@@ -54,8 +67,13 @@ struct TestOp {
     for (View& view : written)
       if (!view) view = View{};
     const Stream stream = device.stream(StreamKind::compute);
-    device.prepare(op)->launch(inputs, written, {stream, workspace.view().data});
-    device.synchronize(stream);
+    try {
+      device.prepare(op)->launch(inputs, written, {stream, workspace.view().data});
+      device.synchronize(stream);
+    } catch (...) {
+      opened.reset();  // its stream holds the error
+      throw;
+    }
     const auto* end = workspace.view().as<std::uint8_t>() + bytes;
     CHECK(std::count(end, end + kGuard, std::uint8_t{0xFF}) == kGuard);
   }
