@@ -125,12 +125,8 @@ OpComparison block_product(DType a, DType b, const Sizes& s, std::int64_t scale_
   return op;
 }
 
-}  // namespace
-
-namespace {
-
-/// Written and added, to y of each type, within `slack` by which sums may differ; `added`: of a result that is rounded
-/// before it is added.
+/// Written and added, to y of each type. `slack`: error of the sums; `added`: more, where the product is rounded before
+/// it is added.
 void check_block_product(const DevicePair& pair, DType a, DType b, std::int64_t scale_rows, const Sizes& s,
                          std::initializer_list<DType> of, double slack, double added) {
   CAPTURE(scale_rows);
@@ -169,19 +165,47 @@ TEST_CASE("matmul: operands with scales of blocks") {
 
 TEST_CASE("own products of operands with scales of blocks equal the CPU's, written and added") {
   DevicePair pair = open_pair({.products = "own"});
-  if (!takes_blocks(pair)) return;
+  if (!pair.open || !takes_blocks(pair)) return;
   // Less than a tile, edges in every direction, tiles of each width, sums of one block, in parts.
   constexpr Sizes kSizes[] = {{16, 16, 128, false, true},    {128, 128, 256, false, true},
                               {272, 144, 1408, false, true}, {304, 464, 8192, false, true},
-                              {8448, 448, 128, false, true}, {2208, 4096, 384, false, true}};
+                              {8448, 448, 128, false, true}, {8448, 512, 256, false, true},
+                              {2208, 4096, 384, false, true}};
   for (std::int64_t scale_rows : {1, 128})
     for (const Sizes& s : kSizes) {
-      // About 14 bits are kept of all before at each of k / 32 additions, of order sqrt(k) times scales of 3, five
-      // times that in one of millions.
+      // A sum of order 3 sqrt(k) loses up to 2^-13 of itself at each of k / 32 additions; the worst of millions is five
+      // times as large.
       const auto k = static_cast<double>(s.k);
       check_block_product(pair, DType::e4m3, DType::e4m3, scale_rows, s, {kBf16}, 0x1p-9 * k / 32 * std::sqrt(k),
                           0x1p-5);
     }
+}
+
+TEST_CASE("blocks of zeros, whose scale is 1, leave the sums of blocks with small scales alone") {
+  constexpr std::int64_t kM = 144, kN = 272, kK = 1024;
+  constexpr double kSmall = 0x1p-40, kLarge = 80;  // codes of b up to 400
+  for (const char* products : {"library", "own"}) {
+    CAPTURE(products);
+    DevicePair pair = open_pair({.products = products});
+    if (!pair.open || !takes_blocks(pair)) return;
+    std::vector<float> codes = testkit::random_normal(kM * kK, 1, 1), scales(kM * kK / kScaleBlock, kSmall);
+    for (std::int64_t block = 1; block < kK / kScaleBlock; block += 2)
+      for (std::int64_t row = 0; row < kM; ++row) {
+        scales[static_cast<std::size_t>(block * kM + row)] = 1;
+        std::fill_n(codes.begin() + row * kK + block * kScaleBlock, kScaleBlock, 0.0f);
+      }
+    for (std::int64_t scale_rows : {1, 128}) {
+      const Extents of_b = scale_rows == 1 ? row_block_scales(kN, kK) : square_scales(kN, kK);
+      OpComparison op(
+          "matmul",
+          {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}, {"fast_accumulation", std::int64_t{1}}});
+      op.in(testkit::PoisonedTensor(DType::e4m3, {kM, kK}, codes))
+          .in(normal(DType::e4m3, {kN, kK}, 2, kLarge))
+          .absent();
+      op.in(testkit::PoisonedTensor(kF32, row_block_scales(kM, kK), scales)).in(block_scales(of_b, 4));
+      op.out(kBf16, {kM, kN}, {0x1p-7, kSmall * kLarge * 0x1p-9 * kK / 32 * std::sqrt(kK)}).run(pair);
+    }
+  }
 }
 
 TEST_CASE("what products with scales of blocks cannot do is refused when planning, with the reason") {

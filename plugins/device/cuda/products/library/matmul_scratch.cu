@@ -35,6 +35,15 @@ __global__ void fill_kernel(T* memory, std::size_t count, std::uint32_t seed) {
   }
 }
 
+/// Powers of two from 1/8 to 8, as scales are: with zeros among them blocks' ratios would make sums NaN.
+__global__ void fill_scales_kernel(float* memory, std::size_t count, std::uint32_t seed) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::size_t{gridDim.x} * blockDim.x) {
+    const std::uint32_t exponent = mix(static_cast<std::uint32_t>(i) ^ seed * 0x9e3779b9u) % 7;
+    memory[i] = __uint_as_float((124 + exponent) << 23);
+  }
+}
+
 template <class T>
 void fill(void* memory, std::size_t bytes, std::uint32_t seed, cudaStream_t stream) {
   std::size_t count = bytes / sizeof(T);
@@ -123,8 +132,14 @@ MatmulScratch::MatmulScratch(const MatmulKey& key, cudaStream_t stream, std::siz
   operands_.b = take(sets * b_bytes_, key.b, 2);
   operands_.y = take(sets * y_bytes_, key.y, 3);
   operands_.bias = take(vectors, DType::bf16, 4);  // as f32: the same numbers, every other one
-  operands_.scale_a = reinterpret_cast<float*>(take(vectors, DType::f32, 5));
-  operands_.scale_b = reinterpret_cast<float*>(take(vectors, DType::f32, 6));
+  auto take_scales = [&](std::uint32_t seed) {
+    auto* at = reinterpret_cast<float*>(std::exchange(next, next + vectors));
+    fill_scales_kernel<<<64, 256, 0, stream>>>(at, vectors / sizeof(float), seed);
+    QUERN_CUDA(cudaGetLastError());
+    return at;
+  };
+  operands_.scale_a = take_scales(5);
+  operands_.scale_b = take_scales(6);
   operands_.workspace = next;
 }
 

@@ -1,8 +1,7 @@
 #pragma once
 // Own products on Hopper's tensor cores, beside the library's, with a bias or added to y, which is bf16:
 //   bf16                    both operands along the sums, b across them, or both across
-//   e4m3 or e5m2 with e4m3  fast sums; one scale of each operand, or one a row and a column, and of e4m3 with e4m3
-//   scales
+//   e4m3 or e5m2 with e4m3  fast sums; one scale of each operand, or one a row and a column; e4m3 with e4m3 also scales
 //                           of blocks. One operand may lie across the sums, with one scale of each and no bias; of a
 //                           also with sums in fp32
 //   i8                      scales alike, both operands along the sums

@@ -77,11 +77,12 @@ struct TiledProduct {
 
 template <class Sums, Lies kLies>
 struct OwnProductForm {
+  static_assert(!WritesBeside<Sums> || kLies == Lies::straight, "turns are taken at barriers that a turned y needs");
   /// Of bf16, as in products with swiglu, the results of a whole tile lie beside three stages, so that multipliers
   /// never wait for writes.
   static constexpr bool kBf16 = std::is_same_v<typename Sums::Formats, OfBf16>;
   static constexpr int kRing = kBf16 ? 3 : 4, kWideBuffers = kBf16 ? 4 : 2;
-  using Of256 = TiledProduct<Sums, kLies, 256, kRing, WritesBeside<Sums> ? 1 : kWideBuffers>;
+  using Of256 = TiledProduct<Sums, kLies, 256, kRing, WritesBeside<Sums> ? 1 : kWideBuffers>;  // what there is room for
   using Of224 = TiledProduct<Sums, kLies, 224, kRing, kWideBuffers>;
   using Of192 = TiledProduct<Sums, kLies, 192, kRing, 3>;
 

@@ -124,7 +124,7 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
     return key;
   };
   // In parts, in tiles of each width.
-  for (const Size& s : {Size{520, 512, 8192}, Size{304, 464, 8192}, Size{896, 896, 8192}}) {
+  for (const Size& s : {Size{520, 512, 8192}, Size{304, 464, 8192}, Size{1024, 1808, 8192}, Size{1024, 1552, 8192}}) {
     for (const MatmulKey& key : {bf16(s, false), bf16(s, true), e4m3(s, ScaleMode::vector), e4m3(s, ScaleMode::block),
                                  e4m3(s, ScaleMode::square_block)}) {
       CAPTURE(key.text());

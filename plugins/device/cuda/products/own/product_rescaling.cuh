@@ -4,7 +4,9 @@
 // registers, which holds up the other multiplier's products (docs/performance/cuda-fp8.md). Here sums stay in the
 // tensor cores, in units of the scales of the block that was multiplied last, and before the next one they are
 // multiplied by the ratio of these scales to its own. So they are fast ones, of about 14 bits. They overflow where the
-// scales of a row and of a column fall by 2^100 and more together from one block to the next.
+// product of both scales falls by about 2^100 from any block to a later one. A block of zeros has scale 1, and where
+// the others' are small, sums become small in its units: that tensor cores keep them beside products of zeros is to be
+// seen.
 //
 // Warps beside the one that loads write a stage's ratios into shared memory. Multipliers take turns: while one brings
 // its sums to the next block's units, the other's products run.
@@ -214,7 +216,7 @@ struct RescalingSums {
         places[i] = of_rows ? scales.row(item.row(0) + at)
                             : scales.column(item.column * Memory::kColumns + at * (kSquares ? 32 : 1));
       }
-      float now[kEach], next[kAhead][kEach];
+      float now[kEach] = {}, next[kAhead][kEach] = {};
       auto load = [&](float(&to)[kEach], int block) {
         if (block >= item.last) return;
 #pragma unroll

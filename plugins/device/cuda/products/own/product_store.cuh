@@ -121,7 +121,7 @@ struct alignas(16) Four {
   Sum at[4];
 };
 
-/// Room for `kRing` stages, and for `kBuffers` chunks of each warp.
+/// Room for `kRing` stages, for `kBuffers` chunks of each warp, and for `kBesideBytes` of each stage.
 template <int kTileColumns, int kRing, int kBuffers, int kLoadedColumns = kTileColumns, std::uint32_t kBesideBytes = 0>
 struct StoredMemory
     : Shared<kTileColumns, kRing, kBuffers * kChunkBytes * 4 * kMultipliers, kLoadedColumns, kBesideBytes> {

@@ -4,6 +4,7 @@
 //   two warpgroups      multiply, 64 rows each, and give their sums to a Finish
 //   a thread of others  keeps operands coming, by TMA into a ring of stages; two blocks, a cluster, have tiles one
 //                       below the other and share their columns' operand, each loading half for both
+//   more warps          may write what multipliers read beside a stage's operands
 // A sum is added up in the order of k by one warpgroup, or in fixed parts that are: its bits depend on its place and
 // the product's shape alone. What is multiplied, how, and what becomes of the sums are types:
 //
@@ -14,7 +15,8 @@
 //     class On<Memory>;                //   of each thread that multiplies: (operands, memory, multiplier)
 //       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
 //       void finish(sums);             //   waits for it
-//     constexpr int kWriters;          //   where warps beside the loading one write what multipliers read with a stage
+//     constexpr int kWriters;          //   where there are any, the warps that write beside the operands
+//     beside(columns);                 //   bytes of a stage, for tiles of so many columns
 //     void write_beside(operands, memory, thread);
 //   Finish                             // product_store.cuh, product_kept.cuh:
 //     using Memory;                    //   Shared, below
@@ -389,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (Finish::idle(arguments)) return;
   using Memory = typename Finish::Memory;
-  // Of a thread that multiplies, and of the others: twice the one and the other are at most 3 x 168.
+  // Registers of a thread that multiplies and of another: 2 kTaken + kGiven <= 3 x 168.
   constexpr int kTaken = WorksBehind<Finish> ? 240 : WritesBeside<Sums> ? 224 : 232, kGiven = 504 - 2 * kTaken;
   extern __shared__ unsigned char memory[];
   const Memory shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
