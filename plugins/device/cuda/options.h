@@ -43,8 +43,7 @@ inline OptionTable<CudaOptions> cuda_options() {
         "auto: quern's own products of bf16 where a wide search finds them faster, else cuBLASLt's; library: "
         "cuBLASLt's; own: quern's wherever they take the product, on compute capability 9.0, in 8 bits with fast sums, "
         "of e4m3 also with scales of blocks. i8 takes own ones in any case, and so does what the library has no "
-        "product for: an operand of 8 bits that "
-        "lies across the sums")
+        "product for: an operand of 8 bits that lies across the sums")
       .one_of({"auto", "library", "own"});
   return t;
 }

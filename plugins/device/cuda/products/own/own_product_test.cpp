@@ -81,6 +81,24 @@ bool has_own_products(const DevicePair& pair) {
 
 }  // namespace
 
+TEST_CASE("plans take every form of own products, with a GPU or without") {
+  const DevicePair pair = open_pair({.products = "own"});
+  auto refusal = [&](const Form& form) {
+    return pair.gpu->query(product(form, {64, 128, 256}).out(kBf16, {64, 128}, {}).instance()).refusal;
+  };
+  if (refusal({kI8, kI8, true, false}).find("Hopper") != std::string::npos) return;
+  for (const bool bias : {false, true}) {
+    for (const auto& [a_across, b_across] : {std::pair{false, false}, {false, true}, {true, true}, {true, false}})
+      CHECK(refusal({kBf16, kBf16, false, bias, a_across, b_across}) == "");
+    for (const bool by_row : {false, true})
+      for (auto [a, b] : {std::pair{kI8, kI8}, {kE4m3, kE4m3}, {kE5m2, kE4m3}})
+        CHECK(refusal({a, b, by_row, bias}) == "");
+  }
+  for (const bool fast : {false, true})
+    for (auto a : {kE4m3, kE5m2}) CHECK(refusal({a, kE4m3, false, false, true, false, fast}) == "");
+  for (auto b : {kE4m3, kE5m2}) CHECK(refusal({kE4m3, b, false, false, false, true}) == "");
+}
+
 TEST_CASE("own products of bf16 equal the CPU's, written and added, with a bias") {
   const DevicePair pair = open_pair({.products = "own"});
   if (!has_own_products(pair)) return;
