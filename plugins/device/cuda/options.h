@@ -36,14 +36,14 @@ inline OptionTable<CudaOptions> cuda_options() {
       .at_most(64);
   t.add("matmul_search", &CudaOptions::matmul_search,
         "listed: that list alone, in milliseconds a product; wide: on compute capability 9.0 also configurations that "
-        "it lacks, and own products of bf16, in up to a second for each large product at a first start")
+        "it lacks, and own products (products = auto), in up to a second for each large product at a first start")
       .one_of({"wide", "listed"});
   t.add("matmul_cache", &CudaOptions::matmul_cache, "keep timed choices on disk, in the user's cache directory");
   t.add("products", &CudaOptions::products,
-        "auto: quern's own products of bf16 where a wide search finds them faster, else cuBLASLt's; library: "
-        "cuBLASLt's; own: quern's wherever they take the product, on compute capability 9.0, in 8 bits with fast sums, "
-        "of e4m3 also with scales of blocks. i8 takes own ones in any case, and so does what the library has no "
-        "product for: an operand of 8 bits that lies across the sums")
+        "auto: of bf16, and of e4m3 with scales of blocks, quern's own products where a wide search finds them faster, "
+        "else cuBLASLt's; library: cuBLASLt's; own: quern's wherever they take the product, on compute capability 9.0, "
+        "in 8 bits with fast sums. i8 takes own ones in any case, and so does what the library has no product for: an "
+        "operand of 8 bits that lies across the sums")
       .one_of({"auto", "library", "own"});
   return t;
 }

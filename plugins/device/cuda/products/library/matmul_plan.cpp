@@ -88,10 +88,11 @@ bool is_searched_widely(MatmulSearch search, const MatmulKey& key, const CudaTra
          key.alignment >= 256;
 }
 
-/// Whether a wide search times the own product too. Those of e4m3 that won slowed whole steps down, or, with scales of
-/// blocks, were not yet seen to keep sums beside blocks of zeros (docs/performance/cuda-fp8.md).
+/// Whether a wide search times the own product too. Those of e4m3 with one scale a tensor, or one a row, that won
+/// slowed whole steps down (docs/performance/cuda-fp8.md).
 bool tries_own(const MatmulKey& key, const CudaTraits& gpu) {
-  return gpu.products == ProductChoice::automatic && key.a == DType::bf16 && refuse_own_product(key, gpu).empty();
+  return gpu.products == ProductChoice::automatic && (key.a == DType::bf16 || of_blocks(key.scales)) &&
+         refuse_own_product(key, gpu).empty();
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 // tensor cores, in units of the scales of the block that was multiplied last, and before the next one they are
 // multiplied by the ratio of these scales to its own. So they are fast ones, of about 14 bits. They overflow where the
 // product of both scales falls by about 2^100 from any block to a later one. A block of zeros has scale 1, and where
-// the others' are small, sums become small in its units: that tensor cores keep them beside products of zeros is to be
-// seen.
+// the others' are small, sums become small in its units: tensor cores keep them beside products of zeros (seen on
+// H100s).
 //
 // Warps beside the one that loads write a stage's ratios into shared memory. Multipliers take turns: while one brings
 // its sums to the next block's units, the other's products run.
@@ -212,9 +212,9 @@ struct RescalingSums {
       int places[kEach];
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        const int at = first + 32 * i;
+        const int at = first + 32 * i, column = min(at, kColumns - 1);
         places[i] = of_rows ? scales.row(item.row(0) + at)
-                            : scales.column(item.column * Memory::kColumns + at * (kSquares ? 32 : 1));
+                            : scales.column(item.column * Memory::kColumns + column * (kSquares ? 32 : 1));
       }
       float now[kEach] = {}, next[kAhead][kEach] = {};
       auto load = [&](float(&to)[kEach], int block) {
