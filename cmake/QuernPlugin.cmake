@@ -105,7 +105,7 @@ function(add_quern_plugin id)
   # Templates of the standard library, and clones of a function, would be seen in spite of hidden visibility.
   set(symbols ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/plugin_symbols.map)
   target_link_options(${target} PRIVATE -Wl,--version-script=${symbols})
-  if(NOT QUERN_SANITIZE AND NOT QUERN_FUZZ)
+  if(NOT QUERN_SANITIZE)
     target_link_options(${target} PRIVATE -Wl,--no-undefined)  # a missing library shows here, not when users load it
   endif()
   # Libraries of LINK that lie outside the system's folders (CUDA's) are found after installation too.

@@ -5,8 +5,9 @@
 #   scripts/fuzz.sh [SECONDS [TARGET...]]     SECONDS for each target, 60 by default; all targets by default
 #
 # Inputs are drawn anew each time, unless FUZZ_SEED is a number above 0: a test is to fail for what was changed, not by
-# luck. As many targets run at a time as there are cores. Corpora stay in build/fuzz/corpus, so that a later run goes on
-# from them; what breaks a promise is kept in build/fuzz/findings, and `build/fuzz/bin/fuzz_TARGET FILE` shows it again.
+# luck. As many targets run at a time as there are cores. Corpora stay in build/asan/fuzz/corpus, so that a later run goes on
+# from them; what breaks a promise is kept in build/asan/fuzz/findings, and `build/asan/bin/fuzz_TARGET FILE` shows it
+# again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,12 +16,13 @@ targets=("${@:2}")
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || { echo "fuzz.sh: seconds: found '$seconds', expected a number above 0" >&2; exit 2; }
 scripts/setup.sh fuzz
 scripts/setup.sh python
-cmake --preset fuzz >/dev/null
-cmake --build --preset fuzz --target fuzz_targets
+cmake --preset asan >/dev/null
+cmake --build --preset asan --target fuzz_targets
 
-here=$PWD/build/fuzz
+programs=$PWD/build/asan/bin
+here=$PWD/build/asan/fuzz
 if [[ ${#targets[@]} -eq 0 ]]; then
-  for program in "$here"/bin/fuzz_*; do
+  for program in "$programs"/fuzz_*; do
     target=${program##*/fuzz_}
     [[ $target == seeds ]] || targets+=("$target")
   done
@@ -30,7 +32,7 @@ mkdir -p "$here"/{corpus,findings,log}
 results=$here/ctest.xml # as ctest writes them, for scripts/test.sh
 rm -f "$results"
 rm -rf "$here/seeds"
-"$here/bin/fuzz_seeds" "$here/seeds"
+"$programs/fuzz_seeds" "$here/seeds"
 if [[ -d /dev/shm ]]; then # the files that targets read need no disk
   export TMPDIR=/dev/shm
 fi
@@ -43,7 +45,7 @@ fuzz() { # target: its log ends with libFuzzer's sums
     return
   fi
   mkdir -p "$here/corpus/$1"
-  "$here/bin/fuzz_$1" -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -max_len=65536 -timeout=10 \
+  "$programs/fuzz_$1" -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -max_len=65536 -timeout=10 \
     -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$here/findings/$1-" \
     "$here/corpus/$1" "$here/seeds/$1" >"$here/log/$1" 2>&1
 }
@@ -72,7 +74,7 @@ finish_one() {
 }
 
 for target in "${targets[@]}"; do
-  [[ $target == logs || -x $here/bin/fuzz_$target ]] || { echo "fuzz.sh: no target '$target'" >&2; exit 2; }
+  [[ $target == logs || -x $programs/fuzz_$target ]] || { echo "fuzz.sh: no target '$target'" >&2; exit 2; }
   while [[ ${#running[@]} -ge $(nproc) ]]; do finish_one; done
   fuzz "$target" &
   running[$!]=$target

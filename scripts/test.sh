@@ -56,9 +56,10 @@ scripts/setup.sh
 scripts/setup.sh parquet
 build release
 run_tests release
+scripts/setup.sh fuzz
 build asan --target untrusted_tests
 run_tests asan -L untrusted
-results+=("$PWD/build/fuzz/ctest.xml")
+results+=("$PWD/build/asan/fuzz/ctest.xml")
 rm -f "${results[-1]}"
 FUZZ_SEED=1 scripts/fuzz.sh 60 || status=1
 sum_up || status=1

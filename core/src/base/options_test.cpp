@@ -144,22 +144,26 @@ TEST_CASE("the nearest name is near") {
 }
 
 TEST_CASE("a size is bytes, or a number with a unit") {
-  for (const auto& [text, bytes] : {std::pair<const char*, std::int64_t>{"", 0},
-                                    {"0", 0},
-                                    {"0GiB", 0},
-                                    {"1", 1},
-                                    {"800000B", 800000},
-                                    {"2KiB", 2048},
-                                    {"1.5 MiB", 3 << 19},
-                                    {"16GiB", std::int64_t{16} << 30},
-                                    {"1TiB", std::int64_t{1} << 40},
-                                    {"3KB", 3000},
-                                    {"1e3MB", 1000000000},
-                                    {"2GB", 2000000000},
-                                    {"4194304TiB", std::int64_t{1} << 62}}) {
-    CAPTURE(text);
-    CHECK(size_in_bytes(text) == bytes);
-    CHECK(problem("room", std::string(text)) == "");
+  struct Size {
+    const char* text;
+    std::int64_t bytes;
+  };
+  for (const Size& size : {Size{"", 0},
+                           {"0", 0},
+                           {"0GiB", 0},
+                           {"1", 1},
+                           {"800000B", 800000},
+                           {"2KiB", 2048},
+                           {"1.5 MiB", 3 << 19},
+                           {"16GiB", std::int64_t{16} << 30},
+                           {"1TiB", std::int64_t{1} << 40},
+                           {"3KB", 3000},
+                           {"1e3MB", 1000000000},
+                           {"2GB", 2000000000},
+                           {"4194304TiB", std::int64_t{1} << 62}}) {
+    CAPTURE(size.text);
+    CHECK(size_in_bytes(size.text) == size.bytes);
+    CHECK(problem("room", std::string(size.text)) == "");
   }
   for (const char* text : {"lots", "GiB", "1 GiBs", "1gib", "-1", "0.5", "nan", "inf", "1e30", "4194305TiB", " 1"}) {
     CAPTURE(text);

@@ -167,7 +167,8 @@ TEST_CASE("a count in state.json that is no whole number of its range is refused
   for (const auto& [key, count] : kCounts) {
     for (const char* value : {"1e300", "2.5", "3.0", "-1", "9223372036854775808", "true", "null", "\"3\"", "1e18"}) {
       const std::string path = write_step(run.path(), 3);
-      change_state(path, [&](nlohmann::json& state) { count(state) = nlohmann::json::parse(value); });
+      change_state(path,
+                   [&count = count, value](nlohmann::json& state) { count(state) = nlohmann::json::parse(value); });
       const std::string found = nlohmann::json::parse(value).dump();
       check_refused(ErrorCode::input,
                     {path + "/state.json: " + key + ": found " + found +

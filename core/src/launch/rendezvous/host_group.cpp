@@ -58,7 +58,6 @@ class HostGroup::Service {
  public:
   Service(int rank, int size, double timeout, std::vector<FrameSocket> sockets)
       : rank_(rank),
-        size_(size),
         timeout_(timeout),
         sockets_(std::move(sockets)),
         left_(sockets_.size()),
@@ -249,7 +248,7 @@ class HostGroup::Service {
     changed_.notify_all();
   }
 
-  const int rank_, size_;
+  const int rank_;
   const double timeout_;
   double patience_ = 0;  // of the exchange that is on or next
   mutable std::mutex mutex_;

@@ -37,8 +37,9 @@ RankPlace place_in(const Session& session) {
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::istringstream left(a), right(b);
   for (std::string x, y;; x.clear(), y.clear()) {
-    const bool more = static_cast<bool>(std::getline(left, x)) | static_cast<bool>(std::getline(right, y));
-    if (!more || x != y) return {x, y};
+    std::getline(left, x);
+    std::getline(right, y);
+    if ((!left && !right) || x != y) return {x, y};
   }
 }
 
