@@ -19,8 +19,8 @@ namespace {
 
 class Planner {
  public:
-  Planner(const PlanParts& parts, const PlanOptions& options)
-      : parts_(parts), set_(parts, options), shards_(options.state), state_(parts, options, set_, shards_) {
+  Planner(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered)
+      : parts_(parts), set_(lowered), shards_(options.state), state_(parts, options, set_, shards_) {
     plan_.options = options;
   }
 
@@ -248,9 +248,9 @@ class Planner {
 
 }  // namespace
 
-Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice,
-               const std::function<bool(const Plan&)>& worth_slots) {
-  return Planner(parts, options).make(choice, worth_slots);
+Plan plan_with(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered,
+               const RecomputeChoice& choice, const std::function<bool(const Plan&)>& worth_slots) {
+  return Planner(parts, options, lowered).make(choice, worth_slots);
 }
 
 }  // namespace quern

@@ -8,10 +8,11 @@
 
 namespace quern {
 
-/// Runs the passes and lays memory out; every placement is chosen. What the device cannot run is a resources error;
-/// whether the plan fits is not looked at. Slots take schedules to lay out: a plan that is not `worth_slots` has none.
-Plan plan_with(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice,
-               const std::function<bool(const Plan&)>& worth_slots);
+/// Runs the passes after lowering and lays memory out; every placement is chosen. `lowered` are the programs of these
+/// parts and options, or of such with other placements. What the device cannot run is a resources error; whether the
+/// plan fits is not looked at. Slots take schedules to lay out: a plan that is not `worth_slots` has none.
+Plan plan_with(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered,
+               const RecomputeChoice& choice, const std::function<bool(const Plan&)>& worth_slots);
 
 /// Makes its schedules and estimates.
 void add_schedules(Plan& plan, const Device& device);

@@ -17,14 +17,15 @@ class Search {
       : parts_(parts),
         options_(options),
         limits_(limits_of(parts, options)),
-        path_(path_for(parts, options)),
+        lowered_(parts, best.plan.options),
+        path_(path_for(parts, options, lowered_)),
         best_(best) {}
 
   void run_chunks() {
     for (const std::int64_t chunk : {std::int64_t{4096}, std::int64_t{2048}, std::int64_t{1024}, std::int64_t{512}}) {
       PlanOptions trial = best_.plan.options;
       trial.loss_chunk = chunk;
-      if (chunk < trial.geometry.tokens()) try_options(trial);
+      if (chunk < trial.geometry.tokens()) try_options(trial, ProgramSet(parts_, trial));
     }
   }
 
@@ -56,16 +57,16 @@ class Search {
     if (percent == 0 && store == options_.stores.front()) return;  // it was compared
     placement.memory = store;
     placement.device_percent = percent;
-    if (placement_faults(trial.state).empty()) try_options(trial);
+    if (placement_faults(trial.state).empty()) try_options(trial, lowered_);
   }
 
-  void try_options(const PlanOptions& trial) {
+  void try_options(const PlanOptions& trial, const ProgramSet& lowered) {
     const PlanTest holds = [this](const Plan& plan) { return limits_.hold(plan); };
-    Fit fit = fit_named(parts_, trial, holds);  // as choose() takes it where these placements are named
+    Fit fit = fit_named(parts_, trial, lowered, holds);  // as choose() takes it where these placements are named
     std::optional<Decision> recomputes;
     if (!holds(fit.plan)) {
       const std::int64_t named_bytes = fit.plan.device_total();
-      fit = fit_within(parts_, trial, path_, holds);
+      fit = fit_within(parts_, trial, lowered, path_, holds);
       if (!holds(fit.plan)) return;
       recomputes = recompute_decision(options_, fit.choice, named_bytes);
     }
@@ -92,6 +93,7 @@ class Search {
   const PlanParts& parts_;
   const PlanOptions& options_;
   const Limits limits_;
+  const ProgramSet lowered_;
   const RecomputePath path_;
   Choice& best_;
 };

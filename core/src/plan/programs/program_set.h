@@ -30,7 +30,7 @@ struct RecomputeChoice {
 
 class ProgramSet {
  public:
-  /// Runs the passes through lowering; `finish` does the rest.
+  /// Runs the passes through lowering, which do not depend on where state is placed; `finish` does the rest.
   ProgramSet(const PlanParts& parts, const PlanOptions& options);
 
   /// Splits the layers' joint programs and fuses everything.
@@ -63,7 +63,7 @@ class ProgramSet {
   void finish_stage(Stage& stage, const std::set<std::string>& recomputed);
 
   const PlanParts& parts_;
-  const PlanOptions& options_;
+  const PlanOptions options_;
   OpSet ops_;
   std::vector<FusionPattern> patterns_;
   std::vector<ParameterSpec> parameters_;
