@@ -255,6 +255,11 @@ TEST_CASE("a plugin file that is cut off is refused, and one that ends the progr
   outcome = quern("plugins check log/exits_later 2>&1", environment);
   CHECK(outcome.code == 1);
   CHECK(has(outcome, "libquern_exits_later.so: the program was ended from inside: found exit(0)"));
+  outcome = quern("plugins check log/crashes 2>&1", environment);
+  CHECK(outcome.code == 1);
+  const std::string file = (folder / "fatal" / "log" / "libquern_crashes.so").string();
+  CHECK(
+      has(outcome, "quern: error: " + file + ": crashed: found signal 11 (Segmentation fault) in " + file + "; this"));
 }
 
 #ifndef __SANITIZE_ADDRESS__

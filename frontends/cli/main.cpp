@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "commands.h"
+#include "crash_report.h"
 #include "end_of_main.h"
 #include "launch/local_ranks.h"
 #include "quern/error.h"
@@ -79,6 +80,7 @@ int fail(const char* text, ErrorCode code) {
 int main(int argc, char** argv) {
   using namespace quern;
   const cli::EndOfMain end;
+  cli::report_crashes();
   cli::reserve_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of the write, as a full disk is
   try {
