@@ -5,9 +5,9 @@
 #   scripts/fuzz.sh [SECONDS [TARGET...]]     SECONDS for each target, 60 by default; all targets by default
 #
 # Inputs are drawn anew each time, unless FUZZ_SEED is a number above 0: a test is to fail for what was changed, not by
-# luck. As many targets run at a time as there are cores. Corpora stay in build/asan/fuzz/corpus, so that a later run goes on
-# from them; what breaks a promise is kept in build/asan/fuzz/findings, and `build/asan/bin/fuzz_TARGET FILE` shows it
-# again.
+# luck. As many targets run at a time as there are cores. Corpora stay in build/sanitize/fuzz/corpus, so that a later run
+# goes on from them; what breaks a promise is kept in build/sanitize/fuzz/findings, and `build/sanitize/bin/fuzz_TARGET
+# FILE` shows it again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,11 +16,11 @@ targets=("${@:2}")
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || { echo "fuzz.sh: seconds: found '$seconds', expected a number above 0" >&2; exit 2; }
 scripts/setup.sh fuzz
 scripts/setup.sh python
-cmake --preset asan >/dev/null
-cmake --build --preset asan --target fuzz_targets
+cmake --preset sanitize >/dev/null
+cmake --build --preset sanitize --target fuzz_targets
 
-programs=$PWD/build/asan/bin
-here=$PWD/build/asan/fuzz
+programs=$PWD/build/sanitize/bin
+here=$PWD/build/sanitize/fuzz
 if [[ ${#targets[@]} -eq 0 ]]; then
   for program in "$programs"/fuzz_*; do
     target=${program##*/fuzz_}

@@ -84,7 +84,7 @@ faulty='memory*capture,a GPU that cannot*,a product without room*'
 library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,documents*' # cases that call one
 # racecheck itself fails with a hardware exception in products that end in codes; synccheck takes them.
 library+=',products that end in the codes*'
-library+=',*scales of blocks*,blocks of zeros*,bits of an own product*' # see RACE_BUILD
+library+=',own products of operands*,blocks of zeros*,bits of an own product*' # see RACE_BUILD
 library+=',candidates beyond*,a wide search*,products that are searched*,products fused with swiglu give what*'
 hopper='attention*Hopper*'
 
@@ -111,6 +111,10 @@ if [[ $quick == 0 ]]; then
     check racecheck_block_products 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- \
       "$race_build/bin/quern" bench products configs/qwen2.5/0.5b.toml --sizes 144x272x512 --formats e4m3 \
       --scales 128x128,1x128 --set device.id=cuda --set device.cuda.products=own
+    [[ $(grep -c ' NT ' "$logs/racecheck_block_products.txt") == 2 ]] || {
+      echo "  of two such products it did not run each"
+      failures=$((failures + 1))
+    }
   else
     printf '%-28s %-12s %s\n' "racecheck of waiting warps" "not run" "RACE_BUILD names no build with -DQUERN_RACECHECK=ON"
   fi

@@ -6,7 +6,7 @@
 #   scripts/setup.sh python    the virtual environment .venv with the Python tools (frontends/python) as they stand here
 #   scripts/setup.sh parquet   .venv with what they need to tokenize .parquet files too
 #   scripts/setup.sh tidy      clang-tidy, for scripts/tidy.sh
-#   scripts/setup.sh fuzz      clang and its sanitizer runtimes, for scripts/fuzz.sh
+#   scripts/setup.sh fuzz      clang and its sanitizer runtimes, for scripts/fuzz.sh and the preset `sanitize`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -56,11 +56,12 @@ scripts/setup.sh
 scripts/setup.sh parquet
 build release
 run_tests release
-scripts/setup.sh fuzz
-build asan --target untrusted_tests
-run_tests asan -L untrusted
-results+=("$PWD/build/asan/fuzz/ctest.xml")
-rm -f "${results[-1]}"
-FUZZ_SEED=1 scripts/fuzz.sh 60 || status=1
+fuzzed=$PWD/build/sanitize/fuzz/ctest.xml
+rm -f "$fuzzed"
+if scripts/setup.sh fuzz && build sanitize; then
+  run_tests sanitize -L untrusted
+  FUZZ_SEED=1 scripts/fuzz.sh 60 || status=1
+fi
+results+=("$fuzzed")
 sum_up || status=1
 exit $status

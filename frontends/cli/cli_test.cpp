@@ -262,7 +262,6 @@ TEST_CASE("a plugin file that is cut off is refused, and one that ends the progr
       has(outcome, "quern: error: " + file + ": crashed: found signal 11 (Segmentation fault) in " + file + "; this"));
 }
 
-#ifndef __SANITIZE_ADDRESS__
 TEST_CASE("what the system does not grant to the CPU device is a resources error") {
   ConfigFile file(R"([model]
 id = "llama"
@@ -292,4 +291,3 @@ id = "fp32"
   CHECK(quern("plugins info device cpu >/dev/null", "ulimit -v 200000; OMP_NUM_THREADS=1000000").code == 0);
   CHECK(quern(bench, "OMP_NUM_THREADS=3").code == 0);
 }
-#endif

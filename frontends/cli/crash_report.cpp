@@ -35,30 +35,40 @@ bool is_plugin(const char* file) {
   return std::strncmp(slash ? slash + 1 : file, "libquern_", 9) == 0;
 }
 
-// Nothing here takes memory, or a lock that the crash may hold but the loader's.
-extern "C" void on_crash(int signal, siginfo_t* info, void*) {
-  if (!reported.test_and_set()) {
-    constexpr int kOwn = 2;  // this function, and what the system returns to from it
-    std::array<void*, 64> frames;
-    const int depth = ::backtrace(frames.data(), static_cast<int>(frames.size()));
-    const char *where = nullptr, *plugin = nullptr;
-    for (int i = kOwn; i < depth; ++i) {
-      const char* file = file_of(frames[static_cast<std::size_t>(i)]);
-      if (file && !where) where = file;
-      if (file && !plugin && is_plugin(file)) plugin = file;
-    }
-    if (!plugin) plugin = PluginAtWork::path();
-    std::array<char, 2048> line;
-    const int length = std::snprintf(
-        line.data(), line.size(), "quern: error: %s%s: crashed: found signal %d (%s) in %s; %s\n", prefix.c_str(),
-        plugin ? plugin : "quern", signal, ::sigdescr_np(signal), where ? where : "no library",
-        plugin ? "this is a fault in the plugin or in what it calls; please report it to its author"
-               : "this is a fault in quern or in a library; please report it");
-    const std::size_t bytes = std::min(static_cast<std::size_t>(std::max(length, 0)), line.size() - 1);
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), bytes);
+/// Where the frames of a crash are: the first that is known, and the plugin that had called it, or null.
+struct Place {
+  const char* file = nullptr;
+  const char* plugin = PluginAtWork::path();
+};
+[[gnu::noinline]] Place place_of_crash() {
+  constexpr int kOwn = 3;  // this function, the handler, and what the system returns to from that
+  std::array<void*, 64> frames;
+  const int depth = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+  Place place;
+  for (int i = depth; i-- > kOwn;) {
+    const char* file = file_of(frames[static_cast<std::size_t>(i)]);
+    if (!file) continue;
+    place.file = file;
+    if (is_plugin(file)) place.plugin = file;
   }
-  // The system's own action is back. What the processor refused comes again; what was sent does not.
-  if (info->si_code <= 0) ::raise(signal);
+  return place;
+}
+
+// Takes no memory, and no lock but the loader's.
+extern "C" void on_crash(int signal, siginfo_t* info, void*) {
+  while (reported.test_and_set()) ::pause();  // the first thread's crash ends the program
+  ::alarm(5);                                 // also where the crash holds that lock
+  const Place place = place_of_crash();
+  std::array<char, 2048> line;
+  const int length = std::snprintf(
+      line.data(), line.size(), "quern: error: %s%s: crashed: found signal %d (%s) in %s; %s\n", prefix.c_str(),
+      place.plugin ? place.plugin : "quern", signal, ::sigdescr_np(signal), place.file ? place.file : "no library",
+      place.plugin ? "this is a fault in the plugin or in what it calls; please report it to its author"
+                   : "this is a fault in quern or in a library; please report it");
+  const std::size_t bytes = std::min(static_cast<std::size_t>(std::max(length, 0)), line.size() - 1);
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), bytes);
+  std::signal(signal, SIG_DFL);
+  if (info->si_code <= 0) ::raise(signal);  // it was sent; what the processor refused comes again
 }
 
 }  // namespace
@@ -73,7 +83,8 @@ void report_crashes() {
   ::sigaltstack(&own, nullptr);  // of the main thread, which may have none left
   struct sigaction action {};
   action.sa_sigaction = on_crash;
-  action.sa_flags = static_cast<int>(SA_SIGINFO | SA_ONSTACK | SA_RESETHAND);
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  for (const int signal : kSignals) ::sigaddset(&action.sa_mask, signal);  // one within ends the program
   for (const int signal : kSignals) ::sigaction(signal, &action, nullptr);
 }
 

@@ -44,7 +44,7 @@ struct Candidate {
 class Comparison {
  public:
   Comparison(const PlanParts& parts, const PlanOptions& options)
-      : parts_(parts), options_(options), limits_(limits_of(parts, options)), lowered_(parts, options) {
+      : parts_(parts), options_(options), limits_(limits_of(parts, options)) {
     for (const PlacedKey& key : kPlacedKeys)
       if ((options.state.*key.placement).memory == kAuto) open_.push_back(&key);
   }
@@ -131,9 +131,14 @@ class Comparison {
     return bytes;
   }
 
-  void plan(Candidate& candidate) const {
+  const ProgramSet& lowered() {
+    if (!lowered_) lowered_.emplace(parts_, options_);
+    return *lowered_;
+  }
+
+  void plan(Candidate& candidate) {
     candidate.planned = true;
-    candidate.fit = fit_named(parts_, candidate.options, lowered_, [&](const Plan& plan) {
+    candidate.fit = fit_named(parts_, candidate.options, lowered(), [&](const Plan& plan) {
       candidate.least_bytes = least_device_bytes(plan);
       return !searches() || !hopeless(plan);
     });
@@ -191,9 +196,9 @@ class Comparison {
   }
 
   void try_to_fit(Candidate& candidate) {
-    if (path_.empty()) path_ = path_for(parts_, options_, lowered_);
+    if (path_.empty()) path_ = path_for(parts_, options_, lowered());
     candidate.fit =
-        fit_within(parts_, candidate.options, lowered_, path_, [&](const Plan& plan) { return limits_.hold(plan); });
+        fit_within(parts_, candidate.options, lowered(), path_, [&](const Plan& plan) { return limits_.hold(plan); });
     candidate.tried = true;
     candidate.fits = limits_.hold(candidate.fit.plan);
     if (!candidate.fits) return;
@@ -238,10 +243,10 @@ class Comparison {
   const PlanParts& parts_;
   const PlanOptions& options_;
   const Limits limits_;
-  const ProgramSet lowered_;
   std::vector<const PlacedKey*> open_;  // keys that are left to the planner
   std::vector<Candidate> candidates_;
-  RecomputePath path_;  // empty until it is needed
+  std::optional<ProgramSet> lowered_;  // as the next, none until it is needed
+  RecomputePath path_;
 };
 
 /// A comparison for each form of the precision backend.

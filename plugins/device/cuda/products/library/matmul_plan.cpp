@@ -88,8 +88,8 @@ bool is_searched_widely(MatmulSearch search, const MatmulKey& key, const CudaTra
          key.alignment >= 256;
 }
 
-/// Whether a wide search times the own product too. Those of e4m3 with one scale a tensor, or one a row, that won
-/// slowed whole steps down (docs/performance/cuda-fp8.md).
+/// Whether a wide search times the own product too. Those of e4m3 with one scale a tensor that won slowed whole steps
+/// down, those with one a row gained nothing (docs/performance/cuda-fp8.md).
 bool tries_own(const MatmulKey& key, const CudaTraits& gpu) {
   return gpu.products == ProductChoice::automatic && (key.a == DType::bf16 || of_blocks(key.scales)) &&
          refuse_own_product(key, gpu).empty();
