@@ -116,7 +116,9 @@ if [[ $quick == 0 ]]; then
       failures=$((failures + 1))
     }
   else
-    printf '%-28s %-12s %s\n' "racecheck of waiting warps" "not run" "RACE_BUILD names no build with -DQUERN_RACECHECK=ON"
+    for name in racecheck_attention_grad racecheck_block_products; do
+      printf '%-28s %-12s %s\n' "$name" "not run" "RACE_BUILD names no build with -DQUERN_RACECHECK=ON"
+    done
   fi
   check memcheck_tests 'ERROR SUMMARY' sanitize --tool memcheck -- "$tests" -tce="$faulty"
 fi

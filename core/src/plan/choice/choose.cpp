@@ -245,7 +245,7 @@ class Comparison {
   const Limits limits_;
   std::vector<const PlacedKey*> open_;  // keys that are left to the planner
   std::vector<Candidate> candidates_;
-  std::optional<ProgramSet> lowered_;  // as the next, none until it is needed
+  std::optional<ProgramSet> lowered_;  // this and the path are made when first needed
   RecomputePath path_;
 };
 

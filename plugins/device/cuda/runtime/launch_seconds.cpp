@@ -14,7 +14,7 @@ namespace {
 constexpr double kStart = 2e-6;     // seconds from one launch to the next
 constexpr double kCopyShare = 0.9;  // of the rated memory rate, by copies and what moves as well as they do
 constexpr double kDocuments = 0.4;  // of the speed without documents, by attention
-constexpr double kVectorScales = 0.85, kSquareScales = 0.78, kLineScales = 0.57;  // of the speed with one scale
+constexpr double kVectorScales = 0.85, kSquareScales = 0.8, kLineScales = 0.6;  // of the speed with one scale
 
 double number(std::int64_t count) { return static_cast<double>(count); }
 bool present(const OpInstance& op, std::size_t i) { return i < op.inputs.size() && op.inputs[i].present; }

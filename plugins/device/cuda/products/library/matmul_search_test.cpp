@@ -118,7 +118,9 @@ TEST_CASE("only large products on Hopper are searched beyond the list, and their
   CHECK(search_mark(MatmulSearch::wide, large, hopper) == ", wide, own");
   MatmulKey e4m3 = key_of(4096, 3584, 18944, DType::e4m3);
   CHECK(search_mark(MatmulSearch::wide, e4m3, hopper) == ", wide");
-  e4m3.scales = ScaleMode::square_block, e4m3.fast_accumulation = true;
+  e4m3.scales = ScaleMode::square_block, e4m3.fast_accumulation = false;
+  CHECK(search_mark(MatmulSearch::wide, e4m3, hopper) == ", wide");
+  e4m3.fast_accumulation = true;
   CHECK(search_mark(MatmulSearch::wide, e4m3, hopper) == ", wide, own");
   CHECK(search_mark(MatmulSearch::wide, small, hopper) == "");
   CHECK(search_mark(MatmulSearch::listed, large, hopper) == "");
