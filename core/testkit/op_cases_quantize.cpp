@@ -18,12 +18,17 @@ const Extents kSizes[] = {{1, 1}, {64, 64}, {33, 70}, {129, 8}, {5, 1000}, {256,
 Attributes format_of(DType format) { return {{"format", std::string(name_of(format))}}; }
 Extents turned(const Extents& size) { return {size[1], size[0]}; }
 
-/// quantize_blocks of x with all its outputs, or without q or t and their scales.
-OpComparison blocks(PoisonedTensor x, DType format, bool square, bool q = true, bool t = true) {
+/// What has a scale, and where it lies: of quantize_blocks, alone and with `square`, and of quantize_squares.
+enum class Blocks { lines, squares, spread_squares };
+constexpr Blocks kBlocks[] = {Blocks::lines, Blocks::squares, Blocks::spread_squares};
+
+/// The op of x with all its outputs, or without q or t and their scales.
+OpComparison blocks(PoisonedTensor x, DType format, Blocks of, bool q = true, bool t = true) {
   const Extents size = x.view().extents;
+  const bool square = of == Blocks::squares;
   Attributes attributes = format_of(format);
-  attributes.set("square", std::int64_t{square});
-  OpComparison op("quantize_blocks", attributes);
+  if (square) attributes.set("square", std::int64_t{1});
+  OpComparison op(of == Blocks::spread_squares ? "quantize_squares" : "quantize_blocks", attributes);
   op.in(std::move(x));
   auto output = [&op](bool read, DType dtype, const Extents& extents) {
     read ? op.out(dtype, extents, {}) : op.unread(dtype, extents);
@@ -160,10 +165,10 @@ void quantize_blocks_cases(const OpRunner& runner) {
   for (const Extents& size : sizes) {
     for (DType from : {kF32, kBf16}) {
       for (DType to : {kE4m3, kE5m2}) {
-        for (bool square : {false, true}) {
-          blocks(normal(from, size, 1, 3), to, square).run(runner);
-          blocks(normal(from, size, 1, 3), to, square, true, false).run(runner);
-          blocks(normal(from, size, 1, 3), to, square, false, true).run(runner);
+        for (Blocks of : kBlocks) {
+          blocks(normal(from, size, 1, 3), to, of).run(runner);
+          blocks(normal(from, size, 1, 3), to, of, true, false).run(runner);
+          blocks(normal(from, size, 1, 3), to, of, false, true).run(runner);
         }
       }
     }
@@ -188,7 +193,7 @@ void quantize_special_cases(const OpRunner& runner) {
           .run(runner);
       lines(runner, x, to);
     }
-    for (bool square : {false, true}) blocks(x(), kE4m3, square).run(runner);
+    for (Blocks of : kBlocks) blocks(x(), kE4m3, of).run(runner);
   }
 }
 

@@ -25,6 +25,7 @@ class Recorder final : public Lowering {
       text_ += (i > 0 ? ", " : "") + (inputs[i] == kNoValue ? "-" : program_[inputs[i]].name);
     text_ += ")";
     if (attributes.has("scale_rows_b")) text_ += " " + std::to_string(attributes.integer("scale_rows_b"));
+    if (attributes.has("square_scales")) text_ += " squares";
   }
   ValueId state(StateRequest request) override { return value(request.name); }
   std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {
@@ -44,6 +45,7 @@ class Recorder final : public Lowering {
         {"quantize_columns", {"columns", "column_scale"}},
         {"quantize_blocks", {"q128", "scale128", "t128", "t_scale128"}},
         {"quantize_blocks_square", {"q128x128", "scale128x128", "t128x128", "t_scale128x128"}},
+        {"quantize_squares", {"qsq", "scale_sq", "tsq", "t_scale_sq"}},
         {"transpose", {"turned"}}};
     std::vector<ValueId> ids;
     for (const std::string& output : kOutputs.at(kind)) ids.push_back(value(of + "." + output));
@@ -96,10 +98,14 @@ TEST_CASE("the three products read operands with scales that fit them") {
   CHECK(lowered(input, "block", "block", "made") ==
         "matmul(dy.q128, w.q128x128.turned, -, dy.scale128, w.t_scale128x128) 128");
   CHECK(lowered(weight, "block", "block") == "matmul(dy.t128, x.t128, -, dy.t_scale128, x.t_scale128) 1");
+  CHECK(lowered(output, "square", "square") == "matmul(x.qsq, w.q128x128, -, x.scale_sq, w.scale128x128) 128 squares");
+  CHECK(lowered(input, "square", "square") ==
+        "matmul(dy.qsq, w.t128x128, -, dy.scale_sq, w.t_scale128x128) 128 squares");
+  CHECK(lowered(weight, "square", "square") == "matmul(dy.tsq, x.tsq, -, dy.t_scale_sq, x.t_scale_sq) 1 squares");
 }
 
 TEST_CASE("a weight gradient whose roles have scales of two kinds reads one scale a tensor") {
-  for (const char* other : {"delayed", "current", "row"}) {
+  for (const char* other : {"delayed", "current", "row", "square"}) {
     CHECK(lowered(Product::weight_gradient, "block", other) == "matmul(dy.t, x.t, -, dy.scale, x.scale)");
     CHECK(lowered(Product::weight_gradient, other, "block") == "matmul(dy.t, x.t, -, dy.scale, x.scale)");
   }

@@ -44,6 +44,7 @@ Recipe::Recipe(const Formats& formats, RecipeOptions options) : formats_(formats
   check_products("head_fast_accumulation", options_.head_fast_accumulation);
   auto scaling = [](const std::string& name) {
     if (name == "block") return Scaling::block;
+    if (name == "square") return Scaling::square;
     return name == "row" ? Scaling::row : name == "current" ? Scaling::current : Scaling::delayed;
   };
   activation_ = scaling(options_.activation_scaling);
@@ -74,8 +75,9 @@ Recipe::Codes Recipe::quantized(ValueId x, Attributes attributes, Scaling scalin
     std::vector<ValueId> made = lowering.emit("quantize_rows", {x}, std::move(attributes), name);
     return {made[0], made[1]};
   }
-  if (scaling == Scaling::block) {
-    std::vector<ValueId> made = lowering.emit("quantize_blocks", {x}, std::move(attributes), name);
+  if (of_blocks(scaling)) {
+    const char* kind = scaling == Scaling::square ? "quantize_squares" : "quantize_blocks";
+    std::vector<ValueId> made = lowering.emit(kind, {x}, std::move(attributes), name);
     return {made[0], made[1], made[2], made[3]};
   }
   if (scaling == Scaling::current || !lowering.training()) {
@@ -110,9 +112,9 @@ Recipe::Codes Recipe::weight(const ProductSite& site, Scaling scaling, Lowering&
     std::vector<ValueId> made = copy(rows ? "quantize_rows" : "quantize_columns");
     return rows ? Codes{made[0], made[1]} : Codes{kNoValue, kNoValue, made[0], made[1]};
   }
-  if (scaling == Scaling::block) attributes.set("square", std::int64_t{1});
-  std::vector<ValueId> made = copy(scaling == Scaling::block ? "quantize_blocks" : "quantize");
-  return {made[0], made[1], made[2], scaling == Scaling::block ? made[3] : made[1]};
+  if (of_blocks(scaling)) attributes.set("square", std::int64_t{1});
+  std::vector<ValueId> made = copy(of_blocks(scaling) ? "quantize_blocks" : "quantize");
+  return {made[0], made[1], made[2], of_blocks(scaling) ? made[3] : made[1]};
 }
 
 void Recipe::lower_output(const ProductSite& site, Lowering& lowering) const {
@@ -134,7 +136,7 @@ void Recipe::lower_weight_gradient(const ProductSite& site, Lowering& lowering) 
   const Scaling both = activation_ == gradient_ ? activation_ : Scaling::current;
   auto operand = [&](ValueId value, Attributes format, Scaling own) {
     if (both == Scaling::row) return by_columns(value, std::move(format), lowering);
-    return quantized(value, std::move(format), both == Scaling::block ? both : one_scale(own), lowering);
+    return quantized(value, std::move(format), of_blocks(both) ? both : one_scale(own), lowering);
   };
   Codes dy = operand(site.dy, format_of_gradient(), gradient_);
   Codes x = operand(site.x, format_of(formats_.kept_activation), activation_);
@@ -163,7 +165,8 @@ void Recipe::produce(Product product, Scaling scaling, ValueId a, ValueId b, Val
   Attributes attributes{{"transpose_a", std::int64_t{0}},
                         {"transpose_b", std::int64_t{1}},
                         {"fast_accumulation", std::int64_t{lists(options_.fast_accumulation, name_of(product))}}};
-  if (scaling == Scaling::block) attributes.set("scale_rows_b", product == Product::weight_gradient ? 1 : kScaleBlock);
+  if (of_blocks(scaling)) attributes.set("scale_rows_b", product == Product::weight_gradient ? 1 : kScaleBlock);
+  if (scaling == Scaling::square) attributes.set("square_scales", std::int64_t{1});
   lowering.produce("matmul", {a, b, bias, scale_a, scale_b}, std::move(attributes));
 }
 

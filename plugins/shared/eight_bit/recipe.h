@@ -44,13 +44,13 @@ void add_products_option(OptionTable<T>& table) {
 /// Adds the options of the floating-point formats.
 template <class T>
 void add_float8_options(OptionTable<T>& table) {
-  const std::vector<std::string> scalings = {"delayed", "current", "row", "block"};
+  const std::vector<std::string> scalings = {"delayed", "current", "row", "block", "square"};
   table
       .add("activation_scaling", &RecipeOptions::activation_scaling,
            "scale of activations: delayed (one a tensor, from the amax of past steps), current (one a tensor, from its "
-           "own amax: one more pass), row (one a token, or a channel where a product sums over tokens) or block (one "
-           "for "
-           "each 128 elements that a product sums over, of weights one for each 128 x 128)")
+           "own amax: one more pass), row (one a token, or a channel where a product sums over tokens), block (one for "
+           "each 128 elements that a product sums over, of weights one for each 128 x 128) or square (one for each 128 "
+           "x 128)")
       .one_of(scalings);
   table.add("gradient_scaling", &RecipeOptions::gradient_scaling, "scale of gradients, likewise").one_of(scalings);
   table.add("history", &RecipeOptions::history, "steps whose amax a delayed scale covers").at_least(1).at_most(1024);
@@ -88,7 +88,8 @@ class Recipe final : public PrecisionBackend {
   void lower(const ProductSite& site, Lowering& lowering) const override;
 
  private:
-  enum class Scaling { delayed, current, row, block };
+  enum class Scaling { delayed, current, row, block, square };
+  static bool of_blocks(Scaling scaling) { return scaling == Scaling::block || scaling == Scaling::square; }
   /// The mode, or where it has scales for parts of a tensor, the one for the whole that is nearest.
   static Scaling one_scale(Scaling scaling) { return scaling == Scaling::delayed ? scaling : Scaling::current; }
   struct Codes {

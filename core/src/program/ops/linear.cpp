@@ -72,7 +72,9 @@ void add_linear(OpSet& set) {
   // y = op(a) op(b) * scale_a * scale_b + bias; scales are (1), or one a row of op(a) and one a column of op(b).
   // With the attribute scale_rows_b, and a b^T (transpose_a 0, transpose_b 1): each 128 elements of a row of a have a
   // scale (row_block_scales of a, or column_block_scales of what a is the transpose of), and so has each block of
-  // scale_rows_b x 128 elements of b: 1, likewise, or 128 (square_scales).
+  // scale_rows_b x 128 elements of b: 1, likewise, or 128 (square_scales). With square_scales = 1 beside it scales that
+  // lie one for a row are those of 128 x 128 elements (quantize_squares): the first of 128 holds for all. One operand
+  // may then lie across the sums, with the scales of what it is the transpose of.
   set.add({.kind = "matmul",
            .inputs = {"a", "b", "bias?", "scale_a?", "scale_b?"},
            .outputs = {"y"},

@@ -38,22 +38,25 @@ void need_state(const InferContext& c, std::size_t input) {
   need_vector(c, input, kScaleStateWords + history);
 }
 
-/// q and t of quantize_blocks, with their scales.
-void infer_blocks(InferContext& c) {
+/// q and t of matrices whose rows may be tokens, with scales that lie as those of blocks of lines.
+void infer_lines(InferContext& c) {
   give_codes(c, 0, 2);
   const Dim rows = c.inputs[0]->shape[0], columns = c.inputs[0]->shape[1];
-  const bool square = c.attributes.integer_or("square", 0) != 0;
-  if (columns.per_token != 0 || (square && rows.per_token != 0))
-    c.refuse(0, square ? "a matrix whose sizes do not depend on the tokens" : "rows whose size does not");
-  if (square) {
-    const Extents scale = square_scales(rows.fixed, columns.fixed), t_scale = square_scales(columns.fixed, rows.fixed);
-    give(c, 1, {scale[0], scale[1]}, DType::f32);
-    give(c, 3, {t_scale[0], t_scale[1]}, DType::f32);
-    return;
-  }
+  if (columns.per_token != 0) c.refuse(0, "rows whose size does not depend on the tokens");
   const std::int64_t blocks = scale_blocks(columns.fixed);
   give(c, 1, {blocks, rows}, DType::f32);
   give(c, 3, {Dim::tokens(rows.per_token * blocks, columns.fixed + rows.fixed * blocks)}, DType::f32);
+}
+
+/// The same of quantize_blocks, which has other scales of square blocks.
+void infer_blocks(InferContext& c) {
+  if (c.attributes.integer_or("square", 0) == 0) return infer_lines(c);
+  give_codes(c, 0, 2);
+  const Dim rows = c.inputs[0]->shape[0], columns = c.inputs[0]->shape[1];
+  if (columns.per_token != 0 || rows.per_token != 0) c.refuse(0, "a matrix whose sizes do not depend on the tokens");
+  const Extents scale = square_scales(rows.fixed, columns.fixed), t_scale = square_scales(columns.fixed, rows.fixed);
+  give(c, 1, {scale[0], scale[1]}, DType::f32);
+  give(c, 3, {t_scale[0], t_scale[1]}, DType::f32);
 }
 
 std::vector<OpSpec::QuantizedOutput> one_scale(const Attributes&) { return {{0, 1}}; }
@@ -186,6 +189,18 @@ void add_scales_of_parts(OpSet& set) {
                  const bool square = op.attributes.integer_or("square", 0) != 0;
                  return square && !op.outputs[2].present && !op.outputs[3].present ? kScaleBlock : std::int64_t{0};
                }});
+  // One scale for each 128 x 128 elements of x, whose rows may be tokens. Scales lie as those of lines do, where each
+  // is found 128 times.
+  set.add({.kind = "quantize_squares",
+           .inputs = {"x"},
+           .outputs = {"q", "scale", "t", "t_scale"},
+           .infer = infer_lines,
+           .op_class = OpClass::conversion,
+           .quantized =
+               [](const Attributes&) {
+                 return std::vector<OpSpec::QuantizedOutput>{{0, 1, "row_blocks"}};
+               },
+           .transposed = {{2, 0}}});
 }
 
 }  // namespace

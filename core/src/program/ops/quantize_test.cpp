@@ -9,32 +9,32 @@ using namespace quern;
 
 namespace {
 
-std::vector<Value> inferred(Shape shape, std::int64_t square) {
+std::vector<Value> inferred(Shape shape, std::int64_t square, const char* kind = "quantize_blocks") {
   Program program;
   const ValueId x = program.add_value({.name = "x", .shape = std::move(shape), .dtype = DType::bf16});
   std::vector<Value> values;
-  for (ValueId id : append_op(program, builtin_ops(), DType::bf16,
-                              {.kind = "quantize_blocks",
-                              .inputs = {x},
-                              .attributes = {{"format", std::string("e4m3")}, {"square", square}}},
-                              "q"))
+  for (ValueId id : append_op(
+           program, builtin_ops(), DType::bf16,
+           {.kind = kind, .inputs = {x}, .attributes = {{"format", std::string("e4m3")}, {"square", square}}}, "q"))
     values.push_back(program[id]);
   return values;
 }
 
 }  // namespace
 
-TEST_CASE("quantize_blocks: shapes of a matrix of tokens are those of its scales' layouts") {
-  const std::vector<Value> made = inferred({Dim::tokens(), 300}, 0);
-  for (std::int64_t tokens : {1, 127, 128, 129, 4096}) {
-    CHECK(extents_at(made[0].shape, tokens) == Extents{tokens, 300});
-    CHECK(extents_at(made[1].shape, tokens) == row_block_scales(tokens, 300));
-    CHECK(extents_at(made[2].shape, tokens) == Extents{300, tokens});
-    CHECK(extents_at(made[3].shape, tokens) == column_block_scales(tokens, 300));
-    CHECK(element_count(column_block_scales(tokens, 300)) >= scale_blocks(tokens) * 300);
+TEST_CASE("quantize_blocks, quantize_squares: shapes of a matrix of tokens are those of its scales' layouts") {
+  for (const char* kind : {"quantize_blocks", "quantize_squares"}) {
+    const std::vector<Value> made = inferred({Dim::tokens(), 300}, 0, kind);
+    for (std::int64_t tokens : {1, 127, 128, 129, 4096}) {
+      CHECK(extents_at(made[0].shape, tokens) == Extents{tokens, 300});
+      CHECK(extents_at(made[1].shape, tokens) == row_block_scales(tokens, 300));
+      CHECK(extents_at(made[2].shape, tokens) == Extents{300, tokens});
+      CHECK(extents_at(made[3].shape, tokens) == column_block_scales(tokens, 300));
+      CHECK(element_count(column_block_scales(tokens, 300)) >= scale_blocks(tokens) * 300);
+    }
+    CHECK(made[1].dtype == DType::f32);
+    CHECK(made[2].dtype == DType::e4m3);
   }
-  CHECK(made[1].dtype == DType::f32);
-  CHECK(made[2].dtype == DType::e4m3);
 }
 
 TEST_CASE("quantize_blocks: squares are of parameters alone") {

@@ -42,12 +42,13 @@ std::vector<Copy> transposed_copies(const JointProgram& joint, const OpSet& ops,
 
 /// Whether that leaves nothing in the op that reads the copy.
 bool turn(Op& op, const Copy& copy) {
-  // The layout of scales of blocks is stated for one form alone.
-  if (op.kind != "matmul" || op.attributes.integer_or("scale_rows_b", 0) != 0) return false;
-  for (const auto& [operand, flag] : {std::pair<std::size_t, const char*>{0, "transpose_a"}, {1, "transpose_b"}}) {
+  // The layout of scales of blocks is stated for one form alone, but of square ones.
+  auto flag = [&op](const char* name) { return op.attributes.integer_or(name, 0) != 0; };
+  if (op.kind != "matmul" || (flag("scale_rows_b") && !flag("square_scales"))) return false;
+  for (const auto& [operand, side] : {std::pair<std::size_t, const char*>{0, "transpose_a"}, {1, "transpose_b"}}) {
     if (op.inputs[operand] != copy.copy) continue;
     op.inputs[operand] = copy.source;
-    op.attributes.set(flag, std::int64_t{op.attributes.integer_or(flag, 0) == 0});
+    op.attributes.set(side, std::int64_t{!flag(side)});
   }
   return std::find(op.inputs.begin(), op.inputs.end(), copy.copy) == op.inputs.end();
 }

@@ -173,11 +173,17 @@ TEST_CASE("a copy stays where the products lose more time without it than it tak
   CHECK(form(with(1537), "dx") == "dy.codes w.t 01");
 }
 
-TEST_CASE("scales of blocks have one layout") {
+TEST_CASE("scales of blocks have one layout, but square ones hold either way") {
   Products p;
-  for (Op& op : p.joint.program.ops)
-    if (op.kind == "matmul") op.attributes.set("scale_rows_b", std::int64_t{1});
+  const Program as_stored = p.read(any);
+  auto set = [&p](const char* attribute) {
+    for (Op& op : p.joint.program.ops)
+      if (op.kind == "matmul") op.attributes.set(attribute, std::int64_t{1});
+  };
+  set("scale_rows_b");
   CHECK(to_string(p.read(any)) == to_string(p.joint.program));
+  set("square_scales");
+  for (const char* name : {"dw", "dx"}) CHECK(form(p.read(any), name) == form(as_stored, name));
 }
 
 TEST_CASE("a product that sums up is asked about writing and adding, at the plan's sizes, and taken with both") {

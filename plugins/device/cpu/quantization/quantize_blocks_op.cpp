@@ -1,5 +1,5 @@
-// quantize_blocks: x (N, C) to an 8-bit format by tiles of 128 x 128, row by row and transposed, with scales of
-// format_scale for the 128 elements of a row and of a column of the tile, or for the whole tile.
+// quantize_blocks, quantize_squares: x (N, C) to an 8-bit format by tiles of 128 x 128, row by row and transposed, with
+// scales of format_scale for the 128 elements of a row and of a column of the tile, or for the whole tile.
 
 #include <algorithm>
 #include <cmath>
@@ -62,7 +62,14 @@ struct Outputs {
   View q, scale, t, t_scale;  ///< each may be absent
 };
 
-void quantize_tile(const View& x, const Outputs& out, std::int64_t down, std::int64_t across, bool square,
+/// What has one scale, and where it lies.
+enum class Blocks {
+  lines,
+  squares,         ///< square_scales
+  spread_squares,  ///< in the place of each line's
+};
+
+void quantize_tile(const View& x, const Outputs& out, std::int64_t down, std::int64_t across, Blocks blocks,
                    DType format) {
   const std::int64_t rows = x.extents[0], columns = x.extents[1];
   const std::int64_t row = down * kScaleBlock, column = across * kScaleBlock;
@@ -79,36 +86,44 @@ void quantize_tile(const View& x, const Outputs& out, std::int64_t down, std::in
   }
   const Lines by_row{values, height, width}, by_column{turned, width, height};
   const std::int64_t at = row * columns + column, turned_at = column * rows + row;
-  if (square) {
+  float* scales = out.scale && blocks != Blocks::squares ? out.scale.as<float>() + across * rows + row : nullptr;
+  float* t_scales =
+      out.t_scale && blocks != Blocks::squares ? out.t_scale.as<float>() + down * columns + column : nullptr;
+  if (blocks != Blocks::lines) {
     const float scale = format_scale(amax, format);
-    write_square_scale(out.scale, down, across, scale_blocks(columns), scale);
-    write_square_scale(out.t_scale, across, down, scale_blocks(rows), scale);
+    if (blocks == Blocks::squares) {
+      write_square_scale(out.scale, down, across, scale_blocks(columns), scale);
+      write_square_scale(out.t_scale, across, down, scale_blocks(rows), scale);
+    }
+    if (scales) std::fill_n(scales, height, scale);
+    if (t_scales) std::fill_n(t_scales, width, scale);
     write_lines(by_row, scale, out.q, at, columns);
     write_lines(by_column, scale, out.t, turned_at, rows);
     return;
   }
-  float* scale = out.scale ? out.scale.as<float>() + across * rows + row : nullptr;
-  float* t_scale = out.t_scale ? out.t_scale.as<float>() + down * columns + column : nullptr;
-  if (out.q || scale) write_scaled_lines(by_row, format, out.q, at, columns, scale);
-  if (out.t || t_scale) write_scaled_lines(by_column, format, out.t, turned_at, rows, t_scale);
+  if (out.q || scales) write_scaled_lines(by_row, format, out.q, at, columns, scales);
+  if (out.t || t_scales) write_scaled_lines(by_column, format, out.t, turned_at, rows, t_scales);
 }
 
-bool is_square(const OpInstance& op) { return op.attributes.integer_or("square", 0) != 0; }
+Blocks blocks_of(const OpInstance& op) {
+  if (op.kind == "quantize_squares") return Blocks::spread_squares;
+  return op.attributes.integer_or("square", 0) == 0 ? Blocks::lines : Blocks::squares;
+}
 
 DType format_of(const OpInstance& op) {
   return dtype_named(op.attributes.has("format") ? op.attributes.word("format") : "").value_or(DType::f32);
 }
 
 Launch prepare(const OpInstance& op) {
-  return [square = is_square(op), format = format_of(op)](std::span<const View> in, std::span<const View> out,
+  return [blocks = blocks_of(op), format = format_of(op)](std::span<const View> in, std::span<const View> out,
                                                           const Exec&) {
     const View& x = in[0];
     const std::int64_t down = scale_blocks(x.extents[0]), across = scale_blocks(x.extents[1]);
 #pragma omp parallel for schedule(static) collapse(2)
     for (std::int64_t i = 0; i < down; ++i)
       for (std::int64_t j = 0; j < across; ++j)
-        quantize_tile(x, {out[0], out[1], out[2], out[3]}, i, j, square, format);
-    if (!square && out[3])
+        quantize_tile(x, {out[0], out[1], out[2], out[3]}, i, j, blocks, format);
+    if (blocks != Blocks::squares && out[3])
       std::fill(out[3].as<float>() + down * x.extents[1], out[3].as<float>() + out[3].count(), 0.0f);
   };
 }
@@ -120,7 +135,7 @@ OpSupport query(const OpInstance& op) {
   check.input(0, "x", {rows, columns});
   check.that(format == DType::e4m3 || format == DType::e5m2, "needs a format of e4m3 or e5m2");
   check.output(0, "q", {rows, columns}, format).output(2, "t", {columns, rows}, format);
-  const bool square = is_square(op);
+  const bool square = blocks_of(op) == Blocks::squares;
   check.output(1, "scale", square ? square_scales(rows, columns) : row_block_scales(rows, columns), DType::f32);
   check.output(3, "t_scale", square ? square_scales(columns, rows) : column_block_scales(rows, columns), DType::f32);
   return check.support();
@@ -128,6 +143,6 @@ OpSupport query(const OpInstance& op) {
 
 }  // namespace
 
-void add_quantize_blocks_op(OpTable& table) { table["quantize_blocks"] = {prepare, query}; }
+void add_quantize_blocks_op(OpTable& table) { table["quantize_blocks"] = table["quantize_squares"] = {prepare, query}; }
 
 }  // namespace quern::cpu

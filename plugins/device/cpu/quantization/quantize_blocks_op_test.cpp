@@ -19,13 +19,13 @@ struct Blocks {
   PoisonedTensor q, scale, t, t_scale;
 };
 
-Blocks quantized(const PoisonedTensor& x, DType format, bool square) {
+Blocks quantized(const PoisonedTensor& x, DType format, bool square, const char* kind = "quantize_blocks") {
   const std::int64_t rows = x.view().extents[0], columns = x.view().extents[1];
   Blocks made{PoisonedTensor(format, {rows, columns}),
               PoisonedTensor(DType::f32, square ? square_scales(rows, columns) : row_block_scales(rows, columns)),
               PoisonedTensor(format, {columns, rows}),
               PoisonedTensor(DType::f32, square ? square_scales(columns, rows) : column_block_scales(rows, columns))};
-  TestOp{"quantize_blocks",
+  TestOp{kind,
          {x.view()},
          {made.q.view(), made.scale.view(), made.t.view(), made.t_scale.view()},
          {{"format", std::string(name_of(format))}, {"square", std::int64_t{square}}}}
@@ -66,6 +66,17 @@ void check_form(const Matrix& x, std::int64_t height, DType format, const std::v
     }
 }
 
+/// Scales [blocks][lines] against those of squares, [blocks of lines][blocks].
+void check_spread(const PoisonedTensor& spread, const Extents& size, const PoisonedTensor& squares) {
+  const std::vector<float> scales = spread.floats(), want = squares.floats();
+  const std::int64_t stride = squares.view().extents[1];
+  for (std::int64_t block = 0; block < size[0]; ++block)
+    for (std::int64_t line = 0; line < size[1]; ++line)
+      REQUIRE(scales[static_cast<std::size_t>(block * size[1] + line)] ==
+              want[static_cast<std::size_t>(line / 128 * stride + block)]);
+  CHECK(std::all_of(scales.begin() + size[0] * size[1], scales.end(), [](float value) { return value == 0; }));
+}
+
 Matrix transposed(const Matrix& x) {
   Matrix t{std::vector<float>(x.values.size()), x.columns, x.rows};
   for (std::int64_t r = 0; r < x.rows; ++r)
@@ -92,6 +103,11 @@ TEST_CASE("quantize_blocks has one scale for 128 elements of a row, of a column,
         const Blocks squares = quantized(x, format, true);
         check_form(values, 128, format, squares.q.floats(), squares.scale.floats());
         check_form(transposed(values), 128, format, squares.t.floats(), squares.t_scale.floats());
+        const Blocks spread = quantized(x, format, false, "quantize_squares");
+        CHECK(spread.q.floats() == squares.q.floats());
+        CHECK(spread.t.floats() == squares.t.floats());
+        check_spread(spread.scale, row_block_scales(extents[0], extents[1]), squares.scale);
+        check_spread(spread.t_scale, {scale_blocks(extents[0]), extents[1]}, squares.t_scale);
         const std::int64_t across = scale_blocks(extents[1]), stride = square_scales(extents[0], extents[1])[1];
         for (std::int64_t i = across; i < stride; ++i) CHECK(squares.scale.floats()[static_cast<std::size_t>(i)] == 1);
       }

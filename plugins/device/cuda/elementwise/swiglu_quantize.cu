@@ -136,7 +136,9 @@ OpSupport query_lines(const OpInstance& op, const CudaTraits&) {
 template <class Producer>
 Launch prepare_of_blocks(const OpInstance& op, CudaContext& context) {
   const auto [rows, columns] = packed_of<Producer>(op);
-  return prepare_blocks<Producer>(op, context, rows, columns / 2, 0, Producer::of);
+  const auto prepare = is_square(op) ? prepare_blocks<Producer, true, decltype(&Producer::of)>
+                                     : prepare_blocks<Producer, false, decltype(&Producer::of)>;
+  return prepare(op, context, rows, columns / 2, 0, Producer::of);
 }
 
 template <class Producer>
@@ -144,7 +146,7 @@ OpSupport query_blocks(const OpInstance& op, const CudaTraits&) {
   const auto [rows, columns] = packed_of<Producer>(op);
   OperandCheck check = check_swiglu<Producer>(op, Producer::kGateUp + 1, 5);
   check_blocks(check, op, 1, rows, columns / 2 * Producer::kParts);
-  check.that(!is_square(op), "is not fused with square blocks of scales");
+  check.that(!is_square(op) || is_spread(op), "is not fused with scales that lie as those of weights");
   check.that(Producer::kParts == 1 || columns / 2 % kScaleBlock == 0, "needs gates of whole blocks of 128 columns");
   return check.support();
 }
@@ -153,7 +155,8 @@ template <class Producer>
 void add(OpTable& table, const std::string& kind) {
   add_quantize_kinds(table, kind, prepare<Producer>, query<Producer>);
   table[kind + "_quantize_rows_columns"] = {prepare_of_lines<Producer>, query_lines<Producer>};
-  table[kind + "_quantize_blocks"] = {prepare_of_blocks<Producer>, query_blocks<Producer>};
+  for (const char* way : {"_quantize_blocks", "_quantize_squares"})
+    table[kind + way] = {prepare_of_blocks<Producer>, query_blocks<Producer>};
 }
 
 }  // namespace

@@ -49,6 +49,7 @@ MatmulKey make_key(const OpInstance& op) {
   }
   const std::int64_t block_rows = op.attributes.integer_or("scale_rows_b", 0);
   if (block_rows != 0) key.scales = block_rows == 1 ? ScaleMode::block : ScaleMode::square_block;
+  key.squares = block_rows != 0 && op.attributes.integer_or("square_scales", 0) != 0;
   key.fast_accumulation = op.attributes.integer_or("fast_accumulation", 0) != 0;
   return key;
 }

@@ -14,6 +14,7 @@ static_assert(kScaleBlock == kTileSide);
 struct BlockCodes {
   std::uint8_t *q, *t;     ///< (N, C), (C, N); null: not wanted
   float *scale, *t_scale;  ///< as square_scales, or row_block_scales and column_block_scales, say; null: not wanted
+  bool spread;             ///< scales of tiles lie as those of lines
   std::int64_t rows;
   int columns, down, across;  ///< down, across: tiles
   DType format;
@@ -48,6 +49,16 @@ __device__ __forceinline__ void write_square_scale(float* scales, int row, int c
     for (int i = columns; i < padded; ++i) line[i] = 1.0f;
 }
 
+/// The scale of a tile in the place of each of its rows and columns.
+__device__ __forceinline__ void write_spread_scale(const BlockCodes& codes, TilePlace place, float scale) {
+  const int local = static_cast<int>(threadIdx.x) % kTileSide;
+  const std::int64_t row = std::int64_t{place.down} * kTileSide + local;
+  const int column = place.across * kTileSide + local;
+  if (static_cast<int>(threadIdx.x) >= kTileSide) return;
+  if (codes.scale && row < codes.rows) codes.scale[place.across * codes.rows + row] = scale;
+  if (codes.t_scale && column < codes.columns) codes.t_scale[std::int64_t{place.down} * codes.columns + column] = scale;
+}
+
 /// One scale for the tile, from the amax of each thread's rows; `inverse` is of its rows' scales.
 __device__ __forceinline__ void find_square_scale(const BlockCodes& codes, TilePlace place, const float (&row_amax)[4],
                                                   TileScales& shared, float (&inverse)[4]) {
@@ -58,7 +69,9 @@ __device__ __forceinline__ void find_square_scale(const BlockCodes& codes, TileP
   float amax = 0;
   for (const auto& warp : shared.amax) amax = fmaxf(amax, warp[0]);
   const float scale = format_scale(amax, codes.format);
-  if (threadIdx.x == 0) {
+  if (codes.spread) {
+    write_spread_scale(codes, place, scale);
+  } else if (threadIdx.x == 0) {
     write_square_scale(codes.scale, place.down, place.across, codes.across, scale);
     write_square_scale(codes.t_scale, place.across, place.down, codes.down, scale);
   }
@@ -182,7 +195,7 @@ template <class Producer, class T, Access kAccess, bool kSquare>
 __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
     block_quantize_kernel(const BlockArguments<Producer> args) {
   constexpr int kParts = Producer::kParts;
-  static_assert(!Producer::kSums && kParts * kTileSide <= kTileThreads && (kParts == 1 || !kSquare));
+  static_assert(!Producer::kSums && kParts * kTileSide <= kTileThreads);
   __shared__ ByteTile<3> tiles[kParts];
   __shared__ TileScales scales[kParts];
   const BlockCodes& codes = args.codes;
@@ -250,14 +263,15 @@ __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
                                              std::int64_t{codes.columns});
 }
 
-/// Of the quantizing part; those in one op with their producer have scales of rows and columns.
-inline bool is_square(const OpInstance& op) { return op.attributes.integer_or("square", 0) != 0; }
+/// Of the quantizing part: quantize_squares, or quantize_blocks.
+inline bool is_spread(const OpInstance& op) { return op.kind.ends_with("quantize_squares"); }
+inline bool is_square(const OpInstance& op) { return is_spread(op) || op.attributes.integer_or("square", 0) != 0; }
 
-/// The outputs of quantize_blocks, from `first` on.
+/// The outputs of such an op, from `first` on.
 inline void check_blocks(OperandCheck& check, const OpInstance& op, std::size_t first, std::int64_t rows,
                          std::int64_t columns) {
   const DType format = check_format(check, op);
-  const bool square = is_square(op);
+  const bool square = is_square(op) && !is_spread(op);
   check.that(format != DType::i8, "needs a format e4m3 or e5m2");
   check.output(first, "q", {rows, columns}, format).output(first + 2, "t", {columns, rows}, format);
   check.output(first + 1, "scale", square ? square_scales(rows, columns) : row_block_scales(rows, columns), DType::f32);
@@ -282,7 +296,7 @@ Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t r
   const auto vector = load_blocks<Producer, kSquare, Access::vector>(op.inputs[0].dtype, context.multiprocessors),
              scalar = load_blocks<Producer, kSquare, Access::scalar>(op.inputs[0].dtype, context.multiprocessors);
   const DType format = *dtype_named(op.attributes.word("format"));
-  const bool whole = width % 8 == 0 && rows % 16 == 0;
+  const bool whole = width % 8 == 0 && rows % 16 == 0, spread = is_spread(op);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const auto first = static_cast<std::size_t>(y + 1);
     const std::int64_t columns = Producer::kParts * width;
@@ -290,6 +304,7 @@ Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t r
                            .t = out[first + 2].as<std::uint8_t>(),
                            .scale = out[first + 1].as<float>(),
                            .t_scale = out[first + 3].as<float>(),
+                           .spread = spread,
                            .rows = rows,
                            .columns = static_cast<int>(columns),
                            .down = static_cast<int>(scale_blocks(rows)),
@@ -299,7 +314,7 @@ Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t r
                                         .codes = codes,
                                         .y = y < 0 ? nullptr : out[static_cast<std::size_t>(y)].data,
                                         .width = static_cast<int>(width)};
-    if (!kSquare && codes.t_scale) {
+    if ((!kSquare || spread) && codes.t_scale) {
       const std::int64_t used = codes.down * columns;
       QUERN_CUDA(cudaMemsetAsync(codes.t_scale + used, 0,
                                  static_cast<std::size_t>(out[first + 3].count() - used) * sizeof(float),

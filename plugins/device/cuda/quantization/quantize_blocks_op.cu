@@ -1,5 +1,5 @@
-// quantize_blocks: x (N, C) to 8-bit codes, row by row and transposed, with scales of blocks of 128 elements or of
-// 128 x 128.
+// quantize_blocks, quantize_squares: x (N, C) to 8-bit codes, row by row and transposed, with scales of blocks of 128
+// elements or of 128 x 128.
 
 #include "quantization/block_quantize.cuh"
 #include "quantization/quantize_ops.h"
@@ -25,6 +25,6 @@ OpSupport query(const OpInstance& op, const CudaTraits&) {
 
 }  // namespace
 
-void add_quantize_blocks_op(OpTable& table) { table["quantize_blocks"] = {prepare, query}; }
+void add_quantize_blocks_op(OpTable& table) { table["quantize_blocks"] = table["quantize_squares"] = {prepare, query}; }
 
 }  // namespace quern::cuda

@@ -236,10 +236,11 @@ std::vector<Fusion> quantize_fusions() {
                               {"rope_grad_column_sum", "y = rope_grad(dy, p); s = column_sum(y)"},
                               {"rope_grad", "y = rope_grad(dy, p)"}};
   const Fusion lines{"quantize_rows_columns", "q, sr = quantize_rows(y); t, sc = quantize_columns(y)"},
-      blocks{"quantize_blocks", "q, sr, t, sc = quantize_blocks(y)"};
+      blocks{"quantize_blocks", "q, sr, t, sc = quantize_blocks(y)"},
+      squares{"quantize_squares", "q, sr, t, sc = quantize_squares(y)"};
   std::vector<Fusion> fusions;
   for (const Fusion& producer : producers)
-    for (const Fusion& way : {lines, blocks})
+    for (const Fusion& way : {lines, blocks, squares})
       if (producer.kind.starts_with("swiglu"))
         fusions.push_back({producer.kind + "_" + way.kind, producer.pattern + "; " + way.pattern});
   fusions.push_back(lines);

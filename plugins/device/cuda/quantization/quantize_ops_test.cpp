@@ -33,11 +33,13 @@ Operand operand(DType dtype, Extents extents, bool present = true) {
   return {dtype, std::move(extents), present, false};
 }
 
+bool of_blocks(const std::string& way) { return way == "quantize_blocks" || way == "quantize_squares"; }
+
 /// The outputs of a way to quantize a tensor of that size.
 std::vector<Operand> codes(DType format, const Extents& size, const std::string& way = "quantize") {
   const Operand q = operand(format, size), t = operand(format, turned(size));
   if (way == "quantize_by") return {q, t};
-  if (way == "quantize_blocks")
+  if (of_blocks(way))
     return {q, operand(kF32, row_block_scales(size[0], size[1])), t,
             operand(kF32, column_block_scales(size[0], size[1]))};
   return {q, operand(kF32, {1}), t};
@@ -57,9 +59,7 @@ TEST_CASE("quantize, by tensor, given scale, rows and columns, gives the CPU's b
 
 TEST_CASE("amax gives the CPU's bits") { testkit::amax_cases(open_pair()); }
 
-TEST_CASE("quantize_blocks gives the CPU's bits, by lines and by squares") {
-  testkit::quantize_blocks_cases(open_pair());
-}
+TEST_CASE("quantize_blocks and quantize_squares give the CPU's bits") { testkit::quantize_blocks_cases(open_pair()); }
 
 TEST_CASE("observe_scale gives the CPU's figures under every layout of scales") {
   testkit::observe_scale_cases(open_pair());
@@ -155,7 +155,7 @@ void compare_fused(const DevicePair& pair, const Producer& producer, const std::
   for (const PoisonedTensor& tensor : more) operands.push_back(tensor);
   Tensors want = launch_once(gpu, second, views_of(operands));
   std::vector<std::vector<std::size_t>> nobody_reads{{}, {0}, {second.outputs.size() - 1}};
-  if (way == "quantize_blocks") nobody_reads = {{}, {0}, {2}, {3}, {0, 1}, {2, 3}};
+  if (of_blocks(way)) nobody_reads = {{}, {0}, {2}, {3}, {0, 1}, {2, 3}};
   for (bool read : {true, false}) {
     for (const std::vector<std::size_t>& unread : nobody_reads) {
       OpInstance fused{producer.kind + "_" + way, {}, producer.outputs, producer.attributes, producer.geometry};
@@ -341,7 +341,9 @@ TEST_CASE("producers of codes with scales of blocks give the bits of the two ops
         if (!producer.kind.starts_with("swiglu")) continue;
         if (producer.kind == "swiglu_grad" && size[1] % kScaleBlock != 0) continue;  // refused, below
         if (size[0] == 130) producer.inputs.back() = special(t, producer.inputs.back().view().extents);
-        for (DType format : {kE4m3, kE5m2}) compare_fused(pair, producer, "quantize_blocks", {}, format);
+        for (DType format : {kE4m3, kE5m2})
+          for (const char* way : {"quantize_blocks", "quantize_squares"})
+            compare_fused(pair, producer, way, {}, format);
       }
     }
   }

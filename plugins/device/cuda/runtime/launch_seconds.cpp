@@ -15,6 +15,7 @@ constexpr double kStart = 2e-6;     // seconds from one launch to the next
 constexpr double kCopyShare = 0.9;  // of the rated memory rate, by copies and what moves as well as they do
 constexpr double kDocuments = 0.4;  // of the speed without documents, by attention
 constexpr double kVectorScales = 0.85, kSquareScales = 0.8, kLineScales = 0.6;  // of the speed with one scale
+constexpr double kSquaresOfBoth = 0.93;
 
 double number(std::int64_t count) { return static_cast<double>(count); }
 bool present(const OpInstance& op, std::size_t i) { return i < op.inputs.size() && op.inputs[i].present; }
@@ -88,7 +89,8 @@ double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const bool vectors = (present(op, kScaleA) && op.inputs[kScaleA].count() > 1) ||
                        (present(op, kScaleB) && op.inputs[kScaleB].count() > 1);
   if (const std::int64_t rows = op.attributes.integer_or("scale_rows_b", 0); rows != 0) {
-    seconds /= rows == 1 ? kLineScales : kSquareScales;
+    const bool of_both = op.attributes.integer_or("square_scales", 0) != 0;
+    seconds /= of_both ? kSquaresOfBoth : rows == 1 ? kLineScales : kSquareScales;
   } else if (vectors && a.dtype != DType::i8) {
     seconds /= kVectorScales;
   }

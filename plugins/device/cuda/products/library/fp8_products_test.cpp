@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "quern/block_scales.h"
+#include "quern/testkit/op_launch.h"
 #include "quern/step_state.h"
 #include "tests/device_pair.h"
 
@@ -178,6 +179,80 @@ TEST_CASE("own products of operands with scales of blocks equal the CPU's, writt
       const auto k = static_cast<double>(s.k);
       check_block_product(pair, DType::e4m3, DType::e4m3, scale_rows, s, {kBf16}, 0x1p-9 * k / 32 * std::sqrt(k),
                           0x1p-5);
+    }
+}
+
+namespace {
+
+/// Scales of 128 x 128 elements of a matrix (rows, k), as those of blocks of its rows; few of them differ.
+testkit::PoisonedTensor spread_scales(std::int64_t rows, std::int64_t k, std::uint64_t seed) {
+  const Extents extents = row_block_scales(rows, k);
+  const std::vector<float> of_squares = testkit::random_normal(scale_blocks(rows) * scale_blocks(k), seed, 1);
+  std::vector<float> scales(static_cast<std::size_t>(element_count(extents)));
+  for (std::int64_t block = 0; block < extents[0]; ++block)
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const float of = of_squares[static_cast<std::size_t>(block * scale_blocks(rows) + row / kScaleBlock)];
+      scales[static_cast<std::size_t>(block * rows + row)] = of > 1 ? 2.0f : of < -1.5f ? 0.5f : 1.0f;
+    }
+  return {kF32, extents, scales};
+}
+
+/// Elements of an operand (rows, k), as stored: along the sums or, with the same values, across them.
+testkit::PoisonedTensor stored(std::int64_t rows, std::int64_t k, std::uint64_t seed, bool across) {
+  std::vector<float> values = testkit::random_normal(rows * k, seed, 1);
+  if (!across) return {DType::e4m3, {rows, k}, values};
+  std::vector<float> turned(values.size());
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (std::int64_t i = 0; i < k; ++i)
+      turned[static_cast<std::size_t>(i * rows + row)] = values[static_cast<std::size_t>(row * k + i)];
+  return {DType::e4m3, {k, rows}, turned};
+}
+
+OpComparison squares_product(const Sizes& s, std::int64_t scale_rows, bool across) {
+  OpComparison op("matmul", {{"transpose_a", flag(across)},
+                             {"transpose_b", std::int64_t{1}},
+                             {"scale_rows_b", scale_rows},
+                             {"square_scales", std::int64_t{1}},
+                             {"fast_accumulation", std::int64_t{1}}});
+  op.in(stored(s.m, s.k, 1, across)).in(stored(s.n, s.k, 2, false)).absent();
+  op.in(spread_scales(s.m, s.k, 3));
+  op.in(scale_rows == 1 ? spread_scales(s.n, s.k, 5) : block_scales(square_scales(s.n, s.k), 4));
+  return op;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "own products of operands with scales of squares equal the CPU's, and have the same bits where they turn one") {
+  DevicePair pair = open_pair({.products = "own"});
+  if (!pair.open || !takes_blocks(pair)) return;
+  constexpr Sizes kSizes[] = {{16, 16, 128, false, true},    {128, 128, 256, false, true},
+                              {272, 144, 1408, false, true}, {304, 464, 8192, false, true},
+                              {8448, 448, 128, false, true}, {8448, 512, 256, false, true},
+                              {2208, 4096, 384, false, true}};
+  for (std::int64_t scale_rows : {1, 128})
+    for (const Sizes& s : kSizes) {
+      CAPTURE(scale_rows);
+      CAPTURE(s.m);
+      CAPTURE(s.n);
+      CAPTURE(s.k);
+      const auto k = static_cast<double>(s.k);
+      const double slack = 0x1p-9 * k / 32 * std::sqrt(k) * 4;  // as above, scales up to 16 in place of some of 64
+      squares_product(s, scale_rows, false).out(kBf16, {s.m, s.n}, {0x1p-7, slack}).run(pair);
+      squares_product(s, scale_rows, false).sum(kBf16, {s.m, s.n}, {0x1p-7, slack + 0x1p-5}).run(pair);
+      auto made = [&](bool across) {
+        OpComparison op = squares_product(s, scale_rows, across).out(kBf16, {s.m, s.n}, {});
+        OpInstance product = op.instance();
+        const std::vector<testkit::PoisonedTensor> scales = {
+            spread_scales(s.m, s.k, 3),
+            scale_rows == 1 ? spread_scales(s.n, s.k, 5) : block_scales(square_scales(s.n, s.k), 4)};
+        const testkit::PoisonedTensor a = stored(s.m, s.k, 1, across), b = stored(s.n, s.k, 2, false);
+        product.inputs.clear();
+        return testkit::launch_once(*pair.gpu, product,
+                                    {a.view(), b.view(), View{}, scales[0].view(), scales[1].view()})[0]
+            .floats();
+      };
+      CHECK(made(true) == made(false));
     }
 }
 

@@ -125,6 +125,7 @@ std::string MatmulKey::text() const {
   if (bias) text += " bias";
   if (accumulate) text += " add";
   text += text_of(scales);
+  if (squares) text += " of-squares";
   if (fast_accumulation) text += " fast";
   if (stride_a > 0) text += " stride-a " + std::to_string(stride_a);
   if (stride_b > 0) text += " stride-b " + std::to_string(stride_b);

@@ -41,8 +41,9 @@ struct MatmulKey {
   bool bias = false;  ///< (n) in y's dtype, bf16 for 8-bit operands, added in fp32
   bool accumulate = false;
   ScaleMode scales = ScaleMode::none;
-  bool fast_accumulation = false;                         ///< 8-bit operands: may be summed in fewer bits
-  int alignment = 256;                                    ///< bytes to which all operands are aligned, a power of two
+  bool squares = false;            ///< of blocks: those of 1 x 128 elements are the same for 128 rows
+  bool fast_accumulation = false;  ///< 8-bit operands: may be summed in fewer bits
+  int alignment = 256;             ///< bytes to which all operands are aligned, a power of two
   std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
 
   /// Whether an operand of 8 bits does not lie along the sums: own products alone take it (own_product.h).

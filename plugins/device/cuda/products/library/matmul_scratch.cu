@@ -35,11 +35,14 @@ __global__ void fill_kernel(T* memory, std::size_t count, std::uint32_t seed) {
   }
 }
 
-/// Powers of two from 1/8 to 8, as scales are: with zeros among them blocks' ratios would make sums NaN.
-__global__ void fill_scales_kernel(float* memory, std::size_t count, std::uint32_t seed) {
+/// Powers of two from 1/8 to 8, as scales are: with zeros among them blocks' ratios would make sums NaN. With `rows`,
+/// of squares: the same for 128 of so many rows, and 1 in fifteen of sixteen, since neighbours of those seldom differ.
+__global__ void fill_scales_kernel(float* memory, std::size_t count, std::uint32_t seed, std::int64_t rows) {
   for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
        i += std::size_t{gridDim.x} * blockDim.x) {
-    const std::uint32_t exponent = mix(static_cast<std::uint32_t>(i) ^ seed * 0x9e3779b9u) % 7;
+    const std::size_t index = rows > 0 ? i / rows * rows + i % rows / kScaleBlock : i;
+    const std::uint32_t random = mix(static_cast<std::uint32_t>(index) ^ seed * 0x9e3779b9u);
+    const std::uint32_t exponent = rows > 0 && random >> 28 > 0 ? 3 : random % 7;
     memory[i] = __uint_as_float((124 + exponent) << 23);
   }
 }
@@ -132,14 +135,14 @@ MatmulScratch::MatmulScratch(const MatmulKey& key, cudaStream_t stream, std::siz
   operands_.b = take(sets * b_bytes_, key.b, 2);
   operands_.y = take(sets * y_bytes_, key.y, 3);
   operands_.bias = take(vectors, DType::bf16, 4);  // as f32: the same numbers, every other one
-  auto take_scales = [&](std::uint32_t seed) {
+  auto take_scales = [&](std::uint32_t seed, std::int64_t rows) {
     auto* at = reinterpret_cast<float*>(std::exchange(next, next + vectors));
-    fill_scales_kernel<<<64, 256, 0, stream>>>(at, vectors / sizeof(float), seed);
+    fill_scales_kernel<<<64, 256, 0, stream>>>(at, vectors / sizeof(float), seed, key.squares ? rows : 0);
     QUERN_CUDA(cudaGetLastError());
     return at;
   };
-  operands_.scale_a = take_scales(5);
-  operands_.scale_b = take_scales(6);
+  operands_.scale_a = take_scales(5, key.m);
+  operands_.scale_b = take_scales(6, key.n);
   operands_.workspace = next;
 }
 

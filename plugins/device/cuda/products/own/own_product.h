@@ -55,6 +55,6 @@ extern const OwnProduct kBf16Product, kBf16AcrossProduct, kBf16BothAcrossProduct
 extern const OwnProduct kE4m3Product, kE5m2Product, kI8Product;
 extern const OwnProduct kE4m3PairedProduct, kE5m2PairedProduct, kE4m3ExactProduct, kE5m2ExactProduct;
 extern const OwnProduct kE4m3TurnedProduct, kE5m2TurnedProduct;
-extern const OwnProduct kE4m3BlockProduct, kE4m3SquareBlockProduct;
+extern const OwnProduct kE4m3BlockProduct, kE4m3SquareBlockProduct, kE4m3SquaresProduct, kE4m3SquaresPairedProduct;
 
 }  // namespace quern::cuda

@@ -4,6 +4,7 @@
 #include "products/own/own_product.h"
 #include "products/own/product_launch.cuh"
 #include "products/own/product_rescaling.cuh"
+#include "products/own/product_squares.cuh"
 #include "products/own/product_store.cuh"
 #include "products/own/product_turning.cuh"
 
@@ -41,12 +42,12 @@ struct TiledProduct {
       operands.b_step[half] = kColumns;
       operands.b_first[half] = half * kLoaded / 2;
     }
-    if (of_blocks(o.scales))
-      operands.scales = {.a = o.scale_a,
-                         .b = o.scale_b,
-                         .rows = static_cast<int>(o.rows),
-                         .columns = static_cast<int>(o.columns),
-                         .square_stride = static_cast<int>(square_scales(o.columns, o.depth)[1])};
+    if (of_blocks(o.scales)) {
+      operands.scale_a = {o.scale_a, static_cast<int>(o.rows), static_cast<int>(o.rows), kScaleBlock};
+      operands.scale_b = {o.scale_b, static_cast<int>(o.columns), static_cast<int>(o.columns), kScaleBlock};
+      if (o.scales == ScaleMode::square_block)
+        operands.scale_b.step = 1, operands.scale_b.square = static_cast<int>(square_scales(o.columns, o.depth)[1]);
+    }
     const Extent extent{o.rows, o.columns, o.depth, tiling.parts, tiling.divided, o.a_stride};
     const Destination to{.y = {y_map(o, kChunk), y_map(o, kChunk / 2)},
                          .add = o.add,
@@ -77,12 +78,13 @@ struct TiledProduct {
 
 template <class Sums, Lies kLies>
 struct OwnProductForm {
-  static_assert(!WritesBeside<Sums> || kLies == Lies::straight, "turns are taken at barriers that a turned y needs");
+  static_assert(!WritesBeside<Sums> || kLies != Lies::turned, "turns are taken at barriers that a turned y needs");
   /// Of bf16, as in products with swiglu, the results of a whole tile lie beside three stages, so that multipliers
   /// never wait for writes.
   static constexpr bool kBf16 = std::is_same_v<typename Sums::Formats, OfBf16>;
   static constexpr int kRing = kBf16 ? 3 : 4, kWideBuffers = kBf16 ? 4 : 2;
-  using Of256 = TiledProduct<Sums, kLies, 256, kRing, WritesBeside<Sums> ? 1 : kWideBuffers>;  // what there is room for
+  static constexpr int kMostBuffers = beside_bytes<Sums>(256) > 256 ? 1 : kWideBuffers;  // what there is room for
+  using Of256 = TiledProduct<Sums, kLies, 256, kRing, kMostBuffers>;
   using Of224 = TiledProduct<Sums, kLies, 224, kRing, kWideBuffers>;
   using Of192 = TiledProduct<Sums, kLies, 192, kRing, 3>;
 

@@ -136,15 +136,16 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
     key.transpose_a = across, key.transpose_b = !across;
     return key;
   };
-  auto e4m3 = [](const Size& s, ScaleMode scales) {
+  auto e4m3 = [](const Size& s, ScaleMode scales, bool squares = false) {
     MatmulKey key = key_of(kE4m3, kE4m3, s);
     key.scales = scales;
+    key.squares = squares;
     return key;
   };
   // In parts, in tiles of each width.
   for (const Size& s : {Size{520, 512, 8192}, Size{304, 464, 8192}, Size{1024, 1808, 8192}, Size{1024, 1552, 8192}}) {
     for (const MatmulKey& key : {bf16(s, false), bf16(s, true), e4m3(s, ScaleMode::vector), e4m3(s, ScaleMode::block),
-                                 e4m3(s, ScaleMode::square_block)}) {
+                                 e4m3(s, ScaleMode::square_block), e4m3(s, ScaleMode::square_block, true)}) {
       CAPTURE(key.text());
       CHECK(own_tiling(s.m, s.n, s.k, key.a).parts > 1);
       const MatmulScratch scratch(key, nullptr);
@@ -250,6 +251,16 @@ TEST_CASE("own products leave to the library what they cannot do") {
   auto of_blocks = [](MatmulKey& key) { key.scales = ScaleMode::block; };
   CHECK(refusal(kE4m3, kE4m3, even, of_blocks) == "");
   CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.scales = ScaleMode::square_block; }) == "");
+  auto across = [](bool squares, bool of_b = false) {
+    return [squares, of_b](MatmulKey& key) {
+      key.scales = ScaleMode::block;
+      key.squares = squares;
+      (of_b ? key.transpose_b : key.transpose_a) = !of_b;
+    };
+  };
+  CHECK(refusal(kE4m3, kE4m3, even, across(true)) == "");
+  CHECK(refusal(kE4m3, kE4m3, even, across(false)) != "");
+  CHECK(refusal(kE4m3, kE4m3, even, across(true, true)) != "");
   CHECK(refusal(kE5m2, kE4m3, even, of_blocks) != "");
   CHECK(refusal(kI8, kI8, even, of_blocks) != "");
   CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.y = kF32; }) != "");

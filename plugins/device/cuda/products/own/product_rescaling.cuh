@@ -20,13 +20,11 @@ namespace quern::cuda::product {
 /// end are taken as the last: nothing comes of them.
 template <bool kSquares>
 struct ScalesOfBlocks {
-  const BlockScales& of;
-  __device__ __forceinline__ int step_of_rows() const { return of.rows; }
-  __device__ __forceinline__ int step_of_columns() const { return kSquares ? 1 : of.columns; }
-  __device__ __forceinline__ int row(int at) const { return min(at, of.rows - 1); }
+  const BlockScales &a, &b;
+  __device__ __forceinline__ int row(int at) const { return min(at, a.count - 1); }
   __device__ __forceinline__ int column(int at) const {
-    const int last = min(at, of.columns - 1);
-    return kSquares ? last / static_cast<int>(kScaleBlock) * of.square_stride : last;
+    const int last = min(at, b.count - 1);
+    return kSquares ? last / static_cast<int>(kScaleBlock) * b.square : last;
   }
 };
 
@@ -66,7 +64,7 @@ class Rescaling {
   static constexpr int kSums = Memory::kColumns / 2;
 
   __device__ Rescaling(const Operands& o, const Memory& shared, int number)
-      : scales_{o.scales}, shared_(shared), number_(number), stages_(shared) {
+      : scales_{o.scale_a, o.scale_b}, shared_(shared), number_(number), stages_(shared) {
     if (number == 1) pass();
   }
   __device__ ~Rescaling() {
@@ -90,13 +88,12 @@ class Rescaling {
   }
 
   __device__ __forceinline__ void finish(float (&sums)[kSums]) {
-    const BlockScales& of = scales_.of;
+    const BlockScales &a = scales_.a, &b = scales_.b;
     const int block = item_.last - 1, first = item_.column * Memory::kColumns;
     float of_rows[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      of_rows[i] = of.a[block * scales_.step_of_rows() + scales_.row(item_.row(0) + row() + 8 * i)];
-    auto at = [&](int column) { return of.b[block * scales_.step_of_columns() + scales_.column(first + column)]; };
+    for (int i = 0; i < 2; ++i) of_rows[i] = a.at[block * a.step + scales_.row(item_.row(0) + row() + 8 * i)];
+    auto at = [&](int column) { return b.at[block * b.step + scales_.column(first + column)]; };
     if constexpr (kSquares) {
       OfSquares of_columns;
 #pragma unroll
@@ -201,11 +198,10 @@ struct RescalingSums {
     using Ratios = RatiosOfStage<kSquares>;
     constexpr int kEach = kRows / 32, kColumns = kSquares ? Memory::kColumns / 32 : Memory::kColumns;
     constexpr int kAhead = 3;  // blocks whose scales are on their way: a load takes about as long as a stage
-    const ScalesOfBlocks<kSquares> scales{o.scales};
+    const ScalesOfBlocks<kSquares> scales{o.scale_a, o.scale_b};
     const bool of_rows = thread < 32;
     const int first = of_rows ? thread : (thread - 32) / 32 * kRows + thread % 32;
-    const float* from = of_rows ? o.scales.a : o.scales.b;
-    const int step = of_rows ? scales.step_of_rows() : scales.step_of_columns();
+    const BlockScales& of = of_rows ? o.scale_a : o.scale_b;
     tma::Ring<Memory::kStages> ring;
     for (Walk walk; walk.item < o.grid.items(); walk.item += walk.step) {
       const Item item = o.grid.at(walk.item);
@@ -220,7 +216,7 @@ struct RescalingSums {
       auto load = [&](float(&to)[kEach], int block) {
         if (block >= item.last) return;
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) to[i] = from[block * step + places[i]];
+        for (int i = 0; i < kEach; ++i) to[i] = of.at[block * of.step + places[i]];
       };
       load(now, item.first);
 #pragma unroll

@@ -136,11 +136,12 @@ struct Grid {
   }
 };
 
-/// Scales of blocks of both operands (quern/block_scales.h).
+/// Scales of blocks of an operand (quern/block_scales.h).
 struct BlockScales {
-  const float *a = nullptr, *b = nullptr;
-  int rows = 0, columns = 0;  ///< of the product
-  int square_stride = 0;      ///< of 128 x 128 blocks of b: from row to row
+  const float* at = nullptr;
+  int count = 0;   ///< of its rows, as the product sees it
+  int step = 1;    ///< from a block along the sums to the next
+  int square = 0;  ///< from 128 rows to the next, where these have one
 };
 
 struct Operands {
@@ -149,7 +150,7 @@ struct Operands {
   int b_step[2];     ///< where tile j's half begins: j * b_step + b_first
   int b_first[2];
   Grid grid;
-  BlockScales scales;  ///< where there are any
+  BlockScales scale_a, scale_b;  ///< where there are any
 };
 
 /// Shared memory, in bytes from an address that is a multiple of 1024: a ring of stages, which have `kLoadedColumns` of
@@ -261,6 +262,12 @@ class OverlappedStages : public Stages<Memory> {
     this->free(previous_);
     previous_ = -1;
   }
+  /// The same, where there may be none.
+  __device__ __forceinline__ void settle() {
+    if (previous_ >= 0) finish();
+  }
+  /// The stage that was begun last.
+  __device__ __forceinline__ int running() const { return previous_; }
 
  private:
   int previous_ = -1;
@@ -385,6 +392,13 @@ concept WritesBeside = requires {
   Sums::kWriters;
 };
 
+/// Registers of a thread that multiplies; those that write need some too.
+template <class Sums, class Finish>
+constexpr int taken_registers() {
+  if constexpr (WritesBeside<Sums>) return Sums::kWriters > 1 ? 224 : 232;
+  return WorksBehind<Finish> ? 240 : 232;
+}
+
 template <class Sums, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Finish::Arguments arguments) {
@@ -392,7 +406,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (Finish::idle(arguments)) return;
   using Memory = typename Finish::Memory;
   // Registers of a thread that multiplies and of another: 2 kTaken + kGiven <= 3 x 168.
-  constexpr int kTaken = WorksBehind<Finish> ? 240 : WritesBeside<Sums> ? 224 : 232, kGiven = 504 - 2 * kTaken;
+  constexpr int kTaken = taken_registers<Sums, Finish>(), kGiven = 504 - 2 * kTaken;
   extern __shared__ unsigned char memory[];
   const Memory shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
