@@ -84,16 +84,17 @@ TEST_CASE("bench products times the products of a model and of given sizes, besi
     more.insert(more.begin(), {"bench", "products", files.config()});
     return quern_run(std::move(more));
   };
-  const Outcome outcome = bench({"--sizes", "64,128x32x256", "--formats", "f32,e4m3", "--scales", "tensor,row,128x128",
-                                 "--beside", "device.cpu.threads=1", "--json", files.at("out.json")});
+  const Outcome outcome =
+      bench({"--sizes", "64,128x32x256", "--formats", "f32,e4m3", "--scales", "tensor,row,128x128,squares", "--beside",
+             "device.cpu.threads=1", "--json", files.at("out.json")});
   CAPTURE(outcome.err);
   REQUIRE(outcome.code == 0);
-  for (const char* part : {"TFLOP/s", "ratio", "128x128  NT", "not measured: e4m3 128x128 NN"})
+  for (const char* part : {"TFLOP/s", "ratio", "128x128  NT", "squares  TT", "not measured: e4m3 128x128 NN"})
     CHECK(has(outcome.out, part));
   const auto json = nlohmann::json::parse(read_text(files.at("out.json")));
   CHECK(json.at("beside") == "device.cpu.threads=1");
-  // Two sizes in four layouts of f32, and of e4m3 with one scale or rows of them; blocks in one layout.
-  REQUIRE(json.at("products").size() == 3 * 8 + 2);
+  // Two sizes in four layouts of f32, and of e4m3 with one scale or rows or squares of them; blocks in one layout.
+  REQUIRE(json.at("products").size() == 4 * 8 + 2);
   for (const auto& product : json.at("products")) {
     CHECK(product.at("seconds") > 0);
     CHECK(product.at("seconds_beside") > 0);

@@ -40,7 +40,7 @@ struct ProductsBenchOptions {
 /// The sizes of the products in a training step, each once.
 std::vector<ProductSize> product_sizes(const Plan& plan);
 
-/// "tensor", "row", "1x128", "128x128"; "" for none.
+/// "tensor", "row", "1x128", "128x128", "squares"; "" for none.
 std::string name_of(ProductScales scales);
 /// The layouts of both operands in BLAS's letters: "NT" for y = a b^T.
 std::string layout_of(const ProductForm& form);

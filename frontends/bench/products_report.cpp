@@ -13,6 +13,7 @@ std::string name_of(ProductScales scales) {
     case ProductScales::row: return "row";
     case ProductScales::line: return "1x128";
     case ProductScales::square: return "128x128";
+    case ProductScales::squares: return "squares";
   }
   return "";
 }

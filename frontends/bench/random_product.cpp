@@ -13,11 +13,23 @@ namespace {
 
 constexpr std::size_t kPattern = std::size_t{16} << 20;  // bytes of random numbers that matrices repeat
 
+std::uint64_t next_random(std::uint64_t& state) {
+  return state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+}
+
+/// Scales of squares, in the place of each of 128 rows.
+void write_square_scales(std::byte* to) {
+  std::uint64_t state = 0x9E3779B97F4A7C15u;
+  auto* scales = reinterpret_cast<float*>(to);
+  for (std::size_t i = 0; i < kPattern / sizeof(float); i += kScaleBlock)
+    std::fill_n(scales + i, kScaleBlock, next_random(state) >> 60 > 0 ? 1.0f : 2.0f);
+}
+
 /// Uniform in (-1, 1): products of zeros draw less power and run faster than those of data.
 void write_pattern(std::byte* to, DType dtype) {
   std::uint64_t state = 0x9E3779B97F4A7C15u;
   for (std::size_t at = 0; at < kPattern; at += size_of(dtype)) {
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    next_random(state);
     const auto value = static_cast<float>(static_cast<double>(state >> 32) * 0x1p-31 - 1.0);
     switch (dtype) {
       case DType::f32: *reinterpret_cast<float*>(to + at) = value; break;
@@ -34,7 +46,8 @@ Extents scales_of_a(const ProductForm& form) {
   switch (form.scales) {
     case ProductScales::row: return {form.m};
     case ProductScales::line:
-    case ProductScales::square: return row_block_scales(form.m, form.k);
+    case ProductScales::square:
+    case ProductScales::squares: return row_block_scales(form.m, form.k);
     default: return {1};
   }
 }
@@ -43,7 +56,8 @@ Extents scales_of_b(const ProductForm& form) {
   switch (form.scales) {
     case ProductScales::row: return {form.n};
     case ProductScales::line: return row_block_scales(form.n, form.k);
-    case ProductScales::square: return square_scales(form.n, form.k);
+    case ProductScales::square:
+    case ProductScales::squares: return square_scales(form.n, form.k);
     default: return {1};
   }
 }
@@ -69,7 +83,9 @@ OpInstance product_op(const ProductForm& form, bool fast) {
   op.outputs = {{form.format == DType::f32 ? DType::f32 : DType::bf16, {form.m, form.n}, true, false}};
   op.attributes = {{"transpose_a", std::int64_t{form.transpose_a}}, {"transpose_b", std::int64_t{form.transpose_b}}};
   if (form.scales == ProductScales::line) op.attributes.set("scale_rows_b", std::int64_t{1});
-  if (form.scales == ProductScales::square) op.attributes.set("scale_rows_b", kScaleBlock);
+  const bool squares = form.scales == ProductScales::squares;
+  if (squares || form.scales == ProductScales::square) op.attributes.set("scale_rows_b", kScaleBlock);
+  if (squares) op.attributes.set("square_scales", std::int64_t{1});
   if (fast) op.attributes.set("fast_accumulation", std::int64_t{1});
   return op;
 }
@@ -89,7 +105,10 @@ RandomProduct::RandomProduct(Device& device, const OpInstance& op)
   for (const Operand& operand : op_.inputs) {
     inputs_.push_back(place(operand));
     if (!operand.present) continue;
-    write_pattern(pattern.data(), operand.dtype);
+    if (operand.dtype == DType::f32 && op_.attributes.integer_or("square_scales", 0) != 0)
+      write_square_scales(pattern.data());
+    else
+      write_pattern(pattern.data(), operand.dtype);
     const std::size_t bytes = inputs_.back().bytes();
     for (std::size_t at = 0; at < bytes; at += kPattern)
       device.copy(inputs_.back().as<std::byte>() + at, pattern.data(), std::min(kPattern, bytes - at), stream);

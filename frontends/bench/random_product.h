@@ -28,10 +28,11 @@ class DeviceMemory {
 
 enum class ProductScales : std::uint8_t {
   none,
-  tensor,  ///< one of each operand
-  row,     ///< one a row of a, one a column of y of b
-  line,    ///< of 1 x 128 elements of each, along the sums
-  square,  ///< of 1 x 128 elements of a and 128 x 128 of b
+  tensor,   ///< one of each operand
+  row,      ///< one a row of a, one a column of y of b
+  line,     ///< of 1 x 128 elements of each, along the sums
+  square,   ///< of 1 x 128 elements of a and 128 x 128 of b
+  squares,  ///< of 128 x 128 elements of each, of which one in sixteen is another than its neighbours
 };
 
 /// y (m, n) = op(a) op(b), sums over k, in bf16 (f32 of f32 operands). e5m2 meets e4m3: a product of two e5m2 matrices

@@ -55,10 +55,11 @@ ProductsBenchOptions options_of(const RunArguments& run) {
     options.formats.push_back(*format);
   }
   for (const std::string& word : listed(run.values["scales"].as<std::string>())) {
-    const auto known = {ProductScales::tensor, ProductScales::row, ProductScales::line, ProductScales::square};
+    const auto known = {ProductScales::tensor, ProductScales::row, ProductScales::line, ProductScales::square,
+                        ProductScales::squares};
     const auto* mode =
         std::find_if(known.begin(), known.end(), [&](ProductScales scales) { return name_of(scales) == word; });
-    if (mode == known.end()) refuse("--scales", word, "some of tensor,row,1x128,128x128");
+    if (mode == known.end()) refuse("--scales", word, "some of tensor,row,1x128,128x128,squares");
     options.scales.push_back(*mode);
   }
   return options;
@@ -72,8 +73,9 @@ int products_command(const Arguments& arguments) {
   options.add_options()("sizes", po::value<std::string>()->default_value("model,8192"),
                         "M, MxNxK, or model: those of the config's training step")(
       "formats", po::value<std::string>()->default_value("bf16,e4m3,e5m2,i8"), "of the operands; e5m2 meets e4m3")(
-      "scales", po::value<std::string>()->default_value("tensor,row,1x128,128x128"),
-      "of 8-bit operands: one each, one a row, or of blocks, which are 128x128 of the second operand only")(
+      "scales", po::value<std::string>()->default_value("tensor,row,1x128,128x128,squares"),
+      "of 8-bit operands: one each, one a row, or of blocks, which are 128x128 of the second operand only, or of both "
+      "as squares")(
       "beside", po::value<std::string>()->value_name("a.b=v")->default_value(""),
       "time them in turn with the device under this setting too, such as device.cuda.matmul_search=listed")(
       "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too")(

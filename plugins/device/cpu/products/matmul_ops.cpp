@@ -64,7 +64,7 @@ Plan make_plan(const OpInstance& op) {
 
 void check_block_scales(OperandCheck& check, const OpInstance& op, const Plan& plan) {
   check.that(plan.scale_rows_b == 1 || plan.scale_rows_b == kScaleBlock, "needs a scale_rows_b of 1 or 128");
-  check.that(!plan.transpose_a && plan.transpose_b,
+  check.that((!plan.transpose_a && plan.transpose_b) || op.attributes.integer_or("square_scales", 0) != 0,
              "of scales of blocks needs contracted dimensions that come last (transpose_a 0, transpose_b 1)");
   const Extents scale_b = plan.scale_rows_b == 1 ? row_block_scales(plan.n, plan.k) : square_scales(plan.n, plan.k);
   auto fits = [&op](std::size_t i, std::int64_t least) {
@@ -127,19 +127,20 @@ void start_with_bias(const Plan& plan, const float* bias, const View& y) {
   }
 }
 
-/// An operand (rows, k) times the scales of its blocks of `scale_rows` x 128.
-const float* load_blocks(const View& x, const View& scale, std::int64_t scale_rows, float* panel) {
-  const std::int64_t rows = x.extents[0], k = x.extents[1];
+/// An operand (rows, k), or as stored (k, rows), times the scales of its blocks of `scale_rows` x 128.
+const float* load_blocks(const View& x, const View& scale, std::int64_t scale_rows, bool transposed, float* panel) {
+  const std::int64_t rows = x.extents[transposed ? 1 : 0], k = x.extents[transposed ? 0 : 1];
   const std::int64_t across = scale_rows == 1 ? 0 : square_scales(rows, k)[1];
   const auto* scales = scale.as<const float>();
+  auto factor = [&](std::int64_t row, std::int64_t block) {
+    return scales[scale_rows == 1 ? block * rows + row : row / scale_rows * across + block];
+  };
 #pragma omp parallel for schedule(static)
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t block = 0; block < scale_blocks(k); ++block) {
-      const std::int64_t begin = row * k + block * kScaleBlock, count = std::min(kScaleBlock, k - block * kScaleBlock);
-      const float factor = scales[scale_rows == 1 ? block * rows + row : row / scale_rows * across + block];
-      const float* values = load(x, begin, count, panel + begin);
-      for (std::int64_t i = 0; i < count; ++i) panel[begin + i] = values[i] * factor;
-    }
+  for (std::int64_t line = 0; line < x.extents[0]; ++line) {
+    const std::int64_t begin = line * x.extents[1];
+    const float* values = load(x, begin, x.extents[1], panel + begin);
+    for (std::int64_t i = 0; i < x.extents[1]; ++i)
+      panel[begin + i] = values[i] * (transposed ? factor(i, line / kScaleBlock) : factor(line, i / kScaleBlock));
   }
   return panel;
 }
@@ -161,9 +162,10 @@ void sum_floats(const Plan& plan, float alpha, float beta, std::span<const View>
                 float* sums) {
   float *panel_a = workspace.floats(plan.panel_a), *panel_b = workspace.floats(plan.panel_b);
   const bool blocks = plan.scale_rows_b != 0;
-  const float* a = blocks ? load_blocks(inputs[kA], inputs[kScaleA], 1, panel_a) : load_all(inputs[kA], panel_a);
-  const float* b =
-      blocks ? load_blocks(inputs[kB], inputs[kScaleB], plan.scale_rows_b, panel_b) : load_all(inputs[kB], panel_b);
+  const float* a =
+      blocks ? load_blocks(inputs[kA], inputs[kScaleA], 1, plan.transpose_a, panel_a) : load_all(inputs[kA], panel_a);
+  const float* b = blocks ? load_blocks(inputs[kB], inputs[kScaleB], plan.scale_rows_b, !plan.transpose_b, panel_b)
+                          : load_all(inputs[kB], panel_b);
   auto read = [](bool transposed) { return transposed ? MatrixView::Read::transposed : MatrixView::Read::plain; };
   gemm(plan.m, plan.n, plan.k, alpha, {a, plan.transpose_a ? plan.m : plan.k, read(plan.transpose_a)},
        {b, plan.transpose_b ? plan.k : plan.n, read(plan.transpose_b)}, beta, sums, plan.n);

@@ -124,6 +124,52 @@ TEST_CASE("matmul: sums of int8 codes are exact") {
   CHECK(y.floats() == want);
 }
 
+TEST_CASE("matmul: where scales are of squares, operands may lie across the sums") {
+  constexpr std::int64_t kM = 130, kN = 257, kK = 300;
+  auto turned = [](const PoisonedTensor& x) {
+    const Extents size = x.view().extents;
+    PoisonedTensor t(x.view().dtype, {size[1], size[0]});
+    TestOp{"transpose", {x.view()}, {t.view()}}.run();
+    return t;
+  };
+  const auto x = normal(DType::f32, {kM, kK}, 1), w = normal(DType::f32, {kN, kK}, 2);
+  auto quantized = [](const PoisonedTensor& from, const char* kind, const Extents& scales) {
+    PoisonedTensor q(DType::e4m3, from.view().extents), scale(DType::f32, scales);
+    TestOp{kind,
+           {from.view()},
+           {q.view(), scale.view(), absent(), absent()},
+           {{"format", std::string("e4m3")}, {"square", std::int64_t{1}}}}
+        .run();
+    return std::pair{std::move(q), std::move(scale)};
+  };
+  const auto [a, scale_a] = quantized(x, "quantize_squares", row_block_scales(kM, kK));
+  for (const std::int64_t scale_rows : {1, 128}) {
+    const auto [b, scale_b] = scale_rows == 1 ? quantized(w, "quantize_squares", row_block_scales(kN, kK))
+                                              : quantized(w, "quantize_blocks", square_scales(kN, kK));
+    const PoisonedTensor across_a = turned(a), across_b = turned(b);
+    auto product = [&](bool of_a, bool of_b, bool squares) {
+      return [&, of_a, of_b, squares](const PoisonedTensor& y) {
+        return TestOp{"matmul",
+                      {of_a ? across_a.view() : a.view(), of_b ? across_b.view() : b.view(), absent(), scale_a.view(),
+                       scale_b.view()},
+                      {y.view()},
+                      {{"transpose_a", std::int64_t{of_a}},
+                       {"transpose_b", std::int64_t{!of_b}},
+                       {"scale_rows_b", scale_rows},
+                       {"square_scales", std::int64_t{squares}}}};
+      };
+    };
+    const PoisonedTensor want(DType::f32, {kM, kN});
+    product(false, false, true)(want).run();
+    for (const auto& [of_a, of_b] : {std::pair{true, false}, {false, true}}) {
+      const PoisonedTensor y(DType::f32, {kM, kN});
+      product(of_a, of_b, true)(y).run();
+      CHECK(compare(y.view(), doubles(want), 1e-4, 0) == "");
+      CHECK(product(of_a, of_b, false)(y).refusal().find("come last") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or for 128") {
   for (Extents size : {Extents{1, 1, 1}, Extents{3, 7, 129}, Extents{130, 257, 300}, Extents{5, 4, 128}}) {
     for (std::int64_t scale_rows : {1, 128}) {

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "quern/block_scales.h"
-#include "quern/testkit/op_launch.h"
 #include "quern/step_state.h"
 #include "tests/device_pair.h"
 
@@ -116,28 +115,49 @@ testkit::PoisonedTensor block_scales(const Extents& extents, std::uint64_t seed)
   return {kF32, extents, scales};
 }
 
-OpComparison block_product(DType a, DType b, const Sizes& s, std::int64_t scale_rows) {
-  OpComparison op(
-      "matmul",
-      {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}, {"fast_accumulation", std::int64_t{1}}});
-  op.in(normal(a, {s.m, s.k}, 1)).in(normal(b, {s.n, s.k}, 2)).absent();
-  op.in(block_scales(row_block_scales(s.m, s.k), 3));
-  op.in(block_scales(scale_rows == 1 ? row_block_scales(s.n, s.k) : square_scales(s.n, s.k), 4));
+/// Scales of 128 x 128 elements of a matrix (rows, k), as those of blocks of its rows; few of them differ.
+testkit::PoisonedTensor spread_scales(std::int64_t rows, std::int64_t k, std::uint64_t seed) {
+  const Extents extents = row_block_scales(rows, k);
+  const std::vector<float> of_squares = testkit::random_normal(scale_blocks(rows) * scale_blocks(k), seed, 1);
+  std::vector<float> scales(static_cast<std::size_t>(element_count(extents)));
+  for (std::int64_t block = 0; block < extents[0]; ++block)
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const float of = of_squares[static_cast<std::size_t>(block * scale_blocks(rows) + row / kScaleBlock)];
+      scales[static_cast<std::size_t>(block * rows + row)] = of > 1 ? 2.0f : of < -1.5f ? 0.5f : 1.0f;
+    }
+  return {kF32, extents, scales};
+}
+
+/// `squares`: scales are of 128 x 128 elements of both operands.
+OpComparison block_product(DType a, DType b, const Sizes& s, std::int64_t scale_rows, bool squares = false) {
+  OpComparison op("matmul", {{"transpose_a", flag(s.transpose_a)},
+                             {"transpose_b", std::int64_t{1}},
+                             {"scale_rows_b", scale_rows},
+                             {"square_scales", flag(squares)},
+                             {"fast_accumulation", std::int64_t{1}}});
+  op.in(normal(a, s.transpose_a ? Extents{s.k, s.m} : Extents{s.m, s.k}, 1)).in(normal(b, {s.n, s.k}, 2)).absent();
+  auto of_lines = [&](std::int64_t rows, std::uint64_t seed) {
+    return squares ? spread_scales(rows, s.k, seed) : block_scales(row_block_scales(rows, s.k), seed);
+  };
+  op.in(of_lines(s.m, 3));
+  op.in(scale_rows == 1 ? of_lines(s.n, 4) : block_scales(square_scales(s.n, s.k), 4));
   return op;
 }
 
 /// Written and added, to y of each type. `slack`: error of the sums; `added`: more, where the product is rounded before
 /// it is added.
 void check_block_product(const DevicePair& pair, DType a, DType b, std::int64_t scale_rows, const Sizes& s,
-                         std::initializer_list<DType> of, double slack, double added) {
+                         std::initializer_list<DType> of, double slack, double added, bool squares = false) {
   CAPTURE(scale_rows);
+  CAPTURE(squares);
+  CAPTURE(s.transpose_a);
   CAPTURE(s.m);
   CAPTURE(s.n);
   CAPTURE(s.k);
   for (DType out : of) {
     const double relative = out == kBf16 ? 0x1p-7 : 0x1p-10;
-    block_product(a, b, s, scale_rows).out(out, {s.m, s.n}, {relative, slack}).run(pair);
-    block_product(a, b, s, scale_rows).sum(out, {s.m, s.n}, {relative, slack + added}).run(pair);
+    block_product(a, b, s, scale_rows, squares).out(out, {s.m, s.n}, {relative, slack}).run(pair);
+    block_product(a, b, s, scale_rows, squares).sum(out, {s.m, s.n}, {relative, slack + added}).run(pair);
   }
 }
 
@@ -164,7 +184,7 @@ TEST_CASE("matmul: operands with scales of blocks") {
       }
 }
 
-TEST_CASE("own products of operands with scales of blocks equal the CPU's, written and added") {
+TEST_CASE("own products of operands with scales of blocks and of squares equal the CPU's, written and added") {
   DevicePair pair = open_pair({.products = "own"});
   if (!pair.open || !takes_blocks(pair)) return;
   // Less than a tile, edges in every direction, tiles of each width, sums of one block, in parts.
@@ -172,87 +192,18 @@ TEST_CASE("own products of operands with scales of blocks equal the CPU's, writt
                               {272, 144, 1408, false, true}, {304, 464, 8192, false, true},
                               {8448, 448, 128, false, true}, {8448, 512, 256, false, true},
                               {2208, 4096, 384, false, true}};
+  // A sum of order 3 sqrt(k) loses up to 2^-13 of itself at each of k / 32 additions; the worst of millions is five
+  // times as large. Scales of 128 x 128 elements are the same for many of them: there, four times that.
+  auto check = [&pair](const Sizes& s, std::int64_t scale_rows, bool squares) {
+    const auto k = static_cast<double>(s.k);
+    check_block_product(pair, DType::e4m3, DType::e4m3, scale_rows, s, {kBf16},
+                        (squares ? 4 : 1) * 0x1p-9 * k / 32 * std::sqrt(k), 0x1p-5, squares);
+  };
   for (std::int64_t scale_rows : {1, 128})
-    for (const Sizes& s : kSizes) {
-      // A sum of order 3 sqrt(k) loses up to 2^-13 of itself at each of k / 32 additions; the worst of millions is five
-      // times as large.
-      const auto k = static_cast<double>(s.k);
-      check_block_product(pair, DType::e4m3, DType::e4m3, scale_rows, s, {kBf16}, 0x1p-9 * k / 32 * std::sqrt(k),
-                          0x1p-5);
-    }
-}
-
-namespace {
-
-/// Scales of 128 x 128 elements of a matrix (rows, k), as those of blocks of its rows; few of them differ.
-testkit::PoisonedTensor spread_scales(std::int64_t rows, std::int64_t k, std::uint64_t seed) {
-  const Extents extents = row_block_scales(rows, k);
-  const std::vector<float> of_squares = testkit::random_normal(scale_blocks(rows) * scale_blocks(k), seed, 1);
-  std::vector<float> scales(static_cast<std::size_t>(element_count(extents)));
-  for (std::int64_t block = 0; block < extents[0]; ++block)
-    for (std::int64_t row = 0; row < rows; ++row) {
-      const float of = of_squares[static_cast<std::size_t>(block * scale_blocks(rows) + row / kScaleBlock)];
-      scales[static_cast<std::size_t>(block * rows + row)] = of > 1 ? 2.0f : of < -1.5f ? 0.5f : 1.0f;
-    }
-  return {kF32, extents, scales};
-}
-
-/// Elements of an operand (rows, k), as stored: along the sums or, with the same values, across them.
-testkit::PoisonedTensor stored(std::int64_t rows, std::int64_t k, std::uint64_t seed, bool across) {
-  std::vector<float> values = testkit::random_normal(rows * k, seed, 1);
-  if (!across) return {DType::e4m3, {rows, k}, values};
-  std::vector<float> turned(values.size());
-  for (std::int64_t row = 0; row < rows; ++row)
-    for (std::int64_t i = 0; i < k; ++i)
-      turned[static_cast<std::size_t>(i * rows + row)] = values[static_cast<std::size_t>(row * k + i)];
-  return {DType::e4m3, {k, rows}, turned};
-}
-
-OpComparison squares_product(const Sizes& s, std::int64_t scale_rows, bool across) {
-  OpComparison op("matmul", {{"transpose_a", flag(across)},
-                             {"transpose_b", std::int64_t{1}},
-                             {"scale_rows_b", scale_rows},
-                             {"square_scales", std::int64_t{1}},
-                             {"fast_accumulation", std::int64_t{1}}});
-  op.in(stored(s.m, s.k, 1, across)).in(stored(s.n, s.k, 2, false)).absent();
-  op.in(spread_scales(s.m, s.k, 3));
-  op.in(scale_rows == 1 ? spread_scales(s.n, s.k, 5) : block_scales(square_scales(s.n, s.k), 4));
-  return op;
-}
-
-}  // namespace
-
-TEST_CASE(
-    "own products of operands with scales of squares equal the CPU's, and have the same bits where they turn one") {
-  DevicePair pair = open_pair({.products = "own"});
-  if (!pair.open || !takes_blocks(pair)) return;
-  constexpr Sizes kSizes[] = {{16, 16, 128, false, true},    {128, 128, 256, false, true},
-                              {272, 144, 1408, false, true}, {304, 464, 8192, false, true},
-                              {8448, 448, 128, false, true}, {8448, 512, 256, false, true},
-                              {2208, 4096, 384, false, true}};
-  for (std::int64_t scale_rows : {1, 128})
-    for (const Sizes& s : kSizes) {
-      CAPTURE(scale_rows);
-      CAPTURE(s.m);
-      CAPTURE(s.n);
-      CAPTURE(s.k);
-      const auto k = static_cast<double>(s.k);
-      const double slack = 0x1p-9 * k / 32 * std::sqrt(k) * 4;  // as above, scales up to 16 in place of some of 64
-      squares_product(s, scale_rows, false).out(kBf16, {s.m, s.n}, {0x1p-7, slack}).run(pair);
-      squares_product(s, scale_rows, false).sum(kBf16, {s.m, s.n}, {0x1p-7, slack + 0x1p-5}).run(pair);
-      auto made = [&](bool across) {
-        OpComparison op = squares_product(s, scale_rows, across).out(kBf16, {s.m, s.n}, {});
-        OpInstance product = op.instance();
-        const std::vector<testkit::PoisonedTensor> scales = {
-            spread_scales(s.m, s.k, 3),
-            scale_rows == 1 ? spread_scales(s.n, s.k, 5) : block_scales(square_scales(s.n, s.k), 4)};
-        const testkit::PoisonedTensor a = stored(s.m, s.k, 1, across), b = stored(s.n, s.k, 2, false);
-        product.inputs.clear();
-        return testkit::launch_once(*pair.gpu, product,
-                                    {a.view(), b.view(), View{}, scales[0].view(), scales[1].view()})[0]
-            .floats();
-      };
-      CHECK(made(true) == made(false));
+    for (Sizes s : kSizes) {
+      for (bool squares : {false, true}) check(s, scale_rows, squares);
+      s.transpose_a = true;
+      check(s, scale_rows, true);
     }
 }
 

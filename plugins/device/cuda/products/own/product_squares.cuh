@@ -43,7 +43,7 @@ struct SquareFactors {
   }
 };
 
-template <class Formats, Rows kRowsLie, Columns kColumnsLie, class Memory>
+template <class Formats, Rows kRowsLie, class Memory>
 class Squares {
  public:
   static constexpr int kSums = Memory::kColumns / 2;
@@ -72,15 +72,6 @@ class Squares {
       factors.scale(sums);
     }
   }
-  /// Those of the next stage, added to what is there, once this multiplier's last ones are done: the other's run.
-  __device__ __forceinline__ void begin_stage(bool add, float (&sums)[kSums]) {
-    std::uint32_t words[kWords];
-    const int stage = stages_.next();
-    const Factors factors = ratios(stage);
-    stages_.settle();
-    if (!factors.all_one()) factors.scale(sums);
-    multiply(stage, words, add, sums);
-  }
   __device__ __forceinline__ void finish(float (&sums)[kSums]) {
     const Factors factors = scales(stages_.running());
     stages_.finish();
@@ -108,8 +99,8 @@ class Squares {
       wgmma::fence();
 #pragma unroll
       for (int k = 0; k < kSteps; ++k)
-        Formats::template multiply<kRowsLie, kColumnsLie>(sums, a + k * wgmma::kDepthBytes, b + k * wgmma::kDepthBytes,
-                                                          add || k > 0);
+        Formats::template multiply<kRowsLie, Columns::along>(sums, a + k * wgmma::kDepthBytes,
+                                                             b + k * wgmma::kDepthBytes, add || k > 0);
     }
     stages_.begun(stage);
   }
@@ -120,14 +111,14 @@ class Squares {
   wgmma::TurnedA turned_;
 };
 
-template <class OfFormats, Columns kOfColumns, Rows kOfRows = Rows::along>
+template <class OfFormats, Rows kOfRows>
 struct SquaresSums {
   using Formats = OfFormats;
   static_assert(Formats::kDepth == kScaleBlock, "a stage is a block");
   static constexpr Rows kRowsLie = kOfRows;
-  static constexpr Columns kColumnsLie = kOfColumns;
+  static constexpr Columns kColumnsLie = Columns::along;
   template <class Memory>
-  using On = Squares<Formats, kOfRows, kOfColumns, Memory>;
+  using On = Squares<Formats, kOfRows, Memory>;
 
   static constexpr int kWriters = 1;
   static constexpr std::uint32_t beside(int) { return 2 * SquareFactors<256>::kBytes; }
@@ -136,16 +127,15 @@ struct SquaresSums {
   template <class Memory>
   static __device__ __forceinline__ void write_beside(const Operands& o, const Memory& shared, int thread) {
     constexpr int kAhead = 3;  // blocks whose scales are on their way: a load takes about as long as a stage
-    constexpr int kHalf = Memory::kColumns / 2;
     struct Pair {
       float a, b;
     };
-    const int column = min(32 * thread, Memory::kColumns - 32), half = column / kHalf;
+    const int column = min(32 * thread, Memory::kColumns - 32);
     tma::Ring<Memory::kStages> ring;
     for (Walk walk; walk.item < o.grid.items(); walk.item += walk.step) {
       const Item item = o.grid.at(walk.item);
-      const int first = item.column * o.b_step[half] + o.b_first[half] + column - half * kHalf;
-      const float *a = first_of(o.scale_a, item.row(0)), *b = first_of(o.scale_b, first);
+      const float* a = first_of(o.scale_a, item.row(0));
+      const float* b = first_of(o.scale_b, item.column * Memory::kColumns + column);
       auto load = [&](Pair& to, int block) {
         if (block < item.last) to = {a[std::int64_t{block} * o.scale_a.step], b[std::int64_t{block} * o.scale_b.step]};
       };

@@ -262,10 +262,6 @@ class OverlappedStages : public Stages<Memory> {
     this->free(previous_);
     previous_ = -1;
   }
-  /// The same, where there may be none.
-  __device__ __forceinline__ void settle() {
-    if (previous_ >= 0) finish();
-  }
   /// The stage that was begun last.
   __device__ __forceinline__ int running() const { return previous_; }
 
@@ -392,13 +388,6 @@ concept WritesBeside = requires {
   Sums::kWriters;
 };
 
-/// Registers of a thread that multiplies; those that write need some too.
-template <class Sums, class Finish>
-constexpr int taken_registers() {
-  if constexpr (WritesBeside<Sums>) return Sums::kWriters > 1 ? 224 : 232;
-  return WorksBehind<Finish> ? 240 : 232;
-}
-
 template <class Sums, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Finish::Arguments arguments) {
@@ -406,7 +395,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (Finish::idle(arguments)) return;
   using Memory = typename Finish::Memory;
   // Registers of a thread that multiplies and of another: 2 kTaken + kGiven <= 3 x 168.
-  constexpr int kTaken = taken_registers<Sums, Finish>(), kGiven = 504 - 2 * kTaken;
+  constexpr int kTaken = WorksBehind<Finish> ? 240 : WritesBeside<Sums> ? 224 : 232, kGiven = 504 - 2 * kTaken;
   extern __shared__ unsigned char memory[];
   const Memory shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {

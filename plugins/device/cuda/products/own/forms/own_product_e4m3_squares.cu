@@ -4,6 +4,6 @@ namespace quern::cuda {
 
 using namespace product;
 const OwnProduct kE4m3SquaresProduct =
-    own_product<SquaresSums<OfFloat8<DType::e4m3, DType::e4m3>, Columns::along>, Lies::straight>();
+    own_product<SquaresSums<OfFloat8<DType::e4m3, DType::e4m3>, Rows::along>, Lies::straight>();
 
 }  // namespace quern::cuda

@@ -4,6 +4,6 @@ namespace quern::cuda {
 
 using namespace product;
 const OwnProduct kE4m3SquaresPairedProduct =
-    own_product<SquaresSums<OfFloat8<DType::e4m3, DType::e4m3>, Columns::along, Rows::across>, Lies::paired>();
+    own_product<SquaresSums<OfFloat8<DType::e4m3, DType::e4m3>, Rows::across>, Lies::paired>();
 
 }  // namespace quern::cuda
