@@ -27,6 +27,7 @@ constexpr char kGiven = 'g', kResult = 'r', kBye = 'l', kNote = 'n';
 constexpr std::size_t kMostResult = 0xffffffff;  // bytes
 constexpr double kLater = 2;                     // seconds: rank 0 gives up first and says whom it waited for
 constexpr double kGrace = 2;                     // of a rank that leaves, for what it still has to say
+constexpr double kSilent = 2;                    // seconds without a note of a rank that gives them
 constexpr std::chrono::milliseconds kLook{100};  // while somebody waits
 
 std::string pack(const std::vector<std::optional<std::string>>& given) {
@@ -63,6 +64,7 @@ class HostGroup::Service {
         left_(sockets_.size()),
         given_(static_cast<std::size_t>(rank == 0 ? size : 0)),
         notes_(sockets_.size()),
+        heard_(sockets_.size()),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_) throw Error(ErrorCode::resources, {.where = rank_text(rank, size), .what = "no descriptor is free"});
     sigset_t all, before;
@@ -106,7 +108,7 @@ class HostGroup::Service {
   void be_patient(double seconds) {
     std::lock_guard lock(mutex_);
     patience_ = seconds;
-    if (gathering_) gathering_.emplace();
+    if (gathering_) begin_gathering();
   }
 
   /// `name`: this rank's for the others, who need it.
@@ -203,6 +205,7 @@ class HostGroup::Service {
   void take_note(std::size_t i, std::string text) {
     notes_[i].text = std::move(text);
     ++notes_[i].count;
+    heard_[i] = gathering_ ? gathering_->look() : 0;
   }
 
   /// Rank 0: a rank's part of an exchange.
@@ -210,7 +213,7 @@ class HostGroup::Service {
     if (fault_) return;
     if (given_[rank]) return fail(name(rank) + " is ahead of the others");
     given_[rank] = std::move(bytes);
-    if (!gathering_) gathering_.emplace();
+    if (!gathering_) begin_gathering();
     if (!std::all_of(given_.begin(), given_.end(), [](const auto& one) { return one.has_value(); }))
       return check_left();
     std::string all = pack(given_);
@@ -231,11 +234,22 @@ class HostGroup::Service {
       if (left_[rank] && !given_[rank]) return fail(name(rank) + " has left");
   }
 
-  std::string missing() const {
-    std::string list;
-    for (std::size_t rank = 0; rank < given_.size(); ++rank)
-      if (!given_[rank]) list += (list.empty() ? "rank " : ", ") + std::to_string(rank);
-    return kHang + list + " did not come to an exchange within " + format_duration(limit());
+  void begin_gathering() {
+    gathering_.emplace();
+    heard_.assign(heard_.size(), 0);
+  }
+
+  /// Who did not come, and who of them is silent as well: the others may be waiting for those.
+  std::string missing() {
+    std::string list, silent;
+    for (std::size_t rank = 0; rank < given_.size(); ++rank) {
+      if (given_[rank]) continue;
+      list += (list.empty() ? "rank " : ", ") + std::to_string(rank);
+      const double silence = gathering_->look() - heard_[rank];
+      if (notes_[rank].count > 0 && silence > kSilent)
+        silent += "; " + name(rank) + " has said nothing for " + format_duration(silence);
+    }
+    return kHang + list + " did not come to an exchange within " + format_duration(limit()) + silent;
   }
 
   /// The first fault counts. Rank 0 tells all; others tell rank 0.
@@ -257,6 +271,7 @@ class HostGroup::Service {
   std::vector<bool> left_;
   std::vector<std::optional<std::string>> given_;  // rank 0: of the exchange that is on
   std::vector<Note> notes_;                        // as the sockets
+  std::vector<double> heard_;  // as notes: when the last came, in seconds of the gathering that is on; 0: before it
   std::unique_ptr<std::string> result_;
   std::optional<std::string> fault_;
   bool waiting_ = false;                  // for the result of an exchange

@@ -158,6 +158,26 @@ TEST_CASE("a rank that does not come to an exchange is named after the time-out"
   CHECK(fault_of([](HostGroup&) { ::raise(SIGSTOP); }, 0, 0.5) == "hang: rank 0 did not answer within 500ms");
 }
 
+TEST_CASE("of ranks that do not come to an exchange, one that is silent is named once more") {
+  const TestDirectory directory;
+  const auto all = texts(3, [&](int rank) -> std::string {
+    HostGroup group(rank, 3, in(directory), 3);
+    group.note("here");
+    group.exchange("begin");
+    const std::jthread coming([&] {
+      if (rank == 2) CHECK_THROWS_AS(group.exchange("came"), Error);
+    });
+    for (; !group.fault(); sleep(0.05))
+      if (rank != 1) group.note("still here");
+    return *group.fault();
+  });
+  for (const std::string& text : all) {
+    CAPTURE(text);
+    CHECK(text.starts_with("hang: rank 0, 1 did not come to an exchange within 3.0s; rank 1 has said nothing for "));
+    CHECK(text.find("; ") == text.rfind("; "));
+  }
+}
+
 TEST_CASE("time in which all ranks are stopped does not count") {
   const TestDirectory directory;
   auto all = texts(4, [&](int rank) -> std::string {
