@@ -148,16 +148,20 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
   const std::string preset = "plan " QUERN_SOURCE_DIR
                              "/configs/qwen2.5/0.5b.toml --set device.id=cuda "
                              "--set precision.id=e4m3 --show program --pass fuse ";
-  auto ends_in_codes = [&](const char* kind, const std::string& more) {
+  auto ends_in_codes = [&](const std::string& kind, const std::string& more) {
     const Outcome program = quern(preset + more + " 2>&1");
     CHECK(program.code == 0);
     return has(program, kind);
   };
-  for (const char* kind : {" = matmul_swiglu_quantize_delayed(", " = matmul_swiglu_grad_quantize_delayed("}) {
-    CHECK(ends_in_codes(kind, "--gpu H100"));
-    CHECK_FALSE(ends_in_codes(kind, "--gpu H100 --set device.cuda.products=library"));
-    CHECK_FALSE(ends_in_codes(kind, "--gpu L40S --set train.micro_batch=4"));
-  }
+  const std::string squares =
+      " --set precision.e4m3.activation_scaling=square --set precision.e4m3.gradient_scaling=square";
+  for (const auto& [way, scales] : {std::pair{"delayed", std::string()}, {"squares", squares}})
+    for (const char* producer : {" = matmul_swiglu_quantize_", " = matmul_swiglu_grad_quantize_"}) {
+      const std::string kind = producer + std::string(way) + "(";
+      CHECK(ends_in_codes(kind, "--gpu H100" + scales));
+      CHECK_FALSE(ends_in_codes(kind, "--gpu H100 --set device.cuda.products=library" + scales));
+      if (scales.empty()) CHECK_FALSE(ends_in_codes(kind, "--gpu L40S --set train.micro_batch=4"));
+    }
   CHECK(quern(plan + "--gpu H100 --set optimizer.adamw.moments=f33 2>&1").code == 2);
   CHECK(has(quern(plan + "--gpu 'Voodoo 2' 2>&1"), "--gpu: no GPU that is known"));
 

@@ -82,6 +82,7 @@ __device__ __forceinline__ void take_registers() {
   QUERN_SUMS_8(c, s, i), QUERN_SUMS_8(c, s, i + 8), QUERN_SUMS_8(c, s, i + 16), QUERN_SUMS_8(c, s, i + 24)
 #define QUERN_SUMS_24(c, s) QUERN_SUMS_8(c, s, 0), QUERN_SUMS_8(c, s, 8), QUERN_SUMS_8(c, s, 16)
 #define QUERN_SUMS_28(c, s) QUERN_SUMS_24(c, s), c(s[24]), c(s[25]), c(s[26]), c(s[27])
+#define QUERN_SUMS_64(c, s) QUERN_SUMS_32(c, s, 0), QUERN_SUMS_32(c, s, 32)
 #define QUERN_SUMS_96(c, s) QUERN_SUMS_32(c, s, 0), QUERN_SUMS_32(c, s, 32), QUERN_SUMS_32(c, s, 64)
 #define QUERN_SUMS_112(c, s) QUERN_SUMS_96(c, s), QUERN_SUMS_8(c, s, 96), QUERN_SUMS_8(c, s, 104)
 #define QUERN_SUMS_128(c, s) QUERN_SUMS_96(c, s), QUERN_SUMS_32(c, s, 96)
@@ -131,7 +132,7 @@ __device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t 
       "{.reg .pred p; setp.ne.b32 p, %69, 0;"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" QUERN_NAMES_64
       "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;}"
-      : QUERN_SUMS_32("+f", sums, 0), QUERN_SUMS_32("+f", sums, 32)
+      : QUERN_SUMS_64("+f", sums)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
 }
 
@@ -155,11 +156,12 @@ __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, 
 #undef QUERN_MULTIPLY
 }
 
-/// sums (64, 192), (64, 224) or (64, 256) = [sums +] A B of 8-bit floats, 32 elements along the sum; both along rows.
+/// sums (64, 128), (64, 192), (64, 224) or (64, 256) = [sums +] A B of 8-bit floats, 32 elements along the sum; both
+/// along rows.
 template <DType kA, DType kB, int kCount>
 __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, bool add) {
   static_assert((kA == DType::e4m3 || kA == DType::e5m2) && kB == DType::e4m3);
-  static_assert(kCount == 96 || kCount == 112 || kCount == 128);
+  static_assert(kCount == 64 || kCount == 96 || kCount == 112 || kCount == 128);
 #define QUERN_MULTIPLY(columns, types, names, a_name, b_name, add_name, of_sums)                                \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " add_name                                                        \
                ", 0;"                                                                                           \
@@ -173,7 +175,9 @@ __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, 
   else                                                                                          \
     QUERN_MULTIPLY(columns, "e5m2.e4m3", names, a_name, b_name, add_name, QUERN_LIST(of_sums))
 #define QUERN_A "l"(a.descriptor())
-  if constexpr (kCount == 96) {
+  if constexpr (kCount == 64) {
+    QUERN_MULTIPLY_TYPES("128", QUERN_NAMES_64, "%64", "%65", "%66", QUERN_LIST(QUERN_SUMS_64("+f", sums)));
+  } else if constexpr (kCount == 96) {
     QUERN_MULTIPLY_TYPES("192", QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_SUMS_96("+f", sums)));
   } else if constexpr (kCount == 112) {
     QUERN_MULTIPLY_TYPES("224", QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_SUMS_112("+f", sums)));
@@ -236,6 +240,7 @@ __device__ __forceinline__ void multiply(std::int32_t (&sums)[kCount], Tile a, T
 #undef QUERN_SUMS_32
 #undef QUERN_SUMS_24
 #undef QUERN_SUMS_28
+#undef QUERN_SUMS_64
 #undef QUERN_SUMS_96
 #undef QUERN_SUMS_112
 #undef QUERN_SUMS_128

@@ -263,6 +263,13 @@ __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
                                              std::int64_t{codes.columns});
 }
 
+/// Zeros behind the scales of columns; there may be none.
+inline void clear_behind(const View& scales, std::int64_t used, cudaStream_t stream) {
+  if (!scales) return;
+  QUERN_CUDA(cudaMemsetAsync(scales.as<float>() + used, 0,
+                             static_cast<std::size_t>(scales.count() - used) * sizeof(float), stream));
+}
+
 /// Of the quantizing part: quantize_squares, or quantize_blocks.
 inline bool is_spread(const OpInstance& op) { return op.kind.ends_with("quantize_squares"); }
 inline bool is_square(const OpInstance& op) { return is_spread(op) || op.attributes.integer_or("square", 0) != 0; }
@@ -314,12 +321,7 @@ Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t r
                                         .codes = codes,
                                         .y = y < 0 ? nullptr : out[static_cast<std::size_t>(y)].data,
                                         .width = static_cast<int>(width)};
-    if ((!kSquare || spread) && codes.t_scale) {
-      const std::int64_t used = codes.down * columns;
-      QUERN_CUDA(cudaMemsetAsync(codes.t_scale + used, 0,
-                                 static_cast<std::size_t>(out[first + 3].count() - used) * sizeof(float),
-                                 stream_of(exec)));
-    }
+    if (!kSquare || spread) clear_behind(out[first + 3], codes.down * columns, stream_of(exec));
     const std::int64_t tiles = std::int64_t{codes.down} * codes.across / Producer::kParts;
     if (tiles == 0) return;
     bool aligned = whole && aligned_16({args.y, codes.q, codes.t});

@@ -84,17 +84,17 @@ double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
   double seconds = product_seconds(gpu, flops, a.dtype);
   if (size_of(a.dtype) == 1 && depth > 0 && (across || op.attributes.integer_or("transpose_b", 0) == 0))
     seconds *= turning_share(op, depth);
-  if (op.kind != "matmul")
-    return seconds + behind_product(op.kind) * memory_seconds(gpu, operand_bytes(op), kCopyShare);
+  const bool alone = op.kind == "matmul";
   const bool vectors = (present(op, kScaleA) && op.inputs[kScaleA].count() > 1) ||
                        (present(op, kScaleB) && op.inputs[kScaleB].count() > 1);
   if (const std::int64_t rows = op.attributes.integer_or("scale_rows_b", 0); rows != 0) {
     const bool of_both = op.attributes.integer_or("square_scales", 0) != 0;
     seconds /= of_both ? kSquaresOfBoth : rows == 1 ? kLineScales : kSquareScales;
-  } else if (vectors && a.dtype != DType::i8) {
+  } else if (alone && vectors && a.dtype != DType::i8) {
     seconds /= kVectorScales;
   }
-  return std::max(seconds, memory_seconds(gpu, operand_bytes(op), kCopyShare));
+  const double transfers = memory_seconds(gpu, operand_bytes(op), kCopyShare);
+  return alone ? std::max(seconds, transfers) : seconds + behind_product(op.kind) * transfers;
 }
 
 /// A longer sequence has fewer of its blocks on the diagonal, where half of the work is masked.

@@ -4,6 +4,7 @@
 #include "quern/block_scales.h"
 #include "quern/step_state.h"
 #include "tests/device_pair.h"
+#include "tests/random_scales.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -107,26 +108,6 @@ TEST_CASE("lm_loss and its gradients from codes") {
 }
 
 namespace {
-
-/// Powers of two from 1/8 to 8, different from block to block.
-testkit::PoisonedTensor block_scales(const Extents& extents, std::uint64_t seed) {
-  std::vector<float> scales = testkit::random_normal(element_count(extents), seed, 1);
-  for (float& scale : scales) scale = std::exp2(std::round(std::fmin(std::fmax(scale, -3.0f), 3.0f)));
-  return {kF32, extents, scales};
-}
-
-/// Scales of 128 x 128 elements of a matrix (rows, k), as those of blocks of its rows; few of them differ.
-testkit::PoisonedTensor spread_scales(std::int64_t rows, std::int64_t k, std::uint64_t seed) {
-  const Extents extents = row_block_scales(rows, k);
-  const std::vector<float> of_squares = testkit::random_normal(scale_blocks(rows) * scale_blocks(k), seed, 1);
-  std::vector<float> scales(static_cast<std::size_t>(element_count(extents)));
-  for (std::int64_t block = 0; block < extents[0]; ++block)
-    for (std::int64_t row = 0; row < rows; ++row) {
-      const float of = of_squares[static_cast<std::size_t>(block * scale_blocks(rows) + row / kScaleBlock)];
-      scales[static_cast<std::size_t>(block * rows + row)] = of > 1 ? 2.0f : of < -1.5f ? 0.5f : 1.0f;
-    }
-  return {kF32, extents, scales};
-}
 
 /// `squares`: scales are of 128 x 128 elements of both operands.
 OpComparison block_product(DType a, DType b, const Sizes& s, std::int64_t scale_rows, bool squares = false) {

@@ -10,15 +10,6 @@
 
 namespace quern::cuda::product {
 
-/// What warps write of each stage, for tiles of so many columns.
-template <class Sums>
-constexpr std::uint32_t beside_bytes(int columns) {
-  if constexpr (WritesBeside<Sums>)
-    return Sums::beside(columns);
-  else
-    return 0;
-}
-
 /// By tiles of 128 x kColumns; kRing and kBuffers of a StoredMemory.
 template <class Sums, Lies kLies, int kColumns, int kRing, int kBuffers>
 struct TiledProduct {

@@ -60,11 +60,14 @@ struct Units {
   }
 };
 
-template <class Epilogue, Columns kColumnsLie>
+template <class Epilogue, class Sums>
 class Kept {
+  static constexpr Columns kColumnsLie = Sums::kColumnsLie;
+  static constexpr int kLoaded = kColumnsLie == Columns::across ? 256 : Epilogue::kColumns;
+  static constexpr int kRing = 4 * (kRows + 256) / (kRows + kLoaded);  ///< stages of 192 KiB
+
  public:
-  using Memory =
-      Shared<Epilogue::kColumns, 4, Epilogue::kShared, kColumnsLie == Columns::across ? 256 : Epilogue::kColumns>;
+  using Memory = Shared<Epilogue::kColumns, kRing, Epilogue::kShared, kLoaded, beside_bytes<Sums>(Epilogue::kColumns)>;
   static_assert(Memory::kBytes <= 232448, "what a block can have");
   using Arguments = typename Epilogue::Arguments;
   static constexpr int kWidth = Epilogue::kWidth, kParts = Epilogue::kParts;

@@ -43,7 +43,7 @@ struct SquareFactors {
   }
 };
 
-template <class Formats, Rows kRowsLie, class Memory>
+template <class Formats, Rows kRowsLie, Columns kColumnsLie, class Memory>
 class Squares {
  public:
   static constexpr int kSums = Memory::kColumns / 2;
@@ -72,6 +72,18 @@ class Squares {
       factors.scale(sums);
     }
   }
+  /// The next stage, behind the one before: what decides whether sums change would part products that follow each
+  /// other.
+  __device__ __forceinline__ void begin_stage(bool add, float (&sums)[kSums]) {
+    const int stage = stages_.next();
+    if (add) {
+      const Factors factors = ratios(stage);
+      stages_.finish();
+      if (!factors.all_one()) factors.scale(sums);
+    }
+    std::uint32_t words[kWords];
+    multiply(stage, words, add, sums);
+  }
   __device__ __forceinline__ void finish(float (&sums)[kSums]) {
     const Factors factors = scales(stages_.running());
     stages_.finish();
@@ -99,8 +111,8 @@ class Squares {
       wgmma::fence();
 #pragma unroll
       for (int k = 0; k < kSteps; ++k)
-        Formats::template multiply<kRowsLie, Columns::along>(sums, a + k * wgmma::kDepthBytes,
-                                                             b + k * wgmma::kDepthBytes, add || k > 0);
+        Formats::template multiply<kRowsLie, kColumnsLie>(sums, a + k * wgmma::kDepthBytes, b + k * wgmma::kDepthBytes,
+                                                          add || k > 0);
     }
     stages_.begun(stage);
   }
@@ -111,14 +123,14 @@ class Squares {
   wgmma::TurnedA turned_;
 };
 
-template <class OfFormats, Rows kOfRows>
+template <class OfFormats, Rows kOfRows, Columns kOfColumns = Columns::along>
 struct SquaresSums {
   using Formats = OfFormats;
   static_assert(Formats::kDepth == kScaleBlock, "a stage is a block");
   static constexpr Rows kRowsLie = kOfRows;
-  static constexpr Columns kColumnsLie = Columns::along;
+  static constexpr Columns kColumnsLie = kOfColumns;
   template <class Memory>
-  using On = Squares<Formats, kOfRows, Memory>;
+  using On = Squares<Formats, kOfRows, kOfColumns, Memory>;
 
   static constexpr int kWriters = 1;
   static constexpr std::uint32_t beside(int) { return 2 * SquareFactors<256>::kBytes; }
@@ -130,12 +142,13 @@ struct SquaresSums {
     struct Pair {
       float a, b;
     };
-    const int column = min(32 * thread, Memory::kColumns - 32);
+    constexpr int kHalf = Memory::kColumns / 2;
+    const int column = min(32 * thread, Memory::kColumns - 32), half = column / kHalf;
     tma::Ring<Memory::kStages> ring;
     for (Walk walk; walk.item < o.grid.items(); walk.item += walk.step) {
       const Item item = o.grid.at(walk.item);
       const float* a = first_of(o.scale_a, item.row(0));
-      const float* b = first_of(o.scale_b, item.column * Memory::kColumns + column);
+      const float* b = first_of(o.scale_b, item.column * o.b_step[half] + o.b_first[half] + column % kHalf);
       auto load = [&](Pair& to, int block) {
         if (block < item.last) to = {a[std::int64_t{block} * o.scale_a.step], b[std::int64_t{block} * o.scale_b.step]};
       };

@@ -14,6 +14,7 @@
 //     constexpr Columns kColumnsLie;
 //     class On<Memory>;                //   of each thread that multiplies: (operands, memory, multiplier)
 //       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
+//       void begin_stage(add, sums);   //   or one of them, where a Finish works behind each
 //       void finish(sums);             //   waits for it
 //     constexpr int kWriters;          //   where there are any, the warps that write beside the operands
 //     beside(columns);                 //   bytes of a stage, for tiles of so many columns
@@ -257,6 +258,7 @@ class OverlappedStages : public Stages<Memory> {
     if (previous_ >= 0) this->free(previous_);
     previous_ = stage;
   }
+  /// Waits for the group that was begun last.
   __device__ __forceinline__ void finish() {
     wgmma::wait<0>();
     this->free(previous_);
@@ -268,6 +270,20 @@ class OverlappedStages : public Stages<Memory> {
  private:
   int previous_ = -1;
 };
+
+template <class Sums>
+concept WritesBeside = requires {
+  Sums::kWriters;
+};
+
+/// What warps write of each stage, for tiles of so many columns.
+template <class Sums>
+constexpr std::uint32_t beside_bytes(int columns) {
+  if constexpr (WritesBeside<Sums>)
+    return Sums::beside(columns);
+  else
+    return 0;
+}
 
 /// Both operands are multiplied as they lie in shared memory, of bf16 along the sums or across.
 template <class Formats, Rows kRowsLie, Columns kColumnsLie, class Memory>
@@ -383,11 +399,6 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
   finish.end();
 }
 
-template <class Sums>
-concept WritesBeside = requires {
-  Sums::kWriters;
-};
-
 template <class Sums, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Finish::Arguments arguments) {
@@ -395,7 +406,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (Finish::idle(arguments)) return;
   using Memory = typename Finish::Memory;
   // Registers of a thread that multiplies and of another: 2 kTaken + kGiven <= 3 x 168.
-  constexpr int kTaken = WorksBehind<Finish> ? 240 : WritesBeside<Sums> ? 224 : 232, kGiven = 504 - 2 * kTaken;
+  constexpr int kMore = WorksBehind<Finish> ? 16 : 8, kLess = WritesBeside<Sums> ? 8 : 0;
+  constexpr int kTaken = 224 + kMore - kLess, kGiven = 504 - 2 * kTaken;
   extern __shared__ unsigned char memory[];
   const Memory shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {

@@ -3,7 +3,7 @@
 // read goes to memory. Where the assumed scale does not serve, the product is done again (primitives/scale.cuh).
 
 #include "products/own/product_codes.cuh"
-#include "products/swiglu/swiglu_epilogues.cuh"
+#include "products/swiglu/swiglu_codes_form.cuh"
 #include "quantization/quantize_plan.cuh"
 
 namespace quern::cuda {
@@ -22,10 +22,10 @@ struct CodesArguments {
 };
 
 template <DType kOf, bool kTransposed, bool kValues>
-class ToCodes {
+class ToCodes : public ByUnit {
  public:
   using Arguments = CodesArguments;
-  static constexpr std::uint32_t kShared = kTransposed ? Codes<kOf>::kShared : 0;
+  static constexpr std::uint32_t kShared = kTransposed ? TurnedCodes::kShared : 0;
   static __device__ bool idle(const Arguments& a) { return Quantizer<Formats::float8>(a.quantize).idle(); }
   static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.gate_up; }
 
@@ -84,57 +84,24 @@ using SwigluCodes = SwigluEpilogue<ToCodes<DType::e4m3, kTransposed, kValues>, k
 template <DType kFormat, bool kTransposed, bool kValues>
 using SwigluGradCodes = SwigluGradEpilogue<ToCodes<kFormat, kTransposed, kValues>, kParts>;
 
-/// Inputs by pattern: a, b, their scales, for the gradient gate_up, the state. Outputs: the product, the values, codes.
-struct Form {
-  bool gradient;
-  static constexpr std::size_t kGateUp = 4;
-  std::size_t state() const { return gradient ? 5 : 4; }
-};
-
-struct Sizes {
-  std::int64_t rows, width, depth;  ///< width: of the gate
-};
-Sizes sizes_of(const OpInstance& op, Form form) {
-  const Matrix a = matrix_of(op, 0), b = matrix_of(op, 1);
-  return {a.rows, form.gradient ? b.rows : b.rows / 2, a.columns};
+QuantizePlan plan_of(const OpInstance& op, CodesForm form) {
+  return {op, ScaleSource::delayed, form.inputs(), 2, form.values(form.sizes(op))};
 }
 
-QuantizePlan plan_of(const OpInstance& op, Form form) {
-  const Sizes s = sizes_of(op, form);
-  return {op, ScaleSource::delayed, form.state(), 2, {s.rows, form.gradient ? 2 * s.width : s.width}};
-}
-
-OpSupport query(const OpInstance& op, const CudaTraits& gpu, Form form) {
+OpSupport query(const OpInstance& op, const CudaTraits& gpu, CodesForm form) {
   const QuantizePlan plan = plan_of(op, form);
   OperandCheck check(op, plan.inputs(), plan.outputs(), 2);
-  const auto [rows, width, depth] = sizes_of(op, form);
+  const CodesSizes s = form.sizes(op);
   constexpr std::int64_t kLeast = 512;  // a tile has kParts stages or more: of shorter sums many would be of zeros
-  auto flag = [&op](const char* name) { return op.attributes.integer_or(name, 0) != 0; };
-  check.that(gpu.wgmma, "in one kernel needs Hopper's own instructions")
-      .that(check.ok() && (op.inputs[0].dtype == DType::e4m3 || (form.gradient && op.inputs[0].dtype == DType::e5m2)),
-            "in one kernel takes e4m3, or a gradient in e5m2")
-      .that(!flag("transpose_a") && flag("transpose_b"), "in one kernel takes operands along the sums")
-      .that(flag("fast_accumulation"), "in one kernel sums in fewer bits than fp32")
-      .that(gpu.products != ProductChoice::library, "in one kernel needs own products, which the config excludes")
-      .that(rows > 0 && width > 0 && width % UnitPlace::kColumns == 0 && depth % 16 == 0,
-            "in one kernel takes rows, sums over a multiple of 16 and a width that is a multiple of 32")
-      .that(depth >= kLeast, "in one kernel takes sums over " + std::to_string(kLeast) + " terms or more")
-      .that(rows < kMostElements && depth < kMostElements && 2 * width < kMostElements &&
-                ceil_divide(rows, kRows) * ceil_divide(width, SwigluCodes<false, false>::kWidth) < kMostElements,
-            "in one kernel takes sizes below 2^30");
-  check.input(0, "a", {rows, depth}, check.ok() ? op.inputs[0].dtype : DType::e4m3)
-      .input(1, "b", {form.gradient ? width : 2 * width, depth}, DType::e4m3)
-      .input(2, "scale_a", {1}, DType::f32)
-      .input(3, "scale_b", {1}, DType::f32);
-  if (form.gradient) check.input(Form::kGateUp, "gate_up", {rows, 2 * width}, DType::bf16);
+  check.that(check.ok() && (op.inputs[0].dtype == DType::e4m3 || (form.gradient && op.inputs[0].dtype == DType::e5m2)),
+             "in one kernel takes e4m3, or a gradient in e5m2");
+  check_codes_product(check, op, gpu, form, {.width = UnitPlace::kColumns, .depth = kLeast});
+  check.input(2, "scale_a", {1}, DType::f32).input(3, "scale_b", {1}, DType::f32);
   plan.check(check, op);
   check.that(check.ok() && plan.format() == op.inputs[0].dtype, "in one kernel gives codes in the format of a");
-  check.output(0, "y", {rows, form.gradient ? width : 2 * width}, DType::bf16)
-      .output(1, "values", {rows, form.gradient ? 2 * width : width}, DType::bf16);
   if (check.ok())
-    check.that(!plan.has_t(op) || rows % 16 == 0, "in one kernel writes transposed codes of a multiple of 16 rows")
-        .that(plan.has_q(op), "in one kernel writes codes")
-        .that(!form.gradient || !op.outputs[0].present, "in one kernel does not write dy");
+    check.that(!plan.has_t(op) || s.rows % 16 == 0, "in one kernel writes transposed codes of a multiple of 16 rows")
+        .that(plan.has_q(op), "in one kernel writes codes");
   return check.support();
 }
 
@@ -142,10 +109,10 @@ template <DType kFormat, class Epilogue>
 using CodesProduct = EpilogueLaunch<StraightSums<OfFloat8<kFormat, DType::e4m3>, Columns::dealt>, Epilogue>;
 
 template <DType kFormat, class Epilogue>
-Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
+Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
   using Product = CodesProduct<kFormat, Epilogue>;
   Product::load();
-  const Sizes s = sizes_of(op, form);
+  const CodesSizes s = form.sizes(op);
   return [plan = plan_of(op, form), s, form, multiprocessors = context.multiprocessors](
              std::span<const View> in, std::span<const View> out, const Exec& exec) {
     Operands operands{};
@@ -161,7 +128,7 @@ Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
                              .scale_b = in[3].as<const float>(),
                              .rows = static_cast<int>(s.rows),
                              .width = static_cast<int>(s.width),
-                             .gate_up = (form.gradient ? in[Form::kGateUp] : out[0]).as<bf16>(),
+                             .gate_up = (form.gradient ? in[CodesForm::kGateUp] : out[0]).as<bf16>(),
                              .values = out[1].as<bf16>()};
     plan.run(in, out, exec, [&](const QuantizeArguments& quantize) {
       arguments.quantize = quantize;
@@ -172,7 +139,7 @@ Launch prepare(const OpInstance& op, CudaContext& context, Form form) {
 }
 
 template <bool kTransposed, bool kValues>
-Launch prepare_form(const OpInstance& op, CudaContext& context, Form form) {
+Launch prepare_form(const OpInstance& op, CudaContext& context, CodesForm form) {
   if (!form.gradient) return prepare<DType::e4m3, SwigluCodes<kTransposed, kValues>>(op, context, form);
   const auto of_gradient = op.inputs[0].dtype == DType::e5m2
                                ? prepare<DType::e5m2, SwigluGradCodes<DType::e5m2, kTransposed, kValues>>
@@ -180,7 +147,7 @@ Launch prepare_form(const OpInstance& op, CudaContext& context, Form form) {
   return of_gradient(op, context, form);
 }
 
-Launch prepare_product(const OpInstance& op, CudaContext& context, Form form) {
+Launch prepare_product(const OpInstance& op, CudaContext& context, CodesForm form) {
   const bool values = op.outputs[1].present, transposed = plan_of(op, form).has_t(op);
   if (transposed) return (values ? prepare_form<true, true> : prepare_form<true, false>)(op, context, form);
   return (values ? prepare_form<false, true> : prepare_form<false, false>)(op, context, form);
@@ -190,7 +157,7 @@ Launch prepare_product(const OpInstance& op, CudaContext& context, Form form) {
 
 void add_swiglu_codes_ops(OpTable& table) {
   for (const bool gradient : {false, true}) {
-    const Form form{gradient};
+    const CodesForm form{gradient};
     table[gradient ? "matmul_swiglu_grad_quantize_delayed" : "matmul_swiglu_quantize_delayed"] = {
         [form](const OpInstance& op, CudaContext& context) { return prepare_product(op, context, form); },
         [form](const OpInstance& op, const CudaTraits& gpu) { return query(op, gpu, form); }};

@@ -11,6 +11,9 @@
 //     void swiglu(unit, gate, up, y);              // of a unit, inside or not
 //     void gradient(unit, dy, y, dgate, dup);      // y: swiglu again
 //     void end();
+//     constexpr int kMoreParts;                    // of work on a tile behind its last unit; ByUnit has none
+//     void complete();                             // the last unit has come
+//     void work(place, part);
 
 #include "elementwise/activations.cuh"
 #include "products/own/product_kept.cuh"
@@ -38,13 +41,20 @@ __device__ __forceinline__ void store_unit(bf16* to, std::int64_t at, const Pack
   store_pack<Access::vector>(to + at, 0, 1, values);
 }
 
-/// A tile is 128 columns of gate and the same of up.
+/// Of a To that is done with a unit at once.
+struct ByUnit {
+  static constexpr int kMoreParts = 0;
+  __device__ __forceinline__ void complete() {}
+  __device__ __forceinline__ void work(const UnitPlace&, int) {}
+};
+
+/// A tile is 128 columns of gate and the same of up. Units are made in kOfParts.
 template <class To, int kOfParts>
 class SwigluEpilogue {
  public:
   using Arguments = typename To::Arguments;
   static constexpr int kColumns = 256, kWidth = 128, kUnits = 2 * kWidth / UnitPlace::kColumns;
-  static constexpr int kParts = kOfParts;
+  static constexpr int kParts = kOfParts + To::kMoreParts;
   static constexpr std::uint32_t kShared = To::kShared;
   static __device__ bool idle(const Arguments& arguments) { return To::idle(arguments); }
 
@@ -55,8 +65,9 @@ class SwigluEpilogue {
 
   template <class Units>
   __device__ __forceinline__ void work(const UnitPlace& place, const Units& units, int part) {
+    if (part >= kOfParts) return to_.work(place, part - kOfParts);
 #pragma unroll
-    for (int number = part * kUnits / kParts; number < (part + 1) * kUnits / kParts; ++number) {
+    for (int number = part * kUnits / kOfParts; number < (part + 1) * kUnits / kOfParts; ++number) {
       const Pack<bf16> gate = units.at(number), up = units.at(kUnits + number);
       const Floats<bf16> g = unpack(gate), u = unpack(up);
       Floats<bf16> y;
@@ -64,6 +75,7 @@ class SwigluEpilogue {
       for (int i = 0; i < 8; ++i) y.at[i] = cuda::swiglu(g.at[i], u.at[i]);
       to_.swiglu(ValueUnit(place, number, a_.rows, a_.width), gate, up, round_pack(y));
     }
+    if (part + 1 == kOfParts) to_.complete();
   }
   __device__ void end() { to_.end(); }
 
@@ -72,15 +84,15 @@ class SwigluEpilogue {
   To to_;
 };
 
-/// A tile is 192 columns of dy. gate and up are read kAhead units before they are worked on; behind a tile's last units
-/// these are the first of the next tile.
-template <class To, int kOfParts>
+/// A tile is 192 columns of dy, or so many. gate and up are read kAhead units before they are worked on; behind a
+/// tile's last units these are the first of the next tile.
+template <class To, int kOfParts, int kOfColumns = 192>
 class SwigluGradEpilogue {
  public:
   using Arguments = typename To::Arguments;
-  static constexpr int kColumns = 192, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns, kAhead = 4;
+  static constexpr int kColumns = kOfColumns, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns, kAhead = 4;
   static_assert(kUnits % kAhead == 0, "a unit is read to the same place in each tile");
-  static constexpr int kParts = kOfParts;
+  static constexpr int kParts = kOfParts + To::kMoreParts;
   static constexpr std::uint32_t kShared = To::kShared;
   static __device__ bool idle(const Arguments& arguments) { return To::idle(arguments); }
 
@@ -92,8 +104,9 @@ class SwigluGradEpilogue {
 
   template <class Units>
   __device__ __forceinline__ void work(const UnitPlace& place, const Units& units, int part) {
+    if (part >= kOfParts) return to_.work(place, part - kOfParts);
 #pragma unroll
-    for (int number = part * kUnits / kParts; number < (part + 1) * kUnits / kParts; ++number) {
+    for (int number = part * kUnits / kOfParts; number < (part + 1) * kUnits / kOfParts; ++number) {
       const Floats<bf16> g = unpack(gates_[number % kAhead]), u = unpack(ups_[number % kAhead]);
       read(number + kAhead < kUnits ? place : next_, (number + kAhead) % kUnits);
       const Pack<bf16> dy = units.at(number);
@@ -108,6 +121,7 @@ class SwigluGradEpilogue {
       }
       to_.gradient(ValueUnit(place, number, a_.rows, a_.width), dy, round_pack(y), round_pack(dgate), round_pack(dup));
     }
+    if (part + 1 == kOfParts) to_.complete();
   }
   __device__ void end() { to_.end(); }
 
@@ -126,6 +140,6 @@ class SwigluGradEpilogue {
 };
 
 template <class Sums, class Epilogue>
-using EpilogueLaunch = ProductLaunch<Sums, Kept<Epilogue, Sums::kColumnsLie>>;
+using EpilogueLaunch = ProductLaunch<Sums, Kept<Epilogue, Sums>>;
 
 }  // namespace quern::cuda::product

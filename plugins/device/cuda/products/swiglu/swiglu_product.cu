@@ -16,7 +16,7 @@ struct Bf16Arguments {
 
 /// kWithY: the gradient may have to give y too.
 template <bool kWithY>
-class ToBf16 {
+class ToBf16 : public ByUnit {
  public:
   using Arguments = Bf16Arguments;
   static constexpr std::uint32_t kShared = 0;
