@@ -34,7 +34,8 @@ Encode encoder() {
 template <std::size_t kRank>
 CUtensorMap encode(DType type, const std::array<cuuint64_t, kRank>& extents,
                    const std::array<cuuint64_t, kRank - 1>& strides, const void* data,
-                   const std::array<cuuint32_t, kRank>& box) {
+                   const std::array<cuuint32_t, kRank>& box,
+                   CUtensorMapSwizzle shorter = CU_TENSOR_MAP_SWIZZLE_NONE) {
   std::array<cuuint32_t, kRank> steps;
   steps.fill(1);
   const bool narrow = size_of(type) == 1;
@@ -42,7 +43,7 @@ CUtensorMap encode(DType type, const std::array<cuuint64_t, kRank>& extents,
   const CUresult status = encoder()(
       &map, narrow ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data),
       extents.data(), strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-      box[0] * size_of(type) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      box[0] * size_of(type) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : shorter,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status == CUDA_SUCCESS) return map;
   std::string sizes;
@@ -67,11 +68,20 @@ CUtensorMap tensor_map(DType type, const std::array<std::int64_t, 3>& sizes, con
   return encode<3>(type, extents, {row_bytes, row_bytes * extents[1]}, data, box);
 }
 
-CUtensorMap dealt_tensor_map(DType type, std::int64_t rows, std::int64_t columns, const void* data, int box_rows) {
+CUtensorMap dealt_tensor_map(DType type, std::int64_t rows, std::int64_t columns, const void* data, int box_rows,
+                             int box_columns) {
   const auto row = static_cast<cuuint64_t>(columns) * size_of(type);
   return encode<5>(type, {static_cast<cuuint64_t>(columns), 2, 4, 4, static_cast<cuuint64_t>(rows / kDealtRows)},
                    {row, 8 * row, 2 * row, kDealtRows * row}, data,
-                   {128, 2, 4, 4, static_cast<cuuint32_t>(box_rows / kDealtRows)});
+                   {static_cast<cuuint32_t>(box_columns), 2, 4, 4, static_cast<cuuint32_t>(box_rows / kDealtRows)},
+                   CU_TENSOR_MAP_SWIZZLE_64B);
+}
+
+CUtensorMap paired_tensor_map(DType type, std::int64_t rows, std::int64_t columns, const void* data, int box_rows) {
+  const auto row = static_cast<cuuint64_t>(columns) * size_of(type);
+  return encode<4>(type, {static_cast<cuuint64_t>(columns), 8, 2, static_cast<cuuint64_t>(rows / kPairedRows)},
+                   {2 * row, row, kPairedRows * row}, data,
+                   {128, 8, 2, static_cast<cuuint32_t>(box_rows / kPairedRows)});
 }
 
 }  // namespace quern::cuda

@@ -21,9 +21,15 @@ CUtensorMap tensor_map(DType type, const std::array<std::int64_t, 3>& sizes, con
                        const std::array<std::uint32_t, 3>& box, std::int64_t stride = 0);
 
 inline constexpr int kDealtRows = 32;
-/// A (rows, columns) matrix of 8 bits, rows a multiple of 32, in boxes of `box_rows` rows, as many, by 128 columns. Of
-/// each 32 rows a box has row 8 q + 2 g + e at its row 8 g + 2 q + e (q, g < 4, e < 2). Coordinates are (column, 0, 0,
-/// 0, row / 32); the rest is as above.
-CUtensorMap dealt_tensor_map(DType type, std::int64_t rows, std::int64_t columns, const void* data, int box_rows);
+/// A (rows, columns) matrix of 8 bits, rows a multiple of 32, in boxes of `box_rows` rows, as many, by 128 columns, or
+/// by 64 with the 64-byte swizzle. Of each 32 rows a box has row 8 q + 2 g + e at its row 8 g + 2 q + e (q, g < 4,
+/// e < 2). Coordinates are (column, 0, 0, 0, row / 32); the rest is as above.
+CUtensorMap dealt_tensor_map(DType type, std::int64_t rows, std::int64_t columns, const void* data, int box_rows,
+                             int box_columns = 128);
+
+inline constexpr int kPairedRows = 16;
+/// The same of rows a multiple of 16, in boxes of 128 columns. Of each 16 rows a box has row 2 j + i at its row 8 i + j
+/// (i < 2). Coordinates are (column, 0, 0, row / 16).
+CUtensorMap paired_tensor_map(DType type, std::int64_t rows, std::int64_t columns, const void* data, int box_rows);
 
 }  // namespace quern::cuda

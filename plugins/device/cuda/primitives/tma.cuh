@@ -122,12 +122,28 @@ __device__ __forceinline__ void load_dealt_box_to(std::uint32_t to, const CUtens
       : "memory");
 }
 
+/// A box of a paired map.
+__device__ __forceinline__ void load_paired_box(std::uint32_t to, const CUtensorMap& map, int x, int group,
+                                                std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(0), "r"(group), "r"(barrier)
+      : "memory");
+}
+
 /// Writes the map's box from these coordinates on, but for what lies outside the tensor, or adds to what is there,
 /// rounded to nearest. Of this thread's copies of the kind those before a commit are a group.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, int x, int y, int z, std::uint32_t from) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
                "r"(x), "r"(y), "r"(z), "r"(from)
                : "memory");
+}
+__device__ __forceinline__ void store_dealt_box(const CUtensorMap& map, int x, int group, std::uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %2, %2, %3}], [%4];" ::"l"(&map),
+      "r"(x), "r"(0), "r"(group), "r"(from)
+      : "memory");
 }
 __device__ __forceinline__ void add_box(const CUtensorMap& map, int x, int y, int z, std::uint32_t from) {
   asm volatile(

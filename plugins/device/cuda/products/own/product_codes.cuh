@@ -37,44 +37,48 @@ __device__ __forceinline__ uint2 codes_of(const Pack<bf16>& values, __nv_bfloat1
   return make_uint2(words[0], words[1]);
 }
 
-/// What a warp transposes codes in.
+/// Transposed codes on their way to memory: a multiplier puts groups of 32 columns of its rows, which are paired
+/// (Rows), where the copy engine writes them from. There is room for kGroups, twice: for those being put and those
+/// being written.
+template <int kGroups>
 class TurnedCodes {
+  static constexpr std::uint32_t kGroup = kDealtRows * kHalfRows;  ///< bytes, as a box of a dealt map
+
  public:
-  /// Of a warp in shared memory: a group's codes, 16 rows of 32 columns, the lower rows' 64 bytes on.
-  static constexpr std::uint32_t kBytes = 4 * 128 + 64, kShared = 4 * kMultipliers * kBytes;
+  static constexpr std::uint32_t kShared = kMultipliers * 2 * kGroups * kGroup;
 
   __device__ __forceinline__ explicit TurnedCodes(std::uint32_t memory)
-      : memory_(memory + static_cast<std::uint32_t>(threadIdx.x) / 32 * kBytes) {}
+      : memory_(memory + threadIdx.x / 128 * 2 * kGroups * kGroup) {}
 
-  /// Writes a group's codes, of the warp's upper and lower 8 rows, transposed: `t` is at its first row and column of
-  /// (columns, rows). Pairs of columns are transposed as elements of 16 bits, and taken apart by two permutes; two
-  /// lanes then have the 16 rows of two columns.
-  __device__ __forceinline__ void write(std::uint8_t* t, std::int64_t rows, uint2 upper, uint2 lower,
-                                        bool inside) const {
-    const std::uint32_t lane = threadIdx.x % 32;
-    auto place = [&](std::uint32_t half, std::uint32_t word, std::uint32_t row) {
-      return memory_ + (2 * half + word) * 128 + half * 64 + row * 16;
-    };
-    __syncwarp();  // the last group is read
+  /// Of a thread's neighbouring rows. Pairs of rows are transposed as elements of 16 bits: matrix i has columns 2 i and
+  /// 2 i + 1 of each lane's eight.
+  __device__ __forceinline__ void put(int group, uint2 upper, uint2 lower) const {
+    const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, swizzled = (warp ^ lane / 2 % 4) * 16;
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
-                     place(lane / 16, lane / 8 % 2, lane % 8)),
-                 "r"(upper.x), "r"(upper.y), "r"(lower.x), "r"(lower.y)
+                     memory_ + turn_ + group * kGroup + lane * kHalfRows + swizzled),
+                 "r"(__byte_perm(upper.x, lower.x, 0x5140)), "r"(__byte_perm(upper.x, lower.x, 0x7362)),
+                 "r"(__byte_perm(upper.y, lower.y, 0x5140)), "r"(__byte_perm(upper.y, lower.y, 0x7362))
                  : "memory");
-    __syncwarp();
-    const std::uint32_t half = lane % 2, word = lane / 16, row = lane / 2 % 8;
-    const Pack<bf16> pairs = read_pack(place(half, word, row));
-    std::uint8_t* to = t + (row / 2 * 8 + word * 4 + row % 2 * 2) * rows + half * 8;
-    if (!inside) return;
-#pragma unroll
-    for (std::uint32_t i = 0; i < 2; ++i) {
-      const std::uint32_t bytes = i == 0 ? 0x6420 : 0x7531;
-      *reinterpret_cast<uint2*>(to + i * rows) = make_uint2(__byte_perm(pairs.word[0], pairs.word[1], bytes),
-                                                            __byte_perm(pairs.word[2], pairs.word[3], bytes));
-    }
   }
+  /// By all threads of a multiplier: what was put is written, by write(at) of one thread, where at(group) is its address.
+  template <class Write>
+  __device__ __forceinline__ void send(Write write) {
+    tma::fence_copies();
+    const bool writes = threadIdx.x % 128 == 0;
+    if (writes) tma::wait_stores_read();  // of what is put next
+    asm volatile("bar.sync %0, 128;" ::"r"(kFirstBarrier + threadIdx.x / 128) : "memory");
+    if (writes) {
+      write([from = memory_ + turn_](int group) { return from + group * kGroup; });
+      tma::commit_stores();
+    }
+    turn_ ^= kGroups * kGroup;
+  }
+  __device__ __forceinline__ void end() const { tma::wait_stores_read(); }
 
  private:
-  std::uint32_t memory_;
+  static constexpr std::uint32_t kFirstBarrier = 3;
+
+  std::uint32_t memory_, turn_ = 0;
 };
 
 /// The codes of units in e4m3 or e5m2 under one scale and their largest magnitude, without a branch, which would part
@@ -82,20 +86,18 @@ class TurnedCodes {
 template <DType kFormat>
 class Codes {
  public:
-  __device__ __forceinline__ Codes(const QuantizeArguments& args, std::uint32_t memory)
-      : quantizer_(args), turned_(memory), inverse_(__float2bfloat162_rn(quantizer_.inverse())) {}
+  __device__ __forceinline__ explicit Codes(const QuantizeArguments& args)
+      : quantizer_(args), inverse_(__float2bfloat162_rn(quantizer_.inverse())) {}
+
+  __device__ __forceinline__ bool writes() const { return quantizer_.writes(); }
 
   /// Values are zero where they are not inside.
   __device__ __forceinline__ uint2 write(const QuantizeArguments& to, const Pack<bf16>& values, std::int64_t at,
                                          bool inside) {
     take_magnitudes(most_, values);
     const uint2 codes = codes_of<kFormat>(values, inverse_);
-    if (inside && quantizer_.writes()) *reinterpret_cast<uint2*>(to.q + at) = codes;
+    store_unit(to.q + at, codes, inside && writes());
     return codes;
-  }
-  __device__ __forceinline__ void write_transposed(std::uint8_t* t, std::int64_t rows, uint2 upper, uint2 lower,
-                                                   bool inside) const {
-    turned_.write(t, rows, upper, lower, inside && quantizer_.writes());
   }
 
   /// By all threads that multiply.
@@ -109,7 +111,6 @@ class Codes {
 
  private:
   Quantizer<Formats::float8> quantizer_;
-  TurnedCodes turned_;
   __nv_bfloat162 inverse_, most_ = __floats2bfloat162_rn(0.0f, 0.0f);
 };
 

@@ -20,17 +20,32 @@
 
 namespace quern::cuda::product {
 
-/// Where a thread's units, of eight neighbours of a row, are: of rows `row` and `row` + 8; of columns [32 g, 32 g + 32)
-/// of a tile those from 32 g + column on. Unit 2 g is of the first row.
+/// Where a thread's units, of eight neighbours of a row, are: of rows `row` and `row` + `second`; of columns [32 g, 32 g
+/// + 32) of a tile those from 32 g + column on. Unit 2 g is of the first row.
 struct UnitPlace {
   static constexpr int kColumns = 32;  ///< of four lanes
 
   int row, column;
-  __device__ __forceinline__ int row_of(int unit) const { return row + unit % 2 * 8; }
-  __device__ __forceinline__ int column_of(int unit) const { return column + kColumns * (unit / 2); }
+  int second;  ///< 8, or 1 where rows are paired
+  /// The multiplier's.
+  __device__ __forceinline__ int first_row() const { return row / kHalfRows * kHalfRows; }
+  __device__ __forceinline__ int rows_on(int unit) const { return unit % 2 * second; }
+  static __device__ __forceinline__ int columns_on(int unit) { return kColumns * (unit / 2); }
 };
 
 static_assert(UnitPlace::kColumns == kDealtRows, "dealt sums are units");
+
+/// Writes a unit's values or codes to a multiple of their size, where `inside`, and without a branch: a branch would
+/// part the work of one unit from that of the next.
+__device__ __forceinline__ void store_unit(void* to, const Pack<bf16>& values, bool inside) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+               "r"(values.word[0]), "r"(values.word[1]), "r"(values.word[2]), "r"(values.word[3]),
+               "r"(static_cast<std::uint32_t>(inside)));
+}
+__device__ __forceinline__ void store_unit(void* to, uint2 codes, bool inside) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.v2.b32 [%0], {%1, %2};\n}" ::"l"(to),
+               "r"(codes.x), "r"(codes.y), "r"(static_cast<std::uint32_t>(inside)));
+}
 
 /// Four lanes give each other words: lane l has of lane j's the l-th at place j.
 __device__ __forceinline__ void exchange(Pack<bf16>& pack) {
@@ -94,11 +109,13 @@ class Kept {
 
  private:
   static constexpr int kUnits = Epilogue::kColumns / 16;
-  static __device__ __forceinline__ UnitPlace outside() { return {1 << 30, 0}; }
+  static constexpr bool kPaired = Sums::kRowsLie == Rows::paired;
+  static __device__ __forceinline__ UnitPlace outside() { return {1 << 30, 0, kPaired ? 1 : 8}; }
 
   __device__ __forceinline__ UnitPlace place_of(const Item& item) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    return {item.row(multiplier_) + warp_row() + lane / 4, item.column * kWidth + lane % 4 * 8};
+    return {item.row(multiplier_) + warp_row() + lane / 4 * (kPaired ? 2 : 1), item.column * kWidth + lane % 4 * 8,
+            kPaired ? 1 : 8};
   }
 
   int multiplier_;

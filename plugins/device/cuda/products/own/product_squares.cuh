@@ -72,17 +72,19 @@ class Squares {
       factors.scale(sums);
     }
   }
-  /// The next stage, behind the one before: what decides whether sums change would part products that follow each
-  /// other.
+  __device__ __forceinline__ void expect_stage() {
+    stage_ = stages_.next();
+    changes_ = !ratios(stage_).all_one();
+  }
+  /// The stage that was expected, behind the one before: what decides whether sums change would part products that
+  /// follow each other.
   __device__ __forceinline__ void begin_stage(bool add, float (&sums)[kSums]) {
-    const int stage = stages_.next();
     if (add) {
-      const Factors factors = ratios(stage);
       stages_.finish();
-      if (!factors.all_one()) factors.scale(sums);
+      if (changes_) ratios(stage_).scale(sums);
     }
     std::uint32_t words[kWords];
-    multiply(stage, words, add, sums);
+    multiply(stage_, words, add, sums);
   }
   __device__ __forceinline__ void finish(float (&sums)[kSums]) {
     const Factors factors = scales(stages_.running());
@@ -121,6 +123,8 @@ class Squares {
   const int number_;
   OverlappedStages<Memory> stages_;
   wgmma::TurnedA turned_;
+  int stage_ = 0;
+  bool changes_ = false;
 };
 
 template <class OfFormats, Rows kOfRows, Columns kOfColumns = Columns::along>

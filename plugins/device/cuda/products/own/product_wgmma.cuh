@@ -14,7 +14,8 @@
 //     constexpr Columns kColumnsLie;
 //     class On<Memory>;                //   of each thread that multiplies: (operands, memory, multiplier)
 //       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
-//       void begin_stage(add, sums);   //   or one of them, where a Finish works behind each
+//       void expect_stage();           //   where a Finish works behind each: waits for the next one,
+//       void begin_stage(add, sums);   //   and sums it
 //       void finish(sums);             //   waits for it
 //     constexpr int kWriters;          //   where there are any, the warps that write beside the operands
 //     beside(columns);                 //   bytes of a stage, for tiles of so many columns
@@ -61,6 +62,7 @@ enum class Columns {
 /// The first operand as stored.
 enum class Rows {
   along,   ///< (rows, k)
+  paired,  ///< the same, of 8 bits, in the order of paired_tensor_map: a thread's two rows are neighbours
   across,  ///< (k, rows): of bf16 two boxes of 64 rows, one a multiplier; of 8 bits one, turned on the way from shared
            ///< memory to registers
 };
@@ -85,7 +87,7 @@ struct OfFloat8 {
   }
   template <Rows kRowsLie, Columns kColumnsLie, int kCount>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
-    static_assert(kRowsLie == Rows::along && kColumnsLie != Columns::across, "operands of 8 bits lie along k");
+    static_assert(kRowsLie != Rows::across && kColumnsLie != Columns::across, "operands of 8 bits lie along k");
     wgmma::multiply<kA, kB>(sums, a, b, add);
   }
 };
@@ -94,7 +96,7 @@ struct OfI8 {
   static constexpr int kDepth = wgmma::kRowBytes;
   template <Rows kRowsLie, Columns kColumnsLie, int kCount>
   static __device__ __forceinline__ void multiply(Sum (&sums)[kCount], wgmma::Tile a, wgmma::Tile b, bool add) {
-    static_assert(kRowsLie == Rows::along && kColumnsLie != Columns::across, "operands of 8 bits lie along k");
+    static_assert(kRowsLie != Rows::across && kColumnsLie != Columns::across, "operands of 8 bits lie along k");
     wgmma::multiply(sums, a, b, add);
   }
 };
@@ -197,6 +199,8 @@ __device__ __forceinline__ void produce(const Operands& o, const Memory& shared)
       tma::arrive_expecting(full, Memory::kStage);
       if constexpr (Sums::kRowsLie == Rows::along) {
         tma::load_box(shared.a(ring.stage), o.a, step * kDepth, row, 0, full);
+      } else if constexpr (Sums::kRowsLie == Rows::paired) {
+        tma::load_paired_box(shared.a(ring.stage), o.a, step * kDepth, row / kPairedRows, full);
       } else {
 #pragma unroll
         for (int at = 0; at < kRows; at += kDepth)  // boxes are as wide as long: swizzled rows
@@ -296,13 +300,17 @@ class Straight {
       : shared_(shared), number_(number), stages_(shared) {}
 
   __device__ __forceinline__ void begin(const Item& item, Sum (&sums)[kSums]) {
-    for (int step = item.first; step < item.last; ++step) begin_stage(step > item.first, sums);
+    for (int step = item.first; step < item.last; ++step) {
+      expect_stage();
+      begin_stage(step > item.first, sums);
+    }
   }
-  /// Those of the next stage, added to what is there.
+  __device__ __forceinline__ void expect_stage() { stage_ = stages_.next(); }
+  /// Those of the stage that was expected, added to what is there.
   __device__ __forceinline__ void begin_stage(bool add, Sum (&sums)[kSums]) {
     using A = Staged<kRowsLie == Rows::across>;
     using B = Staged<kColumnsLie == Columns::across>;
-    const int stage = stages_.next();
+    const int stage = stage_;
     const wgmma::Tile a = A::tile(shared_.a(stage) + number_ * Memory::kA / kMultipliers);
     const wgmma::Tile b = B::tile(shared_.b(stage));
     wgmma::fence();
@@ -329,6 +337,7 @@ class Straight {
   const Memory& shared_;
   const int number_;
   OverlappedStages<Memory> stages_;
+  int stage_ = 0;
 };
 
 template <class OfFormats, Columns kOfColumns, Rows kOfRows = Rows::along>
@@ -366,7 +375,7 @@ concept WorksBehind = requires {
 };
 
 /// The same where the Finish works on an item while the next is multiplied, so that memory and multipliers are busy
-/// together. The stages of an item, which is a whole tile, are dealt into kParts shares; behind the first stage of each
+/// together. The stages of an item, which is a whole tile, are dealt into kParts shares; behind the last stage of each
 /// runs one part of the work. No share is empty (grid_of): a branch around products makes them wait for each other.
 /// Behind the last item the Finish works alone.
 template <class Sums, class Finish>
@@ -378,18 +387,25 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
   typename Sums::Formats::Sum sums[Memory::kColumns / 2];
   Walk walk;
   Item next = o.grid.at(walk.item);
+  if (walk.item < o.grid.items()) multiplier.expect_stage();
   while (walk.item < o.grid.items()) {
     const Item item = next;
     finish.expect(item);
+    walk.item += walk.step;
+    const bool more = walk.item < o.grid.items();
 #pragma unroll
     for (int part = 0; part < Finish::kParts; ++part) {
       multiplier.begin_stage(part > 0, sums);
-      finish.work(part);
       const int last = o.grid.steps * (part + 1) / Finish::kParts;
-      for (int step = o.grid.steps * part / Finish::kParts + 1; step < last; ++step) multiplier.begin_stage(true, sums);
+      // This branch keeps a part's work out of what begins products: these begin at once.
+      for (int step = o.grid.steps * part / Finish::kParts + 1; step < last; ++step) {
+        multiplier.expect_stage();
+        multiplier.begin_stage(true, sums);
+      }
+      if (part + 1 < Finish::kParts || more) multiplier.expect_stage();
+      finish.work(part);
     }
-    walk.item += walk.step;
-    if (walk.item < o.grid.items()) next = o.grid.at(walk.item);
+    if (more) next = o.grid.at(walk.item);
     multiplier.finish(sums);
     finish.keep(item, sums);
   }

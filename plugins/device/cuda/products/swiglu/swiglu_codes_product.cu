@@ -19,62 +19,71 @@ struct CodesArguments {
   const float *scale_a, *scale_b;
   int rows, width;
   bf16 *gate_up, *values;
+  CUtensorMap t;  ///< dealt
 };
 
 template <DType kOf, bool kTransposed, bool kValues>
 class ToCodes : public ByUnit {
  public:
   using Arguments = CodesArguments;
-  static constexpr std::uint32_t kShared = kTransposed ? TurnedCodes::kShared : 0;
+  static constexpr Rows kRows = kTransposed ? Rows::paired : Rows::along;
+  static constexpr std::uint32_t kShared = kTransposed ? TurnedCodes<2>::kShared : 0;
   static __device__ bool idle(const Arguments& a) { return Quantizer<Formats::float8>(a.quantize).idle(); }
   static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.gate_up; }
 
   __device__ ToCodes(const Arguments& arguments, std::uint32_t shared)
-      : a_(arguments), codes_(arguments.quantize, shared), factor_(*arguments.scale_a * *arguments.scale_b) {}
+      : a_(arguments), codes_(arguments.quantize), turned_(shared), factor_(*arguments.scale_a * *arguments.scale_b) {}
 
   __device__ __forceinline__ float scale(float sum) const { return sum * factor_; }
 
   __device__ __forceinline__ void swiglu(const ValueUnit& unit, const Pack<bf16>& gate, const Pack<bf16>& up,
                                          const Pack<bf16>& y) {
     const std::int64_t at = unit.at(a_.width);
-    if (unit.inside && a_.gate_up != nullptr) {
-      const std::int64_t of_gate = unit.at(2 * a_.width);
-      store_unit(a_.gate_up, of_gate, gate);
-      store_unit(a_.gate_up, of_gate + a_.width, up);
-    }
-    if (kValues && unit.inside) store_unit(a_.values, at, y);
-    const uint2 written = codes_.write(a_.quantize, y, at, unit.inside);
-    transpose(unit, 0, written);
+    store(a_.gate_up, unit.at(2 * a_.width), gate, unit);
+    store(a_.gate_up, unit.at(2 * a_.width) + a_.width, up, unit);
+    if (kValues) store(a_.values, at, y, unit);
+    const uint2 codes[1] = {codes_.write(a_.quantize, y, at, unit.inside)};
+    transpose(unit, codes);
   }
 
   __device__ __forceinline__ void gradient(const ValueUnit& unit, const Pack<bf16>&, const Pack<bf16>&,
                                            const Pack<bf16>& dgate, const Pack<bf16>& dup) {
     const std::int64_t at = unit.at(2 * a_.width);
-    if (kValues && unit.inside) {
-      store_unit(a_.values, at, dgate);
-      store_unit(a_.values, at + a_.width, dup);
+    if (kValues) {
+      store(a_.values, at, dgate, unit);
+      store(a_.values, at + a_.width, dup, unit);
     }
-    const uint2 of_gate = codes_.write(a_.quantize, dgate, at, unit.inside);
-    const uint2 of_up = codes_.write(a_.quantize, dup, at + a_.width, unit.inside);
-    transpose(unit, 0, of_gate);
-    transpose(unit, 1, of_up);
+    const uint2 codes[2] = {codes_.write(a_.quantize, dgate, at, unit.inside),
+                            codes_.write(a_.quantize, dup, at + a_.width, unit.inside)};
+    transpose(unit, codes);
   }
-  __device__ void end() { codes_.finish(a_.quantize); }
+  __device__ void end() {
+    if constexpr (kTransposed) turned_.end();
+    codes_.finish(a_.quantize);
+  }
 
  private:
-  /// `half`: 0 for gate's columns, 1 for up's.
-  __device__ __forceinline__ void transpose(const ValueUnit& unit, int half, uint2 codes) {
+  /// Of gate's columns and up's, or of y's.
+  template <int kCount>
+  __device__ __forceinline__ void transpose(const ValueUnit& unit, const uint2 (&codes)[kCount]) {
     if constexpr (!kTransposed) return;
     if (unit.number % 2 == 1) {
-      const int lane = static_cast<int>(threadIdx.x) % 32, row = unit.place.row - lane / 4;
-      const std::int64_t column = unit.column - lane % 4 * 8 + half * static_cast<std::int64_t>(a_.width);
-      codes_.write_transposed(a_.quantize.t + column * a_.rows + row, a_.rows, upper_[half], codes, unit.inside);
+#pragma unroll
+      for (int half = 0; half < kCount; ++half) turned_.put(half, upper_[half], codes[half]);
+      turned_.send([&](auto at) {
+        if (unit.column >= a_.width || !codes_.writes()) return;
+#pragma unroll
+        for (int half = 0; half < kCount; ++half)
+          tma::store_dealt_box(a_.t, unit.place.first_row(), (unit.column + half * a_.width) / kDealtRows, at(half));
+      });
     }
-    upper_[half] = codes;
+#pragma unroll
+    for (int half = 0; half < kCount; ++half) upper_[half] = codes[half];
   }
 
   const Arguments& a_;
   Codes<kOf> codes_;
+  TurnedCodes<2> turned_;
   float factor_;
   uint2 upper_[2];  ///< codes of the unit before, in gate's columns and up's
 };
@@ -106,7 +115,8 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, CodesForm form) {
 }
 
 template <DType kFormat, class Epilogue>
-using CodesProduct = EpilogueLaunch<StraightSums<OfFloat8<kFormat, DType::e4m3>, Columns::dealt>, Epilogue>;
+using CodesProduct =
+    EpilogueLaunch<StraightSums<OfFloat8<kFormat, DType::e4m3>, Columns::dealt, Epilogue::kRows>, Epilogue>;
 
 template <DType kFormat, class Epilogue>
 Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
@@ -129,9 +139,13 @@ Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
                              .rows = static_cast<int>(s.rows),
                              .width = static_cast<int>(s.width),
                              .gate_up = (form.gradient ? in[CodesForm::kGateUp] : out[0]).as<bf16>(),
-                             .values = out[1].as<bf16>()};
+                             .values = out[1].as<bf16>(),
+                             .t = {}};
     plan.run(in, out, exec, [&](const QuantizeArguments& quantize) {
       arguments.quantize = quantize;
+      if (quantize.t != nullptr)
+        arguments.t =
+            dealt_tensor_map(kFormat, form.values(s).columns, s.rows, quantize.t, kDealtRows, kHalfRows);
       Product::run({s.rows, s.width, s.depth}, operands, kFormat, in[0].data, arguments, multiprocessors,
                    stream_of(exec));
     });

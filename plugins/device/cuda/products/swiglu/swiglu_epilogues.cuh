@@ -4,6 +4,7 @@
 //   To
 //     struct Arguments { int rows, width; ... };   // of the gate
 //     constexpr std::uint32_t kShared;
+//     constexpr Rows kRows;                        // how the first operand lies
 //     static bool idle(arguments);
 //     To(arguments, shared);
 //     float scale(float sum);
@@ -30,15 +31,18 @@ struct ValueUnit {
   __device__ __forceinline__ ValueUnit(const UnitPlace& of, int unit, int rows, int width)
       : place(of),
         number(unit),
-        row(of.row_of(unit)),
-        column(of.column_of(unit)),
+        row(of.row + of.rows_on(unit)),
+        column(of.column + UnitPlace::columns_on(unit)),
         inside(row < rows && column < width) {}
-  /// Its first element where rows are `width` apart.
-  __device__ __forceinline__ std::int64_t at(std::int64_t width) const { return row * width + column; }
+  /// Its first element where rows are `width` apart: that of the place, and what is the same in all threads.
+  __device__ __forceinline__ std::int64_t at(std::int64_t width) const {
+    return place.row * width + place.column + (place.rows_on(number) * width + UnitPlace::columns_on(number));
+  }
 };
 
-__device__ __forceinline__ void store_unit(bf16* to, std::int64_t at, const Pack<bf16>& values) {
-  store_pack<Access::vector>(to + at, 0, 1, values);
+/// To null: not wanted.
+__device__ __forceinline__ void store(bf16* to, std::int64_t at, const Pack<bf16>& values, const ValueUnit& unit) {
+  store_unit(to + at, values, unit.inside && to != nullptr);
 }
 
 /// Of a To that is done with a unit at once.
@@ -56,6 +60,7 @@ class SwigluEpilogue {
   static constexpr int kColumns = 256, kWidth = 128, kUnits = 2 * kWidth / UnitPlace::kColumns;
   static constexpr int kParts = kOfParts + To::kMoreParts;
   static constexpr std::uint32_t kShared = To::kShared;
+  static constexpr Rows kRows = To::kRows;
   static __device__ bool idle(const Arguments& arguments) { return To::idle(arguments); }
 
   __device__ SwigluEpilogue(const Arguments& arguments, std::uint32_t shared) : a_(arguments), to_(arguments, shared) {}
@@ -84,16 +89,17 @@ class SwigluEpilogue {
   To to_;
 };
 
-/// A tile is 192 columns of dy, or so many. gate and up are read kAhead units before they are worked on; behind a
-/// tile's last units these are the first of the next tile.
+/// A tile is 192 columns of dy, or so many. gate and up are read kAhead parts before they are worked on, those of a
+/// tile's first parts beside the tile before.
 template <class To, int kOfParts, int kOfColumns = 192>
 class SwigluGradEpilogue {
  public:
   using Arguments = typename To::Arguments;
-  static constexpr int kColumns = kOfColumns, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns, kAhead = 4;
-  static_assert(kUnits % kAhead == 0, "a unit is read to the same place in each tile");
+  static constexpr int kColumns = kOfColumns, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns;
   static constexpr int kParts = kOfParts + To::kMoreParts;
+  static constexpr int kAhead = To::kMoreParts > 0 ? kOfParts - 1 : (kOfParts - 1) / 3;
   static constexpr std::uint32_t kShared = To::kShared;
+  static constexpr Rows kRows = To::kRows;
   static __device__ bool idle(const Arguments& arguments) { return To::idle(arguments); }
 
   __device__ SwigluGradEpilogue(const Arguments& arguments, std::uint32_t shared)
@@ -105,10 +111,10 @@ class SwigluGradEpilogue {
   template <class Units>
   __device__ __forceinline__ void work(const UnitPlace& place, const Units& units, int part) {
     if (part >= kOfParts) return to_.work(place, part - kOfParts);
+    read(part + kAhead < kOfParts ? place : next_, (part + kAhead) % kOfParts);
 #pragma unroll
     for (int number = part * kUnits / kOfParts; number < (part + 1) * kUnits / kOfParts; ++number) {
-      const Floats<bf16> g = unpack(gates_[number % kAhead]), u = unpack(ups_[number % kAhead]);
-      read(number + kAhead < kUnits ? place : next_, (number + kAhead) % kUnits);
+      const Floats<bf16> g = unpack(gates_[number]), u = unpack(ups_[number]);
       const Pack<bf16> dy = units.at(number);
       const Floats<bf16> d = unpack(dy);
       Floats<bf16> y, dgate, dup;
@@ -126,17 +132,21 @@ class SwigluGradEpilogue {
   __device__ void end() { to_.end(); }
 
  private:
-  __device__ __forceinline__ void read(const UnitPlace& place, int number) {
-    const ValueUnit unit(place, number, a_.rows, a_.width);
-    const bf16* from = To::gate_up(a_) + unit.at(2 * a_.width);
-    gates_[number % kAhead] = load_pack<Access::vector>(from, 0, unit.inside ? 1 : 0);
-    ups_[number % kAhead] = load_pack<Access::vector>(from + a_.width, 0, unit.inside ? 1 : 0);
+  /// What a part works on.
+  __device__ __forceinline__ void read(const UnitPlace& place, int part) {
+#pragma unroll
+    for (int number = part * kUnits / kOfParts; number < (part + 1) * kUnits / kOfParts; ++number) {
+      const ValueUnit unit(place, number, a_.rows, a_.width);
+      const bf16* from = To::gate_up(a_) + unit.at(2 * a_.width);
+      gates_[number] = load_pack<Access::vector>(from, 0, unit.inside ? 1 : 0);
+      ups_[number] = load_pack<Access::vector>(from + a_.width, 0, unit.inside ? 1 : 0);
+    }
   }
 
   const Arguments& a_;
   To to_;
   UnitPlace next_;  ///< of the next tile
-  Pack<bf16> gates_[kAhead] = {}, ups_[kAhead] = {};
+  Pack<bf16> gates_[kUnits] = {}, ups_[kUnits] = {};
 };
 
 template <class Sums, class Epilogue>

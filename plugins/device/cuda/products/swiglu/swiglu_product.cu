@@ -20,6 +20,7 @@ class ToBf16 : public ByUnit {
  public:
   using Arguments = Bf16Arguments;
   static constexpr std::uint32_t kShared = 0;
+  static constexpr Rows kRows = Rows::along;
   static __device__ bool idle(const Arguments&) { return false; }
   static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.of; }
 
@@ -29,23 +30,17 @@ class ToBf16 : public ByUnit {
 
   __device__ __forceinline__ void swiglu(const ValueUnit& unit, const Pack<bf16>& gate, const Pack<bf16>& up,
                                          const Pack<bf16>& y) const {
-    if (unit.inside && a_.gate_up != nullptr) {
-      const std::int64_t at = unit.at(2 * a_.width);
-      store_unit(a_.gate_up, at, gate);
-      store_unit(a_.gate_up, at + a_.width, up);
-    }
-    if (unit.inside && a_.y != nullptr) store_unit(a_.y, unit.at(a_.width), y);
+    store(a_.gate_up, unit.at(2 * a_.width), gate, unit);
+    store(a_.gate_up, unit.at(2 * a_.width) + a_.width, up, unit);
+    store(a_.y, unit.at(a_.width), y, unit);
   }
 
   __device__ __forceinline__ void gradient(const ValueUnit& unit, const Pack<bf16>& dy, const Pack<bf16>& y,
                                            const Pack<bf16>& dgate, const Pack<bf16>& dup) const {
-    const std::int64_t at = unit.at(2 * a_.width);
-    if (unit.inside) {
-      store_unit(a_.dgate_up, at, dgate);
-      store_unit(a_.dgate_up, at + a_.width, dup);
-    }
-    if (unit.inside && a_.dy != nullptr) store_unit(a_.dy, unit.at(a_.width), dy);
-    if (kWithY && unit.inside && a_.y != nullptr) store_unit(a_.y, unit.at(a_.width), y);
+    store(a_.dgate_up, unit.at(2 * a_.width), dgate, unit);
+    store(a_.dgate_up, unit.at(2 * a_.width) + a_.width, dup, unit);
+    store(a_.dy, unit.at(a_.width), dy, unit);
+    if (kWithY) store(a_.y, unit.at(a_.width), y, unit);
   }
   __device__ void end() {}
 

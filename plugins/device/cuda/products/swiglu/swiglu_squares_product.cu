@@ -18,32 +18,37 @@ constexpr int kMakingParts = 4, kCodingParts = 3;
 struct SquaresArguments {
   int rows, width;
   bf16 *gate_up, *values;  ///< null: not wanted
-  std::uint8_t *q, *t;     ///< t null: not wanted
+  std::uint8_t* q;
+  bool has_t;
+  CUtensorMap t;           ///< dealt
   float *scale, *t_scale;  ///< as those of lines; null: not wanted
 };
 
-/// kMade: y alone, or dgate and dup.
-template <int kMade>
+/// kMade: y alone, or dgate and dup. kValues: they are wanted too.
+template <int kMade, bool kValues>
 class ToSquares {
+  static constexpr int kUnits = 2 * static_cast<int>(kScaleBlock) / UnitPlace::kColumns;  ///< of a square
+  static constexpr std::uint32_t kBytes = 4 * 4 * kMultipliers;                           ///< of its warps' magnitudes
+  static constexpr int kGroups = kUnits / 2 * kMade, kOfPart = (kGroups + kCodingParts - 1) / kCodingParts;  ///< at most
+  using Turned = TurnedCodes<kOfPart>;
+
  public:
   using Arguments = SquaresArguments;
+  static constexpr Rows kRows = Rows::paired;
   static constexpr int kMoreParts = kCodingParts;
-  static constexpr std::uint32_t kShared = TurnedCodes::kShared + 2 * kMade * 4 * 4 * kMultipliers;
+  static constexpr std::uint32_t kShared = Turned::kShared + 2 * kMade * kBytes;
   static __device__ bool idle(const Arguments&) { return false; }
   static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.gate_up; }
 
   __device__ ToSquares(const Arguments& arguments, std::uint32_t shared)
-      : a_(arguments), turned_(shared), magnitudes_(shared + TurnedCodes::kShared) {}
+      : a_(arguments), turned_(shared), magnitudes_(shared + Turned::kShared) {}
 
   __device__ __forceinline__ float scale(float sum) const { return sum; }
 
   __device__ __forceinline__ void swiglu(const ValueUnit& unit, const Pack<bf16>& gate, const Pack<bf16>& up,
                                          const Pack<bf16>& y) {
-    if (unit.inside && a_.gate_up != nullptr) {
-      const std::int64_t at = unit.at(2 * a_.width);
-      store_unit(a_.gate_up, at, gate);
-      store_unit(a_.gate_up, at + a_.width, up);
-    }
+    store(a_.gate_up, unit.at(2 * a_.width), gate, unit);
+    store(a_.gate_up, unit.at(2 * a_.width) + a_.width, up, unit);
     keep(unit, 0, y);
   }
   __device__ __forceinline__ void gradient(const ValueUnit& unit, const Pack<bf16>&, const Pack<bf16>&,
@@ -69,35 +74,42 @@ class ToSquares {
 
   __device__ __forceinline__ void work(const UnitPlace& place, int part) {
     if (part == 0) find_scales(place);
-    constexpr int kGroups = kUnits / 2;
+    const int first = part * kGroups / kCodingParts, last = (part + 1) * kGroups / kCodingParts;
+    uint2 codes[kOfPart][2];
 #pragma unroll
-    for (int group = part * kGroups / kMoreParts; group < (part + 1) * kGroups / kMoreParts; ++group) {
-      const ValueUnit unit(place, 2 * group, a_.rows, a_.width), lower(place, 2 * group + 1, a_.rows, a_.width);
+    for (int number = first; number < last; ++number) {
+      const int group = number / kMade, made = number % kMade;
 #pragma unroll
-      for (int made = 0; made < kMade; ++made) {
-        const int row = kMade * a_.width, first = made * a_.width;
-        const uint2 codes[2] = {codes_of<DType::e4m3>(kept_[made][2 * group], inverse_[made]),
-                                codes_of<DType::e4m3>(kept_[made][2 * group + 1], inverse_[made])};
-        if (unit.inside) *reinterpret_cast<uint2*>(a_.q + unit.at(row) + first) = codes[0];
-        if (lower.inside) *reinterpret_cast<uint2*>(a_.q + lower.at(row) + first) = codes[1];
-        if (a_.t == nullptr) continue;
-        const int lane = static_cast<int>(threadIdx.x) % 32;
-        const std::int64_t column = unit.column - lane % 4 * 8 + first;
-        turned_.write(a_.t + column * a_.rows + (unit.row - lane / 4), a_.rows, codes[0], codes[1], unit.inside);
+      for (int row = 0; row < 2; ++row)
+        codes[number - first][row] = codes_of<DType::e4m3>(kept_[made][2 * group + row], inverse_[made]);
+      turned_.put(number - first, codes[number - first][0], codes[number - first][1]);
+    }
+    if (a_.has_t)
+      turned_.send([&](auto at) {
+#pragma unroll
+        for (int number = first; number < last; ++number)
+          tma::store_dealt_box(a_.t, place.first_row(),
+                               (place.column + number % kMade * a_.width) / kDealtRows + number / kMade,
+                               at(number - first));
+      });
+#pragma unroll
+    for (int number = first; number < last; ++number) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const ValueUnit unit(place, number / kMade * 2 + row, a_.rows, a_.width);
+        store_unit(a_.q + unit.at(std::int64_t{kMade} * a_.width) + number % kMade * std::int64_t{a_.width},
+                   codes[number - first][row], unit.inside);
       }
     }
   }
-  __device__ void end() {}
+  __device__ void end() { turned_.end(); }
 
  private:
-  static constexpr int kUnits = 2 * static_cast<int>(kScaleBlock) / UnitPlace::kColumns;  ///< of a square
-  static constexpr std::uint32_t kBytes = 4 * 4 * kMultipliers;                           ///< of its warps' magnitudes
-
   static __device__ __forceinline__ int multiplier() { return static_cast<int>(threadIdx.x) / 128; }
 
   __device__ __forceinline__ void keep(const ValueUnit& unit, int made, const Pack<bf16>& values) {
-    if (unit.inside && a_.values != nullptr)
-      store_unit(a_.values, unit.at(kMade * a_.width) + made * static_cast<std::int64_t>(a_.width), values);
+    if constexpr (kValues)
+      store(a_.values, unit.at(kMade * a_.width) + made * std::int64_t{a_.width}, values, unit);
     take_magnitudes(most_[made], values);
     kept_[made][unit.number] = values;
   }
@@ -121,31 +133,32 @@ class ToSquares {
 
   /// In the places of its rows and of its columns: a multiplier those of its rows, and of half of the columns.
   __device__ __forceinline__ void write_scale(const UnitPlace& place, int made, float scale) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, thread = static_cast<int>(threadIdx.x) % 128;
-    const int row = place.row - lane / 4 - warp_row(), first_row = row - multiplier() * kHalfRows;
-    const int column = place.column - lane % 4 * 8 + made * a_.width;
+    const int thread = static_cast<int>(threadIdx.x) % 128, row = place.first_row();
+    const int column = place.column / kDealtRows * kDealtRows + made * a_.width;
     if (thread < kHalfRows) {
       if (a_.scale != nullptr && row + thread < a_.rows)
         a_.scale[column / kScaleBlock * a_.rows + row + thread] = scale;
-    } else if (a_.t_scale != nullptr && first_row < a_.rows) {
+    } else if (a_.t_scale != nullptr && row - multiplier() * kHalfRows < a_.rows) {
       const int of_columns = column + multiplier() * kHalfRows + thread - kHalfRows;
-      a_.t_scale[first_row / kScaleBlock * (kMade * a_.width) + of_columns] = scale;
+      a_.t_scale[row / kScaleBlock * (kMade * a_.width) + of_columns] = scale;
     }
   }
 
   const Arguments& a_;
-  TurnedCodes turned_;
+  Turned turned_;
   std::uint32_t magnitudes_;  ///< where they are, in turn
   Pack<bf16> kept_[kMade][kUnits] = {};
   __nv_bfloat162 most_[kMade] = {}, inverse_[kMade] = {};
 };
 
-using SwigluSquares = SwigluEpilogue<ToSquares<1>, kMakingParts>;
-using SwigluGradSquares = SwigluGradEpilogue<ToSquares<2>, kMakingParts, static_cast<int>(kScaleBlock)>;
+template <bool kValues>
+using SwigluSquares = SwigluEpilogue<ToSquares<1, kValues>, kMakingParts>;
+template <bool kValues>
+using SwigluGradSquares = SwigluGradEpilogue<ToSquares<2, kValues>, kMakingParts, static_cast<int>(kScaleBlock)>;
 
 template <class Epilogue>
 using SquaresProduct =
-    EpilogueLaunch<SquaresSums<OfFloat8<DType::e4m3, DType::e4m3>, Rows::along, Columns::dealt>, Epilogue>;
+    EpilogueLaunch<SquaresSums<OfFloat8<DType::e4m3, DType::e4m3>, Epilogue::kRows, Columns::dealt>, Epilogue>;
 
 enum Output : std::size_t { kProduct, kValues, kQ, kScale, kT, kTScale };
 
@@ -165,8 +178,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, CodesForm form) {
     check
         .that(op.outputs[kQ].present && op.attributes.word("format") == name_of(DType::e4m3),
               "in one kernel writes codes of e4m3")
-        .that(!op.outputs[kT].present || rows % 16 == 0,
-              "in one kernel writes transposed codes of a multiple of 16 rows");
+        .that(rows % kPairedRows == 0, "in one kernel takes a multiple of 16 rows");
   return check.support();
 }
 
@@ -187,18 +199,28 @@ Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
     operands.scale_a = {in[2].as<const float>(), rows, rows, kScaleBlock};
     operands.scale_b = {in[3].as<const float>(), static_cast<int>(of_b), 1,
                         static_cast<int>(square_scales(of_b, s.depth)[1])};
+    CUtensorMap t{};
+    if (out[kT].data != nullptr)
+      t = dealt_tensor_map(DType::e4m3, form.values(s).columns, s.rows, out[kT].data, kDealtRows, kHalfRows);
     const SquaresArguments arguments{.rows = rows,
                                      .width = static_cast<int>(s.width),
                                      .gate_up = (form.gradient ? in[CodesForm::kGateUp] : out[kProduct]).as<bf16>(),
                                      .values = out[kValues].as<bf16>(),
                                      .q = out[kQ].as<std::uint8_t>(),
-                                     .t = out[kT].as<std::uint8_t>(),
+                                     .has_t = out[kT].data != nullptr,
+                                     .t = t,
                                      .scale = out[kScale].as<float>(),
                                      .t_scale = out[kTScale].as<float>()};
     clear_behind(out[kTScale], scale_blocks(s.rows) * form.values(s).columns, stream_of(exec));
     Product::run({s.rows, s.width, s.depth}, operands, DType::e4m3, in[0].data, arguments, multiprocessors,
                  stream_of(exec));
   };
+}
+
+template <bool kWithValues>
+Launch prepare_form(const OpInstance& op, CudaContext& context, CodesForm form) {
+  return (form.gradient ? prepare<SwigluGradSquares<kWithValues>> : prepare<SwigluSquares<kWithValues>>)(op, context,
+                                                                                                       form);
 }
 
 }  // namespace
@@ -208,7 +230,7 @@ void add_swiglu_squares_ops(OpTable& table) {
     const CodesForm form{gradient};
     table[gradient ? "matmul_swiglu_grad_quantize_squares" : "matmul_swiglu_quantize_squares"] = {
         [form](const OpInstance& op, CudaContext& context) {
-          return (form.gradient ? prepare<SwigluGradSquares> : prepare<SwigluSquares>)(op, context, form);
+          return (op.outputs[kValues].present ? prepare_form<true> : prepare_form<false>)(op, context, form);
         },
         [form](const OpInstance& op, const CudaTraits& gpu) { return query(op, gpu, form); }};
   }

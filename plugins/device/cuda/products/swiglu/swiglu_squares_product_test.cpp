@@ -19,8 +19,8 @@ struct Size {
 };
 // One multiplier's rows and less, edges of rows and of sums, more tiles than multiprocessors, many stages. Sums are too
 // short for parts, in which own products would take them.
-constexpr Size kSizes[] = {{1, 128, 896},      {64, 128, 1024},  {72, 256, 800},   {129, 256, 896},   {300, 384, 784},
-                           {2203, 2048, 1536}, {256, 512, 2048}, {9008, 256, 896}, {2208, 3200, 1552}};
+constexpr Size kSizes[] = {{16, 128, 896},     {64, 128, 1024},  {80, 256, 896},   {144, 256, 896},   {304, 384, 1024},
+                           {2192, 2048, 1536}, {256, 512, 2048}, {9008, 256, 896}, {2208, 3200, 1536}};
 
 Attributes attributes() {
   return {{"transpose_a", std::int64_t{0}},       {"transpose_b", std::int64_t{1}},
@@ -89,7 +89,6 @@ void compare(Device& gpu, const Size& s, bool gradient, float factor = 0.125f) {
   if (gradient) inputs.push_back(gate_up.view());
   for (const bool all : {true, false})
     for (const bool transposed : {false, true}) {
-      if (transposed && s.rows % 16 != 0) continue;
       CAPTURE(all);
       CAPTURE(transposed);
       const Tensors got = testkit::launch_once(gpu, fused(s, gradient, all, transposed), inputs);
@@ -119,7 +118,7 @@ TEST_CASE("products of squares that end in the codes of swiglu find what is not 
   if (gpu == nullptr) return;
   for (const bool gradient : {false, true})
     for (const float factor : {0x1p120f, std::numeric_limits<float>::quiet_NaN()})
-      for (const std::int64_t rows : {129, 144}) compare(*gpu, {rows, 256, 896}, gradient, factor);
+      compare(*gpu, {144, 256, 896}, gradient, factor);
 }
 
 TEST_CASE("products of squares that end in the codes of swiglu refuse what they cannot do") {
