@@ -3,6 +3,7 @@
 
 #include "attention/rope_ops.h"
 #include "primitives/heads.cuh"
+#include "quantization/block_quantize.cuh"
 #include "quantization/quantize_ops.h"
 #include "quantization/tile_quantize.cuh"
 
@@ -162,9 +163,9 @@ QuantizePlan plan_of(const OpInstance& op, ScaleSource source) {
   return QuantizePlan(op, source, 2, kSums ? 2 : 1, matrix_of(op, 0));
 }
 
+/// Makes a producer of inputs.
 template <class Producer>
-Launch prepare_as(const OpInstance& op, CudaContext& context, ScaleSource source) {
-  const Matrix size = matrix_of(op, 0);
+auto maker_of(const OpInstance& op, CudaContext& context) {
   const PackedHeads packed(op.attributes);
   const RopeOperands operands{.dy = nullptr,
                               .positions = nullptr,
@@ -172,13 +173,19 @@ Launch prepare_as(const OpInstance& op, CudaContext& context, ScaleSource source
                               .rotated = static_cast<int>(packed.rotated() * packed.head_dim),
                               .head_dim = static_cast<int>(packed.head_dim),
                               .half = static_cast<int>(packed.head_dim / 2)};
+  return [operands](std::span<const View> in) {
+    Producer bound{operands};
+    bound.dy = in[0].data;
+    bound.positions = in[1].as<const std::int32_t>();
+    return bound;
+  };
+}
+
+template <class Producer>
+Launch prepare_as(const OpInstance& op, CudaContext& context, ScaleSource source) {
+  const Matrix size = matrix_of(op, 0);
   return prepare_tiles<Producer>(op, context, plan_of<Producer::kSums>(op, source), size.rows, size.columns,
-                                 packed.head_dim % 16 == 0, 0, [operands](std::span<const View> in) {
-                                   Producer bound{operands};
-                                   bound.dy = in[0].data;
-                                   bound.positions = in[1].as<const std::int32_t>();
-                                   return bound;
-                                 });
+                                 PackedHeads(op.attributes).head_dim % 16 == 0, 0, maker_of<Producer>(op, context));
 }
 
 // dy, positions -> dqkv, kSums: their sum over tokens, and the quantizing part's of dqkv
@@ -190,18 +197,48 @@ Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
 }
 
 template <bool kSums>
+void check_dx(OperandCheck& check, const OpInstance& op) {
+  check_packed(check, op, 0, "dy");
+  check_rope(check, op, 1);
+  check.output(0, "dx", extents_of(op, 0));
+  if (kSums) check.sum(1, "sum", {matrix_of(op, 0).columns});
+}
+
+template <bool kSums>
 OpSupport query(const OpInstance& op, ScaleSource source) {
   const QuantizePlan plan = plan_of<kSums>(op, source);
   const auto [rows, columns] = matrix_of(op, 0);
   OperandCheck check(op, plan.inputs(), plan.outputs());
-  check_packed(check, op, 0, "dy");
-  check_rope(check, op, 1);
-  check.output(0, "dx", extents_of(op, 0));
-  if (kSums) check.sum(1, "sum", {columns});
+  check_dx<kSums>(check, op);
   check.that(source != ScaleSource::given, "is not fused with a given scale: dx might take the place of dy");
   plan.check(check, op);
   const bool sums = kSums && check.ok() && op.outputs[1].present;
   return check.support(QuantizePlan::kWorkspace + (sums ? partial_bytes(sum_tiles(rows), columns) : 0));
+}
+
+// With scales of blocks or of squares.
+template <bool kSums>
+Launch prepare_of_blocks(const OpInstance& op, CudaContext& context) {
+  using Producer = RopeGradPairs<kSums>;
+  const Matrix size = matrix_of(op, 0);
+  const BlockOutputs outputs{.y = 0, .codes = kSums ? 2 : 1};
+  const auto make = maker_of<Producer>(op, context);
+  return is_square(op) ? prepare_blocks<Producer, true>(op, context, size.rows, size.columns, outputs, make)
+                       : prepare_blocks<Producer, false>(op, context, size.rows, size.columns, outputs, make);
+}
+
+template <bool kSums>
+OpSupport query_of_blocks(const OpInstance& op, const CudaTraits&) {
+  const auto [rows, columns] = matrix_of(op, 0);
+  OperandCheck check(op, 2, kSums ? 6 : 5);
+  check_dx<kSums>(check, op);
+  check_blocks(check, op, kSums ? 2 : 1, rows, columns);
+  check.that(!is_square(op) || is_spread(op), "is not fused with scales that lie as those of weights");
+  if (check.ok())
+    check.that(rope_quantizes_pairs(PackedHeads(op.attributes).head_dim),
+               "is fused with scales of blocks where heads fill a block");
+  const bool sums = kSums && check.ok() && op.outputs[1].present;
+  return check.support(sums ? partial_bytes(sum_tiles(rows), columns) : 0);
 }
 
 }  // namespace
@@ -209,6 +246,10 @@ OpSupport query(const OpInstance& op, ScaleSource source) {
 void add_rope_quantize_ops(OpTable& table) {
   add_quantize_kinds(table, "rope_grad", prepare<false>, query<false>);
   add_quantize_kinds(table, "rope_grad_column_sum", prepare<true>, query<true>);
+  for (const char* way : {"_quantize_blocks", "_quantize_squares"}) {
+    table[std::string("rope_grad") + way] = {prepare_of_blocks<false>, query_of_blocks<false>};
+    table[std::string("rope_grad_column_sum") + way] = {prepare_of_blocks<true>, query_of_blocks<true>};
+  }
 }
 
 }  // namespace quern::cuda

@@ -138,7 +138,7 @@ Launch prepare_of_blocks(const OpInstance& op, CudaContext& context) {
   const auto [rows, columns] = packed_of<Producer>(op);
   const auto prepare = is_square(op) ? prepare_blocks<Producer, true, decltype(&Producer::of)>
                                      : prepare_blocks<Producer, false, decltype(&Producer::of)>;
-  return prepare(op, context, rows, columns / 2, 0, Producer::of);
+  return prepare(op, context, rows, columns / 2, {.y = 0, .codes = 1}, Producer::of);
 }
 
 template <class Producer>

@@ -12,7 +12,7 @@ namespace {
 
 // x (N, C), weight (C) -> y (N, C), rstd (N) f32; kAdd: x, added (N, C), weight (C) -> sum, y (N, C), rstd (N) f32
 template <bool kAdd>
-Launch prepare_rms_norm(const OpInstance& op, CudaContext& context) {
+Launch prepare_norm(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   const auto eps = static_cast<float>(op.attributes.real("eps"));
   auto kernels = load_rows<NormArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
@@ -85,6 +85,10 @@ OpSupport query_rms_norm_grad(const OpInstance& op, bool added) {
 
 }  // namespace
 
+Launch prepare_rms_norm(const OpInstance& op, CudaContext& context, bool added) {
+  return (added ? prepare_norm<true> : prepare_norm<false>)(op, context);
+}
+
 std::int64_t rms_norm_grad_blocks(const Matrix& size, DType type, int multiprocessors) {
   const auto plain = load_grad<false>(size.columns, type, multiprocessors),
              added = load_grad<true>(size.columns, type, multiprocessors);
@@ -99,8 +103,8 @@ void add_rms_norm_ops(OpTable& table) {
   auto query_grad = [](bool added) {
     return [added](const OpInstance& op, const CudaTraits&) { return query_rms_norm_grad(op, added); };
   };
-  table["rms_norm"] = {prepare_rms_norm<false>, query(false)};
-  table["add_rms_norm"] = {prepare_rms_norm<true>, query(true)};
+  table["rms_norm"] = {prepare_norm<false>, query(false)};
+  table["add_rms_norm"] = {prepare_norm<true>, query(true)};
   table["rms_norm_grad"] = {prepare_rms_norm_grad<false>, query_grad(false)};
   table["rms_norm_grad_add"] = {prepare_rms_norm_grad<true>, query_grad(true)};
 }

@@ -10,10 +10,29 @@ namespace quern::cuda {
 
 static_assert(kScaleBlock == kTileSide);
 
+/// Floats that are zero.
+struct ZeroedFloats {
+  float* at = nullptr;
+  std::int64_t count = 0;
+
+  /// Behind the scales of columns (column_block_scales), of which so many are used; there may be none.
+  static ZeroedFloats behind(const View& scales, std::int64_t used) {
+    if (!scales) return {};
+    return {scales.as<float>() + used, scales.count() - used};
+  }
+  /// By so many threads of all blocks.
+  __device__ __forceinline__ void clear(int threads) const {
+    for (std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x; i < count;
+         i += std::int64_t{gridDim.x} * threads)
+      at[i] = 0;
+  }
+};
+
 /// Codes of a matrix (N, C).
 struct BlockCodes {
   std::uint8_t *q, *t;     ///< (N, C), (C, N); null: not wanted
   float *scale, *t_scale;  ///< as square_scales, or row_block_scales and column_block_scales, say; null: not wanted
+  ZeroedFloats behind;     ///< scales of columns
   bool spread;             ///< scales of tiles lie as those of lines
   std::int64_t rows;
   int columns, down, across;  ///< down, across: tiles
@@ -24,14 +43,20 @@ template <class Producer>
 struct BlockArguments {
   Producer producer;
   BlockCodes codes;
-  void* y;    ///< (N, C), the values themselves; null: not wanted
-  int width;  ///< of a part: where there are several, whole tiles
+  void* y;          ///< (N, C), the values themselves; null: not wanted
+  float* partials;  ///< (sum_tiles(N), C), where the producer sums; null: not wanted
+  int width;        ///< of a part: where there are several, whole tiles
 };
 
 /// Threads that hold one row are 8 lanes of a warp; those that hold one column are 4 lanes of each warp.
 struct TileScales {
   float amax[kTileThreads / 32][kTileSide];  ///< of columns in a warp's rows; square: of the warp, the first
   alignas(16) float inverse[kTileSide];      ///< of the columns' scales
+};
+
+/// Where a thread's two packs of a row begin in a tile.
+struct PackColumns {
+  int at[2];
 };
 
 /// Where a tile is in the matrix, in tiles.
@@ -116,8 +141,8 @@ __device__ __forceinline__ void measure(const Eight<T> (&x)[2][4], DType format,
 
 /// Leaves the largest magnitudes of columns in the rows of the warp.
 template <class T>
-__device__ __forceinline__ void share_columns(const TileThread& thread, DType format, Eight<T> (&most)[2],
-                                              TileScales& shared) {
+__device__ __forceinline__ void share_columns(const TileThread& thread, const PackColumns& columns, DType format,
+                                              Eight<T> (&most)[2], TileScales& shared) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -133,7 +158,7 @@ __device__ __forceinline__ void share_columns(const TileThread& thread, DType fo
     unpack_eight(most[half], amax);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      if (thread.row_group % 4 == 0) shared.amax[thread.row_group / 4][half * 64 + thread.lane * 8 + i] = amax[i];
+      if (thread.row_group % 4 == 0) shared.amax[thread.row_group / 4][columns.at[half] + i] = amax[i];
   }
 }
 
@@ -152,12 +177,12 @@ __device__ __forceinline__ void find_column_scale(const BlockCodes& codes, TileP
 /// Writes q; what t is to be goes to `tile`.
 template <Access kAccess, bool kSquare, class T>
 __device__ __forceinline__ void encode_tile(const BlockCodes& codes, DType format, const TileThread& thread,
-                                            TilePlace place, const Eight<T> (&x)[2][4], const float (&row_inverse)[4],
+                                            const PackColumns& columns, TilePlace place, const Eight<T> (&x)[2][4], const float (&row_inverse)[4],
                                             const float (&column_inverse)[kTileSide], ByteTile<3>& tile) {
   const std::int64_t first_row = std::int64_t{place.down} * kTileSide + 4 * thread.row_group;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int local = half * 64 + thread.lane * 8;
+    const int local = columns.at[half];
     std::uint32_t row_words[2][4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -195,29 +220,51 @@ template <class Producer, class T, Access kAccess, bool kSquare>
 __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
     block_quantize_kernel(const BlockArguments<Producer> args) {
   constexpr int kParts = Producer::kParts;
-  static_assert(!Producer::kSums && kParts * kTileSide <= kTileThreads);
+  static_assert((!Producer::kSums || kParts == 1) && kParts * kTileSide <= kTileThreads);
   __shared__ ByteTile<3> tiles[kParts];
+  __shared__ ColumnStrands<kTileSide> strands;  // takes no room where it is not used
   __shared__ TileScales scales[kParts];
   const BlockCodes& codes = args.codes;
   __builtin_assume(codes.format != DType::i8);  // as check_blocks made sure
+  codes.behind.clear(kTileThreads);
   const TileThread thread(static_cast<int>(threadIdx.x));
   const int across = codes.across / kParts;
   const TilePlace first{static_cast<int>(blockIdx.x) / across, static_cast<int>(blockIdx.x) % across};
   auto place_of = [&](int part) { return TilePlace{first.down, part * across + first.across}; };
   const std::int64_t tile_row = std::int64_t{first.down} * kTileSide, first_row = tile_row + 4 * thread.row_group;
   auto columns_of = [&](int r) { return first_row + r < codes.rows ? args.width : 0; };
-  auto column_of = [&](int half) { return first.across * kTileSide + half * 64 + thread.lane * 8; };
+  constexpr bool kMixes = MixesColumns<Producer>;
+  PackColumns locals{thread.lane * 8, 64 + thread.lane * 8};
+  if constexpr (kMixes) locals = {args.producer.column_of(thread.lane, 0), args.producer.column_of(thread.lane, 1)};
+  auto column_of = [&](int half) { return first.across * kTileSide + locals.at[half]; };
   Eight<T> values[kParts][2][4];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    typename Producer::template Loaded<T> loaded[4];
+  typename Producer::template Loaded<T> loaded[kMixes ? 2 : 1][4];
+  auto load_half = [&](int half) {
 #pragma unroll
     for (int r = 0; r < 4; ++r)
-      loaded[r] = args.producer.template load<kAccess, T>(first_row + r, column_of(half), columns_of(r), args.width);
+      loaded[kMixes ? half : 0][r] =
+          args.producer.template load<kAccess, T>(first_row + r, column_of(half), columns_of(r), args.width);
+  };
+  if constexpr (kMixes) {
+    load_half(0);
+    load_half(1);
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+      args.producer.mix(loaded[0][r], loaded[1][r], first_row + r, column_of(0), columns_of(r));
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (!kMixes) load_half(half);
+    [[maybe_unused]] float sums[8] = {};
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       Eight<T> made[kParts];
-      args.producer.template make<kAccess, T>(loaded[r], column_of(half), made);
+      args.producer.template make<kAccess, T>(loaded[kMixes ? half : 0][r], column_of(half), made);
+      if constexpr (Producer::kSums) {
+        float row[8];
+        unpack_eight(made[0], row);
+        add_row(sums, row);
+      }
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         values[part][half][r] = made[part];
@@ -226,6 +273,8 @@ __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
                                column_of(half), columns_of(r), made[part]);
       }
     }
+    if constexpr (Producer::kSums)
+      if (args.partials) strands.put(thread, locals.at[half], sums);
   }
   float row_inverse[kParts][4];
 #pragma unroll
@@ -237,7 +286,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
       find_square_scale(codes, place_of(part), row_amax, scales[part], row_inverse[part]);
     } else {
       find_row_scales(codes, thread, place_of(part), row_amax, row_inverse[part]);
-      share_columns(thread, codes.format, columns_most, scales[part]);
+      share_columns(thread, locals, codes.format, columns_most, scales[part]);
     }
   }
   if constexpr (!kSquare) {
@@ -247,10 +296,15 @@ __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
       find_column_scale(codes, place_of(part), static_cast<int>(threadIdx.x) % kTileSide, scales[part]);
     __syncthreads();
   }
+  if constexpr (Producer::kSums) {  // behind the barrier that scales need
+    const int local = static_cast<int>(threadIdx.x), column = first.across * kTileSide + local;
+    if (args.partials && local < kTileSide && column < args.width)
+      args.partials[std::int64_t{first.down} * args.width + column] = strands.total(local);
+  }
   auto encode = [&](DType format) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
-      encode_tile<kAccess, kSquare>(codes, format, thread, place_of(part), values[part], row_inverse[part],
+      encode_tile<kAccess, kSquare>(codes, format, thread, locals, place_of(part), values[part], row_inverse[part],
                                     scales[part].inverse, tiles[part]);
   };
   codes.format == DType::e4m3 ? encode(DType::e4m3) : encode(DType::e5m2);  // asked once, not for every eight codes
@@ -261,13 +315,6 @@ __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
     store_columns<kAccess == Access::vector>(tiles[part], thread, codes.t, tile_row,
                                              std::int64_t{place_of(part).across} * kTileSide, codes.rows,
                                              std::int64_t{codes.columns});
-}
-
-/// Zeros behind the scales of columns; there may be none.
-inline void clear_behind(const View& scales, std::int64_t used, cudaStream_t stream) {
-  if (!scales) return;
-  QUERN_CUDA(cudaMemsetAsync(scales.as<float>() + used, 0,
-                             static_cast<std::size_t>(scales.count() - used) * sizeof(float), stream));
 }
 
 /// Of the quantizing part: quantize_squares, or quantize_blocks.
@@ -295,22 +342,33 @@ LoadedKernel<BlockArguments<Producer>> load_blocks(DType type, int multiprocesso
   });
 }
 
-/// The launch of such an op: make(inputs) gives the producer, of rows of kParts * width values; `y` is the output of
-/// the values themselves (-1: none), which those of the codes follow.
+/// Among an op's outputs those of the values themselves (-1: none), and the first of the codes.
+struct BlockOutputs {
+  int y = -1;
+  std::size_t codes = 0;
+};
+
+/// The launch of such an op: make(inputs) gives the producer, of rows of kParts * width values. One that sums leaves
+/// the sums in the output behind y, their partial rows in the workspace.
 template <class Producer, bool kSquare = false, class Make>
-Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t rows, std::int64_t width, int y,
-                      Make make) {
+Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t rows, std::int64_t width,
+                      BlockOutputs outputs, Make make) {
   const auto vector = load_blocks<Producer, kSquare, Access::vector>(op.inputs[0].dtype, context.multiprocessors),
              scalar = load_blocks<Producer, kSquare, Access::scalar>(op.inputs[0].dtype, context.multiprocessors);
   const DType format = *dtype_named(op.attributes.word("format"));
   const bool whole = width % 8 == 0 && rows % 16 == 0, spread = is_spread(op);
+  const auto sum = static_cast<std::size_t>(outputs.y + 1);
+  const bool sums = Producer::kSums && op.outputs[sum].present, accumulate = sums && op.outputs[sum].accumulate;
+  if (sums) load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    const auto first = static_cast<std::size_t>(y + 1);
+    const auto [y, first] = outputs;
     const std::int64_t columns = Producer::kParts * width;
     const BlockCodes codes{.q = out[first].as<std::uint8_t>(),
                            .t = out[first + 2].as<std::uint8_t>(),
                            .scale = out[first + 1].as<float>(),
                            .t_scale = out[first + 3].as<float>(),
+                           .behind = ZeroedFloats::behind(!kSquare || spread ? out[first + 3] : View{},
+                                                          scale_blocks(rows) * columns),
                            .spread = spread,
                            .rows = rows,
                            .columns = static_cast<int>(columns),
@@ -320,13 +378,18 @@ Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t r
     const BlockArguments<Producer> args{.producer = make(in),
                                         .codes = codes,
                                         .y = y < 0 ? nullptr : out[static_cast<std::size_t>(y)].data,
+                                        .partials = sums ? static_cast<float*>(exec.workspace) : nullptr,
                                         .width = static_cast<int>(width)};
-    if (!kSquare || spread) clear_behind(out[first + 3], codes.down * columns, stream_of(exec));
     const std::int64_t tiles = std::int64_t{codes.down} * codes.across / Producer::kParts;
-    if (tiles == 0) return;
+    if (tiles == 0) {
+      const ZeroedFloats& zeros = codes.behind;
+      if (zeros.count > 0) QUERN_CUDA(cudaMemsetAsync(zeros.at, 0, zeros.count * sizeof(float), stream_of(exec)));
+      return;
+    }
     bool aligned = whole && aligned_16({args.y, codes.q, codes.t});
     for (const View& input : in) aligned = aligned && aligned_16({input.data});
     (aligned ? vector : scalar).launch(tiles, stream_of(exec), args);
+    if (sums) sum_partial_rows(args.partials, sum_tiles(rows), width, out[sum], accumulate, stream_of(exec));
   };
 }
 

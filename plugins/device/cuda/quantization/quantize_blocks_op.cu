@@ -11,8 +11,8 @@ namespace {
 Launch prepare(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
   auto make = [](std::span<const View> in) { return Copy{in[0].data}; };
-  return is_square(op) ? prepare_blocks<Copy, true>(op, context, size.rows, size.columns, -1, make)
-                       : prepare_blocks<Copy>(op, context, size.rows, size.columns, -1, make);
+  return is_square(op) ? prepare_blocks<Copy, true>(op, context, size.rows, size.columns, {}, make)
+                       : prepare_blocks<Copy>(op, context, size.rows, size.columns, {}, make);
 }
 
 OpSupport query(const OpInstance& op, const CudaTraits&) {

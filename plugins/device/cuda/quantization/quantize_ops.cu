@@ -224,6 +224,7 @@ void add_quantize_ops(OpTable& table) {
   add_quantize_blocks_op(table);
   add_swiglu_quantize_ops(table);
   add_norm_quantize_ops(table);
+  add_norm_quantize_blocks_ops(table);
   add_rope_quantize_ops(table);
 }
 
@@ -241,7 +242,7 @@ std::vector<Fusion> quantize_fusions() {
   std::vector<Fusion> fusions;
   for (const Fusion& producer : producers)
     for (const Fusion& way : {lines, blocks, squares})
-      if (producer.kind.starts_with("swiglu"))
+      if (producer.kind.starts_with("swiglu") || (producer.kind != "rms_norm_grad_add" && way.kind != lines.kind))
         fusions.push_back({producer.kind + "_" + way.kind, producer.pattern + "; " + way.pattern});
   fusions.push_back(lines);
   for (const Fusion& producer : producers)

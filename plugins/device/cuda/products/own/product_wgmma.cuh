@@ -14,8 +14,8 @@
 //     constexpr Columns kColumnsLie;
 //     class On<Memory>;                //   of each thread that multiplies: (operands, memory, multiplier)
 //       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
-//       void expect_stage();           //   where a Finish works behind each: waits for the next one,
-//       void begin_stage(add, sums);   //   and sums it
+//       void begin_stage(add, sums);   //   or one of them, where a Finish works behind each,
+//       void expect_stage();           //   after what can be done for the next before that work
 //       void finish(sums);             //   waits for it
 //     constexpr int kWriters;          //   where there are any, the warps that write beside the operands
 //     beside(columns);                 //   bytes of a stage, for tiles of so many columns
@@ -300,17 +300,14 @@ class Straight {
       : shared_(shared), number_(number), stages_(shared) {}
 
   __device__ __forceinline__ void begin(const Item& item, Sum (&sums)[kSums]) {
-    for (int step = item.first; step < item.last; ++step) {
-      expect_stage();
-      begin_stage(step > item.first, sums);
-    }
+    for (int step = item.first; step < item.last; ++step) begin_stage(step > item.first, sums);
   }
-  __device__ __forceinline__ void expect_stage() { stage_ = stages_.next(); }
-  /// Those of the stage that was expected, added to what is there.
+  __device__ __forceinline__ void expect_stage() {}
+  /// Those of the next stage, added to what is there.
   __device__ __forceinline__ void begin_stage(bool add, Sum (&sums)[kSums]) {
     using A = Staged<kRowsLie == Rows::across>;
     using B = Staged<kColumnsLie == Columns::across>;
-    const int stage = stage_;
+    const int stage = stages_.next();
     const wgmma::Tile a = A::tile(shared_.a(stage) + number_ * Memory::kA / kMultipliers);
     const wgmma::Tile b = B::tile(shared_.b(stage));
     wgmma::fence();
@@ -337,7 +334,6 @@ class Straight {
   const Memory& shared_;
   const int number_;
   OverlappedStages<Memory> stages_;
-  int stage_ = 0;
 };
 
 template <class OfFormats, Columns kOfColumns, Rows kOfRows = Rows::along>

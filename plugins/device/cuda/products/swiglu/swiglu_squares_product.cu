@@ -22,6 +22,7 @@ struct SquaresArguments {
   bool has_t;
   CUtensorMap t;           ///< dealt
   float *scale, *t_scale;  ///< as those of lines; null: not wanted
+  ZeroedFloats behind;     ///< t_scale's scales: at most one a column
 };
 
 /// kMade: y alone, or dgate and dup. kValues: they are wanted too.
@@ -141,6 +142,7 @@ class ToSquares {
     } else if (a_.t_scale != nullptr && row - multiplier() * kHalfRows < a_.rows) {
       const int of_columns = column + multiplier() * kHalfRows + thread - kHalfRows;
       a_.t_scale[row / kScaleBlock * (kMade * a_.width) + of_columns] = scale;
+      if (row < kScaleBlock && of_columns < a_.behind.count) a_.behind.at[of_columns] = 0;
     }
   }
 
@@ -210,8 +212,9 @@ Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
                                      .has_t = out[kT].data != nullptr,
                                      .t = t,
                                      .scale = out[kScale].as<float>(),
-                                     .t_scale = out[kTScale].as<float>()};
-    clear_behind(out[kTScale], scale_blocks(s.rows) * form.values(s).columns, stream_of(exec));
+                                     .t_scale = out[kTScale].as<float>(),
+                                     .behind = ZeroedFloats::behind(
+                                         out[kTScale], scale_blocks(s.rows) * form.values(s).columns)};
     Product::run({s.rows, s.width, s.depth}, operands, DType::e4m3, in[0].data, arguments, multiprocessors,
                  stream_of(exec));
   };
