@@ -11,7 +11,7 @@ namespace quern::cuda {
 /// n / divisor and the rest, for n below 2^31.
 class FastDivide {
  public:
-  explicit FastDivide(std::uint32_t divisor) : divisor_(divisor) {
+  explicit FastDivide(std::uint32_t divisor = 1) : divisor_(divisor) {
     while ((std::uint64_t{1} << shift_) < divisor) ++shift_;
     multiplier_ = static_cast<std::uint32_t>((((std::uint64_t{1} << shift_) - divisor) << 32) / divisor + 1);
   }

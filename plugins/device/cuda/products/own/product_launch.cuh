@@ -23,10 +23,8 @@ inline constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
 
 template <class Formats, class Finish>
 Grid grid_of(const Extent& e) {
-  constexpr int kGroup = 8;
   Grid grid{.row_pairs = static_cast<int>(ceil_divide(e.rows, kRows * kCluster)),
             .columns = static_cast<int>(ceil_divide(e.width, Finish::kWidth)),
-            .group = kGroup,
             .steps = static_cast<int>(ceil_divide(e.depth, Formats::kDepth)),
             .whole = 0,
             .parts = e.parts};

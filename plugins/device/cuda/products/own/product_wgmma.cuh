@@ -36,9 +36,11 @@
 //     void keep(const Item&, sums);                // it is summed
 //     void work(int part);                         // on what was kept last
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
+#include "primitives/divide.cuh"
 #include "primitives/tensor_map.h"
 #include "primitives/tma.cuh"
 #include "primitives/vector.cuh"
@@ -113,13 +115,17 @@ struct Item {
   }
 };
 
-/// Tiles in the order in which they are taken: over all columns, `group` pairs of tiles after another, so that what
+/// Tiles in the order in which they are taken: over all columns, kGroup pairs of tiles after another, so that what
 /// blocks read at a time stays in the L2 cache. Those that would leave clusters idle at the end are taken in parts.
 struct Grid {
-  int row_pairs, columns, group;
+  static constexpr int kGroup = 8;
+
+  int row_pairs, columns;
   int steps;  ///< stages along k
   int whole;  ///< pairs of tiles that are not taken in parts: the first
   int parts;  ///< of each of the others
+  FastDivide by_group{static_cast<std::uint32_t>(std::max(kGroup * columns, 1))};
+  FastDivide by_rest{static_cast<std::uint32_t>(std::max(row_pairs % kGroup, 1))};  ///< pairs of the last group
 
   __host__ __device__ int tiles() const { return row_pairs * columns; }
   __host__ __device__ int items() const { return whole + (tiles() - whole) * parts; }
@@ -133,9 +139,12 @@ struct Grid {
     return of;
   }
   __device__ Item of_tile(int tile) const {
-    const int first = tile / (group * columns) * group, inside = tile - first * columns;
-    const int rows = min(group, row_pairs - first);
-    return {first + inside % rows, inside / rows, 0, steps, -1};
+    std::uint32_t inside, row;
+    const int first = static_cast<int>(by_group.divide(static_cast<std::uint32_t>(tile), inside)) * kGroup;
+    std::uint32_t column = inside / kGroup;
+    row = inside % kGroup;
+    if (first + kGroup > row_pairs) column = by_rest.divide(inside, row);
+    return {first + static_cast<int>(row), static_cast<int>(column), 0, steps, -1};
   }
 };
 
@@ -391,12 +400,11 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
     const bool more = walk.item < o.grid.items();
 #pragma unroll
     for (int part = 0; part < Finish::kParts; ++part) {
-      multiplier.begin_stage(part > 0, sums);
       const int last = o.grid.steps * (part + 1) / Finish::kParts;
-      // This branch keeps a part's work out of what begins products: these begin at once.
-      for (int step = o.grid.steps * part / Finish::kParts + 1; step < last; ++step) {
+      for (int step = o.grid.steps * part / Finish::kParts;;) {
+        multiplier.begin_stage(part > 0 || step > 0, sums);
+        if (++step == last) break;  // which keeps a part's work out of what begins products
         multiplier.expect_stage();
-        multiplier.begin_stage(true, sums);
       }
       if (part + 1 < Finish::kParts || more) multiplier.expect_stage();
       finish.work(part);
