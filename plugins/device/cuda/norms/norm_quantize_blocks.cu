@@ -69,9 +69,8 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
   };
   const BlockOutputs outputs{.y = Of::kY, .codes = Of::kCodes};
   return [statistics = prepare_rms_norm(norm, context, kAdd),
-          codes = is_square(op)
-                      ? prepare_blocks<Normed, true>(op, context, size.rows, size.columns, outputs, make)
-                      : prepare_blocks<Normed, false>(op, context, size.rows, size.columns, outputs, make)](
+          codes = is_square(op) ? prepare_blocks<Normed, true>(op, context, size.rows, size.columns, outputs, make)
+                                : prepare_blocks<Normed, false>(op, context, size.rows, size.columns, outputs, make)](
              std::span<const View> in, std::span<const View> out, const Exec& exec) {
     View made[Of::kCodes];
     std::copy_n(out.begin(), Of::kCodes, made);

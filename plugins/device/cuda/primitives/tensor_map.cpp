@@ -34,17 +34,16 @@ Encode encoder() {
 template <std::size_t kRank>
 CUtensorMap encode(DType type, const std::array<cuuint64_t, kRank>& extents,
                    const std::array<cuuint64_t, kRank - 1>& strides, const void* data,
-                   const std::array<cuuint32_t, kRank>& box,
-                   CUtensorMapSwizzle shorter = CU_TENSOR_MAP_SWIZZLE_NONE) {
+                   const std::array<cuuint32_t, kRank>& box, CUtensorMapSwizzle shorter = CU_TENSOR_MAP_SWIZZLE_NONE) {
   std::array<cuuint32_t, kRank> steps;
   steps.fill(1);
   const bool narrow = size_of(type) == 1;
   CUtensorMap map;
-  const CUresult status = encoder()(
-      &map, narrow ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data),
-      extents.data(), strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-      box[0] * size_of(type) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : shorter,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encoder()(&map, narrow ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank,
+                const_cast<void*>(data), extents.data(), strides.data(), box.data(), steps.data(),
+                CU_TENSOR_MAP_INTERLEAVE_NONE, box[0] * size_of(type) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : shorter,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status == CUDA_SUCCESS) return map;
   std::string sizes;
   for (std::size_t i = kRank; i-- > 0;) sizes += std::to_string(extents[i]) + (i > 0 ? " x " : "");

@@ -177,8 +177,9 @@ __device__ __forceinline__ void find_column_scale(const BlockCodes& codes, TileP
 /// Writes q; what t is to be goes to `tile`.
 template <Access kAccess, bool kSquare, class T>
 __device__ __forceinline__ void encode_tile(const BlockCodes& codes, DType format, const TileThread& thread,
-                                            const PackColumns& columns, TilePlace place, const Eight<T> (&x)[2][4], const float (&row_inverse)[4],
-                                            const float (&column_inverse)[kTileSide], ByteTile<3>& tile) {
+                                            const PackColumns& columns, TilePlace place, const Eight<T> (&x)[2][4],
+                                            const float (&row_inverse)[4], const float (&column_inverse)[kTileSide],
+                                            ByteTile<3>& tile) {
   const std::int64_t first_row = std::int64_t{place.down} * kTileSide + 4 * thread.row_group;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -363,18 +364,18 @@ Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t r
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const auto [y, first] = outputs;
     const std::int64_t columns = Producer::kParts * width;
-    const BlockCodes codes{.q = out[first].as<std::uint8_t>(),
-                           .t = out[first + 2].as<std::uint8_t>(),
-                           .scale = out[first + 1].as<float>(),
-                           .t_scale = out[first + 3].as<float>(),
-                           .behind = ZeroedFloats::behind(!kSquare || spread ? out[first + 3] : View{},
-                                                          scale_blocks(rows) * columns),
-                           .spread = spread,
-                           .rows = rows,
-                           .columns = static_cast<int>(columns),
-                           .down = static_cast<int>(scale_blocks(rows)),
-                           .across = static_cast<int>(scale_blocks(columns)),
-                           .format = format};
+    const BlockCodes codes{
+        .q = out[first].as<std::uint8_t>(),
+        .t = out[first + 2].as<std::uint8_t>(),
+        .scale = out[first + 1].as<float>(),
+        .t_scale = out[first + 3].as<float>(),
+        .behind = ZeroedFloats::behind(!kSquare || spread ? out[first + 3] : View{}, scale_blocks(rows) * columns),
+        .spread = spread,
+        .rows = rows,
+        .columns = static_cast<int>(columns),
+        .down = static_cast<int>(scale_blocks(rows)),
+        .across = static_cast<int>(scale_blocks(columns)),
+        .format = format};
     const BlockArguments<Producer> args{.producer = make(in),
                                         .codes = codes,
                                         .y = y < 0 ? nullptr : out[static_cast<std::size_t>(y)].data,

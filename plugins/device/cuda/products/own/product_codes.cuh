@@ -60,7 +60,8 @@ class TurnedCodes {
                  "r"(__byte_perm(upper.y, lower.y, 0x5140)), "r"(__byte_perm(upper.y, lower.y, 0x7362))
                  : "memory");
   }
-  /// By all threads of a multiplier: what was put is written, by write(at) of one thread, where at(group) is its address.
+  /// By all threads of a multiplier: what was put is written, by write(at) of one thread, where at(group) is its
+  /// address.
   template <class Write>
   __device__ __forceinline__ void send(Write write) {
     tma::fence_copies();

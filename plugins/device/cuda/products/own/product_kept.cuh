@@ -20,7 +20,8 @@
 
 namespace quern::cuda::product {
 
-/// Where a thread's units, of eight neighbours of a row, are: of rows `row` and `row` + `second`; of columns [32 g, 32 g
+/// Where a thread's units, of eight neighbours of a row, are: of rows `row` and `row` + `second`; of columns [32 g, 32
+/// g
 /// + 32) of a tile those from 32 g + column on. Unit 2 g is of the first row.
 struct UnitPlace {
   static constexpr int kColumns = 32;  ///< of four lanes

@@ -50,8 +50,7 @@ struct ProductLaunch {
   static void run(const Extent& e, Operands& operands, DType type_a, const void* a,
                   const typename Finish::Arguments& arguments, int multiprocessors, cudaStream_t stream) {
     constexpr std::uint32_t kDepth = Formats::kDepth;
-    operands.a = Sums::kRowsLie == Rows::paired
-                     ? paired_tensor_map(type_a, e.rows, e.depth, a, kRows)
+    operands.a = Sums::kRowsLie == Rows::paired ? paired_tensor_map(type_a, e.rows, e.depth, a, kRows)
                  : Sums::kRowsLie == Rows::along
                      ? tensor_map(type_a, {e.depth, e.rows, 1}, a, {kDepth, kRows, 1}, e.a_stride)
                      : tensor_map(type_a, {e.rows, e.depth, 1}, a, {kDepth, kDepth, 1}, e.a_stride);

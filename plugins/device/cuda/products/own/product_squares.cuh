@@ -74,14 +74,14 @@ class Squares {
   }
   __device__ __forceinline__ void expect_stage() {
     stage_ = stages_.next();
-    changes_ = !ratios(stage_).all_one();
+    factors_ = ratios(stage_);
   }
   /// The stage that was expected, behind the one before: what decides whether sums change would part products that
   /// follow each other.
   __device__ __forceinline__ void begin_stage(bool add, float (&sums)[kSums]) {
     if (add) {
       stages_.finish();
-      if (changes_) ratios(stage_).scale(sums);
+      if (!factors_.all_one()) factors_.scale(sums);
     }
     std::uint32_t words[kWords];
     multiply(stage_, words, add, sums);
@@ -124,7 +124,7 @@ class Squares {
   OverlappedStages<Memory> stages_;
   wgmma::TurnedA turned_;
   int stage_ = 0;
-  bool changes_ = false;
+  Factors factors_ = {};
 };
 
 template <class OfFormats, Rows kOfRows, Columns kOfColumns = Columns::along>

@@ -144,8 +144,7 @@ Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
     plan.run(in, out, exec, [&](const QuantizeArguments& quantize) {
       arguments.quantize = quantize;
       if (quantize.t != nullptr)
-        arguments.t =
-            dealt_tensor_map(kFormat, form.values(s).columns, s.rows, quantize.t, kDealtRows, kHalfRows);
+        arguments.t = dealt_tensor_map(kFormat, form.values(s).columns, s.rows, quantize.t, kDealtRows, kHalfRows);
       Product::run({s.rows, s.width, s.depth}, operands, kFormat, in[0].data, arguments, multiprocessors,
                    stream_of(exec));
     });

@@ -53,7 +53,7 @@ template <bool kWithY>
 using SwigluGrad = SwigluGradEpilogue<ToBf16<kWithY>, 12>;
 
 template <Columns kLie, class Epilogue>
-using Bf16Launch = EpilogueLaunch<StraightSums<OfBf16, kLie>, Epilogue>;
+using Bf16Launch = EpilogueLaunch<StraightSums<OfBf16, kLie, Epilogue::kRows>, Epilogue>;
 
 template <Columns kLie>
 void load_gradient() {

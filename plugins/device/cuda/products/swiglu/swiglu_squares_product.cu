@@ -30,7 +30,8 @@ template <int kMade, bool kValues>
 class ToSquares {
   static constexpr int kUnits = 2 * static_cast<int>(kScaleBlock) / UnitPlace::kColumns;  ///< of a square
   static constexpr std::uint32_t kBytes = 4 * 4 * kMultipliers;                           ///< of its warps' magnitudes
-  static constexpr int kGroups = kUnits / 2 * kMade, kOfPart = (kGroups + kCodingParts - 1) / kCodingParts;  ///< at most
+  static constexpr int kGroups = kUnits / 2 * kMade,
+                       kOfPart = (kGroups + kCodingParts - 1) / kCodingParts;  ///< at most
   using Turned = TurnedCodes<kOfPart>;
 
  public:
@@ -109,8 +110,7 @@ class ToSquares {
   static __device__ __forceinline__ int multiplier() { return static_cast<int>(threadIdx.x) / 128; }
 
   __device__ __forceinline__ void keep(const ValueUnit& unit, int made, const Pack<bf16>& values) {
-    if constexpr (kValues)
-      store(a_.values, unit.at(kMade * a_.width) + made * std::int64_t{a_.width}, values, unit);
+    if constexpr (kValues) store(a_.values, unit.at(kMade * a_.width) + made * std::int64_t{a_.width}, values, unit);
     take_magnitudes(most_[made], values);
     kept_[made][unit.number] = values;
   }
@@ -204,17 +204,17 @@ Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
     CUtensorMap t{};
     if (out[kT].data != nullptr)
       t = dealt_tensor_map(DType::e4m3, form.values(s).columns, s.rows, out[kT].data, kDealtRows, kHalfRows);
-    const SquaresArguments arguments{.rows = rows,
-                                     .width = static_cast<int>(s.width),
-                                     .gate_up = (form.gradient ? in[CodesForm::kGateUp] : out[kProduct]).as<bf16>(),
-                                     .values = out[kValues].as<bf16>(),
-                                     .q = out[kQ].as<std::uint8_t>(),
-                                     .has_t = out[kT].data != nullptr,
-                                     .t = t,
-                                     .scale = out[kScale].as<float>(),
-                                     .t_scale = out[kTScale].as<float>(),
-                                     .behind = ZeroedFloats::behind(
-                                         out[kTScale], scale_blocks(s.rows) * form.values(s).columns)};
+    const SquaresArguments arguments{
+        .rows = rows,
+        .width = static_cast<int>(s.width),
+        .gate_up = (form.gradient ? in[CodesForm::kGateUp] : out[kProduct]).as<bf16>(),
+        .values = out[kValues].as<bf16>(),
+        .q = out[kQ].as<std::uint8_t>(),
+        .has_t = out[kT].data != nullptr,
+        .t = t,
+        .scale = out[kScale].as<float>(),
+        .t_scale = out[kTScale].as<float>(),
+        .behind = ZeroedFloats::behind(out[kTScale], scale_blocks(s.rows) * form.values(s).columns)};
     Product::run({s.rows, s.width, s.depth}, operands, DType::e4m3, in[0].data, arguments, multiprocessors,
                  stream_of(exec));
   };
@@ -223,7 +223,7 @@ Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
 template <bool kWithValues>
 Launch prepare_form(const OpInstance& op, CudaContext& context, CodesForm form) {
   return (form.gradient ? prepare<SwigluGradSquares<kWithValues>> : prepare<SwigluSquares<kWithValues>>)(op, context,
-                                                                                                       form);
+                                                                                                         form);
 }
 
 }  // namespace
