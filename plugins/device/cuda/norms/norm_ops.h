@@ -12,7 +12,7 @@ namespace quern::cuda {
 /// address, so that sums over tokens have one order in all its forms.
 std::int64_t rms_norm_grad_blocks(const Matrix& size, DType type, int multiprocessors);
 
-/// Of rms_norm, or of add_rms_norm; y need not be wanted.
+/// Of rms_norm, or of add_rms_norm, as the launch's first inputs and outputs say; y may be null.
 Launch prepare_rms_norm(const OpInstance& op, CudaContext& context, bool added);
 
 void add_rms_norm_ops(OpTable& table);    // rms_norm, rms_norm_grad, add_rms_norm, rms_norm_grad_add

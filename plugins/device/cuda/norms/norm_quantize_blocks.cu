@@ -49,26 +49,17 @@ template <bool kAdd>
 struct Form {
   enum Input : std::size_t { kX, kWeight = kAdd ? 2 : 1, kInputs };
   enum Output : std::size_t { kSum, kY = kAdd ? 1 : 0, kRstd, kCodes };
-
-  static OpInstance norm(const OpInstance& op) {
-    OpInstance norm = op;
-    norm.kind = kAdd ? "add_rms_norm" : "rms_norm";
-    norm.outputs.resize(kCodes);
-    return norm;
-  }
 };
 
 template <bool kAdd>
 Launch prepare(const OpInstance& op, CudaContext& context) {
   using Of = Form<kAdd>;
   const Matrix size = matrix_of(op, 0);
-  OpInstance norm = Of::norm(op);
-  norm.outputs[Of::kY].present = false;
   const auto make = [columns = size.columns](std::span<const View> in) {
     return Normed{in[0].data, in[1].data, in[2].as<const float>(), static_cast<int>(columns)};
   };
   const BlockOutputs outputs{.y = Of::kY, .codes = Of::kCodes};
-  return [statistics = prepare_rms_norm(norm, context, kAdd),
+  return [statistics = prepare_rms_norm(op, context, kAdd),
           codes = is_square(op) ? prepare_blocks<Normed, true>(op, context, size.rows, size.columns, outputs, make)
                                 : prepare_blocks<Normed, false>(op, context, size.rows, size.columns, outputs, make)](
              std::span<const View> in, std::span<const View> out, const Exec& exec) {

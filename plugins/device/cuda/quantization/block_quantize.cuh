@@ -382,14 +382,13 @@ Launch prepare_blocks(const OpInstance& op, CudaContext& context, std::int64_t r
                                         .partials = sums ? static_cast<float*>(exec.workspace) : nullptr,
                                         .width = static_cast<int>(width)};
     const std::int64_t tiles = std::int64_t{codes.down} * codes.across / Producer::kParts;
-    if (tiles == 0) {
-      const ZeroedFloats& zeros = codes.behind;
-      if (zeros.count > 0) QUERN_CUDA(cudaMemsetAsync(zeros.at, 0, zeros.count * sizeof(float), stream_of(exec)));
-      return;
-    }
     bool aligned = whole && aligned_16({args.y, codes.q, codes.t});
     for (const View& input : in) aligned = aligned && aligned_16({input.data});
-    (aligned ? vector : scalar).launch(tiles, stream_of(exec), args);
+    if (tiles > 0)
+      (aligned ? vector : scalar).launch(tiles, stream_of(exec), args);
+    else if (codes.behind.count > 0)
+      QUERN_CUDA(cudaMemsetAsync(codes.behind.at, 0, static_cast<std::size_t>(codes.behind.count) * sizeof(float),
+                                 stream_of(exec)));
     if (sums) sum_partial_rows(args.partials, sum_tiles(rows), width, out[sum], accumulate, stream_of(exec));
   };
 }

@@ -11,7 +11,7 @@
 //   past it
 //
 // A thread's packs begin at columns 8 lane and 64 + 8 lane of the tile. A producer that mixes columns may choose
-// others, and has both packs of a row to itself before it makes values of them. Only tile_quantize_kernel takes these:
+// others, and has both packs of a row to itself before it makes values of them. Kernels of lines do not take these:
 //
 //   int column_of(lane, pack) const;  // of the tile; (column / 8) % 8 differs among the eight lanes (ByteTile)
 //   template <class T> void mix(Loaded<T>&, Loaded<T>&, row, column, columns) const;  // column: where the first begins

@@ -146,6 +146,10 @@ double memory_share(const OpInstance& op) {
                  {"quantize_columns", 0.45},
                  {"swiglu_quantize_rows_columns", 0.49},
                  {"swiglu_grad_quantize_rows_columns", 0.49},
+                 {"add_rms_norm_quantize_blocks", 0.62},  // what is normed is read twice
+                 {"add_rms_norm_quantize_squares", 0.62},
+                 {"rms_norm_quantize_blocks", 0.46},
+                 {"rms_norm_quantize_squares", 0.46},
                  {"swiglu", 0.8},
                  {"adamw", 0.74},
                  {"sum_squares", 0.9}};

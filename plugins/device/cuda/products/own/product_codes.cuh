@@ -8,15 +8,6 @@
 
 namespace quern::cuda::product {
 
-__device__ __forceinline__ Pack<bf16> read_pack(std::uint32_t address) {
-  Pack<bf16> pack;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
-               : "r"(address)
-               : "memory");
-  return pack;
-}
-
 /// The largest magnitudes so far; NaNs take no part.
 __device__ __forceinline__ void take_magnitudes(__nv_bfloat162& most, const Pack<bf16>& values) {
 #pragma unroll

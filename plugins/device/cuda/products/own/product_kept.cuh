@@ -20,9 +20,8 @@
 
 namespace quern::cuda::product {
 
-/// Where a thread's units, of eight neighbours of a row, are: of rows `row` and `row` + `second`; of columns [32 g, 32
-/// g
-/// + 32) of a tile those from 32 g + column on. Unit 2 g is of the first row.
+/// Where a thread's units, of eight neighbours of a row, are: of rows `row` and `row` + `second`; of the 32 columns of
+/// a tile from 32 g on those from 32 g + column on. Unit 2 g is of the first row.
 struct UnitPlace {
   static constexpr int kColumns = 32;  ///< of four lanes
 
@@ -37,7 +36,7 @@ struct UnitPlace {
 static_assert(UnitPlace::kColumns == kDealtRows, "dealt sums are units");
 
 /// Writes a unit's values or codes to a multiple of their size, where `inside`, and without a branch: a branch would
-/// part the work of one unit from that of the next.
+/// part the work of one unit from that of the next. The kernel reads nothing that it writes so.
 __device__ __forceinline__ void store_unit(void* to, const Pack<bf16>& values, bool inside) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
                "r"(values.word[0]), "r"(values.word[1]), "r"(values.word[2]), "r"(values.word[3]),

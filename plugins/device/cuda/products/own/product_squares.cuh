@@ -2,7 +2,8 @@
 // Sums of products (product_wgmma.cuh) of 8-bit floats with scales of 128 x 128 elements of both operands
 // (quern/block_scales.h); a stage is a block. As in product_rescaling.cuh sums stay in the tensor cores, in units of
 // the scales of the block that was multiplied last. Scales are powers of two, and neighbours often have the same: where
-// the ratios of all of a tile's are one, products follow each other as if there were one scale.
+// the ratios of all of a tile's are one, products follow each other as if there were one scale (but not where a Finish
+// works behind stages).
 //
 // A warp beside the one that loads writes a stage's ratios into shared memory, and the scales themselves, which bring
 // finished sums to the units of results.
@@ -76,8 +77,8 @@ class Squares {
     stage_ = stages_.next();
     factors_ = ratios(stage_);
   }
-  /// The stage that was expected, behind the one before: what decides whether sums change would part products that
-  /// follow each other.
+  /// The stage that was expected. Waits for the one before even where no ratio differs: a branch between products that
+  /// run makes the compiler wait for each.
   __device__ __forceinline__ void begin_stage(bool add, float (&sums)[kSums]) {
     if (add) {
       stages_.finish();

@@ -403,7 +403,7 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
       const int last = o.grid.steps * (part + 1) / Finish::kParts;
       for (int step = o.grid.steps * part / Finish::kParts;;) {
         multiplier.begin_stage(part > 0 || step > 0, sums);
-        if (++step == last) break;  // which keeps a part's work out of what begins products
+        if (++step == last) break;  // leaves here, so that products begin at once, not between a part's work
         multiplier.expect_stage();
       }
       if (part + 1 < Finish::kParts || more) multiplier.expect_stage();

@@ -13,6 +13,15 @@ using namespace product;
 
 namespace {
 
+__device__ __forceinline__ Pack<bf16> read_pack(std::uint32_t address) {
+  Pack<bf16> pack;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
+               : "r"(address)
+               : "memory");
+  return pack;
+}
+
 constexpr int kMakingParts = 4, kCodingParts = 3;
 
 struct SquaresArguments {
@@ -21,8 +30,8 @@ struct SquaresArguments {
   std::uint8_t* q;
   bool has_t;
   CUtensorMap t;           ///< dealt
-  float *scale, *t_scale;  ///< as those of lines; null: not wanted
-  ZeroedFloats behind;     ///< t_scale's scales: at most one a column
+  float *scale, *t_scale;  ///< row_block_scales, column_block_scales; null: not wanted
+  ZeroedFloats behind;     ///< t_scale's scales: at most one a column, where columns are whole blocks
 };
 
 /// kMade: y alone, or dgate and dup. kValues: they are wanted too.
@@ -59,7 +68,8 @@ class ToSquares {
     keep(unit, 1, dup);
   }
 
-  /// Tells the other multiplier, which reads the places of this tile until it tells of the next but one.
+  /// Tells the other multiplier, which has read the places of a tile when it tells of the next: two, in turn, suffice.
+  /// So do barriers: a multiplier may come to that of the next tile while the other is still before that of this one.
   __device__ __forceinline__ void complete() {
     magnitudes_ ^= kMade * kBytes;
 #pragma unroll
@@ -71,7 +81,7 @@ class ToSquares {
                      : "memory");
       most_[made] = __float2bfloat162_rn(0.0f);
     }
-    asm volatile("bar.arrive %0, %1;" ::"r"(2 - multiplier()), "n"(kMultiplying) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier_of(1 - multiplier())), "n"(kMultiplying) : "memory");
   }
 
   __device__ __forceinline__ void work(const UnitPlace& place, int part) {
@@ -108,6 +118,10 @@ class ToSquares {
 
  private:
   static __device__ __forceinline__ int multiplier() { return static_cast<int>(threadIdx.x) / 128; }
+  /// At which one waits for the other's magnitudes: 1 and 2, or 5 and 6; those between are TurnedCodes'.
+  __device__ __forceinline__ std::uint32_t barrier_of(int multiplier) const {
+    return 1 + multiplier + magnitudes_ / (kMade * kBytes) % 2 * 4;
+  }
 
   __device__ __forceinline__ void keep(const ValueUnit& unit, int made, const Pack<bf16>& values) {
     if constexpr (kValues) store(a_.values, unit.at(kMade * a_.width) + made * std::int64_t{a_.width}, values, unit);
@@ -116,7 +130,7 @@ class ToSquares {
   }
 
   __device__ __forceinline__ void find_scales(const UnitPlace& place) {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + multiplier()), "n"(kMultiplying) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier_of(multiplier())), "n"(kMultiplying) : "memory");
 #pragma unroll
     for (int made = 0; made < kMade; ++made) {
       std::uint32_t most = 0;
