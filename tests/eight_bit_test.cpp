@@ -29,6 +29,8 @@ const std::vector<Overrides> kRecipes = {
     {"precision.id=e5m2"},
     {"precision.id=int8"},
     {"precision.id=int8", "precision.int8.products=[\"output\", \"input_gradient\"]"},
+    {"precision.id=e4m3", "precision.e4m3.activation_scaling=square", "precision.e4m3.gradient_scaling=square"},
+    {"precision.id=e4m3", "precision.e4m3.activation_scaling=row", "precision.e4m3.gradient_scaling=square"},
 };
 
 Losses losses(const TinyFiles& files, const std::string& name, const Overrides& overrides) {
@@ -68,7 +70,7 @@ TEST_CASE("every recipe trains, near bf16 and not equal to it") {
 
 TEST_CASE("recomputation, a budget and kept or made transposed weights change no bit of 8-bit training") {
   TinyFiles files;
-  for (const Overrides& recipe : {kRecipes[0], kRecipes[1], kRecipes[3], kRecipes[8]}) {
+  for (const Overrides& recipe : {kRecipes[0], kRecipes[1], kRecipes[3], kRecipes[8], kRecipes[10]}) {
     Losses want = losses(files, "all" + recipe.back(), recipe);
     for (const char* policy : {"[\"swiglu\"]", "[\"norm\", \"swiglu\"]", "[\"att\"]", "[\"ffn\"]", "[\"block\"]"}) {
       CAPTURE(policy);
@@ -93,7 +95,7 @@ TEST_CASE("recomputation, a budget and kept or made transposed weights change no
 // The CPU device sums in one order, however its operands lie.
 TEST_CASE("products that read codes as they are stored have the bits of those that read transposed copies") {
   TinyFiles files;
-  for (const Overrides& recipe : {kRecipes[0], kRecipes[1], kRecipes[4], kRecipes[5], kRecipes[7]})
+  for (const Overrides& recipe : {kRecipes[0], kRecipes[1], kRecipes[4], kRecipes[5], kRecipes[7], kRecipes[10]})
     for (const char* policy : {"[]", "[\"block\"]"}) {
       CAPTURE(recipe.back());
       CAPTURE(policy);

@@ -120,7 +120,7 @@ def precision(draw):
     name = draw.choice(["fp32", "bf16", "e4m3", "e4m3", "e5m2", "int8", "int8"])
     options = {}
     if name in ("e4m3", "e5m2"):
-        scalings = ["delayed", "current", "row", "block"]
+        scalings = ["delayed", "current", "row", "block", "square"]
         options = {
             "activation_scaling": draw.choice(scalings),
             "gradient_scaling": draw.choice(scalings),
