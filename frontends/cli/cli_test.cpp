@@ -162,6 +162,8 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
       CHECK_FALSE(ends_in_codes(kind, "--gpu H100 --set device.cuda.products=library" + scales));
       if (scales.empty()) CHECK_FALSE(ends_in_codes(kind, "--gpu L40S --set train.micro_batch=4"));
     }
+  for (const char* kind : {" = add_rms_norm_quantize_squares(", " = rope_grad_column_sum_quantize_squares("})
+    CHECK(ends_in_codes(kind, "--gpu H100" + squares));
   CHECK(quern(plan + "--gpu H100 --set optimizer.adamw.moments=f33 2>&1").code == 2);
   CHECK(has(quern(plan + "--gpu 'Voodoo 2' 2>&1"), "--gpu: no GPU that is known"));
 

@@ -157,7 +157,11 @@ TEST_CASE("a run on the GPU gives its bits again, stopped and continued too") {
       {"precision.id=bf16", "optimizer.master=bf16", "optimizer.gradient=bf16", "optimizer.adamw.moments=bf16"},
       {"precision.id=bf16", "precision.bf16.transposed_weights=kept", "model.llama.head_dim=64"},
       {"precision.id=e4m3", "precision.e4m3.history=3"},
-      {"precision.id=e4m3", "precision.e4m3.activation_scaling=row", "precision.e4m3.gradient_scaling=row"}};
+      {"precision.id=e4m3", "precision.e4m3.activation_scaling=row", "precision.e4m3.gradient_scaling=row"},
+      // As wide as products that end in the codes of SwiGLU take.
+      {"precision.id=e4m3", "precision.e4m3.activation_scaling=square", "precision.e4m3.gradient_scaling=square",
+       "model.llama.hidden_size=896", "model.llama.intermediate_size=256", "model.llama.num_attention_heads=14",
+       "model.llama.max_position_embeddings=64", "train.sequence=64"}};
   for (const Overrides& recipe : recipes) {
     for (int accumulation : {1, 3}) {
       CAPTURE(recipe[0]);
