@@ -52,6 +52,8 @@ declare -A variants=(
   [own_attention]="device.cuda.attention=own"
   [cudnn_attention]="device.cuda.attention=cudnn"
   [e4m3]="precision.id=e4m3"
+  [squares]="precision.id=e4m3 precision.e4m3.activation_scaling=square precision.e4m3.gradient_scaling=square
+    model.qwen2.hidden_size=896 model.qwen2.num_attention_heads=14 model.qwen2.num_key_value_heads=2" # all that are fused
 )
 # Why racecheck does not take them.
 at_tma="the tool fails inside the library's TMA products"
@@ -60,6 +62,7 @@ declare -A unraced=(
   [own_attention]="$at_tma; racecheck_bf16_odd has none"
   [cudnn_attention]="$at_tma, and cuDNN takes no odd heads"
   [e4m3]="$at_tma, and those of 8 bits have no odd sizes"
+  [squares]="the tool fails inside products that end in codes"
 )
 
 # steps SETTING...: sets `steps` to the command that runs two training steps of the tiny model so.
@@ -83,14 +86,14 @@ own=(--kernel-regex kns=quern)
 faulty='memory*capture,a GPU that cannot*,a product without room*'
 library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,documents*' # cases that call one
 # racecheck itself fails with a hardware exception in products that end in codes; synccheck takes them.
-library+=',products that end in the codes*'
+library+=',products that end in the codes*,products of squares*'
 library+=',own products of operands*,blocks of zeros*,bits of an own product*' # see RACE_BUILD
 library+=',candidates beyond*,a wide search*,products that are searched*,products fused with swiglu give what*'
 hopper='attention*Hopper*'
 
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
 printf '%-28s %s\n' "" "$(grep -c 'Skipped' "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
-for variant in bf16 fp32 own_attention cudnn_attention e4m3; do
+for variant in bf16 fp32 own_attention cudnn_attention e4m3 squares; do
   # shellcheck disable=SC2086  # words
   steps $even ${variants[$variant]}
   check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "${steps[@]}"
