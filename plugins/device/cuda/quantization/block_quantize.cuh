@@ -20,10 +20,10 @@ struct ZeroedFloats {
     if (!scales) return {};
     return {scales.as<float>() + used, scales.count() - used};
   }
-  /// By so many threads of all blocks.
-  __device__ __forceinline__ void clear(int threads) const {
-    for (std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x; i < count;
-         i += std::int64_t{gridDim.x} * threads)
+  /// By all threads of block_quantize_kernel.
+  __device__ __forceinline__ void clear() const {
+    for (std::int64_t i = std::int64_t{blockIdx.x} * kTileThreads + threadIdx.x; i < count;
+         i += std::int64_t{gridDim.x} * kTileThreads)
       at[i] = 0;
   }
 };
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
   __shared__ TileScales scales[kParts];
   const BlockCodes& codes = args.codes;
   __builtin_assume(codes.format != DType::i8);  // as check_blocks made sure
-  codes.behind.clear(kTileThreads);
+  codes.behind.clear();
   const TileThread thread(static_cast<int>(threadIdx.x));
   const int across = codes.across / kParts;
   const TilePlace first{static_cast<int>(blockIdx.x) / across, static_cast<int>(blockIdx.x) % across};

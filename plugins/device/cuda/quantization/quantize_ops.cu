@@ -242,7 +242,7 @@ std::vector<Fusion> quantize_fusions() {
   std::vector<Fusion> fusions;
   for (const Fusion& producer : producers)
     for (const Fusion& way : {lines, blocks, squares})
-      // Only swiglu ends in lines' codes, and a gradient whose sum is read anyway in no block's.
+      // No kernel makes norms and rotations into codes of lines, or a norm's gradient into codes of blocks.
       if (producer.kind.starts_with("swiglu") || (producer.kind != "rms_norm_grad_add" && way.kind != lines.kind))
         fusions.push_back({producer.kind + "_" + way.kind, producer.pattern + "; " + way.pattern});
   fusions.push_back(lines);

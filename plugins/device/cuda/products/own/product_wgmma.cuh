@@ -14,8 +14,8 @@
 //     constexpr Columns kColumnsLie;
 //     class On<Memory>;                //   of each thread that multiplies: (operands, memory, multiplier)
 //       void begin(const Item&, sums); //   sums an item's stages, of which the last may still run
-//       void begin_stage(add, sums);   //   or one of them, where a Finish works behind each,
-//       void expect_stage();           //   after what can be done for the next before that work
+//       void begin_stage(add, sums);   //   or, where a Finish works behind stages, the next one,
+//       void expect_stage();           //   for which this has done what can be done before that work
 //       void finish(sums);             //   waits for it
 //     constexpr int kWriters;          //   where there are any, the warps that write beside the operands
 //     beside(columns);                 //   bytes of a stage, for tiles of so many columns
@@ -403,7 +403,7 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
       const int last = o.grid.steps * (part + 1) / Finish::kParts;
       for (int step = o.grid.steps * part / Finish::kParts;;) {
         multiplier.begin_stage(part > 0 || step > 0, sums);
-        if (++step == last) break;  // leaves here, so that products begin at once, not between a part's work
+        if (++step == last) break;  // this branch keeps the compiler from beginning products amid a part's work
         multiplier.expect_stage();
       }
       if (part + 1 < Finish::kParts || more) multiplier.expect_stage();

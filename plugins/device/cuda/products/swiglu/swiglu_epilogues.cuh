@@ -26,14 +26,13 @@ namespace quern::cuda::product {
 struct ValueUnit {
   UnitPlace place;
   int number;
-  int row, column;
+  int column;
   bool inside;
   __device__ __forceinline__ ValueUnit(const UnitPlace& of, int unit, int rows, int width)
       : place(of),
         number(unit),
-        row(of.row + of.rows_on(unit)),
         column(of.column + UnitPlace::columns_on(unit)),
-        inside(row < rows && column < width) {}
+        inside(of.row + of.rows_on(unit) < rows && column < width) {}
   /// Its first element where rows are `width` apart: that of the place, and what is the same in all threads.
   __device__ __forceinline__ std::int64_t at(std::int64_t width) const {
     return place.row * width + place.column + (place.rows_on(number) * width + UnitPlace::columns_on(number));
