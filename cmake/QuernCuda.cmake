@@ -4,7 +4,8 @@
 set(QUERN_CUDNN_FRONTEND_VERSION 1.32.0)
 set(QUERN_CUDNN_FRONTEND_DIR "" CACHE PATH "Folder with cudnn_frontend.h; empty: taken from the PyPI wheel")
 
-# The architectures of this machine's GPUs, or Hopper where there is none; 90 becomes 90a for its own instructions.
+# The architectures of this machine's GPUs, or Hopper where there is none; 90 becomes 90a for its own instructions, with
+# PTX beside the code, which tests emulate.
 function(quern_default_architectures variable)
   find_program(QUERN_NVIDIA_SMI nvidia-smi)
   mark_as_advanced(QUERN_NVIDIA_SMI)
@@ -19,11 +20,11 @@ function(quern_default_architectures variable)
         list(APPEND architectures ${architecture}-real)
       endforeach()
       list(REMOVE_DUPLICATES architectures)
-      list(TRANSFORM architectures REPLACE "^90-real$" "90a-real")
+      list(TRANSFORM architectures REPLACE "^90-real$" "90a")
     endif()
   endif()
   if(NOT architectures)
-    set(architectures 90a-real)
+    set(architectures 90a)
   endif()
   set(${variable} ${architectures} PARENT_SCOPE)
 endfunction()

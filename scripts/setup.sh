@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 build_packages=(
   g++ cmake ninja-build ccache git pkg-config
-  libtomlplusplus-dev nlohmann-json3-dev libfmt-dev libxxhash-dev libssl-dev
+  libtomlplusplus-dev nlohmann-json3-dev libfmt-dev libxxhash-dev libzstd-dev libssl-dev
   libboost-dev libboost-filesystem-dev libboost-program-options-dev
   libopenblas-openmp-dev
   libopenmpi-dev openmpi-bin

@@ -123,7 +123,7 @@ bool same_bits(const PoisonedTensor& a, const PoisonedTensor& b) {
 void compare(DevicePair& pair, const Case& c, DType dtype) {
   CAPTURE(c.label());
   CAPTURE(name_of(dtype));
-  if (!pair.open) return;
+  if (!pair.open || !affordable(element_count(c.packed()))) return;
   Results want = attend(*pair.cpu, c, dtype), got = attend(*pair.gpu, c, dtype), again = attend(*pair.gpu, c, dtype);
   Results captured = attend(*pair.gpu, c, dtype, How::captured);
   // The tensor cores take probabilities and score gradients as bf16, 2^-9 of each; gradients sum hundreds of these.
@@ -175,6 +175,7 @@ TEST_CASE("attention and its gradient by simple kernels: fp32, odd sizes, full a
 }
 
 TEST_CASE("attention and its gradient through cuDNN") {
+  if (!has_libraries()) return;
   DevicePair pair = open_pair_by("cudnn");
   for (const Case& c : {Case{2, 64, 2, 2, 64}, Case{3, 128, 7, 1, 64}, Case{1, 200, 4, 2, 128}, Case{2, 77, 4, 4, 32},
                         Case{2, 256, 14, 2, 64}, Case{1, 128, 2, 1, 80}, Case{2, 128, 4, 2, 64, "full"}})
@@ -182,6 +183,7 @@ TEST_CASE("attention and its gradient through cuDNN") {
 }
 
 TEST_CASE("attention's gradient on Hopper's tensor cores: parts of tiles, groups of heads, sharp scores") {
+  if (!has_libraries()) return;
   DevicePair pair = open_pair();
   if (!pair.open || !hopper_here()) return;
   for (const Case& c : {Case{1, 1, 2, 1, 64}, Case{3, 37, 8, 2, 128}, Case{1, 64, 1, 1, 128}, Case{3, 65, 2, 2, 64},
@@ -253,6 +255,7 @@ TEST_CASE("attention's gradient on Hopper has a sequence's bits in any batch, on
         AttentionShape s{.batch = 3, .sequence = sequence, .heads = 4, .kv_heads = 2, .head_dim = head_dim};
         s.causal = causal;
         s.scale = 0.1f;
+        if (!affordable(s.tokens() * head_dim, 2 * s.tokens() * s.packed() * sequence)) continue;
         const std::vector<std::uint16_t> all = hopper_gradient(*pair.gpu, s, 0, 132);
         CHECK_MESSAGE(hopper_gradient(*pair.gpu, s, 0, 5) == all, "on 5 multiprocessors");
         s.batch = 1;
@@ -335,6 +338,7 @@ TEST_CASE("attention is timed on so many operands that none are left in the cach
 }
 
 TEST_CASE("the sets of operands that attention is timed on share no byte") {
+  if (!has_libraries()) return;
   const AttentionShape s{.batch = 3, .sequence = 65, .heads = 6, .kv_heads = 2, .head_dim = 40};
   CudaContext context;
   if (cudaStreamCreateWithFlags(&context.setup, cudaStreamNonBlocking) != cudaSuccess) {
@@ -410,6 +414,7 @@ TEST_CASE("a repeatable gradient by cuDNN on Blackwell is planned from version 9
 }
 
 TEST_CASE("attention within documents through cuDNN: short and long ones") {
+  if (!has_libraries()) return;
   DevicePair pair = open_pair();
   for (const Case& c :
        {Case{2, 128, 7, 1, 64, "causal", {0, 1, 5, 64, 127, 128, 200}},
@@ -420,6 +425,7 @@ TEST_CASE("attention within documents through cuDNN: short and long ones") {
 }
 
 TEST_CASE("documents that fill their rows change attention by no more than rounding") {
+  if (!has_libraries()) return;
   DevicePair pair = open_pair();
   if (!pair.open) return;
   Case plain{3, 128, 4, 2, 64}, documents{3, 128, 4, 2, 64, "causal", {0, 128, 256}};
@@ -444,6 +450,7 @@ TEST_CASE("plans say how much memory attention within documents takes, and which
 }
 
 TEST_CASE("attention in chunks of the batch agrees with one sequence alone") {
+  if (!has_libraries()) return;
   DevicePair pair = open_pair_by("cudnn");
   if (!pair.open) return;
   // A chunk of 13 and one of 12. The library may choose other tiles for another batch, so bits may differ by the order

@@ -84,7 +84,7 @@ TEST_CASE("delayed scales: codes, state and observation are the CPU's over launc
     OpInstance planned = quantize;
     planned.inputs = {operand(kBf16, size), state};
     CHECK(pair.gpu->query(planned).refusal == "");
-    if (!pair.open) continue;
+    if (!pair.open || !affordable(element_count(size))) continue;
     PoisonedTensor cpu_state = zero_state(kHistory), gpu_state = zero_state(kHistory);
     int round = 0;
     for (double deviation : {0.0, 1.0, 1.0, 40.0, 2.0, -1.0, 1.0, 500.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3}) {
@@ -149,6 +149,7 @@ void compare_fused(const DevicePair& pair, const Producer& producer, const std::
     CHECK(gpu.query(planned).refusal == "");
     return;
   }
+  if (!affordable(element_count(producer.outputs[producer.result].extents))) return;
   OpInstance apart{producer.kind, {}, producer.outputs, producer.attributes, producer.geometry};
   Tensors made = launch_once(gpu, apart, views_of(producer.inputs));
   const PoisonedTensor& result = made[producer.result];
@@ -222,6 +223,7 @@ void compare_lines(const DevicePair& pair, const Producer& producer, DType forma
     CHECK(pair.gpu->query(fused).refusal == "");
     return;
   }
+  if (!affordable(element_count(size))) return;
   Device& gpu = *pair.gpu;
   Tensors want = alone ? producer.inputs
                        : launch_once(gpu, {producer.kind, {}, producer.outputs, {}, {}}, views_of(producer.inputs));

@@ -25,6 +25,12 @@ struct DevicePair final : testkit::OpRunner {
   /// Checks all outputs. An instance that the GPU refuses is a failure, unless it is too old for the format.
   void run(const OpComparison& op) const override;
 };
+/// Whether the GPU is a real one, or emulated (tests/emulator) and the op small: passes over so many elements, or
+/// multiplies and adds so often. Otherwise a message says that it is left to a GPU.
+bool affordable(std::int64_t elements, std::int64_t products = 0);
+/// Whether there are cuBLASLt and cuDNN, which the emulated GPU lacks; otherwise a message says so.
+bool has_libraries();
+
 /// Both devices. Where no GPU can be opened a message says "skipped: <reason>", and comparisons check no more than that
 /// the plan accepts their ops.
 DevicePair open_pair(CudaOptions options = {});

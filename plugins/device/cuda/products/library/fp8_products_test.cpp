@@ -102,7 +102,7 @@ TEST_CASE("lm_loss and its gradients from codes") {
       const OpComparison observed =
           train().out(kBf16, dx, gradient).out(kBf16, dweight, gradient).opaque(DType::u32, {kScaleObservationWords});
       CHECK(pair.gpu->query(observed.instance()).refusal == "");
-      if (pair.open) check_observed(pair, observed, gradient_format);
+      if (pair.open && has_libraries()) check_observed(pair, observed, gradient_format);
     }
   }
 }
@@ -135,6 +135,7 @@ void check_block_product(const DevicePair& pair, DType a, DType b, std::int64_t 
   CAPTURE(s.m);
   CAPTURE(s.n);
   CAPTURE(s.k);
+  if (!affordable(s.m * s.n, s.m * s.n * s.k)) return;
   for (DType out : of) {
     const double relative = out == kBf16 ? 0x1p-7 : 0x1p-10;
     block_product(a, b, s, scale_rows, squares).out(out, {s.m, s.n}, {relative, slack}).run(pair);

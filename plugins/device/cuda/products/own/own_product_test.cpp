@@ -107,6 +107,7 @@ TEST_CASE("own products of bf16 equal the CPU's, written and added, with a bias"
   sizes.insert(sizes.end(), {{8, 8, 8}, {136, 264, 72}, {72, 904, 1000}, {1000, 200, 1544}});
   for (const auto& [a_across, b_across] : {std::pair{false, false}, {false, true}, {true, true}, {true, false}})
     for (const Size& s : sizes) {
+      if (!affordable(s.m * s.n, s.m * s.n * s.k)) continue;
       const Form form{kBf16, kBf16, false, false, a_across, b_across},
           biased{kBf16, kBf16, false, true, a_across, b_across};
       CAPTURE(s.m);
@@ -143,7 +144,9 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
     return key;
   };
   // In parts, in tiles of each width.
-  for (const Size& s : {Size{520, 512, 8192}, Size{304, 464, 8192}, Size{1024, 1808, 8192}, Size{1024, 1552, 8192}}) {
+  for (const Size& s : {Size{48, 208, 6400}, Size{520, 512, 8192}, Size{304, 464, 8192}, Size{1024, 1808, 8192},
+                        Size{1024, 1552, 8192}}) {
+    if (!affordable(s.m * s.n, s.m * s.n * s.k)) continue;
     for (const MatmulKey& key : {bf16(s, false), bf16(s, true), e4m3(s, ScaleMode::vector), e4m3(s, ScaleMode::block),
                                  e4m3(s, ScaleMode::square_block), e4m3(s, ScaleMode::square_block, true)}) {
       CAPTURE(key.text());
@@ -172,6 +175,7 @@ TEST_CASE("own products of 8-bit operands equal the CPU's, written and added") {
       for (const Size& s : kSizes) {
         // The library's products of floats, which take multiples of 16 only, stand behind the same op.
         if (a != kI8 && (s.m % 16 != 0 || s.n % 16 != 0)) continue;
+        if (!affordable(s.m * s.n, s.m * s.n * s.k)) continue;
         const Form form{a, b, by_row, false}, biased{a, b, by_row, true};
         product(form, s).out(kBf16, {s.m, s.n}, tolerance(form, s)).run(pair);
         product(form, s).sum(kBf16, {s.m, s.n}, added(tolerance(form, s))).run(pair);
@@ -194,7 +198,7 @@ TEST_CASE("products that turn an operand on the way equal the CPU's, written and
   if (!has_own_products(pair)) return;
   for (const Form& form : forms)
     for (const Size& s : sizes) {
-      if (s.m % 16 != 0 || s.n % 16 != 0) continue;
+      if (s.m % 16 != 0 || s.n % 16 != 0 || !affordable(s.m * s.n, s.m * s.n * s.k)) continue;
       CAPTURE(s.m);
       CAPTURE(s.n);
       CAPTURE(s.k);

@@ -75,6 +75,7 @@ Device* fused_gpu(const DevicePair& pair) {
 /// `factor`: a's scale.
 void compare(Device& gpu, const Size& s, bool gradient, DType a_type, const PoisonedTensor& state,
              float factor = 0.125f) {
+  if (!affordable(s.rows * s.width, 2 * s.rows * s.width * s.depth)) return;
   const Extents both{s.rows, 2 * s.width};
   const DType format = gradient ? a_type : kE4m3;
   PoisonedTensor a = normal(a_type, {padded(s.rows), s.depth}, 1);

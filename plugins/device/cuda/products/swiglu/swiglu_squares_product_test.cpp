@@ -66,6 +66,7 @@ void compare(Device& gpu, const Size& s, bool gradient, float factor = 0.125f) {
   CAPTURE(s.width);
   CAPTURE(s.depth);
   CAPTURE(gradient);
+  if (!affordable(s.rows * s.width, 2 * s.rows * s.width * s.depth)) return;
   const Extents both{s.rows, 2 * s.width}, half{s.rows, s.width};
   const std::int64_t of_b = gradient ? s.width : 2 * s.width;
   PoisonedTensor a = normal(kE4m3, {s.rows, s.depth}, 1), b = normal(kE4m3, {of_b, s.depth}, 2);
