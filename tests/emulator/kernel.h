@@ -60,26 +60,8 @@ struct Parameter {
   int offset, bytes;
 };
 
-/// Registers that threads find set.
-enum Special : int {
-  tid_x,
-  tid_y,
-  tid_z,
-  ntid_x,
-  ntid_y,
-  ntid_z,
-  ctaid_x,
-  ctaid_y,
-  ctaid_z,
-  nctaid_x,
-  nctaid_y,
-  nctaid_z,
-  laneid,
-  warpid,
-  cluster_ctarank,
-  cluster_nctarank,
-  kSpecials
-};
+/// Registers that threads find set: threads' and blocks' numbers, as decode.cpp names them.
+inline constexpr int kSpecials = 16;
 
 struct Kernel {
   std::string name, body;  ///< of PTX

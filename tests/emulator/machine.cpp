@@ -273,56 +273,64 @@ void Machine::run_cluster(Cluster& cluster) {
 }
 
 void Machine::launch(const Kernel& kernel, const LaunchShape& shape, const std::vector<std::uint8_t>& parameters) {
-  const auto threads = static_cast<std::size_t>(shape.block.count());
-  const auto of_cluster = static_cast<std::size_t>(shape.cluster);
-  const std::size_t memory = kSharedBegin + static_cast<std::size_t>(kernel.shared_bytes) + shape.dynamic_bytes;
-  if (shape.grid.count() % of_cluster != 0) stop("clusters do not divide the grid of " + kernel.name);
-  const auto registers = static_cast<std::size_t>(kernel.registers);
-  const auto local = static_cast<std::size_t>(kernel.local_bytes + 63) / 64 * 64;
-  registers_.assign(registers * threads * of_cluster, 0xdeadbeefdeadbeef);
-  local_.resize(std::max(local_.size(), local * threads * of_cluster + 64));
-  std::vector<std::uint64_t> aligned(parameters.size() / 8 + 32);
-  std::uint8_t* const arguments =
-      reinterpret_cast<std::uint8_t*>((reinterpret_cast<std::uintptr_t>(aligned.data()) + 127) / 128 * 128);
-  std::memcpy(arguments, parameters.data(), parameters.size());
-
-  for (std::uint64_t first = 0; first < shape.grid.count(); first += of_cluster) {
-    Cluster cluster{this, &kernel};
-    for (std::size_t rank = 0; rank < of_cluster; ++rank) {
-      auto block = std::make_unique<Block>(cluster, static_cast<int>(rank));
-      block->memory.assign(memory, 0xff);
-      block->races = std::make_unique<Races>(memory);
-      block->fenced.assign(threads, 0);
-      block->threads.reserve(threads);
-      block->warps.reserve((threads + 31) / 32);
-      const std::uint64_t id = first + rank;
-      const std::uint64_t x = id % shape.grid.x, y = id / shape.grid.x % shape.grid.y,
-                          z = id / shape.grid.x / shape.grid.y;
-      for (std::size_t t = 0; t < threads; ++t) {
-        if (t % 32 == 0) {
-          block->warps.push_back({static_cast<int>(t / 32), block.get(), {}, {}});
-          block->warps.back().clock() = 1;
-        }
-        const std::size_t place = rank * threads + t;
-        block->threads.push_back({static_cast<int>(t), block.get(), &block->warps.back(),
-                                  registers_.data() + registers * place, local_.data() + local * place});
-        Thread& thread = block->threads.back();
-        thread.warp->lanes.push_back(&thread);
-        const std::uint64_t tx = t % shape.block.x, ty = t / shape.block.x % shape.block.y,
-                            tz = t / shape.block.x / shape.block.y;
-        const std::uint64_t specials[kSpecials] = {tx,     ty,     tz,   shape.block.x, shape.block.y, shape.block.z,
-                                                   x,      y,      z,    shape.grid.x,  shape.grid.y,  shape.grid.z,
-                                                   t % 32, t / 32, rank, of_cluster};
-        std::copy(std::begin(specials), std::end(specials), thread.registers);
-        for (const Constant& constant : kernel.constants)
-          thread.registers[constant.place] =
-              constant.value + (constant.kind == Constant::Kind::parameter ? reinterpret_cast<std::uint64_t>(arguments)
-                                : constant.kind == Constant::Kind::local ? reinterpret_cast<std::uint64_t>(thread.local)
-                                                                         : 0);
-      }
-      cluster.blocks.push_back(std::move(block));
-    }
+  const auto threads = static_cast<std::size_t>(shape.block.count()) * static_cast<std::size_t>(shape.cluster);
+  const auto blocks = static_cast<std::uint64_t>(shape.cluster);
+  if (shape.grid.count() % blocks != 0) stop("clusters do not divide the grid of " + kernel.name);
+  registers_.assign(static_cast<std::size_t>(kernel.registers) * threads, 0xdeadbeefdeadbeef);
+  local_.assign(static_cast<std::size_t>(kernel.local_bytes) * threads, 0xff);
+  std::vector<std::uint64_t> memory(parameters.size() / 8 + 32);
+  const std::uint64_t arguments = (reinterpret_cast<std::uint64_t>(memory.data()) + 127) / 128 * 128;
+  std::memcpy(reinterpret_cast<void*>(arguments), parameters.data(), parameters.size());
+  for (std::uint64_t first = 0; first < shape.grid.count(); first += blocks) {
+    Cluster cluster{this, &kernel, &shape, arguments};
+    for (std::uint64_t rank = 0; rank < blocks; ++rank) add_block(cluster, first + rank);
     run_cluster(cluster);
+  }
+}
+
+void Machine::add_block(Cluster& cluster, std::uint64_t number) {
+  const Kernel& kernel = *cluster.kernel;
+  const Extent &grid = cluster.shape->grid, &extent = cluster.shape->block;
+  const std::size_t rank = cluster.blocks.size(), threads = static_cast<std::size_t>(extent.count());
+  cluster.blocks.push_back(std::make_unique<Block>(cluster, static_cast<int>(rank)));
+  Block& block = *cluster.blocks.back();
+  block.memory.assign(kSharedBegin + static_cast<std::size_t>(kernel.shared_bytes) + cluster.shape->dynamic_bytes,
+                      0xff);
+  block.races = std::make_unique<Races>(block.memory.size());
+  block.fenced.assign(threads, 0);
+  block.threads.reserve(threads);
+  block.warps.reserve((threads + 31) / 32);
+  for (std::size_t t = 0; t < threads; ++t) {
+    if (t % 32 == 0) {
+      block.warps.push_back({static_cast<int>(t / 32), &block, {}, {}});
+      block.warps.back().clock() = 1;
+    }
+    const std::size_t place = rank * threads + t;
+    block.threads.push_back({static_cast<int>(t), &block, &block.warps.back(),
+                             registers_.data() + static_cast<std::size_t>(kernel.registers) * place,
+                             local_.data() + static_cast<std::size_t>(kernel.local_bytes) * place});
+    Thread& thread = block.threads.back();
+    thread.warp->lanes.push_back(&thread);
+    const std::uint64_t specials[kSpecials] = {t % extent.x,
+                                               t / extent.x % extent.y,
+                                               t / extent.x / extent.y,
+                                               extent.x,
+                                               extent.y,
+                                               extent.z,
+                                               number % grid.x,
+                                               number / grid.x % grid.y,
+                                               number / grid.x / grid.y,
+                                               grid.x,
+                                               grid.y,
+                                               grid.z,
+                                               t % 32,
+                                               t / 32,
+                                               rank,
+                                               static_cast<std::uint64_t>(cluster.shape->cluster)};
+    std::copy(std::begin(specials), std::end(specials), thread.registers);
+    const std::uint64_t bases[] = {0, cluster.arguments, reinterpret_cast<std::uint64_t>(thread.local)};
+    for (const Constant& constant : kernel.constants)
+      thread.registers[constant.place] = constant.value + bases[static_cast<std::size_t>(constant.kind)];
   }
 }
 

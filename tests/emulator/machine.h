@@ -91,20 +91,6 @@ struct Copy {
   Thread* stores;  ///< for this thread; null: it loads
 };
 
-class Machine;
-
-struct Cluster {
-  Machine* machine;
-  const Kernel* kernel;
-  std::vector<std::unique_ptr<Block>> blocks = {};
-  std::vector<Copy> copies = {};
-  std::uint64_t turn = 0;
-  Clocks arrived = {};
-
-  /// Of an address of shared memory: the block that it names, and the bytes into its memory.
-  std::pair<Block*, std::uint32_t> place(Block& own, std::uint64_t address) const;
-};
-
 struct Extent {
   std::uint32_t x = 1, y = 1, z = 1;
   std::uint64_t count() const { return std::uint64_t{x} * y * z; }
@@ -114,6 +100,22 @@ struct LaunchShape {
   Extent grid, block;
   int cluster = 1;  ///< blocks
   std::size_t dynamic_bytes = 0;
+};
+
+class Machine;
+
+struct Cluster {
+  Machine* machine;
+  const Kernel* kernel;
+  const LaunchShape* shape;
+  std::uint64_t arguments;  ///< address
+  std::vector<std::unique_ptr<Block>> blocks = {};
+  std::vector<Copy> copies = {};
+  std::uint64_t turn = 0;
+  Clocks arrived = {};
+
+  /// Of an address of shared memory: the block that it names, and the bytes into its memory.
+  std::pair<Block*, std::uint32_t> place(Block& own, std::uint64_t address) const;
 };
 
 class Machine {
@@ -126,6 +128,7 @@ class Machine {
   int next_phase_unit() { return kWarps + phase_units_++ % (kUnits - kWarps); }
 
  private:
+  void add_block(Cluster& cluster, std::uint64_t number);
   void run_cluster(Cluster& cluster);
   bool run_warp(Warp& warp);
   bool run_together(Warp& warp);
