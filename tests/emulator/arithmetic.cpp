@@ -1,35 +1,19 @@
-// What a thread does alone with its registers, and loads and stores. Approximate functions (ex2.approx and others) are
+// What a thread does alone with its registers. Approximate functions (ex2.approx and others) are
 // the host's: results agree with those of a GPU to rounding, and kernels that share an order of operations agree to the
 // bit. Denormals are kept but for .ftz of ex2.
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 
 #include "emulator/machine.h"
+#include "emulator/registers.h"
 #include "quern/numeric.h"
 
 namespace quern::emulator {
 
 namespace {
-
-template <class T>
-T get(std::uint64_t bits) {
-  T value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-/// Results that are NaN have one pattern, as on a GPU.
-template <class T>
-std::uint64_t bits_of(T value) {
-  if constexpr (std::is_floating_point_v<T>)
-    if (value != value) return sizeof(T) == 4 ? 0x7fffffff : 0x7fffffffffffffff;
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof value);
-  return bits;
-}
 
 using Table = std::unordered_map<std::string, Run>;
 
@@ -44,8 +28,6 @@ using Table = std::unordered_map<std::string, Run>;
 /// One whose types differ: sees registers r of the instruction i.
 #define QUERN_ENTRY_OF_BITS(name, expression) \
   table[name] = [](std::uint64_t* r, const Instruction& i, Thread&) { r[i.to] = (expression); }
-
-std::uint32_t low(std::uint64_t bits) { return static_cast<std::uint32_t>(bits); }
 
 /// Largest or least as IEEE 754-2019 has them: a number before NaN, +0 above -0.
 template <class T>
@@ -179,11 +161,6 @@ std::uint64_t by_halves(std::uint64_t a, std::uint64_t b, std::uint64_t c, F f) 
                                  });                                                                                \
   }
 
-std::uint16_t to_half(float value) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value)); }
-float from_half(std::uint64_t bits) {
-  return static_cast<float>(std::bit_cast<_Float16>(static_cast<std::uint16_t>(bits)));
-}
-
 template <class F>
 std::uint64_t pair_of(const std::uint64_t* r, const Instruction& i, int bits, F code) {
   return std::uint64_t{code(get<float>(r[i.a]))} << bits | code(get<float>(r[i.b]));
@@ -316,226 +293,12 @@ Table make_table() {
   return table;
 }
 
-enum Comparison { eq, ne, lt, le, gt, ge, equ, neu, ltu, leu, gtu, geu, num, nan, kComparisons };
-const char* const kComparisonNames[kComparisons] = {"eq",  "ne",  "lt",  "le",  "gt",  "ge",  "equ",
-                                                    "neu", "ltu", "leu", "gtu", "geu", "num", "nan"};
-
-template <class T>
-bool compare(int how, T a, T b) {
-  const bool unordered = a != a || b != b;
-  switch (how) {
-    case eq: return a == b;
-    case ne: return !unordered && a != b;
-    case lt: return a < b;
-    case le: return a <= b;
-    case gt: return a > b;
-    case ge: return a >= b;
-    case equ: return unordered || a == b;
-    case neu: return a != b;
-    case ltu: return !(a >= b);
-    case leu: return !(a > b);
-    case gtu: return !(a <= b);
-    case geu: return !(a < b);
-    case num: return !unordered;
-    default: return unordered;
-  }
-}
-
-enum Joined { alone, with_and, with_or, with_xor };
-
-/// p|q = comparison, and its opposite, each joined with c.
-template <class T>
-void set_predicate(std::uint64_t* r, const Instruction& i, Thread&) {
-  const bool holds = compare(i.mode, get<T>(r[i.a]), get<T>(r[i.b]));
-  const bool other = i.c >= 0 && r[i.c] != 0;
-  auto joined = [&](bool value) {
-    return i.type == with_and   ? value && other
-           : i.type == with_or  ? value || other
-           : i.type == with_xor ? value != other
-                                : value;
-  };
-  r[i.to] = joined(holds);
-  if (i.also_to >= 0) r[i.also_to] = joined(!holds);
-}
-
-Run set_predicate_of(const std::string& type) {
-  if (type == "f32") return set_predicate<float>;
-  if (type == "f64") return set_predicate<double>;
-  if (type == "s16") return set_predicate<std::int16_t>;
-  if (type == "u16" || type == "b16") return set_predicate<std::uint16_t>;
-  if (type == "s32") return set_predicate<std::int32_t>;
-  if (type == "u32" || type == "b32") return set_predicate<std::uint32_t>;
-  if (type == "s64") return set_predicate<std::int64_t>;
-  if (type == "u64" || type == "b64") return set_predicate<std::uint64_t>;
-  return nullptr;
-}
-
-enum Rounding { to_even, to_zero, down, up };
-
-template <class F>
-F rounded(F value, int how) {
-  return how == to_even   ? std::nearbyint(value)
-         : how == to_zero ? std::trunc(value)
-         : how == down    ? std::floor(value)
-                          : std::ceil(value);
-}
-
-struct Half {
-  std::uint16_t bits;
-  operator float() const { return from_half(bits); }
-};
-struct Brain {
-  std::uint16_t bits;
-  operator float() const { return bf16_to_float(bits); }
-};
-template <class T>
-constexpr bool kFloat = std::is_floating_point_v<T> || std::is_class_v<T>;
-
-/// cvt: mode is the rounding, count says that floats become whole numbers.
-template <class To, class From>
-void convert(std::uint64_t* r, const Instruction& i, Thread&) {
-  const From from = get<From>(r[i.a]);
-  if constexpr (kFloat<From> && kFloat<To>) {
-    double value = static_cast<double>(from);
-    if (i.count != 0) value = rounded(value, i.mode);
-    if (i.type != 0) value = value > 0 ? std::min(value, 1.0) : 0;  // .sat
-    if constexpr (std::is_same_v<To, Brain>)
-      r[i.to] = float_to_bf16(static_cast<float>(value));
-    else if constexpr (std::is_same_v<To, Half>)
-      r[i.to] = to_half(static_cast<float>(value));
-    else
-      r[i.to] = bits_of(static_cast<To>(value));
-  } else if constexpr (kFloat<From>) {
-    const double value = rounded(static_cast<double>(from), i.mode);
-    constexpr double kMost = static_cast<double>(std::numeric_limits<To>::max());
-    To result = value != value ? To{0} : value >= kMost ? std::numeric_limits<To>::max() : To{0};
-    if (value < kMost)
-      result = value < static_cast<double>(std::numeric_limits<To>::min()) ? std::numeric_limits<To>::min()
-                                                                           : static_cast<To>(value);
-    r[i.to] = sizeof(To) < 4 ? low(static_cast<std::uint64_t>(std::int64_t{0} + static_cast<std::int64_t>(result)))
-                             : bits_of(result);
-  } else if constexpr (std::is_same_v<To, Brain>) {
-    r[i.to] = float_to_bf16(static_cast<float>(from));
-  } else if constexpr (std::is_same_v<To, Half>) {
-    r[i.to] = to_half(static_cast<float>(from));
-  } else if constexpr (sizeof(To) < 4) {  // fills a register of 32 bits
-    r[i.to] = low(static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<To>(from))));
-  } else {
-    r[i.to] = bits_of(static_cast<To>(from));
-  }
-}
-
-template <class To>
-Run convert_from(const std::string& type) {
-  if (type == "f32") return convert<To, float>;
-  if (type == "f64") return convert<To, double>;
-  if (type == "f16") return convert<To, Half>;
-  if (type == "bf16") return convert<To, Brain>;
-  if (type == "s8") return convert<To, std::int8_t>;
-  if (type == "u8") return convert<To, std::uint8_t>;
-  if (type == "s16") return convert<To, std::int16_t>;
-  if (type == "u16") return convert<To, std::uint16_t>;
-  if (type == "s32") return convert<To, std::int32_t>;
-  if (type == "u32") return convert<To, std::uint32_t>;
-  if (type == "s64") return convert<To, std::int64_t>;
-  if (type == "u64") return convert<To, std::uint64_t>;
-  return nullptr;
-}
-
-Run convert_to(const std::string& type, const std::string& from) {
-  if (type == "f32") return convert_from<float>(from);
-  if (type == "f64") return convert_from<double>(from);
-  if (type == "f16") return convert_from<Half>(from);
-  if (type == "bf16") return convert_from<Brain>(from);
-  if (type == "s8") return convert_from<std::int8_t>(from);
-  if (type == "u8") return convert_from<std::uint8_t>(from);
-  if (type == "s16") return convert_from<std::int16_t>(from);
-  if (type == "u16") return convert_from<std::uint16_t>(from);
-  if (type == "s32") return convert_from<std::int32_t>(from);
-  if (type == "u32") return convert_from<std::uint32_t>(from);
-  if (type == "s64") return convert_from<std::int64_t>(from);
-  if (type == "u64") return convert_from<std::uint64_t>(from);
-  return nullptr;
-}
-
-template <class T, int kCount, bool kLoad, bool kShared>
-void access(std::uint64_t* r, const Instruction& i, Thread& thread) {
-  constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
-  constexpr Does kDoes = kLoad ? Does::read : Does::write;
-  const std::uint64_t address = r[i.a] + static_cast<std::uint64_t>(i.offset);
-  std::uint8_t* const at =
-      kShared ? shared_at(thread, address, kBytes, kDoes) : memory_at(thread, address, kBytes, kDoes);
-  for (std::size_t k = 0; k < kCount; ++k) {
-    if constexpr (kLoad) {
-      T value;
-      std::memcpy(&value, at + k * sizeof(T), sizeof(T));
-      if constexpr (std::is_signed_v<T>)  // fills a register of 32 bits
-        r[i.values[k]] = low(static_cast<std::uint64_t>(std::int64_t{value}));
-      else
-        r[i.values[k]] = value;
-    } else {
-      const auto value = static_cast<T>(r[i.values[k]]);
-      std::memcpy(at + k * sizeof(T), &value, sizeof(T));
-    }
-  }
-}
-
-template <class T, int kCount>
-Run access_of(bool load, bool shared) {
-  return load ? (shared ? access<T, kCount, true, true> : access<T, kCount, true, false>)
-              : (shared ? access<T, kCount, false, true> : access<T, kCount, false, false>);
-}
-
-template <class T>
-Run access_of(bool load, bool shared, int count) {
-  return count == 1   ? access_of<T, 1>(load, shared)
-         : count == 2 ? access_of<T, 2>(load, shared)
-         : count == 4 ? access_of<T, 4>(load, shared)
-                      : nullptr;
-}
-
 }  // namespace
 
 Run arithmetic(const std::string& name) {
   static const Table kTable = make_table();
   const auto found = kTable.find(name);
   return found == kTable.end() ? nullptr : found->second;
-}
-
-bool decode_conversion(Instruction& i, const Words& words) {
-  if (words[0] == "setp") {
-    const std::string& name = words[1];
-    const std::string known = name == "lo"   ? "lt"
-                              : name == "ls" ? "le"
-                              : name == "hi" ? "gt"
-                              : name == "hs" ? "ge"
-                                             : name;
-    const auto found = std::find(std::begin(kComparisonNames), std::end(kComparisonNames), known);
-    i.mode = static_cast<int>(found - std::begin(kComparisonNames));
-    i.type = has(words, "and") ? with_and : has(words, "or") ? with_or : has(words, "xor") ? with_xor : alone;
-    i.run = i.mode < kComparisons ? set_predicate_of(words.back()) : nullptr;
-  } else if (words[0] == "cvt" && words.size() > 2) {
-    auto either = [&](const char* of_float, const char* of_integer) {
-      return has(words, of_float) || has(words, of_integer);
-    };
-    i.mode = either("rz", "rzi") ? to_zero : either("rm", "rmi") ? down : either("rp", "rpi") ? up : to_even;
-    i.count = words[1].size() == 3 && words[1][0] == 'r' ? 1 : 0;
-    i.type = has(words, "sat") ? 1 : 0;
-    i.run = convert_to(words[words.size() - 2], words.back());
-  }
-  return i.run != nullptr;
-}
-
-Run memory_access(bool load, bool shared, std::string_view type, int count) {
-  if (type == "s8" && load) return access_of<std::int8_t>(load, shared, count);
-  if (type == "s16" && load) return access_of<std::int16_t>(load, shared, count);
-  switch (type.back()) {
-    case '8': return access_of<std::uint8_t>(load, shared, count);
-    case '6': return access_of<std::uint16_t>(load, shared, count);
-    case '2': return access_of<std::uint32_t>(load, shared, count);
-    case '4': return access_of<std::uint64_t>(load, shared, count);
-    default: return nullptr;
-  }
 }
 
 }  // namespace quern::emulator

@@ -5,13 +5,12 @@
 #include <cstring>
 
 #include "emulator/machine.h"
+#include "emulator/registers.h"
 #include "quern/numeric.h"
 
 namespace quern::emulator {
 
 namespace {
-
-std::uint32_t low(std::uint64_t bits) { return static_cast<std::uint32_t>(bits); }
 
 std::pair<Block*, std::uint32_t> barrier_place(const std::uint64_t* r, const Instruction& i, Thread& thread) {
   return thread.block->cluster->place(*thread.block, r[i.a] + static_cast<std::uint64_t>(i.offset));

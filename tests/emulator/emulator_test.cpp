@@ -19,6 +19,13 @@ std::string kernel(const std::string& body) {
          body + "ret;\n}\n";
 }
 
+/// %r7 to the thread's word, whose bytes are at %r3.
+const std::string kWriteResult = R"(
+    cvt.u64.u32 %rd2, %r3;
+    add.s64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3], %r7;
+)";
+
 struct Result {
   std::vector<std::uint32_t> words;
   std::string fault = {};
@@ -79,10 +86,7 @@ TEST_CASE("what warps give each other through shared memory waits for a barrier,
     ld.shared.u32 %r7, [%r6];
     barrier.sync.aligned 0;
     st.shared.u32 [%r4], %r7;
-    cvt.u64.u32 %rd2, %r3;
-    add.s64 %rd3, %rd1, %rd2;
-    st.global.u32 [%rd3], %r7;
-)";
+)" + kWriteResult;
   check(body, 64, {{"    bar.sync", "nothing orders before it"}, {"    barrier.sync", "nothing orders before it"}},
         [](std::uint32_t thread) { return thread ^ 63; });
 }
@@ -96,10 +100,7 @@ TEST_CASE("lanes see each other's writes behind a barrier of the warp") {
     xor.b32 %r5, %r3, 124;
     add.s32 %r6, %r2, %r5;
     ld.shared.u32 %r7, [%r6];
-    cvt.u64.u32 %rd2, %r3;
-    add.s64 %rd3, %rd1, %rd2;
-    st.global.u32 [%rd3], %r7;
-)";
+)" + kWriteResult;
   auto want = [](std::uint32_t thread) { return thread ^ 31; };
   check(body, 32, {}, want);
   const Result wrong = run(body, "    bar.warp.sync", 32, 1);
@@ -140,10 +141,7 @@ $wait:
     shl.b32 %r3, %r1, 2;
     add.s32 %r4, %r2, %r3;
     ld.shared.u32 %r7, [%r4];
-    cvt.u64.u32 %rd2, %r3;
-    add.s64 %rd3, %rd1, %rd2;
-    st.global.u32 [%rd3], %r7;
-)";
+)" + kWriteResult;
   TensorMap map{};
   const std::uint32_t numbers[] = {7, 8};
   std::memcpy(&map, numbers, sizeof numbers);

@@ -88,12 +88,15 @@ void read(Module& module, std::string_view ptx);
 /// Decodes a kernel. Throws where it has an instruction that is not known.
 void decode(const Module& module, Kernel& kernel);
 
+/// Gives decoded code fewer registers. share_registers.cpp
+void share_registers(Kernel& kernel);
+
 /// Of instructions that a thread does alone, by their whole names; null: not among them. arithmetic.cpp
 using Run = decltype(Instruction::run);
 Run arithmetic(const std::string& name);
-/// setp and cvt by their modifiers and types. Sets run, type, mode and count.
+/// setp and cvt by their modifiers and types; sets run, type, mode and count. conversions.cpp
 bool decode_conversion(Instruction& i, const std::vector<std::string>& words);
-/// Loads and stores of `count` elements: by space and type.
+/// Loads and stores of `count` elements, by space and type; null: not known. memory_access.cpp
 Run memory_access(bool load, bool shared, std::string_view type, int count);
 
 /// What the decoder offers to instructions that have operands of their own kinds.

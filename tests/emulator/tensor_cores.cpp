@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "emulator/machine.h"
+#include "emulator/registers.h"
 #include "quern/numeric.h"
 
 namespace quern::emulator {
@@ -39,9 +40,7 @@ float decoded(const std::uint8_t* at, int type) {
   std::uint16_t bits;
   std::memcpy(&bits, at, sizeof bits);
   if (type == of_bf16) return bf16_to_float(bits);
-  _Float16 half;
-  std::memcpy(&half, &bits, sizeof half);
-  return static_cast<float>(half);
+  return from_half(bits);
 }
 
 constexpr int kRows = 16, kDepthBytes = 32, kPiece = 16;

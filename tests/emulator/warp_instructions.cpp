@@ -4,12 +4,11 @@
 #include <cstring>
 
 #include "emulator/machine.h"
+#include "emulator/registers.h"
 
 namespace quern::emulator {
 
 namespace {
-
-std::uint32_t low(std::uint64_t bits) { return static_cast<std::uint32_t>(bits); }
 
 enum Shuffle { up, down, across, index };
 

@@ -28,7 +28,7 @@ struct DevicePair final : testkit::OpRunner {
 /// Whether the GPU is a real one, or emulated (tests/emulator) and the op small: passes over so many elements, or
 /// multiplies and adds so often. Otherwise a message says that it is left to a GPU.
 bool affordable(std::int64_t elements, std::int64_t products = 0);
-/// Whether there are cuBLASLt and cuDNN, which the emulated GPU lacks; otherwise a message says so.
+/// Whether there are cuBLASLt and cuDNN. The emulated GPU lacks them: a message says "skipped: <reason>".
 bool has_libraries();
 
 /// Both devices. Where no GPU can be opened a message says "skipped: <reason>", and comparisons check no more than that
