@@ -10,29 +10,26 @@
 
 namespace quern::cuda::product {
 
-/// By tiles of 128 x kColumns; kRing and kBuffers of a StoredMemory.
-template <class Sums, Lies kLies, int kColumns, int kRing, int kBuffers>
+/// By tiles of 128 x kColumns; kBuffers of a StoredMemory.
+template <class Sums, Lies kLies, int kColumns, int kBuffers>
 struct TiledProduct {
   using Formats = typename Sums::Formats;
   using Sum = typename Formats::Sum;
   static constexpr bool kAcross = Sums::kColumnsLie == Columns::across;
-  static constexpr int kLoaded = kAcross ? 256 : kColumns;
+  static constexpr int kLoaded =
+      kAcross ? (kColumns + wgmma::kColumns - 1) / wgmma::kColumns * wgmma::kColumns : kColumns;
   static constexpr std::uint32_t kBeside = beside_bytes<Sums>(kColumns);
-  using Finish = Stored<Sum, kLies, StoredMemory<kColumns, kRing, kBuffers, kLoaded, kBeside>>;
+  using Finish = Stored<Sum, kLies, StoredMemory<kColumns, kBuffers, kLoaded, kBeside>>;
   using Launch = ProductLaunch<Sums, Finish>;
 
   static void load() { Launch::load(); }
 
   static void run(const OwnOperands& o, const OwnTiling& tiling, int multiprocessors, cudaStream_t stream) {
-    constexpr std::uint32_t kDepth = Formats::kDepth;
     Operands operands{};
-    for (int half = 0; half < 2; ++half) {
-      operands.b[half] = kAcross
-                             ? tensor_map(o.b_type, {o.columns, o.depth, 1}, o.b, {kDepth, kDepth, 1}, o.b_stride)
-                             : tensor_map(o.b_type, {o.depth, o.columns, 1}, o.b, {kDepth, kLoaded / 2, 1}, o.b_stride);
-      operands.b_step[half] = kColumns;
-      operands.b_first[half] = half * kLoaded / 2;
-    }
+    if constexpr (kAcross)
+      set_across(operands, o.columns, o.depth, o.b, o.b_stride, kColumns);
+    else
+      set_along(operands, o.b_type, o.columns, o.depth, o.b, o.b_stride, kColumns);
     if (of_blocks(o.scales)) {
       operands.scale_a = {o.scale_a, static_cast<int>(o.rows), static_cast<int>(o.rows), kScaleBlock};
       operands.scale_b = {o.scale_b, static_cast<int>(o.columns), static_cast<int>(o.columns), kScaleBlock};
@@ -73,11 +70,11 @@ struct OwnProductForm {
   /// Of bf16, as in products with swiglu, the results of a whole tile lie beside three stages, so that multipliers
   /// never wait for writes.
   static constexpr bool kBf16 = std::is_same_v<typename Sums::Formats, OfBf16>;
-  static constexpr int kRing = kBf16 ? 3 : 4, kWideBuffers = kBf16 ? 4 : 2;
+  static constexpr int kWideBuffers = kBf16 ? 4 : 2;
   static constexpr int kMostBuffers = beside_bytes<Sums>(256) > 256 ? 1 : kWideBuffers;  // what there is room for
-  using Of256 = TiledProduct<Sums, kLies, 256, kRing, kMostBuffers>;
-  using Of224 = TiledProduct<Sums, kLies, 224, kRing, kWideBuffers>;
-  using Of192 = TiledProduct<Sums, kLies, 192, kRing, 3>;
+  using Of256 = TiledProduct<Sums, kLies, 256, kMostBuffers>;
+  using Of224 = TiledProduct<Sums, kLies, 224, kWideBuffers>;
+  using Of192 = TiledProduct<Sums, kLies, 192, 3>;
 
   static void load() {
     Of256::load();

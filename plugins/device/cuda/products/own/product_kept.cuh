@@ -9,6 +9,8 @@
 //     constexpr int kWidth;                // columns of the values that it is
 //     constexpr int kParts;                // of its work
 //     constexpr std::uint32_t kShared;     // bytes of shared memory that it has
+//     constexpr int kMostStages;           // beside it: shared memory takes room from the L1 cache, in which what it
+//                                          // reads has lines as long as it is on its way
 //     static bool idle(arguments);         // whether nothing is to be done: the same in all threads
 //     Epilogue(arguments, shared);
 //     float scale(float sum);              // before it is rounded
@@ -78,12 +80,11 @@ struct Units {
 template <class Epilogue, class Sums>
 class Kept {
   static constexpr Columns kColumnsLie = Sums::kColumnsLie;
-  static constexpr int kLoaded = kColumnsLie == Columns::across ? 256 : Epilogue::kColumns;
-  static constexpr int kRing = 4 * (kRows + 256) / (kRows + kLoaded);  ///< stages of 192 KiB
+  static_assert(kColumnsLie != Columns::across || Epilogue::kColumns % wgmma::kColumns == 0);
 
  public:
-  using Memory = Shared<Epilogue::kColumns, kRing, Epilogue::kShared, kLoaded, beside_bytes<Sums>(Epilogue::kColumns)>;
-  static_assert(Memory::kBytes <= 232448, "what a block can have");
+  using Memory = Shared<Epilogue::kColumns, Epilogue::kShared, Epilogue::kColumns,
+                        beside_bytes<Sums>(Epilogue::kColumns), Epilogue::kMostStages>;
   using Arguments = typename Epilogue::Arguments;
   static constexpr int kWidth = Epilogue::kWidth, kParts = Epilogue::kParts;
   static __device__ bool idle(const Arguments& arguments) { return Epilogue::idle(arguments); }

@@ -34,6 +34,30 @@ Grid grid_of(const Extent& e) {
   return grid;
 }
 
+/// A second operand (width, depth) for tiles of `columns`, the halves of which two blocks load.
+inline void set_along(Operands& operands, DType type, std::int64_t width, std::int64_t depth, const void* b,
+                      std::int64_t stride, int columns) {
+  const auto box = static_cast<std::uint32_t>(columns / 2),
+             row = wgmma::kRowBytes / static_cast<std::uint32_t>(size_of(type));
+  for (int half = 0; half < 2; ++half) {
+    operands.b[half] = tensor_map(type, {depth, width, 1}, b, {row, box, 1}, stride);
+    operands.b_step[half] = columns;
+    operands.b_first[half] = half * columns / 2;
+  }
+}
+
+/// One that lies across, (depth, width) of bf16: boxes of 64 columns, and for the last of an odd number of them halves
+/// along k, which two blocks load.
+inline void set_across(Operands& operands, std::int64_t width, std::int64_t depth, const void* b, std::int64_t stride,
+                       int columns) {
+  for (int half = 0; half < 2; ++half) {
+    operands.b[half] = tensor_map(DType::bf16, {width, depth, 1}, b,
+                                  {wgmma::kColumns, static_cast<std::uint32_t>(OfBf16::kDepth >> half), 1}, stride);
+    operands.b_step[half] = columns;
+    operands.b_first[half] = 0;
+  }
+}
+
 template <class Sums, class Finish>
 struct ProductLaunch {
   using Formats = typename Sums::Formats;

@@ -121,10 +121,9 @@ struct alignas(16) Four {
   Sum at[4];
 };
 
-/// Room for `kRing` stages, for `kBuffers` chunks of each warp, and for `kBesideBytes` of each stage.
-template <int kTileColumns, int kRing, int kBuffers, int kLoadedColumns = kTileColumns, std::uint32_t kBesideBytes = 0>
-struct StoredMemory
-    : Shared<kTileColumns, kRing, kBuffers * kChunkBytes * 4 * kMultipliers, kLoadedColumns, kBesideBytes> {
+/// With room for `kBuffers` chunks of each warp.
+template <int kTileColumns, int kBuffers, int kLoaded = kTileColumns, std::uint32_t kBesideBytes = 0>
+struct StoredMemory : Shared<kTileColumns, kBuffers * kChunkBytes * 4 * kMultipliers, kLoaded, kBesideBytes> {
   static constexpr int kChunks = kBuffers;
 };
 
@@ -132,7 +131,6 @@ template <class Sum, Lies kLies, class OfMemory>
 class Stored {
  public:
   using Memory = OfMemory;
-  static_assert(Memory::kBytes <= 232448, "what a block can have");
   using Arguments = Destination;
   static constexpr int kWidth = Memory::kColumns, kGroups = kWidth / 8;
   static __device__ bool idle(const Arguments&) { return false; }

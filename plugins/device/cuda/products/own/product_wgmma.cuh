@@ -52,13 +52,14 @@ inline constexpr int kRows = 128;                                     ///< of a 
 inline constexpr int kSteps = wgmma::kRowBytes / wgmma::kDepthBytes;  ///< products of a stage
 inline constexpr int kMultipliers = 2, kCluster = 2, kMultiplying = 128 * kMultipliers, kThreads = kMultiplying + 128;
 inline constexpr int kHalfRows = kRows / kMultipliers;
+inline constexpr int kAnyStages = 1 << 20;
 
 /// The second operand as stored, or its halves.
 enum class Columns {
   along,   ///< (columns, k): two boxes of half a tile's columns
   dealt,   ///< the same, of 8 bits, in the order of dealt_tensor_map: of each 32 columns a thread's sums are eight
            ///< neighbours, from 8 (lane % 4) on
-  across,  ///< (k, columns), of bf16: four boxes of 64 columns, also where a tile has fewer
+  across,  ///< (k, columns), of bf16: boxes of 64 columns (set_across)
 };
 
 /// The first operand as stored.
@@ -158,25 +159,28 @@ struct BlockScales {
 
 struct Operands {
   CUtensorMap a;     ///< (rows, k), or as Rows says
-  CUtensorMap b[2];  ///< of each half of a tile's columns
-  int b_step[2];     ///< where tile j's half begins: j * b_step + b_first
+  CUtensorMap b[2];  ///< of each half of a tile's columns, which a block loads for both; or as set_across has them
+  int b_step[2];     ///< where tile j's half begins: j * b_step + b_first; across: of the tile
   int b_first[2];
   Grid grid;
   BlockScales scale_a, scale_b;  ///< where there are any
 };
 
-/// Shared memory, in bytes from an address that is a multiple of 1024: a ring of stages, which have `kLoadedColumns` of
-/// the second operand, `kResultBytes` of results, and `kBesideBytes` of each stage that warps write.
-template <int kTileColumns, int kRing, std::uint32_t kResultBytes, int kLoadedColumns = kTileColumns,
-          std::uint32_t kBesideBytes = 0>
+/// Shared memory, in bytes from an address that is a multiple of 1024: a ring of as many stages as there is room for,
+/// or `kMost`, which have `kLoaded` columns of the second operand, `kResultBytes` of results, and `kBesideBytes` of
+/// each stage that warps write.
+template <int kTileColumns, std::uint32_t kResultBytes, int kLoaded = kTileColumns, std::uint32_t kBesideBytes = 0,
+          int kMost = kAnyStages>
 struct Shared {
-  static constexpr int kColumns = kTileColumns, kStages = kRing;
-  static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kLoadedColumns * wgmma::kRowBytes,
-                                 kStage = kA + kB;
+  static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kLoaded * wgmma::kRowBytes, kStage = kA + kB;
   static_assert(kB / 2 % wgmma::kEightRows == 0, "a half begins where the swizzle does");
+  static constexpr std::uint32_t kRoom = 232448 - 1024;  ///< what a block can have, without what alignment may take
+  static constexpr int kColumns = kTileColumns,
+                       kStages = std::min<int>(kMost, (kRoom - kResultBytes) / (kStage + kBesideBytes + 16));
+  static_assert(kResultBytes < kRoom && kStages >= 3);
   static constexpr std::uint32_t kResults = kStages * kStage, kBeside = kResults + kResultBytes,
                                  kBarriers = kBeside + kStages * kBesideBytes;
-  static constexpr std::uint32_t kBytes = kBarriers + 16 * kStages + 1024;  ///< 1024: what alignment may take
+  static constexpr std::uint32_t kBytes = kBarriers + 16 * kStages + 1024;
 
   std::uint32_t base;
   __device__ std::uint32_t a(int stage) const { return base + stage * kStage; }
@@ -221,8 +225,15 @@ __device__ __forceinline__ void produce(const Operands& o, const Memory& shared)
       } else if constexpr (Sums::kColumnsLie == Columns::dealt) {
         tma::load_dealt_box_to(to, o.b[rank], step * kDepth, column / kDealtRows, full, kBoth);
       } else {
-        tma::load_box_to(to, o.b[rank], column, step * kDepth, 0, full, kBoth);
-        tma::load_box_to(to + Memory::kB / 4, o.b[rank], column + wgmma::kColumns, step * kDepth, 0, full, kBoth);
+        constexpr std::uint32_t kBox = kDepth * wgmma::kRowBytes;
+        constexpr int kBoxes = Memory::kB / kBox, kEach = kBoxes / kCluster;
+        auto load = [&](int box, const CUtensorMap& map, int half) {
+          tma::load_box_to(shared.b(ring.stage) + box * kBox + half * (kBox / 2), map, column + box * wgmma::kColumns,
+                           step * kDepth + half * (kDepth / 2), 0, full, kBoth);
+        };
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) load(rank * kEach + i, o.b[0], 0);
+        if constexpr (kBoxes % kCluster != 0) load(kBoxes - 1, o.b[1], rank);
       }
     }
   }

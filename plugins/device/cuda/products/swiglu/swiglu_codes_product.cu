@@ -27,6 +27,7 @@ class ToCodes : public ByUnit {
  public:
   using Arguments = CodesArguments;
   static constexpr Rows kRows = kTransposed ? Rows::paired : Rows::along;
+  static constexpr int kMostStages = 4;
   static constexpr std::uint32_t kShared = kTransposed ? TurnedCodes<2>::kShared : 0;
   static __device__ bool idle(const Arguments& a) { return Quantizer<Formats::float8>(a.quantize).idle(); }
   static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.gate_up; }

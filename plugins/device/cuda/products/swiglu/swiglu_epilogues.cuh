@@ -5,6 +5,7 @@
 //     struct Arguments { int rows, width; ... };   // of the gate
 //     constexpr std::uint32_t kShared;
 //     constexpr Rows kRows;                        // how the first operand lies
+//     constexpr int kMostStages;                   // beside the gradient (product_kept.cuh)
 //     static bool idle(arguments);
 //     To(arguments, shared);
 //     float scale(float sum);
@@ -57,6 +58,7 @@ class SwigluEpilogue {
  public:
   using Arguments = typename To::Arguments;
   static constexpr int kColumns = 256, kWidth = 128, kUnits = 2 * kWidth / UnitPlace::kColumns;
+  static constexpr int kMostStages = kAnyStages;
   static constexpr int kParts = kOfParts + To::kMoreParts;
   static constexpr std::uint32_t kShared = To::kShared;
   static constexpr Rows kRows = To::kRows;
@@ -95,6 +97,7 @@ class SwigluGradEpilogue {
  public:
   using Arguments = typename To::Arguments;
   static constexpr int kColumns = kOfColumns, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns;
+  static constexpr int kMostStages = To::kMostStages;
   static constexpr int kParts = kOfParts + To::kMoreParts;
   static constexpr int kAhead = To::kMoreParts > 0 ? kOfParts - 1 : (kOfParts - 1) / 3;
   static constexpr std::uint32_t kShared = To::kShared;

@@ -21,6 +21,7 @@ class ToBf16 : public ByUnit {
   using Arguments = Bf16Arguments;
   static constexpr std::uint32_t kShared = 0;
   static constexpr Rows kRows = Rows::along;
+  static constexpr int kMostStages = kAnyStages;
   static __device__ bool idle(const Arguments&) { return false; }
   static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.of; }
 
@@ -64,7 +65,6 @@ void load_gradient() {
 template <Columns kLie>
 void run_gradient(const SwigluProductShape& s, const SwigluGradProduct& p, int multiprocessors, cudaStream_t stream) {
   using Epilogue = SwigluGrad<false>;
-  constexpr std::uint32_t kHalf = kLie == Columns::across ? 2 * wgmma::kColumns : Epilogue::kColumns / 2;
   const Bf16Arguments arguments{.rows = static_cast<int>(s.rows),
                                 .width = static_cast<int>(s.width),
                                 .of = static_cast<const bf16*>(p.gate_up),
@@ -73,14 +73,10 @@ void run_gradient(const SwigluProductShape& s, const SwigluGradProduct& p, int m
                                 .dy = static_cast<bf16*>(p.dy),
                                 .dgate_up = static_cast<bf16*>(p.dgate_up)};
   Operands operands{};
-  for (int half = 0; half < 2; ++half) {
-    operands.b[half] =
-        kLie == Columns::across
-            ? tensor_map(DType::bf16, {s.width, s.depth, 1}, p.weight, {wgmma::kColumns, OfBf16::kDepth, 1})
-            : tensor_map(DType::bf16, {s.depth, s.width, 1}, p.weight, {OfBf16::kDepth, kHalf, 1});
-    operands.b_step[half] = Epilogue::kWidth;
-    operands.b_first[half] = half * static_cast<int>(kHalf);
-  }
+  if constexpr (kLie == Columns::across)
+    set_across(operands, s.width, s.depth, p.weight, 0, Epilogue::kColumns);
+  else
+    set_along(operands, DType::bf16, s.width, s.depth, p.weight, 0, Epilogue::kColumns);
   const auto run = p.y != nullptr ? Bf16Launch<kLie, SwigluGrad<true>>::run : Bf16Launch<kLie, Epilogue>::run;
   run({s.rows, s.width, s.depth}, operands, DType::bf16, p.dout, arguments, multiprocessors, stream);
 }

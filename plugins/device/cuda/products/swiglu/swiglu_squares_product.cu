@@ -46,6 +46,7 @@ class ToSquares {
  public:
   using Arguments = SquaresArguments;
   static constexpr Rows kRows = Rows::paired;
+  static constexpr int kMostStages = 4;
   static constexpr int kMoreParts = kCodingParts;
   static constexpr std::uint32_t kShared = Turned::kShared + 2 * kMade * kBytes;
   static __device__ bool idle(const Arguments&) { return false; }
