@@ -67,8 +67,8 @@ struct TiledProduct {
 template <class Sums, Lies kLies>
 struct OwnProductForm {
   static_assert(!WritesBeside<Sums> || kLies != Lies::turned, "turns are taken at barriers that a turned y needs");
-  /// Of bf16, as in products with swiglu, the results of a whole tile lie beside three stages, so that multipliers
-  /// never wait for writes.
+  /// Of bf16 there is room for the results of a whole tile beside three stages, so that multipliers never wait for
+  /// writes.
   static constexpr bool kBf16 = std::is_same_v<typename Sums::Formats, OfBf16>;
   static constexpr int kWideBuffers = kBf16 ? 4 : 2;
   static constexpr int kMostBuffers = beside_bytes<Sums>(256) > 256 ? 1 : kWideBuffers;  // what there is room for
