@@ -198,6 +198,7 @@ Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
 
 template <bool kSums>
 void check_dx(OperandCheck& check, const OpInstance& op) {
+  check_fused(check, op);
   check_packed(check, op, 0, "dy");
   check_rope(check, op, 1);
   check.output(0, "dx", extents_of(op, 0));

@@ -87,6 +87,7 @@ OperandCheck check_swiglu(const OpInstance& op, std::size_t inputs, std::size_t 
   constexpr std::size_t kGateUp = Producer::kGateUp;
   const auto [rows, columns] = packed_of<Producer>(op);
   OperandCheck check(op, inputs, outputs, kGateUp);
+  check_fused(check, op);
   check.that(extents_of(op, kGateUp).size() == 2 && columns % 2 == 0, "needs an even number of columns in gate_up");
   check.input(kGateUp, "gate_up", {rows, columns});
   if (kGateUp > 0) check.input(0, "dy", {rows, columns / 2});

@@ -53,10 +53,9 @@ Launch prepare_norm(const OpInstance& op, CudaContext& context, ScaleSource sour
   const auto eps = static_cast<float>(op.attributes.real("eps"));
   const QuantizePlan plan = norm_plan<kAdd>(op, source);
   const Codes codes(op, plan, size);
-  auto kernels = load_rows<NormArguments>(size.columns, op.inputs[0].dtype, context.multiprocessors,
-                                          [](auto element, auto packs, auto access) {
-                                            return &rms_norm_kernel<decltype(element), packs(), access(), kAdd, true>;
-                                          });
+  auto kernels = load_rows<NormArguments>(
+      size.columns, op.inputs[0].dtype, context.multiprocessors,
+      [](auto, auto packs, auto access) { return &rms_norm_kernel<bf16, packs(), access(), kAdd, true>; });
   load_transpose_bytes();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     run_rows(plan, codes, in, out, exec, [&](const QuantizeArguments& quantize) {
@@ -84,6 +83,7 @@ OpSupport query_norm(const OpInstance& op, ScaleSource source) {
   const Extents stream{rows, columns};
   const QuantizePlan plan = norm_plan<kAdd>(op, source);
   OperandCheck check(op, plan.inputs(), plan.outputs());
+  check_fused(check, op);
   check.input(0, kAdd ? "a" : "x", stream);
   if (kAdd) check.input(1, "b", stream).output(0, "sum", stream);
   const std::size_t first = kAdd ? 1 : 0;
@@ -112,10 +112,9 @@ Launch prepare_grad(const OpInstance& op, CudaContext& context, ScaleSource sour
   const QuantizePlan plan = grad_plan(op, source);
   const Codes codes(op, plan, size);
   const DType type = op.inputs[1].dtype;
-  const auto kernels =
-      load_rows<GradArguments>(size.columns, type, context.multiprocessors, [](auto element, auto packs, auto access) {
-        return &rms_norm_grad_kernel<decltype(element), packs(), access(), true, true>;
-      });
+  const auto kernels = load_rows<GradArguments>(
+      size.columns, type, context.multiprocessors,
+      [](auto, auto packs, auto access) { return &rms_norm_grad_kernel<bf16, packs(), access(), true, true>; });
   const std::int64_t blocks = rms_norm_grad_blocks(size, type, context.multiprocessors);
   load_column_sums();
   load_transpose_bytes();
@@ -148,6 +147,7 @@ OpSupport query_grad(const OpInstance& op, ScaleSource source) {
   const Extents stream{rows, columns};
   const QuantizePlan plan = grad_plan(op, source);
   OperandCheck check(op, plan.inputs(), plan.outputs(), 1);
+  check_fused(check, op);
   check.input(0, "dy", stream).input(1, "x", stream).input(2, "weight", {columns});
   check.input(3, "rstd", {rows}, DType::f32).input(4, "e", stream);
   check.output(0, "dx", stream).sum(1, "dweight", {columns}).output(2, "sum", stream);

@@ -78,6 +78,7 @@ OpSupport query(const OpInstance& op, const CudaTraits&) {
   using Of = Form<kAdd>;
   const auto [rows, columns] = matrix_of(op, 0);
   OperandCheck check(op, Of::kInputs, Of::kCodes + 4);
+  check_fused(check, op);
   operands::check_norm(check, op, false, kAdd);
   check_blocks(check, op, Of::kCodes, rows, columns);
   check.that(!is_square(op) || is_spread(op), "is not fused with scales that lie as those of weights");

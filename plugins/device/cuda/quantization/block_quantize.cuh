@@ -336,7 +336,7 @@ inline void check_blocks(OperandCheck& check, const OpInstance& op, std::size_t 
 
 template <class Producer, bool kSquare, Access kAccess>
 LoadedKernel<BlockArguments<Producer>> load_blocks(DType type, int multiprocessors) {
-  return with_element(type, [&](auto element) {
+  return with_values_of<Producer>(type, [&](auto element) {
     KernelFunction<BlockArguments<Producer>> kernel =
         block_quantize_kernel<Producer, decltype(element), kAccess, kSquare>;
     return load_kernel(kernel, dim3(kTileThreads), multiprocessors);

@@ -208,7 +208,7 @@ struct LineKernels {
 
 template <class Producer, Access kAccess, bool kStochastic>
 LineKernels<Producer> load_lines(DType type, std::int64_t width, int multiprocessors) {
-  return with_element(type, [&](auto element) {
+  return with_values_of<Producer>(type, [&](auto element) {
     using T = decltype(element);
     KernelFunction<LineArguments<Producer>> rows = row_codes_kernel<Producer, T, kAccess, kStochastic>,
                                             columns = column_codes_kernel<Producer, T, kAccess, kStochastic>;

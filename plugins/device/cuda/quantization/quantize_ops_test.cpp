@@ -181,15 +181,15 @@ void compare_fused(const DevicePair& pair, const Producer& producer, const std::
   }
 }
 
-std::vector<Producer> producers(DType t, const Extents& size) {
+std::vector<Producer> producers(const Extents& size) {
   const Extents packed{size[0], 2 * size[1]}, w{size[1]}, rows{size[0]};
-  const Operand value = operand(t, size), stats = operand(kF32, rows), sum = operand(kF32, w);
+  const Operand value = operand(kBf16, size), stats = operand(kF32, rows), sum = operand(kF32, w);
   const Attributes eps{{"eps", 1e-6}};
-  auto x = [&](std::uint64_t seed) { return normal(t, size, seed); };
-  auto weight = [&] { return normal(t, w, 9, 0.1, 1); };
+  auto x = [&](std::uint64_t seed) { return normal(kBf16, size, seed); };
+  auto weight = [&] { return normal(kBf16, w, 9, 0.1, 1); };
   std::vector<Producer> all;
-  all.push_back({"swiglu", {normal(t, packed, 1, 2)}, {value}, 0});
-  all.push_back({"swiglu_grad", {x(2), normal(t, packed, 1, 2)}, {operand(t, packed)}, 0});
+  all.push_back({"swiglu", {normal(kBf16, packed, 1, 2)}, {value}, 0});
+  all.push_back({"swiglu_grad", {x(2), normal(kBf16, packed, 1, 2)}, {operand(kBf16, packed)}, 0});
   all.push_back({"rms_norm", {x(1), weight()}, {value, stats}, 0, eps});
   all.push_back({"add_rms_norm", {x(1), x(2), weight()}, {value, value, stats}, 1, eps});
   all.push_back(
@@ -246,7 +246,7 @@ void compare_lines(const DevicePair& pair, const Producer& producer, DType forma
 
 enum class Positions { inside, some_outside };
 
-Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
+Producer rope_grad(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
                    Positions where = Positions::inside) {
   PoisonedTensor positions = integers(tokens, 0, tokens, 5);
   if (where == Positions::some_outside) {
@@ -258,8 +258,8 @@ Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_
     frequencies.push_back(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
   const Extents size{tokens, (heads + 2) * head_dim};
   return {"rope_grad",
-          {normal(t, size, 1), positions},
-          {operand(t, size)},
+          {normal(kBf16, size, 1), positions},
+          {operand(kBf16, size)},
           0,
           {{"heads", heads},
            {"kv_heads", std::int64_t{1}},
@@ -270,9 +270,9 @@ Producer rope_grad(DType t, std::int64_t tokens, std::int64_t heads, std::int64_
 }
 
 /// With the bias's gradient behind it; compared with rope_grad_column_sum, whose bits fused_ops_test.cpp holds.
-Producer rope_grad_column_sum(DType t, std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType sum,
+Producer rope_grad_column_sum(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType sum,
                               bool accumulate, Positions where = Positions::inside) {
-  Producer producer = rope_grad(t, tokens, heads, head_dim, where);
+  Producer producer = rope_grad(tokens, heads, head_dim, where);
   producer.kind = "rope_grad_column_sum";
   producer.outputs.push_back({sum, {producer.outputs[0].extents[1]}, true, accumulate});
   return producer;
@@ -292,27 +292,24 @@ TEST_CASE("producers that quantize what they make give the bits of the two ops")
   DevicePair pair = open_pair();
   for (const Extents& size :
        {Extents{33, 17}, Extents{64, 64}, Extents{272, 144}, Extents{19, 896}, Extents{16, 3584}}) {
-    for (DType t : {kF32, kBf16}) {
-      std::vector<Producer> all = producers(t, size);
-      all.push_back(rope_grad(t, size[0], 3, 64));
-      all.push_back(rope_grad(t, size[0], 2, 6));
-      all.push_back(rope_grad_column_sum(t, size[0], 3, 64, kF32, false));
-      all.push_back(rope_grad_column_sum(t, size[0], 2, 64, t, false));  // a key and a value head in one tile
-      all.push_back(rope_grad_column_sum(t, size[0], 2, 6, t, true));
-      for (const Producer& producer : all) {
-        CAPTURE(to_string(size));
-        CAPTURE(std::string(name_of(t)));
-        for (DType format : {kE4m3, kE5m2, DType::i8}) {
-          if (format != kE4m3 && size[0] != 33 && size[0] != 272) continue;  // a part of a tile, and several
-          compare_fused(pair, producer, "quantize", {}, format);
-          if (!producer.kind.starts_with("rope_grad"))
-            compare_fused(pair, producer, "quantize_by", {PoisonedTensor(kF32, {1}, std::vector<float>{0.0625f})},
-                          format);
-          if (format == DType::i8) continue;  // has no delayed scale
-          compare_fused(pair, producer, "quantize_delayed", {zero_state(2)}, format);
-          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits, format)}, format);
-          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kClips, format)}, format);
-        }
+    std::vector<Producer> all = producers(size);
+    all.push_back(rope_grad(size[0], 3, 64));
+    all.push_back(rope_grad(size[0], 2, 6));
+    all.push_back(rope_grad_column_sum(size[0], 3, 64, kF32, false));
+    all.push_back(rope_grad_column_sum(size[0], 2, 64, kBf16, false));  // a key and a value head in one tile
+    all.push_back(rope_grad_column_sum(size[0], 2, 6, kBf16, true));
+    for (const Producer& producer : all) {
+      CAPTURE(to_string(size));
+      for (DType format : {kE4m3, kE5m2, DType::i8}) {
+        if (format != kE4m3 && size[0] != 33 && size[0] != 272) continue;  // a part of a tile, and several
+        compare_fused(pair, producer, "quantize", {}, format);
+        if (!producer.kind.starts_with("rope_grad"))
+          compare_fused(pair, producer, "quantize_by", {PoisonedTensor(kF32, {1}, std::vector<float>{0.0625f})},
+                        format);
+        if (format == DType::i8) continue;  // has no delayed scale
+        compare_fused(pair, producer, "quantize_delayed", {zero_state(2)}, format);
+        compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits, format)}, format);
+        compare_fused(pair, producer, "quantize_delayed", {state_reaching(kClips, format)}, format);
       }
     }
   }
@@ -326,7 +323,8 @@ void compare_lines(const DevicePair& pair, const Extents& size, DType t) {
   for (auto [format, stochastic] : {std::pair{DType::i8, false}, {DType::i8, true}, {kE4m3, false}}) {
     CAPTURE(stochastic);
     compare_lines(pair, {"", {special(t, size)}, {}, 0}, format, stochastic);
-    for (const Producer& producer : producers(t, size))
+    if (t != kBf16) continue;
+    for (const Producer& producer : producers(size))
       if (producer.kind.starts_with("swiglu")) compare_lines(pair, producer, format, stochastic);
   }
 }
@@ -337,17 +335,37 @@ TEST_CASE("producers of codes with scales of blocks give the bits of the two ops
   DevicePair pair = open_pair();
   for (const Extents& size : {Extents{1, 128}, Extents{33, 17}, Extents{130, 256}, Extents{272, 144},
                               Extents{400, 1280}, Extents{16, 4864}}) {
-    for (DType t : {kF32, kBf16}) {
-      CAPTURE(to_string(size));
-      CAPTURE(std::string(name_of(t)));
-      for (Producer& producer : producers(t, size)) {
-        if (producer.kind == "rms_norm_grad_add") continue;
-        if (producer.kind == "swiglu_grad" && size[1] % kScaleBlock != 0) continue;  // refused, below
-        if (size[0] == 130 && producer.kind.starts_with("swiglu"))
-          producer.inputs.back() = special(t, producer.inputs.back().view().extents);
-        for (DType format : {kE4m3, kE5m2})
-          for (const char* way : kBlockWays) compare_fused(pair, producer, way, {}, format);
-      }
+    CAPTURE(to_string(size));
+    for (Producer& producer : producers(size)) {
+      if (producer.kind == "rms_norm_grad_add") continue;
+      if (producer.kind == "swiglu_grad" && size[1] % kScaleBlock != 0) continue;  // refused, below
+      if (size[0] == 130 && producer.kind.starts_with("swiglu"))
+        producer.inputs.back() = special(kBf16, producer.inputs.back().view().extents);
+      for (DType format : {kE4m3, kE5m2})
+        for (const char* way : kBlockWays) compare_fused(pair, producer, way, {}, format);
+    }
+  }
+}
+
+TEST_CASE("values in fp32 are not fused with their codes") {
+  const Extents size{16, 128};
+  std::vector<Producer> all = producers(size);
+  all.push_back(rope_grad(size[0], 3, 64));
+  const DevicePair pair = open_pair();
+  for (const Producer& producer : all) {
+    const bool has_blocks = producer.kind != "rms_norm_grad_add";
+    for (const std::string way : {"quantize", has_blocks ? "quantize_blocks" : "quantize"}) {
+      OpInstance op{producer.kind + "_" + way, {}, producer.outputs, producer.attributes, producer.geometry};
+      for (const PoisonedTensor& tensor : producer.inputs)
+        op.inputs.push_back(operand(tensor.view().dtype, tensor.view().extents));
+      for (std::vector<Operand>* operands : {&op.inputs, &op.outputs})
+        for (Operand& each : *operands)
+          if (each.dtype == kBf16) each.dtype = kF32;
+      const std::vector<Operand> made = codes(kE4m3, producer.outputs[producer.result].extents, way);
+      op.outputs.insert(op.outputs.end(), made.begin(), made.end());
+      op.attributes.set("format", std::string("e4m3"));
+      CAPTURE(op.kind);
+      CHECK(pair.gpu->query(op).refusal.find("is fused with quantization in bf16 alone") != std::string::npos);
     }
   }
 }
@@ -382,23 +400,21 @@ TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any n
   DevicePair pair = open_pair();
   for (std::int64_t tokens : {1, 127, 130, 144, 1027}) {
     for (std::int64_t head_dim : {6, 16, 32, 34, 64, 80, 128}) {  // those that divide a tile of 128 columns, and others
-      for (DType t : {kF32, kBf16}) {
-        for (DType sum : {kF32, kBf16}) {
-          CAPTURE(tokens);
-          CAPTURE(head_dim);
-          CAPTURE(std::string(name_of(t)) + ", sum " + std::string(name_of(sum)));
-          const Producer producer = rope_grad_column_sum(t, tokens, 2, head_dim, sum, tokens % 2 == 0);
-          compare_fused(pair, producer, "quantize", {});
-          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits)});
-          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kClips)});
-          for (const char* way : kBlockWays)
-            if (head_dim % 16 == 0 && 128 % head_dim == 0) compare_fused(pair, producer, way, {});
-        }
+      for (DType sum : {kF32, kBf16}) {
+        CAPTURE(tokens);
+        CAPTURE(head_dim);
+        CAPTURE(std::string(name_of(sum)));
+        const Producer producer = rope_grad_column_sum(tokens, 2, head_dim, sum, tokens % 2 == 0);
+        compare_fused(pair, producer, "quantize", {});
+        compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits)});
+        compare_fused(pair, producer, "quantize_delayed", {state_reaching(kClips)});
+        for (const char* way : kBlockWays)
+          if (head_dim % 16 == 0 && 128 % head_dim == 0) compare_fused(pair, producer, way, {});
       }
     }
   }
   if (!pair.open) return;
-  const Producer large = rope_grad_column_sum(kBf16, 40000, 16, 64, kBf16, true);  // a block takes many tiles
+  const Producer large = rope_grad_column_sum(40000, 16, 64, kBf16, true);  // a block takes many tiles
   compare_fused(pair, large, "quantize_delayed", {state_reaching(kFits)});
 }
 
@@ -406,18 +422,15 @@ TEST_CASE("positions outside the rotation's table: the bits of the two ops, what
   DevicePair pair = open_pair();
   for (std::int64_t tokens : {2, 33, 130, 144}) {
     for (std::int64_t head_dim : {6, 34, 64, 80, 128}) {  // of 6 and 34: eight columns lie in key and value heads
-      for (DType t : {kF32, kBf16}) {
-        CAPTURE(tokens);
-        CAPTURE(head_dim);
-        CAPTURE(std::string(name_of(t)));
-        for (const Producer& producer :
-             {rope_grad(t, tokens, 2, head_dim, Positions::some_outside),
-              rope_grad_column_sum(t, tokens, 2, head_dim, kF32, false, Positions::some_outside)}) {
-          compare_fused(pair, producer, "quantize", {});
-          compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits)});
-          for (const char* way : kBlockWays)
-            if (128 % head_dim == 0) compare_fused(pair, producer, way, {});
-        }
+      CAPTURE(tokens);
+      CAPTURE(head_dim);
+      for (const Producer& producer :
+           {rope_grad(tokens, 2, head_dim, Positions::some_outside),
+            rope_grad_column_sum(tokens, 2, head_dim, kF32, false, Positions::some_outside)}) {
+        compare_fused(pair, producer, "quantize", {});
+        compare_fused(pair, producer, "quantize_delayed", {state_reaching(kFits)});
+        for (const char* way : kBlockWays)
+          if (128 % head_dim == 0) compare_fused(pair, producer, way, {});
       }
     }
   }

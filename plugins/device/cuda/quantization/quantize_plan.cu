@@ -21,6 +21,10 @@ DType check_format(OperandCheck& check, const OpInstance& op) {
   return format;
 }
 
+void check_fused(OperandCheck& check, const OpInstance& op) {
+  if (check.ok()) check.that(op.inputs[0].dtype == DType::bf16, "is fused with quantization in bf16 alone");
+}
+
 QuantizePlan::QuantizePlan(const OpInstance& op, ScaleSource source, std::size_t inputs, std::size_t outputs,
                            Matrix size)
     : source_(source), size_(size), state_(inputs), q_(outputs) {

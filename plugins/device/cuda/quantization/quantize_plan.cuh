@@ -32,6 +32,8 @@ inline constexpr struct {
 
 /// The attribute "format", which the check refuses unless it is of 8 bits.
 DType check_format(OperandCheck& check, const OpInstance& op);
+/// Of an op that quantizes what it makes: its values are bf16.
+void check_fused(OperandCheck& check, const OpInstance& op);
 /// Of the ops with a scale for each row or column.
 inline bool rounds_stochastically(const OpInstance& op) { return op.attributes.integer_or("stochastic", 0) != 0; }
 

@@ -131,6 +131,16 @@ struct Copy {
   }
 };
 
+/// Calls f(T{}) with the type of a Producer's values. Those that are there already are bf16 or fp32, those made beside
+/// their codes bf16 (check_fused), as the activations of all 8-bit recipes are.
+template <class Producer, class F>
+decltype(auto) with_values_of(DType type, F&& f) {
+  if constexpr (std::is_same_v<Producer, Copy>)
+    return with_element(type, std::forward<F>(f));
+  else
+    return std::forward<F>(f)(bf16{});
+}
+
 template <class Producer>
 struct TileArguments {
   Producer producer;
@@ -303,7 +313,7 @@ TileKernels<Producer> load_tiles(DType type, DType format, std::int64_t rows, st
     kernels.vector = load_kernel(vector, dim3(kTileThreads), multiprocessors);
     kernels.scalar = load_kernel(scalar, dim3(kTileThreads), multiprocessors);
   };
-  with_element(type, [&](auto element) {
+  with_values_of<Producer>(type, [&](auto element) {
     if (format == DType::i8)
       load(element, std::integral_constant<Formats, Formats::any>{});
     else
