@@ -106,7 +106,7 @@ QuantizePlan plan_of(const OpInstance& op, ScaleSource source) {
 template <class Producer>
 Launch prepare(const OpInstance& op, CudaContext& context, ScaleSource source) {
   const auto [rows, columns] = packed_of<Producer>(op);
-  const bool whole = columns / 2 % 8 == 0;  // rows of F elements hold whole packs of both element types
+  const bool whole = columns / 2 % 8 == 0;  // rows of F elements hold whole packs
   return prepare_tiles<Producer>(op, context, plan_of<Producer>(op, source), rows, columns / 2, whole, 0, Producer::of);
 }
 

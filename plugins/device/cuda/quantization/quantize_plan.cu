@@ -22,7 +22,7 @@ DType check_format(OperandCheck& check, const OpInstance& op) {
 }
 
 void check_fused(OperandCheck& check, const OpInstance& op) {
-  if (check.ok()) check.that(op.inputs[0].dtype == DType::bf16, "is fused with quantization in bf16 alone");
+  if (check.ok()) check.that(op.inputs[0].dtype == DType::bf16, "is fused with quantization only in bf16");
 }
 
 QuantizePlan::QuantizePlan(const OpInstance& op, ScaleSource source, std::size_t inputs, std::size_t outputs,

@@ -135,10 +135,12 @@ struct Copy {
 /// their codes bf16 (check_fused), as the activations of all 8-bit recipes are.
 template <class Producer, class F>
 decltype(auto) with_values_of(DType type, F&& f) {
-  if constexpr (std::is_same_v<Producer, Copy>)
+  if constexpr (std::is_same_v<Producer, Copy>) {
     return with_element(type, std::forward<F>(f));
-  else
+  } else {
+    if (type != DType::bf16) fail_internal("device cuda", "values that are not bf16 were fused with their codes");
     return std::forward<F>(f)(bf16{});
+  }
 }
 
 template <class Producer>

@@ -21,6 +21,7 @@ struct TiledProduct {
   static constexpr std::uint32_t kBeside = beside_bytes<Sums>(kColumns);
   using Finish = Stored<Sum, kLies, StoredMemory<kColumns, kBuffers, kLoaded, kBeside>>;
   using Launch = ProductLaunch<Sums, Finish>;
+  static constexpr int kStages = Finish::Memory::kStages;
 
   static void load() { Launch::load(); }
 
@@ -75,6 +76,8 @@ struct OwnProductForm {
   using Of256 = TiledProduct<Sums, kLies, 256, kMostBuffers>;
   using Of224 = TiledProduct<Sums, kLies, 224, kWideBuffers>;
   using Of192 = TiledProduct<Sums, kLies, 192, 3>;
+  static constexpr int kLeastStages = kBf16 ? 3 : 4;
+  static_assert(Of256::kStages >= kLeastStages && Of224::kStages >= kLeastStages && Of192::kStages >= 4);
 
   static void load() {
     Of256::load();

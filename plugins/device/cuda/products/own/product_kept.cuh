@@ -9,8 +9,8 @@
 //     constexpr int kWidth;                // columns of the values that it is
 //     constexpr int kParts;                // of its work
 //     constexpr std::uint32_t kShared;     // bytes of shared memory that it has
-//     constexpr int kMostStages;           // beside it: shared memory takes room from the L1 cache, in which what it
-//                                          // reads has lines as long as it is on its way
+//     constexpr int kMostStages;           // of the ring: shared memory takes room from the L1 cache, which holds a
+//                                          // line for each load of the Epilogue on its way
 //     static bool idle(arguments);         // whether nothing is to be done: the same in all threads
 //     Epilogue(arguments, shared);
 //     float scale(float sum);              // before it is rounded

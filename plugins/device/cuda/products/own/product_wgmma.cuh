@@ -52,7 +52,7 @@ inline constexpr int kRows = 128;                                     ///< of a 
 inline constexpr int kSteps = wgmma::kRowBytes / wgmma::kDepthBytes;  ///< products of a stage
 inline constexpr int kMultipliers = 2, kCluster = 2, kMultiplying = 128 * kMultipliers, kThreads = kMultiplying + 128;
 inline constexpr int kHalfRows = kRows / kMultipliers;
-inline constexpr int kAnyStages = 1 << 20;
+inline constexpr int kAnyStages = 1 << 20;  ///< as many as there is room for
 
 /// The second operand as stored, or its halves.
 enum class Columns {
@@ -160,15 +160,15 @@ struct BlockScales {
 struct Operands {
   CUtensorMap a;     ///< (rows, k), or as Rows says
   CUtensorMap b[2];  ///< of each half of a tile's columns, which a block loads for both; or as set_across has them
-  int b_step[2];     ///< where tile j's half begins: j * b_step + b_first; across: of the tile
+  int b_step[2];     ///< where tile j's half, or across tile j, begins: j * b_step + b_first
   int b_first[2];
   Grid grid;
   BlockScales scale_a, scale_b;  ///< where there are any
 };
 
 /// Shared memory, in bytes from an address that is a multiple of 1024: a ring of as many stages as there is room for,
-/// or `kMost`, which have `kLoaded` columns of the second operand, `kResultBytes` of results, and `kBesideBytes` of
-/// each stage that warps write.
+/// at most `kMost`, and `kResultBytes` of results. A stage has `kLoaded` columns of the second operand, and
+/// `kBesideBytes` that warps write.
 template <int kTileColumns, std::uint32_t kResultBytes, int kLoaded = kTileColumns, std::uint32_t kBesideBytes = 0,
           int kMost = kAnyStages>
 struct Shared {

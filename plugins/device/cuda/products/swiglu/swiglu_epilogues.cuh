@@ -5,7 +5,7 @@
 //     struct Arguments { int rows, width; ... };   // of the gate
 //     constexpr std::uint32_t kShared;
 //     constexpr Rows kRows;                        // how the first operand lies
-//     constexpr int kMostStages;                   // beside the gradient (product_kept.cuh)
+//     constexpr int kMostStages;                   // of the gradient's ring (product_kept.cuh)
 //     static bool idle(arguments);
 //     To(arguments, shared);
 //     float scale(float sum);
