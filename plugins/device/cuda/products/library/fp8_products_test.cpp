@@ -129,6 +129,7 @@ OpComparison block_product(DType a, DType b, const Sizes& s, std::int64_t scale_
 /// it is added.
 void check_block_product(const DevicePair& pair, DType a, DType b, std::int64_t scale_rows, const Sizes& s,
                          std::initializer_list<DType> of, double slack, double added, bool squares = false) {
+  CAPTURE(name_of(a));
   CAPTURE(scale_rows);
   CAPTURE(squares);
   CAPTURE(s.transpose_a);
@@ -178,8 +179,9 @@ TEST_CASE("own products of operands with scales of blocks and of squares equal t
   // times as large. Scales of 128 x 128 elements are the same for many of them: there, four times that.
   auto check = [&pair](const Sizes& s, std::int64_t scale_rows, bool squares) {
     const auto k = static_cast<double>(s.k);
-    check_block_product(pair, DType::e4m3, DType::e4m3, scale_rows, s, {kBf16},
-                        (squares ? 4 : 1) * 0x1p-9 * k / 32 * std::sqrt(k), 0x1p-5, squares);
+    for (DType a : {DType::e4m3, DType::e5m2})
+      check_block_product(pair, a, DType::e4m3, scale_rows, s, {kBf16},
+                          (squares ? 4 : 1) * 0x1p-9 * k / 32 * std::sqrt(k), 0x1p-5, squares);
   };
   for (std::int64_t scale_rows : {1, 128})
     for (Sizes s : kSizes) {

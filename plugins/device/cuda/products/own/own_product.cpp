@@ -16,9 +16,11 @@ const OwnProduct& form_of(const MatmulKey& key) {
   if (is_bf16(key))
     return key.transpose_b ? kBf16Product : key.transpose_a ? kBf16BothAcrossProduct : kBf16AcrossProduct;
   if (key.a == DType::i8) return kI8Product;
-  if (key.squares) return key.transpose_a ? kE4m3SquaresPairedProduct : kE4m3SquaresProduct;
-  if (of_blocks(key.scales)) return key.scales == ScaleMode::block ? kE4m3BlockProduct : kE4m3SquareBlockProduct;
   const bool e5m2 = (is_swapped(key) ? key.b : key.a) == DType::e5m2;
+  if (key.squares && key.transpose_a) return e5m2 ? kE5m2SquaresPairedProduct : kE4m3SquaresPairedProduct;
+  if (key.squares) return e5m2 ? kE5m2SquaresProduct : kE4m3SquaresProduct;
+  if (key.scales == ScaleMode::block) return e5m2 ? kE5m2BlockProduct : kE4m3BlockProduct;
+  if (key.scales == ScaleMode::square_block) return e5m2 ? kE5m2SquareBlockProduct : kE4m3SquareBlockProduct;
   if (is_swapped(key)) return e5m2 ? kE5m2TurnedProduct : kE4m3TurnedProduct;
   if (key.transpose_a && !key.fast_accumulation) return e5m2 ? kE5m2ExactProduct : kE4m3ExactProduct;
   if (key.transpose_a) return e5m2 ? kE5m2PairedProduct : kE4m3PairedProduct;
@@ -65,9 +67,8 @@ std::string refuse_8_bits(const MatmulKey& key) {
   if (key.a != DType::i8 && !key.fast_accumulation && (of_blocks(key.scales) || !(key.transpose_a && key.transpose_b)))
     return "own products of floats sum in fewer bits than fp32, but where they turn a";
   const bool turns_a = key.transpose_a && key.transpose_b;
-  if (of_blocks(key.scales) &&
-      (key.a != DType::e4m3 || key.b != DType::e4m3 || (key.turns() && !(key.squares && turns_a))))
-    return "own products with scales of blocks are e4m3 times e4m3, both along the sums, or a across with square ones";
+  if (of_blocks(key.scales) && (key.a == DType::i8 || (key.turns() && !(key.squares && turns_a))))
+    return "own products with scales of blocks are of floats, both along the sums, or a across with square ones";
   if (key.transpose_a && !key.transpose_b) return "own products turn one operand only";
   if (key.turns() && (key.scales == ScaleMode::vector || key.bias))
     return "own products that turn an operand take one scale of each, and no bias";

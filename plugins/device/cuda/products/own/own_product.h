@@ -1,9 +1,9 @@
 #pragma once
 // Own products on Hopper's tensor cores, beside the library's, with a bias or added to y, which is bf16:
 //   bf16                    both operands along the sums, b across them, or both across
-//   e4m3 or e5m2 with e4m3  fast sums; one scale of each operand, or one a row and a column; e4m3 with e4m3 also scales
-//                           of blocks. One operand may lie across the sums, with one scale of each and no bias; of a
-//                           also with sums in fp32
+//   e4m3 or e5m2 with e4m3  fast sums; one scale of each operand, one a row and a column, or scales of blocks. One
+//                           operand may lie across the sums, with one scale of each and no bias; of a also with sums
+//                           in fp32, or with scales of squares
 //   i8                      scales alike, both operands along the sums
 
 #include <cuda_runtime_api.h>
@@ -56,5 +56,6 @@ extern const OwnProduct kE4m3Product, kE5m2Product, kI8Product;
 extern const OwnProduct kE4m3PairedProduct, kE5m2PairedProduct, kE4m3ExactProduct, kE5m2ExactProduct;
 extern const OwnProduct kE4m3TurnedProduct, kE5m2TurnedProduct;
 extern const OwnProduct kE4m3BlockProduct, kE4m3SquareBlockProduct, kE4m3SquaresProduct, kE4m3SquaresPairedProduct;
+extern const OwnProduct kE5m2BlockProduct, kE5m2SquareBlockProduct, kE5m2SquaresProduct, kE5m2SquaresPairedProduct;
 
 }  // namespace quern::cuda

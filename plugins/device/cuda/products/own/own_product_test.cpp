@@ -137,8 +137,8 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
     key.transpose_a = across, key.transpose_b = !across;
     return key;
   };
-  auto e4m3 = [](const Size& s, ScaleMode scales, bool squares = false) {
-    MatmulKey key = key_of(kE4m3, kE4m3, s);
+  auto float8 = [](DType a, const Size& s, ScaleMode scales, bool squares = false) {
+    MatmulKey key = key_of(a, kE4m3, s);
     key.scales = scales;
     key.squares = squares;
     return key;
@@ -147,8 +147,10 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
   for (const Size& s : {Size{48, 208, 6400}, Size{520, 512, 8192}, Size{304, 464, 8192}, Size{1024, 1808, 8192},
                         Size{1024, 1552, 8192}}) {
     if (!affordable(s.m * s.n, s.m * s.n * s.k)) continue;
-    for (const MatmulKey& key : {bf16(s, false), bf16(s, true), e4m3(s, ScaleMode::vector), e4m3(s, ScaleMode::block),
-                                 e4m3(s, ScaleMode::square_block), e4m3(s, ScaleMode::square_block, true)}) {
+    for (const MatmulKey& key :
+         {bf16(s, false), bf16(s, true), float8(kE4m3, s, ScaleMode::vector), float8(kE4m3, s, ScaleMode::block),
+          float8(kE4m3, s, ScaleMode::square_block), float8(kE4m3, s, ScaleMode::square_block, true),
+          float8(kE5m2, s, ScaleMode::block), float8(kE5m2, s, ScaleMode::square_block, true)}) {
       CAPTURE(key.text());
       CHECK(own_tiling(s.m, s.n, s.k, key.a).parts > 1);
       const MatmulScratch scratch(key, nullptr);
@@ -254,8 +256,6 @@ TEST_CASE("own products leave to the library what they cannot do") {
   CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.fast_accumulation = false; }) != "");
   CHECK(refusal(kI8, kI8, even, [](MatmulKey& key) { key.fast_accumulation = false; }) == "");
   auto of_blocks = [](MatmulKey& key) { key.scales = ScaleMode::block; };
-  CHECK(refusal(kE4m3, kE4m3, even, of_blocks) == "");
-  CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.scales = ScaleMode::square_block; }) == "");
   auto across = [](bool squares, bool of_b = false) {
     return [squares, of_b](MatmulKey& key) {
       key.scales = ScaleMode::block;
@@ -263,10 +263,14 @@ TEST_CASE("own products leave to the library what they cannot do") {
       (of_b ? key.transpose_b : key.transpose_a) = !of_b;
     };
   };
-  CHECK(refusal(kE4m3, kE4m3, even, across(true)) == "");
-  CHECK(refusal(kE4m3, kE4m3, even, across(false)) != "");
-  CHECK(refusal(kE4m3, kE4m3, even, across(true, true)) != "");
-  CHECK(refusal(kE5m2, kE4m3, even, of_blocks) != "");
+  for (DType a : {kE4m3, kE5m2}) {
+    CHECK(refusal(a, kE4m3, even, of_blocks) == "");
+    CHECK(refusal(a, kE4m3, even, [](MatmulKey& key) { key.scales = ScaleMode::square_block; }) == "");
+    CHECK(refusal(a, kE4m3, even, across(true)) == "");
+    CHECK(refusal(a, kE4m3, even, across(false)) != "");
+    CHECK(refusal(a, kE4m3, even, across(true, true)) != "");
+  }
+  CHECK(refusal(kE4m3, kE5m2, even, of_blocks) != "");
   CHECK(refusal(kI8, kI8, even, of_blocks) != "");
   CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.y = kF32; }) != "");
   CHECK(refusal(kE4m3, kE4m3, even, [](MatmulKey& key) { key.transpose_b = false; }) == "");
