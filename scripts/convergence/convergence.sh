@@ -29,6 +29,7 @@ declare -A arms=(
     precision.id=e4m3,$e4m3.activation_scaling=current,$e4m3.gradient_scaling=current
     precision.id=e4m3,$e4m3.activation_scaling=row,$e4m3.gradient_scaling=row
     precision.id=e4m3,$e4m3.activation_scaling=block,$e4m3.gradient_scaling=block
+    precision.id=e4m3,$e4m3.activation_scaling=square,$e4m3.gradient_scaling=square
     precision.id=e4m3,$e4m3.gradient_format=e5m2
     precision.id=int8
     precision.id=int8,precision.int8.gradient_rounding=stochastic"
