@@ -31,7 +31,7 @@ enum class AttentionChoice : std::uint8_t {
 
 /// What multiplies matrices, as the option says.
 enum class ProductChoice : std::uint8_t {
-  automatic,  ///< of bf16, or with scales of blocks, own ones where a wide search finds them faster; else as `library`
+  automatic,  ///< own ones of squares; of bf16 or other blocks where a wide search finds them faster; else as `library`
   library,    ///< own ones only where the library has none
   own,        ///< wherever they take the product
 };

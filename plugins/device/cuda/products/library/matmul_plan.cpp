@@ -246,6 +246,11 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 
 // ---- all products ----
 
+bool takes_own(const MatmulKey& key, const CudaTraits& gpu) {
+  return (gpu.products == ProductChoice::own || (gpu.products == ProductChoice::automatic && key.squares)) &&
+         refuse_own_product(key, gpu).empty();
+}
+
 std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
   if (!is_searched_widely(search, key, gpu)) return "";
   return tries_own(key, gpu) ? ", wide, own" : ", wide";
@@ -262,7 +267,7 @@ std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const 
   }
   auto usable = [&](const std::string& text) { return use(*plan, text); };
   std::optional<std::string> found;
-  if (context.traits.products == ProductChoice::own && refuse_own_product(key, context.traits).empty()) {
+  if (takes_own(key, context.traits)) {
     found = choices_.taken(name);
     if (!found || !usable(*found)) found = MatmulPlan::kOwn, choices_.take(name, *found);
   } else {

@@ -97,6 +97,10 @@ class MatmulPlan {
   int own_on_ = 0;  ///< multiprocessors; 0: not own
 };
 
+/// Whether the own product is taken, and nothing timed. Those with scales of squares were faster than the library's at
+/// every size that was timed (docs/performance/cuda-fp8.md).
+bool takes_own(const MatmulKey& key, const CudaTraits& gpu);
+
 /// Where a product's candidates come from.
 enum class MatmulSearch : std::uint8_t {
   listed,  ///< the library's heuristic

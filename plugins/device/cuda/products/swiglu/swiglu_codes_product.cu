@@ -27,7 +27,6 @@ class ToCodes : public ByUnit {
  public:
   using Arguments = CodesArguments;
   static constexpr Rows kRows = kTransposed ? Rows::paired : Rows::along;
-  static constexpr int kMostStages = 4;
   static constexpr std::uint32_t kShared = kTransposed ? TurnedCodes<2>::kShared : 0;
   static __device__ bool idle(const Arguments& a) { return Quantizer<Formats::float8>(a.quantize).idle(); }
   static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.gate_up; }
@@ -92,7 +91,7 @@ class ToCodes : public ByUnit {
 template <bool kTransposed, bool kValues>
 using SwigluCodes = SwigluEpilogue<ToCodes<DType::e4m3, kTransposed, kValues>, kParts>;
 template <DType kFormat, bool kTransposed, bool kValues>
-using SwigluGradCodes = SwigluGradEpilogue<ToCodes<kFormat, kTransposed, kValues>, kParts>;
+using SwigluGradCodes = SwigluGradEpilogue<ToCodes<kFormat, kTransposed, kValues>, kParts, kGradientStages>;
 
 QuantizePlan plan_of(const OpInstance& op, CodesForm form) {
   return {op, ScaleSource::delayed, form.inputs(), 2, form.values(form.sizes(op))};

@@ -5,7 +5,6 @@
 //     struct Arguments { int rows, width; ... };   // of the gate
 //     constexpr std::uint32_t kShared;
 //     constexpr Rows kRows;                        // how the first operand lies
-//     constexpr int kMostStages;                   // of the gradient's ring (product_kept.cuh)
 //     static bool idle(arguments);
 //     To(arguments, shared);
 //     float scale(float sum);
@@ -90,14 +89,16 @@ class SwigluEpilogue {
   To to_;
 };
 
-/// A tile is 192 columns of dy, or so many. gate and up are read kAhead parts before they are worked on, those of a
-/// tile's first parts beside the tile before.
-template <class To, int kOfParts, int kOfColumns = 192>
+inline constexpr int kGradientStages = 4;  ///< of 8 bits: more would take room from the L1 cache
+
+/// Beside a ring of at most kOfStages (product_kept.cuh). A tile is 192 columns of dy, or so many. gate and up are read
+/// kAhead parts before they are worked on, those of a tile's first parts beside the tile before.
+template <class To, int kOfParts, int kOfStages = kAnyStages, int kOfColumns = 192>
 class SwigluGradEpilogue {
  public:
   using Arguments = typename To::Arguments;
   static constexpr int kColumns = kOfColumns, kWidth = kColumns, kUnits = 2 * kWidth / UnitPlace::kColumns;
-  static constexpr int kMostStages = To::kMostStages;
+  static constexpr int kMostStages = kOfStages;
   static constexpr int kParts = kOfParts + To::kMoreParts;
   static constexpr int kAhead = To::kMoreParts > 0 ? kOfParts - 1 : (kOfParts - 1) / 3;
   static constexpr std::uint32_t kShared = To::kShared;

@@ -21,7 +21,6 @@ class ToBf16 : public ByUnit {
   using Arguments = Bf16Arguments;
   static constexpr std::uint32_t kShared = 0;
   static constexpr Rows kRows = Rows::along;
-  static constexpr int kMostStages = kAnyStages;
   static __device__ bool idle(const Arguments&) { return false; }
   static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.of; }
 

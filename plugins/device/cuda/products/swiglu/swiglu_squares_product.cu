@@ -46,7 +46,6 @@ class ToSquares {
  public:
   using Arguments = SquaresArguments;
   static constexpr Rows kRows = Rows::paired;
-  static constexpr int kMostStages = 4;
   static constexpr int kMoreParts = kCodingParts;
   static constexpr std::uint32_t kShared = Turned::kShared + 2 * kMade * kBytes;
   static __device__ bool idle(const Arguments&) { return false; }
@@ -171,7 +170,8 @@ class ToSquares {
 template <bool kValues>
 using SwigluSquares = SwigluEpilogue<ToSquares<1, kValues>, kMakingParts>;
 template <bool kValues>
-using SwigluGradSquares = SwigluGradEpilogue<ToSquares<2, kValues>, kMakingParts, static_cast<int>(kScaleBlock)>;
+using SwigluGradSquares =
+    SwigluGradEpilogue<ToSquares<2, kValues>, kMakingParts, kGradientStages, static_cast<int>(kScaleBlock)>;
 
 template <class Epilogue>
 using SquaresProduct =
