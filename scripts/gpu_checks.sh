@@ -113,10 +113,10 @@ if [[ $quick == 0 ]]; then
     check racecheck_attention_grad 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- \
       "$race_build/bin/device_cuda_test" -tc="$hopper"
     check racecheck_block_products 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- \
-      "$race_build/bin/quern" bench products configs/qwen2.5/0.5b.toml --sizes 144x272x512 --formats e4m3 \
+      "$race_build/bin/quern" bench products configs/qwen2.5/0.5b.toml --sizes 144x272x512 --formats e4m3,e5m2 \
       --scales 128x128,1x128,squares --set device.id=cuda --set device.cuda.products=own
-    [[ $(grep -c ' NT ' "$logs/racecheck_block_products.txt") == 3 ]] || {
-      echo "  of three such products it did not run each"
+    [[ $(grep -cE ' (NT|TT) ' "$logs/racecheck_block_products.txt") == 8 ]] || {
+      echo "  of eight such products, in each format three along the sums and one turned, it did not run each"
       failures=$((failures + 1))
     }
   else

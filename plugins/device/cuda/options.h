@@ -35,8 +35,9 @@ inline OptionTable<CudaOptions> cuda_options() {
       .at_least(1)
       .at_most(64);
   t.add("matmul_search", &CudaOptions::matmul_search,
-        "listed: that list alone, in milliseconds a product; wide: on compute capability 9.0 also configurations that "
-        "it lacks, and own products (products = auto), in up to a second for each large product at a first start")
+        "for products that are not quern's own in any case; listed: that list alone, in milliseconds a product; wide: "
+        "on compute capability 9.0 also configurations that it lacks, and own products (products = auto), in up to a "
+        "second for each large product at a first start")
       .one_of({"wide", "listed"});
   t.add("matmul_cache", &CudaOptions::matmul_cache, "keep timed choices on disk, in the user's cache directory");
   t.add(

@@ -204,16 +204,33 @@ TEST_CASE("blocks of zeros, whose scale is 1, leave the sums of blocks with smal
         scales[static_cast<std::size_t>(block * kM + row)] = 1;
         std::fill_n(codes.begin() + row * kK + block * kScaleBlock, kScaleBlock, 0.0f);
       }
-    for (std::int64_t scale_rows : {1, 128}) {
-      const Extents of_b = scale_rows == 1 ? row_block_scales(kN, kK) : square_scales(kN, kK);
-      OpComparison op(
-          "matmul",
-          {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", scale_rows}, {"fast_accumulation", std::int64_t{1}}});
-      op.in(testkit::PoisonedTensor(DType::e4m3, {kM, kK}, codes))
+    std::vector<float> turned(codes.size());
+    for (std::int64_t row = 0; row < kM; ++row)
+      for (std::int64_t i = 0; i < kK; ++i)
+        turned[static_cast<std::size_t>(i * kM + row)] = codes[static_cast<std::size_t>(row * kK + i)];
+    auto check = [&](DType a, std::int64_t scale_rows, bool squares, bool transpose_a) {
+      CAPTURE(name_of(a));
+      CAPTURE(scale_rows);
+      CAPTURE(squares);
+      CAPTURE(transpose_a);
+      OpComparison op("matmul", {{"transpose_a", flag(transpose_a)},
+                                 {"transpose_b", std::int64_t{1}},
+                                 {"scale_rows_b", scale_rows},
+                                 {"square_scales", flag(squares)},
+                                 {"fast_accumulation", std::int64_t{1}}});
+      op.in(testkit::PoisonedTensor(a, transpose_a ? Extents{kK, kM} : Extents{kM, kK}, transpose_a ? turned : codes))
           .in(normal(DType::e4m3, {kN, kK}, 2, kLarge))
           .absent();
-      op.in(testkit::PoisonedTensor(kF32, row_block_scales(kM, kK), scales)).in(block_scales(of_b, 4));
-      op.out(kBf16, {kM, kN}, {0x1p-7, kSmall * kLarge * 0x1p-9 * kK / 32 * std::sqrt(kK)}).run(pair);
+      op.in(testkit::PoisonedTensor(kF32, row_block_scales(kM, kK), scales))
+          .in(squares           ? spread_scales(kN, kK, 4)
+              : scale_rows == 1 ? block_scales(row_block_scales(kN, kK), 4)
+                                : block_scales(square_scales(kN, kK), 4));
+      const double slack = (squares ? 4 : 1) * kSmall * kLarge * 0x1p-9 * kK / 32 * std::sqrt(kK);
+      op.out(kBf16, {kM, kN}, {0x1p-7, slack}).run(pair);
+    };
+    for (DType a : {DType::e4m3, DType::e5m2}) {
+      for (std::int64_t scale_rows : {1, 128}) check(a, scale_rows, false, false);
+      for (bool transpose_a : {false, true}) check(a, 1, true, transpose_a);
     }
   }
 }

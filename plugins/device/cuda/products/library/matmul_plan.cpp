@@ -91,8 +91,8 @@ bool is_searched_widely(MatmulSearch search, const MatmulKey& key, const CudaTra
 /// Whether a wide search times the own product too. Those of e4m3 with one scale a tensor that won slowed whole steps
 /// down, those with one a row gained nothing (docs/performance/cuda-fp8.md).
 bool tries_own(const MatmulKey& key, const CudaTraits& gpu) {
-  return gpu.products == ProductChoice::automatic && (key.a == DType::bf16 || of_blocks(key.scales)) &&
-         refuse_own_product(key, gpu).empty();
+  return gpu.products == ProductChoice::automatic &&
+         (key.a == DType::bf16 || (of_blocks(key.scales) && !key.squares)) && refuse_own_product(key, gpu).empty();
 }
 
 }  // namespace

@@ -97,8 +97,8 @@ class MatmulPlan {
   int own_on_ = 0;  ///< multiprocessors; 0: not own
 };
 
-/// Whether the own product is taken, and nothing timed. Those with scales of squares were faster than the library's at
-/// every size that was timed (docs/performance/cuda-fp8.md).
+/// Of products that the library has too: whether the own one is taken and nothing timed, unless the run has another
+/// choice. Those with scales of squares were faster at every size that was timed (docs/performance/cuda-fp8.md).
 bool takes_own(const MatmulKey& key, const CudaTraits& gpu);
 
 /// Where a product's candidates come from.
@@ -117,7 +117,8 @@ class MatmulPlans {
   MatmulPlans(TimedChoices& choices, int candidates, MatmulSearch search)
       : choices_(choices), candidates_(candidates), search_(candidates > 1 ? search : MatmulSearch::listed) {}
 
-  /// Times candidates on scratch memory unless the choice is known; null when cuBLASLt has no algorithm.
+  /// Times candidates on scratch memory unless the choice is known, or is an own product; null when cuBLASLt has no
+  /// algorithm.
   std::shared_ptr<const MatmulPlan> make(CudaContext& context, const MatmulKey& key);
 
   /// Changes plans to the choices that this run goes by now. Those that cannot be used stay as they are, and are what

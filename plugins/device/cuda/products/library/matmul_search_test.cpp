@@ -122,19 +122,21 @@ TEST_CASE("only large products on Hopper are searched beyond the list, and their
   CHECK(search_mark(MatmulSearch::wide, e4m3, hopper) == ", wide");
   e4m3.fast_accumulation = true;
   CHECK(search_mark(MatmulSearch::wide, e4m3, hopper) == ", wide, own");
+  e4m3.squares = true;
+  CHECK(search_mark(MatmulSearch::wide, e4m3, hopper) == ", wide");
   CHECK(search_mark(MatmulSearch::wide, small, hopper) == "");
   CHECK(search_mark(MatmulSearch::listed, large, hopper) == "");
 }
 
 TEST_CASE("own products are taken without timing where the option says so, and with scales of squares") {
-  CudaTraits hopper, ampere;
+  CudaTraits hopper, other;
   hopper.wgmma = true;
   MatmulKey blocks = key_of(144, 272, 256, DType::e4m3), squares = blocks;
   blocks.scales = squares.scales = ScaleMode::square_block;
   blocks.fast_accumulation = squares.fast_accumulation = squares.squares = true;
   auto taken = [&](ProductChoice products, const MatmulKey& key) {
-    hopper.products = ampere.products = products;
-    CHECK_FALSE(takes_own(key, ampere));
+    hopper.products = other.products = products;
+    CHECK_FALSE(takes_own(key, other));
     return takes_own(key, hopper);
   };
   CHECK(taken(ProductChoice::own, blocks));
@@ -144,6 +146,25 @@ TEST_CASE("own products are taken without timing where the option says so, and w
   CHECK_FALSE(taken(ProductChoice::library, squares));
   squares.fast_accumulation = false;
   CHECK_FALSE(taken(ProductChoice::automatic, squares));
+}
+
+TEST_CASE(
+    "a product with scales of squares is quern's own without a search, unless a run that is continued has another") {
+  Gpu gpu;
+  if (!gpu.here) return;
+  gpu.context.multiprocessors = gpu.context.traits.multiprocessors;
+  MatmulKey key = key_of(144, 272, 256, DType::e4m3);
+  key.scales = ScaleMode::square_block, key.squares = key.fast_accumulation = true;
+  auto choice = [&](ProductChoice products, TimedChoices& choices) {
+    gpu.context.traits.products = products;
+    return MatmulPlans(choices, 8, MatmulSearch::listed).make(gpu.context, key)->choice();
+  };
+  TimedChoices first("GPU", ""), of_library("GPU", ""), continued("GPU", "");
+  CHECK(choice(ProductChoice::automatic, first) == MatmulPlan::kOwn);
+  const std::string library = choice(ProductChoice::library, of_library);
+  CHECK(library != MatmulPlan::kOwn);
+  continued.load(of_library.save());
+  CHECK(choice(ProductChoice::automatic, continued) == library);
 }
 
 TEST_CASE("products are timed on so many operands that none are left in the cache") {

@@ -2,8 +2,8 @@
 // Own products on Hopper's tensor cores, beside the library's, with a bias or added to y, which is bf16:
 //   bf16                    both operands along the sums, b across them, or both across
 //   e4m3 or e5m2 with e4m3  fast sums; one scale of each operand, one a row and a column, or scales of blocks. One
-//                           operand may lie across the sums, with one scale of each and no bias; of a also with sums
-//                           in fp32, or with scales of squares
+//                           operand may lie across the sums, with one scale of each and no bias; if that is a, also
+//                           with sums in fp32, or with scales of squares
 //   i8                      scales alike, both operands along the sums
 
 #include <cuda_runtime_api.h>

@@ -143,6 +143,10 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
     key.squares = squares;
     return key;
   };
+  auto turned = [](MatmulKey key) {
+    key.transpose_a = true;
+    return key;
+  };
   // In parts, in tiles of each width.
   for (const Size& s : {Size{48, 208, 6400}, Size{520, 512, 8192}, Size{304, 464, 8192}, Size{1024, 1808, 8192},
                         Size{1024, 1552, 8192}}) {
@@ -150,7 +154,9 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
     for (const MatmulKey& key :
          {bf16(s, false), bf16(s, true), float8(kE4m3, s, ScaleMode::vector), float8(kE4m3, s, ScaleMode::block),
           float8(kE4m3, s, ScaleMode::square_block), float8(kE4m3, s, ScaleMode::square_block, true),
-          float8(kE5m2, s, ScaleMode::block), float8(kE5m2, s, ScaleMode::square_block, true)}) {
+          float8(kE5m2, s, ScaleMode::block), float8(kE5m2, s, ScaleMode::square_block),
+          float8(kE5m2, s, ScaleMode::square_block, true), turned(float8(kE4m3, s, ScaleMode::square_block, true)),
+          turned(float8(kE5m2, s, ScaleMode::square_block, true))}) {
       CAPTURE(key.text());
       CHECK(own_tiling(s.m, s.n, s.k, key.a).parts > 1);
       const MatmulScratch scratch(key, nullptr);
