@@ -148,10 +148,13 @@ TEST_CASE("own products are taken without timing where the option says so, and w
   CHECK_FALSE(taken(ProductChoice::automatic, squares));
 }
 
-TEST_CASE(
-    "a product with scales of squares is quern's own without a search, unless a run that is continued has another") {
+TEST_CASE("a product with scales of squares is own without a search, unless a continued run has another choice") {
   Gpu gpu;
   if (!gpu.here) return;
+  if (!gpu.context.traits.wgmma) {
+    MESSAGE("skipped: own products need Hopper's own instructions");
+    return;
+  }
   gpu.context.multiprocessors = gpu.context.traits.multiprocessors;
   MatmulKey key = key_of(144, 272, 256, DType::e4m3);
   key.scales = ScaleMode::square_block, key.squares = key.fast_accumulation = true;
