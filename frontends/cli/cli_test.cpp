@@ -153,9 +153,15 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
     CHECK(program.code == 0);
     return has(program, kind);
   };
-  const std::string squares =
-      " --set precision.e4m3.activation_scaling=square --set precision.e4m3.gradient_scaling=square";
-  for (const auto& [way, scales] : {std::pair{"delayed", std::string()}, {"squares", squares}})
+  auto both = [](const std::string& scaling) {
+    return " --set precision.e4m3.activation_scaling=" + scaling + " --set precision.e4m3.gradient_scaling=" + scaling;
+  };
+  const std::string squares = both("square"), e5m2 = " --set precision.e4m3.gradient_format=e5m2";
+  for (const auto& [way, scales] : {std::pair{"delayed", std::string()},
+                                    {"squares", squares},
+                                    {"squares", squares + e5m2},
+                                    {"blocks", both("block")},
+                                    {"blocks", both("block") + e5m2}})
     for (const char* producer : {" = matmul_swiglu_quantize_", " = matmul_swiglu_grad_quantize_"}) {
       const std::string kind = producer + std::string(way) + "(";
       CHECK(ends_in_codes(kind, "--gpu H100" + scales));

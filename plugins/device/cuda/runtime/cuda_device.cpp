@@ -118,8 +118,8 @@ cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event.handle
 
 CudaDevice::CudaDevice(const CudaOptions& options) : options_(options), facts_(planned_facts(options)) {
   for (auto* add : {add_matmul_ops, add_swiglu_product_ops, add_swiglu_codes_ops, add_swiglu_squares_ops,
-                    add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
-                    add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
+                    add_swiglu_lines_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops,
+                    add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
     add(ops_);
   }
 }
@@ -139,7 +139,11 @@ std::span<const Fusion> CudaDevice::fusions() const {
         {"matmul_swiglu_quantize_squares",
          "y = matmul(a, b, _, sa, sb); s = swiglu(y); q, sr, t, sc = quantize_squares(s)"},
         {"matmul_swiglu_grad_quantize_squares",
-         "d = matmul(a, b, _, sa, sb); g = swiglu_grad(d, gu); q, sr, t, sc = quantize_squares(g)"}};
+         "d = matmul(a, b, _, sa, sb); g = swiglu_grad(d, gu); q, sr, t, sc = quantize_squares(g)"},
+        {"matmul_swiglu_quantize_blocks",
+         "y = matmul(a, b, _, sa, sb); s = swiglu(y); q, sr, t, sc = quantize_blocks(s)"},
+        {"matmul_swiglu_grad_quantize_blocks",
+         "d = matmul(a, b, _, sa, sb); g = swiglu_grad(d, gu); q, sr, t, sc = quantize_blocks(g)"}};
     const std::vector<Fusion> quantizing = quantize_fusions();
     fusions.insert(fusions.end(), quantizing.begin(), quantizing.end());
     fusions.insert(fusions.end(),

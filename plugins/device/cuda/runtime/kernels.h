@@ -75,6 +75,7 @@ void add_matmul_ops(OpTable& table);
 void add_swiglu_product_ops(OpTable& table);  // matmul and swiglu, or its gradient, in one
 void add_swiglu_codes_ops(OpTable& table);    // the same of 8 bits, ending in codes
 void add_swiglu_squares_ops(OpTable& table);  // with scales of squares
+void add_swiglu_lines_ops(OpTable& table);    // of blocks of rows and of columns
 void add_conversion_ops(OpTable& table);      // transpose, cast
 void add_quantize_ops(OpTable& table);        // quantize and its kin, alone and behind other ops
 void add_embedding_ops(OpTable& table);

@@ -14,18 +14,26 @@ __device__ __forceinline__ void take_magnitudes(__nv_bfloat162& most, const Pack
   for (int i = 0; i < 4; ++i) most = __hmax2(most, __habs2(reinterpret_cast<const __nv_bfloat162&>(values.word[i])));
 }
 
-/// Codes of a unit. `inverse`, of the scale, is a power of two: codes of products with it in bf16 are the same.
+/// Codes of a unit. `inverses`, of each value's scale, are powers of two: codes of products with them in bf16 are the
+/// same.
 template <DType kFormat>
-__device__ __forceinline__ uint2 codes_of(const Pack<bf16>& values, __nv_bfloat162 inverse) {
+__device__ __forceinline__ uint2 codes_of(const Pack<bf16>& values, const Pack<bf16>& inverses) {
   Pack<bf16> products;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     reinterpret_cast<__nv_bfloat162&>(products.word[i]) =
-        __hmul2(reinterpret_cast<const __nv_bfloat162&>(values.word[i]), inverse);
+        __hmul2(reinterpret_cast<const __nv_bfloat162&>(values.word[i]),
+                reinterpret_cast<const __nv_bfloat162&>(inverses.word[i]));
   const Floats<bf16> scaled = unpack(products);
   std::uint32_t words[2];
   encode_float8(scaled.at, kFormat, 1.0f, words);
   return make_uint2(words[0], words[1]);
+}
+/// Of one scale.
+template <DType kFormat>
+__device__ __forceinline__ uint2 codes_of(const Pack<bf16>& values, __nv_bfloat162 inverse) {
+  const auto word = reinterpret_cast<const std::uint32_t&>(inverse);
+  return codes_of<kFormat>(values, Pack<bf16>{{word, word, word, word}});
 }
 
 /// Transposed codes on their way to memory: a multiplier puts groups of 32 columns of its rows, which are paired
@@ -58,12 +66,16 @@ class TurnedCodes {
     tma::fence_copies();
     const bool writes = threadIdx.x % 128 == 0;
     if (writes) tma::wait_stores_read();  // of what is put next
-    asm volatile("bar.sync %0, 128;" ::"r"(kFirstBarrier + threadIdx.x / 128) : "memory");
+    synchronize();
     if (writes) {
       write([from = memory_ + turn_](int group) { return from + group * kGroup; });
       tma::commit_stores();
     }
     turn_ ^= kGroups * kGroup;
+  }
+  /// The threads of a multiplier wait for each other.
+  static __device__ __forceinline__ void synchronize() {
+    asm volatile("bar.sync %0, 128;" ::"r"(kFirstBarrier + threadIdx.x / 128) : "memory");
   }
   __device__ __forceinline__ void end() const { tma::wait_stores_read(); }
 

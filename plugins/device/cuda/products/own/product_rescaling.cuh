@@ -11,22 +11,9 @@
 // Warps beside the one that loads write a stage's ratios into shared memory. Multipliers take turns: while one brings
 // its sums to the next block's units, the other's products run.
 
-#include "products/own/product_wgmma.cuh"
-#include "quern/block_scales.h"
+#include "products/own/product_factors.cuh"
 
 namespace quern::cuda::product {
-
-/// Where scales lie: that of a row, or of a column, of block b is b steps on from its place. Rows and columns past the
-/// end are taken as the last: nothing comes of them.
-template <bool kSquares>
-struct ScalesOfBlocks {
-  const BlockScales &a, &b;
-  __device__ __forceinline__ int row(int at) const { return min(at, a.count - 1); }
-  __device__ __forceinline__ int column(int at) const {
-    const int last = min(at, b.count - 1);
-    return kSquares ? last / static_cast<int>(kScaleBlock) * b.square : last;
-  }
-};
 
 /// Ratios of a stage in shared memory: of the tile's rows, then of each 32 columns, or of its columns as multipliers
 /// read them: a thread's two columns of a group of 8, beside those of the next group.
@@ -40,22 +27,6 @@ struct RatiosOfStage {
     if (kSquares) return 4 * column;
     return 4 * (column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2);
   }
-  static __device__ __forceinline__ float at(std::uint32_t address) {
-    float ratio;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(ratio) : "r"(address) : "memory");
-    return ratio;
-  }
-  static __device__ __forceinline__ float4 of_groups(std::uint32_t columns, int pair) {
-    float4 ratios;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(ratios.x), "=f"(ratios.y), "=f"(ratios.z), "=f"(ratios.w)
-                 : "r"(columns + 64 * pair + threadIdx.x % 4 * 16)
-                 : "memory");
-    return ratios;
-  }
-  static __device__ __forceinline__ void put(std::uint32_t address, float ratio) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(ratio) : "memory");
-  }
 };
 
 template <class Formats, bool kSquares, class Memory>
@@ -64,7 +35,7 @@ class Rescaling {
   static constexpr int kSums = Memory::kColumns / 2;
 
   __device__ Rescaling(const Operands& o, const Memory& shared, int number)
-      : scales_{o.scale_a, o.scale_b}, shared_(shared), number_(number), stages_(shared) {
+      : o_(o), shared_(shared), number_(number), stages_(shared) {
     if (number == 1) pass();
   }
   __device__ ~Rescaling() {
@@ -78,7 +49,7 @@ class Rescaling {
     for (int step = item.first + 1; step < item.last; ++step) {
       const int next = stages_.next();
       const std::uint32_t ratios = shared_.beside(next);
-      const float of_rows[2] = {Ratios::at(ratios + 4 * row()), Ratios::at(ratios + 4 * (row() + 8))};
+      const float of_rows[2] = {read_factor(ratios + 4 * row()), read_factor(ratios + 4 * (row() + 8))};
       const auto of_columns = ratios_of_columns(ratios + Ratios::kColumns);
       end_stage();
       scale(sums, of_rows, of_columns);
@@ -88,12 +59,14 @@ class Rescaling {
   }
 
   __device__ __forceinline__ void finish(float (&sums)[kSums]) {
-    const BlockScales &a = scales_.a, &b = scales_.b;
     const int block = item_.last - 1, first = item_.column * Memory::kColumns;
     float of_rows[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) of_rows[i] = a.at[block * a.step + scales_.row(item_.row(0) + row() + 8 * i)];
-    auto at = [&](int column) { return b.at[block * b.step + scales_.column(first + column)]; };
+    for (int i = 0; i < 2; ++i)
+      of_rows[i] = *of_block(o_.scale_a, line_of(o_.scale_a, item_.row(0) + row() + 8 * i), block);
+    auto at = [&](int column) {
+      return *of_block(o_.scale_b, (kSquares ? square_of : line_of)(o_.scale_b, first + column), block);
+    };
     if constexpr (kSquares) {
       OfSquares of_columns;
 #pragma unroll
@@ -127,10 +100,10 @@ class Rescaling {
     if constexpr (kSquares) {
       OfSquares ratios;
 #pragma unroll
-      for (int i = 0; i < kSums / 16; ++i) ratios.at[i] = Ratios::at(from + 4 * i);
+      for (int i = 0; i < kSums / 16; ++i) ratios.at[i] = read_factor(from + 4 * i);
       return ratios;
     } else {
-      return [from](int pair) { return Ratios::of_groups(from, pair); };
+      return [from](int pair) { return read_factors(from + 64 * pair + threadIdx.x % 4 * 16); };
     }
   }
 
@@ -172,12 +145,63 @@ class Rescaling {
     asm volatile("bar.arrive %0, %1;" ::"r"(2 - number_), "n"(kMultiplying) : "memory");
   }
 
-  const ScalesOfBlocks<kSquares> scales_;
+  const Operands& o_;
   const Memory& shared_;
   const int number_;
   Stages<Memory> stages_;
   Item item_;
   int running_ = 0;  ///< the stage whose products run
+};
+
+/// What warps write beside a stage (product_factors.cuh): the first the ratios of rows, four a thread, the others of
+/// columns, likewise, or of 32 columns.
+template <bool kSquares, int kColumns>
+struct LineRatios {
+  static constexpr int kAhead = 3, kEach = kRows / 32, kPlaces = kSquares ? kColumns / 32 : kColumns;
+  static __device__ __forceinline__ bool of_rows(int thread) { return thread < 32; }
+  static __device__ __forceinline__ int place(int thread, int i) {
+    return (of_rows(thread) ? thread : (thread - 32) / 32 * kRows + thread % 32) + 32 * i;
+  }
+
+  struct Scales {
+    float of[kEach];
+    __device__ __forceinline__ Scales over(const Scales& next) const {
+      Scales ratio;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) ratio.of[i] = __fdividef(of[i], next.of[i]);
+      return ratio;
+    }
+    __device__ __forceinline__ void write(std::uint32_t to, const Scales& ratio, int thread) const {
+      using Ratios = RatiosOfStage<kSquares>;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int at = place(thread, i);
+        if (of_rows(thread))
+          put(to + 4 * at, ratio.of[i]);
+        else if (at < kPlaces)
+          put(to + Ratios::kColumns + Ratios::place(at), ratio.of[i]);
+      }
+    }
+  };
+  struct Source {
+    const BlockScales& of;
+    int places[kEach];
+    __device__ __forceinline__ Source(const Operands& o, const Item& item, int thread)
+        : of(of_rows(thread) ? o.scale_a : o.scale_b) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int at = place(thread, i), column = min(at, kPlaces - 1) * (kSquares ? 32 : 1);
+        places[i] = of_rows(thread) ? line_of(of, item.row(0) + at)
+                                    : (kSquares ? square_of : line_of)(of, item.column * kColumns + column);
+      }
+    }
+    __device__ __forceinline__ Scales at(const Operands&, int block) const {
+      Scales scales;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) scales.of[i] = *of_block(of, places[i], block);
+      return scales;
+    }
+  };
 };
 
 template <class OfFormats, bool kSquares>
@@ -191,63 +215,9 @@ struct RescalingSums {
 
   static constexpr int kWriters = kSquares ? 2 : 3;
   static constexpr std::uint32_t beside(int columns) { return RatiosOfStage<kSquares>::bytes(columns); }
-
-  /// The first warp writes the ratios of rows, four a thread, the others of columns, likewise, or of 32 columns.
   template <class Memory>
   static __device__ __forceinline__ void write_beside(const Operands& o, const Memory& shared, int thread) {
-    using Ratios = RatiosOfStage<kSquares>;
-    constexpr int kEach = kRows / 32, kColumns = kSquares ? Memory::kColumns / 32 : Memory::kColumns;
-    constexpr int kAhead = 3;  // blocks whose scales are on their way: a load takes about as long as a stage
-    const ScalesOfBlocks<kSquares> scales{o.scale_a, o.scale_b};
-    const bool of_rows = thread < 32;
-    const int first = of_rows ? thread : (thread - 32) / 32 * kRows + thread % 32;
-    const BlockScales& of = of_rows ? o.scale_a : o.scale_b;
-    tma::Ring<Memory::kStages> ring;
-    for (Walk walk; walk.item < o.grid.items(); walk.item += walk.step) {
-      const Item item = o.grid.at(walk.item);
-      int places[kEach];
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int at = first + 32 * i, column = min(at, kColumns - 1);
-        places[i] = of_rows ? scales.row(item.row(0) + at)
-                            : scales.column(item.column * Memory::kColumns + column * (kSquares ? 32 : 1));
-      }
-      float now[kEach] = {}, next[kAhead][kEach] = {};
-      auto load = [&](float(&to)[kEach], int block) {
-        if (block >= item.last) return;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) to[i] = of.at[block * of.step + places[i]];
-      };
-      load(now, item.first);
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) load(next[i], item.first + 1 + i);
-      float ratios[kEach] = {1, 1, 1, 1};  // of the first block nobody reads any
-      for (int begin = item.first; begin < item.last; begin += kAhead) {
-#pragma unroll
-        for (int ahead = 0; ahead < kAhead; ++ahead) {
-          const int block = begin + ahead;
-          if (block >= item.last) break;
-          const std::uint32_t to = shared.beside(ring.stage);
-          tma::wait(shared.empty(ring.stage), ring.parity ^ 1);
-#pragma unroll
-          for (int i = 0; i < kEach; ++i) {
-            const int at = first + 32 * i;
-            if (of_rows)
-              Ratios::put(to + 4 * at, ratios[i]);
-            else if (at < kColumns)
-              Ratios::put(to + Ratios::kColumns + Ratios::place(at), ratios[i]);
-          }
-          tma::arrive_as_warp(shared.full(ring.stage));
-          ring.advance();
-#pragma unroll
-          for (int i = 0; i < kEach; ++i) {
-            ratios[i] = __fdividef(now[i], next[ahead][i]);
-            now[i] = next[ahead][i];
-          }
-          load(next[ahead], block + 1 + kAhead);
-        }
-      }
-    }
+    write_factors<LineRatios<kSquares, Memory::kColumns>>(o, shared, thread);
   }
 };
 

@@ -1,0 +1,201 @@
+#pragma once
+// Products of operands with scales of blocks that end in the codes of SwiGLU, or of its gradient, with such scales:
+// what those of squares and of lines have in common. A tile of values is a square, which both multipliers keep, rounded
+// to bf16, until its scales are known. Scales of the second operand are of squares.
+
+#include "products/own/product_codes.cuh"
+#include "products/own/product_squares.cuh"
+#include "products/swiglu/swiglu_codes_form.cuh"
+#include "quantization/block_quantize.cuh"
+
+namespace quern::cuda {
+
+namespace product {
+
+inline constexpr int kMakingParts = 4, kCodingParts = 3;
+
+struct BlocksArguments {
+  int rows, width;
+  bf16 *gate_up, *values;  ///< null: not wanted
+  std::uint8_t* q;
+  bool has_t;
+  CUtensorMap t;           ///< dealt
+  float *scale, *t_scale;  ///< row_block_scales, column_block_scales; null: not wanted
+  ZeroedFloats behind;     ///< t_scale's scales: at most one a column, where columns are whole blocks
+};
+
+/// A To (swiglu_epilogues.cuh) but for its scales, which a class derived from it finds: take(unit, made, values) sees
+/// the values and keeps them. kMade of them come of an element: y, or dgate and dup. kValues: they are wanted too.
+template <class To, int kMade, bool kValues>
+class ToBlocks {
+ public:
+  using Arguments = BlocksArguments;
+  static constexpr Rows kRows = Rows::paired;
+  static constexpr int kMoreParts = kCodingParts;
+  static __device__ bool idle(const Arguments&) { return false; }
+  static __device__ __forceinline__ const bf16* gate_up(const Arguments& a) { return a.gate_up; }
+  __device__ __forceinline__ float scale(float sum) const { return sum; }
+
+  __device__ __forceinline__ void swiglu(const ValueUnit& unit, const Pack<bf16>& gate, const Pack<bf16>& up,
+                                         const Pack<bf16>& y) {
+    store(a_.gate_up, unit.at(2 * a_.width), gate, unit);
+    store(a_.gate_up, unit.at(2 * a_.width) + a_.width, up, unit);
+    static_cast<To*>(this)->take(unit, 0, y);
+  }
+  __device__ __forceinline__ void gradient(const ValueUnit& unit, const Pack<bf16>&, const Pack<bf16>&,
+                                           const Pack<bf16>& dgate, const Pack<bf16>& dup) {
+    static_cast<To*>(this)->take(unit, 0, dgate);
+    static_cast<To*>(this)->take(unit, 1, dup);
+  }
+  __device__ void end() { turned_.end(); }
+
+ protected:
+  static constexpr int kUnits = 2 * static_cast<int>(kScaleBlock) / UnitPlace::kColumns;  ///< of a square
+  static constexpr int kGroups = kUnits / 2 * kMade,
+                       kOfPart = (kGroups + kCodingParts - 1) / kCodingParts;  ///< at most
+  using Turned = TurnedCodes<kOfPart>;
+
+  __device__ ToBlocks(const Arguments& arguments, std::uint32_t shared) : a_(arguments), turned_(shared) {}
+
+  static __device__ __forceinline__ int multiplier() { return static_cast<int>(threadIdx.x) / 128; }
+  /// At which one waits for what the other tells it of a tile, in turn: 1 and 2, or 5 and 6; those between are
+  /// TurnedCodes'. A multiplier may come to that of the next tile while the other is still before that of this one.
+  static __device__ __forceinline__ void tell_other(int turn) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(2 - multiplier() + turn * 4), "n"(kMultiplying) : "memory");
+  }
+  static __device__ __forceinline__ void wait_for_other(int turn) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + multiplier() + turn * 4), "n"(kMultiplying) : "memory");
+  }
+
+  __device__ __forceinline__ void keep(const ValueUnit& unit, int made, const Pack<bf16>& values) {
+    if constexpr (kValues) store(a_.values, unit.at(kMade * a_.width) + made * std::int64_t{a_.width}, values, unit);
+    kept_[made][unit.number] = values;
+  }
+  /// Zeroes what is behind the scales of columns, when those of its first rows are written.
+  __device__ __forceinline__ void write_column_scale(int row, int column, float scale) const {
+    a_.t_scale[row / kScaleBlock * (kMade * a_.width) + column] = scale;
+    if (row < kScaleBlock && column < a_.behind.count) a_.behind.at[column] = 0;
+  }
+
+  struct UnitCodes {
+    uint2 q, t;  ///< row by row, and those that are transposed
+  };
+  /// A part of a tile's codes: codes_of(made, unit).
+  template <class CodesOf>
+  __device__ __forceinline__ void write(const UnitPlace& place, int part, CodesOf codes_of) {
+    const int first = part * kGroups / kCodingParts, last = (part + 1) * kGroups / kCodingParts;
+    uint2 codes[kOfPart][2];
+#pragma unroll
+    for (int number = first; number < last; ++number) {
+      const int group = number / kMade, made = number % kMade;
+      const UnitCodes upper = codes_of(made, 2 * group), lower = codes_of(made, 2 * group + 1);
+      codes[number - first][0] = upper.q;
+      codes[number - first][1] = lower.q;
+      turned_.put(number - first, upper.t, lower.t);
+    }
+    if (a_.has_t)
+      turned_.send([&](auto at) {
+#pragma unroll
+        for (int number = first; number < last; ++number)
+          tma::store_dealt_box(a_.t, place.first_row(),
+                               (place.column + number % kMade * a_.width) / kDealtRows + number / kMade,
+                               at(number - first));
+      });
+#pragma unroll
+    for (int number = first; number < last; ++number) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const ValueUnit unit(place, number / kMade * 2 + row, a_.rows, a_.width);
+        store_unit(a_.q + unit.at(std::int64_t{kMade} * a_.width) + number % kMade * std::int64_t{a_.width},
+                   codes[number - first][row], unit.inside);
+      }
+    }
+  }
+
+  const Arguments& a_;
+  Turned turned_;
+  Pack<bf16> kept_[kMade][kUnits] = {};
+};
+
+__device__ __forceinline__ Pack<bf16> read_pack(std::uint32_t address) {
+  Pack<bf16> pack;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
+               : "r"(address)
+               : "memory");
+  return pack;
+}
+
+template <class To>
+using SwigluBlocks = SwigluEpilogue<To, kMakingParts>;
+template <class To>
+using SwigluGradBlocks = SwigluGradEpilogue<To, kMakingParts, kGradientStages, static_cast<int>(kScaleBlock)>;
+
+}  // namespace product
+
+/// Outputs of the ops.
+enum BlocksOutput : std::size_t { kProduct, kValues, kQ, kScale, kT, kTScale };
+
+/// `squares`: scales of a and of the values.
+inline OpSupport query_blocks(const OpInstance& op, const CudaTraits& gpu, CodesForm form, bool squares) {
+  OperandCheck check(op, form.inputs(), kTScale + 1, 2);
+  const auto [rows, width, depth] = form.sizes(op);
+  constexpr std::int64_t kParts = product::kMakingParts + product::kCodingParts,
+                         kLeast = kScaleBlock * (kParts - 1) + 1;  // a stage for each part
+  auto is = [&](const char* name, std::int64_t value) { return op.attributes.integer_or(name, 0) == value; };
+  const DType of_a = check.ok() ? op.inputs[0].dtype : DType::e4m3;
+  check
+      .that(of_a == DType::e4m3 || (form.gradient && of_a == DType::e5m2),
+            "in one kernel takes e4m3, or a gradient in e5m2")
+      .that(is("scale_rows_b", kScaleBlock) && is("square_scales", squares ? 1 : 0),
+            std::string("in one kernel takes a weight with scales of squares, beside scales of ") +
+                (squares ? "squares" : "rows' blocks"));
+  check_codes_product(check, op, gpu, form, {.width = kScaleBlock, .depth = kLeast});
+  check.input(2, "scale_a", row_block_scales(rows, depth), DType::f32)
+      .input(3, "scale_b", square_scales(form.gradient ? width : 2 * width, depth), DType::f32);
+  const Matrix values = form.values({rows, width, depth});
+  check_blocks(check, op, kQ, values.rows, values.columns);
+  if (check.ok())
+    check.that(op.outputs[kQ].present, "in one kernel writes codes")
+        .that(op.attributes.word("format") == name_of(of_a), "in one kernel gives codes in the format of a")
+        .that(rows % kPairedRows == 0, "in one kernel takes a multiple of 16 rows")
+        .that(squares || !op.outputs[kValues].present, "in one kernel gives codes of lines, but not their values");
+  return check.support();
+}
+
+template <class Sums, class Epilogue>
+Launch prepare_blocks(const OpInstance& op, CudaContext& context, CodesForm form) {
+  using Product = product::EpilogueLaunch<Sums, Epilogue>;
+  Product::load();
+  return [s = form.sizes(op), form, format = op.inputs[0].dtype, multiprocessors = context.multiprocessors](
+             std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    const std::int64_t of_b = form.gradient ? s.width : 2 * s.width;
+    product::Operands operands{};
+    for (int half = 0; half < 2; ++half) {  // gate and up, or the columns of dy
+      operands.b[half] = dealt_tensor_map(DType::e4m3, of_b, s.depth, in[1].data, Epilogue::kColumns / 2);
+      operands.b_step[half] = Epilogue::kWidth;
+      operands.b_first[half] = half * (form.gradient ? Epilogue::kWidth / 2 : static_cast<int>(s.width));
+    }
+    const auto rows = static_cast<int>(s.rows);
+    operands.scale_a = {in[2].as<const float>(), rows, rows, kScaleBlock};
+    operands.scale_b = {in[3].as<const float>(), static_cast<int>(of_b), 1,
+                        static_cast<int>(square_scales(of_b, s.depth)[1])};
+    CUtensorMap t{};
+    if (out[kT].data != nullptr)
+      t = dealt_tensor_map(format, form.values(s).columns, s.rows, out[kT].data, kDealtRows, product::kHalfRows);
+    const product::BlocksArguments arguments{
+        .rows = rows,
+        .width = static_cast<int>(s.width),
+        .gate_up = (form.gradient ? in[CodesForm::kGateUp] : out[kProduct]).template as<bf16>(),
+        .values = out[kValues].as<bf16>(),
+        .q = out[kQ].as<std::uint8_t>(),
+        .has_t = out[kT].data != nullptr,
+        .t = t,
+        .scale = out[kScale].as<float>(),
+        .t_scale = out[kTScale].as<float>(),
+        .behind = ZeroedFloats::behind(out[kTScale], scale_blocks(s.rows) * form.values(s).columns)};
+    Product::run({s.rows, s.width, s.depth}, operands, format, in[0].data, arguments, multiprocessors, stream_of(exec));
+  };
+}
+
+}  // namespace quern::cuda

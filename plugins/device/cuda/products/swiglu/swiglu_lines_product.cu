@@ -1,0 +1,163 @@
+// matmul_swiglu_quantize_blocks and matmul_swiglu_grad_quantize_blocks: products of codes with scales of 128 elements
+// of a row that end in the codes of SwiGLU, or of its gradient, row by row with such scales, and transposed with scales
+// of 128 elements of a column. A tile of values is 128 of each: a row's scale is found by four lanes, a column's by
+// both multipliers.
+
+#include "products/swiglu/swiglu_blocks_form.cuh"
+
+namespace quern::cuda {
+
+using namespace product;
+
+namespace {
+
+__device__ __forceinline__ __nv_bfloat162 pair(const Pack<bf16>& pack, int i) {
+  return reinterpret_cast<const __nv_bfloat162&>(pack.word[i]);
+}
+
+template <int kMade, DType kFormat>
+class ToLines : public ToBlocks<ToLines<kMade, kFormat>, kMade, false> {
+  using Base = ToBlocks<ToLines, kMade, false>;
+  static constexpr std::uint32_t kLine = 2 * kScaleBlock;                       ///< bytes of a row of the tile in bf16
+  static constexpr std::uint32_t kBytes = kMade * (kMultiplying / 32) * kLine;  ///< of its warps' magnitudes of columns
+  static constexpr std::uint32_t kInverses = Base::Turned::kShared + 2 * kBytes;  ///< of columns' scales, begin here
+
+ public:
+  static constexpr std::uint32_t kShared = kInverses + kMultipliers * kMade * kLine;
+
+  __device__ ToLines(const BlocksArguments& arguments, std::uint32_t shared)
+      : Base(arguments, shared),
+        magnitudes_(shared + Base::Turned::kShared),
+        inverses_(shared + kInverses + this->multiplier() * kMade * kLine) {}
+
+  __device__ __forceinline__ void take(const ValueUnit& unit, int made, const Pack<bf16>& values) {
+    if (unit.number == 0 && made == 0) turn_ ^= 1;
+    this->keep(unit, made, values);
+    const int row = unit.number % 2;
+    if (unit.number < 2) most_[made][row] = __float2bfloat162_rn(0.0f);
+    take_magnitudes(most_[made][row], values);
+    if (row == 1) tell_columns(made, unit.number / 2);
+  }
+
+  /// Tells the other multiplier, which has read the places of a tile when it tells of the next: two, in turn, suffice.
+  __device__ __forceinline__ void complete() { this->tell_other(turn_); }
+
+  __device__ __forceinline__ void work(const UnitPlace& place, int part) {
+    if (part == 0) find_scales(place);
+    Pack<bf16> of_columns;
+    this->write(place, part, [&](int made, int unit) {
+      if (unit % 2 == 0) of_columns = read_pack(inverses_ + made * kLine + group_line(unit / 2));
+      const Pack<bf16>& values = this->kept_[made][unit];
+      return typename Base::UnitCodes{codes_of<kFormat>(values, of_rows_[made][unit % 2]),
+                                      codes_of<kFormat>(values, of_columns)};
+    });
+  }
+
+ private:
+  /// In a line, where this thread's eight columns of a group are.
+  static __device__ __forceinline__ std::uint32_t group_line(int group) {
+    return group * (2 * UnitPlace::kColumns) + threadIdx.x % 4 * 16;
+  }
+  __device__ __forceinline__ std::uint32_t magnitudes(int made, int warp) const {
+    return magnitudes_ + turn_ * kBytes + (made * (kMultiplying / 32) + warp) * kLine;
+  }
+
+  /// The largest magnitudes of a group's columns in the warp's rows. Eight lanes have rows of the same columns: they
+  /// halve what each looks after, until it is two columns.
+  __device__ __forceinline__ void tell_columns(int made, int group) {
+    __nv_bfloat162 most[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      most[i] =
+          __hmax2(__habs2(pair(this->kept_[made][2 * group], i)), __habs2(pair(this->kept_[made][2 * group + 1], i)));
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const __nv_bfloat162 left = halved(most[0], most[2], 4), right = halved(most[1], most[3], 4);
+    __nv_bfloat162 two = halved(left, right, 8);
+    two = __hmax2(two, __shfl_xor_sync(~0u, two, 16));
+    two = __hmax2(two, __float2bfloat162_rn(0.0f));  // of NaNs alone
+    if (lane < 16)
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(magnitudes(made, static_cast<int>(threadIdx.x) / 32) +
+                                                   group_line(group) + (lane & 4) * 2 + (lane & 8) / 2),
+                   "r"(reinterpret_cast<const std::uint32_t&>(two))
+                   : "memory");
+  }
+  /// Of two pairs that this lane and the one across `bit` have, the largest of the first, or, in the upper lane, of the
+  /// second.
+  static __device__ __forceinline__ __nv_bfloat162 halved(__nv_bfloat162 first, __nv_bfloat162 second, int bit) {
+    const bool upper = (static_cast<int>(threadIdx.x) & bit) != 0;
+    const __nv_bfloat162 other = __shfl_xor_sync(~0u, upper ? first : second, bit);
+    return __hmax2(upper ? second : first, other);
+  }
+
+  __device__ __forceinline__ void find_scales(const UnitPlace& place) {
+    this->wait_for_other(turn_);
+#pragma unroll
+    for (int made = 0; made < kMade; ++made) {
+      find_column_scale(place, made);
+      find_row_scales(place, made);
+    }
+    this->turned_.synchronize();
+  }
+
+  /// Of a column a thread, for its multiplier; each multiplier writes those of half of the columns.
+  __device__ __forceinline__ void find_column_scale(const UnitPlace& place, int made) {
+    const int local = static_cast<int>(threadIdx.x) % 128, row = place.first_row() - this->multiplier() * kHalfRows;
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int warp = 0; warp < kMultiplying / 32; ++warp) {
+      std::uint16_t of_warp;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(of_warp) : "r"(magnitudes(made, warp) + 2 * local) : "memory");
+      most = max(most, std::uint32_t{of_warp});
+    }
+    const float scale = format_scale(__uint_as_float(most << 16), kFormat);
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(inverses_ + made * kLine + 2 * local),
+                 "h"(static_cast<std::uint16_t>(__float_as_uint(inverse_power(scale)) >> 16))
+                 : "memory");
+    const BlocksArguments& a = this->a_;
+    if (a.t_scale != nullptr && local / kHalfRows == this->multiplier() && row < a.rows)
+      this->write_column_scale(row, place.column / kDealtRows * kDealtRows + made * a.width + local, scale);
+  }
+
+  /// Of this thread's two rows, of which four lanes have the columns.
+  __device__ __forceinline__ void find_row_scales(const UnitPlace& place, int made) {
+    const __nv_bfloat162 upper = most_[made][0], lower = most_[made][1];
+    __nv_bfloat162 rows = __hmax2(__lows2bfloat162(upper, lower), __highs2bfloat162(upper, lower));
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) rows = __hmax2(rows, __shfl_xor_sync(~0u, rows, lanes));
+    const float2 scales = {format_scale(__low2float(rows), kFormat), format_scale(__high2float(rows), kFormat)};
+    of_rows_[made][0] = __float2bfloat162_rn(inverse_power(scales.x));
+    of_rows_[made][1] = __float2bfloat162_rn(inverse_power(scales.y));
+    const BlocksArguments& a = this->a_;
+    if (a.scale != nullptr && threadIdx.x % 4 == 0 && place.row < a.rows)
+      *reinterpret_cast<float2*>(a.scale + (place.column + made * a.width) / kScaleBlock * std::int64_t{a.rows} +
+                                 place.row) = scales;
+  }
+
+  const std::uint32_t magnitudes_, inverses_;
+  int turn_ = 0;
+  __nv_bfloat162 most_[kMade][2] = {}, of_rows_[kMade][2] = {};
+};
+
+template <DType kFormat>
+Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
+  using Sums = LinesSums<OfFloat8<kFormat, DType::e4m3>>;
+  if (form.gradient) return prepare_blocks<Sums, SwigluGradBlocks<ToLines<2, kFormat>>>(op, context, form);
+  if constexpr (kFormat == DType::e4m3)
+    return prepare_blocks<Sums, SwigluBlocks<ToLines<1, kFormat>>>(op, context, form);
+  __builtin_unreachable();  // as query_blocks made sure
+}
+
+}  // namespace
+
+void add_swiglu_lines_ops(OpTable& table) {
+  for (const bool gradient : {false, true}) {
+    const CodesForm form{gradient};
+    table[gradient ? "matmul_swiglu_grad_quantize_blocks" : "matmul_swiglu_quantize_blocks"] = {
+        [form](const OpInstance& op, CudaContext& context) {
+          return (op.inputs[0].dtype == DType::e5m2 ? prepare<DType::e5m2> : prepare<DType::e4m3>)(op, context, form);
+        },
+        [form](const OpInstance& op, const CudaTraits& gpu) { return query_blocks(op, gpu, form, false); }};
+  }
+}
+
+}  // namespace quern::cuda
