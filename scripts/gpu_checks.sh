@@ -47,14 +47,16 @@ tiny="model.qwen2.num_hidden_layers=2 model.qwen2.num_attention_heads=2 model.qw
 # have TMA: those are raced by their tests.
 even="model.qwen2.hidden_size=128 model.qwen2.intermediate_size=256 model.qwen2.vocab_size=1024"
 odd="model.qwen2.hidden_size=132 model.qwen2.intermediate_size=258 model.qwen2.vocab_size=1022"
+# Sums that are long enough for all that is fused.
+fused="model.qwen2.hidden_size=896 model.qwen2.num_attention_heads=14 model.qwen2.num_key_value_heads=2"
 declare -A variants=(
   [bf16]=""
   [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
   [own_attention]="device.cuda.attention=own"
   [cudnn_attention]="device.cuda.attention=cudnn"
   [e4m3]="precision.id=e4m3"
-  [squares]="precision.id=e4m3 precision.e4m3.activation_scaling=square precision.e4m3.gradient_scaling=square
-    model.qwen2.hidden_size=896 model.qwen2.num_attention_heads=14 model.qwen2.num_key_value_heads=2" # all that are fused
+  [squares]="precision.id=e4m3 precision.e4m3.activation_scaling=square precision.e4m3.gradient_scaling=square $fused"
+  [blocks]="precision.id=e4m3 precision.e4m3.activation_scaling=block precision.e4m3.gradient_scaling=block $fused"
 )
 # Why racecheck does not take them.
 at_tma="the tool fails inside the library's TMA products"
@@ -64,6 +66,7 @@ declare -A unraced=(
   [cudnn_attention]="$at_tma, and cuDNN takes no odd heads"
   [e4m3]="$at_tma, and those of 8 bits have no odd sizes"
   [squares]="the tool fails inside products that end in codes"
+  [blocks]="the tool fails inside products that end in codes"
 )
 
 # steps SETTING...: sets `steps` to the command that runs two training steps of the tiny model so.
@@ -87,14 +90,14 @@ own=(--kernel-regex kns=quern)
 faulty='memory*capture,a GPU that cannot*,a product without room*'
 library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,documents*' # cases that call one
 # racecheck itself fails with a hardware exception in products that end in codes; synccheck takes them.
-library+=',products that end in the codes*,products of squares*'
+library+=',products that end in the codes*,products of blocks*'
 library+=',own products of operands*,blocks of zeros*,bits of an own product*' # see RACE_BUILD
 library+=',candidates beyond*,a wide search*,products that are searched*,products fused with swiglu give what*'
 hopper='attention*Hopper*'
 
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
 printf '%-28s %s\n' "" "$(grep -c 'Skipped' "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
-for variant in bf16 fp32 own_attention cudnn_attention e4m3 squares; do
+for variant in bf16 fp32 own_attention cudnn_attention e4m3 squares blocks; do
   # shellcheck disable=SC2086  # words
   steps $even ${variants[$variant]}
   check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "${steps[@]}"

@@ -143,25 +143,44 @@ TEST_CASE("a product with SwiGLU behind it takes longer than the product, and le
     DType format;
     const char *forward, *gradient, *codes;  ///< codes: what SwiGLU alone ends in
     double forward_seconds, gradient_seconds;
+    int squares = -1;  ///< square_scales, beside scales of blocks; without, codes are transposed too
   };
-  // Measured: docs/performance/data/h100-0.5b-*.json, of 24 layers.
+  // Measured, of 24 layers: docs/performance/data/h100-0.5b-*.json; with scales of blocks docs/performance/cuda-fp8.md.
   for (const Case& c : {Case{DType::e4m3, "matmul_swiglu_quantize_delayed", "matmul_swiglu_grad_quantize_delayed",
                              "_quantize_delayed", 12.52e-3 / 24, 12.36e-3 / 24},
+                        Case{DType::e4m3, "matmul_swiglu_quantize_squares", "matmul_swiglu_grad_quantize_squares",
+                             "_quantize_squares", 14.2e-3 / 24, 13.5e-3 / 24, 1},
+                        Case{DType::e4m3, "matmul_swiglu_quantize_blocks", "matmul_swiglu_grad_quantize_blocks",
+                             "_quantize_blocks", 16.2e-3 / 24, 18.8e-3 / 24, 0},
                         Case{DType::bf16, "matmul_swiglu", "matmul_swiglu_grad", "", 21.64e-3 / 24, 17.55e-3 / 24}}) {
     CAPTURE(c.forward);
     const Operand gate_up = matrix(DType::bf16, kTokens, 2 * kGate), made = matrix(c.format, kTokens, kGate),
                   gradient = matrix(c.format, kTokens, 2 * kGate);
-    const OpInstance up = product(c.format, kTokens, 2 * kGate, kWidth),
-                     down = product(c.format, kTokens, kGate, kWidth);
+    auto scaled = [&c](OpInstance op) {
+      if (c.squares < 0) return op;
+      op.attributes.set("scale_rows_b", std::int64_t{128});
+      op.attributes.set("square_scales", std::int64_t{c.squares});
+      return op;
+    };
+    const OpInstance up = scaled(product(c.format, kTokens, 2 * kGate, kWidth)),
+                     down = scaled(product(c.format, kTokens, kGate, kWidth));
+    auto codes = [&c](const Operand& made) {
+      return c.squares == 0 ? std::vector<Operand>{made, made} : std::vector<Operand>{made};
+    };
+    auto with_gate_up = [&](std::vector<Operand> out) {
+      out.push_back(gate_up);
+      return out;
+    };
     auto seconds = [&](const OpInstance& op) { return launch_seconds(op, h100); };
-    const double forward = seconds(beside(up, c.forward, {}, {gate_up, made})),
-                 backward = seconds(beside(down, c.gradient, gate_up, {gradient}));
+    const double forward = seconds(beside(up, c.forward, {}, with_gate_up(codes(made)))),
+                 backward = seconds(beside(down, c.gradient, gate_up, codes(gradient)));
     CHECK(forward == doctest::Approx(c.forward_seconds).epsilon(0.15));
     CHECK(backward == doctest::Approx(c.gradient_seconds).epsilon(0.15));
-    OpInstance swiglu{.kind = "swiglu" + std::string(c.codes), .inputs = {gate_up}, .outputs = {made}, .geometry = {}};
+    OpInstance swiglu{
+        .kind = "swiglu" + std::string(c.codes), .inputs = {gate_up}, .outputs = codes(made), .geometry = {}};
     OpInstance swiglu_grad{.kind = "swiglu_grad" + std::string(c.codes),
                            .inputs = {matrix(DType::bf16, kTokens, kGate), gate_up},
-                           .outputs = {gradient},
+                           .outputs = codes(gradient),
                            .geometry = {}};
     CHECK(forward > seconds(up));
     CHECK(forward < seconds(up) + seconds(swiglu));

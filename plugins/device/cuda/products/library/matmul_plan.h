@@ -98,7 +98,7 @@ class MatmulPlan {
 };
 
 /// Of products that the library has too: whether the own one is taken and nothing timed, unless the run has another
-/// choice. Those with scales of squares were faster at every size that was timed (docs/performance/cuda-fp8.md).
+/// choice. Those with scales of squares are faster but at sizes that hardly matter (docs/performance/cuda-fp8.md).
 bool takes_own(const MatmulKey& key, const CudaTraits& gpu);
 
 /// Where a product's candidates come from.

@@ -157,6 +157,7 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
           float8(kE5m2, s, ScaleMode::block), float8(kE5m2, s, ScaleMode::square_block),
           float8(kE5m2, s, ScaleMode::square_block, true), turned(float8(kE4m3, s, ScaleMode::square_block, true)),
           turned(float8(kE5m2, s, ScaleMode::square_block, true))}) {
+      if (key.transpose_a && key.a != kBf16 && s.m % 16 != 0) continue;  // rows of bytes begin at multiples of 16
       CAPTURE(key.text());
       CHECK(own_tiling(s.m, s.n, s.k, key.a).parts > 1);
       const MatmulScratch scratch(key, nullptr);

@@ -1,8 +1,12 @@
 #pragma once
-// What sums of products with scales of blocks (product_rescaling.cuh, product_squares.cuh) have in common: where scales
-// lie, and the warps that write factors made of them beside a stage's operands.
+// What sums of products of 8-bit floats with scales of blocks (quern/block_scales.h) have in common. A stage is a
+// block. Warps beside the one that loads write factors made of scales into shared memory, beside a stage's operands.
+//
+// In Factored sums, of operands of which the second has scales of 128 x 128 elements, they are ratios, and behind them
+// the scales themselves. As in product_rescaling.cuh sums stay in the tensor cores, in units of the scales of the block
+// that was multiplied last; scales bring finished sums to the units of results.
 
-#include "products/own/product_wgmma.cuh"
+#include "products/own/product_turning.cuh"
 #include "quern/block_scales.h"
 
 namespace quern::cuda::product {
@@ -39,22 +43,27 @@ __device__ __forceinline__ int square_of(const BlockScales& scales, int at) {
   return line_of(scales, at) / static_cast<int>(kScaleBlock) * scales.square;
 }
 /// A matrix of 2^31 scales has 2^38 elements.
-__device__ __forceinline__ const float* of_block(const BlockScales& scales, int place, int block) {
-  return scales.at + (block * scales.step + place);
+__device__ __forceinline__ const float& scale_at(const BlockScales& scales, int place, int block) {
+  return scales.at[block * scales.step + place];
+}
+/// Of the second operand, by a column of a tile.
+template <int kColumns>
+__device__ __forceinline__ int square_of_column(const Operands& o, const Item& item, int column) {
+  constexpr int kHalf = kColumns / 2;
+  const int half = column / kHalf;
+  return square_of(o.scale_b, item.column * o.b_step[half] + o.b_first[half] + column % kHalf);
 }
 
-/// What warps beside the one that loads do: of each block of the sums, what becomes of its scales and of their ratios
-/// to those of the block before.
+/// What warps beside the one that loads do: of each block of the sums they write its scales, or the ratios of the
+/// scales of the block before to its own. A load takes about as long as a stage, so kAhead of them are on their way.
 ///
 ///   Factors
-///     constexpr int kAhead;                         // blocks whose scales are on their way: a load takes about as
-///     long
-///                                                   // as a stage
-///     struct Scales;                                // that a thread has of a block
-///       Scales over(const Scales& next);            // ratios
+///     constexpr int kAhead;
+///     struct Scales;                                  // that a thread has of a block
+///       Scales over(const Scales& next);              // ratios
 ///       void write(to, const Scales& ratio, thread);  // beside a stage
-///     struct Source;                                // where they lie for an item: (operands, item, thread)
-///       Scales at(operands, block);
+///     struct Source;                                  // where they lie for an item: (operands, item, thread)
+///       Scales at(block);
 template <class Factors, class Memory>
 __device__ __forceinline__ void write_factors(const Operands& o, const Memory& shared, int thread) {
   constexpr int kAhead = Factors::kAhead;
@@ -64,7 +73,7 @@ __device__ __forceinline__ void write_factors(const Operands& o, const Memory& s
     const Item item = o.grid.at(walk.item);
     const typename Factors::Source source(o, item, thread);
     auto load = [&](Scales& to, int block) {
-      if (block < item.last) to = source.at(o, block);
+      if (block < item.last) to = source.at(block);
     };
     Scales now = {}, next[kAhead] = {}, ratio = {};  // of the first block nobody reads a ratio
     load(now, item.first);
@@ -87,5 +96,110 @@ __device__ __forceinline__ void write_factors(const Operands& o, const Memory& s
     }
   }
 }
+
+/// Factors, besides: of a tile of kColumns, constexpr kWriters, warps, and kBytes; read(from), as a thread uses them;
+/// all_one(), the same in all threads; scale(sums).
+template <class Formats, class Factors, Rows kRowsLie, Columns kColumnsLie, class Memory>
+class Factored {
+ public:
+  static constexpr int kSums = Memory::kColumns / 2;
+
+  __device__ Factored(const Operands&, const Memory& shared, int number)
+      : shared_(shared), number_(number), stages_(shared), turned_(number) {}
+
+  /// In runs of stages with equal scales.
+  __device__ __forceinline__ void begin(const Item& item, float (&sums)[kSums]) {
+    std::uint32_t even[kWords], odd[kWords];  // of which one is loaded while the other is multiplied
+    int stage = stages_.next();
+    for (int step = item.first;;) {
+      Factors factors;
+      do {
+        multiply(stage, even, step > item.first, sums);
+        if (++step == item.last) return;
+        stage = stages_.next();
+        factors = ratios(stage);
+        if (!factors.all_one()) break;
+        multiply(stage, odd, true, sums);
+        if (++step == item.last) return;
+        stage = stages_.next();
+        factors = ratios(stage);
+      } while (factors.all_one());
+      stages_.finish();
+      factors.scale(sums);
+    }
+  }
+  __device__ __forceinline__ void expect_stage() {
+    stage_ = stages_.next();
+    factors_ = ratios(stage_);
+  }
+  /// The stage that was expected. Waits for the one before even where no ratio differs: a branch between products that
+  /// run makes the compiler wait for each.
+  __device__ __forceinline__ void begin_stage(bool add, float (&sums)[kSums]) {
+    if (add) {
+      stages_.finish();
+      if (!factors_.all_one()) factors_.scale(sums);
+    }
+    std::uint32_t words[kWords];
+    multiply(stage_, words, add, sums);
+  }
+  __device__ __forceinline__ void finish(float (&sums)[kSums]) {
+    const Factors factors = scales(stages_.running());
+    stages_.finish();
+    factors.scale(sums);
+  }
+
+ private:
+  static constexpr int kWords = kRowsLie == Rows::across ? kTurnedWords : 1;
+  __device__ __forceinline__ Factors ratios(int stage) const { return Factors::read(shared_.beside(stage)); }
+  __device__ __forceinline__ Factors scales(int stage) const {
+    return Factors::read(shared_.beside(stage) + Factors::kBytes);
+  }
+
+  __device__ __forceinline__ void multiply(int stage, std::uint32_t (&words)[kWords], bool add, float (&sums)[kSums]) {
+    const wgmma::Tile b = wgmma::along_rows(shared_.b(stage));
+    if constexpr (kRowsLie == Rows::across) {
+      load_turned(words, turned_, shared_.a(stage));
+      wgmma::fence();
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) Formats::multiply(sums, words + 4 * k, b + k * wgmma::kDepthBytes, add || k > 0);
+      tma::fence_copies();  // threads read the first operand
+    } else {
+      const wgmma::Tile a = wgmma::along_rows(shared_.a(stage) + number_ * Memory::kA / kMultipliers);
+      wgmma::fence();
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k)
+        Formats::template multiply<kRowsLie, kColumnsLie>(sums, a + k * wgmma::kDepthBytes, b + k * wgmma::kDepthBytes,
+                                                          add || k > 0);
+    }
+    stages_.begun(stage);
+  }
+
+  const Memory& shared_;
+  const int number_;
+  OverlappedStages<Memory> stages_;
+  wgmma::TurnedA turned_;
+  int stage_ = 0;
+  Factors factors_ = {};
+};
+
+template <class OfFormats, template <int> class OfFactors, Rows kOfRows, Columns kOfColumns>
+struct FactoredSums {
+  using Formats = OfFormats;
+  static_assert(Formats::kDepth == kScaleBlock, "a stage is a block");
+  static constexpr Rows kRowsLie = kOfRows;
+  static constexpr Columns kColumnsLie = kOfColumns;
+  template <class Memory>
+  using On = Factored<Formats, OfFactors<Memory::kColumns>, kOfRows, kOfColumns, Memory>;
+
+  static constexpr int kWriters = OfFactors<256>::kWriters;
+  static constexpr std::uint32_t beside(int columns) {
+    return 2 * (columns > 128 ? OfFactors<256>::kBytes : OfFactors<128>::kBytes);
+  }
+
+  template <class Memory>
+  static __device__ __forceinline__ void write_beside(const Operands& o, const Memory& shared, int thread) {
+    write_factors<OfFactors<Memory::kColumns>>(o, shared, thread);
+  }
+};
 
 }  // namespace quern::cuda::product

@@ -63,9 +63,9 @@ class Rescaling {
     float of_rows[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      of_rows[i] = *of_block(o_.scale_a, line_of(o_.scale_a, item_.row(0) + row() + 8 * i), block);
+      of_rows[i] = scale_at(o_.scale_a, line_of(o_.scale_a, item_.row(0) + row() + 8 * i), block);
     auto at = [&](int column) {
-      return *of_block(o_.scale_b, (kSquares ? square_of : line_of)(o_.scale_b, first + column), block);
+      return scale_at(o_.scale_b, (kSquares ? square_of : line_of)(o_.scale_b, first + column), block);
     };
     if constexpr (kSquares) {
       OfSquares of_columns;
@@ -195,10 +195,10 @@ struct LineRatios {
                                     : (kSquares ? square_of : line_of)(of, item.column * kColumns + column);
       }
     }
-    __device__ __forceinline__ Scales at(const Operands&, int block) const {
+    __device__ __forceinline__ Scales at(int block) const {
       Scales scales;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) scales.of[i] = *of_block(of, places[i], block);
+      for (int i = 0; i < kEach; ++i) scales.of[i] = scale_at(of, places[i], block);
       return scales;
     }
   };

@@ -4,7 +4,7 @@
 // to bf16, until its scales are known. Scales of the second operand are of squares.
 
 #include "products/own/product_codes.cuh"
-#include "products/own/product_squares.cuh"
+#include "products/own/product_factors.cuh"
 #include "products/swiglu/swiglu_codes_form.cuh"
 #include "quantization/block_quantize.cuh"
 
@@ -24,9 +24,10 @@ struct BlocksArguments {
   ZeroedFloats behind;     ///< t_scale's scales: at most one a column, where columns are whole blocks
 };
 
-/// A To (swiglu_epilogues.cuh) but for its scales, which a class derived from it finds: take(unit, made, values) sees
-/// the values and keeps them. kMade of them come of an element: y, or dgate and dup. kValues: they are wanted too.
-template <class To, int kMade, bool kValues>
+/// A To (swiglu_epilogues.cuh) but for its scales, which a class derived from it finds, with take(unit, made, values),
+/// which keeps them, complete() and work(). kMade values come of an element: y, or dgate and dup. kWritesValues: they
+/// are wanted too.
+template <class To, int kMade, bool kWritesValues>
 class ToBlocks {
  public:
   using Arguments = BlocksArguments;
@@ -58,17 +59,21 @@ class ToBlocks {
   __device__ ToBlocks(const Arguments& arguments, std::uint32_t shared) : a_(arguments), turned_(shared) {}
 
   static __device__ __forceinline__ int multiplier() { return static_cast<int>(threadIdx.x) / 128; }
-  /// At which one waits for what the other tells it of a tile, in turn: 1 and 2, or 5 and 6; those between are
-  /// TurnedCodes'. A multiplier may come to that of the next tile while the other is still before that of this one.
-  static __device__ __forceinline__ void tell_other(int turn) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(2 - multiplier() + turn * 4), "n"(kMultiplying) : "memory");
+  /// Of a tile a multiplier tells the other something, in shared memory: at one of two places, in turn, which suffice,
+  /// since the other has read the one of a tile when it tells of the next. So do barriers, 1 and 2 or 5 and 6: a
+  /// multiplier may come to that of the next tile while the other is still before that of this one. Those between are
+  /// TurnedCodes'.
+  __device__ __forceinline__ void tell_other() const {
+    asm volatile("bar.arrive %0, %1;" ::"r"(2 - multiplier() + turn_ * 4), "n"(kMultiplying) : "memory");
   }
-  static __device__ __forceinline__ void wait_for_other(int turn) {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + multiplier() + turn * 4), "n"(kMultiplying) : "memory");
+  __device__ __forceinline__ void wait_for_other() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + multiplier() + turn_ * 4), "n"(kMultiplying) : "memory");
   }
 
   __device__ __forceinline__ void keep(const ValueUnit& unit, int made, const Pack<bf16>& values) {
-    if constexpr (kValues) store(a_.values, unit.at(kMade * a_.width) + made * std::int64_t{a_.width}, values, unit);
+    if (unit.number == 0 && made == 0) turn_ ^= 1;
+    if constexpr (kWritesValues)
+      store(a_.values, unit.at(kMade * a_.width) + made * std::int64_t{a_.width}, values, unit);
     kept_[made][unit.number] = values;
   }
   /// Zeroes what is behind the scales of columns, when those of its first rows are written.
@@ -77,21 +82,21 @@ class ToBlocks {
     if (row < kScaleBlock && column < a_.behind.count) a_.behind.at[column] = 0;
   }
 
-  struct UnitCodes {
-    uint2 q, t;  ///< row by row, and those that are transposed
+  /// Of two rows of a group of columns: row by row, and those that are transposed.
+  struct GroupCodes {
+    uint2 q[2], t[2];
   };
-  /// A part of a tile's codes: codes_of(made, unit).
+  /// A part of a tile's codes: codes_of(made, group).
   template <class CodesOf>
   __device__ __forceinline__ void write(const UnitPlace& place, int part, CodesOf codes_of) {
     const int first = part * kGroups / kCodingParts, last = (part + 1) * kGroups / kCodingParts;
     uint2 codes[kOfPart][2];
 #pragma unroll
     for (int number = first; number < last; ++number) {
-      const int group = number / kMade, made = number % kMade;
-      const UnitCodes upper = codes_of(made, 2 * group), lower = codes_of(made, 2 * group + 1);
-      codes[number - first][0] = upper.q;
-      codes[number - first][1] = lower.q;
-      turned_.put(number - first, upper.t, lower.t);
+      const GroupCodes of = codes_of(number % kMade, number / kMade);
+      codes[number - first][0] = of.q[0];
+      codes[number - first][1] = of.q[1];
+      turned_.put(number - first, of.t[0], of.t[1]);
     }
     if (a_.has_t)
       turned_.send([&](auto at) {
@@ -115,6 +120,7 @@ class ToBlocks {
   const Arguments& a_;
   Turned turned_;
   Pack<bf16> kept_[kMade][kUnits] = {};
+  int turn_ = 0;
 };
 
 __device__ __forceinline__ Pack<bf16> read_pack(std::uint32_t address) {
@@ -136,18 +142,18 @@ using SwigluGradBlocks = SwigluGradEpilogue<To, kMakingParts, kGradientStages, s
 /// Outputs of the ops.
 enum BlocksOutput : std::size_t { kProduct, kValues, kQ, kScale, kT, kTScale };
 
-/// `squares`: scales of a and of the values.
-inline OpSupport query_blocks(const OpInstance& op, const CudaTraits& gpu, CodesForm form, bool squares) {
+inline OpSupport query_blocks_product(const OpInstance& op, const CudaTraits& gpu, CodesForm form) {
+  const bool squares = is_spread(op);  // scales of a and of the values
   OperandCheck check(op, form.inputs(), kTScale + 1, 2);
   const auto [rows, width, depth] = form.sizes(op);
-  constexpr std::int64_t kParts = product::kMakingParts + product::kCodingParts,
-                         kLeast = kScaleBlock * (kParts - 1) + 1;  // a stage for each part
+  // A stage, which is a block, for each part.
+  constexpr std::int64_t kLeast = kScaleBlock * (product::kMakingParts + product::kCodingParts);
   auto is = [&](const char* name, std::int64_t value) { return op.attributes.integer_or(name, 0) == value; };
   const DType of_a = check.ok() ? op.inputs[0].dtype : DType::e4m3;
   check
       .that(of_a == DType::e4m3 || (form.gradient && of_a == DType::e5m2),
             "in one kernel takes e4m3, or a gradient in e5m2")
-      .that(is("scale_rows_b", kScaleBlock) && is("square_scales", squares ? 1 : 0),
+      .that(is("scale_rows_b", kScaleBlock) && is("square_scales", squares ? 1 : 0) && is("square", 0),
             std::string("in one kernel takes a weight with scales of squares, beside scales of ") +
                 (squares ? "squares" : "rows' blocks"));
   check_codes_product(check, op, gpu, form, {.width = kScaleBlock, .depth = kLeast});
@@ -159,12 +165,14 @@ inline OpSupport query_blocks(const OpInstance& op, const CudaTraits& gpu, Codes
     check.that(op.outputs[kQ].present, "in one kernel writes codes")
         .that(op.attributes.word("format") == name_of(of_a), "in one kernel gives codes in the format of a")
         .that(rows % kPairedRows == 0, "in one kernel takes a multiple of 16 rows")
+        .that(depth % kScaleBlock == 0, "in one kernel takes sums over whole blocks")
         .that(squares || !op.outputs[kValues].present, "in one kernel gives codes of lines, but not their values");
   return check.support();
 }
 
 template <class Sums, class Epilogue>
-Launch prepare_blocks(const OpInstance& op, CudaContext& context, CodesForm form) {
+Launch prepare_blocks_product(const OpInstance& op, CudaContext& context, CodesForm form) {
+  static_assert(Sums::kRowsLie == Epilogue::kRows);
   using Product = product::EpilogueLaunch<Sums, Epilogue>;
   Product::load();
   return [s = form.sizes(op), form, format = op.inputs[0].dtype, multiprocessors = context.multiprocessors](

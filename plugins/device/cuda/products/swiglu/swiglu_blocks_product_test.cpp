@@ -1,6 +1,8 @@
 // Products of operands with scales of blocks that end in the codes of SwiGLU or of its gradient, on the GPU: the bits
 // of an own product, SwiGLU and quantize_squares or quantize_blocks one after another, whatever results are wanted.
+#include <algorithm>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "quern/block_scales.h"
@@ -19,7 +21,7 @@ struct Size {
 };
 // One multiplier's rows and less, edges of rows and of sums, more tiles than multiprocessors, many stages. Sums are too
 // short for parts, in which own products would take them.
-constexpr Size kSizes[] = {{16, 128, 896},     {64, 128, 1024},  {80, 256, 896},   {144, 256, 896},   {304, 384, 1024},
+constexpr Size kSizes[] = {{16, 128, 896},     {64, 128, 1024},  {80, 256, 896},   {144, 256, 1152},  {304, 384, 1024},
                            {2192, 2048, 1536}, {256, 512, 2048}, {9008, 256, 896}, {2208, 3200, 1536}};
 
 /// Scales of a and of the values, and which product; a gradient's format.
@@ -73,8 +75,21 @@ Device* fused_gpu(const DevicePair& pair) {
   return refusal.empty() && pair.open ? pair.gpu.get() : nullptr;
 }
 
-/// `factor`: of all scales of a.
-void compare(Device& gpu, const Size& s, const Form& form, float factor = 0.125f) {
+/// Scales of a and of b.
+struct Scales {
+  PoisonedTensor a, b;
+
+  Scales(const Size& s, const Form& form)
+      : a(form.squares ? spread_scales(s.rows, s.depth, 4) : block_scales(row_block_scales(s.rows, s.depth), 4)),
+        b(block_scales(square_scales(form.gradient ? s.width : 2 * s.width, s.depth), 5)) {
+    for (float& scale : values(a)) scale *= 0.125f;
+  }
+  static std::span<float> values(const PoisonedTensor& scales) {
+    return {scales.view().as<float>(), static_cast<std::size_t>(scales.view().count())};
+  }
+};
+
+void compare(Device& gpu, const Size& s, const Form& form, const Scales& scales) {
   CAPTURE(s.rows);
   CAPTURE(s.width);
   CAPTURE(s.depth);
@@ -85,14 +100,9 @@ void compare(Device& gpu, const Size& s, const Form& form, float factor = 0.125f
   const std::int64_t of_b = form.gradient ? s.width : 2 * s.width;
   PoisonedTensor a = normal(form.format, {s.rows, s.depth}, 1), b = normal(kE4m3, {of_b, s.depth}, 2);
   PoisonedTensor gate_up = normal(kBf16, both, 3, 2);
-  PoisonedTensor scale_a =
-      form.squares ? spread_scales(s.rows, s.depth, 4) : block_scales(row_block_scales(s.rows, s.depth), 4);
-  const PoisonedTensor scale_b = block_scales(square_scales(of_b, s.depth), 5);
-  for (std::int64_t i = 0; i < scale_a.view().count(); ++i) scale_a.view().as<float>()[i] *= factor;
-
   const Tensors product =
       testkit::launch_once(gpu, {"matmul", {}, {operand(kBf16, form.gradient ? half : both)}, form.attributes(), {}},
-                           {a.view(), b.view(), View{}, scale_a.view(), scale_b.view()});
+                           {a.view(), b.view(), View{}, scales.a.view(), scales.b.view()});
   const Tensors values =
       form.gradient ? testkit::launch_once(gpu, {"swiglu_grad", {}, {operand(kBf16, both)}, {}, {}},
                                            {product[0].view(), gate_up.view()})
@@ -102,7 +112,7 @@ void compare(Device& gpu, const Size& s, const Form& form, float factor = 0.125f
       gpu, {form.way(), {}, {whole.outputs.begin() + 2, whole.outputs.end()}, form.attributes(), {}},
       {values[0].view()});
 
-  std::vector<View> inputs{a.view(), b.view(), scale_a.view(), scale_b.view()};
+  std::vector<View> inputs{a.view(), b.view(), scales.a.view(), scales.b.view()};
   if (form.gradient) inputs.push_back(gate_up.view());
   for (const bool all : {true, false})
     for (const bool transposed : {false, true}) {
@@ -115,8 +125,8 @@ void compare(Device& gpu, const Size& s, const Form& form, float factor = 0.125f
       CHECK(difference(got[2], want[0]) == "");
       if (transposed) CHECK(difference(got[4], want[2]) == "");
       if (!all && !transposed) continue;
-      for (const std::size_t scales : {3, 5})
-        CHECK(testkit::mismatch(got[scales].floats(), want[scales - 2].floats(), 0) == "");  // may be NaN
+      for (const std::size_t of : {3, 5})
+        CHECK(testkit::mismatch(got[of].floats(), want[of - 2].floats(), 0) == "");  // may be NaN
     }
 }
 
@@ -127,16 +137,30 @@ TEST_CASE("products of blocks that end in the codes of swiglu give the bits of t
   Device* gpu = fused_gpu(pair);
   if (gpu == nullptr) return;
   for (const Size& s : kSizes)
-    for (const Form& form : kForms) compare(*gpu, s, form);
+    for (const Form& form : kForms) compare(*gpu, s, form, Scales(s, form));
 }
 
 TEST_CASE("products of blocks that end in the codes of swiglu find what is not finite as their parts do") {
   DevicePair pair = open_pair({.products = "own"});
   Device* gpu = fused_gpu(pair);
   if (gpu == nullptr) return;
-  for (const Form& form : kForms)
-    for (const float factor : {0x1p120f, std::numeric_limits<float>::quiet_NaN()})
-      compare(*gpu, {144, 256, 896}, form, factor);
+  constexpr Size kSize{144, 256, 896};
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const Form& form : kForms) {
+    for (const float factor : {0x1p120f, kNan}) {
+      const Scales scales(kSize, form);
+      for (float& scale : Scales::values(scales.a)) scale *= factor;
+      compare(*gpu, kSize, form, scales);
+    }
+    // A row among others, or, with squares, 128; then 128 columns.
+    for (const float value : {kNan, std::numeric_limits<float>::infinity()}) {
+      const Scales of_rows(kSize, form), of_columns(kSize, form);
+      std::fill_n(Scales::values(of_rows.a).begin() + (form.squares ? 0 : 37), form.squares ? kScaleBlock : 1, value);
+      compare(*gpu, kSize, form, of_rows);
+      Scales::values(of_columns.b)[0] = value;
+      compare(*gpu, kSize, form, of_columns);
+    }
+  }
 }
 
 TEST_CASE("products of blocks that end in the codes of swiglu refuse what they cannot do") {
@@ -153,23 +177,47 @@ TEST_CASE("products of blocks that end in the codes of swiglu refuse what they c
     return;
   }
   for (const Form& form : kForms) {
+    constexpr Size kSize{64, 128, 896};
     auto refuses = [&](const Size& s, auto change, const char* why) {
-      CHECK(refusal(form, s, change).find(why) != std::string::npos);
+      const std::string text = refusal(form, s, change);
+      CAPTURE(text);
+      CHECK(text.find(why) != std::string::npos);
     };
-    refuses({64, 128, 768}, nothing, "769 terms or more");
+    auto refuses_attribute = [&](const char* name, std::int64_t value, const char* why) {
+      refuses(
+          kSize, [&](OpInstance& op) { op.attributes.set(name, value); }, why);
+    };
+    refuses({64, 128, 768}, nothing, "896 terms or more");
+    refuses({64, 128, 912}, nothing, "whole blocks");
     refuses({72, 128, 896}, nothing, "multiple of 16 rows");
     refuses({64, 96, 896}, nothing, "multiple of 128");
     refuses(
-        {64, 128, 896}, [](OpInstance& op) { op.inputs[0].dtype = DType::i8; }, "takes e4m3");
+        kSize, [](OpInstance& op) { op.inputs[0].dtype = DType::i8; }, "takes e4m3");
+    refuses_attribute("square_scales", form.squares ? 0 : 1, "scales of squares");
+    refuses_attribute("scale_rows_b", 1, "scales of squares");
+    refuses_attribute("square", 1, "scales of squares");
     refuses(
-        {64, 128, 896},
-        [&form](OpInstance& op) { op.attributes.set("square_scales", std::int64_t{form.squares ? 0 : 1}); },
-        "scales of squares");
+        kSize, [](OpInstance& op) { op.outputs[2].present = false; }, "writes codes");
+    auto change_format = [](OpInstance& op, DType to) {
+      op.attributes.set("format", std::string(name_of(to)));
+      op.outputs[2].dtype = op.outputs[4].dtype = to;
+    };
+    const DType other = form.format == kE4m3 ? DType::e5m2 : kE4m3;
+    refuses(
+        kSize, [&](OpInstance& op) { change_format(op, other); }, "format of a");
+    if (!form.gradient)
+      refuses(
+          kSize,
+          [&](OpInstance& op) {
+            change_format(op, DType::e5m2);
+            op.inputs[0].dtype = DType::e5m2;
+          },
+          "a gradient in e5m2");
     if (form.gradient)
       refuses(
-          {64, 128, 896}, [](OpInstance& op) { op.outputs[0].present = true; }, "does not write dy");
+          kSize, [](OpInstance& op) { op.outputs[0].present = true; }, "does not write dy");
     if (!form.squares)
       refuses(
-          {64, 128, 896}, [](OpInstance& op) { op.outputs[1].present = true; }, "not their values");
+          kSize, [](OpInstance& op) { op.outputs[1].present = true; }, "not their values");
   }
 }

@@ -3,6 +3,7 @@
 // of 128 elements of a column. A tile of values is 128 of each: a row's scale is found by four lanes, a column's by
 // both multipliers.
 
+#include "products/own/product_lines.cuh"
 #include "products/swiglu/swiglu_blocks_form.cuh"
 
 namespace quern::cuda {
@@ -31,7 +32,6 @@ class ToLines : public ToBlocks<ToLines<kMade, kFormat>, kMade, false> {
         inverses_(shared + kInverses + this->multiplier() * kMade * kLine) {}
 
   __device__ __forceinline__ void take(const ValueUnit& unit, int made, const Pack<bf16>& values) {
-    if (unit.number == 0 && made == 0) turn_ ^= 1;
     this->keep(unit, made, values);
     const int row = unit.number % 2;
     if (unit.number < 2) most_[made][row] = __float2bfloat162_rn(0.0f);
@@ -39,17 +39,20 @@ class ToLines : public ToBlocks<ToLines<kMade, kFormat>, kMade, false> {
     if (row == 1) tell_columns(made, unit.number / 2);
   }
 
-  /// Tells the other multiplier, which has read the places of a tile when it tells of the next: two, in turn, suffice.
-  __device__ __forceinline__ void complete() { this->tell_other(turn_); }
+  __device__ __forceinline__ void complete() { this->tell_other(); }
 
   __device__ __forceinline__ void work(const UnitPlace& place, int part) {
     if (part == 0) find_scales(place);
-    Pack<bf16> of_columns;
-    this->write(place, part, [&](int made, int unit) {
-      if (unit % 2 == 0) of_columns = read_pack(inverses_ + made * kLine + group_line(unit / 2));
-      const Pack<bf16>& values = this->kept_[made][unit];
-      return typename Base::UnitCodes{codes_of<kFormat>(values, of_rows_[made][unit % 2]),
-                                      codes_of<kFormat>(values, of_columns)};
+    this->write(place, part, [&](int made, int group) {
+      const Pack<bf16> of_columns = read_pack(inverses_ + made * kLine + group_line(group));
+      typename Base::GroupCodes codes;
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const Pack<bf16>& values = this->kept_[made][2 * group + row];
+        codes.q[row] = codes_of<kFormat>(values, of_rows_[made][row]);
+        codes.t[row] = codes_of<kFormat>(values, of_columns);
+      }
+      return codes;
     });
   }
 
@@ -59,7 +62,7 @@ class ToLines : public ToBlocks<ToLines<kMade, kFormat>, kMade, false> {
     return group * (2 * UnitPlace::kColumns) + threadIdx.x % 4 * 16;
   }
   __device__ __forceinline__ std::uint32_t magnitudes(int made, int warp) const {
-    return magnitudes_ + turn_ * kBytes + (made * (kMultiplying / 32) + warp) * kLine;
+    return magnitudes_ + this->turn_ * kBytes + (made * (kMultiplying / 32) + warp) * kLine;
   }
 
   /// The largest magnitudes of a group's columns in the warp's rows. Eight lanes have rows of the same columns: they
@@ -90,7 +93,7 @@ class ToLines : public ToBlocks<ToLines<kMade, kFormat>, kMade, false> {
   }
 
   __device__ __forceinline__ void find_scales(const UnitPlace& place) {
-    this->wait_for_other(turn_);
+    this->wait_for_other();
 #pragma unroll
     for (int made = 0; made < kMade; ++made) {
       find_column_scale(place, made);
@@ -134,17 +137,15 @@ class ToLines : public ToBlocks<ToLines<kMade, kFormat>, kMade, false> {
   }
 
   const std::uint32_t magnitudes_, inverses_;
-  int turn_ = 0;
   __nv_bfloat162 most_[kMade][2] = {}, of_rows_[kMade][2] = {};
 };
 
 template <DType kFormat>
 Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
   using Sums = LinesSums<OfFloat8<kFormat, DType::e4m3>>;
-  if (form.gradient) return prepare_blocks<Sums, SwigluGradBlocks<ToLines<2, kFormat>>>(op, context, form);
   if constexpr (kFormat == DType::e4m3)
-    return prepare_blocks<Sums, SwigluBlocks<ToLines<1, kFormat>>>(op, context, form);
-  __builtin_unreachable();  // as query_blocks made sure
+    if (!form.gradient) return prepare_blocks_product<Sums, SwigluBlocks<ToLines<1, kFormat>>>(op, context, form);
+  return prepare_blocks_product<Sums, SwigluGradBlocks<ToLines<2, kFormat>>>(op, context, form);
 }
 
 }  // namespace
@@ -156,7 +157,7 @@ void add_swiglu_lines_ops(OpTable& table) {
         [form](const OpInstance& op, CudaContext& context) {
           return (op.inputs[0].dtype == DType::e5m2 ? prepare<DType::e5m2> : prepare<DType::e4m3>)(op, context, form);
         },
-        [form](const OpInstance& op, const CudaTraits& gpu) { return query_blocks(op, gpu, form, false); }};
+        [form](const OpInstance& op, const CudaTraits& gpu) { return query_blocks_product(op, gpu, form); }};
   }
 }
 

@@ -2,6 +2,7 @@
 // elements that end in the codes of SwiGLU, or of its gradient, with such scales. A tile of values is a square, whose
 // scale both multipliers find together.
 
+#include "products/own/product_squares.cuh"
 #include "products/swiglu/swiglu_blocks_form.cuh"
 
 namespace quern::cuda {
@@ -10,10 +11,10 @@ using namespace product;
 
 namespace {
 
-template <int kMade, bool kValues, DType kFormat>
-class ToSquares : public ToBlocks<ToSquares<kMade, kValues, kFormat>, kMade, kValues> {
-  using Base = ToBlocks<ToSquares, kMade, kValues>;
-  static constexpr std::uint32_t kBytes = 4 * 4 * kMultipliers;  ///< of its warps' magnitudes
+template <int kMade, bool kWritesValues, DType kFormat>
+class ToSquares : public ToBlocks<ToSquares<kMade, kWritesValues, kFormat>, kMade, kWritesValues> {
+  using Base = ToBlocks<ToSquares, kMade, kWritesValues>;
+  static constexpr std::uint32_t kBytes = 4 * kMultiplying / 32;  ///< of its warps' magnitudes
 
  public:
   static constexpr std::uint32_t kShared = Base::Turned::kShared + 2 * kMade * kBytes;
@@ -26,40 +27,40 @@ class ToSquares : public ToBlocks<ToSquares<kMade, kValues, kFormat>, kMade, kVa
     this->keep(unit, made, values);
   }
 
-  /// Tells the other multiplier, which has read the places of a tile when it tells of the next: two, in turn, suffice.
   __device__ __forceinline__ void complete() {
-    magnitudes_ ^= kMade * kBytes;
 #pragma unroll
     for (int made = 0; made < kMade; ++made) {
       const float most = fmaxf(__low2float(most_[made]), __high2float(most_[made]));
       const std::uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(most));
       if (threadIdx.x % 32 == 0)
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(magnitudes_ + made * kBytes + threadIdx.x / 32 * 4), "r"(of_warp)
-                     : "memory");
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(magnitudes(made) + threadIdx.x / 32 * 4), "r"(of_warp) : "memory");
       most_[made] = __float2bfloat162_rn(0.0f);
     }
-    this->tell_other(turn());
+    this->tell_other();
   }
 
   __device__ __forceinline__ void work(const UnitPlace& place, int part) {
     if (part == 0) find_scales(place);
-    this->write(place, part, [&](int made, int unit) {
-      const uint2 codes = codes_of<kFormat>(this->kept_[made][unit], inverse_[made]);
-      return typename Base::UnitCodes{codes, codes};
+    this->write(place, part, [&](int made, int group) {
+      const uint2 upper = codes_of<kFormat>(this->kept_[made][2 * group], inverse_[made]),
+                  lower = codes_of<kFormat>(this->kept_[made][2 * group + 1], inverse_[made]);
+      return typename Base::GroupCodes{{upper, lower}, {upper, lower}};
     });
   }
 
  private:
-  __device__ __forceinline__ int turn() const { return magnitudes_ / (kMade * kBytes) % 2; }
+  __device__ __forceinline__ std::uint32_t magnitudes(int made) const {
+    return magnitudes_ + (this->turn_ * kMade + made) * kBytes;
+  }
 
   __device__ __forceinline__ void find_scales(const UnitPlace& place) {
-    this->wait_for_other(turn());
+    this->wait_for_other();
 #pragma unroll
     for (int made = 0; made < kMade; ++made) {
       std::uint32_t most = 0;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Pack<bf16> four = read_pack(magnitudes_ + made * kBytes + half * 16);
+        const Pack<bf16> four = read_pack(magnitudes(made) + half * 16);
 #pragma unroll
         for (const std::uint32_t word : four.word) most = max(most, word);
       }
@@ -81,24 +82,24 @@ class ToSquares : public ToBlocks<ToSquares<kMade, kValues, kFormat>, kMade, kVa
     }
   }
 
-  std::uint32_t magnitudes_;  ///< where they are, in turn
+  const std::uint32_t magnitudes_;  ///< where the first ones are
   __nv_bfloat162 most_[kMade] = {}, inverse_[kMade] = {};
 };
 
-template <bool kWithValues, DType kFormat>
+template <bool kWritesValues, DType kFormat>
 Launch prepare_form(const OpInstance& op, CudaContext& context, CodesForm form) {
   using Sums = SquaresSums<OfFloat8<kFormat, DType::e4m3>, Rows::paired, Columns::dealt>;
-  if (form.gradient)
-    return prepare_blocks<Sums, SwigluGradBlocks<ToSquares<2, kWithValues, kFormat>>>(op, context, form);
   if constexpr (kFormat == DType::e4m3)
-    return prepare_blocks<Sums, SwigluBlocks<ToSquares<1, kWithValues, kFormat>>>(op, context, form);
-  __builtin_unreachable();  // as query_blocks made sure
+    if (!form.gradient)
+      return prepare_blocks_product<Sums, SwigluBlocks<ToSquares<1, kWritesValues, kFormat>>>(op, context, form);
+  return prepare_blocks_product<Sums, SwigluGradBlocks<ToSquares<2, kWritesValues, kFormat>>>(op, context, form);
 }
 
-template <bool kWithValues>
+template <bool kWritesValues>
 Launch prepare(const OpInstance& op, CudaContext& context, CodesForm form) {
   const bool e5m2 = op.inputs[0].dtype == DType::e5m2;
-  return (e5m2 ? prepare_form<kWithValues, DType::e5m2> : prepare_form<kWithValues, DType::e4m3>)(op, context, form);
+  return (e5m2 ? prepare_form<kWritesValues, DType::e5m2> : prepare_form<kWritesValues, DType::e4m3>)(op, context,
+                                                                                                      form);
 }
 
 }  // namespace
@@ -110,7 +111,7 @@ void add_swiglu_squares_ops(OpTable& table) {
         [form](const OpInstance& op, CudaContext& context) {
           return (op.outputs[kValues].present ? prepare<true> : prepare<false>)(op, context, form);
         },
-        [form](const OpInstance& op, const CudaTraits& gpu) { return query_blocks(op, gpu, form, true); }};
+        [form](const OpInstance& op, const CudaTraits& gpu) { return query_blocks_product(op, gpu, form); }};
   }
 }
 
