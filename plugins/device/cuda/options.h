@@ -41,8 +41,9 @@ inline OptionTable<CudaOptions> cuda_options() {
       .one_of({"wide", "listed"});
   t.add("matmul_cache", &CudaOptions::matmul_cache, "keep timed choices on disk, in the user's cache directory");
   t.add("products", &CudaOptions::products,
-        "auto: quern's own products with scales of squares; of bf16, and of 8-bit floats with other scales of blocks, "
-        "own ones where a wide search finds them faster, else cuBLASLt's; library: cuBLASLt's; own: quern's wherever "
+        "auto: quern's own products with scales of squares, and where swiglu or its gradient follows in the same "
+        "kernel; of bf16, and of 8-bit floats with other scales of blocks, own ones where a wide search finds them "
+        "faster, else cuBLASLt's; library: cuBLASLt's; own: quern's wherever "
         "they take the product, on compute capability 9.0, in 8 bits with fast sums. i8 takes own ones in any case, "
         "and so does what the library has no product for: an operand of 8 bits that lies across the sums")
       .one_of({"auto", "library", "own"});

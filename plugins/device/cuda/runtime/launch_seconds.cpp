@@ -69,7 +69,7 @@ double turning_share(const OpInstance& op, std::int64_t depth) {
 }
 
 /// The share of its transfers' time that a product with SwiGLU behind it does not hide: little of the forward's, most
-/// of the gradient's, which reads gate and up too. Where scales of blocks are found, work beside that is not hidden.
+/// of the gradient's, which reads gate and up too. With scales of blocks arithmetic is not hidden either.
 double behind_product(std::string_view kind) {
   const bool lines = kind.ends_with("_blocks"), squares = kind.ends_with("_squares");
   if (kind.starts_with("matmul_swiglu_quantize")) return lines ? 0.5 : squares ? 0.45 : 0.25;

@@ -1,6 +1,6 @@
 #pragma once
-// What Epilogues (product_kept.cuh) that end in codes make of values, in the registers of who multiplies. Of values
-// shared memory holds transposed codes alone.
+// What Epilogues (product_kept.cuh) that end in codes make of values, in the registers of who multiplies. Only
+// transposed codes pass through shared memory.
 
 #include "primitives/scale.cuh"
 #include "products/own/product_kept.cuh"

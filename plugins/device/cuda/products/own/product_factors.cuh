@@ -42,7 +42,7 @@ __device__ __forceinline__ int line_of(const BlockScales& scales, int at) { retu
 __device__ __forceinline__ int square_of(const BlockScales& scales, int at) {
   return line_of(scales, at) / static_cast<int>(kScaleBlock) * scales.square;
 }
-/// A matrix of 2^31 scales has 2^38 elements.
+/// 32 bits suffice: a matrix of 2^31 scales has 2^38 elements.
 __device__ __forceinline__ const float& scale_at(const BlockScales& scales, int place, int block) {
   return scales.at[block * scales.step + place];
 }
