@@ -1,5 +1,6 @@
 // Whole models on the GPU: the goldens of the CPU device, and the promise that capture, recomputation and a restart
 // change no bit.
+#include <algorithm>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -148,6 +149,46 @@ TEST_CASE("captured steps on the GPU have the bits of ops launched one by one") 
       CHECK(want.size() > 10);
       CHECK(train_two_steps(captured) == want);
     }
+  }
+}
+
+TEST_CASE("captured steps on the GPU have the bits of 8-bit products launched one by one, fused with swiglu too") {
+  std::unique_ptr<Device> device = open_gpu();
+  if (!device) return;
+  Uncaptured uncaptured(*device);
+  const std::string& name = device->traits().name;
+  const bool hopper = name.find("H100") != std::string::npos || name.find("H200") != std::string::npos;
+  // As wide as products that end in the codes of SwiGLU take.
+  const testkit::TinyModelOptions form{.width = 896, .vocabulary = 64, .heads = 14, .head_dim = 64, .ffn = 256};
+  PlanOptions options;
+  options.geometry = {2, 64};
+  options.uploads = 4;
+  options.gradient = DType::bf16;
+  struct Recipe {
+    std::string precision, scaling, gradients, fused;
+  };
+  for (const Recipe& recipe :
+       {Recipe{"e4m3", "delayed", "e5m2", "matmul_swiglu_quantize_delayed"},
+        Recipe{"e4m3", "square", "e4m3", "matmul_swiglu_quantize_squares"},
+        Recipe{"e4m3", "block", "e5m2", "matmul_swiglu_quantize_blocks"}, Recipe{"int8", "row", "", ""}}) {
+    CAPTURE(recipe.precision);
+    CAPTURE(recipe.scaling);
+    OptionValues values = default_values(plugin_host().require("precision", recipe.precision).options);
+    if (!recipe.gradients.empty()) {
+      values.set("activation_scaling", OptionValue(recipe.scaling));
+      values.set("gradient_scaling", OptionValue(recipe.scaling));
+      values.set("gradient_format", OptionValue(recipe.gradients));
+    }
+    const auto precision = plugin_host().create<PrecisionBackend>(recipe.precision, values);
+    auto on = [&](Device& gpu) { return tiny_plan(options, gpu, *precision, form); };
+    const Plan plan = on(*device);
+    const auto& ops = plan.classes[0].forward.program.ops;
+    const bool fused = std::any_of(ops.begin(), ops.end(), [&](const auto& op) { return op.kind == recipe.fused; });
+    CHECK(fused == (hopper && !recipe.fused.empty()));
+    TinyRun one_by_one(on(uncaptured), uncaptured), captured(on(*device), *device);
+    const auto want = train_two_steps(one_by_one);
+    CHECK(want.size() > 10);
+    CHECK(train_two_steps(captured) == want);
   }
 }
 

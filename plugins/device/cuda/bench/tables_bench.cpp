@@ -68,7 +68,7 @@ class Timing {
     UnlistedCandidates unlisted;
     if (!search_mark(MatmulSearch::wide, key, context_.traits).empty())
       unlisted = unlisted_candidates(context_.lt, plan, key, listed, context_.traits.multiprocessors);
-    return choose_by_time(context_, key, listed, unlisted);
+    return choose_by_time(context_, key, listed, unlisted, false);
   }
 
  private:

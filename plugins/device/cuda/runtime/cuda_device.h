@@ -59,6 +59,9 @@ class CudaDevice final : public Device {
   std::string save_state() const override;
   void load_state(std::string_view state) override;
 
+  /// For tests: kernels that are prepared from here on divide their work among so many multiprocessors.
+  void divide_among(int multiprocessors) { context_.multiprocessors = multiprocessors; }
+
  private:
   void need_open(const char* what) const;
   std::string bus_id() const;

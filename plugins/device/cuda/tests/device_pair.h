@@ -1,6 +1,7 @@
 #pragma once
 // For tests: the CPU device, which is the oracle, and the GPU. Comparisons of ops run on both and check what they find.
 
+#include <functional>
 #include <memory>
 
 #include <doctest/doctest.h>
@@ -30,6 +31,9 @@ struct DevicePair final : testkit::OpRunner {
 bool affordable(std::int64_t elements, std::int64_t products = 0);
 /// Whether there are cuBLASLt and cuDNN. The emulated GPU lacks them: a message says "skipped: <reason>".
 bool has_libraries();
+
+/// Runs `check` with kernels prepared for 2 multiprocessors, and on a real GPU for 14 and 66 too.
+void on_fewer_multiprocessors(Device& gpu, const std::function<void()>& check);
 
 /// Both devices. Where no GPU can be opened a message says "skipped: <reason>", and comparisons check no more than that
 /// the plan accepts their ops.

@@ -31,6 +31,18 @@ bool has_libraries() {
   return !kEmulated;
 }
 
+void on_fewer_multiprocessors(Device& gpu, const std::function<void()>& check) {
+  auto& cuda = static_cast<CudaDevice&>(gpu);
+  const int all = facts_of_unit(0).cuda.multiprocessors;
+  for (const int fewer : {2, 14, 66}) {
+    if (kEmulated && fewer > 2) break;
+    CAPTURE(fewer);
+    cuda.divide_among(fewer);
+    check();
+  }
+  cuda.divide_among(all);
+}
+
 namespace {
 
 std::int64_t elements(const std::vector<Operand>& operands) {

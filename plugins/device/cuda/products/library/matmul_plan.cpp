@@ -280,19 +280,17 @@ std::shared_ptr<const MatmulPlan> MatmulPlans::make(CudaContext& context, const 
   return plan;
 }
 
-std::optional<TimedChoices::Found> MatmulPlans::search(MatmulPlan& plan, const MatmulKey& key) {
+std::optional<TimedChoices::Found> MatmulPlans::search(const MatmulPlan& plan, const MatmulKey& key) {
   const bool wide = is_searched_widely(search_, key, context_->traits);
   const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(context_->lt, candidates_);
   if (listed.empty()) return std::nullopt;
   if (candidates_ == 1) return TimedChoices::Found{text_of(listed.front()), false};
   UnlistedCandidates unlisted;
   if (wide) unlisted = unlisted_for(plan, key, listed);
-  const TimedChoice choice = choose_by_time(*context_, key, listed, unlisted);
+  const bool own = wide && tries_own(key, context_->traits);
+  const TimedChoice choice = choose_by_time(*context_, key, listed, unlisted, own);
   if (wide && choice.whole) finalists_[key.text()] = choice.finalists;
-  plan.choose(choice.algorithm);
-  if (wide && tries_own(key, context_->traits) && own_is_faster(*context_, plan))
-    return TimedChoices::Found{MatmulPlan::kOwn, choice.whole};
-  return TimedChoices::Found{text_of(choice.algorithm), choice.whole};
+  return TimedChoices::Found{choice.own ? MatmulPlan::kOwn : text_of(choice.algorithm), choice.whole};
 }
 
 UnlistedCandidates MatmulPlans::unlisted_for(const MatmulPlan& plan, const MatmulKey& key,

@@ -133,7 +133,7 @@ class MatmulPlans {
   UnlistedCandidates unlisted_for(const MatmulPlan& plan, const MatmulKey& key,
                                   const std::vector<cublasLtMatmulAlgo_t>& listed) const;
   /// What timing finds; none: there is no algorithm.
-  std::optional<TimedChoices::Found> search(MatmulPlan& plan, const MatmulKey& key);
+  std::optional<TimedChoices::Found> search(const MatmulPlan& plan, const MatmulKey& key);
 
   TimedChoices& choices_;
   int candidates_;

@@ -11,6 +11,7 @@
 #include "products/library/matmul_plan.h"
 #include "products/library/matmul_scratch.h"
 #include "products/library/matmul_tiles.h"
+#include "products/own/own_product.h"
 #include "quern/error.h"
 #include "runtime/check.h"
 #include "runtime/timing.h"
@@ -25,6 +26,7 @@ struct Candidate {
   cublasLtMatmulAlgo_t algorithm = {};
   bool listed = false;
   float ms = kFailed;
+  bool own = false;  ///< the own product, in place of an algorithm
 };
 using Candidates = std::vector<Candidate>;
 
@@ -50,25 +52,36 @@ class Stopwatch {
       : context_(context), key_(key), plan_(plan), scratch_(scratch), timer_(context.setup) {}
 
   /// Milliseconds a run, the mean of `runs`, each on the next set of operands; kFailed when the algorithm fails.
-  float mean(const cublasLtMatmulAlgo_t& algorithm, int runs) const {
+  float mean(const Candidate& candidate, int runs) const {
     timer_.start();
     for (int i = 0; i < runs; ++i) {
-      const MatmulOperands operands = scratch_.operands(next_++ % scratch_.sets());
-      if (plan_.try_run(context_.lt, operands, algorithm, context_.setup) == CUBLAS_STATUS_SUCCESS) continue;
+      if (run(candidate, scratch_.operands(next_++ % scratch_.sets()))) continue;
       cudaGetLastError();  // a launch that was refused is an answer here, not an error to be found later
       return kFailed;
     }
     timer_.stop();
-    finish(context_, key_, algorithm);
+    if (candidate.own) QUERN_CUDA(cudaStreamSynchronize(context_.setup));
+    finish(context_, key_, candidate.algorithm);
     return timer_.milliseconds() / static_cast<float>(runs);
   }
 
+  /// The mean of so long, by the time that the candidate has.
+  float load(const Candidate& candidate, float ms) const {
+    return mean(candidate, std::max(1, static_cast<int>(std::lround(ms / std::max(candidate.ms, 1e-3f)))));
+  }
   /// The mean of about so long, of 50 runs at most; kFailed when the algorithm fails.
-  float of(const cublasLtMatmulAlgo_t& algorithm, float once, float ms) const {
-    return mean(algorithm, std::clamp(static_cast<int>(ms / std::max(once, 1e-3f)), 1, 50));
+  float of(const Candidate& candidate, float once, float ms) const {
+    return mean(candidate, std::clamp(static_cast<int>(ms / std::max(once, 1e-3f)), 1, 50));
   }
 
  private:
+  bool run(const Candidate& candidate, const MatmulOperands& operands) const {
+    if (!candidate.own)
+      return plan_.try_run(context_.lt, operands, candidate.algorithm, context_.setup) == CUBLAS_STATUS_SUCCESS;
+    run_own_product(key_, operands, context_.multiprocessors, context_.setup);
+    return true;
+  }
+
   CudaContext& context_;
   const MatmulKey& key_;
   const MatmulPlan& plan_;
@@ -87,11 +100,12 @@ Candidates screen(const Stopwatch& watch, const MatmulPlan& plan, cublasLtHandle
   constexpr float kFar = 1.3f;  // beyond what single runs scatter by
   Candidates timed;
   for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
-    if (!plan.accepts(lt, algorithm) || watch.mean(algorithm, 1) == kFailed) continue;
-    float ms = watch.mean(algorithm, 1);
-    if (ms < kFar * best_ms) ms = watch.of(algorithm, ms, 0.3f);
-    best_ms = std::min(best_ms, ms);
-    timed.push_back({algorithm, listed, ms});
+    Candidate candidate{algorithm, listed};
+    if (!plan.accepts(lt, algorithm) || watch.mean(candidate, 1) == kFailed) continue;
+    candidate.ms = watch.mean(candidate, 1);
+    if (candidate.ms < kFar * best_ms) candidate.ms = watch.of(candidate, candidate.ms, 0.3f);
+    best_ms = std::min(best_ms, candidate.ms);
+    timed.push_back(candidate);
   }
   sort_by_time(timed);
   return timed;
@@ -124,12 +138,12 @@ Candidates screen_unlisted(const Stopwatch& watch, const MatmulPlan& plan, cubla
   return timed;
 }
 
-/// By the best of two rounds of about 3 ms.
+/// The best of two rounds of about 3 ms.
+float in_bursts(const Stopwatch& watch, const Candidate& candidate, float once) {
+  return std::min(watch.of(candidate, once, 3), watch.of(candidate, once, 3));
+}
 void burst(const Stopwatch& watch, Candidates& candidates) {
-  for (Candidate& candidate : candidates) {
-    const float once = candidate.ms;
-    candidate.ms = std::min(watch.of(candidate.algorithm, once, 3), watch.of(candidate.algorithm, once, 3));
-  }
+  for (Candidate& candidate : candidates) candidate.ms = in_bursts(watch, candidate, candidate.ms);
   sort_by_time(candidates);
 }
 
@@ -156,10 +170,11 @@ Candidates best_of(const Candidates& candidates, const std::function<bool(const 
   return best;
 }
 
+constexpr float kClose = 1.06f;  ///< an eventual winner was 5% behind in bursts
+
 /// Of candidates sorted by time those that may be the best under lasting load: near the first, not all of one tile,
 /// whose variants differ little, and the best listed one, so that nothing is lost by having searched.
 Candidates finalists(const Candidates& candidates) {
-  constexpr float kClose = 1.06f;  // an eventual winner was 5% behind in bursts
   constexpr std::size_t kMost = 4;
   constexpr std::ptrdiff_t kMostOfATile = 2;
   Candidates taken;
@@ -179,17 +194,13 @@ void sustain(const Stopwatch& watch, Candidates& candidates) {
   constexpr float kSettleMs = 60, kWarmMs = 5, kTimedMs = 15;
   constexpr int kRounds = 3;
   constexpr float kBehind = 1.03f;  // beyond what two rounds scatter by
-  auto load = [&](const Candidate& candidate, float ms) {
-    const float runs = ms / std::max(candidate.ms, 1e-3f);
-    return watch.mean(candidate.algorithm, std::max(1, static_cast<int>(std::lround(runs))));
-  };
-  load(candidates.front(), kSettleMs);
+  watch.load(candidates.front(), kSettleMs);
   std::size_t left = candidates.size();
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t i = 0; i < left; ++i) {
       Candidate& candidate = candidates[round % 2 == 0 ? i : left - 1 - i];
-      load(candidate, kWarmMs);
-      const float ms = load(candidate, kTimedMs), rounds = static_cast<float>(round);
+      watch.load(candidate, kWarmMs);
+      const float ms = watch.load(candidate, kTimedMs), rounds = static_cast<float>(round);
       candidate.ms = (candidate.ms * rounds + ms) / (rounds + 1);
     }
     if (round + 2 < kRounds) continue;
@@ -197,6 +208,27 @@ void sustain(const Stopwatch& watch, Candidates& candidates) {
     const float most = kBehind * candidates.front().ms;
     while (candidates[left - 1].ms > most) --left;
   }
+}
+
+/// Whether the own product is faster than the library's best, by more than what timings scatter: where it is near in
+/// bursts, in turns of a tenth of a second, in which the power limit shows.
+bool own_is_faster(const Stopwatch& watch, Candidate best) {
+  constexpr float kTurnMs = 40, kScatter = 0.995f;
+  constexpr float kClear = 1.05f;  // beyond what two turns scatter by
+  Candidate own{.own = true};
+  watch.mean(own, 1);  // loads the kernel
+  own.ms = in_bursts(watch, own, watch.mean(own, 1));
+  best.ms = in_bursts(watch, best, best.ms);
+  if (own.ms > kClose * best.ms) return false;
+  float best_ms = 0, own_ms = 0;
+  auto turn = [&](const Candidate& candidate, float& sum) {
+    watch.load(candidate, kTurnMs);  // the clock settles
+    sum += watch.load(candidate, kTurnMs);
+  };
+  turn(best, best_ms), turn(own, own_ms);
+  if (std::max(own_ms, best_ms) > kClear * std::min(own_ms, best_ms)) return own_ms < best_ms;
+  turn(own, own_ms), turn(best, best_ms);
+  return own_ms < kScatter * best_ms;
 }
 
 /// y's sums after a run into bytes that show what it leaves out; empty when the run fails. As numbers, bytes of 0x42
@@ -236,17 +268,36 @@ bool gives(std::span<const float> want, CudaContext& context, const MatmulPlan& 
   return !want.empty() && got.size() == want.size() && got == again && agrees(got, want);
 }
 
+/// Its longest dimension, which stays a multiple of 128; false where that is short.
+bool halve(MatmulKey& key) {
+  std::int64_t& longest = std::max({std::ref(key.m), std::ref(key.n), std::ref(key.k)},
+                                   [](std::int64_t& x, std::int64_t& y) { return x < y; });
+  if (longest < 256) return false;
+  longest = longest / 2 / 128 * 128;
+  return true;
+}
+
+/// What candidates of a product are screened on: so much of it as takes about a millisecond.
+MatmulKey part_to_screen(MatmulKey key) {
+  constexpr double kMostFlops = 6e11;
+  while (key.flops() > kMostFlops && halve(key)) {
+  }
+  return key;
+}
+
 TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulScratch& scratch,
-                      const std::vector<cublasLtMatmulAlgo_t>& listed, const UnlistedCandidates& unlisted) {
+                      const std::vector<cublasLtMatmulAlgo_t>& listed, const UnlistedCandidates& unlisted, bool own) {
   const MatmulPlan plan(key);
-  const Stopwatch watch(context, key, plan, scratch);
+  const MatmulKey part = part_to_screen(key);
+  const MatmulPlan plan_of_part(part);
+  const Stopwatch watch(context, key, plan, scratch), watch_part(context, part, plan_of_part, scratch);
   TimedChoice choice{listed.front()};
-  const Candidates timed = screen(watch, plan, context.lt, listed, true, kFailed);
+  const Candidates timed = screen(watch_part, plan, context.lt, listed, true, kFailed);
   if (timed.empty()) return choice;
   Candidates candidates = best_of(timed, [](const Candidate&) { return true; });
   choice.tried = timed.size();
   if (!unlisted.empty()) {
-    Candidates found = screen_unlisted(watch, plan, context.lt, unlisted, timed);
+    Candidates found = screen_unlisted(watch_part, plan, context.lt, unlisted, timed);
     choice.tried += found.size();
     std::erase_if(found, [&](const Candidate& c) { return c.ms > kNear * timed.front().ms; });
     const std::vector<float> want = sums_of(context, plan, key, scratch, timed.front().algorithm);
@@ -254,12 +305,14 @@ TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulSc
     for (const Candidate& candidate : best_of(found, same))
       if (!contains(candidates, candidate)) candidates.push_back(candidate);
   }
+  for (Candidate& candidate : candidates) candidate.ms *= static_cast<float>(key.flops() / part.flops());
   burst(watch, candidates);
   if (!unlisted.empty()) candidates = finalists(candidates);
   if (!unlisted.empty() && candidates.size() > 1) sustain(watch, candidates);
   for (const Candidate& candidate : candidates) choice.finalists.push_back(candidate.algorithm);
   choice.listed_ms =
       std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.listed; })->ms;
+  if (own) load_own_product(key), choice.own = own_is_faster(watch, candidates.front());
   choice.algorithm = candidates.front().algorithm;
   choice.ms = candidates.front().ms;
   choice.timed = true;
@@ -268,56 +321,24 @@ TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulSc
 
 }  // namespace
 
-bool own_is_faster(CudaContext& context, const MatmulPlan& library) {
-  constexpr float kTurnMs = 40, kScatter = 0.995f;
-  constexpr float kClear = 1.05f;  // beyond what two turns scatter by
-  const MatmulKey& key = library.key();
-  const MatmulScratch scratch(key, context.setup, sets_beyond(context.traits.l2_bytes, key));
-  if (!scratch) return false;
-  MatmulPlan own(key);
-  own.choose_own(context.multiprocessors);
-  const EventTimer timer(context.setup);
-  std::size_t next = 0;
-  auto mean = [&](const MatmulPlan& plan, int runs) {
-    timer.start();
-    for (int i = 0; i < runs; ++i) plan.run(context.lt, scratch.operands(next++ % scratch.sets()), context.setup);
-    timer.stop();
-    return timer.milliseconds() / static_cast<float>(runs);
-  };
-  mean(library, 1), mean(own, 1);  // loads the kernels
-  const int runs = std::clamp(static_cast<int>(kTurnMs / std::max(mean(library, 1), 1e-3f)), 2, 4000);
-  float library_ms = 0, own_ms = 0;
-  auto turn = [&](const MatmulPlan& plan, float& sum) {
-    mean(plan, runs);  // the clock settles
-    sum += mean(plan, runs);
-  };
-  turn(library, library_ms), turn(own, own_ms);
-  if (std::max(own_ms, library_ms) > kClear * std::min(own_ms, library_ms)) return own_ms < library_ms;
-  turn(own, own_ms), turn(library, library_ms);
-  return own_ms < kScatter * library_ms;
-}
-
 bool gives_same(CudaContext& context, const MatmulPlan& plan, const MatmulKey& key, const MatmulScratch& scratch,
                 const cublasLtMatmulAlgo_t& reference, const cublasLtMatmulAlgo_t& algorithm) {
   return gives(sums_of(context, plan, key, scratch, reference), context, plan, key, scratch, algorithm);
 }
 
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
-                           const UnlistedCandidates& unlisted) {
+                           const UnlistedCandidates& unlisted, bool own) {
   MatmulKey timed = key;
   for (int attempt = 0; attempt < 5; ++attempt) {
     const MatmulScratch scratch(timed, context.setup, sets_beyond(context.traits.l2_bytes, timed));
     const bool whole = attempt == 0;  // what is not listed is taken only after it was seen to be right
     if (scratch) {
-      TimedChoice choice = choose_on(context, timed, scratch, listed, whole ? unlisted : UnlistedCandidates{});
+      TimedChoice choice =
+          choose_on(context, timed, scratch, listed, whole ? unlisted : UnlistedCandidates{}, whole && own);
       choice.whole = whole && choice.timed;
       return choice;
     }
-    // Halves the longest dimension, keeping it a multiple of 128.
-    std::int64_t& longest = std::max({std::ref(timed.m), std::ref(timed.n), std::ref(timed.k)},
-                                     [](std::int64_t& x, std::int64_t& y) { return x < y; });
-    if (longest < 256) break;
-    longest = longest / 2 / 128 * 128;
+    if (!halve(timed)) break;
   }
   return {listed.front()};
 }

@@ -17,6 +17,7 @@ struct UnlistedCandidates;
 
 struct TimedChoice {
   cublasLtMatmulAlgo_t algorithm = {};
+  bool own = false;     ///< the own kernels are faster than this algorithm
   bool timed = false;   ///< false: there was no memory to time with, and the library's first guess is taken
   bool whole = false;   ///< timed on a product of this size; else what is chosen may be another at another time
   float ms = 0;         ///< a run of the choice
@@ -30,12 +31,9 @@ struct TimedChoice {
 /// short runs are timed in bursts of milliseconds; where there are unlisted ones, and the product is large, the best of
 /// these under load that lasts, where the power limit lowers the clock, more for some than for others. Where scratch
 /// for the whole product does not fit, the listed ones are timed on a smaller one of the same layout.
+/// `own`: beside the own kernels (own_product.h), which take the product.
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
-                           const UnlistedCandidates& unlisted);
-
-/// Whether the own kernels (own_product.h), which take the product, are faster than the plan's algorithm, by more than
-/// what timings scatter. False where there is no memory to time with. Takes a third of a second.
-bool own_is_faster(CudaContext& context, const MatmulPlan& library);
+                           const UnlistedCandidates& unlisted, bool own);
 
 /// Whether an algorithm gives what `reference` gives but for rounding, and the same bits again. The library accepts
 /// configurations that it does not list, so that nobody may have run them before.

@@ -11,6 +11,8 @@
 // Warps beside the one that loads write a stage's ratios into shared memory. Multipliers take turns: while one brings
 // its sums to the next block's units, the other's products run.
 
+#include <utility>
+
 #include "products/own/product_factors.cuh"
 
 namespace quern::cuda::product {
@@ -51,10 +53,11 @@ class Rescaling {
       const std::uint32_t ratios = shared_.beside(next);
       const float of_rows[2] = {read_factor(ratios + 4 * row()), read_factor(ratios + 4 * (row() + 8))};
       const auto of_columns = ratios_of_columns(ratios + Ratios::kColumns);
-      end_stage();
+      wgmma::wait<0>();
       scale(sums, of_rows, of_columns);
-      running_ = next;
+      const int done = std::exchange(running_, next);
       multiply(true, sums);
+      stages_.free(done);  // behind what the other multiplier waits for
     }
   }
 

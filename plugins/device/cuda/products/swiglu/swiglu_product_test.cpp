@@ -58,7 +58,7 @@ void check_close(const PoisonedTensor& got, const PoisonedTensor& want) {
 
 }  // namespace
 
-TEST_CASE("products fused with swiglu give the same bits again, in place, and whatever results are wanted") {
+TEST_CASE("products fused with swiglu give the same bits again, in place, and on any number of multiprocessors") {
   DevicePair pair = open_pair();
   if (fused_gpu(pair) == nullptr) return;
   Device& gpu = *pair.gpu;
@@ -74,13 +74,18 @@ TEST_CASE("products fused with swiglu give the same bits again, in place, and wh
     const Tensors only =
         Run{"matmul_swiglu", product_attributes(true), {value(both, false), value(half)}}(gpu, {x.view(), w.view()});
     CHECK(difference(only[1], got[1]) == "");
+    on_fewer_multiprocessors(gpu, [&] {
+      const Tensors results = forward(gpu, {x.view(), w.view()});
+      for (std::size_t i : {0, 1}) CHECK(difference(results[i], got[i]) == "");
+    });
 
     for (bool transposed : {false, true}) {
       CAPTURE(transposed);
       const Attributes attributes = product_attributes(transposed);
       PoisonedTensor gate_up = normal(kBf16, both, 3), weight = normal(kBf16, stored(s, transposed), 4, 0.1);
       const std::vector<View> inputs{x.view(), weight.view(), gate_up.view()};
-      const Tensors apart = Run{"matmul_swiglu_grad", attributes, {value(half), value(both)}}(gpu, inputs);
+      const Run gradient{"matmul_swiglu_grad", attributes, {value(half), value(both)}};
+      const Tensors apart = gradient(gpu, inputs);
       const Tensors slope = Run{"swiglu_grad", {}, {value(both)}}(gpu, {apart[0].view(), gate_up.view()});
       CHECK(difference(apart[1], slope[0]) == "");
       const Run in_place{"matmul_swiglu_grad", attributes, {value(half, false), value(both)}, {}, {{1, 2}}};
@@ -90,6 +95,10 @@ TEST_CASE("products fused with swiglu give the same bits again, in place, and wh
       CHECK(difference(with_y[0], apart[0]) == "");
       CHECK(difference(with_y[1], Run{"swiglu", {}, {value(half)}}(gpu, {gate_up.view()})[0]) == "");
       CHECK(difference(with_y[2], apart[1]) == "");
+      on_fewer_multiprocessors(gpu, [&] {
+        const Tensors results = gradient(gpu, inputs);
+        for (std::size_t i : {0, 1}) CHECK(difference(results[i], apart[i]) == "");
+      });
     }
   }
 }
