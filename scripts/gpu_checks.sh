@@ -4,24 +4,26 @@
 #
 #   scripts/gpu_checks.sh [--quick]     --quick: without the sanitizer over the test program, the longest part
 #
-# RACE_BUILD names a build made with -DQUERN_RACECHECK=ON, for racecheck over attention's gradient and products with
-# scales of blocks on Hopper: there one lane tells a barrier for its warp, after __syncwarp, that the warp has read a
-# tile, or written ratios of scales. racecheck does not follow that, and reports what comes after; in such a build every
-# lane tells. It takes minutes over such a product of a test's size, so these are small.
+# RACE_BUILD names a build made with -DQUERN_RACECHECK=ON, for racecheck over attention's gradient and own products on
+# Hopper: there one lane tells a barrier for its warp, after __syncwarp, that the warp has read a tile, or written ratios
+# of scales. racecheck does not follow that, and reports what comes after; in such a build every lane tells. It takes
+# minutes over a product of a test's size, so these are small.
 #
-# On Hopper racecheck fails inside the libraries' products that copy by TMA, which they take for bf16 and 8 bits at sizes
-# that allow it. So it takes whole training steps in bf16 at odd sizes, over all kernels, the libraries' too; steps in
-# fp32 and the tests of ops that call no library, over quern's own kernels. Products of 8 bits have no odd sizes. It fails
-# in products that end in codes too: device_cuda_emulated_test, which needs no GPU, looks for their races.
+# SANITIZER names a compute-sanitizer other than the toolkit's. CUDA 13.0's fails, in racecheck, inside kernels that copy
+# by TMA into a cluster: own products and the libraries', which these take for bf16 and 8 bits at sizes that allow it.
+# CUDA 13.5's does not (`pip install nvidia-cuda-sanitizer-api`). So racecheck takes whole training steps in bf16 at odd
+# sizes, over all kernels, the libraries' too; steps in fp32 and the tests of ops that call no library, over quern's own;
+# and, with RACE_BUILD and a SANITIZER, whole steps of every precision over all kernels.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 build=${BUILD:-build/release}
 race_build=${RACE_BUILD:-}
+newer=${SANITIZER:-}
 quern=$build/bin/quern
 tests=$build/bin/device_cuda_test
 logs=build/gpu-checks
-sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+sanitizer=${newer:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 failures=0
 quick=0
 [[ ${1:-} == --quick ]] && quick=1
@@ -54,26 +56,20 @@ declare -A variants=(
   [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
   [own_attention]="device.cuda.attention=own"
   [cudnn_attention]="device.cuda.attention=cudnn"
-  [e4m3]="precision.id=e4m3"
+  [e4m3]="precision.id=e4m3 $fused"
+  [int8]="precision.id=int8 $fused"
+  [bf16_fused]="$fused"
   [squares]="precision.id=e4m3 precision.e4m3.activation_scaling=square precision.e4m3.gradient_scaling=square $fused"
   [blocks]="precision.id=e4m3 precision.e4m3.activation_scaling=block precision.e4m3.gradient_scaling=block $fused"
 )
-# Why racecheck does not take them.
-at_tma="the tool fails inside the library's TMA products"
-declare -A unraced=(
-  [bf16]="$at_tma; racecheck_bf16_odd has none"
-  [own_attention]="$at_tma; racecheck_bf16_odd has none"
-  [cudnn_attention]="$at_tma, and cuDNN takes no odd heads"
-  [e4m3]="$at_tma, and those of 8 bits have no odd sizes"
-  [squares]="the tool fails inside products that end in codes"
-  [blocks]="the tool fails inside products that end in codes"
-)
 
-# steps SETTING...: sets `steps` to the command that runs two training steps of the tiny model so.
+# steps SETTING...: sets `steps` to the command that runs two training steps of the tiny model so, and `raced` to that of
+# RACE_BUILD with a single layer.
 steps() {
   local setting
   steps=("$quern" bench configs/qwen2.5/0.5b.toml --steps 2)
   for setting in $tiny "$@"; do steps+=(--set "$setting"); done
+  raced=("$race_build/bin/quern" "${steps[@]:1}" --set model.qwen2.num_hidden_layers=1 --set train.accumulation=1)
 }
 
 # shellcheck disable=SC2317  # called by name
@@ -89,7 +85,7 @@ own=(--kernel-regex kns=quern)
 # Cases that put the device in an error state on purpose, or ask for memory that is not there, are left out.
 faulty='memory*capture,a GPU that cannot*,a product without room*'
 library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,documents*' # cases that call one
-# racecheck itself fails with a hardware exception in products that end in codes; synccheck takes them.
+# CUDA 13.0's racecheck fails with a hardware exception in products that end in codes; synccheck takes them.
 library+=',products that end in the codes*,products of blocks*'
 library+=',own products of operands*,blocks of zeros*,bits of an own product*' # see RACE_BUILD
 library+=',candidates beyond*,a wide search*,products that are searched*,products fused with swiglu give what*'
@@ -97,13 +93,19 @@ hopper='attention*Hopper*'
 
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
 printf '%-28s %s\n' "" "$(grep -c 'Skipped' "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
-for variant in bf16 fp32 own_attention cudnn_attention e4m3 squares blocks; do
+for variant in bf16 fp32 own_attention cudnn_attention bf16_fused e4m3 int8 squares blocks; do
   # shellcheck disable=SC2086  # words
   steps $even ${variants[$variant]}
   check "memcheck_$variant" 'ERROR SUMMARY' sanitize --tool memcheck -- "${steps[@]}"
   case $variant in
     fp32) check racecheck_fp32 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- "${steps[@]}" ;;
-    *) printf '%-28s %-12s %s\n' "racecheck_$variant" "not run" "${unraced[$variant]}" ;;
+    *)
+      if [[ -n $newer && -n $race_build ]]; then
+        check "racecheck_$variant" 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "${raced[@]}"
+      else
+        printf '%-28s %-12s %s\n' "racecheck_$variant" "not run" "wants RACE_BUILD and a SANITIZER of CUDA 13.5"
+      fi
+      ;;
   esac
 done
 # shellcheck disable=SC2086  # words

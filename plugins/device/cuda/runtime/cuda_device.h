@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "options.h"
@@ -82,6 +83,7 @@ class CudaDevice final : public Device {
   cudaStream_t streams_[4] = {};             ///< by StreamKind
   std::vector<cudaEvent_t> events_;
   std::vector<void*> constants_;
+  std::jthread reading_ahead_;
 };
 
 }  // namespace quern::cuda
