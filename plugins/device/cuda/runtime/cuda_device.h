@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "options.h"
@@ -60,7 +59,8 @@ class CudaDevice final : public Device {
   std::string save_state() const override;
   void load_state(std::string_view state) override;
 
-  /// For tests: kernels that are prepared from here on divide their work among so many multiprocessors.
+  /// For tests: kernels that are prepared from here on divide their work among so many multiprocessors; plain products
+  /// that were prepared before keep theirs.
   void divide_among(int multiprocessors) { context_.multiprocessors = multiprocessors; }
 
  private:
@@ -83,7 +83,6 @@ class CudaDevice final : public Device {
   cudaStream_t streams_[4] = {};             ///< by StreamKind
   std::vector<cudaEvent_t> events_;
   std::vector<void*> constants_;
-  std::jthread reading_ahead_;
 };
 
 }  // namespace quern::cuda

@@ -31,8 +31,6 @@ class TimedChoices {
   /// found meanwhile is taken.
   std::optional<std::string> known_or_timed(const std::string& what, const std::string& mark, const Usable& usable,
                                             const std::function<std::optional<Found>()>& time);
-  /// Whether the file had nothing for this GPU and these libraries when it was read.
-  bool none_filed() const { return filed_.empty(); }
   /// This run goes by a choice that was not timed.
   void take(const std::string& what, const std::string& choice) { taken_[what] = choice; }
   /// What this run has taken or loaded.

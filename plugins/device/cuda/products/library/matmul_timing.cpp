@@ -92,16 +92,16 @@ class Stopwatch {
 
 constexpr float kNear = 1.1f;  ///< beyond what short runs scatter by
 
-/// All that run, with the times of runs of a third of a millisecond, or of a single one where that is far from the
-/// best; the best first. `best_ms` is of those that were timed before. Most need their kernel loaded, some milliseconds
-/// each.
-Candidates screen(const Stopwatch& watch, const MatmulPlan& plan, cublasLtHandle_t lt,
+/// All that `whole` accepts and that run, with the times of runs of a third of a millisecond, or of a single one where
+/// that is far from the best; the best first. `best_ms` is of those that were timed before. Most need their kernel
+/// loaded, some milliseconds each.
+Candidates screen(const Stopwatch& watch, const MatmulPlan& whole, cublasLtHandle_t lt,
                   const std::vector<cublasLtMatmulAlgo_t>& algorithms, bool listed, float best_ms) {
   constexpr float kFar = 1.3f;  // beyond what single runs scatter by
   Candidates timed;
   for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
     Candidate candidate{algorithm, listed};
-    if (!plan.accepts(lt, algorithm) || watch.mean(candidate, 1) == kFailed) continue;
+    if (!whole.accepts(lt, algorithm) || watch.mean(candidate, 1) == kFailed) continue;
     candidate.ms = watch.mean(candidate, 1);
     if (candidate.ms < kFar * best_ms) candidate.ms = watch.of(candidate, candidate.ms, 0.3f);
     best_ms = std::min(best_ms, candidate.ms);
@@ -123,9 +123,9 @@ std::vector<std::uint32_t> best_tiles(const Candidates& candidates) {
 }
 
 /// Candidates beyond the list, sorted by time: a few of each tile, and all of the best tiles.
-Candidates screen_unlisted(const Stopwatch& watch, const MatmulPlan& plan, cublasLtHandle_t lt,
+Candidates screen_unlisted(const Stopwatch& watch, const MatmulPlan& whole, cublasLtHandle_t lt,
                            const UnlistedCandidates& unlisted, const Candidates& listed) {
-  Candidates timed = screen(watch, plan, lt, unlisted.first, false, listed.front().ms), all = timed;
+  Candidates timed = screen(watch, whole, lt, unlisted.first, false, listed.front().ms), all = timed;
   all.insert(all.end(), listed.begin(), listed.end());
   sort_by_time(all);
   const std::vector<std::uint32_t> tiles = best_tiles(all);
@@ -133,7 +133,7 @@ Candidates screen_unlisted(const Stopwatch& watch, const MatmulPlan& plan, cubla
   std::copy_if(unlisted.rest.begin(), unlisted.rest.end(), std::back_inserter(others), [&](const auto& algorithm) {
     return std::find(tiles.begin(), tiles.end(), tile_of(algorithm)) != tiles.end();
   });
-  for (const Candidate& candidate : screen(watch, plan, lt, others, false, all.front().ms)) timed.push_back(candidate);
+  for (const Candidate& candidate : screen(watch, whole, lt, others, false, all.front().ms)) timed.push_back(candidate);
   sort_by_time(timed);
   return timed;
 }
@@ -211,7 +211,7 @@ void sustain(const Stopwatch& watch, Candidates& candidates) {
 }
 
 /// Whether the own product is faster than the library's best, by more than what timings scatter: where it is near in
-/// bursts, in turns of a tenth of a second, in which the power limit shows.
+/// bursts, in turns of 80 ms, in which the power limit shows.
 bool own_is_faster(const Stopwatch& watch, Candidate best) {
   constexpr float kTurnMs = 40, kScatter = 0.995f;
   constexpr float kClear = 1.05f;  // beyond what two turns scatter by
@@ -277,7 +277,7 @@ bool halve(MatmulKey& key) {
   return true;
 }
 
-/// What candidates of a product are screened on: so much of it as takes about a millisecond.
+/// What candidates of a wide search are screened on: so much of a product as takes about a millisecond.
 MatmulKey part_to_screen(MatmulKey key) {
   constexpr double kMostFlops = 6e11;
   while (key.flops() > kMostFlops && halve(key)) {
@@ -288,11 +288,12 @@ MatmulKey part_to_screen(MatmulKey key) {
 TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulScratch& scratch,
                       const std::vector<cublasLtMatmulAlgo_t>& listed, const UnlistedCandidates& unlisted, bool own) {
   const MatmulPlan plan(key);
-  const MatmulKey part = part_to_screen(key);
+  const MatmulKey part = unlisted.empty() ? key : part_to_screen(key);
   const MatmulPlan plan_of_part(part);
-  const Stopwatch watch(context, key, plan, scratch), watch_part(context, part, plan_of_part, scratch);
+  const Stopwatch watch(context, key, plan, scratch), watch_part(context, key, plan_of_part, scratch);
   TimedChoice choice{listed.front()};
-  const Candidates timed = screen(watch_part, plan, context.lt, listed, true, kFailed);
+  Candidates timed = screen(watch_part, plan, context.lt, listed, true, kFailed);
+  if (part.flops() < key.flops()) std::erase_if(timed, [&](const Candidate& c) { return watch.mean(c, 1) == kFailed; });
   if (timed.empty()) return choice;
   Candidates candidates = best_of(timed, [](const Candidate&) { return true; });
   choice.tried = timed.size();

@@ -17,21 +17,22 @@ struct UnlistedCandidates;
 
 struct TimedChoice {
   cublasLtMatmulAlgo_t algorithm = {};
-  bool own = false;     ///< the own kernels are faster than this algorithm
+  bool own = false;     ///< the own kernels are faster than that
   bool timed = false;   ///< false: there was no memory to time with, and the library's first guess is taken
   bool whole = false;   ///< timed on a product of this size; else what is chosen may be another at another time
-  float ms = 0;         ///< a run of the choice
+  float ms = 0;         ///< a run of the algorithm
   float listed_ms = 0;  ///< the best of those that the library listed, timed as the choice was
   std::size_t tried = 0;
-  std::vector<cublasLtMatmulAlgo_t> finalists = {};  ///< the best few, the choice first
+  std::vector<cublasLtMatmulAlgo_t> finalists = {};  ///< the best few, the algorithm first
 };
 
 /// The fastest of `listed`, which are not empty, and of those of `unlisted` that compute the same, on operands that no
-/// run finds in the L2 cache. How many are tried is fixed, however busy the host is. Those that are near the best in
-/// short runs are timed in bursts of milliseconds; where there are unlisted ones, and the product is large, the best of
-/// these under load that lasts, where the power limit lowers the clock, more for some than for others. Where scratch
-/// for the whole product does not fit, the listed ones are timed on a smaller one of the same layout.
-/// `own`: beside the own kernels (own_product.h), which take the product.
+/// run finds in the L2 cache. How many are tried is fixed, however busy the host is; where there are unlisted ones,
+/// all of a large product are screened on a part of it. Those that are near the best in short runs are timed in bursts
+/// of milliseconds; where there are unlisted ones, and the product is large, the best of these under load that lasts,
+/// where the power limit lowers the clock, more for some than for others. Where scratch for the whole product does not
+/// fit, the listed ones are timed on a smaller one of the same layout. `own`: beside the own kernels (own_product.h),
+/// which take the product; not where scratch for the whole does not fit.
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
                            const UnlistedCandidates& unlisted, bool own);
 
