@@ -12,6 +12,7 @@
 #include "products/library/matmul_scratch.h"
 #include "products/library/matmul_tiles.h"
 #include "products/library/matmul_timing.h"
+#include "runtime/built_code.h"
 #include "runtime/gpu_table.h"
 #include "tests/device_pair.h"
 
@@ -151,8 +152,9 @@ TEST_CASE("own products are taken without timing where the option says so, and w
 TEST_CASE("a product with scales of squares is own without a search, unless a continued run has another choice") {
   Gpu gpu;
   if (!gpu.here) return;
+  gpu.context.traits.wgmma = has_hopper_code();
   if (!gpu.context.traits.wgmma) {
-    MESSAGE("skipped: own products need Hopper's own instructions");
+    MESSAGE("skipped: own products are not in this build");
     return;
   }
   gpu.context.multiprocessors = gpu.context.traits.multiprocessors;
@@ -243,6 +245,31 @@ TEST_CASE("a wide search is done once, and is not taken for a listed one") {
   resumed.load(saved);  // a run that is continued keeps what it took, however it searches now
   CHECK(equal(MatmulPlans(resumed, 8, MatmulSearch::listed).make(gpu.context, key)->algorithm(), found));
   fs::remove_all(folder);
+}
+
+TEST_CASE("a large product is searched on a part of it, and what is taken computes the whole") {
+  Gpu gpu;
+  if (!gpu.here) return;
+  // 0.61 TFLOP, beyond what is screened whole; its longest dimension is halved to a multiple of 128, and is not one.
+  for (const MatmulKey& key : {key_of(4104, 17800, 4168), key_of(4112, 17808, 4176, DType::e4m3)}) {
+    CAPTURE(key.text());
+    REQUIRE(key.flops() > 6e11);
+    const MatmulPlan plan(key);
+    const std::vector<cublasLtMatmulAlgo_t> listed = plan.candidates(gpu.context.lt, 8);
+    REQUIRE_FALSE(listed.empty());
+    const TimedChoice choice = choose_by_time(
+        gpu.context, key, listed,
+        unlisted_candidates(gpu.context.lt, plan, key, listed, gpu.context.traits.multiprocessors), false);
+    CHECK(choice.whole);
+    CHECK(choice.tried > listed.size());
+    const double rate = key.flops() / choice.ms * 1e-9;  // TFLOP/s; with the time of a part it would be beyond the GPU
+    CHECK(rate < (key.a == DType::bf16 ? 1000 : 2000));
+    CHECK(choice.ms <= choice.listed_ms);
+    const MatmulScratch scratch(key, gpu.context.setup);
+    REQUIRE(static_cast<bool>(scratch));
+    for (const cublasLtMatmulAlgo_t& finalist : choice.finalists)
+      CHECK(gives_same(gpu.context, plan, key, scratch, listed.front(), finalist));
+  }
 }
 
 TEST_CASE("a product without room to be timed whole is timed smaller, which leaves nothing on disk") {

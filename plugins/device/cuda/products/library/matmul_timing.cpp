@@ -191,7 +191,7 @@ Candidates finalists(const Candidates& candidates) {
 /// Times each under load that lasts, in rounds forth and back, so that what changes slowly weighs on all alike. The
 /// last round is of those that may still be the best. The best first.
 void sustain(const Stopwatch& watch, Candidates& candidates) {
-  constexpr float kSettleMs = 60, kWarmMs = 5, kTimedMs = 15;
+  constexpr float kSettleMs = 20, kWarmMs = 5, kTimedMs = 15;
   constexpr int kRounds = 3;
   constexpr float kBehind = 1.03f;  // beyond what two rounds scatter by
   watch.load(candidates.front(), kSettleMs);
