@@ -128,9 +128,11 @@ double clock_of(Device& device) {
 /// A product with nothing beside it and with gathers that begin before it and end behind it, by turns; medians.
 ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& product,
                              const std::function<void()>& gather) {
-  constexpr int kProducts = 40, kRounds = 7;
+  constexpr double kTurn = 0.2;  // seconds, where that is no more than 40 products
+  constexpr int kRounds = 7;
   const Stream compute = device.stream(StreamKind::compute), moving = device.stream(StreamKind::communication);
   Event begin = device.make_event(), end = device.make_event(), first = device.make_event(), last = device.make_event();
+  int products = 2;
   struct Sample {
     double seconds, clock;
   };
@@ -140,21 +142,23 @@ ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& produc
     for (int i = 0; i < gathers; ++i) gather();
     device.record(end, moving);
     device.record(first, compute);
-    for (int i = 0; i < kProducts / 2; ++i) product.launch();
+    for (int i = 0; i < products / 2; ++i) product.launch();
     const Event middle = device.make_event();
     device.record(middle, compute);
-    for (int i = 0; i < kProducts / 2; ++i) product.launch();
+    for (int i = products / 2; i < products; ++i) product.launch();
     device.record(last, compute);
     device.synchronize(middle);
     const double clock = clock_of(device);
     device.synchronize(moving);
     device.synchronize(compute);
     ranks.check("bench comm");
-    return Sample{device.elapsed(first, last) / 1e3 / kProducts, clock};
+    return Sample{device.elapsed(first, last) / 1e3 / products, clock};
   };
+  run(0);  // loads the product
+  products = static_cast<int>(std::clamp(kTurn / std::max(slowest(ranks, run(0).seconds), 1e-9), 2.0, 40.0));
   run(10);  // clocks rise
   const double one = slowest(ranks, device.elapsed(begin, end) / 1e4), estimate = slowest(ranks, run(0).seconds);
-  const int gathers = static_cast<int>(2 * kProducts * estimate / std::max(one, 1e-6)) + 1;
+  const int gathers = static_cast<int>(2 * products * estimate / std::max(one, 1e-6)) + 1;
   ProductBeside result{.covered = true};
   std::vector<double> times[2], clocks[2], cycles;
   for (int round = 0; round < kRounds; ++round) {

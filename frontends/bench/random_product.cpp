@@ -18,17 +18,18 @@ std::uint64_t next_random(std::uint64_t& state) {
 }
 
 /// Scales of squares, in the place of each of 128 rows.
-void write_square_scales(std::byte* to) {
+void write_square_scales(std::byte* to, std::size_t bytes) {
   std::uint64_t state = 0x9E3779B97F4A7C15u;
   auto* scales = reinterpret_cast<float*>(to);
-  for (std::size_t i = 0; i < kPattern / sizeof(float); i += kScaleBlock)
-    std::fill_n(scales + i, kScaleBlock, next_random(state) >> 60 > 0 ? 1.0f : 2.0f);
+  const std::size_t count = bytes / sizeof(float);
+  for (std::size_t i = 0; i < count; i += kScaleBlock)
+    std::fill_n(scales + i, std::min<std::size_t>(kScaleBlock, count - i), next_random(state) >> 60 > 0 ? 1.0f : 2.0f);
 }
 
 /// Uniform in (-1, 1): products of zeros draw less power and run faster than those of data.
-void write_pattern(std::byte* to, DType dtype) {
+void write_pattern(std::byte* to, std::size_t bytes, DType dtype) {
   std::uint64_t state = 0x9E3779B97F4A7C15u;
-  for (std::size_t at = 0; at < kPattern; at += size_of(dtype)) {
+  for (std::size_t at = 0; at < bytes; at += size_of(dtype)) {
     next_random(state);
     const auto value = static_cast<float>(static_cast<double>(state >> 32) * 0x1p-31 - 1.0);
     switch (dtype) {
@@ -105,11 +106,11 @@ RandomProduct::RandomProduct(Device& device, const OpInstance& op)
   for (const Operand& operand : op_.inputs) {
     inputs_.push_back(place(operand));
     if (!operand.present) continue;
+    const std::size_t bytes = inputs_.back().bytes(), written = std::min(kPattern, bytes);
     if (operand.dtype == DType::f32 && op_.attributes.integer_or("square_scales", 0) != 0)
-      write_square_scales(pattern.data());
+      write_square_scales(pattern.data(), written);
     else
-      write_pattern(pattern.data(), operand.dtype);
-    const std::size_t bytes = inputs_.back().bytes();
+      write_pattern(pattern.data(), written, operand.dtype);
     for (std::size_t at = 0; at < bytes; at += kPattern)
       device.copy(inputs_.back().as<std::byte>() + at, pattern.data(), std::min(kPattern, bytes - at), stream);
     device.synchronize(stream);  // the pattern is free again
