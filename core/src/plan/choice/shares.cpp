@@ -1,7 +1,10 @@
 #include "plan/choice/shares.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/format.h"
@@ -11,77 +14,83 @@ namespace quern {
 
 namespace {
 
+/// Of choices that differ by placements alone.
 class Search {
  public:
-  Search(const PlanParts& parts, const PlanOptions& options, Choice& best)
+  Search(const PlanParts& parts, const PlanOptions& options, const Choice& choice)
       : parts_(parts),
         options_(options),
         limits_(limits_of(parts, options)),
-        lowered_(parts, best.plan.options),
-        path_(path_for(parts, options, lowered_)),
-        best_(best) {}
+        lowered_(parts, choice.plan.options),
+        path_(path_for(parts, options, lowered_)) {}
 
-  void run_chunks() {
+  void run_chunks(Choice& best) {
     for (const std::int64_t chunk : {std::int64_t{4096}, std::int64_t{2048}, std::int64_t{1024}, std::int64_t{512}}) {
-      PlanOptions trial = best_.plan.options;
+      PlanOptions trial = best.plan.options;
       trial.loss_chunk = chunk;
-      if (chunk < trial.geometry.tokens()) try_options(trial, ProgramSet(parts_, trial));
+      if (chunk < trial.geometry.tokens()) try_options(best, trial, ProgramSet(parts_, trial));
     }
   }
 
   /// Percents that are far apart, then those beside the fastest of them. State that is used once a step may be in any
   /// store, also in one where kernels read and write it in place.
-  void run(const PlacedKey& key) {
-    const std::string whole = text_of(so_far(key));
-    const double seconds = best_.plan.seconds_per_step;
+  void run(Choice& best, const PlacedKey& key) {
+    const Placement& fastest = best.plan.options.state.*key.placement;
+    const std::string whole = text_of(fastest);
+    const double seconds = best.plan.seconds_per_step;
     for (const std::string& store : options_.stores) {
-      for (const std::int64_t percent : {0, 20, 40, 60, 80}) try_percent(key, store, percent);
+      for (const std::int64_t percent : {0, 20, 40, 60, 80}) try_percent(best, key, store, percent);
       if (key.placement != &StatePlacement::master && key.placement != &StatePlacement::moments) break;
     }
     for (const std::int64_t apart : {10, 5}) {
-      const Placement fastest = so_far(key);
-      if (text_of(fastest) == whole) return;
+      const Placement middle = fastest;
+      if (text_of(middle) == whole) return;
       for (const std::int64_t percent : {-apart, apart})
-        try_percent(key, fastest.memory, fastest.device_percent + percent);
+        try_percent(best, key, middle.memory, middle.device_percent + percent);
     }
-    decide(key, whole, seconds);
+    decide(best, key, whole, seconds);
   }
 
  private:
-  const Placement& so_far(const PlacedKey& key) const { return best_.plan.options.state.*key.placement; }
-
-  void try_percent(const PlacedKey& key, const std::string& store, std::int64_t percent) {
+  void try_percent(Choice& best, const PlacedKey& key, const std::string& store, std::int64_t percent) {
     if (percent < 0 || percent > 99) return;
-    PlanOptions trial = best_.plan.options;
+    PlanOptions trial = best.plan.options;
     Placement& placement = trial.state.*key.placement;
     if (percent == 0 && store == options_.stores.front()) return;  // it was compared
     placement.memory = store;
     placement.device_percent = percent;
-    if (placement_faults(trial.state).empty()) try_options(trial, lowered_);
+    if (!placement_faults(trial.state).empty()) return;
+    std::string placed;
+    for (const PlacedKey& each : kPlacedKeys) placed += text_of(trial.state.*each.placement) + " ";
+    const auto [known, is_new] = tried_.try_emplace(placed, 0);
+    if (is_new || known->second < best.plan.seconds_per_step) known->second = try_options(best, trial, lowered_);
   }
 
-  void try_options(const PlanOptions& trial, const ProgramSet& lowered) {
+  /// Takes it where that is faster. Seconds of a step; infinite where it does not fit.
+  double try_options(Choice& best, const PlanOptions& trial, const ProgramSet& lowered) {
     const PlanTest holds = [this](const Plan& plan) { return limits_.hold(plan); };
     Fit fit = fit_named(parts_, trial, lowered, holds);  // as choose() takes it where these placements are named
     std::optional<Decision> recomputes;
     if (!holds(fit.plan)) {
       const std::int64_t named_bytes = fit.plan.device_total();
       fit = fit_within(parts_, trial, lowered, path_, holds);
-      if (!holds(fit.plan)) return;
+      if (!holds(fit.plan)) return std::numeric_limits<double>::infinity();
       recomputes = recompute_decision(options_, fit.choice, named_bytes);
     }
     add_schedules(fit.plan, parts_.device);
-    if (fit.plan.seconds_per_step >= best_.plan.seconds_per_step) return;
-    std::vector<Decision>& decisions = fit.plan.decisions = std::move(best_.plan.decisions);
+    const double seconds = fit.plan.seconds_per_step;
+    if (seconds >= best.plan.seconds_per_step) return seconds;
+    std::vector<Decision>& decisions = fit.plan.decisions = std::move(best.plan.decisions);
     std::erase_if(decisions, [](const Decision& decision) { return decision.key == kRecomputeKey; });
     if (recomputes) decisions.push_back(std::move(*recomputes));
-    best_.recompute = std::move(fit.choice);
-    best_.plan = std::move(fit.plan);
+    best.recompute = std::move(fit.choice);
+    best.plan = std::move(fit.plan);
+    return seconds;
   }
 
-  void decide(const PlacedKey& key, const std::string& whole, double seconds) {
-    const std::string value = text_of(so_far(key));
-    for (Decision& decision : best_.plan.decisions)
+  static void decide(Choice& best, const PlacedKey& key, const std::string& whole, double seconds) {
+    const std::string value = text_of(best.plan.options.state.*key.placement);
+    for (Decision& decision : best.plan.decisions)
       if (decision.key == key.key) {
         decision.value = value;
         decision.assignment = std::string(key.key) + "=" + value;
@@ -95,7 +104,7 @@ class Search {
   const Limits limits_;
   const ProgramSet lowered_;
   const RecomputePath path_;
-  Choice& best_;
+  std::map<std::string, double> tried_;  ///< seconds of a step, by placements
 };
 
 /// Whether it recomputes more than the config's own.
@@ -107,7 +116,7 @@ bool recomputes_more(const Choice& choice) {
 }  // namespace
 
 void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best) {
-  if (chooses(options) && options.train && options.loss_chunk == 0) Search(parts, options, best).run_chunks();
+  if (chooses(options) && options.train && options.loss_chunk == 0) Search(parts, options, best).run_chunks(best);
 }
 
 void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best) {
@@ -119,15 +128,15 @@ void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best
   auto stays = [](const Choice& choice, const PlacedKey& key) {
     return (choice.plan.options.state.*key.placement).memory == kOnDevice;
   };
+  if (std::none_of(std::begin(kPlacedKeys), std::end(kPlacedKeys), is_open)) return;
+  Search shares(parts, options, best);
   auto search = [&](Choice& choice, bool moments_first) {
-    Search shares(parts, options, choice);
-    if (moments_first) shares.run(kMoments);
+    if (moments_first) shares.run(choice, kMoments);
     for (auto key = std::rbegin(kPlacedKeys); key != std::rend(kPlacedKeys); ++key) {
       if (!is_open(*key) || (moments_first && &*key == &kMoments)) continue;
-      if (&*key == &kActivations || !stays(choice, *key)) shares.run(*key);
+      if (&*key == &kActivations || !stays(choice, *key)) shares.run(choice, *key);
     }
   };
-  if (std::none_of(std::begin(kPlacedKeys), std::end(kPlacedKeys), is_open)) return;
   // Room for activations may be worth more than some moments' transfers, once a step.
   std::optional<Choice> other;
   if (is_open(kMoments) && stays(best, kMoments) && (recomputes_more(best) || !stays(best, kActivations)))
