@@ -95,15 +95,16 @@ race=(--tool racecheck --racecheck-report all)
 own=(--kernel-regex kns=quern)
 # Cases that put the device in an error state on purpose, or ask for memory that is not there, are left out.
 faulty='memory*capture,a GPU that cannot*,a product without room*'
+# Cases that call a library, and those of own products, which racecheck_products and the steps take.
 library='*product*,matmul*,candidates beyond*,a wide search*,lm_loss*,attention*cuDNN*,attention in chunks*,documents*'
-library+=',save_state*,blocks of zeros*' # cases that call one, and those of own products: racecheck_products and the steps take these
+library+=',save_state*,blocks of zeros*'
 hopper='attention*Hopper*'
 
 not_run() { ! wanted "$1" || printf '%-28s %-12s %s\n' "$1" "not run" "$2"; }
 
 check tests 'tests passed|tests failed' ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
 ! wanted tests ||
-  printf '%-28s %s\n' "" "$(grep -c Skipped "$logs/tests.txt") of them skipped, each with its reason in $logs/tests.txt"
+  printf '%-28s %s\n' "" "$(grep -c Skipped "$logs/tests.txt") of them skipped; the reasons are in $logs/tests.txt"
 for variant in bf16 fp32 own_attention cudnn_attention bf16_fused e4m3 e4m3_fused int8 squares blocks; do
   # shellcheck disable=SC2086  # words
   steps $even ${variants[$variant]}
