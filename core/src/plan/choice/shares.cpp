@@ -14,7 +14,7 @@ namespace quern {
 
 namespace {
 
-/// Of choices that differ by placements alone.
+/// Tries other placements for choices that differ by placements alone, each once; and other chunks of logits.
 class Search {
  public:
   Search(const PlanParts& parts, const PlanOptions& options, const Choice& choice)
