@@ -56,7 +56,10 @@ function(quern_add_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE quern_test_main ${arg_LINK})
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # a test runs once
-  target_compile_definitions(${name} PRIVATE QUERN_SOURCE_DIR="${PROJECT_SOURCE_DIR}" QUERN_BUILD_DIR="${CMAKE_BINARY_DIR}")
+  # A header instead of definitions, so that a compiler cache serves other folders in all but the files that include it.
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_paths/test_paths.h CONTENT
+    "#pragma once\n#define QUERN_SOURCE_DIR \"@PROJECT_SOURCE_DIR@\"\n#define QUERN_BUILD_DIR \"@CMAKE_BINARY_DIR@\"\n" @ONLY)
+  target_include_directories(${name} PRIVATE ${CMAKE_BINARY_DIR}/test_paths)
   if("untrusted" IN_LIST arg_LABELS)
     if(NOT TARGET untrusted_tests)
       add_custom_target(untrusted_tests)  # what the sanitized build is for

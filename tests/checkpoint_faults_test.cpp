@@ -12,6 +12,7 @@
 
 #include "data/tokens/token_file.h"
 #include "end_to_end.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::testing;
@@ -24,7 +25,7 @@ std::string quoted(const std::string& word) { return "'" + word + "'"; }
 /// `quern train` after `before` and before `after`, in one shell; `with` are words in front of that shell's name.
 Outcome shell_train(const TinyFiles& files, const Overrides& overrides, const std::string& with,
                     const std::string& before, const std::string& after = "true") {
-  std::string command = QUERN_CLI;
+  std::string command = QUERN_BUILD_DIR "/bin/quern";
   for (const std::string& word : train_arguments(files, overrides)) command += " " + quoted(word);
   write_text(files.at("script"), before + " || exit 99\n" + command + " >" + files.at("out") + " 2>" + files.at("err") +
                                      "\ncode=$?\n" + after + "\nexit $code\n");

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "faults.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::testing;

@@ -7,6 +7,7 @@
 #include "checkpoint/safetensors.h"
 #include "golden_models.h"
 #include "run/weights.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::testing;

@@ -16,6 +16,7 @@
 #include "end_to_end.h"
 #include "quern/run.h"
 #include "ranks/rank_group.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::testing;

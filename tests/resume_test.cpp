@@ -10,6 +10,7 @@
 #include "end_to_end.h"
 #include "quern/random.h"
 #include "quern/testkit/forwarding_device.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::testing;

@@ -13,6 +13,7 @@
 #include "data/tokens/token_file.h"
 #include "data/tokens/token_header.h"
 #include "end_to_end.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::testing;
@@ -181,7 +182,7 @@ TEST_CASE("a list of more files than may be open trains") {
   const std::string first = files.at("part-000.tok");
   write_token_file(first, content_of(40));
   for (int i = 1; i < 150; ++i) fs::copy(first, files.at("part-" + std::to_string(i) + ".tok"));
-  std::string command = "ulimit -n 48 && exec " QUERN_CLI;
+  std::string command = "ulimit -n 48 && exec " QUERN_BUILD_DIR "/bin/quern";
   for (const std::string& word : train_arguments(
            files, {"data.tokens.train=" + files.at("part-*.tok"), "train.steps=150", "checkpoint.export=false"}))
     command += " '" + word + "'";

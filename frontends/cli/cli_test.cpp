@@ -9,6 +9,8 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include "test_paths.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -19,7 +21,7 @@ struct Outcome {
 };
 
 Outcome quern(const std::string& arguments, const std::string& environment = "") {
-  const std::string command = environment + " " + QUERN_CLI + " " + arguments;
+  const std::string command = environment + " " + QUERN_BUILD_DIR "/bin/quern" + " " + arguments;
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
   Outcome outcome{0, {}};

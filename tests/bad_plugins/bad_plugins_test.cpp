@@ -10,6 +10,7 @@
 #include "plugin/elf_note.h"
 #include "plugin/plugin_host.h"
 #include "quern/testkit/refusal.h"
+#include "test_paths.h"
 
 using namespace quern;
 using testkit::check_holds;

@@ -10,6 +10,7 @@
 
 #include "base/files/test_directory.h"
 #include "run/options/run_schemas.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::conformance;

@@ -13,6 +13,7 @@
 
 #include "data/tokens/token_file.h"
 #include "rank_group.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::testing;
@@ -50,7 +51,7 @@ void lengthen_end(const TinyFiles& files) {
 /// In a child, instead of quern: mpirun with so many.
 void become_mpirun(int size, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {"mpirun", "-n", std::to_string(size), "--allow-run-as-root", "--oversubscribe",
-                                       "--mca", "plm", "isolated", QUERN_CLI});
+                                       "--mca", "plm", "isolated", QUERN_BUILD_DIR "/bin/quern"});
   std::vector<char*> words;
   for (std::string& argument : arguments) words.push_back(argument.data());
   words.push_back(nullptr);

@@ -15,6 +15,7 @@
 #include <doctest/doctest.h>
 
 #include "end_to_end.h"
+#include "test_paths.h"
 
 namespace quern::testing {
 

@@ -31,6 +31,7 @@
 #include "base/files/test_directory.h"
 #include "data/tokens/token_file.h"
 #include "run/options/run_schemas.h"
+#include "test_paths.h"
 #include "tiny_config.h"
 
 namespace {
@@ -256,7 +257,7 @@ directory = "run"
 
   Result one(std::vector<std::string> words, const std::vector<std::string>& overrides) {
     ++runs_;
-    words.insert(words.begin(), QUERN_CLI);
+    words.insert(words.begin(), QUERN_BUILD_DIR "/bin/quern");
     words.push_back("run.toml");
     words.insert(words.end(), overrides.begin(), overrides.end());
     Result result = run(words, files_.path());

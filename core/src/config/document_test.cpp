@@ -9,6 +9,7 @@
 #include "base/files/test_directory.h"
 #include "quern/error.h"
 #include "quern/testkit/refusal.h"
+#include "test_paths.h"
 
 using namespace quern;
 using testkit::check_refused;

@@ -9,6 +9,7 @@
 #include "base/files/test_directory.h"
 #include "plugin/plugin_file.h"
 #include "quern/testkit/refusal.h"
+#include "test_paths.h"
 
 using namespace quern;
 

@@ -17,6 +17,7 @@
 #include "quern/error.h"
 #include "quern/testkit/forwarding_device.h"
 #include "quern/testkit/refusal.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::memcpy;

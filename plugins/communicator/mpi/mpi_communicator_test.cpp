@@ -10,6 +10,7 @@
 #include "launch/rendezvous/host_group.h"
 #include "plugin/plugin_host.h"
 #include "quern/testkit/refusal.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::mpi;

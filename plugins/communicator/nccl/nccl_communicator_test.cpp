@@ -10,6 +10,7 @@
 #include "plugin/plugin_host.h"
 #include "quern/error.h"
 #include "quern/testkit/refusal.h"
+#include "test_paths.h"
 
 using namespace quern;
 using namespace quern::nccl;

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "quern/op_spec.h"
+#include "test_paths.h"
 
 using namespace quern;
 

@@ -20,6 +20,7 @@
 #include "program/passes/fuse.h"
 #include "quern/error.h"
 #include "quern/testkit/refusal.h"
+#include "test_paths.h"
 #include "tests/device_pair.h"
 
 using namespace quern;

@@ -6,6 +6,7 @@
 #include "plugin/plugin_host.h"
 #include "quern/error.h"
 #include "runtime/cuda_device.h"
+#include "test_paths.h"
 
 namespace quern::cuda {
 
