@@ -72,6 +72,7 @@ cmake --install "$build" --prefix "$PREFIX" >install.log
 export PATH=$PREFIX/bin:$PATH
 [[ $(command -v quern) == "$PREFIX/bin/quern" ]] || fail "the installed program is not found"
 for plugin in "$PREFIX"/lib/quern/plugins/*/*.so; do only_entry_symbol "$plugin"; done
+[[ -s $PREFIX/share/quern/CHANGELOG.md ]] || fail "CHANGELOG.md, which the refusal of another SDK version names, is not installed"
 guide 'cp -r $PREFIX/share/quern/examples .'
 guide 'cd examples'
 guide 'python3 bytes.py $PREFIX/include/quern/*.h -o bytes'

@@ -67,8 +67,19 @@ TEST_CASE("the plugin without a fault loads, describes itself and makes its sink
 TEST_CASE("a note that mismatches is refused before anything of the library runs") {
   check_holds(refusal("wrong_abi_tag"),
               {"ABI tag: found cxxabi9999-cxx98 (cfront 3), expected " QUERN_ABI_TAG " (" QUERN_COMPILER ")"});
-  check_holds(refusal("wrong_sdk_version"), {"SDK version: found 99, expected " + std::to_string(kSdkVersion)});
+  check_holds(refusal("wrong_sdk_version"), {"SDK version: found 99, expected " + std::to_string(kSdkVersion) +
+                                                " (share/quern/CHANGELOG.md lists what each version changed)"});
   check_holds(refusal("no_note"), {"found no note of quern, expected a library made with QUERN_PLUGIN"});
+}
+
+TEST_CASE("CHANGELOG.md has an entry for every SDK version, newest first") {
+  std::ifstream file(fs::path(QUERN_SOURCE_DIR) / "CHANGELOG.md");
+  std::vector<std::string> headings, expected;
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("## SDK ")) headings.push_back(line);
+  for (std::uint32_t version = kSdkVersion; version >= 2; --version)
+    expected.push_back("## SDK " + std::to_string(version));
+  CHECK(headings == expected);
 }
 
 TEST_CASE("all mismatches of a note come at once") {

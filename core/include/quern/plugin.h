@@ -26,7 +26,7 @@
 
 namespace quern {
 
-/// Changes whenever an interface, or a type that crosses it, changes.
+/// Changes with every interface, and every type that an interface uses. CHANGELOG.md has an entry for each version.
 #define QUERN_SDK_VERSION 10
 inline constexpr std::uint32_t kSdkVersion = QUERN_SDK_VERSION;
 

@@ -78,7 +78,9 @@ void check_note(const fs::path& path, std::string_view kind, std::string_view id
   auto tag = [](const std::string& abi, const std::string& compiler) { return abi + " (" + compiler + ")"; };
   const std::string abi = noted(note.text, "abi"), compiler = noted(note.text, "compiler");
   std::string faults;
-  compare(faults, "SDK version", noted(note.text, "sdk"), std::to_string(kSdkVersion));
+  const std::string sdk = noted(note.text, "sdk"), own_sdk = std::to_string(kSdkVersion);
+  if (sdk != own_sdk)
+    compare(faults, "SDK version", sdk, own_sdk + " (share/quern/CHANGELOG.md lists what each version changed)");
   if (abi != QUERN_ABI_TAG) compare(faults, "ABI tag", tag(abi, compiler), tag(QUERN_ABI_TAG, QUERN_COMPILER));
   if (!kind.empty()) compare(faults, "plugin kind", noted(note.text, "kind"), std::string(kind));
   compare(faults, "plugin id", noted(note.text, "id"), std::string(id));
