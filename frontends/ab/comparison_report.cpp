@@ -18,6 +18,7 @@ using Row = std::vector<std::string>;
 
 constexpr const char* kAbsent = "-";
 
+std::string speed(double value) { return std::isfinite(value) ? format_count(value) : kAbsent; }
 std::string number(double value, int digits) { return std::isfinite(value) ? format_fixed(value, digits) : kAbsent; }
 
 // "4.8123 ± 0.0012", the deviation only where there is one.
@@ -91,8 +92,8 @@ std::string speed_table(const std::vector<ArmFigures>& arms) {
   if (ranks) rows[0].insert(rows[0].end(), {"waiting for ranks", "unhidden"});
   for (const ArmFigures& arm : arms) {
     bool first = &arm == &arms.front();
-    rows.push_back({arm.name, std::to_string(arm.good_runs), number(arm.tokens_per_second, 0),
-                    from_to(number(arm.speed_interval.low, 0), number(arm.speed_interval.high, 0)),
+    rows.push_back({arm.name, std::to_string(arm.good_runs), speed(arm.tokens_per_second),
+                    from_to(speed(arm.speed_interval.low), speed(arm.speed_interval.high)),
                     first ? kAbsent : percent(arm.speed_ratio),
                     first ? kAbsent : from_to(percent(arm.speed_ratio_range.low), percent(arm.speed_ratio_range.high)),
                     bytes(arm.device_bytes), bytes(arm.host_bytes)});

@@ -89,10 +89,10 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
   text += waits_table(result);
   std::string of_measured = result.peaks ? fmt::format(" ({:.1f}% of measured peaks)", 100 * result.measured_sol) : "";
   text += fmt::format(
-      "whole steps: {:.1f}k tok/s (from {:.1f}k to {:.1f}k), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}\n"
+      "whole steps: {} tok/s (from {} to {}), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}\n"
       "start to first step {}\n",
-      result.tokens_per_second / 1e3, result.slowest / 1e3, result.fastest / 1e3, 100 * result.sol, of_measured,
-      100 * result.mfu, format_bytes(static_cast<double>(result.device_bytes)), result.start.text());
+      format_count(result.tokens_per_second), format_count(result.slowest), format_count(result.fastest),
+      100 * result.sol, of_measured, 100 * result.mfu, format_bytes(static_cast<double>(result.device_bytes)), result.start.text());
   return text;
 }
 

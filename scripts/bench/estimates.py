@@ -18,6 +18,7 @@ import tables
 from quern.base.arguments import parser_for
 from quern.base.end_of_main import script
 from quern.base.fault import Fault, reading
+from quern.base.figures import three_digits
 from quern.base.files import write_file
 from quern.base.json_shape import NUMBER, TEXT, checked, parse
 
@@ -73,7 +74,7 @@ def rows(quern, folder):
         error = estimate / speed - 1
         holds = holds and abs(error) <= BOUND
         lines.append((device.removeprefix("NVIDIA "), f"`{commit}`", f"`{tables.cell(shlex.join(run))}`",
-                      tables.thousands(speed), tables.thousands(estimate), f"{round(100 * error):+d}%"))
+                      three_digits(speed), three_digits(estimate), f"{round(100 * error):+d}%"))
     return lines, holds
 
 

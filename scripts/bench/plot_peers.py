@@ -11,8 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "frontends" / "python"))
 from quern.base.arguments import parser_for, path_argument
 from quern.base.end_of_main import script
+from quern.base.figures import three_digits
 from quern.plots.picture import MUTED, pyplot, save
-from tables import read_peers, shown
+from tables import read_peers
 
 OWN, OTHER = "#1f77b4", "#c8ccd0"
 
@@ -25,7 +26,7 @@ def draw(content, models, results):
     for axes, (model, bars) in zip(panels, models.items()):
         names, speeds = list(bars), [speeds[-1] for speeds in bars.values()]
         drawn = axes.barh(names, speeds, color=[OWN if name.startswith("quern") else OTHER for name in names])
-        axes.bar_label(drawn, list(map(shown, names, speeds)), padding=3)
+        axes.bar_label(drawn, list(map(three_digits, speeds)), padding=3)
         axes.set_title(model, loc="left", fontsize=9, fontweight="bold")
         axes.invert_yaxis()
         axes.set_xticks([])

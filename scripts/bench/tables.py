@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "frontends" / "python"))
 from quern.base.arguments import parser_for, path_argument
 from quern.base.end_of_main import script
 from quern.base.fault import Fault, printable, reading
+from quern.base.figures import three_digits
 from quern.base.files import write_file
 from quern.base.json_shape import COUNT, NUMBER, TEXT, Kind, checked, is_number, parse
 from quern.runs.report import size
@@ -79,15 +80,6 @@ def cell(text):
     return printable(text).replace("|", "\\|").replace("`", "'")
 
 
-def thousands(speed):
-    return f"{speed / 1e3:.1f}k" if speed >= 1e4 else f"{speed:.0f}"
-
-
-def shown(program, speed):
-    """quern's figures rounded alike; those of others as they are typed."""
-    return thousands(speed) if program.startswith("quern") else f"{speed / 1e3:g}k"
-
-
 def percent(share):
     return f"{100 * share:.1f}%" if share else "-"
 
@@ -103,7 +95,7 @@ def row(result):
     return (
         f"`{settings(result['command'])}`",
         f"{result['micro_batch']} x {result['accumulation']}",
-        f"{thousands(median(result))} ({thousands(measured[0])} to {thousands(measured[-1])})",
+        f"{three_digits(median(result))} ({three_digits(measured[0])} to {three_digits(measured[-1])})",
         str(len(measured)),
         percent(result["sol"]),
         percent(result["mfu"]),
@@ -156,7 +148,7 @@ def bench_table(page, pattern):
 def peers_table(page, name):
     _, models, results = read_peers(page.parent / name)
     rows = (
-        (model, *(" to ".join(shown(column, speed) for speed in programs.get(column, [])) for column in COMPARED))
+        (model, *(" to ".join(dict.fromkeys(map(three_digits, programs.get(column, [])))) for column in COMPARED))
         for model, programs in models.items()
     )
     return table(("Qwen2.5", *COMPARED), rows) + places(results, page)

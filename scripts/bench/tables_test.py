@@ -8,6 +8,7 @@ import unittest
 
 import tables
 from folder_test_case import FolderTestCase
+from quern.base.figures import three_digits
 
 RESULT = {
     "device": "Some|GPU", "quern": "0.1.0", "commit": "abc1234",
@@ -82,7 +83,7 @@ class TablesTest(FolderTestCase):
         own = {"quern e4m3": "data/a.json", "quern bf16": "data/b.json"}
         self.assertEqual(renewed(**own, **{"LLMQ bf16": [9000, 12550]})[0], 0)
         lines = self.page.read_text().splitlines()
-        self.assertEqual(lines[3], "| 7B, 4 x 2 | 20.0k |  | 10.0k |  | 9k to 12.55k |")
+        self.assertEqual(lines[3], "| 7B, 4 x 2 | 20.0k |  | 10.0k |  | 9.00k to 12.6k |")
         self.assertIn("[a.json](data/a.json), [b.json](data/b.json)", lines[5])
         for speeds in ([], [0], 5):
             self.assertEqual(renewed(**own, **{"LLMQ bf16": speeds})[0], 3)
@@ -100,9 +101,9 @@ class TablesTest(FolderTestCase):
             " ".join((tables.ROOT / page).read_text().split()) for page in ("README.md", "docs/performance/cuda-fp8.md")
         )
         self.assertIn(
-            f"{small['quern e4m3'][0] / 1e3:.0f}k tokens a second on one H100, "
+            f"{three_digits(small['quern e4m3'][0])} tokens a second on one H100, "
             f"{times(small, 'quern e4m3', 'quern bf16')} what it does in bf16, "
-            f"and 7B at {tables.thousands(large['quern e4m3'][0])}.",
+            f"and 7B at {three_digits(large['quern e4m3'][0])}.",
             readme,
         )
         self.assertIn(f"7B in e4m3 is {times(large, 'quern e4m3', 'quern bf16')} as fast as in bf16 here, "

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "frontends" / "pyth
 from quern.base.arguments import parser_for
 from quern.base.end_of_main import script
 from quern.base.fault import RESOURCES, Fault
+from quern.base.figures import three_digits
 from quern.runs.run_config import RunConfig
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -116,8 +117,8 @@ def main(arguments):
     if options.json:
         print(json.dumps(result))
     else:
-        print(f"{result['tokens_per_second'] / 1e3:.1f}k tok/s (from {result['slowest'] / 1e3:.1f}k to "
-              f"{result['fastest'] / 1e3:.1f}k), {micro_batch} x {accumulation} x {run['train.sequence']}, peak "
+        print(f"{three_digits(result['tokens_per_second'])} tok/s (from {three_digits(result['slowest'])} to "
+              f"{three_digits(result['fastest'])}), {micro_batch} x {accumulation} x {run['train.sequence']}, peak "
               f"{result['peak_bytes'] / 2**30:.1f} GiB, torch {torch.__version__}, transformers "
               f"{transformers.__version__}, {result['device']}")
 

@@ -1,5 +1,6 @@
 #include "base/format.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -15,18 +16,21 @@ std::string print(const char* format, double value) {
   return text;
 }
 
-// One digit after the point while the number is short; a whole number below `base` has none.
-std::string short_number(double value, bool scaled) {
-  bool whole = !scaled && value == std::floor(value);
-  return print(whole || std::fabs(value) >= 99.95 ? "%.0f" : "%.1f", value);
+// Three digits, of which up to `most_decimals` are after the point.
+std::string three_digits(double value, int most_decimals) {
+  const double size = std::fabs(value);
+  const int decimals = size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+  return format_fixed(value, std::min(decimals, most_decimals));
 }
 
+// A whole number below `base` has no decimals.
 template <std::size_t N>
-std::string with_unit(double value, double base, const std::array<const char*, N>& units) {
+std::string with_unit(double value, double base, const std::array<const char*, N>& units, int most_decimals) {
   if (!std::isfinite(value)) return print("%f", value) + units[0];
+  if (std::fabs(value) < base && value == std::floor(value)) return print("%.0f", value) + units[0];
   std::size_t unit = 0;
-  while (unit + 1 < N && std::fabs(value) >= base - (unit == 0 ? 0 : 0.5)) value /= base, ++unit;  // 999.6k is 1.0M
-  return short_number(value, unit > 0) + units[unit];
+  while (unit + 1 < N && std::fabs(value) >= base - 0.5) value /= base, ++unit;  // 999.6k is 1.00M
+  return three_digits(value, most_decimals) + units[unit];
 }
 
 std::string pair_of(std::int64_t high, char high_unit, std::int64_t low, char low_unit) {
@@ -38,10 +42,10 @@ std::string pair_of(std::int64_t high, char high_unit, std::int64_t low, char lo
 
 }  // namespace
 
-std::string format_count(double value) { return with_unit<5>(value, 1000, {"", "k", "M", "B", "T"}); }
+std::string format_count(double value) { return with_unit<5>(value, 1000, {"", "k", "M", "B", "T"}, 2); }
 
 std::string format_bytes(double bytes) {
-  return with_unit<6>(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"});
+  return with_unit<6>(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"}, 1);
 }
 
 std::string format_duration(double seconds) {

@@ -1,5 +1,5 @@
 #pragma once
-// Numbers and lists as people read them: numbers have three digits or so, with a unit.
+// Numbers and lists as people read them: numbers have two or three digits, with a unit.
 
 #include <string>
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace quern {
 
-/// "950", "3.4k", "494M", "1.2B", "3.0T"; below 100, fractions have one digit: "0.5".
+/// Three digits: "950", "3.41k", "24.5k", "260k", "1.02M", "1.24B". A whole number below 1000 is exact.
 std::string format_count(double value);
 /// "512 B", "1.5 GiB".
 std::string format_bytes(double bytes);

@@ -9,19 +9,24 @@ using namespace quern;
 
 TEST_CASE("counts") {
   CHECK(format_count(0) == "0");
-  CHECK(format_count(0.5) == "0.5");
+  CHECK(format_count(0.5) == "0.50");
   CHECK(format_count(999) == "999");
-  CHECK(format_count(1000) == "1.0k");
-  CHECK(format_count(3412) == "3.4k");
+  CHECK(format_count(1000) == "1.00k");
+  CHECK(format_count(3412) == "3.41k");
+  CHECK(format_count(9994) == "9.99k");
+  CHECK(format_count(9995) == "10.0k");
+  CHECK(format_count(24512) == "24.5k");
   CHECK(format_count(99949) == "99.9k");
   CHECK(format_count(99950) == "100k");
   CHECK(format_count(999499) == "999k");
-  CHECK(format_count(999500) == "1.0M");
+  CHECK(format_count(999500) == "1.00M");
+  CHECK(format_count(999.7) == "1.00k");
+  CHECK(format_count(1023000) == "1.02M");
   CHECK(format_count(494032768) == "494M");
-  CHECK(format_count(1235814400) == "1.2B");
+  CHECK(format_count(1235814400) == "1.24B");
   CHECK(format_count(15e12) == "15.0T");
   CHECK(format_count(5e18) == "5000000T");
-  CHECK(format_count(-3412) == "-3.4k");
+  CHECK(format_count(-3412) == "-3.41k");
   CHECK(format_count(std::nan("")).find("nan") != std::string::npos);
 }
 

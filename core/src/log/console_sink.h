@@ -1,6 +1,6 @@
 #pragma once
 // Events for a person at a terminal, or reading a job's output. Steps are aligned lines,
-//   step   120/1000  loss 4.8123   lr 3.0e-04  norm 1.23    3.4k tok/s  eta 2m10s
+//   step   120/1000  loss 4.8123   lr 3.0e-04  norm 1.23   3.41k tok/s  eta 2m10s
 // On a terminal the step line rewrites itself, and stays when another event follows.
 
 #include <ostream>

@@ -28,11 +28,11 @@ const LogEvent kEval{"eval", {{"step", std::int64_t{120}}, {"tokens", std::int64
 
 TEST_CASE("steps are aligned lines") {
   CHECK(to_console_line(step(120, 4.8123)) ==
-        "step   120/1000  loss 4.8123   lr 3.0e-04  norm 1.23    3.4k tok/s  eta 2m10s");
+        "step   120/1000  loss 4.8123   lr 3.0e-04  norm 1.23   3.41k tok/s  eta 2m10s");
   CHECK(to_console_line(step(1, 10.81239)) ==
-        "step     1/1000  loss 10.8124  lr 3.0e-04  norm 1.23    3.4k tok/s  eta 2m10s");
+        "step     1/1000  loss 10.8124  lr 3.0e-04  norm 1.23   3.41k tok/s  eta 2m10s");
   CHECK(to_console_line(step(120, std::nan(""))) ==
-        "step   120/1000  loss nan      lr 3.0e-04  norm 1.23    3.4k tok/s  eta 2m10s");
+        "step   120/1000  loss nan      lr 3.0e-04  norm 1.23   3.41k tok/s  eta 2m10s");
 }
 
 TEST_CASE("fields that are not there are left out") {
@@ -65,7 +65,7 @@ TEST_CASE("every kind of event has its line") {
                           {"time", 725.0},
                           {"tokens_per_second", 3412.0},
                           {"export", std::string("runs/a/hf")}}}) ==
-        "end    1000 steps  524M tokens  loss 3.5000  val loss 3.7500  12m05s  3.4k tok/s  exported to runs/a/hf");
+        "end    1000 steps  524M tokens  loss 3.5000  val loss 3.7500  12m05s  3.41k tok/s  exported to runs/a/hf");
   CHECK(to_console_line({"probe", {{"amax", 0.25}, {"layer", std::int64_t{3}}, {"of", std::string("qkv")}}}) ==
         "probe  amax 0.25  layer 3  of qkv");
 }

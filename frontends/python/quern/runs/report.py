@@ -22,6 +22,7 @@ from xml.etree.ElementTree import Element
 
 from quern.base.arguments import path_argument
 from quern.base.fault import Fault
+from quern.base.figures import three_digits
 from quern.base.files import write_file
 from quern.runs.run_log import Run, drawable, read_runs
 
@@ -267,7 +268,7 @@ def figures(run: Run) -> list[tuple[str, str]]:
         ("training loss, last tenth of steps", number(statistics.fmean(last) if last else None, 4)),
         ("validation loss, last", number(evals[-1] if evals else None, 4)),
         ("validation loss, lowest", number(min((v for v in evals if math.isfinite(v)), default=None), 4)),
-        ("tokens per second, median", number(statistics.median(speeds) if speeds else None, 0)),
+        ("tokens per second, median", three_digits(statistics.median(speeds)) if speeds else "-"),
         ("seconds, of the last start", number(times[-1] if times else None, 1)),
         ("device memory", size(memory) if memory else "-"),
         ("quern", run.head.get("quern", "-")),
