@@ -66,11 +66,11 @@ class PlotTest(FolderTestCase):
 
     def test_a_line_being_written_is_left_out(self):
         run = run_log.read_run(self.write_run("a", step(1), step(2), tail='{"event":"step","st'))
-        self.assertEqual(run.series("step", "step", "loss"), [[1, 2], [5.0, 5.0]])
+        self.assertEqual(run.series("step", "step", "loss"), ([1, 2], [5.0, 5.0]))
 
     def test_steps_repeated_after_a_resume_replace_the_lost_ones(self):
         run = run_log.read_run(self.write_run("a", step(1, 8), step(2, 7), step(3, 6), step(2, 7.5), step(3, 6.5)))
-        self.assertEqual(run.series("step", "step", "loss"), [[1, 2, 3], [8, 7.5, 6.5]])
+        self.assertEqual(run.series("step", "step", "loss"), ([1, 2, 3], [8, 7.5, 6.5]))
 
     def test_a_loss_that_is_not_finite_is_a_gap(self):
         run = run_log.read_run(self.write_run("a", step(1), step(2, None), step(3)))

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-import sys
+import statistics
 import unittest
 from html.parser import HTMLParser
 
@@ -45,12 +45,12 @@ class Page(HTMLParser):
         self.texts.append((self.open[-1] if self.open else "", data))
 
 
-def records(name, rate, steps=30):
-    config = f'[train]\nsteps = {steps}\n[optimizer]\nlearning_rate = {rate}\n[precision]\nid = "bf16"\n'
+def records(name, rate, steps=30, seed=1, loss=lambda step: 0.0):
+    config = f'[train]\nsteps = {steps}\nseed = {seed}\n[log]\ndirectory = "{seed}"\n[optimizer]\nlearning_rate = {rate}\n[precision]\nid = "bf16"\n'
     yield {"event": "run", "name": name, "model": "llama", "steps": steps, "config": config, "device_bytes": 2**30}
     for s in range(1, steps + 1):
         yield {
-            "event": "step", "step": s, "tokens": s * 32, "loss": 5.0 - s * 0.1, "lr": rate, "grad_norm": 1.0,
+            "event": "step", "step": s, "tokens": s * 32, "loss": 5.0 - s * 0.1 + loss(s), "lr": rate, "grad_norm": 1.0,
             "tokens_per_second": 1 if s == 1 else 100.0, "time": s * 0.5,
         }
         if s % 10 == 0:
@@ -61,7 +61,7 @@ def records(name, rate, steps=30):
 class ReportTest(FolderTestCase):
     def write_run(self, folder, lines):
         log = self.folder / folder / "log.jsonl"
-        log.parent.mkdir()
+        log.parent.mkdir(exist_ok=True)
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return log.parent
 
@@ -78,7 +78,7 @@ class ReportTest(FolderTestCase):
         code, said, text = self.report(one, two)
         self.assertEqual(code, 0, said)
         page = Page(text)
-        self.assertEqual(page.tags.count("svg"), 5)
+        self.assertEqual(page.tags.count("svg"), 6)
         cells = [text for tag, text in page.texts if tag == "td"]
         for row in (
             ["training loss, last tenth of steps", "2.1000", "2.1000"],
@@ -95,6 +95,70 @@ class ReportTest(FolderTestCase):
         charts = [json.loads(value) for key, value in page.attributes if key == "data-curves"]
         self.assertEqual([run["name"] for run in charts[0]["runs"]], ["one", "two"])
         self.assertEqual(charts[0]["runs"][0]["x"], list(range(1, 31)))
+
+    def differences(self, *runs):
+        """(the note above the chart of differences, {name: (steps, values)} of its curves)"""
+        _, said, text = self.report(*(self.write_run(str(index), run) for index, run in enumerate(runs)))
+        page = Page(text)
+        charts = [json.loads(value) for key, value in page.attributes if key == "data-curves"]
+        titles = [text for tag, text in page.texts if tag == "h2" and text != "Differences of config"]
+        notes = [text for tag, text in page.texts if tag == "p" and text != "None."]
+        if "Difference of training loss from the first run" not in titles:
+            return None
+        chart = charts[titles.index("Difference of training loss from the first run")]
+        return notes[0], {run["name"]: (run["x"], run["y"]) for run in chart["runs"] if run["x"]}
+
+    def test_losses_that_coincide_are_told_apart_by_their_difference_and_the_band_of_seeds(self):
+        noise = {seed: [math.sin(seed * 99 * s) / 9 for s in range(61)] for seed in (1, 2, 3)}
+        runs = [
+            records(f"{rate} {seed}", rate, 60, seed, lambda s, n=noise[seed], r=rate: n[s] + (1e-4 * s if r == 2 else 0))
+            for rate in (1, 2) for seed in (1, 2, 3)
+        ]
+        note, curves = self.differences(*runs)
+        self.assertIn("over the 3 seeds of 1 1.", note)
+        self.assertEqual(list(curves), ["2 1", "2 2", "2 3", "± over 3 seeds"])
+        for name in ("2 1", "2 2", "2 3"):
+            steps, values = curves[name]
+            self.assertEqual(steps, list(range(6, 61)))  # a tenth of 60 steps is the first whole mean
+            self.assertAlmostEqual(values[-1], 1e-4 * statistics.fmean(range(55, 61)))
+        steps, values = curves["± over 3 seeds"]
+        self.assertAlmostEqual(values[-1], statistics.stdev(statistics.fmean(noise[seed][55:]) for seed in (1, 2, 3)))
+
+    def test_seeds_alone_are_drawn_and_make_the_band(self):
+        runs = [records(str(seed), 1, 20, seed, lambda s, seed=seed: seed / 8) for seed in (1, 2)]
+        _, curves = self.differences(*runs)
+        self.assertEqual(curves["2"], (list(range(2, 21)), [0.125] * 19))
+        for value in curves["± over 2 seeds"][1]:
+            self.assertAlmostEqual(value, 0.125 * math.sqrt(0.5))
+
+    def test_one_config_run_twice_is_no_other_seed(self):
+        note, curves = self.differences(records("a", 1), records("b", 1))
+        self.assertIn("no band of seeds", note)
+        self.assertEqual(curves, {"b": (list(range(3, 31)), [0.0] * 28)})
+
+    def test_differences_are_of_the_steps_that_both_have_and_gaps_stay(self):
+        missing = {5, 6}
+        short = records("b", 1, 9, loss=lambda s: math.nan if s in missing else 0.25)
+        lines = [{**r, "loss": None, "loss_text": "nan"} if r.get("step") in missing else r for r in short]
+        _, curves = self.differences(records("a", 1), lines)
+        self.assertEqual(curves, {"b": (list(range(1, 10)), [0.25] * 4 + [None] * 2 + [0.25] * 3)})
+
+    def test_runs_without_a_step_in_common_have_no_difference(self):
+        later = [{**r, "step": r["step"] + 100} if "step" in r else r for r in records("b", 1)]
+        self.assertIsNone(self.differences(records("a", 1), later))
+        self.assertIsNone(self.differences(records("a", 1)))
+
+    def test_a_mean_of_huge_and_small_values_forgets_the_huge(self):
+        _, ys = report.thinned(list(range(100)), [1e90] + [1.0] * 99, 10)
+        self.assertEqual(ys[-1], 1.0)
+
+    def test_wide_tables_wrap_and_a_cell_has_the_color_of_its_run(self):
+        runs = [self.write_run(str(i), records("n" * 50 + str(i), i)) for i in range(12)]
+        _, _, text = self.report(*runs)
+        self.assertNotIn("nowrap", text)
+        figures = text.partition('<table class="runs">')[2].partition("</table>")[0]
+        for row in figures.split("<tr>")[1:]:
+            self.assertEqual(re.findall(r'class="color(\d)"', row), [str(i % 10) for i in range(12)])
 
     def test_nothing_is_fetched_and_no_text_becomes_markup(self):
         evil = "</script><img src=x onerror=alert(1)>&amp;"

@@ -3,8 +3,9 @@
     quern-tools report runs/bf16 runs/e4m3 -o report.html
 
 One HTML file that needs nothing else: no network, no script but its own. A run is its folder (with a log.jsonl) or
-the log itself; a log still being written is fine. Uses the standard library only; samples are shown as text where the
-tokenizers library and the run's checkpoint.tokenizer are at hand, as token numbers elsewhere.
+the log itself; a log still being written is fine. Losses are also drawn as differences from the first run; runs that
+differ from it only in train.seed give the band of seeds. Uses the standard library only; samples are shown as text where
+the tokenizers library and the run's checkpoint.tokenizer are at hand, as token numbers elsewhere.
 """
 
 import base64
@@ -14,7 +15,7 @@ import math
 import re
 import statistics
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,10 +28,13 @@ from quern.base.files import write_file
 from quern.runs.run_log import Run, drawable, read_runs
 
 Curve = tuple[list[int], list[float]]  # steps and values; a value that is not finite is a gap
+Named = tuple[str, str, Curve]  # a curve behind its name and color
+Limits = tuple[float, float]
 
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
+BAND = "#d0d0d0"
 POINTS = 800  # of a curve: about a pixel each
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 260, 64, 12, 10, 26  # of a chart, in pixels
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 260, 76, 24, 10, 34  # of a chart, in pixels
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what HTML has no place for
 CHARTS = (  # title, event, key, digits of a value
     ("Training loss (nats per token)", "step", "loss", 4),
@@ -43,18 +47,27 @@ CHARTS = (  # title, event, key, digits of a value
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 900px; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #e6e6e6; text-align: left; white-space: nowrap }
+h1, th, td, summary, .tip { overflow-wrap: anywhere }
+table { font-size: .85rem; border-collapse: collapse; width: 100% }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #e6e6e6; text-align: left; vertical-align: top }
 td.text { white-space: pre-wrap }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
+.runs tr { display: grid; grid-template: 1fr / 13rem repeat(auto-fit, minmax(6.5rem, 1fr)); border-bottom: 1px solid #e6e6e6 }
+.runs :is(th, td) { border: solid var(--color); border-width: 0 0 0 3px; padding: .25rem .4rem; font-variant-numeric: tabular-nums }
+.runs :is(th, td):first-child { border: 0; grid-row: 1 / span 100 }
 code, pre { font-size: .8rem } pre { overflow-x: auto; background: #f6f6f6; padding: .7rem }
+details, p { margin: .5rem 0 }
 svg { width: 100%; height: auto; display: block } svg text { font: 11px system-ui, sans-serif; fill: #666 }
+@media (max-width: 600px) {
+  svg text { font-size: 20px }
+  .runs tr { grid-template: auto / repeat(auto-fit, minmax(6.5rem, 1fr)) }
+  .runs :is(th, td):first-child { grid-area: 1 / 1 / 2 / -1; color: #666 }
+}
 .chart { position: relative }
 .tip { position: absolute; top: 0; pointer-events: none; background: #fffffff0; border: 1px solid #ccc;
-  padding: .2rem .5rem; font-size: .8rem; white-space: nowrap; display: none }
-.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em }
+  padding: .2rem .5rem; font-size: .8rem; max-width: 45%; display: none }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; background: var(--color) }
 .cursor { display: none }
-""" + "".join(f".color{index} {{ background: {color} }}\n" for index, color in enumerate(COLORS))
+""" + "".join(f".color{index} {{ --color: {color} }}\n" for index, color in enumerate(COLORS))
 
 SCRIPT = """
 for (const chart of document.querySelectorAll('.chart')) {
@@ -77,7 +90,7 @@ for (const chart of document.querySelectorAll('.chart')) {
       const i = nearest(run.x, x);
       shown = shown ?? run.x[i];
       const row = document.createElement('div'), key = document.createElement('span');
-      key.className = 'key'; key.style.background = run.color;
+      key.className = 'key'; key.style.setProperty('--color', run.color);
       row.append(key, `${run.name}: ${run.y[i] === null ? 'not finite' : run.y[i].toFixed(data.digits)}`);
       tip.append(row);
     }
@@ -113,17 +126,18 @@ def policy() -> str:
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 
-def thinned(xs: list[int], ys: list[float]) -> Curve:
-    """At most POINTS points, each the mean of its neighbours, at the last one's place; gaps stay gaps."""
+def thinned(xs: Sequence[int], ys: Sequence[float], window: int = 1) -> Curve:
+    """At most POINTS points: each the mean of `window` values up to it, or of all since the point before if these are
+    more. Without the first points, whose windows are not full; gaps stay gaps."""
     size = math.ceil(len(xs) / POINTS) or 1
-    if size == 1:
-        return xs, ys
-    kept_xs, kept_ys = [], []
-    for begin in range(0, len(xs), size):
-        finite = [y for y in ys[begin : begin + size] if math.isfinite(y)]
-        kept_xs.append(xs[min(begin + size, len(xs)) - 1])
-        kept_ys.append(statistics.fmean(finite) if finite else math.nan)
-    return kept_xs, kept_ys
+    ends = [end for end in range(len(xs), 0, -size) if end >= window][::-1]
+
+    def mean(values: Sequence[float]) -> float:
+        finite = [y for y in values if math.isfinite(y)]
+        return statistics.fmean(finite) if finite else math.nan
+
+    means = [(mean(ys[max(end - size, 0) : end]), mean(ys[max(end - max(size, window), 0) : end])) for end in ends]
+    return [xs[end - 1] for end in ends], [math.nan if math.isnan(newest) else y for newest, y in means]
 
 
 def ticks(low: float, high: float, count: int = 8) -> list[float]:
@@ -142,7 +156,7 @@ def short(value: float) -> str:
     return f"{value:.6g}"
 
 
-def limits(values: Sequence[float]) -> tuple[float, float]:
+def limits(values: Sequence[float]) -> Limits:
     """A little more than the range of the values; some range where they are all the same."""
     low, high = min(values), max(values)
     size = max(abs(low), abs(high))
@@ -151,30 +165,27 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def svg_chart(
-    series: Sequence[Curve], colors: Sequence[str], x_limits: tuple[float, float], y_limits: tuple[float, float]
-) -> Element:
-    """`series`: [(xs, ys)]; values that are not finite are gaps."""
+def svg_chart(curves: Sequence[Named], band: Curve, x_limits: Limits, y_limits: Limits) -> Element:
+    """Values that are not finite are gaps. `band`: half the height of what is shaded around 0."""
     (x_low, x_high), (y_low, y_high) = x_limits, y_limits
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
         return across, TOP + (y_high - y) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
 
-    def tick(x: float | str, y: float | str, text: str, anchor: str) -> Element:
-        return element("text", text, x=x, y=y, text_anchor=anchor)
-
-    parts = []
+    known = [(x, y) for x, y in zip(*band) if math.isfinite(y)]
+    outline = [place(x, y) for x, y in known] + [place(x, -y) for x, y in reversed(known)]
+    parts = [element("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in outline), fill=BAND)] if known else []
     for y in ticks(y_low, y_high):
         _, at = place(x_low, y)
         parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{at:.1f}", y2=f"{at:.1f}", stroke="#e6e6e6"))
-        parts.append(tick(LEFT - 6, f"{at + 4:.1f}", short(y), "end"))
+        parts.append(element("text", short(y), x=LEFT - 6, y=f"{at:.1f}", dy=".35em", text_anchor="end"))
     for x in ticks(x_low, x_high):
         at, _ = place(x, y_low)
         if x == int(x) and at >= LEFT + 12:  # no half steps; room for the word at the left
-            parts.append(tick(f"{at:.1f}", HEIGHT - 8, short(x), "middle"))
-    parts.append(tick(LEFT - 6, HEIGHT - 8, "step", "end"))
-    for (xs, ys), color in zip(series, colors):
+            parts.append(element("text", short(x), x=f"{at:.1f}", y=HEIGHT - 8, text_anchor="middle"))
+    parts.append(element("text", "step", x=LEFT - 6, y=HEIGHT - 8, text_anchor="end"))
+    for _, color, (xs, ys) in curves:
         path, pen = [], "M"
         for x, y in zip(xs, ys):
             if math.isfinite(y):
@@ -191,28 +202,80 @@ def svg_chart(
     return element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
 
 
-def chart(
-    title: str, event: str, key: str, digits: int, runs: Sequence[Run], colors: Sequence[str]
-) -> list[Element]:
-    """A heading and a chart, or nothing where no run has a value."""
-    series = [thinned(steps, values) for steps, values in (run.series(event, "step", key) for run in runs)]
-    finite = [y for _, ys in series for y in ys if math.isfinite(y)]
+def chart(title: str, digits: int, curves: Sequence[Named], band: Named | None = None, note: str = "") -> list[Element]:
+    """A heading and a chart, or nothing where no curve has a value. With a `band` it has 0 too."""
+    finite = [y for _, _, (_, ys) in curves for y in ys if math.isfinite(y)]
     if not finite:
         return []
-    steps = [x for xs, _ in series for x in xs]
+    shown = [*curves, *([band] if band else [])]
+    steps = [x for _, _, (xs, _) in shown for x in xs]
     x_limits = (min(steps), max(steps)) if min(steps) < max(steps) else (min(steps) - 1, max(steps) + 1)
+    reach = [y for y in band[2][1] if math.isfinite(y)] + [0] if band else []
     data = {
         "width": WIDTH, "left": LEFT, "right": RIGHT, "low": x_limits[0], "high": x_limits[1], "digits": digits,
         "runs": [
-            {"name": run.name, "color": color, "x": xs, "y": [y if math.isfinite(y) else None for y in ys]}
-            for run, color, (xs, ys) in zip(runs, colors, series)
+            {"name": name, "color": color, "x": xs, "y": [y if math.isfinite(y) else None for y in ys]}
+            for name, color, (xs, ys) in shown
         ],
     }
-    curves = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    drawn = svg_chart(series, colors, x_limits, limits(finite))
-    return [
-        element("h2", title), element("div", drawn, element("div", class_="tip"), class_="chart", data_curves=curves)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    y_limits = limits([*finite, *reach, *(-y for y in reach)])
+    drawn = svg_chart(curves, band[2] if band else ([], []), x_limits, y_limits)
+    parts = [element("h2", title), element("div", drawn, element("div", class_="tip"), class_="chart", data_curves=text)]
+    return [parts[0], element("p", note), parts[1]] if note else parts
+
+
+def seeds_of_first(runs: Sequence[Run]) -> tuple[list[str], dict[str, int]]:
+    """(seed of each run, {seed: index} of the first run and of those that differ from it in nothing else)."""
+    seeds: list[str] = []
+    repeats: dict[str, int] = {}
+    first: object = None
+    for index, run in enumerate(runs):
+        config = flat(run.config())
+        seeds.append(str(config.pop("train.seed", "")))
+        rest = {key: value for key, value in config.items() if not key.startswith(("log.", "checkpoint."))}
+        setting = (rest, run.head.get("quern"), run.head.get("device"))
+        if index == 0 or setting == first:
+            first = setting
+            repeats.setdefault(seeds[-1], index)
+    return seeds, repeats
+
+
+def difference_chart(runs: Sequence[Run], colors: Sequence[str]) -> list[Element]:
+    """Losses less those of the first run, or of its repeat with the same seed. Means over a tenth of the steps, so that
+    the last point is the difference, and the last of the band the "seed to seed", of `quern ab`."""
+    seeds, repeats = seeds_of_first(runs)
+    losses = [dict(zip(*run.series("step", "step", "loss"))) for run in runs]
+
+    def means(indices: Collection[int], value: Callable[[int], float]) -> Curve:
+        """Of the steps that these runs all have."""
+        steps = [step for step in losses[min(indices)] if all(step in losses[index] for index in indices)]
+        return thinned(steps, [value(step) for step in steps], max(1, len(steps) // 10))
+
+    curves: list[Named] = []
+    for index, run in enumerate(runs):
+        pair = repeats.get(seeds[index], 0)
+        if pair == index:  # part of the band; where there is nothing else, a curve too
+            pair = 0
+        if index != pair and (index not in repeats.values() or len(repeats) == len(runs)):
+            curve = means({index, pair}, lambda step: losses[index][step] - losses[pair][step])
+            curves.append((run.name, colors[index], curve))
+
+    columns = [means(repeats.values(), losses[index].__getitem__) for index in repeats.values()]
+    spread = [
+        statistics.stdev(ys) if len(ys) > 1 and all(map(math.isfinite, ys)) else math.nan
+        for ys in zip(*(ys for _, ys in columns))
     ]
+    first = runs[0].name
+    note = f"Means over a tenth of the steps, up to each point, less those of {first}"
+    if len(repeats) > 1:
+        note += f" or its repeat with the same seed. Band: ± one standard deviation over the {len(repeats)} seeds of {first}."
+    else:
+        note += ". No other run differs from it in train.seed alone: there is no band of seeds to judge differences by."
+    if len({run.head.get("tokens_per_step") for run in runs}) > 1:
+        note += " The runs differ in tokens a step: the same step is not the same data."
+    band = (f"± over {len(repeats)} seeds", BAND, (columns[0][0], spread)) if len(repeats) > 1 else ("", BAND, ([], []))
+    return chart("Difference of training loss from the first run", 5, curves, band, note)
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -275,12 +338,14 @@ def figures(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def table(head: Sequence[str | Element], rows: Sequence[Sequence[str | Element]]) -> Element:
-    """Cells are texts or elements; those after the first are numbers or short values."""
-    lines = [element("tr", *(element("th", cell) for cell in head))]
-    for first, *cells in rows:
-        lines.append(element("tr", element("td", first), *(element("td", cell, class_="number") for cell in cells)))
-    return element("table", *lines)
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], shades: Sequence[int]) -> Element:
+    """A row's label, and a cell for each run, with its color."""
+
+    def line(tag: str, first: str, *cells: str) -> Element:
+        colored = (element(tag, cell, class_=f"color{shade}") for cell, shade in zip(cells, shades))
+        return element("tr", element(tag, first), *colored)
+
+    return element("table", line("th", *head), *(line("td", *row) for row in rows), class_="runs")
 
 
 def decoder_of(run: Run) -> Callable[[str], str]:
@@ -314,7 +379,7 @@ def samples(run: Run, name: Sequence[str | Element]) -> Element:
         # Decoded together, so that a character of which the prompt has a part is whole.
         rest = whole[len(start) :] if whole.startswith(start) else " " + decode(drawn)
         text = element("td", element("b", start), rest, class_="text")
-        rows.append(element("tr", element("td", str(step), class_="number"), text))
+        rows.append(element("tr", element("td", str(step)), text))
     head = element("tr", element("th", "step"), element("th", "text"))
     return element("details", element("summary", "samples of ", *name), element("table", head, *rows))
 
@@ -326,21 +391,22 @@ def body(runs: Sequence[Run]) -> Element:
     def name(index: int) -> tuple[Element, str]:
         return element("span", class_=f"key color{shades[index]}"), runs[index].name
 
-    def head(first: str) -> list[str | Element]:
-        return [first, *(element("span", *name(index)) for index in range(len(runs)))]
-
+    names = [run.name for run in runs]
     columns = [figures(run) for run in runs]
     rows: list[tuple[str, ...]] = [(label, *(column[i][1] for column in columns)) for i, (label, _) in enumerate(columns[0])]
-    parts = [element("h1", title_of(runs)), table(head(""), rows)]
+    parts = [element("h1", title_of(runs)), table(["", *names], rows, shades)]
     if len(runs) > 1:
         rows = [
             (key, *("-" if value is None else json.dumps(value, default=str) for value in values))
             for key, values in config_differences(runs)
         ]
         parts.append(element("h2", "Differences of config"))
-        parts.append(table(head("key"), rows) if rows else element("p", "None."))
-    for row in CHARTS:
-        parts += chart(*row, runs, colors)
+        parts.append(table(["key", *names], rows, shades) if rows else element("p", "None."))
+    for title, event, key, digits in CHARTS:
+        series = [run.series(event, "step", key) for run in runs]
+        parts += chart(title, digits, [(r.name, c, thinned(*xy)) for r, c, xy in zip(runs, colors, series)])
+        if (event, key) == ("step", "loss"):
+            parts += difference_chart(runs, colors)
     parts += [samples(run, name(index)) for index, run in enumerate(runs) if run.samples]
     for index, run in enumerate(runs):
         config = element("pre", run.head.get("config", "not logged"))

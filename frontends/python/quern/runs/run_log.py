@@ -53,11 +53,12 @@ class Run:
     head: Record = field(default_factory=dict)  # the last run record: model, device, config
     end: Record = field(default_factory=dict)  # the last end record; empty while the run goes on
 
-    def series(self, event: str, x: str, y: str) -> list[list[Any]]:
+    def series(self, event: str, x: str, y: str) -> tuple[list[Any], list[Any]]:
         """Two lists, of the records that have both; what is not finite is a gap."""
         records = (self.steps if event == "step" else self.evals).values()
         points = [(r[x], drawable(r[y])) for r in records if x in r and y in r]
-        return [list(column) for column in zip(*sorted(points, key=lambda point: point[0]))] or [[], []]
+        points.sort(key=lambda point: point[0])
+        return [x for x, _ in points], [y for _, y in points]
 
     def config(self) -> dict[str, Any]:
         """The tables of the run's config."""
