@@ -121,7 +121,10 @@ class TokenizeTest(FolderTestCase):
         meta, _ = self.tokenized(path, "--train-bpe", "300")
         first = (self.out / "train.tok").read_bytes()
         tokenizer = (self.out / "tokenizer.json").rename(self.folder / "tokenizer.json")
-        self.assertEqual(self.tokenized(path, "--tokenizer", tokenizer)[0], meta)
+        again, _ = self.tokenized(path, "--tokenizer", tokenizer)
+        meta["files"].pop("tokenizer_config.json")  # none is beside this tokenizer
+        self.assertEqual(again, meta)
+        self.assertFalse((self.out / "tokenizer_config.json").exists())
         self.assertEqual((self.out / "train.tok").read_bytes(), first)
         self.assertEqual((self.out / "tokenizer.json").read_text(), tokenizer.read_text())
 
@@ -165,6 +168,48 @@ class TokenizeTest(FolderTestCase):
                 self.assertEqual(code, 3, said)
                 self.assertIn(expected, said)
                 self.assertEqual(list(self.out.glob("**/*")), [])
+
+    def test_only_what_an_earlier_tokenize_made_is_replaced(self):
+        arguments = self.write_json_lines([prose(50)]), "--train-bpe", "300"
+        names = "train.tok", "val.tok", "tokenizer.json", "tokenizer_config.json", "meta.json"
+        for name in names:
+            with self.subTest(foreign=name):
+                self.out.mkdir()
+                (self.out / name).write_text('{"model": "mine"}')
+                code, said = self.tokenize(*arguments)
+                self.assertEqual(code, 4, said)
+                self.assertIn(f"{name}: is there already", said)
+                self.assertEqual([path.read_text() for path in self.out.iterdir()], ['{"model": "mine"}'])
+                (self.out / name).unlink()
+                self.out.rmdir()
+        self.tokenized(*arguments)
+        self.tokenized(*arguments)
+        for name in names:
+            with self.subTest(changed=name):
+                made = (self.out / name).read_bytes()
+                (self.out / name).write_bytes(b"changed" + made[7:])
+                self.assertIn("is there already", self.tokenize(*arguments)[1])
+                self.assertTrue((self.out / name).read_bytes().startswith(b"changed"))
+                (self.out / name).write_bytes(made)
+        (self.out / "meta.json").unlink()
+        (self.out / "meta.json").symlink_to("nowhere")
+        self.assertIn("is there already", self.tokenize(*arguments)[1])
+
+    def test_a_tokenizer_may_get_its_tokens_beside_it(self):
+        path = self.write_json_lines([prose(50)])
+        self.tokenized(path, "--train-bpe", "300")
+        for name in ("meta.json", "train.tok", "val.tok"):
+            (self.out / name).unlink()
+        for _ in range(2):
+            meta, _ = self.tokenized(path, "--tokenizer", self.out / "tokenizer.json")
+            self.assertEqual(len(meta["files"]), 4)
+
+    def test_a_fault_leaves_what_an_earlier_tokenize_made(self):
+        self.tokenized(self.write_json_lines([prose(50)]), "--train-bpe", "300")
+        before = {path: path.read_bytes() for path in self.out.iterdir()}
+        (self.folder / "bad.jsonl").write_text(json.dumps({"text": prose(9)}) + "\n{\n")
+        self.assertEqual(self.tokenize(self.folder / "bad.jsonl", "--tokenizer", self.out / "tokenizer.json")[0], 3)
+        self.assertEqual({path: path.read_bytes() for path in self.out.iterdir()}, before)
 
     def test_hostile_tokenizers_and_lines_are_refused(self):
         self.tokenized(self.write_json_lines([prose(50)]), "--train-bpe", "300")

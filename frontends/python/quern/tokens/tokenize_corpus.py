@@ -5,7 +5,8 @@
     quern-tools tokenize talks.jsonl --chat --tokenizer Qwen2.5-0.5B-Instruct/tokenizer.json -o data/talks
     quern-tools tokenize --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --tokenizer ... -o data/edu
 
-Writes train.tok, val.tok, tokenizer.json and meta.json; docs/token-files.md describes them.
+Writes train.tok, val.tok, tokenizer.json and meta.json; docs/token-files.md describes them. Files of these names that
+an earlier tokenize left are replaced, others are not.
 """
 
 import json
@@ -28,6 +29,7 @@ from quern.tokens.documents import Split, find_files, read_dataset, read_files
 from quern.tokens.encoding import (
     TRAINED_SEPARATOR, encode, load_tokenizer, separator_id, train_bpe, vocabulary_size,
 )
+from quern.tokens.made_files import META, check_replaceable, checksums, forget
 from quern.tokens.token_file import Array, TokenWriter, token_dtype
 
 LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 20  # of --train-bpe: every byte and the separator
@@ -92,24 +94,29 @@ class Frequencies:
         )
 
 
-def copy_file(source: Path, target: Path) -> None:
-    with reading(source):
-        data = source.read_bytes()
-    replace_file(target, data)
-
-
 def write_json(path: Path, value: dict[str, Any]) -> None:
     replace_file(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def write_tokenizer(tokenizer: Tokenizer, options: Namespace) -> None:
+def tokenizer_files(options: Namespace) -> dict[str, bytes]:
+    """{name: content} of what --tokenizer brings, none without."""
+    if not options.tokenizer:
+        return {}
+    given = Path(options.tokenizer)
+    sources = {"tokenizer.json": given, "tokenizer_config.json": given.with_name("tokenizer_config.json")}
+    files = {}
+    for name, source in sources.items():
+        if source == given or source.is_file():
+            with reading(source):
+                files[name] = source.read_bytes()
+    return files
+
+
+def write_tokenizer(tokenizer: Tokenizer, given: dict[str, bytes], out: Path) -> None:
     """tokenizer.json beside the tokens, with the tokenizer_config.json that Hugging Face expects."""
-    out = options.out
-    if options.tokenizer:
-        config = Path(options.tokenizer).with_name("tokenizer_config.json")
-        copy_file(Path(options.tokenizer), out / "tokenizer.json")
-        if config.is_file():
-            copy_file(config, out / "tokenizer_config.json")
+    for name, content in given.items():
+        replace_file(out / name, content)
+    if given:
         return
     replace_file(out / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
     write_json(out / "tokenizer_config.json", {
@@ -198,12 +205,15 @@ def write_token_files(
             if total.tokens == 0:
                 advice = "give more text or another --val-fraction"
                 raise Fault(options.out, f"nothing in the {name} split", advice=advice)
+        forget(options.out)
     return totals
 
 
 def main(options: Namespace) -> None:
     check_together(options)
     out = options.out
+    given = tokenizer_files(options)
+    check_replaceable(out, given)
     sources, split = open_corpus(options)
     tokenizer = open_tokenizer(options, split)
     vocab_size = vocabulary_size(tokenizer, options.tokenizer or "--train-bpe")
@@ -212,17 +222,17 @@ def main(options: Namespace) -> None:
         raise Fault("--align", "fills rows with the document separator", "--separator none", "one")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        (out / "meta.json").unlink(missing_ok=True)  # written last, so while it is there the rest belongs together
     totals = write_token_files(options, tokenizer, split, vocab_size, separator)
-    write_tokenizer(tokenizer, options)
+    write_tokenizer(tokenizer, given, out)
     train, val = (totals[name].frequencies for name in ("train", "val"))
     entropy = val.cross_entropy(val)
-    write_json(out / "meta.json", {
+    write_json(out / META, {
         "sources": sources,
         "split": split.mode,
         "vocab_size": vocab_size,
         "token_bytes": token_dtype(vocab_size).itemsize,
         "separator_token": separator,
+        "files": checksums(out),
         **{name: total.figures() for name, total in totals.items()},
         "val_unigram_entropy": entropy,
         "val_unigram_cross_entropy": val.cross_entropy(train, 1, vocab_size),

@@ -1,0 +1,58 @@
+"""The files of one `quern-tools tokenize`. meta.json lists them with their checksums; a later one replaces only these."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import xxhash
+
+from quern.base.fault import RESOURCES, Fault, reading, writing
+from quern.base.json_shape import TEXT, checked, parse
+from quern.tokens.token_file import HEADER
+
+META = "meta.json"
+NAMES = ("train.tok", "val.tok", "tokenizer.json", "tokenizer_config.json")
+
+
+def checksum(path: Path) -> str:
+    """Of a token file only its header, which has the checksum of the rest."""
+    with reading(path), open(path, "rb") as file:
+        return xxhash.xxh3_64_hexdigest(file.read(HEADER.size if path.suffix == ".tok" else -1))
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    return {name: checksum(folder / name) for name in NAMES if (folder / name).exists()}
+
+
+def listed(folder: Path) -> dict[str, str]:
+    """The files that meta.json lists, and itself; none where there is none of ours."""
+    path = folder / META
+    try:
+        with reading(path):
+            made = checked(parse(path.read_bytes(), path), {"files": {"*": TEXT}}, path)
+    except Fault:
+        return {}
+    return {**made["files"], META: checksum(path)}
+
+
+def check_replaceable(folder: Path, copied: Mapping[str, bytes]) -> None:
+    """A fault where a file has a name that tokenize writes, but was not made by it, or was changed since. `copied`:
+    contents of files that may be there already, as where a model's own folder gets the tokens."""
+    with writing(folder):
+        there = [folder / name for name in (*NAMES, META) if os.path.lexists(folder / name)]
+    own = listed(folder) if folder / META in there and (folder / META).is_file() else {}
+    for path in there:
+        name = path.name
+        if path.is_file() and (own.get(name) == checksum(path) or copied.get(name) == path.read_bytes()):
+            continue
+        raise Fault(
+            path, "is there already", "a file that tokenize did not make, or one changed since",
+            "a folder without it, or with what an earlier tokenize left", "choose another folder, or remove it", RESOURCES,
+        )
+
+
+def forget(folder: Path) -> None:
+    """Before the first new file. meta.json is written last, so while it is there the rest belongs together."""
+    for name in (META, "tokenizer_config.json"):  # not every tokenizer has the latter
+        with writing(folder / name):
+            (folder / name).unlink(missing_ok=True)
