@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs what README.md, docs/getting-started.md and docs/fine-tuning.md show from an install: as the user nobody, with an
+# Runs what docs/getting-started.md and docs/fine-tuning.md show from an install: as the user nobody, with an
 # empty home, and with the checkout hidden. Trains for a few steps only; what is fine-tuned is the demo's export. Needs
 # root, and the network for pip and for the demo's texts.
 #
