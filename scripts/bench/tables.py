@@ -40,7 +40,7 @@ SPEEDS = Kind(
 )
 PEERS = {"title": TEXT, "note": TEXT, "models": {"*": {"*": SPEEDS}}}
 COLUMNS = ("`quern bench`", "micro-batch x accumulation", "tok/s (slowest to fastest)", "steps", "SOL", "MFU", "memory")
-COMPARED = ("quern e4m3", "quern e4m3, head bf16", "quern bf16", "LLMQ e4m3", "LLMQ bf16")
+COMPARED = ("quern e4m3", "quern e4m3, head bf16", "quern bf16", "LLMQ e4m3", "LLMQ bf16", "torch.compile bf16")
 OF_THE_FILE = {"--json": 2, "--commit": 2}  # words of the command that change no figure
 
 
