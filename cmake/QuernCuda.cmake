@@ -4,8 +4,8 @@
 set(QUERN_CUDNN_FRONTEND_VERSION 1.32.0)
 set(QUERN_CUDNN_FRONTEND_DIR "" CACHE PATH "Folder with cudnn_frontend.h; empty: taken from the PyPI wheel")
 
-# The architectures of this machine's GPUs, or Hopper where there is none; 90 becomes 90a for its own instructions, with
-# PTX beside the code, which tests emulate.
+# The architectures of this machine's GPUs; 90 becomes 90a for its own instructions. Where there is no GPU, Hopper alone
+# and a notice, since code for all takes six times as long to compile; its PTX is kept too, which tests emulate.
 function(quern_default_architectures variable)
   find_program(QUERN_NVIDIA_SMI nvidia-smi)
   mark_as_advanced(QUERN_NVIDIA_SMI)
@@ -25,6 +25,12 @@ function(quern_default_architectures variable)
   endif()
   if(NOT architectures)
     set(architectures 90a)
+    if(NOT QUERN_CUDA_ARCHITECTURES OR QUERN_CUDA_ARCHITECTURES STREQUAL architectures)
+      message(NOTICE "\n"
+        "   *** CUDA DEVICE: BUILT FOR HOPPER ALONE (H100, H200), SINCE THIS MACHINE HAS NO GPU ***\n"
+        "   For every NVIDIA GPU since Ampere: cmake --preset portable; for one of them, an RTX 4090 say:\n"
+        "   -DQUERN_CUDA_ARCHITECTURES=89\n")
+    endif()
   endif()
   set(${variable} ${architectures} PARENT_SCOPE)
 endfunction()

@@ -12,6 +12,10 @@
 # of scales. racecheck does not follow that, and reports what comes after; in such a build every lane tells. It takes
 # minutes over a product of a test's size, so these are small.
 #
+# PTX_BUILD (build/ptx89 if not given; built if it is not there) is a build of PTX for compute capability 8.9 alone. Any
+# newer GPU compiles it when it starts, and so runs what an RTX 4090 would: the kernels without Hopper's, and the
+# libraries' products and attention. The GPU's tests and ten steps of 0.5B run that way.
+#
 # SANITIZER is the path of a compute-sanitizer to take instead of the toolkit's. CUDA 13.0's fails, in racecheck, inside
 # products that end in codes, and inside the libraries' products that copy by TMA, which they take for bf16 and 8 bits at
 # sizes that allow it. CUDA 13.5's does not (`pip install nvidia-cuda-sanitizer-api`). So racecheck takes whole training
@@ -22,6 +26,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 build=${BUILD:-build/release}
 race_build=${RACE_BUILD:-}
+ptx_build=${PTX_BUILD:-build/ptx89}
 newer=${SANITIZER:-}
 quern=$build/bin/quern
 tests=$build/bin/device_cuda_test
@@ -126,6 +131,19 @@ done
 # shellcheck disable=SC2086  # words
 steps $odd device.cuda.attention=own
 check racecheck_bf16_odd 'RACECHECK SUMMARY' sanitize "${race[@]}" -- "${steps[@]}"
+if [[ $only == ptx_* || $only == '*' ]]; then
+  [[ -x $ptx_build/bin/device_cuda_test ]] || {
+    check ptx_configure 'Build files' cmake -S . -B "$ptx_build" -G Ninja -DQUERN_CUDA_ARCHITECTURES=89-virtual
+    check ptx_build '.' cmake --build "$ptx_build" --target quern_cli quern_demo device_cuda_test quern_device_cuda \
+      quern_model_qwen2 quern_precision_e4m3 quern_precision_int8
+  }
+  check ptx_tests 'test cases' "$ptx_build/bin/device_cuda_test"
+  check ptx_contracts 'contracts|hold' "$ptx_build/bin/quern" plugins check "$ptx_build/plugins/device/libquern_cuda.so"
+  for precision in bf16 e4m3 int8; do
+    check "ptx_train_$precision" 'tok/s' "$ptx_build/bin/quern" bench configs/qwen2.5/0.5b.toml --steps 10 \
+      --set device.id=cuda --set "precision.id=$precision"
+  done
+fi
 if [[ $quick == 0 ]]; then
   check racecheck_ops 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- "$tests" \
     -tce="$faulty,$library,$hopper"

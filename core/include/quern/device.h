@@ -39,7 +39,7 @@ struct SharedHandle {
 /// What the planner may assume, known without the hardware. Rates are rated or measured figures of this device.
 struct DeviceTraits {
   std::string id;                                      ///< "cpu", "cuda"
-  std::string name;                                    ///< "NVIDIA H100 80GB HBM3", "2 cores, AVX-512"
+  std::string name;                                    ///< "NVIDIA H100 80GB HBM3"; may say more once open
   std::size_t memory_bytes = 0;                        ///< usable for the arena; 0: not known
   std::size_t alignment = 256;                         ///< of every value in the arena
   double memory_rate = 0;                              ///< bytes/s, read + write
@@ -53,6 +53,7 @@ struct DeviceTraits {
   int numa_node = -1;             ///< of the machine's memory that is near; -1: not known, or not open yet
   int units = 1;                  ///< that this process can open
   std::string unit = {};          ///< the open one's name, unlike any other's anywhere, where ranks must not share it
+  std::vector<std::string> warnings = {};  ///< why the open one is slower than it could be, each with the fix
 };
 
 /// A fused form that the device has a kernel for. `pattern` is a small program in text,

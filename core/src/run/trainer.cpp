@@ -174,6 +174,7 @@ void Trainer::open_sinks() {
     run.fields.emplace_back("planned_wait_" + name, seconds);
   }
   log_.write(run);
+  for (const std::string& warning : session_.device->traits().warnings) log_.warn(warning);
   for (const std::string& path : start_.removed) log_.warn("removed " + path + ", left unfinished by an earlier run");
   for (const SkippedCheckpoint& skipped : newest.skipped)
     log_.warn("passed over " + skipped.path + ": " + skipped.reason);

@@ -7,10 +7,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "quern/device.h"
 #include "runtime/kernels.h"
+#include "runtime/timed_choices.h"
 
 namespace quern::cuda {
 
@@ -71,8 +71,11 @@ std::size_t cudnn_attention_workspace(const AttentionShape& shape, AttentionPass
 /// plans runs is found by timing unless the choice is known.
 class CudnnAttention {
  public:
-  CudnnAttention(const AttentionShape& shape, AttentionPass pass, CudaContext& context);
+  /// `room`: bytes of workspace that runs will have.
+  CudnnAttention(const AttentionShape& shape, AttentionPass pass, std::size_t room, CudaContext& context);
   ~CudnnAttention();
+  /// Why it cannot run on this GPU with this library; empty where it can.
+  const std::string& refusal() const { return refusal_; }
   void run(const AttentionOperands& operands, cudaStream_t stream) const;
 
  private:
@@ -84,14 +87,19 @@ class CudnnAttention {
     std::string text() const;
   };
   static std::optional<Way> parse(const std::string& text);
-  /// Builds the graphs; false when cuDNN has no such plan or it needs more memory than is planned.
-  bool build(const Way& way);
-  /// Builds and times every way on scratch memory, and leaves the fastest built; without such memory the first. False
-  /// where there was not enough of it to time on operands that no run finds in the L2 cache.
-  std::pair<Way, bool> choose(CudaContext& context);
+  /// Makes the graphs of that many sequences at once; false where cuDNN refuses them.
+  bool build(std::int64_t chunk);
+  /// Has them run by the plan at `place`; false where there is none, or it needs more memory than there will be.
+  bool use(std::int64_t place);
+  std::string why_none() const;
+  /// Builds and times every way on scratch memory, and leaves the fastest built; without such memory the first. Lasting
+  /// where it was timed on operands that no run finds in the L2 cache.
+  std::optional<TimedChoices::Found> choose(CudaContext& context);
 
   AttentionShape shape_;
   AttentionPass pass_;
+  std::size_t room_;
+  std::string refusal_;
   cudnnContext* handle_;
   std::int64_t chunk_ = 0;
   std::unique_ptr<Graph> whole_, tail_;

@@ -154,6 +154,10 @@ std::string cudnn_refusal(const AttentionShape& s, AttentionPass pass, const Cud
   constexpr std::size_t kBlackwellGradient = 91800;
   const std::int64_t largest_head = gpu.compute_capability == 90 ? 256 : 128;
   const bool documents = !s.documents || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
+  // cuDNN 9.19 gives NaN there: see the test of it.
+  if (pass == AttentionPass::gradient && gpu.compute_capability == 90 && !s.causal && s.sequence % 128 == 64)
+    return "gives NaN in gradients without a causal mask in sequences of 64 more than a multiple of 128 (" +
+           std::to_string(s.sequence) + ") on Hopper";
   if (s.dtype != DType::bf16 || !documents || s.head_dim % 8 != 0 || s.head_dim > largest_head ||
       s.sequence < kShortestSequence)
     return "does not take " + std::string(name_of(s.dtype)) + " heads of " + std::to_string(s.head_dim) +
@@ -173,8 +177,9 @@ std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pas
   return static_cast<std::size_t>(chunk_size(s, pass) * sequence_workspace(s, pass) + kWorkspaceSlack);
 }
 
+/// The op for a batch, and those of cuDNN's plans for it that have been built.
 struct CudnnAttention::Graph {
-  Graph(const AttentionShape& shape, AttentionPass pass, std::int64_t batch, cudnnHandle_t handle) {
+  Graph(const AttentionShape& shape, AttentionPass pass, std::int64_t batch, cudnnHandle_t handle) : handle_(handle) {
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -182,24 +187,44 @@ struct CudnnAttention::Graph {
       build_gradient(graph, shape, batch);
     else
       build_forward(graph, shape, batch, pass == AttentionPass::forward);
-    require(shape, graph.build(handle, {fe::HeurMode_t::A}));  // the first plan that runs
+    mask_ = static_cast<std::size_t>(batch * mask_bytes(shape));
+    fe::error_t status = list_plans();
+    if (status.is_bad()) refusal = status.get_message();
   }
-  /// Builds the plan at `place`; false when there is none that gives the same bits every time.
-  bool use(std::int64_t place) {
-    plan = place;
-    if (place > 0) graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
+  std::int64_t plans() const { return refusal.empty() ? graph.get_execution_plan_count() : 0; }
+  /// Runs by the plan at `place` from here on; false where there is none that gives the same bits every time and needs
+  /// no more than `room` bytes.
+  bool use(std::int64_t place, std::size_t room) {
     std::int64_t bytes = 0;
-    if (place >= graph.get_execution_plan_count() || graph.build_plan_at_index(place).is_bad() ||
-        graph.get_plan_name_at_index(place, name).is_bad() ||
-        graph.get_workspace_size_plan_at_index(place, bytes).is_bad())
+    if (place >= plans()) return false;
+    fe::error_t status = graph.build_plan_at_index(handle_, place);
+    if (status.is_bad() || graph.get_plan_name_at_index(place, name).is_bad() ||
+        graph.get_workspace_size_plan_at_index(place, bytes).is_bad()) {
+      if (refusal_of_plan.empty()) refusal_of_plan = status.get_message();
       return false;
-    workspace = static_cast<std::size_t>(bytes);
-    return true;
+    }
+    const std::size_t needed = static_cast<std::size_t>(bytes) + mask_;
+    least = least == 0 ? needed : std::min(least, needed);
+    plan = place;
+    return needed <= room;
   }
+
   fe::graph::Graph graph;
   std::int64_t plan = 0;
   std::string name;
-  std::size_t workspace = 0;
+  std::string refusal, refusal_of_plan;  ///< of the op; of the first plan that cannot be built
+  std::size_t least = 0;                 ///< bytes that a plan needs, of those that were built; 0: none was
+
+ private:
+  fe::error_t list_plans() {
+    if (fe::error_t status = graph.validate(); status.is_bad()) return status;
+    if (fe::error_t status = graph.build_operation_graph(handle_); status.is_bad()) return status;
+    fe::error_t status = graph.create_execution_plans({fe::HeurMode_t::A});
+    if (status.is_good()) graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
+    return status;
+  }
+  cudnnHandle_t handle_;
+  std::size_t mask_ = 0;
 };
 
 std::string CudnnAttention::Way::text() const {
@@ -214,66 +239,76 @@ std::optional<CudnnAttention::Way> CudnnAttention::parse(const std::string& text
   return {};
 }
 
-bool CudnnAttention::build(const Way& way) {
-  if (way.chunk > shape_.batch) return false;
-  const std::size_t room = cudnn_attention_workspace(shape_, pass_);
-  auto usable = [&](std::unique_ptr<Graph>& graph, std::int64_t batch) {
-    graph = batch > 0 ? std::make_unique<Graph>(shape_, pass_, batch, handle_) : nullptr;
-    return !graph ||
-           (graph->use(way.place) && graph->workspace + static_cast<std::size_t>(batch * mask_bytes(shape_)) <= room);
+bool CudnnAttention::build(std::int64_t chunk) {
+  if (chunk < 1 || chunk > std::max<std::int64_t>(shape_.batch, 1)) return false;
+  chunk_ = chunk;
+  auto graph_of = [&](std::int64_t batch) {
+    return batch > 0 ? std::make_unique<Graph>(shape_, pass_, batch, handle_) : nullptr;
   };
-  chunk_ = way.chunk;
-  return usable(whole_, chunk_) && (way.name.empty() || whole_->name == way.name) &&
-         usable(tail_, shape_.batch % chunk_);
+  whole_ = graph_of(chunk);
+  tail_ = graph_of(shape_.batch % chunk);
+  return whole_->refusal.empty() && (!tail_ || tail_->refusal.empty());
 }
 
-// The gradient's chunks need not be as large as they may be: smaller ones leave score gradients in the L2 cache.
-std::pair<CudnnAttention::Way, bool> CudnnAttention::choose(CudaContext& context) {
+bool CudnnAttention::use(std::int64_t place) {
+  return whole_->use(place, room_) && (!tail_ || tail_->use(place, room_));
+}
+
+std::string CudnnAttention::why_none() const {
+  const std::string version = "cuDNN " + std::to_string(cudnnGetVersion());
+  if (!whole_->refusal.empty()) return version + " refuses it: " + whole_->refusal;
+  if (whole_->least > room_)
+    return version + " needs " + std::to_string(whole_->least) + " bytes of workspace for one sequence, the plan has " +
+           std::to_string(room_);
+  return version + " has no repeatable way" +
+         (whole_->refusal_of_plan.empty() ? std::string() : ": " + whole_->refusal_of_plan);
+}
+
+// The gradient's chunks need not be as large as they may be: smaller ones leave score gradients in the L2 cache. Where
+// cuDNN needs more memory than is planned, so that nothing fits, chunks are halved down to one sequence.
+std::optional<TimedChoices::Found> CudnnAttention::choose(CudaContext& context) {
   const std::int64_t largest = chunk_size(shape_, pass_);
   const bool vary = pass_ == AttentionPass::gradient && shape_.chunk == 0;
-  const AttentionScratch scratch(shape_, pass_, cudnn_attention_workspace(shape_, pass_), context);
+  const AttentionScratch scratch(shape_, pass_, room_, context);
   std::size_t next = 0;
   auto run_once = [&] { run(scratch.operands(next++ % scratch.sets()), context.setup); };
   std::optional<Way> best;
   std::unique_ptr<Graph> whole, tail;
   float best_ms = std::numeric_limits<float>::infinity();
-  for (std::int64_t chunk = largest; chunk > 0; chunk = vary && chunk > largest / kSmallestPart ? chunk / 2 : 0) {
-    std::int64_t places = 1;
-    for (std::int64_t place = 0; place < places; ++place) {
-      const bool usable = build({chunk, place, {}});
-      places = std::min(whole_->graph.get_execution_plan_count(), kMostPlans);
-      if (!usable) continue;
+  for (std::int64_t chunk = largest; chunk > 0; chunk /= 2) {
+    if (best && (!vary || chunk < largest / kSmallestPart)) break;
+    if (!build(chunk)) continue;
+    bool faster = false;
+    for (std::int64_t place = 0; place < std::min(whole_->plans(), kMostPlans); ++place) {
+      if (!use(place)) continue;
       const Way way{chunk, place, whole_->name};
-      if (scratch.sets() == 0) return {way, false};
+      if (scratch.sets() == 0) return TimedChoices::Found{way.text(), false};
       run_once();  // loads the kernels
       const float ms = best_of_rounds(context.setup, run_once);
       if (ms >= best_ms) continue;
       best = way;
       best_ms = ms;
-      whole = std::move(whole_);
-      tail = std::move(tail_);
+      faster = true;
     }
+    if (faster) whole = std::move(whole_), tail = std::move(tail_);
   }
-  if (!best)
-    fail(shape_, "no plan within the planned workspace of " + std::to_string(cudnn_attention_workspace(shape_, pass_)) +
-                     " bytes");
+  if (!best) return {};
   chunk_ = best->chunk;
   whole_ = std::move(whole);
   tail_ = std::move(tail);
-  return {*best, scratch.cold()};
+  use(best->place);
+  return TimedChoices::Found{best->text(), scratch.cold()};
 }
 
-CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, CudaContext& context)
-    : shape_(shape), pass_(pass), handle_(context.dnn) {
+CudnnAttention::CudnnAttention(const AttentionShape& shape, AttentionPass pass, std::size_t room, CudaContext& context)
+    : shape_(shape), pass_(pass), room_(room), handle_(context.dnn) {
   auto usable = [this](const std::string& text) {
     const std::optional<Way> way = parse(text);
-    return way && build(*way);
+    return way && build(way->chunk) && use(way->place) && whole_->name == way->name;
   };
-  context.choices->known_or_timed(describe(shape, pass), kSearchMark, usable,
-                                  [&]() -> std::optional<TimedChoices::Found> {
-                                    const auto [way, timed] = choose(context);
-                                    return TimedChoices::Found{way.text(), timed};
-                                  });
+  const std::optional<std::string> choice =
+      context.choices->known_or_timed(describe(shape, pass), kSearchMark, usable, [&] { return choose(context); });
+  if (!choice) refusal_ = why_none();
 }
 
 CudnnAttention::~CudnnAttention() = default;

@@ -147,7 +147,6 @@ __device__ __forceinline__ void consume(const GradArguments& a, const Shared<kHe
 
 template <int kHead>
 __global__ void __launch_bounds__(kThreads, 1) attention_grad_kernel(const __grid_constant__ GradArguments a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using L = Layout<kHead>;
   extern __shared__ unsigned char memory[];
   const Shared<kHead> shared{(tma::shared_address(memory) + 1023) / 1024 * 1024};
@@ -172,9 +171,6 @@ __global__ void __launch_bounds__(kThreads, 1) attention_grad_kernel(const __gri
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     consume<kHead>(a, shared);
   }
-#else
-  __trap();  // only code for sm_90a can do it, and wgmma_takes_gradient says so
-#endif
 }
 
 template <class F>
@@ -185,12 +181,6 @@ void with_head(const AttentionShape& s, F&& f) {
 int tiles_of(const AttentionShape& s) { return static_cast<int>((s.sequence + kTile - 1) / kTile); }
 
 }  // namespace
-
-bool wgmma_takes_gradient(const AttentionShape& s, const CudaTraits& gpu) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // rows of all heads, padded to whole tiles, are 32-bit
-  return gpu.wgmma && s.dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128) && !s.documents &&
-         s.scale > 0 && s.batch * s.heads * (s.sequence + kTile) < kMost;
-}
 
 std::size_t wgmma_attention_grad_workspace(const AttentionShape& s) {
   return kCounterBytes + static_cast<std::size_t>(s.batch * s.heads * tiles_of(s)) * kTile * sizeof(float2);

@@ -3,10 +3,13 @@
 
 #include <cudnn.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
 #include "attention/attention.h"
+#include "quern/error.h"
+#include "runtime/hopper_kernels.h"
 #include "runtime/operand_check.h"
 
 namespace quern::cuda {
@@ -88,8 +91,9 @@ OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {
 
 std::size_t gradient_workspace(const AttentionShape& s, const CudaTraits& gpu) {
   switch (way_of(s, AttentionPass::gradient, gpu)) {
-    case Way::cudnn: return cudnn_attention_workspace(s, AttentionPass::gradient);
-    case Way::wgmma: return wgmma_attention_grad_workspace(s);
+    case Way::cudnn:
+      return std::max(cudnn_attention_workspace(s, AttentionPass::gradient), own_attention_grad_workspace(s));
+    case Way::wgmma: return hopper_kernels().attention_grad_workspace(s);
     case Way::own: break;
   }
   return own_attention_grad_workspace(s);
@@ -138,17 +142,32 @@ Launch launch_of(const AttentionShape& s, OperandsOf operands_of, Run run) {
   };
 }
 
-Launch cudnn_launch(const AttentionShape& s, AttentionPass pass, OperandsOf operands_of, CudaContext& context) {
-  auto attention = std::make_shared<CudnnAttention>(s, pass, context);
-  return launch_of(s, operands_of, [attention](const AttentionOperands& operands, cudaStream_t stream) {
-    attention->run(operands, stream);
-  });
+/// Through cuDNN or, where it turns out that it cannot run here, by own kernels, with a note: what another GPU's
+/// library needs is known only there.
+Launch cudnn_launch(const OpInstance& op, const AttentionShape& s, AttentionPass pass, OperandsOf operands_of,
+                    void (*own)(const AttentionShape&, const AttentionOperands&, cudaStream_t), CudaContext& context) {
+  auto attention = std::make_shared<CudnnAttention>(s, pass, cudnn_attention_workspace(s, pass), context);
+  const std::string& refusal = attention->refusal();
+  if (refusal.empty())
+    return launch_of(s, operands_of, [attention](const AttentionOperands& operands, cudaStream_t stream) {
+      attention->run(operands, stream);
+    });
+  if (context.traits.attention == AttentionChoice::cudnn)
+    throw Error(ErrorCode::resources, {.where = "device cuda",
+                                       .what = op.kind + ": device.cuda.attention is \"cudnn\", which cannot run it",
+                                       .found = refusal,
+                                       .expected = {},
+                                       .next = "set it to \"auto\""});
+  context.note(op.kind + " runs by CUDA cores, many times slower than by tensor cores: " + refusal);
+  return launch_of(s, operands_of,
+                   [s, own](const AttentionOperands& operands, cudaStream_t stream) { own(s, operands, stream); });
 }
 
 Launch prepare_forward(const OpInstance& op, CudaContext& context) {
   const AttentionShape s = shape_of(op, kForward);
   const AttentionPass pass = op.outputs[1].present ? AttentionPass::forward : AttentionPass::forward_without_logsumexp;
-  if (way_of(s, pass, context.traits) == Way::cudnn) return cudnn_launch(s, pass, forward_operands, context);
+  if (way_of(s, pass, context.traits) == Way::cudnn)
+    return cudnn_launch(op, s, pass, forward_operands, own_attention, context);
   return launch_of(s, forward_operands,
                    [s](const AttentionOperands& operands, cudaStream_t stream) { own_attention(s, operands, stream); });
 }
@@ -156,19 +175,26 @@ Launch prepare_forward(const OpInstance& op, CudaContext& context) {
 Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
   const AttentionShape s = shape_of(op, kGradient);
   const Way way = way_of(s, AttentionPass::gradient, context.traits);
-  if (way == Way::cudnn) return cudnn_launch(s, AttentionPass::gradient, gradient_operands, context);
+  if (way == Way::cudnn)
+    return cudnn_launch(op, s, AttentionPass::gradient, gradient_operands, own_attention_grad, context);
   if (way == Way::own)
     return launch_of(s, gradient_operands, [s](const AttentionOperands& operands, cudaStream_t stream) {
       own_attention_grad(s, operands, stream);
     });
-  load_wgmma_attention_grad(s);
+  hopper_kernels().load_attention_grad(s);
   const int multiprocessors = context.multiprocessors;
   return launch_of(s, gradient_operands, [s, multiprocessors](const AttentionOperands& operands, cudaStream_t stream) {
-    wgmma_attention_grad(s, operands, multiprocessors, stream);
+    hopper_kernels().attention_grad(s, operands, multiprocessors, stream);
   });
 }
 
 }  // namespace
+
+bool wgmma_takes_gradient(const AttentionShape& s, const CudaTraits& gpu) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30, kTile = 64;  // rows of all heads, of whole tiles, are 32-bit
+  return gpu.wgmma && s.dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128) && !s.documents &&
+         s.scale > 0 && s.batch * s.heads * (s.sequence + kTile) < kMost;
+}
 
 void add_attention_ops(OpTable& table) {
   table["attention"] = {prepare_forward, query_forward};

@@ -4,12 +4,14 @@
 #include <cmath>
 #include <cstring>
 
+#include <cudnn.h>
+
 #include "attention/attention.h"
 #include "attention/attention_timing.h"
 #include "quern/error.h"
-#include "runtime/built_code.h"
 #include "runtime/check.h"
 #include "runtime/cuda_device.h"
+#include "runtime/hopper_kernels.h"
 #include "runtime/timing.h"
 #include "tests/device_pair.h"
 
@@ -145,7 +147,7 @@ void compare(DevicePair& pair, const Case& c, DType dtype) {
 bool hopper_here() {
   int major = 0;
   QUERN_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  const bool here = major == 9 && has_hopper_code();
+  const bool here = major == 9 && has_hopper_kernels();
   if (!here) MESSAGE("skipped: no Hopper GPU, or no code for sm_90a");
   return here;
 }
@@ -214,19 +216,19 @@ std::vector<std::uint16_t> hopper_gradient(Device& device, const AttentionShape&
     return buffers.back()->memory;
   };
   const std::size_t bytes = static_cast<std::size_t>(s.tokens() * s.packed()) * 2,
-                    scratch = wgmma_attention_grad_workspace(s);
+                    scratch = hopper_kernels().attention_grad_workspace(s);
   const Buffer out(device, bytes + 2 * kGuard), workspace(device, scratch + kGuard);
   device.fill(out.memory, 0xCD, bytes + 2 * kGuard, stream);
   device.fill(workspace.memory, 0xCD, scratch + kGuard, stream);
-  load_wgmma_attention_grad(s);
-  wgmma_attention_grad(s,
-                       {.qkv = operand(DType::bf16, s.packed(), 1),
-                        .y = operand(DType::bf16, s.width(), 2),
-                        .logsumexp = static_cast<float*>(operand(DType::f32, s.heads, 3)),
-                        .dy = operand(DType::bf16, s.width(), 4),
-                        .dqkv = static_cast<char*>(out.memory) + kGuard,
-                        .workspace = workspace.memory},
-                       multiprocessors, static_cast<cudaStream_t>(stream.handle));
+  hopper_kernels().load_attention_grad(s);
+  hopper_kernels().attention_grad(s,
+                                  {.qkv = operand(DType::bf16, s.packed(), 1),
+                                   .y = operand(DType::bf16, s.width(), 2),
+                                   .logsumexp = static_cast<float*>(operand(DType::f32, s.heads, 3)),
+                                   .dy = operand(DType::bf16, s.width(), 4),
+                                   .dqkv = static_cast<char*>(out.memory) + kGuard,
+                                   .workspace = workspace.memory},
+                                  multiprocessors, static_cast<cudaStream_t>(stream.handle));
   std::vector<std::uint8_t> got(bytes + 2 * kGuard), beyond(kGuard);
   device.copy(got.data(), out.memory, got.size(), stream);
   device.copy(beyond.data(), static_cast<char*>(workspace.memory) + scratch, kGuard, stream);
@@ -271,7 +273,7 @@ TEST_CASE("plans know which attention gradients run on Hopper's tensor cores, an
   CHECK_FALSE(wgmma_takes_gradient(s, h100));  // a build without code for sm_90a
   h100.wgmma = true;
   CHECK(wgmma_takes_gradient(s, h100));
-  CHECK(wgmma_attention_grad_workspace(s) < std::size_t{4} << 20);
+  CHECK(hopper_kernels().attention_grad_workspace(s) < std::size_t{4} << 20);
   for (auto change : std::initializer_list<void (*)(AttentionShape&)>{
            [](AttentionShape& s) { s.head_dim = 96; }, [](AttentionShape& s) { s.dtype = DType::f32; },
            [](AttentionShape& s) { s.documents = true; }, [](AttentionShape& s) { s.scale = 0; },
@@ -283,7 +285,7 @@ TEST_CASE("plans know which attention gradients run on Hopper's tensor cores, an
 }
 
 TEST_CASE("the op runs on Hopper's tensor cores where it can, and otherwise as it is told: its scratch tells") {
-  if (!has_hopper_code()) {
+  if (!has_hopper_kernels()) {
     MESSAGE("skipped: no code for sm_90a");
     return;
   }
@@ -310,7 +312,7 @@ TEST_CASE("the op runs on Hopper's tensor cores where it can, and otherwise as i
     CHECK(support.refusal == "");
     return support.workspace_bytes;
   };
-  const std::size_t hopper = wgmma_attention_grad_workspace(s);
+  const std::size_t hopper = hopper_kernels().attention_grad_workspace(s);
   CHECK(scratch("auto", 0, false) == hopper);
   CHECK(scratch("auto", 1, false) != hopper);
   CHECK(scratch("auto", 0, true) != hopper);
@@ -398,6 +400,53 @@ TEST_CASE("who insists on cuDNN is told what it does not take") {
       device.query(op).refusal ==
       "attention: device.cuda.attention is \"cudnn\", which does not take bf16 heads of 64 in sequences of 32; set it "
       "to \"auto\"");
+}
+
+TEST_CASE("the sequences for which cuDNN's gradient gives NaN on Hopper are refused, and the op runs another way") {
+  CudaTraits gpu;
+  gpu.attention = AttentionChoice::automatic;
+  AttentionShape s{.batch = 2, .sequence = 192, .heads = 4, .kv_heads = 2, .head_dim = 80, .causal = false};
+  CHECK(cudnn_refusal(s, AttentionPass::gradient, gpu, 91900).find("gives NaN") == 0);
+  CHECK(cudnn_refusal(s, AttentionPass::forward, gpu, 91900) == "");
+  gpu.compute_capability = 89;
+  CHECK(cudnn_refusal(s, AttentionPass::gradient, gpu, 91900) == "");
+  gpu.compute_capability = 90;
+  s.causal = true;
+  CHECK(cudnn_refusal(s, AttentionPass::gradient, gpu, 91900) == "");
+  if (!has_libraries()) return;
+  DevicePair pair = open_pair();
+  for (const int sequence : {72, 96, 120, 128, 136, 160, 184, 192, 200, 232, 320, 1088})
+    for (const Case& c :
+         {Case{2, sequence, 4, 2, 80, "full"}, Case{2, sequence, 2, 1, 64, "full", {0, 30, sequence - 3}},
+          Case{1, sequence, 2, 1, 192, "full"}, Case{2, sequence, 2, 2, 128, "full", {0, sequence, sequence + 9}}})
+      compare(pair, c, DType::bf16);
+}
+
+TEST_CASE("cuDNN with less workspace than it needs takes smaller chunks, and with none at all says so") {
+  if (!has_libraries()) return;
+  const DevicePair pair = open_pair();
+  if (!pair.open) return;
+  CudaContext context;
+  context.traits = facts_of_unit(0).cuda;
+  TimedChoices first("this GPU", ""), second("this GPU", "");  // each with nothing known
+  context.choices = &first;
+  QUERN_CUDNN(cudnnCreate(&context.dnn));
+  QUERN_CUDA(cudaStreamCreateWithFlags(&context.setup, cudaStreamNonBlocking));
+  const AttentionShape s{.batch = 8, .sequence = 512, .heads = 4, .kv_heads = 2, .head_dim = 64};
+  constexpr auto kPass = AttentionPass::gradient;
+  const std::size_t planned = cudnn_attention_workspace(s, kPass);
+  CHECK(CudnnAttention(s, kPass, planned, context).refusal() == "");
+  context.choices = &second;
+  const CudnnAttention starved(s, kPass, 0, context);
+  CHECK(starved.refusal().find("bytes of workspace for one sequence, the plan has 0") != std::string::npos);
+  const std::string words = starved.refusal().substr(starved.refusal().find("needs ") + 6);
+  const std::size_t one = std::stoull(words);  // as it says
+  CHECK(one > 0);
+  CHECK(one < planned);
+  const CudnnAttention chunked(s, kPass, one, context);
+  CHECK(chunked.refusal() == "");
+  cudaStreamDestroy(context.setup);
+  cudnnDestroy(context.dnn);
 }
 
 TEST_CASE("a repeatable gradient by cuDNN on Blackwell is planned from version 9.18 on") {

@@ -289,8 +289,10 @@ CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train
   plan.threads = packs < 256 ? 64 : packs < 1024 ? 128 : packs <= room / 2 / 512 * 512 ? 512 : 1024;
   plan.shared_rounds = static_cast<int>(std::min((packs + plan.threads - 1) / plan.threads, room / plan.threads));
   with_element(dtype, [&](auto element) {
+    // All that a block may have, since plans of other vocabularies share the kernel.
     const void* kernel = reinterpret_cast<const void*>(kernel_of<decltype(element)>(plan));
-    QUERN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_size(plan)));
+    QUERN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    train ? static_cast<int>(room * 16) : 0));
   });
   return plan;
 }

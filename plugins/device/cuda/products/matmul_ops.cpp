@@ -10,6 +10,7 @@
 #include "products/own/own_product.h"
 #include "quern/block_scales.h"
 #include "quern/error.h"
+#include "runtime/hopper_kernels.h"
 #include "runtime/kernels.h"
 
 namespace quern::cuda {
@@ -136,19 +137,19 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
 }
 
 Launch prepare_own(const MatmulKey& key, CudaContext& context) {
-  load_own_product(key);
+  hopper_kernels().load_own_product(key);
   return [key, multiprocessors = context.multiprocessors](std::span<const View> in, std::span<const View> out,
                                                           const Exec& exec) {
     auto data = [&in](std::size_t i) { return i < in.size() ? in[i].data : nullptr; };
-    run_own_product(key,
-                    {.a = data(kA),
-                     .b = data(kB),
-                     .bias = data(kBias),
-                     .scale_a = static_cast<const float*>(data(kScaleA)),
-                     .scale_b = static_cast<const float*>(data(kScaleB)),
-                     .y = out[0].data,
-                     .workspace = exec.workspace},
-                    multiprocessors, stream_of(exec));
+    hopper_kernels().run_own_product(key,
+                                     {.a = data(kA),
+                                      .b = data(kB),
+                                      .bias = data(kBias),
+                                      .scale_a = static_cast<const float*>(data(kScaleA)),
+                                      .scale_b = static_cast<const float*>(data(kScaleB)),
+                                      .y = out[0].data,
+                                      .workspace = exec.workspace},
+                                     multiprocessors, stream_of(exec));
   };
 }
 

@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string_view>
-
 #include "runtime/check.h"
 
 namespace quern::cuda {
@@ -20,7 +18,5 @@ std::string missing_code() {
   cudaGetLastError();
   return QUERN_CUDA_ARCHITECTURES;
 }
-
-bool has_hopper_code() { return std::string_view(QUERN_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos; }
 
 }  // namespace quern::cuda

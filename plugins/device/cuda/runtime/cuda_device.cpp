@@ -14,6 +14,7 @@
 #include "runtime/built_code.h"
 #include "runtime/check.h"
 #include "runtime/driver.h"
+#include "runtime/hopper_kernels.h"
 #include "runtime/launch_seconds.h"
 
 namespace quern::cuda {
@@ -87,7 +88,7 @@ GpuFacts planned_facts(const CudaOptions& options) {
   facts.cuda.products = options.products == "auto"  ? ProductChoice::automatic
                         : options.products == "own" ? ProductChoice::own
                                                     : ProductChoice::library;
-  facts.cuda.wgmma = facts.cuda.compute_capability == 90 && has_hopper_code();
+  facts.cuda.wgmma = facts.cuda.compute_capability == 90 && has_hopper_kernels();
   facts.device.units = std::max(units, 1);
   if (options.memory > 0) facts.device.memory_bytes = static_cast<std::size_t>(options.memory) << 20;
   return facts;
@@ -117,11 +118,11 @@ cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event.handle
 }  // namespace
 
 CudaDevice::CudaDevice(const CudaOptions& options) : options_(options), facts_(planned_facts(options)) {
-  for (auto* add : {add_matmul_ops, add_swiglu_product_ops, add_swiglu_codes_ops, add_swiglu_squares_ops,
-                    add_swiglu_lines_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops,
-                    add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
+  for (auto* add : {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops, add_rope_ops,
+                    add_attention_ops, add_elementwise_ops, add_loss_ops, add_optimizer_ops}) {
     add(ops_);
   }
+  if (has_hopper_kernels()) hopper_kernels().add_ops(ops_);
 }
 
 CudaDevice::~CudaDevice() { close(); }
@@ -219,6 +220,10 @@ void CudaDevice::open(int ordinal) {
                                          options_.matmul_search == "wide" ? MatmulSearch::wide : MatmulSearch::listed);
   context_.choices = choices_.get();
   context_.plans = plans_.get();
+  context_.note = [this](const std::string& text) {
+    std::vector<std::string>& warnings = facts_.device.warnings;
+    if (std::find(warnings.begin(), warnings.end(), text) == warnings.end()) warnings.push_back(text);
+  };
   context_.constant = [this](const void* host, std::size_t bytes) { return make_constant(host, bytes); };
 }
 

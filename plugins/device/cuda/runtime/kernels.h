@@ -42,7 +42,7 @@ struct CudaTraits {
   int multiprocessors = 132;
   std::size_t l2_bytes = 50u << 20;
   std::size_t shared_bytes = 227u << 10;  ///< that one block may ask for
-  bool wgmma = false;                     ///< Hopper's own products can be used: capability 9.0, and code for sm_90a
+  bool wgmma = false;  ///< Hopper's kernels can be used: capability 9.0, and built (hopper_kernels.h)
   AttentionChoice attention = AttentionChoice::automatic;
   ProductChoice products = ProductChoice::library;
 };
@@ -58,6 +58,8 @@ struct CudaContext {
   TimedChoices* choices = nullptr;
   /// A device copy of host bytes, owned by the device; for tables.
   std::function<void*(const void* host, std::size_t bytes)> constant;
+  /// Adds to the device's warnings, once: a slower way than the plan's, and why.
+  std::function<void(const std::string& text)> note;
 };
 
 /// Enqueues one op instance on exec.stream; never allocates, synchronises or chooses.
@@ -72,12 +74,8 @@ using OpTable = std::map<std::string, CudaOp, std::less<>>;
 inline cudaStream_t stream_of(const Exec& exec) { return static_cast<cudaStream_t>(exec.stream.handle); }
 
 void add_matmul_ops(OpTable& table);
-void add_swiglu_product_ops(OpTable& table);  // matmul and swiglu, or its gradient, in one
-void add_swiglu_codes_ops(OpTable& table);    // the same of 8 bits, ending in codes
-void add_swiglu_squares_ops(OpTable& table);  // with scales of squares
-void add_swiglu_lines_ops(OpTable& table);    // of blocks of rows and of columns
-void add_conversion_ops(OpTable& table);      // transpose, cast
-void add_quantize_ops(OpTable& table);        // quantize and its kin, alone and behind other ops
+void add_conversion_ops(OpTable& table);  // transpose, cast
+void add_quantize_ops(OpTable& table);    // quantize and its kin, alone and behind other ops
 void add_embedding_ops(OpTable& table);
 void add_norm_ops(OpTable& table);  // rms_norm, layer_norm, head_norm, their gradients and fused forms
 void add_rope_ops(OpTable& table);

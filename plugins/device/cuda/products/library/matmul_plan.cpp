@@ -11,6 +11,7 @@
 #include "products/own/own_product.h"
 #include "quern/error.h"
 #include "runtime/check.h"
+#include "runtime/hopper_kernels.h"
 
 namespace quern::cuda {
 
@@ -190,14 +191,14 @@ cublasStatus_t MatmulPlan::try_run(cublasLtHandle_t lt, const MatmulOperands& op
 }
 
 void MatmulPlan::choose_own(int multiprocessors) {
-  load_own_product(key_);
+  hopper_kernels().load_own_product(key_);
   own_on_ = multiprocessors;
 }
 
 std::string MatmulPlan::choice() const { return own_on_ > 0 ? kOwn : text_of(algorithm_); }
 
 void MatmulPlan::run(cublasLtHandle_t lt, const MatmulOperands& operands, cudaStream_t stream) const {
-  if (own_on_ > 0) return run_own_product(key_, operands, own_on_, stream);
+  if (own_on_ > 0) return hopper_kernels().run_own_product(key_, operands, own_on_, stream);
   QUERN_CUBLAS(try_run(lt, operands, algorithm_, stream));
 }
 

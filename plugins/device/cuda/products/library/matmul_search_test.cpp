@@ -12,8 +12,8 @@
 #include "products/library/matmul_scratch.h"
 #include "products/library/matmul_tiles.h"
 #include "products/library/matmul_timing.h"
-#include "runtime/built_code.h"
 #include "runtime/gpu_table.h"
+#include "runtime/hopper_kernels.h"
 #include "tests/device_pair.h"
 
 using namespace quern;
@@ -152,7 +152,7 @@ TEST_CASE("own products are taken without timing where the option says so, and w
 TEST_CASE("a product with scales of squares is own without a search, unless a continued run has another choice") {
   Gpu gpu;
   if (!gpu.here) return;
-  gpu.context.traits.wgmma = has_hopper_code();
+  gpu.context.traits.wgmma = has_hopper_kernels();
   if (!gpu.context.traits.wgmma) {
     MESSAGE("skipped: own products are not in this build");
     return;

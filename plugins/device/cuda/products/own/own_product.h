@@ -29,6 +29,11 @@ OwnTiling own_tiling(std::int64_t m, std::int64_t n, std::int64_t k, DType opera
 /// and leave no cluster idle: 1 and more.
 double own_product_share(std::int64_t m, std::int64_t n, std::int64_t k);
 
+/// Whether the kernel's first operand is b: the operand of 8 bits that is not K-major.
+bool swaps_operands(const MatmulKey& key);
+
+// The rest is Hopper's code (runtime/hopper_kernels.h).
+
 /// To be called by `prepare`: loads the code.
 void load_own_product(const MatmulKey& key);
 /// Operands and the workspace lie at multiples of 16 bytes.

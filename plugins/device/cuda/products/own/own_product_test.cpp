@@ -6,6 +6,7 @@
 #include "products/own/own_product.h"
 #include "quern/testkit/op_cases.h"
 #include "runtime/check.h"
+#include "runtime/hopper_kernels.h"
 #include "tests/device_pair.h"
 
 using namespace quern;
@@ -162,10 +163,10 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
       CHECK(own_tiling(s.m, s.n, s.k, key.a).parts > 1);
       const MatmulScratch scratch(key, nullptr);
       REQUIRE(static_cast<bool>(scratch));
-      load_own_product(key);
+      hopper_kernels().load_own_product(key);
       auto result = [&](int multiprocessors) {
         scratch.reset_result(0xff);
-        run_own_product(key, scratch.operands(), multiprocessors, nullptr);
+        hopper_kernels().run_own_product(key, scratch.operands(), multiprocessors, nullptr);
         std::vector<std::uint16_t> y(static_cast<std::size_t>(s.m * s.n));
         QUERN_CUDA(cudaMemcpy(y.data(), scratch.operands().y, 2 * y.size(), cudaMemcpyDeviceToHost));
         return y;

@@ -433,7 +433,6 @@ requires WorksBehind<Finish> __device__ __forceinline__ void multiply(const Oper
 template <class Sums, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Finish::Arguments arguments) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (Finish::idle(arguments)) return;
   using Memory = typename Finish::Memory;
   // Registers of a thread that multiplies and of another: 2 kTaken + kGiven <= 3 x 168.
@@ -467,9 +466,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncwarp();
   tma::synchronize_cluster();  // nobody leaves while the other block may write to it or tell it something
-#else
-  __trap();  // only code for sm_90a can do it
-#endif
 }
 
 }  // namespace quern::cuda::product

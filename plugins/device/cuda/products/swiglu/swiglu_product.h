@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "runtime/kernels.h"
+
 namespace quern::cuda {
 
 /// rows x depth times depth x width (gate_up: twice that width).
@@ -25,6 +27,12 @@ struct SwigluGradProduct {
   void *dy = nullptr, *y = nullptr;  ///< y = swiglu(gate_up) again; null: not wanted
   void* dgate_up = nullptr;          ///< may lie where gate_up does
 };
+
+/// Adds matmul_swiglu, its gradients, and those of 8 bits that end in quantized values, by kind of scale.
+void add_swiglu_product_ops(OpTable& table);
+void add_swiglu_codes_ops(OpTable& table);
+void add_swiglu_squares_ops(OpTable& table);
+void add_swiglu_lines_ops(OpTable& table);
 
 /// Whether the kernels take such sizes: depth and width multiples of 8. Operands lie at multiples of 16 bytes.
 bool wgmma_takes(const SwigluProductShape& shape);

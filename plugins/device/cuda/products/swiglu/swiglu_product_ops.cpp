@@ -98,6 +98,9 @@ void add_swiglu_product_ops(OpTable& table) {
   };
   add("matmul_swiglu_grad", kGrad);
   add("matmul_swiglu_and_grad", kAndGrad);
+  add_swiglu_codes_ops(table);
+  add_swiglu_squares_ops(table);
+  add_swiglu_lines_ops(table);
 }
 
 }  // namespace quern::cuda
