@@ -32,6 +32,9 @@ bool affordable(std::int64_t elements, std::int64_t products = 0);
 /// Whether there are cuBLASLt and cuDNN. The emulated GPU lacks them: a message says "skipped: <reason>".
 bool has_libraries();
 
+/// Whether Hopper's kernels are built, and the open GPU runs them. Otherwise a message says "skipped: <reason>".
+bool runs_hopper_kernels(const DevicePair& pair);
+
 /// Runs `check` with kernels prepared for 2 multiprocessors, and on a real GPU for 14 and 66 too.
 void on_fewer_multiprocessors(Device& gpu, const std::function<void()>& check);
 

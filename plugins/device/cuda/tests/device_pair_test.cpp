@@ -6,6 +6,7 @@
 #include "plugin/plugin_host.h"
 #include "quern/error.h"
 #include "runtime/cuda_device.h"
+#include "runtime/hopper_kernels.h"
 #include "test_paths.h"
 
 namespace quern::cuda {
@@ -30,6 +31,13 @@ bool affordable(std::int64_t elements, std::int64_t products) {
 bool has_libraries() {
   if (kEmulated) MESSAGE("skipped: cuBLASLt and cuDNN are not emulated");
   return !kEmulated;
+}
+
+bool runs_hopper_kernels(const DevicePair& pair) {
+  if (!pair.open) return false;
+  const bool runs = has_hopper_kernels() && facts_of_unit(0).cuda.compute_capability == 90;
+  if (!runs) MESSAGE("skipped: no Hopper GPU, or no code for sm_90a");
+  return runs;
 }
 
 void on_fewer_multiprocessors(Device& gpu, const std::function<void()>& check) {

@@ -54,7 +54,7 @@ bool swaps_operands(const MatmulKey& key) { return !is_bf16(key) && !key.transpo
 std::string refuse_own_product(const MatmulKey& key, const CudaTraits& gpu) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;      // coordinates and numbers of tiles are 32-bit
   constexpr std::int64_t kMostOfI8 = std::int64_t{1} << 17;  // 127 * 127 * 2^17 < 2^31
-  if (!gpu.wgmma) return "own products need Hopper's own instructions";
+  if (!gpu.wgmma) return "own products need compute capability 9.0 (Hopper) and its code in this build";
   if (!takes_formats(key)) return "own products are bf16 times bf16, e4m3 or e5m2 times e4m3, or i8 times i8";
   if (key.y != DType::bf16) return "own products give bf16";
   if (is_bf16(key) && key.transpose_a && key.transpose_b)
