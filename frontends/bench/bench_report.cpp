@@ -87,6 +87,7 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
                         format_duration(seconds), seconds / result.estimated.total);
   }
   text += waits_table(result);
+  for (const std::string& slow : slow_texts(result.estimated)) text += "slow: " + slow + "\n";
   std::string of_measured = result.peaks ? fmt::format(" ({:.1f}% of measured peaks)", 100 * result.measured_sol) : "";
   text += fmt::format(
       "whole steps: {} tok/s (from {} to {}), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}\n"

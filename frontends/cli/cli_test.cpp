@@ -173,7 +173,16 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
   for (const char* kind : {" = add_rms_norm_quantize_squares(", " = rope_grad_column_sum_quantize_squares("})
     CHECK(ends_in_codes(kind, "--gpu H100" + squares));
   CHECK(quern(plan + "--gpu H100 --set optimizer.adamw.moments=f33 2>&1").code == 2);
-  CHECK(has(quern(plan + "--gpu 'Voodoo 2' 2>&1"), "--gpu: no GPU that is known"));
+  for (const char* name : {"Voodoo 2", "A100 40", "RTX 4070 Tie", "L400", "all", ""}) {
+    CAPTURE(name);
+    const Outcome refused = quern(plan + "--gpu '" + name + "' 2>&1 >/dev/null");
+    CHECK(refused.code == 2);
+    CHECK(has(refused, "quern: error: --gpu: "));
+  }
+  CHECK(has(quern(plan + "--gpu 'A100 40' 2>&1"),
+            "no GPU that is known: found \"A100 40\", expected one of A100, A100-40GB, A100-PCIe, A100-PCIe-40GB"));
+  CHECK(has(quern(plan + "--gpu 'NVIDIA L40' 2>&1"), "(NVIDIA L40 (assumed))\n"));
+  CHECK(has(quern(plan + "--set 'device.cuda.assume=GeForce RTX 4090' 2>&1"), "(NVIDIA RTX-4090 (assumed))\n"));
 
   const Outcome table = quern(plan + "--host-memory 2GiB --gpus 'RTX 4090,H200' 2>&1");
   CHECK(table.code == 0);
@@ -183,10 +192,30 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
   CHECK(has(quern(plan + "--set memory.device_budget=710MiB --host-memory 1MiB --gpus H100 2>&1"), "does not fit"));
 
   const fs::path chosen = file.path.string() + ".chosen.toml";
+  for (const std::string& other : {"--write " + chosen.string(), "--timeline " + chosen.string(),
+                                   std::string("--verify"), std::string("--show program"), std::string("--gpu H200")}) {
+    CAPTURE(other);
+    const Outcome refused = quern(plan + "--gpus H100 " + other + " 2>&1 >/dev/null");
+    CHECK(refused.code == 2);
+    CHECK(
+        has(refused, "--gpus: makes a table of GPUs and nothing else: found also " + other.substr(0, other.find(' '))));
+    CHECK_FALSE(fs::exists(chosen));
+  }
+  for (const char* names : {"''", "H100,,L4", "RTX"}) CHECK(quern(plan + "--gpus " + names + " 2>&1").code == 2);
+  const Outcome slow = quern(plan +
+                             "--gpu 'RTX 4090' --set precision.id=bf16 --set model.qwen2.num_attention_heads=2 "
+                             "--set model.qwen2.num_key_value_heads=2 2>&1");
+  CHECK(has(slow,
+            "\nslow            attention on CUDA cores, not tensor cores, as cuDNN does not take bf16 heads of 256 "));
+  CHECK(slow.text.find("\nslow ") == slow.text.rfind("\nslow "));
+  CHECK_FALSE(has(quern(plan + "--gpu 'RTX 4090' --set precision.id=bf16 2>&1"), "\nslow "));
   const Outcome written =
       quern(plan + "--set memory.device_budget=1GiB --gpu H100 --write " + chosen.string() + " 2>&1");
   CHECK(written.code == 0);
   CHECK(has(written, "\nchosen\n"));
+  fs::remove(chosen);
+  CHECK(quern(plan + "--set memory.device_budget=1GiB --gpu H100 --show program --write " + chosen.string() + " 2>&1")
+            .code == 0);
   const Outcome again = quern("plan " + chosen.string() + " 2>&1");
   CHECK(again.code == 0);
   auto speed = [](const std::string& text) { return text.substr(text.find("a micro-batch, ")); };

@@ -1,6 +1,5 @@
 // `quern plan FILE`: what a run will take, without touching a device or the data.
 #include <iostream>
-#include <sstream>
 
 #include <boost/program_options/value_semantic.hpp>
 
@@ -15,18 +14,51 @@ namespace quern::cli {
 
 namespace {
 
-/// The overrides of the run for each of the GPUs, of which `names` is a list; "": for the device that it has.
-std::vector<std::vector<std::string>> assumptions(const RunArguments& run, const std::string& names) {
+[[noreturn]] void refuse(const std::string& where, const std::string& what, std::string found, std::string expected,
+                         std::string next = {}) {
+  throw Error(ErrorCode::config, {.where = where,
+                                  .what = what,
+                                  .found = std::move(found),
+                                  .expected = std::move(expected),
+                                  .next = std::move(next)});
+}
+
+/// The run's overrides for a GPU, or for the device that it has.
+std::vector<std::string> assumptions(const RunArguments& run) {
   const std::string host_memory = run.values["host-memory"].as<std::string>();
-  if (names.empty()) return {assuming(run.file, run.overrides, "", host_memory)};
-  const std::vector<std::string> known = assumable_gpus(run.file, run.overrides);
+  if (!run.values.count("gpu")) return assuming(run.file, run.overrides, "", host_memory);
+  const std::string name = run.values["gpu"].as<std::string>();
+  if (name == "all") refuse("--gpu", "plans for one GPU", "\"all\"", "its name", "--gpus all makes a table of all");
+  return assuming(run.file, run.overrides, gpu_named("--gpu", name, assumable_gpus(run.file, run.overrides)),
+                  host_memory);
+}
+
+/// What fits on each GPU of the list `names`.
+std::string table_of(const RunArguments& run, const std::string& names) {
+  for (const char* other : {"gpu", "show", "timeline", "verify", "write"})
+    if (run.values.count(other))
+      refuse("--gpus", "makes a table of GPUs and nothing else", std::string("also --") + other, {},
+             std::string("give --") + other + " with --gpu, or without a GPU");
+  const OptionSpec known = assumable_gpus(run.file, run.overrides);
   std::vector<std::string> gpus;
-  std::istringstream list(names);
-  if (names == "all") gpus = known;
-  for (std::string name; names != "all" && std::getline(list, name, ',');) gpus.push_back(gpu_named(name, known));
+  if (names == "all")
+    gpus = known.choices;
+  else
+    for (const std::string& name : listed(names)) gpus.push_back(gpu_named("--gpus", name, known));
+  if (gpus.empty()) refuse("--gpus", "names no GPU", "\"\"", "all, or names with commas between");
   std::vector<std::vector<std::string>> overrides;
-  for (const std::string& gpu : gpus) overrides.push_back(assuming(run.file, run.overrides, gpu, host_memory));
-  return overrides;
+  for (const std::string& gpu : gpus)
+    overrides.push_back(assuming(run.file, run.overrides, gpu, run.values["host-memory"].as<std::string>()));
+  return fit_table(run.file, overrides);
+}
+
+/// What is printed: the report, or what --show names.
+std::string text_of(TrainingRun& planned, const RunArguments& run) {
+  if (!run.values.count("show")) return planned.plan_report();
+  const std::string what = run.values["show"].as<std::string>();
+  if (what == "program") return planned.show_program(run.values["pass"].as<std::string>());
+  if (what == "schedule") return planned.show_schedule(run.values["run"].as<std::string>());
+  refuse("--show", "nothing of that name", what, "program or schedule");
 }
 
 }  // namespace
@@ -55,27 +87,12 @@ int plan_command(const Arguments& arguments) {
   const std::string timeline = output_of(*run, "timeline", kTimelineFile);
   const std::string chosen = output_of(*run, "write", kChosenConfigFile);
   if (run->values.count("gpus")) {
-    std::cout << fit_table(run->file, assumptions(*run, run->values["gpus"].as<std::string>()));
+    std::cout << table_of(*run, run->values["gpus"].as<std::string>());
     return 0;
   }
-  const std::string gpu = run->values.count("gpu") ? run->values["gpu"].as<std::string>() : "";
-  TrainingRun planned(run->file, assumptions(*run, gpu).front());
+  TrainingRun planned(run->file, assumptions(*run));
   if (!chosen.empty()) planned.choose_micro_batch();
-  if (run->values.count("show")) {
-    std::string what = run->values["show"].as<std::string>();
-    if (what != "program" && what != "schedule")
-      throw Error(
-          ErrorCode::config,
-          {.where = "--show", .what = "nothing of that name", .found = what, .expected = "program or schedule"});
-    if (what == "program") {
-      std::cout << planned.show_program(run->values["pass"].as<std::string>());
-      return 0;
-    }
-  }
-  if (run->values.count("show"))
-    std::cout << planned.show_schedule(run->values["run"].as<std::string>());
-  else
-    std::cout << planned.plan_report();
+  std::cout << text_of(planned, *run);
   if (run->values.count("verify"))
     std::cout << "verified        " << planned.verify_plan()
               << " actions: every read was written, no overlap, no race\n";

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Compares `quern plan` with measured steps: raw files of `quern bench --json`, and those of a list, steps.json.
+"""Compares `quern plan` with measured steps: raw files of `quern bench --json`, those of a list, steps.json, and the
+steps of LLMQ that its authors published, published.json.
 
-    scripts/bench/estimates.py           # renews the table of docs/performance/estimates.md
-    scripts/bench/estimates.py --check   # writes nothing; exit code 1 when an estimate is off by more than 15%
+    scripts/bench/estimates.py           # renews the tables of docs/performance/estimates.md
+    scripts/bench/estimates.py --check   # writes nothing; exit code 1 when an estimate is wrong
 
-Plans need no GPU, but a build with the CUDA device: that of QUERN, or of build/release.
+An estimate is wrong when it is off by more than 15% of what was measured; or when it is below what LLMQ reaches in a
+step of the same tokens, or more than twice that. Plans need no GPU, but a build with the CUDA device: that of QUERN, or
+of build/release.
 """
 
 import os
@@ -23,10 +26,11 @@ from quern.base.files import write_file
 from quern.base.json_shape import NUMBER, TEXT, checked, parse
 
 PAGE = tables.ROOT / "docs" / "performance" / "estimates.md"
-TABLE = re.compile(r"(?<=<!-- estimates -->\n).*?(?=<!-- end estimates -->)", re.DOTALL)
-STEPS = {"steps": [{"device": TEXT, "commit": TEXT, "tokens_per_second": NUMBER, "run": [TEXT]}]}
+STEP = {"device": TEXT, "tokens_per_second": NUMBER, "run": [TEXT]}
 COLUMNS = ("device", "commit", "`quern bench`", "measured", "planned", "off by")
+PUBLISHED_COLUMNS = ("GPU", "`quern plan`", "LLMQ", "planned", "times")
 BOUND = 0.15  # of what is measured
+TIMES = (1, 2)  # of what LLMQ reaches
 OF_A_BENCH = ("--steps", "--json", "--commit")  # which a plan does not take, each with a value
 SPEED = re.compile(r"a step, ([\d.]+)([kM]?) tok/s with the update")
 
@@ -49,11 +53,13 @@ def measured(folder):
     for path in sorted((folder / "data").glob("*.json")):
         result = tables.read_result(path)
         yield result["device"], result["commit"], run_of(result["command"]), tables.median(result)
-    path = folder / "steps.json"
-    with reading(path):
-        content = checked(parse(path.read_bytes(), path), STEPS, path)
-    for step in content["steps"]:
+    for step in steps(folder / "steps.json", STEP | {"commit": TEXT}):
         yield step["device"], step["commit"], step["run"], step["tokens_per_second"]
+
+
+def steps(path, shape):
+    with reading(path):
+        return checked(parse(path.read_bytes(), path), {"steps": [shape]}, path)["steps"]
 
 
 def planned(quern, device, run):
@@ -66,33 +72,57 @@ def planned(quern, device, run):
     return float(found[1]) * {"": 1, "k": 1e3, "M": 1e6}[found[2]]
 
 
+def short(device):
+    return device.removeprefix("NVIDIA ").removeprefix("GeForce ").removesuffix(" Blackwell Workstation Edition")
+
+
 def rows(quern, folder):
-    """Of the table, and whether all estimates are within the bound."""
+    """Of the table of own steps, and whether all estimates are within the bound."""
     lines, holds = [], True
     for device, commit, run, speed in measured(folder):
         estimate = planned(quern, device, run)
         error = estimate / speed - 1
         holds = holds and abs(error) <= BOUND
-        lines.append((device.removeprefix("NVIDIA "), f"`{commit}`", f"`{tables.cell(shlex.join(run))}`",
-                      three_digits(speed), three_digits(estimate), f"{round(100 * error):+d}%"))
+        lines.append((short(device), f"`{commit}`", f"`{tables.cell(shlex.join(run))}`", three_digits(speed),
+                      three_digits(estimate), f"{round(100 * error):+d}%"))
     return lines, holds
+
+
+def published_rows(quern, folder):
+    """Of the table of LLMQ's steps, and whether all estimates are as they should be beside these."""
+    lines, holds = [], True
+    for step in steps(folder / "published.json", STEP):
+        speed, estimate = step["tokens_per_second"], planned(quern, step["device"], step["run"])
+        holds = holds and TIMES[0] <= estimate / speed <= TIMES[1]
+        lines.append((short(step["device"]), f"`{tables.cell(shlex.join(step['run']))}`", three_digits(speed),
+                      three_digits(estimate), f"{estimate / speed:.2f}"))
+    return lines, holds
+
+
+TABLES = {"estimates": (COLUMNS, rows), "published": (PUBLISHED_COLUMNS, published_rows)}
 
 
 @script
 def main(arguments):
     parser = parser_for(None, __doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; say whether an estimate is off")
+    parser.add_argument("--check", action="store_true", help="write nothing; say whether an estimate is wrong")
     options = parser.parse_args(arguments)
     quern = os.environ.get("QUERN", str(tables.ROOT / "build" / "release" / "bin" / "quern"))
-    lines, holds = rows(quern, PAGE.parent)
-    if not holds:
-        print(f"an estimate is off by more than {100 * BOUND:.0f}%:\n{tables.table(COLUMNS, lines)}")
+    with reading(PAGE):
+        text = PAGE.read_text(encoding="utf-8")
+    all_hold = True
+    for name, (columns, make) in TABLES.items():
+        lines, holds = make(quern, PAGE.parent)
+        all_hold = all_hold and holds
+        table = tables.table(columns, lines)
+        if not holds:
+            print(f"wrong estimates among these ({name}):\n{table}")
+        block = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end {name} -->)", re.DOTALL)
+        text = block.sub(lambda _, table=table: table, text)
     if not options.check:
-        with reading(PAGE):
-            text = PAGE.read_text(encoding="utf-8")
-        write_file(PAGE, TABLE.sub(lambda _: tables.table(COLUMNS, lines), text).encode())
+        write_file(PAGE, text.encode())
         print(PAGE)
-    return 0 if holds else 1
+    return 0 if all_hold else 1
 
 
 if __name__ == "__main__":

@@ -76,6 +76,10 @@ struct OpSupport {
   std::size_t workspace_bytes = 0;  ///< scratch a launch needs
   bool concurrent = true;  ///< one prepared kernel may run on two streams at once: it keeps no scratch of its own
   double seconds = 0;      ///< about what a launch takes; 0: what the op's Cost takes at the traits' rates
+  /// Why launches take much longer than those of similar ops do here, for people, in words that do not depend on the
+  /// layer; empty: they do not. Printed once by plans and at the start of a run, with its cost.
+  std::string slow = {};
+  double fast_seconds = 0;  ///< with `slow`: about what a launch would take otherwise
 };
 
 /// What a launch may use besides its operands.

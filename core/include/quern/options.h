@@ -31,6 +31,11 @@ OptionType type_of(const OptionValue& value);
 /// As TOML would spell it.
 std::string to_string(const OptionValue& value);
 
+/// Another text for a choice; case, blanks and punctuation do not matter.
+struct Spelling {
+  std::string text, choice;
+};
+
 struct OptionSpec {
   std::string key = {};  ///< dots nest: "rope_scaling.factor"
   OptionType type = OptionType::integer;
@@ -40,6 +45,7 @@ struct OptionSpec {
   double maximum = std::numeric_limits<double>::infinity();
   bool open_minimum = false;              ///< minimum itself is excluded
   std::vector<std::string> choices = {};  ///< of a text; empty: any
+  std::vector<Spelling> spellings = {};   ///< of the choices; where there are some, case and punctuation do not matter
   std::string help = {};                  ///< one line: what it does, with its unit
   bool size = false;                      ///< a text that is a number of bytes: "16GiB"; an integer may stand for it
 };
@@ -62,7 +68,9 @@ class OptionValues {
 
 /// "expected an integer from 1 to 8" style text for messages and the reference page.
 std::string describe_expected(const OptionSpec& spec);
-/// Converts (integer to real) and checks type, range and choices; a text says what is wrong.
+/// The choices that a text may mean: itself, or those of which it is a spelling.
+std::vector<std::string> choices_meant(const OptionSpec& spec, const std::string& text);
+/// Converts (integer to real, a spelling to its choice) and checks type, range and choices; a text says what is wrong.
 std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& value);
 /// Defaults of all specs; required ones are absent.
 OptionValues default_values(const std::vector<OptionSpec>& specs);
@@ -94,6 +102,10 @@ class OptionTable {
     }
     Refine& one_of(std::vector<std::string> choices) {
       spec_.choices = std::move(choices);
+      return *this;
+    }
+    Refine& spelled(std::vector<Spelling> spellings) {
+      spec_.spellings = std::move(spellings);
       return *this;
     }
     Refine& size() {

@@ -88,8 +88,21 @@ bool chosen(const OptionSpec& spec, const std::string& text) {
   return spec.choices.empty() || std::find(spec.choices.begin(), spec.choices.end(), text) != spec.choices.end();
 }
 
+/// Letters and digits alone, lower case.
+std::string plain(std::string_view name) {
+  std::string text;
+  for (const char c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
 void convert(const OptionSpec& spec, OptionValue& value) {
   const OptionType wanted = spec.type;
+  if (const auto* text = std::get_if<std::string>(&value); text && wanted == OptionType::text) {
+    if (std::vector<std::string> meant = choices_meant(spec, *text); meant.size() == 1) value = std::move(meant[0]);
+    return;
+  }
   if (const auto* integer = std::get_if<std::int64_t>(&value); integer && wanted == OptionType::real)
     value = static_cast<double>(*integer);
   else if (integer && spec.size)
@@ -178,6 +191,19 @@ std::string describe_expected(const OptionSpec& spec) {
   std::string text = list ? "a list out of " : spec.choices.size() > 1 ? "one of " : "";
   for (std::size_t i = 0; i < spec.choices.size(); ++i) text += (i ? ", " : "") + quoted(spec.choices[i]);
   return text;
+}
+
+std::vector<std::string> choices_meant(const OptionSpec& spec, const std::string& text) {
+  if (std::find(spec.choices.begin(), spec.choices.end(), text) != spec.choices.end()) return {text};
+  if (spec.spellings.empty()) return {};
+  const std::string wanted = plain(text);
+  for (const std::string& choice : spec.choices)
+    if (plain(choice) == wanted) return {choice};
+  std::vector<std::string> meant;
+  for (const auto& [spelling, choice] : spec.spellings)
+    if (plain(spelling) == wanted && std::find(meant.begin(), meant.end(), choice) == meant.end())
+      meant.push_back(choice);
+  return meant;
 }
 
 std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& value) {

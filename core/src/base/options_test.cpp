@@ -18,6 +18,7 @@ struct Sample {
   double rate = 3e-4;
   bool shuffle = true;
   std::string format = "bf16";
+  std::string card = "auto";
   std::vector<std::string> names;
   std::vector<double> weights;
   std::string room = "1GiB";
@@ -29,6 +30,9 @@ OptionTable<Sample> sample_options() {
   t.add("rate", &Sample::rate, "how fast").above(0).at_most(1);
   t.add("shuffle", &Sample::shuffle, "whether");
   t.add("format", &Sample::format, "in what").one_of({"fp32", "bf16", "e4m3"});
+  t.add("card", &Sample::card, "on which")
+      .one_of({"auto", "RTX-4090", "RTX-4090-Laptop", "L4-8GB", "L4-16GB"})
+      .spelled({{"GeForce RTX 4090", "RTX-4090"}, {"L4", "L4-8GB"}, {"L4", "L4-16GB"}});
   t.add("names", &Sample::names, "of whom");
   t.add("mix.weights", &Sample::weights, "how much").at_least(0);
   t.add("room", &Sample::room, "how large").size();
@@ -47,6 +51,20 @@ std::string problem(std::string_view key, OptionValue value) {
 }
 
 }  // namespace
+
+TEST_CASE("a spelling of a choice becomes that choice; one that several have is none") {
+  auto taken = [](const std::string& text) {
+    OptionValue value = text;
+    const auto table = sample_options();
+    const auto problem = check_option(spec_of(table, "card"), value);
+    return problem.value_or(std::get<std::string>(value));
+  };
+  for (const char* text : {"RTX-4090", "rtx 4090", "GeForce RTX 4090", "GEFORCE-RTX-4090"})
+    CHECK(taken(text) == "RTX-4090");
+  CHECK(taken("l4 16gb") == "L4-16GB");
+  for (const char* text : {"L4", "4090", ""}) CHECK(taken(text).starts_with("not a choice, found "));
+  CHECK(problem("format", std::string("E4M3")).starts_with("not a choice"));  // no spellings: as it is written
+}
 
 TEST_CASE("values inside their spec pass, edges included") {
   CHECK(problem("steps", std::int64_t{1}) == "");

@@ -35,7 +35,12 @@ void add_schedules(Plan& plan, const Device& device) {
   const DeviceTraits& traits = device.traits();
   plan.schedules = make_schedules(plan);
   make_resident(plan.schedules, plan.ring, static_cast<std::int64_t>(traits.alignment));
-  for (Task& task : plan.schedules.tasks) task.seconds = launch_seconds(task.instance, task.cost, device);
+  for (Task& task : plan.schedules.tasks) {
+    const OpSupport support = device.query(task.instance);
+    task.seconds = launch_seconds(support, task.cost, traits);
+    task.slow = support.slow;
+    task.fast_seconds = support.fast_seconds;
+  }
   const RunSchedule& micro_step = plan.schedules[plan.options.train ? Run::later : Run::evaluate];
   plan.seconds_per_micro_step = simulated_seconds(plan.schedules, micro_step, traits);
   if (plan.options.train) plan.seconds_per_step = simulated_step(plan, traits, plan.options.accumulation).total;

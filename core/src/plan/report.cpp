@@ -123,8 +123,10 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
   if (plan.seconds_per_step > 0) {
     text += fmt::format("                {} a step, {} tok/s with the update\n", format_duration(plan.seconds_per_step),
                         format_count(plan.tokens_per_second()));
-    const std::string waits = waits_text(simulated_step(plan, device, accumulation));
+    const StepTime step = simulated_step(plan, device, accumulation);
+    const std::string waits = waits_text(step);
     if (!waits.empty()) text += "                of which kernels wait " + waits + "\n";
+    for (const std::string& slow : slow_texts(step)) text += "slow            " + slow + "\n";
   }
   return text;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -18,13 +19,56 @@ namespace {
 
 constexpr const char* kOption = "assume";
 
-/// Letters and digits alone, lower case.
-std::string plain(const std::string& name) {
-  std::string text;
-  for (const char c : name)
-    if (std::isalnum(static_cast<unsigned char>(c)))
-      text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
+/// Runs of letters and digits, lower case.
+std::vector<std::string> words_of(const std::string& name) {
+  std::vector<std::string> words;
+  bool begins = true;
+  for (const char c : name) {
+    const auto letter = static_cast<unsigned char>(c);
+    if (std::isalnum(letter) && std::exchange(begins, false)) words.emplace_back();
+    if (std::isalnum(letter))
+      words.back() += static_cast<char>(std::tolower(letter));
+    else
+      begins = true;
+  }
+  return words;
+}
+
+bool has_digit(const std::string& word) { return word.find_first_of("0123456789") != std::string::npos; }
+
+/// Those of `ids` that have all of these words, one behind the other.
+std::vector<std::string> having(const std::vector<std::string>& words, const std::vector<std::string>& ids) {
+  std::vector<std::string> found;
+  for (const std::string& id : ids) {
+    const std::vector<std::string> known = words_of(id);
+    if (std::search(known.begin(), known.end(), words.begin(), words.end()) != known.end()) found.push_back(id);
+  }
+  return found;
+}
+
+/// The one of which all others are variants: it is how their names begin. Empty: none is.
+std::string common(const std::vector<std::string>& ids) {
+  for (const std::string& id : ids)
+    if (std::all_of(ids.begin(), ids.end(),
+                    [&](const std::string& other) { return other == id || other.starts_with(id + "-"); }))
+      return id;
+  return {};
+}
+
+/// A name without its last words is that of another product: "RTX 4070 Ti" is no RTX-4070-Ti-Super.
+bool ends_with(const std::vector<std::string>& words, const std::vector<std::string>& end) {
+  return words.size() >= end.size() && std::equal(end.rbegin(), end.rend(), words.rbegin());
+}
+
+/// For a message: those that share a word with a digit.
+std::vector<std::string> near(const std::vector<std::string>& words, const std::vector<std::string>& ids) {
+  std::vector<std::string> found;
+  for (const std::string& word : words) {
+    if (!has_digit(word)) continue;
+    for (const std::string& id : having({word}, ids))
+      if (std::find(found.begin(), found.end(), id) == found.end()) found.push_back(id);
+  }
+  return found;
 }
 
 std::string row(const std::string& file, const std::vector<std::string>& overrides) {
@@ -52,15 +96,14 @@ std::string row(const std::string& file, const std::vector<std::string>& overrid
 
 }  // namespace
 
-std::vector<std::string> assumable_gpus(const std::string& config_file, const std::vector<std::string>& overrides) {
+OptionSpec assumable_gpus(const std::string& config_file, const std::vector<std::string>& overrides) {
   PluginHost host = run_host();
   const ResolvedConfig config = resolve(ConfigDocument::read(config_file, overrides), run_schemas(), host);
   const std::string& device = config.id("device");
-  for (const OptionSpec& spec : host.require(kPluginKind<Device>, device).options)
+  for (OptionSpec spec : host.require(kPluginKind<Device>, device).options)
     if (spec.key == kOption) {
-      std::vector<std::string> ids = spec.choices;
-      std::erase(ids, "auto");
-      return ids;
+      std::erase(spec.choices, "auto");
+      return spec;
     }
   throw Error(ErrorCode::config, {.where = config.where("device", "id"),
                                   .what = "plans for no other hardware",
@@ -69,24 +112,22 @@ std::vector<std::string> assumable_gpus(const std::string& config_file, const st
                                   .next = "choose one with --set device.id=..."});
 }
 
-std::string gpu_named(const std::string& name, const std::vector<std::string>& ids) {
-  const std::string wanted = plain(name);
-  std::vector<std::string> part_of_it, has_it;
-  for (const std::string& id : ids) {
-    const std::string known = plain(id);
-    if (known == wanted) return id;
-    if (wanted.find(known) != std::string::npos) part_of_it.push_back(id);
-    if (!wanted.empty() && known.find(wanted) != std::string::npos) has_it.push_back(id);
+std::string gpu_named(const std::string& where, const std::string& name, const OptionSpec& gpus) {
+  std::vector<std::string> meant = choices_meant(gpus, name);
+  const std::vector<std::string> words = words_of(name);
+  if (meant.empty() && std::any_of(words.begin(), words.end(), has_digit)) {
+    meant = having(words, gpus.choices);
+    if (const std::string id = common(meant); !id.empty() && !ends_with(words_of(id), words)) meant.clear();
   }
-  auto shorter = [](const std::string& a, const std::string& b) { return plain(a).size() < plain(b).size(); };
-  if (!part_of_it.empty()) return *std::max_element(part_of_it.begin(), part_of_it.end(), shorter);
-  for (const std::string& id : has_it)
-    if (has_it.size() == 1 || plain(id).ends_with(wanted)) return id;
-  throw Error(ErrorCode::config,
-              {.where = "--gpu",
-               .what = has_it.empty() ? "no GPU that is known" : "several GPUs have that in their name",
-               .found = "\"" + name + "\"",
-               .expected = "one of " + format_list(has_it.empty() ? ids : has_it)});
+  if (const std::string id = common(meant); !id.empty()) return id;
+  std::vector<std::string> known = meant.empty() ? near(words, gpus.choices) : meant;
+  if (known.empty()) known = gpus.choices;
+  const std::string nearest = meant.empty() ? nearest_name(name, gpus.choices) : std::string();
+  throw Error(ErrorCode::config, {.where = where,
+                                  .what = meant.empty() ? "no GPU that is known" : "several GPUs have that name",
+                                  .found = "\"" + name + "\"",
+                                  .expected = "one of " + format_list(known),
+                                  .next = nearest.empty() ? nearest : "nearest name `" + nearest + "`"});
 }
 
 std::vector<std::string> assuming(const std::string& config_file, std::vector<std::string> overrides,

@@ -5,14 +5,18 @@
 #include <string>
 #include <vector>
 
+#include "quern/options.h"
+
 namespace quern {
 
-/// The ids that the option `assume` of the config's device takes, without "auto". A config error when it has none.
-std::vector<std::string> assumable_gpus(const std::string& config_file, const std::vector<std::string>& overrides);
+/// The option `assume` of the config's device, whose choices but "auto" are ids of GPUs. A config error when it has
+/// none.
+OptionSpec assumable_gpus(const std::string& config_file, const std::vector<std::string>& overrides);
 
-/// The id that `name` means: "RTX 4090", "rtx-4090", "NVIDIA GeForce RTX 4090" and "4090" are RTX-4090. A config error
-/// when it means none, or several alike.
-std::string gpu_named(const std::string& name, const std::vector<std::string>& ids);
+/// The id that `name` means, given with the option `where` ("--gpu"): the id itself, a product's name, or words of it
+/// that no other GPU has but its variants. "RTX 4090", "rtx-4090", "NVIDIA GeForce RTX 4090" and "4090" are RTX-4090. A
+/// config error with the nearest ids when it means none, or several alike.
+std::string gpu_named(const std::string& where, const std::string& name, const OptionSpec& gpus);
 
 /// Overrides with which the config is planned for that GPU, whose memory is the device budget unless the config has
 /// one, and for so much host memory; "": not limited.

@@ -9,30 +9,69 @@ using namespace quern;
 
 namespace {
 
-const std::vector<std::string> kIds = {
-    "H100",     "H100-PCIe",        "H200",         "GH200", "A100-40GB", "A100", "RTX-4090",
-    "RTX-4080", "RTX-4060-Ti-16GB", "RTX-6000-Ada", "L4",    "L40S"};
+OptionSpec gpus() {
+  OptionSpec spec{.key = "assume", .type = OptionType::text};
+  spec.choices = {"H100",
+                  "H100-PCIe",
+                  "A100",
+                  "A100-40GB",
+                  "A100-PCIe",
+                  "RTX-4070",
+                  "RTX-4070-Ti-Super",
+                  "RTX-4090",
+                  "RTX-4090-Laptop",
+                  "RTX-4060-Ti-16GB",
+                  "RTX-4080",
+                  "RTX-4060-Ti-8GB",
+                  "RTX-6000-Ada",
+                  "RTX-PRO-6000",
+                  "RTX-PRO-6000-Max-Q",
+                  "L4",
+                  "L40",
+                  "L40S"};
+  spec.spellings = {{"NVIDIA H100 80GB HBM3", "H100"},
+                    {"NVIDIA GeForce RTX 4090", "RTX-4090"},
+                    {"NVIDIA GeForce RTX 4090 Laptop GPU", "RTX-4090-Laptop"},
+                    {"NVIDIA GeForce RTX 4060 Ti", "RTX-4060-Ti-16GB"},
+                    {"NVIDIA GeForce RTX 4060 Ti", "RTX-4060-Ti-8GB"},
+                    {"NVIDIA L40", "L40"}};
+  return spec;
+}
 
+std::string id(const std::string& name) { return gpu_named("--gpu", name, gpus()); }
 std::string refusal(const std::string& name) {
-  return testkit::refusal(ErrorCode::config, [&] { gpu_named(name, kIds); });
+  return testkit::refusal(ErrorCode::config, [&] { id(name); });
 }
 
 }  // namespace
 
-TEST_CASE("a GPU is found by its id, by a product's name, and by a part that only one has") {
-  for (const std::string& id : kIds) CHECK(gpu_named(id, kIds) == id);
-  for (const char* name : {"RTX 4090", "rtx-4090", "NVIDIA GeForce RTX 4090", "4090"})
-    CHECK(gpu_named(name, kIds) == "RTX-4090");
-  CHECK(gpu_named("NVIDIA H100 80GB HBM3", kIds) == "H100");
-  CHECK(gpu_named("NVIDIA H100 PCIe", kIds) == "H100-PCIe");
-  CHECK(gpu_named("RTX 4060 Ti 16GB", kIds) == "RTX-4060-Ti-16GB");
-  CHECK(gpu_named("NVIDIA L40S", kIds) == "L40S");
-  CHECK(gpu_named("RTX 6000 Ada", kIds) == "RTX-6000-Ada");
+TEST_CASE("a GPU is found by its id, by its product's name, and by words that only it and its variants have") {
+  for (const std::string& known : gpus().choices) CHECK(id(known) == known);
+  for (const char* name : {"RTX 4090", "rtx-4090", "rtx4090", "NVIDIA GeForce RTX 4090", "4090"})
+    CHECK(id(name) == "RTX-4090");
+  for (const char* name : {"nvidia geforce rtx 4090 laptop gpu", "4090 Laptop"}) CHECK(id(name) == "RTX-4090-Laptop");
+  CHECK(id("NVIDIA H100 80GB HBM3") == "H100");
+  CHECK(id("H100 PCIe") == "H100-PCIe");
+  CHECK(id("RTX 4060 Ti 16GB") == "RTX-4060-Ti-16GB");
+  CHECK(id("NVIDIA L40") == "L40");
+  CHECK(id("6000 Ada") == "RTX-6000-Ada");
+  CHECK(id("Pro 6000") == "RTX-PRO-6000");
 }
 
-TEST_CASE("a name that means no GPU, or several, is refused with what it could be") {
-  CHECK(refusal("Voodoo 2").starts_with("--gpu: no GPU that is known: found \"Voodoo 2\", expected one of H100, "));
-  CHECK(refusal("").starts_with("--gpu: no GPU that is known"));
-  CHECK(refusal("RTX").find("--gpu: several GPUs have that in their name: found \"RTX\", expected one of RTX-4090, "
-                            "RTX-4080, ") == 0);
+TEST_CASE("a name that means no GPU, or several, is refused with the nearest, never taken for another") {
+  const std::string unknown = "--gpu: no GPU that is known: found ",
+                    several = "--gpu: several GPUs have that name: found ";
+  CHECK(refusal("A100 40").starts_with(unknown + "\"A100 40\", expected one of A100, A100-40GB, A100-PCIe"));
+  CHECK(refusal("RTX 4070 Ti").starts_with(unknown + "\"RTX 4070 Ti\", expected one of RTX-4070, RTX-4070-Ti-Super"));
+  for (const char* other : {"L400", "A10G", "H100 SXM", "RTX 4090 Ti", "RTX 9090", "NVIDIA L40G", "D", "Max-Q"}) {
+    CAPTURE(other);
+    CHECK(refusal(other).starts_with(unknown));
+  }
+  CHECK(refusal("all").starts_with(unknown + "\"all\", expected one of H100, "));
+  CHECK(refusal("").starts_with(unknown));
+  CHECK(refusal("Voodoo 2").starts_with(unknown + "\"Voodoo 2\", expected one of H100, "));
+  CHECK(refusal("RTX 4060 Ti")
+            .starts_with(several + "\"RTX 4060 Ti\", expected one of RTX-4060-Ti-16GB, RTX-4060-Ti-8GB"));
+  CHECK(refusal("4060").starts_with(several));
+  CHECK(refusal("6000").starts_with(several));
 }

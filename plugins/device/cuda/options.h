@@ -21,8 +21,10 @@ struct CudaOptions {
 
 inline OptionTable<CudaOptions> cuda_options() {
   OptionTable<CudaOptions> t;
-  t.add("assume", &CudaOptions::assume, "GPU to plan for; auto: the first one here, or else an H100")
-      .one_of(assumable_gpus());
+  t.add("assume", &CudaOptions::assume,
+        "GPU to plan for, by this name or its product's (RTX 4090); auto: the first one here, or else an H100")
+      .one_of(assumable_gpus())
+      .spelled(gpu_products());
   t.add("memory", &CudaOptions::memory, "MiB of device memory that the run may take; 0: nearly all")
       .at_least(0)
       .at_most(1 << 30);

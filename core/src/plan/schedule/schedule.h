@@ -87,6 +87,8 @@ struct Task {
   Phase phase = Phase::forward;
   Cost cost = {};
   double seconds = 0;                                ///< about what a launch takes
+  std::string slow = {};                             ///< why it takes so long; empty: it does not
+  double fast_seconds = 0;                           ///< with `slow`: what it would take otherwise
   std::vector<std::int32_t> changed = {};            ///< inputs that it also writes
   std::vector<std::int32_t> summed = {};             ///< outputs that it adds to, and so also reads
   std::vector<std::pair<int, int>> overwrites = {};  ///< output `first` may take over the memory of input `second`

@@ -20,9 +20,8 @@ double cost_seconds(const Cost& cost, const DeviceTraits& device) {
   return std::max(arithmetic, memory);
 }
 
-double launch_seconds(const OpInstance& op, const Cost& cost, const Device& device) {
-  const double told = device.query(op).seconds;
-  return told > 0 ? told : cost_seconds(cost, device.traits());
+double launch_seconds(const OpSupport& support, const Cost& cost, const DeviceTraits& device) {
+  return support.seconds > 0 ? support.seconds : cost_seconds(cost, device);
 }
 
 double program_seconds(const Program& program, const OpSet& ops, const Geometry& geometry, const Device& device) {
@@ -31,7 +30,7 @@ double program_seconds(const Program& program, const OpSet& ops, const Geometry&
   for (std::size_t i = 0; i < program.ops.size(); ++i) {
     if (!rest.runs[i]) continue;
     const OpInstance op = instantiate(program, program.ops[i], geometry, rest.read);
-    seconds += launch_seconds(op, cost_of(ops.at(op.kind), op), device);
+    seconds += launch_seconds(device.query(op), cost_of(ops.at(op.kind), op), device.traits());
   }
   return seconds;
 }

@@ -13,8 +13,8 @@ double matmul_rate(const DeviceTraits& device, DType format);
 /// A format without a rate takes the first that is known.
 double cost_seconds(const Cost& cost, const DeviceTraits& device);
 
-/// Of an op that costs this.
-double launch_seconds(const OpInstance& op, const Cost& cost, const Device& device);
+/// Of an op that costs this, as the device answers about it.
+double launch_seconds(const OpSupport& support, const Cost& cost, const DeviceTraits& device);
 
 /// Op by op, without those that only observe.
 double program_seconds(const Program& program, const OpSet& ops, const Geometry& geometry, const Device& device);

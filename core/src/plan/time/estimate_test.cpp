@@ -32,8 +32,8 @@ TEST_CASE("observing is no part of the estimate, since few steps do") {
 }
 
 TEST_CASE("a launch takes what the device tells, else what its work takes at the device's rates") {
-  const OpInstance op{.kind = "work", .geometry = {}};
   const Cost cost{.bytes = 1e9};
-  CHECK(launch_seconds(op, cost, PlanningDevice()) == 1);
-  CHECK(launch_seconds(op, cost, PlanningDevice([](const OpInstance&) { return OpSupport{.seconds = 3}; })) == 3);
+  const PlanningDevice device;
+  CHECK(launch_seconds({}, cost, device.traits()) == 1);
+  CHECK(launch_seconds({.seconds = 3}, cost, device.traits()) == 3);
 }

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/format.h"
 
 namespace quern {
@@ -106,6 +108,14 @@ StepTime step_time(const Plan& plan, std::int64_t micro_batches,
     step.total += static_cast<double>(count) * end;
     for (const auto& [time, owner] : store_waits(plan, plan.schedules[run], of_run))
       step.unhidden[owner] += static_cast<double>(count) * (time.end - time.begin);
+    for (const Action& action : plan.schedules[run].actions) {
+      if (action.kind != ActionKind::launch) continue;
+      const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+      if (task.slow.empty()) continue;
+      SlowLaunches& slow = step.slow[task.slow];
+      slow.seconds += static_cast<double>(count) * task.seconds;
+      slow.fast_seconds += static_cast<double>(count) * task.fast_seconds;
+    }
   }
   return step;
 }
@@ -119,6 +129,14 @@ std::string waits_text(const StepTime& step) {
   for (const auto& [owner, seconds] : step.unhidden)
     waits.push_back(format_duration(seconds) + " for " + std::string(name_of(owner)));
   return format_list(waits);
+}
+
+std::vector<std::string> slow_texts(const StepTime& step) {
+  std::vector<std::string> texts;
+  for (const auto& [reason, slow] : step.slow)
+    texts.push_back(fmt::format("{}: about {} of a step ({:.0f}%), otherwise {}", reason, format_duration(slow.seconds),
+                                100 * slow.seconds / step.total, format_duration(slow.fast_seconds)));
+  return texts;
 }
 
 }  // namespace quern

@@ -13,12 +13,18 @@
 
 namespace quern {
 
+/// Seconds that launches take which are slow for one reason, and what they would take otherwise.
+struct SlowLaunches {
+  double seconds = 0, fast_seconds = 0;
+};
+
 /// Seconds.
 struct StepTime {
   double total = 0;
   /// In which the compute lane waits for what stores have, by whose it is: the transfers that go on meanwhile,
   /// or what a launch works on in place.
   std::map<TensorOwner, double> unhidden = {};
+  std::map<std::string, SlowLaunches> slow = {};  ///< as the device estimates them, by reason (OpSupport::slow)
 };
 
 /// Whose what lies in a plan's stores is.
@@ -51,5 +57,7 @@ StepTime simulated_step(const Plan& plan, const DeviceTraits& device, std::int64
 
 /// "565ms for master weights, 420ms for gradients"; empty: nothing waits.
 std::string waits_text(const StepTime& step);
+/// A line for each reason: "attention on CUDA cores, ...: 1.30s of a step (61%), otherwise 45ms".
+std::vector<std::string> slow_texts(const StepTime& step);
 
 }  // namespace quern

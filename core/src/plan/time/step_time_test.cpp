@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include "plan/report.h"
 #include "plan/show_schedules.h"
 #include "plan/test_plans.h"
 #include "plan/time/simulate.h"
@@ -98,4 +99,29 @@ TEST_CASE("waits of a run lie apart, where no kernel runs, and the timeline show
   CHECK(shown >= waits.size());
   CHECK(waits_text(simulated_step(plan, device, 2)).find(" for ") != std::string::npos);
   CHECK(waits_text(StepTime{}).empty());
+}
+
+TEST_CASE("what is slow is told once for each reason, with its cost in a step, whatever the op and the layer") {
+  auto slow = [](const OpInstance& op) {
+    OpSupport support{.seconds = 1};
+    if (op.kind.starts_with("attention")) support.slow = "attention by hand", support.fast_seconds = 0.25;
+    if (op.kind == "swiglu") support.slow = "no fused kernel", support.fast_seconds = 0.5;
+    return support;
+  };
+  PlanningDevice device(slow);
+  const Plan plan = tiny_plan(tiny_options(), device);
+  const StepTime step = simulated_step(plan, device.traits(), 3);
+  REQUIRE(step.slow.size() == 2);
+  const auto& [seconds, fast] = step.slow.at("attention by hand");
+  CHECK(seconds == 2.0 * plan.model.layers * 3);  // forward and gradient
+  CHECK(fast == seconds / 4);
+  const std::vector<std::string> texts = slow_texts(step);
+  REQUIRE(texts.size() == 2);
+  CHECK(texts[0].starts_with("attention by hand: about "));
+  CHECK(texts[0].find(" of a step (") != std::string::npos);
+  const std::string report = plan_report(plan, device.traits(), 3);
+  std::size_t told = 0;
+  for (std::size_t at = report.find("\nslow "); at != std::string::npos; at = report.find("\nslow ", at + 1)) ++told;
+  CHECK(told == 2);
+  CHECK(slow_texts(simulated_step(tiny_plan(tiny_options()), device.traits(), 3)).empty());
 }

@@ -45,6 +45,16 @@ Way way_of(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
   return cudnn_takes(s, pass, gpu) ? Way::cudnn : Way::own;
 }
 
+/// Why CUDA cores run a pass, for people; empty where tensor cores do.
+std::string why_slow(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
+  if (way_of(s, pass, gpu) != Way::own) return {};
+  const std::string on = "attention on CUDA cores, not tensor cores, as ";
+  if (gpu.attention == AttentionChoice::own) return on + "device.cuda.attention is \"own\"";
+  const std::string capability =
+      std::to_string(gpu.compute_capability / 10) + "." + std::to_string(gpu.compute_capability % 10);
+  return on + "cuDNN " + cudnn_refusal(s, pass, gpu, cudnnGetVersion()) + " (compute capability " + capability + ")";
+}
+
 std::string refuse_shape(const OpInstance& op, AttentionPass pass, const AttentionShape& s, const CudaTraits& gpu) {
   const std::string& mask = op.attributes.word("mask");
   if (mask != "causal" && mask != "full") return op.kind + ": unknown mask \"" + mask + "\", known: causal, full";
@@ -75,7 +85,9 @@ OpSupport check(const OpInstance& op, AttentionPass pass, const Inputs& inputs, 
     check.that(documents.dtype == DType::i32 && documents.count() == s.tokens() + 1,
                "operand documents: must be i32, one offset more than there are tokens");
   }
-  return check.support(workspace);
+  OpSupport support = check.support(workspace);
+  support.slow = why_slow(s, pass, gpu);
+  return support;
 }
 
 OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {

@@ -168,7 +168,10 @@ OpSupport CudaDevice::query(const OpInstance& op) const {
   auto found = ops_.find(op.kind);
   if (found == ops_.end()) return {"the cuda device has no kernel for the op \"" + op.kind + "\"", 0};
   OpSupport support = found->second.query ? found->second.query(op, facts_.cuda) : OpSupport{};
-  if (support.refusal.empty()) support.seconds = launch_seconds(op, facts_);
+  if (!support.refusal.empty()) return support;
+  const double fast = launch_seconds(op, facts_);
+  support.seconds = support.slow.empty() ? fast : slow_launch_seconds(op, facts_);
+  if (!support.slow.empty()) support.fast_seconds = fast;
   return support;
 }
 

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -61,22 +62,162 @@ TEST_CASE("plan mode knows GPUs by name, without one") {
   CHECK(rtx4090.traits().memory_bytes < (std::size_t{24} << 30));
 }
 
-TEST_CASE("the driver's product names find their row of the table") {
-  auto id = [](const char* product) { return std::string(gpu_named(product) ? gpu_named(product)->id : "none"); };
-  CHECK(id("NVIDIA H100 80GB HBM3") == "H100");
-  CHECK(id("NVIDIA H100 PCIe") == "H100-PCIe");
-  CHECK(id("NVIDIA H200") == "H200");
-  CHECK(id("NVIDIA GH200 480GB") == "GH200");
-  CHECK(id("NVIDIA A100-SXM4-80GB") == "A100");
-  CHECK(id("NVIDIA A100-SXM4-40GB") == "A100-40GB");
-  CHECK(id("NVIDIA A100 80GB PCIe") == "A100");
-  CHECK(id("NVIDIA A10") == "A10");
-  CHECK(id("NVIDIA RTX A6000") == "RTX-A6000");
-  CHECK(id("NVIDIA GeForce RTX 4070 Ti SUPER") == "RTX-4070-Ti-Super");
-  CHECK(id("NVIDIA L4") == "L4");
-  CHECK(id("NVIDIA L40S") == "L40S");
-  CHECK(id("NVIDIA GeForce RTX 4090") == "RTX-4090");
-  CHECK(id("NVIDIA GeForce GTX 1080") == "none");
+TEST_CASE("the driver's whole product name finds its row of the table, or none") {
+  struct Product {
+    const char* name;
+    int multiprocessors;
+    double gib;
+    const char* id;
+  };
+  for (const Product& product :
+       {Product{"NVIDIA H100 80GB HBM3", 132, 79.2, "H100"},
+        {"NVIDIA H100 PCIe", 114, 79.2, "H100-PCIe"},
+        {"NVIDIA H200", 132, 139.8, "H200"},
+        {"NVIDIA H200 NVL", 132, 139.8, "H200-NVL"},
+        {"NVIDIA H20", 78, 95, "H20"},
+        {"NVIDIA GH200 480GB", 132, 94.5, "GH200"},
+        {"NVIDIA B200", 148, 178.4, "B200"},
+        {"NVIDIA B300 SXM6 AC", 148, 268, "B300"},
+        {"NVIDIA A100-SXM4-80GB", 108, 79.2, "A100"},
+        {"NVIDIA A100-SXM4-40GB", 108, 39.4, "A100-40GB"},
+        {"NVIDIA A100 80GB PCIe", 108, 79.2, "A100-PCIe"},
+        {"NVIDIA A100-PCIE-40GB", 108, 39.4, "A100-PCIe-40GB"},
+        {"NVIDIA A10", 72, 22, "A10"},
+        {"NVIDIA A10G", 80, 22, "A10G"},
+        {"NVIDIA L4", 58, 22, "L4"},
+        {"NVIDIA L40", 142, 44.4, "L40"},
+        {"NVIDIA L40S", 142, 44.4, "L40S"},
+        {"NVIDIA RTX A6000", 84, 47.4, "RTX-A6000"},
+        {"NVIDIA RTX 6000 Ada Generation", 142, 47.4, "RTX-6000-Ada"},
+        {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 188, 95, "RTX-PRO-6000"},
+        {"NVIDIA RTX PRO 6000 Blackwell Server Edition", 188, 95, "RTX-PRO-6000-Server"},
+        {"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 188, 95, "RTX-PRO-6000-Max-Q"},
+        {"NVIDIA GeForce RTX 3080", 68, 9.6, "RTX-3080"},
+        {"NVIDIA GeForce RTX 3080", 70, 11.6, "RTX-3080-12GB"},
+        {"NVIDIA GeForce RTX 4060 Ti", 34, 15.6, "RTX-4060-Ti-16GB"},
+        {"NVIDIA GeForce RTX 4060 Ti", 34, 7.6, "RTX-4060-Ti-8GB"},
+        {"NVIDIA GeForce RTX 4070 Ti", 60, 11.6, "RTX-4070-Ti"},
+        {"NVIDIA GeForce RTX 4070 Ti SUPER", 66, 15.6, "RTX-4070-Ti-Super"},
+        {"NVIDIA GeForce RTX 4090", 128, 23.5, "RTX-4090"},
+        {"NVIDIA GeForce RTX 4090 Laptop GPU", 76, 15.6, "RTX-4090-Laptop"},
+        {"NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, 39, "none"},
+        {"NVIDIA H100 80GB HBM3", 60, 39, "none"},
+        {"NVIDIA GeForce RTX 4090 Ti", 142, 23.5, "none"},
+        {"NVIDIA L400", 58, 22, "none"},
+        {"NVIDIA GeForce GTX 1080", 20, 8, "none"}}) {
+    CAPTURE(product.name);
+    const GpuModel* model = gpu_model(product.name, product.multiprocessors, product.gib);
+    CHECK(std::string(model ? model->id : "none") == product.id);
+  }
+}
+
+TEST_CASE("each row of the table has its own id, and the rates that its data sheet states") {
+  std::set<std::string_view> ids;
+  auto rate = [](const char* id, DType format) {
+    for (const GpuModel& model : gpu_models())
+      if (model.id == id)
+        for (const auto& [known, rate] : facts_of(model).device.matmul_rates)
+          if (known == format) return rate / 1e12;
+    return 0.0;
+  };
+  for (const GpuModel& model : gpu_models()) {
+    CAPTURE(model.id);
+    CHECK(ids.insert(model.id).second);
+    CHECK(model.bf16 > model.f32);
+    CHECK(model.host_rate > 10);
+    CHECK(facts_of(model).device.memory_bytes < (static_cast<std::size_t>(model.memory_gib) + 1) << 30);
+  }
+  struct Sheet {
+    const char* id;
+    double f32, bf16, fp8, int8;
+  };
+  for (const Sheet& sheet :
+       {Sheet{"RTX-4090", 82.6, 165.2, 330.3, 660.6},  // fp8 with fp32 accumulators, half of fp16's
+        {"RTX-5090", 104.8, 209.5, 419, 838},
+        {"RTX-3090", 35.6, 71, 0, 284},
+        {"RTX-6000-Ada", 91.1, 364.2, 728.5, 728.5},
+        {"RTX-PRO-6000", 126, 503.8, 1007.6, 1007.6},
+        {"RTX-A6000", 38.7, 154.8, 0, 309.7},
+        {"A100", 19.5, 312, 0, 624},
+        {"L4", 30.3, 121, 242, 242},
+        {"L40", 90.5, 181, 362, 362},
+        {"A10G", 35, 70, 0, 140},
+        {"H20", 44, 148, 296, 296}}) {
+    CAPTURE(sheet.id);
+    for (const auto& [format, peak] : {std::pair{DType::f32, sheet.f32},
+                                       {DType::bf16, sheet.bf16},
+                                       {DType::e4m3, sheet.fp8},
+                                       {DType::i8, sheet.int8}})
+      CHECK(rate(sheet.id, format) == doctest::Approx(peak).epsilon(0.01));
+  }
+}
+
+TEST_CASE("a GPU that the table does not have is estimated from its own properties") {
+  GpuFacts facts;
+  auto rate = [&](DType format) {
+    for (const auto& [known, rate] : facts.device.matmul_rates)
+      if (known == format) return rate;
+    return 0.0;
+  };
+  estimate_rates({"NVIDIA GeForce RTX 4050 Laptop GPU", 89, 20, 5.6, 2.37e9, 192e9}, facts);
+  CHECK(rate(DType::bf16) == doctest::Approx(20 * 2.37e9 * 512));
+  CHECK(rate(DType::e4m3) == doctest::Approx(20 * 2.37e9 * 1024));
+  CHECK(facts.device.memory_rate == 192e9);
+  estimate_rates({"NVIDIA RTX 2000 Ada Generation", 89, 22, 15.6, 2.13e9, 224e9}, facts);
+  CHECK(rate(DType::bf16) == doctest::Approx(22 * 2.13e9 * 1024));
+  estimate_rates({"NVIDIA RTX A2000", 86, 26, 5.6, 1.2e9, 288e9}, facts);
+  CHECK(rate(DType::e4m3) == 0);
+}
+
+TEST_CASE("attention on CUDA cores says so, with the reason and what it costs") {
+  auto attention = [](DType dtype, std::int64_t sequence, std::int64_t head_dim, bool documents, bool gradient) {
+    constexpr std::int64_t kHeads = 4;
+    const std::int64_t width = kHeads * head_dim, tokens = 2 * sequence;
+    const Operand packed{dtype, {tokens, 3 * width}, true, false}, out{dtype, {tokens, width}, true, false},
+        stats{DType::f32, {tokens, kHeads}, true, false};
+    OpInstance op{.kind = gradient ? "attention_grad" : "attention",
+                  .inputs = gradient ? std::vector<Operand>{out, packed, out, stats} : std::vector<Operand>{packed},
+                  .outputs = gradient ? std::vector<Operand>{packed} : std::vector<Operand>{out, stats},
+                  .attributes = {{"heads", kHeads},
+                                 {"kv_heads", kHeads},
+                                 {"head_dim", head_dim},
+                                 {"mask", std::string("causal")},
+                                 {"scale", 0.125}},
+                  .geometry = {2, sequence}};
+    if (documents) op.inputs.push_back({DType::i32, {tokens + 1}, true, false});
+    return op;
+  };
+  CudaOptions own;
+  own.attention = "own";
+  const CudaDevice h100 = assumed("H100"), rtx4090 = assumed("RTX-4090"), by_own(own);
+  const std::string on = "attention on CUDA cores, not tensor cores, as ";
+  struct Case {
+    const CudaDevice& device;
+    DType dtype;
+    std::int64_t sequence, head_dim;
+    bool documents;
+    std::string slow;
+  };
+  for (const bool gradient : {false, true})
+    for (const Case& c :
+         {Case{h100, DType::bf16, 1024, 192, false, ""},
+          {rtx4090, DType::bf16, 1024, 128, true, ""},
+          {rtx4090, DType::bf16, 1024, 192, false,
+           on + "cuDNN does not take bf16 heads of 192 in sequences of 1024 (compute capability 8.9)"},
+          {h100, DType::f32, 1024, 64, false,
+           on + "cuDNN does not take f32 heads of 64 in sequences of 1024 (compute capability 9.0)"},
+          {h100, DType::bf16, 1020, 64, true,
+           on + "cuDNN does not take bf16 heads of 64 in sequences of 1020 with documents (compute capability 9.0)"},
+          {h100, DType::bf16, 32768, 64, true,
+           on + "cuDNN does not take bf16 heads of 64 in sequences of 32768 with documents (compute capability 9.0)"},
+          {by_own, DType::bf16, 1024, 64, false, on + "device.cuda.attention is \"own\""}}) {
+      CAPTURE(c.slow);
+      const OpSupport support = c.device.query(attention(c.dtype, c.sequence, c.head_dim, c.documents, gradient));
+      CHECK(support.refusal == "");
+      CHECK(support.slow == c.slow);
+      CHECK(support.seconds > 0);
+      if (!c.slow.empty()) CHECK(support.seconds > 4 * support.fast_seconds);
+    }
 }
 
 TEST_CASE("queries answer at plan time, with the reason for a refusal") {

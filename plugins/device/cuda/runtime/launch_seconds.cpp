@@ -11,9 +11,10 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr double kStart = 2e-6;     // seconds from one launch to the next
-constexpr double kCopyShare = 0.9;  // of the rated memory rate, by copies and what moves as well as they do
-constexpr double kDocuments = 0.4;  // of the speed without documents, by attention
+constexpr double kStart = 2e-6;        // seconds from one launch to the next
+constexpr double kCopyShare = 0.9;     // of the rated memory rate, by copies and what moves as well as they do
+constexpr double kDocuments = 0.4;     // of the speed without documents, by attention
+constexpr double kOwnAttention = 0.5;  // of the instructions that could be issued, by attention on CUDA cores
 constexpr double kVectorScales = 0.85, kSquareScales = 0.8, kLineScales = 0.6;  // of the speed with one scale
 constexpr double kSquaresOfBoth = 0.93;
 
@@ -41,24 +42,26 @@ double peak(const GpuFacts& gpu, DType format) {
   return bf16;
 }
 
-/// How fast products are: a share of the peak, and FLOPs that a multiprocessor could do in the time that it is idle
-/// while a product starts and ends, its last wave of tiles included.
+/// How fast products are: a share of the peak, and seconds in which multiprocessors are idle while a product starts and
+/// ends, its last wave of tiles included. Where multiprocessors are slower tiles are smaller, so the time is about the
+/// same.
 struct ProductSpeed {
   double share, idle;
 };
 
 ProductSpeed speed_of(DType format) {
   switch (format) {
-    case DType::bf16: return {0.69, 60e6};
-    case DType::i8: return {0.66, 150e6};
-    case DType::f32: return {0.75, 4e6};  // not measured
-    default: return {0.72, 150e6};
+    case DType::bf16: return {0.69, 11.6e-6};
+    case DType::i8: return {0.66, 15.2e-6};
+    case DType::f32: return {0.75, 10.5e-6};  // not measured
+    default: return {0.72, 13.9e-6};
   }
 }
 
 double product_seconds(const GpuFacts& gpu, double flops, DType format) {
   const auto [share, idle] = speed_of(format);
-  return (flops + idle * gpu.cuda.multiprocessors) / (share * peak(gpu, format));
+  const double reach = format == DType::f32 || format == DType::i8 ? 1 : gpu.reach;
+  return flops / (reach * share * peak(gpu, format)) + idle;
 }
 
 /// An own product that turns an operand, beside the library's.
@@ -99,17 +102,34 @@ double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
   return alone ? std::max(seconds, transfers) : seconds + behind_product(op.kind) * transfers;
 }
 
-/// A longer sequence has fewer of its blocks on the diagonal, where half of the work is masked.
+/// Queries and keys that attend to each other, over all heads; as if rows were one document, since plans know no
+/// others.
+double attention_pairs(const OpInstance& op) {
+  const double length = number(op.geometry.sequence);
+  const double keys = op.attributes.word("mask") == "causal" ? (length + 1) / 2 : length;
+  return number(op.geometry.batch * op.attributes.integer("heads")) * length * keys;
+}
+
+/// On tensor cores. A longer sequence has fewer of its blocks on the diagonal, where half of the work is masked.
 double attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const bool gradient = op.kind == "attention_grad";
-  const std::size_t packed = gradient ? 1 : 0, documents = gradient ? 4 : 1;
+  const std::size_t documents = gradient ? 4 : 1;
   const bool causal = op.attributes.word("mask") == "causal", small = op.attributes.integer("head_dim") <= 64;
   const double length = number(op.geometry.sequence), half = small ? 700 : 500;  // of full speed at this length
   const double share = (small ? 0.447 : gradient ? 0.45 : 0.52) * (causal ? length / (length + half) : 1);
-  const double pairs = number(op.geometry.batch) * length * (causal ? (length + 1) / 2 : length);
-  const double flops =
-      (gradient ? 10 : 4) * pairs * number(op.attributes.integer("heads") * op.attributes.integer("head_dim"));
-  return flops / (share * (present(op, documents) ? kDocuments : 1) * peak(gpu, op.inputs[packed].dtype));
+  const double flops = (gradient ? 10 : 4) * attention_pairs(op) * number(op.attributes.integer("head_dim"));
+  return flops / (gpu.reach * share * (present(op, documents) ? kDocuments : 1) * peak(gpu, DType::bf16));
+}
+
+/// By own kernels a warp has a row of results. For each pair it loads a vector of `parts` registers a lane, twice, and
+/// sums a dot product by five shuffles; the gradient's two kernels load four vectors and sum four products. A
+/// multiprocessor issues one such instruction a clock.
+double own_attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
+  const std::int64_t head_dim = op.attributes.integer("head_dim");
+  const double parts = head_dim <= 64 ? 2 : head_dim <= 128 ? 4 : 8;
+  const double clocks = op.kind == "attention_grad" ? 4 * parts + 22 : 2 * parts + 5;
+  const double flops_a_clock = gpu.cuda.compute_capability == 80 ? 128 : 256;
+  return attention_pairs(op) * clocks * flops_a_clock / (kOwnAttention * peak(gpu, DType::f32));
 }
 
 /// Chunks beyond the usual ones, of which each reads and writes the weight's gradient once more.
@@ -171,6 +191,10 @@ double launch_seconds(const OpInstance& op, const GpuFacts& gpu) {
   if (kind.starts_with("lm_loss")) return kStart + loss_seconds(op, gpu);
   const double passes = kind.ends_with("quantize") ? 1.6 : 1;  // those find the tensor's scale first
   return kStart + passes * memory_seconds(gpu, operand_bytes(op), memory_share(op));
+}
+
+double slow_launch_seconds(const OpInstance& op, const GpuFacts& gpu) {
+  return kStart + own_attention_seconds(op, gpu);
 }
 
 }  // namespace quern::cuda
