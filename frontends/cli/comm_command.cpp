@@ -1,10 +1,12 @@
 // `quern bench comm FILE`: how fast the ranks of a config move and sum bytes, by each communicator.
 #include <iostream>
 
+#include <unistd.h>
 #include <boost/program_options/value_semantic.hpp>
 
 #include "bench/comm.h"
 #include "commands.h"
+#include "launch/starter_link.h"
 #include "quern/error.h"
 #include "run/session.h"
 #include "start_ranks.h"
@@ -76,6 +78,7 @@ int comm_command(const Arguments& arguments) {
   const std::vector<std::string> communicators = listed(run->values["communicators"].as<std::string>());
   if (const std::optional<RankPlace> place = rank_place()) {
     take_place(*place, *run);
+    hear_starter([](int signal) { ::_exit(128 + signal); });
     return measure(*run, wanted, path);
   }
   if (communicators.size() > 1 && !path.empty())

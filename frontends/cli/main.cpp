@@ -69,7 +69,8 @@ void reserve_standard_streams() {
 }
 
 int fail(const char* text, ErrorCode code) {
-  std::cerr << "quern: error: " + rank_prefix() + text + "\n";
+  const std::string prefix = rank_prefix();
+  std::cerr << "quern: error: " << (std::string_view(text).starts_with(prefix) ? "" : prefix) << text << "\n";
   return static_cast<int>(code);
 }
 

@@ -1,6 +1,6 @@
 // `quern train FILE`: one run from its config to its export. Ctrl-C, SIGTERM, SIGHUP and SIGXCPU save a checkpoint and
-// leave with the shell's code for that signal; before the first step, and at a second Ctrl-C or SIGTERM, the program
-// leaves at once. SIGUSR1 saves and goes on.
+// leave with the shell's code for that signal; before the first step, and at a second Ctrl-C or SIGTERM a second later
+// or more, the program leaves at once. SIGUSR1 saves and goes on.
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -15,9 +15,10 @@
 
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files/descriptor.h"
 #include "commands.h"
-#include "launch/local_ranks.h"
+#include "launch/starter_link.h"
 #include "log/background_output.h"
 #include "quern/run.h"
 #include "start_ranks.h"
@@ -30,7 +31,9 @@ enum class Phase { starting, running, over };
 
 RunRequests requests;
 std::atomic<Phase> phase{Phase::starting};  // running: there is something to lose
-std::atomic<bool> told_to_stop{false};      // by a person or a scheduler, who may insist
+bool has_starter = false;                   // a quern that started this rank
+std::atomic<double> told_to_stop{0};        // when a person or a scheduler first did, who may insist; 0: nobody did
+constexpr double kInsists = 1;  // seconds: a second signal that comes earlier is the first again (`timeout`)
 
 void handle(int signal) {
   if (signal == SIGUSR1) {
@@ -41,7 +44,11 @@ void handle(int signal) {
   requests.stop.compare_exchange_strong(none, signal);
   if (phase == Phase::running) {
     // HUP comes from the shell and from the terminal, XCPU each second: neither insists.
-    if (signal == SIGHUP || signal == SIGXCPU || !told_to_stop.exchange(true)) return;
+    double never = 0;
+    if (signal == SIGHUP || signal == SIGXCPU || told_to_stop.compare_exchange_strong(never, now()) ||
+        now() - told_to_stop < kInsists)
+      return;
+    if (has_starter) return;  // which ends its ranks
   } else if (phase == Phase::starting) {
     write_if_taken(STDOUT_FILENO, "stopped before the first step; there is nothing to save\n",
                    std::chrono::milliseconds(0));
@@ -49,25 +56,23 @@ void handle(int signal) {
   ::_exit(128 + signal);
 }
 
-pid_t starter = 0;  // the quern that started this rank, and hears signals for all
-
-extern "C" void on_signal(int signal, siginfo_t* info, void*) {
+extern "C" void on_signal(int signal) {
   const int kept = errno;
-  if (starter == 0 || info->si_pid == starter) handle(signal);
+  handle(signal);
   errno = kept;
 }
 
 void take(int signal) {
   struct sigaction action {};
-  action.sa_sigaction = on_signal;
-  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
   ::sigaction(signal, &action, nullptr);
 }
 
 void take_signals() {
   // The terminal's Ctrl-C stops the reader of a pipe too, and there is still a checkpoint to write.
   std::signal(SIGPIPE, SIG_IGN);
-  starter = starter_of_this_rank();
+  if ((has_starter = starter_of_this_rank() != 0)) return hear_starter(handle);
   for (int signal : {SIGINT, SIGTERM, SIGXCPU, SIGUSR1}) take(signal);
   if (std::signal(SIGHUP, SIG_IGN) != SIG_IGN) take(SIGHUP);  // nohup
 }

@@ -32,11 +32,12 @@ std::byte* allocate_snapshot(Device& device, std::int64_t bytes) {
 
 }  // namespace
 
-CheckpointSaver::CheckpointSaver(Device& device, Engine& engine, RunLock& lock, const Retention& retention)
+CheckpointSaver::CheckpointSaver(Device& device, Engine& engine, RunLock& lock, const Retention& retention, Hold hold)
     : device_(device),
       engine_(engine),
       lock_(lock),
       retention_(retention),
+      hold_(std::move(hold)),
       state_(training_state(engine.plan())),
       snapshot_(allocate_snapshot(device, engine.plan().snapshot_bytes)) {
   std::byte* data = snapshot_;
@@ -78,7 +79,8 @@ void CheckpointSaver::save(CheckpointMeta meta) {
   const std::string directory = lock_.directory();
   if (snapshot_) {
     engine_.read(state_, snapshot_);
-    auto work = [this, directory, meta = std::move(meta), begin, held = now() - begin] {
+    auto work = [this, directory, meta = std::move(meta), begin, held = now() - begin, hold = hold_()]() mutable {
+      const std::shared_ptr<void> until_written = std::move(hold);
       SavedCheckpoint saved = write(directory, meta, {});
       saved.held = held;
       saved.seconds = now() - begin;

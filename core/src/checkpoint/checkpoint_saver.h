@@ -2,7 +2,9 @@
 // Saves the state of a run: copied to the host while training stands still, written and thinned out behind it on a
 // thread. One write at a time; what a write fails with is thrown by the next call here.
 
+#include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,9 +23,11 @@ struct SavedCheckpoint {
 
 class CheckpointSaver {
  public:
+  /// What it returns lives as long as a write.
+  using Hold = std::function<std::shared_ptr<void>()>;
   /// Takes the plan's snapshot_bytes of pinned memory; without any, `save` writes before it returns, tensor by tensor.
-  /// Arguments outlive the saver.
-  CheckpointSaver(Device& device, Engine& engine, RunLock& lock, const Retention& retention);
+  /// `hold` is called when a copy is whole, so that its write needs nobody else. Arguments outlive the saver.
+  CheckpointSaver(Device& device, Engine& engine, RunLock& lock, const Retention& retention, Hold hold);
   /// Awaits the write under way; its failure is lost.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
@@ -46,6 +50,7 @@ class CheckpointSaver {
   Engine& engine_;
   RunLock& lock_;
   Retention retention_;
+  Hold hold_;
   std::vector<PlannedTensor> state_;
   std::vector<NamedView> views_;  ///< of the snapshot, in the order of state_; without one, without data
   std::byte* snapshot_ = nullptr;

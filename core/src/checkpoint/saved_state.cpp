@@ -116,7 +116,7 @@ std::string state_name(const PlannedTensor& tensor) {
 }
 
 std::vector<std::string> load_state(Engine& engine, const Checkpoint& checkpoint,
-                                    const std::vector<std::string>& changes) {
+                                    const std::vector<std::string>& changes, const std::function<void()>& written) {
   const auto differences = compare(engine.plan(), checkpoint.tensors);
   for (Part part : {parameters, optimizer, precision})
     if (!differences[part].empty() && (part != precision || !precision_changed(changes)))
@@ -125,6 +125,7 @@ std::vector<std::string> load_state(Engine& engine, const Checkpoint& checkpoint
     const StoredTensor* stored = checkpoint.tensors.find(state_name(tensor));
     fill(engine, tensor, checkpoint.tensors, fits(stored, tensor) ? stored : nullptr);
   }
+  written();
   engine.refresh();
   if (differences[precision].empty()) return {};
   return {"[precision] changed since the checkpoint; states that it does not have start anew: " +

@@ -62,8 +62,10 @@ class Engine {
   /// Makes the working copies from the masters; after masters were written.
   void refresh();
 
-  /// Told of each read of a tensor that is split over ranks before it begins, so that the other ranks join in.
-  using ReadNotice = std::function<void(const PlannedTensor& tensor, std::int64_t first, std::int64_t count)>;
+  /// Called before each read of a tensor that is split over ranks, so that the other ranks join in. What it returns is
+  /// kept until the read is done.
+  using ReadNotice =
+      std::function<std::shared_ptr<void>(const PlannedTensor& tensor, std::int64_t first, std::int64_t count)>;
   void announce_reads(ReadNotice notice) { notice_ = std::move(notice); }
 
   // ---- training: enqueued, not awaited ----

@@ -81,7 +81,7 @@ void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t 
 
 // Piece by piece into the memory of transient values, of which there are none between runs.
 void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host) {
-  if (notice_) notice_(tensor, first, count);
+  const std::shared_ptr<void> announced = notice_ ? notice_(tensor, first, count) : nullptr;
   const ParameterPlan& parameter = plan_.parameter(tensor.parameter);
   const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
   const std::int64_t most = plan_.passage_bytes / size;

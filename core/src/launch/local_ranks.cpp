@@ -3,16 +3,25 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 #include "launch/rank_place.h"
 #include "launch/rendezvous/secret.h"
+#include "launch/starter_link.h"
 #include "quern/error.h"
 
 namespace quern {
 
 namespace {
 
-constexpr const char* kStarter = "QUERN_STARTER";
+/// By its name, which `ps` shows, unless the file was replaced.
+std::string this_program() {
+  constexpr const char* kSelf = "/proc/self/exe";
+  std::error_code gone;
+  const std::filesystem::path path = std::filesystem::read_symlink(kSelf, gone);
+  return !gone && std::filesystem::equivalent(path, kSelf, gone) ? path.string() : kSelf;
+}
 
 std::vector<std::string> with_arguments(std::vector<std::string> words, const std::vector<std::string>& arguments) {
   words.insert(words.end(), arguments.begin(), arguments.end());
@@ -23,26 +32,25 @@ std::vector<std::string> with_arguments(std::vector<std::string> words, const st
 
 std::vector<RankProcess> local_ranks(int size, const std::vector<std::string>& arguments) {
   std::vector<RankProcess> ranks;
+  const std::string program = this_program();
   const std::string launch = hex_of(fresh_secret()).substr(0, 16), count = std::to_string(size);
   for (int i = 0; i < size; ++i) {
     const std::string rank = std::to_string(i);
     ranks.push_back({.name = "rank " + rank,
-                     .words = with_arguments({"/proc/self/exe"}, arguments),
+                     .words = with_arguments({program}, arguments),
                      .environment = {{"QUERN_RANK", rank},
                                      {"QUERN_RANKS", count},
                                      {"QUERN_LOCAL_RANK", rank},
                                      {"QUERN_LOCAL_RANKS", count},
                                      {"QUERN_LAUNCH", launch},
-                                     {kStarter, std::to_string(::getpid())}},
+                                     {kStarterVariable, std::to_string(::getpid())}},
                      .shows_output = i == 0});
   }
   return ranks;
 }
 
-int starter_of_this_rank() {
-  const char* const text = std::getenv(kStarter);
-  const int starter = text ? std::atoi(text) : 0;
-  return starter == ::getppid() ? starter : 0;
+std::string said_by(const std::string& name, const std::string& text) {
+  return text.starts_with(name + ": ") ? text : name + ": " + text;
 }
 
 std::string rank_prefix() {

@@ -108,6 +108,7 @@ void MpirunPlaces::end() noexcept {
 PlaceEnvironment mpirun_place(const std::string& folder, int rank) {
   PlaceEnvironment environment;
   std::ifstream file(place_file(folder, rank));
+  ::unlink(place_file(folder, rank).c_str());  // it may hold secrets, and is read once
   for (std::string variable; std::getline(file, variable, '\0');)
     if (const std::size_t equal = variable.find('='); equal != std::string::npos)
       environment.emplace_back(variable.substr(0, equal), variable.substr(equal + 1));

@@ -16,6 +16,8 @@
 
 #include "base/files/descriptor.h"
 #include "base/files/durable_file.h"
+#include "launch/local_ranks.h"
+#include "launch/starter_link.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -26,9 +28,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kError = "quern: error: ";
 constexpr std::size_t kMostKept = 8192;  // bytes of a process's standard error
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
+constexpr double kAgain = 0.1;           // seconds until those that were given time are looked at again
+
+Clock::duration seconds_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
 bool is_stop(int signal) {
-  return signal != SIGUSR1 && std::find(std::begin(kSignals), std::end(kSignals), signal) != std::end(kSignals);
+  return signal != SIGUSR1 &&
+         std::find(std::begin(kForwardedSignals), std::end(kForwardedSignals), signal) != std::end(kForwardedSignals);
 }
 
 constexpr int kCommunication = static_cast<int>(ErrorCode::communication);
@@ -39,7 +46,7 @@ class SignalQueue {
   SignalQueue() {
     sigset_t taken;
     sigemptyset(&taken);
-    for (const int signal : kSignals) sigaddset(&taken, signal);
+    for (const int signal : kForwardedSignals) sigaddset(&taken, signal);
     sigaddset(&taken, SIGCHLD);
     ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how a process ended
     ::pthread_sigmask(SIG_BLOCK, &taken, &before_);
@@ -83,7 +90,7 @@ struct Prepared {
   std::vector<char*> words, variables;
 };
 
-[[noreturn]] void become(const RankProcess& process, const Prepared& prepared, int err, pid_t parent,
+[[noreturn]] void become(const RankProcess& process, const Prepared& prepared, int err, int link, pid_t parent,
                          const sigset_t& signals) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it died before that
@@ -91,6 +98,9 @@ struct Prepared {
   ::dup2(nothing, STDIN_FILENO);
   if (!process.shows_output) ::dup2(nothing, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
+  ::dup2(link, kLinkOfRank);
+  ::fcntl(kLinkOfRank, F_SETFD, 0);                                      // where it was that already
+  for (const int signal : kForwardedSignals) ::signal(signal, SIG_IGN);  // they come over the link
   ::pthread_sigmask(SIG_SETMASK, &signals, nullptr);
   ::execvpe(prepared.words[0], prepared.words.data(), prepared.variables.data());
   const char* const text = std::strerror(errno);
@@ -103,11 +113,13 @@ struct Running {
   const RankProcess* process;
   pid_t id = -1;
   OwnedDescriptor err = {};
+  std::optional<RankLink> link = {};
   std::string line = {};           // of standard error, not ended yet
   std::string error = {};          // what it says is its error
   std::string said = {};           // its last other lines
   std::optional<int> status = {};  // as waitpid() has it
   bool told = false;               // to end, by us
+  bool given_time = false;         // to finish, and it was said
 };
 
 class Supervisor {
@@ -146,28 +158,42 @@ class Supervisor {
     ::fcntl(one.err.get(), F_SETFL, O_NONBLOCK);
     const Prepared prepared(*one.process);
     const pid_t parent = ::getpid();
+    one.link.emplace();
     one.id = ::fork();
-    if (one.id == 0) become(*one.process, prepared, write_end.get(), parent, signals_.before());
+    if (one.id == 0) become(*one.process, prepared, write_end.get(), one.link->other_end(), parent, signals_.before());
     if (one.id < 0) fail_resources(one.process->name, "no process can be started", errno);
+    one.link->started();
   }
 
   void wait() {
     std::vector<pollfd> polls = {{.fd = signals_.descriptor(), .events = POLLIN, .revents = 0}};
-    for (const Running& one : running_)
+    for (const Running& one : running_) {
       if (one.err) polls.push_back({.fd = one.err.get(), .events = POLLIN, .revents = 0});
+      if (one.link) polls.push_back({.fd = one.link->descriptor(), .events = POLLIN, .revents = 0});
+    }
     constexpr int kLook = 50;  // ms, while there is a deadline
     ::poll(polls.data(), polls.size(), deadline_ ? kLook : -1);
   }
 
   void forward(int signal) {
-    const bool asks = signal == SIGINT || signal == SIGTERM;
-    if (asks && stop_signal_ && !deadline_) kill_at(patience_.on_request);  // a second one insists
+    if (signal == SIGINT || signal == SIGTERM) {
+      if (!asked_) asked_ = Clock::now();
+      if (!insisted_ && Clock::now() - *asked_ > seconds_of(patience_.insists)) {
+        insisted_ = true;
+        kill_at(patience_.on_request);
+      }
+    }
     if (is_stop(signal) && !stop_signal_) stop_signal_ = signal;
+    send(signal);
+  }
+
+  void send(int signal) {
     for (const Running& one : running_)
-      if (!one.status) ::kill(one.id, signal);
+      if (!one.status && one.link) one.link->send_signal(signal);
   }
 
   void read(Running& one) {
+    if (one.link && !one.link->read()) one.link.reset();
     char bytes[4096];
     // One that writes without end must not keep the others waiting.
     for (int times = 0; one.err && times < 16; ++times) {
@@ -201,6 +227,7 @@ class Supervisor {
     read(one);
     if (!one.line.empty()) take(one, '\n');
     one.err.reset();  // a process that it left behind may still have it
+    one.link.reset();
     if (!failed(one)) return;
     failed_.push_back(&one);
     if (!deadline_) term_at(patience_.by_itself);
@@ -215,18 +242,30 @@ class Supervisor {
   void term_at(double seconds) { set_deadline(SIGTERM, seconds); }
   void kill_at(double seconds) { set_deadline(SIGKILL, seconds); }
   void set_deadline(int signal, double seconds) {
-    deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    deadline_ = Clock::now() + seconds_of(seconds);
     at_deadline_ = signal;
   }
 
   void end_late() {
     if (!deadline_ || Clock::now() < *deadline_) return;
-    for (Running& one : running_)
-      if (!one.status) {
-        one.told = true;
-        ::kill(one.id, at_deadline_);
+    bool killed = false;
+    for (Running& one : running_) {
+      if (one.status) continue;
+      if (at_deadline_ == SIGKILL && !insisted_ && one.link && one.link->needs_time()) {
+        if (!std::exchange(one.given_time, true))
+          warn_("quern: warning: " + failed_.front()->process->name + " failed; " + one.process->name +
+                " finishes what it writes\n");
+        continue;
       }
-    kill_at(patience_.on_request);
+      one.told = true;
+      if (at_deadline_ == SIGKILL) ::kill(one.id, SIGKILL), killed = true;
+    }
+    if (at_deadline_ == SIGTERM) send(SIGTERM);
+    if (killed && insisted_)
+      warn_(
+          "quern: warning: ranks did not end by themselves after a second signal and were killed; steps since the "
+          "last checkpoint are lost\n");
+    kill_at(at_deadline_ == SIGTERM ? patience_.on_request : kAgain);
   }
 
   RunEnd verdict() const {
@@ -241,7 +280,7 @@ class Supervisor {
     end.output = one.said;
     end.cause = one.process->name;
     if (!one.error.empty())
-      end.cause += ": " + one.error.substr(0, one.error.find_last_not_of('\n') + 1);
+      end.cause = said_by(one.process->name, one.error.substr(0, one.error.find_last_not_of('\n') + 1));
     else if (!killed)
       end.cause += " ended with exit code " + std::to_string(end.code);
     else
@@ -256,6 +295,8 @@ class Supervisor {
   std::vector<Running> running_;
   std::vector<const Running*> failed_;  // in the order in which they did
   int stop_signal_ = 0;
+  std::optional<Clock::time_point> asked_;  // to stop, by a person or a scheduler
+  bool insisted_ = false;
   std::optional<Clock::time_point> deadline_;
   int at_deadline_ = 0;
 };

@@ -1,7 +1,8 @@
 #pragma once
-// Starts the processes of a run on this machine and stays with them: signals go on to them, the first that fails ends
-// all, and one message says why.
+// Starts the processes of a run on this machine and stays with them: signals go on to them over a link, the first that
+// fails ends all, and one message says why.
 
+#include <csignal>
 #include <functional>
 #include <string>
 #include <utility>
@@ -16,10 +17,14 @@ struct RankProcess {
   bool shows_output = false;  ///< its standard output is this process's; else it goes nowhere
 };
 
+/// INT, TERM, HUP, USR1 and XCPU: what stops or saves a run.
+inline constexpr int kForwardedSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
+
 /// How long processes may take to end, in seconds.
 struct Patience {
-  double by_itself = 2;   ///< after another failed, before SIGTERM
-  double on_request = 3;  ///< after SIGTERM, or a second Ctrl-C, before SIGKILL
+  double by_itself = 2;   ///< after another failed, before they are sent SIGTERM
+  double on_request = 3;  ///< after that, or a second Ctrl-C, before SIGKILL
+  double insists = 1;     ///< a second one that comes earlier is the first again: `timeout` sends two
 };
 
 struct RunEnd {
@@ -30,7 +35,8 @@ struct RunEnd {
 };
 
 /// Runs them until all have ended, on the main thread; none outlives this process. `warn` gets lines that the first
-/// process writes to standard error while it runs. INT, TERM, HUP, USR1 and XCPU go on to all; SIGCHLD is taken.
+/// process writes to standard error while it runs. Forwarded signals go on to all, over their links; SIGCHLD is taken.
+/// After a failure a process that asks for time (time_from_starter) is given it, unless a signal insists.
 /// A communication error counts as the cause only when nothing else failed: it follows from what happens to another.
 /// Throws a resources error when a process cannot be started; those that were are ended then.
 RunEnd supervise(const std::vector<RankProcess>& processes, const std::function<void(const std::string&)>& warn,

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "base/files/test_directory.h"
@@ -19,8 +20,12 @@ using conformance::RankOutcome;
 
 namespace {
 
-const Patience kShort{.by_itself = 0.5, .on_request = 0.5};
+const Patience kShort{.by_itself = 0.5, .on_request = 0.5, .insists = 0.1};
 const char* const kForever = "while :; do sleep 0.05; done";
+/// Waits for the next signal that the starter sends.
+const std::string kHears = "read signal <&3; ";
+/// Ends as a program does that such a signal stops.
+const std::string kObeys = kHears + "exit $((128 + signal))";
 
 /// Whether the process still does something: one that nobody waited for keeps its number.
 bool runs(pid_t process) {
@@ -84,6 +89,7 @@ TEST_CASE("the first cause is reported, once, and with the rank's name") {
   CHECK(outcome_of({follows, follows, "sleep 0.4; kill -9 $$"}).verdict ==
         "6 rank 2 was ended by signal 9 (out of memory?)");
   CHECK(outcome_of({follows, "sleep 0.3; exit 6"}).verdict == "6 rank 0: rank 2 is gone");
+  CHECK(outcome_of({"echo 'quern: error: rank 0: no data' >&2; exit 3"}).verdict == "3 rank 0: no data");
   const Outcome odd = outcome_of({"echo hello >&2", "echo 'a library: assertion' >&2; exit 77"});
   CHECK(odd.verdict == "77 rank 1 ended with exit code 77");
   CHECK(odd.output == "a library: assertion\n");
@@ -100,8 +106,7 @@ TEST_CASE("when one fails, all end within the patience") {
     CHECK(outcome.seconds < 10);
   }
   // One that fails late, while the others have gone for its sake: still the cause.
-  CHECK(outcome_of({"exit 6", "trap 'sleep 0.2; exit 5' TERM; " + std::string(kForever)}).verdict ==
-        "5 rank 1 ended with exit code 5");
+  CHECK(outcome_of({"exit 6", kHears + "sleep 0.2; exit 5"}).verdict == "5 rank 1 ended with exit code 5");
   CHECK(outcome_of({"exit 6", "kill -STOP $$"}).verdict == "6 rank 0 ended with exit code 6");
 }
 
@@ -111,14 +116,34 @@ TEST_CASE("ranks that print without end block nobody") {
   CHECK(outcome.seconds < 10);
 }
 
-TEST_CASE("signals go on to all ranks") {
-  const std::string obeys = std::string("trap 'exit 143' TERM; ") + kForever;
-  CHECK(outcome_of({obeys, "sleep 0.2; kill -TERM $PPID; " + obeys}).verdict == "143 stopped ");
-  CHECK(outcome_of({kForever, "sleep 0.2; kill -HUP $PPID; " + std::string(kForever)}).verdict == "129 stopped ");
-  const std::string saves = std::string("trap 'exit 0' USR1; ") + kForever;
-  CHECK(outcome_of({saves, "trap '' USR1; sleep 0.2; kill -USR1 $PPID"}).verdict == "0 ");
-  const std::string deaf = "trap '' TERM; ", insists = "sleep 0.2; kill -TERM $PPID; sleep 0.2; kill -TERM $PPID; ";
-  CHECK(outcome_of({deaf + kForever, deaf + insists + kForever}).verdict == "143 stopped ");
+TEST_CASE("signals go on to all ranks, over their links alone") {
+  CHECK(outcome_of({kObeys, "sleep 0.2; kill -TERM $PPID; " + kObeys}).verdict == "143 stopped ");
+  CHECK(outcome_of({kObeys, "sleep 0.2; kill -HUP $PPID; " + kObeys}).verdict == "129 stopped ");
+  CHECK(outcome_of({"kill -TERM $$; kill -INT $$; sleep 0.2", "sleep 0.1"}).verdict == "0 ");
+  const std::string saves = kHears + "test $signal = 10";
+  CHECK(outcome_of({saves, "sleep 0.2; kill -USR1 $PPID"}).verdict == "0 ");
+}
+
+TEST_CASE("a second signal insists, but not one that comes at once") {
+  const std::string twice = "sleep 0.2; kill -TERM $PPID; kill -TERM $PPID; ";
+  CHECK(outcome_of({kHears + "sleep 1.5; exit 143", twice + kHears + "exit 143"}).verdict == "143 stopped ");
+  const Outcome insisted =
+      outcome_of({kForever, "sleep 0.2; kill -TERM $PPID; sleep 0.4; kill -TERM $PPID; " + std::string(kForever)});
+  CHECK(insisted.verdict == "143 stopped ");
+  CHECK(insisted.warned.find("were killed; steps since the last checkpoint are lost") != std::string::npos);
+}
+
+TEST_CASE("a rank that asks for time has it, unless a signal insists") {
+  const std::string asks = "printf + >&3; ", finishes = "sleep 3; printf - >&3; ";
+  const Outcome given = outcome_of({asks + finishes + kForever, "sleep 0.2; exit 4"});
+  CHECK(given.verdict == "4 rank 1 ended with exit code 4");
+  CHECK(given.warned == "quern: warning: rank 1 failed; rank 0 finishes what it writes\n");
+  CHECK(given.seconds > 3);
+  CHECK(given.seconds < 10);
+  const std::string insists = "sleep 0.2; kill -TERM $PPID; sleep 0.4; kill -TERM $PPID; exit 4";
+  const Outcome taken = outcome_of({asks + kForever, insists});
+  CHECK(taken.verdict == "4 stopped rank 1 ended with exit code 4");
+  CHECK(taken.seconds < 10);
 }
 
 TEST_CASE("no rank outlives its starter") {
@@ -137,7 +162,9 @@ TEST_CASE("local ranks have all that rank_place() reads") {
   const std::vector<RankProcess> ranks = local_ranks(2, {"train", "a.toml"});
   REQUIRE(ranks.size() == 2);
   CHECK(ranks[1].name == "rank 1");
-  CHECK(ranks[1].words == std::vector<std::string>{"/proc/self/exe", "train", "a.toml"});
+  CHECK(std::filesystem::path(ranks[1].words[0]).filename() == "launch_test");
+  CHECK(std::vector<std::string>(ranks[1].words.begin() + 1, ranks[1].words.end()) ==
+        std::vector<std::string>{"train", "a.toml"});
   CHECK(ranks[0].shows_output);
   CHECK(!ranks[1].shows_output);
   const auto place = rank_place([&](const char* name) -> const char* {

@@ -2,7 +2,9 @@
 
 #include "checkpoint/changes.h"
 #include "checkpoint/saved_state.h"
+#include "launch/rendezvous/meeting_point.h"
 #include "quern/error.h"
+#include "run/ranks/watchdog.h"
 #include "run/weights.h"
 
 namespace quern {
@@ -37,20 +39,23 @@ NewestCheckpoint checkpoint_to_resume(const Session& session) {
 
 StartingPoint find_starting_point(const Session& session, Ranks& ranks) {
   StartingPoint start;
-  const std::string path = ranks.from_leader([&] {
+  const std::string path = ranks.from_leader("looking for a checkpoint", [&] {
     start.removed = remove_leftovers(session.log.directory);
+    remove_hang_reports(session.log.directory);
+    MeetingPoint::remove_left(session.log.directory);
     check_can_save(session.log.directory);
     start.newest = checkpoint_to_resume(session);
     return start.newest.checkpoint ? start.newest.checkpoint->path : std::string();
   });
-  if (!ranks.leads() && !path.empty()) start.newest.checkpoint = read_checkpoint(path);
+  if (!ranks.leads() && !path.empty())
+    ranks.busy("reading a checkpoint", [&] { start.newest.checkpoint = read_checkpoint(path); });
   return start;
 }
 
 std::vector<std::string> load_checkpoint(const Session& session, Engine& engine, const Checkpoint& checkpoint,
-                                         const std::vector<LibraryIdentity>& libraries) {
+                                         const std::vector<LibraryIdentity>& libraries, Ranks& ranks) {
   std::vector<std::string> changes = config_changes(checkpoint.meta.config, session.config.to_toml());
-  std::vector<std::string> notes = load_state(engine, checkpoint, changes);
+  std::vector<std::string> notes = load_state(engine, checkpoint, changes, [&] { ranks.together(); });
   for (const std::string& change : library_changes(checkpoint.meta.libraries, libraries)) changes.push_back(change);
   for (const std::string& change : changes) notes.push_back("changed since the checkpoint: " + change);
   // The engine is prepared: what was loaded and could not be kept has been chosen anew.
@@ -60,11 +65,12 @@ std::vector<std::string> load_checkpoint(const Session& session, Engine& engine,
   return notes;
 }
 
-void load_first_weights(const Session& session, Engine& engine) {
+void load_first_weights(const Session& session, Engine& engine, Ranks& ranks) {
+  auto written = [&] { ranks.together(); };
   if (session.train.from.empty())
-    initialise_weights(engine, static_cast<std::uint64_t>(session.train.seed));
+    initialise_weights(engine, static_cast<std::uint64_t>(session.train.seed), written);
   else
-    import_weights(engine, session.train.from);
+    import_weights(engine, session.train.from, written);
 }
 
 }  // namespace quern

@@ -20,11 +20,12 @@ struct StartingPoint {
 /// which. What would lose an earlier run, and a directory that cannot be saved to, is refused.
 StartingPoint find_starting_point(const Session& session, Ranks& ranks);
 
-/// Reads the checkpoint's state into the engine. What there is to say of it comes back: what is not as it was.
+/// Reads the checkpoint's state into the engine, whose working copies all ranks make together. What there is to say of
+/// it comes back: what is not as it was.
 std::vector<std::string> load_checkpoint(const Session& session, Engine& engine, const Checkpoint& checkpoint,
-                                         const std::vector<LibraryIdentity>& libraries);
+                                         const std::vector<LibraryIdentity>& libraries, Ranks& ranks);
 
 /// Weights of a run that begins anew.
-void load_first_weights(const Session& session, Engine& engine);
+void load_first_weights(const Session& session, Engine& engine, Ranks& ranks);
 
 }  // namespace quern

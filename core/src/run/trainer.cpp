@@ -47,6 +47,7 @@ StartingPoint start_of_alike(const Session& session, Ranks& ranks, const std::ve
 // What is chosen by timing is chosen by rank 0, for all ranks to compute alike.
 std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const StartingPoint& start,
                                      const StartProgress& progress, Phases& phases) {
+  progress("opening the device");
   phases.enter("device");
   Device& device = *session.device;
   ranks.open(device, session.device_options.ordinal);
@@ -63,7 +64,7 @@ std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const Start
   phases.enter("kernels");
   std::vector<OffloadStore*> stores = session.open_stores(plan);
   std::unique_ptr<Engine> engine;
-  const std::string choices = ranks.from_leader([&] {
+  const std::string choices = ranks.from_leader("timing kernels", [&] {
     engine = std::make_unique<Engine>(device, std::move(plan), std::move(stores));
     return device.save_state();
   });
@@ -97,7 +98,10 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
     : session_(session),
       host_(host),
       requests_(requests),
-      progress_(std::move(progress)),
+      progress_([this, progress = std::move(progress)](std::string_view phase) {
+        ranks_.be_busy(std::string(phase));
+        progress(phase);
+      }),
       lock_(lock_of_rank_0(session)),
       ranks_(session),
       libraries_(libraries_of(session, host)),
@@ -135,9 +139,9 @@ void Trainer::open_data() {
 }
 
 void Trainer::load_weights() {
-  if (!start_.newest.checkpoint) return load_first_weights(session_, engine_);
+  if (!start_.newest.checkpoint) return load_first_weights(session_, engine_, ranks_);
   const Checkpoint& checkpoint = *start_.newest.checkpoint;
-  notes_ = load_checkpoint(session_, engine_, checkpoint, libraries_);
+  notes_ = load_checkpoint(session_, engine_, checkpoint, libraries_, ranks_);
   data_->load_state(checkpoint.meta.data_state);
   state_.step = checkpoint.meta.step;
   state_.updates = checkpoint.meta.updates;
@@ -190,13 +194,14 @@ void Trainer::start() {
   progress_("opening data");
   start_log_.phases.enter("data");
   open_data();
-  progress_("loading weights");
+  progress_(start_.newest.checkpoint ? "reading a checkpoint" : "loading weights");
   start_log_.phases.enter("weights");
   load_weights();
   start_log_.phases.leave();
   progress_({});
   open_sinks();
   start_ = {};  // closes the checkpoint's file
+  ranks_.together();
   ready_ = true;
 }
 
@@ -254,7 +259,7 @@ bool Trainer::train_step() {
 // before the next checkpoint, a run gets there and does the same once more.
 void Trainer::roll_back() {
   const Checkpoint checkpoint = checkpoints_.to_roll_back_to(state_);
-  load_checkpoint(session_, engine_, checkpoint, libraries_);  // what differs was said at the start
+  load_checkpoint(session_, engine_, checkpoint, libraries_, ranks_);  // what differs was said at the start
   state_.stand_at(checkpoint.meta.step);
   state_.updates = checkpoint.meta.updates;
   for (Hook* hook : hooks_) hook->rolled_back(state_);
@@ -333,8 +338,8 @@ bool Trainer::finish() {
   evaluation_.finish(state_);
   if (interrupted()) return false;
   std::string exported;
-  if (export_) exported = Session::export_directory(ranks_.from_leader([&] { return lock_->directory(); }));
-  if (export_) ranks_.lead(engine_, [&] { export_->write(engine_, exported); });
+  if (export_) exported = Session::export_directory(ranks_.from_leader({}, [&] { return lock_->directory(); }));
+  if (export_) ranks_.lead("exporting the model", engine_, [&] { export_->write(engine_, exported); });
   LogEvent end{"end", {{"step", state_.step}, {"tokens", state_.step * session_.tokens_per_step()}}};
   if (!std::isnan(step_log_.last_loss())) end.fields.emplace_back("loss", step_log_.last_loss());
   if (!std::isnan(evaluation_.last_loss())) end.fields.emplace_back("val_loss", evaluation_.last_loss());
@@ -352,7 +357,8 @@ bool Trainer::finish() {
 }
 
 // Whether all steps done are saved. Not tried after a failed save, nor where the update of a step or communication
-// between ranks failed: the state is then not that of a step; nor where there are other ranks, which do not save now.
+// between ranks failed: the state is then not that of a step; nor where there are other ranks, which do not save now. A
+// write that is under way is awaited. Only rank 0 knows what is saved.
 bool Trainer::save_before_failing(bool communicating) {
   std::string failure;
   bool saved = false;
@@ -364,7 +370,7 @@ bool Trainer::save_before_failing(bool communicating) {
       checkpoints_.start_saving(state_);
       checkpoints_.wait();
     }
-    saved = state_.step > 0 && checkpoints_.has(state_) && !checkpoints_.failed();
+    saved = ranks_.leads() && state_.step > 0 && checkpoints_.has(state_) && !checkpoints_.failed();
   } catch (const std::exception& error) {
     failure = error.what();
   }

@@ -100,7 +100,7 @@ void store_initial(const Piece& piece, std::byte* out) {
 }  // namespace
 
 // The next piece is made while one is written.
-void initialise_weights(Engine& engine, std::uint64_t seed) {
+void initialise_weights(Engine& engine, std::uint64_t seed, const std::function<void()>& written) {
   constexpr std::uint64_t kMost = std::uint64_t{16} << 20;  // elements
   std::uint32_t object = 0;
   std::vector<Piece> pieces;
@@ -124,10 +124,11 @@ void initialise_weights(Engine& engine, std::uint64_t seed) {
     engine.write(*pieces[i].tensor, static_cast<std::int64_t>(pieces[i].first),
                  static_cast<std::int64_t>(pieces[i].count), stored(i));
   }
+  written();
   engine.refresh();
 }
 
-void import_weights(Engine& engine, const std::string& path) {
+void import_weights(Engine& engine, const std::string& path, const std::function<void()>& written) {
   std::vector<ParameterSpec> specs;
   for (const ParameterPlan& parameter : engine.plan().parameters) specs.push_back(parameter.spec);
   std::vector<std::byte> stored;
@@ -138,6 +139,7 @@ void import_weights(Engine& engine, const std::string& path) {
     engine.write(tensor, first, static_cast<std::int64_t>(values.size()), stored.data());
   };
   import_hf_weights(WeightFiles(path), specs, engine.plan().model.layers, sink);
+  written();
   engine.refresh();
 }
 

@@ -164,4 +164,13 @@ void remove_tree(const std::string& path) {
   if (error) fail_resources(path, "cannot be removed", error.value());
 }
 
+void remove_named(const std::string& directory, std::string_view begin, std::string_view end) noexcept try {
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename();
+    if (name.size() >= begin.size() + end.size() && name.starts_with(begin) && name.ends_with(end))
+      ::unlink(entry.path().c_str());
+  }
+} catch (const std::exception&) {  // they stay
+}
+
 }  // namespace quern

@@ -58,6 +58,8 @@ void check_writable(const std::string& directory);
 void replace_directory(const std::string& from, const std::string& to);
 /// Removes a file or a whole directory, links not followed; absent is fine.
 void remove_tree(const std::string& path);
+/// Removes the files of a directory whose names begin and end so; what cannot be removed stays.
+void remove_named(const std::string& directory, std::string_view begin, std::string_view end) noexcept;
 
 /// Throws a resources error with the words for `error_number`.
 [[noreturn]] void fail_resources(const std::string& path, const std::string& what, int error_number);

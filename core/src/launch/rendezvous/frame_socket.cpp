@@ -140,11 +140,16 @@ void FrameSocket::read() {
     if (got > 0)
       in_.append(bytes, static_cast<std::size_t>(got));
     else if (got == 0 || !would_block())
-      return close();
+      return error_ = got == 0 ? 0 : errno, close();
     else
       break;
   }
-  if (in_.size() >= kHeader && length_in(in_) > most_bytes_) close();
+  if (in_.size() >= kHeader && length_in(in_) > most_bytes_) error_ = EMSGSIZE, close();
+}
+
+std::string FrameSocket::why_closed() const {
+  const bool ended = error_ == 0 || error_ == ECONNRESET || error_ == EPIPE;
+  return ended ? "its process has ended" : std::string("the connection failed: ") + std::strerror(error_);
 }
 
 std::optional<Frame> FrameSocket::next() {
@@ -188,11 +193,13 @@ Listener listen_for_ranks(int port, bool local) {
                .next = "name another one in QUERN_RENDEZVOUS, or end the program that uses it"});
 }
 
-OwnedDescriptor accept_rank(const Listener& listener) {
+bool descriptors_are_full() { return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS; }
+
+OwnedDescriptor accept_rank(const Listener& listener, IfFull if_full) {
   OwnedDescriptor peer(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!peer && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
-    throw Error(ErrorCode::resources, {.where = "rank 0",
-                                       .what = "cannot take the connections of all ranks",
+  if (!peer && if_full == IfFull::fail && descriptors_are_full())
+    throw Error(ErrorCode::resources, {.where = "the meeting of ranks",
+                                       .what = "rank 0 cannot take the connections of all",
                                        .found = std::strerror(errno),
                                        .next = "raise the limit on open files: ulimit -n"});
   return peer;

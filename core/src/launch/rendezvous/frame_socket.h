@@ -35,6 +35,8 @@ class FrameSocket {
 
   int descriptor() const { return socket_.get(); }
   bool open() const { return static_cast<bool>(socket_); }
+  /// Why it closed: "its process has ended", or the system's words.
+  std::string why_closed() const;
   void allow(std::size_t most_bytes) { most_bytes_ = most_bytes; }
   /// What poll() is to look for.
   short events() const { return static_cast<short>(out_.empty() ? kRead : kRead | kWrite); }
@@ -58,6 +60,7 @@ class FrameSocket {
   std::size_t most_bytes_ = 0;
   std::string in_;
   std::deque<WireFrame> out_;
+  int error_ = 0;         // that closed it
   std::size_t sent_ = 0;  // of the first
 };
 
@@ -71,8 +74,12 @@ struct Listener {
   int port = 0;
 };
 Listener listen_for_ranks(int port, bool local);
+/// What to do where no descriptor is free: a resources error, or none.
+enum class IfFull { fail, none };
 /// A connection that came; none: nobody did.
-OwnedDescriptor accept_rank(const Listener& listener);
+OwnedDescriptor accept_rank(const Listener& listener, IfFull if_full = IfFull::fail);
+/// Whether that is why accept_rank, called just before, gave none.
+bool descriptors_are_full();
 /// None: nobody answers at `host`, and `fault` says why.
 OwnedDescriptor connect_to_rank(const std::string& host, int port, HostClock::time_point deadline, std::string& fault);
 /// By which other machines may reach this one: numbers of its interfaces, then its name.

@@ -7,13 +7,14 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <csignal>
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/blocked_signals.h"
 #include "base/format.h"
+#include "launch/local_ranks.h"
 #include "launch/rendezvous/join.h"
 #include "quern/error.h"
 #include "quern/running_time.h"
@@ -22,12 +23,11 @@ namespace quern {
 
 namespace {
 
-/// What a rank gives, what all gave, that a rank leaves, and what it is at.
-constexpr char kGiven = 'g', kResult = 'r', kBye = 'l', kNote = 'n';
+/// What a rank gives, what all gave, that a rank leaves, and its heartbeat: what keeps it busy, a zero byte, its note.
+constexpr char kGiven = 'g', kResult = 'r', kBye = 'l', kBeat = 'n';
 constexpr std::size_t kMostResult = 0xffffffff;  // bytes
 constexpr double kLater = 2;                     // seconds: rank 0 gives up first and says whom it waited for
 constexpr double kGrace = 2;                     // of a rank that leaves, for what it still has to say
-constexpr double kSilent = 2;                    // seconds without a note of a rank that gives them
 constexpr std::chrono::milliseconds kLook{100};  // while somebody waits
 
 std::string pack(const std::vector<std::optional<std::string>>& given) {
@@ -54,6 +54,11 @@ std::string name(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
 
+std::string silence_text(int rank, double seconds, const std::string& busy) {
+  return name(static_cast<std::size_t>(rank)) + " has said nothing for " + format_duration(seconds) +
+         (busy.empty() ? "" : ", and was " + busy);
+}
+
 /// The sockets, and the thread that serves them. On rank 0 it gathers and answers; elsewhere it hears rank 0.
 class HostGroup::Service {
  public:
@@ -64,14 +69,11 @@ class HostGroup::Service {
         left_(sockets_.size()),
         given_(static_cast<std::size_t>(rank == 0 ? size : 0)),
         notes_(sockets_.size()),
-        heard_(sockets_.size()),
+        beat_(std::clamp(timeout / 50, 0.02, 0.2)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_) throw Error(ErrorCode::resources, {.where = rank_text(rank, size), .what = "no descriptor is free"});
-    sigset_t all, before;
-    sigfillset(&all);  // signals are the main thread's
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    const BlockedSignals none;
     thread_ = std::jthread([this] { run(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   ~Service() {
     {
@@ -85,6 +87,9 @@ class HostGroup::Service {
 
   std::vector<std::string> exchange(std::string own) {
     std::unique_lock lock(mutex_);
+    std::string busy;
+    std::swap(own_.busy, busy);  // it waits for others now
+    beat();
     if (!fault_) {
       if (rank_ == 0)
         take(0, std::move(own));
@@ -95,39 +100,41 @@ class HostGroup::Service {
     }
     wake();
     waiting_ = true;
-    RunningTime waited;
     while (!changed_.wait_for(lock, kLook, [this] { return fault_ || result_; }))
-      if (waited.look() > limit() + kLater)
-        fail(std::string(kHang) + "rank 0 did not answer within " + format_duration(limit()));
+      if (rank_ != 0 && notes_[0].silent > timeout_ + kLater)
+        fail(kHang + silence_text(0, notes_[0].silent, notes_[0].busy));
     waiting_ = false;
-    patience_ = 0;
+    own_.busy = std::move(busy);
+    beat();
     if (!result_) fail_communication(*fault_);
     return unpack(*std::exchange(result_, nullptr));
   }
 
-  void be_patient(double seconds) {
+  std::string be_busy(std::string what) {
     std::lock_guard lock(mutex_);
-    patience_ = seconds;
-    if (gathering_) begin_gathering();
+    std::swap(own_.busy, what);
+    beat();
+    return what;
   }
 
-  /// `name`: this rank's for the others, who need it.
-  void end(const std::string& name, const std::string& text) {
+  std::optional<std::string> busy() const {
+    std::lock_guard lock(mutex_);
+    return somebody_busy();
+  }
+
+  /// `others`: how the others are told.
+  void end(const std::string& text, const std::string& others) {
     std::lock_guard lock(mutex_);
     if (fault_) return;
-    fail(name + text);
+    fail(others);
     fault_ = text;
     wake();
   }
 
-  void note(const std::string& text) {
+  void note(std::string text) {
     std::lock_guard lock(mutex_);
-    if (rank_ == 0) {
-      take_note(0, text);
-    } else if (!sockets_[0].unsent() && !fault_) {
-      sockets_[0].send(kNote, text);
-      wake();
-    }
+    own_.text = std::move(text);
+    if (rank_ == 0) notes_[0].text = own_.text;
   }
 
   std::vector<Note> notes() const {
@@ -146,22 +153,20 @@ class HostGroup::Service {
     [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
   }
 
-  double limit() const { return std::max(timeout_, patience_); }
-
   std::size_t rank_of(std::size_t socket) const { return rank_ == 0 ? socket : 0; }
 
   void run() {
     try {
       serve_all();
     } catch (const std::exception& error) {  // out of memory, most likely
-      end(name(static_cast<std::size_t>(rank_)) + ": ", error.what());
+      end(error.what(), said_by(name(static_cast<std::size_t>(rank_)), error.what()));
     }
   }
 
   void serve_all() {
-    for (;;) {
+    RunningTime running;
+    for (double last = 0, since_beat = 0;;) {
       std::vector<pollfd> polls = {{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
-      int patience = -1;
       {
         std::lock_guard lock(mutex_);
         bool unsent = false;
@@ -170,15 +175,34 @@ class HostGroup::Service {
           unsent = unsent || socket.unsent();
         }
         if (leave_by_ && (!unsent || HostClock::now() > *leave_by_)) return;
-        if (leave_by_ || gathering_) patience = kLook.count();
       }
-      ::poll(polls.data(), polls.size(), patience);
+      ::poll(polls.data(), polls.size(), static_cast<int>(1000 * beat_));
       std::uint64_t count = 0;
       [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
       std::lock_guard lock(mutex_);
+      const double time = running.look(), passed = time - std::exchange(last, time);
+      for (Note& note : notes_) note.silent += passed;
       for (std::size_t i = 0; i < sockets_.size(); ++i) serve(i);
-      if (gathering_ && gathering_->look() > limit()) fail(missing());
+      if (since_beat += passed; since_beat >= beat_) beat(), since_beat = 0;
+      if (gathering_ && !somebody_busy() && (waited_ += passed) > timeout_) fail(missing());
     }
+  }
+
+  /// Dropped where what went before has not gone out yet.
+  void beat() {
+    if (rank_ == 0) {
+      notes_[0] = own_;  // never silent to itself
+    } else if (!fault_ && !leave_by_ && !sockets_[0].unsent()) {
+      sockets_[0].send(kBeat, own_.busy + '\0' + own_.text);
+    }
+  }
+
+  std::optional<std::string> somebody_busy() const {
+    if (!own_.busy.empty()) return name(static_cast<std::size_t>(rank_)) + " is " + own_.busy;
+    for (std::size_t i = 0; i < notes_.size(); ++i)
+      if (!notes_[i].busy.empty() && notes_[i].silent < kSilent)
+        return rank_ == 0 ? name(i) + " is " + notes_[i].busy : notes_[i].busy;
+    return std::nullopt;
   }
 
   void serve(std::size_t i) {
@@ -186,7 +210,7 @@ class HostGroup::Service {
     if (!socket.open()) return;
     socket.work();
     while (std::optional<Frame> frame = socket.next()) hear(i, std::move(*frame));
-    if (!socket.open() && !left_[i]) fail(name(rank_of(i)) + " is gone: its process has ended");
+    if (!socket.open() && !left_[i]) fail(name(rank_of(i)) + " is gone: " + socket.why_closed());
   }
 
   void hear(std::size_t i, Frame frame) {
@@ -195,17 +219,15 @@ class HostGroup::Service {
       case kResult: result_ = std::make_unique<std::string>(std::move(frame.bytes)); return changed_.notify_all();
       case kBye: left_[i] = true; return check_left();
       case kFaultFrame: return fail(frame.bytes);
-      case kNote:
-        if (rank_ == 0) sockets_[i].send(kNote, {});
-        return take_note(i, std::move(frame.bytes));
+      case kBeat: return hear_beat(i, frame.bytes);
       default: return fail(name(rank_of(i)) + " does not speak as ranks do");
     }
   }
 
-  void take_note(std::size_t i, std::string text) {
-    notes_[i].text = std::move(text);
-    ++notes_[i].count;
-    heard_[i] = gathering_ ? gathering_->look() : 0;
+  void hear_beat(std::size_t i, const std::string& bytes) {
+    const std::size_t end = std::min(bytes.find('\0'), bytes.size());
+    notes_[i] = {.text = bytes.substr(std::min(end + 1, bytes.size())), .busy = bytes.substr(0, end), .silent = 0};
+    if (rank_ == 0 && !sockets_[i].unsent()) sockets_[i].send(kBeat, somebody_busy().value_or(""));
   }
 
   /// Rank 0: a rank's part of an exchange.
@@ -213,7 +235,7 @@ class HostGroup::Service {
     if (fault_) return;
     if (given_[rank]) return fail(name(rank) + " is ahead of the others");
     given_[rank] = std::move(bytes);
-    if (!gathering_) begin_gathering();
+    if (!std::exchange(gathering_, true)) waited_ = 0;
     if (!std::all_of(given_.begin(), given_.end(), [](const auto& one) { return one.has_value(); }))
       return check_left();
     std::string all = pack(given_);
@@ -222,7 +244,7 @@ class HostGroup::Service {
     const WireFrame frame = wire_frame(kResult, *result_);
     for (FrameSocket& socket : sockets_) socket.send(frame);
     given_.assign(given_.size(), std::nullopt);
-    gathering_.reset();
+    gathering_ = false;
     changed_.notify_all();
   }
 
@@ -234,29 +256,23 @@ class HostGroup::Service {
       if (left_[rank] && !given_[rank]) return fail(name(rank) + " has left");
   }
 
-  void begin_gathering() {
-    gathering_.emplace();
-    heard_.assign(heard_.size(), 0);
-  }
-
   /// Who did not come, and who of them is silent as well: the others may be waiting for those.
   std::string missing() {
     std::string list, silent;
     for (std::size_t rank = 0; rank < given_.size(); ++rank) {
       if (given_[rank]) continue;
       list += (list.empty() ? "rank " : ", ") + std::to_string(rank);
-      const double silence = gathering_->look() - heard_[rank];
-      if (notes_[rank].count > 0 && silence > kSilent)
-        silent += "; " + name(rank) + " has said nothing for " + format_duration(silence);
+      if (const Note& note = notes_[rank]; note.silent > kSilent)
+        silent += "; " + silence_text(static_cast<int>(rank), note.silent, note.busy);
     }
-    return kHang + list + " did not come to an exchange within " + format_duration(limit()) + silent;
+    return kHang + list + " did not come to an exchange within " + format_duration(timeout_) + silent;
   }
 
   /// The first fault counts. Rank 0 tells all; others tell rank 0.
   void fail(const std::string& text) {
     if (fault_) return;
     fault_ = text;
-    gathering_.reset();
+    gathering_ = false;
     const WireFrame frame = wire_frame(kFaultFrame, text);
     for (FrameSocket& socket : sockets_) socket.send(frame);
     changed_.notify_all();
@@ -264,18 +280,19 @@ class HostGroup::Service {
 
   const int rank_;
   const double timeout_;
-  double patience_ = 0;  // of the exchange that is on or next
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<FrameSocket> sockets_;  // rank 0: by rank; others: rank 0's
   std::vector<bool> left_;
   std::vector<std::optional<std::string>> given_;  // rank 0: of the exchange that is on
   std::vector<Note> notes_;                        // as the sockets
-  std::vector<double> heard_;  // as notes: when the last came, in seconds of the gathering that is on; 0: before it
+  Note own_;
+  const double beat_;  // seconds between heartbeats
   std::unique_ptr<std::string> result_;
   std::optional<std::string> fault_;
-  bool waiting_ = false;                  // for the result of an exchange
-  std::optional<RunningTime> gathering_;  // rank 0: since the first rank came to an exchange
+  bool waiting_ = false;    // for the result of an exchange
+  bool gathering_ = false;  // rank 0: somebody came to an exchange
+  double waited_ = 0;       // seconds since then in which nobody was busy
   std::optional<HostClock::time_point> leave_by_;
   OwnedDescriptor wake_;
   std::jthread thread_;  // last: ends before what it uses
@@ -299,28 +316,28 @@ std::vector<std::string> HostGroup::exchange(std::string own) {
   return all;
 }
 
-void HostGroup::be_patient(double seconds) {
-  if (service_) service_->be_patient(seconds);
-}
+std::string HostGroup::be_busy(std::string what) { return service_ ? service_->be_busy(std::move(what)) : what; }
+
+std::optional<std::string> HostGroup::busy() const { return service_ ? service_->busy() : std::nullopt; }
 
 void HostGroup::end(const std::string& text) noexcept {
   try {
-    if (service_) service_->end(name(static_cast<std::size_t>(rank_)) + ": ", text);
+    if (service_) service_->end(text, said_by(name(static_cast<std::size_t>(rank_)), text));
   } catch (...) {  // out of memory: the sockets close with the process
   }
 }
 
 void HostGroup::end_for(const std::string& text) noexcept {
   try {
-    if (service_) service_->end("", text);
+    if (service_) service_->end(text, text);
   } catch (...) {  // out of memory: the sockets close with the process
   }
 }
 
 std::optional<std::string> HostGroup::fault() const { return service_ ? service_->fault() : std::nullopt; }
 
-void HostGroup::note(const std::string& text) {
-  if (service_) service_->note(text);
+void HostGroup::note(std::string text) {
+  if (service_) service_->note(std::move(text));
 }
 
 std::vector<HostGroup::Note> HostGroup::notes() const { return service_ ? service_->notes() : std::vector<Note>{}; }

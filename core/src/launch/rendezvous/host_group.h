@@ -1,8 +1,8 @@
 #pragma once
 // All ranks of a run, connected through rank 0: for set-up, agreement and bad news, between hosts. A thread of its own
-// hears at once when a rank is gone.
+// hears at once when a rank is gone. It sends heartbeats, which say what keeps a rank busy: a rank that says nothing is
+// late after the time-out, one that is busy never is.
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,11 +14,16 @@ namespace quern {
 
 /// Begins faults about a rank that did not come in time.
 inline constexpr const char* kHang = "hang: ";
+/// Seconds without a heartbeat after which a rank may be stopped.
+inline constexpr double kSilent = 2;
+/// "rank 2 has said nothing for 5.2s, and was reading a checkpoint"
+std::string silence_text(int rank, double seconds, const std::string& busy);
 
 class HostGroup {
  public:
-  /// Waits until all ranks are here, at most `timeout` seconds, which also holds for each exchange. Throws a
-  /// communication error that names the ranks that did not come; a config error when the meeting point cannot be used.
+  /// Waits until all ranks are here, at most `timeout` seconds, which also holds for each exchange, not counting time
+  /// in which a rank is busy. Throws a communication error that names the ranks that did not come; a config error when
+  /// the meeting point cannot be used.
   HostGroup(int rank, int size, const MeetingPoint& point, double timeout);
   /// Leaves in good order, or with a fault for the others when an exception ends the run.
   ~HostGroup();
@@ -32,9 +37,11 @@ class HostGroup {
   /// What each rank gave, by rank; collective, by one thread at a time, up to 64 MiB each. Throws a communication error
   /// when the group has a fault, or gets one while this waits.
   std::vector<std::string> exchange(std::string own);
-  /// The next exchange may take this rank so many seconds to come to, or to wait for others: called by all ranks before
-  /// what one of them does alone and others wait for.
-  void be_patient(double seconds);
+  /// What this rank does that may take any time ("writing step 8"), and does not wait for others; empty: nothing. While
+  /// its heartbeat says so, nobody is late. Returns what was said before.
+  std::string be_busy(std::string what);
+  /// "rank 1 is reading a checkpoint": of a rank that is busy and was heard lately. From any thread.
+  std::optional<std::string> busy() const;
   /// Ends the group for all ranks, with this text as the fault, for others with "rank R: "; from any thread.
   void end(const std::string& text) noexcept;
   /// The same where the text names the rank that it is about.
@@ -42,14 +49,15 @@ class HostGroup {
   /// The first fault: a rank that is gone, that ended the group, or that did not come to an exchange. From any thread.
   std::optional<std::string> fault() const;
 
-  // ---- what ranks are at, for messages: from any thread, without waiting ----
+  // ---- heartbeats: from any thread, without waiting ----
   struct Note {
-    std::string text = {};
-    std::uint64_t count = 0;  ///< of notes from that rank so far: one that says nothing more may be stopped
+    std::string text = {};  ///< what the rank is at
+    std::string busy = {};  ///< as in be_busy; of rank 0 on others: as in busy()
+    double silent = 0;      ///< seconds since its last heartbeat
   };
-  /// Takes the place of this rank's last note; dropped where earlier ones have not gone out yet. Rank 0 answers.
-  void note(const std::string& text);
-  /// On rank 0 the last notes, by rank; elsewhere only rank 0's, which counts its answers.
+  /// What this rank is at, from its next heartbeat on.
+  void note(std::string text);
+  /// On rank 0 those of all, by rank; elsewhere only rank 0's.
   std::vector<Note> notes() const;
 
  private:

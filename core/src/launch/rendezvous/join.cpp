@@ -1,6 +1,7 @@
 #include "launch/rendezvous/join.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,11 +15,12 @@ namespace quern {
 
 namespace {
 
-// The handshake. Rank r: hello. Rank 0: its number and proof. Rank r: its proof. Rank 0, when all are here: begin.
-constexpr char kHello = 'h', kChallenge = 'c', kProof = 'p', kBegin = 'b';
+// The handshake. Rank r: hello. Rank 0: its number and proof. Rank r: its proof. Rank 0, when all are here: begin. Or,
+// to the guest that has been there for longest when there are too many: full.
+constexpr char kHello = 'h', kChallenge = 'c', kProof = 'p', kBegin = 'b', kFull = 'w';
 constexpr std::size_t kMostGreeting = 512;  // bytes that somebody unknown may send
 constexpr std::size_t kNumber = sizeof(Secret), kProofBytes = 32;
-constexpr std::size_t kMostGuests = 1000;  // whom rank 0 does not know yet
+constexpr std::size_t kMostGuests = 1000;  // whom rank 0 does not know yet; fewer where few descriptors are allowed
 constexpr double kHandshake = 3;           // seconds that one may take
 constexpr double kLater = 2;               // rank 0 gives up first and says whom it waited for
 constexpr int kSilences = 2;               // of who listens where rank 0 should, and is not rank 0
@@ -31,9 +33,18 @@ std::string random_number() {
   return {number.begin(), number.end()};
 }
 
-/// What both prove: each as itself, so that nobody's proof can be sent back to them.
-std::string spoken(const char* by, const std::string& hello, const std::string& number) {
-  return std::string(by) + '\n' + hello + '\n' + number;
+/// What both prove: each as itself, so that nobody's proof can be sent back to them, and for this launch alone, since
+/// the user may give several one secret.
+std::string spoken(const char* by, const MeetingPoint& point, const std::string& hello, const std::string& number) {
+  return std::string(by) + '\n' + point.launch() + '\n' + hello + '\n' + number;
+}
+
+/// Half of the descriptors that ranks leave.
+std::size_t most_guests(int ranks) {
+  rlimit open{};
+  ::getrlimit(RLIMIT_NOFILE, &open);
+  const rlim_t taken = static_cast<rlim_t>(ranks), left = open.rlim_cur > taken ? open.rlim_cur - taken : 0;
+  return std::clamp<std::size_t>(left / 2, 1, kMostGuests);
 }
 
 std::string hello_of(int rank, int size) {
@@ -44,7 +55,7 @@ std::string hello_of(int rank, int size) {
 class Door {
  public:
   Door(int size, const MeetingPoint& point, double timeout)
-      : size_(size), timeout_(timeout), point_(point), listener_(point.open(secret_)) {
+      : size_(size), timeout_(timeout), most_guests_(most_guests(size)), point_(point), listener_(point.open(secret_)) {
     ranks_.resize(static_cast<std::size_t>(size));
   }
   ~Door() { point_.close(); }
@@ -72,7 +83,7 @@ class Door {
 
   void wait(HostClock::time_point deadline) {
     std::vector<pollfd> polls;
-    if (guests_.size() < kMostGuests) polls.push_back({.fd = listener_.socket.get(), .events = POLLIN, .revents = 0});
+    polls.push_back({.fd = listener_.socket.get(), .events = POLLIN, .revents = 0});
     for (const Guest& guest : guests_)
       polls.push_back({.fd = guest.socket.descriptor(), .events = guest.socket.events(), .revents = 0});
     for (const FrameSocket& rank : ranks_)
@@ -82,11 +93,22 @@ class Door {
   }
 
   void accept_guests() {
-    while (guests_.size() < kMostGuests) {
-      OwnedDescriptor guest = accept_rank(listener_);
+    for (std::size_t i = 0; i < most_guests_; ++i) {
+      OwnedDescriptor guest = accept_rank(listener_, guests_.empty() ? IfFull::fail : IfFull::none);
+      if (!guest && descriptors_are_full()) {
+        drop_oldest();
+        continue;
+      }
       if (!guest) return;
+      if (guests_.size() == most_guests_) drop_oldest();
       guests_.push_back({FrameSocket(std::move(guest), kMostGreeting), after(kHandshake)});
     }
+  }
+
+  /// A rank calls again.
+  void drop_oldest() {
+    guests_.front().socket.send(kFull, {});
+    guests_.pop_front();
   }
 
   /// False: the guest is a rank now, or is dropped.
@@ -96,9 +118,10 @@ class Door {
       if (frame->kind == kHello && guest.hello.empty() && frame->bytes.starts_with(kVersion)) {
         guest.hello = frame->bytes;
         guest.number = random_number();
-        guest.socket.send(kChallenge, guest.number + proof_of(secret_, spoken("rank 0", guest.hello, guest.number)));
+        guest.socket.send(kChallenge,
+                          guest.number + proof_of(secret_, spoken("rank 0", point_, guest.hello, guest.number)));
       } else if (frame->kind == kProof && !guest.hello.empty() &&
-                 proves(secret_, spoken("rank", guest.hello, guest.number), frame->bytes)) {
+                 proves(secret_, spoken("rank", point_, guest.hello, guest.number), frame->bytes)) {
         admit(guest);
         return false;
       } else {
@@ -150,6 +173,7 @@ class Door {
 
   int size_;
   double timeout_;
+  const std::size_t most_guests_;
   const MeetingPoint& point_;
   Secret secret_{};
   Listener listener_;
@@ -166,7 +190,7 @@ struct NotReached {
 };
 
 /// A connection to rank 0 that both ends have proved. Throws NotReached.
-FrameSocket call(const std::string& host, const RankZero& zero, const std::string& hello,
+FrameSocket call(const std::string& host, const RankZero& zero, const MeetingPoint& point, const std::string& hello,
                  HostClock::time_point deadline) {
   const auto soon = std::min(deadline, after(kHandshake));
   std::string fault;
@@ -177,11 +201,12 @@ FrameSocket call(const std::string& host, const RankZero& zero, const std::strin
   const std::optional<Frame> challenge = receive(socket, soon);
   if (!challenge && socket.open()) throw NotReached{at + "who listens there does not speak", true};
   if (!challenge) throw NotReached{at + "who listens there closed the connection, and is no rank 0", false, true};
+  if (challenge->kind == kFull) throw NotReached{at + "too many others call there"};
   const std::string number = challenge->bytes.substr(0, kNumber);
   if (challenge->kind != kChallenge || challenge->bytes.size() != kNumber + kProofBytes ||
-      !proves(zero.secret, spoken("rank 0", hello, number), challenge->bytes.substr(kNumber)))
-    throw NotReached{at + "who answers there has another secret, so it belongs to another run", false, true};
-  socket.send(kProof, proof_of(zero.secret, spoken("rank", hello, number)));
+      !proves(zero.secret, spoken("rank 0", point, hello, number), challenge->bytes.substr(kNumber)))
+    throw NotReached{at + "who answers there has another secret or launch, so it belongs to another run", false, true};
+  socket.send(kProof, proof_of(zero.secret, spoken("rank", point, hello, number)));
   return socket;
 }
 
@@ -193,7 +218,7 @@ FrameSocket call_until(int rank, int size, const MeetingPoint& point, double tim
     const std::optional<RankZero> zero = point.look();
     if (!zero) fault = {"nothing in " + point.text()};
     for (const std::string& host : zero ? zero->hosts : std::vector<std::string>()) try {
-        return call(host, *zero, hello, deadline);
+        return call(host, *zero, point, hello, deadline);
       } catch (const NotReached& reason) {
         if (fault.text.empty() || HostClock::now() < deadline) fault = reason;  // not that there was no time left
       }
@@ -219,6 +244,7 @@ std::vector<FrameSocket> join_ranks(int rank, int size, const MeetingPoint& poin
   std::vector<FrameSocket> zero;
   zero.push_back(call_until(rank, size, point, timeout));
   const std::optional<Frame> answer = receive(zero[0], after(timeout + kLater));
+  if (answer && answer->kind == kFull) fail_communication("rank 0 let go of this rank: too many others called it");
   if (answer && answer->kind == kFaultFrame) fail_communication(answer->bytes);
   if (!answer || answer->kind != kBegin)
     fail_communication(zero[0].open() ? "rank 0 does not answer" : "rank 0 is gone, before all ranks were here");

@@ -20,6 +20,7 @@ namespace {
 constexpr const char* kAddress = "QUERN_RENDEZVOUS";
 constexpr const char* kSecret = "QUERN_SECRET";
 constexpr const char* kTitle = "quern-rendezvous-1";
+const std::string kFile = std::string(kTemporaryPrefix) + "rendezvous";
 constexpr const char* kLoopback = "127.0.0.1";
 
 [[noreturn]] void refuse(const char* variable, std::string found, std::string expected) {
@@ -68,9 +69,10 @@ void write_private(const std::string& path, const std::string& text) {
 
 MeetingPoint MeetingPoint::in(const std::string& directory, const std::string& name, bool local) {
   MeetingPoint point;
+  point.launch_ = name;
   point.directory_ = directory;
   // What has this prefix may be removed by a run that takes over the directory.
-  point.file_ = directory + "/" + std::string(kTemporaryPrefix) + "rendezvous" + (name.empty() ? "" : "-" + name);
+  point.file_ = directory + "/" + kFile + (name.empty() ? "" : "-" + name);
   point.local_ = local;
   return point;
 }
@@ -105,6 +107,8 @@ Listener MeetingPoint::open(Secret& secret) const {
 void MeetingPoint::close() const noexcept {
   if (!fixed_) ::unlink(file_.c_str());
 }
+
+void MeetingPoint::remove_left(const std::string& directory) noexcept { remove_named(directory, kFile, ""); }
 
 std::optional<RankZero> MeetingPoint::look() const {
   if (fixed_) return fixed_;

@@ -32,16 +32,19 @@ class MeetingPoint {
   Listener open(Secret& secret) const;
   /// Rank 0, when all are here.
   void close() const noexcept;
+  /// Removes the files of launches that were killed; only for the holder of the RunLock, whose own ranks have met.
+  static void remove_left(const std::string& directory) noexcept;
   /// Others: what is known of rank 0 now. The file of a dead run may be there; nobody answers as it says then.
   std::optional<RankZero> look() const;
   /// Whether what look() returns is final.
   bool fixed() const { return fixed_.has_value(); }
+  const std::string& launch() const { return launch_; }
   /// For messages: "QUERN_RENDEZVOUS" or the file's path.
   std::string text() const { return fixed() ? "QUERN_RENDEZVOUS" : file_; }
 
  private:
   std::optional<RankZero> fixed_;
-  std::string directory_, file_, first_host_;
+  std::string launch_, directory_, file_, first_host_;
   bool local_ = false;
 };
 

@@ -6,11 +6,18 @@
 
 namespace quern {
 
+namespace {
+
+std::string writing(std::int64_t step) { return "writing step " + std::to_string(step); }
+
+}  // namespace
+
 Checkpoints::Checkpoints(const Session& session, Engine& engine, Ranks& ranks, std::optional<RunLock>& lock,
                          const std::vector<LibraryIdentity>& libraries, const Evaluation& evaluation)
     : ranks_(ranks), lock_(lock), libraries_(libraries), evaluation_(evaluation) {
   const Retention retention{session.checkpoint.keep_last, session.checkpoint.keep_every};
-  if (ranks.leads()) saver_.emplace(*session.device, engine, *lock, retention);
+  if (ranks.leads())
+    saver_.emplace(*session.device, engine, *lock, retention, [&ranks] { return ranks.time_to_finish(); });
 }
 
 void Checkpoints::start_saving(const RunState& state) {
@@ -23,8 +30,12 @@ void Checkpoints::start_saving(const RunState& state) {
   meta.quern_version = QUERN_VERSION;
   meta.libraries = libraries_;
   meta.evaluated = evaluation_.done(state);
-  ranks_.lead(state.engine, [&] { saver_->save(std::move(meta)); });
+  ranks_.lead(writing(state.step), state.engine, [&] { saver_->save(std::move(meta)); });
   last_saved_ = state.step;
+}
+
+void Checkpoints::wait() {
+  if (saver_) ranks_.busy(writing(last_saved_), [&] { saver_->wait(); });
 }
 
 void Checkpoints::log_saved(const RunState& state) {
@@ -50,8 +61,10 @@ void Checkpoints::between_steps(const RunState& state) {
 }
 
 Checkpoint Checkpoints::to_roll_back_to(const RunState& state) {
-  const std::string path = ranks_.from_leader([&] { return path_to_roll_back_to(state); });
-  return read_checkpoint(path);
+  const std::string path = ranks_.from_leader("looking for a checkpoint", [&] { return path_to_roll_back_to(state); });
+  std::optional<Checkpoint> checkpoint;
+  ranks_.busy("reading a checkpoint", [&] { checkpoint = read_checkpoint(path); });
+  return std::move(*checkpoint);
 }
 
 std::string Checkpoints::path_to_roll_back_to(const RunState& state) {

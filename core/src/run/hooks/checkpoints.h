@@ -29,9 +29,7 @@ class Checkpoints final : public Hook {
 
   // ---- before the run fails, when nothing is to be logged yet ----
   void start_saving(const RunState& state);
-  void wait() {
-    if (saver_) saver_->wait();
-  }
+  void wait();
 
   /// The run begins at a checkpoint.
   void begin_at(std::int64_t step) { last_saved_ = step; }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/shorten.h"
+#include "launch/starter_link.h"
 #include "quern/error.h"
 #include "run/ranks/watchdog.h"
 
@@ -14,8 +15,7 @@ namespace quern {
 
 namespace {
 
-constexpr double kLater = 10;            // s: the watchdog, which knows more, speaks before the communicator
-constexpr double kPatience = 24 * 3600;  // seconds, for what one rank does alone: timing kernels, writing checkpoints
+constexpr double kLater = 10;  // s: the watchdog, which knows more, speaks before the communicator
 
 std::string name_of(const Communicator& communicator) { return "communicator " + communicator.traits().id; }
 
@@ -98,10 +98,33 @@ std::uint32_t Ranks::any(std::uint32_t own) {
   return found;
 }
 
-std::string Ranks::from_leader(const std::function<std::string()>& make) {
-  if (!hosts_) return make();
-  hosts_->be_patient(kPatience);
-  return exchange(leads() ? make() : std::string())[0];
+void Ranks::be_busy(std::string what) {
+  if (hosts_) hosts_->be_busy(std::move(what));
+}
+
+std::shared_ptr<void> Ranks::busy_scope(std::string what) {
+  if (!hosts_) return nullptr;
+  auto restore = [this](std::string* before) {
+    be_busy(std::move(*before));
+    delete before;
+  };
+  return std::shared_ptr<std::string>(new std::string(hosts_->be_busy(std::move(what))), restore);
+}
+
+void Ranks::busy(const std::string& what, const std::function<void()>& work) {
+  const std::shared_ptr<void> scope = busy_scope(what);
+  work();
+}
+
+void Ranks::together() {
+  be_busy({});
+  exchange({});
+}
+
+std::string Ranks::from_leader(const std::string& what, const std::function<std::string()>& make) {
+  std::string made;
+  if (leads()) busy(what, [&] { made = make(); });
+  return exchange(std::move(made))[0];
 }
 
 void Ranks::need_same(const std::string& what, const std::string& own) {
@@ -118,18 +141,17 @@ void Ranks::need_same(const std::string& what, const std::string& own) {
   }
 }
 
-void Ranks::lead(Engine& engine, const std::function<void()>& work) {
+void Ranks::lead(const std::string& what, Engine& engine, const std::function<void()>& work) {
   if (!hosts_) return work();
   engine.gather();
-  hosts_->be_patient(kPatience);
   if (!leads()) return follow(engine);
   engine.announce_reads([this](const PlannedTensor& tensor, std::int64_t first, std::int64_t count) {
     exchange(request_of(tensor, first, count));
-    hosts_->be_patient(kPatience);
+    return busy_scope({});  // all read it together
   });
   std::string end(1, kDone);
   try {
-    work();
+    busy(what, work);
   } catch (const Error& error) {
     end = std::string(1, kFailed) + std::to_string(static_cast<int>(error.code())) + " " + error.what();
     engine.announce_reads({});
@@ -150,7 +172,6 @@ void Ranks::follow(Engine& engine) {
                   {.where = "rank 0", .what = told.substr(space + 1)});
     }
     serve(engine, told);
-    hosts_->be_patient(kPatience);
   }
 }
 
@@ -186,6 +207,7 @@ void Ranks::connect(Communicator& communicator, Device& device) {
 }
 
 void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
+  together();
   if (watchdog_) watchdog_->connecting(communicator);
   connect(communicator, device);
   engine.join(communicator);
@@ -195,10 +217,15 @@ void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
 
 void Ranks::leave(Engine& engine) {
   if (!hosts_) return;
-  hosts_->be_patient(kPatience);  // rank 0 may still write
   hosts_->exchange({});
   engine.leave();
   watchdog_.reset();
+}
+
+std::shared_ptr<void> Ranks::time_to_finish() {
+  if (!watchdog_) return nullptr;
+  using Time = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
+  return std::make_shared<Time>(watchdog_->time_to_finish(), time_from_starter());
 }
 
 void Ranks::fail(const std::string& text) noexcept {

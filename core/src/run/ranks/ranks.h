@@ -37,13 +37,21 @@ class Ranks {
   std::vector<std::string> exchange(std::string own) { return hosts_ ? hosts_->exchange(std::move(own)) : alone(own); }
   /// The bits that are set on some rank.
   std::uint32_t any(std::uint32_t own);
-  /// What `make` gives on rank 0, where alone it is called; others wait for as long as that takes.
-  std::string from_leader(const std::function<std::string()>& make);
+  /// What keeps this rank from coming to the others: "reading a checkpoint"; empty: nothing does. They wait for it as
+  /// long as its heartbeat says so, and so do those that this rank waits for.
+  void be_busy(std::string what);
+  /// `work`, which does not wait for other ranks, busy with `what`.
+  void busy(const std::string& what, const std::function<void()>& work);
+  /// Waits until all ranks are here, none of them busy: before work that they do together.
+  void together();
+  /// What `make` gives on rank 0, where alone it is called, busy with `what`.
+  std::string from_leader(const std::string& what, const std::function<std::string()>& make);
   /// Throws a config error, on all ranks, that names a rank whose `own` is not rank 0's, and the first line where they
   /// differ; `what` says what that is.
   void need_same(const std::string& what, const std::string& own);
-  /// `work`, on rank 0 alone, which may read tensors that are split over ranks; what it throws is thrown on all ranks.
-  void lead(Engine& engine, const std::function<void()>& work);
+  /// `work`, on rank 0 alone, busy with `what`, which may read tensors that are split over ranks; what it throws is
+  /// thrown on all ranks.
+  void lead(const std::string& what, Engine& engine, const std::function<void()>& work);
 
   // ---- on devices ----
   /// Opens this rank's unit: `first` and those behind it are the ranks' of this machine, or the only one that is
@@ -56,6 +64,8 @@ class Ranks {
   void join(Communicator& communicator, Device& device, Engine& engine);
   /// Ends that when a run has ended well; collective, so that no rank is gone before the others are done.
   void leave(Engine& engine);
+  /// While what this returns lives, this process is not ended because another rank failed. From any thread.
+  std::shared_ptr<void> time_to_finish();
   /// Lets the other ranks know why this one leaves, which it has to do within a minute from now.
   void fail(const std::string& text) noexcept;
   /// Throws a communication error when a collective has failed; `where` says when: "step 12".
@@ -65,6 +75,8 @@ class Ranks {
 
  private:
   static std::vector<std::string> alone(std::string& own);
+  /// Busy with `what` until it goes; null where the run has one rank.
+  std::shared_ptr<void> busy_scope(std::string what);
   void follow(Engine& engine);
 
   RankPlace place_;

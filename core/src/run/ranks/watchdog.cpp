@@ -1,17 +1,18 @@
 #include "run/ranks/watchdog.h"
 
-#include <signal.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <fstream>
 #include <utility>
 #include <vector>
 
+#include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/files/descriptor.h"
+#include "base/files/durable_file.h"
 #include "base/format.h"
 #include "launch/local_ranks.h"
 #include "quern/error.h"
@@ -22,11 +23,19 @@ namespace quern {
 namespace {
 
 constexpr std::chrono::milliseconds kSample{2};  // of what the compute stream does
-constexpr double kLater = 3;                     // s: rank 0 speaks first, since it knows of all
-constexpr double kSilent = 2;                    // s without a note of a rank, which it gives all the time
+constexpr double kLater = 3;                     // s: what is known of all ranks is said first
 constexpr double kGrace = 5, kLeave = 60;        // s that the run has to hear of a fault, and then to end
+constexpr const char* kReportName = "hang.rank";
+constexpr std::chrono::seconds kReport{2};  // that the end waits for a report
 
 std::string name(std::size_t rank) { return "rank " + std::to_string(rank); }
+
+/// Whatever is there, a link or a pipe, is replaced, and not written to.
+void write_anew(const std::string& path, const std::string& text) {
+  ::unlink(path.c_str());
+  const OwnedDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (file) write_all(file.get(), text);
+}
 
 /// What ranks note: how far they are, how long they have been in that collective, and its name.
 struct Position {
@@ -54,10 +63,6 @@ struct RankState {
   double silent = 0;  // s
 };
 
-std::string silence_text(std::size_t rank, double silent) {
-  return kHang + name(rank) + " has said nothing for " + format_duration(silent);
-}
-
 /// "rank 2 has waited 60s for all_gather ..."; `all` by rank.
 std::string hang_text(std::size_t waiting, const std::vector<RankState>& all) {
   const Position& there = all[waiting].position;
@@ -77,12 +82,16 @@ std::string hang_text(std::size_t waiting, const std::vector<RankState>& all) {
 
 }  // namespace
 
+void remove_hang_reports(const std::string& directory) noexcept { remove_named(directory, kReportName, ".txt"); }
+
 Watchdog::Watchdog(HostGroup& hosts, std::string directory) : hosts_(hosts), directory_(std::move(directory)) {
-  sigset_t all, before;
-  sigfillset(&all);  // signals are the main thread's
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockedSignals none;
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Watchdog::~Watchdog() {
+  thread_ = {};
+  await_report();
 }
 
 void Watchdog::connecting(Communicator& communicator) { communicator_ = &communicator; }
@@ -102,17 +111,20 @@ void Watchdog::run(const std::stop_token& stop) {
     if (const Progress* progress = progress_) {
       if (progress->waiting()) waited_ = waited_ + passed;
       const Progress::Number number = progress->number();
-      stuck_ = number == number_ && Progress::inside(number) ? stuck_ + passed : 0;
+      if (number != number_ || !Progress::inside(number))
+        stuck_ = 0;
+      else if (!busy_)
+        stuck_ += passed;
       number_ = number;
-    } else if (communicator_) {
+    } else if (communicator_ && !busy_) {
       connecting_ += passed;
     }
     since_look += passed;
-    if (since_look >= period) look(std::exchange(since_look, 0));
+    if (since_look >= period) look(), since_look = 0;
   }
 }
 
-void Watchdog::look(double passed) {
+void Watchdog::look() {
   if (const std::optional<std::string> fault = hosts_.fault()) return end(*fault);
   const Progress* const progress = progress_;
   if (progress)
@@ -121,34 +133,24 @@ void Watchdog::look(double passed) {
   Position own;
   if (progress) own = {number_, stuck_, progress->text(number_)};
   hosts_.note(pack(own));
+  busy_ = hosts_.busy().has_value();
   if (const std::lock_guard lock(mutex_); stuck_ > hosts_.timeout() / 2) seen_ = progress->report();
   const std::vector<HostGroup::Note> notes = hosts_.notes();
-  listen(notes, passed);
   const double timeout = hosts_.timeout();
   if (!progress && connecting_ > timeout + kLater)  // later than ranks that say nothing are named
     return declare(kHang + name(static_cast<std::size_t>(hosts_.rank())) + " has been connecting by " +
                    communicator_.load()->traits().id + " for " + format_duration(connecting_));
   if (hosts_.rank() == 0) return judge(notes);
-  if (silences_[0].seconds > timeout)
-    declare(silence_text(0, silences_[0].seconds) + (Progress::inside(number_) ? "; here: " + own.text : ""));
-  else if (stuck_ > timeout + kLater)
-    declare(kHang + name(static_cast<std::size_t>(hosts_.rank())) + " has waited " + format_duration(stuck_) + " for " +
-            own.text);
-}
-
-void Watchdog::listen(const std::vector<HostGroup::Note>& notes, double passed) {
-  const std::lock_guard lock(mutex_);
-  silences_.resize(notes.size());
-  for (std::size_t i = 0; i < notes.size(); ++i)
-    silences_[i] = {notes[i].count, notes[i].count == silences_[i].count ? silences_[i].seconds + passed : 0};
+  if (notes[0].silent > timeout)
+    declare(kHang + silence_text(0, notes[0].silent, notes[0].busy) +
+            (Progress::inside(number_) ? "; here: " + own.text : ""));
 }
 
 /// Rank 0: whether somebody has waited for too long; of those, who waits for what comes first.
 void Watchdog::judge(const std::vector<HostGroup::Note>& notes) {
   const double timeout = hosts_.timeout();
   std::vector<RankState> all;
-  for (std::size_t rank = 0; rank < notes.size(); ++rank)
-    all.push_back({unpack(notes[rank].text), silences_[rank].seconds});
+  for (const HostGroup::Note& note : notes) all.push_back({unpack(note.text), note.silent});
   const RankState* first = nullptr;
   for (const RankState& one : all)
     if (one.position.stuck > timeout && (!first || Progress::earlier(one.position.number, first->position.number)))
@@ -156,15 +158,16 @@ void Watchdog::judge(const std::vector<HostGroup::Note>& notes) {
   if (first) return declare(hang_text(static_cast<std::size_t>(first - all.data()), all));
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (all[rank].silent > timeout + 1)  // who waits for it says for what
-      return declare(silence_text(rank, all[rank].silent) + "; it had come to " + all[rank].position.text);
+      return declare(kHang + silence_text(static_cast<int>(rank), all[rank].silent, notes[rank].busy) +
+                     "; it had come to " + all[rank].position.text);
 }
 
-std::string Watchdog::silent_ranks() {
-  const std::lock_guard lock(mutex_);
+std::string Watchdog::silent_ranks() const {
   std::string text;
-  for (std::size_t rank = 0; rank < silences_.size(); ++rank)
-    if (silences_[rank].seconds > kSilent)
-      text += "; " + name(rank) + " has said nothing for " + format_duration(silences_[rank].seconds);
+  const std::vector<HostGroup::Note> notes = hosts_.notes();
+  for (std::size_t rank = 0; rank < notes.size(); ++rank)
+    if (notes[rank].silent > kSilent)
+      text += "; " + silence_text(static_cast<int>(rank), notes[rank].silent, notes[rank].busy);
   return text;
 }
 
@@ -184,22 +187,30 @@ void Watchdog::report(const std::string& fault) {
   std::call_once(reported_, [&] {
     const std::lock_guard lock(mutex_);
     const Progress* const progress = progress_;
-    std::ofstream(directory_ + "/hang.rank" + std::to_string(hosts_.rank()) + ".txt")
-        << fault << "\n\n"
-        << (seen_.empty() && progress ? progress->report() : seen_);
+    const std::string text = fault + "\n\n" + (seen_.empty() && progress ? progress->report() : seen_);
+    const std::string path = directory_ + "/" + kReportName + std::to_string(hosts_.rank()) + ".txt";
+    std::packaged_task<void()> write([=] { write_anew(path, text); });
+    report_ = write.get_future().share();
+    const BlockedSignals none;
+    std::thread(std::move(write)).detach();
   });
+}
+
+void Watchdog::await_report() const {
+  if (report_.valid()) report_.wait_for(kReport);
 }
 
 void Watchdog::end(const std::string& fault) {
   if (!ended_) {
     ended_ = now();
-    report(fault);
     aborting_ = std::jthread([this, called = progress_ != nullptr] {
       if (called) communicator_.load()->abort();
       aborted_ = true;
     });
+    report(fault);
   }
-  if (now() - *ended_ < (leaving_ ? kLeave : kGrace)) return;
+  if (now() - *ended_ < (leaving_ ? kLeave : kGrace) || held_.use_count() > 1) return;
+  await_report();
   write_if_taken(STDERR_FILENO, "quern: error: " + rank_prefix() + fault + "\n", std::chrono::seconds(1));
   ::_exit(static_cast<int>(ErrorCode::communication));  // the main thread hangs, and destructors would too
 }

@@ -3,6 +3,7 @@
 // says which, lets go of those that wait, and ends this process if it does not end by itself.
 
 #include <atomic>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,11 +17,15 @@
 
 namespace quern {
 
+/// Removes the reports of an earlier run from its directory; only for the holder of the RunLock.
+void remove_hang_reports(const std::string& directory) noexcept;
+
 class Watchdog {
  public:
   /// Watches hosts alone until ranks have connected. `directory` is that of the run. The group outlives this.
   Watchdog(HostGroup& hosts, std::string directory);
-  ~Watchdog() = default;
+  /// Waits for a report, for a moment.
+  ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
@@ -30,21 +35,22 @@ class Watchdog {
   void connected(std::shared_ptr<const Progress> progress);
   /// The run knows that it fails, and has a minute to end.
   void leaving();
+  /// While what this returns lives, a fault of the group does not end this process.
+  std::shared_ptr<void> time_to_finish() const { return held_; }
   /// "; rank 0 has said nothing for 5.2s", for each rank that this one has not heard of lately; on rank 0 of all.
-  std::string silent_ranks();
+  std::string silent_ranks() const;
   /// Seconds so far that the compute stream has waited for collectives, by samples.
   double waited() const { return waited_; }
 
  private:
   void run(const std::stop_token& stop);
-  void look(double passed);
-  /// Counts for how long ranks have said nothing.
-  void listen(const std::vector<HostGroup::Note>& notes, double passed);
+  void look();
   void judge(const std::vector<HostGroup::Note>& notes);
   void end(const std::string& fault);
   /// Ends the group, after the report.
   void declare(const std::string& fault);
   void report(const std::string& fault);
+  void await_report() const;
 
   HostGroup& hosts_;
   std::atomic<Communicator*> communicator_ = nullptr;  // null until the ranks begin to connect
@@ -53,20 +59,18 @@ class Watchdog {
   const std::string directory_;
   std::atomic<bool> leaving_ = false;
   std::atomic<double> waited_ = 0;
+  const std::shared_ptr<void> held_ = std::make_shared<int>();
   std::once_flag reported_;
+  std::shared_future<void> report_;  // written by a thread that may hang, as a file server does
   std::mutex mutex_;
   // ---- under the mutex ----
   std::string seen_;  // of the streams, while they seemed to hang
-  struct Silence {
-    std::uint64_t count = 0;  // of notes
-    double seconds = 0;
-  };
-  std::vector<Silence> silences_;  // as HostGroup::notes
 
   // ---- of the thread ----
   Progress::Number number_ = 0;
-  double connecting_ = 0;        // seconds that this process ran while the ranks connected
-  double stuck_ = 0;             // seconds that this process ran while the stream was in that collective
+  bool busy_ = false;            // some rank is
+  double connecting_ = 0;        // seconds that this process ran while the ranks connected, and none was busy
+  double stuck_ = 0;             // seconds that this process ran while the stream was in that collective, and so too
   std::optional<double> ended_;  // since when there is a fault, by now()
   std::atomic<bool> aborted_ = false;
   std::jthread aborting_;  // an abort may hang as well

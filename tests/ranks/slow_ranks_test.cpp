@@ -1,0 +1,187 @@
+// Ranks that are busy for longer than the time-out, with what nobody can hurry: they are waited for, and what is whole
+// in rank 0's memory is written, whatever happens to the others.
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <thread>
+
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include "rank_group.h"
+#include "test_paths.h"
+
+using namespace quern;
+using namespace quern::testing;
+
+namespace {
+
+void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+/// In a child: files that end so take so long to be read or to become durable.
+void slow(const char* files, const char* seconds) {
+  ::setenv("LD_PRELOAD", QUERN_BUILD_DIR "/tests/libquern_slow_files.so", 1);
+  ::setenv("QUERN_SLOW_FILES", files, 1);
+  ::setenv("QUERN_SLOW_SECONDS", seconds, 1);
+}
+
+constexpr const char* kRead = "/tensors.safetensors";        // of a checkpoint that is there
+constexpr const char* kWrite = "/.tmp-tensors.safetensors";  // of one that is written
+
+/// Two ranks with a time-out of two seconds.
+Overrides two_ranks(const TinyFiles& files, const Overrides& more) {
+  return with(with(of_ranks(2, "ranks"), {"train.accumulation=2", "train.eval_every=0", "checkpoint.every=0",
+                                          "parallel.timeout=2", files.run("run")}),
+              more);
+}
+
+const Overrides kEndless{"train.steps=1000000"};
+
+void await_steps(Child& child, const TinyFiles& files, std::size_t count) {
+  while (events(files.at("run"), "step").size() < count) {
+    REQUIRE(child.running());
+    sleep(0.01);
+  }
+}
+
+std::int64_t last_logged(const TinyFiles& files) { return logged_losses(files.at("run")).rbegin()->first; }
+
+/// Whether a checkpoint is being written.
+bool writes(const TinyFiles& files) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(files.at("run") + "/checkpoints", none))
+    if (std::filesystem::exists(entry.path() / ".tmp-tensors.safetensors", none)) return true;
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("a write that takes longer than the time-out, at the end and after a stop, is waited for") {
+  for (const char* background : {"true", "false"}) {
+    CAPTURE(background);
+    TinyFiles files;
+    auto slowly = [] { slow(kWrite, "7"); };
+    Child whole(
+        train_arguments(files, two_ranks(files, {"train.steps=3", std::string("checkpoint.background=") + background})),
+        slowly);
+    CHECK(whole.wait() == 0);
+    CHECK(whole.err() == "");
+    CHECK(newest_step(files.at("run")) == 3);
+    Child stopped(train_arguments(files, two_ranks(files, kEndless)), slowly);
+    await_steps(stopped, files, 6);
+    stopped.signal(SIGTERM);
+    CHECK(stopped.wait() == 128 + SIGTERM);
+    CHECK(stopped.err() == "");
+    CHECK(newest_step(files.at("run")) == last_logged(files));
+  }
+}
+
+TEST_CASE("a start on which a rank, whichever, takes longer than the time-out to read goes on") {
+  TinyFiles files;
+  CHECK(quern_train(files, two_ranks(files, {"train.steps=2"})).code == 0);
+  for (const int slow_rank : {0, 1}) {
+    CAPTURE(slow_rank);
+    const std::string steps = "train.steps=" + std::to_string(4 + slow_rank);
+    Group group(2, files, two_ranks(files, {steps}), {}, [=](int rank) {
+      if (rank == slow_rank) slow(kRead, "7");
+    });
+    CHECK(group.wait() == group.all(0));
+    CHECK(group.messages() == "");
+    CHECK(newest_step(files.at("run")) == 4 + slow_rank);
+  }
+}
+
+TEST_CASE("a rank that is stopped while it reads a checkpoint is named with that") {
+  TinyFiles files;
+  CHECK(quern_train(files, two_ranks(files, {"train.steps=2"})).code == 0);
+  Group group(2, files, two_ranks(files, {"train.steps=3"}), {}, [](int rank) {
+    if (rank == 1) slow(kRead, "4");
+  });
+  sleep(3.0);
+  group[1].signal(SIGSTOP);
+  CHECK(group[0].wait() == 6);
+  CAPTURE(group[0].err());
+  CHECK(has(group[0].err(), "hang: rank 1 "));
+  CHECK(has(group[0].err(), "and was reading a checkpoint"));
+  group[1].signal(SIGCONT);
+  CHECK(group[1].wait() == 6);
+}
+
+TEST_CASE("a checkpoint that rank 0 writes when another rank dies becomes whole, and the end says no more than is so") {
+  TinyFiles files;
+  Child starter(train_arguments(files, two_ranks(files, with(kEndless, {"checkpoint.every=5"}))),
+                [] { slow(kWrite, "12"); });
+  while (!writes(files)) {
+    REQUIRE(starter.running());
+    sleep(0.01);
+  }
+  sleep(0.5);
+  ::kill(rank_among(descendants(starter.process()), 1), SIGKILL);
+  CHECK(starter.wait() == 6);
+  CAPTURE(starter.err());
+  CHECK(has(starter.err(), "quern: warning: rank 1 failed; rank 0 finishes what it writes"));
+  CHECK(has(starter.err(), "quern: error: rank 1 was ended by signal 9"));
+  CHECK_FALSE(has(starter.err(), "is saved"));
+  CHECK(newest_step(files.at("run")) == 5);
+}
+
+TEST_CASE("signals to the whole group of processes, as terminals and schedulers send them, are all heard, once") {
+  TinyFiles files;
+  const std::string run = files.at("run");
+  int sent = 0;
+  for (const int stop : {SIGINT, SIGTERM, SIGHUP, SIGXCPU, SIGINT}) {
+    CAPTURE(stop);
+    const std::size_t before = events(run, "step").size();
+    Child child(train_arguments(files, two_ranks(files, with(kEndless, {"parallel.timeout=60"}))), [] {
+      ::setpgid(0, 0);
+      ::signal(SIGHUP, SIG_DFL);
+    });
+    await_steps(child, files, before + 2);
+    for (int save = 0; save < 9; ++save) {
+      const std::size_t saved = events(run, "checkpoint").size(), steps = events(run, "step").size();
+      ::kill(-child.process(), SIGUSR1), ++sent;
+      for (int wait = 0; wait < 3000 && events(run, "checkpoint").size() == saved; ++wait) sleep(0.01);
+      CHECK(events(run, "checkpoint").size() > saved);
+      await_steps(child, files, steps + 1);
+    }
+    ::kill(-child.process(), stop), ++sent;
+    if (stop == SIGTERM) ::kill(child.process(), stop);  // as `timeout` does
+    CHECK(child.wait() == 128 + stop);
+    CHECK(child.err() == "");
+    CHECK(newest_step(run) == last_logged(files));
+  }
+  CHECK(sent == 50);
+}
+
+TEST_CASE("a second signal ends ranks that do not stop, and it is said what that costs") {
+  TinyFiles files;
+  Child child(train_arguments(files, two_ranks(files, kEndless)), [] { slow(kWrite, "60"); });
+  await_steps(child, files, 3);
+  child.signal(SIGTERM);
+  sleep(1.5);
+  child.signal(SIGTERM);
+  CHECK(child.wait() == 128 + SIGTERM);
+  CHECK(has(child.err(), "quern: warning: ranks did not end by themselves after a second signal and were killed"));
+  CHECK(newest_step(files.at("run")) == -1);
+}
+
+TEST_CASE("a report of a hang is written by nobody who is waited for, and follows no link") {
+  TinyFiles files;
+  const std::string run = files.at("run"), elsewhere = files.at("elsewhere");
+  Group group(2, files, two_ranks(files, with(kEndless, {"train.accumulation=900"})));
+  await_steps(group[0], files, 2);
+  REQUIRE(::mkfifo((run + "/hang.rank0.txt").c_str(), 0600) == 0);
+  group[1].signal(SIGSTOP);
+  CHECK(group[0].wait() == 6);
+  CHECK(has(group[0].err(), "hang: rank 0 has waited "));
+  CHECK(has(read_text(run + "/hang.rank0.txt"), "hang: rank 0 has waited "));
+  std::filesystem::create_symlink(elsewhere, run + "/hang.rank1.txt");
+  group[1].signal(SIGCONT);
+  CHECK(group[1].wait() == 6);
+  CHECK_FALSE(std::filesystem::exists(elsewhere));
+  // Neither those of an earlier run nor what its ranks met by stay.
+  std::filesystem::copy(run + "/hang.rank0.txt", run + "/.tmp-rendezvous-gone");
+  CHECK(quern_train(files, two_ranks(files, {"train.steps=1"})).code == 0);
+  for (const char* name : {"/hang.rank0.txt", "/hang.rank1.txt", "/.tmp-rendezvous-gone"})
+    CHECK_FALSE(std::filesystem::exists(std::filesystem::symlink_status(run + name)));
+}
