@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/files/durable_file.h"
+#include "quern/error.h"
 
 namespace quern {
 
@@ -24,12 +25,27 @@ OwnedDescriptor open_folder(const fs::path& path) {
   return OwnedDescriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
+/// What the user named as the folder for temporary files, as the standard library looks for it.
+std::string parent_named() {
+  for (const char* name : {"TMPDIR", "TMP", "TEMP", "TEMPDIR"})
+    if (const char* const value = std::getenv(name)) return value;
+  return "/tmp";
+}
+
 }  // namespace
 
 RankFolder::RankFolder() {
   remove_left();
+  std::error_code none;
+  const fs::path parent = fs::temp_directory_path(none);
+  if (none)
+    throw Error(ErrorCode::resources, {.where = "TMPDIR",
+                                       .what = "no folder can be made for the ranks",
+                                       .found = "\"" + parent_named() + "\": " + none.message(),
+                                       .expected = "a folder that can be written",
+                                       .next = "set TMPDIR to one"});
   do {  // again, when somebody took it for left behind before the lock
-    std::string path = fs::temp_directory_path() / (std::string(kPrefix) + "XXXXXX");
+    std::string path = parent / (std::string(kPrefix) + "XXXXXX");
     if (!::mkdtemp(path.data())) fail_resources(path, "no folder can be made for the ranks", errno);
     path_ = path;
     lock_ = open_folder(path_);

@@ -41,3 +41,17 @@ TEST_CASE("a folder goes with its owner, and one whose owner was killed with the
   CHECK(directory.entries() == 0);
   kept ? ::setenv("TMPDIR", kept->c_str(), 1) : ::unsetenv("TMPDIR");
 }
+
+TEST_CASE("a folder for temporary files that is not there is named") {
+  const char* const before = std::getenv("TMPDIR");
+  const std::string kept = before ? before : "";
+  const TestDirectory directory;
+  std::ofstream(directory / "file") << "x";
+  for (const std::string& wrong : {directory / "missing", directory / "file"}) {
+    ::setenv("TMPDIR", wrong.c_str(), 1);
+    CHECK_THROWS_WITH_AS(RankFolder(),
+                         doctest::Contains(("TMPDIR: no folder can be made for the ranks: found \"" + wrong).c_str()),
+                         Error);
+  }
+  before ? ::setenv("TMPDIR", kept.c_str(), 1) : ::unsetenv("TMPDIR");
+}

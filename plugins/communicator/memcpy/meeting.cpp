@@ -34,6 +34,11 @@ constexpr double kLater = 2;  // seconds
                      .next = std::move(next)});
 }
 
+[[noreturn]] void refuse_full() {
+  refuse(ErrorCode::resources, "no descriptor is free", std::strerror(EMFILE), "one for each rank and more",
+         "raise the limit on open files: ulimit -n");
+}
+
 [[noreturn]] void fault(const std::string& text) {
   throw Error(ErrorCode::communication, {.where = "communicator memcpy", .what = text});
 }
@@ -98,7 +103,9 @@ Message receive(int socket, const std::string& who) {
   bool reset = false;
   do got = ::recvmsg(socket, &packet, MSG_CMSG_CLOEXEC);
   while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
+  if (got < 0 && errno != ECONNRESET) fault(who + " is gone: " + std::strerror(errno));
   if (got <= 0) fault(who + " is gone");
+  if (packet.msg_flags & MSG_CTRUNC) refuse_full();
   for (cmsghdr* header = CMSG_FIRSTHDR(&packet); header != nullptr; header = CMSG_NXTHDR(&packet, header)) {
     int descriptor = -1;
     if (header->cmsg_type == SCM_RIGHTS) std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
@@ -194,6 +201,7 @@ void Meeting::listen(int folder, const std::string& name) {
       fault(text);
     }
     Descriptor peer(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!peer && (errno == EMFILE || errno == ENFILE)) refuse_full();
     if (!peer || !same_user(peer.get()) || !readable(peer.get(), std::min(deadline, after(kLater)))) continue;
     const Message hello = receive(peer.get(), "a rank that has just come");
     const std::size_t space = hello.bytes.find(' ');
@@ -234,7 +242,7 @@ std::vector<Message> Meeting::exchange(Message own) {
   }
   if (rendezvous_.rank == 0) return gather(std::move(own));
   const int socket = peers_[0].get();
-  send(socket, kGiven, own.bytes, own.descriptor.get());  // if rank 0 is gone, what it said last is still there
+  send(socket, kGiven, own.bytes, own.descriptor.get());          // if rank 0 is gone, what it said last is still there
   const auto deadline = after(2 * rendezvous_.timeout + kLater);  // rank 0 may have begun to wait later
   for (int rank = 0; rank < rendezvous_.size; ++rank) {
     if (!readable(socket, deadline)) fault("rank 0 did not answer within " + seconds_text(rendezvous_.timeout));

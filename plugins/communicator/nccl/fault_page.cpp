@@ -28,14 +28,19 @@ FaultPage::FaultPage(const std::string& path, int rank, int size) : rank_(rank),
   const std::size_t bytes = sizeof(Seat) * static_cast<std::size_t>(size);
   void* mapped = MAP_FAILED;
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) == 0)  // by each rank: only the first changes anything
+  int reason = errno;
+  // By each rank: only the first changes anything. A page without its block would end the process when written to.
+  if (file >= 0) reason = ::posix_fallocate(file, 0, static_cast<off_t>(bytes));
+  if (file >= 0 && reason == 0) {
     mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  const int reason = errno;
+    reason = errno;
+  }
   if (file >= 0) ::close(file);
   if (mapped == MAP_FAILED)
-    throw Error(
-        ErrorCode::resources,
-        {.where = "communicator nccl: " + path, .what = "ranks cannot share a file", .found = std::strerror(reason)});
+    throw Error(ErrorCode::resources, {.where = "communicator nccl: " + path,
+                                       .what = "ranks cannot share a file",
+                                       .found = std::strerror(reason),
+                                       .next = "free space there, or set TMPDIR to another folder"});
   seats_ = static_cast<Seat*>(mapped);
 }
 

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string_view>
 #include <utility>
 
@@ -71,6 +74,35 @@ ncclConfig_t config_of(const NcclOptions& options) {
   return config;
 }
 
+/// What else decides how NCCL sums, of the environment and of the files that NCCL reads variables from.
+constexpr const char* kVariables[] = {
+    "NCCL_MIN_CTAS",    "NCCL_MIN_NCHANNELS",  "NCCL_MAX_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER",
+    "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE", "NCCL_TUNER_PLUGIN",  "NCCL_TUNER_CONFIG_FILE",
+    "NCCL_NET",         "NCCL_NET_PLUGIN",     "NCCL_P2P_DISABLE",   "NCCL_SHM_DISABLE",
+    "NCCL_GRAPH_FILE",  "NCCL_TOPO_FILE"};
+
+/// FNV-1a of a file's bytes, in hexadecimal; "": there is none.
+std::string hash_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return "";
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (char byte; file.get(byte);) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
+std::string also_set() {
+  std::string text;
+  for (const char* variable : kVariables)
+    if (const char* const value = std::getenv(variable)) text += std::string(", ") + variable + "=" + value;
+  const char *const home = std::getenv("HOME"), *const own = std::getenv("NCCL_CONF_FILE");
+  const std::string files[] = {"/etc/nccl.conf", own ? own : home ? std::string(home) + "/.nccl.conf" : ""};
+  for (const std::string& file : files)
+    if (const std::string hash = hash_of(file); !hash.empty()) text += ", " + file + " " + hash;
+  return text;
+}
+
 /// NCCL chooses what nobody has chosen by its version, the machine and sizes alone.
 std::string sums_by(const NcclOptions& options) {
   int version = 0;
@@ -82,7 +114,7 @@ std::string sums_by(const NcclOptions& options) {
   const std::string channels = options.channels > 0 ? std::to_string(options.channels) : std::string();
   return "NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100) + ", algorithm " + chosen(options.algorithm, "NCCL_ALGO") + ", protocol " +
-         chosen(options.protocol, "NCCL_PROTO") + ", channels " + chosen(channels, "NCCL_MAX_CTAS");
+         chosen(options.protocol, "NCCL_PROTO") + ", channels " + chosen(channels, "NCCL_MAX_CTAS") + also_set();
 }
 
 }  // namespace

@@ -1,9 +1,14 @@
 // What can be asked of it without GPUs; the conformance kit asks the rest of groups of processes on several.
 #include "nccl_communicator.h"
 
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include <doctest/doctest.h>
 
@@ -41,6 +46,43 @@ TEST_CASE("what the order of its sums depends on is told") {
   CHECK(sums_by({}).ends_with(", algorithm NCCL's choice, protocol NCCL's choice, channels NCCL's choice"));
   CHECK(sums_by({.algorithm = "Ring", .protocol = "Simple", .channels = 16})
             .ends_with(", algorithm Ring, protocol Simple, channels 16"));
+  for (const char* variable :
+       {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE", "NCCL_TUNER_PLUGIN"}) {
+    ::setenv(variable, "1", 1);
+    CHECK(sums_by({}).find(std::string(", ") + variable + "=1") != std::string::npos);
+    ::unsetenv(variable);
+  }
+  const std::string file = std::filesystem::temp_directory_path() / ("nccl-" + std::to_string(::getpid()) + ".conf");
+  ::setenv("NCCL_CONF_FILE", file.c_str(), 1);
+  const std::string without = sums_by({});
+  std::ofstream(file) << "NCCL_ALGO=Ring";
+  const std::string ring = sums_by({});
+  std::ofstream(file) << "NCCL_ALGO=Tree";
+  CHECK(ring != without);
+  CHECK(ring != sums_by({}));
+  std::filesystem::remove(file);
+  ::unsetenv("NCCL_CONF_FILE");
+}
+
+TEST_CASE("a file of faults for which there is no room is refused, and ends nobody later") {
+  const std::string path = std::filesystem::temp_directory_path() / ("quern-faults-" + std::to_string(::getpid()));
+  const rlimit before = [] {
+    rlimit now{};
+    ::getrlimit(RLIMIT_FSIZE, &now);
+    return now;
+  }();
+  const rlimit none{100, before.rlim_max};  // as a disk that is full
+  ::signal(SIGXFSZ, SIG_IGN);
+  ::setrlimit(RLIMIT_FSIZE, &none);
+  CHECK_THROWS_WITH_AS(FaultPage(path, 0, 2), doctest::Contains("ranks cannot share a file"), Error);
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::filesystem::remove(path);
+  // Without holes: what is there stays there when the disk fills up.
+  const FaultPage page(path, 0, 64);
+  struct stat about {};
+  REQUIRE(::stat(path.c_str(), &about) == 0);
+  CHECK(about.st_blocks * 512 >= about.st_size);
+  std::filesystem::remove(path);
 }
 
 TEST_CASE("other devices, and ranks that cannot exchange an id, are refused") {

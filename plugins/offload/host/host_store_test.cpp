@@ -1,10 +1,18 @@
 // What the store asks of the system: how much memory there is, and pages.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <filesystem>
+#include <future>
 
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
+#include "engine/recording_device.h"
 #include "shared/pinned_store/available_memory.h"
+#include "shared/pinned_store/pinned_pages.h"
 
 using namespace quern;
 namespace fs = std::filesystem;
@@ -53,4 +61,15 @@ TEST_CASE("this system says how much there is") {
   const auto available = available_memory();
   REQUIRE(available.has_value());
   CHECK(*available > (std::size_t{1} << 20));
+}
+
+TEST_CASE("processes of one program, as ranks are, ask for memory and take it one after another") {
+  RecordingDevice device;
+  const int other = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  REQUIRE(::flock(other, LOCK_EX) == 0);
+  std::future<void> taken =
+      std::async(std::launch::async, [&] { PinnedPages(device, "host", MemoryKind::pinned, 1 << 20); });
+  CHECK(taken.wait_for(std::chrono::milliseconds(300)) == std::future_status::timeout);
+  ::close(other);
+  taken.get();
 }

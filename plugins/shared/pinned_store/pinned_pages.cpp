@@ -1,5 +1,7 @@
 #include "shared/pinned_store/pinned_pages.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,6 +33,25 @@ constexpr std::size_t kMostThreads = 16;
                .next = "set memory.host_budget to what there is, or keep less of [memory] in the store"});
 }
 
+/// One process at a time asks how much memory there is and takes it: the ranks of a machine start together, and each
+/// would count what the others are about to take. The program's file is what they have in common; where it cannot be
+/// locked they do not wait.
+class Turn {
+ public:
+  Turn() : file_(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC)) {
+    while (file_ >= 0 && ::flock(file_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~Turn() {
+    if (file_ >= 0) ::close(file_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  int file_;
+};
+
 /// Where pages go is a wish: a system without nodes, or a container that forbids it, puts them elsewhere.
 void prefer_node(std::byte* data, std::size_t bytes, int node) {
   constexpr int kPreferred = 1;  // MPOL_PREFERRED
@@ -57,6 +78,7 @@ void take_pages(std::byte* data, std::size_t bytes) {
 PinnedPages::PinnedPages(Device& device, const std::string& id, MemoryKind memory, std::size_t bytes)
     : device_(device), memory_(memory) {
   const std::size_t page = bytes < kHugePage ? static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) : kHugePage;
+  const Turn turn;
   const auto available = available_memory();
   if (available && bytes > *available)
     refuse(id, "not enough host memory", bytes, std::to_string(*available >> 20) + " MiB available");

@@ -12,7 +12,8 @@
 namespace quern {
 
 /// What does not belong to a collective (a barrier, messages) goes to the first part. Each part connects by itself and
-/// knows all buffers. A fault of one part ends all of them.
+/// knows all buffers. A fault of one part is the fault of all: who hears of it calls abort(), which may take time, for
+/// streams that wait in other parts.
 class SplitCommunicator final : public Communicator {
  public:
   /// Numbers of parts.

@@ -82,11 +82,13 @@ TEST_CASE("collectives go to the part that was chosen, set-up to all, the rest t
   CHECK((traits.sums_in_rank_order && traits.launcher == "mpirun"));
 }
 
-TEST_CASE("a fault of one part is told by its name, stays the first, and ends the others") {
+TEST_CASE("a fault of one part is told by its name and stays the first, and who asks waits for no abort") {
   Pair split;
   CHECK_FALSE(split.both->error());
   split.b->fault = "rank 0 is gone";
   CHECK(split.both->error() == "b: rank 0 is gone");
+  CHECK_FALSE(split.a->fault);
+  split.both->abort();
   CHECK(split.a->fault == "rank 1 ended it");
   CHECK(split.both->error() == "b: rank 0 is gone");
 }
