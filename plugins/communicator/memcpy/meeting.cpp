@@ -44,6 +44,8 @@ constexpr double kLater = 2;  // seconds
 }
 
 Clock::time_point after(double seconds) {
+  constexpr double kMost = 1e9;  // the clock counts nanoseconds
+  seconds = std::min(seconds, kMost);
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
@@ -59,9 +61,10 @@ bool readable(int socket, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd poll{.fd = socket, .events = POLLIN, .revents = 0};
-    const int ready = ::poll(&poll, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
+    constexpr std::int64_t kMost = 60'000;  // ms
+    const int ready = ::poll(&poll, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, kMost)));
     if (ready > 0) return true;
-    if (ready == 0 || errno != EINTR) return false;
+    if (left <= 0 || (ready < 0 && errno != EINTR)) return false;
   }
 }
 

@@ -87,6 +87,8 @@ std::string connect_one(const OwnedDescriptor& socket, const addrinfo& address, 
 }  // namespace
 
 HostClock::time_point after(double seconds) {
+  constexpr double kMost = 1e9;  // the clock counts nanoseconds
+  seconds = std::min(seconds, kMost);
   return HostClock::now() + std::chrono::duration_cast<HostClock::duration>(std::chrono::duration<double>(seconds));
 }
 

@@ -210,6 +210,16 @@ TEST_CASE("of ranks that do not come to an exchange, one that is silent is named
   }
 }
 
+TEST_CASE("a time-out of any size is no less than it says") {
+  const TestDirectory directory;
+  const auto all = texts(2, [&](int rank) -> std::string {
+    HostGroup group(rank, 2, in(directory), 1e10);
+    if (rank == 0) sleep(0.3);
+    return group.exchange(std::to_string(rank))[1];
+  });
+  CHECK(all == std::vector<std::string>{"1", "1"});
+}
+
 TEST_CASE("time in which all ranks are stopped does not count") {
   const TestDirectory directory;
   auto all = texts(4, [&](int rank) -> std::string {
