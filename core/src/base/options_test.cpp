@@ -135,7 +135,7 @@ TEST_CASE("reals are spelled so that they read back") {
 TEST_CASE("a table gives defaults, binds what is set and keeps the rest") {
   auto table = sample_options();
   OptionValues defaults = default_values(table.specs());
-  CHECK(defaults.all().size() == 7);
+  CHECK(defaults.all().size() == 8);
   CHECK(defaults.get<std::int64_t>("steps") == 10);
   OptionValues values;
   values.set("format", std::string("fp32"));
