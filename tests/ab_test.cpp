@@ -126,6 +126,7 @@ TEST_CASE("faults of the words are found before anything runs") {
   refused({"--vary", "precision.id=fp32"}, 2, "1 arm");
   refused({}, 2, "--vary");
   refused({"--vary", "train.seed=1,2", "--repeat", "0"}, 2, "--repeat");
+  refused({"--vary", "train.seed=1,2", "--out", ""}, 2, "--out: empty");
   fs::create_directory(files.at("ab"));
   write_text(files.at("ab") + "/thesis.txt", "mine");
   refused({"--vary", "train.seed=1,2"}, 2, "not empty");

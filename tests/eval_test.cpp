@@ -90,10 +90,13 @@ TEST_CASE("what quern eval cannot do it says") {
   fails({"--data", files.at("none.tok")}, 3, {"none.tok"});
   fails({"--data", files.at("none*.tok")}, 3, {"none*.tok"});
   fails({"--from", files.at("none")}, 3, {"none"});
+  fails({"--from", ""}, 2, {"--from: empty"});
   fails({"--set", "data.tokens.validation=[]"}, 2, {"no validation split", "name token files"});
   write_text(files.at("other.json"), "mine");
   fails({"--json", files.at("other.json")}, 4, {"other.json"});
   CHECK(read_text(files.at("other.json")) == "mine");
+  // Before the weights are looked for.
+  fails({"--json", files.at("none/eval.json"), "--from", files.at("none")}, 4, {"eval.json: cannot be created"});
   TokenFileContent content{.tokens = {}, .mask = {}, .vocabulary = 65, .separator = -1};
   for (int i = 0; i < 33; ++i) content.tokens.push_back(i);
   write_token_file(files.at("large.tok"), content);

@@ -10,7 +10,6 @@
 
 #include "ab/child.h"
 #include "base/files/durable_file.h"
-#include "checkpoint/checkpoint_store.h"
 #include "quern/error.h"
 #include "quern/options.h"
 
@@ -105,9 +104,9 @@ int execute(const Experiment& experiment, const Arm& arm, Run& run) {
 
 ExperimentResult run_experiment(const Experiment& experiment, const Progress& progress) {
   make_directories(experiment.directory);
-  RunLock lock(experiment.directory);
-  claim(experiment);
   ExperimentResult result;
+  result.lock = std::make_unique<RunLock>(experiment.directory);
+  claim(experiment);
   for (const Arm& arm : experiment.arms) result.arms.push_back({arm, {}});
   const int count = experiment.repeats * static_cast<int>(experiment.arms.size());
   int number = 0;

@@ -3,10 +3,12 @@
 // comparison's. Runs that are there already from an earlier, interrupted call on the same arms are kept.
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ab/comparison.h"
+#include "checkpoint/checkpoint_store.h"
 
 namespace quern {
 
@@ -22,6 +24,7 @@ struct Experiment {
 };
 
 struct ExperimentResult {
+  std::unique_ptr<RunLock> lock;  ///< on the experiment's directory, until its report is written too
   std::vector<ArmRuns> arms;
   int kept = 0;         ///< runs of an earlier call
   int interrupted = 0;  ///< the signal that ended it early; 0: none
@@ -30,7 +33,7 @@ struct ExperimentResult {
 /// Called before (code -1) and after each run.
 using Progress = std::function<void(const Arm& arm, const Run& run, int number, int count)>;
 
-/// A config error when the directory holds something else.
+/// A config error when the directory holds something else, a resources error when another process compares there.
 ExperimentResult run_experiment(const Experiment& experiment, const Progress& progress);
 
 }  // namespace quern

@@ -131,9 +131,6 @@ int ab_command(const Arguments& arguments) {
                                     .expected = "at least 1"});
   experiment.directory =
       values.count("out") ? values["out"].as<std::string>() : "runs/ab-" + fs::path(experiment.config).stem().string();
-  if (experiment.directory.empty())
-    throw Error(ErrorCode::config,
-                {.where = "--out", .what = "no directory", .found = "\"\"", .expected = "a path, such as \"runs/ab\""});
   resolve_arms(experiment);
   std::signal(SIGUSR1, [](int) {});  // sent to all of a job: its runs may save, and there is nothing here to save
 

@@ -67,7 +67,12 @@ bool parse(const std::string& usage, po::options_description options, const std:
   }
   const int style = po::command_line_style::default_style & ~po::command_line_style::allow_guessing;
   try {
-    po::store(po::command_line_parser(arguments).options(all).positional(places).style(style).run(), values);
+    const po::parsed_options parsed =
+        po::command_line_parser(arguments).options(all).positional(places).style(style).run();
+    for (const po::option& option : parsed.options)
+      if (std::find(option.value.begin(), option.value.end(), "") != option.value.end())  // "$UNSET" of a script
+        refuse((option.position_key < 0 ? "--" : "") + option.string_key, "empty", "\"\"", "a value", "see --help");
+    po::store(parsed, values);
   } catch (const po::error& e) {
     refuse(usage, bounded(e.what(), 300), {}, {}, "see --help");
   }
@@ -106,9 +111,8 @@ std::optional<RunArguments> parse_run(const std::string& usage, po::options_desc
 std::string output_of(const RunArguments& run, const std::string& option, const FileKind& kind) {
   if (!run.values.count(option)) return "";
   const std::string path = run.values[option].as<std::string>();
-  if (path.empty())
-    throw Error(ErrorCode::config, {.where = "--" + option, .what = "no file", .found = "\"\"", .expected = "a path"});
   check_own_file(path, kind, "choose another --" + option + " file");
+  const DurableFile probe(path);  // before the work whose results go there
   return path;
 }
 

@@ -42,7 +42,8 @@ int plugins_command(const Arguments& arguments);
 int dispatch(const std::string& owner, std::span<const Command> commands, const Arguments& arguments);
 
 /// Parses a command's words. `usage` is its first help line; positional words go to the options that `positional`
-/// names, all of which are required. Prints help and returns false for --help; throws a config error for bad words.
+/// names, all of which are required. Prints help and returns false for --help; throws a config error for bad words and
+/// for empty ones, which no option takes.
 bool parse(const std::string& usage, boost::program_options::options_description options,
            const std::vector<std::string>& positional, const Arguments& arguments,
            boost::program_options::variables_map& values);
@@ -63,8 +64,7 @@ struct RunArguments {
 std::optional<RunArguments> parse_run(const std::string& usage, boost::program_options::options_description options,
                                       const Arguments& arguments);
 
-/// The file that `option` names; "" without it. An empty name is a config error, a file of another kind a resources
-/// error.
+/// The file that `option` names; "" without it. A resources error for a file of another kind, and where none can be made.
 std::string output_of(const RunArguments& run, const std::string& option, const FileKind& kind);
 /// Writes it whole or not at all.
 void write_output(const std::string& path, const std::string& text);

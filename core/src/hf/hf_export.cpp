@@ -115,21 +115,22 @@ void write_text(const std::string& path, const std::string& text) {
   file.commit();
 }
 
-std::vector<std::string> tokenizer_files(const std::string& directory) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const char* name : kTokenizerFiles)
-    if (fs::exists(fs::path(directory) / name, error)) names.push_back(name);
-  if (names.empty())
+std::vector<InputFile> tokenizer_files(const std::string& directory) {
+  std::vector<InputFile> files;
+  for (const char* name : kTokenizerFiles) {
+    const fs::path path = fs::path(directory) / name;
+    std::error_code error;  // a link that leads nowhere is refused, not left out
+    if (fs::exists(fs::symlink_status(path, error))) files.emplace_back(path);
+  }
+  if (files.empty())
     throw Error(ErrorCode::input, {directory, "no tokenizer files", "", "tokenizer.json or the like",
                                    "give the directory of the model's tokenizer"});
-  return names;
+  return files;
 }
 
 void copy_tokenizer(const std::string& from, const std::string& to) {
-  for (const std::string& name : tokenizer_files(from)) {
-    const InputFile content(fs::path(from) / name);
-    DurableFile file(to + "/" + name);
+  for (const InputFile& content : tokenizer_files(from)) {
+    DurableFile file(to + "/" + fs::path(content.path()).filename().string());
     content.for_each_piece(0, [&](std::span<const std::byte> piece) {
       file.write(piece);
       return true;

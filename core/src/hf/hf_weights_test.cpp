@@ -1,6 +1,8 @@
 // Export then import is the identity (up to the export's rounding); every kind of wrong model is refused by name.
 #include "hf/hf_weights.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -240,6 +242,24 @@ TEST_CASE("an export replaces an older one whole, copies the tokenizer, and dest
   write_text(directory / "models/out/thesis.txt", "years of work");
   check_refused(ErrorCode::resources, {"'thesis.txt'"}, [&] { write(); });
   CHECK(read_text(directory / "models/out/thesis.txt") == "years of work");
+}
+
+TEST_CASE("tokenizer files that cannot be copied are found before the export") {
+  TestDirectory directory;
+  const std::string file = directory / "tokenizer/tokenizer.json";
+  const HfExport what{DType::f32, "{}", "", directory / "tokenizer"};
+  auto check = [&] { check_export(directory / "out", what); };
+  fs::create_directories(file);
+  check_refused(ErrorCode::input, {"tokenizer.json: cannot be read: found a directory"}, check);
+  fs::remove(file);
+  REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
+  check_refused(ErrorCode::input, {"tokenizer.json: cannot be read: found not a regular file"}, check);
+  fs::remove(file);
+  fs::create_symlink("nowhere", file);
+  write_text(directory / "tokenizer/merges.txt", "m");
+  check_refused(ErrorCode::input, {"tokenizer.json: cannot be opened"}, check);
+  fs::remove(file);
+  check();
 }
 
 TEST_CASE("a model of another program is not replaced, though its files have an export's names") {
