@@ -247,6 +247,26 @@ TEST_CASE("a resumed run tells which settings changed") {
   CHECK(newest_step(run) == 10);
 }
 
+TEST_CASE("tokens are those that the steps had, also where a resumed run has other batches") {
+  TinyFiles files;
+  const Overrides base{"checkpoint.export=false", "train.eval_every=1", "checkpoint.every=3"};
+  auto train = [&](const Overrides& more) {
+    Overrides all = base;
+    all.insert(all.end(), more.begin(), more.end());
+    REQUIRE(quern_train(files, all).code == 0);
+  };
+  train({"train.micro_batch=2", "train.steps=3"});
+  train({"train.micro_batch=4", "train.steps=5"});
+  train({"train.micro_batch=2", "train.accumulation=3", "train.steps=6"});
+  const std::int64_t tokens[] = {0, 32, 64, 96, 160, 224, 320};
+  for (const char* kind : {"step", "eval", "end"})
+    for (const auto& event : events(files.at("run"), kind)) {
+      CAPTURE(event.dump());
+      CHECK(event.at("tokens") == tokens[event.at("step").get<std::size_t>()]);
+    }
+  CHECK(events(files.at("run"), "eval").size() == 6);
+}
+
 TEST_CASE("a resumed run says what its device no longer does as it did") {
   TinyFiles files;
   const Overrides run{"precision.id=fp32", "train.steps=4", "checkpoint.export=false", files.run("run")};

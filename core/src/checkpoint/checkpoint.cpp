@@ -64,6 +64,7 @@ std::string state_text(const std::string& path, const CheckpointMeta& meta, cons
                 {"device_state", meta.device_state},
                 {"config", meta.config},
                 {"files", {{kTensors, {{"bytes", tensors.bytes}, {"xxh3", checksum_text(tensors.checksum)}}}}}};
+  if (meta.tokens) state["tokens"] = *meta.tokens;
   try {
     state["xxh3"] = own_checksum(state);
     return state.dump(2) + "\n";
@@ -101,8 +102,10 @@ StateFile read_state(const std::string& path) {
                  state.at("config"),
                  state.at("quern_version"),
                  state.contains("updates") ? count_in(state, "updates", path) : step,
+                 {},
                  state.value("evaluated", true),
                  libraries_in(state.value("libraries", json::array()))};
+    if (state.contains("tokens")) read.meta.tokens = count_in(state, "tokens", path);
     const json& tensors = state.at("files").at(kTensors);
     read.bytes = static_cast<std::uint64_t>(count_in(tensors, "bytes", path));
     read.checksum = tensors.at("xxh3");

@@ -36,6 +36,7 @@ CheckpointMeta meta_of(std::int64_t step) {
           "[train]\nsteps = 5\n",
           "0.1.0",
           0,
+          64 * step,
           true,
           {{"quern", "0.1.0", "0123456789abcdef"}, {"plugin x", "2", "f"}}};
 }
@@ -162,6 +163,7 @@ TEST_CASE("a count in state.json that is no whole number of its range is refused
   const std::pair<const char*, Change> kCounts[] = {
       {"step", [](nlohmann::json& state) -> nlohmann::json& { return state["step"]; }},
       {"updates", [](nlohmann::json& state) -> nlohmann::json& { return state["updates"]; }},
+      {"tokens", [](nlohmann::json& state) -> nlohmann::json& { return state["tokens"]; }},
       {"bytes",
        [](nlohmann::json& state) -> nlohmann::json& { return state["files"]["tensors.safetensors"]["bytes"]; }}};
   for (const auto& [key, count] : kCounts) {

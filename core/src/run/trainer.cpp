@@ -138,12 +138,17 @@ void Trainer::open_data() {
   state_.data = data_.get();
 }
 
+// Older checkpoints do not have it; then a batch that changed since is not known of.
+std::int64_t Trainer::tokens_of(const CheckpointMeta& meta) const {
+  return meta.tokens.value_or(meta.step * session_.tokens_per_step());
+}
+
 void Trainer::load_weights() {
   if (!start_.newest.checkpoint) return load_first_weights(session_, engine_, ranks_);
   const Checkpoint& checkpoint = *start_.newest.checkpoint;
   notes_ = load_checkpoint(session_, engine_, checkpoint, libraries_, ranks_);
   data_->load_state(checkpoint.meta.data_state);
-  state_.step = checkpoint.meta.step;
+  state_.stand_at(checkpoint.meta.step, tokens_of(checkpoint.meta));
   state_.updates = checkpoint.meta.updates;
   if (!checkpoint.meta.evaluated) evaluation_.make_up_for(state_.step);
   checkpoints_.begin_at(state_.step);
@@ -241,7 +246,8 @@ bool Trainer::train_step() {
   step.result = engine_.result();
   step.end = now();
   ranks_.check("step " + std::to_string(step.number));
-  if (step.finite()) state_.stand_at(step.number);
+  const std::int64_t tokens = state_.tokens + session_.tokens_per_step();
+  if (step.finite()) state_.stand_at(step.number, tokens);
   if (step.result.update.apply != 0) ++state_.updates;
   Verdict verdict = Verdict::go_on;
   for (std::size_t i = 0; i < hooks_.size() && verdict == Verdict::go_on; ++i)
@@ -250,7 +256,7 @@ bool Trainer::train_step() {
   if (verdict == Verdict::roll_back) roll_back();
   if (verdict == Verdict::skip) {
     guard_.abandon_step(engine_);
-    state_.stand_at(step.number);
+    state_.stand_at(step.number, tokens);
   }
   return verdict != Verdict::roll_back;
 }
@@ -260,7 +266,7 @@ bool Trainer::train_step() {
 void Trainer::roll_back() {
   const Checkpoint checkpoint = checkpoints_.to_roll_back_to(state_);
   load_checkpoint(session_, engine_, checkpoint, libraries_, ranks_);  // what differs was said at the start
-  state_.stand_at(checkpoint.meta.step);
+  state_.stand_at(checkpoint.meta.step, tokens_of(checkpoint.meta));
   state_.updates = checkpoint.meta.updates;
   for (Hook* hook : hooks_) hook->rolled_back(state_);
   log_.warn("rolled back to step " + std::to_string(state_.step) + ", " + checkpoint.path);
@@ -340,7 +346,7 @@ bool Trainer::finish() {
   std::string exported;
   if (export_) exported = Session::export_directory(ranks_.from_leader({}, [&] { return lock_->directory(); }));
   if (export_) ranks_.lead("exporting the model", engine_, [&] { export_->write(engine_, exported); });
-  LogEvent end{"end", {{"step", state_.step}, {"tokens", state_.step * session_.tokens_per_step()}}};
+  LogEvent end{"end", {{"step", state_.step}, {"tokens", state_.tokens}}};
   if (!std::isnan(step_log_.last_loss())) end.fields.emplace_back("loss", step_log_.last_loss());
   if (!std::isnan(evaluation_.last_loss())) end.fields.emplace_back("val_loss", evaluation_.last_loss());
   end.fields.emplace_back("time", elapsed);

@@ -53,6 +53,7 @@ class Trainer {
  private:
   void open_data();
   void load_weights();
+  std::int64_t tokens_of(const CheckpointMeta& meta) const;
   void open_sinks();
 
   /// Runs `work`, which moves the run; what it throws is thrown when the steps done are saved.

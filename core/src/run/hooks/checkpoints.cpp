@@ -23,6 +23,7 @@ Checkpoints::Checkpoints(const Session& session, Engine& engine, Ranks& ranks, s
 void Checkpoints::start_saving(const RunState& state) {
   CheckpointMeta meta;
   meta.step = state.step;
+  meta.tokens = state.tokens;
   meta.updates = state.updates;
   meta.data_state = state.data_before_step.empty() ? state.data->save_state() : state.data_before_step;
   meta.device_state = state.session.device->save_state();

@@ -89,7 +89,7 @@ void Evaluation::evaluate(const RunState& state) {
   if (sum->targets == 0) return state.log.warn("the validation split has no target that counts");
   last_loss_ = sum->loss();
   state.log.write(
-      {"eval", {{"step", state.step}, {"tokens", state.step * state.session.tokens_per_step()}, {"loss", last_loss_}}});
+      {"eval", {{"step", state.step}, {"tokens", state.tokens}, {"loss", last_loss_}}});
 }
 
 }  // namespace quern

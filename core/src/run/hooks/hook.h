@@ -25,13 +25,15 @@ struct RunState {
   std::function<bool()> interrupted;
   DataSource* data = nullptr;         ///< of training; there once the run has started
   std::int64_t step = 0;              ///< optimizer steps finished
+  std::int64_t tokens = 0;            ///< that these steps trained on; their batches may have differed
   std::int64_t updates = 0;           ///< steps that moved the weights
   std::string data_before_step = {};  ///< position in the data before the step under way; empty: none is
   bool is_whole = true;               ///< the engine has the weights of `step`, not those of an update under way
 
   /// No step is under way any more; the engine has the state of this one.
-  void stand_at(std::int64_t finished) {
+  void stand_at(std::int64_t finished, std::int64_t trained_on) {
     step = finished;
+    tokens = trained_on;
     data_before_step.clear();
     is_whole = true;
   }

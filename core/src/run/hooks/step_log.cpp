@@ -63,7 +63,7 @@ Verdict StepLog::after_step(const RunState& state, const Step& step) {
     state.log.warn("step " + std::to_string(step.number) + " had no target that counts; weights stay");
   // Evaluations and checkpoints too.
   const double per_step = (step.end - started_) / static_cast<double>(step.number - started_at_);
-  LogEvent event{"step", {{"step", step.number}, {"steps", steps}, {"tokens", step.number * tokens}}};
+  LogEvent event{"step", {{"step", step.number}, {"steps", steps}, {"tokens", state.tokens}}};
   if (step.counts()) event.fields.emplace_back("loss", last_loss_);
   event.fields.emplace_back("lr", double{step.learning_rate});
   if (step.counts()) event.fields.emplace_back("grad_norm", double{step.result.update.gradient_norm});
