@@ -333,6 +333,10 @@ Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
 
 bool chooses(const PlanOptions& options) { return options.device_budget > 0 || options.host_budget > 0; }
 
+std::optional<Choice> choose_fitting(const PlanParts& parts, const PlanOptions& options) {
+  return Forms(parts, options).best();
+}
+
 Choice choose(const PlanParts& parts, const PlanOptions& options) {
   Forms forms(parts, options);
   std::optional<Choice> best = forms.best();

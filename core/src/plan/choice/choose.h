@@ -2,6 +2,8 @@
 // Chooses where state is kept and what is recomputed: what the options leave to the planner, for the fastest step that
 // fits the budgets.
 
+#include <optional>
+
 #include "plan/planner.h"
 
 namespace quern {
@@ -36,7 +38,11 @@ std::string text_of(const RecomputeChoice& choice);
 /// That more is recomputed than the config's own, with which the plan would take `named_bytes` of the device.
 Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes);
 
-/// Compares all placements, each with as little recomputation as fits, and all forms of the precision backend.
+/// The fastest that fits, of all placements, each with as little recomputation as fits, and of all forms of the
+/// precision backend; none: nothing fits.
+std::optional<Choice> choose_fitting(const PlanParts& parts, const PlanOptions& options);
+
+/// The same; where nothing fits, what comes nearest.
 Choice choose(const PlanParts& parts, const PlanOptions& options);
 
 /// Chooses what changes the order of sums too, for the fastest step of the same sequences: the micro-batch, and where

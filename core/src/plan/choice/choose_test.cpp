@@ -6,6 +6,7 @@
 #include <cmath>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include <doctest/doctest.h>
 
@@ -248,6 +249,36 @@ TEST_CASE("what fits nowhere is refused with what takes the memory and with chan
   PlanningDevice small;
   small.device_traits.memory_bytes = static_cast<std::size_t>(resident * 3 / 4);
   CHECK_THROWS_WITH_AS(deep_plan(open_options(), small), doctest::Contains("with which the planner chooses"), Error);
+}
+
+TEST_CASE("a refusal has its reason also where a kernel lacks the form that an advice needs") {
+  const std::int64_t resident = deep_plan(tiny_options()).device_bytes;
+  PlanningDevice device([](const OpInstance& op) {
+    const bool bf16 = std::any_of(op.inputs.begin(), op.inputs.end(),
+                                  [](const Operand& operand) { return operand.dtype == DType::bf16; });
+    return OpSupport{op.kind == "adamw" && bf16 ? "no bf16 gradients or masters" : "", 0};
+  });
+  device.device_traits.memory_bytes = static_cast<std::size_t>(resident * 3 / 4);
+  testkit::check_refused(ErrorCode::resources, {"the run does not fit", "with which the planner chooses"},
+                         [&] { deep_plan(open_options(), device); });
+}
+
+TEST_CASE("where the state alone is too large, no change that leaves most of it is planned") {
+  std::size_t queries = 0;
+  PlanningDevice device([&](const OpInstance&) {
+    ++queries;
+    return OpSupport{};
+  });
+  PlanOptions options = tiny_options();
+  options.stores = {"host"};
+  options.geometry.batch = 1 << 10;
+  device.device_traits.memory_bytes = 0;
+  deep_plan(options, device);
+  const std::size_t one_plan = std::exchange(queries, 0);
+  device.device_traits.memory_bytes = 4096;
+  testkit::check_refused(ErrorCode::resources, {"the run does not fit"}, [&] { deep_plan(options, device); });
+  CAPTURE(one_plan);
+  CHECK(queries < 3 * one_plan);  // it and what lets the planner choose
 }
 
 TEST_CASE("the micro-batch is the fastest for the sequences of a step") {

@@ -1,6 +1,7 @@
 #include "plan/choice/refusal.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/format.h"
 #include "plan/choice/choose.h"
@@ -44,7 +45,8 @@ struct Change {
 /// Tries changes by one key each.
 class Changes {
  public:
-  Changes(const PlanParts& parts, const PlanOptions& options) : parts_(parts), options_(options) {}
+  Changes(const PlanParts& parts, const PlanOptions& options, const Plan& nearest)
+      : parts_(parts), options_(options), nearest_(nearest) {}
 
   std::vector<std::string> cheapest() {
     smaller_micro_batch();
@@ -75,10 +77,38 @@ class Changes {
   }
 
  private:
+  /// None: it does not fit either, or a kernel lacks the form that it needs.
+  std::optional<Choice> tried(const PlanOptions& changed) const {
+    const std::int64_t limit = limits_of(parts_, changed).device;
+    if (limit > 0 && least_kept(changed) > limit) return std::nullopt;
+    try {
+      return choose_fitting(parts_, changed);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::internal) throw;
+      return std::nullopt;
+    }
+  }
+
+  /// Device memory of the state that a change leaves there as it is. To plan a model of any size takes long, and no
+  /// plan with the change takes less.
+  std::int64_t least_kept(const PlanOptions& changed) const {
+    std::int64_t bytes = 0;
+    for (const TensorOwner kind : {TensorOwner::master, TensorOwner::gradient, TensorOwner::optimizer}) {
+      const std::string& memory = placement_of(kind, changed.state).memory;
+      const bool moves = memory == kAuto ? chooses(changed) : memory != kOnDevice;
+      const bool shrinks = (kind == TensorOwner::master && changed.master != options_.master) ||
+                           (kind == TensorOwner::gradient && changed.gradient != options_.gradient);
+      if (moves || shrinks) continue;
+      for (const OwnerBytes& owner : nearest_.owners)
+        if (owner.store < 0 && owner.memory == MemoryKind::device && owner.owner == name_of(kind)) bytes += owner.bytes;
+    }
+    return bytes;
+  }
+
   bool add(const std::string& text, const PlanOptions& changed) {
-    const Choice choice = choose(parts_, changed);
-    if (choice.fits) found_.push_back({text, choice.plan.seconds_per_step});
-    return choice.fits;
+    const std::optional<Choice> choice = tried(changed);
+    if (choice) found_.push_back({text, choice->plan.seconds_per_step});
+    return choice.has_value();
   }
 
   // The largest that fits, for the same step.
@@ -122,10 +152,11 @@ class Changes {
       if (options_.*budget <= 0) return;
       PlanOptions changed = options_;
       changed.*budget = std::int64_t{1} << 60;
-      const Choice choice = choose(parts_, changed);
+      const std::optional<Choice> choice = tried(changed);
+      if (!choice) return;
       const bool host = budget == &PlanOptions::host_budget;
-      const std::int64_t bytes = host ? choice.plan.host_bytes() : choice.plan.device_total();
-      if (choice.fits) found_.push_back({std::string(key) + " = " + in_mib(bytes), choice.plan.seconds_per_step});
+      const std::int64_t bytes = host ? choice->plan.host_bytes() : choice->plan.device_total();
+      found_.push_back({std::string(key) + " = " + in_mib(bytes), choice->plan.seconds_per_step});
     };
     raise("memory.host_budget", &PlanOptions::host_budget);
     raise("memory.device_budget", &PlanOptions::device_budget);
@@ -133,6 +164,7 @@ class Changes {
 
   const PlanParts& parts_;
   const PlanOptions& options_;
+  const Plan& nearest_;
   std::vector<Change> found_;
 };
 
@@ -152,7 +184,7 @@ void refuse(const PlanParts& parts, const PlanOptions& options, const Plan& near
     most.push_back(sized(limits.host) + " of host memory, which is " + sized(nearest.host_bytes() - limits.host) +
                    " less");
   }
-  const std::vector<std::string> changes = Changes(parts, options).cheapest();
+  const std::vector<std::string> changes = Changes(parts, options, nearest).cheapest();
   std::string next = "the cheapest changes with which it fits: " + format_list(changes);
   if (changes.empty()) next = "lower train.micro_batch, shorten train.sequence, or take a smaller model";
   throw Error(ErrorCode::resources,

@@ -7,10 +7,14 @@
 #include "plan/programs/state_programs.h"
 #include "program/names.h"
 #include "quern/checked.h"
+#include "quern/error.h"
 
 namespace quern {
 
 namespace {
+
+/// Terabytes of state. Planning takes time and memory for each window.
+constexpr std::size_t kMostWindows = std::size_t{1} << 15;
 
 class Splitter {
  public:
@@ -76,6 +80,12 @@ class Splitter {
     const Program& refresh = refresh_of(whole);
     const bool agreed = is_agreed(whole), sharded = !parameter_of(whole).bounds.empty();
     const std::int64_t rows = parameter_of(whole).spec.extents[0];
+    if (windows_.size() + bounds.size() > kMostWindows)
+      throw Error(ErrorCode::resources, {.where = "memory.master",
+                                         .what = "the model is too large to be updated in windows",
+                                         .found = "more than " + std::to_string(kMostWindows) + " of them",
+                                         .expected = {},
+                                         .next = "take a smaller model"});
     std::vector<RowSlice> slices;
     for (std::size_t i = 1; i < bounds.size(); ++i) slices.push_back({bounds[i - 1], bounds[i], rows});
     std::vector<SplitRefresh> splits;
