@@ -64,7 +64,8 @@ struct RunArguments {
 std::optional<RunArguments> parse_run(const std::string& usage, boost::program_options::options_description options,
                                       const Arguments& arguments);
 
-/// The file that `option` names; "" without it. A resources error for a file of another kind, and where none can be made.
+/// The file that `option` names; "" without it. A resources error for a file of another kind, and where none can be
+/// made.
 std::string output_of(const RunArguments& run, const std::string& option, const FileKind& kind);
 /// Writes it whole or not at all.
 void write_output(const std::string& path, const std::string& text);

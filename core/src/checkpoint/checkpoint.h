@@ -28,10 +28,10 @@ struct CheckpointMeta {
   std::string device_state;  ///< Device::save_state
   std::string config;        ///< resolved config, TOML
   std::string quern_version;
-  std::int64_t updates = 0;                ///< of these, steps that moved the weights: not those that were skipped
+  std::int64_t updates = 0;                 ///< of these, steps that moved the weights: not those that were skipped
   std::optional<std::int64_t> tokens = {};  ///< that these steps trained on; older checkpoints do not have it
-  bool evaluated = true;                   ///< false: the evaluation that was due at this step was cut short
-  std::vector<LibraryIdentity> libraries;  ///< of the process that wrote it; empty: not known
+  bool evaluated = true;                    ///< false: the evaluation that was due at this step was cut short
+  std::vector<LibraryIdentity> libraries;   ///< of the process that wrote it; empty: not known
   bool operator==(const CheckpointMeta&) const = default;
 };
 

@@ -88,8 +88,7 @@ void Evaluation::evaluate(const RunState& state) {
   evaluated_ = state.step;
   if (sum->targets == 0) return state.log.warn("the validation split has no target that counts");
   last_loss_ = sum->loss();
-  state.log.write(
-      {"eval", {{"step", state.step}, {"tokens", state.tokens}, {"loss", last_loss_}}});
+  state.log.write({"eval", {{"step", state.step}, {"tokens", state.tokens}, {"loss", last_loss_}}});
 }
 
 }  // namespace quern
