@@ -124,7 +124,7 @@ TEST_CASE("bench comm times every collective between ranks, and what slows it") 
     CAPTURE(outcome.err);
     REQUIRE(outcome.code == 0);
     CHECK(has(outcome.out, "memcpy, 3 ranks"));
-    CHECK(has(outcome.out, "a large bf16 product"));
+    CHECK(has(outcome.out, "a large bf16 GEMM"));
     const auto json = nlohmann::json::parse(read_text(files.at("out.json")));
     CHECK(json.at("commit") == "abc1234");
     REQUIRE(json.at("collectives").size() == 6 * 2);

@@ -196,7 +196,7 @@ TEST_CASE("data show prints the batch that a run trains on") {
         "  tokens 5 to 7\n"
         "    given    \"a b\"\n"
         "    learned  \"a\"\n"
-        "    learned  \"a\", behind the row\n"
+        "    learned  \"a\", after the row\n"
         "row 1\n"
         "  tokens 0 to 1\n"
         "    given    \"a<end>\"\n"

@@ -1,4 +1,4 @@
-// Where state is kept changes no bit: training with masters, moments, gradients, working weights and saved activations
+// Where state is kept changes no bit: training with masters, moments, gradients, compute weights and saved activations
 // in host memory, in every combination, in slots and in place, beside training with all of it on the device.
 #include <doctest/doctest.h>
 

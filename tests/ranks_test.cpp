@@ -295,7 +295,7 @@ TEST_CASE("a rank whose memory is corrupted is named") {
              4096);  // of the first weight, which is at the beginning
     CHECK(group.wait() == group.all(6));
     CHECK(has(group[0].err(), std::string("the weights of ") + (ranks == 2 ? "ranks 0, 1" : "rank 1") +
-                                  " are not those of the other ranks, first embedding.weight"));
+                                  " differ from the other ranks', first embedding.weight"));
   }
 }
 
@@ -321,8 +321,8 @@ TEST_CASE("ranks that were not started alike are refused") {
   CHECK(has(group.messages(), "not the number of ranks that torchrun started: found 3, expected 2"));
   Group odd(2, files, with(with(kSteps, of_ranks(2, "ranks")), {files.run("odd")}), {"train.seed=9"});
   CHECK(odd.wait() == odd.all(2));
-  CHECK(has(odd[0].err(), "rank 0: rank 1: its config is not that of rank 0: found seed = 9, expected seed = "));
-  CHECK(has(odd[1].err(), "quern: error: rank 1: its config is not that of rank 0"));
+  CHECK(has(odd[0].err(), "rank 0: rank 1: its config differs from rank 0's: found seed = 9, expected seed = "));
+  CHECK(has(odd[1].err(), "quern: error: rank 1: its config differs from rank 0's"));
   // Files with a byte more are another build; a folder of plugins comes before quern's own.
   const std::filesystem::path other = files.at("other");
   std::filesystem::create_directories(other / "precision");
@@ -332,7 +332,7 @@ TEST_CASE("ranks that were not started alike are refused") {
     if (rank == 1) ::setenv("QUERN_PLUGIN_PATH", other.c_str(), 1);
   });
   CHECK(built.wait() == built.all(2));
-  CHECK(has(built.messages(), "rank 1: its build is not that of rank 0: found plugin fp32"));
+  CHECK(has(built.messages(), "rank 1: its build differs from rank 0's: found plugin fp32"));
   CHECK_FALSE(std::filesystem::exists(files.at("built") + "/log.jsonl"));
   const Outcome few = quern_train(files, with(of_ranks(2, "ranks"), {"train.accumulation=1", files.run("few")}));
   check_fails(few, 2, {"fewer micro-batches a step than ranks"});

@@ -1,6 +1,6 @@
-// Forward products of int8 operands, as in post-training quantization, so that a model learns to live with them; the
-// gradients' products, and all that is no product, stay bf16. x (N, in) and W (out, in) are rounded to
-// q = round(x / scale), scale = amax / 127, with one scale for each row of x (a token) and of W (a channel):
+// Forward matmuls of int8 operands, as in post-training quantization, so that a model adapts to them; matmuls of
+// gradients, and all other ops, stay bf16. x (N, in) and W (out, in) are rounded to q = round(x / scale), scale = amax
+// / 127, with one scale for each row of x (a token) and of W (a channel):
 //
 //   y = (qx qw^T) * scale_x * scale_w + b
 //
@@ -29,7 +29,7 @@ class Int8Forward final : public PrecisionBackend {
 
   const PrecisionTraits& traits() const override { return traits_; }
 
-  // quern asks once for each product of each linear, and for the loss, which holds the LM head's product.
+  // Called once for each matmul of each linear, and for the loss, which contains the LM head's matmuls.
   void lower(const ProductSite& site, Lowering& lowering) const override {
     if (site.product != Product::output) return lower_to_matmul(site, lowering);
     const Attributes format = {{"format", "i8"}};
@@ -53,7 +53,7 @@ QUERN_PLUGIN("precision", "int8_forward", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<PrecisionBackend>(
-      "int8_forward", "forward products of int8 operands, one scale a row; gradients and the rest bf16",
+      "int8_forward", "forward matmuls of int8 operands, one scale a row; gradients and the rest bf16",
       options().specs(),
       [](const OptionValues& values) { return std::make_unique<Int8Forward>(options().bind(values)); });
 }

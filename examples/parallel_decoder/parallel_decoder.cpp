@@ -10,7 +10,7 @@ using namespace quern;
 
 namespace {
 
-// What single options cannot say. A message has: where, what is wrong, what was found, what would be right.
+// Checks across options. A message has: where, what is wrong, what was found, what was expected.
 Options checked(const Options& o) {
   const std::int64_t per_pair = 2 * o.num_attention_heads;
   if (o.hidden_size % per_pair != 0 || o.hidden_size / o.num_attention_heads > 256)
@@ -47,14 +47,13 @@ ModelTraits ParallelDecoder::traits() const {
 }
 
 // A name in programs, the group (made once, once a layer, or with the head), the names under which weights are exported
-// ({layer} is the layer's number), and the size. Query, key and value are one stored matrix, so that they are one
-// product.
+// ({layer} is the layer's number), and the size. Query, key and value are one stored matrix, so they are one matmul.
 std::vector<ParameterSpec> ParallelDecoder::parameters() const {
   using enum ParameterGroup;
   const std::string layer = "layers.{layer}.";
   const std::int64_t width = o_.hidden_size;
   const Init normal{Init::Kind::normal, o_.initializer_range};
-  // What is added to the stream starts smaller, by the number of additions (Radford et al., GPT-2, 2019).
+  // Weights that add to the residual stream start smaller, by the number of additions (Radford et al., GPT-2, 2019).
   const Init added{Init::Kind::normal,
                    o_.initializer_range / std::sqrt(2.0 * static_cast<double>(o_.num_hidden_layers))};
   return {

@@ -1,4 +1,4 @@
-// What every model must satisfy, and what is this one's own.
+// Requirements of every model, and this model's own.
 #include "parallel_decoder.h"
 
 #include <doctest/doctest.h>

@@ -25,7 +25,7 @@ float forward(float x) { return x > 0 ? x * x : 0.0f; }
 float slope(float x) { return x > 0 ? 2 * x : 0.0f; }
 
 // squared_relu(x) -> y and squared_relu_grad(dy, x) -> dx. Each element is read before it is written, so an output may
-// lie where an input does.
+// overwrite an input.
 class ElementKernel final : public Kernel {
  public:
   explicit ElementKernel(bool gradient) : gradient_(gradient) {}
@@ -68,7 +68,7 @@ void add_ops(Manifest& manifest) {
                           .inputs = {"x"},
                           .outputs = {"y"},
                           .infer = like_first_input,
-                          // Emits the ops that make the gradients: output 0 is that of input 0.
+                          // Emits the gradient's op: output 0 is the gradient of input 0.
                           .backward =
                               [](BackwardContext& b) {
                                 b.emit("squared_relu_grad", {b.output_grad(), b.input(0)}, {0});

@@ -30,7 +30,7 @@ std::vector<float> run(const std::string& kind, const std::vector<PoisonedTensor
 
 }  // namespace
 
-TEST_CASE("squared_relu squares what is positive") {
+TEST_CASE("squared_relu squares positive values") {
   PoisonedTensor x(DType::f32, {5}, std::vector<float>{-2, -0.0f, 0.5f, 1, 3});
   CHECK(testkit::mismatch(run("squared_relu", {x}), std::vector<float>{0, 0, 0.25f, 1, 9}, 0) == "");
 }

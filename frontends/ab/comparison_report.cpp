@@ -182,18 +182,18 @@ std::string comparison_markdown(const ComparisonHead& head, const std::vector<Ar
   text +=
       "\nTokens/s: median over the steps of all runs without each run's first; the interval is of that median, by "
       "bootstrap over\nruns and their steps. Against the first arm: median, least and most over the repeats of "
-      "median speed by median speed.\nDevice memory is what the plan allocates; host memory the process's peak.\n";
+      "median speed by median speed.\nDevice memory is the plan's; host memory the process's peak.\n";
   if (std::any_of(figures.begin(), figures.end(), [](const ArmFigures& arm) { return std::isfinite(arm.waiting); }))
     text +=
-        "Waiting for ranks: share of a step in which the compute stream waits for collectives, of the rank that waits "
-        "least; median. Unhidden:\nwhat the median step is longer than steps at a run's end whose transfers move "
-        "nothing; median over runs.\n";
+        "Waiting for ranks: share of a step in which the compute stream waits for collectives, on the rank that waits "
+        "least; median. Unhidden:\nhow much longer the median step is than steps with no-op collectives at the run's "
+        "end; median over runs.\n";
   text += "\n";
   text += numbers_table(figures);
   text +=
       "\nTraining loss: mean over the last tenth of the steps. Gradient norm: mean over all steps, before clipping. "
       "Differences are\nfrom the first arm's run with the same seed; ± is the sample standard deviation over seeds. "
-      "First step that differs: in any\nbit of the loss, for each seed; none: the same bits all along.\n";
+      "First step that differs: in any\nbit of the loss, for each seed; none: all bits are the same.\n";
   for (const std::string& line : remarks(head, arms)) text += "\n" + line + "\n";
   return text;
 }

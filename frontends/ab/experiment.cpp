@@ -46,7 +46,7 @@ void claim(const Experiment& experiment) {
     throw Error(ErrorCode::config,
                 {.where = experiment.directory,
                  .what = file ? "it holds a comparison of other arms, or of another config" : "it is not empty",
-                 .expected = "a new directory, or that of the same comparison",
+                 .expected = "a new directory, or the directory of the same comparison",
                  .next = "choose another with --out, or remove it"});
   if (!file) write_file(path, text);
 }

@@ -25,7 +25,7 @@ std::string comm_table_end(const ProductBeside& product) {
           ? fmt::format("; at {:.0f} and {:.0f} MHz, {:+.1f}% in clock cycles", product.clock_alone,
                         product.clock_beside, 100 * (product.at_equal_clocks - 1))
           : std::string();
-  return fmt::format("\na large bf16 product: {:.0f} us alone, {:.0f} us beside all_gathers, {:+.1f}%{}{}\n\n",
+  return fmt::format("\na large bf16 GEMM: {:.0f} us alone, {:.0f} us during all_gathers, {:+.1f}%{}{}\n\n",
                      1e6 * product.alone, 1e6 * product.beside, 100 * (product.beside / product.alone - 1),
                      product.covered ? "" : " (they ended before it)", clocks);
 }

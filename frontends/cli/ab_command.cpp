@@ -28,10 +28,10 @@ using Words = std::vector<std::string>;
 
 constexpr const char* kUsage =
     "quern ab FILE --vary a.b=V1,V2... [--repeat N] [--steps N] [--out DIR] [--set a.b=v]...\n\n"
-    "Trains FILE once for each value and repeat, in turn (A B A B), each run in a process of its own; a repeat has its "
-    "own\nseed, which all arms share. Several --vary make all combinations. The first arm is what the others are "
-    "compared with.\nA run that fails is reported, and the others go on; the exit code is then that of the first such "
-    "run. A call that was\ninterrupted goes on where it was, and a larger --repeat adds to what is there.";
+    "Trains FILE once for each value and repeat, alternating (A B A B), each run in its own process. The runs of a "
+    "repeat share\none seed. Several --vary make all combinations. The other arms are compared with the first. A run "
+    "that fails is\nreported, the others continue, and the exit code is the first failed run's. The same command "
+    "continues an\ninterrupted comparison, and a larger --repeat adds runs.";
 
 /// Held while the reader stalls: all that a comparison prints.
 constexpr std::size_t kUnreadBytes = std::size_t{16} << 20;
@@ -137,7 +137,7 @@ int ab_command(const Arguments& arguments) {
   BackgroundOutput output(std::cout, STDOUT_FILENO, kUnreadBytes);
   ExperimentResult result = run_experiment(experiment, tell);
   if (result.interrupted) {
-    std::cout << "\nstopped; the same command goes on with the runs that are left" << std::endl;
+    std::cout << "\nstopped; the same command continues with the remaining runs" << std::endl;
     return 128 + result.interrupted;
   }
   if (result.kept > 0) std::cout << result.kept << " runs were there already\n";

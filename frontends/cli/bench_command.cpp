@@ -23,7 +23,8 @@ int bench_command(const Arguments& arguments) {
       "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too")(
       "timeline", po::value<std::string>()->value_name("OUT"),
       "write the measured times of a step, launched action by action, to this file (for Perfetto)")(
-      "commit", po::value<std::string>()->value_name("ID")->default_value(""), "what was built, for that file");
+      "commit", po::value<std::string>()->value_name("ID")->default_value(""),
+      "the commit of the build, for that file");
   std::optional<RunArguments> run = parse_run(
       "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--timeline OUT] [--set a.b=v]...\n"
       "       quern bench comm --help\n"

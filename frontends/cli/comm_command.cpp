@@ -64,9 +64,10 @@ int comm_command(const Arguments& arguments) {
       "communicators", po::value<std::string>()->value_name("IDS")->default_value(""),
       "one after the other, such as nccl,memcpy; else the one of the config")(
       "throttle", po::value<std::string>()->value_name("RATE")->default_value(""),
-      "slow the copies that the device makes, as over a link of 8GB/s; what NCCL moves is not slowed")(
+      "slow the device's copies, as over a link of 8GB/s; NCCL is not slowed")(
       "json", po::value<std::string>()->value_name("OUT"), "write the figures of one communicator to this file too")(
-      "commit", po::value<std::string>()->value_name("ID")->default_value(""), "what was built, for that file");
+      "commit", po::value<std::string>()->value_name("ID")->default_value(""),
+      "the commit of the build, for that file");
   std::optional<RunArguments> run = parse_run(
       "quern bench comm FILE [--communicators IDS] [--sizes SIZES] [--throttle RATE] [--json OUT [--commit ID]] "
       "[--set a.b=v]...",

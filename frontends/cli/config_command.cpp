@@ -41,7 +41,7 @@ int reference(const Arguments& arguments) {
 
 constexpr Command kCommands[] = {
     {"show", "print a config with every default filled in", show},
-    {"check", "report all that is wrong with a config", check},
+    {"check", "report all faults of a config", check},
     {"reference", "print the page of all options, as Markdown", reference},
 };
 

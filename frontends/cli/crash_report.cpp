@@ -63,7 +63,7 @@ extern "C" void on_crash(int signal, siginfo_t* info, void*) {
   const int length = std::snprintf(
       line.data(), line.size(), "quern: error: %s%s: crashed: found signal %d (%s) in %s; %s\n", prefix.c_str(),
       place.plugin ? place.plugin : "quern", signal, ::sigdescr_np(signal), place.file ? place.file : "no library",
-      place.plugin ? "this is a fault in the plugin or in what it calls; please report it to its author"
+      place.plugin ? "this is a fault in the plugin or in a library that it calls; please report it to its author"
                    : "this is a fault in quern or in a library; please report it");
   const std::size_t bytes = std::min(static_cast<std::size_t>(std::max(length, 0)), line.size() - 1);
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), bytes);

@@ -28,7 +28,7 @@ int show(const Arguments& arguments) {
   options.add_options()("batch", po::value<std::int64_t>()->default_value(0), "which micro-batch, from 0")(
       "split", po::value<std::string>()->default_value("train"), "train or validation")(
       "tokenizer", po::value<std::string>()->value_name("PATH"),
-      "tokenizer.json, or its folder, to show text; else that of checkpoint.tokenizer, else token numbers");
+      "tokenizer.json, or its folder, to show text; default: checkpoint.tokenizer, or else token numbers");
   std::optional<RunArguments> run = parse_run(
       "quern data show FILE [--batch N] [--split NAME] [--tokenizer PATH] [--set a.b=v]...", options, arguments);
   if (!run) return 0;

@@ -26,7 +26,7 @@ std::terminate_handler terminate_before = nullptr;
                      .found = found,
                      .expected = "a return",
                      .next = plugin ? "this is a fault in the plugin; please report it to its author"
-                                    : "a plugin or a library did this; what it printed may say why"});
+                                    : "a plugin or a library did this; its output may give the reason"});
   std::cout.flush();
   std::cerr << "quern: error: " << error.what() << std::endl;
   ::_exit(static_cast<int>(ErrorCode::internal));

@@ -56,8 +56,7 @@ Json json_of(const DataLoss& loss) {
 
 int eval_command(const Arguments& arguments) {
   po::options_description options("options");
-  options.add_options()("from",
-                        po::value<std::string>()->value_name("PATH")->default_value("", "that of log.directory"),
+  options.add_options()("from", po::value<std::string>()->value_name("PATH")->default_value("", "from log.directory"),
                         "weights: a checkpoint, a run's directory for its newest, or a Hugging Face model")(
       "data", po::value<std::vector<std::string>>()->composing()->value_name("A.tok,B.tok"),
       "token files or patterns of them; may be repeated; default: the config's validation split")(

@@ -26,7 +26,7 @@ po::options_description generate_options() {
   po::options_description options("options");
   auto add = options.add_options();
   add("checkpoint", po::value<std::string>()->value_name("PATH"),
-      "a checkpoint, or a run's directory for its newest; default: that of log.directory");
+      "a checkpoint, or a run's directory for its newest; default: log.directory");
   add("from", po::value<std::string>()->value_name("DIR"), "weights of a Hugging Face model directory instead");
   add("prompt-tokens", po::value<Texts>()->composing()->value_name("1,2,3"), "a prompt; may be repeated");
   add("prompts", po::value<Texts>()->composing()->value_name("FILE"),

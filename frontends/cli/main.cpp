@@ -24,10 +24,10 @@ constexpr Command kCommands[] = {
     {"train", "train a model as a config says", train_command},
     {"generate", "continue prompts with a run's weights", generate_command},
     {"eval", "loss and perplexity of a run's weights over token files", eval_command},
-    {"plan", "show what a run will take: memory, work, programs", plan_command},
+    {"plan", "show the memory, work and programs of a run", plan_command},
     {"bench", "time training steps, op by op", bench_command},
     {"ab", "compare runs that differ in some keys", ab_command},
-    {"data", "show what a run trains on", data_command},
+    {"data", "show the data of a run", data_command},
     {"config", "show, check and describe configurations", config_command},
     {"plugins", "list and describe plugins", plugins_command},
 };

@@ -72,13 +72,13 @@ int plan_command(const Arguments& arguments) {
   options.add_options()("run", po::value<std::string>()->default_value(""),
                         "with --show schedule, only the run of this name, such as \"later micro-step\"")(
       "timeline", po::value<std::string>(), "write the estimated timeline of a step to this file (for Perfetto)")(
-      "verify", "check the laws of the schedule: what is read was written, nothing overlaps, no race");
+      "verify", "check the schedule: values are written before they are read, nothing overlaps, no race");
   options.add_options()("gpu", po::value<std::string>(),
                         "plan for this GPU (\"RTX 4090\"), within its memory unless the config has a budget")(
-      "gpus", po::value<std::string>(), "all, or names with commas between: a table of what fits where")(
+      "gpus", po::value<std::string>(), "all, or names separated by commas: a table of plans")(
       "host-memory", po::value<std::string>()->default_value(""), "plan within so much host memory, such as 64GiB")(
       "write", po::value<std::string>(),
-      "choose the micro-batch too, and write the config with all that was chosen to this file");
+      "choose the micro-batch too, and write the config with all choices to this file");
   std::optional<RunArguments> run = parse_run(
       "quern plan FILE [--set a.b=v]... [--gpu NAME | --gpus all] [--host-memory SIZE] [--write FILE.toml] "
       "[--show program [--pass NAME] | --show schedule [--run NAME]] [--timeline FILE.json] [--verify]",

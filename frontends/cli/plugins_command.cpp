@@ -106,7 +106,7 @@ int outcome(pid_t checking, const std::atomic<bool>& ended, unsigned limit) {
             << (signal == 0         ? "left the process with exit code " + std::to_string(WEXITSTATUS(status))
                 : signal == SIGALRM ? "got no end within " + std::to_string(limit) + " s (--limit)"
                                     : "killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")")
-            << "; what follows was not run\n";
+            << "; the remaining contracts were not run\n";
   return static_cast<int>(ErrorCode::internal);
 }
 

@@ -71,7 +71,7 @@ int products_command(const Arguments& arguments) {
   namespace po = boost::program_options;
   po::options_description options("options");
   options.add_options()("sizes", po::value<std::string>()->default_value("model,8192"),
-                        "M, MxNxK, or model: those of the config's training step")(
+                        "M, MxNxK, or model: sizes of the config's training step")(
       "formats", po::value<std::string>()->default_value("bf16,e4m3,e5m2,i8"), "of the operands; e5m2 meets e4m3")(
       "scales", po::value<std::string>()->default_value("tensor,row,1x128,128x128,squares"),
       "of 8-bit operands: one each, one a row, or of blocks, which are 128x128 of the second operand only, or of both "
@@ -79,7 +79,8 @@ int products_command(const Arguments& arguments) {
       "beside", po::value<std::string>()->value_name("a.b=v")->default_value(""),
       "time them in turn with the device under this setting too, such as device.cuda.matmul_search=listed")(
       "json", po::value<std::string>()->value_name("OUT"), "write the figures to this file too")(
-      "commit", po::value<std::string>()->value_name("ID")->default_value(""), "what was built, for that file");
+      "commit", po::value<std::string>()->value_name("ID")->default_value(""),
+      "the commit of the build, for that file");
   std::optional<RunArguments> run = parse_run(
       "quern bench products FILE [--sizes SIZES] [--formats FORMATS] [--scales SCALES] [--beside a.b=v] "
       "[--json OUT [--commit ID]] [--set a.b=v]...",

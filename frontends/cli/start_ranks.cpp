@@ -117,7 +117,7 @@ std::optional<int> start_ranks(const RunArguments& run, Arguments command, const
                        find_newest(directory).checkpoint;
     std::cerr << (again ? "quern: warning: " : "quern: error: ") << end.cause << std::endl;
     if (!again) return end.code;
-    std::cerr << "quern: warning: starting again from the last checkpoint, restart " << restart + 1 << " of "
+    std::cerr << "quern: warning: restarting from the last checkpoint, restart " << restart + 1 << " of "
               << parallel.restarts << std::endl;
     words = command;
     words.insert(words.end(), {"--set", "checkpoint.resume=auto"});

@@ -83,5 +83,6 @@ TEST_CASE("ranks that would share a GPU are refused") {
   if (!has_gpus(1) || has_gpus(2)) return;
   TinyFiles files;
   const Overrides overrides = with(on_gpus(2, "memcpy"), {files.run("run")});
-  check_fails(quern_train(files, overrides), 2, {"its cuda device is that of rank 0", "one of its own for each rank"});
+  check_fails(quern_train(files, overrides), 2,
+              {"its cuda device is already used by rank 0", "one of its own for each rank"});
 }

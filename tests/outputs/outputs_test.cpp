@@ -207,7 +207,7 @@ TEST_CASE("a log whose disk is full costs events, and neither the run nor a bit 
     const Outcome outcome = quern_run(train_arguments(files, common), files_up_to(text.size()));
     CHECK(outcome.code == 0);
     const std::string said = outcome.out + outcome.err;
-    CHECK(occurrences(said, "log sink \"jsonl\" fails, and the run goes on without it: " + log +
+    CHECK(occurrences(said, "log sink \"jsonl\" fails, and the run continues without it: " + log +
                                 ": the log cannot be written: found File too large") == 1);
     CHECK(occurrences(said, "events are missing") == 1);
     CHECK(has(std::string(sinks).size() > 10 ? outcome.out : outcome.err, "warning: log sink \"jsonl\": "));

@@ -130,7 +130,7 @@ TEST_CASE("rank 0, when it is stopped while it reads the checkpoint that a run g
   group[0].signal(SIGSTOP);
   for (const int rank : {1, 2}) {
     CHECK(group[rank].wait() == 6);
-    CHECK(has(group[rank].err(), "hang: rank 0 has said nothing for "));
+    CHECK(has(group[rank].err(), "hang: rank 0 has sent nothing for "));
   }
   CHECK(since(begin) < kTimeout + kMore);
   group[0].signal(SIGCONT);
@@ -167,7 +167,7 @@ TEST_CASE("a rank that hangs in a step is named with the collective, and every r
     const std::string err = group[rank].err();
     CAPTURE(err);
     CHECK(has(err, "hang: rank "));
-    CHECK(has(err, "; rank 1 has not come to it: when last heard, "));
+    CHECK(has(err, "; rank 1 has not reached it: its last message, "));
     const std::string report = read_text(files.at("run/hang.rank" + std::to_string(rank) + ".txt"));
     CAPTURE(report);
     CHECK(has(report, "hang: rank "));

@@ -1,7 +1,7 @@
 #pragma once
-// Where the scales of a quantized matrix lie: for the ops that make them (quantize, quantize_rows, quantize_blocks),
-// the op that reads them (matmul) and the devices. The layouts of blocks of 128 elements are those that cuBLASLt takes
-// on Hopper.
+// Layouts of a quantized matrix's scales: for the ops that write them (quantize, quantize_rows, quantize_blocks),
+// the op that reads them (matmul) and the devices. The layouts of blocks of 128 elements are cuBLASLt's on
+// Hopper.
 
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace quern {
 
-/// Elements along the contracted dimension that share a scale; in a square block, rows too.
+/// Elements along the contracted dimension that share a scale; rows of a tile, too.
 inline constexpr std::int64_t kScaleBlock = 128;
 
 /// Blocks that `elements` fall into; the last one may be short.
@@ -26,14 +26,14 @@ inline Extents square_scales(std::int64_t rows, std::int64_t columns) {
 /// f32 scales of 1 x 128 blocks of a matrix (rows, columns): scale of block b of row r at [b][r].
 inline Extents row_block_scales(std::int64_t rows, std::int64_t columns) { return {scale_blocks(columns), rows}; }
 
-/// The same of its transpose, whose rows run along what may be tokens. A number of blocks is not linear in the tokens,
-/// as sizes of values are, so there is room for a few more floats, which are zero: the scales come first,
+/// The same for its transpose, whose columns may be tokens. Sizes of values must be linear in the number of tokens, and
+/// the number of blocks is not, so there are a few more floats, which are zero: the scales come first,
 /// [scale_blocks(rows)][columns].
 inline Extents column_block_scales(std::int64_t rows, std::int64_t columns) {
   return {columns + rows * scale_blocks(columns)};
 }
 
-/// How the scales of a matrix (rows, columns) lie, as attribute `layout` of op observe_scale says it.
+/// Layout of the scales of a matrix (rows, columns); attribute `layout` of op observe_scale.
 enum class ScaleLayout : std::uint8_t {
   tensor,         ///< one
   rows,           ///< one a row
@@ -62,7 +62,7 @@ inline Extents scale_extents(ScaleLayout layout, std::int64_t rows, std::int64_t
   return {};
 }
 
-/// The place of the scale of element (row, column).
+/// Index of the scale of element (row, column).
 constexpr std::int64_t scale_index(ScaleLayout layout, std::int64_t row, std::int64_t column, std::int64_t rows,
                                    std::int64_t columns) {
   switch (layout) {

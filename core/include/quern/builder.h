@@ -64,13 +64,13 @@ class ProgramBuilder {
   /// silu(gate) * up of a packed (N, 2 F), gate first. -> (N, F)
   ValueId swiglu(ValueId gate_up, std::string name);
   ValueId gelu(ValueId x, Gelu form, std::string name);
-  /// Cross-entropy of logits x W^T against the targets, logits never stored whole. -> (N) f32 per token
+  /// Cross-entropy of logits x W^T against the targets, in chunks of logits. -> (N) f32 per token
   ValueId lm_loss(ValueId x, std::string_view weight, std::string name = "token_loss");
   /// Any op kind, custom ones included; outputs are named after `name`.
   std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, const std::string& name,
                           Attributes attributes = {});
 
-  /// Declares what the program hands on: the residual stream, or the head's loss.
+  /// Declares the program's output: the residual stream, or the head's loss.
   void output(ValueId value);
   /// The finished program, checked.
   Program take();

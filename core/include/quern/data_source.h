@@ -1,5 +1,5 @@
 #pragma once
-// Where micro-batches come from. A dataset is what the config selects; it opens one source for each split.
+// Sources of micro-batches. The config selects a dataset; it opens one source for each split.
 
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,7 @@ struct Batch {
   std::vector<std::int32_t> positions;  ///< restart with each document when documents are packed
   /// Start offsets of documents, ascending from 0, last = token count; one starts with each row. Empty: one a row.
   std::vector<std::int32_t> documents;
-  /// What each row is, for people: "train.tok window 17". Empty: the source does not say.
+  /// A readable name of each row: "train.tok window 17". Empty: the source has no names.
   std::vector<std::string> names = {};
 };
 
@@ -28,12 +28,12 @@ class DataSource {
   virtual std::int64_t vocabulary() const = 0;
   /// Tokens of one pass over the data.
   virtual std::int64_t epoch_tokens() const = 0;
-  /// Fills the next micro-batch; never ends (a new epoch is shuffled anew). Throws an input error when the data are
+  /// Fills the next micro-batch; never ends (each epoch is shuffled again). Throws an input error if the data are
   /// bad.
   virtual void next(Batch& batch) = 0;
   /// Exact position, as text for checkpoints, of the batch that `next` would return.
   virtual std::string save_state() const = 0;
-  /// Continues at a saved position; an input error when the data are not those it was saved with.
+  /// Continues at a saved position; an input error if the data have changed since.
   virtual void load_state(const std::string& state) = 0;
 };
 
@@ -43,8 +43,8 @@ struct DataRequest {
   Split split = Split::train;
   Geometry geometry;
   std::uint64_t seed = 0;
-  /// Rows are packed documents that do not see each other: positions restart with each, and no target counts that lies
-  /// in another document than its token. A dataset that cannot tell documents apart throws.
+  /// Rows are packed documents that do not attend to each other: positions restart with each, and a target in another
+  /// document than its token does not count. A dataset without document boundaries throws.
   bool documents = false;
   std::int64_t vocabulary = 0;  ///< the model's: the bound of tokens in data that state none; 0: unknown
 };

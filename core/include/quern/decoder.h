@@ -1,6 +1,6 @@
 #pragma once
-// What models with the Hugging Face fields of Llama share: the fields as options, the checks on them, and the way back
-// to config.json. The block, and the parameters it uses, stay in each model's own file.
+// Shared by models with the Hugging Face fields of Llama: the fields as options, their checks, and the conversion to
+// config.json. Each model has its own block and parameters.
 
 #include <cstdint>
 #include <string>
@@ -36,16 +36,16 @@ struct DecoderOptions {
   double beta_slow = 1.0;
   double attention_factor = 0;
 
-  /// The head layout, with what is 0 filled in.
+  /// The head layout, with zeros replaced by their defaults.
   HeadLayout heads() const;
   /// yarn without an original length takes max_position_embeddings for it, as transformers does.
   RopeConfig rope() const;
 };
 
-/// Refuses sizes that do not fit together and rope fields that are bad or unused: one config error for all of them,
-/// a line a field, naming `model`.
+/// Refuses incompatible sizes and rope fields that are bad or unused: one config error for all of them, one line per
+/// field, naming `model`.
 void check_decoder(const DecoderOptions& options, const std::string& model);
-/// The fields as config.json has them: with what is 0 filled in, and of rope_scaling only what its type uses.
+/// The fields as in config.json: with zeros replaced by their defaults, and only the rope_scaling fields of its type.
 OptionValues decoder_fields(const DecoderOptions& options);
 
 /// The options, for a struct T that derives from DecoderOptions. Upper bounds keep products of sizes within 64 bits.

@@ -16,7 +16,7 @@ struct ErrorDetail {
   std::string where = {};     ///< file:line:col, path, config key or program value
   std::string what = {};      ///< what is wrong, one clause
   std::string found = {};     ///< the offending value, as found
-  std::string expected = {};  ///< what would have been right
+  std::string expected = {};  ///< the valid values
   std::string next = {};      ///< the next step for the user
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Texts that a model continues: what generation takes and gives, in token numbers.
+// Inputs and outputs of generation, in token numbers.
 
 #include <cstddef>
 #include <cstdint>

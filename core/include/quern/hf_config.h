@@ -1,7 +1,7 @@
 #pragma once
-// A Hugging Face config.json as options of a model, and back. Every field of the file is either an option that the
-// model honours, or known to change nothing, or refused by name: a model is never trained as something else than its
-// config says.
+// A Hugging Face config.json as options of a model, and back. Every field of the file is either an
+// option that the model supports, or known to change nothing, or refused by name: no field is silently
+// ignored.
 
 #include <filesystem>
 #include <string>
@@ -12,24 +12,24 @@
 
 namespace quern {
 
-/// A field that is read past, if it has one of the values for which nothing needs doing.
+/// A field that is ignored if it has one of the values that change nothing.
 struct HfNeutral {
   std::string key;
   std::vector<OptionValue> accepted = {};  ///< empty: any; a list in the file must consist of accepted values
-  std::string because = {};                ///< why no other value will do: "quern does not apply dropout"
+  std::string because = {};                ///< why other values are refused: "quern does not apply dropout"
 };
 
-/// What a model plugin says about its config.json.
+/// A model plugin's description of its config.json.
 struct HfModel {
   std::string model_type;                ///< "llama"
   std::string architecture;              ///< "LlamaForCausalLM"
-  std::vector<OptionSpec> options = {};  ///< the fields it honours, by their Hugging Face names; dots nest
-  std::vector<HfNeutral> neutral = {};   ///< of this model; those that every model has are known
+  std::vector<OptionSpec> options = {};  ///< the fields it supports, by their Hugging Face names; dots nest
+  std::vector<HfNeutral> neutral = {};   ///< of this model, beside the fields common to all models
 };
 
 /// The options that `text` sets, checked. null is absent. Old and new spellings are one: `rope_parameters` is
 /// `rope_scaling` with `rope_theta`, `rope_scaling.type` is `rope_scaling.rope_type`. `where` names the file in
-/// messages. Everything that is wrong is one input error, a line a field.
+/// messages. All faults are one input error, one line per field.
 OptionValues parse_hf_config(std::string_view text, const std::string& where, const HfModel& model);
 /// The same from a file, or from config.json in a folder; at most 1 MiB is read.
 OptionValues read_hf_config(const std::filesystem::path& path, const HfModel& model);
@@ -39,8 +39,8 @@ OptionValues read_hf_config(const std::filesystem::path& path, const HfModel& mo
 /// gives, or a bad value, is a config error.
 OptionValues model_options(const OptionValues& given, const HfModel& model);
 
-/// config.json with these fields, for transformers 4 and 5. Token ids are null and the dtype is absent: whoever exports
-/// weights knows them.
+/// config.json with these fields, for transformers 4 and 5. Token ids are null and the dtype is absent: the export of
+/// weights sets them.
 std::string write_hf_config(const HfModel& model, const OptionValues& fields);
 
 }  // namespace quern

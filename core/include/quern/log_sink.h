@@ -1,5 +1,5 @@
 #pragma once
-// Where a run's events go: console, JSON lines, and what plugins add.
+// Sinks of a run's events: console, JSON lines, and plugins.
 
 #include <cstdint>
 #include <string>
@@ -9,17 +9,17 @@
 
 namespace quern {
 
-/// Numbers and words in the order in which they are to be shown. Non-finite numbers are for the sink to write validly.
+/// Numbers and words in display order. The sink must write non-finite numbers in a valid form.
 struct LogEvent {
   std::string kind;  ///< "run", "step", "eval", "telemetry", "scale", "checkpoint", "sample", "spike", "non_finite",
                      ///< "warning", "end"
   std::vector<std::pair<std::string, std::variant<std::int64_t, double, std::string>>> fields;
 };
 
-/// The run that a sink is to tell of.
+/// The run whose events a sink gets.
 struct RunPlace {
   std::string directory;
-  bool resumed = false;         ///< go on with a log that is there
+  bool resumed = false;         ///< continue an existing log
   std::int64_t step_every = 1;  ///< a sink for people shows every n-th step
 };
 
@@ -28,7 +28,7 @@ class LogSink {
   virtual ~LogSink() = default;
   /// Called once, before the first event.
   virtual void open(const RunPlace& place) = 0;
-  virtual void write(const LogEvent& event) = 0;  ///< what it throws costs the event, and never the run
+  virtual void write(const LogEvent& event) = 0;  ///< an exception loses the event, never the run
 };
 
 }  // namespace quern

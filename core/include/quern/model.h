@@ -1,5 +1,5 @@
 #pragma once
-// A model: its parameters and three programs. It runs nothing; plugins/shared/decoder shows a whole one.
+// A model: its parameters and three programs. It runs nothing; plugins/shared/decoder is an example.
 
 #include <cstdint>
 #include <string>

@@ -39,8 +39,8 @@ inline std::uint16_t float_to_bf16_stochastic(float value, std::uint32_t random)
   return special ? float_to_bf16(value) : static_cast<std::uint16_t>((bits + (random & 0xffffu)) >> 16);
 }
 
-/// The integer below or above `value`: above with the probability that its distance from the one below is, by the upper
-/// 24 bits of `random`. An integer stays, and so does NaN.
+/// The integer below or above `value`: above with a probability equal to the distance from the one below, by the upper
+/// 24 bits of `random`. Integers and NaN are unchanged.
 inline float to_integer_stochastic(float value, std::uint32_t random) {
   const float below = std::floor(value);
   return static_cast<float>(random >> 8) < (value - below) * 0x1p24f ? below + 1.0f : below;
@@ -52,8 +52,8 @@ inline float to_integer_stochastic(float value, std::uint32_t random) {
 /// finite. Zero gives 1; infinity and NaN give NaN.
 float format_scale(float amax, DType format);
 
-/// The fixed scale of a language-model loss's gradients by its logits, in an 8-bit format: |softmax - onehot| <= 1, and
-/// z_loss multiplies the softmax by up to 1 + 2 z_loss logsumexp, for which logsumexps to 32 are provided for.
+/// The fixed scale of the gradients of logits, in an 8-bit format: |softmax - onehot| <= 1, and z_loss multiplies the
+/// softmax by up to 1 + 2 z_loss logsumexp; the scale covers logsumexps up to 32.
 inline float logit_gradient_scale(float seed, float z_loss, DType format) {
   return format_scale(seed * (1.0f + 64.0f * z_loss), format);
 }

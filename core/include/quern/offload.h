@@ -1,5 +1,5 @@
 #pragma once
-// Where bytes go that do not stay on the device: pinned host memory, mapped host memory, disk.
+// Stores for state that is offloaded from the device: pinned host memory, mapped host memory, disk.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,15 +23,15 @@ struct OffloadTraits {
 /// A reserved range of the store.
 using OffloadSlot = std::int64_t;
 
-/// Whose store it is.
+/// Owner of the store.
 struct StorePlace {
   std::string folder = {};  ///< of the run, for files that may go with the store; empty: there is none
   int rank = 0;             ///< ranks share the folder
 };
 
-/// Slots are bytes: offsets and sizes need no alignment. All but error() are called by the thread that enqueues to the
-/// device. What fails while the streams run is a fault, which error() returns from then on: streams go on, and what a
-/// failed get should have written is undefined.
+/// Slots are bytes: offsets and sizes need no alignment. All methods except error() are called only from the thread
+/// that enqueues work. A failure on a stream is a fault, which error() returns from then on: streams continue, and the
+/// output of a failed get is undefined.
 class OffloadStore {
  public:
   virtual ~OffloadStore() = default;
@@ -42,16 +42,16 @@ class OffloadStore {
   // ---- set-up ----
   /// `device` is open and outlives the store.
   virtual void open(Device& device, const StorePlace& place) = 0;
-  /// Reserves a slot; all slots are reserved before training. Contents are zero. A resources error says what is short.
+  /// Reserves a slot; all slots are reserved before training. Contents are zero. Throws a resources error.
   virtual OffloadSlot reserve(std::size_t bytes) = 0;
 
   // ---- hot path: ordered on `stream`; device memory is borrowed until the stream has passed the call ----
   virtual void put(OffloadSlot slot, std::size_t offset, const void* device_memory, std::size_t bytes,
                    Stream stream) = 0;
   virtual void get(OffloadSlot slot, std::size_t offset, void* device_memory, std::size_t bytes, Stream stream) = 0;
-  /// Says that a get of this range comes soon (a disk store reads ahead).
+  /// Announces a get of this range (a disk store can read ahead).
   virtual void prefetch(OffloadSlot slot, std::size_t offset, std::size_t bytes) = 0;
-  /// The slot as device-addressable memory, where traits().mappable; owned by the store.
+  /// The slot as device-addressable memory, if traits().mappable; owned by the store.
   virtual void* map(OffloadSlot slot) = 0;
 
   // ---- state ----

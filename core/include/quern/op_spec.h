@@ -1,7 +1,7 @@
 #pragma once
-// What an op kind is, in one place: operands, shape rule, backward, which output may overwrite which input, flops and
-// bytes. The built-in vocabulary is one file a family under core/src/program/ops/; a plugin adds kinds of its own
-// through its manifest. Kernels are the device's business (device.h).
+// Defines an op kind in one place: operands, shape rule, backward, which output may overwrite which input, flops and
+// bytes. The built-in kinds are one file per family under core/src/program/ops/; a plugin adds its own through its
+// manifest. Devices have the kernels (device.h).
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@ struct Operand {
   DType dtype = DType::f32;
   Extents extents = {};
   bool present = false;
-  bool accumulate = false;  ///< outputs only: add to what is there (parameter_grad and state)
+  bool accumulate = false;  ///< outputs only: add to the present value (parameter_grad and state)
   std::int64_t count() const { return present ? element_count(extents) : 0; }
   std::int64_t bytes() const { return present ? byte_count(extents, dtype) : 0; }
   bool operator==(const Operand&) const = default;
@@ -40,7 +40,7 @@ struct OpInstance {
 /// Work of one op instance. `bytes` counts each operand once, as a perfect kernel would move it.
 struct Cost {
   double flops = 0;
-  double repeated_flops = 0;  ///< those among them that make again what a forward op already made
+  double repeated_flops = 0;  ///< part of `flops` that recomputes a forward op
   double bytes = 0;
   bool tensor_core = false;  ///< flops run at the matmul rate of `format`
   DType format = DType::f32;
@@ -51,7 +51,7 @@ struct InferContext {
   std::span<const Value* const> inputs;  ///< null for an absent operand
   const Attributes& attributes;
   std::span<Value> outputs;  ///< names are set; the rule sets shape and dtype
-  DType activation_dtype;    ///< dtype of values whose dtype is not that of an input
+  DType activation_dtype;    ///< dtype of values that do not inherit an input's dtype
 
   /// Refuses the op, naming it and the operand.
   [[noreturn]] void refuse(std::size_t input, const std::string& what) const;
@@ -60,7 +60,7 @@ struct InferContext {
 
 class BackwardContext;
 
-/// The three products of y = x W^T + b, W (out, in), and the language-model loss, which holds three of its own.
+/// The three matmuls of y = x W^T + b, W (out, in), and the language-model loss, which contains three more.
 enum class Product : std::uint8_t {
   output,           ///< y = x W^T + b; inputs x, W, b
   input_gradient,   ///< dx = dy W; inputs dy, W
@@ -68,10 +68,10 @@ enum class Product : std::uint8_t {
   loss,             ///< inputs x, W and more
 };
 
-/// What an op is to passes that treat families of ops alike: the named choices of recomputation, and `rotate`.
+/// The family of an op, for passes that treat families alike: the named choices of recomputation, and `rotate`.
 enum class OpClass : std::uint8_t {
   other,
-  add,  ///< a sum of two streams
+  add,  ///< residual add
   norm,
   activation,  ///< between the matrices of a feed-forward part
   attention,
@@ -85,14 +85,14 @@ struct OpSpec {
       {};  ///< output names as suffixes of the value's name; the first is the value itself
   std::function<void(InferContext&)> infer = {};
   std::function<void(BackwardContext&)> backward = {};  ///< empty: not differentiable
-  /// Output `first` may share memory with input `second` when that input dies here.
+  /// Output `first` may share memory with input `second` if that input is not read later.
   std::vector<std::pair<int, int>> may_overwrite = {};
   /// Output `first` is input `second`, updated in place.
   std::vector<std::pair<int, int>> updates = {};
   std::function<Cost(const OpInstance&)> cost = {};  ///< empty: bytes of all operands, no flops
   bool commutative = false;                          ///< inputs 0 and 1 may be exchanged
   OpClass op_class = OpClass::other;
-  std::optional<Product> product = {};  ///< what the precision backend lowers
+  std::optional<Product> product = {};  ///< set: the precision backend lowers this op
   bool statistics = false;              ///< outputs add up over the micro-batches of a step
   bool transposes = false;              ///< output 0 is input 0, transposed
   /// The kind that computes this op and its gradients at once; its extra outputs follow this op's own, and
@@ -109,25 +109,25 @@ struct OpSpec {
   };
   std::optional<Recompute> recompute = {};
 
-  /// Codes of input 0 that the op makes, with their scales.
+  /// Quantized values of input 0 that the op writes, with their scales.
   struct QuantizedOutput {
     std::size_t codes, scale;       ///< outputs
-    std::string layout = "tensor";  ///< how the scales lie: one of those of `observe_scale`
+    std::string layout = "tensor";  ///< layout of the scales, as in `observe_scale`
     int state = -1;                 ///< the input that is its ScaleState; -1: none
   };
-  /// By the op's attributes; empty: makes none. What is told here can be observed (log.scales_every).
+  /// Depends on the op's attributes; empty: none. Outputs listed here can be logged (log.scales_every).
   std::function<std::vector<QuantizedOutput>(const Attributes&)> quantized = {};
-  /// The name of a tensor that the op quantizes without handing it on; empty: none. Where scales are observed it gets
-  /// one more output, a ScaleObservation of that tensor.
+  /// Name of a tensor that the op quantizes internally; empty: none. If scales are observed, the op gets one more
+  /// output, a ScaleObservation of that tensor.
   std::function<std::string(const Op&)> quantized_inside = {};
 
   // ---- how ranks make the outputs together, of whose input 0 each has some rows ----
-  /// Rows of input 0 in groups of so many make the same rows of every output that is present, and nothing else does; an
-  /// output of one element depends on the other inputs alone. 0, as when empty: there are no such groups.
+  /// Size of row groups: each group of input 0 alone determines the same rows of every present output; an output of one
+  /// element depends only on the other inputs. 0 or empty: there are no such groups.
   std::function<std::int64_t(const OpInstance&)> row_groups = {};
-  /// The kind that makes the same with one more input, the amax (1) of the whole input 0, as the op `amax` gives it.
+  /// The kind that computes the same with one more input, the amax (1) of the whole input 0, as op `amax` computes it.
   std::string of_amax = {};
-  /// Output `first` is output `second`, transposed: it can be made of that when all rows are there.
+  /// Output `first` is the transpose of output `second`, and can be computed from it when all rows are present.
   std::vector<std::pair<int, int>> transposed = {};
 
   bool optional_input(std::size_t i) const { return i < inputs.size() && inputs[i].back() == '?'; }
@@ -185,11 +185,11 @@ class BackwardContext {
 std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activation_dtype, Op op,
                                const std::string& name);
 
-/// The op with numbers for its shapes. An output that nobody reads (`read` says who is) is not present.
+/// The op with concrete shapes. An output that no op reads (by `read`) is not present.
 OpInstance instantiate(const Program& program, const Op& op, const Geometry& geometry, const std::vector<bool>& read);
 /// Whether the op's output adds up over the micro-batches of a step: parameter gradients, statistics, observations.
 bool sums_up(const Program& program, const OpSet& ops, const Op& op, std::size_t output);
-/// By value: read by an op, handed on, or of a role that outlives the program.
+/// By value: read by an op, an output of the program, or of a role that outlives the program.
 std::vector<bool> read_values(const Program& program);
 Cost cost_of(const OpSpec& spec, const OpInstance& op);
 

@@ -15,10 +15,10 @@ struct OptimizerState {
   DType dtype = DType::f32;
 };
 
-/// The op that updates a parameter, and with it all whose op is equal. Its inputs are "update", "step" and then of each
-/// tensor the gradient, the master and the states in order; its outputs are each tensor's new master and states, in
-/// place. The core adds number lists, one entry a tensor: "objects", a random key of its own, and "offsets", the global
-/// index of its first element.
+/// The op that updates a parameter, together with all parameters of an equal op. Its inputs are "update", "step" and
+/// then, for each tensor, the gradient, the master and the states in order; its outputs are each tensor's new master
+/// and states, in place. The core adds number lists, one entry per tensor: "objects", a random key, and "offsets", the
+/// global index of its first element.
 struct UpdateOp {
   std::string kind;
   Attributes attributes;

@@ -46,7 +46,7 @@ struct OptionSpec {
   bool open_minimum = false;              ///< minimum itself is excluded
   std::vector<std::string> choices = {};  ///< of a text; empty: any
   std::vector<Spelling> spellings = {};   ///< of the choices; where there are some, case and punctuation do not matter
-  std::string help = {};                  ///< one line: what it does, with its unit
+  std::string help = {};                  ///< one line: effect and unit
   bool size = false;                      ///< a text that is a number of bytes: "16GiB"; an integer may stand for it
 };
 

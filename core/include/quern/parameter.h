@@ -1,6 +1,6 @@
 #pragma once
-// What a model says about its parameters. Parameters are packed: one stored matrix may hold several Hugging Face
-// tensors as row ranges (q, k and v; gate and up).
+// A model's parameters. Parameters are packed: one stored matrix may contain several Hugging Face tensors as row ranges
+// (q, k and v; gate and up).
 
 #include <cstdint>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace quern {
 
-/// embedding: made and used outside the layers; block: one instance a layer; head: final norm and LM head.
+/// embedding: used outside the layers; block: one instance a layer; head: final norm and LM head.
 enum class ParameterGroup : std::uint8_t { embedding, block, head };
 
 /// Initial values of a part.

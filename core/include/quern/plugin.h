@@ -1,6 +1,6 @@
 #pragma once
-// What a plugin exports: a note with its kind, id and versions, which quern reads from the file and compares before
-// anything of the library runs; and one symbol that fills a manifest. A whole plugin.cpp:
+// The exports of a plugin: a note with its kind, id and versions, which quern reads from the file and compares before
+// any code of the library runs; and one symbol that fills a manifest. A whole plugin.cpp:
 //
 //   static std::unique_ptr<quern::Model> make(const quern::OptionValues& values) { ... }
 //   QUERN_PLUGIN("model", "llama", manifest) {
@@ -33,7 +33,7 @@ inline constexpr std::uint32_t kSdkVersion = QUERN_SDK_VERSION;
 #define QUERN_STRINGIFY_(x) #x
 #define QUERN_STRINGIFY(x) QUERN_STRINGIFY_(x)
 /// Compiler ABI, standard library and language version: C++ objects cross the boundary, so all must agree. GCC's ABI
-/// number is another one in each of its major versions; clang's is the same in all of its versions, and none of GCC's.
+/// number differs between major versions; clang's is the same in all versions, and differs from GCC's.
 #define QUERN_ABI_TAG \
   "cxxabi" QUERN_STRINGIFY(__GXX_ABI_VERSION) "-cxx11str" QUERN_STRINGIFY(_GLIBCXX_USE_CXX11_ABI) "-cxx20"
 
@@ -109,8 +109,8 @@ struct PluginNote {
     .text = note_text                                                                                           \
   }
 
-/// Defines the plugin's note and its one exported symbol, whose body fills `manifest`. Kind and id are literals, those
-/// of the file's name <kind>/libquern_<id>.so, and the manifest has a factory of them.
+/// Defines the plugin's note and its one exported symbol, whose body fills `manifest`. Kind and id are literals and
+/// match the file's name <kind>/libquern_<id>.so; the manifest has a factory for them.
 #define QUERN_PLUGIN(kind, id, manifest)                                                                          \
   QUERN_PLUGIN_NOTE("sdk=" QUERN_STRINGIFY(QUERN_SDK_VERSION) "\0abi=" QUERN_ABI_TAG "\0compiler=" QUERN_COMPILER \
                                                               "\0kind=" kind "\0id=" id);                         \

@@ -1,6 +1,6 @@
 #pragma once
-// A Program is a straight list of ops over named SSA values, without branches: what models write, passes rewrite and
-// the engine runs. docs/architecture.md follows one block through every pass.
+// A Program is a straight list of ops over named SSA values, without branches: models write it, passes rewrite it, and
+// the engine runs it. docs/architecture.md follows one block through every pass.
 
 #include <cstdint>
 #include <span>
@@ -16,16 +16,16 @@ namespace quern {
 using ValueId = std::int32_t;
 inline constexpr ValueId kNoValue = -1;  ///< an absent optional operand
 
-/// Where a value lives and who makes it.
+/// Storage and producer of a value.
 enum class Role : std::uint8_t {
   runtime,         ///< input of the micro-batch or step: tokens, targets, positions, documents, step
   boundary,        ///< comes from the neighbouring program: the residual stream, or its gradient
   parameter,       ///< a parameter's working operand in the value's dtype, per layer
   parameter_grad,  ///< gradient of a parameter: its producers write it or add to it, over micro-steps
   state,           ///< persistent and written in place: optimizer moments, amax histories, loss statistics
-  observation,     ///< what an observed step tells of a tensor (ScaleObservation): sums up over its micro-steps
-  saved,           ///< made by the forward program and kept, per layer, for the backward program
-  local,           ///< made and dead inside one program
+  observation,     ///< statistics of a tensor (ScaleObservation), accumulated over an observed step's micro-steps
+  saved,           ///< written by the forward program and kept, per layer, for the backward program
+  local,           ///< used only inside one program
 };
 
 struct Value {
@@ -41,7 +41,7 @@ enum class Phase : std::uint8_t { forward, recompute, backward };
 struct Op {
   std::string kind = {};
   std::vector<ValueId> inputs = {};   ///< kNoValue for an absent optional operand
-  std::vector<ValueId> outputs = {};  ///< kNoValue for an output nobody reads
+  std::vector<ValueId> outputs = {};  ///< kNoValue for an output that no op reads
   Attributes attributes = {};
   Phase phase = Phase::forward;
 };
@@ -51,8 +51,8 @@ struct Program {
   std::string name;
   std::vector<Value> values;
   std::vector<Op> ops;
-  std::vector<ValueId> inputs;   ///< boundary values this program takes, in the order in which they are handed over
-  std::vector<ValueId> outputs;  ///< values handed to the next program
+  std::vector<ValueId> inputs;   ///< boundary values from the previous program, in order
+  std::vector<ValueId> outputs;  ///< values for the next program
 
   ValueId add_value(Value value);
   /// The value of that name, or kNoValue.
@@ -60,13 +60,13 @@ struct Program {
   const Value& operator[](ValueId id) const { return values[static_cast<std::size_t>(id)]; }
   Value& operator[](ValueId id) { return values[static_cast<std::size_t>(id)]; }
 
-  /// Index of the op that makes `id`, or -1.
+  /// Index of the op that writes `id`, or -1.
   int producer(ValueId id) const;
   /// Indices of the ops that read `id`, ascending.
   std::vector<int> consumers(ValueId id) const;
 };
 
-/// Ids in range, names unique, every value made once and before it is read. Throws an internal error naming the op.
+/// Ids in range, names unique, every value written once and before it is read. Throws an internal error naming the op.
 void check_program(const Program& program);
 
 /// One op a line: `%h, %h.rstd = rms_norm(%x, attn_norm.weight) {eps = 1e-06}   # (N, 896) bf16`.

@@ -8,7 +8,7 @@
 
 namespace quern {
 
-/// What a stream of numbers is for; keeps streams with equal counters independent.
+/// Purpose of a stream of numbers; keeps streams with equal counters independent.
 enum class RandomPurpose : std::uint32_t {
   init = 1,
   shuffle = 2,
@@ -53,9 +53,9 @@ constexpr std::uint32_t random_word(const RandomKey& key, std::uint32_t step, st
   return random_block(key, step, index / 4)[index % 4];
 }
 
-/// 32 bits that depend on a value and on where it stands, for rounding without a stream: `value` and `scale` are the
-/// bits of fp32 numbers, `place` is an index. Whoever rounds the same value at the same place draws the same bits:
-/// another rank, a repeated run, a part of the tensor. The last steps are the finalizer of MurmurHash3 (Appleby).
+/// 32 bits that depend on a value and its index, for rounding without a stream: `value` and `scale` are the bits of
+/// fp32 numbers, `place` is an index. The same value at the same index gives the same bits on another rank, in a
+/// repeated run, or in a part of the tensor. The last steps are the finalizer of MurmurHash3 (Appleby).
 constexpr std::uint32_t content_word(std::uint32_t value, std::uint32_t scale, std::uint32_t place) {
   std::uint32_t h = value * 0x9E3779B1u + (scale ^ scale >> 15) * 0x85EBCA77u + place * 0xC2B2AE3Du;
   h = (h ^ h >> 16) * 0x85EBCA6Bu;

@@ -26,7 +26,7 @@ struct RopeFrequencies {
   double magnitude = 1.0;       ///< cos and sin are multiplied by it (yarn's attention factor)
 };
 
-/// Everything that is wrong with a scaling, one text a field that names it; empty when it can be used.
+/// All faults of a scaling, one text per field that names it; empty if it is valid.
 std::vector<std::string> rope_problems(const RopeConfig& config, std::int64_t head_dim);
 
 /// Frequencies of a head of `head_dim`. A scaling that misses a field it needs, or has one out of range, is a config

@@ -1,5 +1,5 @@
 #pragma once
-// How long this process has waited, where its being stopped (Ctrl-Z, a suspended machine) is nobody's fault.
+// How long this process has waited, without time in which it was stopped (Ctrl-Z, a suspended machine).
 
 #include <algorithm>
 #include <chrono>
@@ -8,8 +8,8 @@ namespace quern {
 
 class RunningTime {
  public:
-  /// Seconds since this was made. To be looked at several times a second: of a longer pause the process was stopped,
-  /// and one second counts.
+  /// Seconds since construction. Call it several times a second: after a longer pause the process was stopped, and only
+  /// one second counts.
   double look() {
     constexpr double kLongestPause = 1;
     const Clock::time_point time = Clock::now();

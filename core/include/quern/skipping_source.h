@@ -1,6 +1,6 @@
 #pragma once
-// What a data source may offer beside quern/data_source.h: to go on without reading. Ranks, which leave
-// each other's batches out, and `quern data show` look for it.
+// Optional interface of a data source beside quern/data_source.h: skipping batches without reading. Ranks use it to
+// skip each other's batches, and so does `quern data show`.
 
 #include "quern/data_source.h"
 
@@ -8,11 +8,11 @@ namespace quern {
 
 class SkippingSource : public DataSource {
  public:
-  /// As that many calls of `next`. A config error when there are not as many.
+  /// Equivalent to that many calls of `next`. A config error if there are fewer.
   virtual void skip(std::int64_t batches) = 0;
 };
 
-/// That many calls of `next`, without reading where the source can.
+/// Equivalent to that many calls of `next`, without reading if the source supports it.
 inline void skip(DataSource& source, std::int64_t batches) {
   if (auto* skipping = dynamic_cast<SkippingSource*>(&source)) return skipping->skip(batches);
   Batch batch;

@@ -1,6 +1,6 @@
 #pragma once
-// Small blocks that live in device memory so that kernels read them there: nothing of a captured step is baked in, and
-// no host synchronisation is needed to clip, skip or schedule.
+// Small structs in device memory that kernels read: a captured step has no constants that change, and clipping,
+// skipping and the learning-rate schedule need no host synchronisation.
 
 #include <cstdint>
 
@@ -17,7 +17,7 @@ struct StepState {
   std::uint32_t seed_high = 0;
   float learning_rate = 0;    ///< of this step
   float clip_norm = 0;        ///< 0: do not clip
-  std::uint32_t updates = 0;  ///< steps before this one that moved weights and moments: not those that were skipped
+  std::uint32_t updates = 0;  ///< earlier steps that changed weights and moments; skipped steps do not count
   std::uint32_t reserved[9] = {};
 };
 static_assert(sizeof(StepState) == 64);
@@ -36,10 +36,10 @@ static_assert(sizeof(LossStats) == 32);
 struct ScaleState {
   float scale = 0;             ///< of the next launch; 0: nothing is known yet
   float amax = 0;              ///< largest since the last advance, over micro-steps
-  std::uint32_t redo = 0;      ///< (device) the launch clipped and is done again
+  std::uint32_t redo = 0;      ///< (device) the launch clipped and is repeated
   std::uint32_t ticket = 0;    ///< (device) blocks that are done
   std::uint32_t amax_now = 0;  ///< (device) bits of the launch's amax so far
-  std::uint32_t redone = 0;    ///< launches done again since the last advance
+  std::uint32_t redone = 0;    ///< repeated launches since the last advance
   std::uint32_t filled = 0;    ///< entries of the history in use
   float assumed = 0;           ///< `scale` as the last launch found it; zero after an advance
   std::uint32_t reserved[8] = {};
@@ -47,17 +47,17 @@ struct ScaleState {
 static_assert(sizeof(ScaleState) == 64);
 inline constexpr std::int64_t kScaleStateWords = 16;
 
-/// What the values of a quantized tensor were and what their scales lost, over the micro-steps of an observed step;
-/// written by `observe_scale`, (16) u32 words.
+/// Statistics of a quantized tensor's values and scales, over the micro-steps of an observed step; written by
+/// `observe_scale`, (16) u32 words.
 struct ScaleObservation {
   float amax = 0;            ///< largest finite magnitude
-  float largest_scale = 0;   ///< of those that are finite and have a value that is not zero, as the next
+  float largest_scale = 0;   ///< of finite scales with a nonzero value, as the next
   float smallest_scale = 0;  ///< infinite before any
   std::uint32_t reserved = 0;
   std::uint64_t elements = 0;
-  std::uint64_t underflowed = 0;  ///< were not zero and became so
-  std::uint64_t clipped = 0;      ///< beyond the range; under a delayed scale, of the one before it was repaired
-  std::uint64_t non_finite = 0;   ///< not finite, or with such a scale; count as neither of the two before
+  std::uint64_t underflowed = 0;  ///< nonzero values that became zero
+  std::uint64_t clipped = 0;      ///< beyond the range; under a delayed scale, before its repair
+  std::uint64_t non_finite = 0;   ///< not finite, or with such a scale; in neither of the two before
   std::uint32_t reserved_too[4] = {};
 };
 static_assert(sizeof(ScaleObservation) == 64);

@@ -15,7 +15,7 @@
 
 namespace quern {
 
-static_assert(std::endian::native == std::endian::little, "safetensors files are read as they lie");
+static_assert(std::endian::native == std::endian::little, "safetensors files are read without byte swaps");
 
 namespace {
 
@@ -51,7 +51,7 @@ std::string header_text(const std::string& path, const std::vector<TensorDeclara
 
 SafetensorsFile::SafetensorsFile(std::string path) : file_(std::move(path)) {
   auto refuse = [&](const std::string& what, const std::string& found, const std::string& expected) {
-    throw Error(ErrorCode::input, {file_.path(), what, found, expected, "fetch or make the file again"});
+    throw Error(ErrorCode::input, {file_.path(), what, found, expected, "download or create the file again"});
   };
   if (file_.size() < kLengthBytes)
     refuse("not a whole safetensors file", std::to_string(file_.size()) + " bytes", "at least 8");

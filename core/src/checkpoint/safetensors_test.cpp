@@ -177,7 +177,7 @@ TEST_CASE("every fault of a file is refused with what was found") {
   refused("0 bytes", "");
   refused("7 bytes", good.substr(0, 7));
   for (std::size_t size = 8; size + 8 < good.size(); ++size) refused("truncated", good.substr(0, size));
-  refused("ends behind the file's end", good.substr(0, good.size() - 1));
+  refused("ends after the file's end", good.substr(0, good.size() - 1));
   refused("bytes after the last tensor", good + "x");
   refused("header length", std::string(8, '\xff'));
   refused("header length: found 104857601", std::string("\x01\0\x40\x06\0\0\0\0", 8));
@@ -219,7 +219,7 @@ TEST_CASE("every fault of a file is refused with what was found") {
   header("'b': overlaps", braces(entry("a", "U8", "6", "0,6") + "," + entry("b", "F32", "1", "4,8")));
   header("overlaps", braces(entry("a", "F32", "2", "0,8") + "," + entry("b", "F32", "2", "0,8")));
   header("overlaps", braces(entry("a", "F32", "2", "0,8") + "," + entry("e", "F32", "0", "4,4")));
-  header("ends behind", braces(entry("a", "U8", "4611686018427387904", "0,4611686018427387904")));
+  header("ends after", braces(entry("a", "U8", "4611686018427387904", "0,4611686018427387904")));
   header("metadata: found number", "{\"__metadata__\":1," + a + "}");
   header("texts only", "{\"__metadata__\":{\"a\":1}," + a + "}");
   header("metadata: found array", "{\"__metadata__\":[]," + a + "}");

@@ -128,7 +128,7 @@ std::vector<std::string> load_state(Engine& engine, const Checkpoint& checkpoint
   written();
   engine.refresh();
   if (differences[precision].empty()) return {};
-  return {"[precision] changed since the checkpoint; states that it does not have start anew: " +
+  return {"[precision] changed since the checkpoint; states that are not in it are reset: " +
           list(differences[precision])};
 }
 

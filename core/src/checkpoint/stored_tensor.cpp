@@ -126,7 +126,7 @@ void check_cover(HeaderReader& reader, const std::vector<StoredTensor>& tensors,
       reader.refuse(tensor.offset < end ? "overlaps the tensor before it" : "leaves a hole before it",
                     "offset " + std::to_string(tensor.offset), std::to_string(end));
     if (tensor.bytes > data_bytes - end)
-      reader.refuse("ends behind the file's end", std::to_string(end + tensor.bytes) + " bytes",
+      reader.refuse("ends after the file's end", std::to_string(end + tensor.bytes) + " bytes",
                     "at most " + std::to_string(data_bytes));
     end += tensor.bytes;
   }

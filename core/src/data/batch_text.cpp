@@ -68,7 +68,7 @@ class BatchWriter {
     }
     if (counts(end - 1))
       out_ += "    learned  " + words(std::span(batch_.targets).subspan(static_cast<std::size_t>(end - 1), 1)) +
-              ", behind the row\n";
+              ", after the row\n";
   }
 
   std::string words(std::span<const std::int32_t> tokens) const {

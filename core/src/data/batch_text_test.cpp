@@ -86,13 +86,13 @@ TEST_CASE("a batch shows documents, what is learned in each, and the target behi
         "  tokens 1 to 3\n"
         "    given    11 12\n"
         "    learned  13\n"
-        "    learned  14, behind the row\n"
+        "    learned  14, after the row\n"
         "row 1\n"
         "  tokens 0 to 3\n"
         "    given    20 21\n"
         "    learned  22\n"
         "    given    23\n"
-        "    learned  24, behind the row\n");
+        "    learned  24, after the row\n");
   TestDirectory directory;
   TokenText text(write_text(directory / "t", kByteLevel));
   Batch joined{{0, 1, 2}, {1, 2, -1}, {}, {}};
@@ -117,5 +117,5 @@ TEST_CASE("a batch shows documents, what is learned in each, and the target behi
         "    given    2 2 2\n"
         "  tokens 3 to 3\n"
         "    given    7\n"
-        "    learned  8, behind the row\n");
+        "    learned  8, after the row\n");
 }

@@ -21,11 +21,10 @@ OptionTable<TokenDatasetOptions> token_dataset_options() {
       .above(0);
   table.add("format", &O::format, "auto: quern's token files or LLMQ's BIN.TOK; uint16: bare 16-bit tokens, no header")
       .one_of({"auto", "uint16"});
-  table.add("separator", &O::separator, "token that ends a document; -1: the one that the files name")
+  table.add("separator", &O::separator, "token that ends a document; -1: the files' own")
       .at_least(-1)
       .at_most(std::numeric_limits<std::int32_t>::max());
-  table.add("verify", &O::verify,
-            "check the files' checksums once per start; over 16 MiB in all, while training goes on");
+  table.add("verify", &O::verify, "verify the files' checksums once per start; over 16 MiB in total, during training");
   return table;
 }
 

@@ -192,7 +192,7 @@ TEST_CASE("what is wrong with a list is said of the file or the key") {
   TestDirectory directory;
   std::string a = make_file(directory / "a.tok", 0, 6), other = make_file(directory / "b.tok", 0, 6, 70000),
               small = make_file(directory / "c.tok", 0, 0);
-  check_refused(ErrorCode::input, {other, "another vocabulary than that of " + a, "found 70000, expected 100000"}, [&] {
+  check_refused(ErrorCode::input, {other, "another vocabulary than in " + a, "found 70000, expected 100000"}, [&] {
     open_training({.train = {a, other}});
   });
   check_refused(ErrorCode::input, {small, "shorter than one sequence"}, [&] { open_training({.train = {a, small}}); });

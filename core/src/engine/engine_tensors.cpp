@@ -48,7 +48,7 @@ void Engine::check_stores() const {
     if (const std::optional<std::string> fault = store->error())
       throw Error(ErrorCode::resources, {.where = "offload " + store->traits().id,
                                          .what = *fault,
-                                         .next = "the same command goes on from the newest checkpoint"});
+                                         .next = "the same command continues from the newest checkpoint"});
 }
 
 // What an update changes is as it is only behind it.

@@ -41,7 +41,7 @@ const std::vector<HfNeutral>& general_neutral() {
       {.key = "attention_dropout", .accepted = {0.0}, .because = "quern does not apply dropout"},
       {.key = "pretraining_tp",
        .accepted = {1.0},
-       .because = "quern does not split products as Llama's pretraining did"},
+       .because = "quern does not split matmuls as Llama's pretraining did"},
       {.key = "layer_types",
        .accepted = {std::string("full_attention")},
        .because = "quern attends to all earlier tokens"},
@@ -183,7 +183,7 @@ class Reader {
     throw Error(ErrorCode::input, {.where = where_,
                                    .what = what,
                                    .expected = "a Hugging Face config.json",
-                                   .next = "fetch the file again, or correct it"});
+                                   .next = "download the file again, or correct it"});
   }
 
   void report() const {

@@ -112,7 +112,7 @@ void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> para
                    " elements of tensor " + quote_name(tensor.stored->name) + " are not finite, the first at element " +
                    std::to_string(first - values.begin()),
                std::to_string(*first), "finite numbers",
-               "fetch the model again, or use another; training would only spread them"});
+               "download the model again, or use another; training would only spread them"});
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr std::size_t kLargestIndex = std::size_t{100} << 20;
 constexpr int kIndexDepth = 4;
-constexpr const char* kFetchAgain = "fetch the model again";
+constexpr const char* kFetchAgain = "download the model again";
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what, const std::string& found,
                          const std::string& expected, const std::string& next) {

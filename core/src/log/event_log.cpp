@@ -61,7 +61,7 @@ void EventLog::write(const LogEvent& event) {
   deliver(event);
   for (Sink& sink : sinks_)
     if (sink.missing > 0 && !std::exchange(sink.told, true))
-      warn_of_sink(name_of(sink.id) + " fails, and the run goes on without it: " + sink.reason);
+      warn_of_sink(name_of(sink.id) + " fails, and the run continues without it: " + sink.reason);
 }
 
 std::vector<std::string> EventLog::end() {

@@ -53,7 +53,7 @@ TEST_CASE("a sink that fails is named to the others once, is tried again, and it
   CHECK(log.end() == Texts{});
   const std::string missing = "log sink \"bad\": 4 events are missing: /a/log: the disk is full";
   CHECK(good.texts == Texts{"run", "one",
-                            "log sink \"bad\" fails, and the run goes on without it: /a/log: the disk is full", "two",
+                            "log sink \"bad\" fails, and the run continues without it: /a/log: the disk is full", "two",
                             "three", "four", missing});
   CHECK(bad.texts == Texts{"run", "four", missing});
 }

@@ -26,7 +26,7 @@ bool verifies() {
 [[noreturn]] void fail(const std::vector<std::string>& faults) {
   std::string list;
   for (const std::string& fault : faults) list += "\n  " + fault;
-  fail_internal("plan", "the schedule breaks its laws:" + list);
+  fail_internal("plan", "the schedule is not valid:" + list);
 }
 
 }  // namespace

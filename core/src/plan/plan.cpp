@@ -21,7 +21,7 @@ std::string key_of(std::string_view kind, std::string_view parameter, int layer)
 std::string_view name_of(TensorOwner owner) {
   switch (owner) {
     case TensorOwner::master: return "master weights";
-    case TensorOwner::working: return "working weights";
+    case TensorOwner::working: return "compute weights";
     case TensorOwner::gradient: return "gradients";
     case TensorOwner::optimizer: return "optimizer state";
     case TensorOwner::precision: return "precision state";

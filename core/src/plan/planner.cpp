@@ -210,18 +210,16 @@ class Planner {
       throw Error(ErrorCode::config, {.where = key, .what = what, .next = next});
     };
     if (plan_.options.gradient != DType::f32)
-      refuse("optimizer.gradient", "reproducible sums of gradients are in fp32",
+      refuse("optimizer.gradient", "reproducible sums of gradients need fp32",
              "set it to \"fp32\", or parallel.reduction = \"fast\"");
     auto advances = [](const Stage& stage) {
       return std::any_of(stage.lowered.states.begin(), stage.lowered.states.end(),
                          [](const StateRequest& state) { return !state.advance.empty(); });
     };
     if (advances(set_.embed) || advances(set_.head) || std::any_of(set_.classes.begin(), set_.classes.end(), advances))
-      refuse(
-          "parallel.reduction",
-          "delayed scales follow the micro-batches that a rank has had in a step, so that sums would not be those of "
-          "another number of ranks",
-          "set activation_scaling and gradient_scaling of the precision to \"current\", \"row\" or \"block\"");
+      refuse("parallel.reduction",
+             "delayed scales depend on the rank's micro-batches, so sums would differ from another number of ranks",
+             "set activation_scaling and gradient_scaling of the precision to \"current\", \"row\" or \"block\"");
   }
 
   void report_refusals() const {
@@ -232,7 +230,7 @@ class Planner {
                 {.where = "device " + parts_.device.traits().id,
                  .what = "cannot run this model:" + list,
                  .next = plan_.options.documents ? "choose another device, precision or model, or data.documents = "
-                                                   "\"joined\" if attention is what it refuses"
+                                                   "\"joined\" if it refuses attention"
                                                  : "choose another device, precision or model"});
   }
 

@@ -21,7 +21,7 @@ constexpr std::int64_t kAlignment = 256;
 
 std::int64_t aligned(std::int64_t bytes) { return rounded_up(bytes, kAlignment); }
 
-/// A working weight that is the master itself.
+/// A compute weight that is the master itself.
 bool is_alias(const Plan& plan, const PlannedTensor& tensor) {
   return tensor.owner == TensorOwner::working &&
          tensor.place() == plan.tensor("master", tensor.parameter, tensor.layer).place();
@@ -129,7 +129,7 @@ TEST_CASE("each kind of state is in the memory that the options name") {
   }
 }
 
-TEST_CASE("a master in the working dtype is its own working weight, of a tied embedding too") {
+TEST_CASE("a master in the working dtype is its own compute weight, of a tied embedding too") {
   for (bool tied : {false, true})
     for (DType dtype : {DType::f32, DType::bf16}) {
       CAPTURE(tied);
@@ -139,7 +139,7 @@ TEST_CASE("a master in the working dtype is its own working weight, of a tied em
       const bool same = dtype == DType::f32;
       for (const PlannedTensor& tensor : plan.tensors)
         if (tensor.owner == TensorOwner::working) CHECK(is_alias(plan, tensor) == same);
-      CHECK((owned(plan, "working weights") == 0) == same);
+      CHECK((owned(plan, "compute weights") == 0) == same);
       CHECK(plan.schedules[Run::refresh].empty() == same);
     }
 }
@@ -275,7 +275,7 @@ TEST_CASE("all that a device refuses is listed at once, and what to do about it"
       message(false) ==
       "device planning: cannot run this model:\n  attention: no heads of 4\n  swiglu: no bf16; choose another device, "
       "precision or model");
-  CHECK(message(true).ends_with("or data.documents = \"joined\" if attention is what it refuses"));
+  CHECK(message(true).ends_with("or data.documents = \"joined\" if it refuses attention"));
 }
 
 TEST_CASE("kernels that keep scratch of their own are known to the plan and to its tasks") {

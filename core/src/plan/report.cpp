@@ -125,7 +125,7 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
                         format_count(plan.tokens_per_second()));
     const StepTime step = simulated_step(plan, device, accumulation);
     const std::string waits = waits_text(step);
-    if (!waits.empty()) text += "                of which kernels wait " + waits + "\n";
+    if (!waits.empty()) text += "                kernels wait " + waits + "\n";
     for (const std::string& slow : slow_texts(step)) text += "slow            " + slow + "\n";
   }
   return text;

@@ -74,7 +74,7 @@ class Splitter {
   // A value that the program makes, or would make if somebody read it.
   Value whole_value(const Op& op, std::size_t output) const {
     if (op.outputs[output] != kNoValue) return whole_[op.outputs[output]];
-    fail_internal("shards", "a transposed copy without the one that it is of");
+    fail_internal("shards", "a transposed copy without its original");
   }
 
   ValueId add_own(const Op& op, std::size_t output) {

@@ -36,7 +36,7 @@ inline PlanOptions tiny_options() {
   return options;
 }
 
-/// Bit 0 of `places` puts masters into the store, bit 1 moments, bit 2 gradients, bit 3 working weights, bit 4
+/// Bit 0 of `places` puts masters into the store, bit 1 moments, bit 2 gradients, bit 3 compute weights, bit 4
 /// activations.
 inline PlanOptions stored_options(unsigned places, int ahead, const std::string& store = "host") {
   PlanOptions options = tiny_options();

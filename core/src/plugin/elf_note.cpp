@@ -52,7 +52,7 @@ class Library {
 
   std::string shortened(const char* what) const {
     return found("a damaged file: of " + std::to_string(size_) + " bytes, without all of its " + what,
-                 "all that its header describes; copy or build it again");
+                 "as many bytes as its header describes; copy or build it again");
   }
 
   std::string check_header() {

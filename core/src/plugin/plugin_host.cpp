@@ -121,7 +121,7 @@ const Factory& PluginHost::require(std::string_view kind, std::string_view id, c
   throw Error(ErrorCode::config, {.where = {},
                                   .what = "no such " + std::string(kind) + " plugin",
                                   .found = shortened(to_string(OptionValue(std::string(id)))),
-                                  .expected = ids.empty() ? "an installed plugin; there is none of this kind"
+                                  .expected = ids.empty() ? "an installed plugin; there are none of this kind"
                                                           : "one of " + format_list(ids),
                                   .next = (near.empty() ? "" : "nearest name `" + near + "`; ") + "searched " +
                                           format_list(texts_of(folders_), "none")});

@@ -46,8 +46,9 @@ struct TrainingRun::Parts : ConfiguredRun {
   /// Open for training, with the weights of the run.
   Trainer& unspent() {
     if (training().spent())
-      refuse_use("its ranks have timed steps without transfers, and the weights are in its checkpoint and export alone",
-                 "set parallel.unhidden_steps = 0 to use it after its end");
+      refuse_use(
+          "its ranks have timed steps with no-op collectives, and only its checkpoint and export have the weights",
+          "set parallel.unhidden_steps = 0 to use it after its end");
     return *trainer;
   }
   void check_closed() const {

@@ -245,7 +245,7 @@ void Session::check_vocabulary(const DataSource& source) const {
                                     .what = "the model's vocabulary is smaller than the data's",
                                     .found = std::to_string(vocabulary),
                                     .expected = "at least " + std::to_string(source.vocabulary()),
-                                    .next = "set vocab_size to that of the tokenizer"});
+                                    .next = "set vocab_size to the tokenizer's"});
 }
 
 ConfiguredRun::ConfiguredRun(const ConfigDocument& document)

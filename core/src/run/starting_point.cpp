@@ -24,7 +24,7 @@ NewestCheckpoint checkpoint_to_resume(const Session& session) {
   if (!newest.checkpoint)
     throw Error(ErrorCode::input, {.where = newest.skipped[0].path,
                                    .what = "no checkpoint of the run is whole: " + newest.skipped[0].reason,
-                                   .next = "move the run directory away to start anew"});
+                                   .next = "move the run directory away to start a new run"});
   if (newest.checkpoint->meta.step > session.train.steps)
     throw Error(ErrorCode::config, {.where = session.config.where("train", "steps"),
                                     .what = "the run is past that already",

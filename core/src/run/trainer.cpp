@@ -187,7 +187,7 @@ void Trainer::open_sinks() {
   for (const std::string& path : start_.removed) log_.warn("removed " + path + ", left unfinished by an earlier run");
   for (const SkippedCheckpoint& skipped : newest.skipped)
     log_.warn("passed over " + skipped.path + ": " + skipped.reason);
-  for (const std::string& path : newest.strangers) log_.warn("left alone " + path + ", which is not a checkpoint");
+  for (const std::string& path : newest.strangers) log_.warn("not touched: " + path + ", which is not a checkpoint");
   scale_log_.open(state_);
   if (newest.checkpoint)
     log_.warn("resumed at step " + std::to_string(state_.step) + " from " + newest.checkpoint->path);
@@ -396,7 +396,7 @@ void Trainer::guarded(const std::function<void()>& work) {
     if (!save_before_failing(error.code() == ErrorCode::communication || ranks_.size() > 1)) throw;
     ErrorDetail detail = error.detail();
     detail.next.append(detail.next.empty() ? "" : "; ")
-        .append("step " + std::to_string(state_.step) + " is saved, and the same command goes on from there");
+        .append("step " + std::to_string(state_.step) + " is saved, and the same command continues from there");
     throw Error(error.code(), std::move(detail));
   } catch (...) {
     ranks_.fail("ended with an error");

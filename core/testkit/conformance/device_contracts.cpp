@@ -97,7 +97,7 @@ std::string shares(Device& device) {
   std::vector<std::uint8_t> got(4099);
   device.copy(got.data(), mapped, got.size(), stream);
   device.synchronize(stream);
-  need(got == std::vector<std::uint8_t>(4099, 0xFF), "mapped memory", "other bytes", "those of the memory exported");
+  need(got == std::vector<std::uint8_t>(4099, 0xFF), "mapped memory", "other bytes", "the exported memory's");
   device.fill(mapped, 0x2B, 4099, stream);
   device.synchronize(stream);
   block.read(got.data());
@@ -174,7 +174,7 @@ void need_host_to_wait(Device& device) {
   device.record(copied, compute);
   device.synchronize(copied);
   const std::string other = first_other(static_cast<const std::uint8_t*>(host.data()), kBigBlock, byte);
-  need(other.empty(), "what the host sees after synchronize() of the event behind a copy", other, std::to_string(byte));
+  need(other.empty(), "what the host sees after synchronize() of the event after a copy", other, std::to_string(byte));
 }
 
 std::string events_work(Device& device) {

@@ -148,8 +148,7 @@ std::string fusions_change_no_bit(const Subject& subject, Device& device) {
   const auto run = std::count_if(exact.begin(), exact.end(), [&](const Fusion& f) { return kinds.contains(f.kind); });
   return std::to_string(run) + " of " + std::to_string(exact.size()) +
          " fused forms occur in the models, and change no bit" +
-         (products > 0 ? "; " + std::to_string(products) + " with a matrix product in them are not compared" : "") +
-         refused;
+         (products > 0 ? "; " + std::to_string(products) + " with a matmul are not compared" : "") + refused;
 }
 
 namespace {

@@ -100,7 +100,7 @@ void attention_cases(const testkit::OpRunner& runner) {
 void need_none(const OpComparison& op, const std::vector<std::string>& faults) {
   if (!faults.empty())
     broken(op.label(), faults[0] + (faults.size() > 1 ? "; and " + std::to_string(faults.size() - 1) + " more" : ""),
-           "what the oracle gives, the same bits each time, and nothing else written");
+           "the reference's result, the same bits each time, and nothing else written");
 }
 
 std::string compare_attention(Device& oracle, Device& device) {
@@ -176,7 +176,7 @@ std::string compare_delayed(Device& oracle, Device& device) {
       auto want_seen = testkit::launch_once(oracle, observe, {x.view(), want[1].view(), want_state.view()});
       auto got_seen = testkit::launch_once(device, observe, {x.view(), got[1].view(), got_state.view()});
       need(std::memcmp(got_seen[0].view().data, want_seen[0].view().data, sizeof(ScaleObservation)) == 0,
-           "observe_scale after " + where, "other figures", "the oracle's bits, added to what was there");
+           "observe_scale after " + where, "other figures", "the reference's bits, added to the previous contents");
       if (round++ % 2 == 1) {
         want_state = testkit::launch_once(oracle, advance, {want_state.view()}, {{0, 0}})[0];
         got_state = testkit::launch_once(device, advance, {got_state.view()}, {{0, 0}})[0];
@@ -214,7 +214,7 @@ std::string compare_grouping(Device&, Device& device) {
     if (std::string refusal = device.query(testkit::sum_of_one_tensor(dtype)).refusal; !refusal.empty())
       return "refused: " + refusal;
     const std::string fault = testkit::tensor_sums_fault(device, dtype, device.traits().alignment);
-    need(fault.empty(), "sum_squares", fault, "sums that depend on their own tensor alone");
+    need(fault.empty(), "sum_squares", fault, "sums that depend only on their own tensor");
   }
   return "1000 tensors";
 }

@@ -169,7 +169,7 @@ std::string goes_on(const Subject& subject) {
     if (first.rewritten.contains(file)) continue;
     auto found = second.find(file);
     const bool kept = found != second.end() && found->second.starts_with(text);
-    need(kept, file + " after a resumed run", "other contents", "what was there, and more behind it");
+    need(kept, file + " after a resumed run", "other contents", "the previous contents, and more after them");
   }
   return "";
 }

@@ -110,7 +110,7 @@ std::string refuses(const Subject& subject) {
   } catch (const Error& error) {
     need(error.code() == ErrorCode::resources, "a slot of 2^60 bytes",
          std::string("code ") + std::to_string(static_cast<int>(error.code())) + ", " + error.what(),
-         "a resources error that says what is short");
+         "a resources error that names the limit");
     result = "refused";
   }
   const OffloadSlot slot = opened.store->reserve(777);

@@ -173,7 +173,7 @@ std::string resumes(const std::function<std::unique_ptr<Trial>()>& make) {
   need(got == want, "loss of step 3 after a restart", number(got), number(want) + ", bit for bit");
   const std::string difference = first_difference(second->state(), straight->state());
   need(difference.empty(), difference + " after a restart at step 2 and one more step", "other bits",
-       "those of three steps without a restart");
+       "the bits of three steps without a restart");
   return std::to_string(saved.size()) + " tensors of state";
 }
 

@@ -44,7 +44,7 @@ class PlotTimelineTest(FolderTestCase):
         figure = timeline.draw(title, bars)
         first, second = figure.axes
         self.assertEqual([text.get_text() for text in first.get_yticklabels()], ["compute", "waits", "copy in"])
-        self.assertEqual(first.get_title(loc="left"), "later micro-step: 7 ms, in 2 of which kernels wait")
+        self.assertEqual(first.get_title(loc="left"), "later micro-step: 7 ms, kernels wait 2 ms")
         self.assertEqual(second.get_title(loc="left"), "update: 3 ms")
         colors = [tuple(spans.get_facecolor()[0]) for spans in first.collections]
         self.assertEqual(colors[1], colors[2])

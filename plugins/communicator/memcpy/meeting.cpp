@@ -128,12 +128,13 @@ bool same_user(int socket) {
 
 Descriptor private_folder(const std::string& path) {
   Descriptor folder(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  if (!folder) refuse(ErrorCode::config, "no folder to meet in", path + ": " + std::strerror(errno), {}, {});
+  if (!folder)
+    refuse(ErrorCode::config, "no folder for the ranks' sockets", path + ": " + std::strerror(errno), {}, {});
   struct stat about {};
   ::fstat(folder.get(), &about);
   if (about.st_uid != ::geteuid() || (about.st_mode & 077) != 0)
-    refuse(ErrorCode::config, "others can enter the folder in which the ranks meet", path,
-           "a folder of this user alone, mode 0700", "chmod 700 it, or take another one");
+    refuse(ErrorCode::config, "others can enter the folder of the ranks' sockets", path,
+           "a folder that only this user can enter, mode 0700", "chmod 700 it, or take another one");
   return folder;
 }
 
@@ -188,7 +189,7 @@ void Meeting::listen(int folder, const std::string& name) {
   const Descriptor door = new_socket();
   const sockaddr_un address = address_of(folder, name);
   if (::bind(door.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    refuse(ErrorCode::communication, "no socket in the folder in which the ranks meet",
+    refuse(ErrorCode::communication, "no socket in the folder of the ranks' sockets",
            name + ": " + std::strerror(errno), "a name that is free",
            "another run meets here, or one died here; remove it, or take another name");
   const Unlinked unlinked{folder, name};
@@ -198,7 +199,7 @@ void Meeting::listen(int folder, const std::string& name) {
       std::string missing;
       for (std::size_t rank = 1; rank < size; ++rank)
         if (!peers_[rank]) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-      const std::string text = "of " + std::to_string(size) + " ranks, these did not come within " +
+      const std::string text = "of " + std::to_string(size) + " ranks, these did not connect within " +
                                seconds_text(rendezvous_.timeout) + ": " + missing;
       tell(text);
       fault(text);
@@ -228,7 +229,7 @@ void Meeting::call(int folder, const std::string& name) {
   peers_.push_back(new_socket());
   while (::connect(peers_[0].get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     if (Clock::now() > deadline)
-      fault("rank 0 did not come within " + seconds_text(rendezvous_.timeout) + " (" + rendezvous_.address + ": " +
+      fault("rank 0 did not connect within " + seconds_text(rendezvous_.timeout) + " (" + rendezvous_.address + ": " +
             std::strerror(errno) + ")");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

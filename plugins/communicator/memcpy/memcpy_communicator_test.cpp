@@ -143,7 +143,7 @@ TEST_CASE("addresses and folders that cannot be used are refused") {
   rendezvous.address = "file:relative/name";
   check_holds(refusal(rendezvous), {"found file:relative/name"});
   rendezvous.address = "file:/no/such/folder/name";
-  check_holds(refusal(rendezvous), {"no folder to meet in"});
+  check_holds(refusal(rendezvous), {"no folder for the ranks' sockets"});
   for (const mode_t mode : {0750, 0701, 0777}) {
     ::chmod(folder.path().c_str(), mode);
     check_holds(refusal(folder.rank(0, 2, 0.1)), {"others can enter"});
@@ -158,11 +158,12 @@ TEST_CASE("ranks that do not come, and groups of two sizes or with a rank twice,
   {
     const Folder folder;
     const auto found = faults(2, [&](int rank) { const Meeting meeting(folder.rank(rank, 4, 0.3)); });
-    for (const std::string& text : found) check_holds(text, {"of 4 ranks, these did not come within 0.3 s: 2, 3"});
+    for (const std::string& text : found) check_holds(text, {"of 4 ranks, these did not connect within 0.3 s: 2, 3"});
   }
   {
     const Folder folder;
-    check_holds(fault_of([&] { const Meeting meeting(folder.rank(1, 2, 0.2)); }), {"rank 0 did not come within 0.2 s"});
+    check_holds(fault_of([&] { const Meeting meeting(folder.rank(1, 2, 0.2)); }),
+                {"rank 0 did not connect within 0.2 s"});
   }
   {
     const Folder folder;

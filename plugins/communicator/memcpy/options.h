@@ -14,8 +14,8 @@ struct MemcpyOptions {
 inline OptionTable<MemcpyOptions> memcpy_options() {
   OptionTable<MemcpyOptions> t;
   t.add("piece_kib", &MemcpyOptions::piece_kib,
-        "KiB that sums, and sends between two ranks, bring together at a time at most, from each rank; takes twice "
-        "that of memory for each rank; changes no bit")
+        "size of pieces of reductions and sends, in KiB for each rank; needs twice that memory for each rank; changes "
+        "no bit")
       .at_least(1)
       .at_most(1 << 20);
   return t;

@@ -75,7 +75,7 @@ void MpiCommunicator::register_buffer(void* memory, std::size_t bytes) {
 void MpiCommunicator::unregister_buffer(void* memory) {
   const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& b) { return b.begin == memory; });
   if (memory == nullptr || found == buffers_.end())
-    fail_internal(kWhere, "unregister_buffer of what is not registered");
+    fail_internal(kWhere, "unregister_buffer of memory that is not registered");
   *found = {};
   barrier();
 }

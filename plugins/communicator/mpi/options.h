@@ -16,8 +16,8 @@ struct MpiOptions {
 inline OptionTable<MpiOptions> mpi_options() {
   OptionTable<MpiOptions> t;
   t.add("piece_kib", &MpiOptions::piece_kib,
-        "KiB that go to each rank, and come from it, at a time; pinned memory holds four of them for each rank; "
-        "changes no bit")
+        "size of pieces to and from each rank, in KiB; needs four times that pinned memory for each rank; changes no "
+        "bit")
       .at_least(1)
       .at_most(1 << 20);
   t.add("staging", &MpiOptions::staging,

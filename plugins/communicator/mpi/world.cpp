@@ -62,7 +62,7 @@ Member self() {
 std::vector<Member> meet(const Rendezvous& rendezvous) {
   const Member own = self();
   if (!rendezvous.exchange)
-    throw Error(ErrorCode::communication, {.where = kWhere, .what = "the ranks have no way to meet before MPI starts"});
+    throw Error(ErrorCode::communication, {.where = kWhere, .what = "the ranks have no exchange before MPI starts"});
   std::ostringstream line;
   line << own.job << ' ' << own.world_rank << ' ' << own.process << ' ' << own.machine;
   std::vector<Member> members;

@@ -231,7 +231,7 @@ void NcclCommunicator::register_buffer(void* memory, std::size_t bytes) {
 
 void NcclCommunicator::unregister_buffer(void* memory) {
   const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& b) { return b.begin == memory; });
-  if (found == buffers_.end()) fail_internal(kWhere, "unregister_buffer of what is not registered");
+  if (found == buffers_.end()) fail_internal(kWhere, "unregister_buffer of memory that is not registered");
   const Buffer buffer = *found;
   buffers_.erase(found);
   barrier();

@@ -17,14 +17,14 @@ struct NcclOptions {
 inline OptionTable<NcclOptions> nccl_options() {
   OptionTable<NcclOptions> t;
   t.add("algorithm", &NcclOptions::algorithm,
-        "how sums are taken, as NCCL_ALGO spells it (\"Ring\"); changes bits; empty: NCCL chooses");
-  t.add("protocol", &NcclOptions::protocol, "as NCCL_PROTO spells it (\"Simple\"); empty: NCCL chooses");
+        "algorithm of reductions, as in NCCL_ALGO (\"Ring\"); changes bits; empty: NCCL chooses");
+  t.add("protocol", &NcclOptions::protocol, "as in NCCL_PROTO (\"Simple\"); empty: NCCL chooses");
   t.add("channels", &NcclOptions::channels, "channels, one multiprocessor each; may change bits; 0: NCCL chooses")
       .at_least(0)
       .at_most(64);
   t.add("blocks", &NcclOptions::blocks,
-        "multiprocessors that NCCL takes from products: default: what is fastest; efficient: fewer; none: copy engines "
-        "where it can, at some cost of speed")
+        "multiprocessors that NCCL uses: default: for the fastest transfers; efficient: fewer; none: copy engines "
+        "where possible, at some cost of speed")
       .one_of({"default", "efficient", "none"});
   return t;
 }

@@ -22,14 +22,12 @@ inline OptionTable<CpuOptions> cpu_options() {
         "threads that kernels use, which changes no bit; 0: OMP_NUM_THREADS, or else all cores, 128 at most")
       .at_least(0)
       .at_most(kMostThreads);
-  t.add("memory", &CpuOptions::memory, "MiB that the run may take; 0: all physical memory")
-      .at_least(0)
-      .at_most(1 << 30);
+  t.add("memory", &CpuOptions::memory, "MiB that the run may use; 0: all physical memory").at_least(0).at_most(1 << 30);
   t.add("streams", &CpuOptions::streams,
-        "how work on streams runs, which changes no bit: threads, one a stream; or, to test schedules, shuffled, when "
-        "the host waits, on its thread, in a random order among what is ready")
+        "execution of streams, which changes no bit: threads, one a stream; or, to test schedules, shuffled: when the "
+        "host waits, on its thread, in a random order of the actions that are ready")
       .one_of({"threads", "shuffled"});
-  t.add("shuffle_seed", &CpuOptions::shuffle_seed, "which random order, where streams are shuffled").at_least(0);
+  t.add("shuffle_seed", &CpuOptions::shuffle_seed, "seed of the random order of shuffled streams").at_least(0);
   return t;
 }
 

@@ -15,8 +15,8 @@ struct HostOptions {
 OptionTable<HostOptions> host_options() {
   OptionTable<HostOptions> table;
   table.add("write_combined", &HostOptions::write_combined,
-            "memory past the host's caches: where they slow transfers down; checkpoints then read it slowly, and it is "
-            "neither in huge pages nor near the device");
+            "uncached host memory, if caches slow transfers down; checkpoints read it slowly, and it has neither huge "
+            "pages nor the device's NUMA node");
   return table;
 }
 

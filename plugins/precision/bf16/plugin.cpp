@@ -1,4 +1,4 @@
-// bf16 activations and working weights; products read bf16 and sum in fp32. Master weights are the optimizer's
+// bf16 activations and compute weights; products read bf16 and sum in fp32. Master weights are the optimizer's
 // business.
 #include "quern/plugin.h"
 #include "quern/options.h"
@@ -15,8 +15,8 @@ OptionTable<Bf16Options> option_table() {
   OptionTable<Bf16Options> table;
   table
       .add("transposed_weights", &Bf16Options::transposed_weights,
-           "kept: a transposed copy of each block's weights beside the others (two bytes a parameter), which input "
-           "gradients read; GPUs multiply faster along rows. none: input gradients read the weights as they are")
+           "kept: input gradients read a transposed copy of each block's weights (two bytes a parameter), since GPUs "
+           "are faster with K-major operands; none: they read the weights without a copy")
       .one_of({"none", "kept"});
   return table;
 }
@@ -43,6 +43,6 @@ QUERN_PLUGIN("precision", "bf16", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<PrecisionBackend>(
-      "bf16", "bf16 activations, weights and products, fp32 sums", option_table().specs(),
+      "bf16", "bf16 activations, weights and matmuls, fp32 accumulators", option_table().specs(),
       [](const OptionValues& values) { return std::make_unique<Bf16>(option_table().bind(values)); });
 }

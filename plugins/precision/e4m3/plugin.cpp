@@ -22,7 +22,7 @@ QUERN_PLUGIN("precision", "e4m3", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::PrecisionBackend>(
-      "e4m3", "products of 8-bit operands: activations and weights e4m3, gradients e4m3 or e5m2; the rest bf16",
+      "e4m3", "8-bit matmuls: activations and weights e4m3, gradients e4m3 or e5m2; the rest bf16",
       e4m3_options().specs(), [](const quern::OptionValues& values) {
         E4m3Options options = e4m3_options().bind(values);
         quern::eight_bit::Formats formats;

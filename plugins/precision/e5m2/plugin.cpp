@@ -17,8 +17,8 @@ QUERN_PLUGIN("precision", "e5m2", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::PrecisionBackend>(
-      "e5m2", "products of 8-bit operands: activations and gradients e5m2, weights e4m3; the rest bf16",
-      e5m2_options().specs(), [](const quern::OptionValues& values) {
+      "e5m2", "8-bit matmuls: activations and gradients e5m2, weights e4m3; the rest bf16", e5m2_options().specs(),
+      [](const quern::OptionValues& values) {
         quern::eight_bit::Formats formats{.activation = quern::DType::e5m2,
                                           .kept_activation = quern::DType::e4m3,
                                           .weight = quern::DType::e4m3,

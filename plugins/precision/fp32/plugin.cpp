@@ -20,6 +20,6 @@ class Fp32 final : public quern::PrecisionBackend {
 QUERN_PLUGIN("precision", "fp32", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
-  manifest.add<quern::PrecisionBackend>("fp32", "fp32 activations, weights and products", {},
+  manifest.add<quern::PrecisionBackend>("fp32", "fp32 activations, weights and matmuls", {},
                                         [](const quern::OptionValues&) { return std::make_unique<Fp32>(); });
 }

@@ -22,8 +22,8 @@ quern::OptionTable<Int8Options> int8_options() {
   quern::eight_bit::add_products_option(table);
   table
       .add("gradient_rounding", &RecipeOptions::gradient_rounding,
-           "codes of gradients round to the nearest, or stochastic: up or down by chance, right on average; the chance "
-           "is drawn from the value and its place, so runs repeat bit for bit")
+           "rounding of gradients; stochastic has no bias, and its random bits depend on the value and its index, so "
+           "runs repeat bit for bit")
       .one_of({"nearest", "stochastic"});
   return table;
 }
@@ -34,7 +34,7 @@ QUERN_PLUGIN("precision", "int8", manifest) {
   manifest.version = "0.1.0";
   manifest.licence = "Apache-2.0";
   manifest.add<quern::PrecisionBackend>(
-      "int8", "products of int8 operands with scales of rows, and exact sums; the LM head and the rest bf16",
+      "int8", "int8 matmuls with row scales and exact accumulators; the LM head and the rest bf16",
       int8_options().specs(), [](const quern::OptionValues& values) {
         const quern::eight_bit::Formats formats{
             .activation = DType::i8, .kept_activation = DType::i8, .weight = DType::i8, .gradient = DType::i8};

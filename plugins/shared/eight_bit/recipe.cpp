@@ -30,7 +30,7 @@ void check_products(const char* option, const std::vector<std::string>& list) {
   for (const std::string& name : list)
     if (std::find(known.begin(), known.end(), name) == known.end())
       throw Error(ErrorCode::config, {.where = std::string("option ") + option + " of the precision backend",
-                                      .what = "unknown product",
+                                      .what = "unknown matmul",
                                       .found = name,
                                       .expected = "output, input_gradient or weight_gradient",
                                       .next = "correct the name"});

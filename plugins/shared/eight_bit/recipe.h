@@ -38,7 +38,7 @@ struct RecipeOptions {
 template <class T>
 void add_products_option(OptionTable<T>& table) {
   table.add("products", &RecipeOptions::products,
-            "products with quantized operands, of output, input_gradient and weight_gradient; others read bf16");
+            "matmuls with quantized operands: output, input_gradient, weight_gradient; others read bf16");
 }
 
 /// Adds the options of the floating-point formats.
@@ -48,34 +48,31 @@ void add_float8_options(OptionTable<T>& table) {
   table
       .add("activation_scaling", &RecipeOptions::activation_scaling,
            "scale of activations: delayed (one a tensor, from the amax of past steps), current (one a tensor, from its "
-           "own amax: one more pass), row (one a token, or a channel where a product sums over tokens), block (one for "
-           "each 128 elements that a product sums over, of weights one for each 128 x 128) or square (one for each 128 "
-           "x 128)")
+           "own amax: one more pass), row (one a token, or a channel for weight gradients), block (1 x 128 along the "
+           "contracted dimension, 128 x 128 tiles of weights) or square (128 x 128 tiles)")
       .one_of(scalings);
   table.add("gradient_scaling", &RecipeOptions::gradient_scaling, "scale of gradients, likewise").one_of(scalings);
   table.add("history", &RecipeOptions::history, "steps whose amax a delayed scale covers").at_least(1).at_most(1024);
-  table
-      .add("margin", &RecipeOptions::margin,
-           "powers of two by which a delayed scale is larger than its history asks for")
+  table.add("margin", &RecipeOptions::margin, "powers of two by which a delayed scale exceeds the scale of its history")
       .at_least(0)
       .at_most(8);
   add_products_option(table);
   table.add("fast_accumulation", &RecipeOptions::fast_accumulation,
-            "quantized products of blocks that may sum in fewer bits where the hardware offers it, likewise");
-  table.add("head", &RecipeOptions::head, "the LM head's products: quantized, with one scale a tensor, or bf16")
+            "quantized matmuls of transformer blocks whose accumulators may have fewer bits, if the hardware offers "
+            "it, likewise");
+  table.add("head", &RecipeOptions::head, "the LM head's matmuls: quantized, with one scale a tensor, or bf16")
       .one_of({"quantized", "bf16"});
   table
       .add("head_gradient_format", &RecipeOptions::head_gradient_format,
            "format of the logits' gradients in a quantized head; their scale is fixed, since they are bounded")
       .one_of({"e4m3", "e5m2"});
-  table.add(
-      "head_fast_accumulation", &RecipeOptions::head_fast_accumulation,
-      "the same for a quantized head; its gradients, where thousands of small terms meet one large one, should not");
+  table.add("head_fast_accumulation", &RecipeOptions::head_fast_accumulation,
+            "the same for a quantized head; not advised for its gradients, which add thousands of small terms to one "
+            "large one");
   table
       .add("transposed_weights", &RecipeOptions::transposed_weights,
-           "transposed quantized weights: kept beside the others (one byte a parameter) or made anew in each backward "
-           "pass, where products do not transpose them on the way; auto: kept where they fit, and with a budget the "
-           "faster")
+           "transposed quantized weights: kept in memory (one byte a parameter), or made in each backward pass unless "
+           "matmuls can read the weight untransposed; auto: kept if they fit, and with a budget the faster")
       .one_of({"auto", "kept", "made"});
 }
 

@@ -129,7 +129,7 @@ OpSupport query_observe_scale(const OpInstance& op) {
   const bool delayed = op.inputs.size() == 3 && op.inputs[2].present;
   auto refuse = [](const char* what) { return OpSupport{std::string("observe_scale: ") + what, 0}; };
   if (op.inputs.size() < 2 || op.inputs.size() > 3 || op.outputs.size() != 1)
-    return refuse("takes x, its scales and perhaps their state, and gives what it observed");
+    return refuse("takes x, its scales and optionally their state, and gives a ScaleObservation");
   const Operand &x = op.inputs[0], &scale = op.inputs[1], &seen = op.outputs[0];
   const DType format =
       dtype_named(op.attributes.has("format") ? op.attributes.word("format") : "").value_or(DType::f32);
@@ -142,7 +142,7 @@ OpSupport query_observe_scale(const OpInstance& op) {
   if (scale.dtype != DType::f32 || scale.extents != scale_extents(*layout, x.extents[0], x.extents[1]))
     return refuse("the scales do not fit x and their layout");
   if (delayed && (op.inputs[2].dtype != DType::f32 || op.inputs[2].count() < kScaleStateWords))
-    return refuse("the state is none of a delayed scale");
+    return refuse("the state does not belong to a delayed scale");
   if (!seen.present || seen.dtype != DType::u32 || seen.count() != kScaleObservationWords)
     return refuse("gives u32 (16)");
   return {};

@@ -29,8 +29,8 @@ constexpr std::size_t kMostThreads = 16;
               {.where = "offload " + id,
                .what = what,
                .found = found,
-               .expected = std::to_string((bytes >> 20) + 1) + " MiB for what the run keeps there",
-               .next = "set memory.host_budget to what there is, or keep less of [memory] in the store"});
+               .expected = std::to_string((bytes >> 20) + 1) + " MiB for the run's state",
+               .next = "set memory.host_budget to the free memory, or keep less of [memory] in the store"});
 }
 
 /// One process at a time asks how much memory there is and takes it: the ranks of a machine start together, and each

@@ -83,15 +83,15 @@ void TokenFileSource::check_files() {
   for (const Group& group : groups_)
     for (const auto& [file, begin, end] : group) {
       if (documents_ && !file.separator())
-        throw Error(ErrorCode::input, {file.path(), "documents cannot be told apart", "no separator token in the file",
+        throw Error(ErrorCode::input, {file.path(), "documents cannot be separated", "no separator token in the file",
                                        "one, since data.documents is \"masked\"",
                                        "set data.tokens.separator, or data.documents = \"joined\""});
       vocabulary_ = std::max(vocabulary_, file.vocabulary());
       if (!file.states_vocabulary()) continue;
       if (stated && file.vocabulary() != stated->vocabulary())
-        throw Error(ErrorCode::input, {file.path(), "another vocabulary than that of " + stated->path(),
-                                       std::to_string(file.vocabulary()), std::to_string(stated->vocabulary()),
-                                       "prepare all files with one tokenizer"});
+        throw Error(ErrorCode::input,
+                    {file.path(), "another vocabulary than in " + stated->path(), std::to_string(file.vocabulary()),
+                     std::to_string(stated->vocabulary()), "prepare all files with one tokenizer"});
       stated = &file;
     }
 }

@@ -55,7 +55,7 @@ std::string name(std::size_t rank) { return "rank " + std::to_string(rank); }
 }  // namespace
 
 std::string silence_text(int rank, double seconds, const std::string& busy) {
-  return name(static_cast<std::size_t>(rank)) + " has said nothing for " + format_duration(seconds) +
+  return name(static_cast<std::size_t>(rank)) + " has sent nothing for " + format_duration(seconds) +
          (busy.empty() ? "" : ", and was " + busy);
 }
 
@@ -265,7 +265,7 @@ class HostGroup::Service {
       if (const Note& note = notes_[rank]; note.silent > kSilent)
         silent += "; " + silence_text(static_cast<int>(rank), note.silent, note.busy);
     }
-    return kHang + list + " did not come to an exchange within " + format_duration(timeout_) + silent;
+    return kHang + list + " did not join an exchange within " + format_duration(timeout_) + silent;
   }
 
   /// The first fault counts. Rank 0 tells all; others tell rank 0.

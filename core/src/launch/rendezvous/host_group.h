@@ -16,7 +16,7 @@ namespace quern {
 inline constexpr const char* kHang = "hang: ";
 /// Seconds without a heartbeat after which a rank may be stopped.
 inline constexpr double kSilent = 2;
-/// "rank 2 has said nothing for 5.2s, and was reading a checkpoint"
+/// "rank 2 has sent nothing for 5.2s, and was reading a checkpoint"
 std::string silence_text(int rank, double seconds, const std::string& busy);
 
 class HostGroup {

@@ -59,7 +59,7 @@ std::string fault_of(const std::function<void(HostGroup&)>& culprit, int rank_of
     return "no fault";
   });
   all.erase(all.begin() + rank_of_culprit);
-  constexpr const char* kSilence = "has said nothing for ";  // which each counts for itself
+  constexpr const char* kSilence = "has sent nothing for ";  // which each counts for itself
   CHECK(all[0].substr(0, all[0].find(kSilence)) == all[1].substr(0, all[1].find(kSilence)));
   return all[0];
 }
@@ -174,7 +174,7 @@ TEST_CASE("a rank that is busy is waited for as long as it speaks") {
               group.be_busy("");
               sleep(1.5);
             },
-            2, 0.5) == "hang: rank 2 did not come to an exchange within 500ms");
+            2, 0.5) == "hang: rank 2 did not join an exchange within 500ms");
   const std::string silent = fault_of(
       [](HostGroup& group) {
         group.be_busy("writing step 8");
@@ -182,14 +182,14 @@ TEST_CASE("a rank that is busy is waited for as long as it speaks") {
         ::raise(SIGSTOP);
       },
       2, 0.5);
-  CHECK(silent.starts_with("hang: rank 2 did not come to an exchange within 500ms; rank 2 has said nothing for 2."));
+  CHECK(silent.starts_with("hang: rank 2 did not join an exchange within 500ms; rank 2 has sent nothing for 2."));
   CHECK(silent.ends_with("s, and was writing step 8"));
 }
 
 TEST_CASE("a rank that does not come to an exchange is named after the time-out") {
-  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 2, 0.5) == "hang: rank 2 did not come to an exchange within 500ms");
-  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 0, 0.5) == "hang: rank 0 did not come to an exchange within 500ms");
-  CHECK(fault_of([](HostGroup&) { ::raise(SIGSTOP); }, 0, 0.5).starts_with("hang: rank 0 has said nothing for 2."));
+  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 2, 0.5) == "hang: rank 2 did not join an exchange within 500ms");
+  CHECK(fault_of([](HostGroup&) { sleep(1.5); }, 0, 0.5) == "hang: rank 0 did not join an exchange within 500ms");
+  CHECK(fault_of([](HostGroup&) { ::raise(SIGSTOP); }, 0, 0.5).starts_with("hang: rank 0 has sent nothing for 2."));
 }
 
 TEST_CASE("of ranks that do not come to an exchange, one that is silent is named once more") {
@@ -205,7 +205,7 @@ TEST_CASE("of ranks that do not come to an exchange, one that is silent is named
   for (const int rank : {0, 2}) {
     CAPTURE(all[static_cast<std::size_t>(rank)]);
     const std::string& text = all[static_cast<std::size_t>(rank)];
-    CHECK(text.starts_with("hang: rank 0, 1 did not come to an exchange within 4.0s; rank 1 has said nothing for "));
+    CHECK(text.starts_with("hang: rank 0, 1 did not join an exchange within 4.0s; rank 1 has sent nothing for "));
     CHECK(text.find("; ") == text.rfind("; "));
   }
 }
@@ -255,15 +255,15 @@ TEST_CASE("ranks that never come are named") {
     const HostGroup group(rank, 4, in(directory), 0.5);
     return "no fault";
   });
-  CHECK(all[0].starts_with("of 4 ranks, these did not come within 500ms: 1, 3; see what the other "));
-  CHECK(all[2] == "of 4 ranks, these did not come within 500ms: 1, 3");
+  CHECK(all[0].starts_with("of 4 ranks, these did not connect within 500ms: 1, 3; see the other "));
+  CHECK(all[2] == "of 4 ranks, these did not connect within 500ms: 1, 3");
   all = texts(2, [&](int rank) -> std::string {
     if (rank == 0) return "";
     const HostGroup group(rank, 2, in(directory), 0.5);
     return "no fault";
   });
-  CHECK(all[1].starts_with("rank 0 did not come within 500ms (nothing in " + directory.path() +
-                           "/.tmp-rendezvous-test); see what the other ranks say"));
+  CHECK(all[1].starts_with("rank 0 did not connect within 500ms (nothing in " + directory.path() +
+                           "/.tmp-rendezvous-test); see the other ranks' messages"));
 }
 
 TEST_CASE("a rank that dies while others are awaited ends the wait") {
@@ -406,7 +406,7 @@ TEST_CASE("ranks meet where the user says") {
     const HostGroup group(rank, 2, point(), 1);
     return "no fault";
   });
-  CHECK(told[0].find("these did not come within 1.0s: 1; somebody called as a rank and did not prove the secret") !=
+  CHECK(told[0].find("these did not connect within 1.0s: 1; somebody called as a rank and did not prove the secret") !=
         std::string::npos);
   CHECK(told[1].find("another secret") != std::string::npos);
 
@@ -416,7 +416,7 @@ TEST_CASE("ranks meet where the user says") {
     const HostGroup group(rank, 2, MeetingPoint::of(place, "/nowhere", environment), 1);
     return "no fault";
   });
-  CHECK(launched[0].find("these did not come within 1.0s: 1; somebody called as a rank and did not prove") !=
+  CHECK(launched[0].find("these did not connect within 1.0s: 1; somebody called as a rank and did not prove") !=
         std::string::npos);
   CHECK(launched[1].find("another secret or launch") != std::string::npos);
 

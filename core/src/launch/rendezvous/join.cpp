@@ -26,7 +26,7 @@ constexpr double kLater = 2;               // rank 0 gives up first and says who
 constexpr int kSilences = 2;               // of who listens where rank 0 should, and is not rank 0
 constexpr const char* kVersion = "quern ranks 1";
 constexpr const char* kShare =
-    "see what the other ranks say; all need one log.directory that they share, or QUERN_RENDEZVOUS and QUERN_SECRET";
+    "see the other ranks' messages; all need one shared log.directory, or QUERN_RENDEZVOUS and QUERN_SECRET";
 
 std::string random_number() {
   const Secret number = fresh_secret();
@@ -161,7 +161,7 @@ class Door {
     constexpr std::size_t kMostText = 200;
     if (list.size() > kMostText) list = list.substr(0, list.rfind(',', kMostText)) + ", ...";
     if (strangers_ > 0) list += "; somebody called as a rank and did not prove the secret";
-    return "of " + std::to_string(size_) + " ranks, these did not come within " + format_duration(timeout_) + ": " +
+    return "of " + std::to_string(size_) + " ranks, these did not connect within " + format_duration(timeout_) + ": " +
            list;
   }
 
@@ -225,7 +225,7 @@ FrameSocket call_until(int rank, int size, const MeetingPoint& point, double tim
     if (point.fixed() && (fault.stranger || silences == kSilences))
       fail_communication(fault.text, "give all ranks one QUERN_RENDEZVOUS, a free port, and QUERN_SECRET");
     if (HostClock::now() > deadline)
-      fail_communication("rank 0 did not come within " + format_duration(timeout) + " (" + fault.text + ")", kShare);
+      fail_communication("rank 0 did not connect within " + format_duration(timeout) + " (" + fault.text + ")", kShare);
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
   }
 }

@@ -26,7 +26,7 @@ constexpr const char* kLoopback = "127.0.0.1";
 [[noreturn]] void refuse(const char* variable, std::string found, std::string expected) {
   throw Error(ErrorCode::config,
               {.where = std::string("environment variable ") + variable,
-               .what = "does not say how the ranks meet",
+               .what = "does not define a rendezvous",
                .found = std::move(found),
                .expected = std::move(expected),
                .next = std::string("set ") + kAddress + " and " + kSecret + " alike for all ranks, or neither"});
@@ -61,7 +61,7 @@ void write_private(const std::string& path, const std::string& text) {
       ::rename(temporary.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(temporary.c_str());
-    fail_resources(path, "rank 0 cannot tell the others where it is", error);
+    fail_resources(path, "rank 0 cannot publish its address", error);
   }
 }
 

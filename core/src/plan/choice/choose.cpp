@@ -314,7 +314,7 @@ std::string text_of(const RecomputeChoice& choice) {
 
 Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes) {
   return {kRecomputeKey, "[" + format_list(options.recompute) + "]", text_of(choice),
-          "with the config's own alone " + sized(named_bytes) + " of the device are needed", ""};
+          "without further recomputation " + sized(named_bytes) + " of device memory are needed", ""};
 }
 
 std::int64_t Limits::missing(const Plan& plan) const {

@@ -38,7 +38,7 @@ void ScheduleChecker::read(const Access& access) {
     if (it->first > covered) break;
     covered = it->second.end;
     if (bytes.value != access.value)
-      return fault("reads " + name(access.value) + " where " + name(bytes.value) + " lies");
+      return fault("reads " + name(access.value) + " where " + name(bytes.value) + " is");
     if (bytes.epoch != epoch_ && !set_.lasting[static_cast<std::size_t>(access.value)])
       return fault("reads " + name(access.value) + " of an earlier run");
     if (const std::int32_t version = bytes.epoch == epoch_ ? bytes.version : 0; version != access.version)

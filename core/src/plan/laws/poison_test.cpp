@@ -127,5 +127,5 @@ TEST_CASE("a read of what is poisoned breaks the laws") {
   ScheduleChecker checker(small.set);
   checker.run(small.schedule);
   REQUIRE(checker.faults().size() == 1);
-  CHECK(checker.faults()[0].find("reads `v0` where scratch lies") != std::string::npos);
+  CHECK(checker.faults()[0].find("reads `v0` where scratch is") != std::string::npos);
 }

@@ -106,7 +106,7 @@ void ProgramSet::check_outer() const {
   if (outer && (outer->traits().activation != parts_.precision.traits().activation ||
                 outer->traits().working != parts_.precision.traits().working))
     throw Error(ErrorCode::config, {.where = "precision.outer",
-                                    .what = "its activations or working weights have another dtype",
+                                    .what = "its activations or compute weights have another dtype",
                                     .found = std::string(name_of(outer->traits().activation)),
                                     .expected = std::string(name_of(parts_.precision.traits().activation)),
                                     .next = "choose a backend with the same activation dtype"});

@@ -22,7 +22,7 @@ void infer_matmul(InferContext& c) {
   bool ta = c.attributes.integer_or("transpose_a", 0) != 0, tb = c.attributes.integer_or("transpose_b", 0) != 0;
   const Shape& a = c.inputs[0]->shape;
   const Shape& b = c.inputs[1]->shape;
-  if (a[ta ? 0 : 1] != b[tb ? 1 : 0]) c.refuse(1, "an inner dimension equal to that of " + to_string(a));
+  if (a[ta ? 0 : 1] != b[tb ? 1 : 0]) c.refuse(1, "an inner dimension that matches " + to_string(a));
   Dim columns = b[tb ? 0 : 1];
   if (c.inputs.size() > 2 && c.inputs[2]) need_vector(c, 2, columns);
   give(c, 0, {a[ta ? 1 : 0], columns}, c.activation_dtype);

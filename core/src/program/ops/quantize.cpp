@@ -21,7 +21,7 @@ DType format_of(const InferContext& c) {
 DType format_of_line(InferContext& c) {
   const DType format = format_of(c);
   if (c.attributes.integer_or("stochastic", 0) != 0 && format != DType::i8)
-    c.refuse(0, "format i8, where codes round stochastically");
+    c.refuse(0, "format i8 for stochastic rounding");
   return format;
 }
 

@@ -22,7 +22,7 @@ PlannedTensor precision_states(const Plan& plan) {
     if (is_state(tensor)) begin = std::min(begin, tensor.offset), end = std::max(end, tensor.offset + tensor.bytes());
   for (const PlannedTensor& tensor : plan.tensors)
     if (!is_state(tensor) && tensor.store < 0 && tensor.offset < end && tensor.offset + tensor.bytes() > begin)
-      fail_internal("guard", tensor.kind + " lies among the precision states");
+      fail_internal("guard", tensor.kind + " is among the precision states");
   return {.owner = TensorOwner::precision,
           .kind = "precision states",
           .dtype = DType::u8,

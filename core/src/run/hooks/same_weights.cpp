@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kSlice = 16 << 20;  // bytes
 
-std::vector<PlannedTensor> working_weights(const Plan& plan) {
+std::vector<PlannedTensor> compute_weights(const Plan& plan) {
   std::vector<PlannedTensor> tensors;
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.owner == TensorOwner::working && tensor.part_of < 0) tensors.push_back(tensor);
@@ -69,19 +69,19 @@ void SameWeights::between_steps(const RunState& state) {
   const std::int64_t every = state.session.parallel.check_every;
   if (every == 0 || state.step % every != 0 || state.ranks.size() == 1) return;
   state.engine.gather();
-  const std::vector<PlannedTensor> tensors = working_weights(state.engine.plan());
+  const std::vector<PlannedTensor> tensors = compute_weights(state.engine.plan());
   std::string own;
   std::vector<std::byte> buffer;
   for (const PlannedTensor& tensor : tensors) own += checksum_of(state.engine, tensor, buffer);
   const std::vector<std::string> all = state.ranks.exchange(std::move(own));
   const std::string ranks = ranks_that_differ(all);
   if (ranks.empty()) return;
-  throw Error(ErrorCode::communication,
-              {.where = "step " + std::to_string(state.step),
-               .what = "the weights of " + ranks + " are not those of the other ranks, first " +
-                       first_that_differs(tensors, all),
-               .next = "memory or a link is faulty there: check it, and go on from a checkpoint of step " +
-                       std::to_string(state.step - every) + " or before"});
+  throw Error(
+      ErrorCode::communication,
+      {.where = "step " + std::to_string(state.step),
+       .what = "the weights of " + ranks + " differ from the other ranks', first " + first_that_differs(tensors, all),
+       .next = "memory or a link is faulty there: check it, and resume from a checkpoint of step " +
+               std::to_string(state.step - every) + " or before"});
 }
 
 }  // namespace quern

@@ -15,7 +15,7 @@ std::string ranks_that_differ(const std::vector<std::string>& all);
 
 class SameWeights final : public Hook {
  public:
-  /// Collective. Reads all working weights to the host, in slices. Throws a communication error that names the ranks.
+  /// Collective. Reads all compute weights to the host, in slices. Throws a communication error that names the ranks.
   void between_steps(const RunState& state) override;
 };
 

@@ -121,7 +121,7 @@ void ScaleLog::open(const RunState& state) {
   observed_ = observed_tensors(state.engine.plan());
   if (observed_.empty())
     state.log.warn("log.scales_every: precision " + state.session.config.id("precision") +
-                   " quantizes no tensor here, so there is none to log");
+                   " quantizes no tensor here, so there are no scales to log");
 }
 
 void ScaleLog::before_step(const RunState& state, Step& step) {

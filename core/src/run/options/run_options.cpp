@@ -30,7 +30,7 @@ OptionTable<TrainOptions> train_options() {
   t.add("seed", &TrainOptions::seed, "seed of initial weights, data order and stochastic rounding").at_least(0);
   t.add("z_loss", &TrainOptions::z_loss, "weight of logsumexp^2 of the logits in the objective; 0: none").at_least(0);
   t.add("loss_chunk", &TrainOptions::loss_chunk,
-        "tokens whose logits are made at once: fewer take less memory, and more time; 0: as many as the device likes")
+        "tokens whose logits exist at once: fewer need less memory and more time; 0: the device chooses")
       .at_least(0)
       .at_most(kMost31);
   t.add("eval_every", &TrainOptions::eval_every, "steps between evaluations; 0: only at the end").at_least(0);
@@ -47,22 +47,23 @@ OptionTable<OptimizerOptions> optimizer_options() {
   t.add("clip_norm", &OptimizerOptions::clip_norm, "largest global gradient norm; 0: do not clip").at_least(0);
   t.add("master", &OptimizerOptions::master, "format of master weights; bf16 rounds stochastically")
       .one_of({"fp32", "bf16"});
-  t.add("gradient", &OptimizerOptions::gradient, "format in which gradients accumulate").one_of({"fp32", "bf16"});
+  t.add("gradient", &OptimizerOptions::gradient, "format of gradients").one_of({"fp32", "bf16"});
   return t;
 }
 
 OptionTable<PrecisionOptions> precision_options() {
   OptionTable<PrecisionOptions> t;
   t.add("outer", &PrecisionOptions::outer,
-        "backend of what the next keys name, with its default options; its activations have the same dtype");
-  t.add("first_layers", &PrecisionOptions::first_layers, "how many layers at the beginning are outer ones")
+        "backend of the high-precision layers and weights that the next keys name, with its default options; its "
+        "activations must have the same dtype");
+  t.add("first_layers", &PrecisionOptions::first_layers, "number of layers at the beginning that run under `outer`")
       .at_least(0)
       .at_most(1 << 20);
-  t.add("last_layers", &PrecisionOptions::last_layers, "how many layers at the end are outer ones")
+  t.add("last_layers", &PrecisionOptions::last_layers, "number of layers at the end that run under `outer`")
       .at_least(0)
       .at_most(1 << 20);
   t.add("outer_parameters", &PrecisionOptions::outer_parameters,
-        "weights whose products run under `outer` in every layer, by quern's names: down.weight, qkv.weight, ...");
+        "weights whose matmuls run under `outer` in every layer, by quern's names: down.weight, qkv.weight, ...");
   return t;
 }
 
@@ -71,26 +72,26 @@ OptionTable<MemoryOptions> memory_options() {
   std::string known;
   for (const std::string& name : kRecomputeNames) known += (known.empty() ? "" : ", ") + name;
   t.add("recompute", &MemoryOptions::recompute, "activations to recompute in the backward pass, any of " + known);
-  t.add(
-       "device_budget", &MemoryOptions::device_budget,
-       "limit of all device memory that a run takes, such as \"16GiB\". With a budget the planner chooses what else to "
-       "recompute and where to keep what is auto, for the fastest step; `quern plan --write` chooses the micro-batch "
-       "too. 0 or empty: what the device has")
+  t.add("device_budget", &MemoryOptions::device_budget,
+        "limit of the run's device memory, such as \"16GiB\". With a budget the planner chooses further recomputation "
+        "and all placements that are \"auto\", for the fastest step; `quern plan --write` also chooses the "
+        "micro-batch. 0 or empty: the device's memory")
       .size();
   t.add("host_budget", &MemoryOptions::host_budget,
-        "the same for host memory: pinned buffers, stores in it and the copy for checkpoints. 0 or empty: not limited")
+        "the same for host memory: pinned buffers, stores in host memory and the copy for checkpoints. 0 or empty: not "
+        "limited")
       .size();
   t.add("stores", &MemoryOptions::stores,
-        "ids of the offload stores that the planner may choose: the first for any kind of state, any for masters and "
-        "moments; none: it keeps all on the device");
+        "ids of the offload stores that the planner may choose: the first for any kind of state, all of them for "
+        "masters and moments; none: all state stays on the device");
   t.add("master", &MemoryOptions::master,
-        "where master weights are kept: device, the id of an offload store, a share of the layers' on the device with "
-        "the embedding's and the head's, and those of the others in a store (\"device:40%,host\"), or auto, which is "
-        "the device without a budget");
+        "placement of master weights: device; the id of an offload store; a share of the layers on the device, with "
+        "embedding and head, and the rest in a store (\"device:40%,host\"); or auto, which is the device without a "
+        "budget");
   t.add("moments", &MemoryOptions::moments, "the same for optimizer states");
   t.add("gradients", &MemoryOptions::gradients, "the same for parameter gradients");
-  t.add("weights", &MemoryOptions::weights, "the same for working weights");
-  t.add("activations", &MemoryOptions::activations, "the same for activations that are kept for the backward pass");
+  t.add("weights", &MemoryOptions::weights, "the same for compute weights");
+  t.add("activations", &MemoryOptions::activations, "the same for activations saved for the backward pass");
   return t;
 }
 
@@ -108,34 +109,32 @@ OptionTable<ParallelOptions> parallel_options() {
   t.add("communicator", &ParallelOptions::communicator,
         "id of the plugin through which ranks exchange data; none: for one rank");
   t.add("collectives.all_gather", &ParallelOptions::all_gather,
-        "id of another one for weights that are gathered; none: parallel.communicator");
-  t.add("collectives.reduce_scatter", &ParallelOptions::reduce_scatter,
-        "the same for gradients that each rank sums a part of");
-  t.add("collectives.all_reduce", &ParallelOptions::all_reduce, "the same for sums that all ranks get");
+        "id of another communicator for all-gathers of weights; none: parallel.communicator");
+  t.add("collectives.reduce_scatter", &ParallelOptions::reduce_scatter, "the same for reduce-scatters of gradients");
+  t.add("collectives.all_reduce", &ParallelOptions::all_reduce, "the same for all-reduces");
   t.add("timeout", &ParallelOptions::timeout, "seconds that a rank waits for another before the run fails").above(0);
   t.add("restarts", &ParallelOptions::restarts,
-        "how often a run that failed is started again from its last checkpoint, where quern starts the ranks")
+        "how often a failed run is restarted from its last checkpoint, if quern starts the ranks")
       .at_least(0)
       .at_most(1000);
-  t.add(
-       "check_every", &ParallelOptions::check_every,
-       "steps between comparisons of all ranks' weights, which end a run whose memory is corrupted on a rank; 0: never")
+  t.add("check_every", &ParallelOptions::check_every,
+        "steps between comparisons of all ranks' weights; a difference, such as corrupted memory, ends the run; 0: "
+        "never")
       .at_least(0);
-  t.add(
-       "reduction", &ParallelOptions::reduction,
-       "reproducible: gradients of micro-batches are summed in fp32 in a tree over their number, so that any number of "
-       "ranks, one too, gives the same bits; fast: in the order that costs nothing")
+  t.add("reduction", &ParallelOptions::reduction,
+        "reproducible: gradients of micro-batches are summed in fp32 in a tree over their number, so that any number "
+        "of ranks gives the same bits; fast: in the cheapest order")
       .one_of({"fast", "reproducible"});
   t.add("unhidden_steps", &ParallelOptions::unhidden_steps,
-        "steps that several ranks make once more at the end, when all is saved, without moving bytes: what transfers "
-        "add to a step is in the last line of the log; 0: none")
+        "steps with no-op collectives at the end, after the last save, to measure the time that transfers add to a "
+        "step; the last line of the log has it; 0: none")
       .at_least(0)
       .at_most(1000);
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);
   t.add("shard_gradients", &ParallelOptions::shard_gradients, "the same for parameter gradients").one_of(shards);
-  t.add("shard_weights", &ParallelOptions::shard_weights, "the same for working weights").one_of(shards);
+  t.add("shard_weights", &ParallelOptions::shard_weights, "the same for compute weights").one_of(shards);
   return t;
 }
 
@@ -179,8 +178,7 @@ OptionTable<GuardOptions> guard_options() {
         "when a loss or gradient is not finite: stop the run; skip the step and its data; roll_back to the newest "
         "checkpoint, and continue with the data after that step")
       .one_of({"stop", "skip", "roll_back"});
-  t.add("limit", &GuardOptions::limit,
-        "how many such steps a run survives; the count starts again after `window` good steps")
+  t.add("limit", &GuardOptions::limit, "how many such steps are allowed; the count restarts after `window` good steps")
       .at_least(0);
   t.add("spike_z", &GuardOptions::spike_z,
         "log a loss or gradient norm this many standard deviations above its mean as a spike; 0: never")
@@ -196,13 +194,14 @@ OptionTable<CheckpointOptions> checkpoint_options() {
   t.add("at_end", &CheckpointOptions::at_end, "save after the last step too");
   t.add("keep_last", &CheckpointOptions::keep_last, "number of newest checkpoints to keep; 0: all").at_least(0);
   t.add("keep_every", &CheckpointOptions::keep_every,
-        "checkpoints of steps that are multiples of this are kept for good; must be a multiple of `every`; 0: none")
+        "checkpoints at multiples of this many steps are never removed; must be a multiple of `every`; 0: none")
       .at_least(0);
   t.add("background", &CheckpointOptions::background,
-        "write the checkpoints of `every` while training goes on, from a copy in pinned host memory; false: training "
-        "waits, and the host needs memory for one tensor only");
+        "write the checkpoints of `every` during training, from a copy in pinned host memory; false: training waits, "
+        "and the host needs memory for only one tensor");
   t.add("resume", &CheckpointOptions::resume,
-        "auto: continue from the newest whole checkpoint; never: start anew; a directory with checkpoints is refused")
+        "auto: continue from the newest whole checkpoint; never: start a new run, and refuse a directory with "
+        "checkpoints")
       .one_of({"auto", "never"});
   t.add("export", &CheckpointOptions::export_model, "write a Hugging Face model directory at the end");
   t.add("export_dtype", &CheckpointOptions::export_dtype, "format of exported weights").one_of({"fp32", "bf16"});

@@ -33,7 +33,7 @@ SectionSchema selecting(SectionSchema schema, std::string kind, std::string defa
 SectionSchema model_section() {
   OptionTable<ModelOptions> table;
   table.add("config", &ModelOptions::config,
-            "a Hugging Face config.json or its folder; keys of [model.<id>] are laid over it; empty: none");
+            "a Hugging Face config.json or its folder; keys of [model.<id>] override it; empty: none");
   SectionSchema schema = selecting(section_of("model", "The network to train.", table), "model", "");
   schema.options_file_key = "config";
   return schema;
@@ -84,9 +84,8 @@ SectionSchema memory_section() {
 }
 
 SectionSchema sample_section() {
-  SectionSchema schema =
-      section_of("sample", "Continuations of prompts, logged during training. They do not change what is trained.",
-                 sample_options());
+  SectionSchema schema = section_of(
+      "sample", "Continuations of prompts, logged during training. They do not change the training.", sample_options());
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     const auto every = values.get<std::int64_t>("every");
@@ -134,7 +133,7 @@ SectionSchema log_section() {
 
 SectionSchema parallel_section() {
   SectionSchema schema =
-      section_of("parallel", "How many devices a run uses, and what is sharded over them.", parallel_options());
+      section_of("parallel", "How many devices a run uses, and which state is sharded over them.", parallel_options());
   schema.plugin_kind = "communicator";
   schema.plugin_keys = {"communicator", "collectives.all_gather", "collectives.reduce_scatter",
                         "collectives.all_reduce"};
@@ -177,8 +176,7 @@ std::vector<SectionSchema> run_schemas() {
       train_section(),
       selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw"),
       selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),
-      selecting(section_of("precision", "Formats and scales of the matrix products.", precision_options()), "precision",
-                "fp32"),
+      selecting(section_of("precision", "Formats and scales of matmuls.", precision_options()), "precision", "fp32"),
       parallel_section(),
       memory_section(),
       selecting(section_of("device", "Where programs run.", device_options()), "device", "cpu"),

@@ -63,7 +63,7 @@ void serve(Engine& engine, const std::string& request) {
       parts.emplace_back();
     else
       parts.back() += letter;
-  if (parts.size() != 6) fail_internal("ranks", "rank 0 asks for a read that is none");
+  if (parts.size() != 6) fail_internal("ranks", "rank 0 requests an invalid read");
   const PlannedTensor& tensor = engine.plan().tensor(parts[0], parts[1], std::stoi(parts[2]));
   engine.read(tensor, std::stoll(parts[3]), std::stoll(parts[4]), nullptr);
 }
@@ -134,7 +134,7 @@ void Ranks::need_same(const std::string& what, const std::string& own) {
     const auto [found, expected] = first_difference(all[rank], all[0]);
     const std::string other = static_cast<int>(rank) == place_.rank ? "" : "rank " + std::to_string(rank);
     throw Error(ErrorCode::config, {.where = other,
-                                    .what = "its " + what + " is not that of rank 0",
+                                    .what = "its " + what + " differs from rank 0's",
                                     .found = printable(found, 200),
                                     .expected = printable(expected, 200),
                                     .next = "start all ranks with one quern and one config, on devices of one kind"});
@@ -182,12 +182,13 @@ void Ranks::open(Device& device, std::int64_t first) {
   for (std::size_t rank = 0; rank < units.size(); ++rank) {
     const auto [owner, first_to_come] = owners.emplace(units[rank], rank);
     if (units[rank].empty() || first_to_come) continue;
-    throw Error(ErrorCode::config,
-                {.where = "rank " + std::to_string(rank),
-                 .what = "its " + device.traits().id + " device is that of rank " + std::to_string(owner->second),
-                 .found = units[rank],
-                 .expected = "one of its own for each rank",
-                 .next = "start as many ranks as there are devices, and let each see its own or all"});
+    throw Error(
+        ErrorCode::config,
+        {.where = "rank " + std::to_string(rank),
+         .what = "its " + device.traits().id + " device is already used by rank " + std::to_string(owner->second),
+         .found = units[rank],
+         .expected = "one of its own for each rank",
+         .next = "start as many ranks as there are devices, and let each see its own or all"});
   }
 }
 
@@ -241,7 +242,7 @@ void Ranks::check(const std::string& where) {
   if (fault)
     throw Error(
         ErrorCode::communication,
-        {.where = where, .what = *fault, .next = "run the same command again to go on from the last checkpoint"});
+        {.where = where, .what = *fault, .next = "run the same command again to continue from the last checkpoint"});
 }
 
 double Ranks::waited() const { return watchdog_ ? watchdog_->waited() : 0; }

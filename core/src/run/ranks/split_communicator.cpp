@@ -34,7 +34,7 @@ void SplitCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
     part->connect(own, device);
     if (part->rank() != rendezvous.rank || part->size() != rendezvous.size)
       throw Error(ErrorCode::communication, {.where = "communicator " + part->traits().id,
-                                             .what = "connected as another rank than the communicators beside it"});
+                                             .what = "connected as another rank than the run's other communicators"});
   }
 }
 

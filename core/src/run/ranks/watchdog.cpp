@@ -72,9 +72,8 @@ std::string hang_text(std::size_t waiting, const std::vector<RankState>& all) {
     const auto& [position, silent] = all[rank];
     if (!Progress::earlier(position.number, there.number)) continue;
     behind = true;
-    text += "; " + name(rank) + " has not come to it: ";
-    text +=
-        silent > kSilent ? "when last heard, " + format_duration(silent) + " ago, it had come to " : "it has come to ";
+    text += "; " + name(rank) + " has not reached it: ";
+    text += silent > kSilent ? "its last message, " + format_duration(silent) + " ago, named " : "it has reached ";
     text += position.text;
   }
   return behind ? text : text + "; all ranks are in it";
@@ -159,7 +158,7 @@ void Watchdog::judge(const std::vector<HostGroup::Note>& notes) {
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (all[rank].silent > timeout + 1)  // who waits for it says for what
       return declare(kHang + silence_text(static_cast<int>(rank), all[rank].silent, notes[rank].busy) +
-                     "; it had come to " + all[rank].position.text);
+                     "; it had reached " + all[rank].position.text);
 }
 
 std::string Watchdog::silent_ranks() const {

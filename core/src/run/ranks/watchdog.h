@@ -37,7 +37,7 @@ class Watchdog {
   void leaving();
   /// While what this returns lives, a fault of the group does not end this process.
   std::shared_ptr<void> time_to_finish() const { return held_; }
-  /// "; rank 0 has said nothing for 5.2s", for each rank that this one has not heard of lately; on rank 0 of all.
+  /// "; rank 0 has sent nothing for 5.2s", for each rank that this one has not heard of lately; on rank 0 of all.
   std::string silent_ranks() const;
   /// Seconds so far that the compute stream has waited for collectives, by samples.
   double waited() const { return waited_; }

@@ -14,7 +14,7 @@ from quern.base.fault import (
 
 
 def _hold_standard_streams() -> None:
-    """Opens what was closed at the start, so that no file gets the number of a standard stream."""
+    """Opens standard streams that were closed at the start, so that no file gets the number of a standard stream."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -28,7 +28,7 @@ def _hold_standard_streams() -> None:
 
 
 def _drop_standard_output() -> None:
-    """What is still buffered goes nowhere, rather than fail again when the interpreter ends."""
+    """Drops buffered output, which would fail again when the interpreter ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -4,7 +4,7 @@
 
 The package is downloaded (not installed) and holds an R lazy-load database: data/Rdata.rdx maps names
 to places in data/Rdata.rdb, each of which is one R object, serialised. A novel is a character
-vector of its lines, which become one .txt file. A folder that has all six is left alone.
+vector of its lines, which become one .txt file. A folder with all six is not touched.
 """
 
 import tempfile

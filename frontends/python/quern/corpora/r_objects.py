@@ -102,7 +102,7 @@ def read_lazy_load(index_path: Path) -> dict[str, Any]:
     for name, (offset, length) in index["variables"].items():
         stored = database[offset : offset + length]
         if len(stored) != length:
-            raise DataError(f"{index_path}: {name} lies beyond the end of the .rdb file")
+            raise DataError(f"{index_path}: {name} is beyond the end of the .rdb file")
         size = int.from_bytes(stored[:4], "big")
         data = zlib.decompress(stored[4:])
         if len(data) != size:

@@ -111,7 +111,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(options: Namespace) -> int:
     corpora = [read_token_file(path) for path in options.tokens]
     if options.documents == "masked" and any(corpus.separator_token < 0 for corpus in corpora):
-        raise Fault("--documents", "documents cannot be told apart", "no separator token in a file")
+        raise Fault("--documents", "documents cannot be separated", "no separator token in a file")
     model = load_model(options.export)
     most = options.eval_batches * options.batch or None
     rows = validation_rows(corpora, options.sequence, options.documents, most)

@@ -5,7 +5,7 @@
     quern-tools generate configs/mine.toml "It is a truth" --write prompts.jsonl     # for sample.prompts
 
 Prompts are words of the command line, each one text, else the lines of standard input. One text is shown as it grows.
-The tokenizer is that of --tokenizer, else the config's checkpoint.tokenizer.
+The tokenizer is --tokenizer, or else the config's checkpoint.tokenizer.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ PASSED_ON = ("checkpoint", "from", "max-tokens", "temperature", "top-p", "seed",
 
 
 def find_quern(given: str | None) -> str:
-    """The program of --quern, of the prefix or the checkout that this file lies in, or of the path."""
+    """The program: --quern, or from this file's prefix or checkout, or from the path."""
     if given:
         return given
     for folder in Path(__file__).resolve().parents:
@@ -86,7 +86,7 @@ def lines_for_quern(prompts: Sequence[Prompt]) -> bytes:
 
 @contextlib.contextmanager
 def continuations(command: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]]:
-    """The objects that `quern generate` prints. At the end it is stopped, or its failure is that of this script."""
+    """The objects that `quern generate` prints. At the end it is stopped, or this script fails as it did."""
 
     def results(lines: IO[bytes]) -> Iterator[dict[str, Any]]:
         for line in lines:

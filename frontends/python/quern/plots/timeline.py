@@ -3,8 +3,8 @@
     quern plan configs/demo.toml --timeline step.json
     quern-tools plot timeline step.json -o step.png
 
-A panel for each run of the step that takes a share of it that can be seen, all on one scale. Under the lane of kernels is
-what they wait for, in the colour of whose it is, which transfers of it have too.
+One panel for each run with a visible share of the step, all on one scale. The row under the kernels shows their waits, in
+the colour of the owner that they wait for; its transfers have the same colour.
 """
 
 import itertools
@@ -108,7 +108,7 @@ def draw_run(axes: Axes, name: str, bars: Sequence[Bar], rows: Sequence[str], co
     for (row, color), of_color in spans.items():
         axes.broken_barh(of_color, (rows.index(row) - 0.4, 0.8), facecolors=color, linewidth=0)
     waits = sum(bar.length for bar in bars if bar.row == WAITS)
-    text = f"{name}: {span_of(bars):,.0f} ms" + (f", in {waits:,.0f} of which kernels wait" if waits else "")
+    text = f"{name}: {span_of(bars):,.0f} ms" + (f", kernels wait {waits:,.0f} ms" if waits else "")
     axes.set_title(picture.label(text), loc="left", fontsize=9)
     axes.set_yticks(range(len(rows)), [picture.label(row) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -30,7 +30,7 @@ def metrics(record: Record, group: str) -> dict[str, float]:
 
 
 def history(run: Run) -> list[tuple[int, dict[str, float]]]:
-    """[(step, metrics)] by step: a step's own numbers and those of its evaluation together."""
+    """[(step, metrics)] by step: a step's own numbers together with its evaluation's."""
     steps: dict[int, dict[str, float]] = {}
     for records, group in ((run.steps, "train"), (run.evals, "eval")):
         for step, record in records.items():

@@ -166,7 +166,7 @@ def limits(values: Sequence[float]) -> Limits:
 
 
 def svg_chart(curves: Sequence[Named], band: Curve, x_limits: Limits, y_limits: Limits) -> Element:
-    """Values that are not finite are gaps. `band`: half the height of what is shaded around 0."""
+    """Values that are not finite are gaps. `band`: half the height of the shaded band around 0."""
     (x_low, x_high), (y_low, y_high) = x_limits, y_limits
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -242,7 +242,7 @@ def seeds_of_first(runs: Sequence[Run]) -> tuple[list[str], dict[str, int]]:
 
 
 def difference_chart(runs: Sequence[Run], colors: Sequence[str]) -> list[Element]:
-    """Losses less those of the first run, or of its repeat with the same seed. Means over a tenth of the steps, so that
+    """Losses minus the first run's, or its repeat's with the same seed. Means over a tenth of the steps, so that
     the last point is the difference, and the last of the band the "seed to seed", of `quern ab`."""
     seeds, repeats = seeds_of_first(runs)
     losses = [dict(zip(*run.series("step", "step", "loss"))) for run in runs]
@@ -267,7 +267,7 @@ def difference_chart(runs: Sequence[Run], colors: Sequence[str]) -> list[Element
         for ys in zip(*(ys for _, ys in columns))
     ]
     first = runs[0].name
-    note = f"Means over a tenth of the steps, up to each point, less those of {first}"
+    note = f"Means over a tenth of the steps, up to each point, minus {first}'s"
     if len(repeats) > 1:
         note += f" or its repeat with the same seed. Band: ± one standard deviation over the {len(repeats)} seeds of {first}."
     else:

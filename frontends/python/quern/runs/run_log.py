@@ -54,7 +54,7 @@ class Run:
     end: Record = field(default_factory=dict)  # the last end record; empty while the run goes on
 
     def series(self, event: str, x: str, y: str) -> tuple[list[Any], list[Any]]:
-        """Two lists, of the records that have both; what is not finite is a gap."""
+        """Two lists, of the records that have both; values that are not finite are gaps."""
         records = (self.steps if event == "step" else self.evals).values()
         points = [(r[x], drawable(r[y])) for r in records if x in r and y in r]
         points.sort(key=lambda point: point[0])
@@ -131,7 +131,7 @@ def check_names_of_numbers(record: Record, where: str) -> None:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Runs with names that tell them apart: those of a comparison are all called seed-1 and so on."""
+    """Runs with distinct names: the runs of a comparison are all called seed-1 and so on."""
     runs = [read_run(path) for path in paths]
     for whole_path in (False, True):
         names = [run.name for run in runs]

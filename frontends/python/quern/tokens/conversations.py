@@ -146,7 +146,7 @@ class ChatTemplate:
 
 
 def load_template(tokenizer_path: str, template_path: str | None) -> ChatTemplate:
-    """The template and its special tokens: of --chat-template, or what lies beside the tokenizer."""
+    """The template and its special tokens: from --chat-template, or from the tokenizer's folder."""
     folder = Path(tokenizer_path).parent
     config_path, beside = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config: Any = {}

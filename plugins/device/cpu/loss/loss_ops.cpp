@@ -217,7 +217,7 @@ OpSupport query(const OpInstance& op) {
     check.input(kWeightCodes, "weight_q", {weight.rows, x.columns}).input(kWeightScale, "weight_scale", {1});
   }
   if (observed) {
-    check.that(quantized(op), "observes the gradients of quantized logits alone");
+    check.that(quantized(op), "observes only the gradients of quantized logits");
     check.sum(3, "observation", {kScaleObservationWords}, DType::u32);
   }
   if (!check.ok()) return check.support();

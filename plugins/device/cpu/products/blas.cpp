@@ -44,7 +44,7 @@ class Library {
     if (sgemm == nullptr) {
       const char* reason = ::dlerror();
       throw Error(ErrorCode::resources, {.where = "device cpu",
-                                         .what = "the library of matrix products cannot be loaded",
+                                         .what = "the BLAS cannot be loaded",
                                          .found = reason ? reason : "no reason",
                                          .expected = QUERN_BLAS_NAME,
                                          .next = "install it (OpenBLAS)"});

@@ -65,14 +65,13 @@ Plan make_plan(const OpInstance& op) {
 void check_block_scales(OperandCheck& check, const OpInstance& op, const Plan& plan) {
   check.that(plan.scale_rows_b == 1 || plan.scale_rows_b == kScaleBlock, "needs a scale_rows_b of 1 or 128");
   check.that((!plan.transpose_a && plan.transpose_b) || op.attributes.integer_or("square_scales", 0) != 0,
-             "of scales of blocks needs contracted dimensions that come last (transpose_a 0, transpose_b 1)");
+             "with block scales needs K-major operands (transpose_a 0, transpose_b 1)");
   const Extents scale_b = plan.scale_rows_b == 1 ? row_block_scales(plan.n, plan.k) : square_scales(plan.n, plan.k);
   auto fits = [&op](std::size_t i, std::int64_t least) {
     return present(op, i) && op.inputs[i].dtype == DType::f32 && op.inputs[i].count() >= least;
   };
-  check.that(
-      fits(kScaleA, scale_blocks(plan.k) * plan.m) && fits(kScaleB, element_count(scale_b)),
-      "needs scales of blocks in f32 " + to_string(row_block_scales(plan.m, plan.k)) + " and " + to_string(scale_b));
+  check.that(fits(kScaleA, scale_blocks(plan.k) * plan.m) && fits(kScaleB, element_count(scale_b)),
+             "needs block scales in f32 " + to_string(row_block_scales(plan.m, plan.k)) + " and " + to_string(scale_b));
 }
 
 void check_scale(OperandCheck& check, const OpInstance& op, std::size_t i, const char* name, std::int64_t vector) {
@@ -205,7 +204,7 @@ OpSupport query(const OpInstance& op) {
   check.input(kB, "b", plan.transpose_b ? Extents{plan.n, plan.k} : Extents{plan.k, plan.n});
   check.sum(0, "y", {plan.m, plan.n}, {{DType::f32, DType::bf16}, "f32 or bf16"});
   if (present(op, kBias)) check.input(kBias, "bias", {plan.n});
-  check.that(!plan.integers || plan.k <= kMostInt8Sums, "of i8 may overflow in sums of more than " +
+  check.that(!plan.integers || plan.k <= kMostInt8Sums, "of i8 may overflow with K above " +
                                                             std::to_string(kMostInt8Sums) + " elements, found " +
                                                             std::to_string(plan.k));
   if (plan.scale_rows_b != 0) {

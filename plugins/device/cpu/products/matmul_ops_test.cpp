@@ -229,8 +229,8 @@ TEST_CASE("matmul refuses scales of blocks that do not fit") {
   CHECK(refusal({2, 3}, {2, 5}, 1) == "");
   CHECK(refusal({2, 3}, {1, 4}, 128) == "");
   CHECK(refusal({7}, {11}, 1) == "");  // room for more
-  CHECK(refusal({2, 3}, {1, 4}, 1) == "matmul needs scales of blocks in f32 (2, 3) and (2, 5)");
-  CHECK(refusal({1}, {1, 4}, 128) == "matmul needs scales of blocks in f32 (2, 3) and (1, 4)");
+  CHECK(refusal({2, 3}, {1, 4}, 1) == "matmul needs block scales in f32 (2, 3) and (2, 5)");
+  CHECK(refusal({1}, {1, 4}, 128) == "matmul needs block scales in f32 (2, 3) and (1, 4)");
   CHECK(refusal({2, 3}, {1, 4}, 64) == "matmul needs a scale_rows_b of 1 or 128");
   CHECK(refusal({2, 256}, {2, 5}, 1, 1).find("come last") != std::string::npos);
 }
@@ -248,5 +248,5 @@ TEST_CASE("matmul says why it refuses") {
   CHECK_THROWS_AS((TestOp{"matmul", {a.view(), b.view()}, {y.view()}}.run()), Error);
   PoisonedTensor wide(DType::i8, {1, 1 << 18}), result(DType::f32, {1, 1});
   CHECK(TestOp{"matmul", {wide.view(), wide.view()}, {result.view()}, {{"transpose_b", std::int64_t{1}}}}.refusal() ==
-        "matmul of i8 may overflow in sums of more than 131072 elements, found 262144");
+        "matmul of i8 may overflow with K above 131072 elements, found 262144");
 }

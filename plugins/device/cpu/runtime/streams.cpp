@@ -62,7 +62,7 @@ Stream Streams::stream(StreamKind kind) { return {&lanes_[static_cast<std::size_
 StreamKind Streams::kind(Stream stream) const {
   for (const Lane& lane : lanes_)
     if (&lane == stream.handle) return lane.kind;
-  fail_internal("device cpu", "a stream that is none of this device's");
+  fail_internal("device cpu", "a stream of another device");
 }
 
 Streams::Lane& Streams::lane(Stream stream) { return lanes_[static_cast<std::size_t>(kind(stream))]; }
