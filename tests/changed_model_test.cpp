@@ -121,7 +121,7 @@ TEST_CASE("states of a precision that changed start anew with a warning") {
     const Outcome outcome = quern_train(files, resumed(after));
     CAPTURE(outcome.err);
     CHECK(outcome.code == 0);
-    CHECK(occurrences(outcome.out, "states that it does not have start anew: '") == 1);
+    CHECK(occurrences(outcome.out, "states that are not in it are reset: '") == 1);
     CHECK(has(outcome.out, "changed since the checkpoint: precision."));
     CHECK(newest_step(files.at("run")) == 8);
     CHECK(fs::exists(checkpoint_path(files.at("run"), 7)));

@@ -168,7 +168,7 @@ TEST_CASE("what lies about in the checkpoints' directory is told once and left a
   Outcome again = quern_train(files, all);
   CHECK(again.code == 0);
   for (const char* name : {"/junk", "/notes.txt", "/step-12"})
-    CHECK(occurrences(again.out, "left alone " + checkpoints + name + ", which is not a checkpoint") == 1);
+    CHECK(occurrences(again.out, "not touched: " + checkpoints + name + ", which is not a checkpoint") == 1);
   CHECK(occurrences(again.out, "passed over " + checkpoints + "/step-00000099") == 1);
   CHECK(occurrences(again.out, "removed " + checkpoints + "/.tmp-step-00000098, left unfinished") == 1);
   CHECK(occurrences(again.out, "removed " + run + "/.tmp-export, left unfinished") == 1);
