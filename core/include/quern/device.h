@@ -76,7 +76,7 @@ struct OpSupport {
   std::size_t workspace_bytes = 0;  ///< scratch a launch needs
   bool concurrent = true;  ///< one prepared kernel may run on two streams at once: it keeps no scratch of its own
   double seconds = 0;      ///< estimated time of a launch; 0: from the op's Cost and the traits' rates
-  /// Why launches take much longer than those of similar ops do here, for people, in words that do not depend on the
+  /// Why launches take much longer than similar ops do here, for people, in words that do not depend on the
   /// layer; empty: they do not. Printed once by plans and at the start of a run, with its cost.
   std::string slow = {};
   double fast_seconds = 0;  ///< with `slow`: about what a launch would take otherwise

@@ -68,7 +68,7 @@ class OptionValues {
 
 /// "expected an integer from 1 to 8" style text for messages and the reference page.
 std::string describe_expected(const OptionSpec& spec);
-/// The choices that a text may mean: itself, or those of which it is a spelling.
+/// The choices that a text may mean: itself, or the choices that it can spell.
 std::vector<std::string> choices_meant(const OptionSpec& spec, const std::string& text);
 /// Converts (integer to real, a spelling to its choice) and checks type, range and choices; a text says what is wrong.
 std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& value);

@@ -22,7 +22,7 @@ struct CudaOptions {
 inline OptionTable<CudaOptions> cuda_options() {
   OptionTable<CudaOptions> t;
   t.add("assume", &CudaOptions::assume,
-        "GPU to plan for, by this name or its product's (RTX 4090); auto: the first one here, or else an H100")
+        "GPU to plan for, by this name or its product name (RTX 4090); auto: the first one here, or else an H100")
       .one_of(assumable_gpus())
       .spelled(gpu_products());
   t.add("memory", &CudaOptions::memory, "MiB of device memory that the run may use; 0: nearly all")

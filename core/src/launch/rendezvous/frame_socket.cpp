@@ -200,7 +200,7 @@ bool descriptors_are_full() { return errno == EMFILE || errno == ENFILE || errno
 OwnedDescriptor accept_rank(const Listener& listener, IfFull if_full) {
   OwnedDescriptor peer(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!peer && if_full == IfFull::fail && descriptors_are_full())
-    throw Error(ErrorCode::resources, {.where = "the meeting of ranks",
+    throw Error(ErrorCode::resources, {.where = "the rendezvous of ranks",
                                        .what = "rank 0 cannot take the connections of all",
                                        .found = std::strerror(errno),
                                        .next = "raise the limit on open files: ulimit -n"});
