@@ -11,6 +11,7 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "base/files/durable_file.h"
+#include "base/files/home.h"
 #include "base/format.h"
 #include "base/shorten.h"
 #include "commands.h"
@@ -56,7 +57,11 @@ int dispatch(const std::string& owner, std::span<const Command> commands, const 
 }
 
 bool parse(const std::string& usage, po::options_description options, const std::vector<std::string>& positional,
-           const Arguments& arguments, po::variables_map& values) {
+           Arguments arguments, po::variables_map& values) {
+  for (std::string& word : arguments) {  // shells leave "--from=~/a" as it is
+    const std::size_t begin = word.starts_with("--") ? word.find('=') + 1 : 0;
+    word = word.substr(0, begin) + expand_home(word.substr(begin));
+  }
   options.add_options()("help,h", "show this");
   po::options_description all;
   all.add(options);

@@ -45,7 +45,7 @@ int dispatch(const std::string& owner, std::span<const Command> commands, const 
 /// names, all of which are required. Prints help and returns false for --help; throws a config error for bad words and
 /// for empty ones, which no option takes.
 bool parse(const std::string& usage, boost::program_options::options_description options,
-           const std::vector<std::string>& positional, const Arguments& arguments,
+           const std::vector<std::string>& positional, Arguments arguments,
            boost::program_options::variables_map& values);
 
 /// The words of a text between `mark`s.

@@ -48,6 +48,24 @@ InputFile::InputFile(std::string path) : path_(std::move(path)) {
     refuse(path_, "cannot be read", found);
   }
   stamp_ = {static_cast<std::uint64_t>(info.st_size), info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+  try {
+    refuse_pointer();
+  } catch (...) {
+    ::close(file_);
+    throw;
+  }
+}
+
+// What `git clone` leaves of a large file on a machine without git-lfs: three lines of text that name it.
+void InputFile::refuse_pointer() const {
+  constexpr std::string_view kBegin = "version https://git-lfs.github.com/spec/";
+  constexpr std::uint64_t kLongest = 1024;  // bytes; states the format
+  if (size() < kBegin.size() || size() >= kLongest) return;
+  std::string begin(kBegin.size(), '\0');
+  read(0, std::as_writable_bytes(std::span(begin)));
+  if (begin == kBegin)
+    throw Error(ErrorCode::input, {path_, "a git-lfs pointer, not the file itself", "", "",
+                                   "fetch the file with `git lfs pull`, or download it again"});
 }
 
 InputFile::~InputFile() {

@@ -12,7 +12,8 @@ namespace quern {
 
 class InputFile {
  public:
-  /// An input error when `path` is missing, unreadable or not a regular file; a resources error without a descriptor.
+  /// An input error when `path` is missing, unreadable, not a regular file or a git-lfs pointer in its place; a
+  /// resources error without a descriptor.
   explicit InputFile(std::string path);
   ~InputFile();
   InputFile(InputFile&& other) noexcept;
@@ -39,6 +40,8 @@ class InputFile {
   std::string text() const;
 
  private:
+  void refuse_pointer() const;
+
   std::string path_;
   int file_ = -1;
   Stamp stamp_;

@@ -62,6 +62,16 @@ TEST_CASE("a file is read at any place, also when another took its name or it lo
   }
 }
 
+TEST_CASE("a git-lfs pointer in a file's place is called that, whatever the file is for") {
+  TestDirectory directory;
+  const std::string path = directory / "weights", pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:";
+  std::ofstream(path) << pointer << std::string(64, 'a') << "\nsize 988097824\n";
+  check_refused(ErrorCode::input, {"weights: a git-lfs pointer, not the file itself; fetch", "git lfs pull"},
+                [&] { InputFile file(path); });
+  std::ofstream(path) << pointer << std::string(2000, 'a');  // a text about one
+  CHECK(InputFile(path).size() > 2000);
+}
+
 TEST_CASE("a file that is shortened or extended while it is open ends in an input error with both sizes") {
   TestDirectory directory;
   const std::string path = directory / "file";
