@@ -1,7 +1,8 @@
 #pragma once
-// A Hugging Face config.json as options of a model, and back. Every field of the file is either an
-// option that the model supports, or known to change nothing, or refused by name: no field is silently
-// ignored.
+// A Hugging Face config.json as options of a model, and back. A field of the file is an option that the model honours,
+// or changes nothing, or is refused by name: a model is never trained as something else than its config says. A field
+// that nothing knows is refused if it is spelled almost as an option, or its name speaks of the model's arithmetic
+// ("attn", "rope", "experts") and its value is not off (null, false, 0, empty); any other is bookkeeping, and ignored.
 
 #include <filesystem>
 #include <string>

@@ -1,6 +1,7 @@
 #include "quern/hf_config.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <fstream>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "base/files/strict_json.h"
 #include "base/shorten.h"
+#include "hf/ignored_keys.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -52,6 +54,48 @@ const std::vector<HfNeutral>& general_neutral() {
        .because = "quern's yarn ramp starts and ends at whole pairs"},
   };
   return list;
+}
+
+// Beginnings of words that name a part of the model or how it computes. Any other name is bookkeeping: settings of
+// generation and of the library, labels, what a mirror or an older library noted.
+constexpr std::array<std::string_view, 80> kModelWords{
+    "act",     "adapter",  "alibi",    "attention", "attn",   "audio",  "auto_map", "bias",   "block", "causal",
+    "clip",    "compress", "conv",     "cross",     "depth",  "dim",    "drop",     "embd",   "embed", "eps",
+    "expan",   "expert",   "ffn",      "feed",      "gate",   "gating", "gelu",     "glu",    "head",  "hidden",
+    "image",   "index",    "inter",    "key",       "kv",     "latent", "layer",    "linear", "logit", "lora",
+    "mamba",   "mixer",    "mixture",  "mlp",       "moe",    "mscale", "mtp",      "mult",   "mup",   "nextn",
+    "norm",    "offset",   "parallel", "patch",     "pdrop",  "posi",   "qk",       "quant",  "query", "recurrent",
+    "relu",    "residual", "rms",      "rope",      "rotary", "router", "scal",     "shared", "silu",  "sink",
+    "sliding", "softcap",  "sparse",   "ssm",       "state",  "theta",  "tie",      "vision", "vocab", "window"};
+// Names of bookkeeping that have such words, or begin like this.
+constexpr std::array<std::string_view, 13> kBookkeeping{"_",
+                                                        "cache_implementation",
+                                                        "finetuning_",
+                                                        "gradient_",
+                                                        "keys_to_",
+                                                        "num_beam",
+                                                        "num_logits_to_keep",
+                                                        "output_",
+                                                        "return_",
+                                                        "tokenizer_",
+                                                        "transformers",
+                                                        "unsloth",
+                                                        "use_flash_attention"};
+
+bool is_off(const json& value) {
+  return value == json(false) || (value.is_number() && value == 0) || (value.is_string() && value == "") ||
+         ((value.is_array() || value.is_object()) && value.empty());
+}
+
+/// Whether a field that nothing here knows could change the model.
+bool may_matter(const std::string& name, const json& value) {
+  auto begins = [](std::string_view text) { return [text](std::string_view word) { return text.starts_with(word); }; };
+  if (is_off(value) || std::any_of(kBookkeeping.begin(), kBookkeeping.end(), begins(name))) return false;
+  for (std::size_t at = 0; at != std::string::npos; at = name.find_first_of("_.-", at)) {
+    at += at > 0 ? 1 : 0;
+    if (std::any_of(kModelWords.begin(), kModelWords.end(), begins(std::string_view(name).substr(at)))) return true;
+  }
+  return false;
 }
 
 std::string shown(const json& value) {
@@ -157,6 +201,9 @@ class Reader {
         problems_.push_back(found + ", expected " + accepted_text(*neutral) + ": " + neutral->because);
       return;
     }
+    std::vector<std::string> options;
+    for (const OptionSpec& spec : model_.options) options.push_back(spec.key);
+    if (!may_matter(key, field.value) && nearest_name(key, options).empty()) return;
     std::string near = nearest_name(key, known());
     problems_.push_back(found + ", which " + model_.model_type + " in quern does not honour" +
                         (near.empty() ? "" : "; nearest name `" + near + "`"));
@@ -211,7 +258,10 @@ OptionValues parse_hf_config(std::string_view text, const std::string& where, co
   return Reader(where, model).read(text);
 }
 
-OptionValues read_hf_config(const fs::path& path, const HfModel& model) {
+namespace {
+
+/// The text of a config.json, or of that in a folder, and the file's path.
+std::pair<std::string, std::string> config_text(const fs::path& path) {
   std::error_code ignored;
   const fs::path file = fs::is_directory(path, ignored) ? path / "config.json" : path;
   auto refuse = [&file](const std::string& what) {
@@ -232,7 +282,27 @@ OptionValues read_hf_config(const fs::path& path, const HfModel& model) {
   if (stream.bad()) refuse("cannot be read");
   text.resize(static_cast<std::size_t>(stream.gcount()));
   if (text.size() > kMostBytes) refuse("larger than 1 MiB");
-  return parse_hf_config(text, file.string(), model);
+  return {std::move(text), file.string()};
+}
+
+}  // namespace
+
+OptionValues read_hf_config(const fs::path& path, const HfModel& model) {
+  const auto [text, file] = config_text(path);
+  return parse_hf_config(text, file, model);
+}
+
+std::vector<std::string> ignored_hf_keys(const fs::path& path, std::string_view honoured) {
+  const auto [text, file] = config_text(path);
+  const json given = parse_strict_json(file, text, kMostNesting), model = json::parse(honoured, nullptr, false);
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : given.items()) {
+    auto is_key = [&key](const HfNeutral& neutral) { return neutral.key == key; };
+    const std::vector<HfNeutral>& known = general_neutral();
+    const bool routine = std::any_of(known.begin(), known.end(), is_key) || key == "rope_parameters";
+    if (!routine && !value.is_null() && !(model.is_object() && model.contains(key))) keys.push_back(shortened(key));
+  }
+  return keys;
 }
 
 OptionValues model_options(const OptionValues& given, const HfModel& model) {

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
+#include "hf/ignored_keys.h"
 #include "quern/testkit/refusal.h"
 
 using namespace quern;
@@ -124,6 +125,32 @@ TEST_CASE("everything that is wrong is reported at once, by name, with the neare
                      "rms_norm_eps: wrong type", "nearest name `sliding_window`"});
 }
 
+TEST_CASE("fields that no model reads are ignored, and named") {
+  const std::string bookkeeping =
+      R"("max_length": 4096, "temperature": 0.9, "top_p": 0.6, "do_sample": true, "num_return_sequences": 1,
+      "id2label": {"0": "A"}, "problem_type": "x", "task_specific_params": {"a": {"b": 1}}, "unsloth_fixed": true,
+      "_flash_attn_2_enabled": true, "output_hidden_states": true, "return_dict": true, "tokenizer_class": "T",
+      "model_max_length": 2048, "max_sequence_length": 2048, "transformers.js_config": {"kv_cache_dtype": {"q4": "f"}},
+      "repetition_penalty": 1.1, "bad_words_ids": [[1]], "pruned_heads": {}, "add_cross_attention": false,
+      "chunk_size_feed_forward": 0, "gradient_checkpointing": true, "neftune_noise_alpha": 5.0, "license": "mit",
+      "unk_token_id": 0, "num_labels": 2, "trust_remote_code": true, "num_beam_groups": 1, "qk_layernorm": false)";
+  CHECK(parse(bookkeeping).all().empty());
+  for (const char* field : {"\"qk_layernorm\": true", "\"attn_logit_softcapping\": 50.0", "\"num_experts\": 8",
+                            "\"auto_map\": {\"AutoModel\": \"m.M\"}", "\"logits.scaling\": 8", "\"embd-pdrop\": 0.1",
+                            "\"alibi\": true", "\"hiden_size\": 64"}) {
+    CAPTURE(field);
+    check_holds(refused(field), {"does not honour"});
+  }
+
+  const TestDirectory folder;
+  write_text(folder / "config.json",
+             "{\"model_type\": \"tiny\", \"dtype\": \"float32\", \"hidden_size\": 8, "
+             "\"rope_parameters\": {}, \"bos_token_id\": 1, \"num_labels\": null, "
+             "\"sliding_window\": 4096, \"top_p\": 0.6}");
+  CHECK(ignored_hf_keys(folder.path(), R"({"model_type": "tiny", "hidden_size": 8})") ==
+        std::vector<std::string>{"sliding_window", "top_p"});
+}
+
 TEST_CASE("the model type must be there and right") {
   check_holds(refused_text("{}"), {"model_type: missing, expected \"tiny\""});
   check_holds(refused_text(R"({"model_type": "llama"})"),
@@ -146,9 +173,9 @@ TEST_CASE("text that is no sound JSON object is refused") {
               {"a name stands twice in JSON: found 'hidden_size'"});
   check_holds(refused(R"("hidden_size": 18446744073709551615)"), {"hidden_size: wrong type"});
   check_holds(refused(R"("hidden_size": 9223372036854775807)"), {"hidden_size: out of range"});
-  check_holds(refused(R"("long": ")" + std::string(5000, 'x') + "\""), {"..."});
-  std::string many = '"' + std::string(5000, 'k') + "\": 1";
-  for (int i = 0; i < 5000; ++i) many += ", \"k" + std::to_string(i) + "\": \"\\u001b[2J\"";
+  check_holds(refused(R"("rope_long": ")" + std::string(5000, 'x') + "\""), {"..."});
+  std::string many = '"' + ("norm_" + std::string(5000, 'k')) + "\": 1";
+  for (int i = 0; i < 5000; ++i) many += ", \"norm_" + std::to_string(i) + "\": \"\\u001b[2J\"";
   std::string text = refused(many);
   check_holds(text, {"5001 fields cannot be used", "and 4951 more"});
   CHECK(text.size() < 10000);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/names.h"
 #include "data/sources/prefetch_source.h"
 #include "data/sources/turns_source.h"
+#include "hf/ignored_keys.h"
 #include "quern/error.h"
 #include "run/options/run_schemas.h"
 #include "run/ranks/split_communicator.h"
@@ -70,6 +72,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
   for (const std::string& id : config.ids("memory"))
     stores.push_back(host.create<OffloadStore>(id, config.factory_values("memory", id)));
   model = make<Model>(config, host, "model");
+  if (const OptionValue* file = config.section("model").find("config")) note_ignored(std::get<std::string>(*file));
   precision = make<PrecisionBackend>(config, host, "precision");
   if (precision_options.first_layers > 0 || precision_options.last_layers > 0 ||
       !precision_options.outer_parameters.empty()) {
@@ -96,6 +99,13 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .found = std::to_string(train.sequence),
                                     .expected = "at most " + std::to_string(model->traits().max_positions),
                                     .next = "shorten it, or train a model with more positions"});
+}
+
+void Session::note_ignored(const std::string& model_config) {
+  if (model_config.empty()) return;
+  const std::vector<std::string> keys = ignored_hf_keys(model_config, model->hf_config());
+  if (!keys.empty())
+    notes.push_back(model_config + ": ignored, since it changes nothing in the model: " + list_names(keys));
 }
 
 // One for each combination of the values of options that are "auto", which is none of those.
@@ -240,12 +250,14 @@ std::unique_ptr<DataSource> Session::open_training_data(int rank) const {
 
 void Session::check_vocabulary(const DataSource& source) const {
   const std::int64_t vocabulary = model->traits().vocabulary;
-  if (source.vocabulary() > vocabulary)
-    throw Error(ErrorCode::config, {.where = config.where("model", "id"),
-                                    .what = "the model's vocabulary is smaller than the data's",
-                                    .found = std::to_string(vocabulary),
-                                    .expected = "at least " + std::to_string(source.vocabulary()),
-                                    .next = "set vocab_size to the tokenizer's"});
+  if (source.vocabulary() <= vocabulary) return;
+  const bool has_weights = !train.from.empty();  // their rows are as many as they are
+  throw Error(ErrorCode::config, {.where = config.where("model", "id"),
+                                  .what = "the data have tokens that the model does not",
+                                  .found = "a vocabulary of " + std::to_string(vocabulary),
+                                  .expected = "at least " + std::to_string(source.vocabulary()),
+                                  .next = has_weights ? "prepare the data with the tokenizer of " + train.from
+                                                      : "set vocab_size to that of the tokenizer"});
 }
 
 ConfiguredRun::ConfiguredRun(const ConfigDocument& document)

@@ -38,6 +38,7 @@ struct Session {
   std::unique_ptr<Schedule> schedule;
   std::unique_ptr<Dataset> dataset;
   std::vector<OpSpec> custom_ops;
+  std::vector<std::string> notes;              ///< what the user should know at the start, a line each
   std::vector<PrecisionForm> precision_forms;  ///< for the options of `precision` that are left to the planner
 
   PlanParts parts() const;
@@ -57,6 +58,7 @@ struct Session {
   void check_vocabulary(const DataSource& source) const;
   void check_reduction() const;
   void make_precision_forms(PluginHost& host);
+  void note_ignored(const std::string& model_config);
   std::int64_t tokens_per_step() const { return train.micro_batch * train.sequence * train.accumulation; }
 
  private:

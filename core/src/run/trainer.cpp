@@ -192,6 +192,7 @@ void Trainer::open_sinks() {
   if (newest.checkpoint)
     log_.warn("resumed at step " + std::to_string(state_.step) + " from " + newest.checkpoint->path);
   for (const std::string& note : notes_) log_.warn(note);
+  for (const std::string& note : session_.notes) log_.warn(note);
   for (const std::string& slow : slow_texts(planned)) log_.warn("slow: " + slow);
 }
 
