@@ -220,9 +220,11 @@ TEST_CASE("BIN.TOK and bare files give the tokens of quern's") {
   for (const std::string& path : {v1, v2, narrow}) CHECK(firsts(*open_training({.train = {path}}), 4) == want);
   TokenDatasetOptions headerless{.train = {directory / "bare"}, .validation = {}, .weights = {}, .format = "uint16"};
   CHECK(firsts(*open_training(headerless), 4) == want);
-  // The vocabulary: the file's own, or else the model's, or else what the width holds.
+  // The vocabulary: the file's own, with no more than its tokens where the model has less; or else the model's, or else
+  // what the width holds.
   CHECK(open_training({.train = {v1}}, 500)->vocabulary() == 500);
-  CHECK(open_training({.train = {v2}}, 500)->vocabulary() == kVocabulary);
+  CHECK(open_training({.train = {v2}}, 2 * kVocabulary)->vocabulary() == kVocabulary);
+  CHECK(open_training({.train = {v2}}, 500)->vocabulary() == 64);
   CHECK(open_training(headerless, 0)->vocabulary() == 65536);
   CHECK(open_training({.train = {v1}}, 0)->vocabulary() == 2147483647);
   // A token that the model does not have is found when its batch is made.

@@ -32,6 +32,7 @@ TokenFileSource::TokenFileSource(const TokenFileOptions& options, Geometry geome
       order_(group_windows(), options.weights, options.shuffle, seed, "data.tokens.weights") {
   if (geometry.batch < 1) fail_internal("TokenFileSource", "batch out of range");
   check_files();
+  if (options.reading.vocabulary > 0 && vocabulary_ > options.reading.vocabulary) take_used_vocabulary();
   check_targets();
   description_ = describe();
   window_.resize(static_cast<std::size_t>(geometry.sequence) + 1);
@@ -94,6 +95,22 @@ void TokenFileSource::check_files() {
                      std::to_string(stated->vocabulary()), "prepare all files with one tokenizer"});
       stated = &file;
     }
+}
+
+// A tokenizer may have tokens behind the model's rows, such as padding. What counts is whether the data have them.
+void TokenFileSource::take_used_vocabulary() {
+  constexpr std::int64_t kPiece = std::int64_t{1} << 20;
+  std::int32_t largest = 0;
+  std::vector<std::int32_t> tokens;
+  for (const TokenFile* file : files())
+    for (std::int64_t first = 0; first < file->count(); first += kPiece) {
+      tokens.resize(static_cast<std::size_t>(std::min(kPiece, file->count() - first)));
+      file->read(first, tokens);
+      largest = std::max(largest, *std::max_element(tokens.begin(), tokens.end()));
+    }
+  vocabulary_ = largest + 1;
+  for (Group& group : groups_)
+    for (Part& part : group) part.file.bound_tokens(vocabulary_);
 }
 
 void TokenFileSource::check_targets() const {

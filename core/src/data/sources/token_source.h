@@ -32,6 +32,7 @@ class TokenFileSource : public SkippingSource {
   /// separator, or no target counts. A payload that is not what its header states is an input error of some batch.
   TokenFileSource(const TokenFileOptions& options, Geometry geometry, std::uint64_t seed);
 
+  /// As the files state it; if that is more than options.reading has, one more than the largest token in them.
   std::int64_t vocabulary() const override { return vocabulary_; }
   std::int64_t epoch_tokens() const override { return windows() * geometry_.sequence; }
   /// A batch may end one pass and begin the next.
@@ -56,6 +57,7 @@ class TokenFileSource : public SkippingSource {
   static std::vector<Group> open(const TokenFileOptions& options, std::int64_t sequence);
   std::vector<std::uint64_t> group_windows() const;
   void check_files();
+  void take_used_vocabulary();
   void check_targets() const;
   std::vector<const TokenFile*> files() const;
   std::string describe() const;

@@ -249,6 +249,30 @@ TEST_CASE("a token outside the vocabulary is refused when its batch is made") {
   CHECK(source.save_state() == state);
 }
 
+TEST_CASE("a file of a larger vocabulary than the model's has that of its largest token, and keeps to it") {
+  TestDirectory directory;
+  const std::string path = make_file(directory, 41, false);  // tokens 0 to 40, the last behind the last window
+  TokenFileOptions options = only(path, false);
+  options.verify = false;
+  for (std::int64_t model : {40, 41, 5000}) {
+    options.reading.vocabulary = model;
+    TokenFileSource source(options, {1, 10}, 1);
+    CHECK(source.vocabulary() == 41);
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    auto write = [&](std::uint32_t token) {
+      file.seekp(64 + 4 * 5);
+      file.write(reinterpret_cast<const char*>(&token), 4).flush();
+    };
+    write(41);  // after it was looked at
+    Batch batch;
+    check_refused(ErrorCode::input, {"token 5 is not in the vocabulary: found 41, expected below 41"},
+                  [&] { source.next(batch); });
+    write(5);
+  }
+  options.reading.vocabulary = kVocabulary;
+  CHECK(TokenFileSource(options, {1, 10}, 1).vocabulary() == kVocabulary);
+}
+
 TEST_CASE("reading ahead gives the same batches and positions") {
   TestDirectory directory;
   std::string path = make_file(directory, 173);

@@ -32,6 +32,8 @@ class TokenFile {
   std::int64_t count() const { return layout_.count; }
   /// Every token is below it.
   std::int64_t vocabulary() const { return vocabulary_; }
+  /// From now on reading refuses tokens that are not below `vocabulary`, which is less than the file's.
+  void bound_tokens(std::int64_t vocabulary) { vocabulary_ = vocabulary; }
   /// Whether the file itself states the vocabulary.
   bool states_vocabulary() const { return layout_.vocabulary > 0; }
   /// Ends a document.
