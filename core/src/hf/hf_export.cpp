@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <map>
 
+#include <nlohmann/json.hpp>
+
 #include "base/files/durable_file.h"
 #include "base/files/input_file.h"
 #include "base/shorten.h"
@@ -23,9 +25,11 @@ constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // elements
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kConfig = "config.json";
 constexpr const char* kGeneration = "generation_config.json";
-constexpr std::array<const char*, 8> kTokenizerFiles{
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt",     "tokenizer.model",       "chat_template.jinja"};
+constexpr const char* kTokenizerConfig = "tokenizer_config.json";
+constexpr const char* kChatTemplate = "chat_template.jinja";
+constexpr std::array<const char*, 8> kTokenizerFiles{"tokenizer.json",    kTokenizerConfig, "special_tokens_map.json",
+                                                     "added_tokens.json", "vocab.json",     "merges.txt",
+                                                     "tokenizer.model",   kChatTemplate};
 
 bool is_export_file(const std::string& name) {
   return name == kWeights || name == kConfig || name == kGeneration ||
@@ -128,15 +132,29 @@ std::vector<InputFile> tokenizer_files(const std::string& directory) {
   return files;
 }
 
-void copy_tokenizer(const std::string& from, const std::string& to) {
-  for (const InputFile& content : tokenizer_files(from)) {
-    DurableFile file(to + "/" + fs::path(content.path()).filename().string());
+// Libraries before chat_template.jinja read the key of tokenizer_config.json.
+std::string with_template(const InputFile& tokenizer_config, const std::string& chat_template) {
+  auto config = nlohmann::ordered_json::parse(tokenizer_config.text(), nullptr, false);
+  if (!config.is_object() || !config.contains("chat_template")) return tokenizer_config.text();
+  config["chat_template"] = chat_template;
+  return config.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+void copy_tokenizer(const HfExport& what, const std::string& to) {
+  for (const std::string& name : tokenizer_files(what.tokenizer_from)) {
+    const InputFile content(fs::path(what.tokenizer_from) / name);
+    if (!what.chat_template.empty() && name == kTokenizerConfig) {
+      write_text(to + "/" + name, with_template(content, what.chat_template));
+      continue;
+    }
+    DurableFile file(to + "/" + name);
     content.for_each_piece(0, [&](std::span<const std::byte> piece) {
       file.write(piece);
       return true;
     });
     file.commit();
   }
+  if (!what.chat_template.empty()) write_text(to + "/" + kChatTemplate, what.chat_template);
 }
 
 }  // namespace
@@ -156,7 +174,7 @@ void export_hf_model(const std::string& directory, const HfExport& what, std::sp
     write_weights(temporary + "/" + kWeights, what.dtype, parameters, layers, reader);
     write_text(temporary + "/" + kConfig, what.config);
     if (!what.generation_config.empty()) write_text(temporary + "/" + kGeneration, what.generation_config);
-    if (!what.tokenizer_from.empty()) copy_tokenizer(what.tokenizer_from, temporary);
+    if (!what.tokenizer_from.empty()) copy_tokenizer(what, temporary);
   });
 }
 

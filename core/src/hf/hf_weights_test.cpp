@@ -226,6 +226,16 @@ TEST_CASE("an export replaces an older one whole, copies the tokenizer, and dest
   CHECK(read_text(directory / "models/out/merges.txt") == "m");
   CHECK(std::distance(fs::directory_iterator(directory / "models/out"), {}) == 5);
 
+  write_text(directory / "tokenizer/tokenizer_config.json", R"({"eos_token": "é", "chat_template": "own", "a": 1})");
+  what.chat_template = "{{ used }}";
+  write();
+  CHECK(read_text(directory / "models/out/chat_template.jinja") == "{{ used }}");
+  CHECK(read_text(directory / "models/out/tokenizer_config.json") ==
+        "{\n  \"eos_token\": \"é\",\n  \"chat_template\": \"{{ used }}\",\n  \"a\": 1\n}\n");
+  write_text(directory / "tokenizer/tokenizer_config.json", R"({"eos_token": "é"})");
+  write();
+  CHECK(read_text(directory / "models/out/tokenizer_config.json") == R"({"eos_token": "é"})");
+
   what.config = "{\"a\":2}";
   what.generation_config = "";
   write();

@@ -1,14 +1,14 @@
 #include "run/inference.h"
 
+#include <algorithm>
 #include <filesystem>
-
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/changes.h"
 #include "checkpoint/checkpoint_store.h"
 #include "checkpoint/saved_state.h"
 #include "quern/error.h"
 #include "run/export/export_config.h"
+#include "run/export/prepared_data.h"
 #include "run/weights.h"
 
 namespace quern {
@@ -51,6 +51,7 @@ PlanOptions inference_options(const Session& session) {
 
 Inference open_inference(Session& session, const WeightSource& source, const PlanOptions& options) {
   Inference made;
+  made.weights.notes = session.notes;
   std::optional<Checkpoint> checkpoint;
   if (source.from.empty())
     checkpoint =
@@ -74,16 +75,16 @@ Inference open_inference(Session& session, const WeightSource& source, const Pla
 
 std::vector<std::int32_t> end_tokens(const Session& session, const std::string& from) {
   const OptionValue* config = session.config.section("model").find("config");
-  const std::string known = exported_config(
-      session.model->hf_config(), {.dtype = DType::f32,
-                                   .vocabulary = session.model->traits().vocabulary,
-                                   .sources = {from, config ? std::get<std::string>(*config) : "", session.train.from},
-                                   .tokenizer = session.checkpoint.tokenizer});
-  const nlohmann::json parsed = nlohmann::json::parse(known);
-  const nlohmann::json id = parsed.value("eos_token_id", nlohmann::json());
-  if (id.is_array()) return id.get<std::vector<std::int32_t>>();
-  if (id.is_number_integer()) return {id.get<std::int32_t>()};
-  return {};
+  const ExportFacts facts{.dtype = DType::f32,
+                          .vocabulary = session.model->traits().vocabulary,
+                          .sources = {from, config ? std::get<std::string>(*config) : "", session.train.from},
+                          .tokenizer = session.checkpoint.tokenizer,
+                          .end_tokens = from.empty() ? prepared_data(session).end_tokens : std::vector<std::int32_t>{}};
+  std::vector<std::int32_t> tokens = end_tokens_of(exported_config(session.model->hf_config(), facts));
+  for (std::int32_t token : end_tokens_of(exported_generation_config(facts)))
+    if (token < facts.vocabulary && std::find(tokens.begin(), tokens.end(), token) == tokens.end())
+      tokens.push_back(token);
+  return tokens;
 }
 
 }  // namespace quern

@@ -40,6 +40,27 @@ bool is_id(const json& value, std::int64_t vocabulary) {
   return value.is_number_integer() && value >= 0 && value < vocabulary;
 }
 
+/// `known`, an id or a list of them or null, with those of `more` that it does not have before it.
+json with_end_tokens(const json& known, const ExportFacts& facts) {
+  json ids = json::array();
+  auto add = [&](const json& id) {
+    if (is_id(id, facts.vocabulary) && std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+  };
+  const json before = known.is_array() ? known : known.is_null() ? json::array() : json::array({known});
+  for (std::int32_t token : facts.end_tokens)
+    if (std::find(before.begin(), before.end(), json(token)) == before.end()) add(token);
+  if (ids.empty()) return known;
+  for (const json& id : before) add(id);
+  return ids.size() == 1 ? ids[0] : ids;
+}
+
+// Of a folder, or of a config.json in one; weights have none beside them.
+fs::path folder_of(const std::string& source) {
+  std::error_code ignored;
+  if (fs::is_directory(source, ignored)) return source;
+  return fs::path(source).extension() == ".json" ? fs::path(source).parent_path() / "." : fs::path();
+}
+
 /// The tokens of a tokenizer, read when first asked for.
 class Tokenizer {
  public:
@@ -95,7 +116,30 @@ std::string exported_config(const std::string& model_config, const ExportFacts& 
     if (!id.is_null()) continue;
     if (json found = tokenizer.id_of(name); is_id(found, facts.vocabulary)) id = found;
   }
+  config["eos_token_id"] = with_end_tokens(config["eos_token_id"], facts);
   return config.dump(2) + "\n";
+}
+
+std::string exported_generation_config(const ExportFacts& facts) {
+  std::vector<std::string> places = facts.sources;
+  places.push_back(facts.tokenizer);
+  for (const std::string& place : places) {
+    const fs::path folder = folder_of(place);
+    if (folder.empty()) continue;
+    json config = read_object(folder / "generation_config.json", kLargestConfig);
+    if (!config.is_object()) continue;
+    if (json ids = with_end_tokens(member(config, "eos_token_id"), facts); !ids.is_null()) config["eos_token_id"] = ids;
+    return config.dump(2) + "\n";
+  }
+  return {};
+}
+
+std::vector<std::int32_t> end_tokens_of(const std::string& config) {
+  const json ids = member(json::parse(config, nullptr, false), "eos_token_id");
+  std::vector<std::int32_t> tokens;
+  for (const json& id : ids.is_array() ? ids : json::array({ids}))
+    if (is_id(id, std::int64_t{1} << 31)) tokens.push_back(id.get<std::int32_t>());
+  return tokens;
 }
 
 }  // namespace quern

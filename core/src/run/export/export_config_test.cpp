@@ -56,6 +56,40 @@ TEST_CASE("token ids come from the first source that has them, then from the tok
   CHECK(config["eos_token_id"].is_null());
 }
 
+TEST_CASE("tokens that end the data's replies join those of the model, in config.json and generation_config.json") {
+  TestDirectory directory;
+  const std::string model = directory.path(), config = directory / "config.json";
+  struct Case {
+    const char *given, *made;
+    std::vector<std::int32_t> end_tokens;
+  };
+  for (const auto& [given, made, end_tokens] : std::vector<Case>{{"0", "[7,0]", {7}},
+                                                                 {"null", "7", {7}},
+                                                                 {"[7, 8]", "[7,8]", {7}},
+                                                                 {"7", "7", {7}},
+                                                                 {"[5, 6]", "[9,7,5,6]", {9, 7}},
+                                                                 {"5", "5", {}},
+                                                                 {"5", "5", {100}}}) {
+    CAPTURE(given);
+    write_text(config, std::string("{\"eos_token_id\": ") + given + "}");
+    write_text(directory / "generation_config.json",
+               std::string("{\"temperature\": 0.6, \"eos_token_id\": ") + given + "}");
+    ExportFacts facts{.dtype = DType::f32, .vocabulary = 100, .sources = {config}, .tokenizer = {}};
+    facts.end_tokens = end_tokens;
+    CHECK(exported(facts)["eos_token_id"] == json::parse(made));
+    const json generation = json::parse(exported_generation_config(facts));
+    CHECK(generation == json{{"temperature", 0.6}, {"eos_token_id", json::parse(made)}});
+    const json ids = json::parse(made);
+    CHECK(end_tokens_of(exported_generation_config(facts)) ==
+          (ids.is_array() ? ids : json::array({ids})).get<std::vector<std::int32_t>>());
+    facts.sources = {directory / "model.safetensors"};  // weights alone
+    CHECK(exported_generation_config(facts).empty());
+    facts.tokenizer = model;
+    CHECK(json::parse(exported_generation_config(facts)) == generation);
+  }
+  CHECK(end_tokens_of("{}").empty());
+}
+
 TEST_CASE("ids that the vocabulary does not have, and things that are no ids, stay out") {
   TestDirectory directory;
   const std::string source = directory / "config.json";

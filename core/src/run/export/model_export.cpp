@@ -1,6 +1,9 @@
 #include "run/export/model_export.h"
 
+#include <utility>
+
 #include "run/export/export_config.h"
+#include "run/export/prepared_data.h"
 #include "run/weights.h"
 
 namespace quern {
@@ -8,12 +11,16 @@ namespace quern {
 ModelExport::ModelExport(const Session& session, const std::string& directory) {
   what_.dtype = *dtype_named(session.checkpoint.export_dtype);
   what_.tokenizer_from = session.checkpoint.tokenizer;
+  PreparedData data = prepared_data(session);
+  what_.chat_template = std::move(data.chat_template);
   const OptionValue* source = session.config.section("model").find("config");
-  what_.config = exported_config(session.model->hf_config(),
-                                 {.dtype = what_.dtype,
-                                  .vocabulary = session.model->traits().vocabulary,
-                                  .sources = {source ? std::get<std::string>(*source) : "", session.train.from},
-                                  .tokenizer = session.checkpoint.tokenizer});
+  const ExportFacts facts{.dtype = what_.dtype,
+                          .vocabulary = session.model->traits().vocabulary,
+                          .sources = {source ? std::get<std::string>(*source) : "", session.train.from},
+                          .tokenizer = session.checkpoint.tokenizer,
+                          .end_tokens = std::move(data.end_tokens)};
+  what_.config = exported_config(session.model->hf_config(), facts);
+  what_.generation_config = exported_generation_config(facts);
   check_export(directory, what_);
 }
 
