@@ -63,9 +63,9 @@ class CommandLineTest(unittest.TestCase):
             (("check-export", "a", "b", "--sequence", "1", "--expect", "inf"), "found 'inf', expected a finite number"),
             (("tokenize", "-o", "x", "a"), "one of the arguments --tokenizer --train-bpe is required"),
             (("tokenize", "-o", "x", "a", "--train-bpe", "256"), "expected an integer from 257 to 1048576"),
-            (("tokenize", "-o", "x", "a", "--train-bpe", "300", "--val-fraction", "1"), "a number between 0 and 1"),
+            (("tokenize", "-o", "x", "a", "--train-bpe", "300", "--val-fraction", "1"), "a number from 0 to below 1"),
             (("tokenize", "-o", "x", "--train-bpe", "300"), "--dataset: name either input files or a dataset"),
-            (("tokenize", "-o", "x", "a", "--train-bpe", "300", "--chat"), "--chat: takes .jsonl files"),
+            (("tokenize", "-o", "x", "a", "--train-bpe", "300", "--chat"), "--chat: takes an existing --tokenizer"),
             (("tokenize", "-o", "x", "a", "--train-bpe", "300", "--align", "8"), "--align: goes with --chat"),
         ):
             with self.subTest(words=words):

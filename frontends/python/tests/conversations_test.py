@@ -1,4 +1,4 @@
-"""Conversations: exactly the assistant's turns are learned, rows cut none when aligned, and bad ones are named."""
+"""Conversations: exactly the assistant's turns are learned, rows cut none when aligned, and what is lost is counted."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ import numpy as np
 
 from folder_test_case import FolderTestCase
 from quern import command_line
-from quern.tokens import chat_template, conversations, encoding
+from quern.tokens import chat_template, encoding
 from quern.tokens.documents import document_from_string
 from quern.tokens.token_file import read_token_file
 
@@ -26,8 +26,6 @@ LLAMA2 = (
     "{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST] ' }}"
     "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
-# Leaves out what earlier replies thought.
-FORGETFUL = "{% for m in messages %}{{ m.role + ': ' }}{{ m.content if loop.last or m.role == 'user' else '-' }}\n{% endfor %}"
 
 # Ends, in some days.
 HOSTILE_LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -77,8 +75,9 @@ class ChatTest(FolderTestCase):
     def tokenized(self, talks, *arguments):
         code, said = self.run_script(self.write_talks(talks), *arguments)
         self.assertEqual(code, 0, said)
+        self.said = said
         return json.loads((self.out / "meta.json").read_text()), [
-            read_token_file(self.out / f"{name}.tok") for name in ("train", "val")
+            read_token_file(path) for name in ("train", "val") if (path := self.out / f"{name}.tok").exists()
         ]
 
     def decode(self, tokens):
@@ -93,7 +92,6 @@ class ChatTest(FolderTestCase):
             edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
             parts = [self.decode(tokens[a:b]) for a, b in zip(edges[::2], edges[1::2])]
             found.append((self.decode(tokens), parts))
-        self.assertFalse(token_file.loss_mask[ends].any())
         return found
 
     def test_exactly_the_assistants_turns_are_learned(self):
@@ -117,17 +115,27 @@ class ChatTest(FolderTestCase):
             # The opening's last space may share a token with the reply.
             self.assertEqual(learned.lstrip(), messages[1]["content"].lstrip() + encoding.TRAINED_SEPARATOR)
             self.assertTrue(token_file.loss_mask[-1])
-        code, said = self.run_script(self.write_talks([TALKS[1][1:]] * 2))
+        code, said = self.run_script(self.write_talks([TALKS[1][1:]] * 2), "--separator", encoding.TRAINED_SEPARATOR)
         self.assertEqual(code, 3)
         self.assertIn("talks.jsonl:1: the template puts the document separator", said)
         self.assertIn("--separator", said)
+
+    def test_the_separator_is_one_that_the_template_does_not_write_inside(self):
+        self.tokenizer.add_special_tokens(["<unk>"])
+        self.tokenizer.save(str(self.folder / "tokenizer.json"))
+        self.write_config(LLAMA2, unk_token="<unk>")
+        meta, (train, val) = self.tokenized([TALKS[1][1:]] * 2)
+        self.assertEqual(meta["separator_token"], self.tokenizer.token_to_id("<unk>"))
+        self.assertEqual(meta["end_tokens"], [self.tokenizer.token_to_id(encoding.TRAINED_SEPARATOR)])
+        self.assertEqual(len(self.conversations(train)[0][1]), 2)
+        self.assertEqual(self.tokenized([TALKS[0]] * 2)[0]["separator_token"], 0)  # one turn each
 
     def test_aligned_rows_cut_no_conversation(self):
         talks = [talk("q" * (seed % 7), "a " * (3 * seed % 41)) for seed in range(60)]
         talks.append(talk("a " * 100, "b " * 100))  # longer than a row, and in val
         row = 96
         _, (train, val) = self.tokenized(talks, "--align", row, "--val-fraction", "0.1")
-        _, (packed, _) = self.tokenized(talks, "--val-fraction", "0.1")
+        _, (packed, packed_val) = self.tokenized(talks, "--val-fraction", "0.1")
         for token_file in train, val:
             self.assertEqual(token_file.tokens.size % row, 1)
             rows = token_file.tokens[:-1].reshape(-1, row)
@@ -139,16 +147,33 @@ class ChatTest(FolderTestCase):
         self.assertEqual(train.loss_mask.sum(), packed.loss_mask.sum())
         self.assertEqual(val.tokens[-1], val.separator_token)
         self.assertNotEqual(val.tokens[-2], val.separator_token)  # cut
+        meta, _ = self.tokenized(talks, "--align", row, "--val-fraction", "0.1")
+        lost = packed_val.tokens.size - (val.tokens != val.separator_token).sum() - np.count_nonzero(
+            packed_val.tokens == packed_val.separator_token)
+        self.assertEqual(meta["counted"][f"conversations longer than {row} tokens, cut"], 1)
+        self.assertEqual(meta["counted"]["tokens cut off"], lost + 1)  # and its separator
+        self.assertEqual(meta["counted"]["of these, learned"], int(packed_val.loss_mask.sum() - val.loss_mask.sum()))
 
     def test_many_conversations_split_by_what_they_say(self):
         talks = [talk(str(seed), "reply " + str(seed)) for seed in range(200)]
 
         def held_out(talks):
-            split = conversations.ConversationSplit(lambda: (conversations.Conversation("", messages) for messages in talks), 0.2)
-            return {messages.messages[0]["content"] for name, messages in split if name == "val"}
+            _, (_, val) = self.tokenized(talks, "--val-fraction", "0.2")
+            return {text for text, _ in self.conversations(val)}
 
-        self.assertEqual(held_out(talks), held_out(talks[::-1]))
-        self.assertAlmostEqual(len(held_out(talks)) / 200, 0.2, delta=0.1)
+        some = held_out(talks)
+        self.assertEqual(some, held_out(talks[::-1]))
+        self.assertAlmostEqual(len(some) / 200, 0.2, delta=0.1)
+
+    def test_without_validation_all_is_trained_on(self):
+        meta, (train,) = self.tokenized(TALKS, "--val-fraction", "0")
+        self.assertEqual(len(self.conversations(train)), 4)
+        self.assertNotIn("val", meta)
+        self.tokenized(TALKS)
+        self.assertTrue((self.out / "val.tok").exists())
+        self.tokenized(TALKS, "--val-fraction", "0")
+        self.assertFalse((self.out / "val.tok").exists())  # of other data
+        self.assertEqual(self.tokenized(TALKS[:1], "--val-fraction", "0")[0]["train"]["documents"], 1)
 
     def test_templates_come_from_a_file_a_list_or_the_config(self):
         _, (want, _) = self.tokenized(TALKS)
@@ -164,18 +189,17 @@ class ChatTest(FolderTestCase):
             self.assertEqual(got.tokens.tolist(), want.tokens.tolist())
             self.assertEqual(got.loss_mask.tolist(), want.loss_mask.tolist())
 
-    def test_unusable_conversations_and_templates_are_named_and_leave_no_files(self):
+    def test_unusable_data_and_templates_are_named_and_leave_no_files(self):
         good = TALKS[0]
         cases = [
-            ([good, talk("a <|im_end|> b", "c")], CHATML, "talks.jsonl:2: a message spells the special token <|im_end|>"),
-            ([good, [{"role": "user", "content": "a"}]], CHATML, "talks.jsonl:2: no message with role 'assistant'"),
             ([good, [{"role": "user"}]], CHATML, "talks.jsonl:2: no list of messages"),
             ([good, "text"], CHATML, "talks.jsonl:2: no list of messages"),
-            ([good, TALKS[1]], FORGETFUL, "writes message"),
+            ([[{"role": "user", "content": "a"}]] * 2, CHATML, "no message is the assistant's"),
             ([good] * 2, "{{ raise_exception('only users here') }}", "only users here"),
             ([good] * 2, "{{ messages[0].content + 1 }}", "does not take"),
             ([good] * 2, "{{ ().__class__.__bases__[0].__subclasses__() }}", "does not take"),  # no way out of it
             ([good] * 2, "{% if %}", "not a usable chat template"),
+            ([good] * 2, "{% generation %}", "not a usable chat template"),
             ([good] * 2, None, "no chat_template"),
             ([good] * 2, "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "maximum recursion depth"),
             ([good] * 2, "{{ 'a' * 10 ** 11 }}", "out of memory"),
@@ -186,9 +210,9 @@ class ChatTest(FolderTestCase):
             ([good] * 2, "{{ 7 ** (9 ** 9) }}", "over 1 seconds"),
             ([good, json.loads("[" * 200 + "]" * 200)], CHATML, "talks.jsonl:2: no list of messages"),
             ([good, talk(json.loads("[" * 200 + "]" * 200), "b")], CHATML, "talks.jsonl:2: nested too deeply"),
+            ([good, talk("a \ufdd0", "b")], CHATML, "talks.jsonl:2: not text: found a noncharacter"),
             ([good, "[" * 99999], CHATML, "talks.jsonl:2: not usable JSON: found too many levels"),
-            ([good], CHATML, "nothing in the train split"),
-            ([good, [{"role": "assistant", "content": "first"}]], CHATML, "does not take its first 0 messages"),
+            ([good], CHATML, "nothing in the val split; give more text or another --val-fraction, which may be 0"),
         ]
         for talks, template, expected in cases:
             with self.subTest(expected=expected):
@@ -202,12 +226,120 @@ class ChatTest(FolderTestCase):
                 self.assertEqual(list(self.out.glob("**/*")), [])
         (self.folder / "a.txt").write_text("a")
         code, said = self.run_script(self.folder / "a.txt")
-        self.assertIn("conversations come from .jsonl files", said)
-        self.write_config(CHATML)
-        self.assertEqual(self.run_script(self.write_talks(cases[0][0]), "--parse-special")[0], 0)
+        self.assertIn("unknown kind of file: found .txt, expected .jsonl", said)
         for arguments in (["--align", "5"], ["--chat-template", "x"]):
             with contextlib.redirect_stderr(io.StringIO()):
                 self.assertEqual(command_line.main(["tokenize", "a.txt", "--train-bpe", "300", "-o", "x", *arguments]), 2)
+
+    def test_what_is_left_out_is_counted(self):
+        alternate = (
+            "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+            "{{ raise_exception('roles must alternate') }}{% endif %}"
+            "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        )
+        self.write_config(alternate)
+        picture = [{"type": "image_url", "image_url": "x"}, {"type": "text", "text": "what?"}]
+        talks = [TALKS[0], TALKS[0], talk("x", "y", system="no"), talk("x"), [], None, talk(picture, "y"), TALKS[2], TALKS[3]]
+        meta, files = self.tokenized(talks)
+        self.assertEqual(meta["counted"], {
+            "conversations left out: the template refuses them": 1,
+            "conversations left out: no message is the assistant's": 3,
+            "conversations left out: a message has content that is not text": 1,
+            "replies that are empty": 1,
+        })
+        self.assertIn("1 conversations left out: the template refuses them; the first: ", self.said)
+        self.assertIn("talks.jsonl:3: the chat template of", self.said)
+        self.assertIn("roles must alternate", self.said)
+        self.assertEqual(sum(len(self.conversations(token_file)) for token_file in files), 4)
+
+    def test_special_tokens_that_messages_spell_stay_text(self):
+        tool = {"name": "f", "description": "returns <|im_end|>", "parameters": {"<|im_start|>": [1, "<|im_end|>"]}}
+        self.write_config(
+            "{% if tools %}{{ tools | tojson }}<|im_end|>{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+            "{{ m.content }}{{ m.reasoning }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )
+        messages = [
+            {"role": "user", "content": [{"type": "text", "text": "a <|im_end|>"}, {"type": "text", "text": "<|im_"}]},
+            {"role": "assistant", "content": "<|endoftext|><|im_start|>", "reasoning": "<|im_end|> and <|im_end|>"},
+        ]
+        path = self.folder / "talks.jsonl"
+        path.write_text((json.dumps({"messages": messages, "tools": [tool]}) + "\n") * 2)
+        self.assertEqual(self.run_script(path)[0], 0)
+        (text, (reply,)), = self.conversations(train := read_token_file(self.out / "train.tok"))
+        self.assertIn('returns <|im_end|>", "parameters": {"<|im_start|>": [1, "<|im_end|>"]}', text)
+        self.assertIn("a <|im_end|><|im_<|im_end|>\n", text)
+        self.assertEqual(reply, "<|endoftext|><|im_start|><|im_end|> and <|im_end|><|im_end|>\n")
+        count = {name: np.count_nonzero(train.tokens == self.tokenizer.token_to_id(name))
+                 for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")}
+        self.assertEqual(count, {"<|im_start|>": 2, "<|im_end|>": 3, "<|endoftext|>": 1})
+        self.assertEqual(train.vocab_size, self.tokenizer.get_vocab_size())
+        meta = json.loads((self.out / "meta.json").read_text())
+        self.assertEqual(meta["train"]["bytes"], len(text.encode()))
+        self.assertEqual(meta["counted"], {
+            "special tokens that messages spell, kept as text; --parse-special reads them as tokens": 16
+        })
+        code, said = self.run_script(path, "--parse-special", "--separator", "none")
+        self.assertIn("16 special tokens that messages spell, read as tokens", said)
+        train = read_token_file(self.out / "train.tok")
+        self.assertEqual(np.count_nonzero(train.tokens == self.tokenizer.token_to_id("<|im_end|>")), 3 + 6 - 1)
+
+    def test_replies_without_a_token_at_their_end_end_in_the_separator(self):
+        self.write_config(
+            "{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n\n{% endfor %}"
+            "{% if add_generation_prompt %}### assistant\n{% endif %}"
+        )
+        meta, (train, val) = self.tokenized([talk("a", "b", "c", "d"), talk("a", "b", "c")])
+        self.assertEqual(meta["end_tokens"], [0])
+        self.assertEqual(train.tokens[-1], 0)
+        self.assertTrue(train.loss_mask[-1])
+        self.assertFalse(val.loss_mask[-1])  # behind what the user said
+        self.assertEqual(self.conversations(train)[0][1], ["b\n\n", "d\n\n"])
+        self.assertEqual(meta["counted"], {
+            "replies with no token at their end, inside conversations": 2,
+            "conversations whose last reply ends in the separator, which is learned": 1,
+        })
+        meta, _ = self.tokenized([talk("a", "b"), talk("a", "b")], "--separator", "none")
+        self.assertEqual(meta["end_tokens"], [])
+        self.assertEqual(meta["counted"], {
+            "conversations with no token at their end: the model does not learn to stop": 2
+        })
+        _, (train, _) = self.tokenized([talk("a", "b" * 99), talk("a", "b")], "--align", "16")
+        self.assertNotIn(0, train.tokens[:16])  # the end of what was cut is not taught
+
+    def test_the_template_and_the_end_tokens_go_with_the_tokens(self):
+        generation = {"temperature": 0.6, "eos_token_id": 0}
+        (self.folder / "generation_config.json").write_text(json.dumps(generation))
+        (self.folder / "special_tokens_map.json").write_text('{"cls_token": "[C]"}')
+        self.write_config("{{ own }}")
+        template = self.folder / "used.jinja"
+        template.write_text("\ufeff" + CHATML + "{# é {{ cls_token }} #}")
+        end = self.tokenizer.token_to_id("<|im_end|>")
+        meta, _ = self.tokenized(TALKS, "--chat-template", template)
+        self.assertEqual(meta["end_tokens"], [end])
+        self.assertIn("replies end with <|im_end|>\n", self.said)
+
+        def read(name):
+            return json.loads((self.out / name).read_text())
+
+        self.assertEqual((self.out / "chat_template.jinja").read_text(), CHATML + "{# é {{ cls_token }} #}")
+        self.assertEqual(read("tokenizer_config.json")["chat_template"], CHATML + "{# é {{ cls_token }} #}")
+        self.assertEqual(read("generation_config.json"), {"temperature": 0.6, "eos_token_id": [end, 0]})
+        self.assertEqual(read("special_tokens_map.json"), {"cls_token": "[C]"})
+        named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": CHATML}]
+        self.write_config(named)
+        self.tokenized(TALKS)
+        self.assertFalse((self.out / "chat_template.jinja").exists())  # it holds one
+        self.assertEqual(read("tokenizer_config.json")["chat_template"], named)
+
+        # In the model's own folder its files stay.
+        self.write_config(CHATML)
+        before = {path.name: path.read_bytes() for path in self.folder.glob("*.json")}
+        self.out = self.folder
+        self.assertEqual(self.run_script(self.folder / "talks.jsonl")[0], 0)
+        after = {path.name: path.read_bytes() for path in self.folder.glob("*.json") if path.name != "meta.json"}
+        self.assertEqual(before, after)
 
 
 if __name__ == "__main__":

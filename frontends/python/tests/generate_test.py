@@ -11,6 +11,8 @@ from quern import command_line
 from quern.tokens import encoding
 from quern.models import generate
 from quern.tokens.documents import document_from_string
+from quern.tokens.token_file import TokenWriter
+from tokenizers import processors
 
 # Takes the place of quern: draws the tokens of the prompts' texts once more.
 FAKE = """#!{python}
@@ -89,6 +91,38 @@ class GenerateTest(FolderTestCase):
         self.assertEqual([line["text"] for line in lines], ["a quern", "grain"])
         self.assertTrue(all(line["tokens"] for line in lines))
         self.assertFalse((self.folder / "seen").exists())
+
+    def test_lines_may_end_as_on_windows_and_begin_with_a_mark(self):
+        path = self.folder / "prompts.jsonl"
+        for text in ("ab\r\ngrain \r\n", "\ufeffab\ngrain ", "ab\ngrain \r\n"):
+            self.assertEqual(self.run_script("--write", str(path), text=text)[0], 0)
+            self.assertEqual([json.loads(line)["text"] for line in path.read_text().splitlines()], ["ab", "grain "])
+            path.unlink()
+
+    def test_prompts_begin_as_the_training_data(self):
+        tokenizer = encoding.load_tokenizer(self.folder / "tokenizer.json")
+        tokenizer.add_special_tokens(["<s>"])
+        begin = tokenizer.token_to_id("<s>")
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+        tokenizer.save(str(self.folder / "tokenizer.json"))
+        bare = tokenizer.encode("a quern", add_special_tokens=False).ids
+
+        def tokens(*more, text="a quern"):
+            path = self.folder / "prompts.jsonl"
+            self.assertEqual(self.run_script(text, "--write", str(path), *more)[0], 0)
+            return json.loads(path.read_text())["tokens"]
+
+        self.assertEqual(tokens(), [begin, *bare])
+        self.assertEqual(tokens(text="<s>a quern"), [begin, *bare])  # once
+        for first in ([begin, 5], [5, begin]):
+            with TokenWriter(self.folder / "train.tok", 400) as out:
+                out.append(first)
+            for train in ("train.tok", "tr*.tok"):
+                more = ["--set", f"data.tokens.train={json.dumps([str(self.folder / train)])}"]
+                self.assertEqual(tokens(*more), [begin, *bare] if first[0] == begin else bare)
+                self.assertEqual(tokens(*more, "--from", "elsewhere"), [begin, *bare])
+        (self.folder / "train.tok").write_text("of another program")
+        self.assertEqual(tokens(*more), [begin, *bare])
 
     def test_a_program_that_is_not_quern_or_ends_halfway_is_named(self):
         for text, code, expected in (

@@ -17,7 +17,8 @@ import pyarrow.parquet
 from folder_test_case import FolderTestCase
 from quern import command_line
 from quern.base.fault import Fault
-from quern.tokens.documents import find_files, read_files
+from quern.tokens.documents import READERS, TEXT, find_files, read_documents, read_rows
+from quern.tokens.tally import Tally
 
 
 class ParquetTest(FolderTestCase):
@@ -27,7 +28,7 @@ class ParquetTest(FolderTestCase):
         return path
 
     def texts(self, path, field="text"):
-        return ["".join(document.text()) for document in read_files([path], field)]
+        return ["".join(document.text()) for document in read_documents([path], field)]
 
     def test_rows_come_back_in_order_whatever_the_encoding(self):
         texts = ["", "corn", "麦粉 “fine”\r\n", "corn", "🌾 " * 5000] + [f"row {i}" for i in range(3000)]
@@ -44,7 +45,7 @@ class ParquetTest(FolderTestCase):
     def test_files_of_a_folder_are_read_with_others(self):
         self.write("b.parquet", {"body": ["b"]})
         (self.folder / "a.jsonl").write_text('{"body": "a"}\n')
-        documents = read_files(find_files([self.folder]), "body")
+        documents = read_documents(find_files([str(self.folder)], [TEXT, *READERS], Tally()), "body")
         self.assertEqual(["".join(document.text()) for document in documents], ["a", "b"])
 
     def test_what_cannot_be_read_is_named(self):

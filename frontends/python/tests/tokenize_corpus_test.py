@@ -1,13 +1,17 @@
 """Tokenizing: nothing of the text is lost, pieces change no token, splits are stable, errors are clear."""
 
 import contextlib
+import fcntl
 import io
 import json
 import math
 import random
 import resource
+import shutil
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
 import numpy as np
@@ -16,7 +20,7 @@ from quern import command_line
 from quern.tokens import encoding
 from quern.tokens.documents import MANY_DOCUMENTS, Split, document_from_string
 from quern.tokens.token_file import read_token_file
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers, processors
 
 SEPARATOR = "<|endoftext|>"
 
@@ -45,8 +49,9 @@ class TokenizeTest(FolderTestCase):
     def tokenized(self, *arguments):
         code, said = self.tokenize(*arguments)
         self.assertEqual(code, 0, said)
+        self.said = said
         meta = json.loads((self.out / "meta.json").read_text())
-        return meta, {name: read_token_file(self.out / f"{name}.tok") for name in ("train", "val")}
+        return meta, {path.stem: read_token_file(path) for path in self.out.glob("*.tok")}
 
     def documents(self, token_file):
         """The texts between separators."""
@@ -115,6 +120,129 @@ class TokenizeTest(FolderTestCase):
         self.assertEqual(set(self.documents(files["val"])), held_out(texts))
         self.assertEqual(sorted(self.documents(files["train"]) + self.documents(files["val"])), sorted(texts))
         self.assertAlmostEqual(meta["val"]["documents"] / len(texts), 0.2, delta=0.1)
+
+    def test_few_short_documents_are_held_out_whole(self):
+        for count, held_out in ((2, 1), (5, 1), (50, 2), (99, 5)):
+            texts = [f"Question {seed}: where is the flour? In the mill." for seed in range(count)]
+            meta, files = self.tokenized(self.write_json_lines(texts), "--train-bpe", "300")
+            with self.subTest(count=count):
+                self.assertEqual(len(self.documents(files["val"])), held_out)
+                self.assertEqual(sorted(self.documents(files["train"]) + self.documents(files["val"])), sorted(texts))
+                self.assertEqual((meta["split"], meta["counted"]), ("documents", {}))
+        _, again = self.tokenized(self.write_json_lines(texts[::-1]), "--train-bpe", "300")
+        self.assertEqual(set(self.documents(again["val"])), set(self.documents(files["val"])))
+        meta, files = self.tokenized(self.write_json_lines(texts), "--train-bpe", "300", "--val-fraction", "0")
+        self.assertEqual(list(files), ["train"])
+        self.assertEqual(self.documents(files["train"]), texts)
+        self.assertNotIn("val", meta)
+        self.assertFalse((self.out / "val.tok").exists())
+
+    def test_a_single_document_is_cut_between_words(self):
+        meta, files = self.tokenized(self.write_json_lines(["flour and corn " * 20]), "--train-bpe", "300")
+        self.assertRegex(self.documents(files["val"])[0], "^(flour|and|corn) ")
+        self.assertEqual(meta["counted"], {"documents cut in two, whose ends are held out": 1})
+        _, files = self.tokenized(self.write_json_lines(["only"]), "--train-bpe", "300", "--val-fraction", "0")
+        self.assertEqual(self.documents(files["train"]), ["only"])
+
+    def test_byte_order_marks_and_empty_documents_are_left_out_and_counted(self):
+        (self.folder / "texts").mkdir()
+        for name, text in ("a", "\ufeffcorn and \ufeff flour"), ("b", "\ufeff"), ("c", ""), ("d", "rye\r\n"):
+            (self.folder / "texts" / f"{name}.txt").write_text(text, encoding="utf-8", newline="")
+        (self.folder / "texts" / "e.jsonl").write_text('\ufeff{"text": "\ufeffoats"}\n{"text": ""}\n', encoding="utf-8")
+        meta, files = self.tokenized(self.folder / "texts", "--train-bpe", "300", "--val-fraction", "0")
+        self.assertEqual(self.documents(files["train"]), ["corn and \ufeff flour", "rye\r\n", "oats"])
+        self.assertEqual(meta["counted"], {
+            "byte-order marks left out, at the beginning of documents": 3, "empty documents left out": 3})
+        self.assertIn("3 empty documents left out; the first: ", self.said)
+
+    def test_what_is_passed_over_in_folders_is_counted(self):
+        place, elsewhere = self.folder / "texts", self.folder / "elsewhere"
+        for folder in place, elsewhere, place / "inner":
+            folder.mkdir()
+        (place / "a.txt").write_text("corn")
+        (place / "inner" / "B.TXT").write_text("rye")
+        (elsewhere / "c.txt").write_text("oats")
+        (place / "linked").symlink_to(elsewhere)
+        (elsewhere / "back").symlink_to(place)
+        for name in ("d.md", "inner/e.md", "f.json", "g.jsonl.gz", "README"):
+            (place / name).write_text("{}")
+        meta, files = self.tokenized(place, "--train-bpe", "300", "--val-fraction", "0")
+        self.assertEqual(self.documents(files["train"]), ["corn", "rye", "oats"])
+        kinds = ".txt, .jsonl, .json, .parquet"
+        self.assertEqual(meta["counted"], {
+            f"files passed over, which are of another kind ({kind}) than {kinds.replace('.json, ', '')}": count
+            for kind, count in ((".md", 2), (".json", 1), (".gz", 1), ("no suffix", 1))})
+        code, said = self.tokenize(elsewhere, place / "d.md", "--train-bpe", "300")
+        self.assertIn("unknown kind of file: found .md", said)
+
+    def test_documents_begin_as_the_tokenizer_begins_texts(self):
+        tokenizer = encoding.train_bpe(300, [("train", document_from_string("a", prose(9)))])
+        tokenizer.add_special_tokens(["<s>", "</s>"])
+        begin, end = (tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
+        path, config = self.folder / "tokenizer.json", self.folder / "tokenizer_config.json"
+        texts = [prose(1, seed) for seed in range(40)] + [prose(400)]
+        for template, settings, expected in (
+            ("<s> $A", {}, [begin]),
+            ("<s> $A </s>", {}, [begin]),  # what ends a document is the separator's business
+            ("$A </s>", {}, []),
+            (None, {}, []),
+            (None, {"bos_token": {"content": "<s>"}, "add_bos_token": True}, [begin]),
+            ("<s> $A", {"bos_token": "<s>", "add_bos_token": False}, []),
+        ):
+            if template:
+                tokenizer.post_processor = processors.TemplateProcessing(
+                    single=template, pair=f"{template} $B", special_tokens=[("<s>", begin), ("</s>", end)])
+            else:
+                tokenizer.post_processor = processors.ByteLevel()
+            tokenizer.save(str(path))
+            config.write_text(json.dumps(settings))
+            meta, files = self.tokenized(self.write_json_lines(texts), "--tokenizer", path, "--separator", SEPARATOR)
+            with self.subTest(template=template, settings=settings):
+                self.assertEqual(meta["begin_tokens"], expected)
+                for token_file in files.values():
+                    ends = np.flatnonzero(token_file.tokens == 0)
+                    first = token_file.tokens[np.concatenate([[0], ends[:-1] + 1])]
+                    self.assertEqual(bool((first == begin).all()), bool(expected))
+                    self.assertEqual(np.count_nonzero(token_file.tokens == begin), len(ends) * len(expected))
+                self.assertEqual(sorted(text.removeprefix("<s>") for name in files for text in self.documents(files[name])),
+                                 sorted(texts))
+
+    def test_pointers_of_git_lfs_are_called_that(self):
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n"
+        for name in ("a.txt", "a.jsonl", "tokenizer.json"):
+            (self.folder / name).write_text(pointer)
+        (self.folder / "b.txt").write_text("corn")
+        for arguments in ("a.txt", "--train-bpe", "300"), ("a.jsonl", "--train-bpe", "300"), ("b.txt", "--tokenizer", self.folder / "tokenizer.json"):
+            code, said = self.tokenize(self.folder / arguments[0], *arguments[1:])
+            self.assertEqual(code, 3)
+            self.assertIn("a git-lfs pointer, not the file itself; fetch the file with `git lfs pull`", said)
+
+    def test_what_a_killed_run_left_is_removed_and_what_a_living_one_writes_is_not(self):
+        self.out.mkdir()
+        for name in (".train.tok.partial-7", ".val.tok.partial-8", ".meta.json.partial-9", ".mine.partial-7"):
+            (self.out / name).write_text("x")
+        path = self.write_json_lines([prose(50)])
+        with open(self.out / ".train.tok.partial-5", "wb") as living:
+            fcntl.flock(living, fcntl.LOCK_EX)
+            self.tokenized(path, "--train-bpe", "300", "--val-fraction", "0")
+            self.assertEqual({path.name for path in self.out.glob(".*")}, {".mine.partial-7", ".train.tok.partial-5"})
+        self.tokenized(path, "--train-bpe", "300")
+        self.assertEqual({path.name for path in self.out.glob(".*")}, {".mine.partial-7"})
+
+    def test_a_run_that_is_told_to_end_leaves_nothing(self):
+        self.tokenized(self.write_json_lines([prose(50)]), "--train-bpe", "300")
+        tokenizer = (self.out / "tokenizer.json").rename(self.folder / "tokenizer.json")
+        shutil.rmtree(self.out)
+        path = self.folder / "large.jsonl"
+        path.write_text('{"text": "corn and flour, flour and corn, by the mill"}\n' * 600000)  # some ten seconds
+        command = [sys.executable, "-m", "quern", "tokenize", path, "--tokenizer", tokenizer, "-o", self.out]
+        for number, code in (signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129):
+            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+                while process.poll() is None and not list(self.out.glob(".train.tok.partial-*")):
+                    time.sleep(0.02)
+                process.send_signal(number)
+                self.assertEqual(process.wait(60), code)
+            self.assertEqual(list(self.out.iterdir()), [])
 
     def test_an_existing_tokenizer_gives_the_same_files(self):
         path = self.write_json_lines([prose(50)])

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,15 @@ def parser_for(program: str | None, description: str | None) -> Parser:
     )
 
 
+def expanded(text: str) -> Path:
+    """A path, its "~" the home directory: a shell leaves that of "--option=~/a" as it is."""
+    return Path(os.path.expanduser(text))
+
+
 def path_argument(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("found an empty path, expected a name")
-    return Path(text)
+    return expanded(text)
 
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -52,8 +58,8 @@ def number(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A number between 0 and 1, neither of the two."""
+    """A number from 0 to below 1."""
     value = number(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"found '{text}', expected a number between 0 and 1")
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"found '{text}', expected a number from 0 to below 1")
     return value

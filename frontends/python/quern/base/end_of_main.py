@@ -3,10 +3,13 @@
 import contextlib
 import functools
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from quern.base.fault import (
     CLOSED_OUTPUT, INTERNAL, INTERRUPTED, RESOURCES, Fault, code_of, is_panic, not_installed, reason_of,
@@ -72,9 +75,17 @@ def _guarded(action: Callable[[], int | None], name: str) -> int:
         return fault.code
 
 
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 def run_to_the_end(name: str, action: Callable[[], int | None]) -> int:
     """Runs what a program called `name` does, and returns its exit code, whatever its input or the machine's state."""
     _hold_standard_streams()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):  # what is unfinished is removed, as on an exception
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _end)
     code = _guarded(action, name)
     return _guarded(sys.stdout.flush, name) or code
 

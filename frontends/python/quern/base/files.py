@@ -1,19 +1,45 @@
 """Files that appear under their names only when they are whole."""
 
 import contextlib
+import fcntl
+import glob
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 from quern.base.fault import RESOURCES, Fault, writing
 
 
+def partial_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial-{os.getpid()}")
+
+
+def open_partial(path: Path) -> BinaryIO:
+    """What is to become `path`, locked while it is written, so that nobody takes it for abandoned."""
+    remove_abandoned(path)
+    file = open(partial_of(path), "wb")
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def remove_abandoned(path: Path) -> None:
+    """Removes what a process that was killed left of `path`."""
+    for name in glob.glob(f".{glob.escape(path.name)}.partial-*", root_dir=path.parent):
+        with contextlib.suppress(OSError), open(path.with_name(name), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.with_name(name).unlink()
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Puts bytes under a name in one step; a fault leaves what was there."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial = partial_of(path)
     with writing(path):
         try:
-            partial.write_bytes(data)
-            partial.replace(path)
+            with open_partial(path) as file:
+                file.write(data)
+                file.flush()
+                partial.replace(path)
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)

@@ -9,7 +9,9 @@ The tokenizer is --tokenizer, or else the config's checkpoint.tokenizer.
 """
 
 import contextlib
+import glob
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,8 +23,10 @@ from typing import IO, Any, TextIO
 
 from tokenizers import Tokenizer
 
+from quern.tokens.begin_tokens import begin_tokens, read_tokenizer_config
 from quern.tokens.encoding import load_tokenizer, tokenizing
-from quern.base.arguments import path_argument
+from quern.tokens.token_file import first_tokens
+from quern.base.arguments import expanded, path_argument
 from quern.base.fault import INTERNAL, Fault, reading, starting, writing
 from quern.base.files import write_file
 from quern.base.json_shape import COUNT, TOKEN, Shape, checked, parse
@@ -46,13 +50,30 @@ def find_quern(given: str | None) -> str:
     return shutil.which("quern") or "quern"
 
 
-def tokenizer_for(options: Namespace) -> Tokenizer:
-    folder = options.tokenizer or RunConfig(options.config, options.set).find("checkpoint.tokenizer")
+def tokenizer_for(options: Namespace) -> tuple[Tokenizer, list[int]]:
+    """The tokenizer, and the tokens that begin each prompt: those that begin the documents of the run's training data,
+    else those that the tokenizer puts before a text."""
+    run = RunConfig(options.config, options.set)
+    folder = options.tokenizer or run.find("checkpoint.tokenizer")
     if not folder or not isinstance(folder, str):
         advice = "give --tokenizer, or set checkpoint.tokenizer in the config"
         raise Fault(options.config, "checkpoint.tokenizer", "none", "a folder", advice)
-    path = Path(folder)
-    return load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+    path = expanded(folder)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    tokenizer = load_tokenizer(path)
+    begin = begin_tokens(tokenizer, read_tokenizer_config(path.parent))
+    first = None if getattr(options, "from") else first_training_tokens(run.find("data.tokens.train"), len(begin))
+    return tokenizer, begin if first in (None, begin) else []
+
+
+def first_training_tokens(train: Any, count: int) -> list[int] | None:
+    """Of the first of the run's token files; None where none can be read."""
+    entries = train if isinstance(train, list) else [train]
+    paths = [path for entry in entries if isinstance(entry, str) for path in sorted(glob.glob(os.path.expanduser(entry)))]
+    for path in paths:
+        with contextlib.suppress(Fault):
+            return first_tokens(path, count)
+    return None
 
 
 def lines_of(stream: TextIO) -> list[str]:
@@ -62,11 +83,12 @@ def lines_of(stream: TextIO) -> list[str]:
         text = stream.read(MOST_INPUT + 1)
     if len(text) > MOST_INPUT:
         raise Fault("standard input", "too much for prompts", f"over {MOST_INPUT} characters", "a prompt a line")
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
-    """[{"text", "tokens"}]; special tokens of the tokenizer's own template are added, as in its training texts."""
+def encode(tokenizer: Tokenizer, begin: list[int], texts: Sequence[str]) -> list[Prompt]:
+    """[{"text", "tokens"}]. The tokens `begin` come first, unless the text spells them."""
     prompts: list[Prompt] = []
     for number, text in enumerate(texts, 1):
         try:
@@ -74,7 +96,9 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
         except UnicodeError:
             raise Fault(f"prompt {number}", "not UTF-8", repr(text)) from None
         with tokenizing():
-            prompts.append({"text": text, "tokens": tokenizer.encode(text).ids})
+            tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        spelled = tokens[: len(begin)] == begin
+        prompts.append({"text": text, "tokens": tokens if spelled or not tokens else begin + tokens})
         if not prompts[-1]["tokens"]:
             raise Fault(f"prompt {number}", "no tokens", repr(text))
     return prompts
@@ -167,8 +191,8 @@ def main(options: Namespace) -> None:
     given = vars(options)
     more = [word for name in PASSED_ON if given[name] is not None for word in (f"--{name}", given[name])]
     more += [word for assignment in options.set for word in ("--set", assignment)] + ["--greedy"] * options.greedy
-    tokenizer = tokenizer_for(options)
-    prompts = encode(tokenizer, options.texts or lines_of(sys.stdin))
+    tokenizer, begin = tokenizer_for(options)
+    prompts = encode(tokenizer, begin, options.texts or lines_of(sys.stdin))
     if not prompts:
         raise Fault("standard input", "no prompt", expected="a text a line")
     if options.write:

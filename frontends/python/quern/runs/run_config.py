@@ -1,5 +1,6 @@
 """A run's TOML, its model in transformers, and the run itself: what repeats a run elsewhere reads these."""
 
+import os
 import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,7 @@ class RunConfig:
     def __init__(self, path: str | Path, overrides: Iterable[str] = ()) -> None:
         self.path = Path(path)
         with reading(path):
-            text = self.path.read_text(encoding="utf-8")
+            text = self.path.read_text(encoding="utf-8-sig")
         self.tables = toml(text, path)
         self.override(overrides)
 
@@ -65,7 +66,7 @@ class RunConfig:
                 table, _, name = key.rpartition(".")
                 return DEFAULTS.get(table, {}).get(name)
             value = value[part]
-        return value
+        return os.path.expanduser(value) if isinstance(value, str) else value
 
     def __getitem__(self, key: str) -> Any:
         value = self.find(key)

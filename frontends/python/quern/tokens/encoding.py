@@ -5,7 +5,8 @@ docs/token-files.md states the rule of the cuts.
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from quern.base.fault import Fault, is_panic, reading
-from quern.tokens.documents import Document
+from quern.tokens.documents import Document, refuse_pointer
 from quern.tokens.token_file import MAX_VOCABULARY, Array
 
 TRAINED_SEPARATOR = "<|endoftext|>"
@@ -71,7 +72,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     with reading(path):
         if Path(path).exists() and not Path(path).is_file():
             raise Fault(path, "not a file", expected="a tokenizer.json")
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
+        refuse_pointer(Path(path), text[:64].encode())
     with tokenizing(path, "not a usable tokenizer.json"):
         return Tokenizer.from_str(text)
 
@@ -132,36 +134,47 @@ def _piece_cut(text: str, pre_tokenizer: Any) -> int:
     return start + (cuts or [LOOK_BACK])[0]
 
 
-def encode(
-    tokenizer: Tokenizer, split: Iterable[tuple[str, Document]], separator: int
-) -> Iterator[tuple[str, int, int, Array]]:
-    """Yields (split name, documents, bytes, tokens), bounded batches of the corpus in its order."""
+@dataclass(frozen=True)
+class Piece:
+    split: str
+    text: str
+    begins: bool  # a document
+    ends: bool
 
-    def encode_batch(batch: list[tuple[str, str, bool]]) -> Iterator[tuple[str, int, int, Array]]:
+
+def encode(
+    tokenizer: Tokenizer, split: Iterable[tuple[str, Document]], separator: int, begin: Sequence[int] = ()
+) -> Iterator[tuple[str, int, int, Array]]:
+    """Yields (split name, documents, bytes, tokens), bounded batches of the corpus in its order. Each document gets the
+    tokens `begin` before it and the separator behind it."""
+    behind = [separator] if separator >= 0 else []
+
+    def encode_batch(batch: list[Piece]) -> Iterator[tuple[str, int, int, Array]]:
         with tokenizing():
-            encodings = tokenizer.encode_batch_fast([text for _, text, _ in batch], add_special_tokens=False)
-        for name in sorted({name for name, _, _ in batch}):
+            encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+        for name in sorted({piece.split for piece in batch}):
             rows, documents, size = [], 0, 0
-            for (piece_split, text, ends_document), encoding in zip(batch, encodings, strict=True):
-                if piece_split != name:
+            for piece, encoding in zip(batch, encodings, strict=True):
+                if piece.split != name:
                     continue
-                rows.append(np.array(encoding.ids, np.uint32))
-                size += len(text.encode())
-                if ends_document:
-                    documents += 1
-                    rows.append(np.array([separator] if separator >= 0 else [], np.uint32))
+                rows += [np.array(ids, np.uint32)
+                         for ids in (begin if piece.begins else (), encoding.ids, behind if piece.ends else ())]
+                size += len(piece.text.encode())
+                documents += piece.ends
             yield name, documents, size, np.concatenate(rows)
 
-    batch: list[tuple[str, str, bool]] = []
+    batch: list[Piece] = []
     characters = 0
     for name, document in split:
+        begins = True
         for text in split_into_pieces(document.text(), tokenizer.pre_tokenizer):
             if len(batch) >= BATCH_PIECES or characters >= BATCH_CHARACTERS:
                 yield from encode_batch(batch)
                 batch, characters = [], 0
-            batch.append((name, text, False))
+            batch.append(Piece(name, text, begins, False))
             characters += len(text)
+            begins = False
         if document.begin < document.end:
-            batch[-1] = (name, text, True)
+            batch[-1] = replace(batch[-1], ends=True)
     if batch:
         yield from encode_batch(batch)

@@ -1,7 +1,7 @@
 """The files of one `quern-tools tokenize`. meta.json lists them with their checksums; a later one replaces only these."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import xxhash
@@ -11,7 +11,11 @@ from quern.base.json_shape import TEXT, checked, parse
 from quern.tokens.token_file import HEADER
 
 META = "meta.json"
-NAMES = ("train.tok", "val.tok", "tokenizer.json", "tokenizer_config.json")
+BESIDE_TOKENIZER = (  # what a model has beside tokenizer.json for its texts, as far as it has it
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "chat_template.jinja",
+    "generation_config.json",
+)
+NAMES = ("train.tok", "val.tok", "tokenizer.json", *BESIDE_TOKENIZER)
 
 
 def checksum(path: Path) -> str:
@@ -51,8 +55,9 @@ def check_replaceable(folder: Path, copied: Mapping[str, bytes]) -> None:
         )
 
 
-def forget(folder: Path) -> None:
-    """Before the first new file. meta.json is written last, so while it is there the rest belongs together."""
-    for name in (META, "tokenizer_config.json"):  # not every tokenizer has the latter
+def forget(folder: Path, written: Iterable[str]) -> None:
+    """Removes what the new files do not replace. meta.json is written last, so while it is there the rest belongs
+    together."""
+    for name in (META, *(name for name in NAMES if name not in written)):
         with writing(folder / name):
             (folder / name).unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from quern.base.fault import Fault, reading, writing
+from quern.base.files import open_partial, partial_of
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -76,12 +77,12 @@ class TokenWriter:
         self._hash = xxhash.xxh3_64()
         self._mask = bytearray() if with_mask else None
         self._mask_tail: Array = np.zeros(0, bool)  # fewer than 8 values, waiting to fill a byte
-        self._partial = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
+        self._partial = partial_of(self.path)
 
     def __enter__(self) -> "TokenWriter":
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = open(self._partial, "wb")
+            self._file: BinaryIO = open_partial(self.path)
         self._write_bytes(bytes(HEADER.size))
         return self
 
@@ -161,6 +162,17 @@ class TokenFile:
     loss_mask: Array | None  # (token_count,) bool
     vocab_size: int
     separator_token: int  # NO_SEPARATOR if there is none
+
+
+def first_tokens(path: str | Path, count: int) -> list[int]:
+    """Up to `count` tokens at the beginning of a token file, of which nothing else is checked."""
+    with reading(path), open(path, "rb") as file:
+        header = file.read(HEADER.size)
+        if len(header) < HEADER.size or not header.startswith(MAGIC):
+            raise TokenFileError(Path(path), "not a token file")
+        width = HEADER.unpack(header)[5]
+        data = file.read(count * width) if width in (2, 4) else b""
+    return np.frombuffer(data[: len(data) // width * width], f"<u{width}").tolist() if data else []
 
 
 def read_token_file(path: str | Path) -> TokenFile:

@@ -12,9 +12,10 @@ an earlier tokenize left are replaced, others are not.
 import json
 import math
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +23,33 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from quern.base.arguments import integer, path_argument, share
-from quern.base.fault import CONFIG, Fault, reading, writing
-from quern.base.files import replace_file
-from quern.tokens.conversations import ConversationSplit, encode_conversations, load_template, read_conversations
-from quern.tokens.documents import Split, find_files, read_dataset, read_files
+from quern.base.fault import CONFIG, Fault, printable, reading, writing
+from quern.base.files import remove_abandoned, replace_file
+from quern.base.json_shape import parse
+from quern.tokens.begin_tokens import begin_tokens, read_tokenizer_config
+from quern.tokens.conversation_rows import read_conversations
+from quern.tokens.conversations import TEMPLATE_FILE, ChatCorpus, ChatTemplate, load_template
+from quern.tokens.documents import (
+    READERS, TEXT, Rows, Split, document_from_row, find_files, read_dataset, read_documents, read_rows,
+)
 from quern.tokens.encoding import (
     TRAINED_SEPARATOR, encode, load_tokenizer, separator_id, train_bpe, vocabulary_size,
 )
-from quern.tokens.made_files import META, check_replaceable, checksums, forget
+from quern.tokens.made_files import BESIDE_TOKENIZER, META, NAMES, check_replaceable, checksums, forget
+from quern.tokens.tally import Tally
 from quern.tokens.token_file import Array, TokenWriter, token_dtype
 
 LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 20  # of --train-bpe: every byte and the separator
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("inputs", nargs="*", help=".txt (a document each), .jsonl, .parquet, or folders of them")
+    parser.add_argument("inputs", nargs="*", help=".txt (a document each), .jsonl, .json, .parquet, or folders")
     parser.add_argument("--dataset", help="a Hugging Face dataset instead of files (needs the package 'datasets')")
     parser.add_argument("--subset", help="the dataset's configuration")
     parser.add_argument("--split", default="train", help="the dataset's split (default: train)")
-    parser.add_argument("--text-field", help="field or column with the text (default: text; with --chat, messages)")
+    parser.add_argument("--text-field", help="field or column (default: text; with --chat, messages or conversations)")
     vocabulary = parser.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--tokenizer", help="an existing tokenizer.json")
+    vocabulary.add_argument("--tokenizer", type=path_argument, help="an existing tokenizer.json")
     vocabulary.add_argument(
         "--train-bpe", type=integer(LEAST_VOCABULARY, MOST_VOCABULARY), metavar="N",
         help="train a byte-level BPE of N entries on train",
@@ -50,11 +57,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--separator", help="the token that ends a document, or 'none' (default: as the tokenizer has)")
     parser.add_argument("--parse-special", action="store_true", help="let special tokens spelled in the text count")
     parser.add_argument("--chat", action="store_true", help="conversations: only the assistant's turns are learned")
-    parser.add_argument("--chat-template", metavar="FILE", help="with --chat (default: the one beside the tokenizer)")
+    parser.add_argument("--chat-template", type=path_argument, metavar="FILE", help="with --chat (default: the one beside the tokenizer)")
     parser.add_argument(
         "--align", type=integer(0), default=0, metavar="T", help="with --chat: no row of T tokens cuts one"
     )
-    parser.add_argument("--val-fraction", type=share, default=0.05, help="share held out (default: 0.05)")
+    parser.add_argument("--val-fraction", type=share, default=0.05, help="share held out; 0: none (default: 0.05)")
     parser.add_argument("-o", "--out", type=path_argument, required=True, help="output folder")
 
 
@@ -66,8 +73,8 @@ def check_together(options: Namespace) -> None:
 
     if bool(options.inputs) == bool(options.dataset):
         refuse("--dataset", "name either input files or a dataset")
-    if options.chat and (options.dataset or not options.tokenizer):
-        refuse("--chat", "takes .jsonl files and an existing --tokenizer")
+    if options.chat and not options.tokenizer:
+        refuse("--chat", "takes an existing --tokenizer")
     for option in ("chat_template", "align"):
         if getattr(options, option) and not options.chat:
             refuse(f"--{option.replace('_', '-')}", "goes with --chat")
@@ -94,16 +101,16 @@ class Frequencies:
         )
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    replace_file(path, (json.dumps(value, indent=2) + "\n").encode())
+def json_bytes(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def tokenizer_files(options: Namespace) -> dict[str, bytes]:
     """{name: content} of what --tokenizer brings, none without."""
     if not options.tokenizer:
         return {}
-    given = Path(options.tokenizer)
-    sources = {"tokenizer.json": given, "tokenizer_config.json": given.with_name("tokenizer_config.json")}
+    given = options.tokenizer
+    sources = {"tokenizer.json": given, **{name: given.with_name(name) for name in BESIDE_TOKENIZER}}
     files = {}
     for name, source in sources.items():
         if source == given or source.is_file():
@@ -112,56 +119,47 @@ def tokenizer_files(options: Namespace) -> dict[str, bytes]:
     return files
 
 
-def write_tokenizer(tokenizer: Tokenizer, given: dict[str, bytes], out: Path) -> None:
-    """tokenizer.json beside the tokens, with the tokenizer_config.json that Hugging Face expects."""
-    for name, content in given.items():
-        replace_file(out / name, content)
-    if given:
-        return
-    replace_file(out / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
-    write_json(out / "tokenizer_config.json", {
+def trained_tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """The same of one that was trained here, with the tokenizer_config.json that Hugging Face expects."""
+    return {"tokenizer.json": tokenizer.to_str(pretty=True).encode(), "tokenizer_config.json": json_bytes({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": TRAINED_SEPARATOR,
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-    })
+    })}
 
 
-def open_corpus(options: Namespace) -> tuple[list[str], Split | ConversationSplit]:
-    """(names of the sources, the corpus split into train and val)"""
-    column, fraction = options.text_field or ("messages" if options.chat else "text"), options.val_fraction
-    if options.dataset:
-        return [options.dataset], Split(
-            lambda: read_dataset(options.dataset, options.subset, options.split, column), fraction
-        )
-    files = find_files(options.inputs)
-    names = [str(path) for path in files]
-    if options.chat:
-        return names, ConversationSplit(lambda: read_conversations(files, column), fraction)
-    return names, Split(lambda: read_files(files, column), fraction)
+def with_chat(files: dict[str, bytes], template: ChatTemplate, end_tokens: list[int]) -> dict[str, bytes]:
+    """The files as they were used: with this template, and generation that ends where replies do."""
+    files = dict(files)
+    if set(template.sources) == {"default"}:  # a file holds no more
+        source = template.sources["default"]
+        files[TEMPLATE_FILE] = source.encode()
+        config = parse(files.get("tokenizer_config.json", b"{}"), "tokenizer_config.json")
+        if "chat_template" in config:  # which libraries before the file read
+            files["tokenizer_config.json"] = json_bytes({**config, "chat_template": source})
+    name = "generation_config.json"
+    config = parse(files.get(name, b"{}"), name)
+    if name in files and isinstance(config, dict):
+        known = config.get("eos_token_id", [])
+        known = known if isinstance(known, list) else [known]
+        more = [token for token in end_tokens if token not in known]
+        if more:
+            files[name] = json_bytes({**config, "eos_token_id": more + known})
+    return files
 
 
-def encode_corpus(
-    options: Namespace, tokenizer: Tokenizer, split: Split | ConversationSplit, separator: int
-) -> Iterator[tuple[str, int, int, Array, Array | None]]:
-    """Yields (split name, documents, bytes, tokens, mask or None)."""
-    if isinstance(split, ConversationSplit):
-        with load_template(options.tokenizer, options.chat_template) as template:
-            yield from encode_conversations(tokenizer, split, template, separator, options.align, options.parse_special)
-        return
-    for batch in encode(tokenizer, split, separator):
-        yield (*batch, None)
-
-
-def open_tokenizer(options: Namespace, split: Split | ConversationSplit) -> Tokenizer:
+def open_tokenizer(options: Namespace, split: Split | None) -> Tokenizer:
     """The one of --tokenizer, or one trained on the train split; it neither cuts nor fills texts."""
-    if isinstance(split, ConversationSplit) or options.tokenizer:
+    if options.tokenizer:
         tokenizer = load_tokenizer(options.tokenizer)
     else:
+        assert split, "conversations come with a tokenizer"
         tokenizer = train_bpe(options.train_bpe, split)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = not options.parse_special
+    vocabulary_size(tokenizer, options.tokenizer or "--train-bpe")  # refuses one that is unusable
     return tokenizer
 
 
@@ -188,56 +186,151 @@ class SplitTotals:
         return {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes, **learned}
 
 
-def write_token_files(
-    options: Namespace, tokenizer: Tokenizer, split: Split | ConversationSplit, vocab_size: int, separator: int
-) -> dict[str, SplitTotals]:
-    """train.tok and val.tok: both, or none."""
-    totals = {name: SplitTotals() for name in ("train", "val")}
+@dataclass
+class Corpus:
+    """What is to be written: batches of (split name, documents, bytes, tokens, mask or None)."""
+
+    tokenizer: Tokenizer
+    mode: str
+    separator: int
+    begin: list[int]  # tokens before each document
+    batches: Iterator[tuple[str, int, int, Array, Array | None]]
+
+
+class Sources:
+    """The files or the dataset that the command names; a folder is searched once."""
+
+    def __init__(self, options: Namespace, tally: Tally) -> None:
+        self._options = options
+        kinds = [*READERS] if options.chat else [TEXT, *READERS]
+        self.files = [] if options.dataset else find_files(options.inputs, kinds, tally)
+        self.names = [options.dataset] if options.dataset else [str(path) for path in self.files]
+
+    def rows(self) -> Rows:
+        options = self._options
+        if options.dataset:
+            return read_dataset(options.dataset, options.subset, options.split)
+        return read_rows(self.files)
+
+    def documents(self) -> Iterator[Any]:
+        column = self._options.text_field or "text"
+        if self._options.dataset:
+            return (document_from_row(name, row, column) for name, row in self.rows())
+        return read_documents(self.files, column)
+
+
+def open_documents(options: Namespace, sources: Sources) -> tuple[Corpus, Split]:
+    split = Split(sources.documents, options.val_fraction)
+    tokenizer = open_tokenizer(options, split)
+    separator = separator_id(tokenizer, options.separator)
+    config = read_tokenizer_config(options.tokenizer.parent) if options.tokenizer else {}
+    begin = begin_tokens(tokenizer, config)
+    batches = ((*batch, None) for batch in encode(tokenizer, split, separator, begin))
+    return Corpus(tokenizer, split.mode, separator, begin, batches), split
+
+
+def open_chat(options: Namespace, sources: Sources, tokenizer: Tokenizer, template: ChatTemplate, tally: Tally) -> tuple[
+    Corpus, ChatCorpus
+]:
+    conversations = read_conversations(sources.rows(), options.text_field, tally)
+    chat = ChatCorpus(
+        tokenizer, template, conversations, options.val_fraction, options.align, options.parse_special, tally
+    )
+    separator = chat.choose_separator(options.separator, read_tokenizer_config(options.tokenizer.parent))
+    if options.align and separator < 0:
+        raise Fault("--align", "fills rows with the document separator", "--separator none", "one")
+    return Corpus(tokenizer, chat.mode, separator, [], iter(chat)), chat
+
+
+def write_token_files(options: Namespace, corpus: Corpus, vocab_size: int) -> dict[str, SplitTotals]:
+    """train.tok and val.tok: both, or none. Without --val-fraction there is no val.tok."""
+    totals = {name: SplitTotals() for name in (("train", "val") if options.val_fraction else ("train",))}
     with ExitStack() as stack:
-        writers = {
-            name: stack.enter_context(TokenWriter(options.out / f"{name}.tok", vocab_size, separator, options.chat))
-            for name in totals
-        }
-        for name, documents, size, tokens, mask in encode_corpus(options, tokenizer, split, separator):
-            writers[name].append(tokens, mask)
-            totals[name].add(documents, size, tokens, mask)
+        writer = partial(TokenWriter, vocab_size=vocab_size, separator_token=corpus.separator, with_mask=options.chat)
+        writers = {name: stack.enter_context(writer(options.out / f"{name}.tok")) for name in totals}
+        for name, documents, size, tokens, mask in corpus.batches:
+            if name in writers or tokens.size:
+                writers[name].append(tokens, mask)
+                totals[name].add(documents, size, tokens, mask)
         for name, total in totals.items():
             if total.tokens == 0:
-                advice = "give more text or another --val-fraction"
+                advice = "give more text or another --val-fraction, which may be 0"
                 raise Fault(options.out, f"nothing in the {name} split", advice=advice)
-        forget(options.out)
     return totals
+
+
+def entropies(totals: dict[str, SplitTotals], vocab_size: int) -> dict[str, float]:
+    if "val" not in totals:
+        return {}
+    train, val = (totals[name].frequencies for name in ("train", "val"))
+    return {"val_unigram_entropy": val.cross_entropy(val),
+            "val_unigram_cross_entropy": val.cross_entropy(train, 1, vocab_size)}
+
+
+def spellings(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
+    return ", ".join(str(tokenizer.id_to_token(token)) for token in tokens)
 
 
 def main(options: Namespace) -> None:
     check_together(options)
-    out = options.out
+    out, tally = options.out, Tally()
     given = tokenizer_files(options)
     check_replaceable(out, given)
-    sources, split = open_corpus(options)
-    tokenizer = open_tokenizer(options, split)
-    vocab_size = vocabulary_size(tokenizer, options.tokenizer or "--train-bpe")
-    separator = separator_id(tokenizer, options.separator)
-    if options.align and separator < 0:
-        raise Fault("--align", "fills rows with the document separator", "--separator none", "one")
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    totals = write_token_files(options, tokenizer, split, vocab_size, separator)
-    write_tokenizer(tokenizer, given, out)
-    train, val = (totals[name].frequencies for name in ("train", "val"))
-    entropy = val.cross_entropy(val)
-    write_json(out / META, {
-        "sources": sources,
-        "split": split.mode,
-        "vocab_size": vocab_size,
-        "token_bytes": token_dtype(vocab_size).itemsize,
-        "separator_token": separator,
-        "files": checksums(out),
-        **{name: total.figures() for name, total in totals.items()},
-        "val_unigram_entropy": entropy,
-        "val_unigram_cross_entropy": val.cross_entropy(train, 1, vocab_size),
-    })
+    for name in (*NAMES, META):
+        remove_abandoned(out / name)
+    sources = Sources(options, tally)
+    end_tokens: list[int] = []
+    with ExitStack() as stack:
+        if options.chat:
+            tokenizer = open_tokenizer(options, None)
+            template = stack.enter_context(load_template(tokenizer, options.tokenizer, options.chat_template))
+            corpus, chat = open_chat(options, sources, tokenizer, template, tally)
+        else:
+            corpus, split = open_documents(options, sources)
+        vocab_size = vocabulary_size(corpus.tokenizer, options.tokenizer or "--train-bpe")
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+        totals = write_token_files(options, corpus, vocab_size)
+    files = given or trained_tokenizer_files(corpus.tokenizer)
+    if options.chat:
+        end_tokens = [token for token, _ in chat.end_tokens.most_common()]
+        files = with_chat(files, template, end_tokens)
+    else:
+        tally.entries.update(split.tally.entries)
+    own = options.tokenizer is not None and out.samefile(options.tokenizer.parent)  # its files stay as they are
+    forget(out, [*(f"{name}.tok" for name in totals), *files])
+    for name, content in files.items():
+        if not (own and (out / name).exists()):
+            replace_file(out / name, content)
+    write_meta(out, sources, corpus, vocab_size, totals, end_tokens, tally)
     for name, total in totals.items():
         learned = "" if total.learned is None else f", {total.learned:,} of them learned"
         print(f"{out / name}.tok: {total.tokens:,} tokens{learned}, {total.documents:,} documents")
-    print(f"vocabulary {vocab_size:,}; unigram entropy of val {entropy:.2f} nats")
+    for what, tokens in (("each document begins with", corpus.begin), ("replies end with", end_tokens)):
+        if tokens:
+            print(f"{what} {spellings(corpus.tokenizer, tokens)}")
+    for line in tally.lines():
+        print(printable(line, 500))
+    print(f"vocabulary {vocab_size:,}" + "".join(
+        f"; unigram entropy of val {value:.2f} nats"
+        for key, value in entropies(totals, vocab_size).items() if key == "val_unigram_entropy"
+    ))
+
+
+def write_meta(
+    out: Path, sources: Sources, corpus: Corpus, vocab_size: int, totals: dict[str, SplitTotals], end_tokens: list[int],
+    tally: Tally,
+) -> None:
+    replace_file(out / META, json_bytes({
+        "sources": sources.names,
+        "split": corpus.mode,
+        "vocab_size": vocab_size,
+        "token_bytes": token_dtype(vocab_size).itemsize,
+        "separator_token": corpus.separator,
+        "begin_tokens": corpus.begin,
+        **({"end_tokens": end_tokens} if corpus.mode == ChatCorpus.mode else {}),
+        "files": checksums(out),
+        **{name: total.figures() for name, total in totals.items()},
+        **entropies(totals, vocab_size),
+        "counted": tally.figures(),
+    }))
