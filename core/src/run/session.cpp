@@ -257,7 +257,7 @@ void Session::check_vocabulary(const DataSource& source) const {
                                   .found = "a vocabulary of " + std::to_string(vocabulary),
                                   .expected = "at least " + std::to_string(source.vocabulary()),
                                   .next = has_weights ? "prepare the data with the tokenizer of " + train.from
-                                                      : "set vocab_size to that of the tokenizer"});
+                                                      : "set vocab_size to the tokenizer's"});
 }
 
 ConfiguredRun::ConfiguredRun(const ConfigDocument& document)

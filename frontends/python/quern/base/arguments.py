@@ -24,7 +24,7 @@ def parser_for(program: str | None, description: str | None) -> Parser:
 
 
 def expanded(text: str) -> Path:
-    """A path, its "~" the home directory: a shell leaves that of "--option=~/a" as it is."""
+    """A path, its "~" the home directory: a shell leaves "~" in "--option=~/a" as it is."""
     return Path(os.path.expanduser(text))
 
 

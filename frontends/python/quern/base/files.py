@@ -15,7 +15,7 @@ def partial_of(path: Path) -> Path:
 
 
 def open_partial(path: Path) -> BinaryIO:
-    """What is to become `path`, locked while it is written, so that nobody takes it for abandoned."""
+    """The file that will become `path`, locked while it is written, so that nobody takes it for abandoned."""
     remove_abandoned(path)
     file = open(partial_of(path), "wb")
     with contextlib.suppress(OSError):  # a file system without locks

@@ -80,7 +80,7 @@ def common(*texts: str) -> int:
 
 @dataclass
 class Example:
-    """A text, and [begin, end) of what is learned in it, each with the token that ends it, or ""."""
+    """A text, and [begin, end) of the parts learned, each with the token that ends it, or ""."""
 
     text: str
     spans: list[tuple[int, int, str]] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Conversations out of rows as people write them: OpenAI's messages, ShareGPT's from and value, parts of a message.
 
-docs/token-files.md states what is read.
+docs/token-files.md states the formats read.
 """
 
 import json

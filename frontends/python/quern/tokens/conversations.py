@@ -134,7 +134,7 @@ def special_tokens(tokenizer: Tokenizer) -> list[str]:
 
 
 def load_template(tokenizer: Tokenizer, tokenizer_path: str, template_path: str | None) -> ChatTemplate:
-    """The template and its special tokens: of --chat-template, or what lies beside the tokenizer."""
+    """The template and its special tokens: of --chat-template, or the files beside the tokenizer."""
     folder = Path(tokenizer_path).parent
     config_path, beside = folder / "tokenizer_config.json", folder / TEMPLATE_FILE
     config = read_tokenizer_config(folder)

@@ -152,7 +152,7 @@ def document_from_row(name: str, row: Any, field: str) -> Document:
 
 
 def find_files(paths: Iterable[str], kinds: Sequence[str], tally: Tally) -> list[Path]:
-    """The files behind `paths`, whose suffixes are among `kinds`; folders are searched and sorted, and what is passed
+    """The files behind `paths`, whose suffixes are among `kinds`; folders are searched and sorted, and files passed
     over in them is counted."""
     files: list[Path] = []
     for path in map(expanded, paths):

@@ -188,7 +188,7 @@ class SplitTotals:
 
 @dataclass
 class Corpus:
-    """What is to be written: batches of (split name, documents, bytes, tokens, mask or None)."""
+    """The batches to write of (split name, documents, bytes, tokens, mask or None)."""
 
     tokenizer: Tokenizer
     mode: str
