@@ -196,8 +196,8 @@ class Part {
   /// X (kOperand 0) or Y (1) of the stage's tile.
   template <int kOperand>
   __device__ __forceinline__ void issue_scores(float (&scores)[32], int stage) {
-    const wgmma::Tile b = wgmma::along_rows(shared.streamed(kOperand, stage));
-    const wgmma::Tile resident = wgmma::along_rows(shared.resident(place, kOperand, group));
+    const wgmma::Tile b = wgmma::k_major_tile(shared.streamed(kOperand, stage));
+    const wgmma::Tile resident = wgmma::k_major_tile(shared.resident(place, kOperand, group));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const std::uint32_t at = step / 4 * kBox + step % 4 * 32;
@@ -212,8 +212,8 @@ class Part {
   }
   /// Adds dS S1, and of keys P S2, of the stage's tile.
   __device__ __forceinline__ void issue_sums(int stage) {
-    const wgmma::Tile s1 = wgmma::across_rows<kBox>(shared.streamed(0, stage));
-    const wgmma::Tile s2 = wgmma::across_rows<kBox>(shared.streamed(1, stage));
+    const wgmma::Tile s1 = wgmma::mn_major_tile<kBox>(shared.streamed(0, stage));
+    const wgmma::Tile s2 = wgmma::mn_major_tile<kBox>(shared.streamed(1, stage));
 #pragma unroll
     for (int step = 0; step < kTileSteps; ++step) {
       const std::uint32_t at = step * wgmma::kDepth * 128;

@@ -9,7 +9,7 @@
 #include "loss/cross_entropy.h"
 #include "loss/loss_chunk.h"
 #include "products/library/matmul_plan.h"
-#include "products/own/own_product.h"
+#include "products/own/own_matmul.h"
 #include "quantization/observe.h"
 #include "quantization/transpose.h"
 #include "quern/error.h"
@@ -139,7 +139,7 @@ ChunkPlans make_quantized_plans(CudaContext& context, const Loss& loss, std::int
     key.fast_accumulation = loss.fast_weight_gradient;
     // The codes as they lie, where there is such a product, and long sums make up for how its tiles begin and end.
     key.transpose_a = true;
-    key.transpose_a = rows >= loss.width && refuse_own_product(key, context.traits).empty();
+    key.transpose_a = rows >= loss.width && refuse_own_matmul(key, context.traits).empty();
     plans.weight_gradient = make_plan(context, key);
     key.accumulate = loss.add_weight_gradient;
     plans.first_weight_gradient = make_plan(context, key);

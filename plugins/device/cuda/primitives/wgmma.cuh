@@ -2,7 +2,7 @@
 // Hopper's warpgroup matrix products, with fp32 sums of bf16 and 8-bit floats and int32 sums of i8: thin wrappers of
 // the PTX (ISA 8.0, "wgmma.mma_async"), for tiles in shared memory as TMA writes them with the 128-byte swizzle: boxes
 // of rows of 128 bytes, at addresses that are multiples of 1024. Products run asynchronously: nothing may touch their
-// registers and tiles until wait() says so. Sums of 8-bit floats keep about 14 bits.
+// registers and tiles until wait() says so. Mainloop of 8-bit floats keep about 14 bits.
 
 #include <cstdint>
 
@@ -15,7 +15,7 @@ inline constexpr int kRowBytes = 128;  ///< of a swizzled row
 inline constexpr int kColumns = 64;    ///< bf16 elements of it
 inline constexpr int kDepth = 16;      ///< bf16 elements that one product sums over; of 8 bits, twice that
 inline constexpr int kDepthBytes = 32;
-inline constexpr int kAcrossDepthBytes = kDepth * kRowBytes;
+inline constexpr int kMnMajorDepthBytes = kDepth * kRowBytes;
 inline constexpr std::uint32_t kEightRows = 8 * 128;  ///< bytes
 
 /// Describes a tile, by halves: the upper is constant, and steps add to the lower.
@@ -32,11 +32,11 @@ struct Tile {
 __device__ __forceinline__ std::uint32_t start(std::uint32_t address) { return (address & 0x3ffffu) >> 4; }
 /// A tile from `address` on whose rows are the operand's rows (A) or columns (B), each row along the sum. A step of
 /// kDepth along the sum: kDepthBytes.
-__device__ __forceinline__ Tile along_rows(std::uint32_t address) { return {start(address) | 1u << 16}; }
+__device__ __forceinline__ Tile k_major_tile(std::uint32_t address) { return {start(address) | 1u << 16}; }
 /// A tile whose rows are summed over, boxes of 64 rows of A or columns of B lying `kBox` bytes apart. A step of kDepth:
-/// kAcrossDepthBytes.
+/// kMnMajorDepthBytes.
 template <std::uint32_t kBox>
-__device__ __forceinline__ Tile across_rows(std::uint32_t address) {
+__device__ __forceinline__ Tile mn_major_tile(std::uint32_t address) {
   return {start(address) | kBox >> 4 << 16};
 }
 
@@ -72,20 +72,21 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// Sums of m64: of a thread, sums[4 j .. 4 j + 3] are rows r, r, r + 8, r + 8 and columns 8 j + c, + 1, + 0, + 1, where
-// r = 16 warp + lane / 4 and c = lane % 4 * 2. A in registers, m64k16: pairs (r, c), (r + 8, c), (r, c + 8), (r + 8, c
+// Mainloop of m64: of a thread, sums[4 j .. 4 j + 3] are rows r, r, r + 8, r + 8 and columns 8 j + c, + 1, + 0, + 1,
+// where r = 16 warp + lane / 4 and c = lane % 4 * 2. A in registers, m64k16: pairs (r, c), (r + 8, c), (r, c + 8), (r +
+// 8, c
 // + 8).
 
-#define QUERN_SUMS_8(c, s, i) \
+#define QUERN_ACC_8(c, s, i) \
   c(s[i]), c(s[i + 1]), c(s[i + 2]), c(s[i + 3]), c(s[i + 4]), c(s[i + 5]), c(s[i + 6]), c(s[i + 7])
-#define QUERN_SUMS_32(c, s, i) \
-  QUERN_SUMS_8(c, s, i), QUERN_SUMS_8(c, s, i + 8), QUERN_SUMS_8(c, s, i + 16), QUERN_SUMS_8(c, s, i + 24)
-#define QUERN_SUMS_24(c, s) QUERN_SUMS_8(c, s, 0), QUERN_SUMS_8(c, s, 8), QUERN_SUMS_8(c, s, 16)
-#define QUERN_SUMS_28(c, s) QUERN_SUMS_24(c, s), c(s[24]), c(s[25]), c(s[26]), c(s[27])
-#define QUERN_SUMS_64(c, s) QUERN_SUMS_32(c, s, 0), QUERN_SUMS_32(c, s, 32)
-#define QUERN_SUMS_96(c, s) QUERN_SUMS_32(c, s, 0), QUERN_SUMS_32(c, s, 32), QUERN_SUMS_32(c, s, 64)
-#define QUERN_SUMS_112(c, s) QUERN_SUMS_96(c, s), QUERN_SUMS_8(c, s, 96), QUERN_SUMS_8(c, s, 104)
-#define QUERN_SUMS_128(c, s) QUERN_SUMS_96(c, s), QUERN_SUMS_32(c, s, 96)
+#define QUERN_ACC_32(c, s, i) \
+  QUERN_ACC_8(c, s, i), QUERN_ACC_8(c, s, i + 8), QUERN_ACC_8(c, s, i + 16), QUERN_ACC_8(c, s, i + 24)
+#define QUERN_ACC_24(c, s) QUERN_ACC_8(c, s, 0), QUERN_ACC_8(c, s, 8), QUERN_ACC_8(c, s, 16)
+#define QUERN_ACC_28(c, s) QUERN_ACC_24(c, s), c(s[24]), c(s[25]), c(s[26]), c(s[27])
+#define QUERN_ACC_64(c, s) QUERN_ACC_32(c, s, 0), QUERN_ACC_32(c, s, 32)
+#define QUERN_ACC_96(c, s) QUERN_ACC_32(c, s, 0), QUERN_ACC_32(c, s, 32), QUERN_ACC_32(c, s, 64)
+#define QUERN_ACC_112(c, s) QUERN_ACC_96(c, s), QUERN_ACC_8(c, s, 96), QUERN_ACC_8(c, s, 104)
+#define QUERN_ACC_128(c, s) QUERN_ACC_96(c, s), QUERN_ACC_32(c, s, 96)
 #define QUERN_LIST(...) __VA_ARGS__  // one argument of a macro
 #define QUERN_NAMES_24 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
 #define QUERN_NAMES_28 QUERN_NAMES_24 ",%24,%25,%26,%27"
@@ -110,34 +111,34 @@ __device__ __forceinline__ void multiply(float (&sums)[32], Tile a, Tile b) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %34, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"
-      : QUERN_SUMS_32("+f", sums, 0)
+      : QUERN_ACC_32("+f", sums, 0)
       : "l"(a.descriptor()), "l"(b.descriptor()), "n"(kAdd));
 }
 
 /// sums (64, 64) = [sums +] A B, A in registers; B across rows or along them.
-template <bool kAdd, bool kAcross>
+template <bool kAdd, bool kMnMajor>
 __device__ __forceinline__ void multiply(float (&sums)[32], const std::uint32_t (&a)[4], Tile b) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %37, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_NAMES_32
       "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
-      : QUERN_SUMS_32("+f", sums, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
+      : QUERN_ACC_32("+f", sums, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kMnMajor));
 }
 
 /// The same for sums (64, 128).
-template <bool kAdd, bool kAcross>
+template <bool kAdd, bool kMnMajor>
 __device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t (&a)[4], Tile b) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %69, 0;"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" QUERN_NAMES_64
       "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;}"
-      : QUERN_SUMS_64("+f", sums)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kAcross));
+      : QUERN_ACC_64("+f", sums)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kMnMajor));
 }
 
 /// sums (64, 192), (64, 224) or (64, 256) = [sums +] A B, each across rows or along them.
-template <bool kAcrossA, bool kAcrossB, int kCount>
+template <bool kMnMajorA, bool kMnMajorB, int kCount>
 __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, bool add) {
   static_assert(kCount == 96 || kCount == 112 || kCount == 128);
 #define QUERN_MULTIPLY(columns, names, tile_names, add_name, across_names, of_sums)                     \
@@ -146,13 +147,13 @@ __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, 
                "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.bf16.bf16 {" names "}, " tile_names \
                ", p, 1, 1, " across_names ";}"                                                          \
                : of_sums                                                                                \
-               : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)), "n"(kAcrossA), "n"(kAcrossB))
+               : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)), "n"(kMnMajorA), "n"(kMnMajorB))
   if constexpr (kCount == 96)
-    QUERN_MULTIPLY("192", QUERN_NAMES_96, "%96, %97", "%98", "%99, %100", QUERN_LIST(QUERN_SUMS_96("+f", sums)));
+    QUERN_MULTIPLY("192", QUERN_NAMES_96, "%96, %97", "%98", "%99, %100", QUERN_LIST(QUERN_ACC_96("+f", sums)));
   else if constexpr (kCount == 112)
-    QUERN_MULTIPLY("224", QUERN_NAMES_112, "%112, %113", "%114", "%115, %116", QUERN_LIST(QUERN_SUMS_112("+f", sums)));
+    QUERN_MULTIPLY("224", QUERN_NAMES_112, "%112, %113", "%114", "%115, %116", QUERN_LIST(QUERN_ACC_112("+f", sums)));
   else
-    QUERN_MULTIPLY("256", QUERN_NAMES_128, "%128, %129", "%130", "%131, %132", QUERN_LIST(QUERN_SUMS_128("+f", sums)));
+    QUERN_MULTIPLY("256", QUERN_NAMES_128, "%128, %129", "%130", "%131, %132", QUERN_LIST(QUERN_ACC_128("+f", sums)));
 #undef QUERN_MULTIPLY
 }
 
@@ -176,13 +177,13 @@ __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, 
     QUERN_MULTIPLY(columns, "e5m2.e4m3", names, a_name, b_name, add_name, QUERN_LIST(of_sums))
 #define QUERN_A "l"(a.descriptor())
   if constexpr (kCount == 64) {
-    QUERN_MULTIPLY_TYPES("128", QUERN_NAMES_64, "%64", "%65", "%66", QUERN_LIST(QUERN_SUMS_64("+f", sums)));
+    QUERN_MULTIPLY_TYPES("128", QUERN_NAMES_64, "%64", "%65", "%66", QUERN_LIST(QUERN_ACC_64("+f", sums)));
   } else if constexpr (kCount == 96) {
-    QUERN_MULTIPLY_TYPES("192", QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_SUMS_96("+f", sums)));
+    QUERN_MULTIPLY_TYPES("192", QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_ACC_96("+f", sums)));
   } else if constexpr (kCount == 112) {
-    QUERN_MULTIPLY_TYPES("224", QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_SUMS_112("+f", sums)));
+    QUERN_MULTIPLY_TYPES("224", QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_ACC_112("+f", sums)));
   } else {
-    QUERN_MULTIPLY_TYPES("256", QUERN_NAMES_128, "%128", "%129", "%130", QUERN_LIST(QUERN_SUMS_128("+f", sums)));
+    QUERN_MULTIPLY_TYPES("256", QUERN_NAMES_128, "%128", "%129", "%130", QUERN_LIST(QUERN_ACC_128("+f", sums)));
   }
 #undef QUERN_A
 }
@@ -193,24 +194,22 @@ __device__ __forceinline__ void multiply(float (&sums)[kCount], const std::uint3
   static_assert((kA == DType::e4m3 || kA == DType::e5m2) && kB == DType::e4m3);
 #define QUERN_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
   if constexpr (kCount == 24) {
-    QUERN_MULTIPLY_TYPES("48", QUERN_NAMES_24, "{%24,%25,%26,%27}", "%28", "%29",
-                         QUERN_LIST(QUERN_SUMS_24("+f", sums)));
+    QUERN_MULTIPLY_TYPES("48", QUERN_NAMES_24, "{%24,%25,%26,%27}", "%28", "%29", QUERN_LIST(QUERN_ACC_24("+f", sums)));
   } else if constexpr (kCount == 28) {
-    QUERN_MULTIPLY_TYPES("56", QUERN_NAMES_28, "{%28,%29,%30,%31}", "%32", "%33",
-                         QUERN_LIST(QUERN_SUMS_28("+f", sums)));
+    QUERN_MULTIPLY_TYPES("56", QUERN_NAMES_28, "{%28,%29,%30,%31}", "%32", "%33", QUERN_LIST(QUERN_ACC_28("+f", sums)));
   } else if constexpr (kCount == 32) {
     QUERN_MULTIPLY_TYPES("64", QUERN_NAMES_32, "{%32,%33,%34,%35}", "%36", "%37",
-                         QUERN_LIST(QUERN_SUMS_32("+f", sums, 0)));
+                         QUERN_LIST(QUERN_ACC_32("+f", sums, 0)));
   } else if constexpr (kCount == 96) {
     QUERN_MULTIPLY_TYPES("192", QUERN_NAMES_96, "{%96,%97,%98,%99}", "%100", "%101",
-                         QUERN_LIST(QUERN_SUMS_96("+f", sums)));
+                         QUERN_LIST(QUERN_ACC_96("+f", sums)));
   } else if constexpr (kCount == 112) {
     QUERN_MULTIPLY_TYPES("224", QUERN_NAMES_112, "{%112,%113,%114,%115}", "%116", "%117",
-                         QUERN_LIST(QUERN_SUMS_112("+f", sums)));
+                         QUERN_LIST(QUERN_ACC_112("+f", sums)));
   } else {
     static_assert(kCount == 128);
     QUERN_MULTIPLY_TYPES("256", QUERN_NAMES_128, "{%128,%129,%130,%131}", "%132", "%133",
-                         QUERN_LIST(QUERN_SUMS_128("+f", sums)));
+                         QUERN_LIST(QUERN_ACC_128("+f", sums)));
   }
 #undef QUERN_A
 #undef QUERN_MULTIPLY_TYPES
@@ -228,22 +227,22 @@ __device__ __forceinline__ void multiply(std::int32_t (&sums)[kCount], Tile a, T
                : of_sums                                                                                            \
                : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(add)))
   if constexpr (kCount == 96)
-    QUERN_MULTIPLY("192", QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_SUMS_96("+r", sums)));
+    QUERN_MULTIPLY("192", QUERN_NAMES_96, "%96", "%97", "%98", QUERN_LIST(QUERN_ACC_96("+r", sums)));
   else if constexpr (kCount == 112)
-    QUERN_MULTIPLY("224", QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_SUMS_112("+r", sums)));
+    QUERN_MULTIPLY("224", QUERN_NAMES_112, "%112", "%113", "%114", QUERN_LIST(QUERN_ACC_112("+r", sums)));
   else
-    QUERN_MULTIPLY("256", QUERN_NAMES_128, "%128", "%129", "%130", QUERN_LIST(QUERN_SUMS_128("+r", sums)));
+    QUERN_MULTIPLY("256", QUERN_NAMES_128, "%128", "%129", "%130", QUERN_LIST(QUERN_ACC_128("+r", sums)));
 #undef QUERN_MULTIPLY
 }
 
-#undef QUERN_SUMS_8
-#undef QUERN_SUMS_32
-#undef QUERN_SUMS_24
-#undef QUERN_SUMS_28
-#undef QUERN_SUMS_64
-#undef QUERN_SUMS_96
-#undef QUERN_SUMS_112
-#undef QUERN_SUMS_128
+#undef QUERN_ACC_8
+#undef QUERN_ACC_32
+#undef QUERN_ACC_24
+#undef QUERN_ACC_28
+#undef QUERN_ACC_64
+#undef QUERN_ACC_96
+#undef QUERN_ACC_112
+#undef QUERN_ACC_128
 #undef QUERN_LIST
 #undef QUERN_NAMES_24
 #undef QUERN_NAMES_28
@@ -268,10 +267,10 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], std::uint32_t box,
 /// takes 64 columns. Registers hold four elements along the sum each; shared memory gives pairs of columns, which two
 /// permutes take apart. So of a thread, the operand's rows r and r + 8, r = lane / 4, are the box's columns 2 r and
 /// 2 r + 1.
-class TurnedA {
+class TransposedA {
  public:
   /// The warpgroup's columns begin at 64 * `half`.
-  __device__ explicit TurnedA(int half) {
+  __device__ explicit TransposedA(int half) {
     const std::uint32_t lane = threadIdx.x % 32, matrix = lane / 8, pair = lane % 8 / 2;
     // Of 16 rows the first matrix gets 0 1 4 5 10 11 14 15, the second the others, so that the eight rows of each lie
     // in different banks. Lanes whose pairs came in the other order exchange them.
@@ -321,7 +320,7 @@ __device__ __forceinline__ void store_rounded(std::uint32_t address, const float
                : "memory");
 }
 
-/// Sums of columns [16 step, 16 step + 16), rounded to bf16, as A.
+/// Mainloop of columns [16 step, 16 step + 16), rounded to bf16, as A.
 __device__ __forceinline__ void round_to_a(std::uint32_t (&a)[4], const float (&sums)[32], int step) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = round_pair(sums[8 * step + 2 * i], sums[8 * step + 2 * i + 1]);

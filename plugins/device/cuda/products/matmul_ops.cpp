@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <string>
 
-#include "products/library/library_i8_product.h"
+#include "products/library/library_i8_matmul.h"
 #include "products/library/matmul_bias.h"
 #include "products/library/matmul_plan.h"
-#include "products/own/own_product.h"
+#include "products/own/own_matmul.h"
 #include "quern/block_scales.h"
 #include "quern/error.h"
 #include "runtime/hopper_kernels.h"
@@ -62,14 +62,14 @@ std::string refuse_formats(const MatmulKey& key, const CudaTraits& gpu) {
   if (key.a == DType::f32 && key.b == DType::f32)
     return key.y == DType::f32 ? "" : pair + " gives f32 only on this device";
   if (key.a == DType::i8 && key.b == DType::i8) {
-    const std::string own = refuse_own_product(key, gpu), library = refuse_library_i8(key, gpu);
+    const std::string own = refuse_own_matmul(key, gpu), library = refuse_library_i8(key, gpu);
     return own.empty() || library.empty() ? "" : pair + ": " + own + ", and " + library;
   }
   if (!is_float8(key.a) || !is_float8(key.b)) return pair + ": no such product on this device";
   if (key.a == DType::e5m2 && key.b == DType::e5m2) return pair + ": at most one operand can be e5m2";
   if (gpu.compute_capability < 89) return pair + ": needs compute capability 8.9 (Ada) or later";
   if (key.turns()) {
-    const std::string own = refuse_own_product(key, gpu);
+    const std::string own = refuse_own_matmul(key, gpu);
     return own.empty() ? "" : pair + ": contracted dimensions must come last (transpose_a 0, transpose_b 1); " + own;
   }
   if (key.m % 16 != 0 || key.n % 16 != 0 || key.k % 16 != 0)
@@ -127,7 +127,7 @@ std::string refusal(const OpInstance& op, const CudaTraits& gpu) {
 }
 
 bool is_of_library_i8(const MatmulKey& key, const CudaTraits& gpu) {
-  return key.a == DType::i8 && !refuse_own_product(key, gpu).empty();
+  return key.a == DType::i8 && !refuse_own_matmul(key, gpu).empty();
 }
 
 OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
@@ -137,19 +137,19 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
 }
 
 Launch prepare_own(const MatmulKey& key, CudaContext& context) {
-  hopper_kernels().load_own_product(key);
+  hopper_kernels().load_own_matmul(key);
   return [key, multiprocessors = context.multiprocessors](std::span<const View> in, std::span<const View> out,
                                                           const Exec& exec) {
     auto data = [&in](std::size_t i) { return i < in.size() ? in[i].data : nullptr; };
-    hopper_kernels().run_own_product(key,
-                                     {.a = data(kA),
-                                      .b = data(kB),
-                                      .bias = data(kBias),
-                                      .scale_a = static_cast<const float*>(data(kScaleA)),
-                                      .scale_b = static_cast<const float*>(data(kScaleB)),
-                                      .y = out[0].data,
-                                      .workspace = exec.workspace},
-                                     multiprocessors, stream_of(exec));
+    hopper_kernels().run_own_matmul(key,
+                                    {.a = data(kA),
+                                     .b = data(kB),
+                                     .bias = data(kBias),
+                                     .scale_a = static_cast<const float*>(data(kScaleA)),
+                                     .scale_b = static_cast<const float*>(data(kScaleB)),
+                                     .y = out[0].data,
+                                     .workspace = exec.workspace},
+                                    multiprocessors, stream_of(exec));
   };
 }
 

@@ -1,7 +1,7 @@
 #include "runtime/hopper_kernels.h"
 
-#include "products/own/own_product.h"
-#include "products/swiglu/swiglu_product.h"
+#include "products/own/own_matmul.h"
+#include "products/swiglu/swiglu_matmul.h"
 #include "quern/error.h"
 
 namespace quern::cuda {
@@ -11,12 +11,12 @@ namespace quern::cuda {
 bool has_hopper_kernels() { return true; }
 
 const HopperKernels& hopper_kernels() {
-  static constexpr HopperKernels kKernels{.load_own_product = load_own_product,
-                                          .run_own_product = run_own_product,
+  static constexpr HopperKernels kKernels{.load_own_matmul = load_own_matmul,
+                                          .run_own_matmul = run_own_matmul,
                                           .attention_grad_workspace = wgmma_attention_grad_workspace,
                                           .load_attention_grad = load_wgmma_attention_grad,
                                           .attention_grad = wgmma_attention_grad,
-                                          .add_ops = add_swiglu_product_ops};
+                                          .add_ops = add_swiglu_matmul_ops};
   return kKernels;
 }
 

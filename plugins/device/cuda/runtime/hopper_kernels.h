@@ -12,10 +12,10 @@
 namespace quern::cuda {
 
 struct HopperKernels {
-  // products/own/own_product.h
-  void (*load_own_product)(const MatmulKey& key);
-  void (*run_own_product)(const MatmulKey& key, const MatmulOperands& operands, int multiprocessors,
-                          cudaStream_t stream);
+  // products/own/own_matmul.h
+  void (*load_own_matmul)(const MatmulKey& key);
+  void (*run_own_matmul)(const MatmulKey& key, const MatmulOperands& operands, int multiprocessors,
+                         cudaStream_t stream);
   // attention/attention.h
   std::size_t (*attention_grad_workspace)(const AttentionShape& shape);
   void (*load_attention_grad)(const AttentionShape& shape);

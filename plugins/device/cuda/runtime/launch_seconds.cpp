@@ -5,7 +5,7 @@
 
 #include "attention/rope_ops.h"
 #include "loss/loss_chunk.h"
-#include "products/own/own_product.h"
+#include "products/own/own_matmul.h"
 
 namespace quern::cuda {
 
@@ -68,7 +68,7 @@ double product_seconds(const GpuFacts& gpu, double flops, DType format) {
 double turning_share(const OpInstance& op, std::int64_t depth) {
   const Extents& y = op.outputs[0].extents;
   const bool of_a = op.attributes.integer_or("transpose_a", 0) != 0;
-  return own_product_share(y[of_a ? 0 : 1], y[of_a ? 1 : 0], depth);
+  return own_matmul_share(y[of_a ? 0 : 1], y[of_a ? 1 : 0], depth);
 }
 
 /// The share of its transfers' time that a product with SwiGLU behind it does not hide: little of the forward's, most

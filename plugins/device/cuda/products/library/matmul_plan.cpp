@@ -8,7 +8,7 @@
 
 #include "products/library/matmul_tiles.h"
 #include "products/library/matmul_timing.h"
-#include "products/own/own_product.h"
+#include "products/own/own_matmul.h"
 #include "quern/error.h"
 #include "runtime/check.h"
 #include "runtime/hopper_kernels.h"
@@ -93,7 +93,7 @@ bool is_searched_widely(MatmulSearch search, const MatmulKey& key, const CudaTra
 /// down, those with one a row gained nothing (docs/performance/cuda-fp8.md).
 bool tries_own(const MatmulKey& key, const CudaTraits& gpu) {
   return gpu.products == ProductChoice::automatic &&
-         (key.a == DType::bf16 || (of_blocks(key.scales) && !key.squares)) && refuse_own_product(key, gpu).empty();
+         (key.a == DType::bf16 || (of_blocks(key.scales) && !key.squares)) && refuse_own_matmul(key, gpu).empty();
 }
 
 }  // namespace
@@ -191,14 +191,14 @@ cublasStatus_t MatmulPlan::try_run(cublasLtHandle_t lt, const MatmulOperands& op
 }
 
 void MatmulPlan::choose_own(int multiprocessors) {
-  hopper_kernels().load_own_product(key_);
+  hopper_kernels().load_own_matmul(key_);
   own_on_ = multiprocessors;
 }
 
 std::string MatmulPlan::choice() const { return own_on_ > 0 ? kOwn : text_of(algorithm_); }
 
 void MatmulPlan::run(cublasLtHandle_t lt, const MatmulOperands& operands, cudaStream_t stream) const {
-  if (own_on_ > 0) return hopper_kernels().run_own_product(key_, operands, own_on_, stream);
+  if (own_on_ > 0) return hopper_kernels().run_own_matmul(key_, operands, own_on_, stream);
   QUERN_CUBLAS(try_run(lt, operands, algorithm_, stream));
 }
 
@@ -249,7 +249,7 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
 
 bool takes_own(const MatmulKey& key, const CudaTraits& gpu) {
   return (gpu.products == ProductChoice::own || (gpu.products == ProductChoice::automatic && key.squares)) &&
-         refuse_own_product(key, gpu).empty();
+         refuse_own_matmul(key, gpu).empty();
 }
 
 std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
@@ -305,7 +305,7 @@ UnlistedCandidates MatmulPlans::unlisted_for(const MatmulPlan& plan, const Matmu
 
 bool MatmulPlans::use(MatmulPlan& plan, const std::string& text) const {
   if (text == MatmulPlan::kOwn) {
-    if (!refuse_own_product(plan.key(), context_->traits).empty()) return false;
+    if (!refuse_own_matmul(plan.key(), context_->traits).empty()) return false;
     plan.choose_own(context_->multiprocessors);
     return true;
   }

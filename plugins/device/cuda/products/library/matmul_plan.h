@@ -46,7 +46,7 @@ struct MatmulKey {
   int alignment = 256;             ///< bytes to which all operands are aligned, a power of two
   std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
 
-  /// Whether an operand of 8 bits does not lie along the sums: own products alone take it (own_product.h).
+  /// Whether an operand of 8 bits does not lie along the sums: own products alone take it (own_matmul.h).
   bool turns() const { return size_of(a) == 1 && (transpose_a || !transpose_b); }
   std::string text() const;
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
@@ -83,7 +83,7 @@ class MatmulPlan {
   bool accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algorithm) const;
   void choose(const cublasLtMatmulAlgo_t& algorithm) { algorithm_ = algorithm, own_on_ = 0; }
   const cublasLtMatmulAlgo_t& algorithm() const { return algorithm_; }
-  /// Own kernels on so many multiprocessors instead of the library's (own_product.h).
+  /// Own kernels on so many multiprocessors instead of the library's (own_matmul.h).
   void choose_own(int multiprocessors);
   /// The choice as text_of(algorithm), or kOwn.
   std::string choice() const;

@@ -299,8 +299,8 @@ TEST_CASE("a product without room to be timed whole is timed smaller, which leav
 }
 
 TEST_CASE("products that are searched beyond the list equal the CPU's, and are repeatable") {
-  // Multiples of what alignment asks for, but of no tile. Sums have a deviation of 0.5, in fp32, in another order; the
-  // library may round them to bf16 before it adds them to y.
+  // Multiples of what alignment asks for, but of no tile. Mainloop have a deviation of 0.5, in fp32, in another order;
+  // the library may round them to bf16 before it adds them to y.
   const DevicePair pair = open_pair();
   if (!pair.open) return;
   const Attributes output{{"transpose_b", std::int64_t{1}}}, gradient{{"transpose_a", std::int64_t{1}}};

@@ -11,7 +11,7 @@
 #include "products/library/matmul_plan.h"
 #include "products/library/matmul_scratch.h"
 #include "products/library/matmul_tiles.h"
-#include "products/own/own_product.h"
+#include "products/own/own_matmul.h"
 #include "quern/error.h"
 #include "runtime/check.h"
 #include "runtime/hopper_kernels.h"
@@ -79,7 +79,7 @@ class Stopwatch {
   bool run(const Candidate& candidate, const MatmulOperands& operands) const {
     if (!candidate.own)
       return plan_.try_run(context_.lt, operands, candidate.algorithm, context_.setup) == CUBLAS_STATUS_SUCCESS;
-    hopper_kernels().run_own_product(key_, operands, context_.multiprocessors, context_.setup);
+    hopper_kernels().run_own_matmul(key_, operands, context_.multiprocessors, context_.setup);
     return true;
   }
 
@@ -314,7 +314,7 @@ TimedChoice choose_on(CudaContext& context, const MatmulKey& key, const MatmulSc
   for (const Candidate& candidate : candidates) choice.finalists.push_back(candidate.algorithm);
   choice.listed_ms =
       std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.listed; })->ms;
-  if (own) hopper_kernels().load_own_product(key), choice.own = own_is_faster(watch, candidates.front());
+  if (own) hopper_kernels().load_own_matmul(key), choice.own = own_is_faster(watch, candidates.front());
   choice.algorithm = candidates.front().algorithm;
   choice.ms = candidates.front().ms;
   choice.timed = true;

@@ -31,7 +31,7 @@ struct TimedChoice {
 /// all of a large product are screened on a part of it. Those that are near the best in short runs are timed in bursts
 /// of milliseconds; where there are unlisted ones, and the product is large, the best of these under load that lasts,
 /// where the power limit lowers the clock, more for some than for others. Where scratch for the whole product does not
-/// fit, the listed ones are timed on a smaller one of the same layout. `own`: beside the own kernels (own_product.h),
+/// fit, the listed ones are timed on a smaller one of the same layout. `own`: beside the own kernels (own_matmul.h),
 /// which take the product; not where scratch for the whole does not fit.
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
                            const UnlistedCandidates& unlisted, bool own);

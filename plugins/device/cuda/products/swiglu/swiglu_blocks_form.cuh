@@ -1,16 +1,16 @@
 #pragma once
 // Products of operands with scales of blocks that end in the codes of SwiGLU, or of its gradient, with such scales:
-// what those of squares and of lines have in common. A tile of values is a square, which both multipliers keep, rounded
+// what those of squares and of lines have in common. A tile of values is a square, which both consumers keep, rounded
 // to bf16, until its scales are known. Scales of the second operand are of squares.
 
-#include "products/own/product_codes.cuh"
-#include "products/own/product_factors.cuh"
-#include "products/swiglu/swiglu_codes_form.cuh"
+#include "products/own/gemm_quantize.cuh"
+#include "products/own/gemm_scale_factors.cuh"
+#include "products/swiglu/swiglu_quantize_form.cuh"
 #include "quantization/block_quantize.cuh"
 
 namespace quern::cuda {
 
-namespace product {
+namespace gemm {
 
 inline constexpr int kMakingParts = 4, kCodingParts = 3;
 
@@ -54,20 +54,20 @@ class ToBlocks {
   static constexpr int kUnits = 2 * static_cast<int>(kScaleBlock) / UnitPlace::kColumns;  ///< of a square
   static constexpr int kGroups = kUnits / 2 * kMade,
                        kOfPart = (kGroups + kCodingParts - 1) / kCodingParts;  ///< at most
-  using Turned = TurnedCodes<kOfPart>;
+  using Turned = TransposedValues<kOfPart>;
 
   __device__ ToBlocks(const Arguments& arguments, std::uint32_t shared) : a_(arguments), turned_(shared) {}
 
-  static __device__ __forceinline__ int multiplier() { return static_cast<int>(threadIdx.x) / 128; }
-  /// Of a tile a multiplier tells the other something, in shared memory: at one of two places, in turn, which suffice,
+  static __device__ __forceinline__ int consumer() { return static_cast<int>(threadIdx.x) / 128; }
+  /// Of a tile a consumer tells the other something, in shared memory: at one of two places, in turn, which suffice,
   /// since the other has read the one of a tile when it tells of the next. So do barriers, 1 and 2 or 5 and 6: a
-  /// multiplier may come to that of the next tile while the other is still before that of this one. Those between are
-  /// TurnedCodes'.
+  /// consumer may come to that of the next tile while the other is still before that of this one. Those between are
+  /// TransposedValues'.
   __device__ __forceinline__ void tell_other() const {
-    asm volatile("bar.arrive %0, %1;" ::"r"(2 - multiplier() + turn_ * 4), "n"(kMultiplying) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"r"(2 - consumer() + turn_ * 4), "n"(kConsumerThreads) : "memory");
   }
   __device__ __forceinline__ void wait_for_other() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + multiplier() + turn_ * 4), "n"(kMultiplying) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + consumer() + turn_ * 4), "n"(kConsumerThreads) : "memory");
   }
 
   __device__ __forceinline__ void keep(const ValueUnit& unit, int made, const Pack<bf16>& values) {
@@ -83,7 +83,7 @@ class ToBlocks {
   }
 
   /// Of two rows of a group of columns: row by row, and those that are transposed.
-  struct GroupCodes {
+  struct GroupValues {
     uint2 q[2], t[2];
   };
   /// A part of a tile's codes: codes_of(made, group).
@@ -93,7 +93,7 @@ class ToBlocks {
     uint2 codes[kOfPart][2];
 #pragma unroll
     for (int number = first; number < last; ++number) {
-      const GroupCodes of = codes_of(number % kMade, number / kMade);
+      const GroupValues of = codes_of(number % kMade, number / kMade);
       codes[number - first][0] = of.q[0];
       codes[number - first][1] = of.q[1];
       turned_.put(number - first, of.t[0], of.t[1]);
@@ -137,17 +137,17 @@ using SwigluBlocks = SwigluEpilogue<To, kMakingParts>;
 template <class To>
 using SwigluGradBlocks = SwigluGradEpilogue<To, kMakingParts, kGradientStages, static_cast<int>(kScaleBlock)>;
 
-}  // namespace product
+}  // namespace gemm
 
 /// Outputs of the ops.
 enum BlocksOutput : std::size_t { kProduct, kValues, kQ, kScale, kT, kTScale };
 
-inline OpSupport query_blocks_product(const OpInstance& op, const CudaTraits& gpu, CodesForm form) {
+inline OpSupport query_blocks_matmul(const OpInstance& op, const CudaTraits& gpu, QuantizedForm form) {
   const bool squares = is_spread(op);  // scales of a and of the values
   OperandCheck check(op, form.inputs(), kTScale + 1, 2);
   const auto [rows, width, depth] = form.sizes(op);
   // A stage, which is a block, for each part.
-  constexpr std::int64_t kLeast = kScaleBlock * (product::kMakingParts + product::kCodingParts);
+  constexpr std::int64_t kLeast = kScaleBlock * (gemm::kMakingParts + gemm::kCodingParts);
   auto is = [&](const char* name, std::int64_t value) { return op.attributes.integer_or(name, 0) == value; };
   const DType of_a = check.ok() ? op.inputs[0].dtype : DType::e4m3;
   check
@@ -156,7 +156,7 @@ inline OpSupport query_blocks_product(const OpInstance& op, const CudaTraits& gp
       .that(is("scale_rows_b", kScaleBlock) && is("square_scales", squares ? 1 : 0) && is("square", 0),
             std::string("in one kernel takes a weight with scales of squares, beside scales of ") +
                 (squares ? "squares" : "rows' blocks"));
-  check_codes_product(check, op, gpu, form, {.width = kScaleBlock, .depth = kLeast});
+  check_quantized_matmul(check, op, gpu, form, {.width = kScaleBlock, .depth = kLeast});
   check.input(2, "scale_a", row_block_scales(rows, depth), DType::f32)
       .input(3, "scale_b", square_scales(form.gradient ? width : 2 * width, depth), DType::f32);
   const Matrix values = form.values({rows, width, depth});
@@ -170,19 +170,19 @@ inline OpSupport query_blocks_product(const OpInstance& op, const CudaTraits& gp
   return check.support();
 }
 
-template <class Sums, class Epilogue>
-Launch prepare_blocks_product(const OpInstance& op, CudaContext& context, CodesForm form) {
-  static_assert(Sums::kRowsLie == Epilogue::kRows);
-  using Product = product::EpilogueLaunch<Sums, Epilogue>;
+template <class Mainloop, class EpilogueOp>
+Launch prepare_blocks_matmul(const OpInstance& op, CudaContext& context, QuantizedForm form) {
+  static_assert(Mainloop::kLayoutA == EpilogueOp::kRows);
+  using Product = gemm::FusedLaunch<Mainloop, EpilogueOp>;
   Product::load();
   return [s = form.sizes(op), form, format = op.inputs[0].dtype, multiprocessors = context.multiprocessors](
              std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const std::int64_t of_b = form.gradient ? s.width : 2 * s.width;
-    product::Operands operands{};
+    gemm::Operands operands{};
     for (int half = 0; half < 2; ++half) {  // gate and up, or the columns of dy
-      operands.b[half] = dealt_tensor_map(DType::e4m3, of_b, s.depth, in[1].data, Epilogue::kColumns / 2);
-      operands.b_step[half] = Epilogue::kWidth;
-      operands.b_first[half] = half * (form.gradient ? Epilogue::kWidth / 2 : static_cast<int>(s.width));
+      operands.b[half] = dealt_tensor_map(DType::e4m3, of_b, s.depth, in[1].data, EpilogueOp::kColumns / 2);
+      operands.b_step[half] = EpilogueOp::kWidth;
+      operands.b_first[half] = half * (form.gradient ? EpilogueOp::kWidth / 2 : static_cast<int>(s.width));
     }
     const auto rows = static_cast<int>(s.rows);
     operands.scale_a = {in[2].as<const float>(), rows, rows, kScaleBlock};
@@ -190,11 +190,11 @@ Launch prepare_blocks_product(const OpInstance& op, CudaContext& context, CodesF
                         static_cast<int>(square_scales(of_b, s.depth)[1])};
     CUtensorMap t{};
     if (out[kT].data != nullptr)
-      t = dealt_tensor_map(format, form.values(s).columns, s.rows, out[kT].data, kDealtRows, product::kHalfRows);
-    const product::BlocksArguments arguments{
+      t = dealt_tensor_map(format, form.values(s).columns, s.rows, out[kT].data, kDealtRows, gemm::kHalfRows);
+    const gemm::BlocksArguments arguments{
         .rows = rows,
         .width = static_cast<int>(s.width),
-        .gate_up = (form.gradient ? in[CodesForm::kGateUp] : out[kProduct]).template as<bf16>(),
+        .gate_up = (form.gradient ? in[QuantizedForm::kGateUp] : out[kProduct]).template as<bf16>(),
         .values = out[kValues].as<bf16>(),
         .q = out[kQ].as<std::uint8_t>(),
         .has_t = out[kT].data != nullptr,

@@ -1,5 +1,6 @@
 #pragma once
-// SwiGLU, and its gradient, as Epilogues of products (product_kept.cuh). What becomes of their values is a type:
+// SwiGLU, and its gradient, as Epilogues of products (gemm_overlapped_epilogue.cuh). What becomes of their values is a
+// type:
 //
 //   To
 //     struct Arguments { int rows, width; ... };   // of the gate
@@ -17,10 +18,10 @@
 //     void work(place, part);
 
 #include "elementwise/activations.cuh"
-#include "products/own/product_kept.cuh"
-#include "products/own/product_launch.cuh"
+#include "products/own/gemm_launch.cuh"
+#include "products/own/gemm_overlapped_epilogue.cuh"
 
-namespace quern::cuda::product {
+namespace quern::cuda::gemm {
 
 /// A unit among values of `width` columns.
 struct ValueUnit {
@@ -91,8 +92,8 @@ class SwigluEpilogue {
 
 inline constexpr int kGradientStages = 4;  ///< of 8 bits: more would take room from the L1 cache
 
-/// Beside a ring of at most kOfStages (product_kept.cuh). A tile is 192 columns of dy, or so many. gate and up are read
-/// kAhead parts before they are worked on, those of a tile's first parts beside the tile before.
+/// Beside a ring of at most kOfStages (gemm_overlapped_epilogue.cuh). A tile is 192 columns of dy, or so many. gate and
+/// up are read kAhead parts before they are worked on, those of a tile's first parts beside the tile before.
 template <class To, int kOfParts, int kOfStages = kAnyStages, int kOfColumns = 192>
 class SwigluGradEpilogue {
  public:
@@ -152,7 +153,7 @@ class SwigluGradEpilogue {
   Pack<bf16> gates_[kUnits] = {}, ups_[kUnits] = {};
 };
 
-template <class Sums, class Epilogue>
-using EpilogueLaunch = ProductLaunch<Sums, Kept<Epilogue, Sums>>;
+template <class Mainloop, class EpilogueOp>
+using FusedLaunch = GemmLaunch<Mainloop, OverlappedEpilogue<EpilogueOp, Mainloop>>;
 
-}  // namespace quern::cuda::product
+}  // namespace quern::cuda::gemm

@@ -1,0 +1,8 @@
+#include "products/own/own_matmul_form.cuh"
+
+namespace quern::cuda {
+
+using namespace gemm;
+const OwnMatmul kBf16MnMajorBMatmul = own_matmul<StraightMainloop<OfBf16, Columns::mn_major>, OutputLayout::straight>();
+
+}  // namespace quern::cuda

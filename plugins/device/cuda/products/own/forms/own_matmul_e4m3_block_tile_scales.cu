@@ -1,0 +1,9 @@
+#include "products/own/own_matmul_form.cuh"
+
+namespace quern::cuda {
+
+using namespace gemm;
+const OwnMatmul kE4m3BlockTileScalesMatmul =
+    own_matmul<RescalingMainloop<OfFloat8<DType::e4m3, DType::e4m3>, true>, OutputLayout::straight>();
+
+}  // namespace quern::cuda

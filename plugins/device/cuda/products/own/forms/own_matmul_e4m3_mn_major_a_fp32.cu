@@ -1,0 +1,9 @@
+#include "products/own/own_matmul_form.cuh"
+
+namespace quern::cuda {
+
+using namespace gemm;
+const OwnMatmul kE4m3MnMajorAFp32Matmul =
+    own_matmul<TransposingMainloop<OfFloat8<DType::e4m3, DType::e4m3>, false>, OutputLayout::paired>();
+
+}  // namespace quern::cuda

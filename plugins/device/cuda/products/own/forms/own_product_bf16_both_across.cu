@@ -1,9 +1,0 @@
-#include "products/own/own_product_form.cuh"
-
-namespace quern::cuda {
-
-using namespace product;
-const OwnProduct kBf16BothAcrossProduct =
-    own_product<StraightSums<OfBf16, Columns::across, Rows::across>, Lies::straight>();
-
-}  // namespace quern::cuda

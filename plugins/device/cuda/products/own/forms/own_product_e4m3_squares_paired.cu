@@ -1,9 +1,0 @@
-#include "products/own/own_product_form.cuh"
-
-namespace quern::cuda {
-
-using namespace product;
-const OwnProduct kE4m3SquaresPairedProduct =
-    own_product<SquaresSums<OfFloat8<DType::e4m3, DType::e4m3>, Rows::across>, Lies::paired>();
-
-}  // namespace quern::cuda

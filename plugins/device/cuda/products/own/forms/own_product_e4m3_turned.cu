@@ -1,9 +1,0 @@
-#include "products/own/own_product_form.cuh"
-
-namespace quern::cuda {
-
-using namespace product;
-const OwnProduct kE4m3TurnedProduct =
-    own_product<TurningSums<OfFloat8<DType::e4m3, DType::e4m3>, true>, Lies::turned>();
-
-}  // namespace quern::cuda

@@ -1,9 +1,0 @@
-#include "products/own/own_product_form.cuh"
-
-namespace quern::cuda {
-
-using namespace product;
-const OwnProduct kE5m2ExactProduct =
-    own_product<TurningSums<OfFloat8<DType::e5m2, DType::e4m3>, false>, Lies::paired>();
-
-}  // namespace quern::cuda

@@ -1,9 +1,0 @@
-#include "products/own/own_product_form.cuh"
-
-namespace quern::cuda {
-
-using namespace product;
-const OwnProduct kE5m2SquareBlockProduct =
-    own_product<RescalingSums<OfFloat8<DType::e5m2, DType::e4m3>, true>, Lies::straight>();
-
-}  // namespace quern::cuda
