@@ -282,3 +282,24 @@ TEST_CASE("a resumed run says what its device no longer does as it did") {
   train_here(files, run, 3, with_threads(3));
   CHECK(told() == 1);
 }
+
+TEST_CASE("the log names the kernel of matrix products, a slow one with the fix, and a resumed run reports another") {
+  TinyFiles files;
+  auto train = [&files](int steps, const std::function<void()>& prepare) {
+    const Outcome outcome = quern_run(train_arguments(files, {"train.steps=" + std::to_string(steps)}), prepare);
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 0);
+  };
+  auto told = [&files](const std::string& text) {
+    return occurrences(read_text(files.at("run") + "/log.jsonl"), text);
+  };
+  train(2, [] { ::setenv("OPENBLAS_CORETYPE", "Prescott", 1); });
+  const std::string slow = events(files.at("run"), "run").at(0).at("device");
+  if (!has(slow, "OpenBLAS")) return;  // another library names no kernels
+  CHECK(slow.ends_with(", Prescott"));
+  CHECK(told("unset OPENBLAS_CORETYPE") == (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0));
+  train(4, [] { ::setenv("OPENBLAS_CORETYPE", "Nehalem", 1); });
+  CHECK(std::string(events(files.at("run"), "run").at(1).at("device")).ends_with(", Nehalem"));
+  CHECK(told("the device computes otherwise than before the checkpoint") == 1);
+  CHECK(told("Nehalem (was OpenBLAS") == 1);
+}

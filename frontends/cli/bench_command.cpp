@@ -48,6 +48,7 @@ int bench_command(const Arguments& arguments) {
                  .expected = "1",
                  .next = "time a run of several with quern train, their collectives with quern bench comm"});
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
+  for (const std::string& warning : session.device->traits().warnings) std::cerr << "quern: " << warning << "\n";
   std::cout << bench_table(result, session.device->traits());
   if (!path.empty()) {
     BenchOrigin origin{{"quern", "bench"}, run->values["commit"].as<std::string>()};

@@ -238,6 +238,24 @@ TEST_CASE("plugins are listed, broken ones with their refusal, and described") {
   CHECK(has(quern("plugins info logg good 2>&1", folder), "nearest name `log`"));
 }
 
+TEST_CASE(
+    "a device is described as it opens here, a slow kernel with the fix; one that cannot be opened by the reason") {
+  const std::string info = "plugins info device cpu 2>&1";
+  const Outcome slow = quern(info, "OMP_NUM_THREADS=2 OPENBLAS_CORETYPE=Prescott");
+  CHECK(slow.code == 0);
+  CHECK(has(slow, "here: 2 cores, "));
+  if (has(slow, "OpenBLAS") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    CHECK(has(slow, ", Prescott\nwarning: matrix products may be slow: "));
+    CHECK(has(slow, "unset OPENBLAS_CORETYPE"));
+    const Outcome fast = quern(info, "unset OPENBLAS_CORETYPE;");
+    CHECK(has(fast, "here: "));
+    CHECK_FALSE(has(fast, "warning"));
+  }
+  const Outcome refused = quern(info, "OMP_NUM_THREADS=1000000");
+  CHECK(refused.code == 0);
+  CHECK(has(refused, "here: cannot be opened: device cpu: too many threads"));
+}
+
 TEST_CASE("log sinks, those of plugins too, have their tables in the config") {
   ConfigFile file(
       "[model]\nid = \"llama\"\nconfig = \"not read here\"\n[data.tokens]\ntrain = \"train.tok\"\n[log]\n"

@@ -46,6 +46,19 @@ int list(const Arguments& arguments) {
   return 0;
 }
 
+/// Unit 0 as the device opens it here, or why it cannot.
+std::string here(const Factory& factory) {
+  try {
+    const std::unique_ptr<Device> device(static_cast<Device*>(factory.create(default_values(factory.options))));
+    device->open(0);
+    std::string text = device->traits().name + "\n";
+    for (const std::string& warning : device->traits().warnings) text += "warning: " + warning + "\n";
+    return text;
+  } catch (const Error& error) {
+    return std::string("cannot be opened: ") + error.what() + "\n";
+  }
+}
+
 int info(const Arguments& arguments) {
   po::variables_map values;
   po::options_description options("options");
@@ -69,6 +82,7 @@ int info(const Arguments& arguments) {
   std::cout << kind << " " << id << ": " << factory.summary << "\n"
             << "from: " << host.origin(kind, id) << "\n";
   for (const auto& plugin : host.loaded()) std::cout << "licence: " << plugin->licence << "\n";
+  if (kind == kPluginKind<Device>) std::cout << "here: " << here(factory);
   std::cout << "\n" << options_table(factory.options, terminal_columns());
   return 0;
 }

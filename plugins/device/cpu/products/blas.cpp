@@ -1,6 +1,7 @@
 // The library is loaded by the first run that opens the device, not with the plugin: OpenBLAS takes memory as it is
 // loaded, by its idea of the number of threads, and does not end where it gets none. Its own threads are not used,
-// since where it divides a product between them, and so how it sums, depends on their number.
+// since where it divides a product between them, and so how it sums, depends on their number. Its kernel is chosen for
+// it by what the CPU can do (products/blas_kernel.h), unless OPENBLAS_CORETYPE is set.
 #include "products/blas.h"
 
 #include <cblas.h>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "products/blas_kernel.h"
 #include "quern/error.h"
 
 namespace quern::cpu {
@@ -34,10 +36,15 @@ class Environment {
   std::optional<std::string> before_;
 };
 
+constexpr const char* kKernelVariable = "OPENBLAS_CORETYPE";
+
 class Library {
  public:
   Library() {
     const Environment alone("OPENBLAS_NUM_THREADS", "1");
+    const std::string best(best_kernel(cpu_features()));
+    std::optional<Environment> kernel;
+    if (chosen.empty() && !best.empty()) kernel.emplace(kKernelVariable, best.c_str());
     for (const char* file : {QUERN_BLAS_NAME, QUERN_BLAS_FILE})  // as a linked library is found, or where it was built
       if (handle_ == nullptr) handle_ = ::dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle_ != nullptr) sgemm = function<decltype(cblas_sgemm)>("cblas_sgemm");
@@ -58,9 +65,15 @@ class Library {
   }
 
  private:
+  static std::string users_choice() {
+    const char* value = std::getenv(kKernelVariable);
+    return value ? value : "";
+  }
+
   void* handle_ = nullptr;
 
  public:
+  const std::string chosen = users_choice();  ///< the kernel; empty: none
   decltype(&cblas_sgemm) sgemm = nullptr;
 };
 
@@ -126,6 +139,11 @@ void load_blas(int threads) {
   std::vector<void*> buffers(static_cast<std::size_t>(threads));
   for (void*& buffer : buffers) buffer = take(0);
   for (void* buffer : buffers) give(buffer);  // kept by the library
+}
+
+std::string blas_warning() {
+  auto* core = library().function<char*()>("openblas_get_corename");
+  return core == nullptr ? "" : kernel_warning(core(), cpu_features(), library().chosen);
 }
 
 std::string blas_name() {

@@ -29,5 +29,7 @@ inline constexpr std::size_t kBlasBuffer = 1 << 27;  ///< address space that it 
 void load_blas(int threads);
 /// What the bits of products depend on: "OpenBLAS 0.3.21, SkylakeX".
 std::string blas_name();
+/// That the kernel in use is below what the CPU can run, with the fix; empty: it is not.
+std::string blas_warning();
 
 }  // namespace quern::cpu

@@ -72,13 +72,17 @@ int thread_count(const CpuOptions& options) {
   return threads <= omp_get_num_procs() ? std::min(threads, kMostThreads) : threads;
 }
 
+std::string units_name(int threads) {
+  return std::to_string(threads) + (threads == 1 ? " core, " : " cores, ") + vector_unit().name;
+}
+
 // Rates are assumptions for time estimates, not measurements: 2.5 GHz under vector load, 80 % of peak in a product, and
 // 10 GB/s a core up to the 100 GB/s of a few memory channels. Every format runs at the fp32 rate, being emulated.
 DeviceTraits make_traits(const CpuOptions& options, int threads) {
   const VectorUnit unit = vector_unit();
   DeviceTraits traits;
   traits.id = "cpu";
-  traits.name = std::to_string(threads) + (threads == 1 ? " core, " : " cores, ") + unit.name;
+  traits.name = units_name(threads);
   traits.memory_bytes = options.memory > 0 ? static_cast<std::size_t>(options.memory) << 20 : physical_memory();
   traits.memory_rate = std::min(10e9 * threads, 100e9);
   traits.host_rate = traits.peer_rate = traits.memory_rate / 2;
@@ -146,6 +150,8 @@ void CpuDevice::open(int ordinal) {
                           "set it, or device.cpu.threads, to " + std::to_string(kMostThreads) + " at most");
   check_address_space(threads_);
   load_blas(threads_ + kOtherStreams);
+  traits_.name = units_name(threads_) + ", " + blas_name();
+  if (const std::string warning = blas_warning(); !warning.empty()) traits_.warnings = {warning};
   check_threads(threads_);
   // The team belongs to the thread that starts it: that of the compute stream.
   std::size_t stack = 0;

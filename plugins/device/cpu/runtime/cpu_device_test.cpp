@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "products/blas.h"
 #include "quern/error.h"
 #include "quern/testkit/plugin_under_test.h"
 #include "quern/testkit/refusal.h"
@@ -173,6 +174,12 @@ TEST_CASE("the state names what bits depend on beside the config") {
   CHECK(device.save_state().find("\"vectors\": \"") != std::string::npos);
   CHECK(other.save_state() == device.save_state());
   CHECK(device.save_state().find("threads") == std::string::npos);
+  // The kernel is part of it, and of the name that the run's log has.
+  const std::string blas = blas_name();
+  CHECK(device.save_state().find("\"blas\": \"" + blas + "\"") != std::string::npos);
+  CHECK(device.traits().name.find(blas) == std::string::npos);
+  device.open(0);
+  CHECK(device.traits().name.ends_with(", " + blas));
 }
 
 TEST_CASE("the manifest makes a device from options") {
