@@ -148,6 +148,7 @@ std::vector<std::string> remove_leftovers(const std::string& run_directory) {
   for (const fs::directory_entry& entry : fs::directory_iterator(run_directory, error))
     if (std::string name = entry.path().filename(); name == exports || name == exports + "-old")
       leftovers.push_back(entry.path());
+  std::erase_if(leftovers, [](const std::string& path) { return restore_replaced(path); });
   for (const std::string& path : leftovers) remove_tree(path);
   return leftovers;
 }

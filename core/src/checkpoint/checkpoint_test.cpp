@@ -239,6 +239,19 @@ TEST_CASE("a process killed at any point while writing leaves the previous check
   MESSAGE("kills that left an unfinished directory: " << unfinished << " of 30");
 }
 
+TEST_CASE("a crash between two renames, where a file system cannot exchange names, loses no checkpoint") {
+  TestDirectory run;
+  const std::string whole = write_step(run.path(), 2), replaced = run / "checkpoints/.tmp-step-00000002-old";
+  const std::string next = run / "checkpoints/.tmp-step-00000002";
+  fs::rename(whole, replaced);
+  fs::create_directory(next);
+  CHECK(remove_leftovers(run.path()) == std::vector<std::string>{next});
+  CHECK(newest_step(run.path()) == 2);
+  fs::create_directory(replaced);  // left where the new one is in place
+  CHECK(remove_leftovers(run.path()) == std::vector<std::string>{replaced});
+  CHECK(newest_step(run.path()) == 2);
+}
+
 TEST_CASE("leftovers of every stage of a crash are passed over and then removed") {
   TestDirectory run;
   write_step(run.path(), 1);

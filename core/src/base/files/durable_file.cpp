@@ -25,6 +25,9 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
+/// Ends the name of a directory that is being replaced.
+constexpr std::string_view kReplaced = "-old";
+
 std::string temporary_name(const std::string& path) {
   fs::path final_path(path);
   return final_path.parent_path() / (std::string(kTemporaryPrefix) + final_path.filename().string());
@@ -133,8 +136,19 @@ void check_writable(const std::string& directory) {
   }
 }
 
+bool restore_replaced(const std::string& path) {
+  const std::string name = fs::path(path).filename();
+  if (!name.starts_with(kTemporaryPrefix) || !name.ends_with(kReplaced)) return false;
+  const std::size_t length = name.size() - kTemporaryPrefix.size() - kReplaced.size();
+  const std::string own = fs::path(path).parent_path() / name.substr(kTemporaryPrefix.size(), length);
+  std::error_code absent;
+  if (fs::exists(fs::symlink_status(own, absent)) || ::rename(path.c_str(), own.c_str()) != 0) return false;
+  sync_directory(parent_of(own));
+  return true;
+}
+
 void replace_directory(const std::string& from, const std::string& to) {
-  std::string old = temporary_name(to) + "-old";
+  std::string old = temporary_name(to).append(kReplaced);
   std::error_code absent;
   if (!fs::exists(fs::symlink_status(to, absent))) {
     if (::rename(from.c_str(), to.c_str()) != 0) fail_resources(to, "cannot be put in place", errno);

@@ -56,6 +56,9 @@ void check_writable(const std::string& directory);
 /// Moves directory `from` to the name `to`, in the same directory; an older `to` is replaced, atomically where the file
 /// system can exchange names, and removed afterwards.
 void replace_directory(const std::string& from, const std::string& to);
+/// Of a directory that replace_directory had moved aside when the process was killed: gives it its name again, where
+/// nothing has that by now. False: `path` is no such directory.
+bool restore_replaced(const std::string& path);
 /// Removes a file or a whole directory, links not followed; absent is fine.
 void remove_tree(const std::string& path);
 /// Removes the files of a directory whose names begin and end so; what cannot be removed stays.
