@@ -141,8 +141,8 @@ std::string with_template(const InputFile& tokenizer_config, const std::string& 
 }
 
 void copy_tokenizer(const HfExport& what, const std::string& to) {
-  for (const std::string& name : tokenizer_files(what.tokenizer_from)) {
-    const InputFile content(fs::path(what.tokenizer_from) / name);
+  for (const InputFile& content : tokenizer_files(what.tokenizer_from)) {
+    const std::string name = fs::path(content.path()).filename().string();
     if (!what.chat_template.empty() && name == kTokenizerConfig) {
       write_text(to + "/" + name, with_template(content, what.chat_template));
       continue;
