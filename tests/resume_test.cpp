@@ -283,7 +283,7 @@ TEST_CASE("a resumed run says what its device no longer does as it did") {
   CHECK(told() == 1);
 }
 
-TEST_CASE("the log names the kernel of matrix products, a slow one with the fix, and a resumed run reports another") {
+TEST_CASE("the log names the BLAS kernel, a slow one with the fix, and a resumed run reports another") {
   TinyFiles files;
   auto train = [&files](int steps, const std::function<void()>& prepare) {
     const Outcome outcome = quern_run(train_arguments(files, {"train.steps=" + std::to_string(steps)}), prepare);

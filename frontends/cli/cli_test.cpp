@@ -245,7 +245,7 @@ TEST_CASE(
   CHECK(slow.code == 0);
   CHECK(has(slow, "here: 2 cores, "));
   if (has(slow, "OpenBLAS") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    CHECK(has(slow, ", Prescott\nwarning: matrix products may be slow: "));
+    CHECK(has(slow, ", Prescott\nwarning: matmuls may be slow: "));
     CHECK(has(slow, "unset OPENBLAS_CORETYPE"));
     const Outcome fast = quern(info, "unset OPENBLAS_CORETYPE;");
     CHECK(has(fast, "here: "));

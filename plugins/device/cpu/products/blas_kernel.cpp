@@ -40,7 +40,7 @@ std::string kernel_warning(std::string_view kernel, const CpuFeatures& cpu, std:
   auto described = [](std::string_view name) {
     return std::string(name) + " (" + std::to_string(vector_bits(name)) + "-bit vectors)";
   };
-  return "matrix products may be slow: OpenBLAS runs its kernel " + described(kernel) + ", and this CPU could run " +
+  return "matmuls may be slow: OpenBLAS runs its kernel " + described(kernel) + ", and this CPU could run " +
          described(best) + ": " +
          (chosen.empty()
               ? "install a newer OpenBLAS, built for every CPU (DYNAMIC_ARCH), as Debian's libopenblas0-openmp"

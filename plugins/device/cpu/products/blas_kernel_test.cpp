@@ -47,10 +47,10 @@ TEST_CASE("a kernel is chosen by what the CPU can do, whatever its model") {
 
 TEST_CASE("a kernel below the CPU is a warning with the fix") {
   CHECK(kernel_warning("Prescott", kBf16, "Prescott") ==
-        "matrix products may be slow: OpenBLAS runs its kernel Prescott (128-bit vectors), and this CPU could run "
+        "matmuls may be slow: OpenBLAS runs its kernel Prescott (128-bit vectors), and this CPU could run "
         "Cooperlake (512-bit vectors): unset OPENBLAS_CORETYPE, which is Prescott");
   CHECK(kernel_warning("Nehalem", kAvx2, "") ==
-        "matrix products may be slow: OpenBLAS runs its kernel Nehalem (128-bit vectors), and this CPU could run "
+        "matmuls may be slow: OpenBLAS runs its kernel Nehalem (128-bit vectors), and this CPU could run "
         "Haswell (256-bit vectors): install a newer OpenBLAS, built for every CPU (DYNAMIC_ARCH), as Debian's "
         "libopenblas0-openmp");
   CHECK(kernel_warning("Haswell", kAvx512, "Haswell") != "");
