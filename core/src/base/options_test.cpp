@@ -52,7 +52,7 @@ std::string problem(std::string_view key, OptionValue value) {
 
 }  // namespace
 
-TEST_CASE("a spelling of a choice becomes that choice; one that several have is none") {
+TEST_CASE("a spelling of a choice becomes that choice, and one that several have is none") {
   auto taken = [](const std::string& text) {
     OptionValue value = text;
     const auto table = sample_options();
