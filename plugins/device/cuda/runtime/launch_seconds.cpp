@@ -11,10 +11,10 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr double kStart = 2e-6;        // seconds from one launch to the next
-constexpr double kCopyShare = 0.9;     // of the rated memory rate, by copies and what moves as well as they do
-constexpr double kDocuments = 0.4;     // of the speed without documents, by attention
-constexpr double kOwnAttention = 0.5;  // of the instructions that could be issued, by attention on CUDA cores
+constexpr double kStart = 2e-6;         // seconds from one launch to the next
+constexpr double kCopyShare = 0.9;      // of the rated memory rate, by copies and what moves as well as they do
+constexpr double kDocuments = 0.4;      // of the speed without documents, by attention
+constexpr double kOwnAttention = 0.43;  // of the instructions that could be issued, by attention on CUDA cores
 constexpr double kVectorScales = 0.85, kSquareScales = 0.8, kLineScales = 0.6;  // of the speed with one scale
 constexpr double kSquaresOfBoth = 0.93;
 
