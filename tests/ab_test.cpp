@@ -143,7 +143,7 @@ TEST_CASE("Ctrl-C ends the run in progress, leaves with 130, and the same comman
   REQUIRE(child.running());
   child.signal(SIGINT);
   CHECK(child.wait() == 130);
-  CHECK(has(child.out(), "the same command goes on"));
+  CHECK(has(child.out(), "the same command continues"));
   CHECK_FALSE(fs::exists(second + "/run.json"));
   // Nobody holds the run's directory any more, and the finished arm is kept.
   CHECK(quern_train(files, {"log.directory=" + second, "train.steps=1"}).code == 0);

@@ -96,7 +96,7 @@ TEST_CASE("a token over the vocabulary ends the run at its batch, with its place
       REQUIRE(step % 2 == 1);  // not one that is saved anyway
       check_fails(outcome, 3,
                   {path, "token 100 is not in the vocabulary", "found 64, expected below 64",
-                   "step " + std::to_string(step) + " is saved, and the same command goes on"});
+                   "step " + std::to_string(step) + " is saved, and the same command continues"});
       CHECK(events(run, "step").size() == static_cast<std::size_t>(step));
       CHECK(events(run, "checkpoint").size() == static_cast<std::size_t>(step / 2 + 1));
     }

@@ -202,7 +202,8 @@ TEST_CASE("what quern generate cannot do it says, before it takes a device") {
     check_fails(quern_run(words(files, std::move(more))), code, part);
   };
   fails({}, 2, "no prompt");
-  fails({"--prompt-tokens", ""}, 3, "not a list of tokens");
+  fails({"--prompt-tokens", ""}, 2, "--prompt-tokens: empty");
+  fails({"--prompt-tokens", "a"}, 3, "not a list of tokens");
   fails({"--prompt-tokens", "1,64"}, 3, "token outside of the vocabulary: found 64, expected from 0 to 63");
   fails({"--prompt-tokens", "1,2", "--max-tokens", "31"}, 3,
         "longer than the model's positions: found 2 + 31 tokens, expected at most 32");

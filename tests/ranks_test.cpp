@@ -138,7 +138,7 @@ TEST_CASE("what cannot be summed reproducibly is refused, with what to set") {
                 2, parts);
   };
   refused({"precision.id=e4m3"}, {"delayed scales", "set activation_scaling and gradient_scaling"});
-  refused({"optimizer.gradient=bf16"}, {"optimizer.gradient", "are in fp32"});
+  refused({"optimizer.gradient=bf16"}, {"optimizer.gradient", "need fp32"});
   refused(with(of_ranks(3, "none"), {"train.accumulation=4"}), {"without micro-batches", "such as 6"});
   refused(with(of_ranks(3, "ranks"), {"train.accumulation=6"}), {"parallel.ranks", "1, 2, 4 or 8"});
 }

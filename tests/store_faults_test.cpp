@@ -170,6 +170,6 @@ TEST_CASE("a host without the memory for a store is refused before any of it is 
   for (const char* kind : {"master", "moments", "gradients", "weights"})
     overrides.push_back("memory." + std::string(kind) + "=zerocopy");
   check_fails(quern_train(files, overrides), 4,
-              {"offload zerocopy: not enough host memory", "MiB available", "for what the run keeps there"});
+              {"offload zerocopy: not enough host memory", "MiB available", "for the run's state"});
   CHECK(newest_step(files.at("run")) == -1);
 }

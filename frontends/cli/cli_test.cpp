@@ -239,7 +239,7 @@ TEST_CASE("plugins are listed, broken ones with their refusal, and described") {
 }
 
 TEST_CASE(
-    "a device is described as it opens here, a slow kernel with the fix; one that cannot be opened by the reason") {
+    "a device is described as it opens here, a slow kernel with the fix, and one that cannot be opened by the reason") {
   const std::string info = "plugins info device cpu 2>&1";
   const Outcome slow = quern(info, "OMP_NUM_THREADS=2 OPENBLAS_CORETYPE=Prescott");
   CHECK(slow.code == 0);

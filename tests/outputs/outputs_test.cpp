@@ -329,8 +329,8 @@ TEST_CASE("empty names of outputs are faults of the command") {
   TinyFiles files;
   check_fails(quern_train(files, {"log.directory=\"\""}), 2, {"log.directory: found \"\""});
   check_fails(quern_run({"ab", files.config(), "--out", "", "--vary", "train.seed=1,2"}), 2,
-              {"--out: no directory: found \"\""});
-  check_fails(quern_run({"bench", files.config(), "--json", ""}), 2, {"--json: no file: found \"\""});
+              {"--out: empty: found \"\""});
+  check_fails(quern_run({"bench", files.config(), "--json", ""}), 2, {"--json: empty: found \"\""});
 }
 
 TEST_CASE("unexpected values in a comparison's files make it run again, and seeds do not wrap") {

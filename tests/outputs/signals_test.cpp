@@ -103,7 +103,7 @@ TEST_CASE("a comparison stops for SIGHUP and SIGXCPU with their codes, and SIGUS
     REQUIRE(await(compare, second, "step", events(second, "step").size() + 20));
     compare.signal(signal);
     CHECK(compare.wait() == 128 + signal);
-    CHECK(has(compare.out(), "the same command goes on"));
+    CHECK(has(compare.out(), "the same command continues"));
   }
 }
 
