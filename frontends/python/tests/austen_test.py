@@ -92,7 +92,7 @@ class AustenTest(FolderTestCase):
         self.assertEqual(read_lazy_load(path), {"emma": ["EMMA"], "persuasion": ["P", "q"]})
         database = path.with_suffix(".rdb")
         database.write_bytes(database.read_bytes()[:-1])
-        with self.assertRaisesRegex(DataError, "persuasion lies beyond"):
+        with self.assertRaisesRegex(DataError, "persuasion is beyond"):
             read_lazy_load(path)
 
     def test_rda_files(self):
