@@ -297,7 +297,7 @@ std::vector<std::string> ignored_hf_keys(const fs::path& path, std::string_view 
   const json given = parse_strict_json(file, text, kMostNesting), model = json::parse(honoured, nullptr, false);
   std::vector<std::string> keys;
   for (const auto& [key, value] : given.items()) {
-    auto is_key = [&key](const HfNeutral& neutral) { return neutral.key == key; };
+    auto is_key = [&name = key](const HfNeutral& neutral) { return neutral.key == name; };
     const std::vector<HfNeutral>& known = general_neutral();
     const bool routine = std::any_of(known.begin(), known.end(), is_key) || key == "rope_parameters";
     if (!routine && !value.is_null() && !(model.is_object() && model.contains(key))) keys.push_back(shortened(key));
