@@ -101,7 +101,7 @@ TEST_CASE("waits of a run lie apart, where no kernel runs, and the timeline show
   CHECK(waits_text(StepTime{}).empty());
 }
 
-TEST_CASE("what is slow is told once for each reason, with its cost in a step, whatever the op and the layer") {
+TEST_CASE("each reason for slow ops is given once, with its cost in a step, whatever the op and the layer") {
   auto slow = [](const OpInstance& op) {
     OpSupport support{.seconds = 1};
     if (op.kind.starts_with("attention")) support.slow = "attention by hand", support.fast_seconds = 0.25;

@@ -82,7 +82,7 @@ TEST_CASE("collectives go to the part that was chosen, set-up to all, the rest t
   CHECK((traits.sums_in_rank_order && traits.launcher == "mpirun"));
 }
 
-TEST_CASE("a fault of one part is told by its name and stays the first, and who asks waits for no abort") {
+TEST_CASE("a fault of one part has its name and stays the first, and asking for it waits for no abort") {
   Pair split;
   CHECK_FALSE(split.both->error());
   split.b->fault = "rank 0 is gone";
