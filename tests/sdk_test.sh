@@ -54,7 +54,7 @@ only_installed_headers() { # build folder, project
   [[ $flags == *"$PREFIX/include"* ]] || fail "$2 was not built with the headers in $PREFIX/include"
   while read -r folder; do
     case $folder in
-      "$PREFIX"/* | "$work/examples/$2" | /usr/*) ;;
+      "$PREFIX"/* | "$work/examples/$2" | "$work/examples/build/$2"/* | /usr/*) ;;
       *) fail "$2 was built with $folder on its include path" ;;
     esac
   done <<<"$flags"

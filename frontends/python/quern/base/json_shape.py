@@ -1,4 +1,4 @@
-"""JSON that others wrote: parsed without surprises, and checked against a shape before anything uses it.
+"""JSON and TOML that others wrote: parsed without surprises, and JSON checked against a shape before anything uses it.
 
 A shape is a Kind, a list of one shape, or a dict: key -> shape, "key?" for one that may be missing, "*" for all others,
 which are left out where it is not there.
@@ -6,6 +6,7 @@ which are left out where it is not there.
 
 import json
 import math
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,16 @@ def parse(data: bytes, where: Place) -> Any:
         raise Fault(where, "not JSON", str(error).partition(";")[0]) from None
     except RecursionError:
         raise Fault(where, "not usable JSON", "too many levels") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ValueError alone: for many levels tomllib raises another."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("too many levels") from None
+    except ValueError as error:
+        raise ValueError(str(error).partition(";")[0]) from None
 
 
 def whole_characters(text: str) -> str:

@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from quern.base.fault import CONFIG, Fault, importing, reading
-from quern.base.json_shape import parse
+from quern.base.json_shape import parse, parse_toml
 from quern.runs.run_log import read_records
 
 # As quern's option tables have them; keys that a tool needs and a config may leave out.
@@ -21,8 +20,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def toml(text: str, where: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise Fault(where, "not valid TOML", str(error), code=CONFIG) from None
 
 

@@ -6,14 +6,13 @@ being written is fine.
 
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quern.base.fault import Fault, reading
-from quern.base.json_shape import COUNT, INTEGER, NUMBER, SCALAR, TEXT, Kind, Shape, checked, choice, parse
+from quern.base.json_shape import COUNT, INTEGER, NUMBER, SCALAR, TEXT, Kind, Shape, checked, choice, parse, parse_toml
 
 LONGEST_LINE = 16 << 20  # bytes; the longest is the first, with the whole config
 LARGEST = 1e100  # what is beyond cannot be drawn beside anything else
@@ -63,8 +62,8 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The tables of the run's config."""
         try:
-            return tomllib.loads(self.head.get("config", ""))
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            return parse_toml(self.head.get("config", ""))
+        except ValueError as error:
             raise Fault(self.log, "config of the run record", str(error), "TOML") from None
 
 
