@@ -91,11 +91,12 @@ bool is_off(const json& value) {
 bool may_matter(const std::string& name, const json& value) {
   auto begins = [](std::string_view text) { return [text](std::string_view word) { return text.starts_with(word); }; };
   if (is_off(value) || std::any_of(kBookkeeping.begin(), kBookkeeping.end(), begins(name))) return false;
-  for (std::size_t at = 0; at != std::string::npos; at = name.find_first_of("_.-", at)) {
-    at += at > 0 ? 1 : 0;
-    if (std::any_of(kModelWords.begin(), kModelWords.end(), begins(std::string_view(name).substr(at)))) return true;
+  for (std::string_view rest = name;;) {
+    if (std::any_of(kModelWords.begin(), kModelWords.end(), begins(rest))) return true;
+    const std::size_t end = rest.find_first_of("_.-");
+    if (end == rest.npos) return false;
+    rest.remove_prefix(end + 1);
   }
-  return false;
 }
 
 std::string shown(const json& value) {

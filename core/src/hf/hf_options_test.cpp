@@ -133,11 +133,12 @@ TEST_CASE("fields that no model reads are ignored, and named") {
       "model_max_length": 2048, "max_sequence_length": 2048, "transformers.js_config": {"kv_cache_dtype": {"q4": "f"}},
       "repetition_penalty": 1.1, "bad_words_ids": [[1]], "pruned_heads": {}, "add_cross_attention": false,
       "chunk_size_feed_forward": 0, "gradient_checkpointing": true, "neftune_noise_alpha": 5.0, "license": "mit",
-      "unk_token_id": 0, "num_labels": 2, "trust_remote_code": true, "num_beam_groups": 1, "qk_layernorm": false)";
+      "unk_token_id": 0, "num_labels": 2, "trust_remote_code": true, "num_beam_groups": 1, "qk_layernorm": false,
+      ".": 1, "": 1, "a_": 1, "-.note": 1)";
   CHECK(parse(bookkeeping).all().empty());
   for (const char* field : {"\"qk_layernorm\": true", "\"attn_logit_softcapping\": 50.0", "\"num_experts\": 8",
                             "\"auto_map\": {\"AutoModel\": \"m.M\"}", "\"logits.scaling\": 8", "\"embd-pdrop\": 0.1",
-                            "\"alibi\": true", "\"hiden_size\": 64"}) {
+                            "\"alibi\": true", "\"hiden_size\": 64", "\"..experts\": 2"}) {
     CAPTURE(field);
     check_holds(refused(field), {"does not honour"});
   }
