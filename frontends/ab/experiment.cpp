@@ -105,7 +105,7 @@ int execute(const Experiment& experiment, const Arm& arm, Run& run) {
 ExperimentResult run_experiment(const Experiment& experiment, const Progress& progress) {
   make_directories(experiment.directory);
   ExperimentResult result;
-  result.lock = std::make_unique<RunLock>(experiment.directory);
+  result.lock = std::make_unique<RunLock>(experiment.directory, "wait for it, or choose another with --out");
   claim(experiment);
   for (const Arm& arm : experiment.arms) result.arms.push_back({arm, {}});
   const int count = experiment.repeats * static_cast<int>(experiment.arms.size());

@@ -17,7 +17,7 @@ TEST_CASE("nobody else compares in the directory until the report is written") {
   {
     const ExperimentResult result = run_experiment(experiment, silent);
     CHECK(result.arms.at(0).runs.size() == 1);
-    testkit::check_refused(ErrorCode::resources, {"another run writes into this directory"},
+    testkit::check_refused(ErrorCode::resources, {"another run writes into this directory", "--out"},
                            [&] { run_experiment(experiment, silent); });
   }
   CHECK(run_experiment(experiment, silent).arms.at(0).runs.size() == 1);

@@ -46,11 +46,12 @@ void await_steps(Child& child, const TinyFiles& files, std::size_t count) {
 
 std::int64_t last_logged(const TinyFiles& files) { return logged_losses(files.at("run")).rbegin()->first; }
 
-/// Whether a checkpoint is being written.
-bool writes(const TinyFiles& files) {
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(files.at("run") + "/checkpoints", none))
-    if (std::filesystem::exists(entry.path() / ".tmp-tensors.safetensors", none)) return true;
+/// Whether a checkpoint, or another such file, is being written.
+bool writes(const TinyFiles& files, const std::string& file = kWrite) try {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(files.at("run")))
+    if (entry.path().string().ends_with(file)) return true;
+  return false;
+} catch (const std::filesystem::filesystem_error&) {  // a folder that is gone by now
   return false;
 }
 
@@ -74,6 +75,32 @@ TEST_CASE("a write that takes longer than the time-out, at the end and after a s
     CHECK(stopped.err() == "");
     CHECK(newest_step(files.at("run")) == last_logged(files));
   }
+}
+
+TEST_CASE("a run directory that is moved while a checkpoint or the export is written is followed") {
+  for (const char* background : {"true", "false"})
+    for (const char* file : {kWrite, "/.tmp-model.safetensors"}) {
+      CAPTURE(std::string(background));
+      CAPTURE(std::string(file));
+      TinyFiles files;
+      const std::string moved = files.at("moved");
+      Child child(train_arguments(files, two_ranks(files, {"train.steps=3", "checkpoint.every=2", "parallel.timeout=60",
+                                                           std::string("checkpoint.background=") + background})),
+                  [=] { slow(file, "2"); });
+      while (!writes(files, file)) {
+        REQUIRE(child.running());
+        sleep(0.01);
+      }
+      sleep(0.3);
+      std::filesystem::rename(files.at("run"), moved);
+      CHECK(child.wait() == 0);
+      CHECK(child.err() == "");
+      CHECK(newest_step(moved) == 3);
+      CHECK(std::filesystem::exists(moved + "/export/model.safetensors"));
+      if (file == kWrite) CHECK(events(moved, "checkpoint").back()["path"] == moved + "/checkpoints/step-00000003");
+      CHECK(events(moved, "end").back()["export"] == moved + "/export");
+      CHECK_FALSE(std::filesystem::exists(files.at("run")));
+    }
 }
 
 TEST_CASE("a start on which a rank, whichever, takes longer than the time-out to read goes on") {

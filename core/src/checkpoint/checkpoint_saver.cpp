@@ -52,20 +52,23 @@ CheckpointSaver::~CheckpointSaver() {
   if (snapshot_) device_.release(MemoryKind::pinned, snapshot_);
 }
 
-SavedCheckpoint CheckpointSaver::write(const std::string& run_directory, const CheckpointMeta& meta,
+SavedCheckpoint CheckpointSaver::write(const HeldDirectory& run, const CheckpointMeta& meta,
                                        const TensorReader& reader) const {
   SavedCheckpoint saved;
   saved.step = meta.step;
-  saved.path = write_checkpoint(run_directory, meta, views_, reader);
-  remove_old_checkpoints(run_directory, retention_, meta.step);
+  saved.path = run.write([&](const std::string& directory) {
+    const std::string path = write_checkpoint(directory, meta, views_, reader);
+    remove_old_checkpoints(directory, retention_, meta.step);
+    return path;
+  });
   return saved;
 }
 
-SavedCheckpoint CheckpointSaver::write_from_device(const std::string& run_directory, const CheckpointMeta& meta) {
+SavedCheckpoint CheckpointSaver::write_from_device(const HeldDirectory& run, const CheckpointMeta& meta) {
   std::map<std::string, const PlannedTensor*> by_name;
   for (std::size_t i = 0; i < state_.size(); ++i) by_name[views_[i].name] = &state_[i];
   std::vector<std::byte> memory;
-  return write(run_directory, meta, [&](const NamedView& view) {
+  return write(run, meta, [&](const NamedView& view) {
     memory.resize(view.view.bytes());
     engine_.read(*by_name.at(view.name), memory.data());
     return memory.data();
@@ -76,12 +79,13 @@ void CheckpointSaver::save(CheckpointMeta meta) {
   const double begin = now();
   wait();
   failed_ = true;  // unless the end is reached
-  const std::string directory = lock_.directory();
+  HeldDirectory run = lock_.hold();
   if (snapshot_) {
     engine_.read(state_, snapshot_);
-    auto work = [this, directory, meta = std::move(meta), begin, held = now() - begin, hold = hold_()]() mutable {
+    auto work = [this, run = std::move(run), meta = std::move(meta), begin, held = now() - begin,
+                 hold = hold_()]() mutable {
       const std::shared_ptr<void> until_written = std::move(hold);
-      SavedCheckpoint saved = write(directory, meta, {});
+      SavedCheckpoint saved = write(run, meta, {});
       saved.held = held;
       saved.seconds = now() - begin;
       return saved;
@@ -89,10 +93,10 @@ void CheckpointSaver::save(CheckpointMeta meta) {
     try {
       writing_ = std::async(std::launch::async, std::move(work));
     } catch (const std::system_error& error) {
-      fail_resources(directory, "no thread can be started to write a checkpoint", error.code().value());
+      fail_resources("checkpoint.background", "no thread can be started to write a checkpoint", error.code().value());
     }
   } else {
-    saved_.push_back(write_from_device(directory, meta));
+    saved_.push_back(write_from_device(run, meta));
     saved_.back().held = saved_.back().seconds = now() - begin;
   }
   failed_ = false;

@@ -43,8 +43,8 @@ class CheckpointSaver {
   std::vector<SavedCheckpoint> take_saved();
 
  private:
-  SavedCheckpoint write(const std::string& run_directory, const CheckpointMeta& meta, const TensorReader& reader) const;
-  SavedCheckpoint write_from_device(const std::string& run_directory, const CheckpointMeta& meta);
+  SavedCheckpoint write(const HeldDirectory& run, const CheckpointMeta& meta, const TensorReader& reader) const;
+  SavedCheckpoint write_from_device(const HeldDirectory& run, const CheckpointMeta& meta);
 
   Device& device_;
   Engine& engine_;

@@ -153,7 +153,9 @@ std::vector<std::string> remove_leftovers(const std::string& run_directory) {
   return leftovers;
 }
 
-RunLock::RunLock(std::string directory) : asked_(std::move(directory)) { take(); }
+RunLock::RunLock(std::string directory, std::string advice) : asked_(std::move(directory)), advice_(std::move(advice)) {
+  take();
+}
 
 RunLock::~RunLock() { release(); }
 
@@ -187,9 +189,8 @@ void RunLock::refuse(int reason) const {
   if (reason != EWOULDBLOCK) fail_resources(asked_ + "/.lock", "cannot be locked", reason);
   char holder[32] = {};
   const ssize_t length = ::pread(file_, holder, sizeof holder - 1, 0);
-  throw Error(ErrorCode::resources,
-              {asked_, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "", "",
-               "wait for it, or choose another log.directory"});
+  throw Error(ErrorCode::resources, {asked_, "another run writes into this directory",
+                                     length > 0 ? "process " + printable(holder) : "", "", advice_});
 }
 
 std::string RunLock::directory() {
@@ -206,6 +207,11 @@ std::string RunLock::directory() {
   }
   take();
   return asked_;
+}
+
+HeldDirectory RunLock::hold() {
+  const std::string name = directory();
+  return {folder_, name};
 }
 
 }  // namespace quern

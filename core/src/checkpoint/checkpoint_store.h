@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/files/held_directory.h"
 #include "checkpoint/checkpoint.h"
 
 namespace quern {
@@ -53,8 +54,9 @@ std::vector<std::string> remove_leftovers(const std::string& run_directory);
 /// <directory>/.lock. The system takes it back when the process dies.
 class RunLock {
  public:
-  /// Creates the directory if need be. A resources error when another process, or this one, holds the lock.
-  explicit RunLock(std::string directory);
+  /// Creates the directory if need be. A resources error when another process, or this one, holds the lock; `advice` is
+  /// what its user can do then.
+  explicit RunLock(std::string directory, std::string advice = "wait for it, or choose another log.directory");
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
@@ -62,13 +64,15 @@ class RunLock {
   /// Where the directory is now; nothing is to be written anywhere else. One that was moved is followed. One that was
   /// removed is created anew and locked; that throws like the constructor.
   std::string directory();
+  /// The same, to write into while it may be moved.
+  HeldDirectory hold();
 
  private:
   void take();
   void release();
   [[noreturn]] void refuse(int reason) const;
 
-  std::string asked_;
+  std::string asked_, advice_;
   int folder_ = -1, file_ = -1;
 };
 

@@ -345,8 +345,14 @@ bool Trainer::finish() {
   evaluation_.finish(state_);
   if (interrupted()) return false;
   std::string exported;
-  if (export_) exported = Session::export_directory(ranks_.from_leader({}, [&] { return lock_->directory(); }));
-  if (export_) ranks_.lead("exporting the model", engine_, [&] { export_->write(engine_, exported); });
+  if (export_)
+    ranks_.lead("exporting the model", engine_, [&] {
+      exported = lock_->hold().write([&](const std::string& directory) {
+        const std::string to = Session::export_directory(directory);
+        export_->write(engine_, to);
+        return to;
+      });
+    });
   LogEvent end{"end", {{"step", state_.step}, {"tokens", state_.tokens}}};
   if (!std::isnan(step_log_.last_loss())) end.fields.emplace_back("loss", step_log_.last_loss());
   if (!std::isnan(evaluation_.last_loss())) end.fields.emplace_back("val_loss", evaluation_.last_loss());
