@@ -1,13 +1,13 @@
 #include "checkpoint/changes.h"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <span>
 
 #include <nlohmann/json.hpp>
 
 #include "base/checksum.h"
+#include "base/files/input_file.h"
 #include "base/shorten.h"
 #include "config/document.h"
 #include "quern/error.h"
@@ -67,16 +67,16 @@ std::vector<std::string> differences(const Settings& old, const Settings& now) {
   return changes;
 }
 
-LibraryIdentity identity_of(const std::string& name, const std::string& version, const std::string& path) {
+LibraryIdentity identity_of(const std::string& name, const std::string& version, const std::string& path) try {
   Checksum sum;
-  std::vector<char> piece(std::size_t{1} << 20);
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return {name, version, "unreadable"};  // loaded, and gone since
-  do {
-    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-    sum.add(std::as_bytes(std::span(piece.data(), static_cast<std::size_t>(file.gcount()))));
-  } while (file);
+  InputFile(path).for_each_piece(0, [&](std::span<const std::byte> piece) {
+    sum.add(piece);
+    return true;
+  });
   return {name, version, checksum_text(sum.value())};
+} catch (const Error& error) {
+  if (error.code() != ErrorCode::input) throw;
+  return {name, version, "unreadable"};  // loaded, and gone since
 }
 
 Settings settings_of(const std::vector<LibraryIdentity>& libraries) {

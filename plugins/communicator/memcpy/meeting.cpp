@@ -188,10 +188,15 @@ void Meeting::listen(int folder, const std::string& name) {
   peers_.resize(size);
   const Descriptor door = new_socket();
   const sockaddr_un address = address_of(folder, name);
-  if (::bind(door.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    refuse(ErrorCode::communication, "no socket in the folder of the ranks' sockets",
-           name + ": " + std::strerror(errno), "a name that is free",
-           "another run meets here, or one died here; remove it, or take another name");
+  if (::bind(door.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    const int reason = errno;
+    if (reason == EADDRINUSE)
+      refuse(ErrorCode::communication, "no socket in the folder of the ranks' sockets",
+             name + ": " + std::strerror(reason), "a name that is free",
+             "another run meets here, or one died here; remove it, or take another name");
+    refuse(ErrorCode::resources, "no socket can be made in the folder of the ranks' sockets",
+           rendezvous_.address + ": " + std::strerror(reason), {}, "free space there, or set TMPDIR to another folder");
+  }
   const Unlinked unlinked{folder, name};
   if (::listen(door.get(), rendezvous_.size) != 0) fault(std::string("no socket: ") + std::strerror(errno));
   for (std::size_t here = 1; here < size;) {
@@ -267,7 +272,7 @@ std::vector<Message> Meeting::gather(Message own) {
       all.push_back(receive(peers_[rank].get(), who));
     }
   } catch (const Error& error) {
-    tell(error.detail().what);
+    tell(error.code() == ErrorCode::communication ? error.detail().what : "rank 0: " + error.detail().what);
     throw;
   }
   for (std::size_t rank = 1; rank < peers_.size(); ++rank)

@@ -41,6 +41,7 @@ const char* next_step(int error_number) {
     case EACCES:
     case EPERM:
     case EROFS: return "choose a directory that this user can write";
+    case EMFILE: return "raise the limit on open files: ulimit -n";
     default: return "";
   }
 }

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/files/durable_file.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -187,6 +188,7 @@ Listener listen_for_ranks(int port, bool local) {
     error = errno;
     if (error == EADDRINUSE) break;
   }
+  if (error == EMFILE || error == ENFILE) fail_resources("the rendezvous of ranks", "no descriptor is free", error);
   throw Error(error == EADDRINUSE || error == EACCES ? ErrorCode::config : ErrorCode::resources,
               {.where = "port " + std::to_string(port),
                .what = "rank 0 cannot listen there",
@@ -198,6 +200,9 @@ Listener listen_for_ranks(int port, bool local) {
 bool descriptors_are_full() { return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS; }
 
 OwnedDescriptor accept_rank(const Listener& listener, IfFull if_full) {
+  // Without a free descriptor accept4 says so even when nobody calls.
+  pollfd poll{.fd = listener.socket.get(), .events = POLLIN, .revents = 0};
+  if (::poll(&poll, 1, 0) <= 0) return errno = EAGAIN, OwnedDescriptor();
   OwnedDescriptor peer(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!peer && if_full == IfFull::fail && descriptors_are_full())
     throw Error(ErrorCode::resources, {.where = "the rendezvous of ranks",

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "base/blocked_signals.h"
+#include "base/files/durable_file.h"
 #include "base/format.h"
 #include "launch/local_ranks.h"
 #include "launch/rendezvous/join.h"
@@ -71,7 +73,7 @@ class HostGroup::Service {
         notes_(sockets_.size()),
         beat_(std::clamp(timeout / 50, 0.02, 0.2)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (!wake_) throw Error(ErrorCode::resources, {.where = rank_text(rank, size), .what = "no descriptor is free"});
+    if (!wake_) fail_resources(rank_text(rank, size), "no descriptor is free", errno);
     const BlockedSignals none;
     thread_ = std::jthread([this] { run(); });
   }
