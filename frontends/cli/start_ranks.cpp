@@ -65,13 +65,17 @@ RunEnd run_ranks(int size, const std::string& launcher, const Arguments& argumen
     throw Error(ErrorCode::config, {.where = "parallel.communicator",
                                     .what = "its ranks have to be started by " + launcher,
                                     .next = launcher + " ... quern " + arguments[0] + " FILE"});
+  const WaitingSignals waiting;  // one that comes while mpirun starts leaves nothing of it
   const RankFolder folder;
-  const MpirunPlaces places(folder.path(), size);
+  MpirunPlaces places(folder.path(), size);
+  if (const int signal = waiting_stop()) return {.code = 128 + signal, .stopped = true};
   for (int rank = 0; rank < size; ++rank) {
     auto& environment = ranks[static_cast<std::size_t>(rank)].environment;
     for (auto& variable : mpirun_place(folder.path(), rank)) environment.push_back(std::move(variable));
   }
-  return supervise(ranks, warn);
+  RunEnd end = supervise(ranks, warn);
+  if (end.unexplained) end.output += places.last_lines();
+  return end;
 }
 
 }  // namespace

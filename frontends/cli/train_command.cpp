@@ -111,10 +111,13 @@ int train_command(const Arguments& arguments) {
   std::optional<RunArguments> run =
       parse_run("quern train FILE [--set a.b=v]...", boost::program_options::options_description("options"), arguments);
   if (!run) return 0;
-  if (const std::optional<RankPlace> place = rank_place())
+  if (const std::optional<RankPlace> place = rank_place()) {
     take_place(*place, *run);
-  else if (const std::optional<int> code = start_ranks(*run, {"train"}, arguments))
-    return *code;
+  } else {
+    phase = Phase::over;  // where this starts ranks, they know what a stop finds
+    if (const std::optional<int> code = start_ranks(*run, {"train"}, arguments)) return *code;
+    phase = Phase::starting;
+  }
   std::unique_ptr<BackgroundOutput> output;  // outlives the run's log
   TrainingRun training(run->file, run->overrides);
   output = std::make_unique<BackgroundOutput>(std::cout, STDOUT_FILENO);

@@ -262,6 +262,67 @@ TEST_CASE("a rank that fails, at the start or in a save") {
   }
 }
 
+TEST_CASE("a rank with too few descriptors says so, wherever it needs one more") {
+  for (const int limited : {0, 1}) {
+    bool enough = false;
+    for (rlim_t most = 6; !enough; ++most) {  // the system's loader needs as many
+      CAPTURE(limited);
+      CAPTURE(most);
+      TinyFiles files;
+      Group group(2, files, with(endless(files), {"parallel.ranks=2", "train.steps=2", "parallel.timeout=1.5"}), {},
+                  [&](int rank) {
+                    const rlimit open{most, most};
+                    if (rank == limited) ::setrlimit(RLIMIT_NOFILE, &open);
+                  });
+      const std::vector<int> codes = group.wait();
+      const std::string err = group[limited].err();
+      CAPTURE(err);
+      enough = codes == group.all(0);
+      if (enough) break;
+      CHECK(codes[static_cast<std::size_t>(limited)] == 4);
+      CHECK(has(err, "Too many open files"));
+      REQUIRE(most < 60);
+    }
+  }
+}
+
+TEST_CASE("ranks that MPI ends leave with 6 and its words, and a stop while mpirun starts leaves nothing of it") {
+  if (!has_mpi()) return;
+  TinyFiles files;
+  const auto arguments =
+      train_arguments(files, with(endless(files), {"parallel.communicator=mpi", "parallel.timeout=60"}));
+  const Outcome ended = quern_run(arguments, [] { ::setenv("OMPI_MCA_pml", "nonsense", 1); });
+  CHECK(ended.code == 6);
+  CHECK(has(ended.err, "Component: nonsense"));
+  CHECK(has(ended.err, "quern: error: rank "));
+  CHECK(has(ended.err, " was ended by a library that it uses"));
+  const std::string programs = files.at("programs"), tmp = files.at("tmp"), begun = files.at("begun");
+  for (const std::string& folder : {programs, tmp}) std::filesystem::create_directory(folder);
+  write_text(programs + "/mpirun", "#!/bin/sh\necho >" + begun + "\nexec sleep 60\n");
+  std::filesystem::permissions(programs + "/mpirun", std::filesystem::perms::owner_all);
+  Child starter(arguments, [&] {
+    ::setenv("PATH", (programs + ":" + std::getenv("PATH")).c_str(), 1);
+    ::setenv("TMPDIR", tmp.c_str(), 1);
+  });
+  while (starter.running() && !std::filesystem::exists(begun)) sleep(0.001);
+  const std::vector<pid_t> processes = descendants(starter.process());
+  starter.signal(SIGTERM);
+  CHECK(starter.wait() == 128 + SIGTERM);
+  CHECK(std::filesystem::is_empty(tmp));
+  for (const pid_t process : processes) CHECK_FALSE(runs(process));
+}
+
+TEST_CASE("a config that comes through a pipe is refused with several ranks, since each has to read it") {
+  TinyFiles files;
+  const Outcome outcome = quern_run({"sh"}, [&] {
+    const std::string quern = QUERN_BUILD_DIR
+        "/bin/quern train /dev/stdin --set parallel.ranks=2 --set "
+        "parallel.communicator=memcpy --set train.accumulation=2";
+    ::execlp("sh", "sh", "-c", ("cat " + files.config() + " | " + quern).c_str(), nullptr);
+  });
+  check_fails(outcome, 2, {"nothing started these ranks", "a file as its config, not a pipe"});
+}
+
 TEST_CASE("a rank that is slow within the time-out changes nothing") {
   TinyFiles calm, disturbed;
   for (TinyFiles* files : {&calm, &disturbed}) {

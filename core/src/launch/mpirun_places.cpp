@@ -15,6 +15,7 @@
 
 #include "base/files/durable_file.h"
 #include "base/shorten.h"
+#include "launch/supervisor.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -34,6 +35,8 @@ constexpr const char* kPlace =
 
 std::string place_file(const std::string& folder, int rank) { return folder + "/place." + std::to_string(rank); }
 
+std::string output_file(const std::string& folder) { return folder + "/output"; }
+
 std::string text_of(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
@@ -45,6 +48,7 @@ std::string text_of(const std::string& file) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(1);  // it died before that
   ::setpgid(0, 0);                        // a terminal's signals are not for it
+  take_waiting_signals();
   ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
   const int file = ::open(output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(file, stream);
@@ -69,7 +73,7 @@ std::string text_of(const std::string& file) {
 }  // namespace
 
 MpirunPlaces::MpirunPlaces(std::string folder, int size) : folder_(std::move(folder)) {
-  const std::string hold = folder_ + "/hold", output = folder_ + "/output", count = std::to_string(size);
+  const std::string hold = folder_ + "/hold", output = output_file(folder_), count = std::to_string(size);
   if (::mkfifo(hold.c_str(), 0600) == 0) hold_ = OwnedDescriptor(::open(hold.c_str(), O_RDWR | O_CLOEXEC));
   if (!hold_) fail_resources(hold, "cannot be made", errno);
   ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns that mpirun ended
@@ -85,16 +89,30 @@ MpirunPlaces::MpirunPlaces(std::string folder, int size) : folder_(std::move(fol
     }
     const bool ended = ::waitpid(mpirun_, &status, WNOHANG) != 0;
     if (ended) mpirun_ = -1;
+    if (waiting_stop() != 0) {
+      end();
+      return;
+    }
     if (!ended && Clock::now() > deadline) end();
     if (mpirun_ < 0) refuse(status, output);
     std::this_thread::sleep_for(kLook);
   }
+  there_ = true;
+}
+
+std::string MpirunPlaces::last_lines() {
+  constexpr std::size_t kMost = 4096;
+  end();
+  std::string text = text_of(output_file(folder_));
+  if (text.size() > kMost) text.erase(0, text.find('\n', text.size() - kMost) + 1);
+  return text;
 }
 
 void MpirunPlaces::end() noexcept {
   if (mpirun_ < 0) return;
   hold_.reset();
   for (const int signal : {0, SIGTERM, SIGKILL}) {
+    if (signal == 0 && !there_) continue;  // nobody waits for that end yet
     if (signal != 0) ::kill(mpirun_, signal);
     for (const auto deadline = Clock::now() + kEnd; mpirun_ > 0 && Clock::now() < deadline;)
       if (::waitpid(mpirun_, nullptr, WNOHANG) != 0)

@@ -17,13 +17,16 @@ using PlaceEnvironment = std::vector<std::pair<std::string, std::string>>;
 
 class MpirunPlaces {
  public:
-  /// Waits until they are there. `folder` exists and outlives this. Throws a config error when there is no mpirun, a
-  /// resources error with its words when it does not start its processes.
+  /// Waits until they are there, or a signal waits that stops the run. `folder` exists and outlives this. Throws a
+  /// config error when there is no mpirun, a resources error with its words when it does not start its processes.
   MpirunPlaces(std::string folder, int size);
   /// The ranks have ended: mpirun does.
   ~MpirunPlaces() { end(); }
   MpirunPlaces(const MpirunPlaces&) = delete;
   MpirunPlaces& operator=(const MpirunPlaces&) = delete;
+
+  /// Ends mpirun, when the ranks have, and returns what it printed last: MPI's messages in ranks are among that.
+  std::string last_lines();
 
  private:
   void end() noexcept;
@@ -31,6 +34,7 @@ class MpirunPlaces {
   const std::string folder_;
   OwnedDescriptor hold_;  // the places' processes end when nobody has it open
   pid_t mpirun_ = -1;
+  bool there_ = false;  // all places
 };
 
 /// Of the place that MpirunPlaces made in the folder for this rank; empty: none.

@@ -2,11 +2,13 @@
 
 #include <doctest/doctest.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "base/files/test_directory.h"
+#include "launch/supervisor.h"
 #include "quern/error.h"
 
 using namespace quern;
@@ -37,6 +39,23 @@ TEST_CASE("mpirun is missed, or says why it starts nothing") {
   const TestDirectory other;
   const Path refuses("echo no slots >&2; exit 1\n");
   CHECK_THROWS_WITH(MpirunPlaces(other.path(), 2), doctest::Contains("no slots"));
+}
+
+TEST_CASE("mpirun is ended when a signal comes that stops the run while it starts") {
+  const TestDirectory folder;
+  const Path slow("echo $$ >\"$FOLDER/process\"; kill -TERM $PPID; exec sleep 60\n");
+  ::setenv("FOLDER", folder.path().c_str(), 1);
+  pid_t process = 0;
+  {
+    const WaitingSignals waiting;
+    const MpirunPlaces places(folder.path(), 2);
+    CHECK(waiting_stop() == SIGTERM);
+    std::ifstream(folder / "process") >> process;
+    ::signal(SIGTERM, SIG_IGN);  // of this process, from here on
+  }
+  ::signal(SIGTERM, SIG_DFL);
+  REQUIRE(process > 0);
+  CHECK(::kill(process, 0) != 0);
 }
 
 TEST_CASE("each rank has the environment of its place, which is held as long as the places") {

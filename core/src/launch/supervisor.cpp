@@ -39,14 +39,24 @@ bool is_stop(int signal) {
 }
 
 constexpr int kCommunication = static_cast<int>(ErrorCode::communication);
+constexpr int kExitOfLibraries = 1;  // without a word: quern says why it leaves with it
+
+/// Of them, those that are not ignored.
+sigset_t forwarded_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : kForwardedSignals) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&signals, signal);
+  }
+  return signals;
+}
 
 /// The signals that are forwarded, and SIGCHLD, as a descriptor while this lives.
 class SignalQueue {
  public:
   SignalQueue() {
-    sigset_t taken;
-    sigemptyset(&taken);
-    for (const int signal : kForwardedSignals) sigaddset(&taken, signal);
+    sigset_t taken = forwarded_signals();
     sigaddset(&taken, SIGCHLD);
     ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how a process ended
     ::pthread_sigmask(SIG_BLOCK, &taken, &before_);
@@ -58,7 +68,6 @@ class SignalQueue {
   SignalQueue& operator=(const SignalQueue&) = delete;
 
   int descriptor() const { return queue_.get(); }
-  const sigset_t& before() const { return before_; }
   /// 0: none.
   int next() {
     signalfd_siginfo info{};
@@ -90,8 +99,7 @@ struct Prepared {
   std::vector<char*> words, variables;
 };
 
-[[noreturn]] void become(const RankProcess& process, const Prepared& prepared, int err, int link, pid_t parent,
-                         const sigset_t& signals) {
+[[noreturn]] void become(const RankProcess& process, const Prepared& prepared, int err, int link, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it died before that
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -101,7 +109,7 @@ struct Prepared {
   ::dup2(link, kLinkOfRank);
   ::fcntl(kLinkOfRank, F_SETFD, 0);                                      // where it was that already
   for (const int signal : kForwardedSignals) ::signal(signal, SIG_IGN);  // they come over the link
-  ::pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+  take_waiting_signals();
   ::execvpe(prepared.words[0], prepared.words.data(), prepared.variables.data());
   const char* const text = std::strerror(errno);
   for (const char* part : {"quern: error: the program cannot be started: ", text, "\n"})
@@ -160,7 +168,7 @@ class Supervisor {
     const pid_t parent = ::getpid();
     one.link.emplace();
     one.id = ::fork();
-    if (one.id == 0) become(*one.process, prepared, write_end.get(), one.link->other_end(), parent, signals_.before());
+    if (one.id == 0) become(*one.process, prepared, write_end.get(), one.link->other_end(), parent);
     if (one.id < 0) fail_resources(one.process->name, "no process can be started", errno);
     one.link->started();
   }
@@ -276,11 +284,14 @@ class Supervisor {
     });
     const Running& one = first == failed_.end() ? *failed_.front() : **first;
     const bool killed = WIFSIGNALED(*one.status);
-    end.code = killed ? kCommunication : WEXITSTATUS(*one.status);
+    end.unexplained = !killed && one.error.empty() && WEXITSTATUS(*one.status) == kExitOfLibraries;
+    end.code = killed || end.unexplained ? kCommunication : WEXITSTATUS(*one.status);
     end.output = one.said;
     end.cause = one.process->name;
     if (!one.error.empty())
       end.cause = said_by(one.process->name, one.error.substr(0, one.error.find_last_not_of('\n') + 1));
+    else if (end.unexplained)
+      end.cause += " was ended by a library that it uses, with exit code 1";
     else if (!killed)
       end.cause += " ended with exit code " + std::to_string(end.code);
     else
@@ -302,6 +313,27 @@ class Supervisor {
 };
 
 }  // namespace
+
+WaitingSignals::WaitingSignals() {
+  const sigset_t signals = forwarded_signals();
+  ::pthread_sigmask(SIG_BLOCK, &signals, &before_);
+}
+
+int waiting_stop() {
+  sigset_t waiting;
+  ::sigpending(&waiting);
+  for (const int signal : kForwardedSignals)
+    if (is_stop(signal) && sigismember(&waiting, signal)) return signal;
+  return 0;
+}
+
+void take_waiting_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : kForwardedSignals) sigaddset(&signals, signal);
+  sigaddset(&signals, SIGCHLD);
+  ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+}
 
 RunEnd supervise(const std::vector<RankProcess>& processes, const std::function<void(const std::string&)>& warn,
                  const Patience& patience) {

@@ -20,6 +20,23 @@ struct RankProcess {
 /// INT, TERM, HUP, USR1 and XCPU: what stops or saves a run.
 inline constexpr int kForwardedSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
 
+/// While this lives, those of them that are not ignored (nohup) wait: for supervise(), which takes them, or for their
+/// handlers when this goes.
+class WaitingSignals {
+ public:
+  WaitingSignals();
+  ~WaitingSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  WaitingSignals(const WaitingSignals&) = delete;
+  WaitingSignals& operator=(const WaitingSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+/// One that stops a run and waits; 0: none.
+int waiting_stop();
+/// In a process that does not forward them: they reach it.
+void take_waiting_signals();
+
 /// How long processes may take to end, in seconds.
 struct Patience {
   double by_itself = 2;   ///< after another failed, before they are sent SIGTERM
@@ -28,10 +45,11 @@ struct Patience {
 };
 
 struct RunEnd {
-  int code = 0;             ///< of the process that failed first; 6 when a signal ended it
-  bool stopped = false;     ///< by a signal to this process: code is the shell's for it
-  std::string cause = {};   ///< why, for people: "rank 2: out of device memory"; empty: nothing failed
-  std::string output = {};  ///< what else that process wrote last to standard error
+  int code = 0;              ///< of the process that failed first; 6 when a signal or a library ended it
+  bool stopped = false;      ///< by a signal to this process: code is the shell's for it
+  std::string cause = {};    ///< why, for people: "rank 2: out of device memory"; empty: nothing failed
+  std::string output = {};   ///< what else that process wrote last to standard error
+  bool unexplained = false;  ///< it did not say why: a library ended it
 };
 
 /// Runs them until all have ended, on the main thread; none outlives this process. `warn` gets lines that the first

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "base/files/test_directory.h"
 #include "conformance/rank_processes.h"
@@ -41,7 +42,9 @@ struct Outcome {
 };
 
 /// Each script is a rank; `directory` is where they write their process ids, and all of them are gone afterwards.
-Outcome outcome_of(const std::vector<std::string>& scripts) {
+/// `prepare` is called in the process that starts them.
+Outcome outcome_of(
+    const std::vector<std::string>& scripts, const std::function<void()>& prepare = [] {}) {
   const TestDirectory directory;
   std::vector<RankProcess> ranks;
   for (std::size_t i = 0; i < scripts.size(); ++i)
@@ -52,6 +55,7 @@ Outcome outcome_of(const std::vector<std::string>& scripts) {
   // In a process of its own, which signals may reach.
   const RankOutcome outcome = conformance::run_ranks(1, 60, [&](int) {
     std::string warned;
+    prepare();
     const RunEnd end = supervise(
         ranks, [&](const std::string& line) { warned += line; }, kShort);
     return std::to_string(end.code) + (end.stopped ? " stopped " : " ") + end.cause + "\1" + warned + "\1" + end.output;
@@ -94,6 +98,9 @@ TEST_CASE("the first cause is reported, once, and with the rank's name") {
   CHECK(odd.verdict == "77 rank 1 ended with exit code 77");
   CHECK(odd.output == "a library: assertion\n");
   CHECK(odd.warned == "hello\n");
+  const Outcome library = outcome_of({"exit 0", "echo 'MPI: no' >&2; exit 1"});
+  CHECK(library.verdict == "6 rank 1 was ended by a library that it uses, with exit code 1");
+  CHECK(library.output == "MPI: no\n");
 }
 
 TEST_CASE("when one fails, all end within the patience") {
@@ -120,6 +127,14 @@ TEST_CASE("signals go on to all ranks, over their links alone") {
   CHECK(outcome_of({kObeys, "sleep 0.2; kill -TERM $PPID; " + kObeys}).verdict == "143 stopped ");
   CHECK(outcome_of({kObeys, "sleep 0.2; kill -HUP $PPID; " + kObeys}).verdict == "129 stopped ");
   CHECK(outcome_of({"kill -TERM $$; kill -INT $$; sleep 0.2", "sleep 0.1"}).verdict == "0 ");
+  // One that is ignored, as under nohup, is not sent on; one that waits since before the start is.
+  CHECK(outcome_of({"sleep 0.2; kill -HUP $PPID; kill -TERM $PPID; " + kObeys}, [] {
+          ::signal(SIGHUP, SIG_IGN);
+        }).verdict == "143 stopped ");
+  CHECK(outcome_of({kObeys}, [] {
+          static const WaitingSignals waiting;
+          ::raise(SIGTERM);
+        }).verdict == "143 stopped ");
   const std::string saves = kHears + "test $signal = 10";
   CHECK(outcome_of({saves, "sleep 0.2; kill -USR1 $PPID"}).verdict == "0 ");
 }

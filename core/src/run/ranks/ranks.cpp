@@ -30,7 +30,8 @@ RankPlace place_in(const Session& session) {
                .what = place.source.empty() ? "nothing started these ranks" : place.source + " started other ranks",
                .found = std::to_string(wanted),
                .expected = std::to_string(place.size),
-               .next = "run quern train, or start as many ranks with mpirun, srun or torchrun"});
+               .next = "run quern train with a file as its config, not a pipe, or start as many ranks with mpirun, "
+                       "srun or torchrun"});
 }
 
 /// The first lines that differ; "" for one that is not there.
