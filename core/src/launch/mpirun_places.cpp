@@ -1,6 +1,7 @@
 #include "launch/mpirun_places.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -10,7 +11,6 @@
 #include <chrono>
 #include <csignal>
 #include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "base/files/durable_file.h"
@@ -35,29 +35,28 @@ constexpr const char* kPlace =
 
 std::string place_file(const std::string& folder, int rank) { return folder + "/place." + std::to_string(rank); }
 
-std::string output_file(const std::string& folder) { return folder + "/output"; }
-
-std::string text_of(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+std::string text_of(const OwnedDescriptor& file) {
+  std::string text;
+  char bytes[4096];
+  for (ssize_t got = 0; (got = ::pread(file.get(), bytes, sizeof bytes, static_cast<off_t>(text.size()))) > 0;)
+    text.append(bytes, static_cast<std::size_t>(got));
+  return text;
 }
 
 /// For any number of ranks, as root, and without ssh; ranks that end badly leave the others alone.
-[[noreturn]] void be_mpirun(const std::string& folder, const std::string& output, const std::string& size,
-                            pid_t parent) {
+[[noreturn]] void be_mpirun(const std::string& folder, int output, const std::string& size, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(1);  // it died before that
   ::setpgid(0, 0);                        // a terminal's signals are not for it
   take_waiting_signals();
   ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
-  const int file = ::open(output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(file, stream);
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(output, stream);
   ::execlp("mpirun", "mpirun", "-n", size.c_str(), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
            "--enable-recovery", "--mca", "plm", "isolated", "sh", "-c", kPlace, folder.c_str(), nullptr);
   ::_exit(kNotFound);
 }
 
-[[noreturn]] void refuse(int status, const std::string& output) {
+[[noreturn]] void refuse(int status, const OwnedDescriptor& output) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound)
     throw Error(ErrorCode::config, {.where = "parallel.communicator",
                                     .what = "its ranks are started by mpirun",
@@ -73,13 +72,15 @@ std::string text_of(const std::string& file) {
 }  // namespace
 
 MpirunPlaces::MpirunPlaces(std::string folder, int size) : folder_(std::move(folder)) {
-  const std::string hold = folder_ + "/hold", output = output_file(folder_), count = std::to_string(size);
+  const std::string hold = folder_ + "/hold", count = std::to_string(size);
   if (::mkfifo(hold.c_str(), 0600) == 0) hold_ = OwnedDescriptor(::open(hold.c_str(), O_RDWR | O_CLOEXEC));
   if (!hold_) fail_resources(hold, "cannot be made", errno);
+  output_ = OwnedDescriptor(::memfd_create("mpirun", MFD_CLOEXEC));  // a full disk keeps no word of it back
+  if (!output_) fail_resources("mpirun", "no place for what it prints", errno);
   ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns that mpirun ended
   const pid_t parent = ::getpid();
   mpirun_ = ::fork();
-  if (mpirun_ == 0) be_mpirun(folder_, output, count, parent);
+  if (mpirun_ == 0) be_mpirun(folder_, output_.get(), count, parent);
   if (mpirun_ < 0) fail_resources("mpirun", "no process can be started", errno);
   const auto deadline = Clock::now() + kStart;
   for (int rank = 0, status = 0; rank < size;) {
@@ -94,7 +95,7 @@ MpirunPlaces::MpirunPlaces(std::string folder, int size) : folder_(std::move(fol
       return;
     }
     if (!ended && Clock::now() > deadline) end();
-    if (mpirun_ < 0) refuse(status, output);
+    if (mpirun_ < 0) refuse(status, output_);
     std::this_thread::sleep_for(kLook);
   }
   there_ = true;
@@ -103,7 +104,7 @@ MpirunPlaces::MpirunPlaces(std::string folder, int size) : folder_(std::move(fol
 std::string MpirunPlaces::last_lines() {
   constexpr std::size_t kMost = 4096;
   end();
-  std::string text = text_of(output_file(folder_));
+  std::string text = text_of(output_);
   if (text.size() > kMost) text.erase(0, text.find('\n', text.size() - kMost) + 1);
   return text;
 }

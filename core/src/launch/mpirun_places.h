@@ -32,7 +32,8 @@ class MpirunPlaces {
   void end() noexcept;
 
   const std::string folder_;
-  OwnedDescriptor hold_;  // the places' processes end when nobody has it open
+  OwnedDescriptor output_;  // of mpirun
+  OwnedDescriptor hold_;    // the places' processes end when nobody has it open
   pid_t mpirun_ = -1;
   bool there_ = false;  // all places
 };
