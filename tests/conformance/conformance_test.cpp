@@ -127,7 +127,22 @@ TEST_CASE("a communicator that keeps its faults to itself") {
                {"error() after a collective that could not be done", "got nothing"});
 }
 
+TEST_CASE("an update op that looks at more than it states") {
+  for (const char* locality : {"element", "row"}) {
+    PluginHost host = run_host();
+    CheckOptions options;
+    options.settings = {"locality=" + std::string(locality)};
+    const Report report = check(host, (kFolder / "optimizer" / "libquern_ratio.so").string(), options);
+    const std::string text = report.text();
+    CAPTURE(text);
+    CHECK(report.count(Verdict::broken) == 1);
+    CHECK(text.find("op ratio_update, which states locality " + std::string(locality)) != std::string::npos);
+    CHECK(text.find("after a change of gradient's element") != std::string::npos);
+  }
+}
+
 TEST_CASE("sound plugins of other kinds") {
+  check_sound(checked("optimizer", "ratio"));
   check_sound(checked("offload", "sound"));
   check_sound(checked("communicator", "sound"));
   for (const char* builtin : {"optimizer/adamw", "schedule/cosine", "log/jsonl", "log/console"}) {

@@ -32,7 +32,8 @@ UpdateOp AdamW::update(const ParameterSpec& parameter) const {
           .attributes = {{"beta1", options_.beta1},
                          {"beta2", options_.beta2},
                          {"eps", options_.eps},
-                         {"weight_decay", parameter.decay ? options_.weight_decay : 0.0}}};
+                         {"weight_decay", parameter.decay ? options_.weight_decay : 0.0}},
+          .locality = UpdateLocality::element};
 }
 
 std::vector<Factory> optimizer_factories() {

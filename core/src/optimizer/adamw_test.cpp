@@ -12,6 +12,7 @@ TEST_CASE("matrices decay, norms and biases do not") {
   UpdateOp op = adamw.update(matrix("w", ParameterGroup::block, "w{layer}", 3, 5));
   CHECK(op.kind == "adamw");
   CHECK(op.attributes == attributes(0.2));
+  CHECK(op.locality == UpdateLocality::element);
   CHECK(adamw.update(vector("n", ParameterGroup::block, "n{layer}", 5, Init::Kind::ones)).attributes == attributes(0));
   CHECK(adamw.update(packed("b", ParameterGroup::block, {{"b{layer}", 5, {Init::Kind::zeros, 0}}}, 1)).attributes ==
         attributes(0));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/format.h"
 #include "program/names.h"
 #include "quern/checked.h"
 #include "quern/error.h"
@@ -43,6 +44,18 @@ const Placement& placement_of(TensorOwner owner, const StatePlacement& state) {
     case TensorOwner::activation: return state.activations;
     default: return on_device;
   }
+}
+
+std::string Plan::whole_on_ranks() const {
+  if (options.state.ranks == 1 || options.state.master.sharding != Sharding::ranks) return "";
+  std::map<std::string, std::vector<std::string>> names;  // by op
+  for (const ParameterPlan& parameter : parameters)
+    if (parameter.spec.extents.size() > 1 && parameter.update.locality == UpdateLocality::matrix)
+      names[parameter.update.kind].push_back(parameter.spec.name);
+  std::vector<std::string> texts;
+  for (const auto& [kind, of_kind] : names)
+    texts.push_back(format_list(of_kind) + ", of which op \"" + kind + "\" needs whole matrices");
+  return format_list(texts);
 }
 
 PlanParts PlanParts::with(const PrecisionBackend& backend) const {

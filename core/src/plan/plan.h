@@ -72,8 +72,8 @@ struct PlanParts {
   const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
   std::vector<OffloadTraits> stores = {};             ///< a store that is not among them is taken to be in host memory
   std::int64_t communicator_bytes = 0;                ///< of device memory, by what ranks meet through
-  /// Backends of the same bits as `precision`, but for the order in which products sum, one of which trains; empty: that
-  /// one. Without a budget it is the first that fits.
+  /// Backends of the same bits as `precision`, but for the order in which products sum, one of which trains; empty:
+  /// that one. Without a budget it is the first that fits.
   std::vector<PrecisionForm> forms = {};
 
   /// Of the store of that id; null: not among them.
@@ -159,7 +159,8 @@ struct ParameterForms {
 
 struct ParameterPlan {
   ParameterSpec spec;
-  RowBounds bounds = {};              ///< of its shards
+  UpdateOp update = {};
+  RowBounds bounds = {};              ///< of its shards; empty: every rank has the whole
   std::vector<ParameterForms> forms;  ///< by layer class; one for all outside the layers
 };
 
@@ -264,6 +265,9 @@ struct Plan {
   std::int64_t device_total() const { return device_bytes + beside_bytes; }
   /// Pinned, and of stores in host memory.
   std::int64_t host_bytes() const;
+  /// "qkv.weight and o.weight, of which op "muon" needs whole matrices": what every rank keeps and updates whole
+  /// although ranks shard the optimizer. Empty: nothing.
+  std::string whole_on_ranks() const;
   /// Whether the update is put off to the next step's forward pass (Run::settle). That of ranks is not: all have to
   /// agree on amaxes and gather before any weight can be read.
   bool defers_update() const { return updates.size() > 1 && !options.state.meet; }

@@ -119,6 +119,7 @@ class Planner {
           plan_.parameter_count, checked_product(spec.count(), spec.group == ParameterGroup::block ? layers() : 1));
       plan_.parameters.push_back(std::move(parameter));
     }
+    check_shards();
     if (!plan_.options.train) return;
     const StatePlacement& state = plan_.options.state;
     const bool gradients = state.gradients.memory != kOnDevice;
@@ -150,7 +151,7 @@ class Planner {
   // Parameters that are split have refreshes in two parts, around the gathering of copies, or where these need all rows
   // at once of the master.
   ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes) {
-    ParameterPlan parameter{.spec = spec, .bounds = {}, .forms = {}};
+    ParameterPlan parameter{.spec = spec, .update = parts_.optimizer.update(spec), .bounds = {}, .forms = {}};
     std::int64_t groups = 1;
     bool whole = false;
     for (const Program& refresh : refreshes) {
@@ -158,7 +159,7 @@ class Planner {
       whole = whole || own == 0;
       groups = std::lcm(groups, std::max<std::int64_t>(own, 1));
     }
-    shards_.add(spec, groups, alignment());
+    if (parameter.update.locality != UpdateLocality::matrix) shards_.add(spec, groups, alignment());
     parameter.bounds = shards_.bounds(spec.name);
     if (whole && !parameter.bounds.empty()) tensors_.whole_masters.insert(spec.name);
     std::vector<std::vector<Value>>& copies = tensors_.copies[spec.name];
@@ -204,6 +205,17 @@ class Planner {
   std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment()); }
 
   // ---- refusals ----
+
+  void check_shards() const {
+    const auto& all = plan_.parameters;
+    if (std::any_of(all.begin(), all.end(), [](const ParameterPlan& p) { return !p.bounds.empty(); })) return;
+    if (const std::string whole = plan_.whole_on_ranks(); !whole.empty())
+      throw Error(ErrorCode::config, {.where = "parallel.shard_optimizer",
+                                      .what = "ranks shard rows, and each would have the whole of " + whole,
+                                      .found = "\"ranks\"",
+                                      .expected = "\"none\", or an optimizer that updates elements or rows",
+                                      .next = "set it to \"none\", and memory.moments to a store if memory is short"});
+  }
 
   void check_tree() const {
     auto refuse = [](const char* key, const char* what, const char* next) {

@@ -107,6 +107,7 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
   text += fmt::format("ranks           {}\n\n", plan.options.state.ranks);
   text += memory_table(plan);
   text += "\n" + state_table(plan);
+  if (const std::string whole = plan.whole_on_ranks(); !whole.empty()) text += "  whole on every rank: " + whole + "\n";
   if (!plan.decisions.empty()) text += "\n" + choice_table(plan);
   text += "\nkept of a layer for the backward pass\n";
   for (const LayerClass& layer : plan.classes) {

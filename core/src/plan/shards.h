@@ -1,6 +1,6 @@
 #pragma once
-// How the parameters of a run are split over its ranks: each rank keeps and updates some rows of every matrix, and
-// makes its rows of the working copies, which all ranks then gather.
+// How the parameters of a run are split over its ranks: each rank keeps and updates some rows of every matrix that may
+// be split, and makes its rows of the working copies, which all ranks then gather.
 
 #include <cstdint>
 #include <map>

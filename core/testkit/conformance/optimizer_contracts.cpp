@@ -1,9 +1,13 @@
 // Of optimizers and schedules, on a small model on the oracle.
 #include <cmath>
+#include <cstring>
+#include <set>
 
+#include "base/format.h"
 #include "conformance/contracts.h"
 #include "conformance/trial.h"
 #include "quern/step_state.h"
+#include "quern/testkit/op_launch.h"
 #include "quern/testkit/tiny_model.h"
 
 namespace quern::conformance {
@@ -111,6 +115,147 @@ std::string optimizer_resumes(const Subject& subject, const Model& model) {
   });
 }
 
+// ---- locality: the update op on parts of a tensor beside the same op on all of it ----
+
+using testkit::PoisonedTensor;
+
+/// One launch of the update op on parameters of one shape, of which it takes `rows` rows from `first` on.
+class UpdateRun {
+ public:
+  UpdateRun(Device& device, const Optimizer& optimizer, const ParameterSpec& spec)
+      : device_(device), states_(optimizer.states()), op_(optimizer.update(spec)), extents_(spec.extents) {}
+
+  /// Adds a tensor: its gradient, master and states, with values of that seed.
+  void add(std::uint64_t seed) {
+    std::vector<PoisonedTensor>& tensor = tensors_.emplace_back();
+    auto fill = [&](DType dtype, double mean, double deviation) {
+      std::vector<float> values = testkit::random_normal(element_count(extents_), seed * 64 + tensor.size(), deviation);
+      for (float& value : values) value = static_cast<float>(mean + std::fabs(value));
+      tensor.emplace_back(dtype, extents_, values);
+    };
+    fill(DType::f32, -0.5, 1);
+    fill(DType::f32, -0.5, 1);
+    for (const OptimizerState& state : states_) fill(state.dtype, 0.01, 0.1);  // positive, as second moments are
+  }
+  PoisonedTensor& operand(std::size_t tensor, std::size_t i) { return tensors_[tensor][i]; }
+  std::size_t operands() const { return 2 + states_.size(); }
+  std::string name_of(std::size_t i) const { return i == 0 ? "gradient" : i == 1 ? "master" : states_[i - 2].name; }
+
+  /// New masters and states, by tensor and operand (from 1).
+  std::vector<PoisonedTensor> run(std::int64_t first = 0, std::int64_t rows = -1) const {
+    const std::int64_t row = element_count(extents_) / extents_[0], taken = rows < 0 ? extents_[0] : rows;
+    OpInstance op;
+    op.kind = op_.kind;
+    op.attributes = op_.attributes;
+    const UpdateState update{.gradient_scale = 0.5f, .gradient_norm = 1.0f, .apply = 1.0f};
+    const StepState step{.step = 6, .seed_low = 5, .learning_rate = 0.01f, .clip_norm = 1.0f, .updates = 6};
+    PoisonedTensor update_words(DType::f32, {4}), step_words(DType::u32, {16});
+    std::memcpy(update_words.view().data, &update, sizeof update);
+    std::memcpy(step_words.view().data, &step, sizeof step);
+    std::vector<View> inputs{update_words.view(), step_words.view()};
+    std::vector<std::pair<int, int>> in_place;
+    std::vector<double> objects, offsets;
+    for (const auto& tensor : tensors_) {
+      for (std::size_t i = 0; i < tensor.size(); ++i) {
+        View view = tensor[i].view();
+        view.data = view.as<char>() + static_cast<std::size_t>(first * row) * size_of(view.dtype);
+        view.extents[0] = taken;
+        if (i > 0) {
+          in_place.emplace_back(static_cast<int>(op.outputs.size()), static_cast<int>(inputs.size()));
+          op.outputs.push_back({view.dtype, view.extents, true});
+        }
+        inputs.push_back(view);
+      }
+      objects.push_back(static_cast<double>(3 + objects.size()));
+      offsets.push_back(static_cast<double>(first * row));
+    }
+    op.attributes.set("objects", std::move(objects));
+    op.attributes.set("offsets", std::move(offsets));
+    std::vector<PoisonedTensor> results = testkit::launch_once(device_, op, inputs, in_place);
+    results.resize(op.outputs.size(), PoisonedTensor(DType::f32, {0}));
+    return results;
+  }
+
+ private:
+  Device& device_;
+  std::vector<OptimizerState> states_;
+  UpdateOp op_;
+  Extents extents_;
+  std::vector<std::vector<PoisonedTensor>> tensors_;
+};
+
+std::size_t bytes_of_row(const View& view) { return view.bytes() / static_cast<std::size_t>(view.extents[0]); }
+
+/// Rows alone, in parts of several sizes that a device aligns, are those of the whole.
+void rows_alone(const UpdateRun& run, const Extents& extents, const std::string& who) {
+  const std::vector<PoisonedTensor> whole = run.run();
+  for (const std::int64_t rows : {std::int64_t{16}, std::int64_t{48}})
+    for (std::int64_t first = 0; first < extents[0]; first += rows) {
+      const std::int64_t taken = std::min(rows, extents[0] - first);
+      const std::vector<PoisonedTensor> part = run.run(first, taken);
+      for (std::size_t o = 0; o < whole.size(); ++o) {
+        const View &got = part[o].view(), &want = whole[o].view();
+        const char* from = want.as<char>() + static_cast<std::size_t>(first) * bytes_of_row(want);
+        need(std::memcmp(got.data, from, got.bytes()) == 0,
+             who + ": rows " + std::to_string(first) + " to " + std::to_string(first + taken - 1) + " of output " +
+                 std::to_string(o) + ", updated without the others",
+             "other bits", "those of the whole");
+      }
+    }
+}
+
+/// A change of one element of an operand changes what `locality` allows.
+void reaches(UpdateRun& run, UpdateLocality locality, const Extents& extents, const std::string& who) {
+  const std::vector<PoisonedTensor> before = run.run();
+  const std::size_t outputs = run.operands() - 1;  // of a tensor
+  const std::int64_t changed_row = extents[0] / 2, row = element_count(extents) / extents[0];
+  const auto element = static_cast<std::size_t>(changed_row * row + row / 3);
+  for (std::size_t i = 0; i < run.operands(); ++i) {
+    const PoisonedTensor kept = run.operand(0, i);
+    std::vector<float> values = kept.floats();
+    values[element] = values[element] * 3 + 1;
+    run.operand(0, i) = PoisonedTensor(kept.view().dtype, extents, values);
+    const std::vector<PoisonedTensor> after = run.run();
+    run.operand(0, i) = kept;
+    for (std::size_t o = 0; o < after.size(); ++o) {
+      const View &got = after[o].view(), &want = before[o].view();
+      const std::size_t size = size_of(got.dtype);
+      for (std::size_t k = 0; k < static_cast<std::size_t>(got.count()); ++k) {
+        const bool own =
+            o < outputs &&
+            (locality == UpdateLocality::matrix ||
+             (locality == UpdateLocality::row && static_cast<std::int64_t>(k) / row == changed_row) || k == element);
+        need(own || std::memcmp(got.as<char>() + k * size, want.as<char>() + k * size, size) == 0,
+             who + ": element " + std::to_string(k) + " of output " + std::to_string(o) + " after a change of " +
+                 run.name_of(i) + "'s element " + std::to_string(element) + " of the first tensor",
+             "other bits", "as before");
+      }
+    }
+  }
+}
+
+/// What the op states to depend on is all that it depends on, and tensors of one launch on none of another.
+std::string local(const Subject& subject) {
+  auto device = oracle(subject.host);
+  auto optimizer = subject.make<Optimizer>();
+  std::set<std::string> stated;
+  for (const auto group : {ParameterGroup::embedding, ParameterGroup::block, ParameterGroup::head})
+    for (const ParameterSpec& spec : {matrix("w", group, "w", 80, 24), matrix("tall", group, "tall", 96, 4),
+                                      vector("v", group, "v", 96, Init::Kind::ones)}) {
+      const UpdateOp op = optimizer->update(spec);
+      const char* names[] = {"element", "row", "matrix"};
+      const std::string name = names[static_cast<std::size_t>(op.locality)];
+      const std::string who = "op " + op.kind + ", which states locality " + name;
+      UpdateRun run(*device, *optimizer, spec);
+      run.add(1);
+      run.add(2);
+      reaches(run, op.locality, spec.extents, who);
+      if (op.locality != UpdateLocality::matrix) rows_alone(run, spec.extents, who);
+      stated.insert(op.kind + ": " + name);
+    }
+  return format_list({stated.begin(), stated.end()});
+}
+
 std::string factors(const Subject& subject) {
   for (std::int64_t steps : {1, 2, 7, 1000, 1'000'000}) {
     auto schedule = subject.make<Schedule>(), other = subject.make<Schedule>();
@@ -134,6 +279,7 @@ void check_optimizer(Report& report, const Subject& subject) {
   report.contract("learns", [&] { return learns(subject, model); });
   report.contract("learning rate", [&] { return keeps_to_rate(subject, model); });
   report.contract("gradient scale", [&] { return scales_gradients(subject, model); });
+  report.contract("locality", [&] { return local(subject); });
   report.contract("skips", [&] { return skips(subject, model); });
   report.contract("save and restore", [&] { return optimizer_resumes(subject, model); });
 }

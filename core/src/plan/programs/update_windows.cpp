@@ -146,7 +146,8 @@ class Splitter {
     const ParameterSpec& spec = plan_.parameters[part.parameter].spec;
     const Program& refresh = refresh_of(part);
     const std::int64_t groups = row_groups_of(refresh, plan_.ops), bytes = bytes_of(part);
-    if (spec.extents.size() < 2 || groups == 0 || !has_rows(refresh)) return {};
+    if (spec.extents.size() < 2 || parameter_of(part).update.locality == UpdateLocality::matrix) return {};
+    if (groups == 0 || !has_rows(refresh)) return {};
     if (bytes <= (is_made_twice(refresh) ? kLargest * limit_ : limit_)) return {};
     const std::int64_t unit = std::lcm(groups, alignment_ / std::gcd(alignment_, spec.columns()));
     // All but the last are of one size, so that every rank has as many.

@@ -1,0 +1,100 @@
+// An optimizer whose step is scaled by the ratio of two norms of a whole matrix, as LAMB's is (You et al., "Large Batch
+// Optimization for Deep Learning", 2020). `locality` is what it states: anything but "matrix" is its fault.
+#include <cmath>
+#include <cstring>
+
+#include "quern/options.h"
+#include "quern/plugin.h"
+#include "quern/step_state.h"
+
+namespace {
+
+using namespace quern;
+
+template <class Words>
+Words words_of(const View& view) {
+  Words words;
+  std::memcpy(&words, view.data, sizeof words);
+  return words;
+}
+
+double norm_of(const View& x) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < x.count(); ++i) sum += double{x.as<float>()[i]} * double{x.as<float>()[i]};
+  return std::sqrt(sum);
+}
+
+/// update, step, and of each tensor gradient, master, moment1, moment2 -> master, moment1, moment2
+class RatioKernel final : public Kernel {
+ public:
+  void launch(std::span<const View> in, std::span<const View> out, const Exec&) const override {
+    const auto update = words_of<UpdateState>(in[0]);
+    const auto step = words_of<StepState>(in[1]);
+    if (update.apply == 0) return;
+    for (std::size_t i = 0; i < out.size(); i += 3) {
+      const View &gradient = in[2 + i / 3 * 4], &master = out[i], &moment = out[i + 1];
+      for (std::int64_t k = 0; k < master.count(); ++k)
+        moment.as<float>()[k] = 0.9f * moment.as<float>()[k] + 0.1f * update.gradient_scale * gradient.as<float>()[k];
+      const double moved = norm_of(moment), kept = norm_of(master);
+      const double ratio = moved > 0 && kept > 0 ? kept / moved : 1;
+      for (std::int64_t k = 0; k < master.count(); ++k)
+        master.as<float>()[k] -= static_cast<float>(double{step.learning_rate} * ratio) * moment.as<float>()[k];
+    }
+  }
+};
+
+struct RatioOptions {
+  std::string locality = "matrix";
+  bool blocks_only = false;
+};
+
+OptionTable<RatioOptions> ratio_options() {
+  OptionTable<RatioOptions> t;
+  t.add("locality", &RatioOptions::locality, "what the op states").one_of({"element", "row", "matrix"});
+  t.add("blocks_only", &RatioOptions::blocks_only, "AdamW outside the layers");
+  return t;
+}
+
+class Ratio final : public Optimizer {
+ public:
+  explicit Ratio(const RatioOptions& options) : options_(options) {}
+  std::vector<OptimizerState> states() const override { return {{.name = "moment1"}, {.name = "moment2"}}; }
+  UpdateOp update(const ParameterSpec& parameter) const override {
+    if (options_.blocks_only && parameter.group != ParameterGroup::block)
+      return {.kind = "adamw",
+              .attributes = {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.0}},
+              .locality = UpdateLocality::element};
+    const bool element = options_.locality == "element", row = options_.locality == "row";
+    return {.kind = "ratio_update",
+            .attributes = {},
+            .locality = element ? UpdateLocality::element
+                        : row   ? UpdateLocality::row
+                                : UpdateLocality::matrix};
+  }
+
+ private:
+  RatioOptions options_;
+};
+
+}  // namespace
+
+QUERN_PLUGIN("optimizer", "ratio", manifest) {
+  manifest.version = "1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.ops.push_back({.kind = "ratio_update",
+                          .inputs = {"update", "step", "tensors*"},
+                          .outputs = {"new_master", "new_moment1", "new_moment2"},
+                          .infer =
+                              [](InferContext& c) {
+                                for (std::size_t i = 0; i < c.outputs.size(); ++i) {
+                                  const Value& like = *c.inputs[2 + 4 * (i / 3) + 1 + i % 3];
+                                  c.outputs[i].shape = like.shape, c.outputs[i].dtype = like.dtype;
+                                }
+                              },
+                          .updates = {{0, 3}, {1, 4}, {2, 5}}});
+  manifest.kernels.push_back(
+      {"cpu", "ratio_update", [](const OpInstance&) { return std::make_unique<RatioKernel>(); }});
+  manifest.add<Optimizer>(
+      "ratio", "momentum, scaled by norms of whole matrices", ratio_options().specs(),
+      [](const OptionValues& values) { return std::make_unique<Ratio>(ratio_options().bind(values)); });
+}
