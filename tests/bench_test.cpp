@@ -12,6 +12,7 @@
 #include "run/session.h"
 
 using namespace quern;
+using namespace quern::bench;
 using namespace quern::testing;
 
 namespace {

@@ -3,7 +3,7 @@
 #include "base/format.h"
 #include "quern/error.h"
 
-namespace quern {
+namespace quern::ab {
 
 namespace {
 
@@ -124,4 +124,4 @@ std::vector<Arm> make_arms(const std::vector<std::string>& vary, const std::vect
   return arms;
 }
 
-}  // namespace quern
+}  // namespace quern::ab

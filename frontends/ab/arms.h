@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace quern {
+namespace quern::ab {
 
 struct Arm {
   std::string name;                    ///< its assignments, as the user wrote them
@@ -22,4 +22,4 @@ std::vector<std::string> split_values(std::string_view text);
 /// and fewer than two arms.
 std::vector<Arm> make_arms(const std::vector<std::string>& vary, const std::vector<std::string>& arms);
 
-}  // namespace quern
+}  // namespace quern::ab

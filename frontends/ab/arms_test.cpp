@@ -5,6 +5,7 @@
 #include "quern/error.h"
 
 using namespace quern;
+using namespace quern::ab;
 
 namespace {
 

@@ -15,7 +15,7 @@
 #include "base/files/durable_file.h"
 #include "quern/error.h"
 
-namespace quern {
+namespace quern::ab {
 
 namespace {
 
@@ -120,4 +120,4 @@ std::string last_error(const std::string& err_file) {
   return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
 }
 
-}  // namespace quern
+}  // namespace quern::ab

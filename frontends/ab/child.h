@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace quern {
+namespace quern::ab {
 
 struct ChildResult {
   int code = 0;                      ///< exit code, or 128 + the signal that ended it
@@ -23,4 +23,4 @@ ChildResult run_child(const std::vector<std::string>& words, const std::string& 
 /// What a program last said on standard error: from the last "quern: error: " on, else the last line; shortened.
 std::string last_error(const std::string& err_file);
 
-}  // namespace quern
+}  // namespace quern::ab

@@ -9,6 +9,7 @@
 #include "base/files/test_directory.h"
 
 using namespace quern;
+using namespace quern::ab;
 
 namespace {
 

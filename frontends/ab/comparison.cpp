@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-namespace quern {
+namespace quern::ab {
 
 namespace {
 
@@ -120,4 +120,4 @@ std::vector<ArmFigures> compare(const std::vector<ArmRuns>& arms) {
   return figures;
 }
 
-}  // namespace quern
+}  // namespace quern::ab

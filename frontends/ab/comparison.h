@@ -10,7 +10,7 @@
 #include "ab/run_log.h"
 #include "ab/statistics.h"
 
-namespace quern {
+namespace quern::ab {
 
 struct Run {
   std::int64_t seed = 0;
@@ -70,4 +70,4 @@ std::string comparison_markdown(const ComparisonHead& head, const std::vector<Ar
 /// The same with every run, for programs.
 std::string comparison_json(const ComparisonHead& head, const std::vector<ArmRuns>& arms);
 
-}  // namespace quern
+}  // namespace quern::ab

@@ -9,7 +9,7 @@
 #include "ab/comparison.h"
 #include "base/format.h"
 
-namespace quern {
+namespace quern::ab {
 
 namespace {
 
@@ -225,4 +225,4 @@ std::string comparison_json(const ComparisonHead& head, const std::vector<ArmRun
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace quern
+}  // namespace quern::ab

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 using namespace quern;
+using namespace quern::ab;
 
 namespace {
 

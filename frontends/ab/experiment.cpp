@@ -13,7 +13,7 @@
 #include "quern/error.h"
 #include "quern/options.h"
 
-namespace quern {
+namespace quern::ab {
 
 namespace {
 
@@ -138,4 +138,4 @@ ExperimentResult run_experiment(const Experiment& experiment, const Progress& pr
   return result;
 }
 
-}  // namespace quern
+}  // namespace quern::ab

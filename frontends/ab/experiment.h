@@ -10,7 +10,7 @@
 #include "ab/comparison.h"
 #include "checkpoint/checkpoint_store.h"
 
-namespace quern {
+namespace quern::ab {
 
 struct Experiment {
   std::string program;                 ///< the quern to run
@@ -36,4 +36,4 @@ using Progress = std::function<void(const Arm& arm, const Run& run, int number, 
 /// A config error when the directory holds something else, a resources error when another process compares there.
 ExperimentResult run_experiment(const Experiment& experiment, const Progress& progress);
 
-}  // namespace quern
+}  // namespace quern::ab

@@ -6,6 +6,7 @@
 #include "quern/testkit/refusal.h"
 
 using namespace quern;
+using namespace quern::ab;
 
 TEST_CASE("nobody else compares in the directory until the report is written") {
   TestDirectory directory;

@@ -10,7 +10,7 @@
 
 #include "quern/error.h"
 
-namespace quern {
+namespace quern::ab {
 
 namespace {
 
@@ -76,4 +76,4 @@ std::optional<std::int64_t> first_difference(const RunLog& a, const RunLog& b) {
   return std::nullopt;
 }
 
-}  // namespace quern
+}  // namespace quern::ab

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace quern {
+namespace quern::ab {
 
 struct StepRecord {
   std::int64_t step = 0;
@@ -30,4 +30,4 @@ RunLog read_run_log(const std::string& path);
 /// First step whose loss has other bits, or which only one of them has; none when there is no such step.
 std::optional<std::int64_t> first_difference(const RunLog& a, const RunLog& b);
 
-}  // namespace quern
+}  // namespace quern::ab

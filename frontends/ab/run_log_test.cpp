@@ -9,6 +9,7 @@
 #include "quern/error.h"
 
 using namespace quern;
+using namespace quern::ab;
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <random>
 
-namespace quern {
+namespace quern::ab {
 
 namespace {
 
@@ -53,4 +53,4 @@ Interval median_interval(const std::vector<std::vector<double>>& groups) {
   return {medians[kDraws * 25 / 1000], medians[kDraws * 975 / 1000 - 1]};
 }
 
-}  // namespace quern
+}  // namespace quern::ab

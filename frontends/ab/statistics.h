@@ -5,7 +5,7 @@
 
 #include "base/median.h"
 
-namespace quern {
+namespace quern::ab {
 
 double mean_of(const std::vector<double>& values);
 /// Sample standard deviation (n - 1); NaN for fewer than two values.
@@ -22,4 +22,4 @@ Interval range_of(const std::vector<double>& values);
 /// resemble each other more than those of another run. The same samples give the same interval.
 Interval median_interval(const std::vector<std::vector<double>>& groups);
 
-}  // namespace quern
+}  // namespace quern::ab

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 using namespace quern;
+using namespace quern::ab;
 
 TEST_CASE("mean, deviation and median, and NaN where there is none") {
   CHECK(mean_of({1, 2, 6}) == 3);

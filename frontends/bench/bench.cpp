@@ -9,7 +9,7 @@
 #include "quern/random.h"
 #include "run/weights.h"
 
-namespace quern {
+namespace quern::bench {
 
 namespace {
 
@@ -176,4 +176,4 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
   return result;
 }
 
-}  // namespace quern
+}  // namespace quern::bench

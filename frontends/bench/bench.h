@@ -15,7 +15,7 @@
 #include "plan/time/step_time.h"
 #include "run/session.h"
 
-namespace quern {
+namespace quern::bench {
 
 /// One op of the programs, over all layers of one micro-step (or of the optimizer step).
 struct OpTime {
@@ -83,4 +83,4 @@ std::string bench_json(const BenchResult& result, const Session& session, const 
 /// How the text of bench_json begins.
 inline constexpr FileKind kBenchFile{"a file of quern bench", "{\n \"device\": \""};
 
-}  // namespace quern
+}  // namespace quern::bench

@@ -6,7 +6,7 @@
 #include "config/document.h"
 #include "plan/time/estimate.h"
 
-namespace quern {
+namespace quern::bench {
 
 namespace {
 
@@ -142,4 +142,4 @@ std::string bench_json(const BenchResult& result, const Session& session, const 
   return json.dump(1) + "\n";
 }
 
-}  // namespace quern
+}  // namespace quern::bench

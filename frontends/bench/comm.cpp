@@ -10,7 +10,7 @@
 #include "bench/throttled_device.h"
 #include "quern/error.h"
 
-namespace quern {
+namespace quern::bench {
 
 namespace {
 
@@ -216,4 +216,4 @@ CommBenchResult run_comm_bench(Session& session, Ranks& ranks, const CommBenchOp
   return result;
 }
 
-}  // namespace quern
+}  // namespace quern::bench

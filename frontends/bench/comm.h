@@ -11,7 +11,7 @@
 #include "run/ranks/ranks.h"
 #include "run/session.h"
 
-namespace quern {
+namespace quern::bench {
 
 /// One collective at one size. Seconds are the slowest rank's, the median of several.
 struct CollectiveTime {
@@ -55,4 +55,4 @@ std::string comm_bench_json(const CommBenchResult& result, const DeviceTraits& d
 /// How the text of comm_bench_json begins.
 inline constexpr FileKind kCommBenchFile{"a file of quern bench comm", "{\n \"communicator\": \""};
 
-}  // namespace quern
+}  // namespace quern::bench

@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "bench/comm.h"
 
-namespace quern {
+namespace quern::bench {
 
 std::string comm_table_head(const CommBenchResult& result, const DeviceTraits& device) {
   return fmt::format("{}, {} ranks of {}; link rated at {:.4g} GB/s\n\n{:<16}{:>12}{:>12}{:>12}{:>10}\n",
@@ -52,4 +52,4 @@ std::string comm_bench_json(const CommBenchResult& result, const DeviceTraits& d
   return json.dump(1) + "\n";
 }
 
-}  // namespace quern
+}  // namespace quern::bench

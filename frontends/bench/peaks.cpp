@@ -7,7 +7,7 @@
 #include "base/median.h"
 #include "bench/random_product.h"
 
-namespace quern {
+namespace quern::bench {
 
 namespace {
 
@@ -87,4 +87,4 @@ DeviceTraits with_measured(DeviceTraits rated, const Peaks& peaks) {
   return rated;
 }
 
-}  // namespace quern
+}  // namespace quern::bench

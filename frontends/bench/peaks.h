@@ -10,7 +10,7 @@
 
 #include "quern/device.h"
 
-namespace quern {
+namespace quern::bench {
 
 struct Peaks {
   double memory_rate = 0;                               ///< bytes/s, read + write: see measure_memory_rate
@@ -28,4 +28,4 @@ Peaks measure_peaks(Device& device);
 /// `rated` with the rates that were measured instead; a format that was left out has none.
 DeviceTraits with_measured(DeviceTraits rated, const Peaks& peaks);
 
-}  // namespace quern
+}  // namespace quern::bench

@@ -6,7 +6,7 @@
 
 #include "bench/peaks.h"
 
-namespace quern {
+namespace quern::bench {
 
 namespace {
 
@@ -91,4 +91,4 @@ ProductsBenchResult run_products_bench(Device& device, const ProductsBenchOption
   return result;
 }
 
-}  // namespace quern
+}  // namespace quern::bench

@@ -10,7 +10,7 @@
 #include "bench/random_product.h"
 #include "plan/plan.h"
 
-namespace quern {
+namespace quern::bench {
 
 struct ProductSize {
   std::int64_t m = 0, n = 0, k = 0;
@@ -58,4 +58,4 @@ std::string products_bench_json(const ProductsBenchResult& result, const DeviceT
 /// How the text of products_bench_json begins.
 inline constexpr FileKind kProductsBenchFile{"a file of quern bench products", "{\n \"products_of\": \""};
 
-}  // namespace quern
+}  // namespace quern::bench

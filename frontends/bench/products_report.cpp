@@ -4,7 +4,7 @@
 #include "bench/products.h"
 #include "plan/time/estimate.h"
 
-namespace quern {
+namespace quern::bench {
 
 std::string name_of(ProductScales scales) {
   switch (scales) {
@@ -70,4 +70,4 @@ std::string products_bench_json(const ProductsBenchResult& result, const DeviceT
   return json.dump(1) + "\n";
 }
 
-}  // namespace quern
+}  // namespace quern::bench

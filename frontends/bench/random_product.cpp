@@ -7,7 +7,7 @@
 #include "quern/error.h"
 #include "quern/numeric.h"
 
-namespace quern {
+namespace quern::bench {
 
 namespace {
 
@@ -129,4 +129,4 @@ void RandomProduct::launch() {
   kernel_->launch(inputs_, outputs_, {device_.stream(StreamKind::compute), workspace_.data()});
 }
 
-}  // namespace quern
+}  // namespace quern::bench

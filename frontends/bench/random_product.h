@@ -8,7 +8,7 @@
 
 #include "quern/device.h"
 
-namespace quern {
+namespace quern::bench {
 
 /// Memory of a device, given back.
 class DeviceMemory {
@@ -68,4 +68,4 @@ class RandomProduct {
   std::vector<View> inputs_, outputs_;
 };
 
-}  // namespace quern
+}  // namespace quern::bench

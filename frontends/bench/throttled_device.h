@@ -7,7 +7,7 @@
 
 #include "quern/testkit/forwarding_device.h"
 
-namespace quern {
+namespace quern::bench {
 
 class ThrottledDevice final : public testkit::ForwardingDevice {
  public:
@@ -28,4 +28,4 @@ class ThrottledDevice final : public testkit::ForwardingDevice {
   double rate_;
 };
 
-}  // namespace quern
+}  // namespace quern::bench

@@ -21,6 +21,8 @@
 
 namespace quern::cli {
 
+using namespace ab;
+
 namespace {
 
 namespace fs = std::filesystem;

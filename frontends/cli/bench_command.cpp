@@ -11,6 +11,8 @@
 
 namespace quern::cli {
 
+using namespace bench;
+
 int bench_command(const Arguments& arguments) {
   if (!arguments.empty() && arguments[0] == "comm") return comm_command({arguments.begin() + 1, arguments.end()});
   if (!arguments.empty() && arguments[0] == "products")

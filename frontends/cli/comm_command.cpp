@@ -13,6 +13,8 @@
 
 namespace quern::cli {
 
+using namespace bench;
+
 namespace {
 
 /// "64KiB" as it is; of a rate, "8GB/s", what is before "/s".

@@ -13,6 +13,8 @@
 
 namespace quern::cli {
 
+using namespace bench;
+
 namespace {
 
 [[noreturn]] void refuse(const std::string& option, const std::string& word, const std::string& expected) {

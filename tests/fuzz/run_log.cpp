@@ -4,6 +4,7 @@
 #include "fuzz.h"
 
 using namespace quern;
+using namespace quern::ab;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string path = fuzz::file("log.jsonl", fuzz::text(data, size));
