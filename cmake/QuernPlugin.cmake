@@ -18,7 +18,7 @@ macro(quern_sources variable)
   quern_split_tests(${variable})
 endmacro()
 
-# quern_drop_built(<variable>): leaves out what lies in build folders below the source folder (`cmake -B build`), where
+# quern_drop_built(<variable>): leaves out files in build folders below the source folder (`cmake -B build`), where
 # CMake keeps programs of its own. The source folder itself may be the build folder.
 function(quern_drop_built variable)
   set(kept)
@@ -111,7 +111,7 @@ function(add_quern_plugin id)
   if(NOT QUERN_SANITIZE)
     target_link_options(${target} PRIVATE -Wl,--no-undefined)  # a missing library shows here, not when users load it
   endif()
-  # Libraries of LINK that lie outside the system's folders (CUDA's) are found after installation too.
+  # Libraries of LINK outside the system's folders (CUDA's) are found after installation too.
   set_target_properties(${target} PROPERTIES OUTPUT_NAME quern_${id} PREFIX "lib" LINK_DEPENDS ${symbols}
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/plugins/${arg_KIND} INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS ${target} LIBRARY DESTINATION lib/quern/plugins/${arg_KIND})

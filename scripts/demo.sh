@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh checkout to a trained model on this machine's CPU: set up, build, prepare Jane Austen's
-# novels, train configs/demo.toml, plot. Each stage skips what is already done.
+# novels, train configs/demo.toml, plot. Each stage skips finished work.
 #
 #   scripts/demo.sh [--fresh] [arguments for quern train]     --fresh: train again from the start
 set -euo pipefail

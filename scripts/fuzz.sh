@@ -4,7 +4,7 @@
 #
 #   scripts/fuzz.sh [SECONDS [TARGET...]]     SECONDS for each target, 60 by default; all targets by default
 #
-# Inputs are drawn anew each time, unless FUZZ_SEED is a number above 0: a test is to fail for what was changed, not by
+# Inputs are drawn anew each time, unless FUZZ_SEED is a number above 0: a test is to fail for a change, not by
 # luck. As many targets run at a time as there are cores. Corpora stay in build/sanitize/fuzz/corpus, so that a later run
 # goes on from them; what breaks a promise is kept in build/sanitize/fuzz/findings, and `build/sanitize/bin/fuzz_TARGET
 # FILE` shows it again.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs what docs/getting-started.md and docs/fine-tuning.md show from an install: as the user nobody, with an
-# empty home, and with the checkout hidden. Trains for a few steps only; what is fine-tuned is the demo's export. Needs
+# Runs the commands of docs/getting-started.md and docs/fine-tuning.md from an install: as the user nobody, with an
+# empty home, and with the checkout hidden. Trains for a few steps only; fine-tuning starts from the demo's export. Needs
 # root, and the network for pip and for the demo's texts.
 #
 #   scripts/install_checks.sh BUILD [PYTHONPATH]     BUILD: a build folder in which everything is built

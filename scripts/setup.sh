@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what quern needs on Debian 12, and only what is missing: a second call needs no network.
+# Installs the packages that quern needs on Debian 12 and are missing: a second call needs no network.
 #
 #   scripts/setup.sh [all]     build and python
 #   scripts/setup.sh build     compiler, build tools and C++ libraries

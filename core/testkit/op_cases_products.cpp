@@ -1,4 +1,4 @@
-// Products, what makes their operands, and the language-model loss.
+// Matmuls, the ops that make their operands, and the language-model loss.
 #include <cmath>
 
 #include "quern/block_scales.h"
@@ -14,11 +14,11 @@ constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
 
 std::int64_t flag(bool value) { return value ? 1 : 0; }
 
-/// Sums of k products of order one: each of k additions rounds a partial sum of order sqrt(k), 2^-24 of it, and these
+/// Sums of k terms of order one: each of k additions rounds a partial sum of order sqrt(k), 2^-24 of it, and these
 /// errors add like a random walk, to 6e-8 k; six times that for the worst of many.
 Tolerance product(DType dtype, std::int64_t k) { return one_step(dtype, 4e-7 * static_cast<double>(k) + 1e-6); }
-/// Where the product is added to a bf16 y, the library may round it to bf16 first: half a step (2^-9) of the largest of
-/// some ten thousand products of deviation sqrt(k), which is about four deviations.
+/// Where the matmul is added to a bf16 y, the library may round it to bf16 first: half a step (2^-9) of the largest of
+/// some ten thousand results of deviation sqrt(k), which is about four deviations.
 Tolerance added_product(DType dtype, std::int64_t k) {
   Tolerance tolerance = product(dtype, k);
   if (dtype == DType::bf16) tolerance.absolute += 0x1p-9 * 4 * std::sqrt(static_cast<double>(k));
@@ -68,7 +68,7 @@ void matmul_bias_cases(const OpRunner& runner) {
 
 namespace {
 
-/// Operands of 8 bits with scales that make products of order sqrt(k) / 8: one each, one a row of a and of b, or, with
+/// Operands of 8 bits with scales that make results of order sqrt(k) / 8: one each, one a row of a and of b, or, with
 /// `scale_rows_b` 1 or 128, of blocks.
 struct EightBits {
   DType a, b;
@@ -96,11 +96,11 @@ struct EightBits {
     return op;
   }
 
-  /// Tensor cores keep about 14 bits of each product's sum: relative to values of order sqrt(k) / 8.
+  /// Tensor cores keep about 14 bits in an accumulator: relative to values of order sqrt(k) / 8.
   Tolerance alone(DType out) const {
     return {out == kBf16 ? 0x1p-7 : 0x1p-10, 0x1p-12 * std::sqrt(static_cast<double>(size.k))};
   }
-  /// A bias, or a y that is added to, may round the product to bf16 first: half a step of four deviations, each.
+  /// A bias, or a y that is added to, may round the result to bf16 first: half a step of four deviations, each.
   Tolerance added(DType out) const {
     Tolerance tolerance = alone(out);
     if (out == kBf16)

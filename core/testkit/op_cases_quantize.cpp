@@ -1,4 +1,4 @@
-// Ops that write 8-bit codes: to the bit of the oracle.
+// Ops that quantize to 8 bits: to the bit of the oracle.
 #include <cmath>
 #include <limits>
 
@@ -18,7 +18,7 @@ const Extents kSizes[] = {{1, 1}, {64, 64}, {33, 70}, {129, 8}, {5, 1000}, {256,
 Attributes format_of(DType format) { return {{"format", std::string(name_of(format))}}; }
 Extents turned(const Extents& size) { return {size[1], size[0]}; }
 
-/// What has a scale, and where it lies: of quantize_blocks, alone and with `square`, and of quantize_squares.
+/// Which values share a scale, and its layout: of quantize_blocks, alone and with `square`, and of quantize_squares.
 enum class Blocks { lines, squares, spread_squares };
 constexpr Blocks kBlocks[] = {Blocks::lines, Blocks::squares, Blocks::spread_squares};
 

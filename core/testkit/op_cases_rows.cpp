@@ -13,7 +13,7 @@ constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
 
 /// Norm ops at sizes that fill packs, warps and blocks, and that do not.
 const Extents kRows[] = {{1, 1}, {3, 7}, {33, 64}, {17, 896}, {5, 3584}, {130, 130}, {2, 9000}};
-constexpr double kNormSlack = 2e-5;  // fp32 sums over thousands of columns and rows
+constexpr double kNormSlack = 2e-5;  // sums in fp32 over thousands of columns and rows
 
 Attributes eps() { return {{"eps", 1e-6}}; }
 
@@ -162,7 +162,7 @@ void head_cases(const OpRunner& runner) {
       auto qkv = [&](std::uint64_t seed) { return normal(dtype, h.packed(), seed); };
       auto positions = [&] { return integers(h.tokens, 0, h.tokens, 5); };
       auto weight = [&](std::uint64_t seed) { return normal(dtype, size, seed, 0.1, 1); };
-      // Cancelling products differ by a step of their own, not of the sum.
+      // Cancelling terms differ by a step of their own, not of the sum.
       Tolerance rotated = dtype == kBf16 ? Tolerance{0x1p-7, 0x1p-7} : Tolerance{1e-5, 1e-5};
       for (const char* kind : {"rope", "rope_grad"})
         OpComparison(kind, h.attributes(), geometry)

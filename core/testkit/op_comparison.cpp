@@ -87,7 +87,7 @@ std::string OpComparison::label() const {
   return text + ")";
 }
 
-/// Operands in device memory, with what is to become of them.
+/// Operands in device memory, with their expected values.
 class OpComparison::Launch {
  public:
   Launch(const OpComparison& op, Device& device) : op_(op), device_(device) {
@@ -121,7 +121,7 @@ class OpComparison::Launch {
     return results;
   }
 
-  /// What was written that is no output.
+  /// Writes outside of outputs.
   void add_faults(std::vector<std::string>& faults) const {
     auto guard = [&](const char* what, std::size_t i, int number) {
       std::string side = number < 0 ? "" : block(number).touched();

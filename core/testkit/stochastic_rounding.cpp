@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kCount = 1 << 17;
 constexpr const char* kNames[] = {"master", "moment1", "moment2"};
-/// Results lie between neighbours of bf16, at least a tenth of the way from both.
+/// Results are between neighbours of bf16, at least a tenth of the way from both.
 constexpr float kGradient = 0.5f, kMaster = 1.0f, kMoment = 1.0f;
 
 OpInstance update_of(DType dtype, std::int64_t count, double object) {
@@ -90,7 +90,7 @@ std::string stochastic_rounding_fault(Device& oracle, Device& device) {
     if (std::string fault = roundings(oracle, device, run.step, run.object, run.roundings); !fault.empty())
       return fault;
   std::string fault;
-  // Every sequence alone, and with every other of its run and those of the same tensor in other runs.
+  // Every sequence alone, and with every other of its run and the same tensor's in other runs.
   for (std::size_t run = 0; run < std::size(runs) && fault.empty(); ++run) {
     for (std::size_t i = 0; i < 3 && fault.empty(); ++i) {
       const std::string what = std::string(kNames[i]) + " in " + runs[run].name;

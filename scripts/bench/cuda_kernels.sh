@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The device's kernels at the sizes of real models, in a few minutes on one GPU: the whole optimizer update, norms,
-# embedding, rope, activations and what writes codes beside the copy rate; attention and LM head by chunk size; matrix
-# products, the best that the library lists beside the one that is taken.
+# embedding, rope, activations and quantization beside the copy rate; attention and LM head by chunk size; matmuls,
+# the best that the library lists beside the one that is taken.
 #
 #   scripts/bench/cuda_kernels.sh [BUILD_DIRECTORY]
 set -euo pipefail

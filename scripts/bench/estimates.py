@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Compares `quern plan` with measured steps: raw files of `quern bench --json`, those of a list, steps.json, and the
+"""Compares `quern plan` with measured steps: raw files of `quern bench --json`, a list of steps, steps.json, and the
 steps of LLMQ that its authors published, published.json.
 
     scripts/bench/estimates.py           # renews the tables of docs/performance/estimates.md
     scripts/bench/estimates.py --check   # writes nothing; exit code 1 when an estimate is wrong
 
-An estimate is wrong when it is off by more than 15% of what was measured; or when it is below what LLMQ reaches in a
-step of the same tokens, or more than twice that. Plans need no GPU, but a build with the CUDA device: that of QUERN, or
-of build/release.
+An estimate is wrong when it is off by more than 15% of the measurement; or when it is below what LLMQ reaches in a
+step of the same tokens, or more than twice that. Plans need no GPU, but a build with the CUDA device: QUERN's, or
+build/release.
 """
 
 import os
@@ -29,7 +29,7 @@ PAGE = tables.ROOT / "docs" / "performance" / "estimates.md"
 STEP = {"device": TEXT, "tokens_per_second": NUMBER, "run": [TEXT]}
 COLUMNS = ("device", "commit", "`quern bench`", "measured", "planned", "off by")
 PUBLISHED_COLUMNS = ("GPU", "`quern plan`", "LLMQ", "planned", "times")
-BOUND = 0.15  # of what is measured
+BOUND = 0.15  # of the measurement
 TIMES = (1, 2)  # of what LLMQ reaches
 OF_A_BENCH = ("--steps", "--json", "--commit")  # which a plan does not take, each with a value
 SPEED = re.compile(r"a step, ([\d.]+)([kM]?) tok/s with the update")

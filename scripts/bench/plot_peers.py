@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The picture of the README: speeds beside those of other programs, from docs/performance/peers.json and its raw files.
+"""The picture of the README: speeds beside other programs', from docs/performance/peers.json and its raw files.
 
     scripts/bench/plot_peers.py                  # writes docs/performance/peers.png
 """

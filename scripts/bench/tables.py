@@ -49,7 +49,7 @@ def read_result(path):
         data = path.read_bytes()
     result = checked(parse(data, path), SHAPE, path)
     if not result["commit"]:
-        raise Fault(path, "commit", "none", "what was built", "measure again with --commit")
+        raise Fault(path, "commit", "none", "the commit of the build", "measure again with --commit")
     if not result["step_seconds"] or not all(seconds and seconds > 0 for seconds in result["step_seconds"]):
         raise Fault(path, "step_seconds", "none, or not all positive", "seconds of each step")
     if result["command"][:2] != ["quern", "bench"]:
@@ -108,7 +108,7 @@ def table(columns, rows):
 
 
 def places(results, page):
-    """For each machine and commit what was measured there."""
+    """For each machine and commit its measurements."""
     text, measured = "", {}
     for path, result in results.items():
         measured.setdefault((result["device"], result["quern"], result["commit"]), []).append(path)
@@ -167,7 +167,7 @@ def renewed(page):
 @script
 def main(arguments):
     parser = parser_for(None, __doc__)
-    parser.add_argument("pages", nargs="*", type=path_argument, help="Markdown files (default: README.md and those of docs/performance)")
+    parser.add_argument("pages", nargs="*", type=path_argument, help="Markdown files (default: README.md and docs/performance)")
     parser.add_argument("--check", action="store_true", help="write nothing; say which pages are stale")
     options = parser.parse_args(arguments)
     stale = False

@@ -6,7 +6,7 @@
 #   scripts/convergence/convergence.sh [--gradients] [--out DIR] [--repeat N] [--jobs N] [more arguments for quern ab]
 #
 # --gradients compares not recipes but the formats in which gradients add up, over 16 micro-batches a step: bf16 beside
-# fp32, for products in bf16 and in e4m3. `--set train.micro_batch=1 --set train.accumulation=64` makes it harder.
+# fp32, for matmuls in bf16 and in e4m3. `--set train.micro_batch=1 --set train.accumulation=64` makes it harder.
 # --jobs N runs so many seeds at a time, on as many GPUs as there are.
 #
 # Exit code 1: the second arm's mean difference from the first is not under 0.5% and twice the first's deviation over
@@ -61,8 +61,8 @@ for arm in ${arms[$experiment]}; do compare+=(--arm "$arm"); done
 for setting in ${settings[$experiment]}; do compare+=(--set "$setting"); done
 compare+=(${rest[@]+"${rest[@]}"})
 
-# Seeds at the same time are comparisons of their own, with a cache of timed products each; their runs then become
-# those of one comparison, which trains what failed once more.
+# Seeds at the same time are comparisons of their own, with a cache of timed matmuls each; their runs then become
+# one comparison's, which trains the failed ones once more.
 if [[ $jobs -gt 1 && ! -d $out ]]; then
   gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l || true)
   for ((seed = 1; seed <= repeat; ++seed)); do

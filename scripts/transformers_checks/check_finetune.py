@@ -125,7 +125,7 @@ def main(arguments):
     if runs[0] != runs[1]:
         faults.append("whole and sharded checkpoints trained differently")
     if not math.isclose(first, before, rel_tol=LOSS_TOLERANCE):
-        faults.append("the first loss is not that of transformers")
+        faults.append("the first loss differs from transformers'")
     if not after < before:  # on the same text; from step to step the text differs
         faults.append("the loss did not fall")
     print("; ".join(faults) if faults else "ok")

@@ -8,9 +8,9 @@ micro-batches in the same order (data_order.py), and use the learning rates that
 transformers run are quern's with master = gradient = "fp32", as near as torch comes:
 
 - the model is in bf16: weights, activations, logits, and the residual stream too. torch.autocast would keep the stream
-  and the norms' results in fp32, which is more precise than what is to be compared.
+  and the norms' results in fp32, which is more precise than quern.
 - AdamW, clipping and accumulation are in fp32 on fp32 masters, which are rounded to bf16 for the next step.
-- What differs and cannot be had: torch rounds a weight gradient to bf16 where quern adds the product in fp32, rotates in
+- Differences that remain: torch rounds a weight gradient to bf16 where quern adds the new value in fp32, rotates in
   bf16 with bf16 sines, and rounds the logits once more; sums are taken in another order everywhere.
 
 The losses of the first step, before anything was trained, must agree: if they do not, weights or data differ, and the
@@ -77,7 +77,7 @@ class MasterAdamW:
         self.steps = 0
 
     def accumulate(self):
-        """Adds the gradients of a micro-batch to fp32 sums."""
+        """Adds the gradients of a micro-batch in fp32."""
         for total, parameter in zip(self.sums, self.model_parameters):
             total += parameter.grad.float()
             parameter.grad = None

@@ -63,7 +63,7 @@ std::vector<Case> cases(int size) {
   return all;
 }
 
-/// What the rank has: real numbers between -1 and 1, any bits of other dtypes; `salt` tells one case from another.
+/// A rank's data: real numbers between -1 and 1, any bits of other dtypes; `salt` distinguishes cases.
 Bytes data_of(DType dtype, int rank, int salt, std::int64_t count) {
   Bytes bytes(static_cast<std::size_t>(count) * size_of(dtype));
   std::uint64_t state = 0x9e3779b97f4a7c15 * static_cast<std::uint64_t>(1 + rank + 100 * salt);
@@ -157,7 +157,7 @@ void need_sums(const Bytes& got, const Bytes& want, const Case& one, const Joine
   }
 }
 
-/// All ranks have the same bits; in rank order they are those of the host already.
+/// All ranks have the same bits; in rank order they equal the host's already.
 void need_same_on_all(const Bytes& got, const Case& one, Joined& group) {
   if (group.communicator->traits().sums_in_rank_order) return;
   for (const std::string& other : group.hosts.exchange(std::string(got.begin(), got.end())))
@@ -330,7 +330,7 @@ void send_and_receive(Joined& group, const Case& one) {
   trial.need_untouched(group);
 }
 
-/// Buffers are written again at once, while ranks are ahead of each other by turns.
+/// Buffers are written again at once, while alternating ranks are ahead of each other.
 void again_and_again(Joined& group) {
   constexpr int kRounds = 60;
   Communicator& c = *group.communicator;

@@ -57,7 +57,7 @@ std::string wrong_values_refused(const Subject& subject) {
     if (spec.type == OptionType::boolean || spec.type == OptionType::integer) refuses(std::string("x"), "a text");
     const bool whole = spec.type == OptionType::integer;
     auto outside = [&](double value) {
-      refuses(whole ? OptionValue(static_cast<std::int64_t>(value)) : OptionValue(value), "what is out of its range");
+      refuses(whole ? OptionValue(static_cast<std::int64_t>(value)) : OptionValue(value), "a value out of its range");
     };
     if (!whole && spec.type != OptionType::real) continue;
     if (std::isfinite(spec.minimum)) outside(spec.minimum - std::max(1.0, std::fabs(spec.minimum) * 0.01));

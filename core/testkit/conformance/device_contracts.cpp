@@ -140,7 +140,7 @@ std::string first_other(const std::uint8_t* bytes, std::size_t count, std::uint8
   return other == end ? "" : std::to_string(*other) + " at " + std::to_string(other - bytes);
 }
 
-/// Two streams take turns on one block, by events that are recorded again and again.
+/// Two streams alternate on one block, by events that are recorded again and again.
 void need_streams_to_wait(Device& device) {
   Stream compute = device.stream(StreamKind::compute), copy = device.stream(StreamKind::copy_in);
   Event filled = device.make_event(), copied = device.make_event();
@@ -211,7 +211,7 @@ std::string captures(Device& device) {
     device.synchronize(stream);
     block.read(got.data());
     need(got == std::vector<std::uint8_t>(4099, 7), "launch " + std::to_string(launch) + " of a graph", "other bytes",
-         "what was captured");
+         "the captured value");
   }
   return "";
 }

@@ -38,10 +38,10 @@ class Offering final : public testkit::ForwardingDevice {
   std::vector<Fusion> fusions_;
 };
 
-/// Such a form may sum in another order than the product alone, so that `models_agree` compares it.
+/// Such a form may sum in another order than the matmul alone, so that `models_agree` compares it.
 bool has_product(const Fusion& fusion) { return fusion.pattern.find("matmul") != std::string::npos; }
 
-/// Every product of linears on e4m3 operands, so that producers fuse with quantizations.
+/// Every matmul of linears on e4m3 operands, so that producers fuse with quantizations.
 class EightBit final : public PrecisionBackend {
  public:
   explicit EightBit(bool delayed) : delayed_(delayed) {}
@@ -191,7 +191,7 @@ std::string models_agree(const Subject& subject, Device& device) {
   // Sums in another order: fp32 errs in its last bits; in bf16 values at the edge of two round either way, 2^-8 of
   // each. In e4m3 an amax that does moves its scale, and with it one code in sixteen by an eighth; tensor cores keep
   // about 14 bits of such sums, so that one rounding in 2^6 may differ. Measured on the oracle, with random elements of
-  // every product moved by one unit in the last place, one of 4096 in bf16 and one of 64 in e4m3: of the gradients of a
+  // every matmul moved by one unit in the last place, one of 4096 in bf16 and one of 64 in e4m3: of the gradients of a
   // model the worst moves by up to 0.02 and 0.36, the median by 0.01 and 0.22, the loss by 0.0011 and 0.008.
   const Case cases[] = {{fp32, "f32", {1e-4, 1e-4, 1e-4}, false},
                         {bf16, "bf16", {0.05, 0.02, 0.004}, false},

@@ -134,7 +134,7 @@ std::string compare_attention(Device& oracle, Device& device) {
   return std::to_string(compared) + " cases" + (refused ? ", " + std::to_string(refused) + " refused: " + reason : "");
 }
 
-// ---- delayed scales: codes and state over launches that fit, clip, and advance ----
+// ---- delayed scales: values and state over launches that fit, clip, and advance ----
 
 constexpr std::int64_t kHistory = 3;
 
@@ -163,7 +163,7 @@ std::string compare_delayed(Device& oracle, Device& device) {
       PoisonedTensor x = normal(DType::bf16, size, 7 + static_cast<std::uint64_t>(round), deviation);
       auto want = testkit::launch_once(oracle, op, {x.view(), want_state.view()});
       auto got = testkit::launch_once(device, op, {x.view(), got_state.view()});
-      const char* names[] = {"codes", "scale", "transposed codes", "x", "state"};
+      const char* names[] = {"quantized", "scale", "transposed", "x", "state"};
       for (std::size_t i = 0; i < 5; ++i)
         if (std::memcmp(got[i].view().data, want[i].view().data, want[i].view().bytes()) != 0)
           broken(where + ": " + names[i], testkit::mismatch(got[i].floats(), want[i].floats(), 0), "the oracle's bits");

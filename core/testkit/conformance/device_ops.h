@@ -23,7 +23,7 @@ std::string plans_ops(const Device& device);
 /// Both devices are open.
 std::string compare_family(const OpFamily& family, Device& oracle, Device& device);
 
-/// Models give the same bits with and without the device's fusions that have no matrix product in them.
+/// Models give the same bits with and without the device's fusions without a matmul.
 std::string fusions_change_no_bit(const Subject& subject, Device& device);
 /// Losses and gradients of small models against the oracle's.
 std::string models_agree(const Subject& subject, Device& device);

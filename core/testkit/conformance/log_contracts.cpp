@@ -1,5 +1,5 @@
-// Of log sinks: every event is taken, in order, whole on disk when write() returns, and a resumed run goes on with what
-// is there. What a sink prints is kept apart and looked at likewise.
+// Of log sinks: every event is taken, in order, whole on disk when write() returns, and a resumed run continues the
+// files on disk. A sink's printed output is kept apart and checked likewise.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -134,7 +134,7 @@ std::string takes_events(const Subject& subject) {
   for (const auto& [file, text] : left.after) {
     if (text.empty()) continue;
     shown += (shown.empty() ? "" : ", ") + file + " " + std::to_string(text.size()) + " bytes";
-    if (text.find(marker(0)) == std::string::npos) continue;  // it shows what it has chosen
+    if (text.find(marker(0)) == std::string::npos) continue;  // it shows a choice of events
     for (std::size_t i = 0, at = 0; i < events().size(); ++i) {
       if (events()[i].fields.empty()) continue;
       const std::size_t found = text.find(marker(i), at);

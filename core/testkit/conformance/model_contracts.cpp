@@ -1,5 +1,5 @@
 // Of models: parameters and programs that fit together, gradients against finite differences of the loss, a loss at
-// initialisation near that of a guess, and trainings that repeat and resume bit for bit. fp32 on the oracle.
+// initialisation near a guess's, and trainings that repeat and resume bit for bit. fp32 on the oracle.
 #include <algorithm>
 #include <cmath>
 #include <fstream>

@@ -1,4 +1,4 @@
-// Of offload stores: what is put is got back, at any offset and size, from any slot, and is there after flush.
+// Of offload stores: stored bytes are got back, at any offset and size, from any slot, and are there after flush.
 #include <cstring>
 
 #include "conformance/contracts.h"

@@ -1,4 +1,4 @@
-// Of precision backends: each product alone against the exact one, in every form that the options offer, then small
+// Of precision backends: each matmul alone against the exact one, in every form that the options offer, then small
 // models: gradients near fp32's, and trainings that repeat, recompute and resume bit for bit. All on the oracle.
 #include <algorithm>
 #include <cmath>
@@ -93,7 +93,7 @@ void compare(ProductRun& run, const ProductResults& got, const ProductResults& w
   }
 }
 
-/// One product in a training and in an evaluation.
+/// One matmul in a training and in an evaluation.
 void compare_passes(const Subject& subject, const PrecisionBackend& backend, Device& device, What what,
                     const ProductSize& size, const std::string& where, Worst& worst, double room = 1) {
   const ProductInputs inputs = random_inputs(what, size, backend.traits().activation);
@@ -254,7 +254,7 @@ std::string whole_model(const Subject& subject, const Model& model) {
   ProductRun run(subject.host, *got.backend, *got.device, What::linear, kEven);
   const double product = std::max({run.error_bound("y"), run.error_bound("dx"), run.error_bound("dweight")});
   const Tensors gradients = got.trial->gradients(batch), exact = want.trial->gradients(batch);
-  // Seventeen products lie between a loss and the first layer's gradients, each of which errs on its own; gradients of
+  // Seventeen matmuls are between a loss and the first layer's gradients, each of which errs on its own; gradients of
   // norms and biases are differences of large sums, which multiplies their relative error by a few.
   const double bound = std::min(0.9, 3 * product * std::sqrt(17.0));
   double worst = 0;

@@ -16,7 +16,7 @@ namespace {
 
 using testkit::PoisonedTensor;
 
-/// Half a unit in the last place, relative; of fp32 that of a sum of some hundred terms, of int8 that of a normal
+/// Half a unit in the last place, relative; of fp32 after a sum of some hundred terms, of int8 for a normal
 /// distribution whose largest magnitude is the range's end.
 double roundoff(DType dtype) {
   switch (dtype) {

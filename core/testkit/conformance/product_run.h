@@ -1,6 +1,6 @@
 #pragma once
-// One product under a precision backend, alone: a linear (y = x W^T + b and its gradients) or a language-model loss,
-// differentiated, lowered and run op by op on the oracle. What a whole model blurs shows here.
+// One matmul under a precision backend, alone: a linear (y = x W^T + b and its gradients) or a language-model loss,
+// differentiated, lowered and run op by op on the oracle. Errors that a whole model blurs show here.
 
 #include <map>
 #include <string>
@@ -41,7 +41,7 @@ class ProductRun {
   /// What the core does once per optimizer step.
   void advance_states();
   /// The root of the sum of squared unit roundoffs over all values that `result` is made from: the relative error of
-  /// the product of rounded operands, with room, for roundings are independent and half of a unit on average.
+  /// a matmul of rounded operands, with room, for roundings are independent and half of a unit on average.
   double error_bound(const std::string& result) const;
   bool evaluates() const { return pass_ == Pass::evaluation; }
   /// Formats of 8 bits or less in the program.

@@ -18,13 +18,13 @@ namespace quern::conformance {
 using Tensors = std::map<std::string, std::vector<float>>;    ///< by tensor_name
 using State = std::map<std::string, std::vector<std::byte>>;  ///< of a checkpoint, by its names
 
-/// "parameter/layer"; "parameter" of what is in no layer.
+/// "parameter/layer"; "parameter" of a tensor outside layers.
 std::string tensor_name(const PlannedTensor& tensor);
 
 /// Random tokens; about one target in eleven does not count.
 Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint64_t seed);
 
-/// The parts of a trial; what is null is plain: fp32 products, AdamW.
+/// The parts of a trial; null parts are plain: fp32 matmuls, AdamW.
 struct TrialParts {
   const Model& model;
   Device& device;  ///< open
@@ -37,7 +37,7 @@ std::vector<OffloadTraits> traits_of_stores(PluginHost& host, const StatePlaceme
 
 class Trial {
  public:
-  /// Custom ops are those of the plugins loaded into `host`. `parts` outlive the trial.
+  /// Custom ops come from the plugins loaded into `host`. `parts` outlive the trial.
   Trial(PluginHost& host, const TrialParts& parts, PlanOptions options);
   /// With stores of the plugins that the plan names. `device` is open and outlives the trial.
   Trial(PluginHost& host, Plan plan, Device& device);
@@ -48,7 +48,7 @@ class Trial {
   std::vector<float> tensor(const std::string& kind, const std::string& parameter, int layer);
   void write(const std::string& kind, const std::string& parameter, int layer, const std::vector<float>& values);
   Tensors all(const std::string& kind);
-  /// Of one micro-batch, added to those of `micro_steps_before`.
+  /// Of one micro-batch, added to the gradients of `micro_steps_before`.
   Tensors gradients(const Batch& batch, std::uint32_t micro_steps_before = 0);
   /// Adds noise to master weights of parameters whose names end with `ending`: away from the initial values, where
   /// biases are zero and gradients of some weights vanish.
@@ -71,7 +71,7 @@ class Trial {
 std::string first_difference(const State& got, const State& want);
 std::string first_difference(const Tensors& got, const Tensors& want);
 
-/// Trains three steps; then two, a restart from the saved state in parts made anew, and one: the same bits. `make`
+/// Trains three steps; then two, a restart from the saved state in newly made parts, and one: the same bits. `make`
 /// makes a trial with everything of the plugin in it new.
 std::string resumes(const std::function<std::unique_ptr<Trial>()>& make);
 

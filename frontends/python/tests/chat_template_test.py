@@ -16,7 +16,7 @@ LATE_END = (
     "{% if (loop.last and add_generation_prompt) or not loop.last %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt and messages[-1].role != 'assistant' %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# Keeps what the last reply thought, or writes that it thought nothing, and drops that of earlier ones.
+# Keeps the last reply's thoughts, or writes empty ones, and drops earlier replies'.
 THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' and loop.last %}"
     "{{ '<think>' + (m.reasoning or '') + '</think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"

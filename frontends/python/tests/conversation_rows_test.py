@@ -1,4 +1,4 @@
-"""Conversations in the forms that people write: all become messages, and what is not used is counted."""
+"""Conversations in the forms that people write: all become messages, and unused fields are counted."""
 
 import json
 import unittest

@@ -1,4 +1,4 @@
-"""Conversations: exactly the assistant's turns are learned, rows cut none when aligned, and what is lost is counted."""
+"""Conversations: exactly the assistant's turns are learned, rows cut none when aligned, and lost tokens are counted."""
 
 import contextlib
 import io
@@ -140,7 +140,7 @@ class ChatTest(FolderTestCase):
             self.assertEqual(token_file.tokens.size % row, 1)
             rows = token_file.tokens[:-1].reshape(-1, row)
             start = self.tokenizer.token_to_id("<|im_start|>")
-            # Each row begins a conversation, or what is longer than a row was cut and begins one too.
+            # Each row begins a conversation, or is the rest of one that is longer than a row.
             self.assertTrue(np.isin(rows[:, 0], [start, token_file.separator_token]).all())
         longer = self.conversations(packed)
         self.assertEqual([c for c in self.conversations(train) if c[0]], [c for c in longer if len(c[0])])
@@ -306,7 +306,7 @@ class ChatTest(FolderTestCase):
             "conversations with no token at their end: the model does not learn to stop": 2
         })
         _, (train, _) = self.tokenized([talk("a", "b" * 99), talk("a", "b")], "--align", "16")
-        self.assertNotIn(0, train.tokens[:16])  # the end of what was cut is not taught
+        self.assertNotIn(0, train.tokens[:16])  # the end of the cut conversation is not learned
 
     def test_the_template_and_the_end_tokens_go_with_the_tokens(self):
         generation = {"temperature": 0.6, "eos_token_id": 0}

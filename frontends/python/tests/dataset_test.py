@@ -1,4 +1,4 @@
-"""--dataset: rows of the `datasets` library become documents, and its errors are told plainly.
+"""--dataset: rows of the `datasets` library become documents, and its errors are plain messages.
 
 The library here is a stand-in with the one function that is called, so no network is needed.
 """

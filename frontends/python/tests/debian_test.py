@@ -1,4 +1,4 @@
-"""The extraction of text from each format, what is left out, and a corpus from two small packages."""
+"""The extraction of text from each format, the files left out, and a corpus from two small packages."""
 
 import base64
 import gzip

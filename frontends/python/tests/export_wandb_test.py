@@ -1,4 +1,4 @@
-"""Weights & Biases export: what is handed to wandb, with a stand-in for it, and the error without it."""
+"""Weights & Biases export: the calls of wandb, with a stand-in for it, and the error without it."""
 
 import contextlib
 import io

@@ -132,7 +132,7 @@ class ScriptsTest(FolderTestCase):
                     self.assert_one_line(result, fault.RESOURCES, place, "cannot be written: found File too large")
             if option is None:
                 continue
-            places = (self.folder / "text.txt" / "x", "/proc/x")  # in what is no folder, in one that takes no files
+            places = (self.folder / "text.txt" / "x", "/proc/x")  # in a file as a folder, in one that takes no files
             for out in places if script in ("report", "tokenize") else places[:1]:
                 with self.subTest(script=script, target=out):
                     self.assert_one_line(self.run_script(script, out=out), fault.RESOURCES, out, "cannot be written")

@@ -1,4 +1,4 @@
-"""Text in and out of `quern generate`: what it is given, what is shown, and how failures are told."""
+"""Text in and out of `quern generate`: its input, its output, and messages of failures."""
 
 import contextlib
 import io

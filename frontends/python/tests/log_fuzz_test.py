@@ -1,6 +1,6 @@
 """Whatever log.jsonl, report.json and bench figures hold, their readers show it, or refuse it in one clear line.
 
-    frontends/python/tests/log_fuzz_test.py [SECONDS]     10 by default; FUZZ_SEED draws other inputs than those of a test
+    frontends/python/tests/log_fuzz_test.py [SECONDS]     10 by default; FUZZ_SEED draws other inputs than a test does
 """
 
 import contextlib

@@ -66,7 +66,7 @@ class ReportTest(FolderTestCase):
         return log.parent
 
     def report(self, *runs):
-        """(exit code, what was said, page)"""
+        """(exit code, message, page)"""
         out = self.folder / "report.html"
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
             code = command_line.main(["report", *map(str, runs), "-o", str(out)])

@@ -1,4 +1,4 @@
-"""Plots of scales: scale records give a picture, resumed ones too; what is missing is named."""
+"""Plots of scales: scale records give a picture, resumed ones too; a missing tensor is named."""
 
 import contextlib
 import io

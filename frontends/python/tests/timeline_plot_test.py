@@ -1,4 +1,4 @@
-"""Plots of timelines: rows and colours are what the file has, and what is no timeline is named."""
+"""Plots of timelines: rows and colours are the file's, and any other file is refused by name."""
 
 import contextlib
 import io

@@ -11,7 +11,7 @@ namespace quern::testkit {
 void matmul_cases(const OpRunner& runner);
 void matmul_bias_cases(const OpRunner& runner);
 void matmul_8bit_cases(const OpRunner& runner);
-/// With a bias, added to y, with scales of rows and blocks, and of i8: what a device need not take.
+/// With a bias, added to y, with row and block scales, and of i8: optional for a device.
 void matmul_8bit_form_cases(const OpRunner& runner);
 void conversion_cases(const OpRunner& runner);  ///< transpose and cast, to the bit
 

@@ -18,7 +18,7 @@ struct Tolerance {
 
 class OpComparison;
 
-/// What is done with each case of a list (op_cases.h): run on a pair of devices, planned only, counted.
+/// An action on each case of a list (op_cases.h): run on a pair of devices, planned only, counted.
 class OpRunner {
  public:
   virtual ~OpRunner() = default;
@@ -37,7 +37,7 @@ class OpComparison {
   OpComparison& opaque(DType dtype, Extents extents);
   /// An output that starts with random numbers and is added to.
   OpComparison& sum(DType dtype, Extents extents, Tolerance tolerance);
-  /// An output that nobody reads: no memory, but a dtype to which its value is rounded.
+  /// An output that no op reads: no memory, but a dtype to which its value is rounded.
   OpComparison& unread(DType dtype, Extents extents);
   /// An output that is input `i`, updated in place.
   OpComparison& update(std::size_t i, Tolerance tolerance);
@@ -83,7 +83,7 @@ PoisonedTensor words(DType dtype, const Block& block) {
   return tensor;
 }
 
-/// What rounding one value to `dtype` may differ by when fp32 sums differ in the last bits: a step of bf16 is 2^-7 of
+/// Tolerance of a value rounded to `dtype` when fp32 values differ in the last bits: a step of bf16 is 2^-7 of
 /// the smallest value that has it; `slack` is what fp32 arithmetic may differ by.
 inline Tolerance one_step(DType dtype, double slack) {
   return dtype == DType::bf16 ? Tolerance{0x1p-7, slack} : Tolerance{slack, slack};

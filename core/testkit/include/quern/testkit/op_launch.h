@@ -8,14 +8,14 @@
 
 namespace quern::testkit {
 
-/// Outputs, then the inputs as they are left; what is absent is empty. `op` has its outputs; its inputs are those of
-/// the views. `in_place`: pairs of an output and the input that it is. What accumulates is added to what
-/// fill_added_to leaves. `device` is open and must take the op.
+/// Outputs, then the inputs after the launch; absent ones are empty. `op` has its outputs, and `inputs` in the order of
+/// its inputs. `in_place`: pairs of an output and the input that it is. An accumulating output is added to the value
+/// that fill_added_to leaves. `device` is open and must take the op.
 std::vector<PoisonedTensor> launch_once(Device& device, const OpInstance& op, const std::vector<View>& inputs,
                                         const std::vector<std::pair<int, int>>& in_place = {});
 
-/// What an output that accumulates holds before a launch that is compared: bytes 0x40, which as f32 and as bf16 are 3.0
-/// or nearly so. An absent one is left alone.
+/// The bytes of an accumulating output before a launch that is compared: bytes 0x40, which as f32 and as bf16 are 3.0
+/// or nearly so. An absent one is not touched.
 void fill_added_to(Device& device, const View& output, Stream stream);
 
 }  // namespace quern::testkit

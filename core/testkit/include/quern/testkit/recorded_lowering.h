@@ -59,8 +59,8 @@ class RecordedLowering final : public Lowering {
   ValueId next_ = 1000;
 };
 
-/// What a backend makes of a linear's products: the output with a bias, the output without, the gradient of the input
-/// and that of the weight. x is value 1, the weight 2 (parameter "w"), the bias 3 and dy 4.
+/// A backend's lowering of a linear's matmuls: the output with a bias, the output without, the gradient of the input
+/// and of the weight. x is value 1, the weight 2 (parameter "w"), the bias 3 and dy 4.
 inline RecordedLowering lowered_linear(const PrecisionBackend& backend) {
   RecordedLowering lowering;
   ProductSite site{.product = Product::output, .parameter = "w", .x = 1, .weight = 2, .bias = 3, .result = 9};
@@ -82,11 +82,11 @@ inline std::string line_of(const Op& op) {
   return text;
 }
 
-/// Empty where a backend makes one matmul of each product, of the operands as they are, and asks for nothing else.
+/// Empty where a backend makes one plain matmul of each, of the operands as they are, and asks for nothing else.
 inline std::string plain_linear_fault(const PrecisionBackend& backend) {
   const RecordedLowering lowering = lowered_linear(backend);
   if (!lowering.emitted.empty() || !lowering.states.empty() || !lowering.copies.empty())
-    return "asks for more than products";
+    return "asks for more than matmuls";
   std::string found;
   for (const Op& op : lowering.produced) found += line_of(op) + "\n";
   constexpr const char* kExpected =

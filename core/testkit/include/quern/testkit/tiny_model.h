@@ -35,7 +35,7 @@ class TinyModel : public Model {
   TinyModelOptions o_;
 };
 
-/// Products as plain matmuls, everything in one dtype.
+/// Plain matmuls, everything in one dtype.
 class PlainPrecision : public PrecisionBackend {
  public:
   explicit PlainPrecision(DType dtype = DType::f32) : traits_{dtype, dtype, dtype} {}
