@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a machine with an NVIDIA GPU can check: all GPU tests, and compute-sanitizer over tests and over training
+# Checks that need an NVIDIA GPU: all GPU tests, and compute-sanitizer over tests and over training
 # steps of tiny models. One line a check; logs stay in build/gpu-checks.
 #
 #   scripts/gpu_checks.sh [--quick] [PATTERN]
@@ -7,17 +7,17 @@
 # --quick leaves out the sanitizer over the test program, the longest part. PATTERN, as of shell names, is of the checks
 # that are run: 'racecheck_*'.
 #
-# RACE_BUILD names a build made with -DQUERN_RACECHECK=ON, for racecheck over attention's gradient and own products on
-# Hopper: there one lane tells a barrier for its warp, after __syncwarp, that the warp has read a tile, or written ratios
-# of scales. racecheck does not follow that, and reports what comes after; in such a build every lane tells. It takes
-# minutes over a product of a test's size, so these are small.
+# RACE_BUILD names a build made with -DQUERN_RACECHECK=ON, for racecheck over attention's gradient and own GEMMs on
+# Hopper: there one lane arrives at a barrier for its warp, after __syncwarp, when the warp has read a tile, or written
+# ratios of scales. racecheck does not follow that, and reports what comes after; in such a build every lane arrives. It
+# takes minutes over a GEMM of a test's size, so these are small.
 #
 # PTX_BUILD (build/ptx89 if not given; built if it is not there) is a build of PTX for compute capability 8.9 alone. Any
 # newer GPU compiles it when it starts, and so runs what an RTX 4090 would: the kernels without Hopper's, and the
-# libraries' products and attention. The GPU's tests and ten steps of 0.5B run that way.
+# libraries' GEMMs and attention. The GPU's tests and ten steps of 0.5B run that way.
 #
 # SANITIZER is the path of a compute-sanitizer to take instead of the toolkit's. CUDA 13.0's fails, in racecheck, inside
-# products that end in codes, and inside the libraries' products that copy by TMA, which they take for bf16 and 8 bits at
+# GEMMs that quantize, and inside the libraries' GEMMs that copy by TMA, which they take for bf16 and 8 bits at
 # sizes that allow it. CUDA 13.5's does not (`pip install nvidia-cuda-sanitizer-api`). So racecheck takes whole training
 # steps in bf16 at odd sizes, over all kernels, the libraries' too; steps in fp32 and the tests of ops that call no
 # library, over quern's own; and, with RACE_BUILD and SANITIZER, steps in each other precision, over quern's own.
@@ -56,15 +56,15 @@ check() {
   printf '%-28s %-12s %5d s  %s\n' "$name" "$status" $((SECONDS - started)) "$(grep -E "$pattern" "$log" | tail -n 1)"
 }
 
-# Two layers with tied embeddings and biases. Timing products under a sanitizer shows nothing.
+# Two layers with tied embeddings and biases. Timing GEMMs under a sanitizer shows nothing.
 tiny="model.qwen2.num_hidden_layers=2 model.qwen2.num_attention_heads=2 model.qwen2.num_key_value_heads=1
   train.micro_batch=2 train.sequence=128 train.accumulation=2
   device.cuda.matmul_candidates=1 device.cuda.matmul_cache=false"
-# Heads that cuDNN takes; and rows of no multiple of 16 bytes, for which neither the library nor quern's fused products
+# Heads that cuDNN takes; and rows of no multiple of 16 bytes, for which neither the library nor quern's fused GEMMs
 # have TMA: those are raced by their tests.
 even="model.qwen2.hidden_size=128 model.qwen2.intermediate_size=256 model.qwen2.vocab_size=1024"
 odd="model.qwen2.hidden_size=132 model.qwen2.intermediate_size=258 model.qwen2.vocab_size=1022"
-# Sums that are long enough for all that is fused.
+# A K that is long enough for every fused form.
 fused="model.qwen2.hidden_size=896 model.qwen2.num_attention_heads=14 model.qwen2.num_key_value_heads=2"
 declare -A variants=(
   [bf16]=""
@@ -79,7 +79,7 @@ declare -A variants=(
   [blocks]="precision.id=e4m3 precision.e4m3.activation_scaling=block precision.e4m3.gradient_scaling=block $fused"
 )
 
-# steps SETTING...: sets `steps` to the command that runs two training steps of the tiny model so, and `raced` to that of
+# steps SETTING...: sets `steps` to the command that runs two training steps of the tiny model so, and `raced` to the same of
 # RACE_BUILD with a single layer.
 steps() {
   local setting
@@ -99,13 +99,13 @@ sanitize() { # tool arguments... -- program...
 race=(--tool racecheck --racecheck-report all)
 own=(--kernel-regex kns=quern)
 # Cases that put the device in an error state on purpose, or ask for memory that is not there, are left out.
-faulty='memory*capture,a GPU that cannot*,a product without room*'
+faulty='memory*capture,a GPU that cannot*,a GEMM without room*'
 library='matmul*,lm_loss*,save_state*,attention*cuDNN*,attention in chunks*,documents*' # cases that call one
-# CUDA 13.0's racecheck fails with a hardware exception in products that end in codes; synccheck takes them.
-library+=',products that end in the codes*,products of blocks*'
-library+=',own products of operands*,blocks of zeros*,bits of an own product*' # see RACE_BUILD
-library+=',candidates beyond*,a large product is searched*,a wide search*,products that are searched*'
-library+=',products fused with swiglu give what*'
+# CUDA 13.0's racecheck fails with a hardware exception in GEMMs that quantize; synccheck takes them.
+library+=',GEMMs that quantize swiglu*,GEMMs with block scales that quantize swiglu*'
+library+=',own GEMMs with block*,blocks of zeros*,bits of an own GEMM*' # see RACE_BUILD
+library+=',candidates beyond*,a large GEMM is searched*,a wide search*,GEMMs that are searched*'
+library+=',GEMMs fused with swiglu give the CPU*'
 hopper='attention*Hopper*'
 
 not_run() { ! wanted "$1" || printf '%-28s %-12s %s\n' "$1" "not run" "$2"; }
@@ -154,7 +154,7 @@ if [[ $quick == 0 ]]; then
       "$race_build/bin/quern" bench products configs/qwen2.5/0.5b.toml --sizes 144x272x512 --set device.id=cuda \
       --set device.cuda.products=own
     ! wanted racecheck_products || [[ $(grep -cE '(x128|squares) +(NT|TT) ' "$logs/racecheck_products.txt") == 8 ]] || {
-      echo "  of eight with scales of blocks, in each format three along the sums and one turned, it did not run each"
+      echo "  of eight with block or tile scales, in each format three K-major and one not, it did not run each"
       failures=$((failures + 1))
     }
   else

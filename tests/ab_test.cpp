@@ -97,7 +97,7 @@ TEST_CASE("the table has what transfers add to the steps of several ranks") {
   CHECK(report["arms"][1]["runs"].size() == 2);
 }
 
-TEST_CASE("an arm that fails is told of with its code and message, and the others go on") {
+TEST_CASE("an arm that fails is reported with its code and message, and the others go on") {
   TinyFiles files;
   Outcome outcome = quern_run(
       ab(files, {"--vary", "optimizer.learning_rate=1e-2,1e30", "--arm", "train.from=/nowhere", "--repeat", "2"}));

@@ -27,7 +27,7 @@ constexpr double kHead = 6.0 * 32 * 64, kAttention = 6.0 * 2 * 32 * 16;
 
 }  // namespace
 
-TEST_CASE("work is counted by the format of each product, the head's too") {
+TEST_CASE("work is counted by the format of each matmul, the head's too") {
   TinyFiles files;
   const auto bf16 = work(files, {"precision.id=bf16"}), whole = work(files, {"precision.id=e4m3"}),
              blocks = work(files, {"precision.id=e4m3", "precision.e4m3.head=bf16"}),
@@ -79,7 +79,7 @@ TEST_CASE("bench times steps and ops, beside the device's peaks when asked") {
   CHECK_FALSE(std::filesystem::exists(files.at("run")));
 }
 
-TEST_CASE("bench products times the products of a model and of given sizes, beside those of another setting") {
+TEST_CASE("bench products times the matmuls of a model and of given sizes, beside another setting's") {
   TinyFiles files;
   auto bench = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"bench", "products", files.config()});

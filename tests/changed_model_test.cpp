@@ -109,7 +109,7 @@ TEST_CASE("optimizer state has to fit on resuming, and not for generating") {
   CHECK(occurrences(turned.err, "changed since the checkpoint: model.llama.rope_theta = 20000.0 (was 10000.0)") == 1);
 }
 
-TEST_CASE("states of a precision that changed start anew with a warning") {
+TEST_CASE("states of a precision that changed are reset with a warning") {
   const Overrides e4m3{"precision.id=e4m3", "precision.e4m3.history=3"}, longer{"precision.id=e4m3"};
   const Overrides bf16{"precision.id=bf16"};
   for (const auto& [before, after] : {std::pair(e4m3, bf16), {bf16, e4m3}, {e4m3, longer}}) {
@@ -147,7 +147,7 @@ TEST_CASE("a checkpoint with tensors that no run writes is refused where they wo
   }
 }
 
-TEST_CASE("checkpoints of another model that lie in the directory are neither counted nor removed") {
+TEST_CASE("checkpoints of another model in the directory are neither counted nor removed") {
   TinyFiles files;
   const std::string run = files.at("run");
   const Overrides small{"model.llama.num_hidden_layers=1", files.run("small"), "train.steps=2"};

@@ -115,7 +115,7 @@ TEST_CASE("checkpoints that could not be written are found out before training")
   CHECK_FALSE(fs::exists(run + "/log.jsonl"));
 }
 
-TEST_CASE("a flipped bit in any file of a checkpoint is told, and the checkpoint before is taken") {
+TEST_CASE("a flipped bit in any file of a checkpoint is reported, and the checkpoint before is taken") {
   TinyFiles files;
   const std::string run = files.at("run");
   Overrides all{"checkpoint.export=false", "checkpoint.keep_last=0"};
@@ -151,7 +151,7 @@ TEST_CASE("a flipped bit in any file of a checkpoint is told, and the checkpoint
               {"step-00000008: no checkpoint of the run is whole", "checksum", "move the run directory away"});
 }
 
-TEST_CASE("what lies about in the checkpoints' directory is told once and left alone, or removed where a run left it") {
+TEST_CASE("other files in the checkpoints' directory are reported once and kept, or removed where a run left them") {
   TinyFiles files;
   const std::string run = files.at("run"), checkpoints = run + "/checkpoints";
   Overrides all{"checkpoint.export=false"};

@@ -137,7 +137,7 @@ TEST_CASE("plan prints memory and programs without data or a run directory") {
   CHECK_FALSE(fs::exists(files.at("run")));
 }
 
-TEST_CASE("faults of config and data have their codes, before anything is written") {
+TEST_CASE("faults of config and data have their exit codes, before anything is written") {
   TinyFiles files;
   check_fails(quern_train(files, {"train.stepz=3", "train.micro_batch=0", "optimizer.master=fp8"}), 2,
               {"train.stepz: unknown key", "train.micro_batch: out of range", "optimizer.master", "nearest name"});
@@ -302,7 +302,7 @@ TEST_CASE("an evaluation counts each window of the split once, whatever the micr
   CHECK(events(files.at("more"), "eval").back().at("loss") == losses[2]);
 }
 
-TEST_CASE("steps whose targets are all masked move nothing and say so") {
+TEST_CASE("steps whose targets are all masked change nothing and say so") {
   TinyFiles files;
   TokenFileContent content{.tokens = {}, .mask = {}, .vocabulary = 64, .separator = -1};
   for (int i = 0; i < 4 * 16 + 1; ++i) {

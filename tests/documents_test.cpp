@@ -109,7 +109,7 @@ TEST_CASE("each document of a packed batch has the loss and gradient that it has
             if (i < static_cast<std::size_t>(from) || i >= static_cast<std::size_t>(to)) only.targets[i] = -1;
           LossStats within = packed.engine().evaluate(only);
           CHECK(within.valid_tokens == own.valid_tokens);
-          // fp32 products of other heights: sums in another order.
+          // fp32 matmuls of other heights: sums in another order.
           CHECK(within.loss_sum == doctest::Approx(own.loss_sum).epsilon(1e-5));
         }
         CHECK(all.valid_tokens == valid);

@@ -1,4 +1,4 @@
-// Training with 8-bit products on the CPU device: the promises of the other precisions hold, and gradients stay close.
+// Training with 8-bit matmuls on the CPU device: the promises of the other precisions hold, and gradients stay close.
 #include <cmath>
 
 #include <doctest/doctest.h>
@@ -37,7 +37,7 @@ Losses losses(const TinyFiles& files, const std::string& name, const Overrides& 
   return train_here(files, with(with(kShort, overrides), {files.run(name)})).losses;
 }
 
-/// A device whose products of codes take contracted dimensions that come last alone.
+/// A device whose 8-bit matmuls take K-major operands only.
 class ContractedLast final : public testkit::ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -92,8 +92,8 @@ TEST_CASE("recomputation, a budget and kept or made transposed weights change no
   }
 }
 
-// The CPU device sums in one order, however its operands lie.
-TEST_CASE("products that read codes as they are stored have the bits of those that read transposed copies") {
+// The CPU device sums in one order, whatever its operands' layout.
+TEST_CASE("matmuls that read quantized values as stored have the bits of matmuls that read transposed copies") {
   TinyFiles files;
   for (const Overrides& recipe : {kRecipes[0], kRecipes[1], kRecipes[4], kRecipes[5], kRecipes[7], kRecipes[10]})
     for (const char* policy : {"[]", "[\"block\"]"}) {
@@ -131,10 +131,10 @@ TEST_CASE("an evaluation leaves no trace in the scales") {
   CHECK(losses(files, "evaluated", with(kRecipes[0], {"train.eval_every=1"})) == plain);
 }
 
-TEST_CASE("outer layers in another precision") {
+TEST_CASE("high-precision layers in another precision") {
   TinyFiles files;
   Overrides outer = with(kRecipes[0], {"precision.first_layers=1", "precision.last_layers=1"});
-  // The model has two layers: all are outer ones, and with the head in bf16 nothing is left to quantize.
+  // The model has two layers: all are high-precision layers, and with the head in bf16 nothing is left to quantize.
   Losses all_outer = losses(files, "outer", with(outer, {"precision.e4m3.head=bf16"}));
   CHECK(all_outer == losses(files, "bf16", {"precision.id=bf16"}));
   CHECK(losses(files, "first", with(kRecipes[0], {"precision.first_layers=1"})) != losses(files, "none", kRecipes[0]));
@@ -143,7 +143,7 @@ TEST_CASE("outer layers in another precision") {
   CHECK(refused.err.find("precision.outer") != std::string::npos);
 }
 
-TEST_CASE("outer parameters: the products of the weights named are in another precision") {
+TEST_CASE("named parameters: the matmuls of their weights are in another precision") {
   TinyFiles files;
   auto named = [](const std::string& names) {
     return with(kRecipes[0], {"precision.outer_parameters=[" + names + "]"});
@@ -162,7 +162,7 @@ TEST_CASE("outer parameters: the products of the weights named are in another pr
   CHECK(refused.err.find("down.weight") != std::string::npos);
 }
 
-TEST_CASE("a product that is none is refused by its option") {
+TEST_CASE("a matmul that is none is refused by its option") {
   TinyFiles files;
   Outcome refused = quern_train(files, {"precision.id=e4m3", "precision.e4m3.products=[\"outputs\"]"});
   CHECK(refused.code == 2);

@@ -72,7 +72,7 @@ TEST_CASE("weights come from a checkpoint, a run's directory or an export, and f
   }
   CHECK(made.at("total").at("targets") == targets);
   CHECK(made.at("total").at("loss").get<double>() == doctest::Approx(sum / targets).epsilon(1e-14));
-  // Each target once, however windows are grouped; fp32 products of another micro-batch round otherwise.
+  // Each target once, however windows are grouped; fp32 matmuls of another micro-batch round otherwise.
   for (const char* size : {"1", "3", "8"})
     CHECK(evaluated(files, {"--set", std::string("train.micro_batch=") + size}).at("total").at("loss").get<double>() ==
           doctest::Approx(last_validation(files)).epsilon(1e-6));

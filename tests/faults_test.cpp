@@ -1,5 +1,5 @@
 // Every fault of faults.h against the program: its code, one message with file and place, what was found and expected
-// and what to do. docs/faults.md is the table of what was seen.
+// and what to do. docs/faults.md is the table of their output.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -77,6 +77,6 @@ TEST_CASE("faults have their codes and messages, and the page shows them") {
                            run_all("Checkpoints and the run", run_faults());
   if (std::getenv("QUERN_WRITE_FAULTS") != nullptr) write_text(kPage, page);
   const bool same = read_text(kPage) == page;
-  INFO("docs/faults.md is not what the program says now; its first line says how to renew it");
+  INFO("docs/faults.md differs from the program's present messages; its first line says how to renew it");
   CHECK(same);
 }

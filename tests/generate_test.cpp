@@ -95,7 +95,7 @@ TEST_CASE("greedy texts are what the largest of all logits give, for every form 
   }
 }
 
-TEST_CASE("logits of the next token are those of all tokens, at the rows asked for") {
+TEST_CASE("logits of the next token equal the logits of all tokens at the rows asked for") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     TinyRun run({}, options_for(3, 8), dtype);
     const Batch batch = random_batch({3, 8}, 37, 5);
@@ -111,7 +111,7 @@ TEST_CASE("logits of the next token are those of all tokens, at the rows asked f
   }
 }
 
-TEST_CASE("a text does not depend on what is generated beside it, and repeats") {
+TEST_CASE("a text does not depend on other texts generated beside it, and repeats") {
   GenerateSettings settings;
   settings.max_tokens = 9;
   settings.sampling = {.temperature = 1.5, .top_p = 0.9, .seed = 4};

@@ -1,4 +1,4 @@
-// How far 8-bit products may turn and scale gradients, on a small model; gradient_table prints the same for larger
+// How far 8-bit matmuls may turn and scale gradients, on a small model; gradient_table prints the same for larger
 // ones.
 #include "gradient_comparison.h"
 
@@ -11,7 +11,7 @@
 using namespace quern;
 using namespace quern::testing;
 
-TEST_CASE("agreement is that of the layers as one vector, and of the worst of them") {
+TEST_CASE("agreement is measured over the layers as one vector, and for the worst of them") {
   Agreement same = agreement({{3, 4}, {0, 12}}, {{3, 4}, {0, 12}});
   CHECK(same.cosine == doctest::Approx(1));
   CHECK(same.norm_ratio == doctest::Approx(1));
@@ -30,7 +30,7 @@ struct Bounds {
 };
 
 // Rounding moves a value by 2.6% in e4m3, 5.1% in e5m2 and 0.16% in bf16 (root mean square of a uniform error over a
-// binade), so a product whose operands both round has an error of r^2 = e_a^2 + e_b^2. About eight products of this
+// binade), so a matmul whose operands both round has an error of r^2 = e_a^2 + e_b^2. About eight matmuls of this
 // model stand behind a gradient: 1 - cosine = 8 r^2 / 2 is 0.5% for e4m3, 1.3% with one operand in e5m2 and 0.002%
 // for bf16, and the bounds allow twice that or more. In int8 the error is a step of amax / 127 over sqrt(12), which
 // is 0.7% of values whose largest is three deviations: 0.04%, and more where few values make most of a row's
@@ -46,7 +46,7 @@ Bounds bounds_of(const std::string& recipe) {
 
 }  // namespace
 
-TEST_CASE("gradients of every recipe point where those of fp32 do") {
+TEST_CASE("gradients of every recipe point where fp32's do") {
   TinyFiles files;
   GradientProbe probe(ConfigDocument::read(files.config()), 10);
   const std::vector<GradientRecipe> recipes = gradient_recipes();

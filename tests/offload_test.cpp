@@ -42,7 +42,7 @@ Trained train(TinyRun& run) {
   return trained;
 }
 
-/// Where what is chosen is kept, and where all else.
+/// The store of the chosen kind, and of all others.
 struct Stores {
   const char *chosen, *other;
 };
@@ -106,7 +106,7 @@ TEST_CASE("shares of the layers on the device change no bit") {
   }
 }
 
-TEST_CASE("what is in a store is read and written as what is on the device") {
+TEST_CASE("tensors in a store are read and written like tensors on the device") {
   for (const char* store : {"host", "zerocopy"}) {
     TinyRun run({}, stored_options(15, 1, store));
     for (const PlannedTensor& tensor : run.plan().tensors) {

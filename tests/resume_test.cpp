@@ -55,7 +55,7 @@ bool await_steps(Child& child, const std::string& run_directory, std::size_t bef
 }  // namespace
 
 TEST_CASE("2N steps are N steps, a stop and N more, bit for bit") {
-  // A pass is 6.5 micro-batches: with accumulation 1 the stops lie in the first pass, at its end, and in later ones.
+  // A pass is 6.5 micro-batches: with accumulation 1 the stops are in the first pass, at its end, and in later ones.
   for (const Overrides& numbers : {kFp32, kBf16, kTransposed, kE4m3})
     for (int accumulation : {1, 3}) {
       TinyFiles files;
@@ -152,7 +152,7 @@ TEST_CASE("a signal saves a checkpoint and leaves with the shell's code for it")
   }
 }
 
-TEST_CASE("a stop does not wait for the end of a step of many micro-batches, and the step is made again") {
+TEST_CASE("a stop does not wait for the end of a step of many micro-batches, and the step is repeated") {
   for (const Overrides& numbers : {kFp32, kE4m3}) {
     CAPTURE(numbers[0]);
     TinyFiles files;

@@ -42,7 +42,7 @@ TEST_CASE("steps taken one by one have the bits of a whole run, and a saved run 
   CHECK(both == logged_losses(files.at("whole")));
 }
 
-TEST_CASE("tensors are read and written by name, and an export has what was written") {
+TEST_CASE("tensors are read and written by name, and an export has the written values") {
   TinyFiles files;
   REQUIRE(quern_train(files, {}).code == 0);
   TrainingRun run(files.config());
@@ -62,7 +62,7 @@ TEST_CASE("tensors are read and written by name, and an export has what was writ
   run.export_model(files.at("halved"));
   TrainingRun exported(files.config(), {"precision.id=fp32", "checkpoint.export_dtype=fp32"});
   exported.open_for_evaluation(weight_source(files.at("halved")));
-  CHECK(exported.evaluate()[0].loss() == doctest::Approx(after).epsilon(1e-3));  // bf16 rounds what is exported
+  CHECK(exported.evaluate()[0].loss() == doctest::Approx(after).epsilon(1e-3));  // bf16 rounds exported values
   run.write(name, values);
   CHECK(run.evaluate()[0].loss() == before);
   check_refused(ErrorCode::config, {"no such tensor"}, [&] { run.read("master/none"); });

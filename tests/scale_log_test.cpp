@@ -64,7 +64,7 @@ TEST_CASE("each delayed scale is logged with the amax that its history keeps") {
     // The history is newest first, and the checkpoint is of step 6.
     std::size_t age = static_cast<std::size_t>(6 - event.at("step").get<int>());
     CHECK(amax == double{words[kScaleStateWords + age]});
-    // Nothing is known before the first launch, so it is done again; what it would have clipped is not counted then.
+    // Nothing is known before the first launch, so it is repeated; values it would have clipped are not counted then.
     if (event.at("step") == 1) CHECK(event.at("redone").get<int>() >= 1);
     redone = redone || (event.at("step") > 1 && event.at("redone").get<int>() > 0);
     lost = lost || event.at("underflowed").get<double>() > 0;
@@ -135,7 +135,7 @@ TEST_CASE("several ranks log the figures that one has of the same step") {
   }
 }
 
-TEST_CASE("tensors keep their names where modes differ and where codes of one form are read") {
+TEST_CASE("tensors keep their names where modes differ and where quantized values of one form are read") {
   TinyFiles files;
   auto names = [&](const std::string& name, const Overrides& more) {
     train_here(files, with(with(kRun, {files.run(name), "log.scales_every=6"}), more));
@@ -153,7 +153,7 @@ TEST_CASE("tensors keep their names where modes differ and where codes of one fo
   CHECK(!seen.contains("head.d.logits.e5m2"));
 }
 
-TEST_CASE("a step that is not finite is logged with the share of what is not") {
+TEST_CASE("a step that is not finite is logged with the share of such values") {
   TinyFiles files;
   train_here(files, with(kRun, {files.run("burst"), "log.scales_every=1", "guard.non_finite=skip", "guard.limit=100",
                                 "optimizer.learning_rate=1e10"}));

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kReason = "the link is down";
 
-/// Another store, of which one put or get throws and later ones work, so that what is left can be saved; or all from
+/// Another store, of which one put or get throws and later ones work, so that the rest can be saved; or all from
 /// some call on lose their bytes, and error() says so.
 class FailingStore final : public OffloadStore {
  public:

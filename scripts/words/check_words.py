@@ -4,7 +4,7 @@
     scripts/words/check_words.py [FILE...]       # without FILE: every covered file of the tree
 
 Prints one line for each: the place, the word that was found, and what to write instead; then the exit code is 1. Code is
-not checked: names in backquotes, paths, identifiers, indented blocks of pages. words.toml lists what is covered.
+not checked: names in backquotes, paths, identifiers, indented blocks of pages. words.toml lists the covered files.
 """
 
 import io
@@ -29,7 +29,7 @@ CPP = re.compile(
     re.DOTALL,
 )
 HASH = re.compile(r"(?P<comment>(?:(?<=\s)|^)#[^\n]*)|\"(?P<string>(?:[^\"\\]|\\.)*)\"|'(?P<single>[^'\n]*)'", re.MULTILINE)
-CODE = re.compile(r"`[^`]*`|https?://\S+|\]\([^)]*\)|[\w.*<>-]*(?:/|::|_)[\w./:*<>-]*|--\w[\w-]*")
+CODE = re.compile(r"`[^`]*`|https?://\S+|\]\([^)]*\)|[\w.*<>-]*(?:/|::|_)[\w./:*<>-]*|\w+(?:\.\w+)+|--\w[\w-]*")
 MARK = re.compile(r"^[ \t]*(?:///?<?|#+)|\"|\\n", re.MULTILINE)
 
 
@@ -118,7 +118,7 @@ def faults_of(path: Path, name: str, kinds: set[str], words: list[Word]) -> list
     for piece in pieces(path, text):
         if piece.kind not in kinds or piece.kind == "messages" and " " not in piece.text.strip():
             continue  # a text without a blank is a name
-        # What is not checked becomes as many other characters, so that lines can be counted.
+        # Unchecked text becomes as many other characters, so that lines can be counted.
         checked = MARK.sub(lambda mark: " " * len(mark[0]), piece.text)
         checked = CODE.sub(lambda code: re.sub(r"[^\n]", "~", code[0]), checked)
         flat = re.sub(r"\s", " ", checked)

@@ -1,5 +1,5 @@
 // What a thread does alone with its registers. Approximate functions (ex2.approx and others) are
-// the host's: results agree with those of a GPU to rounding, and kernels that share an order of operations agree to the
+// the host's: results agree with a GPU's to rounding, and kernels that share an order of operations agree to the
 // bit. Denormals are kept but for .ftz of ex2.
 #include <algorithm>
 #include <bit>

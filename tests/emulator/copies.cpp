@@ -51,7 +51,7 @@ std::uint32_t box_bytes(const TensorMap& map) {
   return bytes;
 }
 
-/// f(bytes into the box, where it lies in memory; null: outside of the tensor) for each element.
+/// f(bytes into the box, its place in memory; null: outside of the tensor) for each element.
 template <class F>
 void for_each_element(const TensorMap& map, const std::vector<std::int32_t>& first, F f) {
   const std::uint32_t bytes = box_bytes(map), row_bytes = std::uint32_t{map.box[0]} * map.element_bytes;

@@ -209,7 +209,7 @@ int Decoder::place(const std::string& operand) {
   if (const auto found = module_.globals.find(name); found != module_.globals.end())
     return constant(found->second + bytes);
   if (name != dynamic_) stop("unknown name " + operand + " in " + kernel_.name);
-  dynamic_places_.push_back(next_);  // behind what the kernel has
+  dynamic_places_.push_back(next_);  // behind the kernel's own names
   kernel_.constants.push_back({next_, bytes, Constant::Kind::value});
   return next_++;
 }

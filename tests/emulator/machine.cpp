@@ -124,8 +124,7 @@ bool whole_cluster_arrived(const Thread& thread) {
 void check_end(const Cluster& cluster) {
   for (const auto& block : cluster.blocks) {
     for (const Warp& warp : block->warps)
-      if (!warp.groups.empty() || !warp.open.empty())
-        stop("products that nobody waited for in " + cluster.kernel->name);
+      if (!warp.groups.empty() || !warp.open.empty()) stop("wgmmas without a wait in " + cluster.kernel->name);
     for (const auto& [address, phase] : block->phases)
       if (phase.bytes != 0) stop("copies are missing at the end of " + cluster.kernel->name);
   }

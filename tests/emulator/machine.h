@@ -1,6 +1,6 @@
 #pragma once
-// Runs kernels, without a GPU. The blocks of a cluster run together, clusters one after another. Warps take turns at
-// random, and copies end at random times: at once, some turns later, or as late as anybody can wait. Each lane runs
+// Runs kernels, without a GPU. The blocks of a cluster run together, clusters one after another. Warps run in an order
+// at random, and copies end at random times: at once, some turns later, or as late as anybody can wait. Each lane runs
 // alone up to the next instruction of its whole warp. So what a kernel leaves to chance happens in another order with
 // every seed; races.h finds what stays right by luck.
 
@@ -143,7 +143,7 @@ class Machine {
 
 // For instructions.
 
-/// Addresses of shared memory among those of all memory.
+/// Addresses of shared memory among all addresses.
 inline constexpr std::uint64_t kSharedWindow = std::uint64_t{6} << 60;
 /// Of a block of the cluster: rank + 1 in the upper bits; 0: the thread's own.
 inline constexpr int kRankShift = 24;

@@ -1,7 +1,7 @@
 #pragma once
 // Finds accesses of a block's shared memory that nothing orders. Each warp counts its releases (arrivals at barriers);
-// Clocks say up to which release of every warp, and phase of every mbarrier, somebody knows what was done. An access
-// that follows one of another warp must know of it: vector clocks, as in FastTrack (Flanagan and Freund, 2009).
+// Clocks say up to which release of every warp, and phase of every mbarrier, somebody knows of earlier accesses. An
+// access that follows one of another warp must know of it: vector clocks, as in FastTrack (Flanagan and Freund, 2009).
 //
 // Lanes of a warp are taken as one. A lane that overtakes others shows in results instead: each runs alone up to the
 // next instruction of the whole warp.
@@ -50,7 +50,7 @@ class Races {
 
   /// A thread's own write, which engines see once the thread has fenced. `number`: of its writes, from 1 on.
   void wrote(Range range, int thread, std::uint32_t number);
-  /// An engine reads: `fenced` tells of each thread up to which of its writes it has fenced.
+  /// An engine reads: `fenced` has for each thread the last of its writes that it has fenced.
   void check_fenced(Range range, const std::vector<std::uint32_t>& fenced, const std::string& text) const;
 
  private:

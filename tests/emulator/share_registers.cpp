@@ -1,5 +1,5 @@
-// PTX has a register for each result. Those that live within one basic block take turns here, so that what threads have
-// stays in the host's caches: of a product's kernel, hundreds instead of 20,000.
+// PTX has a register for each result. Those that live within one basic block share places here, so that what threads
+// have stays in the host's caches: of a GEMM's kernel, hundreds instead of 20,000.
 #include <algorithm>
 #include <set>
 

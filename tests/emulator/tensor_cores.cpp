@@ -1,5 +1,5 @@
-// Products of tensor cores: wgmma of tiles in shared memory with the 128-byte swizzle (ISA, "Asynchronous Warpgroup
-// Level Matrix Instructions"), and mma of registers. A warp has 16 rows of the result. Sums of floats are of fp32.
+// Matmuls of tensor cores: wgmma of tiles in shared memory with the 128-byte swizzle (ISA, "Asynchronous Warpgroup
+// Level Matrix Instructions"), and mma of registers. A warp has 16 rows of the result. Accumulators of floats are fp32.
 //
 // A wgmma's result is there at once, since PTX copies sums from register to register before anybody waits. What it
 // reads counts as being read until its group was waited for.
@@ -211,7 +211,7 @@ bool decode_tensor_core(Instruction& i, const Words& name, const Words& operands
         i.a = of.place(operands[1]);
       i.b = of.place(operands[2]);
       i.extra = of.place(operands[3]);
-      // Behind the two factors of signs: whether A, where it is in memory, and B lie across.
+      // Behind the two factors of signs: whether A, where it is in memory, and B are not K-major.
       auto across = [&](std::size_t at, int which) { return at < operands.size() && operands[at] == "1" ? which : 0; };
       i.mode = registers ? across(6, b_across) : across(6, a_across) | across(7, b_across);
     }

@@ -1,5 +1,5 @@
-// A checkpoint's state.json beside a sound tensors file. Its own checksum is made to agree, so that what lies behind is
-// reached too: the position in the data is loaded, the config compared, and what was read is written again.
+// A checkpoint's state.json beside a sound tensors file. Its own checksum is made to agree, so that later checks are
+// reached too: the position in the data is loaded, the config compared, and the state written again.
 #include <filesystem>
 #include <memory>
 
@@ -55,7 +55,7 @@ void write_again(const Checkpoint& checkpoint) {
   const std::string run = fuzz::scratch() / "again";
   std::vector<float> values = checkpoint.tensors.read_floats("a");
   const std::string path = write_checkpoint(run, checkpoint.meta, {{"a", {values.data(), DType::f32, {2}}}});
-  if (read_checkpoint(path).meta != checkpoint.meta) fuzz::fail("what was read does not come back", path);
+  if (read_checkpoint(path).meta != checkpoint.meta) fuzz::fail("the state that was read differs", path);
   remove_tree(run);
 }
 
@@ -75,7 +75,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     config_changes(checkpoint.meta.config, "[train]\nsteps = 9\n");
     if (checkpoint.meta.step >= 0) write_again(checkpoint);
   });
-  fuzz::accepted({}, [&] { find_newest(run); });  // what is damaged is passed over
+  fuzz::accepted({}, [&] { find_newest(run); });  // damaged checkpoints are passed over
   Batch batch;
   for (const auto& source : sources)
     if (fuzz::accepted({ErrorCode::input}, [&] { source->load_state(position); })) source->next(batch);

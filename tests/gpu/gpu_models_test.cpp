@@ -66,7 +66,7 @@ TEST_CASE("models on the GPU agree with transformers: logits, loss and every gra
   std::unique_ptr<Device> device = open_gpu();
   if (!device) return;
   // Five times what the CPU is let: the GPU's expf, sinf and rsqrtf are good to a few units in the last place, and a
-  // product's terms are summed in blocks.
+  // matmul's terms are summed in blocks.
   for (const auto& folder : golden_cases()) check_golden(folder, *device, "fp32", {5e-5, 5e-5, 5e-5});
 }
 
@@ -152,13 +152,13 @@ TEST_CASE("captured steps on the GPU have the bits of ops launched one by one") 
   }
 }
 
-TEST_CASE("captured steps on the GPU have the bits of 8-bit products launched one by one, fused with swiglu too") {
+TEST_CASE("captured steps on the GPU have the bits of 8-bit matmuls launched one by one, fused with swiglu too") {
   std::unique_ptr<Device> device = open_gpu();
   if (!device) return;
   Uncaptured uncaptured(*device);
   const std::string& name = device->traits().name;
   const bool hopper = name.find("H100") != std::string::npos || name.find("H200") != std::string::npos;
-  // As wide as products that end in the codes of SwiGLU take.
+  // As wide as GEMMs that quantize SwiGLU take.
   const testkit::TinyModelOptions form{.width = 896, .vocabulary = 64, .heads = 14, .head_dim = 64, .ffn = 256};
   PlanOptions options;
   options.geometry = {2, 64};
@@ -194,7 +194,7 @@ TEST_CASE("captured steps on the GPU have the bits of 8-bit products launched on
 
 TEST_CASE("a run on the GPU gives its bits again, stopped and continued too") {
   if (!open_gpu()) return;
-  // As wide as products that end in the codes of SwiGLU take.
+  // As wide as GEMMs that quantize SwiGLU take.
   auto with_blocks = [](const std::string& scaling, Overrides more) {
     Overrides all{"precision.id=e4m3",
                   "precision.e4m3.activation_scaling=" + scaling,

@@ -1,6 +1,6 @@
 // gradient_table CONFIG [STEPS] [a.b=v]...: trains STEPS (default 50) steps in fp32, then prints in Markdown how the
-// gradients of one micro-batch under each precision agree with those of fp32 and of bf16, and, as a yardstick, how
-// those of another micro-batch do.
+// gradients of one micro-batch under each precision agree with the gradients in fp32 and bf16, and, as a yardstick, how
+// another micro-batch's do.
 #include <algorithm>
 #include <cstdio>
 #include <exception>

@@ -51,7 +51,7 @@ std::string read_only(const TinyFiles& files, const std::string& name) {
   return files.at(name);
 }
 
-/// A pipe of one page that nobody reads, for the child's streams.
+/// A pipe of one page without a reader, for the child's streams.
 struct StalledPipe {
   int ends[2];
   StalledPipe() {
@@ -144,7 +144,7 @@ TEST_CASE("a reader that stalls holds up neither a run nor its end") {
   CHECK(events(files.at("run"), "end").size() == 1);
 }
 
-TEST_CASE("a signal saves and ends a run whose output nobody reads") {
+TEST_CASE("a signal saves and ends a run whose output has no reader") {
   for (int signal : {SIGTERM, SIGHUP}) {
     TinyFiles files;
     StalledPipe pipe;
@@ -234,7 +234,7 @@ TEST_CASE("a checkpoint, an export or a comparison without room is one error tha
   CHECK_FALSE(fs::exists(files.at("figures.json")));
 }
 
-TEST_CASE("an arm whose log has no room is told of with that, and the others go on") {
+TEST_CASE("an arm whose log has no room is reported with that, and the others go on") {
   TinyFiles files;
   const Outcome outcome =
       quern_run({"ab", files.config(), "--out", files.at("ab"), "--vary", "train.steps=1,300"}, files_up_to(20000));
@@ -294,7 +294,7 @@ TEST_CASE("a run or a comparison whose directory is removed ends with a code of 
   Child compare({"ab", files.config(), "--out", ab, "--vary", "train.steps=2000,2001"});
   REQUIRE(await(train, run, 5));
   REQUIRE(await(compare, ab + "/1-train.steps=2000/seed-1", 5));
-  std::error_code raced;  // with what is written meanwhile
+  std::error_code raced;  // with files written meanwhile
   for (int i = 0; i < 100 && fs::exists(run) && fs::remove_all(run, raced) == 0; ++i) {
   }
   fs::remove_all(ab, raced);

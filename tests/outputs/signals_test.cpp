@@ -92,7 +92,7 @@ TEST_CASE("under nohup a dropped terminal stops nothing, and what stops a compar
   CHECK(newest_step(run) == last_step(run));
 }
 
-TEST_CASE("a comparison stops for SIGHUP and SIGXCPU with their codes, and SIGUSR1 does not disturb it") {
+TEST_CASE("a comparison stops for SIGHUP and SIGXCPU with their exit codes, and SIGUSR1 does not disturb it") {
   for (int signal : {SIGHUP, SIGXCPU}) {
     CAPTURE(signal);
     TinyFiles files;
@@ -124,7 +124,7 @@ TEST_CASE("SIGUSR1 saves, and the run goes on to the same bits") {
   CHECK(newest_tensors(run) == newest_tensors(files.at("straight")));
   CHECK(logged_losses(run) == logged_losses(files.at("straight")));
   const auto saved = events(run, "checkpoint");
-  REQUIRE(saved.size() >= 2);  // the last is that of the end; on a busy machine the run may be over before the third
+  REQUIRE(saved.size() >= 2);  // the last is the end's; on a busy machine the run may be over before the third
   // Each is a state to go on from.
   for (const auto& event : saved) {
     const std::string name = "from" + event.at("step").dump();

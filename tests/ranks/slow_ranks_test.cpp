@@ -1,5 +1,5 @@
-// Ranks that are busy for longer than the time-out, with what nobody can hurry: they are waited for, and what is whole
-// in rank 0's memory is written, whatever happens to the others.
+// Ranks that are busy for longer than the time-out, with work that nobody can hurry: they are waited for, and whole
+// data in rank 0's memory is written, whatever happens to the others.
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -206,7 +206,7 @@ TEST_CASE("a report of a hang is written by nobody who is waited for, and follow
   group[1].signal(SIGCONT);
   CHECK(group[1].wait() == 6);
   CHECK_FALSE(std::filesystem::exists(elsewhere));
-  // Neither those of an earlier run nor what its ranks met by stay.
+  // Neither an earlier run's reports nor its rendezvous files stay.
   std::filesystem::copy(run + "/hang.rank0.txt", run + "/.tmp-rendezvous-gone");
   CHECK(quern_train(files, two_ranks(files, {"train.steps=1"})).code == 0);
   for (const char* name : {"/hang.rank0.txt", "/hang.rank1.txt", "/.tmp-rendezvous-gone"})

@@ -1,5 +1,5 @@
 // Every option at its own bounds: what a user can write is run, or refused with a message. From each option's
-// declaration come its minimum, maximum, zero, what lies just outside, and for texts odd ones; then random pairs of
+// declaration come its minimum, maximum, zero, values just outside, and for texts odd ones; then random pairs of
 // these. Each is given to `config check`, `plan`, `data show` and two steps of `train`, as processes with little memory
 // and time.
 //

@@ -1,11 +1,11 @@
-"""Random runs, each made in ways that must not change a bit: with state in stores, activations made again, streams in
+"""Random runs, each made in ways that must not change a bit: with state in stores, activations recomputed, streams in
 random order, through another communicator; stopped and resumed from one placement to another; killed and started
 again; within random budgets; on one rank, where sums are reproducible.
 
     tests/python_test.sh tests/sweep/random_runs.py [COUNT [FIRST]]
 
 Run number N is the same for everybody. A difference, an exit code that is not expected or a hang is printed with the
-command, and makes the exit code 1. The last lines count what was compared and what was refused. QUERN is the program,
+command, and makes the exit code 1. The last lines count comparisons and refusals. QUERN is the program,
 build/release/bin/quern if it is not set.
 """
 
@@ -27,7 +27,7 @@ from quern.tokens.token_file import TokenWriter
 
 QUERN = os.environ.get("QUERN", "build/release/bin/quern")
 LIMIT = 300  # seconds of a run
-REFUSED = (2, 4)  # by the config, by what the device has
+REFUSED = (2, 4)  # by the config, by the device
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
 

@@ -67,7 +67,7 @@ bool cudnn_takes(const AttentionShape& shape, AttentionPass pass, const CudaTrai
 /// Scratch for a pass. The deterministic gradient's grows with the batch, which is run in chunks to bound it.
 std::size_t cudnn_attention_workspace(const AttentionShape& shape, AttentionPass pass);
 
-/// Built graphs of one pass: of a chunk of the batch, and of what is left. How large chunks are and which of cuDNN's
+/// Built graphs of one pass: of a chunk of the batch, and of the rest. How large chunks are and which of cuDNN's
 /// plans runs is found by timing unless the choice is known.
 class CudnnAttention {
  public:

@@ -1,4 +1,4 @@
-// Attention through cuDNN's graph API. Queries, keys and values are read where they lie in the packed rows, by strides,
+// Attention through cuDNN's graph API. Queries, keys and values are read in the packed rows, by strides,
 // and the gradients are written there. Documents are a bias of zeros and large negative numbers, made before each run:
 // docs/decisions/0008-document-attention.md says why.
 
@@ -87,7 +87,7 @@ std::string describe(const AttentionShape& s, AttentionPass pass) {
   return s.chunk > 0 ? text + " chunk " + std::to_string(s.chunk) : text;
 }
 
-/// One head's rows lie `row` elements apart.
+/// One head's rows are `row` elements apart.
 fe::graph::Tensor_attributes describe(Uid uid, std::int64_t batch, std::int64_t heads, const AttentionShape& s,
                                       std::int64_t row) {
   return fe::graph::Tensor_attributes()
@@ -177,7 +177,7 @@ std::size_t cudnn_attention_workspace(const AttentionShape& s, AttentionPass pas
   return static_cast<std::size_t>(chunk_size(s, pass) * sequence_workspace(s, pass) + kWorkspaceSlack);
 }
 
-/// The op for a batch, and those of cuDNN's plans for it that have been built.
+/// The op for a batch, and the plans of cuDNN's for it that have been built.
 struct CudnnAttention::Graph {
   Graph(const AttentionShape& shape, AttentionPass pass, std::int64_t batch, cudnnHandle_t handle) : handle_(handle) {
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)

@@ -10,7 +10,7 @@ namespace quern::cuda::attention_grad {
 
 inline constexpr float kLog2e = 1.44269504088896340736f;
 
-/// Who has read what a warp gives back to be filled again: only its products, or its threads by loads of their own.
+/// Who has read the stage that a warp releases: only its wgmmas, or its threads by loads of their own.
 enum class ReadBy : std::uint8_t { products, threads };
 
 /// All of a warp are done with what a barrier guards.
@@ -118,7 +118,7 @@ class Part {
   }
 
   /// Takes the tiles in turn. X and Y of the next are issued before the sums that use this one, so that two stages are
-  /// held at most; a look ahead over a head's last tile passes what lies between within the ring.
+  /// held at most; a look ahead over a head's last tile passes the stages between within the ring.
   __device__ __forceinline__ void walk_ahead(tma::Ring<L::kStages>& ring) {
     tma::wait(shared.full(ring.stage), ring.parity);
     wgmma::fence();
@@ -233,7 +233,7 @@ class Part {
   __device__ static int row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
   __device__ static int column() { return threadIdx.x % 4 * 2; }
 
-  /// Has exponentials make zeros of what is not attended to.
+  /// Has exponentials make zeros of masked pairs.
   __device__ __forceinline__ void mask(int current) {
     const int inside = a.sequence - current * kTile;
 #pragma unroll
@@ -260,7 +260,7 @@ class Part {
       }
     }
   }
-  /// Gradients y of probabilities to those of scores, without the scale; likewise.
+  /// Gradients y of probabilities to the scores' gradients, without the scale; likewise.
   template <int kFrom, int kTo>
   __device__ __forceinline__ void make_score_gradients(int stage) {
 #pragma unroll

@@ -3,9 +3,9 @@
 //   keys      dk and dv of 128 keys of a key-value head: K and V stay, (Q, dy) tiles of all its query heads stream by
 //   queries   dq of 128 queries of a head: Q and dy stay, (K, V) tiles stream by
 // Both make a tile of scores X = R1 S1^T and of P's gradient Y = R2 S2^T, rows being what stays, then P and dS = P (Y -
-// delta) in registers, and add P S2 and dS S1 to their results. That is 7 products where keeping the sums of dq in
+// delta) in registers, and add P S2 and dS S1 to their results. That is 7 GEMMs where keeping the sums of dq in
 // memory would take 5, but every sum has one owner and one order: bits depend on nothing but a sequence's own operands.
-// A warpgroup owns 64 rows. Tiles come by TMA into a ring of stages; a producer warp also draws the items. The products
+// A warpgroup owns 64 rows. Tiles come by TMA into a ring of stages; a producer warp also draws the items. The wgmmas
 // of the next tile's X and Y are issued before those that use this tile's P and dS, so that the tensor cores have work
 // while exponentials are taken. Dao et al., "FlashAttention-2" (2023) and Shah et al., "FlashAttention-3" (2024).
 

@@ -1,6 +1,6 @@
 #pragma once
 // What the blocks of attention's gradient on Hopper share out: the arguments, pieces of work, and where their operands
-// lie in shared memory. attention_grad_wgmma.cu describes the whole.
+// are in shared memory. attention_grad_wgmma.cu describes the whole.
 
 #include <cstdint>
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kThreads = 128;
-constexpr int kAtOnce = 4;  ///< keys or queries whose dot products are reduced together, to hide latency
+constexpr int kAtOnce = 4;  ///< keys or queries whose scores are reduced together, to hide latency
 
 /// What kernels need of a shape, and the operands.
 struct Arguments {

@@ -189,8 +189,8 @@ TEST_CASE("attention's gradient on Hopper's tensor cores: parts of tiles, groups
 
 namespace {
 
-/// dqkv of the own Hopper gradient on blocks of `multiprocessors`, in bits; the operands are those of the sequences
-/// from `skip` on of a batch that is `skip` longer.
+/// dqkv of quern's Hopper gradient on blocks of `multiprocessors`, in bits; the operands are the sequences from `skip`
+/// on of a batch that is `skip` longer.
 std::vector<std::uint16_t> hopper_gradient(Device& device, const AttentionShape& s, std::int64_t skip,
                                            int multiprocessors) {
   constexpr std::size_t kGuard = 4096;
@@ -274,7 +274,7 @@ TEST_CASE("plans know which attention gradients run on Hopper's tensor cores, an
   }
 }
 
-TEST_CASE("the op runs on Hopper's tensor cores where it can, and otherwise as it is told: its scratch tells") {
+TEST_CASE("the op runs on Hopper's tensor cores where it can, and otherwise by its option, as its scratch shows") {
   if (!has_hopper_kernels()) {
     MESSAGE("skipped: no code for sm_90a");
     return;
@@ -370,7 +370,7 @@ TEST_CASE("the sets of operands that attention is timed on share no byte") {
   cudaStreamDestroy(context.setup);
 }
 
-TEST_CASE("who insists on cuDNN is told what it does not take") {
+TEST_CASE("attention set to cuDNN is refused where cuDNN does not take it, with the reason") {
   CudaOptions options;
   options.assume = "H100";
   options.attention = "cudnn";

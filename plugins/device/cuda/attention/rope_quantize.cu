@@ -1,5 +1,5 @@
 // The rotation's gradient, quantized and transposed as it is made, its columns summed on the way where a bias was
-// added: the gradient of a packed qkv on its way to the product that made it.
+// added: the gradient of a packed qkv on its way to the qkv matmul's gradients.
 
 #include "attention/rope_ops.h"
 #include "primitives/heads.cuh"
@@ -33,7 +33,7 @@ struct RopeGrad : RopeOperands {
     float one;             ///< NaN for a position outside the table, which the step's finite check reports
   };
 
-  /// Where a column lies in its head, and where its angle is.
+  /// A column's position in its head, and where its angle is.
   struct Place {
     bool first;  ///< of the two halves
     int angle;
@@ -52,7 +52,7 @@ struct RopeGrad : RopeOperands {
     const bool inside = position >= 0 && position < table.positions;
     loaded.cosines = table.values + std::int64_t{inside ? position : 0} * 2 * half;
     if (!inside) loaded.one = __int_as_float(0x7fffffff);
-    if constexpr (kAccess == Access::vector) {  // eight columns lie in one half of one head
+    if constexpr (kAccess == Access::vector) {  // eight columns are in one half of one head
       loaded.other = load_eight<kAccess>(from, place_of(column).first ? column + half : column - half, columns);
     } else {
 #pragma unroll
@@ -90,7 +90,7 @@ struct RopeGrad : RopeOperands {
         const Place place = place_of(turns ? column + i : 0);
         cos[i] = turns ? loaded.cosines[place.angle] * loaded.one : 1.0f;
         sin[i] = turns ? loaded.cosines[half + place.angle] * loaded.one
-                       : -0.0f;  // with other 0: what is not turned keeps its sign
+                       : -0.0f;  // with other 0: a column that is not rotated keeps its sign
         if (turns && !place.first) sin[i] = -sin[i];
       }
     }
@@ -101,7 +101,7 @@ struct RopeGrad : RopeOperands {
 };
 
 /// Heads that fill a tile, so that a thread has both halves: a pack of the first, and of the second the one that the
-/// rotation mixes it with. What is not turned is only copied.
+/// rotation mixes it with. Other columns are only copied.
 template <bool kSumColumns>
 struct RopeGradPairs : RopeOperands {
   static constexpr int kParts = 1;
@@ -217,7 +217,7 @@ OpSupport query(const OpInstance& op, ScaleSource source) {
   return check.support(QuantizePlan::kWorkspace + (sums ? partial_bytes(sum_tiles(rows), columns) : 0));
 }
 
-// With scales of blocks or of squares.
+// With block or tile scales.
 template <bool kSums>
 Launch prepare_of_blocks(const OpInstance& op, CudaContext& context) {
   using Producer = RopeGradPairs<kSums>;
@@ -234,10 +234,10 @@ OpSupport query_of_blocks(const OpInstance& op, const CudaTraits&) {
   OperandCheck check(op, 2, kSums ? 6 : 5);
   check_dx<kSums>(check, op);
   check_blocks(check, op, kSums ? 2 : 1, rows, columns);
-  check.that(!is_square(op) || is_spread(op), "is not fused with scales that lie as those of weights");
+  check.that(!is_square(op) || is_spread(op), "is not fused with scales laid out as weights' scales");
   if (check.ok())
     check.that(rope_quantizes_pairs(PackedHeads(op.attributes).head_dim),
-               "is fused with scales of blocks where heads fill a block");
+               "is fused with block scales where heads fill a block");
   const bool sums = kSums && check.ok() && op.outputs[1].present;
   return check.support(sums ? partial_bytes(sum_tiles(rows), columns) : 0);
 }

@@ -149,7 +149,7 @@ void add_embedding(std::vector<Case>& cases, const ModelShape& m) {
                    {{"rows", m.vocabulary}}});
 }
 
-/// The three products of y = x W^T, W (out, in), over n tokens; weight gradients accumulate.
+/// The three matmuls of y = x W^T, W (out, in), over n tokens; weight gradients accumulate.
 void add_products(std::vector<Case>& cases, const std::string& name, std::int64_t n, std::int64_t out,
                   std::int64_t in) {
   const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(out) * static_cast<double>(in);
@@ -201,7 +201,7 @@ Case attention_case(const ModelShape& m, bool backward, std::int64_t chunk) {
     c.label += " in cuDNN's chunks of " + std::to_string(chunk);
   }
   c.geometry = m.geometry;
-  // Causal: half of the pairs; two products forward, five backward.
+  // Causal: half of the pairs; two matmuls forward, five backward.
   const double pairs = static_cast<double>(n) * static_cast<double>(m.geometry.sequence) / 2;
   c.flops = (backward ? 5 : 2) * 2 * pairs * static_cast<double>(m.heads * m.head_dim);
   return c;

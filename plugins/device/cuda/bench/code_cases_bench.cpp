@@ -1,4 +1,4 @@
-// Cases of the 8-bit formats: quantization behind its producers, products of codes, the LM head on codes.
+// Cases of the 8-bit formats: quantization behind its producers, 8-bit matmuls, the LM head in 8 bits.
 #include "bench.h"
 #include "quern/block_scales.h"
 #include "quern/rope.h"
@@ -77,7 +77,7 @@ void add_quantize(std::vector<Case>& cases, const ModelShape& m) {
   }
 }
 
-/// The three products of y = x W^T as codes: both operands with their sums last.
+/// The three matmuls of y = x W^T in 8 bits: both operands K-major.
 void add_code_products(std::vector<Case>& cases, const ModelShape& m) {
   const std::int64_t n = m.geometry.tokens();
   auto add = [&](const std::string& label, std::int64_t rows, std::int64_t columns, std::int64_t sums,

@@ -1,8 +1,8 @@
 // Times every op at the sizes of real models: achieved GB/s beside the rate of a device-to-device copy, or TFLOP/s for
-// matrix products and attention; the median of captured runs.
+// matmuls and attention; the median of captured runs.
 //
 //   cuda_kernels_bench [word ...]          cases whose line contains one of the words; none: all
-//   cuda_kernels_bench --table NAME ...    tables: attention (by chunk), loss (by chunk, part by part), products (the
+//   cuda_kernels_bench --table NAME ...    tables: attention (by chunk), loss (by chunk, part by part), `products` (the
 //                                          best that the library lists beside the one that is taken)
 
 #include <algorithm>
@@ -47,7 +47,7 @@ void print_tables(Bench& bench, const std::vector<std::string>& names) {
       throw Error(ErrorCode::config, {.where = "--table",
                                       .what = "unknown table",
                                       .found = name,
-                                      .expected = "attention, loss or products",
+                                      .expected = "attention, loss or `products`",
                                       .next = {}});
     table->second(bench);
   }

@@ -111,7 +111,7 @@ void Bench::fill(const BenchOperand& input, const View& view) {
     device_.copy(view.as<std::byte>() + done, pattern_.data(), std::min(part, bytes - done), stream_);
 }
 
-/// `count` elements; noise of order one, since products of zeros run faster than those of data.
+/// `count` elements; noise of order one, since matmuls of zeros run faster than matmuls of data.
 void Bench::write_pattern(const BenchOperand& input, DType dtype, std::size_t count) {
   void* to = pattern_.data();
   std::uint64_t state = 0x9E3779B97F4A7C15u;

@@ -45,7 +45,7 @@ double cross_entropy_ms(Bench& bench, const ModelShape& m, std::int64_t rows) {
 
 constexpr int kCandidates = 32;  ///< more than the library has ever offered
 
-/// What a product's candidates are timed with.
+/// Times a matmul's candidates.
 class Timing {
  public:
   Timing() {
@@ -157,7 +157,7 @@ void print_products(Bench&) {
   const auto start = std::chrono::steady_clock::now();
   int count = 0;
   std::printf(
-      "products, TFLOP/s under lasting load: the best that the library lists, the best found, its tile, cluster and "
+      "matmuls, TFLOP/s under sustained load: the best that the library lists, the best found, its tile, cluster and "
       "variant (of how many)\n%-17s   %-30s   %-30s   %s\n",
       "model tokens", "output", "input gradient", "weight gradient, added in bf16");
   for (const auto& [size, batch] : {std::pair{"0.5B", 32}, {"1.5B", 32}, {"3B", 16}, {"7B", 4}, {"7B", 16}}) {
@@ -170,7 +170,7 @@ void print_products(Bench&) {
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   QUERN_CUDA(cudaMemGetInfo(&free_after, &total));
-  std::printf("%.1f s a product; kernels loaded meanwhile take %.0f MiB of device memory\n", seconds.count() / count,
+  std::printf("%.1f s a matmul; kernels loaded meanwhile take %.0f MiB of device memory\n", seconds.count() / count,
               (static_cast<double>(free_before) - static_cast<double>(free_after)) / (1 << 20));
 }
 

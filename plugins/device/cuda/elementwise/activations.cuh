@@ -1,6 +1,6 @@
 #pragma once
-// The activations' arithmetic, in fp32. Products are not contracted into fused multiply-adds unless written so: fused
-// kernels and the ops that they replace then give the same bits.
+// The activations' arithmetic, in fp32. Multiplications are not contracted into fused multiply-adds unless written so:
+// fused kernels and the ops that they replace then give the same bits.
 
 #include <cuda_runtime.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // The order in which the columns of a matrix are summed, one for column_sum and for the kernels that sum what they
 // make, so that fusing changes no bit. Tiles of 128 rows leave a partial row each (column_sums.h). A tile is summed as
-// the threads of TileThread lie on it: each adds its 4 rows in order; a warp's four groups are added by pairs, which
+// TileThread's threads are placed on it: each adds its 4 rows in order; a warp's four groups are added by pairs, which
 // makes a strand of 16 rows; the 8 strands are added in order. A row past the end counts as zero.
 
 #include "elementwise/column_sums.h"

@@ -1,5 +1,5 @@
 // Sums and maxima over ranks, whose elements a communicator has brought together: (ranks, n) -> (n), in rank order or
-// in a tree, rounded once, so that the bits are those of any other device. Each element is read once: bound by memory.
+// in a tree, rounded once, so that all devices give the same bits. Each element is read once: bound by memory.
 
 #include "elementwise/elementwise_ops.h"
 #include "primitives/vector.cuh"

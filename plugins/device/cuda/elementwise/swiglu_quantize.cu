@@ -147,7 +147,7 @@ OpSupport query_blocks(const OpInstance& op, const CudaTraits&) {
   const auto [rows, columns] = packed_of<Producer>(op);
   OperandCheck check = check_swiglu<Producer>(op, Producer::kGateUp + 1, 5);
   check_blocks(check, op, 1, rows, columns / 2 * Producer::kParts);
-  check.that(!is_square(op) || is_spread(op), "is not fused with scales that lie as those of weights");
+  check.that(!is_square(op) || is_spread(op), "is not fused with scales laid out as weights' scales");
   check.that(Producer::kParts == 1 || columns / 2 % kScaleBlock == 0, "needs gates of whole blocks of 128 columns");
   return check.support();
 }

@@ -1,4 +1,4 @@
-// embedding_grad: rows of dy summed by token. Positions are sorted by token, those of one token ascending, and each
+// embedding_grad: rows of dy summed by token. Positions are sorted by token, one token's ascending, and each
 // token's rows are summed in an order that its count alone fixes: the same bits every time.
 
 #include <algorithm>
@@ -133,7 +133,7 @@ template <class T, class Out, Access kAccess>
 __device__ __forceinline__ void store_sum(Out* row, std::int64_t at, std::int64_t columns, const Floats<T>& sum,
                                           bool add) {
   constexpr int kSums = kPack<T>, kOuts = kPack<Out>, kParts = std::max(kSums / kOuts, 1);
-  if constexpr (kSums < kOuts) {  // fp32 sums into bf16: half a pack, element by element
+  if constexpr (kSums < kOuts) {  // sums in fp32 into bf16: half a pack, element by element
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       if (at + i < columns) row[at + i] = from_float<Out>(add ? to_float(row[at + i]) + sum.at[i] : sum.at[i]);

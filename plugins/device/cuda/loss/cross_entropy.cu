@@ -104,7 +104,7 @@ struct Arguments {
   float code_inverse;
 };
 
-/// A pack's gradients, as codes or in the place of the logits.
+/// A pack's gradients, quantized or in the place of the logits.
 template <bool kCodes, class T>
 __device__ __forceinline__ void store_gradients(const Arguments& a, T* row, std::int64_t at,
                                                 const Floats<T>& gradient) {
@@ -243,7 +243,7 @@ auto* kernel_of(const CrossEntropy& plan) {
 
 int shared_size(const CrossEntropy& plan) { return plan.train ? plan.shared_rounds * plan.threads * 16 : 0; }
 
-/// One block: what it sums is small, and the order is that of its threads whatever the GPU.
+/// One block: its sum is short, and its threads fix the order whatever the GPU.
 __global__ void loss_stats_kernel(const float* __restrict__ losses, const std::int32_t* __restrict__ targets,
                                   std::int64_t count, double* __restrict__ stats, bool add) {
   __shared__ double sums[1024], valids[1024];
@@ -285,7 +285,7 @@ CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train
   plan.train = train;
   const std::int64_t packs = plan.stride * static_cast<std::int64_t>(size_of(dtype)) / 16;
   const auto room = static_cast<std::int64_t>((gpu.shared_bytes - 1024) / 16);  // packs; the rest is static
-  // Two blocks a multiprocessor, which take turns at computing and waiting, as long as the row fits half of it.
+  // Two blocks a multiprocessor, which alternate between computing and waiting, as long as the row fits half of it.
   plan.threads = packs < 256 ? 64 : packs < 1024 ? 128 : packs <= room / 2 / 512 * 512 ? 512 : 1024;
   plan.shared_rounds = static_cast<int>(std::min((packs + plan.threads - 1) / plan.threads, room / plan.threads));
   with_element(dtype, [&](auto element) {

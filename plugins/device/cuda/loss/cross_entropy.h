@@ -11,13 +11,13 @@
 
 namespace quern::cuda {
 
-/// Logits (rows, vocabulary) lie in rows of `stride` elements that begin at 16-byte addresses.
+/// Logits (rows, vocabulary) are in rows of `stride` elements that begin at 16-byte addresses.
 struct CrossEntropy {
   DType dtype = DType::bf16;
   std::int64_t vocabulary = 0, stride = 0;
   float z_loss = 0, seed = 1;
   bool train = false;
-  DType gradient_format = DType::f32;  ///< e4m3, e5m2: gradients leave as codes, for a vocabulary of a multiple of 8,
+  DType gradient_format = DType::f32;  ///< e4m3, e5m2: gradients are quantized, for a vocabulary of a multiple of 8,
   float gradient_scale = 1;            ///< times this power of two
 
   int threads = 0;

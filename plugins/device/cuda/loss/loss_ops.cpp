@@ -38,19 +38,19 @@ struct Loss {
   DType dtype = DType::bf16;  ///< of x, weight, logits and dx
   bool train = false, input_gradient = false, weight_gradient = false, add_weight_gradient = false;
   DType weight_gradient_dtype = DType::bf16;
-  /// Products of 8-bit codes: of x and weight as they are given, of the logits' gradients with a scale that is fixed,
+  /// Matmuls of 8-bit values: of x and weight as they are given, of the logits' gradients with a scale that is fixed,
   /// since |softmax - onehot| <= 1; it leaves room to 1.75 for what z_loss adds, and saturates beyond.
   bool quantized = false;
   bool fast_output = false, fast_input_gradient = false, fast_weight_gradient = false;  ///< sums in fewer bits
   DType x_format = DType::e4m3, weight_format = DType::e4m3, gradient_format = DType::e4m3;
   float gradient_scale = 1;
-  bool observe = false, add_observation = false;  ///< the logits' gradients as codes
+  bool observe = false, add_observation = false;  ///< the logits' gradients quantized
 
   std::int64_t stride() const { return logit_stride(vocabulary, dtype); }
   std::size_t logit_bytes() const {
     return (static_cast<std::size_t>(chunk * stride()) * size_of(dtype) + 255) / 256 * 256;
   }
-  /// Row-major codes of a chunk's gradients; the transposed ones take the logits' place.
+  /// Row-major quantized values of a chunk's gradients; the transposed ones take the logits' place.
   std::size_t code_bytes() const {
     return quantized && train ? (static_cast<std::size_t>(chunk * vocabulary) + 255) / 256 * 256 : 0;
   }
@@ -93,7 +93,7 @@ Loss make_loss(const OpInstance& op) {
 
 using Plan = std::shared_ptr<const MatmulPlan>;
 
-/// The products of a chunk of `rows` tokens.
+/// The matmuls of a chunk of `rows` tokens.
 struct ChunkPlans {
   Plan logits, input_gradient, first_weight_gradient, weight_gradient;
 };
@@ -102,13 +102,13 @@ Plan make_plan(CudaContext& context, const MatmulKey& key) {
   Plan plan = context.plans->make(context, key);
   if (plan != nullptr) return plan;
   throw Error(ErrorCode::resources, {.where = "device cuda",
-                                     .what = "cuBLASLt has no algorithm for the LM head's product " + key.text(),
+                                     .what = "cuBLASLt has no algorithm for the LM head's matmul " + key.text(),
                                      .found = {},
                                      .expected = {},
                                      .next = "choose another precision"});
 }
 
-/// Products of codes sum over the last dimension of both operands.
+/// Matmuls of quantized values take both operands K-major.
 ChunkPlans make_quantized_plans(CudaContext& context, const Loss& loss, std::int64_t rows) {
   ChunkPlans plans;
   MatmulKey base;
@@ -137,7 +137,7 @@ ChunkPlans make_quantized_plans(CudaContext& context, const Loss& loss, std::int
     if (rows < loss.tokens) key.stride_b = loss.tokens;
     key.accumulate = true;
     key.fast_accumulation = loss.fast_weight_gradient;
-    // The codes as they lie, where there is such a product, and long sums make up for how its tiles begin and end.
+    // The operands as stored, where a GEMM takes them, and a long K makes up for how its tiles begin and end.
     key.transpose_a = true;
     key.transpose_a = rows >= loss.width && refuse_own_matmul(key, context.traits).empty();
     plans.weight_gradient = make_plan(context, key);
@@ -190,7 +190,7 @@ struct Prepared {
   const float* gradient_scale = nullptr;  ///< on the device
 };
 
-/// A chunk's products of codes. x's transpose (C, N) is read from its column `begin` on.
+/// A chunk's quantized matmuls. x's transpose (C, N) is read from its column `begin` on.
 void run_quantized_chunk(const Prepared& prepared, std::int64_t begin, std::int64_t rows, std::span<const View> inputs,
                          std::span<const View> outputs, const Exec& exec) {
   const Loss& loss = prepared.loss;
@@ -309,7 +309,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
   Extents x = extents_of(op, 0), weight = extents_of(op, 1);
   if (x.size() != 2 || weight.size() != 2) return {op.kind + ": x and weight must be matrices", 0};
   const bool train = op.kind == "lm_loss_train", observed = train && op.outputs.size() == 4;
-  OpInstance without = op;  // what is observed, an optional output, is checked apart
+  OpInstance without = op;  // the observation, an optional output, is checked apart
   if (observed) without.outputs.pop_back();
   OperandCheck check(without, op.inputs.size() == 9 ? 9 : 3, train ? 3 : 1);
   check.input(0, "x", x)
@@ -321,7 +321,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
   if (train && check.ok()) {
     check.output(1, "dx", x).sum(2, "dweight", weight);
     if (check.ok() && op.inputs[0].dtype == DType::f32)
-      check.that(op.outputs[2].dtype == DType::f32, "operand dweight: of f32 products must be f32");
+      check.that(op.outputs[2].dtype == DType::f32, "operand dweight: of f32 matmuls must be f32");
   }
   const bool quantized = op.inputs.size() > kXCodes && op.inputs[kXCodes].present;
   if (quantized) check_quantized(check, op, gpu);

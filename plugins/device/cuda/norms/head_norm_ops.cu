@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_head_sums(Floats<T> first, Floats<T> secon
       second.at[i] += __shfl_xor_sync(0xffffffffu, second.at[i], other);
     }
   }
-  __syncthreads();  // nobody reads an earlier sum any more
+  __syncthreads();  // no thread reads an earlier sum any more
   if (lane < lanes) {
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {

@@ -116,7 +116,7 @@ struct GradRow {
 };
 
 /// With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g * n)), dweight = sum over
-/// tokens of dy * n, dbias that of dy. kAdd: also sum = dx + added.
+/// tokens of dy * n, dbias the same of dy. kAdd: also sum = dx + added.
 template <class T, int kPacks, Access kAccess, bool kAdd>
 __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_grad_kernel(const GradArguments args) {
   __shared__ TeamScratch<2> scratch;
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) layer_norm_grad_kernel(co
     for (int p = 0; p < kPacks; ++p) {
       const Floats<T> d = unpack(now.dy[p]), v = unpack(now.x[p]), w = unpack(weight[p]);
 #pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) {  // beyond the row dy is zero, and so is all that is summed
+      for (int i = 0; i < kPack<T>; ++i) {  // beyond the row dy is zero, and so are all terms
         const float g = d.at[i] * w.at[i], n = (v.at[i] - now.mean) * now.rstd;
         sums[0] += g;
         sums[1] = fmaf(g, n, sums[1]);
@@ -192,7 +192,7 @@ Launch prepare_layer_norm(const OpInstance& op, CudaContext& context) {
                                           });
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (size.rows == 0) return;
-    constexpr std::size_t kFirst = kAdd ? 1 : 0;  // operands after those of the add
+    constexpr std::size_t kFirst = kAdd ? 1 : 0;  // operands after the add's
     NormArguments args{.x = in[0].data,
                        .added = kAdd ? in[1].data : nullptr,
                        .weight = in[kFirst + 1].data,

@@ -1,5 +1,5 @@
 // RMS norm and its gradient with the residual add beside them, quantized as they are made: a row is in registers when
-// its codes are written. Their transpose is a second launch, of bytes.
+// its quantized values are written. Their transpose is a second launch, of bytes.
 
 #include <type_traits>
 
@@ -12,7 +12,7 @@ namespace quern::cuda {
 
 namespace {
 
-/// What follows the launches of a norm: the transpose of its codes, which lie in the workspace where nobody else reads
+/// Follows a norm's launches: the transpose of its quantized values, which are in the workspace where no op reads
 /// them.
 struct Codes {
   Codes(const OpInstance& op, const QuantizePlan& plan, Matrix matrix)
@@ -27,7 +27,7 @@ struct Codes {
   bool in_workspace;
 };
 
-/// Runs the launches of a plan, then the transpose: launch(arguments) makes codes where arguments.q says.
+/// Runs the launches of a plan, then the transpose: launch(arguments) quantizes where arguments.q says.
 template <class LaunchPass>
 void run_rows(const QuantizePlan& plan, const Codes& codes, std::span<const View> in, std::span<const View> out,
               const Exec& exec, LaunchPass launch) {
@@ -97,7 +97,7 @@ QuantizePlan grad_plan(const OpInstance& op, ScaleSource source) {
   return QuantizePlan(op, source, 5, 3, matrix_of(op, 1));
 }
 
-/// Bytes of the partial sums of dweight; they follow the codes.
+/// Bytes of the partial sums of dweight; they follow the quantized values.
 std::size_t partials_of(const OpInstance& op) {
   const auto [rows, columns] = matrix_of(op, 1);
   return op.outputs[1].present ? row_partial_bytes(rows, columns, op.inputs[1].dtype) : 0;

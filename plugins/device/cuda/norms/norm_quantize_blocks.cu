@@ -1,6 +1,6 @@
-// RMS norm, alone or with the residual add before it, that ends in codes with scales of blocks or of squares
-// (quantize_blocks_op.cu). A first launch adds and finds each row's statistic; the second makes values of what it reads
-// again, and their codes, so that the values go through memory only where somebody reads them.
+// RMS norm, alone or with the residual add before it, quantized with block or tile scales
+// (quantize_blocks_op.cu). A first launch adds and finds each row's statistic; the second reads again, recomputes
+// and quantizes, so that the values go through memory only where an op reads them.
 
 #include <algorithm>
 #include <string>
@@ -44,7 +44,7 @@ struct Normed {
   }
 };
 
-/// Operands: those of the norm, and codes of y behind its outputs.
+/// Operands: the norm's, and y's quantized values behind its outputs.
 template <bool kAdd>
 struct Form {
   enum Input : std::size_t { kX, kWeight = kAdd ? 2 : 1, kInputs };
@@ -81,7 +81,7 @@ OpSupport query(const OpInstance& op, const CudaTraits&) {
   check_fused(check, op);
   operands::check_norm(check, op, false, kAdd);
   check_blocks(check, op, Of::kCodes, rows, columns);
-  check.that(!is_square(op) || is_spread(op), "is not fused with scales that lie as those of weights");
+  check.that(!is_square(op) || is_spread(op), "is not fused with scales laid out as weights' scales");
   check.that(fits_row(op, 0), kRowTooLong);
   if (check.ok()) check.that(!kAdd || op.outputs[Of::kSum].present, "needs the sum, which is read again");
   return check.support(static_cast<std::size_t>(rows) * sizeof(float));

@@ -1,7 +1,7 @@
 #pragma once
-// Kernels of RMS norm and its gradient, with the residual add beside them and with the codes of what they make.
+// Kernels of RMS norm and its gradient, with the residual add beside them and quantization of their results.
 // Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). Operands are read once and kept in registers; every
-// output may be an input's memory, since a thread writes only what it alone has read (not where codes are written: the
+// output may be an input's memory, since a thread writes only what it alone has read (not where it quantizes: the
 // inputs may be read again).
 
 #include "primitives/rows.cuh"
@@ -20,7 +20,7 @@ struct NormArguments {
   QuantizeArguments quantize = {};  ///< of y; kQuantize only
 };
 
-/// Measures a row's packs and writes their codes, as far as the launch wants them.
+/// Measures a row's packs and quantizes them, as far as the launch wants them.
 template <Access kAccess, int kPacks, class T>
 __device__ __forceinline__ void quantize_row(Quantizer<Formats::any>& quantizer, const QuantizeArguments& args,
                                              const Pack<T> (&packs)[kPacks], std::int64_t offset, int columns) {

@@ -1,6 +1,6 @@
 #pragma once
-// A tile of 128 x 128 bytes that is written by rows and read by columns: how 8-bit codes are transposed on their way to
-// memory. A thread of a block of 256 owns 4 rows by 16 columns; it turns them in registers, four rows to a word, and
+// A tile of 128 x 128 bytes that is written by rows and read by columns: how 8-bit values are transposed on their way
+// to memory. A thread of a block of 256 owns 4 rows by 16 columns; it turns them in registers, four rows to a word, and
 // words are spread over the banks so that neither side waits for the other.
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@ namespace quern::cuda {
 
 inline constexpr int kTileSide = 128, kTileThreads = 256;
 
-/// Four bytes chosen from those of `low` (0 to 3) and `high` (4 to 7), one a nibble of `selector`.
+/// Four bytes chosen from `low` (0 to 3) and `high` (4 to 7), one a nibble of `selector`.
 __host__ __device__ __forceinline__ std::uint32_t pick_bytes(std::uint32_t low, std::uint32_t high,
                                                              std::uint32_t selector) {
 #ifdef __CUDA_ARCH__
@@ -35,7 +35,7 @@ __host__ __device__ __forceinline__ void turn_bytes(const std::uint32_t (&rows)[
   columns[3] = pick_bytes(upper_23, lower_23, 0x7632);
 }
 
-/// Column c's words, one a group of 4 rows, lie in one line of 32; 16-byte pieces are exchanged by a mask of the
+/// Column c's words, one a group of 4 rows, are in one line of 32; 16-byte pieces are exchanged by a mask of the
 /// column: (c >> kShift) % 8, different for the eight lanes that write at once.
 template <int kShift>
 struct ByteTile {

@@ -47,7 +47,7 @@ TEST_CASE("a tile of bytes is turned, by threads of sixteen columns and of twice
   check_tile<3>([](int lane, int word) { return word / 2 * 64 + 8 * lane + word % 2 * 4; });
 }
 
-TEST_CASE("words that eight lanes of four row groups put at once lie in different banks") {
+TEST_CASE("words that eight lanes of four row groups put at once are in different banks") {
   for (int shift : {3, 4}) {
     bool used[32] = {};
     for (int lane = 0; lane < 8; ++lane)

@@ -118,7 +118,7 @@ __device__ __forceinline__ void team_sums(float (&values)[kSums], TeamScratch<kS
   }
   if (blockDim.x == 32) return;
   const int warps = static_cast<int>(blockDim.x) / 32;
-  __syncthreads();  // nobody reads the last sums any more
+  __syncthreads();  // no thread reads the last sums any more
 #pragma unroll
   for (int sum = 0; sum < kSums; ++sum) {
     if (threadIdx.x % 32 == 0) scratch.warp[sum][threadIdx.y][threadIdx.x / 32] = values[sum];
@@ -143,14 +143,14 @@ __device__ __forceinline__ float team_max(float value, TeamScratch<>& scratch) {
   value = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(value)));
   if (blockDim.x == 32) return value;
   const int warps = static_cast<int>(blockDim.x) / 32;
-  __syncthreads();  // nobody reads the last numbers any more
+  __syncthreads();  // no thread reads the last numbers any more
   if (threadIdx.x % 32 == 0) scratch.warp[0][threadIdx.y][threadIdx.x / 32] = value;
   __syncthreads();
   for (int warp = 0; warp < warps; ++warp) value = fmaxf(value, scratch.warp[0][threadIdx.y][warp]);
   return value;
 }
 
-/// Where four columns lie in a team's row of store_block_sums's shared memory: threads that write packs hit all banks.
+/// The place of four columns in a team's row of store_block_sums's shared memory: writers of packs hit all banks.
 __device__ __forceinline__ int sums_place(int four) { return four ^ (four >> 3 & 1); }
 
 /// Sums over rows that threads gathered for their own columns: the block's total goes to `to` (columns). `shared` holds
@@ -170,7 +170,7 @@ __device__ __forceinline__ void store_block_sums(const Floats<T> (&sums)[kPacks]
   const int threads = static_cast<int>(blockDim.x * blockDim.y);
   const int fours = static_cast<int>(blockDim.x) * kPacks * kPack<T> / 4;  // of a team's row
 
-  __syncthreads();  // nobody reads an earlier total any more
+  __syncthreads();  // no thread reads an earlier total any more
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
 #pragma unroll

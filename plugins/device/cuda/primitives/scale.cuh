@@ -1,6 +1,6 @@
 #pragma once
-// How a kernel that writes 8-bit codes comes by their scale (quern/step_state.h, ScaleState). Blocks reduce the amax of
-// what they see; the last one to finish decides whether the scale that was assumed holds; a second launch, which
+// How a quantizing kernel gets its scale (quern/step_state.h, ScaleState). Blocks reduce the amax of
+// their values; the last one to finish decides whether the scale that was assumed holds; a second launch, which
 // returns at once otherwise, does the work again with the amax just measured. Only integers are combined by atomics, so
 // results do not depend on the order of blocks.
 
@@ -38,7 +38,7 @@ __device__ __forceinline__ float inverse_power(float scale) {
   return bits > 0x7f000000u ? scale : __uint_as_float(0x7f000000u - bits);
 }
 
-/// Whether a NaN has to make the amax infinite, and with that the scale NaN: in i8, which has no code to tell of it. In
+/// Whether a NaN has to make the amax infinite, and with that the scale NaN: in i8, which has no value for NaN. In
 /// other formats it takes no part in the amax.
 template <int kCount>
 __device__ __forceinline__ bool loses_nan(const float (&values)[kCount], DType format) {
@@ -67,7 +67,7 @@ struct QuantizeArguments {
   Pass pass;
 };
 
-/// Codes of kCount values in e4m3 or e5m2, four a word, in order. `inverse`, of the scale, is a power of two: exact.
+/// kCount values quantized in e4m3 or e5m2, four a word, in order. `inverse`, of the scale, is a power of two: exact.
 template <int kCount>
 __device__ __forceinline__ void encode_float8(const float (&values)[kCount], DType format, float inverse,
                                               std::uint32_t (&words)[kCount / 4]) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void encode_float8(const float (&values)[kCount], DTy
 /// What a kernel can write: code for i8 is long, and slows those that never come to it.
 enum class Formats : std::uint8_t { float8, any };
 
-/// Bytes of two integers from -128 to 127, those outside brought to the nearer end, below those of `above`.
+/// Bytes of two integers from -128 to 127, values outside brought to the nearer end, below `above`'s bytes.
 __device__ __forceinline__ std::uint32_t pack_i8(int low, int high, std::uint32_t above) {
   std::uint32_t word;
   asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(high), "r"(low), "r"(above));
@@ -139,7 +139,7 @@ class Quantizer {
 
   /// Nothing to do: the same for all threads.
   __device__ __forceinline__ bool idle() const { return idle_; }
-  /// Whether codes are wanted from this launch.
+  /// Whether this launch quantizes.
   __device__ __forceinline__ bool writes() const { return writes_; }
   /// 1 / scale.
   __device__ __forceinline__ float inverse() const { return inverse_; }

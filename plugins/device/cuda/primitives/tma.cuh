@@ -34,7 +34,7 @@ __device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init
 __device__ __forceinline__ void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// Orders what this thread did in shared memory before what the copy engine does there when it is told: without it,
+/// Orders this thread's accesses to shared memory before the copy engine's later ones there: without it,
 /// PTX orders no load or store of a thread against a bulk copy (ISA, "proxies").
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 /// All lanes of a warp arrive at a barrier that counts kWarpArrivals for each warp. One does for all; racecheck, which
@@ -92,7 +92,7 @@ __device__ __forceinline__ void synchronize_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/// Copies the map's box from these coordinates on; what lies outside the tensor is zero.
+/// Copies the map's box from these coordinates on; elements outside the tensor are zero.
 __device__ __forceinline__ void load_box(std::uint32_t to, const CUtensorMap& map, int x, int y, int z,
                                          std::uint32_t barrier) {
   asm volatile(
@@ -132,7 +132,7 @@ __device__ __forceinline__ void load_paired_box(std::uint32_t to, const CUtensor
       : "memory");
 }
 
-/// Writes the map's box from these coordinates on, but for what lies outside the tensor, or adds to what is there,
+/// Writes the map's box from these coordinates on, except elements outside the tensor, or adds to the values there,
 /// rounded to nearest. Of this thread's copies of the kind those before a commit are a group.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, int x, int y, int z, std::uint32_t from) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),

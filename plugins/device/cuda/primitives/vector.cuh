@@ -107,7 +107,7 @@ __device__ __forceinline__ Pack<T> load_pack(const T* row, Index at, Index colum
   }
 }
 
-/// Writes those of a pack's elements that are below `columns`.
+/// Writes a pack's elements that are below `columns`.
 template <Access kAccess, class T, class Index>
 __device__ __forceinline__ void store_pack(T* row, Index at, Index columns, const Pack<T>& pack) {
   if constexpr (kAccess == Access::vector) {

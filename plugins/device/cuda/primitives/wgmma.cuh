@@ -1,8 +1,8 @@
 #pragma once
-// Hopper's warpgroup matrix products, with fp32 sums of bf16 and 8-bit floats and int32 sums of i8: thin wrappers of
-// the PTX (ISA 8.0, "wgmma.mma_async"), for tiles in shared memory as TMA writes them with the 128-byte swizzle: boxes
-// of rows of 128 bytes, at addresses that are multiples of 1024. Products run asynchronously: nothing may touch their
-// registers and tiles until wait() says so. Mainloop of 8-bit floats keep about 14 bits.
+// Hopper's warpgroup matmuls, with fp32 accumulators of bf16 and 8-bit floats and int32 accumulators of i8: thin
+// wrappers of the PTX (ISA 8.0, "wgmma.mma_async"), for tiles in shared memory as TMA writes them with the 128-byte
+// swizzle: boxes of rows of 128 bytes, at addresses that are multiples of 1024. They run asynchronously: nothing may
+// touch their registers and tiles until wait() says so. Accumulators of 8-bit floats keep about 14 bits.
 
 #include <cstdint>
 
@@ -13,7 +13,7 @@ namespace quern::cuda::wgmma {
 
 inline constexpr int kRowBytes = 128;  ///< of a swizzled row
 inline constexpr int kColumns = 64;    ///< bf16 elements of it
-inline constexpr int kDepth = 16;      ///< bf16 elements that one product sums over; of 8 bits, twice that
+inline constexpr int kDepth = 16;      ///< bf16 elements of K in one wgmma; of 8 bits, twice that
 inline constexpr int kDepthBytes = 32;
 inline constexpr int kMnMajorDepthBytes = kDepth * kRowBytes;
 inline constexpr std::uint32_t kEightRows = 8 * 128;  ///< bytes
@@ -33,16 +33,16 @@ __device__ __forceinline__ std::uint32_t start(std::uint32_t address) { return (
 /// A tile from `address` on whose rows are the operand's rows (A) or columns (B), each row along the sum. A step of
 /// kDepth along the sum: kDepthBytes.
 __device__ __forceinline__ Tile k_major_tile(std::uint32_t address) { return {start(address) | 1u << 16}; }
-/// A tile whose rows are summed over, boxes of 64 rows of A or columns of B lying `kBox` bytes apart. A step of kDepth:
-/// kMnMajorDepthBytes.
+/// A tile that is not K-major: its rows are summed over; boxes of 64 rows of A or columns of B `kBox` bytes apart. A
+/// step of kDepth: kMnMajorDepthBytes.
 template <std::uint32_t kBox>
 __device__ __forceinline__ Tile mn_major_tile(std::uint32_t address) {
   return {start(address) | kBox >> 4 << 16};
 }
 
-/// Orders earlier writes of registers before the products that follow.
+/// Orders earlier writes of registers before the wgmmas that follow.
 __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-/// Closes a group of products.
+/// Closes a group of wgmmas.
 __device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /// Waits until at most `kPending` of the last groups are still running.
 template <int kPending>
@@ -72,9 +72,9 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// Mainloop of m64: of a thread, sums[4 j .. 4 j + 3] are rows r, r, r + 8, r + 8 and columns 8 j + c, + 1, + 0, + 1,
-// where r = 16 warp + lane / 4 and c = lane % 4 * 2. A in registers, m64k16: pairs (r, c), (r + 8, c), (r, c + 8), (r +
-// 8, c
+// Accumulators of m64: of a thread, sums[4 j .. 4 j + 3] are rows r, r, r + 8, r + 8 and columns 8 j + c, + 1, + 0, +
+// 1, where r = 16 warp + lane / 4 and c = lane % 4 * 2. A in registers, m64k16: pairs (r, c), (r + 8, c), (r, c + 8),
+// (r + 8, c
 // + 8).
 
 #define QUERN_ACC_8(c, s, i) \
@@ -272,7 +272,7 @@ class TransposedA {
   /// The warpgroup's columns begin at 64 * `half`.
   __device__ explicit TransposedA(int half) {
     const std::uint32_t lane = threadIdx.x % 32, matrix = lane / 8, pair = lane % 8 / 2;
-    // Of 16 rows the first matrix gets 0 1 4 5 10 11 14 15, the second the others, so that the eight rows of each lie
+    // Of 16 rows the first matrix gets 0 1 4 5 10 11 14 15, the second the others, so that the eight rows of each are
     // in different banks. Lanes whose pairs came in the other order exchange them.
     const std::uint32_t row = 16 * (matrix / 2) + 4 * pair + 2 * ((matrix ^ pair / 2) % 2) + lane % 2;
     const std::uint32_t part = 4 * half + threadIdx.x % 128 / 32;
@@ -309,8 +309,8 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, float low, flo
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(round_pair(low, high)) : "memory");
 }
 
-/// Of a warp's sums, 16 rows of 8 columns and of the 8 beside them, rounded to bf16, to where `address` says: in lane
-/// l that of row l % 16 of the first 8 columns (l < 16) or of the next.
+/// Of a warp's accumulators, 16 rows of 8 columns and of the 8 beside them, rounded to bf16, to where `address` says:
+/// in lane l the address of row l % 16 of the first 8 columns (l < 16) or of the next.
 __device__ __forceinline__ void store_rounded(std::uint32_t address, const float (&sums)[2][4]) {
   std::uint32_t words[4];
 #pragma unroll
@@ -320,7 +320,7 @@ __device__ __forceinline__ void store_rounded(std::uint32_t address, const float
                : "memory");
 }
 
-/// Mainloop of columns [16 step, 16 step + 16), rounded to bf16, as A.
+/// Accumulators of columns [16 step, 16 step + 16), rounded to bf16, as A.
 __device__ __forceinline__ void round_to_a(std::uint32_t (&a)[4], const float (&sums)[32], int step) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = round_pair(sums[8 * step + 2 * i], sums[8 * step + 2 * i + 1]);

@@ -1,5 +1,5 @@
-// matmul: y (M, N) (+)= op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once. library/ has cuBLASLt's
-// products, own/ own kernels, a unit of each form in own/forms/, and swiglu/ products that SwiGLU is fused with.
+// matmul: y (M, N) (+)= op(a) op(b) * scale_a * scale_b + bias, accumulated in fp32, rounded once. library/ has
+// cuBLASLt's GEMMs, own/ quern's own, a unit of each form in own/forms/, and swiglu/ GEMMs that SwiGLU is fused with.
 
 #include <cstdint>
 #include <string>
@@ -65,7 +65,7 @@ std::string refuse_formats(const MatmulKey& key, const CudaTraits& gpu) {
     const std::string own = refuse_own_matmul(key, gpu), library = refuse_library_i8(key, gpu);
     return own.empty() || library.empty() ? "" : pair + ": " + own + ", and " + library;
   }
-  if (!is_float8(key.a) || !is_float8(key.b)) return pair + ": no such product on this device";
+  if (!is_float8(key.a) || !is_float8(key.b)) return pair + ": no such matmul on this device";
   if (key.a == DType::e5m2 && key.b == DType::e5m2) return pair + ": at most one operand can be e5m2";
   if (gpu.compute_capability < 89) return pair + ": needs compute capability 8.9 (Ada) or later";
   if (key.turns()) {
@@ -80,15 +80,15 @@ std::string refuse_formats(const MatmulKey& key, const CudaTraits& gpu) {
 std::string refuse_block_scales(const OpInstance& op, const MatmulKey& key, const CudaTraits& gpu) {
   const std::int64_t block_rows = op.attributes.integer_or("scale_rows_b", 0);
   if (block_rows != 1 && block_rows != kScaleBlock) return "matmul: scale_rows_b must be 1 or 128";
-  if (gpu.compute_capability != 90) return "matmul: scales of blocks need compute capability 9.0 (Hopper)";
+  if (gpu.compute_capability != 90) return "matmul: block scales need compute capability 9.0 (Hopper)";
   if (key.k % kScaleBlock != 0)
-    return "matmul: scales of blocks need sums over a multiple of 128, found " + std::to_string(key.k);
+    return "matmul: block scales need a contracted dimension that is a multiple of 128, found " + std::to_string(key.k);
   const Extents scale_b = block_rows == 1 ? row_block_scales(key.n, key.k) : square_scales(key.n, key.k);
   auto fits = [&op](std::size_t i, std::int64_t least) {
     return present(op, i) && op.inputs[i].dtype == DType::f32 && op.inputs[i].count() >= least;
   };
   if (!fits(kScaleA, scale_blocks(key.k) * key.m) || !fits(kScaleB, element_count(scale_b)))
-    return "matmul: scales of blocks must be f32 " + to_string(row_block_scales(key.m, key.k)) + " and " +
+    return "matmul: block scales must be f32 " + to_string(row_block_scales(key.m, key.k)) + " and " +
            to_string(scale_b);
   return {};
 }
@@ -171,7 +171,7 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
   }
   if (plan == nullptr) {
     throw Error(ErrorCode::resources, {.where = "device cuda",
-                                       .what = "cuBLASLt has no algorithm for the product " + key.text(),
+                                       .what = "cuBLASLt has no algorithm for the matmul " + key.text(),
                                        .found = {},
                                        .expected = {},
                                        .next = "choose another precision, or sizes that are multiples of 16"});

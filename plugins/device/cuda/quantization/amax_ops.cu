@@ -1,5 +1,5 @@
-// amax: the largest magnitude of each of many tensors; quantize_amax: codes whose scale comes from one that is given.
-// By these ranks make the codes of a matrix of which each has some rows.
+// amax: the largest magnitude of each of many tensors; quantize_amax: quantizes with a scale from a given amax.
+// With these ranks quantize a matrix of which each has some rows.
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 #pragma once
-// Values that a Producer (tile_quantize.cuh) makes, in 8-bit codes by tiles of 128 x 128, row by row and transposed,
-// with scales for the 128 elements of a row and of a column of the tile, or one for the tile. A tile of each part stays
-// in the registers of its block from its amax to its codes, so what it is made of is read once.
+// Values that a Producer (tile_quantize.cuh) makes, quantized to 8 bits by tiles of 128 x 128, row by row and
+// transposed, with scales for the 128 elements of a row and of a column of the tile, or one for the tile. A tile of
+// each part stays in the registers of its block from its amax to its quantized values, so its inputs are read once.
 
 #include "quantization/tile_quantize.cuh"
 #include "quern/block_scales.h"
@@ -15,7 +15,7 @@ struct ZeroedFloats {
   float* at = nullptr;
   std::int64_t count = 0;
 
-  /// Behind the scales of columns (column_block_scales), of which so many are used; there may be none.
+  /// Behind the column scales (column_block_scales), of which so many are used; there may be none.
   static ZeroedFloats behind(const View& scales, std::int64_t used) {
     if (!scales) return {};
     return {scales.as<float>() + used, scales.count() - used};
@@ -28,12 +28,12 @@ struct ZeroedFloats {
   }
 };
 
-/// Codes of a matrix (N, C).
+/// A quantized matrix (N, C).
 struct BlockCodes {
   std::uint8_t *q, *t;     ///< (N, C), (C, N); null: not wanted
   float *scale, *t_scale;  ///< as square_scales, or row_block_scales and column_block_scales, say; null: not wanted
-  ZeroedFloats behind;     ///< scales of columns
-  bool spread;             ///< scales of tiles lie as those of lines
+  ZeroedFloats behind;     ///< column scales
+  bool spread;             ///< tile scales are laid out as row or column scales
   std::int64_t rows;
   int columns, down, across;  ///< down, across: tiles
   DType format;
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlockTiles<Producer, T>)
       encode_tile<kAccess, kSquare>(codes, format, thread, locals, place_of(part), values[part], row_inverse[part],
                                     scales[part].inverse, tiles[part]);
   };
-  codes.format == DType::e4m3 ? encode(DType::e4m3) : encode(DType::e5m2);  // asked once, not for every eight codes
+  codes.format == DType::e4m3 ? encode(DType::e4m3) : encode(DType::e5m2);  // asked once, not for every eight values
   if (!codes.t) return;
   __syncthreads();
 #pragma unroll
@@ -343,7 +343,7 @@ LoadedKernel<BlockArguments<Producer>> load_blocks(DType type, int multiprocesso
   });
 }
 
-/// Among an op's outputs those of the values themselves (-1: none), and the first of the codes.
+/// Among an op's outputs the values themselves (-1: none), and the first of the quantized ones.
 struct BlockOutputs {
   int y = -1;
   std::size_t codes = 0;

@@ -1,7 +1,7 @@
 #pragma once
-// Values that a Producer (tile_quantize.cuh) makes, in 8-bit codes with one scale a row, and transposed with one scale
-// a column. The first pass holds rows in registers: it writes their codes and measures the columns as it goes. The
-// second makes the values again, by tiles, and writes the transposed codes.
+// Values that a Producer (tile_quantize.cuh) makes, quantized to 8 bits with one scale a row, and transposed with one
+// scale a column. The first pass holds rows in registers: it quantizes them and measures the columns as it goes. The
+// second recomputes the values, by tiles, and writes them quantized and transposed.
 
 #include "primitives/rows.cuh"
 #include "quantization/tile_quantize.cuh"
@@ -40,7 +40,7 @@ __device__ __forceinline__ void raise_columns(Eight<T> (&most)[kEights], Eight<T
                                               std::uint32_t* amax, int width, DType format) {
   const int team = static_cast<int>(blockDim.x);
   auto place = [team](int of, int e) { return (of * kEights + e) * team + static_cast<int>(threadIdx.x); };
-  __syncthreads();  // nobody reads what an earlier call left
+  __syncthreads();  // no thread reads an earlier call's values
 #pragma unroll
   for (int e = 0; e < kEights; ++e)
     if (threadIdx.y > 0) shared[place(static_cast<int>(threadIdx.y) - 1, e)] = most[e];
@@ -237,7 +237,7 @@ inline std::size_t line_workspace(std::int64_t width, int parts) {
 }
 
 /// The launch of such an op: make(inputs) gives the producer, whose rows hold whole packs where `whole` says so; `y` is
-/// the output of the values themselves (-1: none), which those of the codes follow.
+/// the output of the values themselves (-1: none), which the quantized ones follow.
 template <class Producer, class Make>
 Launch prepare_lines(const OpInstance& op, CudaContext& context, std::int64_t rows, std::int64_t width, int y,
                      Make make) {

@@ -1,5 +1,5 @@
 #pragma once
-// Observations (quern/step_state.h) of codes that an op makes for itself, of which no other op can tell.
+// Observations (quern/step_state.h) of tensors that an op quantizes for itself, which no other op can observe.
 
 #include <cuda_runtime_api.h>
 
@@ -10,8 +10,8 @@
 
 namespace quern::cuda {
 
-/// Codes (rows, columns) in e4m3 or e5m2 with one scale; rows with a target below 0 do not count. Their values are
-/// gone, and every zero counts as underflowed.
+/// Quantized values (rows, columns) in e4m3 or e5m2 with one scale; rows with a target below 0 do not count. The
+/// originals are gone, and every zero counts as underflowed.
 struct ObservedCodes {
   const std::uint8_t* codes = nullptr;
   const std::int32_t* targets = nullptr;  ///< (rows)

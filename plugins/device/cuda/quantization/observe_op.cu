@@ -1,5 +1,5 @@
-// observe_scale: what a tensor's values are and what the scales made of it lose, and the same of the codes that the
-// loss makes of its logits' gradients. Threads count what they see; sums are of integers and maxima, so that the order
+// observe_scale: statistics of a tensor's values and of their loss under its scales, and the same of the
+// loss's quantized logits' gradients. Threads count what they see; sums are of integers and maxima, so that the order
 // of blocks does not matter.
 
 #include "primitives/vector.cuh"

@@ -1,4 +1,4 @@
-// quantize_blocks, quantize_squares: x (N, C) to 8-bit codes, row by row and transposed, with scales of blocks of 128
+// quantize_blocks, quantize_squares: x (N, C) to 8 bits, row by row and transposed, with scales for blocks of 128
 // elements or of 128 x 128.
 
 #include "quantization/block_quantize.cuh"

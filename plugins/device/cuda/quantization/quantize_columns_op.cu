@@ -1,6 +1,6 @@
-// quantize_columns: x (N, C) to t (C, N), 8-bit codes with one scale a column of x, so that the products that sum over
+// quantize_columns: x (N, C) to t (C, N), in 8 bits with one scale a column of x, so that the matmuls that sum over
 // tokens can have one a row. A pass for the columns' amax, a pass that writes. quantize_rows_columns: quantize_rows and
-// quantize_columns of one x, whose first pass writes the rows' codes as well.
+// quantize_columns of one x, whose first pass quantizes the rows as well.
 
 #include "quantization/line_quantize.cuh"
 #include "quantization/quantize_ops.h"

@@ -1,5 +1,5 @@
-// quantize, quantize_delayed, quantize_by: x to 8-bit codes and their transpose, with one scale for the tensor;
-// quantize_rows: with one a row; advance_scale: what a delayed scale becomes for the next step.
+// quantize, quantize_delayed, quantize_by: x to 8 bits and its transpose, with one scale for the tensor;
+// quantize_rows: with one a row; advance_scale: a delayed scale's value for the next step.
 
 #include "quantization/quantize_ops.h"
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ void measure(const float (&values)[kCount], DType for
   if (loses_nan(values, format)) amax = __uint_as_float(0x7f800000u);
 }
 
-/// Writes a pack's codes, from `column` of a row on.
+/// Quantizes a pack, from `column` of a row on.
 template <class T, Access kAccess, bool kStochastic>
 __device__ __forceinline__ void write_codes(Floats<T> values, const RowsArguments& args, std::int64_t row,
                                             float inverse, int column, int columns) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(cons
   }
 }
 
-/// A row of any length, read once for its amax and once more for its codes.
+/// A row of any length, read once for its amax and once more to quantize it.
 template <class T, Access kAccess, bool kStochastic>
 __global__ void __launch_bounds__(kLongRowThreads) quantize_long_rows_kernel(const RowsArguments args) {
   __shared__ TeamScratch<> scratch;
@@ -242,7 +242,7 @@ std::vector<Fusion> quantize_fusions() {
   std::vector<Fusion> fusions;
   for (const Fusion& producer : producers)
     for (const Fusion& way : {lines, blocks, squares})
-      // No kernel makes norms and rotations into codes of lines, or a norm's gradient into codes of blocks.
+      // No kernel quantizes norms and rotations with row scales, or a norm's gradient with block scales.
       if (producer.kind.starts_with("swiglu") || (producer.kind != "rms_norm_grad_add" && way.kind != lines.kind))
         fusions.push_back({producer.kind + "_" + way.kind, producer.pattern + "; " + way.pattern});
   fusions.push_back(lines);

@@ -1,5 +1,5 @@
 #pragma once
-// Ops that write 8-bit codes, one source a producer; add_quantize_ops of kernels.h adds them all.
+// Ops that quantize to 8 bits, one source a producer; add_quantize_ops of kernels.h adds them all.
 
 #include <vector>
 

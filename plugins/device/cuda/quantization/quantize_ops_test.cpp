@@ -1,4 +1,4 @@
-// The ops that write 8-bit codes: alone to the bit of the CPU device, states of delayed scales over several launches
+// The ops that quantize to 8 bits: alone to the bit of the CPU device, states of delayed scales over several launches
 // included; behind a producer to the bit of the two ops apart.
 #include <cmath>
 #include <cstring>
@@ -68,7 +68,7 @@ TEST_CASE("observe_scale gives the CPU's figures under every layout of scales") 
 
 TEST_CASE("zeros, infinities and NaN are quantized as on the CPU") { testkit::quantize_special_cases(open_pair()); }
 
-TEST_CASE("delayed scales: codes, state and observation are the CPU's over launches that fit, clip and advance") {
+TEST_CASE("delayed scales: values, state and observation are the CPU's over launches that fit, clip and advance") {
   DevicePair pair = open_pair();
   constexpr std::int64_t kHistory = 3;
   Attributes attributes = format_of(kE4m3), layout = format_of(kE4m3);
@@ -204,8 +204,8 @@ PoisonedTensor special(DType t, const Extents& size) {
   return PoisonedTensor(t, size, x);
 }
 
-/// "<producer>_quantize_rows_columns", or without a producer of x itself, gives the bits of its parts, whatever is
-/// read: of the producer on the GPU and of codes on the CPU, which takes rows of any length.
+/// "<producer>_quantize_rows_columns", or without a producer of x itself, gives the bits of its parts, whatever outputs
+/// are read: of the producer on the GPU and of quantized values on the CPU, which takes rows of any length.
 void compare_lines(const DevicePair& pair, const Producer& producer, DType format, bool stochastic) {
   const bool alone = producer.kind.empty();
   const Extents size = alone ? producer.inputs[0].view().extents : producer.outputs[0].extents;
@@ -278,7 +278,7 @@ Producer rope_grad_column_sum(std::int64_t tokens, std::int64_t heads, std::int6
   return producer;
 }
 
-/// With a scale at which codes of a format reach `largest`.
+/// With a scale at which values of a format reach `largest`.
 PoisonedTensor state_reaching(float largest, DType format = kE4m3) {
   PoisonedTensor state = zero_state(2);
   state.view().as<ScaleState>()->scale = format_scale(largest, format);
@@ -323,7 +323,7 @@ void compare_lines(const DevicePair& pair, const Extents& size, DType t) {
   for (auto [format, stochastic] : {std::pair{DType::i8, false}, {DType::i8, true}, {kE4m3, false}}) {
     CAPTURE(stochastic);
     compare_lines(pair, {"", {special(t, size)}, {}, 0}, format, stochastic);
-    if (t == kBf16)  // as what is fused with codes is
+    if (t == kBf16)  // as all values with fused quantization are
       for (const Producer& producer : producers(size))
         if (producer.kind.starts_with("swiglu")) compare_lines(pair, producer, format, stochastic);
   }
@@ -331,7 +331,7 @@ void compare_lines(const DevicePair& pair, const Extents& size, DType t) {
 
 }  // namespace
 
-TEST_CASE("producers of codes with scales of blocks give the bits of the two ops") {
+TEST_CASE("producers quantized with block scales give the bits of the two ops") {
   DevicePair pair = open_pair();
   for (const Extents& size : {Extents{1, 128}, Extents{33, 17}, Extents{130, 256}, Extents{272, 144},
                               Extents{400, 1280}, Extents{16, 4864}}) {
@@ -347,7 +347,7 @@ TEST_CASE("producers of codes with scales of blocks give the bits of the two ops
   }
 }
 
-TEST_CASE("values in fp32 are not fused with their codes") {
+TEST_CASE("values in fp32 are not fused with quantization") {
   const Extents size{16, 128};
   std::vector<Producer> all = producers(size);
   all.push_back(rope_grad(size[0], 3, 64));
@@ -371,7 +371,7 @@ TEST_CASE("values in fp32 are not fused with their codes") {
   }
 }
 
-TEST_CASE("where a block of scales would have columns of gate and up, their gradients are not fused with its codes") {
+TEST_CASE("where a block of scales would have gate and up columns, their gradients are not fused with quantization") {
   const Extents size{8, 192}, packed{8, 384};
   std::vector<Operand> outputs = codes(kE4m3, packed, "quantize_blocks");
   outputs.insert(outputs.begin(), operand(kBf16, packed));
@@ -380,13 +380,13 @@ TEST_CASE("where a block of scales would have columns of gate and up, their grad
   CHECK(open_pair().gpu->query(op).refusal.find("needs gates of whole blocks of 128 columns") != std::string::npos);
 }
 
-TEST_CASE("codes of rows and of columns in one op, alone and behind swiglu, have the bits of the ops apart") {
+TEST_CASE("rows and columns quantized in one op, alone and behind swiglu, have the bits of the ops apart") {
   DevicePair pair = open_pair();
   for (const Extents& size : {Extents{1, 1}, Extents{33, 17}, Extents{272, 144}, Extents{5, 1000}, Extents{300, 1288}})
     for (DType t : {kF32, kBf16}) compare_lines(pair, size, t);
 }
 
-TEST_CASE("codes of rows and of columns of many and of long rows have the bits of the ops apart") {
+TEST_CASE("rows and columns of many and of long rows, quantized in one op, have the bits of the ops apart") {
   DevicePair pair = open_pair();
   if (!affordable(48 * 9728)) {
     MESSAGE("skipped: left to a GPU");
@@ -397,7 +397,7 @@ TEST_CASE("codes of rows and of columns of many and of long rows have the bits o
     for (DType t : {kF32, kBf16}) compare_lines(pair, size, t);
 }
 
-TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any number of tokens and heads") {
+TEST_CASE("the bias's gradient beside quantization has the bits of the two ops at any number of tokens and heads") {
   DevicePair pair = open_pair();
   for (std::int64_t tokens : {1, 127, 130, 144, 1027}) {
     for (std::int64_t head_dim : {6, 16, 32, 34, 64, 80, 128}) {  // those that divide a tile of 128 columns, and others
@@ -419,10 +419,10 @@ TEST_CASE("the bias's gradient beside codes has the bits of the two ops at any n
   compare_fused(pair, large, "quantize_delayed", {state_reaching(kFits)});
 }
 
-TEST_CASE("positions outside the rotation's table: the bits of the two ops, what is not turned as it was") {
+TEST_CASE("positions outside the rotation's table: the bits of the two ops, other positions unchanged") {
   DevicePair pair = open_pair();
   for (std::int64_t tokens : {2, 33, 130, 144}) {
-    for (std::int64_t head_dim : {6, 34, 64, 80, 128}) {  // of 6 and 34: eight columns lie in key and value heads
+    for (std::int64_t head_dim : {6, 34, 64, 80, 128}) {  // of 6 and 34: eight columns are in key and value heads
       CAPTURE(tokens);
       CAPTURE(head_dim);
       for (const Producer& producer :

@@ -1,6 +1,6 @@
 #pragma once
-// The host side of ops that write 8-bit codes, alone or fused behind the op that makes their values: where the operands
-// of the quantizing part are, what it refuses, and its launches. Operands of "<producer>_quantize..." are the
+// The host side of ops that quantize to 8 bits, alone or fused behind the op that makes their values: where the
+// operands of the quantizing part are, what it refuses, and its launches. Operands of "<producer>_quantize..." are the
 // producer's, then the quantizing part's.
 
 #include <cuda_runtime_api.h>

@@ -1,11 +1,11 @@
 #pragma once
-// Ops that make every element of a matrix on its own and quantize it: codes and their transpose leave in one pass over
-// the inputs. A block takes tiles of 128 x 128; a thread 4 rows by two packs of 8, so that reads and both writes are of
-// whole sectors. A Producer says what the values are:
+// Ops that make every element of a matrix on its own and quantize it: quantized values and their transpose are written
+// in one pass over the inputs. A block takes tiles of 128 x 128; a thread 4 rows by two packs of 8, so that reads and
+// both writes are of whole sectors. A Producer says what the values are:
 //
 //   static constexpr int kParts;                       // values (N, kParts * width), a part beside the other
 //   static constexpr bool kSums;                       // their columns are summed as well; of one part only
-//   template <class T> struct Loaded;                  // what is read for 8 columns of each part of a row
+//   template <class T> struct Loaded;                  // the inputs of 8 columns of each part of a row
 //   template <Access, class T> Loaded<T> load(row, column, columns, width) const;  // columns: width, or 0 past the end
 //   template <Access, class T> void make(const Loaded<T>&, column, Eight<T> (&values)[kParts]) const;  // rounded; zero
 //   past it
@@ -93,7 +93,7 @@ __device__ __forceinline__ void take_largest(Eight<T>& most, const Eight<T>& x, 
   for (int p = 0; p < 8 / kPack<T>; ++p) take_largest(most.pack[p], x.pack[p], format);
 }
 
-/// Writes those of four or eight codes that are below `columns`, at most 8 bytes at once.
+/// Writes four or eight quantized values that are below `columns`, at most 8 bytes at once.
 template <Access kAccess, int kWords>
 __device__ __forceinline__ void store_codes(std::uint8_t* row, int at, int columns,
                                             const std::uint32_t (&words)[kWords]) {
@@ -132,13 +132,13 @@ struct Copy {
 };
 
 /// Calls f(T{}) with the type of a Producer's values. Those that are there already are bf16 or fp32, those made beside
-/// their codes bf16 (check_fused), as the activations of all 8-bit recipes are.
+/// their quantized values bf16 (check_fused), as the activations of all 8-bit recipes are.
 template <class Producer, class F>
 decltype(auto) with_values_of(DType type, F&& f) {
   if constexpr (std::is_same_v<Producer, Copy>) {
     return with_element(type, std::forward<F>(f));
   } else {
-    if (type != DType::bf16) fail_internal("device cuda", "values that are not bf16 were fused with their codes");
+    if (type != DType::bf16) fail_internal("device cuda", "values that are not bf16 were fused with quantization");
     return std::forward<F>(f)(bf16{});
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Transposition of matrices of any element size; 8-bit codes by tiles in shared memory at the rate of memory.
+// Transposition of matrices of any element size; 8-bit values by tiles in shared memory at the rate of memory.
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // The file in the user's cache directory that keeps timed choices between processes. Each entry carries a checksum and
-// the file its schema: damaged entries are passed over, files of an earlier schema start anew, and those of a later
-// quern are left alone. A lock beside it lets one process at a time measure and write; others then find what it found.
+// the file its schema: damaged entries are passed over, files of an earlier schema are replaced, and files of a later
+// quern are not touched. A lock beside it lets one process at a time measure and write; others then find what it found.
 
 #include <map>
 #include <string>
@@ -20,8 +20,8 @@ class ChoiceFile {
 
   /// Whole entries of that owner. A missing or bad file is an empty one.
   Choices read(const std::string& owner) const;
-  /// Adds one to what is in the file by now, which is replaced as a whole. To be called under the lock. A cache: faults
-  /// are ignored.
+  /// Adds one to the file's present entries; the file is replaced as a whole. To be called under the lock. A cache:
+  /// faults are ignored.
   void add(const std::string& owner, const std::string& what, const std::string& choice) const noexcept;
 
   /// Held until it is destroyed.

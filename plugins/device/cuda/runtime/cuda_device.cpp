@@ -101,7 +101,7 @@ void check_work(cudaError_t status) {
                         "run with CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel");
 }
 
-/// The driver's codes agree with the runtime's where both have one.
+/// The driver's error codes agree with the runtime's where both have one.
 void check_driver(CUresult status) { QUERN_CUDA(static_cast<cudaError_t>(status)); }
 
 /// -1: the system does not say.

@@ -59,7 +59,7 @@ class CudaDevice final : public Device {
   std::string save_state() const override;
   void load_state(std::string_view state) override;
 
-  /// For tests: kernels that are prepared from here on divide their work among so many multiprocessors; plain products
+  /// For tests: kernels that are prepared from here on divide their work among so many multiprocessors; plain GEMMs
   /// that were prepared before keep theirs.
   void divide_among(int multiprocessors) { context_.multiprocessors = multiprocessors; }
 

@@ -229,13 +229,13 @@ TEST_CASE("queries answer at plan time, with the reason for a refusal") {
         "matmul: e4m3 times e4m3: needs compute capability 8.9 (Ada) or later");
   CHECK(h100.query(matmul(DType::e4m3, DType::bf16, 0)).refusal ==
         std::string("matmul: e4m3 times e4m3: contracted dimensions must come last (transpose_a 0, transpose_b 1); ") +
-            (has_hopper_kernels() ? "own products of floats sum in fewer bits than fp32, but where they turn a"
-                                  : "own products need compute capability 9.0 (Hopper) and its code in this build"));
+            (has_hopper_kernels() ? "own GEMMs of floats accumulate in fewer bits than fp32 unless a is not K-major"
+                                  : "own GEMMs need compute capability 9.0 (Hopper) and its code in this build"));
   CHECK(h100.query(matmul(DType::e5m2, DType::bf16)).refusal ==
         "matmul: e5m2 times e5m2: at most one operand can be e5m2");
   OpInstance blocks = matmul(DType::e4m3, DType::bf16);
   blocks.attributes.set("scale_rows_b", std::int64_t{1});
-  CHECK(assumed("L40S").query(blocks).refusal == "matmul: scales of blocks need compute capability 9.0 (Hopper)");
+  CHECK(assumed("L40S").query(blocks).refusal == "matmul: block scales need compute capability 9.0 (Hopper)");
   CHECK(h100.query(matmul(DType::f32, DType::bf16)).refusal == "matmul: f32 times f32 gives f32 only on this device");
   OpInstance unknown;
   unknown.kind = "convolution";
@@ -247,7 +247,7 @@ TEST_CASE("int8 is quantized to and multiplied on every GPU, as docs/precision.m
   for (const CudaDevice* device : {&h100, &a100}) {
     CHECK(device->query(matmul(DType::i8, DType::bf16)).refusal == "");
     const std::string refusal = device->query(matmul(DType::i8, DType::f32)).refusal;
-    CHECK(refusal.starts_with("matmul: i8 times i8: own products "));
+    CHECK(refusal.starts_with("matmul: i8 times i8: own GEMMs "));
     CHECK(refusal.ends_with(", and the library's give bf16"));
     OpInstance op;
     op.kind = "quantize_rows";
@@ -393,7 +393,7 @@ TEST_CASE("a large block is shared by a descriptor, from any place in it, and ou
   gpu.release_imported(mapped);
 }
 
-TEST_CASE("save_state holds the choices that products were prepared with") {
+TEST_CASE("save_state holds the choices that matmuls were prepared with") {
   DevicePair pair = open_pair();
   if (!pair.open) return;
   pair.gpu->prepare(matmul(DType::bf16, DType::bf16));

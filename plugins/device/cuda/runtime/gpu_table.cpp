@@ -12,12 +12,12 @@ namespace {
 // The context, and the code and scratch of libraries: a process on an H100 took 12,475 MiB at its highest, of which
 // 11.5 GiB were the arena.
 constexpr std::size_t kOwnBytes = std::size_t{700} << 20;
-// Kept free besides, for what a display takes and for what is lost between allocations.
+// Kept free besides, for a display and for fragmentation between allocations.
 constexpr double kReservedGib = 0.3;
 // Of the link's rate, each way while both are busy: 44 of 55 GB/s on an H100 80GB HBM3.
 constexpr double kDuplexShare = 0.8;
 
-// GeForce cards, and some others, sum products of bf16 and fp8 in fp32 at half the rate of the same chip elsewhere.
+// GeForce cards, and some others, accumulate bf16 and fp8 in fp32 at half the rate of the same chip elsewhere.
 // There power does not limit tensor cores, and clocks go beyond the rated boost.
 constexpr double kFull = 1, kPro = 1.13, kHalf = 1.48, kHalfBlackwell = 1.55;
 constexpr Architecture kA100{80, 128, 2048, 0, 4096, 163, false, kFull};
@@ -43,7 +43,7 @@ constexpr double kPcie4x8 = 12, kPcie4 = 25, kPcie5x8 = 25, kPcie5 = 50, kHopper
 constexpr Rates over_pcie(double memory, double host) { return {memory, host, 0.8 * host}; }
 constexpr Rates through_host(double memory, double host) { return {memory, host, 0.5 * host}; }
 
-/// Peaks are those of its multiprocessors at this boost clock, as the data sheet has them.
+/// Peaks of its multiprocessors at this boost clock, as on the data sheet.
 GpuModel at_clock(std::string_view id, std::string_view product, const Architecture& chip, int multiprocessors,
                   double ghz, double memory_gib, Rates rates, std::size_t l2_mib) {
   const double peak = 1e-3 * ghz * multiprocessors;
@@ -87,7 +87,7 @@ const std::vector<GpuModel>& table() {
   constexpr Peaks kH100Peaks{66.9, 989.4, 1978.9, 1978.9}, kH20Peaks{44, 148, 296, 296};
   constexpr double kNvlink3 = 250, kNvlink4 = 380, kNvlinkBridge = 250, kNvlink5 = 750, kGrace = 380, kGraceOfTwo = 190;
   static const std::vector<GpuModel> kModels = {
-      // id, product, architecture, multiprocessors, peaks or GHz, GiB, rates, L2 MiB
+      // id, name, architecture, multiprocessors, peaks or GHz, GiB, rates, L2 MiB
       with_peaks("H100", "H100 80GB HBM3", kHopper, 132, kH100Peaks, 79.2, {3350, kHopperPcie5, kNvlink4}, 50),
       with_peaks("H100-PCIe", "H100 PCIe", kHopper, 114, {51.2, 756.4, 1512.9, 1512.9}, 79.2, {2040, kHopperPcie5, 50},
                  50),

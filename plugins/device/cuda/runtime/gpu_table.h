@@ -35,7 +35,7 @@ struct GpuModel {
 };
 
 const std::vector<GpuModel>& gpu_models();
-/// The model of a GPU with the driver's product name, so many multiprocessors and so much memory: products of one name
+/// The model of a GPU with the driver's product name, so many multiprocessors and so much memory: cards of one name
 /// differ in these. Null: the table does not have it.
 const GpuModel* gpu_model(std::string_view product, int multiprocessors, double memory_gib);
 /// "auto" and the ids of all models.
@@ -50,14 +50,14 @@ struct GpuFacts {
   double reach = 1;  ///< as Architecture has it
 };
 GpuFacts facts_of(const GpuModel& model);
-/// What the driver says of a GPU.
+/// A GPU's properties by its driver.
 struct GpuProperties {
   std::string name;
   int compute_capability, multiprocessors;
   double memory_gib;
   double clock_rate, memory_rate;  ///< Hz, bytes/s
 };
-/// Of a GPU that the table does not have, from its own properties: never figures of another product.
+/// Of a GPU that the table does not have, from its own properties: never figures of another model.
 void estimate_rates(const GpuProperties& gpu, GpuFacts& facts);
 /// Facts of the GPU `ordinal` in this machine; rates from the table, or estimated when it is not there. Throws a
 /// resources error when it cannot be asked.

@@ -33,7 +33,7 @@ enum class AttentionChoice : std::uint8_t {
 enum class ProductChoice : std::uint8_t {
   automatic,  ///< own ones of squares; of bf16 or other blocks where a wide search finds them faster; else as `library`
   library,    ///< own ones only where the library has none
-  own,        ///< wherever they take the product
+  own,        ///< wherever they take the matmul
 };
 
 /// Facts of a GPU that plans depend on.

@@ -32,7 +32,7 @@ double operand_bytes(const OpInstance& op) {
   return bytes;
 }
 
-/// Peak FLOP/s; of a format without tensor cores that of bf16.
+/// Peak FLOP/s; of a format without tensor cores bf16's.
 double peak(const GpuFacts& gpu, DType format) {
   double bf16 = 0;
   for (const auto& [known, rate] : gpu.device.matmul_rates) {
@@ -42,7 +42,7 @@ double peak(const GpuFacts& gpu, DType format) {
   return bf16;
 }
 
-/// How fast products are: a share of the peak, and seconds in which multiprocessors are idle while a product starts and
+/// How fast GEMMs are: a share of the peak, and seconds in which multiprocessors are idle while a GEMM starts and
 /// ends, its last wave of tiles included. Where multiprocessors are slower tiles are smaller, so the time is about the
 /// same.
 struct ProductSpeed {
@@ -64,15 +64,15 @@ double product_seconds(const GpuFacts& gpu, double flops, DType format) {
   return flops / (reach * share * peak(gpu, format)) + idle;
 }
 
-/// An own product that turns an operand, beside the library's.
+/// quern's GEMM with an operand that is not K-major, relative to the library's.
 double turning_share(const OpInstance& op, std::int64_t depth) {
   const Extents& y = op.outputs[0].extents;
   const bool of_a = op.attributes.integer_or("transpose_a", 0) != 0;
   return own_matmul_share(y[of_a ? 0 : 1], y[of_a ? 1 : 0], depth);
 }
 
-/// The share of its transfers' time that a product with SwiGLU behind it does not hide: little of the forward's, most
-/// of the gradient's, which reads gate and up too. With scales of blocks arithmetic is not hidden either.
+/// The share of its transfers' time that a GEMM with SwiGLU in its epilogue does not hide: little of the forward's,
+/// most of the gradient's, which reads gate and up too. With block scales arithmetic is not hidden either.
 double behind_product(std::string_view kind) {
   const bool lines = kind.ends_with("_blocks"), squares = kind.ends_with("_squares");
   if (kind.starts_with("matmul_swiglu_quantize")) return lines ? 0.5 : squares ? 0.45 : 0.25;
@@ -122,7 +122,7 @@ double attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
 }
 
 /// By own kernels a warp has a row of results. For each pair it loads a vector of `parts` registers a lane, twice, and
-/// sums a dot product by five shuffles; the gradient's two kernels load four vectors and sum four products. A
+/// sums a score by five shuffles; the gradient's two kernels load four vectors and sum four. A
 /// multiprocessor issues one such instruction a clock.
 double own_attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const std::int64_t head_dim = op.attributes.integer("head_dim");
@@ -144,7 +144,7 @@ double more_chunks_seconds(const OpInstance& op, const GpuFacts& gpu) {
   return memory_seconds(gpu, 2 * number(more) * number(op.outputs[2].bytes()), kCopyShare);
 }
 
-/// One product or three, and what passes over the logits beside them.
+/// One matmul or three, and the passes over the logits beside them.
 double loss_seconds(const OpInstance& op, const GpuFacts& gpu) {
   constexpr std::size_t kCodes = 3;
   const Operand &x = op.inputs[0], &weight = op.inputs[1];
@@ -168,7 +168,7 @@ double memory_share(const OpInstance& op) {
                  {"quantize_columns", 0.45},
                  {"swiglu_quantize_rows_columns", 0.49},
                  {"swiglu_grad_quantize_rows_columns", 0.49},
-                 {"add_rms_norm_quantize_blocks", 0.62},  // what is normed is read twice
+                 {"add_rms_norm_quantize_blocks", 0.62},  // its input is read twice
                  {"add_rms_norm_quantize_squares", 0.62},
                  {"rms_norm_quantize_blocks", 0.46},
                  {"rms_norm_quantize_squares", 0.46},

@@ -57,7 +57,7 @@ OpInstance attention(std::int64_t batch, std::int64_t length, bool documents) {
 }  // namespace
 
 TEST_CASE(
-    "products reach a share of the peak that grows with their size, alike on all GPUs, and memory bounds thin ones") {
+    "GEMMs reach a share of the peak that grows with their size, alike on all GPUs, and memory bounds thin ones") {
   const GpuFacts h100 = gpu("H100"), h200 = gpu("H200"), rtx4090 = gpu("RTX-4090");
   for (const GpuFacts* facts : {&h100, &h200, &rtx4090})
     for (const DType format : {DType::bf16, DType::e4m3}) {
@@ -72,7 +72,7 @@ TEST_CASE(
   CHECK(launch_seconds(product(DType::bf16, 16, 16384, 16384), h100) > weights / h100.device.memory_rate);
 }
 
-TEST_CASE("products with scales of blocks are slower, most of all where both operands have a scale for each row") {
+TEST_CASE("GEMMs with block scales are slower, most of all where both operands have a scale for each row") {
   const GpuFacts h100 = gpu("H100");
   auto with_scales = [&](std::int64_t rows, std::int64_t m, std::int64_t n, std::int64_t k) {
     OpInstance op = product(DType::e4m3, m, n, k);
@@ -137,7 +137,7 @@ TEST_CASE("what moves memory takes its bytes at less than the rated rate, and no
 }
 
 TEST_CASE(
-    "a product that turns an operand is slower where sums are short, tiles go beyond the result or clusters are idle") {
+    "a GEMM with an operand that is not K-major is slower where K is short, tiles pass its end or clusters are idle") {
   const GpuFacts facts = gpu("H100");
   auto longer = [&](std::int64_t m, std::int64_t n, std::int64_t k) {
     OpInstance op = product(DType::e4m3, m, n, k);
@@ -152,7 +152,7 @@ TEST_CASE(
   CHECK(longer(1536, 1536, 16384) > 1.3);                                  // 48 clusters of 66
 }
 
-TEST_CASE("a product with SwiGLU behind it takes longer than the product, and less than the two ops") {
+TEST_CASE("a GEMM with SwiGLU in its epilogue takes longer than the GEMM, and less than the two ops") {
   const GpuFacts h100 = gpu("H100");
   constexpr std::int64_t kTokens = 32768, kWidth = 896, kGate = 4864;
   auto beside = [](OpInstance op, const char* kind, const Operand& in, std::vector<Operand> out) {
@@ -163,11 +163,11 @@ TEST_CASE("a product with SwiGLU behind it takes longer than the product, and le
   };
   struct Case {
     DType format;
-    const char *forward, *gradient, *codes;  ///< codes: what SwiGLU alone ends in
+    const char *forward, *gradient, *codes;  ///< the last: SwiGLU's own quantizing form
     double forward_seconds, gradient_seconds;
-    int squares = -1;  ///< square_scales, beside scales of blocks; without, codes are transposed too
+    int squares = -1;  ///< square_scales, beside block scales; without, values are transposed too
   };
-  // Measured, of 24 layers: docs/performance/data/h100-0.5b-*.json; with scales of blocks docs/performance/cuda-fp8.md.
+  // Measured, of 24 layers: docs/performance/data/h100-0.5b-*.json; with block scales docs/performance/cuda-fp8.md.
   for (const Case& c : {Case{DType::e4m3, "matmul_swiglu_quantize_delayed", "matmul_swiglu_grad_quantize_delayed",
                              "_quantize_delayed", 12.52e-3 / 24, 12.36e-3 / 24},
                         Case{DType::e4m3, "matmul_swiglu_quantize_squares", "matmul_swiglu_grad_quantize_squares",

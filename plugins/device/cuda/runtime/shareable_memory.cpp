@@ -30,7 +30,7 @@ Error refusal(const char* what, cudaError_t status, const char* next) {
                 .next = next});
 }
 
-/// The two kinds of codes agree where both have one.
+/// The two kinds of error codes agree where both have one.
 cudaError_t as_runtime(CUresult result) { return static_cast<cudaError_t>(result); }
 
 /// The driver has numbers for addresses.

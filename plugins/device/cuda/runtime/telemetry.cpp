@@ -7,7 +7,7 @@ namespace quern::cuda {
 
 namespace {
 
-// What is used of NVML's stable C interface; its header comes with only some toolkits.
+// The part of NVML's stable C interface that is used; its header comes with only some toolkits.
 using Status = int;  // 0: success
 using Unit = void*;
 constexpr int kSmClock = 1, kMemoryClock = 2, kGpuTemperature = 0;

@@ -1,4 +1,4 @@
-// What the GPU says of itself, and what is said where it cannot be asked.
+// The GPU's telemetry, and the message where there is none.
 #include "runtime/telemetry.h"
 
 #include <doctest/doctest.h>

@@ -1,7 +1,7 @@
 #pragma once
-// What was found by timing: the algorithm of each matrix product, how attention runs. JSON text for checkpoints, and a
+// Choices found by timing: the algorithm of each matmul, how attention runs. JSON text for checkpoints, and a
 // file in the user's cache directory. Choices hold for one GPU model and one version of the libraries; others are kept
-// in the file and left alone.
+// in the file and not touched.
 
 #include <functional>
 #include <optional>
@@ -24,8 +24,8 @@ class TimedChoices {
   /// `cache_file`: where choices outlive the process; empty: nowhere.
   TimedChoices(const std::string& gpu, const std::string& cache_file);
 
-  /// The choice that this run then goes by: what it has taken or loaded, whatever it was found by, or else what the
-  /// cache file holds under `mark`, which tells kinds of search apart. None where neither is usable.
+  /// The choice that this run then uses: the one it has taken or loaded, whatever it was found by, or else the one that
+  /// the cache file holds under `mark`, which distinguishes kinds of search. None where neither is usable.
   std::optional<std::string> known(const std::string& what, const std::string& mark, const Usable& usable);
   /// The same, or else what `time` finds, and none where it finds none. Other processes time before or after: what they
   /// found meanwhile is taken.

@@ -90,12 +90,12 @@ void in_processes(int count, const std::function<void(int)>& body) {
 
 TEST_CASE("choices that a run took survive as text, for one GPU") {
   TimedChoices choices("GPU", ""), same("GPU", ""), other("another GPU", "");
-  choices.take("a product", "its algorithm");
+  choices.take("a matmul", "its algorithm");
   choices.load(R"({"another GPU": {"x": "y"}})");
   same.load(choices.save());
   other.load(choices.save());
-  CHECK(same.taken("a product") == "its algorithm");
-  CHECK_FALSE(other.taken("a product"));
+  CHECK(same.taken("a matmul") == "its algorithm");
+  CHECK_FALSE(other.taken("a matmul"));
   CHECK(same.save() == choices.save());
   CHECK(other.save() != choices.save());
   for (const char* text : {"", "{", "[]", "{\"x\": 1}", "null"}) CHECK_NOTHROW(choices.load(text));
@@ -104,32 +104,32 @@ TEST_CASE("choices that a run took survive as text, for one GPU") {
 
 TEST_CASE("a loaded choice that cannot be used is replaced, and what is saved says so") {
   TimedChoices choices("GPU", "");
-  choices.take("a product", "old");
+  choices.take("a matmul", "old");
   const std::string before = choices.save();
   auto usable = [](const std::string& choice) { return choice != "old"; };
-  CHECK_FALSE(choices.known("a product", "", usable));
-  CHECK(choices.known_or_timed("a product", "", usable, [] { return TimedChoices::Found{"new", true}; }) == "new");
+  CHECK_FALSE(choices.known("a matmul", "", usable));
+  CHECK(choices.known_or_timed("a matmul", "", usable, [] { return TimedChoices::Found{"new", true}; }) == "new");
   CHECK(choices.save() != before);
-  CHECK(choices.taken("a product") == "new");
+  CHECK(choices.taken("a matmul") == "new");
   CHECK_FALSE(choices.known_or_timed("another", "", usable, [] { return std::optional<TimedChoices::Found>(); }));
 }
 
 TEST_CASE("kinds of search have choices of their own in the file, but a run keeps what it took") {
   Folder folder;
   TimedChoices run("GPU", folder.file());
-  timed(run, "a product", "of the list");
+  timed(run, "a matmul", "of the list");
   TimedChoices other("GPU", folder.file());
-  CHECK_FALSE(known(other, "a product", ", wide"));
-  timed(other, "a product", "of all", true, ", wide");
-  CHECK(known(other, "a product") == "of all");
+  CHECK_FALSE(known(other, "a matmul", ", wide"));
+  timed(other, "a matmul", "of all", true, ", wide");
+  CHECK(known(other, "a matmul") == "of all");
   TimedChoices listed("GPU", folder.file()), wide("GPU", folder.file()), loaded("GPU", folder.file());
-  CHECK(known(listed, "a product") == "of the list");
-  CHECK(known(wide, "a product", ", wide") == "of all");
+  CHECK(known(listed, "a matmul") == "of the list");
+  CHECK(known(wide, "a matmul", ", wide") == "of all");
   loaded.load(run.save());
-  CHECK(known(loaded, "a product", ", wide") == "of the list");
+  CHECK(known(loaded, "a matmul", ", wide") == "of the list");
 }
 
-TEST_CASE("what was timed outlives the process in a file, beside that of others") {
+TEST_CASE("timed choices outlive the process in a file, beside other GPUs' choices") {
   Folder folder;
   TimedChoices one("GPU", folder.file()), two("GPU 2", folder.file());
   CHECK(timed(one, "attention", "16 0 plan") == "16 0 plan");
@@ -153,13 +153,13 @@ TEST_CASE("what was timed outlives the process in a file, beside that of others"
 TEST_CASE("a choice timed at other sizes is of its run only") {
   Folder folder;
   TimedChoices busy("GPU", folder.file());
-  CHECK(timed(busy, "a product", "of a half", false) == "of a half");
-  CHECK(timed(busy, "a product", "another") == "of a half");
+  CHECK(timed(busy, "a matmul", "of a half", false) == "of a half");
+  CHECK(timed(busy, "a matmul", "another") == "of a half");
   TimedChoices next("GPU", folder.file());
-  CHECK(timed(next, "a product", "of the whole") == "of the whole");
+  CHECK(timed(next, "a matmul", "of the whole") == "of the whole");
 }
 
-TEST_CASE("damaged entries are passed over, files of no or an earlier schema start anew, later ones stay") {
+TEST_CASE("damaged entries are passed over, files of no or an earlier schema are replaced, later ones stay") {
   Folder folder;
   {
     TimedChoices choices("GPU", folder.file());
@@ -211,7 +211,7 @@ TEST_CASE("of processes that start at once one times, and the others take what i
   const std::string tally = folder.file() + ".tally";
   in_processes(4, [&](int process) {
     TimedChoices choices("GPU", folder.file());
-    choices.known_or_timed("a product", "", any(), [&] {
+    choices.known_or_timed("a matmul", "", any(), [&] {
       std::ofstream(tally, std::ios::app) << "x";
       usleep(30000);
       return TimedChoices::Found{std::to_string(process), true};

@@ -10,7 +10,7 @@
 namespace quern::cuda {
 
 /// Sets of operands of `set_bytes` such that a run that takes the next one finds none of it in an L2 cache of that
-/// size, as most ops in training find none of theirs. Between two runs of a set lie all others, at least one cache
+/// size, as most ops in training find none of theirs. Between two runs of a set are all others, at least one cache
 /// full; of more than two a set itself is as much.
 constexpr std::size_t sets_beyond(std::size_t l2_bytes, std::size_t set_bytes) { return 1 + 2 * l2_bytes / set_bytes; }
 

@@ -22,9 +22,9 @@ constexpr bool kEmulated = false;
 }  // namespace
 
 bool affordable(std::int64_t elements, std::int64_t products) {
-  const std::int64_t most = products > 0 ? 130000 : 5000;  // few ops are products, and each takes some seconds
+  const std::int64_t most = products > 0 ? 130000 : 5000;  // few ops are matmuls, and each takes some seconds
   if (!kEmulated || (elements <= most && products <= std::int64_t{1} << 28)) return true;
-  MESSAGE("left to a GPU: " << elements << " elements, " << products << " products");
+  MESSAGE("left to a GPU: " << elements << " elements, " << products << " multiplications");
   return false;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Scales of blocks (quern/block_scales.h) for tests of products.
+// Block scales (quern/block_scales.h) for tests of matmuls.
 
 #include <cmath>
 #include <vector>
@@ -17,7 +17,7 @@ inline testkit::PoisonedTensor block_scales(const Extents& extents, std::uint64_
   return {DType::f32, extents, scales};
 }
 
-/// Scales of 128 x 128 elements of a matrix (rows, k), as those of blocks of its rows; few of them differ.
+/// Scales of 128 x 128 elements of a matrix (rows, k), laid out as block scales of its rows; few of them differ.
 inline testkit::PoisonedTensor spread_scales(std::int64_t rows, std::int64_t k, std::uint64_t seed) {
   const Extents extents = row_block_scales(rows, k);
   const std::vector<float> of_squares = testkit::random_normal(scale_blocks(rows) * scale_blocks(k), seed, 1);

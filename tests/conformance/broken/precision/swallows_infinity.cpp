@@ -1,4 +1,4 @@
-// Fault: what is not finite becomes a number before a product.
+// Fault: infinities and NaN become numbers before a matmul.
 #include <cmath>
 
 #include "quern/plugin.h"

@@ -1,4 +1,4 @@
-// Fault: the activation is divided by the weight's scale, and the product multiplied by the activation's own.
+// Fault: the activation is divided by the weight's scale, and the matmul multiplied by the activation's own.
 #include "quern/plugin.h"
 
 namespace {

@@ -1,4 +1,4 @@
-// Products of 8-bit operands: the LM head's against the CPU device, and what is refused.
+// Matmuls of 8-bit operands: the LM head's against the CPU device, and refusals.
 #include <cmath>
 
 #include "quern/block_scales.h"
@@ -20,7 +20,7 @@ struct Sizes {
   bool transpose_a, transpose_b;
 };
 
-/// x or a weight with its codes, their scale and their transpose.
+/// x or a weight with its quantized values, their scale and their transpose.
 struct Quantized {
   testkit::PoisonedTensor wide, codes, scale, turned;
 };
@@ -63,7 +63,7 @@ void check_observed(const DevicePair& pair, const OpComparison& op, DType format
 
 }  // namespace
 
-TEST_CASE("lm_loss and its gradients from codes") {
+TEST_CASE("lm_loss and its gradients from quantized values") {
   DevicePair pair = open_pair();
   struct Shape {
     std::int64_t tokens, width, vocabulary, chunk;
@@ -88,8 +88,8 @@ TEST_CASE("lm_loss and its gradients from codes") {
         MESSAGE("skipped: " << refusal);
         return;
       }
-      // As for bf16 operands; besides, tensor cores sum in fewer bits, and a gradient may round to either of two codes,
-      // an eighth or a quarter apart.
+      // As for bf16 operands; besides, tensor cores accumulate in fewer bits, and a gradient may round to either of two
+      // values, an eighth or a quarter apart.
       const Tolerance loss{1e-3, 0.07};
       const double step = gradient_format == DType::e4m3 ? 0.125 : 0.25;
       const Tolerance gradient{0.03 + step / 4, 0.06 + step / 4};
@@ -125,7 +125,7 @@ OpComparison block_product(DType a, DType b, const Sizes& s, std::int64_t scale_
   return op;
 }
 
-/// Written and added, to y of each type. `slack`: error of the sums; `added`: more, where the product is rounded before
+/// Written and added, to y of each type. `slack`: error of the sums; `added`: more, where the result is rounded before
 /// it is added.
 void check_block_product(const DevicePair& pair, DType a, DType b, std::int64_t scale_rows, const Sizes& s,
                          std::initializer_list<DType> of, double slack, double added, bool squares = false) {
@@ -154,7 +154,7 @@ bool takes_blocks(const DevicePair& pair) {
 
 }  // namespace
 
-TEST_CASE("matmul: operands with scales of blocks") {
+TEST_CASE("matmul: operands with block scales") {
   DevicePair pair = open_pair({.products = "library"});
   if (!takes_blocks(pair) || !has_libraries()) return;
   for (auto [a, b] : {std::pair{DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}})
@@ -167,7 +167,7 @@ TEST_CASE("matmul: operands with scales of blocks") {
       }
 }
 
-TEST_CASE("own products of operands with scales of blocks and of squares equal the CPU's, written and added") {
+TEST_CASE("own GEMMs with block and tile scales equal the CPU's, written and added") {
   DevicePair pair = open_pair({.products = "own"});
   if (!pair.open || !takes_blocks(pair)) return;
   // Less than a tile, edges in every direction, tiles of each width, sums of one block, in parts.
@@ -193,7 +193,7 @@ TEST_CASE("own products of operands with scales of blocks and of squares equal t
 
 TEST_CASE("blocks of zeros, whose scale is 1, leave the sums of blocks with small scales alone") {
   constexpr std::int64_t kM = 144, kN = 272, kK = 1024;
-  constexpr double kSmall = 0x1p-40, kLarge = 80;  // codes of b up to 400
+  constexpr double kSmall = 0x1p-40, kLarge = 80;  // values of b up to 400
   for (const char* products : {"library", "own"}) {
     CAPTURE(products);
     DevicePair pair = open_pair({.products = products});
@@ -235,7 +235,7 @@ TEST_CASE("blocks of zeros, whose scale is 1, leave the sums of blocks with smal
   }
 }
 
-TEST_CASE("what products with scales of blocks cannot do is refused when planning, with the reason") {
+TEST_CASE("unsupported matmuls with block scales are refused when planning, with the reason") {
   DevicePair pair = open_pair();
   auto refusal = [&](const Sizes& s, std::int64_t scale_rows) {
     return pair.gpu->query(block_product(DType::e4m3, DType::e4m3, s, scale_rows).out(kBf16, {s.m, s.n}, {}).instance())
@@ -246,15 +246,15 @@ TEST_CASE("what products with scales of blocks cannot do is refused when plannin
   CHECK(fits == "");
   CHECK(refusal({32, 48, 256, false, true}, 128) == "");
   CHECK(refusal({32, 32, 192, false, true}, 1) ==
-        "matmul: scales of blocks need sums over a multiple of 128, found 192");
+        "matmul: block scales need a contracted dimension that is a multiple of 128, found 192");
   CHECK(refusal({32, 32, 128, false, true}, 64) == "matmul: scale_rows_b must be 1 or 128");
   OpComparison wrong("matmul", {{"transpose_b", std::int64_t{1}}, {"scale_rows_b", std::int64_t{1}}});
   wrong.in(normal(DType::e4m3, {32, 256}, 1)).in(normal(DType::e4m3, {48, 256}, 2)).absent();
   wrong.in(normal(kF32, {1}, 3)).in(normal(kF32, {2, 48}, 4)).out(kBf16, {32, 48}, {});
-  CHECK(pair.gpu->query(wrong.instance()).refusal == "matmul: scales of blocks must be f32 (2, 32) and (2, 48)");
+  CHECK(pair.gpu->query(wrong.instance()).refusal == "matmul: block scales must be f32 (2, 32) and (2, 48)");
 }
 
-TEST_CASE("what 8-bit products cannot do is refused when planning, with the reason") {
+TEST_CASE("unsupported 8-bit matmuls are refused when planning, with the reason") {
   DevicePair pair = open_pair();
   auto refusal = [&](DType a, DType b, const Sizes& s, std::vector<std::int64_t> scales = {1, 1}) {
     OpComparison op("matmul", {{"transpose_a", flag(s.transpose_a)}, {"transpose_b", flag(s.transpose_b)}});

@@ -30,7 +30,7 @@ std::shared_ptr<const MatmulPlan> plan_of(const MatmulKey& key, std::int64_t row
   const std::vector<cublasLtMatmulAlgo_t> algorithms = plan->candidates(context.lt, 1);
   if (algorithms.empty())
     throw Error(ErrorCode::resources, {.where = "device cuda",
-                                       .what = "cuBLASLt has no algorithm for the product " + sums.text(),
+                                       .what = "cuBLASLt has no algorithm for the matmul " + sums.text(),
                                        .next = "choose another precision"});
   plan->choose(algorithms[0]);
   return plan;
@@ -42,7 +42,7 @@ std::string refuse_library_i8(const MatmulKey& key, const CudaTraits& gpu) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30, kMostDepth = std::int64_t{1} << 17;  // 127 * 127 * 2^17 < 2^31
   if (gpu.compute_capability < 80) return "the library's need compute capability 8.0 (Ampere) or later";
   if (key.y != DType::bf16) return "the library's give bf16";
-  if (of_blocks(key.scales)) return "the library's take no scales of blocks";
+  if (of_blocks(key.scales)) return "the library's take no block scales";
   if (key.transpose_a || !key.transpose_b || key.stride_a > 0 || key.stride_b > 0 || key.stride_y > 0)
     return "the library's take contiguous operands with the contracted dimension last";
   if (key.alignment < 16 || key.k % 16 != 0 || key.n % 4 != 0)

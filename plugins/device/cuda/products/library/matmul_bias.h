@@ -1,6 +1,6 @@
 #pragma once
-// A bias that cuBLASLt's epilogue does not take is written to y first, and the product added to it, rounded as products
-// are that are added to a gradient.
+// A bias that cuBLASLt's epilogue does not take is written to y first, and the matmul added to it, with the rounding
+// of a matmul that is added to a gradient.
 
 #include <cuda_runtime_api.h>
 

@@ -25,7 +25,7 @@ cudaDataType_t library_type(DType type) {
     case DType::e5m2: return CUDA_R_8F_E5M2;
     case DType::i8: return CUDA_R_8I;
     case DType::i32: return CUDA_R_32I;
-    default: fail_internal("matmul", "no product for " + std::string(name_of(type)));
+    default: fail_internal("matmul", "no GEMM for " + std::string(name_of(type)));
   }
 }
 
@@ -82,15 +82,15 @@ cublasLtMatmulMatrixScale_t library_mode(ScaleMode scales) {
 }
 
 bool is_searched_widely(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu) {
-  // Smaller products take some 30 us or less, of which another tile saves little, and are many in tests.
+  // Smaller GEMMs take some 30 us or less, of which another tile saves little, and are many in tests.
   constexpr double kLeastFlops = 2e10;
-  // A configuration is checked without knowing how operands are aligned; the heuristic is told.
+  // A configuration is checked without knowing how operands are aligned; the heuristic knows it.
   return search == MatmulSearch::wide && gpu.compute_capability == 90 && key.flops() >= kLeastFlops &&
          key.alignment >= 256;
 }
 
-/// Whether a wide search times the own product too. Those of e4m3 with one scale a tensor that won slowed whole steps
-/// down, those with one a row gained nothing (docs/performance/cuda-fp8.md).
+/// Whether a wide search times quern's own GEMM too. In e4m3 with one scale a tensor the winners slowed whole steps
+/// down, with one a row they gained nothing (docs/performance/cuda-fp8.md).
 bool tries_own(const MatmulKey& key, const CudaTraits& gpu) {
   return gpu.products == ProductChoice::automatic &&
          (key.a == DType::bf16 || (of_blocks(key.scales) && !key.squares)) && refuse_own_matmul(key, gpu).empty();
@@ -135,7 +135,7 @@ std::string MatmulKey::text() const {
   return text;
 }
 
-// ---- one product ----
+// ---- one matmul ----
 
 MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
   const auto [sums, factors] = arithmetic(key);
@@ -157,7 +157,7 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
     set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, anywhere);
   }
   if (narrow && key.a != DType::i8)
-    // cuBLASLt offers no fast sums under scales of blocks: the permission is left unused.
+    // cuBLASLt offers no fast accumulation under block scales: the permission is left unused.
     set(product_, CUBLASLT_MATMUL_DESC_FAST_ACCUM,
         static_cast<std::int8_t>(key.fast_accumulation && !of_blocks(key.scales)));
   // A row-major (R, C) is a column-major (C, R).
@@ -245,7 +245,7 @@ bool MatmulPlan::accepts(cublasLtHandle_t lt, const cublasLtMatmulAlgo_t& algori
          result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kMatmulWorkspace && deterministic(algorithm);
 }
 
-// ---- all products ----
+// ---- all matmuls ----
 
 bool takes_own(const MatmulKey& key, const CudaTraits& gpu) {
   return (gpu.products == ProductChoice::own || (gpu.products == ProductChoice::automatic && key.squares)) &&

@@ -1,5 +1,5 @@
 #pragma once
-// Matrix products through cuBLASLt: descriptors built once, candidate algorithms timed once, the choice kept. cuBLASLt
+// Matmuls through cuBLASLt: descriptors built once, candidate algorithms timed once, the choice kept. cuBLASLt
 // is column-major; a row-major y = op(a) op(b) is the column-major y^T = op(b)^T op(a)^T, so its A is our b and its B
 // our a.
 
@@ -21,19 +21,19 @@ namespace quern::cuda {
 
 struct UnlistedCandidates;
 
-/// Scratch that every product may use: for sums of split-K parts.
+/// Scratch that every matmul may use: for split-K accumulators.
 inline constexpr std::size_t kMatmulWorkspace = std::size_t{64} << 20;
 
 enum class ScaleMode : std::uint8_t {
   none,
   tensor,
   vector,        ///< one a row of a, one a column of b
-  block,         ///< one for 1 x 128 elements of each, along the sums
+  block,         ///< one for 1 x 128 elements of each, along k
   square_block,  ///< of b, for 128 x 128
 };
 constexpr bool of_blocks(ScaleMode scales) { return scales == ScaleMode::block || scales == ScaleMode::square_block; }
 
-/// A product's shape and formats: what a choice of algorithm depends on.
+/// A matmul's shape and formats, on which the choice of an algorithm depends.
 struct MatmulKey {
   std::int64_t m = 0, n = 0, k = 0;  ///< y (m, n), sums over k
   bool transpose_a = false, transpose_b = false;
@@ -41,12 +41,12 @@ struct MatmulKey {
   bool bias = false;  ///< (n) in y's dtype, bf16 for 8-bit operands, added in fp32
   bool accumulate = false;
   ScaleMode scales = ScaleMode::none;
-  bool squares = false;            ///< of blocks: those of 1 x 128 elements are the same for 128 rows
-  bool fast_accumulation = false;  ///< 8-bit operands: may be summed in fewer bits
+  bool squares = false;            ///< of blocks: scales of 1 x 128 elements are the same for 128 rows
+  bool fast_accumulation = false;  ///< 8-bit operands: may be accumulated in fewer bits
   int alignment = 256;             ///< bytes to which all operands are aligned, a power of two
   std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
 
-  /// Whether an operand of 8 bits does not lie along the sums: own products alone take it (own_matmul.h).
+  /// Whether an operand of 8 bits is not K-major: only quern's own GEMMs take it (own_matmul.h).
   bool turns() const { return size_of(a) == 1 && (transpose_a || !transpose_b); }
   std::string text() const;
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
@@ -63,7 +63,7 @@ struct MatmulOperands {
   void* workspace = nullptr;  ///< kMatmulWorkspace bytes
 };
 
-/// One product, ready to launch. Not for several threads at once: operand pointers are part of the descriptors.
+/// One matmul, ready to launch. Not for several threads at once: operand pointers are part of the descriptors.
 class MatmulPlan {
  public:
   explicit MatmulPlan(const MatmulKey& key);
@@ -97,17 +97,17 @@ class MatmulPlan {
   int own_on_ = 0;  ///< multiprocessors; 0: not own
 };
 
-/// Of products that the library has too: whether the own one is taken and nothing timed, unless the run has another
-/// choice. Those with scales of squares are faster but at sizes that hardly matter (docs/performance/cuda-fp8.md).
+/// Of matmuls that the library has too: whether quern's own GEMM is taken and nothing timed, unless the run has another
+/// choice. With tile scales they are faster except at sizes that hardly matter (docs/performance/cuda-fp8.md).
 bool takes_own(const MatmulKey& key, const CudaTraits& gpu);
 
-/// Where a product's candidates come from.
+/// The source of a matmul's candidates.
 enum class MatmulSearch : std::uint8_t {
   listed,  ///< the library's heuristic
-  wide,    ///< besides, configurations that it does not list and own products, where they were seen to help; up to a
-           ///< second a product
+  wide,    ///< besides, configurations that it does not list and own GEMMs, where they were seen to help; up to a
+           ///< second a matmul
 };
-/// What tells a product's choices in the file apart by how they were searched: equal where that makes no difference.
+/// Distinguishes a matmul's choices in the file by how they were searched: equal where that makes no difference.
 std::string search_mark(MatmulSearch search, const MatmulKey& key, const CudaTraits& gpu);
 
 /// All plans of a device. Plans are shared by kernels of equal shape.
@@ -117,7 +117,7 @@ class MatmulPlans {
   MatmulPlans(TimedChoices& choices, int candidates, MatmulSearch search)
       : choices_(choices), candidates_(candidates), search_(candidates > 1 ? search : MatmulSearch::listed) {}
 
-  /// Times candidates on scratch memory unless the choice is known, or is an own product; null when cuBLASLt has no
+  /// Times candidates on scratch memory unless the choice is known, or is an own GEMM; null when cuBLASLt has no
   /// algorithm.
   std::shared_ptr<const MatmulPlan> make(CudaContext& context, const MatmulKey& key);
 

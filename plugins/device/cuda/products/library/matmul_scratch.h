@@ -1,5 +1,5 @@
 #pragma once
-// Scratch memory that products are timed and compared on, filled with random numbers: power, and so speed, depend on
+// Scratch memory that matmuls are timed and compared on, filled with random numbers: power, and so speed, depend on
 // the data. Allocated and freed at prepare.
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 
 namespace quern::cuda {
 
-/// Operands of a product in one allocation, once or in several sets; empty when there is no memory for them.
+/// Operands of a matmul in one allocation, once or in several sets; empty when there is no memory for them.
 class MatmulScratch {
  public:
   MatmulScratch(const MatmulKey& key, cudaStream_t stream, std::size_t sets = 1);
@@ -21,14 +21,14 @@ class MatmulScratch {
   MatmulScratch& operator=(const MatmulScratch&) = delete;
   explicit operator bool() const { return memory_ != nullptr; }
   const MatmulOperands& operands() const { return operands_; }
-  /// Those of a set, of which there are sets(); the first is operands().
+  /// A set's operands, of which there are sets(); the first is operands().
   MatmulOperands operands(std::size_t set) const;
   std::size_t sets() const { return sets_; }
 
   /// Sets every byte of y.
   void reset_result(std::uint8_t byte) const;
   /// Each row of y, f32 or bf16, summed under random signs: equal results give equal sums, and the root mean square of
-  /// sums' differences is about that of whole rows', since errors of other signs do not cancel. Overwrites the
+  /// sums' differences is about the whole rows', since errors of other signs do not cancel. Overwrites the
   /// workspace. Waits for the stream.
   std::vector<float> signed_row_sums() const;
 
@@ -41,10 +41,10 @@ class MatmulScratch {
   MatmulOperands operands_;
 };
 
-/// sets_beyond of timing.h, for a product's operands.
+/// sets_beyond of timing.h, for a matmul's operands.
 std::size_t sets_beyond(std::size_t l2_bytes, const MatmulKey& key);
 
-/// Fills with reproducible normal-like numbers of deviation about 1, or 8-bit codes of such.
+/// Fills with reproducible normal-like numbers of deviation about 1, or such numbers in 8 bits.
 void fill_random(void* memory, std::size_t bytes, DType type, std::uint32_t seed, cudaStream_t stream);
 
 }  // namespace quern::cuda

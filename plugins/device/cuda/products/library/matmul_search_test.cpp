@@ -1,4 +1,4 @@
-// The search for products' algorithms: tiles and names without a GPU; candidates, choices and results with one.
+// The search for matmuls' algorithms: tiles and names without a GPU; candidates, choices and results with one.
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ struct Gpu {
     if (!pair.open) return;
     context.traits = facts_of_unit(0).cuda;
     if (context.traits.compute_capability != 90) {
-      MESSAGE("skipped: products are searched beyond the list on compute capability 9.0 only");
+      MESSAGE("skipped: GEMMs are searched beyond the list on compute capability 9.0 only");
       return;
     }
     here = cublasLtCreate(&context.lt) == CUBLAS_STATUS_SUCCESS &&
@@ -104,7 +104,7 @@ TEST_CASE("tiles that won on an H100 are among those that are tried") {
   CHECK(ranked_tiles(3584, 4096, 132, 1000).size() == matmul_tiles().size());
 }
 
-TEST_CASE("only large products on Hopper are searched beyond the list, and their names say so") {
+TEST_CASE("only large GEMMs on Hopper are searched beyond the list, and their names say so") {
   CudaTraits hopper, ampere;
   ampere.compute_capability = 80;
   const MatmulKey large = key_of(4096, 3584, 18944), small = key_of(64, 48, 32);
@@ -129,7 +129,7 @@ TEST_CASE("only large products on Hopper are searched beyond the list, and their
   CHECK(search_mark(MatmulSearch::listed, large, hopper) == "");
 }
 
-TEST_CASE("own products are taken without timing where the option says so, and with scales of squares") {
+TEST_CASE("own GEMMs are taken without timing where the option says so, and with tile scales") {
   CudaTraits hopper, other;
   hopper.wgmma = true;
   MatmulKey blocks = key_of(144, 272, 256, DType::e4m3), squares = blocks;
@@ -149,12 +149,12 @@ TEST_CASE("own products are taken without timing where the option says so, and w
   CHECK_FALSE(taken(ProductChoice::automatic, squares));
 }
 
-TEST_CASE("a product with scales of squares is own without a search, unless a continued run has another choice") {
+TEST_CASE("a GEMM with tile scales is quern's own without a search, unless a continued run has another choice") {
   Gpu gpu;
   if (!gpu.here) return;
   gpu.context.traits.wgmma = has_hopper_kernels();
   if (!gpu.context.traits.wgmma) {
-    MESSAGE("skipped: own products are not in this build");
+    MESSAGE("skipped: own GEMMs are not in this build");
     return;
   }
   gpu.context.multiprocessors = gpu.context.traits.multiprocessors;
@@ -172,7 +172,7 @@ TEST_CASE("a product with scales of squares is own without a search, unless a co
   CHECK(choice(ProductChoice::automatic, continued) == library);
 }
 
-TEST_CASE("products are timed on so many operands that none are left in the cache") {
+TEST_CASE("matmuls are timed on so many operands that none are left in the cache") {
   constexpr std::size_t kCache = 50u << 20;
   for (const MatmulKey& key : {key_of(64, 64, 64), key_of(4096, 3584, 3584), key_of(4096, 3584, 3584, DType::e4m3),
                                key_of(4096, 37888, 3584)}) {
@@ -247,10 +247,10 @@ TEST_CASE("a wide search is done once, and is not taken for a listed one") {
   fs::remove_all(folder);
 }
 
-TEST_CASE("a large product is searched on a part of it, and what is taken computes the whole") {
+TEST_CASE("a large GEMM is searched on a part of it, and the chosen one computes the whole") {
   Gpu gpu;
   if (!gpu.here) return;
-  // 0.61 TFLOP, beyond what is screened whole; its longest dimension is halved to a multiple of 128, and is not one.
+  // 0.61 TFLOP, more than is screened whole; its longest dimension is halved to a multiple of 128, and is not one.
   for (const MatmulKey& key : {key_of(4104, 17800, 4168), key_of(4112, 17808, 4176, DType::e4m3)}) {
     CAPTURE(key.text());
     REQUIRE(key.flops() > 6e11);
@@ -272,7 +272,7 @@ TEST_CASE("a large product is searched on a part of it, and what is taken comput
   }
 }
 
-TEST_CASE("a product without room to be timed whole is timed smaller, which leaves nothing on disk") {
+TEST_CASE("a GEMM without room to be timed whole is timed smaller, which leaves nothing on disk") {
   Gpu gpu;
   if (!gpu.here) return;
   namespace fs = std::filesystem;
@@ -298,8 +298,8 @@ TEST_CASE("a product without room to be timed whole is timed smaller, which leav
   fs::remove_all(folder);
 }
 
-TEST_CASE("products that are searched beyond the list equal the CPU's, and are repeatable") {
-  // Multiples of what alignment asks for, but of no tile. Mainloop have a deviation of 0.5, in fp32, in another order;
+TEST_CASE("GEMMs that are searched beyond the list equal the CPU's, and are repeatable") {
+  // Multiples of the alignment, but of no tile. Results have a deviation of 0.5, in fp32, in another order;
   // the library may round them to bf16 before it adds them to y.
   const DevicePair pair = open_pair();
   if (!pair.open) return;

@@ -14,7 +14,7 @@ namespace {
   { CUBLASLT_MATMUL_TILE_##rows##x##columns, rows, columns }
 #define QUERN_TILES(x, y) QUERN_TILE(x, y), QUERN_TILE(y, x)
 
-/// Shapes that were fast in whole products on an H100, and those between them. Larger ones keep too few stages in
+/// Shapes that were fast in whole GEMMs on an H100, and shapes between them. Larger ones keep too few stages in
 /// shared memory; narrower ones load too much.
 constexpr MatmulTile kTiles[] = {
     QUERN_TILE(128, 128),  QUERN_TILES(128, 112), QUERN_TILES(128, 144), QUERN_TILES(128, 152), QUERN_TILES(128, 160),
@@ -78,15 +78,15 @@ auto configuration_of(const cublasLtMatmulAlgo_t& algorithm) {
                     read<std::uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION));
 }
 
-/// Of a tile, what shows whether it suits a product: with these and all others of the best four tiles, none was missed
-/// of what 19 products in e4m3 were fastest with.
+/// Of a tile, the variants that show whether it suits a GEMM: with these and all others of the best four tiles, none
+/// was missed of the fastest configurations of 19 GEMMs in e4m3.
 bool is_sample(const cublasLtMatmulAlgo_t& algorithm) {
   const auto [tile, cluster, variant] = configuration_of(algorithm);
   if (cluster == CUBLASLT_CLUSTER_SHAPE_1x2x1) return variant == 0 || variant == 3;
   return cluster == CUBLASLT_CLUSTER_SHAPE_1x1x1 && (variant == 0 || variant == 5);
 }
 
-/// Enumerators: the best by rank, then those of listed algorithms, of which other variants may be better.
+/// Enumerators: the best by rank, then the listed algorithms', of which other variants may be better.
 std::vector<std::uint32_t> tried_tiles(const MatmulKey& key, std::span<const cublasLtMatmulAlgo_t> listed,
                                        int multiprocessors) {
   std::vector<std::uint32_t> tiles;
@@ -108,7 +108,7 @@ std::span<const MatmulTile> matmul_tiles() { return kTiles; }
 double predicted_rate(const MatmulTile& tile, std::int64_t rows, std::int64_t columns, int multiprocessors) {
   const std::int64_t tiles = divide_up(rows, tile.rows) * divide_up(columns, tile.columns);
   const std::int64_t waves = divide_up(tiles, multiprocessors);
-  // Elements of the product among those that whole waves of whole tiles would give.
+  // Elements of the result among the elements that whole waves of whole tiles would give.
   const double filled = static_cast<double>(rows) * static_cast<double>(columns) /
                         (static_cast<double>(waves) * multiprocessors * tile.rows * tile.columns);
   // A tile loads its sides for its area; full waves of 128x128 reached 0.94 of the rate of 128x256.

@@ -27,7 +27,7 @@ struct Candidate {
   cublasLtMatmulAlgo_t algorithm = {};
   bool listed = false;
   float ms = kFailed;
-  bool own = false;  ///< the own product, in place of an algorithm
+  bool own = false;  ///< quern's own GEMM, in place of an algorithm
 };
 using Candidates = std::vector<Candidate>;
 
@@ -36,12 +36,12 @@ void sort_by_time(Candidates& candidates) {
                    [](const Candidate& x, const Candidate& y) { return x.ms < y.ms; });
 }
 
-/// Waits for what was launched. A fault there ends the process's use of the GPU, so it says what to avoid.
+/// Waits for the launches. A fault there ends the process's use of the GPU, so it says what to avoid.
 void finish(CudaContext& context, const MatmulKey& key, const cublasLtMatmulAlgo_t& algorithm) {
   const cudaError_t status = cudaStreamSynchronize(context.setup);
   if (status == cudaSuccess) return;
   throw Error(ErrorCode::resources, {.where = "device cuda",
-                                     .what = "a configuration of cuBLASLt's failed for the product " + key.text(),
+                                     .what = "a configuration of cuBLASLt's failed for the matmul " + key.text(),
                                      .found = configuration_text(algorithm) + ": " + cudaGetErrorName(status),
                                      .expected = {},
                                      .next = "set device.cuda.matmul_search to \"listed\""});
@@ -211,8 +211,8 @@ void sustain(const Stopwatch& watch, Candidates& candidates) {
   }
 }
 
-/// Whether the own product is faster than the library's best, by more than what timings scatter: where it is near in
-/// bursts, in turns of 80 ms, in which the power limit shows.
+/// Whether the own GEMM is faster than the library's best, by more than timings scatter: where it is near in
+/// bursts, in runs of 80 ms, in which the power limit shows.
 bool own_is_faster(const Stopwatch& watch, Candidate best) {
   constexpr float kTurnMs = 40, kScatter = 0.995f;
   constexpr float kClear = 1.05f;  // beyond what two turns scatter by
@@ -223,7 +223,7 @@ bool own_is_faster(const Stopwatch& watch, Candidate best) {
   if (own.ms > kClose * best.ms) return false;
   float best_ms = 0, own_ms = 0;
   auto turn = [&](const Candidate& candidate, float& sum) {
-    watch.load(candidate, kTurnMs);  // the clock settles
+    watch.load(candidate, kTurnMs);  // the clock becomes steady
     sum += watch.load(candidate, kTurnMs);
   };
   turn(best, best_ms), turn(own, own_ms);
@@ -245,7 +245,7 @@ std::vector<float> sums_of(CudaContext& context, const MatmulPlan& plan, const M
   return {};
 }
 
-/// Whether x is y but for rounding: a step of bf16 is 2^-7 of an element at most, and 8-bit products may be summed in
+/// Whether x is y but for rounding: a step of bf16 is 2^-7 of an element at most, and 8-bit matmuls may accumulate in
 /// fewer bits. No row may be far off, since one of many hardly shows in the whole.
 bool agrees(std::span<const float> x, std::span<const float> y) {
   constexpr double kWhole = 1e-2, kRow = 0.1;
@@ -278,7 +278,7 @@ bool halve(MatmulKey& key) {
   return true;
 }
 
-/// What candidates of a wide search are screened on: so much of a product as takes about a millisecond.
+/// Candidates of a wide search are screened on this: as much of a matmul as takes about a millisecond.
 MatmulKey part_to_screen(MatmulKey key) {
   constexpr double kMostFlops = 6e11;
   while (key.flops() > kMostFlops && halve(key)) {
@@ -333,7 +333,7 @@ TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std
   MatmulKey timed = key;
   for (int attempt = 0; attempt < 5; ++attempt) {
     const MatmulScratch scratch(timed, context.setup, sets_beyond(context.traits.l2_bytes, timed));
-    const bool whole = attempt == 0;  // what is not listed is taken only after it was seen to be right
+    const bool whole = attempt == 0;  // an unlisted one is taken only after its result was seen to be right
     if (scratch) {
       TimedChoice choice =
           choose_on(context, timed, scratch, listed, whole ? unlisted : UnlistedCandidates{}, whole && own);

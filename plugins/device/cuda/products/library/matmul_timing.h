@@ -1,5 +1,5 @@
 #pragma once
-// Times candidate algorithms of a product on scratch memory.
+// Times candidate algorithms of a matmul on scratch memory.
 
 #include <cublasLt.h>
 
@@ -19,20 +19,20 @@ struct TimedChoice {
   cublasLtMatmulAlgo_t algorithm = {};
   bool own = false;     ///< the own kernels are faster than that
   bool timed = false;   ///< false: there was no memory to time with, and the library's first guess is taken
-  bool whole = false;   ///< timed on a product of this size; else what is chosen may be another at another time
+  bool whole = false;   ///< timed at this size; else the choice may differ at another time
   float ms = 0;         ///< a run of the algorithm
   float listed_ms = 0;  ///< the best of those that the library listed, timed as the choice was
   std::size_t tried = 0;
   std::vector<cublasLtMatmulAlgo_t> finalists = {};  ///< the best few, the algorithm first
 };
 
-/// The fastest of `listed`, which are not empty, and of those of `unlisted` that compute the same, on operands that no
+/// The fastest of `listed`, which are not empty, and of the `unlisted` ones that compute the same, on operands that no
 /// run finds in the L2 cache. How many are tried is fixed, however busy the host is; where there are unlisted ones,
-/// all of a large product are screened on a part of it. Those that are near the best in short runs are timed in bursts
-/// of milliseconds; where there are unlisted ones, and the product is large, the best of these under load that lasts,
-/// where the power limit lowers the clock, more for some than for others. Where scratch for the whole product does not
+/// all of a large matmul are screened on a part of it. Those that are near the best in short runs are timed in bursts
+/// of milliseconds; where there are unlisted ones, and the matmul is large, the best of these under sustained load,
+/// where the power limit lowers the clock, more for some than for others. Where scratch for the whole matmul does not
 /// fit, the listed ones are timed on a smaller one of the same layout. `own`: beside the own kernels (own_matmul.h),
-/// which take the product; not where scratch for the whole does not fit.
+/// which take the matmul; not where scratch for the whole does not fit.
 TimedChoice choose_by_time(CudaContext& context, const MatmulKey& key, const std::vector<cublasLtMatmulAlgo_t>& listed,
                            const UnlistedCandidates& unlisted, bool own);
 

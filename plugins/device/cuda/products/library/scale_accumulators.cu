@@ -6,7 +6,7 @@ namespace quern::cuda {
 
 namespace {
 
-/// A block a row; columns are a multiple of 4. In the order of own products (gemm_scaling.cuh): values are rounded
+/// A block a row; columns are a multiple of 4. In the order of own GEMMs (gemm_scaling.cuh): values are rounded
 /// before they are added.
 __global__ void scale_accumulators_kernel(const ScaledAccumulators s) {
   const std::int64_t row = blockIdx.x;

@@ -1,5 +1,5 @@
 #pragma once
-// Mainloop of i8 products become bf16.
+// Scales accumulators of i8 matmuls to bf16.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>

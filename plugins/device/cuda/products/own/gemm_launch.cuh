@@ -10,7 +10,7 @@
 
 namespace quern::cuda::gemm {
 
-/// Rows of the first operand, columns of the result that tiles count (Epilogue::kWidth each), and what is summed over.
+/// Rows of the first operand, columns of the result in tiles (Epilogue::kWidth each), and the contracted dimension.
 struct Extent {
   std::int64_t rows = 0, width = 0, depth = 0;
   int parts = 1;              ///< of the sums of the last tiles
@@ -46,8 +46,8 @@ inline void set_k_major(Operands& operands, DType type, std::int64_t width, std:
   }
 }
 
-/// One that lies across, (depth, width) of bf16: boxes of 64 columns, and for the last of an odd number of them halves
-/// along k, which two blocks load.
+/// One that is not K-major, (depth, width) of bf16: boxes of 64 columns, and for the last of an odd number of them
+/// halves along k, which two blocks load.
 inline void set_mn_major(Operands& operands, std::int64_t width, std::int64_t depth, const void* b, std::int64_t stride,
                          int columns) {
   for (int half = 0; half < 2; ++half) {

@@ -1,7 +1,7 @@
 #pragma once
-// An Epilogue of products (gemm_wgmma.cuh) that keeps a tile's sums, rounded to bf16, in the registers of who
-// multiplies, where an EpilogueOp works on them beside the products of the next tile. Shared memory, whose bandwidth
-// products need, is left to the EpilogueOp.
+// An Epilogue of GEMMs (gemm_wgmma.cuh) that keeps a tile's accumulators, rounded to bf16, in the consumers'
+// registers, where an EpilogueOp works on them beside the next tile's mainloop. Shared memory, whose bandwidth
+// the mainloop needs, is left to the EpilogueOp.
 //
 //   EpilogueOp
 //     struct Arguments;
@@ -37,8 +37,8 @@ struct UnitPlace {
 
 static_assert(UnitPlace::kColumns == kDealtRows, "dealt sums are units");
 
-/// Writes a unit's values or codes to a multiple of their size, where `inside`, and without a branch: a branch would
-/// part the work of one unit from that of the next. The kernel reads nothing that it writes so.
+/// Writes a unit's values to a multiple of their size, where `inside`, and without a branch: a branch would
+/// separate the code of one unit from the next one's. The kernel reads nothing that it writes so.
 __device__ __forceinline__ void store_unit(void* to, const Pack<bf16>& values, bool inside) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
                "r"(values.word[0]), "r"(values.word[1]), "r"(values.word[2]), "r"(values.word[3]),
@@ -64,8 +64,8 @@ __device__ __forceinline__ void exchange(Pack<bf16>& pack) {
   }
 }
 
-/// A tile's sums. Where the second operand is not dealt, a thread has two neighbours of each of four groups of columns,
-/// which four lanes exchange.
+/// A tile's accumulators. Where the second operand is not dealt, a thread has two neighbours of each of four groups of
+/// columns, which four lanes exchange.
 template <bool kDealt, int kCount>
 struct Units {
   Pack<bf16> kept[kCount] = {};

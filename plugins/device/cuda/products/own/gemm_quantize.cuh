@@ -1,6 +1,6 @@
 #pragma once
-// What Epilogues (gemm_overlapped_epilogue.cuh) that end in codes make of values, in the registers of the consumers.
-// Only transposed codes pass through shared memory.
+// Quantization in Epilogues (gemm_overlapped_epilogue.cuh), in the registers of the consumers.
+// Only transposed values pass through shared memory.
 
 #include "primitives/scale.cuh"
 #include "products/own/gemm_overlapped_epilogue.cuh"
@@ -14,8 +14,8 @@ __device__ __forceinline__ void take_magnitudes(__nv_bfloat162& most, const Pack
   for (int i = 0; i < 4; ++i) most = __hmax2(most, __habs2(reinterpret_cast<const __nv_bfloat162&>(values.word[i])));
 }
 
-/// Codes of a unit. `inverses`, of each value's scale, are powers of two: codes of products with them in bf16 are the
-/// same.
+/// A unit quantized. `inverses`, of each value's scale, are powers of two: multiplied by them in bf16 values give the
+/// same result.
 template <DType kFormat>
 __device__ __forceinline__ uint2 codes_of(const Pack<bf16>& values, const Pack<bf16>& inverses) {
   Pack<bf16> products;
@@ -36,9 +36,9 @@ __device__ __forceinline__ uint2 codes_of(const Pack<bf16>& values, __nv_bfloat1
   return codes_of<kFormat>(values, Pack<bf16>{{word, word, word, word}});
 }
 
-/// Transposed codes on their way to memory: a consumer puts groups of 32 columns of its rows, which are paired
-/// (Rows), where the copy engine writes them from. There is room for kGroups, twice: for those being put and those
-/// being written.
+/// Transposed quantized values on their way to memory: a consumer puts groups of 32 columns of its rows, which are
+/// paired (Rows), where the copy engine writes them from. There is room for kGroups, twice: for those being put and
+/// those being written.
 template <int kGroups>
 class TransposedValues {
   static constexpr std::uint32_t kGroup = kDealtRows * kHalfRows;  ///< bytes, as a box of a dealt map
@@ -59,13 +59,13 @@ class TransposedValues {
                  "r"(__byte_perm(upper.y, lower.y, 0x5140)), "r"(__byte_perm(upper.y, lower.y, 0x7362))
                  : "memory");
   }
-  /// By all threads of a consumer: what was put is written, by write(at) of one thread, where at(group) is its
-  /// address.
+  /// By all threads of a consumer: the groups that were put are written, by write(at) of one thread, where at(group) is
+  /// its address.
   template <class Write>
   __device__ __forceinline__ void send(Write write) {
     tma::fence_copies();
     const bool writes = threadIdx.x % 128 == 0;
-    if (writes) tma::wait_stores_read();  // of what is put next
+    if (writes) tma::wait_stores_read();  // of the next group's place
     synchronize();
     if (writes) {
       write([from = memory_ + turn_](int group) { return from + group * kGroup; });
@@ -85,8 +85,8 @@ class TransposedValues {
   std::uint32_t memory_, turn_ = 0;
 };
 
-/// The codes of units in e4m3 or e5m2 under one scale and their largest magnitude, without a branch, which would part
-/// the work of one unit from that of the next.
+/// Units in e4m3 or e5m2 under one scale and their largest magnitude, without a branch, which would separate
+/// the code of one unit from the next one's.
 template <DType kFormat>
 class Codes {
  public:

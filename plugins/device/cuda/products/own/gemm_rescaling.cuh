@@ -1,15 +1,15 @@
 #pragma once
-// Mainloop of products (gemm_wgmma.cuh) of 8-bit floats with scales of blocks of 128 elements along the sums
-// (quern/block_scales.h); a stage is a block. To add each block's sums to others in fp32 takes an FFMA of three
-// registers, which holds up the other consumer's products (docs/performance/cuda-fp8.md). Here sums stay in the
+// Mainloop of GEMMs (gemm_wgmma.cuh) of 8-bit floats with scales for blocks of 128 elements along k
+// (quern/block_scales.h); a stage is a block. To add each block's accumulators to others in fp32 takes an FFMA of three
+// registers, which holds up the other consumer's wgmmas (docs/performance/cuda-fp8.md). Here accumulators stay in the
 // tensor cores, in units of the scales of the block that was multiplied last, and before the next one they are
-// multiplied by the ratio of these scales to its own. So they are fast ones, of about 14 bits. They overflow where the
-// product of both scales falls by about 2^100 from any block to a later one. A block of zeros has scale 1, and where
-// the others' are small, sums become small in its units: tensor cores keep them beside products of zeros (seen on
+// multiplied by the ratio of these scales to its own. So accumulation is fast, in about 14 bits. They overflow where
+// the factor of both scales falls by about 2^100 from any block to a later one. A block of zeros has scale 1, and where
+// the others' are small, accumulators become small in its units: tensor cores keep them when zeros are added (seen on
 // H100s).
 //
-// Warps beside the one that loads write a stage's ratios into shared memory. Multipliers take turns: while one brings
-// its sums to the next block's units, the other's products run.
+// Warps beside the one that loads write a stage's ratios into shared memory. Consumers alternate: while one brings
+// its accumulators to the next block's units, the other's wgmmas run.
 
 #include <utility>
 
@@ -18,7 +18,7 @@
 namespace quern::cuda::gemm {
 
 /// Ratios of a stage in shared memory: of the tile's rows, then of each 32 columns, or of its columns as consumers
-/// read them: a thread's two columns of a group of 8, beside those of the next group.
+/// read them: a thread's two columns of a group of 8, beside the next group's.
 template <bool kSquares>
 struct RatiosOfStage {
   static constexpr std::uint32_t kColumns = 4 * kRows;  ///< where they begin
@@ -88,7 +88,7 @@ class Rescaling {
  private:
   using Ratios = RatiosOfStage<kSquares>;
 
-  /// Of the tile, the first row of this thread's sums.
+  /// Of the tile, the first row of this thread's accumulators.
   __device__ int row() const { return number_ * kHalfRows + warp_row() + static_cast<int>(threadIdx.x) % 32 / 4; }
 
   /// Factors of this thread's columns of two groups of 8.
@@ -153,7 +153,7 @@ class Rescaling {
   const int number_;
   Stages<Memory> stages_;
   WorkTile item_;
-  int running_ = 0;  ///< the stage whose products run
+  int running_ = 0;  ///< the stage whose wgmmas run
 };
 
 /// What warps write beside a stage (gemm_scale_factors.cuh): the first the ratios of rows, four a thread, the others of

@@ -1,10 +1,10 @@
 #pragma once
-// What sums of products of 8-bit floats with scales of blocks (quern/block_scales.h) have in common. A stage is a
+// The common part of GEMMs of 8-bit floats with block scales (quern/block_scales.h). A stage is a
 // block. Warps beside the one that loads write factors made of scales into shared memory, beside a stage's operands.
 //
-// In Factored sums, of operands of which the second has scales of 128 x 128 elements, they are ratios, and behind them
-// the scales themselves. As in gemm_rescaling.cuh sums stay in the tensor cores, in units of the scales of the block
-// that was multiplied last; scales bring finished sums to the units of results.
+// With Factored accumulators, of operands of which the second has scales of 128 x 128 elements, they are ratios, and
+// behind them the scales themselves. As in gemm_rescaling.cuh accumulators stay in the tensor cores, in units of the
+// scales of the block that was multiplied last; scales bring final accumulators to the units of results.
 
 #include "products/own/gemm_transposing.cuh"
 #include "quern/block_scales.h"
@@ -36,7 +36,7 @@ __device__ __forceinline__ void put(std::uint32_t address, float2 factors) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(factors.x), "f"(factors.y) : "memory");
 }
 
-/// Where the scales of a row, or of a column, lie: its own, or those of 128. Past the end they are the last's: nothing
+/// The place of the scales of a row, or of a column: its own, or of its 128. Past the end they are the last's: nothing
 /// comes of them.
 __device__ __forceinline__ int line_of(const BlockScales& scales, int at) { return min(at, scales.count - 1); }
 __device__ __forceinline__ int square_of(const BlockScales& scales, int at) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ int square_of_column(const Operands& o, const WorkTil
   return square_of(o.scale_b, item.column * o.b_step[half] + o.b_first[half] + column % kHalf);
 }
 
-/// What warps beside the one that loads do: of each block of the sums they write its scales, or the ratios of the
+/// What warps beside the one that loads do: of each block along k they write its scales, or the ratios of the
 /// scales of the block before to its own. A load takes about as long as a stage, so kAhead of them are on their way.
 ///
 ///   Factors
@@ -62,7 +62,7 @@ __device__ __forceinline__ int square_of_column(const Operands& o, const WorkTil
 ///     struct Scales;                                  // that a thread has of a block
 ///       Scales over(const Scales& next);              // ratios
 ///       void write(to, const Scales& ratio, thread);  // beside a stage
-///     struct Source;                                  // where they lie for an item: (operands, item, thread)
+///     struct Source;                                  // their place for an item: (operands, item, thread)
 ///       Scales at(block);
 template <class Factors, class Memory>
 __device__ __forceinline__ void write_factors(const Operands& o, const Memory& shared, int thread) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void write_factors(const Operands& o, const Memory& s
     auto load = [&](Scales& to, int block) {
       if (block < item.last) to = source.at(block);
     };
-    Scales now = {}, next[kAhead] = {}, ratio = {};  // of the first block nobody reads a ratio
+    Scales now = {}, next[kAhead] = {}, ratio = {};  // no thread reads a ratio of the first block
     load(now, item.first);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) load(next[i], item.first + 1 + i);
@@ -132,7 +132,7 @@ class Factored {
     stage_ = stages_.next();
     factors_ = ratios(stage_);
   }
-  /// The stage that was expected. Waits for the one before even where no ratio differs: a branch between products that
+  /// The stage that was expected. Waits for the one before even where no ratio differs: a branch between wgmmas that
   /// run makes the compiler wait for each.
   __device__ __forceinline__ void begin_stage(bool add, float (&sums)[kAccumulators]) {
     if (add) {

@@ -1,5 +1,5 @@
 #pragma once
-// How the sums of a product become values, in the registers of the consumers (gemm_wgmma.cuh). A thread's four of a
+// How accumulators become values, in the registers of the consumers (gemm_wgmma.cuh). A thread's four of a
 // group of 8 columns are rows r, r, r + 8, r + 8 and columns c, c + 1, c, c + 1, r = lane / 4, c = lane % 4 * 2.
 
 #include <cuda_bf16.h>
@@ -42,7 +42,7 @@ class OfColumns {
 struct Scales {
   const float *a, *b;  ///< (1) or, by row, (rows) and (columns); a single one may be null: 1
   const bf16* bias;    ///< (columns); null: none
-  int rows, columns;   ///< of the product, columns even
+  int rows, columns;   ///< of the result, columns even
   bool by_row;
 };
 

@@ -1,8 +1,8 @@
 #pragma once
-// An Epilogue of products (gemm_wgmma.cuh) that scales sums, rounds them to bf16 and writes them or adds them to what
-// is there. Each warp that multiplies puts its own rows into shared memory, 64 columns at a time, from where TMA takes
-// them while the warp goes on. The sums of tiles taken in parts are written as they are, and another kernel adds the
-// parts in their order.
+// An Epilogue of GEMMs (gemm_wgmma.cuh) that scales accumulators, rounds them to bf16 and writes or adds them to y.
+// Each consumer warp puts its own rows into shared memory, 64 columns at a time, from where TMA takes
+// them while the warp goes on. Accumulators of tiles under split-K are written unscaled, and another kernel adds the
+// splits in order.
 
 #include "products/own/gemm_scaling.cuh"
 #include "products/own/gemm_wgmma.cuh"
@@ -12,24 +12,24 @@ namespace quern::cuda::gemm {
 inline constexpr int kChunk = 8;                                ///< groups of 8 columns that are written at a time
 inline constexpr std::uint32_t kChunkBytes = 16 * kChunk * 16;  ///< of a warp's 16 rows of them
 
-/// How a warp's sums lie in y. Those of products whose first operand lies across rows (wgmma::TransposedA) have rows r
+/// The layout of a warp's accumulators in y. If the first operand is not K-major (wgmma::TransposedA), they have rows r
 /// and r + 8 side by side there.
 enum class OutputLayout {
   straight,
-  paired,      ///< the operand across rows
+  paired,      ///< the operand not K-major
   transposed,  ///< the same, and y (columns, rows)
 };
 
 struct Destination {
-  /// (rows, columns) in boxes of 16 rows and of 64 columns, or of 32. Turned: (columns, rows) in boxes of 64 rows of
-  /// the product, which a consumer has, and of 64 columns, or of 32.
+  /// (rows, columns) in boxes of 16 rows and of 64 columns, or of 32. Transposed: (columns, rows) in boxes of 64 rows
+  /// of the result, which a consumer has, and of 64 columns, or of 32.
   CUtensorMap y[2];
   bool add;  ///< values are rounded before, as the library's are
   Scales scales;
-  void* parts;  ///< sums of tiles in parts, as threads have them: 32 bits each, in groups of four
+  void* parts;  ///< accumulators of tiles under split-K, as threads have them: 32 bits each, in groups of four
 };
 
-/// Calls f(by_row, bias) with what scales are as constants, so that code for one case has no branches for others.
+/// Calls f(by_row, bias) with the kind of scales as constants, so that code for one case has no branches for others.
 template <class Function>
 __device__ __forceinline__ void with_form(const Scales& scales, Function f) {
   const bool bias = scales.bias != nullptr;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void with_form(const Scales& scales, Function f) {
     bias ? f(std::false_type{}, std::true_type{}) : f(std::false_type{}, std::false_type{});
 }
 
-/// Scales group `group` of a warp's sums.
+/// Scales group `group` of a warp's accumulators.
 template <bool kByRow, bool kBias, class Sum, int kCount>
 __device__ __forceinline__ void scale_group(const Scaled& scaling, const Sum (&sums)[kCount], int group,
                                             float (&values)[4]) {
@@ -47,8 +47,8 @@ __device__ __forceinline__ void scale_group(const Scaled& scaling, const Sum (&s
   scaling.template scale<kByRow, kBias>(group, of, values);
 }
 
-/// Puts groups [first, first + groups) of a warp's sums, 8 or 4 and 16 rows, into shared memory as their map has them:
-/// of the warp, or where y is turned of the consumer, whose warps' `memory` is one.
+/// Puts groups [first, first + groups) of a warp's accumulators, 8 or 4 and 16 rows, into shared memory as their map
+/// has them: of the warp, or where y is transposed of the consumer, whose warps' `memory` is one.
 template <OutputLayout kOutputLayout, bool kByRow, bool kBias, class Sum, int kCount>
 __device__ __forceinline__ void put_chunk(const Scaled& scaling, std::uint32_t memory, const Sum (&sums)[kCount],
                                           int first, int groups) {
@@ -112,8 +112,8 @@ struct WriteGroup {
   }
 };
 
-/// Where a consumer's sums of a part begin, in groups of four: of part `number`, one such group of all its threads
-/// after another.
+/// Where a consumer's accumulators of a split begin, in groups of four: of part `number`, one such group of all its
+/// threads after another.
 __host__ __device__ inline std::int64_t part_start(int number, int rank, int consumer, int groups) {
   return ((static_cast<std::int64_t>(number) * kCluster + rank) * kConsumers + consumer) * groups * 128;
 }

@@ -1,7 +1,7 @@
 #pragma once
-// Factored sums (gemm_scale_factors.cuh) of operands that both have scales of 128 x 128 elements. Scales are powers of
-// two, and neighbours often have the same: where the ratios of all of a tile's are one, products follow each other as
-// if there were one scale (but not where an Epilogue works behind stages).
+// Factored accumulators (gemm_scale_factors.cuh) of operands that both have scales of 128 x 128 elements. Scales are
+// powers of two, and neighbours often have the same: where the ratios of all of a tile's are one, wgmmas follow each
+// other as if there were one scale (but not where an Epilogue works behind stages).
 
 #include "products/own/gemm_scale_factors.cuh"
 

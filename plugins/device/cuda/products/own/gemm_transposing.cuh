@@ -1,6 +1,6 @@
 #pragma once
-// Mainloop of products (gemm_wgmma.cuh) whose first operand, of floats of 8 bits, lies across the sums. The tensor
-// cores take operands of 8 bits along them only, but the first from registers too, and on the way there it is turned
+// Mainloop of GEMMs (gemm_wgmma.cuh) whose first operand, of 8-bit floats, is not K-major. The tensor
+// cores take only K-major operands of 8 bits, but the first from registers too, and on the way there it is transposed
 // (wgmma::TransposedA).
 
 #include "products/own/gemm_wgmma.cuh"
@@ -15,7 +15,7 @@ __device__ __forceinline__ void load_transposed(std::uint32_t (&a)[kTransposedWo
   for (int k = 0; k < kSteps; ++k) turned.load(a + 4 * k, box, k);
 }
 
-/// Mainloop stay in the tensor cores, which keep about 14 bits.
+/// Accumulators stay in the tensor cores, which keep about 14 bits.
 template <class Formats, class Memory>
 class TransposingFast {
  public:
@@ -57,7 +57,7 @@ class TransposingFast {
   wgmma::TransposedA turned_;
 };
 
-/// Mainloop of each stage, 128 terms, are added in fp32: a quarter of the columns while the next is multiplied, and
+/// Accumulators of each stage, 128 terms, are added in fp32: a quarter of the columns while the next is multiplied, and
 /// while the other consumer works.
 template <class Formats, class Memory>
 class TransposingExact {

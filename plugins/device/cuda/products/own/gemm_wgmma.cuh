@@ -1,21 +1,21 @@
 #pragma once
-// A product of matrices on Hopper's tensor cores whose results pass through more before they are written. Blocks stay
+// A GEMM on Hopper's tensor cores with an epilogue between the accumulators and memory. Blocks are persistent
 // and take tiles of 128 rows. Of a block's warps
-//   two warpgroups      multiply, 64 rows each, and give their sums to an Epilogue
+//   two warpgroups      multiply, 64 rows each, and give their accumulators to an Epilogue: the consumers
 //   a thread of others  keeps operands coming, by TMA into a ring of stages; two blocks, a cluster, have tiles one
 //                       below the other and share their columns' operand, each loading half for both
 //   more warps          may write what consumers read beside a stage's operands
-// A sum is added up in the order of k by one warpgroup, or in fixed parts that are: its bits depend on its place and
-// the product's shape alone. What is multiplied, how, and what becomes of the sums are types:
+// An accumulator is summed in the order of k by one warpgroup, or in fixed split-K parts: its bits depend on its place
+// and the GEMM's shape alone. Operands, mainloop and epilogue are types:
 //
 //   Mainloop                               // StraightMainloop, below; gemm_transposing.cuh, gemm_rescaling.cuh
 //     using Formats;                   //   of the operands, below
 //     constexpr Rows kLayoutA;         //   the operands as stored
 //     constexpr Columns kLayoutB;
-//     class On<Memory>;                //   of each thread that multiplies: (operands, memory, consumer)
-//       void begin(const WorkTile&, sums); //   sums an item's stages, of which the last may still run
+//     class On<Memory>;                //   of each consumer thread: (operands, memory, consumer)
+//       void begin(const WorkTile&, sums); //   accumulates an item's stages, of which the last may still run
 //       void begin_stage(add, sums);   //   or, where an Epilogue works behind stages, the next one,
-//       void expect_stage();           //   for which this has done what can be done before that work
+//       void expect_stage();           //   after this has done all that may precede that work
 //       void finish(sums);             //   waits for it
 //     constexpr int kWriters;          //   where there are any, the warps that write beside the operands
 //     beside(columns);                 //   bytes of a stage, for tiles of so many columns
@@ -24,17 +24,17 @@
 //     using Memory;                    //   Shared, below
 //     struct Arguments;                //   of the kernel
 //     constexpr int kWidth;            //   columns of the result that a tile is
-//     Epilogue(arguments, memory, consumer);       // of each thread that multiplies
+//     Epilogue(arguments, memory, consumer);       // of each consumer thread
 //     void prepare(const WorkTile&);                   // an item begins
-//     void take(const WorkTile&, sums);                // it is summed
+//     void take(const WorkTile&, sums);                // its accumulators are complete
 //     void end();                                  // nothing follows
-//     static bool idle(arguments);                 // whether nothing is to be done: the same in all threads
+//     static bool idle(arguments);                 // whether there is no work: the same in all threads
 //   An Epilogue that has kParts works on an item while the next is multiplied, and instead of prepare and take has
 //     constexpr int kParts;                        // of its work, spread over the stages of the next item
-//     void expect(const WorkTile&);                // what is multiplied next, before the work on what was kept last
-//     void expect_none();                          // nothing is
-//     void keep(const WorkTile&, sums);            // it is summed
-//     void work(int part);                         // on what was kept last
+//     void expect(const WorkTile&);                // the next item, before the work on the kept one
+//     void expect_none();                          // there is none
+//     void keep(const WorkTile&, sums);            // its accumulators are complete
+//     void work(int part);                         // on the kept item
 
 #include <algorithm>
 #include <cstdint>
@@ -49,7 +49,7 @@
 namespace quern::cuda::gemm {
 
 inline constexpr int kRows = 128;                                     ///< of a tile
-inline constexpr int kSteps = wgmma::kRowBytes / wgmma::kDepthBytes;  ///< products of a stage
+inline constexpr int kSteps = wgmma::kRowBytes / wgmma::kDepthBytes;  ///< wgmmas of a stage
 inline constexpr int kConsumers = 2, kCluster = 2, kConsumerThreads = 128 * kConsumers,
                      kThreads = kConsumerThreads + 128;
 inline constexpr int kHalfRows = kRows / kConsumers;
@@ -58,7 +58,7 @@ inline constexpr int kAnyStages = 1 << 20;  ///< as many as there is room for
 /// The second operand as stored, or its halves.
 enum class Columns {
   k_major,   ///< (columns, k): two boxes of half a tile's columns
-  dealt,     ///< the same, of 8 bits, in the order of dealt_tensor_map: of each 32 columns a thread's sums are eight
+  dealt,     ///< the same, of 8 bits, in the order of dealt_tensor_map: of each 32 columns a thread accumulates eight
              ///< neighbours, from 8 (lane % 4) on
   mn_major,  ///< (k, columns), of bf16: boxes of 64 columns (set_mn_major)
 };
@@ -67,11 +67,11 @@ enum class Columns {
 enum class Rows {
   k_major,   ///< (rows, k)
   paired,    ///< the same, of 8 bits, in the order of paired_tensor_map: a thread's two rows are neighbours
-  mn_major,  ///< (k, rows): of bf16 two boxes of 64 rows, one a consumer; of 8 bits one, turned on the way from shared
-             ///< memory to registers
+  mn_major,  ///< (k, rows): of bf16 two boxes of 64 rows, one a consumer; of 8 bits one, transposed on the way from
+             ///< shared memory to registers
 };
 
-/// What is multiplied, as products of 64 rows.
+/// The operands' formats, and wgmmas of 64 rows.
 struct OfBf16 {
   using Sum = float;
   static constexpr int kDepth = wgmma::kRowBytes / 2;  ///< elements along k of a stage
@@ -105,7 +105,7 @@ struct OfI8 {
   }
 };
 
-/// What a cluster does at a time: a pair of tiles, or a part of its sums.
+/// A cluster's unit of work: a pair of tiles, or a split-K part of it.
 struct WorkTile {
   int row_pair, column;  ///< of the tiles
   int first, last;       ///< stages along k
@@ -117,14 +117,14 @@ struct WorkTile {
   }
 };
 
-/// Tiles in the order in which they are taken: over all columns, kGroup pairs of tiles after another, so that what
-/// blocks read at a time stays in the L2 cache. Those that would leave clusters idle at the end are taken in parts.
+/// Tiles in the order in which they are taken: over all columns, kGroup pairs of tiles after another, so that data
+/// which blocks read at a time stay in the L2 cache. Tiles that would leave clusters idle at the end are split along k.
 struct Grid {
   static constexpr int kGroup = 8;
 
   int row_pairs, columns;
   int steps;  ///< stages along k
-  int whole;  ///< pairs of tiles that are not taken in parts: the first
+  int whole;  ///< pairs of tiles that are not split: the first
   int parts;  ///< of each of the others
   FastDivide by_group{static_cast<std::uint32_t>(std::max(kGroup * columns, 1))};
   FastDivide by_rest{static_cast<std::uint32_t>(std::max(row_pairs % kGroup, 1))};  ///< pairs of the last group
@@ -150,18 +150,18 @@ struct Grid {
   }
 };
 
-/// Scales of blocks of an operand (quern/block_scales.h).
+/// Block scales of an operand (quern/block_scales.h).
 struct BlockScales {
   const float* at = nullptr;
-  int count = 0;   ///< of its rows, as the product sees it
-  int step = 1;    ///< from a block along the sums to the next
+  int count = 0;   ///< of its rows, in the GEMM's view
+  int step = 1;    ///< from a block along k to the next
   int square = 0;  ///< from 128 rows to the next, where these have one
 };
 
 struct Operands {
   CUtensorMap a;     ///< (rows, k), or as Rows says
   CUtensorMap b[2];  ///< of each half of a tile's columns, which a block loads for both; or as set_mn_major has them
-  int b_step[2];     ///< where tile j's half, or across tile j, begins: j * b_step + b_first
+  int b_step[2];     ///< where tile j's half, or not K-major tile j, begins: j * b_step + b_first
   int b_first[2];
   Grid grid;
   BlockScales scale_a, scale_b;  ///< where there are any
@@ -175,7 +175,7 @@ template <int kTileColumns, std::uint32_t kResultBytes, int kLoaded = kTileColum
 struct Shared {
   static constexpr std::uint32_t kA = kRows * wgmma::kRowBytes, kB = kLoaded * wgmma::kRowBytes, kStage = kA + kB;
   static_assert(kB / 2 % wgmma::kEightRows == 0, "a half begins where the swizzle does");
-  static constexpr std::uint32_t kRoom = 232448 - 1024;  ///< what a block can have, without what alignment may take
+  static constexpr std::uint32_t kRoom = 232448 - 1024;  ///< the most that a block can have, less alignment
   static constexpr int kColumns = kTileColumns,
                        kStages = std::min<int>(kMost, (kRoom - kResultBytes) / (kStage + kBesideBytes + 16));
   static_assert(kResultBytes < kRoom && kStages >= 3);
@@ -270,7 +270,7 @@ class Stages {
   tma::Ring<Memory::kStages> ring_;
 };
 
-/// The stages of groups of products, of which one runs while the next is begun.
+/// The stages of groups of wgmmas, of which one runs while the next is begun.
 template <class Memory>
 class OverlappedStages : public Stages<Memory> {
  public:
@@ -310,7 +310,7 @@ constexpr std::uint32_t beside_bytes(int columns) {
     return 0;
 }
 
-/// Both operands are multiplied as they lie in shared memory, of bf16 along the sums or across.
+/// Both operands are multiplied as stored in shared memory, of bf16 K-major or not.
 template <class Formats, Rows kLayoutA, Columns kLayoutB, class Memory>
 class Straight {
  public:
@@ -324,7 +324,7 @@ class Straight {
     for (int step = item.first; step < item.last; ++step) begin_stage(step > item.first, sums);
   }
   __device__ __forceinline__ void expect_stage() {}
-  /// Those of the next stage, added to what is there.
+  /// The next stage's wgmmas, added to the accumulators.
   __device__ __forceinline__ void begin_stage(bool add, Sum (&sums)[kAccumulators]) {
     using A = Staged<kLayoutA == Rows::mn_major>;
     using B = Staged<kLayoutB == Columns::mn_major>;
@@ -343,7 +343,7 @@ class Straight {
   }
 
  private:
-  /// An operand's tile in a stage, and its steps along the sums.
+  /// An operand's tile in a stage, and its steps along k.
   template <bool kMnMajor>
   struct Staged {
     static constexpr std::uint32_t kStep = kMnMajor ? wgmma::kMnMajorDepthBytes : wgmma::kDepthBytes;
@@ -380,7 +380,7 @@ __device__ __forceinline__ void multiply(const Operands& o, const typename Epilo
     finish.prepare(item);
     consumer.begin(item, sums);
     walk.item += walk.step;
-    if (walk.item < o.grid.items()) next = o.grid.at(walk.item);  // while products run
+    if (walk.item < o.grid.items()) next = o.grid.at(walk.item);  // while wgmmas run
     consumer.finish(sums);
     finish.take(item, sums);
   }
@@ -394,7 +394,7 @@ concept IsOverlapped = requires {
 
 /// The same where the Epilogue works on an item while the next is multiplied, so that memory and consumers are busy
 /// together. The stages of an item, which is a whole tile, are dealt into kParts shares; behind the last stage of each
-/// runs one part of the work. No share is empty (grid_of): a branch around products makes them wait for each other.
+/// runs one part of the work. No share is empty (grid_of): a branch around wgmmas makes them wait for each other.
 /// Behind the last item the Epilogue works alone.
 template <class Mainloop, class Epilogue>
 requires IsOverlapped<Epilogue> __device__ __forceinline__ void multiply(const Operands& o,
@@ -416,7 +416,7 @@ requires IsOverlapped<Epilogue> __device__ __forceinline__ void multiply(const O
       const int last = o.grid.steps * (part + 1) / Epilogue::kParts;
       for (int step = o.grid.steps * part / Epilogue::kParts;;) {
         consumer.begin_stage(part > 0 || step > 0, sums);
-        if (++step == last) break;  // this branch keeps the compiler from beginning products amid a part's work
+        if (++step == last) break;  // this branch keeps the compiler from starting wgmmas amid a part's work
         consumer.expect_stage();
       }
       if (part + 1 < Epilogue::kParts || more) consumer.expect_stage();
@@ -437,7 +437,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     gemm_kernel(const __grid_constant__ Operands o, const __grid_constant__ typename Epilogue::Arguments arguments) {
   if (Epilogue::idle(arguments)) return;
   using Memory = typename Epilogue::Memory;
-  // Registers of a thread that multiplies and of another: 2 kTaken + kGiven <= 3 x 168.
+  // Registers of a consumer thread and of another: 2 kTaken + kGiven <= 3 x 168.
   constexpr int kMore = IsOverlapped<Epilogue> ? 16 : 8, kLess = WritesBeside<Mainloop> ? 8 : 0;
   constexpr int kTaken = 224 + kMore - kLess, kGiven = 504 - 2 * kTaken;
   extern __shared__ unsigned char memory[];
@@ -467,7 +467,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   __syncwarp();
-  tma::synchronize_cluster();  // nobody leaves while the other block may write to it or tell it something
+  tma::synchronize_cluster();  // nobody leaves while the other block may write to it or signal it
 }
 
 }  // namespace quern::cuda::gemm

@@ -1,4 +1,4 @@
-// Which own product takes a key, and its operands. Linked only where Hopper's code is built.
+// Which own GEMM takes a key, and its operands. Linked only where Hopper's code is built.
 
 #include "products/own/own_matmul.h"
 

@@ -1,10 +1,10 @@
 #pragma once
-// Own products on Hopper's tensor cores, beside the library's, with a bias or added to y, which is bf16:
-//   bf16                    both operands along the sums, b across them, or both across
-//   e4m3 or e5m2 with e4m3  fast sums; one scale of each operand, one a row and a column, or scales of blocks. One
-//                           operand may lie across the sums, with one scale of each and no bias; if that is a, also
-//                           with sums in fp32, or with scales of squares
-//   i8                      scales alike, both operands along the sums
+// quern's own GEMMs on Hopper's tensor cores, beside the library's, with a bias or added to y, which is bf16:
+//   bf16                    both operands K-major, b alone not, or neither
+//   e4m3 or e5m2 with e4m3  fast accumulation; one scale of each operand, one a row and a column, or block scales. One
+//                           operand may be not K-major, with one scale of each and no bias; if that is a, also
+//                           with fp32 accumulation, or with tile scales
+//   i8                      scales alike, both operands K-major
 
 #include <cuda_runtime_api.h>
 
@@ -13,20 +13,20 @@
 
 namespace quern::cuda {
 
-/// Empty where the own kernels take the product; else why not.
+/// Empty where the own kernels take the matmul; else why not.
 std::string refuse_own_matmul(const MatmulKey& key, const CudaTraits& gpu);
 
-/// How a product is divided among clusters of two blocks: a property of its shape, so that its bits are the same on any
+/// How a GEMM is divided among clusters of two blocks: a property of its shape, so that its bits are the same on any
 /// number of multiprocessors.
 struct OwnTiling {
   int columns = 256;  ///< of a tile of 128 rows: 192, 224 or 256
-  int divided = 0;    ///< pairs of tiles, the last, whose sums are taken in `parts`, which are added in their order
+  int divided = 0;    ///< pairs of tiles, the last, with split-K in `parts`, which are added in order
   int parts = 1;
 };
 OwnTiling own_tiling(std::int64_t m, std::int64_t n, std::int64_t k, DType operands);
 
-/// What an own product of 8-bit operands takes beside one whose tiles begin and end at once, end where the result does,
-/// and leave no cluster idle: 1 and more.
+/// The time of an own GEMM of 8-bit operands relative to one whose tiles begin and end at once, end where the result
+/// does, and leave no cluster idle: 1 and more.
 double own_matmul_share(std::int64_t m, std::int64_t n, std::int64_t k);
 
 /// Whether the kernel's first operand is b: the operand of 8 bits that is not K-major.
@@ -36,10 +36,10 @@ bool swaps_operands(const MatmulKey& key);
 
 /// To be called by `prepare`: loads the code.
 void load_own_matmul(const MatmulKey& key);
-/// Operands and the workspace lie at multiples of 16 bytes.
+/// Operands and the workspace are at multiples of 16 bytes.
 void run_own_matmul(const MatmulKey& key, const MatmulOperands& operands, int multiprocessors, cudaStream_t stream);
 
-/// A product as kernels take it: of 8 bits, columns are those of what is stored along the sums, b (columns, depth).
+/// A matmul in the kernels' view: of 8 bits, columns are the operand's that is stored K-major, b (columns, depth).
 struct OwnOperands {
   std::int64_t rows = 0, columns = 0, depth = 0;
   DType a_type = DType::e4m3, b_type = DType::e4m3;
@@ -51,7 +51,7 @@ struct OwnOperands {
   void *y = nullptr, *workspace = nullptr;
 };
 
-// One translation unit for each pair of formats, and for each way in which operands and y lie
+// One translation unit for each pair of formats, and for each layout of operands and y
 // (gemm_store_epilogue.cuh).
 struct OwnMatmul {
   void (*load)();

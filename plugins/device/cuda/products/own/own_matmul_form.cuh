@@ -1,5 +1,5 @@
 #pragma once
-// The own products of one pair of formats.
+// The own GEMMs of one pair of formats.
 
 #include "products/own/gemm_launch.cuh"
 #include "products/own/gemm_rescaling.cuh"
@@ -73,7 +73,7 @@ struct OwnMatmulForm {
   /// writes.
   static constexpr bool kBf16 = std::is_same_v<typename Mainloop::Formats, OfBf16>;
   static constexpr int kWideBuffers = kBf16 ? 4 : 2;
-  static constexpr int kMostBuffers = beside_bytes<Mainloop>(256) > 256 ? 1 : kWideBuffers;  // what there is room for
+  static constexpr int kMostBuffers = beside_bytes<Mainloop>(256) > 256 ? 1 : kWideBuffers;  // as many as fit
   using Of256 = TiledGemm<Mainloop, kOutputLayout, 256, kMostBuffers>;
   using Of224 = TiledGemm<Mainloop, kOutputLayout, 224, kWideBuffers>;
   using Of192 = TiledGemm<Mainloop, kOutputLayout, 192, 3>;

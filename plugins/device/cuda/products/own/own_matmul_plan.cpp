@@ -16,16 +16,16 @@ bool takes_formats(const MatmulKey& key) {
   return (first == DType::e4m3 || first == DType::e5m2) && second == DType::e4m3;
 }
 
-/// In 8 bits: how operands lie, and what their sums and scales are.
+/// In 8 bits: operands' layouts, accumulators and scales.
 std::string refuse_8_bits(const MatmulKey& key) {
   if (key.a != DType::i8 && !key.fast_accumulation && (of_blocks(key.scales) || !(key.transpose_a && key.transpose_b)))
-    return "own products of floats sum in fewer bits than fp32, but where they turn a";
+    return "own GEMMs of floats accumulate in fewer bits than fp32 unless a is not K-major";
   const bool turns_a = key.transpose_a && key.transpose_b;
   if (of_blocks(key.scales) && (key.a == DType::i8 || (key.turns() && !(key.squares && turns_a))))
-    return "own products with scales of blocks are of floats, both along the sums, or a across with square ones";
-  if (key.transpose_a && !key.transpose_b) return "own products turn one operand only";
+    return "own GEMMs with block scales take floats, both K-major, or with tile scales a not K-major";
+  if (key.transpose_a && !key.transpose_b) return "own GEMMs need one K-major operand";
   if (key.turns() && (key.scales == ScaleMode::vector || key.bias))
-    return "own products that turn an operand take one scale of each, and no bias";
+    return "own GEMMs of an operand that is not K-major take one scale of each, and no bias";
   return {};
 }
 
@@ -54,20 +54,20 @@ bool swaps_operands(const MatmulKey& key) { return !is_bf16(key) && !key.transpo
 std::string refuse_own_matmul(const MatmulKey& key, const CudaTraits& gpu) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;      // coordinates and numbers of tiles are 32-bit
   constexpr std::int64_t kMostOfI8 = std::int64_t{1} << 17;  // 127 * 127 * 2^17 < 2^31
-  if (!gpu.wgmma) return "own products need compute capability 9.0 (Hopper) and its code in this build";
-  if (!takes_formats(key)) return "own products are bf16 times bf16, e4m3 or e5m2 times e4m3, or i8 times i8";
-  if (key.y != DType::bf16) return "own products give bf16";
+  if (!gpu.wgmma) return "own GEMMs need compute capability 9.0 (Hopper) and its code in this build";
+  if (!takes_formats(key)) return "own GEMMs are bf16 times bf16, e4m3 or e5m2 times e4m3, or i8 times i8";
+  if (key.y != DType::bf16) return "own GEMMs give bf16";
   if (is_bf16(key) && key.transpose_a && key.transpose_b)
-    return "own products of bf16 take a across the sums only where b lies so too";
+    return "own GEMMs of bf16 take a not K-major only if b is not K-major either";
   if (std::string text = is_bf16(key) ? "" : refuse_8_bits(key); !text.empty()) return text;
   if (key.alignment < 16 || !has_even_rows(key.a, key.transpose_a ? key.m : key.k, key.stride_a) ||
       !has_even_rows(key.b, key.transpose_b ? key.k : key.n, key.stride_b) ||
       !has_even_rows(key.y, key.n, key.stride_y))
-    return "own products take operands whose rows begin at multiples of 16 bytes";
+    return "own GEMMs take operands whose rows begin at multiples of 16 bytes";
   if (key.n % 2 != 0 && (key.bias || key.scales == ScaleMode::vector))
-    return "own products take biases and scales of an even number of columns";
+    return "own GEMMs take biases and scales of an even number of columns";
   if (key.m >= kMost || key.n >= kMost || key.k > (key.a == DType::i8 ? kMostOfI8 : kMost) || key.k == 0)
-    return "own products do not take such sizes";
+    return "own GEMMs do not take such sizes";
   return {};
 }
 

@@ -1,4 +1,4 @@
-// Own products: against the CPU device, and what they leave to the library.
+// quern's own GEMMs: against the CPU device, and which the library keeps.
 #include <algorithm>
 #include <cmath>
 
@@ -50,9 +50,9 @@ OpComparison product(const Form& form, const Size& s) {
   return op.in(scales(form.by_row ? s.m : 1, 4)).in(scales(form.by_row ? s.n : 1, 5));
 }
 
-/// Mainloop of i8 are exact below 2^24 on both devices. Mainloop of floats keep about 14 bits at each of k / 32
-/// additions, of a sum of order sqrt(k), twice that in one of millions; scales multiply it by 4 at most. Mainloop of
-/// bf16 are cut to fp32 at each of k / 16 additions, all one way: by 2^-22 of a sum or of a term, 16 sqrt(k) at most.
+/// Accumulators of i8 are exact below 2^24 on both devices. Accumulators of floats keep about 14 bits at each of k / 32
+/// additions, of a sum of order sqrt(k), twice that in one of millions; scales multiply it by 4 at most. Accumulators
+/// of bf16 are cut to fp32 at each of k / 16 additions, all one way: by 2^-22 of a sum or a term, 16 sqrt(k) at most.
 Tolerance tolerance(const Form& form, const Size& s) {
   if (form.a == kI8) return {};
   const auto k = static_cast<double>(s.k);
@@ -61,7 +61,7 @@ Tolerance tolerance(const Form& form, const Size& s) {
   if (!form.fast) return {0x1p-7, 0x1p-10 * std::sqrt(k) * std::sqrt(128)};
   return {0x1p-7, 0x1p-10 * std::fmax(k / 32, 1) * std::sqrt(k)};
 }
-/// The product rounds before it is added (docs/numerics.md): by 2^-8 of the result and of what it is added to, up to 5.
+/// The result rounds before it is added (docs/numerics.md): by 2^-8 of itself and of the value it is added to, up to 5.
 Tolerance added(const Tolerance& written) { return {0x1.8p-7, written.absolute + 0x1p-5}; }
 
 MatmulKey key_of(DType a, DType b, const Size& s) {
@@ -72,7 +72,7 @@ MatmulKey key_of(DType a, DType b, const Size& s) {
 
 }  // namespace
 
-TEST_CASE("plans take every form of own products, with a GPU or without") {
+TEST_CASE("plans take every form of own GEMMs, with a GPU or without") {
   const DevicePair pair = open_pair({.products = "own"});
   auto refusal = [&](const Form& form) {
     return pair.gpu->query(product(form, {64, 128, 256}).out(kBf16, {64, 128}, {}).instance()).refusal;
@@ -93,7 +93,7 @@ TEST_CASE("plans take every form of own products, with a GPU or without") {
   for (auto b : {kE4m3, kE5m2}) CHECK(refusal({kE4m3, b, false, false, false, true}) == "");
 }
 
-TEST_CASE("own products of bf16 equal the CPU's, written and added, with a bias") {
+TEST_CASE("own GEMMs of bf16 equal the CPU's, written and added, with a bias") {
   const DevicePair pair = open_pair({.products = "own"});
   if (!runs_hopper_kernels(pair)) return;
   std::vector<Size> sizes(std::begin(kSizes), std::end(kSizes));
@@ -115,7 +115,7 @@ TEST_CASE("own products of bf16 equal the CPU's, written and added, with a bias"
   testkit::matmul_bias_cases(pair);
 }
 
-TEST_CASE("the LM head's own products take rows that are strides apart") {
+TEST_CASE("the LM head's own GEMMs take rows that are strides apart") {
   const DevicePair pair = open_pair({.products = "own"});
   if (!runs_hopper_kernels(pair)) return;
   constexpr testkit::LossShape kChunks[] = {{300, 64, 1001, 128}};  // an odd vocabulary, and a shorter chunk
@@ -123,7 +123,7 @@ TEST_CASE("the LM head's own products take rows that are strides apart") {
   testkit::loss_cases(pair, kChunks);
 }
 
-TEST_CASE("bits of an own product are the same on any number of multiprocessors") {
+TEST_CASE("bits of an own GEMM are the same on any number of multiprocessors") {
   const DevicePair pair = open_pair({.products = "own"});
   if (!runs_hopper_kernels(pair)) return;
   auto bf16 = [](const Size& s, bool across) {
@@ -170,13 +170,13 @@ TEST_CASE("bits of an own product are the same on any number of multiprocessors"
   }
 }
 
-TEST_CASE("own products of 8-bit operands equal the CPU's, written and added") {
+TEST_CASE("own GEMMs of 8-bit operands equal the CPU's, written and added") {
   const DevicePair pair = open_pair({.products = "own"});
   if (!runs_hopper_kernels(pair)) return;
   for (auto [a, b] : {std::pair{kI8, kI8}, {kE4m3, kE4m3}, {kE5m2, kE4m3}}) {
     for (bool by_row : {false, true}) {
       for (const Size& s : kSizes) {
-        // The library's products of floats, which take multiples of 16 only, stand behind the same op.
+        // The library's GEMMs of floats, which take multiples of 16 only, stand behind the same op.
         if (a != kI8 && (s.m % 16 != 0 || s.n % 16 != 0)) continue;
         if (!affordable(s.m * s.n, s.m * s.n * s.k)) continue;
         const Form form{a, b, by_row, false}, biased{a, b, by_row, true};
@@ -188,7 +188,7 @@ TEST_CASE("own products of 8-bit operands equal the CPU's, written and added") {
   }
 }
 
-TEST_CASE("products that turn an operand on the way equal the CPU's, written and added") {
+TEST_CASE("GEMMs of an operand that is not K-major equal the CPU's, written and added") {
   DevicePair pair = open_pair({});
   // Besides, tiles that end inside an eight, sums that end inside a stage and in an odd number of stages.
   std::vector<Size> sizes(std::begin(kSizes), std::end(kSizes));
@@ -210,11 +210,11 @@ TEST_CASE("products that turn an operand on the way equal the CPU's, written and
     }
 }
 
-TEST_CASE("products of i8 that own ones do not take equal the CPU's through the library, written and added") {
+TEST_CASE("GEMMs of i8 that quern's own do not take equal the CPU's through the library, written and added") {
   DevicePair pair = open_pair({});
   if (!has_libraries()) return;
   for (bool by_row : {false, true}) {
-    // Columns that own products do not take; several slabs of rows, the last shorter.
+    // Columns that own GEMMs do not take; several slabs of rows, the last shorter.
     for (const Size& s : {Size{1, 4, 16}, {129, 12, 208}, {517, 1004, 144}, {300, 70004, 32}}) {
       const Form form{kI8, kI8, by_row, false}, biased{kI8, kI8, by_row, true};
       product(form, s).out(kBf16, {s.m, s.n}, {}).run(pair);
@@ -224,7 +224,7 @@ TEST_CASE("products of i8 that own ones do not take equal the CPU's through the 
   }
 }
 
-TEST_CASE("own products leave to the library what they cannot do") {
+TEST_CASE("own GEMMs leave unsupported matmuls to the library") {
   CudaTraits hopper;
   hopper.wgmma = true;
   auto refusal = [&](DType a, DType b, const Size& s, auto change) {
@@ -286,7 +286,7 @@ TEST_CASE("own products leave to the library what they cannot do") {
   CHECK(refusal(kE4m3, kE4m3, even, as_it_is).find("Hopper") != std::string::npos);
 }
 
-TEST_CASE("how a product is divided is a property of its shape") {
+TEST_CASE("how a GEMM is divided is a property of its shape") {
   struct Case {
     Size size;
     OwnTiling tiling;
@@ -302,7 +302,7 @@ TEST_CASE("how a product is divided is a property of its shape") {
                         {{8448, 448, 80}, {.columns = 224, .divided = 0, .parts = 1}},
                         {{8448, 512, 80}, {.columns = 256, .divided = 0, .parts = 1}},
                         {{304, 464, 8208}, {.columns = 192, .divided = 6, .parts = 2}},
-                        // Mainloop of bf16 have twice as many stages.
+                        // K in bf16 has twice as many stages.
                         {{4096, 3584, 3584}, {.columns = 224, .divided = 0, .parts = 1}},
                         {{4096, 3584, 3584}, {.columns = 256, .divided = 26, .parts = 2}, kBf16}};
   for (const Case& c : cases) {

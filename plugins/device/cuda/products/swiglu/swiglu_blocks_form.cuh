@@ -1,7 +1,7 @@
 #pragma once
-// Products of operands with scales of blocks that end in the codes of SwiGLU, or of its gradient, with such scales:
-// what those of squares and of lines have in common. A tile of values is a square, which both consumers keep, rounded
-// to bf16, until its scales are known. Scales of the second operand are of squares.
+// GEMMs of operands with block or tile scales that quantize SwiGLU, or its gradient, with such scales: the common
+// part of tile scales and of row and column scales. A tile of values is a square, which both consumers keep, rounded
+// to bf16, until its scales are known. The second operand has tile scales.
 
 #include "products/own/gemm_quantize.cuh"
 #include "products/own/gemm_scale_factors.cuh"
@@ -59,10 +59,10 @@ class ToBlocks {
   __device__ ToBlocks(const Arguments& arguments, std::uint32_t shared) : a_(arguments), turned_(shared) {}
 
   static __device__ __forceinline__ int consumer() { return static_cast<int>(threadIdx.x) / 128; }
-  /// Of a tile a consumer tells the other something, in shared memory: at one of two places, in turn, which suffice,
-  /// since the other has read the one of a tile when it tells of the next. So do barriers, 1 and 2 or 5 and 6: a
-  /// consumer may come to that of the next tile while the other is still before that of this one. Those between are
-  /// TransposedValues'.
+  /// For each tile a consumer passes a value to the other, in shared memory: at one of two alternating places, which
+  /// suffice, since the other has read one tile's value when it writes the next one's. Likewise barriers, 1 and 2 or 5
+  /// and 6: a consumer may come to the next tile's barrier while the other is still before this one's. Barriers between
+  /// are TransposedValues'.
   __device__ __forceinline__ void tell_other() const {
     asm volatile("bar.arrive %0, %1;" ::"r"(2 - consumer() + turn_ * 4), "n"(kConsumerThreads) : "memory");
   }
@@ -76,7 +76,7 @@ class ToBlocks {
       store(a_.values, unit.at(kMade * a_.width) + made * std::int64_t{a_.width}, values, unit);
     kept_[made][unit.number] = values;
   }
-  /// Zeroes what is behind the scales of columns, when those of its first rows are written.
+  /// Zeroes the floats behind the column scales, when the scales of its first rows are written.
   __device__ __forceinline__ void write_column_scale(int row, int column, float scale) const {
     a_.t_scale[row / kScaleBlock * (kMade * a_.width) + column] = scale;
     if (row < kScaleBlock && column < a_.behind.count) a_.behind.at[column] = 0;
@@ -86,7 +86,7 @@ class ToBlocks {
   struct GroupValues {
     uint2 q[2], t[2];
   };
-  /// A part of a tile's codes: codes_of(made, group).
+  /// A part of a tile's quantized values: codes_of(made, group).
   template <class CodesOf>
   __device__ __forceinline__ void write(const UnitPlace& place, int part, CodesOf codes_of) {
     const int first = part * kGroups / kCodingParts, last = (part + 1) * kGroups / kCodingParts;
@@ -154,19 +154,19 @@ inline OpSupport query_blocks_matmul(const OpInstance& op, const CudaTraits& gpu
       .that(of_a == DType::e4m3 || (form.gradient && of_a == DType::e5m2),
             "in one kernel takes e4m3, or a gradient in e5m2")
       .that(is("scale_rows_b", kScaleBlock) && is("square_scales", squares ? 1 : 0) && is("square", 0),
-            std::string("in one kernel takes a weight with scales of squares, beside scales of ") +
-                (squares ? "squares" : "rows' blocks"));
+            std::string("in one kernel takes a weight with tile scales, beside ") +
+                (squares ? "tile scales" : "row block scales"));
   check_quantized_matmul(check, op, gpu, form, {.width = kScaleBlock, .depth = kLeast});
   check.input(2, "scale_a", row_block_scales(rows, depth), DType::f32)
       .input(3, "scale_b", square_scales(form.gradient ? width : 2 * width, depth), DType::f32);
   const Matrix values = form.values({rows, width, depth});
   check_blocks(check, op, kQ, values.rows, values.columns);
   if (check.ok())
-    check.that(op.outputs[kQ].present, "in one kernel writes codes")
-        .that(op.attributes.word("format") == name_of(of_a), "in one kernel gives codes in the format of a")
+    check.that(op.outputs[kQ].present, "in one kernel writes quantized values")
+        .that(op.attributes.word("format") == name_of(of_a), "in one kernel quantizes to the format of a")
         .that(rows % kPairedRows == 0, "in one kernel takes a multiple of 16 rows")
-        .that(depth % kScaleBlock == 0, "in one kernel takes sums over whole blocks")
-        .that(squares || !op.outputs[kValues].present, "in one kernel gives codes of lines, but not their values");
+        .that(depth % kScaleBlock == 0, "in one kernel takes whole blocks along k")
+        .that(squares || !op.outputs[kValues].present, "in one kernel gives values with row scales only quantized");
   return check.support();
 }
 

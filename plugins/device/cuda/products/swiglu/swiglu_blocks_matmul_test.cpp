@@ -1,5 +1,5 @@
-// Products of operands with scales of blocks that end in the codes of SwiGLU or of its gradient, on the GPU: the bits
-// of an own product, SwiGLU and quantize_squares or quantize_blocks one after another, whatever results are wanted.
+// GEMMs of operands with block or tile scales that quantize SwiGLU or its gradient, on the GPU: the bits
+// of an own GEMM, SwiGLU and quantize_squares or quantize_blocks one after another, whatever results are wanted.
 #include <algorithm>
 #include <limits>
 #include <span>
@@ -20,12 +20,12 @@ constexpr DType kBf16 = DType::bf16, kF32 = DType::f32, kE4m3 = DType::e4m3;
 struct Size {
   std::int64_t rows, width, depth;
 };
-// One consumer's rows and less, edges of rows and of sums, more tiles than multiprocessors, many stages. Mainloop are
-// too short for parts, in which own products would take them.
+// One consumer's rows and less, edges of rows and of k, more tiles than multiprocessors, many stages. K is
+// too short for split-K, which own GEMMs would use.
 constexpr Size kSizes[] = {{16, 128, 896},     {64, 128, 1024},  {80, 256, 896},   {144, 256, 1152},  {304, 384, 1024},
                            {2192, 2048, 1536}, {256, 512, 2048}, {9008, 256, 896}, {2208, 3200, 1536}};
 
-/// Scales of a and of the values, and which product; a gradient's format.
+/// Scales of a and of the values, and which GEMM; a gradient's format.
 struct Form {
   bool squares, gradient;
   DType format = kE4m3;
@@ -44,7 +44,7 @@ struct Form {
 constexpr Form kForms[] = {{true, false},  {true, true},  {true, true, DType::e5m2},
                            {false, false}, {false, true}, {false, true, DType::e5m2}};
 
-/// With codes, and `all` other results that the form has or none but transposed codes.
+/// With quantized values, and `all` other results that the form has or none but transposed values.
 OpInstance fused(const Size& s, const Form& form, bool all, bool transposed) {
   const Extents both{s.rows, 2 * s.width}, half{s.rows, s.width};
   const Extents &values = form.gradient ? both : half, &product = form.gradient ? half : both;
@@ -135,7 +135,7 @@ void compare(Device& gpu, const Size& s, const Form& form, const Scales& scales)
 
 }  // namespace
 
-TEST_CASE("products of blocks that end in the codes of swiglu give the bits of their parts") {
+TEST_CASE("GEMMs with block scales that quantize swiglu give the bits of their parts") {
   DevicePair pair = open_pair({.products = "own"});
   Device* gpu = fused_gpu(pair);
   if (gpu == nullptr) return;
@@ -143,7 +143,7 @@ TEST_CASE("products of blocks that end in the codes of swiglu give the bits of t
     for (const Form& form : kForms) compare(*gpu, s, form, Scales(s, form));
 }
 
-TEST_CASE("products of blocks that end in the codes of swiglu find what is not finite as their parts do") {
+TEST_CASE("GEMMs with block scales that quantize swiglu find values that are not finite as their parts do") {
   DevicePair pair = open_pair({.products = "own"});
   Device* gpu = fused_gpu(pair);
   if (gpu == nullptr) return;
@@ -166,7 +166,7 @@ TEST_CASE("products of blocks that end in the codes of swiglu find what is not f
   }
 }
 
-TEST_CASE("products of blocks that end in the codes of swiglu refuse what they cannot do") {
+TEST_CASE("GEMMs with block scales that quantize swiglu refuse unsupported forms") {
   DevicePair pair = open_pair();
   auto refusal = [&pair](const Form& form, const Size& s, auto change) {
     OpInstance op = fused(s, form, false, true);
@@ -196,11 +196,11 @@ TEST_CASE("products of blocks that end in the codes of swiglu refuse what they c
     refuses({64, 96, 896}, nothing, "multiple of 128");
     refuses(
         kSize, [](OpInstance& op) { op.inputs[0].dtype = DType::i8; }, "takes e4m3");
-    refuses_attribute("square_scales", form.squares ? 0 : 1, "scales of squares");
-    refuses_attribute("scale_rows_b", 1, "scales of squares");
-    refuses_attribute("square", 1, "scales of squares");
+    refuses_attribute("square_scales", form.squares ? 0 : 1, "tile scales");
+    refuses_attribute("scale_rows_b", 1, "tile scales");
+    refuses_attribute("square", 1, "tile scales");
     refuses(
-        kSize, [](OpInstance& op) { op.outputs[2].present = false; }, "writes codes");
+        kSize, [](OpInstance& op) { op.outputs[2].present = false; }, "writes quantized values");
     auto change_format = [](OpInstance& op, DType to) {
       op.attributes.set("format", std::string(name_of(to)));
       op.outputs[2].dtype = op.outputs[4].dtype = to;

@@ -1,11 +1,11 @@
 #pragma once
-// SwiGLU, and its gradient, as Epilogues of products (gemm_overlapped_epilogue.cuh). What becomes of their values is a
+// SwiGLU, and its gradient, as Epilogues of GEMMs (gemm_overlapped_epilogue.cuh). The use of their values is a
 // type:
 //
 //   To
 //     struct Arguments { int rows, width; ... };   // of the gate
 //     constexpr std::uint32_t kShared;
-//     constexpr Rows kRows;                        // how the first operand lies
+//     constexpr Rows kRows;                        // the first operand's layout
 //     static bool idle(arguments);
 //     To(arguments, shared);
 //     float scale(float sum);
@@ -34,7 +34,7 @@ struct ValueUnit {
         number(unit),
         column(of.column + UnitPlace::columns_on(unit)),
         inside(of.row + of.rows_on(unit) < rows && column < width) {}
-  /// Its first element where rows are `width` apart: that of the place, and what is the same in all threads.
+  /// Its first element where rows are `width` apart: the place's index, and the part that is the same in all threads.
   __device__ __forceinline__ std::int64_t at(std::int64_t width) const {
     return place.row * width + place.column + (place.rows_on(number) * width + UnitPlace::columns_on(number));
   }
@@ -93,7 +93,7 @@ class SwigluEpilogue {
 inline constexpr int kGradientStages = 4;  ///< of 8 bits: more would take room from the L1 cache
 
 /// Beside a ring of at most kOfStages (gemm_overlapped_epilogue.cuh). A tile is 192 columns of dy, or so many. gate and
-/// up are read kAhead parts before they are worked on, those of a tile's first parts beside the tile before.
+/// up are read kAhead parts before they are worked on, a tile's first parts beside the tile before.
 template <class To, int kOfParts, int kOfStages = kAnyStages, int kOfColumns = 192>
 class SwigluGradEpilogue {
  public:

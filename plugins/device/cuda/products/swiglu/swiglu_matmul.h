@@ -1,6 +1,6 @@
 #pragma once
-// Products fused with SwiGLU, on Hopper's tensor cores: gate_up = x W^T with y = swiglu(gate_up), and the gradient of
-// gate_up from dy = dout W. bf16, fp32 sums, values rounded as by the parts; docs/decisions/0012 says what it is for.
+// GEMMs fused with SwiGLU, on Hopper's tensor cores: gate_up = x W^T with y = swiglu(gate_up), and the gradient of
+// gate_up from dy = dout W. bf16, fp32 accumulators, values rounded as by the ops; docs/decisions/0012 has the reasons.
 
 #include <cuda_runtime_api.h>
 
@@ -25,16 +25,16 @@ struct SwigluMatmul {
 struct SwigluGradMatmul {
   const void *dout = nullptr, *weight = nullptr, *gate_up = nullptr;
   void *dy = nullptr, *y = nullptr;  ///< y = swiglu(gate_up) again; null: not wanted
-  void* dgate_up = nullptr;          ///< may lie where gate_up does
+  void* dgate_up = nullptr;          ///< may be gate_up's memory
 };
 
-/// Adds matmul_swiglu, its gradients, and those of 8 bits that end in quantized values, by kind of scale.
+/// Adds matmul_swiglu, its gradients, and the 8-bit forms that quantize, by kind of scale.
 void add_swiglu_matmul_ops(OpTable& table);
 void add_swiglu_quantized_ops(OpTable& table);
 void add_swiglu_tile_scales_ops(OpTable& table);
 void add_swiglu_row_scales_ops(OpTable& table);
 
-/// Whether the kernels take such sizes: depth and width multiples of 8. Operands lie at multiples of 16 bytes.
+/// Whether the kernels take such sizes: depth and width multiples of 8. Operands are at multiples of 16 bytes.
 bool wgmma_takes(const SwigluMatmulShape& shape);
 /// To be called by `prepare`: loads the code.
 void load_swiglu_matmuls();

@@ -1,4 +1,4 @@
-// matmul_swiglu, matmul_swiglu_grad, matmul_swiglu_and_grad: products and SwiGLU in one, where Hopper's tensor cores
+// matmul_swiglu, matmul_swiglu_grad, matmul_swiglu_and_grad: GEMMs and SwiGLU in one, where Hopper's tensor cores
 // can do it. Elsewhere they are refused, and the program keeps their parts.
 
 #include "products/swiglu/swiglu_matmul.h"
@@ -18,7 +18,7 @@ constexpr GradOutputs kGrad{0, -1, 1}, kAndGrad{0, 1, 2};
 
 bool transposed(const OpInstance& op, const char* operand) { return op.attributes.integer_or(operand, 0) != 0; }
 
-/// `halves`: what the product's columns are of the width.
+/// `halves`: the GEMM's columns in units of the width.
 SwigluMatmulShape shape_of(const OpInstance& op, std::int64_t halves) {
   const Matrix a = matrix_of(op, 0), b = matrix_of(op, 1);
   const bool across = transposed(op, "transpose_b");
@@ -31,7 +31,7 @@ Extents stored(const SwigluMatmulShape& s, std::int64_t columns) {
 
 void check_product(OperandCheck& check, const OpInstance& op, const SwigluMatmulShape& s, const CudaTraits& gpu) {
   check.that(gpu.wgmma, "in one kernel needs Hopper's own instructions")
-      .that(gpu.products != ProductChoice::library, "in one kernel needs own products, which the config excludes")
+      .that(gpu.products != ProductChoice::library, "in one kernel needs own GEMMs, which the config excludes")
       .that(check.ok() && op.inputs[0].dtype == DType::bf16, "in one kernel takes bf16")
       .that(!transposed(op, "transpose_a"), "in one kernel takes no transposed a")
       .that(wgmma_takes(s), "in one kernel takes sizes that are multiples of 8 and below 2^30");
@@ -41,7 +41,7 @@ OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {
   OperandCheck check(op, 2, 2);
   const SwigluMatmulShape s = shape_of(op, 2);
   check_product(check, op, s, gpu);
-  return check.that(s.transposed, "in one kernel takes a weight of rows along the sums")
+  return check.that(s.transposed, "in one kernel takes a K-major weight")
       .input(0, "a", {s.rows, s.depth})
       .input(1, "b", stored(s, 2 * s.width))
       .output(0, "gate_up", {s.rows, 2 * s.width})

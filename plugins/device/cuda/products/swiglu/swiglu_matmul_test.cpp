@@ -1,5 +1,5 @@
-// Products fused with SwiGLU, on the GPU: results beside those of the CPU's products, which differ by the order of sums
-// at most, and the same bits again, in place, and without the outputs that nobody reads.
+// GEMMs fused with SwiGLU, on the GPU: results beside the CPU's matmuls', which differ by the order of sums
+// at most, and the same bits again, in place, and without the outputs that no op reads.
 #include <string>
 
 #include "runtime/hopper_kernels.h"
@@ -59,7 +59,7 @@ void check_close(const PoisonedTensor& got, const PoisonedTensor& want) {
 
 }  // namespace
 
-TEST_CASE("products fused with swiglu give the same bits again, in place, and on any number of multiprocessors") {
+TEST_CASE("GEMMs fused with swiglu give the same bits again, in place, and on any number of multiprocessors") {
   DevicePair pair = open_pair();
   if (fused_gpu(pair) == nullptr) return;
   Device& gpu = *pair.gpu;
@@ -104,7 +104,7 @@ TEST_CASE("products fused with swiglu give the same bits again, in place, and on
   }
 }
 
-TEST_CASE("products fused with swiglu give what the CPU's products give") {
+TEST_CASE("GEMMs fused with swiglu give the CPU's results") {
   DevicePair pair = open_pair();
   if (fused_gpu(pair) == nullptr) return;
   Device& gpu = *pair.gpu;
@@ -127,7 +127,7 @@ TEST_CASE("products fused with swiglu give what the CPU's products give") {
   }
 }
 
-TEST_CASE("products fused with swiglu refuse what they cannot do") {
+TEST_CASE("GEMMs fused with swiglu refuse unsupported forms") {
   DevicePair pair = open_pair();
   const Device& gpu = *pair.gpu;
   auto refusal = [&gpu](DType type, std::int64_t width, std::int64_t depth, bool transpose_a, bool transpose_b) {

@@ -1,5 +1,5 @@
 #pragma once
-// The ops of products of 8-bit operands that end in codes of SwiGLU, or of its gradient: what they have in common.
+// The ops of 8-bit GEMMs that quantize SwiGLU, or its gradient: their common part.
 
 #include "products/swiglu/swiglu_epilogues.cuh"
 #include "runtime/kernels.h"
@@ -11,7 +11,7 @@ struct QuantizedSizes {
   std::int64_t rows, width, depth;  ///< width: of the gate
 };
 
-/// Inputs by pattern: a, b, their scales, for the gradient gate_up. Outputs: the product, the values, codes.
+/// Inputs by pattern: a, b, their scales, for the gradient gate_up. Outputs: the matmul, the values, these quantized.
 struct QuantizedForm {
   bool gradient;
 
@@ -21,7 +21,7 @@ struct QuantizedForm {
     const Matrix a = matrix_of(op, 0), b = matrix_of(op, 1);
     return {a.rows, gradient ? b.rows : b.rows / 2, a.columns};
   }
-  /// Of what is quantized.
+  /// Of the quantized matrix.
   Matrix values(const QuantizedSizes& s) const { return {s.rows, gradient ? 2 * s.width : s.width}; }
 };
 
@@ -30,16 +30,16 @@ struct QuantizedLeast {
   std::int64_t width, depth;
 };
 
-/// All but a's format, scales, and what is given beside the values.
+/// All but a's format, scales, and the outputs beside the values.
 inline void check_quantized_matmul(OperandCheck& check, const OpInstance& op, const CudaTraits& gpu, QuantizedForm form,
                                    const QuantizedLeast& least) {
   using gemm::kMostElements;
   const auto [rows, width, depth] = form.sizes(op);
   auto flag = [&op](const char* name) { return op.attributes.integer_or(name, 0) != 0; };
   check.that(gpu.wgmma, "in one kernel needs Hopper's own instructions")
-      .that(!flag("transpose_a") && flag("transpose_b"), "in one kernel takes operands along the sums")
-      .that(flag("fast_accumulation"), "in one kernel sums in fewer bits than fp32")
-      .that(gpu.products != ProductChoice::library, "in one kernel needs own products, which the config excludes")
+      .that(!flag("transpose_a") && flag("transpose_b"), "in one kernel takes K-major operands")
+      .that(flag("fast_accumulation"), "in one kernel accumulates in fewer bits than fp32")
+      .that(gpu.products != ProductChoice::library, "in one kernel needs own GEMMs, which the config excludes")
       .that(rows > 0 && width > 0 && width % least.width == 0 && depth % 16 == 0,
             "in one kernel takes rows, sums over a multiple of 16 and a width that is a multiple of " +
                 std::to_string(least.width))

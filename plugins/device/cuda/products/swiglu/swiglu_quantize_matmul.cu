@@ -1,6 +1,6 @@
-// matmul_swiglu_quantize_delayed and matmul_swiglu_grad_quantize_delayed: products of 8-bit operands that end in the
-// codes of SwiGLU, or of its gradient, under a delayed scale. Values are rounded to bf16 as by the parts; only what is
-// read goes to memory. Where the assumed scale does not serve, the product is done again (primitives/scale.cuh).
+// matmul_swiglu_quantize_delayed and matmul_swiglu_grad_quantize_delayed: 8-bit GEMMs that quantize SwiGLU,
+// or its gradient, under a delayed scale. Values are rounded to bf16 as by the parts; only outputs that an op
+// reads go to memory. Where the assumed scale does not serve, the GEMM is repeated (primitives/scale.cuh).
 
 #include "products/own/gemm_quantize.cuh"
 #include "products/swiglu/swiglu_quantize_form.cuh"
@@ -85,7 +85,7 @@ class ToQuantized : public ByUnit {
   Codes<kOf> codes_;
   TransposedValues<2> turned_;
   float factor_;
-  uint2 upper_[2];  ///< codes of the unit before, in gate's columns and up's
+  uint2 upper_[2];  ///< quantized values of the unit before, in gate's columns and up's
 };
 
 template <bool kTransposed, bool kValues>
@@ -107,10 +107,10 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, QuantizedForm form)
   check_quantized_matmul(check, op, gpu, form, {.width = UnitPlace::kColumns, .depth = kLeast});
   check.input(2, "scale_a", {1}, DType::f32).input(3, "scale_b", {1}, DType::f32);
   plan.check(check, op);
-  check.that(check.ok() && plan.format() == op.inputs[0].dtype, "in one kernel gives codes in the format of a");
+  check.that(check.ok() && plan.format() == op.inputs[0].dtype, "in one kernel quantizes to the format of a");
   if (check.ok())
-    check.that(!plan.has_t(op) || s.rows % 16 == 0, "in one kernel writes transposed codes of a multiple of 16 rows")
-        .that(plan.has_q(op), "in one kernel writes codes");
+    check.that(!plan.has_t(op) || s.rows % 16 == 0, "in one kernel transposes a multiple of 16 rows")
+        .that(plan.has_q(op), "in one kernel writes quantized values");
   return check.support();
 }
 

@@ -1,4 +1,4 @@
-// Products that end in the codes of SwiGLU or of its gradient, on the GPU: the bits of an own product, SwiGLU and
+// GEMMs that quantize SwiGLU or its gradient, on the GPU: the bits of an own GEMM, SwiGLU and
 // quantize_delayed one after another, whatever results are wanted, and the same state behind them.
 #include <cstring>
 #include <limits>
@@ -20,7 +20,7 @@ struct Size {
   std::int64_t rows, width, depth;
 };
 // Less than a tile, edges in every direction, whole 16 rows and others, more tiles than multiprocessors, many stages.
-// Mainloop are too short for parts, in which own products would take them.
+// K is too short for split-K, which own GEMMs would use.
 constexpr Size kSizes[] = {{1, 32, 512},       {64, 128, 1024},  {129, 96, 800},   {300, 416, 896},   {517, 992, 1040},
                            {2203, 2048, 1536}, {256, 512, 2048}, {9008, 224, 896}, {2208, 3104, 1552}};
 
@@ -51,7 +51,7 @@ View first_rows(const PoisonedTensor& matrix, std::int64_t rows) {
   return {matrix.view().data, matrix.view().dtype, {rows, matrix.view().extents[1]}};
 }
 
-/// With codes, and `all` other results or none; transposed codes are taken of whole 16 rows.
+/// With quantized values, and `all` other results or none; transposed ones are taken of whole 16 rows.
 OpInstance fused(const Size& s, bool gradient, DType format, bool all, bool transposed = false) {
   const Extents both{s.rows, 2 * s.width}, half{s.rows, s.width};
   const Extents &values = gradient ? both : half, &product = gradient ? half : both;
@@ -124,7 +124,7 @@ void compare(Device& gpu, const Size& s, bool gradient, DType a_type, const Pois
 
 }  // namespace
 
-TEST_CASE("products that end in the codes of swiglu give the bits of their parts") {
+TEST_CASE("GEMMs that quantize swiglu give the bits of their parts") {
   DevicePair pair = open_pair({.products = "own"});
   Device* gpu = fused_gpu(pair);
   if (gpu == nullptr) return;
@@ -141,18 +141,18 @@ TEST_CASE("products that end in the codes of swiglu give the bits of their parts
   }
 }
 
-TEST_CASE("products that end in the codes of swiglu find what is not finite as their parts do") {
+TEST_CASE("GEMMs that quantize swiglu find values that are not finite as their parts do") {
   DevicePair pair = open_pair({.products = "own"});
   Device* gpu = fused_gpu(pair);
   if (gpu == nullptr) return;
   for (bool gradient : {false, true})
     for (float factor : {0x1p126f, std::numeric_limits<float>::quiet_NaN()})  // sums beyond bf16; no number
       for (float scale : {0.0f, 64.0f})
-        for (std::int64_t rows : {129, 144})  // those of 144 are transposed too
+        for (std::int64_t rows : {129, 144})  // 144 rows are transposed too
           compare(*gpu, {rows, 96, 800}, gradient, kE4m3, state_of(scale), factor);
 }
 
-TEST_CASE("products that end in the codes of swiglu refuse what they cannot do") {
+TEST_CASE("GEMMs that quantize swiglu refuse unsupported forms") {
   DevicePair pair = open_pair();
   auto refusal = [&pair](bool gradient, const Size& s, auto change) {
     OpInstance op = fused(s, gradient, kE4m3, false);
@@ -186,5 +186,5 @@ TEST_CASE("products that end in the codes of swiglu refuse what they cannot do")
       false, {64, 64, 896}, [](OpInstance& op) { op.attributes.set("fast_accumulation", std::int64_t{0}); },
       "fewer bits");
   refuses(
-      true, {64, 64, 896}, [](OpInstance& op) { op.attributes.set("transpose_b", std::int64_t{0}); }, "along");
+      true, {64, 64, 896}, [](OpInstance& op) { op.attributes.set("transpose_b", std::int64_t{0}); }, "K-major");
 }

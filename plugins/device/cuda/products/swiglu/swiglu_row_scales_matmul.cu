@@ -1,5 +1,5 @@
-// matmul_swiglu_quantize_blocks and matmul_swiglu_grad_quantize_blocks: products of codes with scales of 128 elements
-// of a row that end in the codes of SwiGLU, or of its gradient, row by row with such scales, and transposed with scales
+// matmul_swiglu_quantize_blocks and matmul_swiglu_grad_quantize_blocks: 8-bit GEMMs with scales for 128 elements
+// of a row that quantize SwiGLU, or its gradient, row by row with such scales, and transposed with scales
 // of 128 elements of a column. A tile of values is 128 of each: a row's scale is found by four lanes, a column's by
 // both consumers.
 
@@ -103,7 +103,7 @@ class ToRowScales : public ToBlocks<ToRowScales<kMade, kFormat>, kMade, false> {
     this->turned_.synchronize();
   }
 
-  /// Of a column a thread, for its consumer; each consumer writes those of half of the columns.
+  /// Of a column a thread, for its consumer; each consumer writes half of the columns' scales.
   __device__ __forceinline__ void find_column_scale(const UnitPlace& place, int made) {
     const int local = static_cast<int>(threadIdx.x) % 128, row = place.first_row() - this->consumer() * kHalfRows;
     std::uint32_t most = 0;

@@ -1,5 +1,5 @@
-// matmul_swiglu_quantize_squares and matmul_swiglu_grad_quantize_squares: products of operands with scales of 128 x 128
-// elements that end in the codes of SwiGLU, or of its gradient, with such scales. A tile of values is a square, whose
+// matmul_swiglu_quantize_squares and matmul_swiglu_grad_quantize_squares: GEMMs of operands with scales of 128 x 128
+// elements that quantize SwiGLU, or its gradient, with such scales. A tile of values is a square, whose
 // scale both consumers find together.
 
 #include "products/own/gemm_tile_scales.cuh"
@@ -70,7 +70,7 @@ class ToTileScales : public ToBlocks<ToTileScales<kMade, kWritesValues, kFormat>
     }
   }
 
-  /// In the places of its rows and of its columns: a consumer those of its rows, and of half of the columns.
+  /// In the places of its rows and of its columns: a consumer writes its rows' scales, and of half of the columns.
   __device__ __forceinline__ void write_scale(const UnitPlace& place, int made, float scale) const {
     const BlocksArguments& a = this->a_;
     const int thread = static_cast<int>(threadIdx.x) % 128, row = place.first_row();
