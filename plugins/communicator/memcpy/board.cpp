@@ -82,7 +82,7 @@ Board::~Board() {
   ::munmap(seats_, bytes_);
 }
 
-// ---- what is enqueued, compared ----
+// ---- enqueued calls, compared ----
 
 template <class Entry>
 void Board::need_same(int peer, const Entry& own, const std::optional<Entry>& other) {
@@ -247,7 +247,7 @@ int Board::awaited() const {
   return found;
 }
 
-/// A stream may write over what was written here, so this is done again and again.
+/// A stream may overwrite these words, so this is repeated.
 void Board::end_waits() const {
   for (const Signal kind : {Signal::first, Signal::second, Signal::message})
     for (int peer = 0; peer < size_; ++peer)

@@ -31,7 +31,7 @@ enum class Signal : std::uint8_t { first, second, message };
 
 class Board {
  public:
-  /// Collective. The meeting and the device outlive this.
+  /// Collective. `meeting` and the device outlive this.
   Board(Meeting& meeting, const Rendezvous& rendezvous, Device& device);
   /// No stream is held by a signal any more.
   ~Board();
@@ -59,7 +59,7 @@ class Board {
   std::optional<std::string> fault();
   /// The first fault stays; peers get to know it.
   void fail(const std::string& text) noexcept;
-  /// The first fault of a peer, so that it can be told instead of what followed from it.
+  /// The first fault of a peer, so that it can be reported instead of its consequences.
   std::optional<std::string> fault_of_peers() const;
 
  private:

@@ -101,7 +101,7 @@ Message receive(int socket, const std::string& who) {
   packet.msg_iovlen = 1;
   packet.msg_control = control;
   packet.msg_controllen = sizeof control;
-  // A peer that closed without reading all is told once, before what it sent.
+  // A peer that closed without reading all is reported once, before its messages.
   ssize_t got = 0;
   bool reset = false;
   do got = ::recvmsg(socket, &packet, MSG_CMSG_CLOEXEC);

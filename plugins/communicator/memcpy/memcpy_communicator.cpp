@@ -169,7 +169,7 @@ std::int64_t MemcpyCommunicator::piece_of(const Slab& slab, DType dtype) const {
   return static_cast<std::int64_t>(bytes / size_of(dtype));
 }
 
-/// Two streams take pieces by turns, each with its half of the staging: while one sums, the other copies.
+/// Two streams take pieces alternately, each with its half of the staging: while one sums, the other copies.
 void MemcpyCommunicator::reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream) {
   const std::int64_t most = piece_of(slab, out.dtype);
   const Stream lines[] = {stream, device_->stream(StreamKind::copy_out)};

@@ -26,7 +26,7 @@ class MemcpyCommunicator final : public Communicator {
                 .peer_bytes = 2 * piece_,
                 .sums_in_rank_order = true,
                 .most_ranks = kMostRanks} {}
-  /// Waits for what is pending, which after abort() is done at once.
+  /// Waits for pending calls, which after abort() end at once.
   ~MemcpyCommunicator() override;
 
   const CommunicatorTraits& traits() const override { return traits_; }
@@ -59,7 +59,7 @@ class MemcpyCommunicator final : public Communicator {
   std::vector<Message> exchange(Message own);
   Buffer share(void* memory, std::size_t bytes);
   Place place_of(const View& view) const;
-  /// Where the rank has element `at` of what is at `place` here.
+  /// The rank's address of element `at` of the view at `place` here.
   char* at(Place place, int rank, std::int64_t at, DType dtype) const;
   /// Whether there is anything to do; from then on `stream` is known.
   bool begins(Stream stream);

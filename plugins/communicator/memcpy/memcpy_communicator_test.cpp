@@ -1,4 +1,4 @@
-// What the conformance kit does not ask of every communicator: where and how ranks meet, and calls that differ.
+// Beyond the conformance kit: where and how ranks connect, and calls that differ.
 #include "memcpy_communicator.h"
 
 #include <sys/stat.h>
@@ -60,7 +60,7 @@ std::shared_ptr<Device> cpu(const std::string& streams = "threads") {
   return device;
 }
 
-/// Does again what was enqueued, as a graph would: the CPU device cannot capture.
+/// Repeats the enqueued calls, as a graph would: the CPU device cannot capture.
 class Tape : public testkit::ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -109,7 +109,7 @@ class Tape : public testkit::ForwardingDevice {
 
 }  // namespace
 
-TEST_CASE("ranks meet, exchange messages with descriptors, and leave nothing behind") {
+TEST_CASE("ranks connect, exchange messages with descriptors, and leave nothing behind") {
   const Folder folder;
   const auto found = faults(4, [&](int rank) {
     Meeting meeting(folder.rank(rank, 4, 20));

@@ -23,7 +23,7 @@ class MpiCommunicator final : public Communicator {
                 .sums_in_rank_order = true,
                 .launcher = "mpirun"},
         staging_option_(options.staging) {}
-  /// Waits for what is pending, and for all ranks to come here; after a fault for neither.
+  /// Waits for pending calls, and for all ranks to come here; after a fault for neither.
   ~MpiCommunicator() override;
 
   const CommunicatorTraits& traits() const override { return traits_; }
@@ -65,7 +65,7 @@ class MpiCommunicator final : public Communicator {
   char* out_slot(std::size_t round, int rank) const { return slot(round, rank); }
   char* in_slot(std::size_t round, int rank) const { return slot(round, size_ + rank); }
   char* slot(std::size_t round, int number) const;
-  /// Where pieces of all ranks lie for a round's sum, one behind the other.
+  /// The place of all ranks' pieces for a round's sum, one behind the other.
   char* landing(std::size_t round) const;
   void move(const Exchange& exchange, Stream stream);
   void post(const Exchange& exchange, std::size_t round, Stream stream);

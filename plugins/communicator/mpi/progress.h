@@ -17,7 +17,7 @@ class Progress {
  public:
   /// The wire outlives this.
   explicit Progress(Wire& wire) : wire_(wire), thread_([this](const std::stop_token& stop) { run(stop); }) {}
-  /// Does what was posted first.
+  /// Finishes the posted work first.
   ~Progress() = default;
 
   void post(std::function<void()> work);

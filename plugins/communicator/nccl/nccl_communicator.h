@@ -3,7 +3,7 @@
 // makes and the ranks exchange. Sums have the order that NCCL's algorithm has: they repeat on one machine with one
 // NCCL. Multicast (NVLink SHARP) is off unless NCCL_NVLS_ENABLE says otherwise.
 //
-// Faults. NCCL reports what it is told of (a network that breaks), and does not end waits of a stream for a rank that
+// Faults. NCCL reports faults that it sees (a network that breaks), and does not end waits of a stream for a rank that
 // is late or gone: who watches the ranks has to call abort(). Ranks of one machine find the faults of the others at
 // their next call, and by error(): also one that is late, whose calls would find what the others had sent before they
 // went. Set-up begins with an exchange between hosts, which names a rank that does not come. After abort() no graph
@@ -27,7 +27,7 @@ namespace quern::nccl {
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(const NcclOptions& options);
-  /// Waits for what is pending; after abort() not at all.
+  /// Waits for pending calls; after abort() not at all.
   ~NcclCommunicator() override;
 
   const CommunicatorTraits& traits() const override { return traits_; }

@@ -40,7 +40,7 @@ void check_refused(ErrorCode code, const std::string& part, Device& device) {
 
 }  // namespace
 
-TEST_CASE("what the order of its sums depends on is told") {
+TEST_CASE("the traits name the settings that the order of its sums depends on") {
   auto sums_by = [](const NcclOptions& options) { return NcclCommunicator(options).traits().sums_by; };
   CHECK(sums_by({}).starts_with("NCCL 2."));
   CHECK(sums_by({}).ends_with(", algorithm NCCL's choice, protocol NCCL's choice, channels NCCL's choice"));

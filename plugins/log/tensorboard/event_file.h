@@ -18,7 +18,7 @@ std::string record(std::string_view bytes);
 
 /// First of a file: `Event{wall_time, file_version: "brain.Event:2"}`.
 std::string version_event(double wall_time);
-/// `Event{wall_time, step, session_log: START}`: TensorBoard then drops what it has from `step` on.
+/// `Event{wall_time, step, session_log: START}`: TensorBoard then drops its records from `step` on.
 std::string start_event(double wall_time, std::int64_t step);
 /// `Event{wall_time, step, summary}` with a simple value for each tag.
 std::string scalars_event(double wall_time, std::int64_t step,

@@ -36,7 +36,7 @@ std::vector<std::string> messages(const std::string& bytes) {
 
 }  // namespace
 
-TEST_CASE("checksums are those of RFC 3720, appendix B.4") {
+TEST_CASE("checksums follow RFC 3720, appendix B.4") {
   CHECK(crc32c("") == 0);
   CHECK(crc32c("123456789") == 0xe3069283);
   CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aa);

@@ -1,4 +1,4 @@
-// bf16 activations and compute weights; products read bf16 and sum in fp32. Master weights are the optimizer's
+// bf16 activations and compute weights; matmuls read bf16 and accumulate in fp32. Master weights are the optimizer's
 // business.
 #include "quern/plugin.h"
 #include "quern/options.h"

@@ -15,7 +15,7 @@ std::unique_ptr<PrecisionBackend> make(const char* transposed_weights) {
 
 }  // namespace
 
-TEST_CASE("bf16 is bf16 throughout and lowers each product to one matmul") {
+TEST_CASE("bf16 is bf16 throughout and lowers each to one plain matmul") {
   auto backend = make("none");
   CHECK(backend->traits().activation == DType::bf16);
   CHECK(backend->traits().working == DType::bf16);

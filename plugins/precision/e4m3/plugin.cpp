@@ -1,4 +1,4 @@
-// e4m3: activations and weights in e4m3, gradients in e4m3 or e5m2; what is not a product stays bf16.
+// e4m3: activations and weights in e4m3, gradients in e4m3 or e5m2; ops other than matmuls stay bf16.
 #include "quern/plugin.h"
 #include "shared/eight_bit/recipe.h"
 

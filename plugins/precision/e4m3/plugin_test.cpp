@@ -1,4 +1,4 @@
-// The recipe's lowering, product by product; eight_bit_test.cpp in tests/ trains with it.
+// The recipe's lowering, matmul by matmul; eight_bit_test.cpp in tests/ trains with it.
 #include <map>
 
 #include <doctest/doctest.h>
@@ -81,7 +81,7 @@ TEST_CASE("a recipe reads bf16 and names its operand format") {
   CHECK(recipe.traits().matmul == DType::e4m3);
 }
 
-TEST_CASE("the three products read operands with scales that fit them") {
+TEST_CASE("the three matmuls read operands with scales that fit them") {
   const Product output = Product::output, input = Product::input_gradient, weight = Product::weight_gradient;
   for (const char* one : {"delayed", "current"}) {
     CHECK(lowered(output, one, one) == "matmul(x.q, w.q, -, x.scale, w.scale)");
@@ -111,7 +111,7 @@ TEST_CASE("a weight gradient whose roles have scales of two kinds reads one scal
   }
 }
 
-TEST_CASE("names of products that are none are refused") {
+TEST_CASE("unknown names of matmuls are refused") {
   RecipeOptions wrong;
   wrong.products = {"output", "input_grad"};
   CHECK_THROWS_WITH_AS(Recipe({}, wrong), doctest::Contains("input_grad"), Error);

@@ -1,4 +1,4 @@
-// e5m2 wherever the hardware multiplies it: tensor cores take no product of two e5m2 operands, so weights, and the
+// e5m2 wherever the hardware multiplies it: tensor cores take no matmul of two e5m2 operands, so weights, and the
 // activations that meet a gradient, are e4m3.
 #include "quern/plugin.h"
 #include "shared/eight_bit/recipe.h"

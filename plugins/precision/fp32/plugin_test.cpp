@@ -5,7 +5,7 @@
 
 using namespace quern;
 
-TEST_CASE("fp32 is f32 throughout and lowers each product to one matmul") {
+TEST_CASE("fp32 is f32 throughout and lowers each to one plain matmul") {
   auto backend = testkit::plugin_under_test<PrecisionBackend>("fp32");
   CHECK(backend->traits().activation == DType::f32);
   CHECK(backend->traits().working == DType::f32);

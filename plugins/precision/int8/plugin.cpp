@@ -1,5 +1,5 @@
-// int8: products of int8 codes with a scale for each row that is summed over, and exact sums; what is not such a
-// product, and the LM head, stays bf16. The recipe of quantized-training
+// int8: matmuls of int8 values with a scale for each row along k, and exact accumulators; ops other than such
+// matmuls, and the LM head, stay bf16. The recipe of quantized-training
 // (https://github.com/gau-nernst/quantized-training).
 #include "quern/plugin.h"
 #include "shared/eight_bit/recipe.h"

@@ -13,7 +13,7 @@ testkit::RecordedLowering lowered(const OptionValues& values) {
 
 }  // namespace
 
-TEST_CASE("int8: every product reads codes with a scale for each row that it sums over") {
+TEST_CASE("int8: every matmul reads quantized values with a scale for each row along k") {
   const testkit::RecordedLowering lowering = lowered({});
   REQUIRE(lowering.produced.size() == 4);
   for (const Op& op : lowering.produced) {
@@ -29,7 +29,7 @@ TEST_CASE("int8: every product reads codes with a scale for each row that it sum
   CHECK(lowering.states.empty());
 }
 
-TEST_CASE("int8: with stochastic rounding the codes of gradients round so, and no others") {
+TEST_CASE("int8: with stochastic rounding gradients round so, and no others") {
   OptionValues values;
   values.set("gradient_rounding", std::string("stochastic"));
   const testkit::RecordedLowering lowering = lowered(values);
@@ -43,7 +43,7 @@ TEST_CASE("int8: with stochastic rounding the codes of gradients round so, and n
   for (const auto& copy : lowering.copies) CHECK_FALSE(copy.attributes.has("stochastic"));
 }
 
-TEST_CASE("int8: products that are not listed read bf16") {
+TEST_CASE("int8: matmuls that are not listed read bf16") {
   OptionValues values;
   values.set("products", std::vector<std::string>{});
   CHECK(testkit::plain_linear_fault(*testkit::plugin_under_test<PrecisionBackend>("int8", values)) == "");

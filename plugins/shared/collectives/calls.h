@@ -37,7 +37,7 @@ struct Buffer {
 struct Place {
   std::size_t buffer, offset;
 };
-/// Where a view is. `buffers` are a vector of Buffer, or of what is made from it.
+/// Where a view is. `buffers` are a vector of Buffer, or of a type made from it.
 template <class Buffers>
 Place place_of(const char* where, const Buffers& buffers, const View& view) {
   const char* begin = view.as<char>();

@@ -33,7 +33,7 @@ std::vector<ParameterSpec> Decoder::parameters() const {
   const std::int64_t q = heads_.heads * heads_.head_dim, kv = heads_.kv_heads * heads_.head_dim;
   const Init normal{Init::Kind::normal, o_.initializer_range}, zeros{Init::Kind::zeros, 0.0};
   const auto ones = Init::Kind::ones;
-  // Query, key and value (gate and up) are one stored matrix, so that each is one product.
+  // Query, key and value (gate and up) are one stored matrix, so that each is one matmul.
   auto qkv = [&](const std::string& suffix, const Init& init) -> std::vector<ParameterPart> {
     return {{layer + "self_attn.q_proj" + suffix, q, init},
             {layer + "self_attn.k_proj" + suffix, kv, init},

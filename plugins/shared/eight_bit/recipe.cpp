@@ -102,8 +102,8 @@ Recipe::Codes Recipe::by_columns(ValueId x, Attributes format, Lowering& lowerin
   return {kNoValue, kNoValue, made[0], made[1]};
 }
 
-// The weight for y = x W^T or, transposed, for dx = dy W: codes that are the same, with one scale for all or square
-// blocks of scales; but with one scale a row, which a product sums over in the other form, codes of their own.
+// The weight for y = x W^T or, transposed, for dx = dy W: the same quantized values, with one scale for all or square
+// blocks of scales; but with one scale a row, over which the other form contracts, separate ones.
 Recipe::Codes Recipe::weight(const ProductSite& site, Scaling scaling, Lowering& lowering) const {
   Attributes attributes = format_of(formats_.weight);
   auto copy = [&](const char* kind) { return lowering.working_copy(site.parameter, kind, attributes); };

@@ -1,6 +1,6 @@
 #pragma once
-// What the 8-bit backends share: how a linear's products are lowered to quantized operands, under a choice of formats
-// and scales. The backends e4m3, e5m2 and int8 differ in formats, options and defaults only. Products whose operands
+// What the 8-bit backends share: how a linear's matmuls are lowered to quantized operands, under a choice of formats
+// and scales. The backends e4m3, e5m2 and int8 differ in formats, options and defaults only. Matmuls whose operands
 // are both quantized have the form that tensor cores take, y = a b^T with the inner dimension contiguous in both, so
 // input gradients read a transposed weight and weight gradients the transposed operands.
 
@@ -23,7 +23,7 @@ struct Formats {
 struct RecipeOptions {
   std::string activation_scaling = "delayed";
   std::string gradient_scaling = "delayed";
-  std::string gradient_rounding = "nearest";  ///< stochastic: int8 with scales of rows only
+  std::string gradient_rounding = "nearest";  ///< stochastic: int8 with row scales only
   std::int64_t history = 4;
   std::int64_t margin = 0;
   std::vector<std::string> products = {"output", "input_gradient", "weight_gradient"};
@@ -78,7 +78,7 @@ void add_float8_options(OptionTable<T>& table) {
 
 class Recipe final : public PrecisionBackend {
  public:
-  /// Throws a config error when a list names a product that is none.
+  /// Throws a config error when a list has an unknown name.
   Recipe(const Formats& formats, RecipeOptions options);
 
   const PrecisionTraits& traits() const override { return traits_; }
@@ -93,7 +93,7 @@ class Recipe final : public PrecisionBackend {
     ValueId rows = kNoValue, scale = kNoValue;
     ValueId transposed = kNoValue, transposed_scale = kNoValue;
   };
-  /// The attributes of codes.
+  /// The attributes of a quantization.
   static Attributes format_of(DType format) { return {{"format", std::string(quern::name_of(format))}}; }
   Attributes format_of_gradient() const;
   Codes quantized(ValueId x, Attributes format, Scaling scaling, Lowering& lowering) const;

@@ -47,7 +47,7 @@ class OperandCheck {
 
 /// Extents of input i; empty when there is none, so that shapes can be named before they are checked.
 Extents extents_of(const OpInstance& op, std::size_t input);
-/// Product of all dimensions but the last, and the last; (0, 0) when there is no such input.
+/// All dimensions but the last multiplied, and the last; (0, 0) when there is no such input.
 struct Matrix {
   std::int64_t rows = 0, columns = 0;
 };

@@ -25,7 +25,7 @@ constexpr GroupFiles kVersion1{"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
                                "total_inactive_file"};
 constexpr GroupFiles kVersion2{"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"};
 
-/// What a group and those around it leave. A container may not see the folders of outer ones.
+/// Bytes that a group and its enclosing groups leave. A container may not see the enclosing groups' folders.
 std::optional<std::size_t> left_in_groups(const std::string& root, const GroupFiles& files, std::string group) {
   std::optional<std::size_t> least;
   while (true) {

@@ -7,7 +7,7 @@
 
 namespace quern {
 
-/// Bytes: the least of what the system has available and what the control groups of this process leave, versions 1 and
+/// Bytes: the least of the system's available memory and the room in this process's control groups, versions 1 and
 /// 2. Nothing where the system does not say. `root` is where its files are looked for.
 std::optional<std::size_t> available_memory(const std::string& root = "");
 

@@ -12,8 +12,8 @@ namespace quern {
 class PinnedPages {
  public:
   /// Zeroed. `device` is open and outlives them. Several threads take the pages, each some of them. A resources error
-  /// says what is short for the store `id`, before any page is taken where the system tells. Ranks of a machine take
-  /// theirs one after another.
+  /// names the shortage of the store `id`, before any page is taken where the system reports it. Ranks of a machine
+  /// take theirs one after another.
   PinnedPages(Device& device, const std::string& id, MemoryKind memory, std::size_t bytes);
   ~PinnedPages();
   PinnedPages(const PinnedPages&) = delete;

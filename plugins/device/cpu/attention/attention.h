@@ -25,7 +25,7 @@ struct AttentionShape {
 
 AttentionShape attention_shape(const OpInstance& op);
 
-/// Query blocks are small enough to skip most of the causal triangle; key blocks long enough for fast products. A block
+/// Query blocks are small enough to skip most of the causal triangle; key blocks long enough for fast GEMMs. A block
 /// of scores, 64 x 512 fp32, stays in the second-level cache.
 inline constexpr std::int64_t kQueryBlock = 64;
 inline constexpr std::int64_t kKeyBlock = 512;

@@ -1,6 +1,6 @@
 // attention over packed qkv rows, and its gradient: flash-style blocks (Dao et al., "FlashAttention", 2022), so scores
 // are never stored whole. Each thread takes whole blocks of outputs and sums them in a fixed order, with
-// single-threaded products inside, so results do not depend on the number of threads.
+// single-threaded GEMMs inside, so results do not depend on the number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -39,7 +39,7 @@ QUERN_CPU_CLONES float dot(const float* a, const float* b, std::int64_t count) {
   return sum;
 }
 
-/// Scores become probabilities, and gradients of probabilities those of scores: p (dp - delta) scale.
+/// Scores become probabilities, and gradients of probabilities become gradients of scores: p (dp - delta) scale.
 QUERN_CPU_CLONES void score_gradients(float* scores, float* grads, std::int64_t count, float logsumexp, float delta,
                                       float scale) {
 #pragma omp simd
@@ -50,13 +50,13 @@ QUERN_CPU_CLONES void score_gradients(float* scores, float* grads, std::int64_t 
   }
 }
 
-/// Part of a query's keys that lies in the block of keys [key, key + count), relative to `key`.
+/// Part of a query's keys in the block of keys [key, key + count), relative to `key`.
 KeyRange within_block(const KeyRange& range, std::int64_t key, std::int64_t count) {
   std::int64_t begin = std::clamp<std::int64_t>(range.begin - key, 0, count);
   return {begin, std::clamp<std::int64_t>(range.end - key, begin, count)};
 }
 
-/// Zeroes what is outside the range.
+/// Zeroes elements outside the range.
 void mask_row(float* row, std::int64_t count, const KeyRange& inside) {
   std::fill_n(row, inside.begin, 0.0f);
   std::fill(row + inside.end, row + count, 0.0f);
@@ -153,7 +153,7 @@ struct KeyHead {
 };
 
 /// Gradients of the scores of queries [query, query + queries) against keys [key, key + keys), in place of both blocks:
-/// scores become probabilities, `grads` (gradients of probabilities) those of scores.
+/// scores become probabilities, `grads` (gradients of probabilities) gradients of scores.
 void softmax_grad_block(const AttentionShape& shape, const KeyRanges& ranges, std::int64_t query, std::int64_t queries,
                         std::int64_t key, std::int64_t keys, std::int64_t head, const View& logsumexp,
                         const float* delta, float* scores, float* grads) {
@@ -203,7 +203,7 @@ void store_head(const View& view, std::int64_t row, std::int64_t rows, std::int6
     store(view, (row + i) * view.columns() + column, columns, values + i * columns);
 }
 
-/// All gradients of one row's key head and its query heads. They are written last: dqkv may lie where qkv lies, of
+/// All gradients of one row's key head and its query heads. They are written last: dqkv may be qkv's memory, of
 /// which this task reads just what it writes.
 void key_head_grad(const AttentionShape& shape, const KeyRanges& ranges, const GradOperands& operands, std::int64_t b,
                    std::int64_t kv_head) {

@@ -37,7 +37,7 @@ QUERN_CPU_CLONES void maximum_row(const float* x, std::int64_t count, float* y) 
 }
 
 /// Adds the partial sums that number `at` of a tree completes, or all there are if it is the `last`, to `sum`. Returns
-/// the level of what is then in `sum`. Partial sum l begins at partials + l * stride.
+/// the level of the sum then in `sum`. Partial sum l begins at partials + l * stride.
 template <class T>
 int add_partials(std::uint32_t at, bool last, const T* partials, std::int64_t stride, std::int64_t count, T* sum) {
   int level = 0;

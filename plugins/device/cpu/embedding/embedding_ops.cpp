@@ -34,7 +34,7 @@ OpSupport query_embed(const OpInstance& op) {
   return check.output(0, "y", {element_count(tokens), table.columns}).support();
 }
 
-/// Positions sorted by token, those of one token ascending: token v is at order[first[v]] up to order[first[v + 1]].
+/// Positions sorted by token, one token's ascending: token v is at order[first[v]] up to order[first[v + 1]].
 struct Buckets {
   std::int32_t* first;  // (V + 1)
   std::int32_t* order;  // (N)

@@ -58,7 +58,7 @@ TEST_CASE("embedding_grad sums rows by token, overwriting or adding") {
           }
         }
         TestOp{"embedding_grad", {dy.view(), integer_tensor(tokens).view()}, {dtable.view()}, {}, {}, add}.run();
-        // Slack: fp32 sums of at most some twenty rows of a few units each.
+        // Slack: sums in fp32 of at most some twenty rows of a few units each.
         CHECK(compare(dtable.view(), want, 1e-5, 0) == "");
       }
     }

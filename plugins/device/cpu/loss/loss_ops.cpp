@@ -21,7 +21,7 @@ namespace {
 struct Loss {
   std::int64_t tokens = 0, width = 0, vocabulary = 0, chunk = 0;
   DType logit_dtype = DType::f32;     ///< logits and their gradients round to it
-  bool quantized = false;             ///< x and weight come as 8-bit codes with scales,
+  bool quantized = false;             ///< x and weight come in 8 bits with scales,
   DType gradient_dtype = DType::f32;  ///< and the logits' gradients round to this format
   float gradient_scale = 1;           ///< times this
   float z_loss = 0, seed = 1;
@@ -56,7 +56,7 @@ Loss make_loss(const OpInstance& op) {
   loss.logit_dtype = x.dtype == DType::bf16 ? DType::bf16 : DType::f32;
   loss.z_loss = static_cast<float>(op.attributes.real_or("z_loss", 0.0));
   loss.seed = static_cast<float>(op.attributes.real_or("seed", 1.0));
-  // By default a chunk's logits take 8 MiB: they stay in the last-level cache between the products that share them.
+  // By default a chunk's logits take 8 MiB: they stay in the last-level cache between the matmuls that share them.
   std::int64_t fitting =
       std::clamp<std::int64_t>((std::int64_t{1} << 21) / std::max<std::int64_t>(loss.vocabulary, 1), 64, 1024);
   loss.chunk = std::min(op.attributes.integer_or("chunk", fitting), std::max<std::int64_t>(loss.tokens, 1));
@@ -127,7 +127,7 @@ void observe_gradients(const Loss& loss, const float* gradients, std::int64_t ro
   }
 }
 
-/// x's rows [begin, begin + count) as floats, times a scale, which is a power of two: as good as scaling the products.
+/// x's rows [begin, begin + count) as floats, times a scale, which is a power of two: as good as scaling the results.
 const float* load_rows(const View& x, const View& scale, std::int64_t begin, std::int64_t count, float* panel) {
   View rows = x;
   rows.data = x.as<char>() + static_cast<std::size_t>(begin * x.columns()) * size_of(x.dtype);
@@ -152,7 +152,7 @@ void store_rows(const View& y, std::int64_t begin, std::int64_t count, const flo
 }
 
 void run(const Loss& loss, std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
-  // The transposed codes hold the same numbers, so that all three products read the same panels.
+  // The transposed copies hold the same numbers, so that all three matmuls read the same panels.
   const View &x = inputs[loss.quantized ? kXCodes : kX], &targets = inputs[kTargets];
   const View x_scale = loss.quantized ? inputs[kXScale] : View{};
   const View weight_scale = loss.quantized ? inputs[kWeightScale] : View{};

@@ -128,7 +128,7 @@ TEST_CASE("lm_loss and lm_loss_train at odd sizes, chunk by chunk") {
             auto before = doubles(previous);
             for (std::size_t i = 0; i < before.size(); ++i) want.dweight[i] += before[i];
           }
-          // Slack: fp32 sums of up to 130 terms of a few units, times the seed.
+          // Slack: sums in fp32 of up to 130 terms of a few units, times the seed.
           CHECK(compare(loss.view(), want.loss, 1e-5, 0) == "");
           CHECK(compare(alone.view(), want.loss, 1e-5, 0) == "");
           CHECK(compare(dx.view(), want.dx, 2e-5, 0) == "");

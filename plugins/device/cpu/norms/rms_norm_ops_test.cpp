@@ -162,7 +162,7 @@ TEST_CASE("rms_norm_grad_add gives the bits of rms_norm_grad and add") {
       CHECK(difference(dx.view(), c.dx.view()) == "");
       CHECK(difference(dweight.view(), c.dweight.view()) == "");
       CHECK(difference(sum.view(), c.sum.view()) == "");
-      // In place, the part nobody reads left out: over dy, then over e.
+      // In place, the unread part left out: over dy, then over e.
       PoisonedTensor dy = copy_of(c.dy.view()), e = copy_of(c.other.view());
       fused(dy.view(), c.other.view()).unread(dtype, size).out(dweight.view()).out(dy.view()).run();
       CHECK(difference(dy.view(), c.sum.view()) == "");

@@ -16,7 +16,7 @@ namespace quern::cpu {
 namespace {
 
 // The scalar functions of numeric.h define the formats; these give the same bits (rows_test.cpp compares them over
-// all codes) in branch-free integer arithmetic, which the compiler vectorises.
+// all bit patterns) in branch-free integer arithmetic, which the compiler vectorises.
 
 QUERN_CPU_CLONES void decode_bf16(const std::uint16_t* from, std::int64_t count, float* to) {
   for (std::int64_t i = 0; i < count; ++i) to[i] = __builtin_bit_cast(float, std::uint32_t{from[i]} << 16);
@@ -60,7 +60,7 @@ QUERN_CPU_CLONES void add_f32(const float* from, std::int64_t count, float* to) 
   return (a & mask) | (b & ~mask);
 }
 
-/// An 8-bit float: `kMantissa` fraction bits, exponent bias `kBias`; codes from kFirstSpecial up are not finite.
+/// An 8-bit float: `kMantissa` fraction bits, exponent bias `kBias`; bit patterns from kFirstSpecial up are not finite.
 template <int kMantissa, int kBias, std::uint32_t kFirstSpecial>
 [[gnu::always_inline]] inline float decode_float8(std::uint32_t code) {
   std::uint32_t magnitude = code & 0x7fu;

@@ -1,7 +1,7 @@
 // The library is loaded by the first run that opens the device, not with the plugin: OpenBLAS takes memory as it is
 // loaded, by its idea of the number of threads, and does not end where it gets none. Its own threads are not used,
-// since where it divides a product between them, and so how it sums, depends on their number. Its kernel is chosen for
-// it by what the CPU can do (products/blas_kernel.h), unless OPENBLAS_CORETYPE is set.
+// since where it divides a GEMM between them, and so how it sums, depends on their number. Its kernel is chosen for
+// it by the CPU's abilities (products/blas_kernel.h), unless OPENBLAS_CORETYPE is set.
 #include "products/blas.h"
 
 #include <cblas.h>
@@ -82,7 +82,7 @@ const Library& library() {
   return library;
 }
 
-/// In a team of several threads OpenBLAS takes the calling one alone; elsewhere it has to be told.
+/// In a team of several threads OpenBLAS takes the calling one alone; elsewhere it needs a call.
 class OneThread {
  public:
   OneThread() : before_(omp_in_parallel() ? 1 : omp_get_max_threads()) {
@@ -118,7 +118,7 @@ void gemm_here(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, cons
 
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const MatrixView& a, const MatrixView& b,
           float beta, float* c, std::int64_t c_stride) {
-  // Tiles of 256 take 3% longer than one product, of 128 8%; a few of them would not keep many cores busy.
+  // Tiles of 256 take 3% longer than one GEMM, of 128 8%; a few of them would not keep many cores busy.
   auto count = [](std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; };
   const std::int64_t tile = count(m, 256) * count(n, 256) >= 32 ? 256 : 128;
   const std::int64_t rows = count(m, tile), columns = count(n, tile);

@@ -1,12 +1,12 @@
 #pragma once
-// The one matrix product that kernels call; blas.cpp says which library does it.
+// The one GEMM that kernels call; blas.cpp says which library does it.
 
 #include <cstdint>
 #include <string>
 
 namespace quern::cpu {
 
-/// A row-major fp32 matrix in memory, read as it lies or transposed.
+/// A row-major fp32 matrix in memory, read as stored or transposed.
 struct MatrixView {
   const float* data;
   std::int64_t stride;  ///< elements from one stored row to the next
@@ -27,7 +27,7 @@ inline constexpr std::size_t kBlasBuffer = 1 << 27;  ///< address space that it 
 /// Loads the library, if need be, and has it take all memory that `threads` threads will need: where the system later
 /// refuses it any, OpenBLAS asks again without end. A library that is not there is a resources error.
 void load_blas(int threads);
-/// What the bits of products depend on: "OpenBLAS 0.3.21, SkylakeX".
+/// The library and kernel, on which the bits of GEMMs depend: "OpenBLAS 0.3.21, SkylakeX".
 std::string blas_name();
 /// That the kernel in use is below what the CPU can run, with the fix; empty: it is not.
 std::string blas_warning();

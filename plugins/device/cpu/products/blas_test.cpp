@@ -30,7 +30,7 @@ struct Sizes {
   std::int64_t m, n, k;
 };
 
-/// Largest error of a product, in units of what rounding each of its terms to fp32 may add up to.
+/// Largest error of a GEMM, in units of what rounding each of its terms to fp32 may add up to.
 double worst_error(const Sizes& size, bool transpose_a, bool transpose_b, float beta) {
   const auto [m, n, k] = size;
   using Read = MatrixView::Read;
@@ -58,7 +58,7 @@ double worst_error(const Sizes& size, bool transpose_a, bool transpose_b, float 
 
 }  // namespace
 
-TEST_CASE("products at odd sizes are those of double precision") {
+TEST_CASE("GEMMs at odd sizes agree with double precision") {
   for (const Sizes& size : {Sizes{1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {131, 257, 63}, {255, 129, 301}, {301, 7, 513}})
     for (bool transpose_a : {false, true})
       for (bool transpose_b : {false, true})
@@ -86,7 +86,7 @@ TEST_CASE("every kernel that this CPU can run multiplies, and is the one that wa
     CAPTURE(kernel);
     // The library is loaded once in a process.
     const std::string command = "OPENBLAS_CORETYPE='" + kernel + "' QUERN_TEST_KERNEL='" + kernel + "' '" + program +
-                                "' -tc='products at odd sizes*,the kernel is*' >/dev/null";
+                                "' -tc='GEMMs at odd sizes*,the kernel is*' >/dev/null";
     CHECK(std::system(command.c_str()) == 0);
   }
 }

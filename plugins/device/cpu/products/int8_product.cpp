@@ -1,4 +1,4 @@
-// Codes are widened to int16, whose products CPUs add up in pairs into int32. Sums are integers, so no order of them
+// Values are widened to int16, which CPUs multiply and add in pairs into int32. Sums are integers, so no order of them
 // changes a bit.
 #include "products/int8_product.h"
 

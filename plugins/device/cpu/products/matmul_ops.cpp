@@ -1,6 +1,6 @@
-// matmul: y (M, N) = op(a) op(b) * scale_a * scale_b + bias, sums in fp32, rounded once. Operands that are not f32 are
-// converted to fp32 panels in the workspace, so every format shares one product, but for two operands of int8, whose
-// sums are exact. Scales of blocks go into the panels: they are powers of two, so that rounds nothing.
+// matmul: y (M, N) = op(a) op(b) * scale_a * scale_b + bias, accumulated in fp32, rounded once. Operands that are not
+// f32 are converted to fp32 panels in the workspace, so every format shares one GEMM, except two operands of int8,
+// whose accumulators are exact. Block scales go into the panels: they are powers of two, so that rounds nothing.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,12 +24,12 @@ enum Input : std::size_t { kA, kB, kBias, kScaleA, kScaleB };
 struct Plan {
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false;
-  bool row_scale = false, column_scale = false;  ///< scales are vectors, applied after the product
+  bool row_scale = false, column_scale = false;  ///< scales are vectors, applied after the GEMM
   std::int64_t scale_rows_b = 0;                 ///< scales are of blocks: rows of b that share one
   bool accumulate = false;
   bool integers = false;                            ///< both operands are int8, and panels are of int16
-  bool direct = false;                              ///< the product itself writes y
-  bool sum_in_y = false;                            ///< the unscaled sums may lie in y
+  bool direct = false;                              ///< the GEMM itself writes y
+  bool sum_in_y = false;                            ///< the unscaled sums may be in y
   std::int64_t panel_a = 0, panel_b = 0, sums = 0;  ///< floats of workspace
 };
 
@@ -115,7 +115,7 @@ void finish(const Plan& plan, float* sums, const Tail& tail, const View& y) {
   }
 }
 
-/// y (+)= bias, so that the product adds to it: one pass less than adding it afterwards.
+/// y (+)= bias, so that the GEMM adds to it: one pass less than adding it afterwards.
 void start_with_bias(const Plan& plan, const float* bias, const View& y) {
 #pragma omp parallel for schedule(static)
   for (std::int64_t row = 0; row < plan.m; ++row) {

@@ -68,7 +68,7 @@ std::string check(const Case& c) {
             {},
             c.accumulate};
   op.run();
-  // Slack: fp32 sums of k terms, each rounding relative to the running magnitude (errors add like a random walk).
+  // Slack: sums in fp32 of k terms, each rounding relative to the running magnitude (errors add like a random walk).
   return compare(y.view(), want, magnitude * 0x1p-24 * (4 + static_cast<double>(c.k) / 8), 0);
 }
 
@@ -105,7 +105,7 @@ TEST_CASE("matmul: mixed operand formats, and sizes beyond one block") {
 }
 
 // Sums of more bits than fp32 has: exact in every part, rounded to y and scaled once.
-TEST_CASE("matmul: sums of int8 codes are exact") {
+TEST_CASE("matmul: int8 accumulators are exact") {
   const std::int64_t m = 6, n = 5, k = 9001;
   std::vector<float> codes_a(static_cast<std::size_t>(m * k), 127), codes_b(static_cast<std::size_t>(n * k), -127);
   for (std::int64_t i = 0; i < m; ++i) codes_a[static_cast<std::size_t>(i * k + 977 * i)] = static_cast<float>(3 * i);
@@ -124,7 +124,7 @@ TEST_CASE("matmul: sums of int8 codes are exact") {
   CHECK(y.floats() == want);
 }
 
-TEST_CASE("matmul: where scales are of squares, operands may lie across the sums") {
+TEST_CASE("matmul: with tile scales, operands need not be K-major") {
   constexpr std::int64_t kM = 130, kN = 257, kK = 300;
   auto turned = [](const PoisonedTensor& x) {
     const Extents size = x.view().extents;
@@ -170,7 +170,7 @@ TEST_CASE("matmul: where scales are of squares, operands may lie across the sums
   }
 }
 
-TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or for 128") {
+TEST_CASE("matmul: scales for blocks of 128 along k, of b for one row or for 128") {
   for (Extents size : {Extents{1, 1, 1}, Extents{3, 7, 129}, Extents{130, 257, 300}, Extents{5, 4, 128}}) {
     for (std::int64_t scale_rows : {1, 128}) {
       for (DType result : {DType::f32, DType::bf16}) {
@@ -214,7 +214,7 @@ TEST_CASE("matmul: scales of blocks of 128 along the sums, of b for one row or f
   }
 }
 
-TEST_CASE("matmul refuses scales of blocks that do not fit") {
+TEST_CASE("matmul refuses block scales that do not fit") {
   auto a = normal(DType::e4m3, {3, 256}, 1), b = normal(DType::e4m3, {5, 256}, 2);
   auto refusal = [&](Extents scale_a, Extents scale_b, std::int64_t scale_rows, std::int64_t transpose_a = 0) {
     PoisonedTensor y(DType::f32, {transpose_a ? 256 : 3, 5});

@@ -13,7 +13,7 @@ namespace {
 struct Producer {
   const char* kind;
   const char* pattern;  ///< up to the quantization
-  const char* result;   ///< what is quantized
+  const char* result;   ///< the quantized result
   std::size_t inputs, outputs, result_output;
 };
 constexpr std::array<Producer, 6> kProducers = {{

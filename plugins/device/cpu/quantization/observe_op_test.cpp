@@ -22,7 +22,7 @@ Attributes how(DType format, const char* layout) {
   return {{"format", std::string(name_of(format))}, {"layout", std::string(layout)}};
 }
 
-/// Of x with a wide spread, quantized by `kind`: what the codes themselves tell.
+/// Of x with a wide spread, quantized by `kind`: counted from the quantized values themselves.
 void check_against_codes(const std::string& kind, DType format, const char* layout, bool by_columns,
                          const Attributes& attributes) {
   CAPTURE(kind);
@@ -70,7 +70,7 @@ void check_against_codes(const std::string& kind, DType format, const char* layo
 
 }  // namespace
 
-TEST_CASE("an observation counts the codes that became zero, under every layout of scales") {
+TEST_CASE("an observation counts the values that became zero, under every layout of scales") {
   for (DType format : {DType::e4m3, DType::e5m2, DType::i8}) {
     const Attributes in{{"format", std::string(name_of(format))}};
     check_against_codes("quantize", format, "tensor", false, in);
@@ -82,7 +82,7 @@ TEST_CASE("an observation counts the codes that became zero, under every layout 
   }
 }
 
-TEST_CASE("the layout of square blocks is that of quantize_blocks") {
+TEST_CASE("the layout of square blocks is quantize_blocks's") {
   const std::int64_t rows = 130, columns = 700;
   auto x = normal(DType::bf16, {rows, columns}, 5, 0, 1);
   PoisonedTensor q(DType::e4m3, {rows, columns}), scale(DType::f32, square_scales(rows, columns));
@@ -133,7 +133,7 @@ TEST_CASE("under a delayed scale, clipped is what lay beyond the scale that was 
   CHECK(seen_of(seen).clipped == 2);
 }
 
-TEST_CASE("what is not finite, and what has such a scale, counts as nothing else") {
+TEST_CASE("values that are not finite, or have such a scale, count as nothing else") {
   PoisonedTensor x(DType::f32, {2, 3}, std::vector<float>{INFINITY, 1.0f, NAN, 1e-30f, 2.0f, 0.0f});
   PoisonedTensor scale(DType::f32, {2}, std::vector<float>{NAN, 0x1p-7f});
   for (DType format : {DType::e4m3, DType::e5m2, DType::i8}) {

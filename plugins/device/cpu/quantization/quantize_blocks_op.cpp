@@ -28,7 +28,7 @@ float amax_of(const float* values, std::int64_t count) {
   return amax;
 }
 
-/// Codes of all lines with one scale, line i from element `begin + i * stride` of `codes`, if present, on.
+/// Quantized values of all lines with one scale, line i from element `begin + i * stride` of `codes`, if present, on.
 void write_lines(const Lines& lines, float scale, const View& codes, std::int64_t begin, std::int64_t stride) {
   if (!codes) return;
   float quotients[kScaleBlock];
@@ -62,7 +62,7 @@ struct Outputs {
   View q, scale, t, t_scale;  ///< each may be absent
 };
 
-/// What has one scale, and where it lies.
+/// Which values share a scale, and its place.
 enum class Blocks {
   lines,
   squares,         ///< square_scales

@@ -1,4 +1,4 @@
-// quantize_blocks against its definition: scales of lines and of squares, where they lie, and codes by them.
+// quantize_blocks against its definition: row, column and tile scales, their layout, and values quantized by them.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -49,7 +49,7 @@ float scale_at(const Matrix& x, std::int64_t row, std::int64_t column, std::int6
   return format_scale(amax, format);
 }
 
-/// Every scale and code of x, in blocks of `height` x 128; scales lie at [b][r], or [block row][b] with that stride.
+/// Every scale and quantized value of x, in blocks of `height` x 128; scales are at [b][r], or [block row][b].
 void check_form(const Matrix& x, std::int64_t height, DType format, const std::vector<float>& codes,
                 const std::vector<float>& scales) {
   const std::int64_t stride = height == 1 ? x.rows : square_scales(x.rows, x.columns)[1];
@@ -66,7 +66,7 @@ void check_form(const Matrix& x, std::int64_t height, DType format, const std::v
     }
 }
 
-/// Scales [blocks][lines] against those of squares, [blocks of lines][blocks].
+/// Scales [blocks][lines] against tile scales, [blocks of lines][blocks].
 void check_spread(const PoisonedTensor& spread, const Extents& size, const PoisonedTensor& squares) {
   const std::vector<float> scales = spread.floats(), want = squares.floats();
   const std::int64_t stride = squares.view().extents[1];
@@ -133,7 +133,7 @@ TEST_CASE("quantize_blocks: zeros have scale 1, a NaN stays, an infinity makes i
   CHECK(std::isnan(squares.t_scale.floats()[4]));
 }
 
-TEST_CASE("quantize_blocks: outputs that nobody reads change no others") {
+TEST_CASE("quantize_blocks: unread outputs change no others") {
   auto x = normal(DType::bf16, {140, 150}, 5);
   const Blocks all = quantized(x, DType::e4m3, false);
   PoisonedTensor t(DType::e4m3, {150, 140}), t_scale(DType::f32, column_block_scales(140, 150));

@@ -1,4 +1,4 @@
-// quantize and its kin: x (N, C) to an 8-bit format, row by row and transposed. Scales are those of format_scale; the
+// quantize and its kin: x (N, C) to an 8-bit format, row by row and transposed. Scales are format_scale's; the
 // protocol of delayed scales is ScaleState's (step_state.h).
 
 #include <algorithm>
@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::int64_t kChunk = 4096;  // elements that a thread takes at a time
 
-/// A NaN takes no part, since its code tells of it; i8 has no such code, and there it makes the amax infinite and with
-/// that the scale NaN.
+/// A NaN takes no part, since the format has a NaN; i8 has none, and there it makes the amax infinite and with
+/// it the scale NaN.
 QUERN_CPU_CLONES float largest_magnitude(const float* x, std::int64_t count, DType format) {
   const float of_nan = format == DType::i8 ? std::numeric_limits<float>::infinity() : 0.0f;
   float amax = 0;
@@ -47,7 +47,7 @@ QUERN_CPU_CLONES void draw_integers(const float* x, std::int64_t count, float in
         y[i], content_word(__builtin_bit_cast(std::uint32_t, x[i]), scale, static_cast<std::uint32_t>(i)));
 }
 
-/// A line of x by its scale, not yet brought to the format; where codes round stochastically, to integers already.
+/// A line of x by its scale, not yet brought to the format; under stochastic rounding, to integers already.
 void scale_line(const float* x, std::int64_t count, float scale, bool stochastic, float* y) {
   multiply_by(x, count, 1.0f / scale, y);
   if (stochastic) draw_integers(x, count, 1.0f / scale, y);
@@ -93,7 +93,7 @@ struct Codes {
   View q, t;  ///< either may be absent
 };
 
-/// `spare` holds the row-major codes when only the transposed ones are asked for.
+/// `spare` holds the row-major values when only the transposed ones are asked for.
 void write_codes(const View& x, float scale, const Codes& codes, void* spare) {
   View q = codes.q;
   if (!q) {
@@ -118,7 +118,7 @@ float delayed_scale(ScaleState& state, float amax, DType format, std::int64_t ma
   return state.scale == 0 ? 1.0f : state.scale;
 }
 
-/// Of the codes; outputs that nobody reads do not say.
+/// Format of the quantized values; absent outputs do not say.
 DType format_of(const OpInstance& op) {
   return dtype_named(op.attributes.has("format") ? op.attributes.word("format") : "").value_or(DType::f32);
 }
@@ -219,7 +219,7 @@ Launch prepare_advance(const OpInstance& op) {
   };
 }
 
-// ---- what is supported ----
+// ---- supported forms ----
 
 const operands::Dtypes& plain() {
   static const operands::Dtypes dtypes({DType::f32, DType::bf16}, "f32 or bf16");
@@ -235,7 +235,7 @@ void check_format(OperandCheck& check, const OpInstance& op) {
              "needs a format of " + low().name + ", found " + std::string(name_of(format_of(op))));
 }
 
-/// x (N, C), and its codes as outputs `q` (N, C) and `t` (C, N).
+/// x (N, C), and its quantized values as outputs `q` (N, C) and `t` (C, N).
 void check_codes(OperandCheck& check, const OpInstance& op, std::size_t q, std::size_t t) {
   const Matrix x = matrix_of(op, 0);
   check.input(0, "x", {x.rows, x.columns}, plain());
@@ -243,7 +243,7 @@ void check_codes(OperandCheck& check, const OpInstance& op, std::size_t q, std::
   check.output(q, "q", {x.rows, x.columns}, format_of(op)).output(t, "t", {x.columns, x.rows}, format_of(op));
 }
 
-/// Codes that are only wanted transposed are made in the workspace first.
+/// Values that are only wanted transposed are made in the workspace first.
 OpSupport support_of_codes(const OperandCheck& check, const OpInstance& op, std::size_t q, std::size_t t) {
   const bool spare = check.ok() && op.outputs[t].present && !op.outputs[q].present;
   return check.support(spare ? static_cast<std::size_t>(op.inputs[0].count()) : 0);

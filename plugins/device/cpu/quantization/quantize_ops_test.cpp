@@ -74,7 +74,7 @@ TEST_CASE("scales of the floating formats are the smallest powers of two that ho
   CHECK(format_scale(1e-40f, DType::i8) == 0x1p-126f);
 }
 
-TEST_CASE("quantize rounds to the grid of its scale, and its transposed codes are the codes transposed") {
+TEST_CASE("quantize rounds to the grid of its scale, and its transposed output is the other transposed") {
   for (DType format : {DType::e4m3, DType::e5m2, DType::i8})
     for (DType from : {DType::f32, DType::bf16})
       for (Extents extents : {Extents{1, 1}, Extents{3, 33}, Extents{70, 131}}) {
@@ -87,7 +87,7 @@ TEST_CASE("quantize rounds to the grid of its scale, and its transposed codes ar
         std::vector<float> want = codes(x.floats(), scale.floats()[0], format);
         CHECK(testkit::mismatch(q.floats(), want, 0) == "");
         CHECK(testkit::mismatch(t.floats(), transposed(want, extents[0], extents[1]), 0) == "");
-        PoisonedTensor alone(format, {extents[1], extents[0]});  // nobody reads the row-major codes
+        PoisonedTensor alone(format, {extents[1], extents[0]});  // without the row-major output
         TestOp{"quantize", {x.view()}, {absent(format, extents), scale.view(), alone.view()}, in(format)}.run();
         CHECK(alone.floats() == t.floats());
         PoisonedTensor by(format, extents);
@@ -115,7 +115,7 @@ TEST_CASE("quantize: zeros have scale 1, a NaN stays, an infinity makes the scal
   for (float value : q.floats()) CHECK(std::isfinite(value));
 }
 
-TEST_CASE("a NaN has no code in i8: the scale of its tensor, row or column is NaN, and that of no other") {
+TEST_CASE("i8 has no NaN: the scale of its tensor, row or column is NaN, and no other scale") {
   const Extents extents{2, 3};
   PoisonedTensor x(DType::f32, extents, std::vector<float>{1.0f, 2.0f, 3.0f, 4.0f, NAN, 127.0f});
   PoisonedTensor q(DType::i8, extents), t(DType::i8, {3, 2}), one(DType::f32, {1}), rows(DType::f32, {2}),
@@ -131,7 +131,7 @@ TEST_CASE("a NaN has no code in i8: the scale of its tensor, row or column is Na
   CHECK(columns.floats()[2] == 1.0f);
 }
 
-TEST_CASE("a delayed scale comes from the state, and a tensor that does not fit is done again with its own") {
+TEST_CASE("a delayed scale comes from the state, and a tensor that does not fit is quantized again with its own") {
   const Extents extents{5, 7};
   auto state = state_tensor(4);
   PoisonedTensor q(DType::e4m3, extents), scale(DType::f32, {1}), t(DType::e4m3, {7, 5});
@@ -205,7 +205,7 @@ TEST_CASE("rows and columns have scales of their own") {
   }
 }
 
-TEST_CASE("i8 codes that round stochastically are unbiased and independent, in rows and in columns") {
+TEST_CASE("i8 values rounded stochastically are unbiased and independent, in rows and in columns") {
   constexpr std::int64_t kRows = 300, kColumns = 700;
   const auto x = normal(DType::bf16, {kRows, kColumns}, 4);
   PoisonedTensor q(DType::i8, {kRows, kColumns}), rows(DType::f32, {kRows});
@@ -237,7 +237,7 @@ TEST_CASE("i8 codes that round stochastically are unbiased and independent, in r
   CHECK(testkit::dependence(ups[0], ups[1]) == "");
 }
 
-TEST_CASE("i8 codes that round stochastically: equal values of a row differ, and a row has them wherever it stands") {
+TEST_CASE("i8 values rounded stochastically: equal values of a row differ, and a row has them wherever it stands") {
   constexpr std::int64_t kColumns = 4000;
   const Attributes stochastic{{"format", std::string("i8")}, {"stochastic", std::int64_t{1}}};
   std::vector<float> row(kColumns, 0.25f);

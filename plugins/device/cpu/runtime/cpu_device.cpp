@@ -65,7 +65,7 @@ std::size_t physical_memory() {
   return pages > 0 && page > 0 ? static_cast<std::size_t>(pages) * static_cast<std::size_t>(page) : 0;
 }
 
-/// All cores, as far as products can use them, where no number is asked for.
+/// All cores, as far as GEMMs can use them, where no number is asked for.
 int thread_count(const CpuOptions& options) {
   if (options.threads > 0) return static_cast<int>(options.threads);
   const int threads = omp_get_max_threads();
@@ -76,7 +76,7 @@ std::string units_name(int threads) {
   return std::to_string(threads) + (threads == 1 ? " core, " : " cores, ") + vector_unit().name;
 }
 
-// Rates are assumptions for time estimates, not measurements: 2.5 GHz under vector load, 80 % of peak in a product, and
+// Rates are assumptions for time estimates, not measurements: 2.5 GHz under vector load, 80 % of peak in a GEMM, and
 // 10 GB/s a core up to the 100 GB/s of a few memory channels. Every format runs at the fp32 rate, being emulated.
 DeviceTraits make_traits(const CpuOptions& options, int threads) {
   const VectorUnit unit = vector_unit();
@@ -153,7 +153,7 @@ void CpuDevice::open(int ordinal) {
   traits_.name = units_name(threads_) + ", " + blas_name();
   if (const std::string warning = blas_warning(); !warning.empty()) traits_.warnings = {warning};
   check_threads(threads_);
-  // The team belongs to the thread that starts it: that of the compute stream.
+  // The team belongs to the thread that starts it: the compute stream's.
   std::size_t stack = 0;
   const Stream compute = stream(StreamKind::compute);
   streams_.run(compute, [&stack, team = threads_] { stack = least_stack(team); });

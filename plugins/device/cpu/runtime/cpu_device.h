@@ -1,7 +1,7 @@
 #pragma once
 // The CPU as a device: every op in fp32 with results rounded to the declared formats. It is the oracle for other
 // devices and runs whole trainings. Streams run beside the host (streams.h); kernels of the compute stream with a team
-// of OpenMP threads, those of the other streams on their own thread.
+// of OpenMP threads, the other streams' kernels on their own thread.
 
 #include <map>
 #include <string>

@@ -149,7 +149,7 @@ TEST_CASE("every fusion is offered once") {
   CHECK(kinds.size() == device.fusions().size());
 }
 
-TEST_CASE("no number of threads changes a bit of a product") {
+TEST_CASE("no number of threads changes a bit of a GEMM") {
   struct Sizes {
     std::int64_t m, n, k;
   };

@@ -46,7 +46,7 @@ int make_file(std::size_t bytes) {
   refuse("memory cannot be shared", why, {}, "raise the limit on open files (ulimit -n), or free memory");
 }
 
-/// The pages of `block` become those of `file`, with the same contents, piece by piece.
+/// The pages of `block` become `file`'s, with the same contents, piece by piece.
 void exchange(char* block, std::size_t bytes, int file) {
   for (std::size_t at = 0; at < bytes; at += kPiece) {
     const std::size_t size = std::min(kPiece, bytes - at);

@@ -1,6 +1,6 @@
 #pragma once
 // The CPU device's own memory: whole pages, so that an allocation can become memory that other processes map, in place.
-// Only what is exported is shared; the rest stays as it is for one process, huge pages included. It has no name
+// Only exported memory is shared; the rest stays as it is for one process, huge pages included. It has no name
 // anywhere, so nothing of it outlives the processes that map it.
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 #pragma once
 // The CPU device's streams and events. Work is enqueued and runs later, in order within a stream, on a thread of the
-// stream's own. A mode for tests has no threads: it runs what is ready in a random order, so that a run whose waits do
+// stream's own. A mode for tests has no threads: it runs ready work in a random order, so that a run whose waits do
 // not suffice is found out.
 
 #include <array>
@@ -20,7 +20,7 @@
 
 namespace quern::cpu {
 
-/// All members may be called by several threads. Work that throws ends all work: what is enqueued is dropped from then
+/// All members may be called by several threads. Work that throws ends all work: enqueued work is dropped from then
 /// on, records are done in their turn, and each synchronize throws that exception.
 class Streams {
  public:
@@ -32,7 +32,7 @@ class Streams {
 
   /// `seed` gives the order of the shuffled mode, which is the same for the same calls.
   Streams(Mode mode, std::uint64_t seed);
-  /// Finishes all work; nobody is told of an exception in it.
+  /// Finishes all work; an exception in it is dropped.
   ~Streams();
   Streams(const Streams&) = delete;
   Streams& operator=(const Streams&) = delete;

@@ -1,7 +1,7 @@
 #pragma once
-// What the system has to grant before the device's threads work: OpenMP and the BLAS crash, hang or end the program
-// where it does not. Each check throws a resources error. `threads` are those that run kernels together: the compute
-// stream's and its team.
+// Limits that the system must grant before the device's threads work: OpenMP and the BLAS crash, hang or end the
+// program where it does not. Each check throws a resources error. `threads` are those that run kernels together: the
+// compute stream's and its team.
 
 #include <cstddef>
 

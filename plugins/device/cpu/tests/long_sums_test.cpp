@@ -1,4 +1,4 @@
-// Sums of many small terms, beside a large one or all alike: one running fp32 sum drops what is below half its last
+// Sums of many small terms, beside a large one or all alike: one running fp32 sum drops terms below half its last
 // place, always in the same direction. Expected values are closed forms in double precision.
 #include <cmath>
 #include <vector>
@@ -49,7 +49,7 @@ TEST_CASE("a loss over a large vocabulary has no bias") {
   double bias = 0;
   for (std::int64_t token = 0; token < kTokens; ++token) {
     auto logit = [&](std::int64_t v) {
-      return double{x.view().as<float>()[token] * weight.view().as<float>()[v]};  // as the product rounds it
+      return double{x.view().as<float>()[token] * weight.view().as<float>()[v]};  // as the matmul rounds it
     };
     double sum = 0;
     for (std::int64_t v = 0; v < kVocabulary; ++v) sum += std::exp(logit(v));

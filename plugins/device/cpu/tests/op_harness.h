@@ -35,7 +35,7 @@ inline std::unique_ptr<CpuDevice>& device_of(std::int64_t threads) {
   return device;
 }
 
-/// A view without data is an absent input or an output nobody reads.
+/// A view without data is an absent input or an unread output.
 struct TestOp {
   std::string kind;
   std::vector<View> inputs = {};
@@ -92,7 +92,7 @@ struct OpRun : TestOp {
     outputs.push_back(view);
     return *this;
   }
-  /// An output that nobody reads: no memory, but a dtype to which its value is rounded.
+  /// An unread output: no memory, but a dtype to which its value is rounded.
   OpRun& unread(DType dtype, Extents extents) { return out({nullptr, dtype, std::move(extents)}); }
 };
 
