@@ -28,7 +28,7 @@ struct ArmRuns {
   std::vector<Run> runs;  ///< one a repeat
 };
 
-/// One figure of an arm, over its good runs; NaN for what there is not. Deviations are over seeds.
+/// One figure of an arm, over its good runs; NaN where there is none. Deviations are over seeds.
 struct Figure {
   double mean, deviation;
   double difference, difference_deviation;  ///< from the first arm's run with the same seed
@@ -65,7 +65,7 @@ struct ComparisonHead {
   int repeats = 0;
 };
 
-/// Tables and what there is to know about them, padded so that they also read well in a terminal.
+/// Tables and notes on them, padded so that they also read well in a terminal.
 std::string comparison_markdown(const ComparisonHead& head, const std::vector<ArmRuns>& arms);
 /// The same with every run, for programs.
 std::string comparison_json(const ComparisonHead& head, const std::vector<ArmRuns>& arms);

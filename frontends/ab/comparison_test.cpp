@@ -62,7 +62,7 @@ TEST_CASE("what transfers add to a step is the median of what runs logged") {
   CHECK(std::isnan(figures[1].unhidden));
 }
 
-TEST_CASE("failed runs are left out of the figures, told of, and leave the other pairs whole") {
+TEST_CASE("failed runs are left out of the figures, reported, and leave the other pairs whole") {
   Run failed = run_of(2, 9, 1);
   failed.code = 5;
   failed.message = "step 3: not | finite";
@@ -131,7 +131,7 @@ TEST_CASE("arms of several ranks have the time that their streams wait for each 
   CHECK(text.find(" 12.5% |") != std::string::npos);
 }
 
-TEST_CASE("arms with other batches are told apart") {
+TEST_CASE("arms with other batches are distinguished") {
   ArmRuns other = arm_of("b", kBase.runs);
   for (Run& run : other.runs) run.log.tokens_per_step = 64;
   CHECK(comparison_markdown(kHead, {kBase, other}).find("differ in tokens a step") != std::string::npos);

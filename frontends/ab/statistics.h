@@ -19,7 +19,7 @@ struct Interval {
 Interval range_of(const std::vector<double>& values);
 
 /// 95% interval of the median of all samples, by bootstrap over groups and, within each, over samples: a run's steps
-/// resemble each other more than those of another run. The same samples give the same interval.
+/// resemble each other more than another run's. The same samples give the same interval.
 Interval median_interval(const std::vector<std::vector<double>>& groups);
 
 }  // namespace quern::ab

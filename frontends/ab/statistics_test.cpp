@@ -22,7 +22,7 @@ TEST_CASE("mean, deviation and median, and NaN where there is none") {
   CHECK(std::isnan(median_interval({{}, {}}).high));
 }
 
-TEST_CASE("the interval of the median is the same each time, and lies within the samples around the median") {
+TEST_CASE("the interval of the median is the same each time, and is within the samples around the median") {
   std::vector<std::vector<double>> groups{{}, {}};
   for (int i = 0; i < 50; ++i) groups[static_cast<std::size_t>(i % 2)].push_back(100 + i % 7);
   Interval one = median_interval(groups), two = median_interval(groups);

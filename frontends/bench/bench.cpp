@@ -30,7 +30,7 @@ std::vector<Batch> make_batches(const Geometry& geometry, std::int64_t vocabular
 using RunTimes = std::map<Run, std::vector<ActionTime>>;  // of actions
 
 /// Milliseconds, work and launches of each op in one micro-step and one update, slowest first; and the sums of their
-/// times beside what is estimated.
+/// times beside estimates.
 void add_launch_times(BenchResult& result, const RunTimes& times, const Plan& plan) {
   std::map<std::string, OpTime> ops;
   for (Run run : {Run::later, Run::update, Run::settle}) {

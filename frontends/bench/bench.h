@@ -25,7 +25,7 @@ struct OpTime {
   double milliseconds = 0;
   double flops = 0, bytes = 0;
   bool tensor_core = false;
-  DType format = DType::f32;  ///< of the operands, where it has products
+  DType format = DType::f32;  ///< of the operands, where it has matmuls
 };
 
 /// Seconds of a schedule's launches alone: as estimated, and measured one by one.
@@ -58,10 +58,10 @@ struct BenchOptions {
   bool measure_peaks = false;  ///< of the device, before the run
 };
 
-/// FLOP a training token by operand format: 6 per parameter in a product, and 6 layers * width_of_attention * sequence
-/// (causal half). What is recomputed does not count, nor do the scores that attention's gradient makes again.
+/// FLOP a training token by operand format: 6 per parameter in a matmul, and 6 layers * width_of_attention * sequence
+/// (causal half). Recomputation does not count, nor do the scores that attention's gradient recomputes.
 std::map<DType, double> training_work(const Plan& plan);
-/// Least seconds a training token can take: each product at the peak rate of its own operands' format. Zero when the
+/// Least seconds a training token can take: each matmul at the peak rate of its own operands' format. Zero when the
 /// device does not state the rate of one of them.
 double sol_seconds_per_token(const Plan& plan, const DeviceTraits& device);
 

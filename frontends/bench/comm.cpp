@@ -32,7 +32,7 @@ class Shared {
   ~Shared() {
     try {
       communicator_.unregister_buffer(data_);
-    } catch (...) {  // the group is over: that is told elsewhere
+    } catch (...) {  // the group is over: reported elsewhere
     }
     device_.release(MemoryKind::device, data_);
   }
@@ -82,7 +82,7 @@ std::vector<Collective> collectives(Communicator& group) {
        }},
       {"broadcast", [](double) { return 1.0; },
        [=, &group](const Shared& b, std::int64_t own, Stream s) { group.broadcast(whole(b, own), 0, s); }},
-      // Round the ring; even ranks send first, so that of two that exchange one receives.
+      // Round the ring; even ranks send first, so that one of a pair receives.
       {"send_receive", [](double count) { return 1 / count; },
        [=, &group](const Shared& b, std::int64_t own, Stream s) {
          if (rank % 2 == 0) group.send(b.view(0, own), next, s);
@@ -125,10 +125,10 @@ double clock_of(Device& device) {
   return 0;
 }
 
-/// A product with nothing beside it and with gathers that begin before it and end behind it, by turns; medians.
+/// A matmul with nothing beside it and with gathers that begin before it and end behind it, alternately; medians.
 ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& product,
                              const std::function<void()>& gather) {
-  constexpr double kTurn = 0.2;  // seconds, where that is no more than 40 products
+  constexpr double kTurn = 0.2;  // seconds, where that is no more than 40 matmuls
   constexpr int kRounds = 7;
   const Stream compute = device.stream(StreamKind::compute), moving = device.stream(StreamKind::communication);
   Event begin = device.make_event(), end = device.make_event(), first = device.make_event(), last = device.make_event();
@@ -154,7 +154,7 @@ ProductBeside product_beside(Device& device, Ranks& ranks, RandomProduct& produc
     ranks.check("bench comm");
     return Sample{device.elapsed(first, last) / 1e3 / products, clock};
   };
-  run(0);  // loads the product
+  run(0);  // loads the matmul
   products = static_cast<int>(std::clamp(kTurn / std::max(slowest(ranks, run(0).seconds), 1e-9), 2.0, 40.0));
   run(10);  // clocks rise
   const double one = slowest(ranks, device.elapsed(begin, end) / 1e4), estimate = slowest(ranks, run(0).seconds);

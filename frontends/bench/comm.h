@@ -21,10 +21,10 @@ struct CollectiveTime {
   double bus_rate = 0;  ///< bytes/s: those that have to cross a rank's link one way, by the time
 };
 
-/// A large product, alone and while all_gathers run on another stream.
+/// A large matmul, alone and while all_gathers run on another stream.
 struct ProductBeside {
   double alone = 0, beside = 0;              ///< seconds
-  bool covered = false;                      ///< the gathers outlasted the products
+  bool covered = false;                      ///< the gathers outlasted the matmuls
   double clock_alone = 0, clock_beside = 0;  ///< MHz while they ran, the lowest of all ranks; 0: not known
   double at_equal_clocks = 0;  ///< how many times as many clock cycles they took beside gathers, of the slowest rank
 };
@@ -44,7 +44,7 @@ struct CommBenchOptions {
   std::function<void(const std::string& text)> print;
 };
 
-/// Collective: every rank calls it. Rank 0's result is that of all.
+/// Collective: every rank calls it. Rank 0's result covers all.
 CommBenchResult run_comm_bench(Session& session, Ranks& ranks, const CommBenchOptions& options);
 
 /// The table's head, a line of it, and its end.

@@ -1,5 +1,5 @@
 #pragma once
-// What a device does at best, measured through its own interface: the rate of its memory, and of a large matrix product
+// What a device does at best, measured through its own interface: the rate of its memory, and of a large matmul
 // in each format. Ratios to these say what a kernel loses; ratios to a maker's figures also hold what the clocks lose.
 
 #include <cstddef>

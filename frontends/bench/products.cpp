@@ -10,11 +10,11 @@ namespace quern::bench {
 
 namespace {
 
-/// Seconds of the product on each device, the means of two turns, there and back: what changes slowly, such as the
+/// Seconds of the matmul on each device, the means of two turns, there and back: what changes slowly, such as the
 /// clock, weighs on all alike. A turn that does not count comes first: from idle a GPU runs faster than its power lets
 /// it go on.
 std::vector<double> seconds_in_turn(const std::vector<Device*>& devices, const ProductForm& form) {
-  constexpr double kEnough = 0.1;  // seconds of a turn, in which clocks settle
+  constexpr double kEnough = 0.1;  // seconds of a turn, in which clocks become steady
   std::vector<std::unique_ptr<RandomProduct>> products;
   for (Device* device : devices) products.push_back(std::make_unique<RandomProduct>(*device, product_op(form, true)));
   auto turn = [&](std::size_t i) {
@@ -31,7 +31,7 @@ std::vector<double> seconds_in_turn(const std::vector<Device*>& devices, const P
   return seconds;
 }
 
-/// Those of a format, at no size yet.
+/// A format's cases, at no size yet.
 std::vector<ProductForm> forms_of(DType format, const std::vector<ProductScales>& scales) {
   const bool scaled = size_of(format) == 1;
   std::vector<ProductForm> forms;
@@ -42,7 +42,7 @@ std::vector<ProductForm> forms_of(DType format, const std::vector<ProductScales>
   return forms;
 }
 
-/// Of forms that are left out for one reason at several sizes only the first is told.
+/// Each reason for skipping is printed once.
 void leave_out(ProductsBenchResult& result, const ProductForm& form, const std::string& reason) {
   const std::string text = std::string(name_of(form.format)) + " " + name_of(form.scales) + " " + layout_of(form);
   const auto same = [&](const std::string& other) { return other.starts_with(text); };

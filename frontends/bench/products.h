@@ -1,5 +1,5 @@
 #pragma once
-// Measures matrix products over formats, scales, layouts and sizes: what `quern bench products` prints.
+// Measures matmuls over formats, scales, layouts and sizes: what `quern bench products` prints.
 
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,7 @@ struct ProductSize {
 struct ProductTime {
   ProductForm form;
   double seconds = 0;  ///< the median of several
-  double beside = 0;   ///< on the other device; 0: there is none, or it does not take the product
+  double beside = 0;   ///< on the other device; 0: there is none, or it does not take the matmul
 };
 
 struct ProductsBenchResult {
@@ -32,12 +32,12 @@ struct ProductsBenchOptions {
   std::vector<DType> formats;
   std::vector<ProductScales> scales;  ///< of 8-bit formats
   std::vector<ProductSize> sizes;
-  Device* beside = nullptr;  ///< another device that is open, whose products are timed in turn with the first one's
+  Device* beside = nullptr;  ///< another device that is open, whose matmuls are timed in turn with the first one's
   /// Gets the table, a line as soon as it is known.
   std::function<void(const std::string& text)> print;
 };
 
-/// The sizes of the products in a training step, each once.
+/// The sizes of the matmuls in a training step, each once.
 std::vector<ProductSize> product_sizes(const Plan& plan);
 
 /// "tensor", "row", "1x128", "128x128", "squares"; "" for none.

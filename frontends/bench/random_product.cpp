@@ -17,7 +17,7 @@ std::uint64_t next_random(std::uint64_t& state) {
   return state ^= state << 13, state ^= state >> 7, state ^= state << 17;
 }
 
-/// Scales of squares, in the place of each of 128 rows.
+/// Tile scales, in the place of each of 128 rows.
 void write_square_scales(std::byte* to, std::size_t bytes) {
   std::uint64_t state = 0x9E3779B97F4A7C15u;
   auto* scales = reinterpret_cast<float*>(to);
@@ -26,7 +26,7 @@ void write_square_scales(std::byte* to, std::size_t bytes) {
     std::fill_n(scales + i, std::min<std::size_t>(kScaleBlock, count - i), next_random(state) >> 60 > 0 ? 1.0f : 2.0f);
 }
 
-/// Uniform in (-1, 1): products of zeros draw less power and run faster than those of data.
+/// Uniform in (-1, 1): matmuls of zeros draw less power and run faster than matmuls of data.
 void write_pattern(std::byte* to, std::size_t bytes, DType dtype) {
   std::uint64_t state = 0x9E3779B97F4A7C15u;
   for (std::size_t at = 0; at < bytes; at += size_of(dtype)) {

@@ -1,5 +1,5 @@
 #pragma once
-// Products of random matrices on a device: what its rates are measured with.
+// Matmuls of random matrices on a device, to measure its rates.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,12 +30,12 @@ enum class ProductScales : std::uint8_t {
   none,
   tensor,   ///< one of each operand
   row,      ///< one a row of a, one a column of y of b
-  line,     ///< of 1 x 128 elements of each, along the sums
+  line,     ///< of 1 x 128 elements of each, along k
   square,   ///< of 1 x 128 elements of a and 128 x 128 of b
   squares,  ///< of 128 x 128 elements of each, of which one in sixteen is another than its neighbours
 };
 
-/// y (m, n) = op(a) op(b), sums over k, in bf16 (f32 of f32 operands). e5m2 meets e4m3: a product of two e5m2 matrices
+/// y (m, n) = op(a) op(b), sums over k, in bf16 (f32 of f32 operands). e5m2 meets e4m3: a matmul of two e5m2 matrices
 /// is nowhere offered.
 struct ProductForm {
   DType format = DType::bf16;
@@ -49,7 +49,7 @@ OpInstance product_op(const ProductForm& form, bool fast = false);
 /// 8192 x 8192 matrices (512 where the host computes).
 ProductForm large_product(const Device& device, DType format);
 
-/// A product of random matrices on a device.
+/// A matmul of random matrices on a device.
 class RandomProduct {
  public:
   /// `device` is open, takes the op and outlives this.

@@ -1,5 +1,5 @@
 #pragma once
-// A device whose copies take as long as over a slower link: those of one stream share the rate.
+// A device whose copies take as long as over a slower link: copies of one stream share the rate.
 
 #include <chrono>
 #include <memory>

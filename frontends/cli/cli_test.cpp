@@ -256,7 +256,7 @@ TEST_CASE(
   CHECK(has(refused, "here: cannot be opened: device cpu: too many threads"));
 }
 
-TEST_CASE("log sinks, those of plugins too, have their tables in the config") {
+TEST_CASE("log sinks, also plugins', have their tables in the config") {
   ConfigFile file(
       "[model]\nid = \"llama\"\nconfig = \"not read here\"\n[data.tokens]\ntrain = \"train.tok\"\n[log]\n"
       "sinks = [\"jsonl\", \"good\"]\n[log.jsonl]\npath = \"x.jsonl\"\n[log.good]\nevery = 3\n");

@@ -17,7 +17,7 @@ using namespace bench;
 
 namespace {
 
-/// "64KiB" as it is; of a rate, "8GB/s", what is before "/s".
+/// "64KiB" as it is; of a rate, "8GB/s", the part before "/s".
 std::int64_t size_of_word(const std::string& where, const std::string& word, const std::string& expected) {
   const std::optional<std::int64_t> size = word.empty() ? std::nullopt : size_in_bytes(word);
   if (size && *size > 0) return *size;

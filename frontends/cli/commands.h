@@ -29,7 +29,7 @@ int eval_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
 /// Of `quern bench`: what follows "comm".
 int comm_command(const Arguments& arguments);
-/// Of `quern bench`: what follows "products".
+/// Of `quern bench`: the arguments after `products`.
 int products_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int ab_command(const Arguments& arguments);

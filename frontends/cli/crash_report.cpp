@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
 std::atomic_flag reported = ATOMIC_FLAG_INIT;
-std::string prefix;  // made before, since memory may be what is broken
+std::string prefix;  // made before, since memory may be broken
 alignas(16) std::array<char, 64 << 10> stack;
 
 /// The file of an address in code; null: none is loaded there.

@@ -60,8 +60,8 @@ int run(const Arguments& arguments) {
   return code;
 }
 
-// A program may be started without its standard streams. Files that it opens must not get their numbers, or what is
-// printed lands in them. What is opened here fails when used, as a closed stream does.
+// A program may be started without its standard streams. Files that it opens must not get their numbers, or the
+// output lands in them. Descriptors opened here fail when used, as closed streams do.
 void reserve_standard_streams() {
   for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(stream, F_GETFD) < 0 && errno == EBADF)

@@ -52,7 +52,7 @@ std::string table_of(const RunArguments& run, const std::string& names) {
   return fit_table(run.file, overrides);
 }
 
-/// What is printed: the report, or what --show names.
+/// The output: the report, or what --show names.
 std::string text_of(TrainingRun& planned, const RunArguments& run) {
   if (!run.values.count("show")) return planned.plan_report();
   const std::string what = run.values["show"].as<std::string>();

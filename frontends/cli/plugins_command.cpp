@@ -159,7 +159,7 @@ int check(const Arguments& arguments) {
   conformance::Report report;
   try {
     report = conformance::check(host, values["PLUGIN"].as<std::string>(), how, &lines);
-  } catch (...) {  // of what was asked for: main tells it
+  } catch (...) {  // of the requested plugin: main reports it
     ended = true;
     throw;
   }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Finds words that have a better one (words.toml) in pages, comments and messages.
 
-    scripts/words/check_words.py [FILE...]       # without FILE: every covered file of the tree
+    scripts/words/check_words.py [FILE...]       # without FILE: every file of the tree
 
 Prints one line for each: the place, the word that was found, and what to write instead; then the exit code is 1. Code is
-not checked: names in backquotes, paths, identifiers, indented blocks of pages. words.toml lists the covered files.
+not checked: names in backquotes, paths, identifiers, indented blocks of pages. words.toml lists the folders.
 """
 
 import io
@@ -23,6 +23,7 @@ from quern.base.end_of_main import script
 from quern.base.fault import reading
 
 LIST = Path(__file__).with_name("words.toml")
+SUFFIXES = {".md", ".h", ".cpp", ".cuh", ".cu", ".py", ".sh", ".cmake", ".in", ".toml"}
 CPP = re.compile(
     r'(?P<comment>//[^\n]*|/\*.*?\*/)|R"(?P<mark>[^(\s]*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<string>(?:[^"\\\n]|\\.)*)"'
     r"|'(?:[^'\\\n]|\\.)+'",
@@ -97,7 +98,8 @@ def pieces(path: Path, text: str) -> Iterator[Piece]:
         yield from pieces_of_pattern(CPP if path.suffix in {".h", ".cpp", ".cu", ".cuh"} else HASH, text)
 
 
-def read_list(path: Path) -> tuple[list[Word], list[dict[str, list[str]]], list[dict[str, list[str]]]]:
+def read_list(path: Path) -> tuple[list[Word], list[Path]]:
+    """The words, and every file of the tree that is checked."""
     with reading(path):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     words = [
@@ -108,15 +110,24 @@ def read_list(path: Path) -> tuple[list[Word], list[dict[str, list[str]]], list[
         )
         for word in content["word"]
     ]
-    return words, content["covered"], content["not_covered"]
+    left_out = {ROOT / name for name in content["except"]}
+    files = [
+        path
+        for folder in (".", *content["folders"])
+        for path in sorted((ROOT / folder).glob("*" if folder == "." else "**/*"))
+        if (path.suffix in SUFFIXES or path.name == "CMakeLists.txt") and path.is_file()
+        and path not in left_out and "build" not in path.relative_to(ROOT).parts
+    ]
+    return words, files
 
 
-def faults_of(path: Path, name: str, kinds: set[str], words: list[Word]) -> list[str]:
+def faults_of(path: Path, words: list[Word]) -> list[str]:
+    name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
     with reading(path):
         text = path.read_text(encoding="utf-8")
     faults = []
     for piece in pieces(path, text):
-        if piece.kind not in kinds or piece.kind == "messages" and " " not in piece.text.strip():
+        if piece.kind == "messages" and " " not in piece.text.strip():
             continue  # a text without a blank is a name
         # Unchecked text becomes as many other characters, so that lines can be counted.
         checked = MARK.sub(lambda mark: " " * len(mark[0]), piece.text)
@@ -135,23 +146,8 @@ def faults_of(path: Path, name: str, kinds: set[str], words: list[Word]) -> list
     return [text for _, text in sorted(faults)]
 
 
-def files_of(entries: list[dict[str, list[str]]]) -> dict[Path, set[str]]:
-    """The kinds of text of each file that an entry names; of several the first counts."""
-    found: dict[Path, set[str]] = {}
-    for entry in entries:
-        left_out = {path for pattern in entry.get("except", []) for path in ROOT.glob(pattern)}
-        for path in (path for pattern in entry["files"] for path in sorted(ROOT.glob(pattern))):
-            if path.is_file() and path not in left_out and "build" not in path.relative_to(ROOT).parts:
-                found.setdefault(path, set(entry["text"]))
-    return found
-
-
-def check(files: dict[Path, set[str]], words: list[Word]) -> list[str]:
-    faults = []
-    for path, kinds in sorted(files.items()):
-        name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
-        faults += faults_of(path, name, kinds, words)
-    return faults
+def check(files: list[Path], words: list[Word]) -> list[str]:
+    return [fault for path in sorted(files) for fault in faults_of(path, words)]
 
 
 @script
@@ -159,9 +155,8 @@ def main(arguments: list[str]) -> int:
     parser = parser_for(None, __doc__)
     parser.add_argument("files", nargs="*", type=path_argument, help="these files, all of their text")
     options = parser.parse_args(arguments)
-    words, covered, _ = read_list(LIST)
-    everything = {"prose", "comments", "messages"}
-    faults = check({path.resolve(): everything for path in options.files} or files_of(covered), words)
+    words, files = read_list(LIST)
+    faults = check([path.resolve() for path in options.files] or files, words)
     print("".join(fault + "\n" for fault in faults), end="")
     return 1 if faults else 0
 

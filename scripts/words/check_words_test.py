@@ -8,7 +8,7 @@ from pathlib import Path
 import check_words
 from folder_test_case import FolderTestCase
 
-WORDS, COVERED, NOT_COVERED = check_words.read_list(check_words.LIST)
+WORDS, FILES = check_words.read_list(check_words.LIST)
 
 
 class WordsTest(FolderTestCase):
@@ -34,16 +34,15 @@ class WordsTest(FolderTestCase):
         self.assertEqual(self.found("a.md", "Zipf's law, exit codes and what is wrong.\n"), [])
         self.assertEqual(len(self.found("a.md", "The law, the codes, and what is left.\n")), 3)
 
-    def test_every_file_of_a_source_folder_is_covered_or_listed_as_not(self):
-        known = check_words.files_of(COVERED) | check_words.files_of(NOT_COVERED)
-        for folder in ("docs", "configs", "examples", "core/include"):
-            for path in (check_words.ROOT / folder).rglob("*"):
-                if path.suffix in {".md", ".toml", ".h", ".cpp"}:
-                    with self.subTest(path=path):
-                        self.assertIn(path, known)
+    def test_every_folder_of_the_tree_is_checked(self):
+        for name in ("README.md", "CMakeLists.txt", "core/include/quern/run.h", "docs/decisions/0001-blas.md",
+                     "plugins/device/cuda/products/own/gemm_wgmma.cuh", "frontends/cli/main.cpp", "tests/ranks_test.cpp",
+                     "scripts/demo.sh", "configs/demo.toml", "cmake/QuernPlugin.cmake", "examples/README.md"):
+            with self.subTest(name=name):
+                self.assertIn(check_words.ROOT / name, FILES)
 
-    def test_the_covered_files_of_the_tree_have_none(self):
-        self.assertEqual(check_words.check(check_words.files_of(COVERED), WORDS), [])
+    def test_the_files_of_the_tree_have_none(self):
+        self.assertEqual(check_words.check(FILES, WORDS), [])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ namespace quern {
 
 namespace {
 
-// Bytes of the parts. What is quoted in them may be a name of any length; `what` may be a list of findings, and names
+// Bytes of the parts. A quotation in them may be a name of any length; `what` may be a list of findings, and names
 // in it are shortened where they are put in.
 constexpr std::size_t kMostWhat = 16000, kMostOther = 500;
 

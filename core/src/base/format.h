@@ -13,7 +13,7 @@ std::string format_count(double value);
 std::string format_bytes(double bytes);
 /// "120ms", "3.2s", "45s", "2m10s", "1h05m", "2d03h"; "?" when it is not known (negative or not finite).
 std::string format_duration(double seconds);
-/// "4.8123"; "nan" and "inf" for what is not finite.
+/// "4.8123"; "nan" and "inf" otherwise.
 std::string format_fixed(double value, int digits);
 /// "a, b, c"; `none` of an empty list.
 std::string format_list(const std::vector<std::string>& texts, std::string_view none = {});

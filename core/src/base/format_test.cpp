@@ -54,7 +54,7 @@ TEST_CASE("durations round up into the next unit and never show sixty of one") {
     CHECK(format_duration(unknown) == "?");
 }
 
-TEST_CASE("fixed digits, and words for what is not finite") {
+TEST_CASE("fixed digits, and words for infinities and NaN") {
   CHECK(format_fixed(4.81234, 4) == "4.8123");
   CHECK(format_fixed(-0.5, 2) == "-0.50");
   CHECK(format_fixed(std::nan(""), 4) == "nan");

@@ -24,7 +24,7 @@ std::uint8_t encode(float value, float largest, std::uint8_t nan_bits) {
   int exponent = magnitude > 0 ? std::ilogb(magnitude) : kLowestExponent;
   if (exponent < kLowestExponent) exponent = kLowestExponent;
   int grid = static_cast<int>(std::nearbyint(std::ldexp(magnitude, kMantissa - exponent)));
-  // `grid` counts steps of 2^(exponent - mantissa): consecutive codes, so a carry into the next exponent is exact.
+  // `grid` counts steps of 2^(exponent - mantissa): consecutive values, so a carry into the next exponent is exact.
   int code = grid + ((exponent - kLowestExponent) << kMantissa);
   return static_cast<std::uint8_t>(sign | code);
 }

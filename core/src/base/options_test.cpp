@@ -132,7 +132,7 @@ TEST_CASE("reals are spelled so that they read back") {
   CHECK(to_string(OptionValue(true)) == "true");
 }
 
-TEST_CASE("a table gives defaults, binds what is set and keeps the rest") {
+TEST_CASE("a table gives defaults, binds the keys that are set and keeps the rest") {
   auto table = sample_options();
   OptionValues defaults = default_values(table.specs());
   CHECK(defaults.all().size() == 8);

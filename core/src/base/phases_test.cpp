@@ -9,7 +9,7 @@
 
 using namespace quern;
 
-TEST_CASE("phases have the seconds between them, and what is split off is taken from the phase under way") {
+TEST_CASE("phases have the seconds between them, and a part split off is taken from the phase under way") {
   auto pass = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
   Phases phases;
   CHECK(phases.total() == 0);

@@ -10,7 +10,7 @@ namespace quern {
 /// At most about 80 bytes, whole UTF-8 characters, "..." where something was cut.
 std::string shortened(std::string text);
 
-/// At most about `most` bytes; what is cut is in the middle, since a path's end tells most.
+/// At most about `most` bytes; the cut is in the middle, since a path's end tells most.
 std::string bounded(std::string_view text, std::size_t most);
 
 /// Control characters other than line ends, and bytes that are no UTF-8, become '?'.

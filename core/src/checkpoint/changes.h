@@ -18,9 +18,9 @@ inline constexpr const char* kUnreadableConfig = "all of it: the earlier config 
 /// compared.
 std::vector<std::string> config_changes(const std::string& before, const std::string& after);
 
-/// Of two texts of Device::save_state, what the first has and the second lacks or has otherwise: "threads = 4 (was 2)".
-/// Long values are left out, and all but the first few entries counted. Empty when nothing changed, or when one is no
-/// JSON object.
+/// Of two texts of Device::save_state, entries of the first that the second lacks or has changed: "threads = 4 (was
+/// 2)". Long values are left out, and all but the first few entries counted. Empty when nothing changed, or when one is
+/// no JSON object.
 std::string device_changes(const std::string& before, const std::string& after);
 
 /// quern and the plugins that are loaded, with the checksums that their files have now.

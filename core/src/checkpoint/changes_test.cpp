@@ -1,4 +1,4 @@
-// What is told of a config, a library or a device that is not as it was.
+// Messages about a config, a library or a device that changed.
 #include "checkpoint/changes.h"
 
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@ TEST_CASE("a library that is not the one before is reported, one that only one s
         std::vector<std::string>{"sums between ranks = NCCL 2.28 (was NCCL 2.27)"});
 }
 
-TEST_CASE("changes between two configs are told by key, but for what moves no number") {
+TEST_CASE("changes between two configs are reported by key, except those that change no number") {
   const std::string before =
       "[train]\nsteps = 8 # default\nseed = 1\n[model.llama]\nrope_theta = 1e4\n[log]\nevery = 1\n";
   CHECK(config_changes(before, before).empty());
@@ -39,11 +39,11 @@ TEST_CASE("what a device no longer does as it did is named, whatever else its st
         "none of \"GPU A, lib 1\" is kept");
   CHECK(device_changes(before, R"({"GPU A, lib 1": 7, "threads": 2})") == "16x16x16 NT = none (was 0123)");
   const std::string digits(128, '1'), others(128, '2');
-  CHECK(device_changes(R"({"GPU": {"a product": ")" + digits + R"("}})",
-                       R"({"GPU": {"a product": ")" + others + R"("}})") == "a product");
+  CHECK(device_changes(R"({"GPU": {"a matmul": ")" + digits + R"("}})",
+                       R"({"GPU": {"a matmul": ")" + others + R"("}})") == "a matmul");
 }
 
-TEST_CASE("states of devices that are no JSON objects, or hostile ones, are told of in few words or not at all") {
+TEST_CASE("states of devices that are no JSON objects, or hostile ones, are reported in few words or not at all") {
   for (const char* text : {"", "[]", "{", "null", "3"}) {
     CHECK(device_changes(text, "{}").empty());
     CHECK(device_changes(R"({"a": 1})", text).empty());

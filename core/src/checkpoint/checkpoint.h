@@ -62,7 +62,7 @@ std::string checkpoint_path(const std::string& run_directory, std::int64_t step)
 std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta,
                              const std::vector<NamedView>& tensors, const TensorReader& reader = {});
 
-/// Opens a checkpoint directory and proves it whole, checksums included; an input error says what is damaged.
+/// Opens a checkpoint directory and proves it whole, checksums included; an input error names the damaged part.
 Checkpoint read_checkpoint(const std::string& path);
 
 /// The model's parameters in a checkpoint, sorted by name, without a look at their values.

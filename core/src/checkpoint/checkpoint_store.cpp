@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 
-/// The run's checkpoint directory as it lies on disk.
+/// The run's checkpoint directory as found on disk.
 struct Listing {
   std::map<std::int64_t, std::string, std::greater<>> steps;  ///< newest first
   std::vector<std::string> unfinished, strangers;

@@ -22,7 +22,7 @@ struct SkippedCheckpoint {
 struct NewestCheckpoint {
   std::optional<Checkpoint> checkpoint;    ///< empty: the run has none that is whole
   std::vector<SkippedCheckpoint> skipped;  ///< newer ones that are damaged, and unfinished ones
-  std::vector<std::string> strangers;      ///< entries that no run writes there; left alone
+  std::vector<std::string> strangers;      ///< entries that no run writes there; not touched
 };
 
 /// Opens the whole checkpoint with the highest step, of those below `before`. A run directory without checkpoints is
@@ -33,12 +33,12 @@ NewestCheckpoint find_newest(const std::string& run_directory,
 /// Which checkpoints stay.
 struct Retention {
   std::int64_t keep_last = 0;   ///< so many of the newest; 0: all
-  std::int64_t keep_every = 0;  ///< and those of steps that are multiples of this, the major ones; 0: none
+  std::int64_t keep_every = 0;  ///< and checkpoints of steps that are multiples of this, the major ones; 0: none
 };
 
 /// Keeps the newest checkpoints up to and including `newest_step`, which was just written, and major ones; removes
 /// others. Damaged ones do not count. Only those with the parameters of that checkpoint are counted and removed: one of
-/// another model, or whose parameters cannot be read, is left alone, and so is one of a later step, of a run that was
+/// another model, or whose parameters cannot be read, is not touched, and so is one of a later step, of a run that was
 /// wound back. Returns the paths removed.
 std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, const Retention& retention,
                                                 std::int64_t newest_step);

@@ -342,7 +342,7 @@ TEST_CASE("major checkpoints stay for good, and count among the newest") {
         std::vector<std::string>{run / "checkpoints/step-00000006"});
 }
 
-TEST_CASE("tensors may be fetched one by one, and unknown entries are told") {
+TEST_CASE("tensors may be fetched one by one, and unknown entries are reported") {
   TestDirectory run, other;
   State state(3);
   std::vector<NamedView> with = state.views(), without = with;

@@ -16,8 +16,8 @@ std::string state_name(const PlannedTensor& tensor);
 /// Reads into the engine what its plan has of the training state. The checkpoint must have the plan's parameters, no
 /// more and no fewer, with equal shapes and dtypes, and for a plan that trains its optimizer state too; otherwise an
 /// input error lists what differs. States of the precision backend may differ when `changes`, what config_changes says
-/// of the checkpoint, names [precision]: then those that do start anew, and a warning is returned. `written` is called
-/// before the working copies are made, which ranks do together.
+/// of the checkpoint, names [precision]: then the states that do are reset, and a warning is returned. `written` is
+/// called before the working copies are made, which ranks do together.
 std::vector<std::string> load_state(
     Engine& engine, const Checkpoint& checkpoint, const std::vector<std::string>& changes,
     const std::function<void()>& written = [] {});

@@ -43,7 +43,7 @@ class ConfigDocument {
   /// Parses text that messages call `name`.
   static ConfigDocument parse(std::string_view text, std::string name);
 
-  /// Applies "a.b=value". The value is TOML; what is not (16GiB, data/train.bin, nothing) is taken as a
+  /// Applies "a.b=value". The value is TOML; text that is not (16GiB, data/train.bin, nothing) is taken as a
   /// text.
   void set(std::string_view assignment);
 

@@ -1,6 +1,6 @@
 #pragma once
 // From a document to values: every section and key is checked against the schemas and the selected plugins' own
-// options, and all that is wrong is reported together.
+// options, and all faults are reported together.
 
 #include <map>
 #include <string>

@@ -74,7 +74,7 @@ TEST_CASE("quoted text cannot steer a terminal and shows every byte") {
   CHECK(quoted_text("\xc2\x9b") == "\"\\u009b\"");  // a control character
 }
 
-TEST_CASE("a batch shows documents, what is learned in each, and the target behind a row") {
+TEST_CASE("a batch shows documents, the learned part of each, and the target behind a row") {
   Batch batch{{10, 11, 12, 13, 20, 21, 22, 23}, {11, -1, 13, 14, -1, 22, -1, 24}, {}, {}};
   batch.documents = {0, 1, 4, 8};
   batch.targets[0] = -1;

@@ -31,7 +31,7 @@ struct At {
 
 class Engine {
  public:
-  /// `device` must be open. `stores` are those of Plan::stores, by index, open. All outlive the engine. Throws a
+  /// `device` must be open. `stores` are Plan::stores, by index, open. All outlive the engine. Throws a
   /// resources error when memory cannot be had.
   Engine(Device& device, Plan plan, std::vector<OffloadStore*> stores = {});
   ~Engine();
@@ -78,9 +78,9 @@ class Engine {
   /// Makes the arena known to other ranks, as many as the plan has; before anything that is collective: refresh,
   /// gather, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
   void join(Communicator& communicator);
-  /// From now on collectives of runs move nothing, for their time to be told from the rest. Results are wrong.
+  /// Turns the collectives of runs into no-ops, to measure step time without communication. Results are wrong.
   void skip_transfers();
-  /// Ends what join began, collectively, when nothing is pending; what is destroyed without it leaves its memory to
+  /// Ends what join began, collectively, when nothing is pending; an engine destroyed without it leaves its memory to
   /// other ranks.
   void leave();
   /// How far the streams are among what ranks do together; null before join, and for a group of one.
@@ -163,7 +163,7 @@ class Engine {
   void run_update(Run run);
   /// Throws what a store met while the streams ran, as a resources error.
   void check_stores() const;
-  /// Runs what the last update put off; or only if it changes the tensor.
+  /// Runs the deferred part of the last update; or only if it changes the tensor.
   void settle();
   void settle(const PlannedTensor& tensor);
   void need_gathered() const;

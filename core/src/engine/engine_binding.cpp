@@ -12,7 +12,7 @@ namespace quern {
 
 namespace {
 
-/// Views that lie side by side, with nothing but the gaps of alignment between them, as one.
+/// Views that are side by side, with nothing but the gaps of alignment between them, as one.
 std::vector<View> joined(const std::vector<View>& views, std::size_t alignment) {
   std::vector<View> runs;
   for (const View& view : views) {
@@ -56,7 +56,7 @@ const Kernel* Engine::kernel_for(const OpInstance& instance) {
   return known.back().second.get();
 }
 
-// Staging memory has no address of its own: its slots take turns.
+// Staging memory has no address of its own: its slots alternate.
 std::byte* Engine::address(const Place& place) const {
   if (!place.present()) return nullptr;
   switch (place.space) {
@@ -144,7 +144,7 @@ bool Engine::can_capture(const RunSchedule& schedule, const Action& action) cons
     case ActionKind::collective: return communicator_ && communicator_->traits().can_capture;
     case ActionKind::put: return store(schedule.writes(action)[0])->traits().can_capture;
     case ActionKind::get: return store(schedule.reads(action)[0])->traits().can_capture;
-    case ActionKind::copy:  // staging slots take turns, so that the addresses change
+    case ActionKind::copy:  // staging slots alternate, so that the addresses change
       return schedule.reads(action)[0].place.space != Space::staging;
     default: return true;
   }

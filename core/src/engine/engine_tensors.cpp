@@ -13,7 +13,7 @@ namespace quern {
 
 namespace {
 
-/// `count` elements from `first` on, of what is at `place`.
+/// `count` elements from `first` on, at `place`.
 Place part_of(Place place, DType dtype, std::int64_t first, std::int64_t count) {
   const auto size = static_cast<std::int64_t>(size_of(dtype));
   place.offset += first * size;

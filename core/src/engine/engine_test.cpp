@@ -1,5 +1,5 @@
-// What the engine asks of a device, a store and a communicator, call by call, for schedules made by hand and for those
-// of a small model.
+// What the engine asks of a device, a store and a communicator, call by call, for schedules made by hand and for the
+// schedules of a small model.
 #include "engine/engine.h"
 
 #include <algorithm>
@@ -131,7 +131,7 @@ TEST_CASE("each kind of action is one call, in the order and on the lane that th
   made.order(Run::refresh, Lane::host, Lane::copy_out);
   Rig rig(made.plan, false);
   rig.engine->refresh();
-  // Event 0 is the engine's own; results lie behind two slots of 32 bytes.
+  // Event 0 is the engine's own; results are behind two slots of 32 bytes.
   CHECK(rig.device.take() == Calls{"get arena+64 from slot 7+128, 16, copy_in", "record event 1, copy_in",
                                    "wait event 1, compute", "launch op arena+0 - -> arena+16, compute",
                                    "launch op arena+0 arena+64 -> arena+16, workspace arena+112, compute",
@@ -280,7 +280,7 @@ TEST_CASE("a resident micro-step and an update are one graph each, and uploads a
                                  "later micro-step", "upload", "later micro-step", "update", "result"});
 }
 
-TEST_CASE("the run of a micro-step is that of its place in the step, observed or not") {
+TEST_CASE("the run of a micro-step is chosen by its place in the step, observed or not") {
   RecordingDevice planner;
   PlanOptions options = stored_options(4, 1);
   options.observe = true;
@@ -303,7 +303,7 @@ TEST_CASE("the run of a micro-step is that of its place in the step, observed or
   CHECK(run_of(true, true, Observe::yes) == "only micro-step, observed");
 }
 
-TEST_CASE("uploads take slots of the staging memory by turns, and wait when all are on their way") {
+TEST_CASE("uploads take slots of the staging memory alternately, and wait when all are on their way") {
   RecordingDevice planner;
   PlanOptions options = tiny_options();
   options.uploads = 2;
@@ -357,7 +357,7 @@ TEST_CASE("an upload brings the batch, where its documents end, and the step's s
   CHECK(words(names::kDocuments) == starts);
 }
 
-TEST_CASE("batches that are not those of the plan are refused") {
+TEST_CASE("batches that do not fit the plan are refused") {
   RecordingDevice planner;
   PlanOptions options = tiny_options();
   options.documents = true;
@@ -390,7 +390,7 @@ TEST_CASE("batches that are not those of the plan are refused") {
   }
 }
 
-TEST_CASE("what the plan has not is refused") {
+TEST_CASE("tensors that the plan does not have are refused") {
   RecordingDevice planner;
   const Plan plan = tiny_plan(tiny_options(), planner);
   const Batch batch = batch_of(plan.options.geometry);

@@ -34,7 +34,7 @@ class Progress {
   // ---- the thread that enqueues ----
   /// The step under way, from 1; 0: none is.
   void at_step(std::int64_t step);
-  /// A run is enqueued now; `stream` is that of collectives.
+  /// A run is enqueued now; `stream` is the collectives'.
   void begin(Run run, Stream stream);
   /// A collective that reads a tensor is enqueued now: number 0 of a run of its own.
   void begin_read(Stream stream) { begin(kRuns, stream); }
@@ -50,7 +50,7 @@ class Progress {
   bool waiting() const;
   /// "step 17: all_gather working.gate_up.weight of layer 3"
   std::string text(Number number) const;
-  /// What was enqueued lately, and the collectives of the run that the streams are in; lines.
+  /// The last enqueued actions, and the collectives of the run that the streams are in; lines.
   std::string report() const;
 
  private:

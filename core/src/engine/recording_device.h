@@ -21,7 +21,7 @@ class RecordingDevice final : public PlanningDevice {
   std::vector<std::string> calls;
   std::vector<std::string> runs;  ///< outer ranges of a profiler
   void record_call(std::string call) { calls.push_back(std::move(call)); }
-  /// What was recorded since it was asked last.
+  /// The calls recorded since the last call.
   std::vector<std::string> take() { return std::exchange(calls, {}); }
 
   std::string name_of(Stream stream) const {

@@ -226,7 +226,7 @@ TEST_CASE("a required option that neither gives, and a bad value, are config err
   check_holds(text, {"hidden_size: out of range", "rope_theta: out of range"});
 }
 
-TEST_CASE("what is written reads back the same") {
+TEST_CASE("written options read back the same") {
   OptionValues fields;
   fields.set("hidden_size", std::int64_t{48});
   fields.set("rms_norm_eps", 1e-5);

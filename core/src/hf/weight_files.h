@@ -18,7 +18,7 @@ class WeightFiles {
     const StoredTensor* stored = nullptr;
   };
 
-  /// `path`: a model directory, a .safetensors file or an index. Shards lie beside their index (links only within the
+  /// `path`: a model directory, a .safetensors file or an index. Shards are beside their index (links only within the
   /// directory, or into the blobs folder of a Hugging Face cache); missing ones, and tensors that the index and the
   /// shards do not agree on, are input errors that name them.
   explicit WeightFiles(const std::string& path);

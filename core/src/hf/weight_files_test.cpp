@@ -50,7 +50,7 @@ TEST_CASE("a file, a directory and an index are opened alike") {
   CHECK(WeightFiles(directory.path()).tensors().size() == 1);  // as transformers does, one file comes before an index
 }
 
-TEST_CASE("what is absent or does not agree is named") {
+TEST_CASE("absent and disagreeing tensors are named") {
   TestDirectory directory;
   const std::string kLoop = "model.safetensors";
   std::string index = directory / "model.safetensors.index.json";

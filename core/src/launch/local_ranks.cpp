@@ -57,7 +57,7 @@ std::string rank_prefix() {
   try {
     const std::optional<RankPlace> place = rank_place();
     if (place && place->size > 1 && starter_of_this_rank() == 0) return "rank " + std::to_string(place->rank) + ": ";
-  } catch (const Error&) {  // then that is what is reported
+  } catch (const Error&) {  // then that error is reported
   }
   return "";
 }

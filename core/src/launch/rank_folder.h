@@ -1,6 +1,6 @@
 #pragma once
 // A folder that only the user can enter, in which ranks of one machine meet. A lock on it says that its owner lives, so
-// that what owners that were killed leave behind can be told, and removed.
+// that files of killed owners can be recognized, and removed.
 
 #include <filesystem>
 
@@ -12,7 +12,7 @@ class RankFolder {
  public:
   /// A resources error where none can be made.
   RankFolder();
-  /// Removes it, with all that is in it.
+  /// Removes it, with all its contents.
   ~RankFolder();
   RankFolder(const RankFolder&) = delete;
   RankFolder& operator=(const RankFolder&) = delete;

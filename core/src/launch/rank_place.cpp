@@ -95,7 +95,7 @@ int tasks_of_node(std::string_view list, int node) {
   return 0;
 }
 
-/// In a step that srun started; the variables of a whole job are those of its batch script too, which is no rank.
+/// In a step that srun started; the variables of a whole job are in its batch script too, which is no rank.
 std::optional<RankPlace> from_slurm(const Environment& environment) {
   constexpr const char* kSource = "srun";
   const char* const step_size = environment("SLURM_STEP_NUM_TASKS");

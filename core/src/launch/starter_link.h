@@ -1,6 +1,6 @@
 #pragma once
 // What a quern that started ranks and each of its ranks tell each other, over a socket that is the rank's descriptor 3.
-// Signals come over it: those of a terminal or a scheduler reach all processes of the group at once, and a second one
+// Signals come over it: a terminal's or a scheduler's reach all processes of the group at once, and a second one
 // that is sent on would be lost, or taken for another.
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Processes that do all that ranks should not; what becomes of them, and what is said.
+// Processes that do all that ranks should not; their fate, and the messages.
 #include "launch/supervisor.h"
 
 #include <doctest/doctest.h>

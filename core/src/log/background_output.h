@@ -14,12 +14,12 @@ namespace quern {
 class BackgroundOutput final : private std::streambuf {
  public:
   /// Takes over what `stream` writes, as of each flush, and sends it to `descriptor`; both outlive this. One thread at
-  /// a time writes to the stream. This one's own thread takes no signals. Throws std::system_error when no thread can be
-  /// started.
+  /// a time writes to the stream. This one's own thread takes no signals. Throws std::system_error when no thread can
+  /// be started.
   BackgroundOutput(std::ostream& stream, int descriptor, std::size_t capacity = std::size_t{64} << 10,
                    std::chrono::milliseconds patience = std::chrono::seconds(2));
-  /// Waits for the reader as long as `patience`, then leaves the thread behind and says on standard error what is
-  /// missing. Gives the stream its own buffer back, in a bad state when a write failed.
+  /// Waits for the reader as long as `patience`, then leaves the thread behind and reports on standard error how many
+  /// lines are missing. Gives the stream its own buffer back, in a bad state when a write failed.
   ~BackgroundOutput() override;
   BackgroundOutput(const BackgroundOutput&) = delete;
   BackgroundOutput& operator=(const BackgroundOutput&) = delete;

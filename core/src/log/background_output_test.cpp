@@ -50,7 +50,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
-TEST_CASE("what is flushed reaches the descriptor, in order, and the stream has its buffer back") {
+TEST_CASE("flushed text reaches the descriptor, in order, and the stream has its buffer back") {
   Pipe pipe;
   std::ostringstream stream;
   stream << "before";
@@ -65,7 +65,7 @@ TEST_CASE("what is flushed reaches the descriptor, in order, and the stream has 
   CHECK(stream.good());
 }
 
-TEST_CASE("a reader that stalls holds up nobody, and is told how many lines are missing") {
+TEST_CASE("a reader that stalls holds up nobody, and learns how many lines are missing") {
   Pipe pipe;
   std::ostringstream stream;
   BackgroundOutput output(stream, pipe.ends[1], 2000, 10s);
@@ -93,7 +93,7 @@ TEST_CASE("a reader that stalls holds up nobody, and is told how many lines are 
   CHECK(whole + dropped >= kLines);
 }
 
-TEST_CASE("the end waits for the reader no longer than it is told to") {
+TEST_CASE("the end waits for the reader no longer than its limit") {
   Pipe pipe;
   std::ostringstream stream;
   const auto begin = std::chrono::steady_clock::now();

@@ -203,7 +203,7 @@ void ConsoleSink::end_progress() {
   in_progress_ = false;
 }
 
-// Telemetry is for files; a person is told when clocks are held down, and when the reason changes.
+// Telemetry is for files; the console says when clocks are held down, and when the reason changes.
 bool ConsoleSink::newly_slowed(const LogEvent& event) {
   const std::string reason = Line(event).plain("slowed_by");
   return std::exchange(slowed_by_, reason) != reason && !reason.empty();

@@ -32,7 +32,7 @@ class ConsoleSink final : public LogSink {
   std::string slowed_by_;        // as the last telemetry had it
 };
 
-/// The event as plain text, without colours or line end. Fields that an event does not have are left out; those of an
+/// The event as plain text, without colours or line end. Fields that an event does not have are left out; fields of an
 /// unknown kind are shown by name.
 std::string to_console_line(const LogEvent& event);
 

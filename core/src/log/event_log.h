@@ -1,6 +1,6 @@
 #pragma once
 // A run's log: hands each event to every sink. A sink that fails costs the events that it did not take, and never the
-// run: the other sinks are told which one it is and why, and at the end how much is missing.
+// run: the other sinks get its name and the reason, and at the end how much is missing.
 
 #include <cstdint>
 #include <memory>
@@ -28,7 +28,7 @@ class EventLog {
     std::unique_ptr<LogSink> sink;
     std::int64_t missing = 0;
     std::string reason = {};  ///< of the first failure
-    bool told = false;        ///< the others have been told of it
+    bool told = false;        ///< the others have been notified
   };
   bool deliver(const LogEvent& event);
   void warn_of_sink(const std::string& text);

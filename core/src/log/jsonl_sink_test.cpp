@@ -49,7 +49,7 @@ TEST_CASE("fields keep their order and types") {
         R"({"event":"step","step":120,"loss":4.5,"lr":0.0003,"note":"a \"b\"\n\\","big":9223372036854775807})");
 }
 
-TEST_CASE("numbers survive, and what is not finite is null with its name") {
+TEST_CASE("numbers survive, and a number that is not finite is null with its name") {
   for (double value : {0.1, 1e-300, 12345678.9, -0.0, 5e-324})
     CHECK(nlohmann::json::parse(to_json_line({"x", {{"v", value}}}))["v"].get<double>() == value);
   double infinity = std::numeric_limits<double>::infinity();

@@ -1,4 +1,4 @@
-// Laws that hold for every schedule, over many lengths of run and warm-up, and the formulas at stated points.
+// Properties that hold for every schedule, over many lengths of run and warm-up, and the formulas at stated points.
 #include "optimizer/schedules.h"
 
 #include <cmath>

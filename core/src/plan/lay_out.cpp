@@ -362,7 +362,7 @@ class Layout {
     plan_.transient_offset = reserve(kTransient, transient);
   }
 
-  // The schedules say what a window holds at once. They are made again once the slots have a place.
+  // The schedules say what a window holds at once. They are rebuilt once the slots have a place.
   void lay_out_slots() {
     plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead, spare_);
     if (plan_.ring.bytes > 0) plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);

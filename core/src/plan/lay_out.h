@@ -1,5 +1,5 @@
 #pragma once
-// Where everything of a plan lies: tensors, saved activations, buffers and slots, each at its offset in the device's
+// The places of a plan: tensors, saved activations, buffers and slots, each at its offset in the device's
 // arena or in a store, and the bytes of each owner.
 
 #include <functional>

@@ -24,7 +24,7 @@ struct Placement {
   std::int64_t device_percent = 0;
 
   /// Whether the state of that layer is on the device; -1: outside the layers. Those that stay are spread evenly, so
-  /// that transfers of the others are spread over a pass. Beside layers that stay so does what is outside them: a
+  /// that transfers of the others are spread over a pass. Beside layers that stay so do tensors outside them: a
   /// transfer of several layers' size, at an end of a pass, would be hidden by little.
   bool on_device(int layer) const;
 };
@@ -37,7 +37,7 @@ std::string text_of(const Placement& placement);
 struct StatePlacement {
   int ranks = 1;
   bool meet = false;  ///< whether there are collectives, also of one rank alone
-  int rank = 0;       ///< whose plan it is; those of all ranks have the same order of collectives
+  int rank = 0;       ///< whose plan it is; all ranks' plans have the same order of collectives
   /// Not 0: so many micro-batches of a step are summed in a tree over their number, for equal bits on any number of
   /// ranks. Each rank has a block of them (block_of); sharded, there are 1, 2, 4 or 8 ranks.
   std::int64_t in_tree = 0;

@@ -33,7 +33,7 @@ struct PlanOptions {
   DType master = DType::f32;           ///< f32, or bf16 with stochastic rounding
   DType gradient = DType::f32;         ///< accumulation of parameter gradients
   std::vector<std::string> recompute;  ///< see kRecomputeNames
-  std::int64_t first_layers = 0;       ///< outer layers: so many at the beginning,
+  std::int64_t first_layers = 0;       ///< high-precision layers: so many at the beginning,
   std::int64_t last_layers = 0;        ///< and so many at the end
   std::int64_t device_budget = 0;      ///< bytes; with it, or the next, the planner chooses what stays within both
   std::int64_t host_budget = 0;        ///< bytes, pinned and of stores in host memory; 0: any number
@@ -52,11 +52,11 @@ struct PlanOptions {
   int ahead = 1;                       ///< windows whose values come from stores while an earlier one runs
   /// State that a window of the update takes at most, as far as it can be split.
   std::int64_t update_window_bytes = std::int64_t{128} << 20;
-  /// Weights whose products are outer ones in every layer, as those of outer layers are.
+  /// Weights whose matmuls are in high precision in every layer, as in high-precision layers.
   std::vector<std::string> outer_parameters = {};
 };
 
-/// What a precision backend is with values for those of its options that are left to the planner.
+/// A precision backend with values for its "auto" options.
 struct PrecisionForm {
   std::vector<std::pair<std::string, std::string>> values;  ///< ("precision.e4m3.transposed_weights", "made")
   const PrecisionBackend* backend = nullptr;
@@ -69,11 +69,11 @@ struct PlanParts {
   const Device& device;
   const Optimizer& optimizer;
   const std::vector<OpSpec>& custom_ops;
-  const PrecisionBackend* outer_precision = nullptr;  ///< of what is outer; none: `precision` for all
+  const PrecisionBackend* outer_precision = nullptr;  ///< of the high-precision part; none: `precision` for all
   std::vector<OffloadTraits> stores = {};             ///< a store that is not among them is taken to be in host memory
-  std::int64_t communicator_bytes = 0;                ///< of device memory, by what ranks meet through
-  /// Backends of the same bits as `precision`, but for the order in which products sum, one of which trains; empty:
-  /// that one. Without a budget it is the first that fits.
+  std::int64_t communicator_bytes = 0;                ///< of device memory, by the ranks' communicator
+  /// Backends of the same bits as `precision`, but for the order in which matmuls accumulate, one of which trains;
+  /// empty: that one. Without a budget it is the first that fits.
   std::vector<PrecisionForm> forms = {};
 
   /// Of the store of that id; null: not among them.
@@ -145,15 +145,15 @@ struct LayerClass {
 struct Slab {
   std::int64_t offset = 0;  ///< in the device's arena, or in the store
   std::int32_t store = -1;  ///< -1: all of it is on the device
-  std::int64_t rest = 0;    ///< offset in the arena of what is not movable, where a store has the rest
+  std::int64_t rest = 0;    ///< offset in the arena of tensors that cannot move, where a store has the rest
 };
 
 /// What makes a parameter's working copies in the layers of a class.
 struct ParameterForms {
   PlacedProgram refresh;  ///< them or this rank's rows of them, from the master; empty when it is the working copy
-  PlacedProgram rest;     ///< what is made of working copies once they are gathered
+  PlacedProgram rest;     ///< values made from working copies once they are gathered
   std::vector<Value> gathered;  ///< working copies of which each rank makes its rows
-  PlacedProgram amax;           ///< of this rank's rows, where `refresh` reads that of all; else empty
+  PlacedProgram amax;           ///< of this rank's rows, where `refresh` reads all ranks'; else empty
   PlacedProgram observe;        ///< of the quantized ones among them; empty unless options.observe
 };
 
@@ -178,7 +178,7 @@ struct UpdateWindow {
   std::vector<UpdatePart> parts = {};  ///< what the optimizer updates; followed by the refresh of those that are whole
   PlacedProgram program = {};          ///< which does that
   RowSlice rows = {};                  ///< of the one part, or of what follows
-  std::vector<PlacedProgram> follow = {};  ///< what is done to its rows behind that: amaxes and working copies
+  std::vector<PlacedProgram> follow = {};  ///< ops on its rows behind that: amaxes and working copies
   bool agreed = false;                     ///< comes when ranks have agreed on amaxes: working copies alone, no update
 };
 
@@ -196,12 +196,12 @@ struct OwnerBytes {
   std::int32_t store = -1;  ///< index into Plan::stores, instead of `memory`
 };
 
-/// Owners whose bytes depend on what is recomputed.
+/// Owners whose bytes depend on recomputation.
 inline constexpr const char* kSavedActivations = "saved activations";
 inline constexpr const char* kTransient = "transient";
 inline constexpr const char* kSlots = "slots";
 
-/// What the planner made of a key that was left to it.
+/// The planner's choice for an "auto" key.
 struct Decision {
   std::string key, configured, value, reason;
   std::string assignment;  ///< "memory.master=host", which repeats it; empty: the budgets do
@@ -223,7 +223,7 @@ struct Plan {
   PlacedProgram norm;  ///< gradient norm and clip scale; empty when not training, as the next two
   /// One of all tensors; or, if stores have any, in the order of the forward pass, those that are `agreed` last.
   std::vector<UpdateWindow> updates;
-  /// What the norm adds up: by layer + 1 where stores have the gradients, or those of shards and then those of what is
+  /// The norm's terms: by layer + 1 where stores have the gradients, or shards and then tensors that are
   /// whole on every rank; empty: the norm reads all gradients.
   std::vector<PlacedProgram> squares;
   PlacedProgram amaxes;  ///< of masters of which this rank has a shard
@@ -268,8 +268,8 @@ struct Plan {
   /// "qkv.weight and o.weight, of which op "muon" needs whole matrices": what every rank keeps and updates whole
   /// although ranks shard the optimizer. Empty: nothing.
   std::string whole_on_ranks() const;
-  /// Whether the update is put off to the next step's forward pass (Run::settle). That of ranks is not: all have to
-  /// agree on amaxes and gather before any weight can be read.
+  /// Whether the update is deferred to the next step's forward pass (Run::settle). With several ranks it is not: all
+  /// have to agree on amaxes and gather before any weight can be read.
   bool defers_update() const { return updates.size() > 1 && !options.state.meet; }
   void add(PlannedTensor tensor);
   void add_alias(PlannedTensor alias);
@@ -306,10 +306,10 @@ struct Plan {
 /// memory or the budget, are resources errors that say what binds.
 Plan make_plan(const PlanParts& parts, const PlanOptions& options);
 
-/// Checks the laws of the plan's schedules (check_schedules.h); what breaks one is an internal error.
+/// Checks the plan's schedules (check_schedules.h); a broken rule is an internal error.
 void verify(const Plan& plan);
 
-/// What is the same in the plans of all ranks, a line each: where tensors are, and the order of collectives.
+/// The common part of all ranks' plans, a line each: where tensors are, and the order of collectives.
 std::string shared_text(const Plan& plan);
 
 /// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.

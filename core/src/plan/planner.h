@@ -17,7 +17,7 @@ Plan plan_with(const PlanParts& parts, const PlanOptions& options, const Program
 /// Makes its schedules and estimates.
 void add_schedules(Plan& plan, const Device& device);
 
-/// What make_plan would choose of the programs: the form of the precision backend, and what is recomputed.
+/// What make_plan would choose of the programs: the form of the precision backend, and recomputation.
 struct ProgramChoice {
   PlanParts parts;
   RecomputeChoice recompute;

@@ -1,4 +1,4 @@
-// The memory of plans: what lies where, how much of it there is, and what is refused.
+// The memory of plans: places, sizes, and refusals.
 #include "plan/planner.h"
 
 #include <algorithm>
@@ -181,7 +181,7 @@ TEST_CASE("slots hold the widest windows that follow each other, and more the fu
   CHECK(tiny_plan(options).ring.bytes < tiny_plan(stored_options(15, 1)).ring.bytes);
 }
 
-TEST_CASE("what is in place needs no slots, and its update no windows") {
+TEST_CASE("tensors in place need no slots, and their update no windows") {
   const std::vector<OffloadTraits> stores{{.id = "mapped", .mappable = true}};
   PlanOptions options = stored_options(15, 1, "mapped");
   auto plan = [&] { return tiny_plan(options, PlanningDevice(), testkit::PlainPrecision(DType::bf16), {}, stores); };

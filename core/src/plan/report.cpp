@@ -52,7 +52,7 @@ std::string placed_in(const Placement& placement) {
   return fmt::format("{}, {}% on the device", placement.memory, placement.device_percent);
 }
 
-// Of one rank, by parameter group. A working weight that is the master itself takes nothing.
+// Of one rank, by parameter group. A compute weight that is the master itself takes nothing.
 GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   GroupBytes bytes{};
   for (const PlannedTensor& tensor : plan.tensors)
@@ -86,7 +86,7 @@ std::string state_table(const Plan& plan) {
   return text;
 }
 
-/// What the planner chose and why, a line for each key; empty where nothing was left to it.
+/// The planner's choices and reasons, a line for each "auto" key; empty without one.
 std::string choice_table(const Plan& plan) {
   std::string text;
   for (const Decision& decision : plan.decisions)

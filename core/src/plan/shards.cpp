@@ -129,7 +129,7 @@ class Splitter {
 }  // namespace
 
 RowBounds split_rows(std::int64_t rows, std::int64_t unit, int ranks) {
-  const std::int64_t units = rows / unit;  // what is left belongs to the last
+  const std::int64_t units = rows / unit;  // the rest belongs to the last
   if (units < ranks) return {};
   RowBounds bounds;
   for (std::int64_t rank = 0; rank < ranks; ++rank) bounds.push_back(units * rank / ranks * unit);

@@ -68,7 +68,7 @@ class Shards {
 /// A refresh program (see StatePrograms::refresh) in the two parts that a rank runs before and after the gathering.
 struct SplitRefresh {
   Program own;                       ///< this rank's rows: values named "... in a shard"
-  Program rest;                      ///< what is made of gathered values
+  Program rest;                      ///< made from gathered values
   std::vector<Value> made = {};      ///< working copies, whole
   std::vector<Value> gathered = {};  ///< those among them that are gathered
   std::string amax_format = {};      ///< not empty: `own` reads the amax of the whole master, for this format

@@ -144,7 +144,7 @@ TEST_CASE("gradients are reduced behind the layer that makes them, on a lane of 
     if (action.kind != ActionKind::collective) continue;
     CHECK(action.lane == Lane::communication);
     CHECK(static_cast<std::size_t>(&action - last.actions.data()) > backward);
-    if (action.reads > 1) continue;  // of what is no matrix, at the end
+    if (action.reads > 1) continue;  // of tensors that are no matrix, at the end
     if (action.layer >= 0 && (layers.empty() || layers.back() != action.layer)) layers.push_back(action.layer);
   }
   REQUIRE(layers.size() == 2);

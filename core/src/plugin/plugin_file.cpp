@@ -60,7 +60,7 @@ void check_file(const fs::path& path) {
   if (!faults.empty()) refuse_plugin(path, faults);
 }
 
-/// What the note says under `key`; "nothing" where it does not.
+/// The note's value of `key`; "nothing" where it has none.
 std::string noted(std::string_view note, std::string_view key) {
   while (!note.empty()) {
     const std::string_view entry = note.substr(0, note.find('\0'));

@@ -1,6 +1,6 @@
 #pragma once
 // The implementations that a run may select, by kind and id: built in, or in shared libraries found by file name.
-// An object that is passed around; only what is asked for is loaded, so a broken plugin that a run does not use cannot
+// An object that is passed around; only requested plugins are loaded, so a broken plugin that a run does not use cannot
 // stop it. For one thread, at set-up.
 
 #include <filesystem>
@@ -63,7 +63,7 @@ class PluginHost {
     return std::unique_ptr<Interface>(static_cast<Interface*>(create_raw(kPluginKind<Interface>, id, values)));
   }
 
-  // ---- what there is ----
+  // ---- the plugins found ----
   /// Built-in, loaded and found by file name, sorted; loads nothing.
   std::vector<std::string> known_ids(std::string_view kind) const;
   /// Every known implementation of a kind, sorted by id, loaded; a broken one is listed with its refusal.

@@ -17,14 +17,14 @@ inline constexpr char kEvalStats[] = "eval_stats";         ///< the same of an e
 inline constexpr char kShardSquares[] = "squares.shards";  ///< of this rank's gradients, then of all ranks'
 inline constexpr char kOwnSquares[] = "squares.own";       ///< this rank's part of kShardSquares, where it is gathered
 inline constexpr char kUpdate[] = "update";                ///< UpdateState
-inline constexpr char kUpdateStep[] = "update_step";       ///< StepState of an update that is put off
+inline constexpr char kUpdateStep[] = "update_step";       ///< StepState of a deferred update
 inline constexpr char kAmaxes[] = "amaxes";                ///< of masters that are split over ranks, one element each
 
 // ---- results ----
 inline constexpr char kLogits[] = "logits";
 inline constexpr char kNextLogits[] = "next_logits";
 
-// ---- kinds of a parameter's tensors; those of optimizer states are the optimizer's ----
+// ---- kinds of a parameter's tensors; kinds of optimizer states are the optimizer's ----
 inline constexpr char kMaster[] = "master";
 inline constexpr char kWorking[] = "working";
 inline constexpr char kGradient[] = "gradient";

@@ -1,5 +1,5 @@
 // Frequencies of rotary embeddings, in double precision. Each scaling is one small function on the unscaled inverse
-// frequencies; names and formulas are those of transformers' modeling_rope_utils.
+// frequencies; names and formulas are from transformers' modeling_rope_utils.
 #include "quern/rope.h"
 
 #include <algorithm>

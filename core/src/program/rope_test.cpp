@@ -1,4 +1,4 @@
-// Frequencies against those of transformers 5.0's own functions, run in double precision, and against the definitions.
+// Frequencies against transformers 5.0's own functions, run in double precision, and against the definitions.
 #include "quern/rope.h"
 
 #include <cmath>
@@ -88,7 +88,7 @@ TEST_CASE("a factor of one changes no frequency") {
                       1.0);
 }
 
-TEST_CASE("scaled frequencies lie between the plain ones and those divided by the factor, in order") {
+TEST_CASE("scaled frequencies are between the plain ones and the plain ones divided by the factor, in order") {
   RopeFrequencies plain = rope_frequencies({}, 128);
   for (const char* type : {"llama3", "yarn"}) {
     RopeFrequencies scaled =

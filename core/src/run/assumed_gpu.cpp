@@ -36,7 +36,7 @@ std::vector<std::string> words_of(const std::string& name) {
 
 bool has_digit(const std::string& word) { return word.find_first_of("0123456789") != std::string::npos; }
 
-/// Those of `ids` that have all of these words, one behind the other.
+/// The `ids` that have all of these words, one behind the other.
 std::vector<std::string> having(const std::vector<std::string>& words, const std::vector<std::string>& ids) {
   std::vector<std::string> found;
   for (const std::string& id : ids) {
@@ -55,7 +55,7 @@ std::string common(const std::vector<std::string>& ids) {
   return {};
 }
 
-/// A name without its last words is that of another product: "RTX 4070 Ti" is no RTX-4070-Ti-Super.
+/// A name without its last words is another card's: "RTX 4070 Ti" is no RTX-4070-Ti-Super.
 bool ends_with(const std::vector<std::string>& words, const std::vector<std::string>& end) {
   return words.size() >= end.size() && std::equal(end.rbegin(), end.rend(), words.rbegin());
 }

@@ -13,7 +13,7 @@ namespace quern {
 /// none.
 OptionSpec assumable_gpus(const std::string& config_file, const std::vector<std::string>& overrides);
 
-/// The id that `name` means, given with the option `where` ("--gpu"): the id itself, a product's name, or words of it
+/// The id that `name` means, given with the option `where` ("--gpu"): the id itself, a card's name, or words of it
 /// that no other GPU has but its variants. "RTX 4090", "rtx-4090", "NVIDIA GeForce RTX 4090" and "4090" are RTX-4090. A
 /// config error with the nearest ids when it means none, or several alike.
 std::string gpu_named(const std::string& where, const std::string& name, const OptionSpec& gpus);
@@ -24,7 +24,7 @@ std::vector<std::string> assuming(const std::string& config_file, std::vector<st
                                   const std::string& gpu, const std::string& host_memory);
 
 /// One line a GPU: whether the run fits, with which micro-batch and placements, and its estimated speed. `overrides` by
-/// GPU are those of `assuming`.
+/// GPU are `assuming`'s.
 std::string fit_table(const std::string& config_file, const std::vector<std::vector<std::string>>& overrides);
 
 }  // namespace quern

@@ -45,7 +45,7 @@ std::string refusal(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("a GPU is found by its id, by its product's name, and by words that only it and its variants have") {
+TEST_CASE("a GPU is found by its id, by its card's name, and by words that only it and its variants have") {
   for (const std::string& known : gpus().choices) CHECK(id(known) == known);
   for (const char* name : {"RTX 4090", "rtx-4090", "rtx4090", "NVIDIA GeForce RTX 4090", "4090"})
     CHECK(id(name) == "RTX-4090");

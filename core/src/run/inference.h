@@ -23,7 +23,7 @@ PlanOptions inference_options(const Session& session);
 /// Opens the session's device and makes an engine on it.
 Inference open_inference(Session& session, const WeightSource& source, const PlanOptions& options);
 
-/// eos_token_id, as config.json and generation_config.json in `from`, those of the run's model or its tokenizer have it,
+/// eos_token_id, as config.json and generation_config.json in `from`, the run's model or its tokenizer have them,
 /// and without `from` what ends the replies that the run learns; empty when none is known.
 std::vector<std::int32_t> end_tokens(const Session& session, const std::string& from = {});
 

@@ -160,7 +160,7 @@ OpenedWeights TrainingRun::open_for_generation(const WeightSource& source, std::
   parts_->check_closed();
   PlanOptions options = inference_options(parts_->session);
   options.next_logits = true;
-  options.geometry = {texts, (longest + 15) / 16 * 16};  // what 8-bit products need
+  options.geometry = {texts, (longest + 15) / 16 * 16};  // a size for 8-bit matmuls
   parts_->inference = open_inference(parts_->session, source, options);
   return parts_->inference.weights;
 }

@@ -58,7 +58,7 @@ std::vector<std::string> load_checkpoint(const Session& session, Engine& engine,
   std::vector<std::string> notes = load_state(engine, checkpoint, changes, [&] { ranks.together(); });
   for (const std::string& change : library_changes(checkpoint.meta.libraries, libraries)) changes.push_back(change);
   for (const std::string& change : changes) notes.push_back("changed since the checkpoint: " + change);
-  // The engine is prepared: what was loaded and could not be kept has been chosen anew.
+  // The engine is prepared: loaded choices that could not be kept have been replaced.
   const std::string device = device_changes(checkpoint.meta.device_state, session.device->save_state());
   if (!device.empty())
     notes.push_back("the device computes otherwise than before the checkpoint, so last bits may differ: " + device);

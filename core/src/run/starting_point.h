@@ -20,8 +20,8 @@ struct StartingPoint {
 /// which. What would lose an earlier run, and a directory that cannot be saved to, is refused.
 StartingPoint find_starting_point(const Session& session, Ranks& ranks);
 
-/// Reads the checkpoint's state into the engine, whose working copies all ranks make together. What there is to say of
-/// it comes back: what is not as it was.
+/// Reads the checkpoint's state into the engine, whose working copies all ranks make together. The notes on
+/// it are returned: changes since it was written.
 std::vector<std::string> load_checkpoint(const Session& session, Engine& engine, const Checkpoint& checkpoint,
                                          const std::vector<LibraryIdentity>& libraries, Ranks& ranks);
 

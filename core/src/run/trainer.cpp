@@ -44,7 +44,7 @@ StartingPoint start_of_alike(const Session& session, Ranks& ranks, const std::ve
   return find_starting_point(session, ranks);
 }
 
-// What is chosen by timing is chosen by rank 0, for all ranks to compute alike.
+// Rank 0 makes choices by timing, for all ranks to compute alike.
 std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const StartingPoint& start,
                                      const StartProgress& progress, Phases& phases) {
   progress("opening the device");
@@ -316,7 +316,7 @@ void Trainer::save() {
 
 // ---- the end ----
 
-// Of the slowest rank: the median of steps whose collectives move nothing, done when all is saved, since what they
+// Of the slowest rank: the median of steps whose collectives are no-ops, done when all is saved, since what they
 // compute is worth nothing. NaN: there is nothing to tell, or it was asked to stop.
 double Trainer::seconds_without_transfers() {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -372,7 +372,7 @@ bool Trainer::finish() {
 }
 
 // Whether all steps done are saved. Not tried after a failed save, nor where the update of a step or communication
-// between ranks failed: the state is then not that of a step; nor where there are other ranks, which do not save now. A
+// between ranks failed: the state is then not a step's; nor where there are other ranks, which do not save now. A
 // write that is under way is awaited. Only rank 0 knows what is saved.
 bool Trainer::save_before_failing(bool communicating) {
   std::string failure;

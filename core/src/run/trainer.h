@@ -34,7 +34,7 @@ class Trainer {
       Session& session, PluginHost& host, RunRequests& requests, StartProgress progress = [](std::string_view) {});
 
   Engine& engine() { return engine_; }
-  /// Whether the weights in memory are no longer those of the run: the checkpoint and the export have them.
+  /// Whether the weights in memory are no longer the run's: the checkpoint and the export have them.
   bool spent() const { return spent_; }
   RunPosition position() const { return {state_.step, step_log_.last_loss(), evaluation_.last_loss()}; }
 
@@ -97,7 +97,7 @@ class Trainer {
   Checkpoints checkpoints_;
   std::vector<Hook*> hooks_;  // in the order in which they run
   std::unique_ptr<DataSource> data_;
-  std::vector<std::string> notes_;  // on resuming: what is not as it was
+  std::vector<std::string> notes_;  // on resuming: changes since the checkpoint
   bool agreed_to_stop_ = false;     // by several ranks
   bool ready_ = false;              // data, weights and sinks are there
   bool begun_ = false;              // the first step may run

@@ -44,7 +44,7 @@ struct FileKind {
 /// Refuses to overwrite the open file unless it is a regular file that is empty or begins as its kind does: a resources
 /// error that ends with `next`.
 void check_own_file(int descriptor, const std::string& path, const FileKind& kind, const std::string& next);
-/// The same of what is at `path`, links followed; absent is fine.
+/// The same of the file at `path`, links followed; absent is fine.
 void check_own_file(const std::string& path, const FileKind& kind, const std::string& next);
 
 }  // namespace quern

@@ -48,7 +48,7 @@ TEST_CASE("only what begins as its kind does may be overwritten, through links t
   }
 }
 
-TEST_CASE("what is no regular file is refused without waiting for it") {
+TEST_CASE("anything but a regular file is refused without waiting for it") {
   TestDirectory directory;
   const std::string fifo = directory / "fifo";
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);

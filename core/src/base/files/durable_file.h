@@ -27,7 +27,7 @@ struct FileRecord {
 class DurableFile {
  public:
   explicit DurableFile(std::string path);
-  /// Removes what was written when `commit` was not reached.
+  /// Removes the written bytes when `commit` was not reached.
   ~DurableFile();
   DurableFile(const DurableFile&) = delete;
   DurableFile& operator=(const DurableFile&) = delete;

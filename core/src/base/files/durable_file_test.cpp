@@ -86,7 +86,7 @@ TEST_CASE("a directory takes the place of an older one") {
   }
 }
 
-TEST_CASE("a directory appears whole or not at all, and its faults do not name what is gone") {
+TEST_CASE("a directory appears whole or not at all, and its faults do not name removed files") {
   TestDirectory directory;
   const std::string path = directory / "new/export";
   auto fill = [](const std::string& text) {
@@ -117,7 +117,7 @@ TEST_CASE("a directory that takes no files is found out, one that does is left a
                     "/proc/self/fdinfo: no file can be written there: found No such file or directory");
 }
 
-TEST_CASE("mapping refuses what is not a readable file") {
+TEST_CASE("mapping refuses anything but a readable file") {
   TestDirectory directory;
   std::ofstream(directory / "empty").flush();
   CHECK(InputFile(directory / "empty").text().empty());

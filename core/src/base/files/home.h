@@ -5,7 +5,7 @@
 
 namespace quern {
 
-/// "~" and "~/a" with the home directory of this user, "~name" and "~name/a" with that of another, as a shell reads
+/// "~" and "~/a" with the home directory of this user, "~name" and "~name/a" with another's, as a shell reads
 /// them. Any other text, and one whose user or home is unknown, is returned as it is.
 std::string expand_home(const std::string& path);
 

@@ -74,7 +74,7 @@ void PrefetchSource::load_state(const std::string& state) {
     inner_->load_state(state);
     ready_ = 0;
   } catch (...) {
-    start();  // a refused position changes nothing: what was read ahead is still next
+    start();  // a refused position changes nothing: batches read ahead are still next
     throw;
   }
   start();

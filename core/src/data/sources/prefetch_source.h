@@ -1,6 +1,6 @@
 #pragma once
 // Reads ahead: another source's batches, made by a thread of its own and double-buffered. Batches, saved positions and
-// errors are those of the source wrapped; only the waiting goes away.
+// errors are the wrapped source's; only the waiting goes away.
 
 #include <array>
 #include <condition_variable>

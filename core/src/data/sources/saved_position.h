@@ -16,7 +16,7 @@ class SavedPosition {
   /// Text of another form is an input error at `where`.
   SavedPosition(std::string where, const std::string& text);
 
-  /// Refuses, with an input error, what is not the same in `now`: the files (`paths` names them for the message), the
+  /// Refuses, with an input error, any difference in `now`: the files (`paths` names them for the message), the
   /// sequence, order, weights, documents and, when `seeded`, the seed.
   void require_same(const SavedPosition& now, const std::vector<std::string>& paths, bool seeded) const;
   /// An input error when it is missing or not below `below`.

@@ -72,7 +72,7 @@ void check_batch(const Batch& batch, const TokenFileContent& content, Geometry g
 
 }  // namespace
 
-TEST_CASE("batches are what the file says, with documents joined and masked, at odd sizes") {
+TEST_CASE("batches are the file's, with documents joined and masked, at odd sizes") {
   TestDirectory directory;
   std::string path = directory / "tokens";
   for (bool masked : {false, true}) {

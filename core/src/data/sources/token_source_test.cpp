@@ -1,5 +1,5 @@
-// Laws of the token source: an epoch is every window once, a resumed run is the straight run, ranks and batch sizes
-// only group one order, and reading ahead changes nothing.
+// Properties of the token source: an epoch is every window once, a resumed run is the straight run, ranks and batch
+// sizes only group one order, and reading ahead changes nothing.
 #include "data/sources/token_source.h"
 
 #include <algorithm>
@@ -249,7 +249,7 @@ TEST_CASE("a token outside the vocabulary is refused when its batch is made") {
   CHECK(source.save_state() == state);
 }
 
-TEST_CASE("a file of a larger vocabulary than the model's has that of its largest token, and keeps to it") {
+TEST_CASE("a file of a larger vocabulary than the model's is bounded by its largest token, and keeps to it") {
   TestDirectory directory;
   const std::string path = make_file(directory, 41, false);  // tokens 0 to 40, the last behind the last window
   TokenFileOptions options = only(path, false);
@@ -323,7 +323,7 @@ TEST_CASE("passing over batches is as reading them") {
 
 TEST_CASE("a payload that is not what its header states is found before the first batch, or behind the first ones") {
   TestDirectory directory;
-  for (std::int64_t count : {173, 5 << 20}) {  // 4 bytes a token: more than what is read at once
+  for (std::int64_t count : {173, 5 << 20}) {  // 4 bytes a token: more than one read
     const std::string path = directory / "tokens";
     TokenFileContent content{std::vector<std::int32_t>(static_cast<std::size_t>(count), 1), {}, kVocabulary};
     write_token_file(path, content);

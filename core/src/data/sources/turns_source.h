@@ -1,6 +1,6 @@
 #pragma once
-// One rank's micro-batches of a global order: whole ones, by turns within each step, so that a micro-batch has the same
-// rows on any number of ranks.
+// One rank's micro-batches of a global order: whole ones, round-robin within each step, so that a micro-batch has the
+// same rows on any number of ranks.
 
 #include <memory>
 #include <string>

@@ -24,7 +24,7 @@ class Numbers : public SkippingSource {
 
 }  // namespace
 
-TEST_CASE("ranks take the micro-batches of each step by turns, and stand at one position between steps") {
+TEST_CASE("ranks take the micro-batches of each step round-robin, and stand at one position between steps") {
   for (int size : {1, 2, 3, 4, 7})
     for (std::int64_t step : {7, 8, 12}) {
       CAPTURE(size);

@@ -1,5 +1,5 @@
-// Laws of the order over files: without weights a permutation a pass, with weights exact shares and even use of each
-// group's windows.
+// Properties of the order over files: without weights a permutation a pass, with weights exact shares and even use of
+// each group's windows.
 #include "data/sources/window_order.h"
 
 #include <algorithm>

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kPrepareAgain = "prepare the data again";
 
-// Widens integers of type T that lie at the end of `out`, where writing never overtakes reading; returns the index of
+// Widens integers of type T at the end of `out`, where writing never overtakes reading; returns the index of
 // the first that is not below `limit`, or out.size().
 template <class T>
 std::size_t widen_checked(std::span<std::int32_t> out, std::uint32_t limit) {

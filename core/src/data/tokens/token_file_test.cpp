@@ -43,7 +43,7 @@ void check_refused(const std::string& path, const std::string& words, Action act
 
 }  // namespace
 
-TEST_CASE("what is written is read, at every size and both widths") {
+TEST_CASE("written tokens are read, at every size and both widths") {
   TestDirectory directory;
   for (std::int64_t vocabulary : {7, 65536, 65537, 151936})
     for (std::size_t count : {1, 2, 3, 4, 5, 63, 64, 65, 127, 1000})

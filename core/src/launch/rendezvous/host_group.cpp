@@ -124,7 +124,7 @@ class HostGroup::Service {
     return somebody_busy();
   }
 
-  /// `others`: how the others are told.
+  /// `others`: how the others hear of it.
   void end(const std::string& text, const std::string& others) {
     std::lock_guard lock(mutex_);
     if (fault_) return;

@@ -23,7 +23,7 @@ class HostGroup {
  public:
   /// Waits until all ranks are here, at most `timeout` seconds, which also holds for each exchange, not counting time
   /// in which a rank is busy. Throws a communication error that names the ranks that did not come; a config error when
-  /// the meeting point cannot be used.
+  /// the rendezvous address cannot be used.
   HostGroup(int rank, int size, const MeetingPoint& point, double timeout);
   /// Leaves in good order, or with a fault for the others when an exception ends the run.
   ~HostGroup();
@@ -38,7 +38,7 @@ class HostGroup {
   /// when the group has a fault, or gets one while this waits.
   std::vector<std::string> exchange(std::string own);
   /// What this rank does that may take any time ("writing step 8"), and does not wait for others; empty: nothing. While
-  /// its heartbeat says so, nobody is late. Returns what was said before.
+  /// its heartbeat says so, nobody is late. Returns the previous state.
   std::string be_busy(std::string what);
   /// "rank 1 is reading a checkpoint": of a rank that is busy and was heard lately. From any thread.
   std::optional<std::string> busy() const;
@@ -57,7 +57,7 @@ class HostGroup {
   };
   /// What this rank is at, from its next heartbeat on.
   void note(std::string text);
-  /// On rank 0 those of all, by rank; elsewhere only rank 0's.
+  /// On rank 0 all of them, by rank; elsewhere only rank 0's.
   std::vector<Note> notes() const;
 
  private:

@@ -351,7 +351,7 @@ TEST_CASE("the file of a dead run confuses nobody") {
   }
 }
 
-TEST_CASE("a rank of another run is told so") {
+TEST_CASE("a rank of another run gets that message") {
   const TestDirectory directory, copy;
   const auto all = texts(3, [&](int rank) -> std::string {
     if (rank != 2) {
@@ -384,7 +384,7 @@ TEST_CASE("the file is for its user alone") {
   CHECK(directory.entries() == 0);
 }
 
-TEST_CASE("ranks meet where the user says") {
+TEST_CASE("ranks connect at the user's address") {
   int port = 0;
   {
     const Listener closed = listen_for_ranks(0, true);

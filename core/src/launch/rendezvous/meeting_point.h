@@ -34,7 +34,7 @@ class MeetingPoint {
   void close() const noexcept;
   /// Removes the files of launches that were killed; only for the holder of the RunLock, whose own ranks have met.
   static void remove_left(const std::string& directory) noexcept;
-  /// Others: what is known of rank 0 now. The file of a dead run may be there; nobody answers as it says then.
+  /// Others: the present knowledge of rank 0. The file of a dead run may be there; nobody answers as it says then.
   std::optional<RankZero> look() const;
   /// Whether what look() returns is final.
   bool fixed() const { return fixed_.has_value(); }

@@ -20,7 +20,7 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 18;  // of a micro-batch
 
 std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
-/// Whether the head's transient memory, logits for the most part, limits what is recomputed: that of the layers, which
+/// Whether the head's transient memory, logits for the most part, limits recomputation: the layers', which
 /// changes with it, is not much more.
 bool head_binds(const Plan& plan) {
   std::int64_t layers = 0;
@@ -70,7 +70,7 @@ class Comparison {
     return taken(*best);
   }
 
-  /// After best(): that which lacks least, with all that helps recomputed.
+  /// After best(): the choice that lacks least, with all that helps recomputed.
   Choice nearest() {
     for (Candidate& candidate : candidates_)
       if (!candidate.planned) plan(candidate);

@@ -1,5 +1,5 @@
 #pragma once
-// Chooses where state is kept and what is recomputed: what the options leave to the planner, for the fastest step that
+// Chooses where state is kept and the recomputed values: the planner's part of the options, for the fastest step that
 // fits the budgets.
 
 #include <optional>
@@ -18,7 +18,7 @@ struct Limits {
 /// The least of budget and device memory; the host's is its budget.
 Limits limits_of(const PlanParts& parts, const PlanOptions& options);
 
-/// Whether the options have a budget, which lets the planner choose. Without one, what is left to it is on the device.
+/// Whether the options have a budget, which lets the planner choose. Without one, all state is on the device.
 bool chooses(const PlanOptions& options);
 
 /// Tokens whose logits are made at once, where the device's own choice takes too much.
@@ -32,7 +32,7 @@ struct Choice {
 };
 
 inline constexpr const char* kRecomputeKey = "memory.recompute";
-/// What is recomputed, as decisions say it.
+/// The recomputed values, as decisions list them.
 std::string text_of(const RecomputeChoice& choice);
 
 /// That more is recomputed than the config's own, with which the plan would take `named_bytes` of the device.

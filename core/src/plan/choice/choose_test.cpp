@@ -67,7 +67,7 @@ std::optional<double> fastest(const PlanParts& parts, const PlanOptions& options
 
 }  // namespace
 
-TEST_CASE("without a budget what is left to the planner is on the device") {
+TEST_CASE("without a budget all state is on the device") {
   const Plan plan = deep_plan(open_options()), resident = deep_plan(tiny_options());
   CHECK(plan.device_bytes == resident.device_bytes);
   CHECK(plan.stores.empty());
@@ -172,7 +172,7 @@ TEST_CASE("in steps of many micro-batches moments may be in a store where kernel
     CHECK(placement->memory != "zerocopy");
 }
 
-TEST_CASE("what shares choose is what is planned when it is named, also beside the config's own recomputation") {
+TEST_CASE("the chosen shares give the same plan when they are named, also beside the config's own recomputation") {
   DeepParts deep;
   deep.parts.stores = {{.id = "host"}, {.id = "zerocopy", .mappable = true}};
   const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
@@ -224,7 +224,7 @@ TEST_CASE("a budget holds what the device and communicators take beside the aren
   CHECK_FALSE(choose(beside.parts, tiny_options()).fits);
 }
 
-TEST_CASE("host memory is what is pinned, and of stores what is in it") {
+TEST_CASE("host memory counts pinned memory and the stores in it") {
   DeepParts deep;
   PlanOptions options = stored_options(15, 1);
   options.snapshot = true;

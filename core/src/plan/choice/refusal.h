@@ -1,5 +1,5 @@
 #pragma once
-// The error of a run that fits nowhere: what takes the memory, what is missing, and the changes that cost least.
+// The error of a run that fits nowhere: the use of the memory, the shortage, and the changes that cost least.
 
 #include "plan/plan.h"
 

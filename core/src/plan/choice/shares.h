@@ -1,5 +1,5 @@
 #pragma once
-// What is tried beside the fastest placement of whole kinds: shares of a kind's layers on the device, other stores for
+// Trials beside the fastest placement of whole kinds: shares of a kind's layers on the device, other stores for
 // the optimizer's state, and how many logits are made at once.
 
 #include "plan/choice/choose.h"

@@ -1,4 +1,4 @@
-// The laws that hold over all ranks together: a run of each is played at once, every lane in its own order, and a
+// The checks over all ranks together: a run of each is played at once, every lane in its own order, and a
 // collective only when it is next on a lane of all of them.
 #include <numeric>
 

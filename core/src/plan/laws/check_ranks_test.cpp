@@ -7,7 +7,7 @@ using namespace quern;
 
 namespace {
 
-/// Gathers on the communication lane, each behind a product on the compute lane.
+/// Gathers on the communication lane, each behind a matmul on the compute lane.
 struct Rank {
   ScheduleSet set;
   RunSchedule& schedule = set[Run::first];

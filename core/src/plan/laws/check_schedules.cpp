@@ -97,8 +97,8 @@ void ScheduleChecker::check_kept(const RunSchedule& schedule) {
         fault("changes " + name(value) + " in a slot and does not put it back");
 }
 
-// Within one launch an output may lie on an input only when it is that value, or when the op says that it may take over
-// its memory; outputs and workspace share nothing.
+// Within one launch an output may be placed on an input only when it is that value, or when the op says that it may
+// take over its memory; outputs and workspace share nothing.
 void ScheduleChecker::check_operands(const RunSchedule& schedule, std::size_t index) {
   const Action& action = schedule.actions[index];
   struct Range {

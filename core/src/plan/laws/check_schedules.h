@@ -1,7 +1,7 @@
 #pragma once
-// The laws of schedules, checked before anything runs: every read finds the value it expects, whole, and as often
-// written as it expects; what is changed in a slot is put back into its store; live values share no byte unless the
-// plan says that one is the other, and places lie in their memory; and two actions that touch the same bytes, one of
+// The rules of schedules, checked before anything runs: every read finds the value it expects, whole, and as often
+// written as it expects; a value changed in a slot is put back into its store; live values share no byte unless the
+// plan says that one is the other, and places are in their memory; and two actions that touch the same bytes, one of
 // them writing, are ordered by a stream, an event or the host. What passes has no data race, within a run and from run
 // to run.
 
@@ -30,7 +30,7 @@ class ScheduleChecker {
   void run(const RunSchedule& schedule, std::int64_t slot = 0, std::int64_t slot_bytes = 0);
   /// The host waits for everything.
   void synchronize() { clocks_.synchronize(); }
-  /// What was broken, in the order in which it was found; at most a few dozen.
+  /// The broken rules, in the order in which they were found; at most a few dozen.
   const std::vector<std::string>& faults() const { return faults_; }
 
  private:
@@ -79,14 +79,14 @@ class ScheduleChecker {
   std::string where_;
 };
 
-/// Checks all runs of a plan, each after every other that may come before it. Empty: all laws hold.
+/// Checks all runs of a plan, each after every other that may come before it. Empty: all rules hold.
 std::vector<std::string> schedule_faults(const Plan& plan);
 
 /// Checks one run on all ranks together, of which `ranks[i]` is rank i's: collectives meet in one order, alike in kind,
 /// size and place, each works on its part of the whole, and no rank waits for what never comes.
 std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, Run run);
 
-/// Checks this plan, and with several ranks also those of the others and all of them together; what breaks a law is an
+/// Checks this plan, and with several ranks also the others' and all of them together; a broken rule is an
 /// internal error.
 void verify_all_ranks(const PlanParts& parts, const Plan& plan);
 

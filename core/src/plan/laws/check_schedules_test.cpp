@@ -1,4 +1,4 @@
-// The laws of schedules, each broken on purpose: by hand over several lanes, and in the schedules of a real plan.
+// The rules of schedules, each broken on purpose: by hand over several lanes, and in the schedules of a real plan.
 #include "plan/laws/check_schedules.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ using namespace quern;
 
 namespace {
 
-/// Two slots of device memory that weights are copied into while the product before runs.
+/// Two slots of device memory that weights are copied into while the matmul before runs.
 struct Windows {
   ScheduleSet set;
   RunSchedule schedule{.name = "windows"};
@@ -32,7 +32,7 @@ struct Windows {
     schedule.add(action, reads, writes);
   }
 
-  /// Weights 0..3 from a store into slots 0 and 1 by turns, a product from each. `distance` waits ahead.
+  /// Weights 0..3 from a store into slots 0 and 1 alternately, a matmul from each. `distance` waits ahead.
   Windows() {
     set.tasks.push_back({.instance = {.kind = "matmul", .geometry = {}}, .name = "matmul"});
     for (int i = 0; i < 4; ++i) {
@@ -73,18 +73,18 @@ Plan real_plan() {
 
 }  // namespace
 
-TEST_CASE("a schedule that gets weights ahead, into two slots, keeps the laws") {
+TEST_CASE("a schedule that gets weights ahead, into two slots, keeps the rules") {
   const Windows windows;
   CHECK(windows.faults() == std::vector<std::string>{});
 }
 
-TEST_CASE("without a wait a product may read what is still being copied") {
+TEST_CASE("without a wait a matmul may read a value that is still being copied") {
   Windows windows;
   windows.schedule.actions.erase(windows.schedule.actions.begin() + 2);
   CHECK(windows.first_fault() == "windows, action 2 (matmul): reads `weight 0`, which copy in may still be writing");
 }
 
-TEST_CASE("without waiting for the slot a copy may overwrite what a product still reads") {
+TEST_CASE("without waiting for the slot a copy may overwrite a value that a matmul still reads") {
   Windows windows;
   auto& actions = windows.schedule.actions;
   actions.erase(std::find_if(actions.begin(), actions.end(), [](const Action& action) {
@@ -141,7 +141,7 @@ TEST_CASE("host access to pinned memory is ordered like any other") {
   CHECK(one_slot.faults()[0] == "upload, action 0 (host): writes `staged` where compute may still be reading `staged`");
 }
 
-TEST_CASE("no place is outside of its memory, and nothing lies over what outlives a run") {
+TEST_CASE("no place is outside of its memory, and nothing overlaps values that outlive a run") {
   Plan plan = real_plan();
   RunSchedule& schedule = plan.schedules[Run::evaluate];
   Access& made = schedule.operands[schedule.actions[0].first + schedule.actions[0].reads];
@@ -182,12 +182,12 @@ TEST_CASE("what reads a lasting value expects it as its run has left it by then"
   CHECK(faults(0, 1).at(1) == "run, action 0 (sum, layer 1): makes version 2 of `gradient`, expected 1");
 }
 
-TEST_CASE("the plan of a model keeps the laws, also from run to run") {
+TEST_CASE("the plan of a model keeps the rules, also from run to run") {
   CHECK(schedule_faults(real_plan()) == std::vector<std::string>{});
 }
 
 // What a launch makes may be read by nobody, or its place may be free: such mutants are no faults. Those that change
-// what is read where must be refused.
+// a read elsewhere must be refused.
 TEST_CASE("schedules of a plan with a place moved or two neighbours exchanged are refused, unless they do no harm") {
   const Plan plan = real_plan();
   std::uint64_t random = 1;
@@ -203,7 +203,7 @@ TEST_CASE("schedules of a plan with a place moved or two neighbours exchanged ar
     Action &action = schedule.actions[index], &next = schedule.actions[index + 1];
     if (trial % 4 < 2) {
       std::swap(action, next);
-      const auto reads = schedule.reads(action);  // what was next reads what was made before it
+      const auto reads = schedule.reads(action);  // the next action reads an earlier result
       const auto made = schedule.writes(next);
       const bool needs = std::any_of(reads.begin(), reads.end(), [&](const Access& read) {
         return read.value >= 0 && std::find(made.begin(), made.end(), read) != made.end();
@@ -222,7 +222,7 @@ TEST_CASE("schedules of a plan with a place moved or two neighbours exchanged ar
   CHECK(refused > 100);
 }
 
-TEST_CASE("an output may lie on an operand only where its op says so") {
+TEST_CASE("an output may be placed on an operand only where its op says so") {
   Plan plan = real_plan();
   RunSchedule& schedule = plan.schedules[Run::first];
   auto product = std::find_if(schedule.actions.begin(), schedule.actions.end(), [&](const Action& action) {

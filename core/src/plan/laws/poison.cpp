@@ -44,7 +44,7 @@ std::map<std::int32_t, Use> last_uses(const RunSchedule& schedule) {
   return last;
 }
 
-/// What is left of the places where `taken` does not lie.
+/// The parts of the places outside `taken`.
 void cut_out(std::vector<Place>& places, const Place& taken) {
   std::vector<Place> left;
   for (const Place& place : places) {

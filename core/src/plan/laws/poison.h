@@ -7,9 +7,9 @@
 namespace quern {
 
 /// Fills the bytes of each value that does not outlive its run behind the last action that uses it, on that action's
-/// lane, and each workspace behind its launch. An output that took over the memory of its input is left alone. So is a
-/// value in a store, and one whose last uses may run at the same time. The pass adds no order between lanes, and
-/// schedules that keep their laws keep them.
+/// lane, and each workspace behind its launch. An output that took over the memory of its input is not poisoned. Nor
+/// are values in stores, and values whose last uses may run at the same time. The pass adds no order between lanes, and
+/// schedules that keep the rules still do.
 void poison_freed(ScheduleSet& set);
 
 }  // namespace quern

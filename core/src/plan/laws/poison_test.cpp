@@ -1,4 +1,4 @@
-// What is poisoned behind which action, in small schedules, and that plans keep their laws with it.
+// The places poisoned behind each action, in small schedules, and that plans keep the rules with it.
 #include "plan/laws/poison.h"
 
 #include <doctest/doctest.h>
@@ -61,7 +61,7 @@ TEST_CASE("a value is poisoned behind its last use, unless it outlives the run")
   CHECK(small.fills() == Fills{"2 compute 0+16", "2 compute 16+16"});
 }
 
-TEST_CASE("what nobody reads is poisoned at once, and so is a workspace") {
+TEST_CASE("an unread output is poisoned at once, and so is a workspace") {
   Small small;
   const Access unread = small.value(0, 16), workspace{.place = {Space::device, 0, 64, 32}};
   small.launch({}, {unread, workspace});
@@ -101,7 +101,7 @@ TEST_CASE("what the host read last is poisoned on the compute lane") {
   CHECK(small.fills() == Fills{"3 compute 0+16"});
 }
 
-TEST_CASE("plans keep the laws with their freed places poisoned") {
+TEST_CASE("plans keep the rules with their freed places poisoned") {
   for (unsigned places = 0; places < 32; ++places)
     for (int ahead : {1, 3}) {
       CAPTURE(places);
@@ -116,7 +116,7 @@ TEST_CASE("plans keep the laws with their freed places poisoned") {
     }
 }
 
-TEST_CASE("a read of what is poisoned breaks the laws") {
+TEST_CASE("a read of a poisoned place breaks the rules") {
   Small small;
   const Access a = small.value(0, 16);
   small.launch({}, {a});

@@ -18,7 +18,7 @@ namespace quern {
 
 namespace {
 
-// The loss op replaced by the plain product of unquantized operands, so that the program hands on logits.
+// The loss op replaced by a plain matmul of unquantized operands, so that the program hands on logits.
 Program logits_program(const Program& head, const OpSet& ops, DType activation) {
   Program program = head;
   Op loss = program.ops.back();
@@ -33,8 +33,8 @@ Program logits_program(const Program& head, const OpSet& ops, DType activation) 
   return program;
 }
 
-// The same of one token of each row: `rows` says which, counted over the whole micro-batch. The product's sums are kept
-// as they are, so that close tokens do not tie.
+// The same of one token of each row: `rows` says which, counted over the whole micro-batch. The matmul's results are
+// kept as they are, so that close tokens do not tie.
 Program next_logits_program(const Program& head, const OpSet& ops, DType activation, std::int64_t batch) {
   Program program = head;
   Op loss = program.ops.back();
@@ -54,7 +54,7 @@ Program next_logits_program(const Program& head, const OpSet& ops, DType activat
   return program;
 }
 
-/// `outer` for the products of the parameters named, `inner` for all others.
+/// `outer` for the matmuls of the parameters named, `inner` for all others.
 class ByParameter final : public PrecisionBackend {
  public:
   ByParameter(const PrecisionBackend& inner, const PrecisionBackend* outer, const std::vector<std::string>& names)

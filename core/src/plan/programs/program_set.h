@@ -17,12 +17,12 @@ struct Stage {
   Program model;                        ///< as rotated
   JointProgram joint;                   ///< differentiated
   Program transposing;                  ///< lowered, with all transposed copies that the precision backend asks for
-  LoweredProgram lowered;               ///< with those that the device's products need
+  LoweredProgram lowered;               ///< with the copies that the device's matmuls need
   PartitionedProgram split;             ///< layers and embedding only
   Program forward, backward, evaluate;  ///< fused; the head's `forward` is its whole training program
 };
 
-/// What is recomputed: `recomputed`, but in the first `richer_layers` layers only `fewer`.
+/// The recomputed values: `recomputed`, but in the first `richer_layers` layers only `fewer`.
 struct RecomputeChoice {
   std::set<std::string> recomputed = {}, fewer = {};
   std::int64_t richer_layers = 0;
@@ -54,7 +54,7 @@ class ProgramSet {
   Program logits, next_logits;      ///< fused; empty unless asked for
 
  private:
-  /// Throws a config error for outer layers or parameters that the model has not.
+  /// Throws a config error for high-precision layers or parameters that the model lacks.
   void check_outer() const;
   Stage make_stage(const Program& program, const PrecisionBackend& inner);
   LoweredProgram as_stored(LoweredProgram lowered) const;

@@ -55,7 +55,7 @@ ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, con
   return static_cast<ValueId>(program.values.size() - 1);
 }
 
-// Layer by layer, so that the sums of all tensors are those of each layer in a row.
+// Layer by layer, so that each layer's sums are contiguous.
 Op StatePrograms::squares_of(Program& program, const Takes& takes) const {
   Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
   for (int layer = -1; layer < layers_; ++layer)
@@ -112,7 +112,7 @@ Program StatePrograms::squares(int layer) const {
                  [layer](const ParameterSpec&, int wanted) { return wanted == layer; });
 }
 
-// Piece by piece, so that those of a rank are neighbours.
+// Piece by piece, so that a rank's are neighbours.
 Op StatePrograms::squares_of_pieces(Program& program) const {
   Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
   const auto [begin, end] = shards_.own_pieces();

@@ -75,7 +75,7 @@ class Splitter {
   }
 
   // Slice by slice: the update, and rows of the working copies; behind all of them first where these need the amax of
-  // all rows. Then what is made of all rows of those.
+  // all rows. Then the values made of all their rows.
   void add_slices(const UpdatePart& whole, const RowBounds& bounds, ParameterGroup group) {
     const Program& refresh = refresh_of(whole);
     const bool agreed = is_agreed(whole), sharded = !parameter_of(whole).bounds.empty();
@@ -164,7 +164,7 @@ class Splitter {
     return bounds;
   }
 
-  /// Whether what is to be transposed is there.
+  /// Whether the transposed copy's source is there.
   bool has_rows(const Program& refresh) const {
     return std::all_of(refresh.ops.begin(), refresh.ops.end(), [&](const Op& op) {
       const auto& pairs = plan_.ops.at(op.kind).transposed;
@@ -182,7 +182,7 @@ class Splitter {
     });
   }
 
-  static constexpr std::int64_t kLargest = 16;  ///< windows' sizes up to which what is made twice is not split
+  static constexpr std::int64_t kLargest = 16;  ///< windows' sizes up to which values that are made twice are not split
 
   const Plan& plan_;
   const std::vector<std::vector<Program>>& refreshes_;

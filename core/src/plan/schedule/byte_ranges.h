@@ -1,5 +1,5 @@
 #pragma once
-// A map over the bytes of one memory: ranges that do not overlap, each with what is known of its bytes.
+// A map over the bytes of one memory: ranges that do not overlap, each with knowledge of its bytes.
 
 #include <cstdint>
 #include <iterator>
@@ -36,7 +36,7 @@ class ByteRanges {
     ranges_.erase(first, last);
     ranges_[begin] = {end, std::move(known)};
   }
-  /// Visits what is known of the bytes, range by range.
+  /// Visits the knowledge of the bytes, range by range.
   template <class Visit>
   void visit(std::int64_t begin, std::int64_t end, Visit visit) {
     for (Iterator it = cut(begin, end); it != ranges_.end() && it->first < end; ++it) visit(it->second.known);

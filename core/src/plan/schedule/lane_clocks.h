@@ -24,7 +24,7 @@ class LaneClocks {
   /// Takes the next action of the run. False: it waits for an event that nobody recorded.
   bool enqueue(const Action& action) {
     Clock& lane = lanes_[static_cast<std::size_t>(action.lane)];
-    // What the host has seen done when it enqueues an action is done when the action runs.
+    // An action that the host has seen finish before it enqueues another has finished when that one runs.
     merge(lane, lanes_[static_cast<std::size_t>(Lane::host)]);
     const auto event = static_cast<std::size_t>(std::max(action.event, 0));
     switch (action.kind) {

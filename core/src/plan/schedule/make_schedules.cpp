@@ -195,7 +195,7 @@ class Maker {
     puts_[stop.boundary_out] = stored;
   }
 
-  // Buffers of boundaries up to this one are about to be written again, or what was put to be read.
+  // Buffers of boundaries up to this one are about to be written again, or stored values to be read.
   void await_puts(RunSchedule& schedule, int boundary) {
     while (!puts_.empty() && puts_.begin()->first <= boundary) {
       schedule.add({.kind = ActionKind::wait, .event = puts_.begin()->second}, {}, {});
@@ -246,7 +246,7 @@ class Maker {
     const char* kind;
     Attributes attributes;
     std::vector<const PlannedTensor*> reads, writes;
-    ActionKind action = ActionKind::collective;  ///< or launch: an op on what was brought together
+    ActionKind action = ActionKind::collective;  ///< or launch: an op on the gathered value
   };
 
   void add_collective(RunSchedule& schedule, const Collective& wanted) {

@@ -26,7 +26,7 @@ Stop meeting(Meeting kind, Group group = Group::block, int layer = -1) {
 bool in_stores(const Plan& plan) { return plan.options.state.gradients.memory != kOnDevice; }
 bool ranks_meet(const Plan& plan) { return plan.options.state.meet; }
 
-/// Visits the programs that make the rest of what is gathered.
+/// Visits the programs that make the rest of a gathered value.
 template <class Visit>
 void each_rest(const Plan& plan, Group group, int layer, Visit visit) {
   for (const ParameterPlan& parameter : plan.parameters)
@@ -75,8 +75,8 @@ std::vector<Stop> settle(const Plan& plan) {
   return order;
 }
 
-/// A first one gathers working copies, and updates what was put off ahead of the program that reads it first; in a last
-/// one gradients are final behind the program that makes them, and so are the sums of their squares.
+/// A first one gathers working copies, and applies the deferred update ahead of the program that reads it first; in a
+/// last one gradients are final behind the program that makes them, and so are the sums of their squares.
 std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   const int layers = layers_of(plan);
   const bool ranks = ranks_meet(plan), gathers = step.first && ranks, reduces = step.last && ranks;
@@ -84,7 +84,7 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   auto arrive = [&](Group group, int layer = -1) {
     if (gathers) add_arrival(plan, order, group, layer);
   };
-  // One ahead, so that what is put back is there again in time.
+  // One ahead, so that stored values are there again in time.
   auto update_before = [&](int layer) {
     if (!step.updates) return;
     if (layer < 0) add_updates(plan, order, false, Group::embedding);

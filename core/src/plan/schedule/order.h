@@ -16,18 +16,18 @@ enum class Meeting : std::uint8_t {
   gather,     ///< brings the working copies of a group or layer here, beside what follows
   arrive,     ///< what follows has them
   reduce,     ///< sums the gradients of the matrices of a group or layer, beside what follows
-  sum,        ///< adds up all other gradients, and waits for what was reduced
+  sum,        ///< adds up all other gradients, and waits for the reductions
   sum_norms,  ///< adds up losses and squares
   maximum,    ///< of amaxes and of the states that the update advances
 };
 
-/// A program, or what ranks do together, at its place in the order. Boundary k lies before layer k; the last one lies
+/// A program, or an action of all ranks, at its place in the order. Boundary k is before layer k; the last one is
 /// before the head.
 struct Stop {
   /// Which streams enter and leave.
   enum class Flow : std::uint8_t {
     none,      ///< works on state alone
-    forward,   ///< takes the stream of boundary_in, leaves that of boundary_out
+    forward,   ///< takes the residual stream of boundary_in, leaves boundary_out's
     turn,      ///< takes the stream, leaves its gradient
     backward,  ///< takes and leaves gradients
     evaluate,  ///< as forward, but keeps nothing
@@ -39,10 +39,10 @@ struct Stop {
   int boundary_out = -1;         ///< -1: nothing leaves
   std::string_view result = {};  ///< the tensor that the program's output is, instead of a stream
   Meeting meeting = Meeting::none;
-  ParameterGroup group = ParameterGroup::block;  ///< of a meeting
+  ParameterGroup group = ParameterGroup::block;  ///< of a collective
   bool joins = false;                            ///< takes values of stores together with the stop before it
   int window = -1;                               ///< number of those that do, in the order
-  RowSlice rows = {};                            ///< those of its parameter that the program is for
+  RowSlice rows = {};                            ///< the rows of its parameter that the program is for
 };
 
 /// Borrows the plan's programs. Empty for runs that are no programs, and for those that the plan has no programs of.

@@ -57,8 +57,7 @@ TEST_CASE("only plans that observe, and only those that train, have the runs for
   CHECK(order_of(plan, Run::evaluate).size() == 4);
 }
 
-TEST_CASE(
-    "an update of windows is put off, refreshes with what it updates, and runs one layer ahead of the forward pass") {
+TEST_CASE("an update of windows is deferred, requantizes its windows, and runs one layer ahead of the forward pass") {
   Plan plan = plan_of(2, false);
   plan.parameters.resize(2);
   plan.parameters[0].spec.group = ParameterGroup::embedding;

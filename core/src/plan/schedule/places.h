@@ -1,6 +1,6 @@
 #pragma once
 // Where the values of a program are when it runs at a stop of the order, and which value is which: the streams between
-// programs, what layers keep, and tensors are known by their place; what is local to a program is new at every stop.
+// programs, what layers keep, and tensors are known by their place; a program's local values are new at every stop.
 
 #include <map>
 #include <string>
@@ -35,12 +35,12 @@ class Places {
   Access saved(const Stop& stop, const Value& value);
   Access home(int boundary, const Place& place);
   Access state(const Stop& stop, const Value& value);
-  /// The value that lies at a place for good.
+  /// The permanent value at a place.
   Access at(const Place& place, std::int64_t known_by, std::string_view name, int layer);
-  /// One of several values that pass through a place by turns.
+  /// One of several values that pass through a place one after another.
   Access passing(std::int64_t offset, std::int64_t bytes, const std::string& name);
   std::int32_t fresh(std::string name);
-  /// A tensor of a parameter, or those of its rows that the stop is for.
+  /// A tensor of a parameter, or the rows of it that the stop is for.
   Access of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value);
 
   const Plan& plan_;

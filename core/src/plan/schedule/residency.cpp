@@ -51,7 +51,7 @@ struct SlotSize {
   }
 };
 
-/// `version` is what the value has become by this use.
+/// `version` is the value's after this use.
 void use(Window& window, const Access& access, bool reads, bool writes, std::int32_t version, const SlotSize& size) {
   auto [it, fresh] = window.held.try_emplace({access.place.index, access.place.offset});
   Held& held = it->second;
@@ -70,7 +70,7 @@ void use(Window& window, const Access& access, bool reads, bool writes, std::int
   held.version = version;
 }
 
-/// Gives every window a slot behind that of the one before it.
+/// Gives every window a slot behind the slot of the one before it.
 void lay_out(std::vector<Window>& windows, const SlotRing& ring) {
   std::int64_t end = 0;
   for (Window& window : windows) {
@@ -162,7 +162,7 @@ class Acquirer {
     return {Space::device, 0, ring_.offset + window.offset + held.offset, held.home.place.bytes};
   }
 
-  /// Whether the window may be fetched while all from `now` on, up to it, have not run: it lies apart from them, and
+  /// Whether the window may be fetched while all from `now` on, up to it, have not run: it is disjoint from them, and
   /// what it reads is not what they will change.
   bool may_come(std::size_t number, std::size_t now) const {
     const Window& wanted = windows_[number];

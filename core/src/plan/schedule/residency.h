@@ -14,7 +14,7 @@ namespace quern {
 /// Memory of the arena in which windows have their slots, one behind the other and from the beginning again.
 struct SlotRing {
   std::int64_t offset = 0;  ///< in the arena
-  std::int64_t bytes = 0;   ///< at least those of the largest window
+  std::int64_t bytes = 0;   ///< at least the largest window's
 };
 
 /// By store and offset of their ends: bytes that values which end there have more on another rank.

@@ -1,4 +1,4 @@
-// Schedules whose values live in stores: transfers by hand in a small schedule, and the laws over plans with every
+// Schedules whose values live in stores: transfers by hand in a small schedule, and the rules over plans with every
 // combination of places.
 #include "plan/schedule/residency.h"
 
@@ -145,7 +145,7 @@ TEST_CASE("a put that is left out is a fault, and so is one that comes before wh
         std::string::npos);
 }
 
-TEST_CASE("random windows keep the laws at every distance, and no wait of theirs can be left out for free") {
+TEST_CASE("random windows keep the rules at every distance, and no wait of theirs can be left out for free") {
   std::uint64_t random = 1;
   auto below = [&](std::size_t limit) {
     random = random * 6364136223846793005u + 1442695040888963407u;
@@ -178,7 +178,7 @@ TEST_CASE("random windows keep the laws at every distance, and no wait of theirs
   CHECK(refused > dropped / 2);
 }
 
-TEST_CASE("plans with their state in stores keep the laws in every combination") {
+TEST_CASE("plans with their state in stores keep the rules in every combination") {
   for (unsigned places = 0; places < 32; ++places) {
     CAPTURE(places);
     PlanOptions options = stored_options(places, 1, "one");
@@ -202,7 +202,7 @@ TEST_CASE("plans with their state in stores keep the laws in every combination")
   }
 }
 
-TEST_CASE("what is split over windows is the work of the resident plan") {
+TEST_CASE("work split over windows is the resident plan's work") {
   auto kinds = [](const Plan& plan, Run run) {
     std::multiset<std::string> found;
     for (const Action& action : plan.schedules[run].actions)

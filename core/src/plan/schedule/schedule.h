@@ -17,7 +17,7 @@ namespace quern {
 /// A kind of memory that an action can touch.
 enum class Space : std::uint8_t {
   device,   ///< the arena
-  staging,  ///< pinned: one slot for each micro-batch that may be under way, used by turns; offsets are in a slot
+  staging,  ///< pinned: one slot for each micro-batch that may be under way, used alternately; offsets are in a slot
   results,  ///< pinned: what the host reads at the end of a step
   store,    ///< a slot of an offload store; `index` says which
 };
@@ -38,7 +38,7 @@ struct Place {
 struct Access {
   Place place = {};
   std::int32_t value = -1;
-  std::int32_t version = 0;  ///< writes of these bytes in their run, up to what is read, or with what is written
+  std::int32_t version = 0;  ///< writes of these bytes in their run, up to the read, or with the write
   bool operator==(const Access&) const = default;
 };
 
@@ -117,7 +117,7 @@ enum class Run : std::uint8_t {
   observed_last,
   observed_only,
   observe_weights,  ///< before the update of such a step
-  updating_first,   ///< first micro-steps that bring what the update of the last step put off
+  updating_first,   ///< first micro-steps that apply the last step's deferred update
   updating_only,
   observed_updating_first,
   observed_updating_only,
@@ -125,11 +125,11 @@ enum class Run : std::uint8_t {
 inline constexpr int kRuns = 22;
 std::string_view name_of(Run run);
 
-/// A micro-step among those of its step.
+/// A micro-step among its step's.
 struct MicroStep {
   bool first = true, last = true;
   bool observed = false;
-  bool updates = false;  ///< what was put off, in a first one
+  bool updates = false;  ///< the deferred part, in a first one
   bool operator==(const MicroStep&) const = default;
 };
 /// Absent: the run is none.

@@ -7,7 +7,7 @@
 
 namespace quern {
 
-/// Peak FLOP/s of products of this format; 0: not known.
+/// Peak FLOP/s of matmuls of this format; 0: not known.
 double matmul_rate(const DeviceTraits& device, DType format);
 
 /// A format without a rate takes the first that is known.

@@ -10,7 +10,7 @@ namespace quern {
 
 namespace {
 
-/// Bytes that a rank receives, and as many it sends: what is not its own part. Of an all_reduce each part is sent to be
+/// Bytes that a rank receives, and as many it sends: all but its own part. Of an all_reduce each part is sent to be
 /// summed, and again as a sum. No way of doing it moves less.
 double traffic_of(const OpInstance& op) {
   double in = 0, out = 0;

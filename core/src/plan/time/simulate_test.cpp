@@ -97,7 +97,7 @@ TEST_CASE("a launch that works in a store takes the bytes over the link, where t
   CHECK(alone({here}, {two}) == 7);
 }
 
-TEST_CASE("transfers of both directions slow each other down while they overlap, and those of one share it") {
+TEST_CASE("transfers of both directions slow each other down while they overlap, and transfers of one share it") {
   const Access stored{{Space::store, 0, 0, 100}, 0}, here{{Space::device, 0, 0, 100}, 1},
       there{{Space::device, 0, 100, 300}, 2}, put_back{{Space::store, 0, 100, 300}, 3};
   auto ends = [&](double duplex_rate, Lane second, const Access& from, const Access& to) {

@@ -21,13 +21,13 @@ struct SlowLaunches {
 /// Seconds.
 struct StepTime {
   double total = 0;
-  /// In which the compute lane waits for what stores have, by whose it is: the transfers that go on meanwhile,
+  /// Time the compute lane waits for store transfers, by owner: the transfers that go on meanwhile,
   /// or what a launch works on in place.
   std::map<TensorOwner, double> unhidden = {};
   std::map<std::string, SlowLaunches> slow = {};  ///< as the device estimates them, by reason (OpSupport::slow)
 };
 
-/// Whose what lies in a plan's stores is.
+/// Which owner a range of a store belongs to.
 class StoreOwners {
  public:
   explicit StoreOwners(const Plan& plan);

@@ -35,7 +35,7 @@ TEST_CASE("a step is its micro-steps and the update, of which nothing waits wher
   }
 }
 
-TEST_CASE("what waits is told by owner: all that a slow link brings, and next to nothing behind a fast one") {
+TEST_CASE("waits are counted by owner: all that a slow link brings, and next to nothing behind a fast one") {
   const Plan plan = tiny_plan(stored_options(15, 1));
   DeviceTraits device = PlanningDevice().traits();
   device.host_rate = 1e3;
@@ -75,7 +75,7 @@ TEST_CASE("a step's runs are as many as its micro-batches and the update, each k
   }
 }
 
-TEST_CASE("waits of a run lie apart, where no kernel runs, and the timeline shows them") {
+TEST_CASE("waits of a run are separate, where no kernel runs, and the timeline shows them") {
   const Plan plan = tiny_plan(stored_options(15, 1));
   const DeviceTraits device = PlanningDevice().traits();
   const RunSchedule& schedule = plan.schedules[Run::later];

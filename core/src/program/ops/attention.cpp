@@ -12,7 +12,7 @@ void need_packed(const InferContext& c, std::size_t input) {
     c.refuse(input, "(N, " + std::to_string(width) + "): (heads + 2 kv_heads) head_dim");
 }
 
-// Two products of N x T x head_dim a head forward, five backward; a causal mask halves them.
+// Two matmuls of N x T x head_dim a head forward, five backward; a causal mask halves them.
 Cost attention_cost(const OpInstance& op, double products, const Operand& packed) {
   const Attributes& a = op.attributes;
   double pairs = static_cast<double>(op.geometry.tokens()) * static_cast<double>(op.geometry.sequence) *
@@ -75,7 +75,7 @@ void add_attention(OpSet& set) {
            .cost =
                [](const OpInstance& op) {
                  Cost cost = attention_cost(op, 5, op.inputs[1]);
-                 cost.repeated_flops = cost.flops / 5;  // one of the five products makes the scores again
+                 cost.repeated_flops = cost.flops / 5;  // one of the five matmuls recomputes the scores
                  return cost;
                }});
 }

@@ -1,4 +1,4 @@
-// linear and its three products, which the precision backend lowers, and the ops that they are lowered to.
+// linear and its three matmuls, which the precision backend lowers, and the ops that they are lowered to.
 #include "program/ops/ops.h"
 
 namespace quern::ops {
@@ -73,8 +73,8 @@ void add_linear(OpSet& set) {
   // With the attribute scale_rows_b, and a b^T (transpose_a 0, transpose_b 1): each 128 elements of a row of a have a
   // scale (row_block_scales of a, or column_block_scales of what a is the transpose of), and so has each block of
   // scale_rows_b x 128 elements of b: 1, likewise, or 128 (square_scales). With square_scales = 1 beside it scales that
-  // lie one for a row are those of 128 x 128 elements (quantize_squares): the first of 128 holds for all. One operand
-  // may then lie across the sums, with the scales of what it is the transpose of.
+  // are laid out one for a row belong to 128 x 128 elements (quantize_squares): the first of 128 holds for all. One
+  // operand may then be not K-major, with the scales of the matrix it is the transpose of.
   set.add({.kind = "matmul",
            .inputs = {"a", "b", "bias?", "scale_a?", "scale_b?"},
            .outputs = {"y"},

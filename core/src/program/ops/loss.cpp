@@ -1,6 +1,6 @@
 // Language-model loss: LM head and cross-entropy as one region, logits made chunk by chunk and never stored whole.
 // In training the region also makes the gradients of its input and of the head's weight. With quantized forms of x and
-// the weight, of which _q is row by row, _scale one factor and _t transposed, the products read those, and the logits'
+// the weight, of which _q is row by row, _scale one factor and _t transposed, the matmuls read those, and the logits'
 // gradients are rounded to attribute `gradient_format` with the fixed scale that fits the gradient seed.
 #include "program/ops/ops.h"
 
@@ -25,7 +25,7 @@ Cost loss_cost(const OpInstance& op, double products) {
             .format = op.inputs.size() > 3 && op.inputs[3].present ? op.inputs[3].dtype : x.dtype};
   for (const Operand& operand : op.inputs) cost.bytes += static_cast<double>(operand.bytes());
   for (const Operand& operand : op.outputs) cost.bytes += static_cast<double>(operand.bytes());
-  // The logits are written once and, in training, rewritten as their gradient and read by two products.
+  // The logits are written once and, in training, rewritten as their gradient and read by two matmuls.
   cost.bytes += static_cast<double>(x.extents[0] * op.inputs[1].extents[0]) * static_cast<double>(size_of(x.dtype)) *
                 (products > 1 ? 5 : 2);
   return cost;

@@ -50,7 +50,7 @@ void add_layer_norm(OpSet& set) {
            },
        .backward =
            [](BackwardContext& b) {
-             // The bias is an operand of the gradient op only through its own gradient's shape, that of the weight.
+             // The bias is an operand of the gradient op only through its own gradient's shape, the weight's.
              b.emit("layer_norm_grad", {b.output_grad(), b.input(0), b.input(1), b.output(1), b.output(2)}, {0, 1, 2});
            },
        .may_overwrite = {{0, 0}},

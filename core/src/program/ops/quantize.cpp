@@ -1,7 +1,7 @@
 // Ops that bring a matrix x (N, C) to an 8-bit format: q (N, C) with x about q * scale, and t (C, N), q transposed, for
-// the products that sum over tokens. Outputs that nobody reads are not made. Scales are those of format_scale.
+// the matmuls that sum over tokens. Unread outputs are not made. Scales are format_scale's.
 // A NaN in x shows as a NaN code; i8 has none, and there the scale becomes NaN (quantize_by, whose scale is given,
-// codes 0).
+// values 0).
 #include "program/ops/ops.h"
 #include "quern/block_scales.h"
 #include "quern/step_state.h"
@@ -16,8 +16,8 @@ DType format_of(const InferContext& c) {
   return *format;
 }
 
-/// Of scales of rows or columns, whose i8 codes may round stochastically: codes of one value then differ from place to
-/// place in a row (column), but not from row to row.
+/// Of row or column scales, whose i8 values may round stochastically: one value then quantizes differently from place
+/// to place in a row (column), but not from row to row.
 DType format_of_line(InferContext& c) {
   const DType format = format_of(c);
   if (c.attributes.integer_or("stochastic", 0) != 0 && format != DType::i8)
@@ -38,7 +38,7 @@ void need_state(const InferContext& c, std::size_t input) {
   need_vector(c, input, kScaleStateWords + history);
 }
 
-/// q and t of matrices whose rows may be tokens, with scales that lie as those of blocks of lines.
+/// q and t of matrices whose rows may be tokens, with scales laid out as row or column block scales.
 void infer_lines(InferContext& c) {
   give_codes(c, 0, 2);
   const Dim rows = c.inputs[0]->shape[0], columns = c.inputs[0]->shape[1];
@@ -154,7 +154,7 @@ void add_scales_of_parts(OpSet& set) {
                  return std::vector<OpSpec::QuantizedOutput>{{0, 1, "rows"}};
                },
            .row_groups = [](const OpInstance&) { return std::int64_t{1}; }});
-  // One scale a column, from the column's amax; only the transposed codes.
+  // One scale a column, from the column's amax; only the transposed values.
   set.add({.kind = "quantize_columns",
            .inputs = {"x"},
            .outputs = {"t", "scale"},
@@ -189,8 +189,8 @@ void add_scales_of_parts(OpSet& set) {
                  const bool square = op.attributes.integer_or("square", 0) != 0;
                  return square && !op.outputs[2].present && !op.outputs[3].present ? kScaleBlock : std::int64_t{0};
                }});
-  // One scale for each 128 x 128 elements of x, whose rows may be tokens. Scales lie as those of lines do, where each
-  // is found 128 times.
+  // One scale for each 128 x 128 elements of x, whose rows may be tokens. Scales are laid out as row or column scales,
+  // where each is found 128 times.
   set.add({.kind = "quantize_squares",
            .inputs = {"x"},
            .outputs = {"q", "scale", "t", "t_scale"},
@@ -209,7 +209,7 @@ void add_quantize(OpSet& set) {
   add_tensor_scales(set);
   add_delayed_scales(set);
   add_scales_of_parts(set);
-  // What x's values are and what scales made of it lose, added up: ScaleObservation. `layout` says how the scales lie:
+  // Statistics of x's values and of their loss under its scales, added up: ScaleObservation. `layout` of the scales:
   // tensor (1), rows (N), columns (C), row_blocks, column_blocks or squares as quantize_blocks leaves them. With the
   // state of a delayed scale, clipped is what lay beyond the scale that was assumed.
   set.add({.kind = "observe_scale",

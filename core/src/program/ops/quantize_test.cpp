@@ -22,7 +22,7 @@ std::vector<Value> inferred(Shape shape, std::int64_t square, const char* kind =
 
 }  // namespace
 
-TEST_CASE("quantize_blocks, quantize_squares: shapes of a matrix of tokens are those of its scales' layouts") {
+TEST_CASE("quantize_blocks, quantize_squares: shapes of a matrix of tokens follow its scales' layouts") {
   for (const char* kind : {"quantize_blocks", "quantize_squares"}) {
     const std::vector<Value> made = inferred({Dim::tokens(), 300}, 0, kind);
     for (std::int64_t tokens : {1, 127, 128, 129, 4096}) {

@@ -1,7 +1,7 @@
 #pragma once
 // Pass 4, choose saved: splits a lowered joint program into a forward program, which keeps some of its values, and a
 // backward program, which recomputes the others it needs. Which ones are kept changes no bit of the gradients,
-// unless a device fuses a matrix product in one half only (fuse.h).
+// unless a device fuses a matmul in one half only (fuse.h).
 
 #include <functional>
 #include <set>
@@ -12,8 +12,8 @@
 
 namespace quern {
 
-/// What is recomputed, by the field's names; several may be combined.
-/// swiglu: gated activations; norm: outputs of norms; ffn: the feed-forward's first products and activations;
+/// The recomputed values, by the field's names; several may be combined.
+/// swiglu: gated activations; norm: outputs of norms; ffn: the feed-forward's first matmuls and activations;
 /// qkv: what attention reads; att: that and the attention output; block: everything but what enters the block.
 inline const std::vector<std::string> kRecomputeNames = {"swiglu", "norm", "ffn", "qkv", "att", "block"};
 

@@ -12,9 +12,9 @@ struct JointProgram {
   ValueId gradient_out = kNoValue;  ///< gradient of the stream that it takes; none for the embedding
 };
 
-/// `activation` is the dtype of activation gradients, `gradient` that of parameter gradients. All outputs receive the
-/// same gradient (after rotation they are the operands of one sum), and all inputs must come out with one and the same.
-/// An op that has no backward, on the path of a gradient, is a config error.
+/// `activation` is the dtype of activation gradients, `gradient` the dtype of parameter gradients. All outputs receive
+/// the same gradient (after rotation they are the operands of one sum), and all inputs must come out with one and the
+/// same. An op that has no backward, on the path of a gradient, is a config error.
 JointProgram differentiate(const Program& forward, const OpSet& ops, DType activation, DType gradient);
 
 }  // namespace quern

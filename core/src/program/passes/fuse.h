@@ -1,8 +1,8 @@
 #pragma once
 // Pass 5, fuse: replaces groups of ops by fused forms that the device offers (see Fusion in device.h) and takes at the
 // plan's sizes; where it refuses, the parts stay. A fused form keeps all results of its parts and rounds each at its
-// dtype, so it changes no bit, but where it has a matrix product in it, whose sums may have another order. Results that
-// nobody reads are never written.
+// dtype, so it changes no bit, but where it has a matmul in it, which may sum in another order. Results that
+// no op reads are never written.
 
 #include <functional>
 #include <span>

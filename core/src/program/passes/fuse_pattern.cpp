@@ -104,7 +104,7 @@ int position(const std::vector<int>& list, int name) {
   return it == list.end() ? -1 : static_cast<int>(it - list.begin());
 }
 
-/// Work of the products among the parts; operands of the whole are moved once.
+/// Work of the matmuls among the parts; operands of the whole are moved once.
 Cost fused_cost(const FusionPattern& pattern, const std::vector<OpSpec>& parts, const OpInstance& op) {
   auto operand = [&](int name) {
     if (name == FusionPattern::kAbsent) return Operand{};

@@ -1,5 +1,5 @@
 #pragma once
-// Pass 3, lower precision: asks the precision backend to replace every linear's products by explicit quantize,
+// Pass 3, lower precision: asks the precision backend to replace every linear's matmuls by explicit quantize,
 // transpose and matmul ops on a joint program.
 
 #include <string>

@@ -35,7 +35,7 @@ std::vector<Op> observers(Program& program, const OpSet& ops, const Op& op) {
                .attributes = {{"format", op.attributes.word("format")}, {"layout", coded.layout}},
                .phase = op.phase};
     std::string tensor = program[codes == kNoValue ? scale : codes].name;
-    if (codes == kNoValue) tensor.resize(tensor.size() - 1 - spec.outputs[coded.scale].size());  // codes nobody reads
+    if (codes == kNoValue) tensor.resize(tensor.size() - 1 - spec.outputs[coded.scale].size());  // without a reader
     const std::string name = name_in(program, tensor);
     const ValueId observed = append_op(program, ops, DType::f32, std::move(observe), name)[0];
     program[observed].role = Role::observation;

@@ -16,14 +16,14 @@ void observe_scales(Program& program, const OpSet& ops);
 /// A program that observes the quantized working copies which the program `refresh` makes from a parameter's master.
 Program observe_copies(const Program& refresh, const OpSet& ops);
 
-/// What of a program runs in steps that do not observe, by op, and what is read then, by value: as if the program had
+/// The ops that run in steps that do not observe, and the values that are read then: as if the program had
 /// been planned without observations.
 struct Unobserved {
   std::vector<bool> runs, read;
 };
 Unobserved without_observations(const Program& program);
 
-/// The observed tensor's name, that of its codes, from the observation's.
+/// The name of the observed tensor's quantized values, from the observation's.
 std::string observed_tensor(const Value& observation);
 
 }  // namespace quern

@@ -21,7 +21,7 @@ class OpForms {
   const Program& program_;
   const OpSet& ops_;
   Geometry geometry_;
-  std::vector<bool> observed_, unobserved_;  ///< what is read, by value
+  std::vector<bool> observed_, unobserved_;  ///< values that are read
 };
 
 }  // namespace quern

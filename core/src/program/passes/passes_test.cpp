@@ -69,7 +69,7 @@ int count_kind(const Program& program, const std::string& kind) {
       std::count_if(program.ops.begin(), program.ops.end(), [&](const Op& op) { return op.kind == kind; }));
 }
 
-/// Products of operands with one scale each.
+/// Matmuls of operands with one scale each.
 class QuantizedPrecision final : public testkit::PlainPrecision {
  public:
   void lower(const ProductSite& site, Lowering& lowering) const override {
@@ -160,13 +160,13 @@ TEST_CASE("wrong shapes in a model's program are refused with the operand and wh
   CHECK_THROWS_WITH_AS(b.linear(x, "qvk.weight", "h"), doctest::Contains("qkv.weight"), Error);
 }
 
-TEST_CASE("lowering leaves no linear behind and shares nothing but what is equal") {
+TEST_CASE("lowering leaves no linear behind and shares only equal ops") {
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
     JointProgram joint = p.lowered(p.rotated.block);
     CHECK(count_kind(joint.program, "linear") == 0);
     CHECK(count_kind(joint.program, "linear_weight_grad") == 0);
-    CHECK(count_kind(joint.program, "matmul") == 12);  // four linears, three products each
+    CHECK(count_kind(joint.program, "matmul") == 12);  // four linears, three matmuls each
   }
 }
 
@@ -219,7 +219,7 @@ TEST_CASE("fusion finds residual add with norm, norm backward with add, and swig
   CHECK(count_kind(backward, "swiglu") == 0);
 }
 
-TEST_CASE("fusion finds a product with the swiglu that reads it, and with its gradient") {
+TEST_CASE("fusion finds a matmul with the swiglu that reads it, and with its gradient") {
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
     p.patterns = add_fusions(p.ops, kProductFusions);
@@ -231,7 +231,7 @@ TEST_CASE("fusion finds a product with the swiglu that reads it, and with its gr
   }
 }
 
-TEST_CASE("a fused form costs its products' work, and moves each operand once") {
+TEST_CASE("a fused form costs its matmuls' work, and moves each operand once") {
   Passes p({});
   p.patterns = add_fusions(p.ops, kProductFusions);
   auto operand = [](Extents extents, bool present = true) {
@@ -298,7 +298,7 @@ TEST_CASE("a form that the device refuses stays in parts, beside one of the same
   CHECK(first.outputs[1] == Operand{DType::bf16, {32, 24}, true});
 }
 
-TEST_CASE("a pattern matches products with scales, and without the bias that it says is not there") {
+TEST_CASE("a pattern matches matmuls with scales, and without the bias that it says is not there") {
   Passes p({});
   p.patterns = add_fusions(p.ops, std::vector<Fusion>{{"scaled_swiglu", "y = matmul(a, b, _, s, t); z = swiglu(y)"}});
   CHECK(parse_fusion({"trailing", "y = matmul(a, b, _)"}, p.ops).parts[0].inputs.size() == 2);

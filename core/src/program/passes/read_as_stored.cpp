@@ -42,7 +42,7 @@ std::vector<Copy> transposed_copies(const JointProgram& joint, const OpSet& ops,
 
 /// Whether that leaves nothing in the op that reads the copy.
 bool turn(Op& op, const Copy& copy) {
-  // The layout of scales of blocks is stated for one form alone, but of square ones.
+  // The layout of block scales is stated for one form alone, but of square ones.
   auto flag = [&op](const char* name) { return op.attributes.integer_or(name, 0) != 0; };
   if (op.kind != "matmul" || (flag("scale_rows_b") && !flag("square_scales"))) return false;
   for (const auto& [operand, side] : {std::pair<std::size_t, const char*>{0, "transpose_a"}, {1, "transpose_b"}}) {
@@ -62,7 +62,7 @@ JointProgram read_as_stored(JointProgram joint, const OpSet& ops, const Geometry
     drop_unused(of.program, {&of.gradient_in, &of.gradient_out});
     return of;
   };
-  const OpForms forms(joint.program, ops, geometry);  // what is read of a product does not change
+  const OpForms forms(joint.program, ops, geometry);  // the values read by a matmul do not change
   double seconds = costs.seconds(needed(joint).program);
   for (const Copy& copy : copies) {
     JointProgram changed = joint;

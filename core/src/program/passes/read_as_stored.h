@@ -1,7 +1,7 @@
 #pragma once
-// Pass 3a, read as stored: a product that reads a transposed copy reads what it is a copy of instead, with the flag of
-// that operand turned, where the device takes that form. No copy is made that nobody reads then. Products contract over
-// the same elements in both forms.
+// Pass 3a, read as stored: a matmul that reads a transposed copy reads the original instead, with the flag of
+// that operand turned, where the device takes that form. Copies without a reader are then not made. Matmuls contract
+// over the same elements in both forms.
 
 #include <functional>
 
@@ -9,17 +9,17 @@
 
 namespace quern {
 
-/// What the device says.
+/// The device's answers.
 struct StoredCosts {
   std::function<bool(const OpInstance&)> takes;
   std::function<double(const Program&)> seconds;  ///< about what a program takes, as it will be fused
 };
 
-/// Copies are those of OpSpec::transposed and OpSpec::transposes. One goes only if all that reads it are products that
+/// Copies come from OpSpec::transposed and OpSpec::transposes. One goes only if all its readers are matmuls that
 /// change with it, if what it is a copy of is there anyway, since else nothing is saved, and if the program then takes
-/// no longer: products may lose less time than the copy took, or than its maker takes where only without the copy it
-/// fuses with what is before it. A device may take a product with one operand turned but not with both, so the largest
-/// copy is tried first. The device has to take every form in which a changed product would run (OpForms).
+/// no longer: matmuls may lose less time than the copy took, or than its maker takes where only without the copy it
+/// fuses with the op before it. A device may take a matmul with one operand turned but not with both, so the largest
+/// copy is tried first. The device has to take every form in which a changed matmul would run (OpForms).
 JointProgram read_as_stored(JointProgram joint, const OpSet& ops, const Geometry& geometry, const StoredCosts& costs);
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-// The products of one linear over codes with one scale a tensor, whose operands are copies that the program makes.
+// The matmuls of one linear over values with one scale a tensor, whose operands are copies that the program makes.
 #include "program/passes/read_as_stored.h"
 
 #include <set>
@@ -20,7 +20,7 @@ bool any(const OpInstance&) { return true; }
 bool none(const OpInstance&) { return false; }
 bool one(const OpInstance& op) { return !turned_a(op) || !turned_b(op); }
 
-/// Every product that is taken costs the same, and nothing else anything.
+/// Every matmul that is taken costs the same, and nothing else anything.
 StoredCosts costs(const Accepts& accepts) {
   return {.takes = accepts, .seconds = [](const Program&) { return 0.0; }};
 }
@@ -82,7 +82,7 @@ struct Products {
   ValueId dw = kNoValue;
 };
 
-/// The product of that name: what it reads and its flags.
+/// The matmul of that name: its inputs and its flags.
 std::string form(const Program& program, const std::string& name) {
   const Op& op = program.ops[static_cast<std::size_t>(program.producer(program.find(name)))];
   return program[op.inputs[0]].name + " " + program[op.inputs[1]].name + " " +
@@ -93,8 +93,7 @@ bool transposes(const Program& program) { return program.find("w.t") != kNoValue
 
 }  // namespace
 
-TEST_CASE(
-    "where the device takes products turned, they read no transposed copy of codes, nor is one made of a weight") {
+TEST_CASE("where the device takes operands as stored, matmuls read no transposed copy, nor is one made of a weight") {
   for (const char* kind : {"quantize", "quantize_amax", "quantize_delayed", "quantize_by"}) {
     CAPTURE(kind);
     const Program got = Products(kind).read(any);
@@ -112,13 +111,13 @@ TEST_CASE("where it refuses, nothing changes") {
   CHECK(to_string(p.read(none)) == to_string(p.joint.program));
 }
 
-TEST_CASE("of two copies that a product reads, where it takes one operand turned, the larger goes") {
+TEST_CASE("of two copies that a matmul reads, where it takes one operand turned, the larger goes") {
   const Products p;
   CHECK(form(p.read(one), "dw") == "dy.codes x.codes.t 11");
   CHECK(form(p.read([](const OpInstance& op) { return one(op) && !turned_a(op); }), "dw") == "dy.codes.t x.codes 00");
 }
 
-TEST_CASE("a copy that anything else needs stays, and so does the product that reads it") {
+TEST_CASE("a copy that anything else needs stays, and so does the matmul that reads it") {
   for (const bool handed_on : {false, true}) {
     Products p;
     Program& program = p.joint.program;
@@ -142,18 +141,18 @@ TEST_CASE("a copy that anything else needs stays, and so does the product that r
   CHECK(form(neither, "dv") == "dz w.t 01");
 }
 
-TEST_CASE("a copy stays where what it is a copy of would be made for the product alone") {
+TEST_CASE("a copy stays where its original would be made for the matmul alone") {
   Products p;
   Program& program = p.joint.program;
   std::erase_if(program.ops, [&](const Op& op) { return op.outputs[0] == program.outputs[0]; });
-  program.outputs = {p.joint.gradient_out};  // without y nobody reads x.codes
+  program.outputs = {p.joint.gradient_out};  // without y no op reads x.codes
   CHECK(form(p.read(any), "dw") == "dy.codes x.codes.t 11");
 }
 
-TEST_CASE("a copy stays where the products lose more time without it than it takes") {
+TEST_CASE("a copy stays where the matmuls lose more time without it than it takes") {
   const Products p;  // dy's copy is 768 bytes, which are written; w's the same, read and written
   auto with = [&](double lost) {
-    auto seconds = [&](const Program& program) {  // a byte a second, and `lost` for a product that is turned
+    auto seconds = [&](const Program& program) {  // a byte a second, and `lost` for a matmul with an operand as stored
       double sum = 0;
       const std::vector<bool> read = read_values(program);
       for (const Op& op : program.ops) {
@@ -173,7 +172,7 @@ TEST_CASE("a copy stays where the products lose more time without it than it tak
   CHECK(form(with(1537), "dx") == "dy.codes w.t 01");
 }
 
-TEST_CASE("scales of blocks have one layout, but square ones hold either way") {
+TEST_CASE("block scales have one layout, but tile scales hold either way") {
   Products p;
   const Program as_stored = p.read(any);
   auto set = [&p](const char* attribute) {
@@ -186,7 +185,7 @@ TEST_CASE("scales of blocks have one layout, but square ones hold either way") {
   for (const char* name : {"dw", "dx"}) CHECK(form(p.read(any), name) == form(as_stored, name));
 }
 
-TEST_CASE("a product that sums up is asked about writing and adding, at the plan's sizes, and taken with both") {
+TEST_CASE("a matmul that accumulates is asked about writing and adding, at the plan's sizes, and taken with both") {
   const Products p;
   std::set<bool> asked;
   p.read([&](const OpInstance& op) {

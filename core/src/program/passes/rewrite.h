@@ -7,8 +7,8 @@
 
 namespace quern {
 
-/// Removes ops whose outputs nobody reads and that write nothing persistent, then values that no op mentions (boundary
-/// inputs and outputs are kept). Ids change; names do not. `keep` are ids to preserve; they are renumbered in place.
+/// Removes ops without a reader of their outputs that write nothing persistent, then values that no op mentions
+/// (boundary inputs and outputs are kept). Ids change; names do not. `keep`: ids to preserve, renumbered in place.
 void drop_unused(Program& program, const std::vector<ValueId*>& keep = {});
 
 /// Orders ops so that each comes after what makes its inputs, as near to the present order as possible.

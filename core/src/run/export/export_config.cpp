@@ -17,7 +17,7 @@ using nlohmann::json;
 
 constexpr int kDepth = 32;
 constexpr std::size_t kLargestConfig = std::size_t{1} << 20;
-constexpr std::size_t kLargestTokenizer = std::size_t{256} << 20;  // those of large vocabularies have 10 to 40 MiB
+constexpr std::size_t kLargestTokenizer = std::size_t{256} << 20;  // large vocabularies have 10 to 40 MiB
 
 // Null when there is no such file, or it is not an object.
 json read_object(const fs::path& path, std::size_t largest) {
@@ -40,7 +40,7 @@ bool is_id(const json& value, std::int64_t vocabulary) {
   return value.is_number_integer() && value >= 0 && value < vocabulary;
 }
 
-/// `known`, an id or a list of them or null, with those of `more` that it does not have before it.
+/// `known`, an id or a list of them or null, with the entries of `more` that it lacks before it.
 json with_end_tokens(const json& known, const ExportFacts& facts) {
   json ids = json::array();
   auto add = [&](const json& id) {

@@ -16,13 +16,13 @@ struct ExportFacts {
   std::vector<std::string> sources =
       {};                 ///< config.json files, or folders that may have one; earlier ones win; "" is none
   std::string tokenizer;  ///< folder of the tokenizer; empty: none
-  std::vector<std::int32_t> end_tokens = {};  ///< that end a text besides those of the sources
+  std::vector<std::int32_t> end_tokens = {};  ///< that end a text besides the sources'
 };
 
-/// `model_config` with torch_dtype and, where it has no bos_token_id, eos_token_id or pad_token_id, that of the first
-/// source that has one, else that of the token which tokenizer_config.json names. An id that nothing states stays null.
-/// eos_token_id also has facts.end_tokens. An input error for files that are damaged, and for a tokenizer that is not a
-/// folder.
+/// `model_config` with torch_dtype and, where it has no bos_token_id, eos_token_id or pad_token_id, the id of the first
+/// source that has one, else the id of the token which tokenizer_config.json names. An id that nothing states stays
+/// null. eos_token_id also has facts.end_tokens. An input error for files that are damaged, and for a tokenizer that is
+/// not a folder.
 std::string exported_config(const std::string& model_config, const ExportFacts& facts);
 
 /// The first generation_config.json that is beside a source or the tokenizer, its eos_token_id with facts.end_tokens;

@@ -56,7 +56,7 @@ TEST_CASE("token ids come from the first source that has them, then from the tok
   CHECK(config["eos_token_id"].is_null());
 }
 
-TEST_CASE("tokens that end the data's replies join those of the model, in config.json and generation_config.json") {
+TEST_CASE("tokens that end the data's replies join the model's, in config.json and generation_config.json") {
   TestDirectory directory;
   const std::string model = directory.path(), config = directory / "config.json";
   struct Case {

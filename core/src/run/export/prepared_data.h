@@ -10,7 +10,7 @@
 namespace quern {
 
 struct PreparedData {
-  std::vector<std::int32_t> end_tokens;  ///< that end what is learned of a conversation
+  std::vector<std::int32_t> end_tokens;  ///< that end the learned part of a conversation
   std::string chat_template;             ///< as it was used; empty: none
 };
 

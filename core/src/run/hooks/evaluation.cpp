@@ -16,7 +16,7 @@ struct BatchLoss {
   double loss_sum, targets;
 };
 
-/// The sums of all batches by turns, of which `own` has those of this rank.
+/// The sums of all batches in turn, of which `own` has this rank's.
 std::vector<BatchLoss> of_all_ranks(Ranks& ranks, const std::vector<BatchLoss>& own) {
   constexpr std::size_t kSize = sizeof(BatchLoss);
   const std::vector<std::string> all = ranks.exchange({reinterpret_cast<const char*>(own.data()), own.size() * kSize});

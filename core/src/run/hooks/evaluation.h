@@ -14,8 +14,8 @@
 namespace quern {
 
 /// The loss over the next `tokens` tokens of `source`, which then stands where it stood. Empty when `interrupted`,
-/// asked before each batch, became true. Ranks take batches by turns, and their sums are added up in the order of the
-/// batches: the same for any number of ranks. Null: there is one.
+/// asked before each batch, became true. Ranks take batches round-robin, and their sums are added up in the order of
+/// the batches: the same for any number of ranks. Null: there is one.
 std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& source, std::int64_t tokens,
                                    const std::function<bool()>& interrupted);
 

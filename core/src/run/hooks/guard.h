@@ -1,6 +1,6 @@
 #pragma once
-// Watches for steps whose loss or gradient is not finite, which the device has not applied, and says what is to become
-// of them. It also keeps what a step moves before its update, so that a step can be abandoned.
+// Watches for steps whose loss or gradient is not finite, which the device has not applied, and decides how
+// the run goes on. It also keeps what a step moves before its update, so that a step can be abandoned.
 
 #include <cstddef>
 #include <cstdint>

@@ -28,7 +28,7 @@ struct RunState {
   std::int64_t tokens = 0;            ///< that these steps trained on; their batches may have differed
   std::int64_t updates = 0;           ///< steps that moved the weights
   std::string data_before_step = {};  ///< position in the data before the step under way; empty: none is
-  bool is_whole = true;               ///< the engine has the weights of `step`, not those of an update under way
+  bool is_whole = true;               ///< the engine has the weights of `step`, not an update under way
 
   /// No step is under way any more; the engine has the state of this one.
   void stand_at(std::int64_t finished, std::int64_t trained_on) {
@@ -48,7 +48,7 @@ struct Step {
   double begin = 0, end = 0;            ///< by now(); `end` and `result`: once the update is done
   Engine::StepResult result = {};
 
-  /// A step whose targets are all masked has no loss and moves nothing.
+  /// A step whose targets are all masked has no loss and changes nothing.
   bool counts() const { return result.loss.valid_tokens > 0; }
   bool finite() const { return result.update.apply != 0 || !counts(); }
   double loss() const { return result.loss.loss_sum / result.loss.valid_tokens; }
@@ -56,7 +56,7 @@ struct Step {
   std::string data() const;
 };
 
-/// What is to become of a step. Others than go_on are for steps whose update the device has not applied.
+/// The guard's decision on a step. Others than go_on are for steps whose update the device has not applied.
 enum class Verdict : std::uint8_t {
   go_on,
   skip,       ///< the run stands at this step, with the weights of the one before it

@@ -1,6 +1,6 @@
 #pragma once
 // Continuations of a run's prompts, taken between steps: one event "sample" a prompt, with tokens as text "1,2,3".
-// Draws depend on the run's seed and not on the step, so that samples of two steps differ by what was learned.
+// Draws depend on the run's seed and not on the step, so that samples of two steps differ by learning alone.
 
 #include <cstdint>
 #include <vector>

@@ -1,6 +1,6 @@
 #pragma once
 // Figures of quantized tensors for the log, in steps that observe (log.scales_every): what a tensor's values were and
-// what its scales lost. Which tensors these are is told by the plan's observations, so any precision backend's are
+// the loss under its scales. The plan's observations name these tensors, so any precision backend's are
 // found.
 
 #include <optional>
@@ -12,7 +12,7 @@
 namespace quern {
 
 struct ObservedTensor {
-  std::string name;  ///< of the codes: "ffn_norm.e4m3"
+  std::string name;  ///< of the quantized values: "ffn_norm.e4m3"
   int layer = -1;    ///< -1: outside the layers
   std::string format;
   PlannedTensor observation;           ///< its ScaleObservation
@@ -40,7 +40,7 @@ class ScaleLog final : public Hook {
   void open(const RunState& state);
   void before_step(const RunState& state, Step& step) override;
   void before_update(const RunState& state, const Step& step) override;
-  /// Those of a step that is not finite too: they may tell why.
+  /// Events of a step that is not finite too: they may tell why.
   Verdict after_step(const RunState& state, const Step& step) override;
 
  private:

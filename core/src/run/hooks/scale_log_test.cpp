@@ -1,4 +1,4 @@
-// What an observation's event says; tests/scale_log_test.cpp reads those of whole runs.
+// What an observation's event says; tests/scale_log_test.cpp reads whole runs'.
 #include "run/hooks/scale_log.h"
 
 #include <doctest/doctest.h>

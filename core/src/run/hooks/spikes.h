@@ -1,5 +1,5 @@
 #pragma once
-// Losses and gradient norms far above those of the steps before: logged with the data of their step.
+// Losses and gradient norms far above the steps before: logged with the data of their step.
 
 #include <cstddef>
 #include <deque>

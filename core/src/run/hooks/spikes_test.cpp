@@ -1,4 +1,4 @@
-// What is a spike.
+// The rule that a spike meets.
 #include "run/hooks/spikes.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
 #pragma once
-// What the device says of itself (clocks, power, temperature), asked with the steps that the log shows.
+// The device's telemetry (clocks, power, temperature), asked with the steps that the log shows.
 
 #include "run/hooks/hook.h"
 

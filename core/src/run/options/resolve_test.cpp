@@ -1,4 +1,4 @@
-// Every kind of finding, all together and in order; and the law that to_toml() resolves to the same values.
+// Every kind of finding, all together and in order; and the rule that to_toml() resolves to the same values.
 #include "config/resolve.h"
 
 #include <algorithm>
@@ -129,7 +129,7 @@ void check_same(const ResolvedConfig& a, const ResolvedConfig& b) {
 
 }  // namespace
 
-TEST_CASE("defaults are filled in, and what was written is known") {
+TEST_CASE("defaults are filled in, and written keys are known") {
   ResolvedConfig config = resolved(std::string("[train]\nsteps = 7\nwarmup = 7\n") + kNet);
   CHECK(config.section("train").get<std::int64_t>("steps") == 7);
   CHECK(config.section("train").get<double>("rate") == 3e-4);
@@ -263,7 +263,7 @@ TEST_CASE("a hostile config gives a message of bounded length") {
   CHECK(message.size() < 20000);
 }
 
-TEST_CASE("an options file excuses required keys, and the factory gets what was written") {
+TEST_CASE("an options file excuses required keys, and the factory gets the written values") {
   ResolvedConfig config = resolved("[net]\nid = \"net\"\nconfig = \"dir\"\n[net.net]\ntheta = 5\n");
   OptionValues values = config.factory_values("net");
   CHECK(values.all().size() == 2);

@@ -23,7 +23,7 @@ namespace quern {
 namespace {
 
 constexpr std::chrono::milliseconds kSample{2};  // of what the compute stream does
-constexpr double kLater = 3;                     // s: what is known of all ranks is said first
+constexpr double kLater = 3;                     // s: the state of all ranks is printed first
 constexpr double kGrace = 5, kLeave = 60;        // s that the run has to hear of a fault, and then to end
 constexpr const char* kReportName = "hang.rank";
 constexpr std::chrono::seconds kReport{2};  // that the end waits for a report
@@ -180,7 +180,7 @@ void Watchdog::declare(const std::string& fault) {
   hosts_.end_for(fault);
 }
 
-/// Of a hang. Streams go on as soon as one rank lets go, so that what was seen before counts.
+/// Of a hang. Streams go on as soon as one rank lets go, so that earlier observations count.
 void Watchdog::report(const std::string& fault) {
   if (!fault.starts_with(kHang)) return;
   std::call_once(reported_, [&] {

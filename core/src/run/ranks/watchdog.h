@@ -22,7 +22,7 @@ void remove_hang_reports(const std::string& directory) noexcept;
 
 class Watchdog {
  public:
-  /// Watches hosts alone until ranks have connected. `directory` is that of the run. The group outlives this.
+  /// Watches hosts alone until ranks have connected. `directory` is the run's. The group outlives this.
   Watchdog(HostGroup& hosts, std::string directory);
   /// Waits for a report, for a moment.
   ~Watchdog();

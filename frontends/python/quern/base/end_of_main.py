@@ -83,7 +83,7 @@ def run_to_the_end(name: str, action: Callable[[], int | None]) -> int:
     """Runs what a program called `name` does, and returns its exit code, whatever its input or the machine's state."""
     _hold_standard_streams()
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):  # what is unfinished is removed, as on an exception
+        for number in (signal.SIGTERM, signal.SIGHUP):  # unfinished files are removed, as on an exception
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _end)
     code = _guarded(action, name)

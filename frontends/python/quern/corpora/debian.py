@@ -40,7 +40,7 @@ RUST_BOOKS = (
 )
 
 # Package: glob patterns below /usr/share. Where the sources of a manual are there (reStructuredText, pod), they
-# are taken instead of its HTML: they lack what is generated from code.
+# are taken instead of its HTML: they lack parts generated from code.
 SOURCES: dict[str, list[str]] = {
     # prose
     "r-cran-janeaustenr": [],

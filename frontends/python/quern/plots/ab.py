@@ -48,7 +48,7 @@ def read_comparison(folder: Path) -> tuple[dict[str, Any], list[tuple[Arm, Runs]
         interval = arm["tokens_per_second_interval"]
         if len(interval) != 2:
             raise Fault(folder / "report.json", "tokens_per_second_interval", f"{len(interval)} numbers", "two")
-        # Where the comparison lies now: report.json has the place where it was made.
+        # The comparison's present place: report.json has the place where it was made.
         paths = [(run["seed"], Path(run["directory"])) for run in arm["runs"] if run["exit_code"] == 0]
         arms.append((arm, [(seed, read_run(folder / path.parent.name / path.name)) for seed, path in paths]))
     return report, arms

@@ -15,7 +15,7 @@ from quern.base.fault import Fault, reading
 from quern.base.json_shape import COUNT, INTEGER, NUMBER, SCALAR, TEXT, Kind, Shape, checked, choice, parse, parse_toml
 
 LONGEST_LINE = 16 << 20  # bytes; the longest is the first, with the whole config
-LARGEST = 1e100  # what is beyond cannot be drawn beside anything else
+LARGEST = 1e100  # larger values cannot be drawn beside anything else
 
 TOKENS = re.compile(r"(\d{1,9}(,\d{1,9})*)?", re.ASCII)
 TOKEN_LIST = Kind("token ids, such as 1,2,3", lambda value: isinstance(value, str) and bool(TOKENS.fullmatch(value)))

@@ -147,7 +147,7 @@ class Conversation:
         self._note_what_is_missing()
         return found
 
-    # ---- what is learned ----
+    # ---- learned text ----
 
     def _tagged(self, marked: str) -> list[Example]:
         example = Example("")
@@ -225,7 +225,7 @@ class Conversation:
     def _end_at_begin(self, text: str) -> str:
         return next((end for end in self._ends if text.startswith(end)), "")
 
-    # ---- what is not ----
+    # ---- unlearned text ----
 
     def _note(self, what: str, count: int = 1) -> None:
         if count:

@@ -93,7 +93,7 @@ class TokenWriter:
             if error_type is None:
                 self._finish()
         finally:
-            with contextlib.suppress(OSError):  # what is still buffered is of no use
+            with contextlib.suppress(OSError):  # buffered bytes are of no use
                 self._file.close()
             with contextlib.suppress(OSError):
                 self._partial.unlink(missing_ok=True)
