@@ -58,7 +58,7 @@ def definitions(text: str) -> list[tuple[str, int]]:
 
 
 def program_of(path: Path) -> str:
-    """The part of the tree whose files are in no program with other parts, but for what is in all: ""."""
+    """The part of the tree whose files are in no program with other parts, but for files in all: ""."""
     folders = path.parts
     if folders[0] == "plugins" and folders[1] != "shared":
         return "/".join(folders[:3])

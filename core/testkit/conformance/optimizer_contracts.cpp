@@ -186,7 +186,7 @@ class UpdateRun {
 
 std::size_t bytes_of_row(const View& view) { return view.bytes() / static_cast<std::size_t>(view.extents[0]); }
 
-/// Rows alone, in parts of several sizes that a device aligns, are those of the whole.
+/// Rows alone, in parts of several sizes that a device aligns, equal the whole's.
 void rows_alone(const UpdateRun& run, const Extents& extents, const std::string& who) {
   const std::vector<PoisonedTensor> whole = run.run();
   for (const std::int64_t rows : {std::int64_t{16}, std::int64_t{48}})
@@ -199,7 +199,7 @@ void rows_alone(const UpdateRun& run, const Extents& extents, const std::string&
         need(std::memcmp(got.data, from, got.bytes()) == 0,
              who + ": rows " + std::to_string(first) + " to " + std::to_string(first + taken - 1) + " of output " +
                  std::to_string(o) + ", updated without the others",
-             "other bits", "those of the whole");
+             "other bits", "the whole's");
       }
     }
 }

@@ -13,7 +13,7 @@
 using namespace quern;
 namespace fs = std::filesystem;
 
-TEST_CASE("what is written into a directory that is moved meanwhile arrives there, and is named so") {
+TEST_CASE("files written into a directory that is moved meanwhile arrive there, and are named so") {
   TestDirectory parent;
   const std::string run = parent / "run", moved = parent / "moved";
   fs::create_directory(run);
