@@ -20,8 +20,8 @@ struct RankProcess {
 /// INT, TERM, HUP, USR1 and XCPU: what stops or saves a run.
 inline constexpr int kForwardedSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
 
-/// While this lives, the signals of them that are not ignored (nohup) wait: for supervise(), which takes them, or for their
-/// handlers when this goes.
+/// While this lives, the signals of them that are not ignored (nohup) wait: for supervise(), which takes them, or for
+/// their handlers when this goes.
 class WaitingSignals {
  public:
   WaitingSignals();
