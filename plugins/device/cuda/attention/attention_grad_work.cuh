@@ -10,7 +10,7 @@
 
 namespace quern::cuda::attention_grad {
 
-inline constexpr int kGroups = 2;                   ///< warpgroups that multiply
+inline constexpr int kGroups = 2;                   ///< consumer warpgroups
 inline constexpr int kTile = 64;                    ///< rows of a streamed tile, and of what one warpgroup keeps
 inline constexpr std::uint32_t kBox = kTile * 128;  ///< bytes of a box, 64 columns
 

@@ -30,8 +30,8 @@ struct Tile {
 };
 /// Where a block's tile begins, as descriptors say it: in a cluster the upper bits of addresses name the block.
 __device__ __forceinline__ std::uint32_t start(std::uint32_t address) { return (address & 0x3ffffu) >> 4; }
-/// A tile from `address` on whose rows are the operand's rows (A) or columns (B), each row along the sum. A step of
-/// kDepth along the sum: kDepthBytes.
+/// A tile from `address` on whose rows are the operand's rows (A) or columns (B), K-major. A step of
+/// kDepth along k: kDepthBytes.
 __device__ __forceinline__ Tile k_major_tile(std::uint32_t address) { return {start(address) | 1u << 16}; }
 /// A tile that is not K-major: its rows are summed over; boxes of 64 rows of A or columns of B `kBox` bytes apart. A
 /// step of kDepth: kMnMajorDepthBytes.
@@ -49,7 +49,7 @@ template <int kPending>
 __device__ __forceinline__ void wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// Keeps the compiler from moving uses of sums across the place.
+/// Keeps the compiler from moving uses of accumulators across the place.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&sums)[kCount]) {
 #pragma unroll
@@ -105,7 +105,7 @@ __device__ __forceinline__ void take_registers() {
 #define QUERN_NAMES_128 \
   QUERN_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-/// sums (64, 64) = [sums +] A B, both along rows.
+/// sums (64, 64) = [sums +] A B, both K-major.
 template <bool kAdd>
 __device__ __forceinline__ void multiply(float (&sums)[32], Tile a, Tile b) {
   asm volatile(
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply(float (&sums)[32], Tile a, Tile b) {
       : "l"(a.descriptor()), "l"(b.descriptor()), "n"(kAdd));
 }
 
-/// sums (64, 64) = [sums +] A B, A in registers; B across rows or along them.
+/// sums (64, 64) = [sums +] A B, A in registers; B K-major or not.
 template <bool kAdd, bool kMnMajor>
 __device__ __forceinline__ void multiply(float (&sums)[32], const std::uint32_t (&a)[4], Tile b) {
   asm volatile(
@@ -137,7 +137,7 @@ __device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "n"(kAdd), "n"(kMnMajor));
 }
 
-/// sums (64, 192), (64, 224) or (64, 256) = [sums +] A B, each across rows or along them.
+/// sums (64, 192), (64, 224) or (64, 256) = [sums +] A B, each K-major or not.
 template <bool kMnMajorA, bool kMnMajorB, int kCount>
 __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, bool add) {
   static_assert(kCount == 96 || kCount == 112 || kCount == 128);
@@ -157,7 +157,7 @@ __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, 
 #undef QUERN_MULTIPLY
 }
 
-/// sums (64, 128), (64, 192), (64, 224) or (64, 256) = [sums +] A B of 8-bit floats, 32 elements along the sum; both
+/// sums (64, 128), (64, 192), (64, 224) or (64, 256) = [sums +] A B of 8-bit floats, 32 elements along k; both
 /// along rows.
 template <DType kA, DType kB, int kCount>
 __device__ __forceinline__ void multiply(float (&sums)[kCount], Tile a, Tile b, bool add) {
@@ -216,7 +216,7 @@ __device__ __forceinline__ void multiply(float (&sums)[kCount], const std::uint3
 #undef QUERN_MULTIPLY
 }
 
-/// The same of i8, exactly while sums fit.
+/// The same of i8, exactly while accumulators fit.
 template <int kCount>
 __device__ __forceinline__ void multiply(std::int32_t (&sums)[kCount], Tile a, Tile b, bool add) {
   static_assert(kCount == 96 || kCount == 112 || kCount == 128);
@@ -264,7 +264,7 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], std::uint32_t box,
 }
 
 /// A in registers from tiles whose rows are summed over: boxes of rows of 128 elements of 8 bits, of which a warpgroup
-/// takes 64 columns. Registers hold four elements along the sum each; shared memory gives pairs of columns, which two
+/// takes 64 columns. Registers hold four elements along k each; shared memory gives pairs of columns, which two
 /// permutes take apart. So of a thread, the operand's rows r and r + 8, r = lane / 4, are the box's columns 2 r and
 /// 2 r + 1.
 class TransposedA {

@@ -11,7 +11,7 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr std::int64_t kSlab = std::int64_t{32} << 20;  ///< bytes of sums at a time, which an L2 cache mostly keeps
+constexpr std::int64_t kSlab = std::int64_t{32} << 20;  ///< bytes of accumulators at a time; most stay in an L2 cache
 constexpr std::int64_t kRows = 128;                     ///< a slab has a multiple of them
 
 std::int64_t slab_rows(const MatmulKey& key) {

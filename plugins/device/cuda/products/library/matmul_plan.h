@@ -35,7 +35,7 @@ constexpr bool of_blocks(ScaleMode scales) { return scales == ScaleMode::block |
 
 /// A matmul's shape and formats, on which the choice of an algorithm depends.
 struct MatmulKey {
-  std::int64_t m = 0, n = 0, k = 0;  ///< y (m, n), sums over k
+  std::int64_t m = 0, n = 0, k = 0;  ///< y (m, n), contracted over k
   bool transpose_a = false, transpose_b = false;
   DType a = DType::bf16, b = DType::bf16, y = DType::bf16;
   bool bias = false;  ///< (n) in y's dtype, bf16 for 8-bit operands, added in fp32

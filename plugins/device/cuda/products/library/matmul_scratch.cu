@@ -35,8 +35,8 @@ __global__ void fill_kernel(T* memory, std::size_t count, std::uint32_t seed) {
   }
 }
 
-/// Powers of two from 1/8 to 8, as scales are: with zeros among them blocks' ratios would make sums NaN. With `rows`,
-/// of squares: the same for 128 of so many rows, and 1 in fifteen of sixteen, since neighbours of those seldom differ.
+/// Powers of two from 1/8 to 8, as scales are: with zeros among them blocks' ratios would make accumulators NaN. With
+/// `rows`, of tiles: the same for 128 rows, and 1 in fifteen of sixteen, since neighbouring tiles seldom differ.
 __global__ void fill_scales_kernel(float* memory, std::size_t count, std::uint32_t seed, std::int64_t rows) {
   for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
        i += std::size_t{gridDim.x} * blockDim.x) {

@@ -37,7 +37,7 @@ struct UnlistedCandidates {
 UnlistedCandidates unlisted_candidates(cublasLtHandle_t lt, const MatmulPlan& plan, const MatmulKey& key,
                                        std::span<const cublasLtMatmulAlgo_t> listed, int multiprocessors);
 
-/// "112x256 2x1 4": tile, cluster and variant; " /3" behind them where sums are split in three.
+/// "112x256 2x1 4": tile, cluster and variant; " /3" behind them for split-K in three.
 std::string configuration_text(const cublasLtMatmulAlgo_t& algorithm);
 /// The tile's enumerator, also of shapes that are not in the table.
 std::uint32_t tile_of(const cublasLtMatmulAlgo_t& algorithm);

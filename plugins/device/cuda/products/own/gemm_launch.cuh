@@ -13,8 +13,8 @@ namespace quern::cuda::gemm {
 /// Rows of the first operand, columns of the result in tiles (Epilogue::kWidth each), and the contracted dimension.
 struct Extent {
   std::int64_t rows = 0, width = 0, depth = 0;
-  int parts = 1;              ///< of the sums of the last tiles
-  int divided = 0;            ///< pairs of tiles that are taken in parts
+  int parts = 1;              ///< split-K of the last tiles
+  int divided = 0;            ///< pairs of tiles under split-K
   std::int64_t a_stride = 0;  ///< elements between rows of the first operand as stored; 0: contiguous
 };
 
@@ -28,7 +28,7 @@ Grid grid_of(const Extent& e) {
             .steps = static_cast<int>(ceil_divide(e.depth, Formats::kDepth)),
             .whole = 0,
             .parts = e.parts};
-  // Of shorter sums the last stages are of zeros.
+  // Of a shorter K the last stages are of zeros.
   if constexpr (IsOverlapped<Epilogue>) grid.steps = std::max(grid.steps, Epilogue::kParts);
   grid.whole = grid.tiles() - e.divided;
   return grid;

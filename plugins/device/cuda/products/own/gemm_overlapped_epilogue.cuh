@@ -16,7 +16,7 @@
 //     float scale(float sum);              // before it is rounded
 //     void expect(place);                  // where the next tile is, before work on the one kept last; outside: none
 //     void work(place, units, part);       // on the one kept last, which may be outside
-//     void end();                          // by all threads that multiply
+//     void end();                          // by all consumer threads
 
 #include "products/own/gemm_wgmma.cuh"
 

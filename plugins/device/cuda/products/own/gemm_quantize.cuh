@@ -104,7 +104,7 @@ class Codes {
     return codes;
   }
 
-  /// By all threads that multiply.
+  /// By all consumer threads.
   __device__ void finish(const QuantizeArguments& args) {
     const float largest[2] = {__low2float(most_), __high2float(most_)};
     quantizer_.measure(args, largest);

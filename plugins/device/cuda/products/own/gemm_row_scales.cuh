@@ -1,6 +1,6 @@
 #pragma once
-// Factored sums (gemm_scale_factors.cuh) of a first operand with scales of 128 elements of a row, behind whose stages a
-// Epilogue works.
+// Factored accumulators (gemm_scale_factors.cuh) of a first operand with scales of 128 elements of a row, behind whose
+// stages an Epilogue works.
 
 #include "products/own/gemm_scale_factors.cuh"
 

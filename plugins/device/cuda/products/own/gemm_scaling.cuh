@@ -11,7 +11,7 @@
 namespace quern::cuda::gemm {
 
 /// What a thread has of two neighbouring columns for each of up to 32 groups of 8. Loaded when the tile begins, a
-/// group in four by each lane, and passed on between lanes when the sums are there.
+/// group in four by each lane, and passed on between lanes when the accumulators are there.
 template <class T>
 class OfColumns {
  public:

@@ -92,7 +92,7 @@ OwnTiling own_tiling(std::int64_t m, std::int64_t n, std::int64_t k, DType opera
 }
 
 double own_matmul_share(std::int64_t m, std::int64_t n, std::int64_t k) {
-  constexpr double kBesideSums = 400;  // a tile's time to begin and end, in terms of its sums
+  constexpr double kBesideSums = 400;  // a tile's time to begin and end, in terms of K
   const OwnTiling tiling = own_tiling(m, n, k, DType::e4m3);
   const double taken = rounds(pairs_of_tiles(m, n, tiling.columns), tiling.parts) *
                        static_cast<double>(kClusters * kRowsOfPair * tiling.columns);

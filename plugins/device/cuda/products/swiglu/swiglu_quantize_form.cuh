@@ -25,7 +25,7 @@ struct QuantizedForm {
   Matrix values(const QuantizedSizes& s) const { return {s.rows, gradient ? 2 * s.width : s.width}; }
 };
 
-/// What the kernels take: widths that are multiples, and sums over so many terms at least.
+/// What the kernels take: widths that are multiples, and a least K.
 struct QuantizedLeast {
   std::int64_t width, depth;
 };

@@ -101,7 +101,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu, QuantizedForm form)
   const QuantizePlan plan = plan_of(op, form);
   OperandCheck check(op, plan.inputs(), plan.outputs(), 2);
   const QuantizedSizes s = form.sizes(op);
-  constexpr std::int64_t kLeast = 512;  // a tile has kParts stages or more: of shorter sums many would be of zeros
+  constexpr std::int64_t kLeast = 512;  // a tile has kParts stages or more: of a shorter K many would be of zeros
   check.that(check.ok() && (op.inputs[0].dtype == DType::e4m3 || (form.gradient && op.inputs[0].dtype == DType::e5m2)),
              "in one kernel takes e4m3, or a gradient in e5m2");
   check_quantized_matmul(check, op, gpu, form, {.width = UnitPlace::kColumns, .depth = kLeast});
