@@ -257,7 +257,9 @@ TEST_CASE("a rank that fails, at the start or in a save") {
       CAPTURE(group[rank].err());
       CHECK(code == (rank == c.rank ? 4 : 6));
       CHECK(occurrences(group[rank].err(), "quern: error: ") == 1);
-      if (rank != c.rank) CHECK(has(group[rank].err(), std::to_string(c.rank)));
+      if (rank == c.rank) continue;
+      CHECK(has(group[rank].err(), "rank " + std::to_string(c.rank)));
+      CHECK_FALSE(has(group[rank].err(), "ended with an error"));
     }
   }
 }

@@ -25,6 +25,12 @@ void slow(const char* files, const char* seconds) {
   ::setenv("QUERN_SLOW_SECONDS", seconds, 1);
 }
 
+/// The same that are not there, as where machines do not share a directory.
+void lose(const char* files) {
+  slow(files, "0");
+  ::setenv("QUERN_LOST_FILES", files, 1);
+}
+
 constexpr const char* kRead = "/tensors.safetensors";        // of a checkpoint that is there
 constexpr const char* kWrite = "/.tmp-tensors.safetensors";  // of one that is written
 
@@ -115,6 +121,19 @@ TEST_CASE("a start on which a rank, whichever, takes longer than the time-out to
     CHECK(group.wait() == group.all(0));
     CHECK(group.messages() == "");
     CHECK(newest_step(files.at("run")) == 4 + slow_rank);
+  }
+}
+
+TEST_CASE("a rank that cannot read the run's directory says so to all") {
+  TinyFiles files;
+  CHECK(quern_train(files, two_ranks(files, {"train.steps=2"})).code == 0);
+  Group group(2, files, two_ranks(files, {"train.steps=3"}), {}, [](int rank) {
+    if (rank == 1) lose("/state.json");
+  });
+  CHECK(group.wait() == std::vector<int>{6, 3});
+  for (const int rank : {0, 1}) {
+    CHECK(has(group[rank].err(), "rank 1: " + files.at("run") + "/checkpoints/step-00000002/state.json: "));
+    CHECK(has(group[rank].err(), "give all ranks one log.directory"));
   }
 }
 

@@ -35,6 +35,14 @@ NewestCheckpoint checkpoint_to_resume(const Session& session) {
   return newest;
 }
 
+/// What rank 0 has found whole.
+Checkpoint read_as_follower(const std::string& path) try { return read_checkpoint(path); } catch (const Error& error) {
+  ErrorDetail detail = error.detail();
+  if (error.code() == ErrorCode::input)
+    detail.next = "rank 0 reads it: give all ranks one log.directory, on a file system that their machines share";
+  throw Error(error.code(), std::move(detail));
+}
+
 }  // namespace
 
 StartingPoint find_starting_point(const Session& session, Ranks& ranks) {
@@ -48,7 +56,7 @@ StartingPoint find_starting_point(const Session& session, Ranks& ranks) {
     return start.newest.checkpoint ? start.newest.checkpoint->path : std::string();
   });
   if (!ranks.leads() && !path.empty())
-    ranks.busy("reading a checkpoint", [&] { start.newest.checkpoint = read_checkpoint(path); });
+    ranks.busy("reading a checkpoint", [&] { start.newest.checkpoint = read_as_follower(path); });
   return start;
 }
 

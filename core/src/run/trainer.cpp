@@ -104,14 +104,15 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       }),
       lock_(lock_of_rank_0(session)),
       ranks_(session),
-      libraries_(libraries_of(session, host)),
+      libraries_(ranks_.telling([&] { return libraries_of(session, host); })),
       samples_(session),
       guard_(session.guard),
       export_(session.checkpoint.export_model
                   ? std::optional(ModelExport(session, Session::export_directory(session.log.directory)))
                   : std::nullopt),
-      start_(start_of_alike(session, ranks_, libraries_)),
-      ready_engine_(ready_engine(session, ranks_, start_, progress_, start_log_.phases)),
+      start_(ranks_.telling([&] { return start_of_alike(session, ranks_, libraries_); })),
+      ready_engine_(
+          ranks_.telling([&] { return ready_engine(session, ranks_, start_, progress_, start_log_.phases); })),
       engine_(*ready_engine_),
       state_{.session = session,
              .engine = engine_,
@@ -123,7 +124,7 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
       checkpoints_(session, engine_, ranks_, lock_, libraries_, evaluation_),
       hooks_{&start_log_, &scale_log_,    &guard_,   &step_log_,   &telemetry_log_,
              &spikes_,    &same_weights_, &samples_, &evaluation_, &checkpoints_} {
-  if (session.communicator) ranks_.join(*session.communicator, *session.device, engine_);
+  if (session.communicator) ranks_.telling([&] { ranks_.join(*session.communicator, *session.device, engine_); });
 }
 
 // ---- before the first step ----
@@ -199,6 +200,11 @@ void Trainer::open_sinks() {
 }
 
 void Trainer::start() {
+  ranks_.telling([this] { prepare(); });
+  ready_ = true;
+}
+
+void Trainer::prepare() {
   progress_("opening data");
   start_log_.phases.enter("data");
   open_data();
@@ -210,7 +216,6 @@ void Trainer::start() {
   open_sinks();
   start_ = {};  // closes the checkpoint's file
   ranks_.together();
-  ready_ = true;
 }
 
 // ---- steps ----

@@ -51,6 +51,7 @@ class Trainer {
   void save();
 
  private:
+  void prepare();
   void open_data();
   void load_weights();
   std::int64_t tokens_of(const CheckpointMeta& meta) const;

@@ -1,5 +1,6 @@
 // A library to preload: files whose names QUERN_SLOW_FILES ends with take QUERN_SLOW_SECONDS longer to be opened for
-// reading, as with cold caches, and to become durable, as on a busy file server.
+// reading, as with cold caches, and to become durable, as on a busy file server. Those of QUERN_LOST_FILES are not
+// there.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,10 +14,12 @@
 
 namespace {
 
-bool is_slow(std::string_view path) {
-  const char* const name = std::getenv("QUERN_SLOW_FILES");
+bool is_one(const char* variable, std::string_view path) {
+  const char* const name = std::getenv(variable);
   return name && path.ends_with(name);
 }
+
+bool is_slow(std::string_view path) { return is_one("QUERN_SLOW_FILES", path); }
 
 void take_time() {
   const char* const text = std::getenv("QUERN_SLOW_SECONDS");
@@ -40,6 +43,7 @@ extern "C" int open(const char* path, int flags, ...) {
   const mode_t mode = va_arg(arguments, mode_t);
   va_end(arguments);
   if ((flags & O_ACCMODE) == O_RDONLY && is_slow(path)) take_time();
+  if (is_one("QUERN_LOST_FILES", path)) return errno = ENOENT, -1;
   return next<int (*)(const char*, int, ...)>("open")(path, flags, mode);
 }
 

@@ -3,6 +3,7 @@
 // the run has one rank, everything here does nothing.
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -68,6 +69,14 @@ class Ranks {
   std::shared_ptr<void> time_to_finish();
   /// Lets the other ranks know why this one leaves, which it has to do within a minute from now.
   void fail(const std::string& text) noexcept;
+  /// What `work` returns; the other ranks learn what it throws.
+  template <class Work>
+  auto telling(const Work& work) try {
+    return work();
+  } catch (const std::exception& error) {
+    fail(error.what());
+    throw;
+  }
   /// Throws a communication error when a collective has failed; `where` says when: "step 12".
   void check(const std::string& where);
   /// Seconds so far that this rank's compute stream has waited for collectives.
