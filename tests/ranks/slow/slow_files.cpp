@@ -1,6 +1,6 @@
 // A library to preload: files whose names QUERN_SLOW_FILES ends with take QUERN_SLOW_SECONDS longer to be opened for
-// reading, as with cold caches, and to become durable, as on a busy file server. Those of QUERN_LOST_FILES are not
-// there.
+// reading, as with cold caches, and to become durable, as on a busy file server. For QUERN_LOST_FILES they do
+// not exist.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
