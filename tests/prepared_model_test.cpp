@@ -20,7 +20,7 @@ json parsed(const std::string& path) { return json::parse(read_text(path)); }
 
 }  // namespace
 
-TEST_CASE("bookkeeping in config.json is ignored, and named in one line by train and eval") {
+TEST_CASE("bookkeeping in config.json is ignored, and named in one line by train, eval and plan") {
   TinyFiles files;
   REQUIRE(quern_train(files, {kShort}).code == 0);
   const std::string model = files.at("run") + "/export";
@@ -36,7 +36,8 @@ TEST_CASE("bookkeeping in config.json is ignored, and named in one line by train
   const std::string said = "ignored, since it changes nothing in the model: 'temperature', 'unsloth_fixed'";
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"train", files.at("again.toml"), "--set", kShort, "--set", files.run("again")},
-        {"eval", files.at("again.toml"), "--from", model}}) {
+        {"eval", files.at("again.toml"), "--from", model},
+        {"plan", files.at("again.toml")}}) {
     const Outcome outcome = quern_run(command);
     CAPTURE(outcome.err);
     CHECK(outcome.code == 0);
@@ -95,6 +96,38 @@ TEST_CASE("what preparation recorded of conversations reaches the export, and en
   CHECK(parsed(exported + "/generation_config.json") == json{{"top_k", 5}, {"eos_token_id", {9, 3}}});
   CHECK(read_text(exported + "/chat_template.jinja") == "{{ used }}");
   CHECK(parsed(exported + "/tokenizer_config.json").at("chat_template") == "{{ used }}");
+
+  // Several templates by name, and a folder of data with another one.
+  fs::create_directories(files.at("additional_chat_templates"));
+  write_text(files.at("additional_chat_templates/tool_use.jinja"), "{{ tools }}");
+  fs::create_directory(files.at("other"));
+  fs::copy_file(files.at("train.tok"), files.at("other/train.tok"));
+  write_text(files.at("other/meta.json"), R"({"end_tokens": [9]})");
+  write_text(files.at("other/chat_template.jinja"), "{{ other }}");
+  auto export_again = [&](const std::vector<std::string>& more) {
+    fs::remove_all(files.at("run"));
+    std::vector<std::string> sets{kShort, "checkpoint.tokenizer=" + files.at("tokenizer")};
+    sets.insert(sets.end(), more.begin(), more.end());
+    const Outcome outcome = quern_train(files, sets);
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    return outcome.out + outcome.err;
+  };
+  const std::string both =
+      "data.tokens.train=[\"" + files.at("train.tok") + "\", \"" + files.at("other/train.tok") + "\"]";
+  CHECK(occurrences(export_again({both}), "data have several chat templates") == 1);
+  CHECK(read_text(exported + "/chat_template.jinja") == "{{ used }}");
+  CHECK(read_text(exported + "/additional_chat_templates/tool_use.jinja") == "{{ tools }}");
+  CHECK(parsed(exported + "/tokenizer_config.json").at("chat_template").at(1) ==
+        json{{"name", "tool_use"}, {"template", "{{ tools }}"}});
+  fs::rename(files.at("additional_chat_templates"), files.at("tokenizer/additional_chat_templates"));
+  CHECK(occurrences(export_again({}), "several chat templates") == 0);
+  CHECK_FALSE(fs::exists(exported + "/additional_chat_templates"));  // with the one template that was used
+  fs::remove(files.at("chat_template.jinja"));
+  export_again({});
+  CHECK(read_text(exported + "/additional_chat_templates/tool_use.jinja") == "{{ tools }}");
+  write_text(files.at("chat_template.jinja"), "{{ used }}");
+  export_again({});
 
   // Of a model elsewhere, its own tokens count.
   const std::vector<std::string> generate{

@@ -27,9 +27,16 @@ constexpr const char* kConfig = "config.json";
 constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kTokenizerConfig = "tokenizer_config.json";
 constexpr const char* kChatTemplate = "chat_template.jinja";
+constexpr const char* kMoreTemplates = "additional_chat_templates";
+constexpr const char* kDefaultTemplate = "default";
 constexpr std::array<const char*, 8> kTokenizerFiles{"tokenizer.json",    kTokenizerConfig, "special_tokens_map.json",
                                                      "added_tokens.json", "vocab.json",     "merges.txt",
                                                      "tokenizer.model",   kChatTemplate};
+
+bool is_template(const fs::directory_entry& entry) {
+  std::error_code error;
+  return entry.path().extension() == ".jinja" && entry.is_regular_file(error);
+}
 
 bool is_export_file(const std::string& name) {
   return name == kWeights || name == kConfig || name == kGeneration ||
@@ -61,6 +68,11 @@ void check_replaceable(const std::string& directory) {
   if (error) fail_resources(directory, "cannot be read", error.value());
   for (const fs::directory_entry& entry : entries) {
     std::string name = entry.path().filename();
+    if (name == kMoreTemplates && entry.is_directory(error)) {
+      for (const fs::directory_entry& file : fs::directory_iterator(entry, error))
+        if (!is_template(file)) refuse(quote_name(name + "/" + file.path().filename().string()));
+      continue;
+    }
     if (!is_export_file(name) || !entry.is_regular_file(error)) refuse(quote_name(name));
   }
   if (fs::is_empty(directory, error)) return;
@@ -133,28 +145,45 @@ std::vector<InputFile> tokenizer_files(const std::string& directory) {
 }
 
 // Libraries before chat_template.jinja read the key of tokenizer_config.json.
-std::string with_template(const InputFile& tokenizer_config, const std::string& chat_template) {
+std::string with_templates(const InputFile& tokenizer_config, const std::map<std::string, std::string>& templates) {
   auto config = nlohmann::ordered_json::parse(tokenizer_config.text(), nullptr, false);
   if (!config.is_object() || !config.contains("chat_template")) return tokenizer_config.text();
-  config["chat_template"] = chat_template;
+  nlohmann::ordered_json named = nlohmann::ordered_json::array();
+  for (const auto& [name, text] : templates) named.push_back({{"name", name}, {"template", text}});
+  config["chat_template"] = named.size() == 1 ? named[0]["template"] : named;
   return config.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
+void copy(const InputFile& content, const std::string& to) {
+  DurableFile file(to);
+  content.for_each_piece(0, [&](std::span<const std::byte> piece) {
+    file.write(piece);
+    return true;
+  });
+  file.commit();
+}
+
 void copy_tokenizer(const HfExport& what, const std::string& to) {
+  const std::string more = to + "/" + kMoreTemplates;
   for (const InputFile& content : tokenizer_files(what.tokenizer_from)) {
     const std::string name = fs::path(content.path()).filename().string();
-    if (!what.chat_template.empty() && name == kTokenizerConfig) {
-      write_text(to + "/" + name, with_template(content, what.chat_template));
-      continue;
-    }
-    DurableFile file(to + "/" + name);
-    content.for_each_piece(0, [&](std::span<const std::byte> piece) {
-      file.write(piece);
-      return true;
-    });
-    file.commit();
+    if (!what.chat_templates.empty() && name == kTokenizerConfig)
+      write_text(to + "/" + name, with_templates(content, what.chat_templates));
+    else if (what.chat_templates.empty() || name != kChatTemplate)
+      copy(content, to + "/" + name);
   }
-  if (!what.chat_template.empty()) write_text(to + "/" + kChatTemplate, what.chat_template);
+  std::error_code error;  // a tokenizer without such a folder has one template
+  if (what.chat_templates.empty())
+    for (const fs::directory_entry& file :
+         fs::directory_iterator(fs::path(what.tokenizer_from) / kMoreTemplates, error))
+      if (is_template(file)) {
+        make_directories(more);
+        copy(InputFile(file.path()), more + "/" + file.path().filename().string());
+      }
+  for (const auto& [name, text] : what.chat_templates) {
+    if (name != kDefaultTemplate) make_directories(more);
+    write_text(name == kDefaultTemplate ? to + "/" + kChatTemplate : more + "/" + name + ".jinja", text);
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 
@@ -27,11 +28,12 @@ void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> 
                        const WeightSink& sink);
 
 struct HfExport {
-  DType dtype = DType::bf16;       ///< f32 or bf16 (rounded to nearest)
-  std::string config;              ///< text of config.json
-  std::string generation_config;   ///< text of generation_config.json; empty: none
-  std::string tokenizer_from;      ///< directory whose tokenizer files are copied; empty: none
-  std::string chat_template = {};  ///< that goes with the tokenizer in place of its own; empty: its own
+  DType dtype = DType::bf16;      ///< f32 or bf16 (rounded to nearest)
+  std::string config;             ///< text of config.json
+  std::string generation_config;  ///< text of generation_config.json; empty: none
+  std::string tokenizer_from;     ///< directory whose tokenizer files are copied; empty: none
+  /// By name ("default", "tool_use"), that go with the tokenizer in place of its own; none: its own.
+  std::map<std::string, std::string> chat_templates = {};
 };
 
 /// Throws what export_hf_model would, of faults that can be seen before there are weights: something else in the place

@@ -227,7 +227,7 @@ TEST_CASE("an export replaces an older one whole, copies the tokenizer, and dest
   CHECK(std::distance(fs::directory_iterator(directory / "models/out"), {}) == 5);
 
   write_text(directory / "tokenizer/tokenizer_config.json", R"({"eos_token": "é", "chat_template": "own", "a": 1})");
-  what.chat_template = "{{ used }}";
+  what.chat_templates = {{"default", "{{ used }}"}};
   write();
   CHECK(read_text(directory / "models/out/chat_template.jinja") == "{{ used }}");
   CHECK(read_text(directory / "models/out/tokenizer_config.json") ==
@@ -235,6 +235,14 @@ TEST_CASE("an export replaces an older one whole, copies the tokenizer, and dest
   write_text(directory / "tokenizer/tokenizer_config.json", R"({"eos_token": "é"})");
   write();
   CHECK(read_text(directory / "models/out/tokenizer_config.json") == R"({"eos_token": "é"})");
+
+  what.chat_templates["tool_use"] = "{{ tools }}";
+  write();
+  write();  // the older export's folder is no obstacle
+  CHECK(read_text(directory / "models/out/additional_chat_templates/tool_use.jinja") == "{{ tools }}");
+  write_text(directory / "models/out/additional_chat_templates/mine.txt", "mine");
+  check_refused(ErrorCode::resources, {"'additional_chat_templates/mine.txt'"}, [&] { write(); });
+  fs::remove(directory / "models/out/additional_chat_templates/mine.txt");
 
   what.config = "{\"a\":2}";
   what.generation_config = "";

@@ -96,7 +96,10 @@ std::unique_ptr<DataSource> TrainingRun::open_data(Split split) const { return p
 std::string TrainingRun::plan_report() {
   const Plan& plan = parts_->plan();
   const TrainOptions& train = parts_->session.train;
-  return quern::plan_report(plan, device(), train.accumulation * train.micro_batch / plan.options.geometry.batch);
+  std::string report =
+      quern::plan_report(plan, device(), train.accumulation * train.micro_batch / plan.options.geometry.batch);
+  for (const std::string& note : parts_->session.notes) report += "note            " + note + "\n";
+  return report;
 }
 
 void TrainingRun::choose_micro_batch() {

@@ -194,6 +194,8 @@ void Trainer::open_sinks() {
     log_.warn("resumed at step " + std::to_string(state_.step) + " from " + newest.checkpoint->path);
   for (const std::string& note : notes_) log_.warn(note);
   for (const std::string& note : session_.notes) log_.warn(note);
+  if (export_)
+    for (const std::string& note : export_->notes()) log_.warn(note);
   if (const std::string whole = engine_.plan().whole_on_ranks(); !whole.empty())
     log_.warn("parallel.shard_optimizer: every rank has the whole of " + whole);
   for (const std::string& slow : slow_texts(planned)) log_.warn("slow: " + slow);

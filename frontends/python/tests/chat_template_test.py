@@ -122,6 +122,36 @@ class ChatTemplateTest(unittest.TestCase):
             "replies that begin otherwise than generation opens them": 1})
         self.assertEqual(self.learned(CHATML, talk("a", "b", "c", "d", weight=0))[0], [])
 
+    def test_a_token_that_ends_the_whole_text_makes_no_example_of_its_own(self):
+        closed = CHATML.replace("{% endif %}", "{% else %}</s>{% endif %}")
+        replies = [("b<|im_end|>\n", "<|im_end|>"), ("d<|im_end|>\n</s>", "</s>")]
+        self.assertEqual(self.learned(closed, talk("a", "b", "c", "d")), ([replies], {}))
+        self.assertEqual(self.learned(closed, talk("a", "b", "c")), ([replies[:1]], {}))
+        self.assertEqual(self.text(closed, talk("a", "b", "c"))[-5:], "\n</s>")
+        reply = self.ask(THINKING, talk("a", "b", "c"))  # where the reply changes, what follows it is left out
+        self.assertEqual(reply["notes"], {"messages behind the last reply, left out": 1})
+
+    def test_weights_hold_with_the_generation_tag(self):
+        tagged = (
+            "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>{% endgeneration %}"
+            "{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+        )
+        messages = talk("a", "b", "c", "d", "e", "f")
+        messages[3]["weight"], messages[5]["weight"] = 0, 0.5
+        self.assertEqual(self.learned(tagged, messages), ([[("b</s>", "</s>"), ("f</s>", "</s>")]], {
+            "replies of weight 0, not learned": 1, "replies of weight 0.5, learned as of weight 1": 1}))
+        first = [{**talk("x", first="assistant")[0], "weight": 0}, *talk("a", "b")]
+        self.assertEqual(self.learned(tagged, first)[0], [[("b</s>", "</s>")]])
+        never = "{% if false %}{% generation %}{% endgeneration %}{% endif %}" + CHATML
+        self.assertEqual(self.learned(never, talk("a", "b"))[0], [[]])
+        inside = (
+            "{% for m in messages %}{% if m.role == 'assistant' %}{% set text %}{% generation %} {{ m.content }}</s> "
+            "{% endgeneration %}{% endset %}{{ text | trim }}{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+        )
+        self.assertEqual(self.text(inside, talk("a", "b")), "[a]b</s>")
+        self.assertEqual(self.learned(inside, talk("a", "b"))[1], {
+            "conversations whose {% generation %} the template changes once more, replies found without it": 1})
+
     def test_a_reply_that_is_written_differently_later_is_learned_as_it_is_generated(self):
         messages = talk("a", "b", "c", "d")
         for message, thought in zip(messages[1::2], ("1", "2")):
@@ -149,6 +179,31 @@ class ChatTemplateTest(unittest.TestCase):
             with self.subTest(template=template):
                 self.assertEqual(self.learned(template, messages)[0][0][0][0], expected)
                 self.assertEqual(self.learned(template, messages)[1], {})
+
+    def test_forms_of_a_message_that_a_template_wants(self):
+        compact = {"function": {"name": "f", "arguments": '{"n":1}'}}
+        either = CHATML.replace("m.content +", "(m.tool_calls[0].function.arguments if m.tool_calls and "
+                                "m.tool_calls[0].function.arguments is string else m.content) +")
+        asked = [*talk("a"), {"role": "assistant", "content": "", "tool_calls": [compact]}]
+        self.assertEqual(self.learned(either, asked)[0], [[('{"n":1}<|im_end|>\n', "<|im_end|>")]])
+
+        parts = [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}]
+        listed = [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]
+        loop = "{% for m in messages %}{% for p in m.content %}({{ p.text | trim }}){% endfor %}</s>{% endfor %}"
+        only_text = CHATML.replace("m.content +", "(m.content if m.content is string else '') +")
+        printed = "{% for m in messages %}[{{ m.content | trim }}]</s>{% endfor %}"
+        for template, expected in ((loop, "(a)(b)</s>" * 2), (printed, "[a b]</s>" * 2),
+                                   (only_text, "<|im_start|>user\n a b<|im_end|>\n<|im_start|>assistant\n a b<|im_end|>\n")):
+            with self.subTest(template=template):
+                self.assertEqual(self.text(template, listed), expected)
+
+        thinks = CHATML.replace("m.content +", "(m.reasoning_content or '') + (m.thinking or '') + m.content +")
+        for name in ("reasoning_content", "reasoning", "thinking"):
+            thought = [*talk("a"), {"role": "assistant", "content": "b", name: "t"}]
+            self.assertEqual(self.learned(thinks, thought), ([[("ttb<|im_end|>\n", "<|im_end|>")]], {}))
+            self.assertEqual(self.learned(CHATML, thought)[1], {f"messages whose '{name}' the template does not write": 1})
+        upper = CHATML.replace("m.content", "m.content | upper")
+        self.assertEqual(self.learned(upper, talk("a", "b"))[1], {})
 
     def test_what_a_template_does_not_write_is_counted(self):
         only_talk = "{% for m in messages if m.role in ('user', 'assistant') %}[{{ m.content }}]</s>{% endfor %}"

@@ -34,7 +34,7 @@ class ConversationRowsTest(FolderTestCase):
             ({"system": "s", "messages": [{"role": "system", "content": "t"}, ASSISTANT]}, [{"role": "system", "content": "t"}, ASSISTANT]),
             ({"messages": [{**USER, "name": None}, ASSISTANT]}, [USER, ASSISTANT]),
             ({"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "b"}, "c", {"text": "\n"}]}]},
-             [USER, {"role": "assistant", "content": "bc\n"}]),
+             [USER, {"role": "assistant", "content": [{"type": "text", "text": text} for text in ("b", "c", "\n")]}]),
             ({"messages": [USER, {"role": "assistant", "tool_calls": [call]}]},
              [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]),
             ({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": json.dumps(call)}]},

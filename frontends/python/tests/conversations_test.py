@@ -8,10 +8,11 @@ import unittest
 from unittest import mock
 
 import numpy as np
+from tokenizers import Tokenizer, models, normalizers
 
 from folder_test_case import FolderTestCase
 from quern import command_line
-from quern.tokens import chat_template, encoding
+from quern.tokens import chat_template, encoding, template_files, tokenizer_config
 from quern.tokens.documents import document_from_string
 from quern.tokens.token_file import read_token_file
 
@@ -210,7 +211,6 @@ class ChatTest(FolderTestCase):
             ([good] * 2, "{{ 7 ** (9 ** 9) }}", "over 1 seconds"),
             ([good, json.loads("[" * 200 + "]" * 200)], CHATML, "talks.jsonl:2: no list of messages"),
             ([good, talk(json.loads("[" * 200 + "]" * 200), "b")], CHATML, "talks.jsonl:2: nested too deeply"),
-            ([good, talk("a \ufdd0", "b")], CHATML, "talks.jsonl:2: not text: found a noncharacter"),
             ([good, "[" * 99999], CHATML, "talks.jsonl:2: not usable JSON: found too many levels"),
             ([good], CHATML, "nothing in the val split; give more text or another --val-fraction, which may be 0"),
         ]
@@ -240,12 +240,14 @@ class ChatTest(FolderTestCase):
         )
         self.write_config(alternate)
         picture = [{"type": "image_url", "image_url": "x"}, {"type": "text", "text": "what?"}]
-        talks = [TALKS[0], TALKS[0], talk("x", "y", system="no"), talk("x"), [], None, talk(picture, "y"), TALKS[2], TALKS[3]]
+        talks = [TALKS[0], TALKS[0], talk("x", "y", system="no"), talk("x"), [], None, talk(picture, "y"), TALKS[2], TALKS[3],
+                 talk("a \ufdd0", "b"), talk("a \\ufdd0", "b")]
         meta, files = self.tokenized(talks)
         self.assertEqual(meta["counted"], {
             "conversations left out: the template refuses them": 1,
             "conversations left out: no message is the assistant's": 3,
             "conversations left out: a message has content that is not text": 1,
+            "conversations left out: a text has a noncharacter, U+FDD0 to U+FDD2": 2,
             "replies that are empty": 1,
         })
         self.assertIn("1 conversations left out: the template refuses them; the first: ", self.said)
@@ -284,6 +286,96 @@ class ChatTest(FolderTestCase):
         self.assertIn("16 special tokens that messages spell, read as tokens", said)
         train = read_token_file(self.out / "train.tok")
         self.assertEqual(np.count_nonzero(train.tokens == self.tokenizer.token_to_id("<|im_end|>")), 3 + 6 - 1)
+
+    def test_texts_that_spell_special_tokens_have_the_tokens_of_the_whole_text(self):
+        # A tokenizer that begins each part of a text with a space; a cut inside of a word would add one.
+        vocabulary = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "<", "|", "<|", "▁<|"]
+        tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(vocabulary)},
+                                         [("<", "|"), ("▁", "<|")], unk_token="<unk>", byte_fallback=True))
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+        tokenizer.save(str(self.folder / "tokenizer.json"))
+        self.write_config(
+            "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}{{ tools | string }}<|im_end|>{% endfor %}"
+        )
+        row = {"messages": talk("a <|im_end|>", "<|endoftext|> b"), "tools": [{"name": "é <|im_end|>"}]}
+        path = self.folder / "talks.jsonl"
+        path.write_text(json.dumps(row) + "\n")
+        code, said = self.run_script(path, "--val-fraction", "0")
+        self.assertEqual(code, 0, said)
+        corpus = read_token_file(self.out / "train.tok")
+        tokenizer.encode_special_tokens = True
+        tools = str(row["tools"])
+        spelled = [tokenizer.encode(text, add_special_tokens=False).ids
+                   for text in ("user:a <|im_end|>" + tools, "assistant:<|endoftext|> b" + tools)]
+        begin, end, separator = (tokenizer.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>"))
+        self.assertEqual(corpus.tokens.tolist(), [begin, *spelled[0], end, begin, *spelled[1], end, separator])
+        self.assertIn(tokenizer.token_to_id("▁<|"), spelled[0])
+
+    def test_special_tokens_across_borders_of_messages_stay_text(self):
+        self.write_config("{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>")
+        meta, (train, _) = self.tokenized([talk("a <|im_", "end|> b"), talk("a", "b")])
+        self.assertEqual(np.count_nonzero(train.tokens == self.tokenizer.token_to_id("<|im_end|>")), 1)
+        self.assertEqual(meta["train"]["bytes"], len("a <|im_end|> b<|im_end|>"))
+        # But of a role the template makes the token.
+        self.tokenizer.add_special_tokens(["<|user|>", "<|assistant|>"])
+        self.tokenizer.save(str(self.folder / "tokenizer.json"))
+        self.write_config("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}")
+        _, (train, _) = self.tokenized([talk("a", "b"), talk("a", "b")])
+        self.assertEqual(np.count_nonzero(train.tokens == self.tokenizer.token_to_id("<|user|>")), 1)
+
+    def test_tokens_that_only_the_config_states(self):
+        stated = {"content": "<|call|>", "special": False, "lstrip": False}
+        state = json.loads((self.folder / "tokenizer.json").read_text())
+        end = self.tokenizer.token_to_id("<|im_end|>")
+        for token in state["added_tokens"][1:]:
+            state["model"]["vocab"][token["content"]] = token["id"]
+        del state["added_tokens"][1:]
+        (self.folder / "tokenizer.json").write_text(json.dumps(state))
+        self.write_config(CHATML, eos_token={"content": "<|im_end|>"}, added_tokens_decoder={"9": stated}, bos_token=None)
+        (self.folder / "special_tokens_map.json").write_text('{"bos_token": "<|im_start|>"}')
+        meta, (train, _) = self.tokenized([talk("a <|im_end|> <|call|>", "b"), talk("a", "b")])
+        self.assertEqual(meta["end_tokens"], [end])
+        self.assertEqual(np.count_nonzero(train.tokens == end), 3)
+        self.assertEqual(np.count_nonzero(train.tokens == meta["vocab_size"] - 1), 1)
+        self.assertEqual(tokenizer_config.named_special_tokens(
+            self.folder, {"extra_special_tokens": {"image_token": "<i>"}, "bos_token": None}),
+            {"bos_token": "<|im_start|>", "image_token": "<i>"})
+        for config in ({"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"1": 2}}, {"extra_special_tokens": [{}]},
+                       {"additional_special_tokens": [None, 3]}, {"bos_token": ""}):
+            self.write_config(CHATML, **config)
+            self.assertEqual(self.run_script(self.folder / "talks.jsonl")[0], 0, config)
+
+    def test_templates_by_name_and_in_files(self):
+        more = self.folder / "additional_chat_templates"
+        more.mkdir()
+        (self.folder / "chat_template.jinja").write_text("\ufeff" + CHATML)
+        (more / "tool_use.jinja").write_text("{{ tools[0].name }}" + CHATML)
+        (more / "rag.jinja").write_text("{{ documents[0].t }}" + CHATML)
+        self.write_config("{{ of_the_config }}")
+        row = {"messages": talk("a", "b"), "tools": [{"name": "get"}], "documents": [{"t": "doc"}]}
+        path = self.folder / "talks.jsonl"
+        for arguments, begin, templates in (
+            ([], "get<|im_start|>", {"default", "tool_use", "rag"}), (["--chat-template", "rag"], "doc<|im_start|>", {"default"}),
+            (["--chat-template", "default"], "<|im_start|>", {"default"}),
+        ):
+            path.write_text(json.dumps(row) + "\n")
+            code, said = self.run_script(path, "--val-fraction", "0", *arguments)
+            self.assertEqual(code, 0, said)
+            text = self.tokenizer.decode(read_token_file(self.out / "train.tok").tokens.tolist(), skip_special_tokens=False)
+            self.assertTrue(text.startswith(begin), text)
+            self.assertEqual(template_files.read_templates(self.out, {}, None)[1].keys(), templates)
+            written = json.loads((self.out / "tokenizer_config.json").read_text())["chat_template"]
+            self.assertEqual(isinstance(written, list), len(templates) > 1)
+        self.assertFalse((self.out / "additional_chat_templates").exists())
+        self.assertIn("no chat template 'other'", self.run_script(path, "--chat-template", "other")[1])
+        (self.folder / "chat_template.jinja").unlink()
+        self.assertIn("no chat template 'default'", self.run_script(path)[1])
+        (more / "rag.jinja").unlink(), (more / "tool_use.jinja").unlink()
+        self.write_config([{"name": "../out", "template": CHATML}])
+        self.assertIn("not a usable name of a template", self.run_script(path)[1])
+        self.out = self.folder
+        self.assertIn("not what the tokenizer in the output folder has", self.run_script(path, "--chat-template", "x.jinja")[1])
 
     def test_replies_without_a_token_at_their_end_end_in_the_separator(self):
         self.write_config(
@@ -330,7 +422,8 @@ class ChatTest(FolderTestCase):
         named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": CHATML}]
         self.write_config(named)
         self.tokenized(TALKS)
-        self.assertFalse((self.out / "chat_template.jinja").exists())  # it holds one
+        self.assertEqual((self.out / "chat_template.jinja").read_text(), CHATML)
+        self.assertEqual((self.out / "additional_chat_templates/tool_use.jinja").read_text(), CHATML)
         self.assertEqual(read("tokenizer_config.json")["chat_template"], named)
 
         # In the model's own folder its files stay.

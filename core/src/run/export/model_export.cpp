@@ -12,7 +12,8 @@ ModelExport::ModelExport(const Session& session, const std::string& directory) {
   what_.dtype = *dtype_named(session.checkpoint.export_dtype);
   what_.tokenizer_from = session.checkpoint.tokenizer;
   PreparedData data = prepared_data(session);
-  what_.chat_template = std::move(data.chat_template);
+  what_.chat_templates = std::move(data.chat_templates);
+  notes_ = std::move(data.notes);
   const OptionValue* source = session.config.section("model").find("config");
   const ExportFacts facts{.dtype = what_.dtype,
                           .vocabulary = session.model->traits().vocabulary,

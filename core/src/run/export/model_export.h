@@ -2,6 +2,7 @@
 // The weights of a run as a Hugging Face model: in its directory when it is finished, or where a program wants them.
 
 #include <string>
+#include <vector>
 
 #include "engine/engine.h"
 #include "hf/hf_weights.h"
@@ -15,9 +16,12 @@ class ModelExport {
   /// end of a long run.
   ModelExport(const Session& session, const std::string& directory);
   void write(Engine& engine, const std::string& directory) const;
+  /// What the user should know of it, a line each.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   HfExport what_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace quern

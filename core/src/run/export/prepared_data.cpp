@@ -29,7 +29,22 @@ json end_tokens_in(const fs::path& folder) {
   }
 }
 
-void take(PreparedData& prepared, const fs::path& folder) {
+/// By name; of a file that is too large, none.
+std::map<std::string, std::string> chat_templates_in(const fs::path& folder) {
+  std::map<std::string, std::string> templates;
+  std::error_code ignored;
+  auto take = [&](const std::string& name, const fs::path& path) {
+    if (!fs::is_regular_file(path, ignored)) return;
+    const InputFile file(path);
+    if (file.size() <= kLargestTemplate) templates[name] = file.text();
+  };
+  for (const fs::directory_entry& file : fs::directory_iterator(folder / "additional_chat_templates", ignored))
+    if (file.path().extension() == ".jinja") take(file.path().stem(), file.path());
+  take("default", folder / "chat_template.jinja");
+  return templates;
+}
+
+void take(PreparedData& prepared, std::string& taken_from, const fs::path& folder) {
   const json tokens = end_tokens_in(folder);
   if (!tokens.is_array()) return;
   for (const json& token : tokens) {
@@ -38,11 +53,15 @@ void take(PreparedData& prepared, const fs::path& folder) {
     if (std::find(prepared.end_tokens.begin(), prepared.end_tokens.end(), id) == prepared.end_tokens.end())
       prepared.end_tokens.push_back(id);
   }
-  const fs::path path = folder / "chat_template.jinja";
-  std::error_code ignored;
-  if (!prepared.chat_template.empty() || !fs::is_regular_file(path, ignored)) return;
-  const InputFile file(path);
-  if (file.size() <= kLargestTemplate) prepared.chat_template = file.text();
+  std::map<std::string, std::string> templates = chat_templates_in(folder);
+  if (templates.empty()) return;
+  if (prepared.chat_templates.empty()) {
+    prepared.chat_templates = std::move(templates);
+    taken_from = folder;
+  } else if (templates != prepared.chat_templates) {
+    prepared.notes.push_back("data have several chat templates: the export gets the one in " + taken_from +
+                             ", not the one in " + folder.string());
+  }
 }
 
 }  // namespace
@@ -57,7 +76,8 @@ PreparedData prepared_data(const Session& session) {
       if (fs::path folder = fs::path(file).parent_path();
           std::find(folders.begin(), folders.end(), folder) == folders.end())
         folders.push_back(std::move(folder));
-  for (const fs::path& folder : folders) take(prepared, folder);
+  std::string taken_from;
+  for (const fs::path& folder : folders) take(prepared, taken_from, folder);
   return prepared;
 }
 

@@ -23,9 +23,10 @@ from typing import IO, Any, TextIO
 
 from tokenizers import Tokenizer
 
-from quern.tokens.begin_tokens import begin_tokens, read_tokenizer_config
+from quern.tokens.begin_tokens import begin_tokens
 from quern.tokens.encoding import load_tokenizer, tokenizing
 from quern.tokens.token_file import first_tokens
+from quern.tokens.tokenizer_config import read_tokenizer_config
 from quern.base.arguments import expanded, path_argument
 from quern.base.fault import INTERNAL, Fault, reading, starting, writing
 from quern.base.files import write_file

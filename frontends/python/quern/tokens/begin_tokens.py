@@ -3,34 +3,14 @@
 Which ones is in its post-processor; add_bos_token of tokenizer_config.json overrides that, as in transformers.
 """
 
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from quern.base.fault import Fault, reading
-from quern.base.json_shape import parse
 from quern.tokens.encoding import tokenizing
+from quern.tokens.tokenizer_config import spelled
 
 PROBE = "a"
-
-
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json of a folder; empty when there is none."""
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    with reading(path):
-        config = parse(path.read_bytes(), path)
-    if not isinstance(config, dict):
-        raise Fault(path, "not a usable tokenizer_config.json", type(config).__name__, "an object")
-    return config
-
-
-def spelled(token: Any) -> str | None:
-    """A token of tokenizer_config.json: a text, or an object with its content."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
 
 
 def begin_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> list[int]:

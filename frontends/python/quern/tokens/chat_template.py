@@ -5,6 +5,7 @@ has here what transformers gives it.
 """
 
 import datetime
+import itertools
 import json
 import os.path
 import resource
@@ -25,6 +26,11 @@ SECONDS = 10  # for one line, the default; then SIGALRM ends the process, whatev
 LONGEST_TEXT = 64 << 20  # characters
 # Around what {% generation %} encloses: noncharacters, which no text has.
 GENERATION_BEGIN, GENERATION_END = "\ufdd1", "\ufdd2"
+MARK = "\ufdd0"  # in special tokens that messages spell
+
+# Names for what the assistant thought, the one that templates read first.
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+PROBE = """{"a": "b'c"}"""  # arguments of a call that neither JSON nor Python writes again as they are
 
 Message = dict[str, Any]
 
@@ -48,19 +54,27 @@ class GenerationTag(jinja2.ext.Extension):
 
     tags = {"generation"}
 
+    environment: "Environment"
+
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        self.environment.tagged = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
     def _mark(self, caller: Callable[[], str]) -> str:
-        return GENERATION_BEGIN + caller() + GENERATION_END
+        return GENERATION_BEGIN + caller() + GENERATION_END if self.environment.marking else caller()
+
+
+class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Of one template."""
+
+    tagged = False  # the template has {% generation %}
+    marking = False  # its borders are written
 
 
 def compiled(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
-    )
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
     now = datetime.datetime.now()  # one for all texts, which are compared with each other
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
@@ -92,30 +106,30 @@ class Conversation:
     def __init__(self, state: dict[str, Any], request: dict[str, Any]) -> None:
         tools = request["variables"].get("tools")
         self._template = state["templates"]["tool_use" if tools and "tool_use" in state["templates"] else "default"]
+        self._environment: Environment = self._template.environment
         self._ends: list[str] = state["ends"]
         self._variables = {"documents": None, "tools": None, **state["special"], **request["variables"]}
         self._texts: dict[str, str] = {}
         self.notes: dict[str, int] = {}
         self.messages = self._usable(request["messages"])
 
-    def _marked(self, messages: list[Message], opened: bool = False, **variables: Any) -> str:
+    def render(self, messages: list[Message], opened: bool = False, marking: bool = False, **variables: Any) -> str:
+        key = json.dumps([messages, opened, marking, sorted(variables)])
+        if key in self._texts:
+            return self._texts[key]
+        self._environment.marking = marking
         try:
-            text: str = self._template.render(
-                **{**self._variables, **variables, "messages": messages, "add_generation_prompt": opened}
-            )
+            text: str = self._template.render(**{
+                **self._variables, **variables,
+                "messages": [with_thoughts(message) for message in messages], "add_generation_prompt": opened,
+            })
         except MemoryError as error:
             raise Unusable(said(error)) from None
         except Exception as error:
             raise ValueError(f"does not take its first {len(messages)} messages: {said(error)}") from None
         if len(text) > LONGEST_TEXT:
             raise Unusable(f"makes {len(text)} characters of its first {len(messages)} messages")
-        return text
-
-    def render(self, messages: list[Message], opened: bool = False, **variables: Any) -> str:
-        key = json.dumps([messages, opened, sorted(variables)])
-        if key not in self._texts:
-            text = self._marked(messages, opened, **variables)
-            self._texts[key] = text.replace(GENERATION_BEGIN, "").replace(GENERATION_END, "")
+        self._texts[key] = unescaped(text)
         return self._texts[key]
 
     def _rendered(self, messages: list[Message], opened: bool = False, **variables: Any) -> str | None:
@@ -125,25 +139,35 @@ class Conversation:
             return None
 
     def _usable(self, messages: list[Message]) -> list[Message]:
-        """The messages in a form that the template takes: arguments of calls as objects, else as texts of JSON; content
-        that is null as it is, unless the template writes "None" for it."""
+        """The messages in the first form that the template writes: arguments of calls as objects, unless it writes their
+        JSON as it is; parts of content as a list, else joined; content that is null left out, else null, else empty."""
+        objects = [with_objects(message) for message in messages]
+        arguments = [objects, messages]
+        if objects != messages:
+            probe = self._rendered([with_objects(message, text=PROBE) for message in messages])
+            if probe is not None and PROBE in probe:
+                arguments.reverse()
         fault = None
-        for form in ([with_objects(m) for m in messages], messages):
-            with_texts = [{**m, "content": ""} if m["content"] is None else m for m in form]
-            for some in (form, with_texts):
-                try:
-                    text = self.render(some)
-                except ValueError as error:
-                    fault = fault or error
-                    continue
-                other = self._rendered(with_texts) if some is form else text
-                if other is None or text.count("None") <= other.count("None"):
-                    return some
+        for form, parts, null in itertools.product(arguments, (as_list, joined), (without_content, as_null, as_empty)):
+            some = [null(parts(message)) for message in form]
+            try:
+                text = self.render(some)
+            except ValueError as error:
+                fault = fault or error
+                continue
+            empty = self._rendered([as_empty(joined(message)) for message in form]) or text
+            if text.count("None") <= empty.count("None") and all(writes(text, message["content"]) for message in some
+                                                                  if isinstance(message.get("content"), list)):
+                return some
         raise fault or ValueError("writes None")
 
     def examples(self) -> list[Example]:
-        text = self._marked(self.messages)
-        found = self._tagged(text) if GENERATION_BEGIN in text else self._by_turns()
+        tagged = self._environment.tagged
+        marked = self.render(self.messages, marking=True) if tagged else ""
+        if tagged and without_marks(marked) != self.render(self.messages):
+            self._note("conversations whose {% generation %} the template changes once more, replies found without it")
+            tagged = False
+        found = self._tagged(marked) if tagged else self._by_turns()
         self._note_what_is_missing()
         return found
 
@@ -156,11 +180,24 @@ class Conversation:
             inside = inside.replace(GENERATION_END, "")
             begin = len(example.text)
             example.text += inside + rest
-            if inside:
-                behind = self._end_at_begin(rest) if not self._end_of(inside) else ""
+            if index:
+                behind = self._end_at_begin(rest) if inside and not self._end_of(inside) else ""
                 end = begin + len(inside) + len(behind)
                 example.spans.append((begin, end, self._end_of(inside) or behind))
+                self._note("tokens that end replies behind {% endgeneration %}, learned", bool(behind))
+        for index in reversed([i for i, m in enumerate(self.messages) if self._weightless(m)]):
+            first, last = (self.render(self.messages[:count], marking=True).count(GENERATION_BEGIN) if count else 0
+                           for count in (index, index + 1))
+            del example.spans[first:last]
         return [example]
+
+    def _weightless(self, message: Message) -> bool:
+        weight = message.get("weight", 1)
+        if message["role"] != "assistant" or weight == 1:
+            return False
+        what = "not learned" if weight == 0 else "learned as of weight 1"
+        self._note(f"replies of weight {weight}, {what}")
+        return bool(weight == 0)
 
     def _by_turns(self) -> list[Example]:
         """One example, and another for each turn that the template writes differently once others follow."""
@@ -169,18 +206,35 @@ class Conversation:
         for index in reversed([i for i, m in enumerate(self.messages) if m["role"] == "assistant"]):
             turn = self._turn(index)
             begin = self._begin(index, turn)
-            for example in examples:
-                if example.text.startswith(turn):
+            for example in examples or [Example(whole)]:
+                if end := self._end_in(example.text, turn, begin):
                     break
             else:
-                example = Example(whole if whole.startswith(turn) else turn)
+                example, end = Example(turn), len(turn)
+            if example not in examples:
                 examples.append(example)
-            if self.messages[index].get("weight", 1) == 0:
-                self._note("replies of weight 0, not learned")
-            else:
-                example.spans.insert(0, (begin, len(turn), self._end_of(turn)))
+            if not self._weightless(self.messages[index]):
+                example.spans.insert(0, (begin, end, self._end_of(example.text[:end])))
         self._note("more examples, for the template writes earlier replies differently", len(examples) - 1)
+        if all(example.text != whole for example in examples):
+            behind = [m["role"] == "assistant" for m in reversed(self.messages)].index(True)
+            self._note("messages behind the last reply, left out", behind)
         return [example for example in reversed(examples) if example.spans]
+
+    def _end_in(self, text: str, turn: str, begin: int) -> int:
+        """Where a reply that begins there ends in a text that goes on; 0 if the text has another reply. What follows the
+        token that ends the reply, as a token that ends the whole text, need not be there."""
+        if text.startswith(turn):
+            return len(turn)
+        shared = common(text, turn)
+        ends = [(place + len(end)) for end in self._ends if (place := turn.find(end, begin, shared)) >= 0]
+        end = min(ends, default=0)
+        rest = turn[end:]
+        for token in self._ends:
+            rest = rest.replace(token, "")
+        if not end or rest.strip():
+            return 0
+        return end + len(turn[end:shared]) - len(turn[end:shared].lstrip())
 
     def _turn(self, index: int) -> str:
         """The text to the end of a reply. A template may end it only before something else follows."""
@@ -233,15 +287,18 @@ class Conversation:
 
     def _note_what_is_missing(self) -> None:
         messages = self.messages
-        named = [{**m, "content": f"x{i}q{m['role']}q"} if m["content"] else m for i, m in enumerate(messages)]
+        named = [{**m, "content": f"x{i}q{m['role']}q"} if m.get("content") else m for i, m in enumerate(messages)]
         whole = self._rendered(named)
-        for name in named if whole is not None else ():
-            if whole is not None and name["content"] and name["content"] not in whole:
+        for index, name in enumerate(named if whole is not None else ()):
+            if whole is None or not name.get("content") or name["content"] in whole:
+                continue
+            if self._rendered([*named[:index], {**name, "content": "x"}, *named[index + 1 :]]) == whole:
                 self._note(f"messages of role {name['role']} that the template does not write")
         for key in sorted({key for m in messages for key in m} - {"role", "content", "weight"}):
             having = [index for index, m in enumerate(messages) if key in m]
             some = messages[: having[-1] + 1]
-            without = [{name: value for name, value in m.items() if name != key} for m in some]
+            gone = THOUGHTS if key in THOUGHTS else (key,)
+            without = [{name: value for name, value in m.items() if name not in gone} for m in some]
             if (text := self._rendered(some)) is not None and text == self._rendered(without):
                 self._note(f"messages whose '{key}' the template does not write", len(having))
         for key in ("tools", "documents"):
@@ -249,19 +306,61 @@ class Conversation:
             if self._variables[key] and self.render(messages) == self._rendered(messages, **none):
                 self._note(f"conversations whose '{key}' the template does not write")
         for message in messages:
-            if message["role"] == "assistant" and not any(v for k, v in message.items() if k not in ("role", "weight")):
-                self._note("replies that are empty")
+            if not any(value for key, value in message.items() if key not in ("role", "weight")):
+                self._note("replies that are empty" if message["role"] == "assistant" else "other messages that are empty")
 
 
-def with_objects(message: Message) -> Message:
-    """The arguments of its calls as objects, which OpenAI's format has as texts of JSON."""
+def with_thoughts(message: Message) -> Message:
+    """What the assistant thought under the names that templates read, as in transformers."""
+    thought = next((message[key] for key in THOUGHTS if message.get(key) is not None), None)
+    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
+
+
+def as_list(message: Message) -> Message:
+    return message
+
+
+def joined(message: Message) -> Message:
+    """Parts of content one after the other."""
+    content = message["content"]
+    return {**message, "content": "".join(part["text"] for part in content)} if isinstance(content, list) else message
+
+
+def without_content(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "content" or value is not None}
+
+
+def as_null(message: Message) -> Message:
+    return message
+
+
+def as_empty(message: Message) -> Message:
+    return {**message, "content": ""} if message["content"] is None else message
+
+
+def writes(text: str, parts: list[dict[str, Any]]) -> bool:
+    """Whether the text has each of the parts, and not as Python writes a list."""
+    return unescaped(repr(parts)) not in text and all(part["text"].strip() in text for part in parts)
+
+
+def unescaped(text: str) -> str:
+    """With marks that JSON or Python escaped as they are."""
+    return text.replace("\\ufdd0", MARK)
+
+
+def without_marks(text: str) -> str:
+    return text.replace(GENERATION_BEGIN, "").replace(GENERATION_END, "")
+
+
+def with_objects(message: Message, text: str | None = None) -> Message:
+    """The arguments of its calls as objects, which OpenAI's format has as texts of JSON; or `text` in place of these."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
-    return {**message, "tool_calls": [with_object(call) for call in calls]}
+    return {**message, "tool_calls": [with_object(call, text) for call in calls]}
 
 
-def with_object(call: Any) -> Any:
+def with_object(call: Any, text: str | None) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -269,7 +368,8 @@ def with_object(call: Any) -> Any:
         arguments = json.loads(function["arguments"])
     except (ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    arguments = text if text is not None else arguments
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict | str) else call
 
 
 def answer(state: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:

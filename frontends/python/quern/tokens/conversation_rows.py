@@ -44,7 +44,11 @@ def read_conversations(rows: Iterable[tuple[str, Any]], field: str | None, tally
         try:
             yield conversation_of(name, row, field, tally)
         except NothingToLearn as reason:
-            tally.add(f"conversations left out: {reason}", name)
+            leave_out(reason, name, tally)
+
+
+def leave_out(reason: NothingToLearn, name: str, tally: Tally) -> None:
+    tally.add(f"conversations left out: {reason}", name)
 
 
 def conversation_of(name: str, row: Any, field: str | None, tally: Tally) -> Conversation:
@@ -83,23 +87,22 @@ def message_of(name: str, entry: dict[str, Any], field: str) -> dict[str, Any]:
         raise Fault(name, f"no list of messages with role and content in field '{field}'", sorted(entry),
                     advice="name the field with --text-field")
     message["role"] = ROLES.get(role.lower(), role)
-    message["content"] = text_of(message.get("content"))
+    message["content"] = content_of(message.get("content"))
     if role == "function_call":
         message = {**message, "role": "assistant", "content": None,
                    "tool_calls": [{"type": "function", "function": parse(str(message["content"]).encode(), name)}]}
     return message
 
 
-def text_of(content: Any) -> str | None:
-    """A text, null, or a list of parts that are texts, one after the other."""
+def content_of(content: Any) -> str | None | list[dict[str, Any]]:
+    """A text, null, or a list of parts, all of them texts."""
     if content is None or isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [None]
     texts = [part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else part for part in parts]
-    found = [text for text in texts if isinstance(text, str)]
-    if len(found) < len(texts):
+    if not all(isinstance(text, str) for text in texts):
         raise NothingToLearn("a message has content that is not text")
-    return "".join(found)
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def variables_of(name: str, row: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 docs/token-files.md states the rules.
 """
 
+import bisect
 import collections
 import itertools
 import json
@@ -17,25 +18,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import Tokenizer, processors
 
-from quern.base.fault import Fault, reading, starting
+from quern.base.fault import Fault, starting
 from quern.tokens import chat_template
-from quern.tokens.begin_tokens import read_tokenizer_config, spelled
-from quern.tokens.conversation_rows import Conversation
+from quern.tokens.conversation_rows import Conversation, NothingToLearn, leave_out
 from quern.tokens.documents import MANY_DOCUMENTS, document_from_string, held_out_of
 from quern.tokens.encoding import KNOWN_SEPARATORS, separator_id, tokenizing
 from quern.tokens.tally import Tally
+from quern.tokens.template_files import DEFAULT, WITH_TOOLS, Templates, read_templates
 from quern.tokens.token_file import NO_SEPARATOR, Array
+from quern.tokens.tokenizer_config import named_special_tokens, read_tokenizer_config, spelled
 
 Item = TypeVar("Item")
 Span = tuple[int, int, str]  # begin, end, the token that ends it
 
 BATCH_CONVERSATIONS = 512
-TEMPLATE_FILE = "chat_template.jinja"
-# In a message's special tokens, behind the first letter, so that they stay text: a noncharacter, which no text has.
-MARK = "\ufdd0"
-RESERVED = re.compile("[\ufdd0-\ufdd2]")
+MARK = chat_template.MARK  # in special tokens that messages spell, behind the first letter
+RESERVED = re.compile(r"[\ufdd0-\ufdd2]|\\ufdd[0-2]")  # the marks, also as JSON and Python escape them
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Rendered:
 class ChatTemplate:
     """A chat template, run in a process of its own (chat_template.py). A context manager."""
 
-    def __init__(self, name: str, sources: dict[str, str], special: dict[str, Any], ends: Sequence[str]) -> None:
-        self.name, self.sources = name, sources
+    def __init__(self, name: str, templates: Templates, special: dict[str, Any], ends: Sequence[str]) -> None:
+        self.name, self.templates = name, templates
+        sources = {use: templates[use] for use in (DEFAULT, WITH_TOOLS) if use in templates}
         with starting(sys.executable):
             self._process = subprocess.Popen(
                 [sys.executable, "-P", chat_template.__file__, str(chat_template.SECONDS)],
@@ -112,68 +113,93 @@ class ChatTemplate:
         return Rendered(conversation.name, xxhash.xxh3_64_intdigest(said) / 2**64, examples)
 
 
-def named_special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """bos_token and the like, as a template sees them."""
-    path = folder / "special_tokens_map.json"
-    found: dict[str, Any] = {}
-    if path.is_file():
-        with reading(path):
-            found = json.loads(path.read_text(encoding="utf-8-sig"))
-    found = {**(found if isinstance(found, dict) else {}), **config}
-    special: dict[str, Any] = {key: text for key, value in found.items()
-                               if key.endswith("_token") and (text := spelled(value)) is not None}
-    more = found.get("additional_special_tokens")
-    if isinstance(more, list):
-        special["additional_special_tokens"] = [text for text in map(spelled, more) if text is not None]
-    return special
-
-
 def special_tokens(tokenizer: Tokenizer) -> list[str]:
     added = tokenizer.get_added_tokens_decoder().values()
-    return [token.content for token in added if token.special and len(token.content) > 1]
+    return [token.content for token in added if token.special and len(token.content.strip()) > 1]
 
 
-def load_template(tokenizer: Tokenizer, tokenizer_path: str, template_path: str | None) -> ChatTemplate:
+def load_template(tokenizer: Tokenizer, folder: Path, given: Path | None) -> ChatTemplate:
     """The template and its special tokens: of --chat-template, or the files beside the tokenizer."""
-    folder = Path(tokenizer_path).parent
-    config_path, beside = folder / "tokenizer_config.json", folder / TEMPLATE_FILE
     config = read_tokenizer_config(folder)
-    if template_path or beside.is_file():
-        path = Path(template_path or beside)
-        with reading(path):
-            name, source = str(path), path.read_text(encoding="utf-8-sig")  # type: str, Any
-    else:
-        name, source = f"the chat template of {config_path}", config.get("chat_template")
-    sources = {"default": source}
-    if isinstance(source, list):  # several by name
-        sources = {entry["name"]: entry.get("template") for entry in source
-                   if isinstance(entry, dict) and entry.get("name") in ("default", "tool_use")}
-    if not sources or not all(isinstance(text, str) for text in sources.values()) or "default" not in sources:
-        raise Fault(config_path, "no chat_template", advice="name a file with one with --chat-template")
+    name, templates = read_templates(folder, config, given)
     special = named_special_tokens(folder, config)
     ends = dict.fromkeys([*special_tokens(tokenizer), special.get("eos_token", "")])
-    return ChatTemplate(name, sources, special, [end for end in ends if end])
+    return ChatTemplate(name, templates, special, [end for end in ends if end])
 
 
 class SpecialTokensAsText:
-    """Marks the special tokens that messages spell, so that only the template's are tokens."""
+    """Marks the special tokens that messages spell, so that only the template's are tokens. A border of a text, where
+    it could become a part of one with what the template writes beside it, is marked too."""
 
     def __init__(self, special: Sequence[str]) -> None:
-        self._pattern = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
+        self._pattern = any_of(special)
+        self._begins = {token[:count] for token in special for count in range(1, len(token)) if token[:count].strip()}
+        self._ends = {token[count:] for token in special for count in range(1, len(token)) if token[count:].strip()}
+        self._longest = max(map(len, special), default=1)
         self.found = 0
 
-    def marked(self, value: Any, where: str) -> Any:
+    def marked(self, value: Any, borders: bool = True) -> Any:
         if isinstance(value, str):
             if RESERVED.search(value):
-                raise Fault(where, "not text", "a noncharacter, U+FDD0 to U+FDD2")
-            text, count = self._pattern.subn(lambda match: match.group()[0] + MARK + match.group()[1:], value)
+                raise NothingToLearn("a text has a noncharacter, U+FDD0 to U+FDD2")
+            text, count = self._pattern.subn(lambda match: inside(match.group()), value)
             self.found += count
+            if borders and any(value[:count] in self._ends for count in range(1, self._longest)):
+                text = MARK + text
+            if borders and any(value[-count:] in self._begins for count in range(1, self._longest)):
+                text += MARK
             return text
         if isinstance(value, list):
-            return [self.marked(item, where) for item in value]
-        if isinstance(value, dict):
-            return {self.marked(key, where): self.marked(item, where) for key, item in value.items()}
+            return [self.marked(item) for item in value]
+        if isinstance(value, dict):  # of "<|" + role + "|>" the template makes a token
+            return {self.marked(key, False): self.marked(item, key != "role") for key, item in value.items()}
         return value
+
+
+def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
+
+
+def inside(token: str) -> str:
+    return token[0] + MARK + token[1:]
+
+
+class MarkedTexts:
+    """Encodes texts with marks as whole texts in which a marked special token is text. The marks move to the special
+    tokens that remain, and into their names in the tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, special: Sequence[str]) -> None:
+        self._pattern = re.compile(f"{MARK}|{any_of(special).pattern}")
+        names = {token: inside(token) for token in special}
+        state = json.loads(tokenizer.to_str())
+        model = state["model"]
+        for token in state["added_tokens"]:
+            token["content"] = names.get(token["content"], token["content"])
+        vocabulary = model.get("vocab", {})
+        if isinstance(vocabulary, dict):
+            model["vocab"] = {names.get(name, name): number for name, number in vocabulary.items()}
+        else:
+            model["vocab"] = [[names.get(name, name), score] for name, score in vocabulary]
+        if model.get("unk_token") in names:
+            model["unk_token"] = names[model["unk_token"]]
+        if "merges" in model:
+            pairs = ((merge, merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"])
+            model["merges"] = [merge for merge, pair in pairs if names.keys().isdisjoint((*pair, "".join(pair)))]
+        with tokenizing():
+            self._tokenizer = Tokenizer.from_str(json.dumps(state))
+
+    def encode(self, text: str, spans: list[Span]) -> tuple[Any, list[Span]]:
+        found = list(self._pattern.finditer(text))
+        places = [match.start() + 1 for match in found]
+        moves = np.cumsum([0, *(-1 if match.group() == MARK else 1 for match in found)])
+
+        def moved(place: int) -> int:
+            return place + int(moves[bisect.bisect_right(places, place)])
+
+        text = self._pattern.sub(lambda match: "" if match.group() == MARK else inside(match.group()), text)
+        with tokenizing():
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoding, [(moved(begin), moved(end), token) for begin, end, token in spans]
 
 
 def end_ids(tokenizer: Tokenizer, examples: Iterable[tuple[str, list[Span]]]) -> collections.Counter[int]:
@@ -198,8 +224,7 @@ class ChatCorpus:
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.encode_special_tokens = False  # the template's own are tokens
         self._tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # offsets of white space as they are
-        self._tokenizer.add_special_tokens([AddedToken(MARK, special=True, normalized=False)])
-        self._mark = self._tokenizer.token_to_id(MARK)
+        self._marked: MarkedTexts | None = None
         self._fraction, self._align, self._parse_special, self._tally = fraction, align, parse_special, tally
         self._left = self._rendered(template, conversations)
         self._first = list(itertools.islice(self._left, MANY_DOCUMENTS))  # which tell how to split, and the separator
@@ -214,8 +239,11 @@ class ChatCorpus:
         as_text = SpecialTokensAsText(self._special)
         for conversation in conversations:
             before = as_text.found
-            messages = as_text.marked(conversation.messages, conversation.name)
-            variables = as_text.marked(conversation.variables, conversation.name)
+            try:
+                messages, variables = as_text.marked(conversation.messages), as_text.marked(conversation.variables)
+            except NothingToLearn as reason:
+                leave_out(reason, conversation.name, self._tally)
+                continue
             kept = "read as tokens" if self._parse_special else "kept as text; --parse-special reads them as tokens"
             self._tally.add(f"special tokens that messages spell, {kept}", conversation.name, as_text.found - before)
             if not self._parse_special:
@@ -250,21 +278,17 @@ class ChatCorpus:
             with tokenizing():
                 encodings = self._tokenizer.encode_batch([text for *_, text, _ in examples], add_special_tokens=False)
             for (name, place, text, spans), encoding in zip(examples, encodings, strict=True):
-                tokens, mask = self._masked(encoding, spans)
+                tokens, mask = masked(*self._marked_texts.encode(text, spans) if MARK in text else (encoding, spans))
                 learn_end = self._note_ends(place, text, spans)
                 tokens, mask = layouts[name].add(place, tokens, mask, learn_end)
                 yield name, 1, len(text.replace(MARK, "").encode()), tokens, mask
         for name, layout in layouts.items():
             yield (name, 0, 0, *layout.finish())
 
-    def _masked(self, encoding: Any, spans: list[Span]) -> tuple[Array, Array]:
-        tokens = np.array(encoding.ids, np.int64)
-        begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-        mask = np.zeros(tokens.size, bool)
-        for begin, end, _ in spans:  # a token that holds the opening's last space too is the turn's
-            mask |= (begins < end) & (ends > begin)
-        text = tokens != self._mark
-        return tokens[text], mask[text]
+    @property
+    def _marked_texts(self) -> MarkedTexts:
+        self._marked = self._marked or MarkedTexts(self._tokenizer, self._special)
+        return self._marked
 
     def _note_ends(self, place: str, text: str, spans: list[Span]) -> bool:
         """Counts what ends replies; true if the separator behind the text is what ends the last one."""
@@ -280,6 +304,15 @@ class ChatCorpus:
         self._tally.add("conversations whose last reply ends in the separator, which is learned", place)
         self.end_tokens[self._separator] += 1
         return True
+
+
+def masked(encoding: Any, spans: list[Span]) -> tuple[Array, Array]:
+    tokens = np.array(encoding.ids, np.int64)
+    begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+    mask = np.zeros(tokens.size, bool)
+    for begin, end, _ in spans:  # a token that holds the opening's last space too is the turn's
+        mask |= (begins < end) & (ends > begin)
+    return tokens, mask
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from quern.base.fault import Fault, is_panic, reading
 from quern.tokens.documents import Document, refuse_pointer
 from quern.tokens.token_file import MAX_VOCABULARY, Array
+from quern.tokens.tokenizer_config import add_tokens
 
 TRAINED_SEPARATOR = "<|endoftext|>"
 KNOWN_SEPARATORS = (TRAINED_SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
@@ -75,7 +76,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         text = Path(path).read_text(encoding="utf-8-sig")
         refuse_pointer(Path(path), text[:64].encode())
     with tokenizing(path, "not a usable tokenizer.json"):
-        return Tokenizer.from_str(text)
+        tokenizer = Tokenizer.from_str(text)
+        add_tokens(tokenizer, Path(path).parent)
+    return tokenizer
 
 
 def vocabulary_size(tokenizer: Tokenizer, where: object) -> int:

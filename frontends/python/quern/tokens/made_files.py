@@ -1,5 +1,6 @@
 """The files of one `quern-tools tokenize`. meta.json lists them with their checksums; a later one replaces only these."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ import xxhash
 
 from quern.base.fault import RESOURCES, Fault, reading, writing
 from quern.base.json_shape import TEXT, checked, parse
+from quern.tokens.template_files import TEMPLATES_FOLDER
 from quern.tokens.token_file import HEADER
 
 META = "meta.json"
@@ -24,8 +26,15 @@ def checksum(path: Path) -> str:
         return xxhash.xxh3_64_hexdigest(file.read(HEADER.size if path.suffix == ".tok" else -1))
 
 
+def names_in(folder: Path) -> list[str]:
+    """Of the files that tokenize writes, those that are there, but for meta.json."""
+    templates = sorted((folder / TEMPLATES_FOLDER).glob("*"))
+    return [name for name in (*NAMES, *(str(path.relative_to(folder)) for path in templates))
+            if os.path.lexists(folder / name)]
+
+
 def checksums(folder: Path) -> dict[str, str]:
-    return {name: checksum(folder / name) for name in NAMES if (folder / name).exists()}
+    return {name: checksum(folder / name) for name in names_in(folder)}
 
 
 def listed(folder: Path) -> dict[str, str]:
@@ -43,10 +52,10 @@ def check_replaceable(folder: Path, copied: Mapping[str, bytes]) -> None:
     """A fault where a file has a name that tokenize writes, but was not made by it, or was changed since. `copied`:
     contents of files that may be there already, as where a model's own folder gets the tokens."""
     with writing(folder):
-        there = [folder / name for name in (*NAMES, META) if os.path.lexists(folder / name)]
+        there = [folder / name for name in (*names_in(folder), META) if os.path.lexists(folder / name)]
     own = listed(folder) if folder / META in there and (folder / META).is_file() else {}
     for path in there:
-        name = path.name
+        name = str(path.relative_to(folder))
         if path.is_file() and (own.get(name) == checksum(path) or copied.get(name) == path.read_bytes()):
             continue
         raise Fault(
@@ -58,6 +67,9 @@ def check_replaceable(folder: Path, copied: Mapping[str, bytes]) -> None:
 def forget(folder: Path, written: Iterable[str]) -> None:
     """Removes what the new files do not replace. meta.json is written last, so while it is there the rest belongs
     together."""
-    for name in (META, *(name for name in NAMES if name not in written)):
+    keep = set(written)
+    for name in (META, *(name for name in names_in(folder) if name not in keep)):
         with writing(folder / name):
             (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or not empty
+        (folder / TEMPLATES_FOLDER).rmdir()

@@ -26,9 +26,9 @@ from quern.base.arguments import integer, path_argument, share
 from quern.base.fault import CONFIG, Fault, printable, reading, writing
 from quern.base.files import remove_abandoned, replace_file
 from quern.base.json_shape import parse
-from quern.tokens.begin_tokens import begin_tokens, read_tokenizer_config
+from quern.tokens.begin_tokens import begin_tokens
 from quern.tokens.conversation_rows import read_conversations
-from quern.tokens.conversations import TEMPLATE_FILE, ChatCorpus, ChatTemplate, load_template
+from quern.tokens.conversations import ChatCorpus, ChatTemplate, load_template
 from quern.tokens.documents import (
     READERS, TEXT, Rows, Split, document_from_row, find_files, read_dataset, read_documents, read_rows,
 )
@@ -37,7 +37,9 @@ from quern.tokens.encoding import (
 )
 from quern.tokens.made_files import BESIDE_TOKENIZER, META, NAMES, check_replaceable, checksums, forget
 from quern.tokens.tally import Tally
+from quern.tokens.template_files import template_paths, with_templates
 from quern.tokens.token_file import Array, TokenWriter, token_dtype
+from quern.tokens.tokenizer_config import read_tokenizer_config
 
 LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 20  # of --train-bpe: every byte and the separator
 
@@ -57,7 +59,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--separator", help="the token that ends a document, or 'none' (default: as the tokenizer has)")
     parser.add_argument("--parse-special", action="store_true", help="let special tokens spelled in the text count")
     parser.add_argument("--chat", action="store_true", help="conversations: only the assistant's turns are learned")
-    parser.add_argument("--chat-template", type=path_argument, metavar="FILE", help="with --chat (default: the one beside the tokenizer)")
+    parser.add_argument("--chat-template", type=path_argument, metavar="FILE",
+                        help="with --chat: a file, or the name of one of the tokenizer's (default: the tokenizer's)")
     parser.add_argument(
         "--align", type=integer(0), default=0, metavar="T", help="with --chat: no row of T tokens cuts one"
     )
@@ -111,6 +114,7 @@ def tokenizer_files(options: Namespace) -> dict[str, bytes]:
         return {}
     given = options.tokenizer
     sources = {"tokenizer.json": given, **{name: given.with_name(name) for name in BESIDE_TOKENIZER}}
+    sources.update({str(path.relative_to(given.parent)): path for path in template_paths(given.parent).values()})
     files = {}
     for name, source in sources.items():
         if source == given or source.is_file():
@@ -131,13 +135,7 @@ def trained_tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 
 def with_chat(files: dict[str, bytes], template: ChatTemplate, end_tokens: list[int]) -> dict[str, bytes]:
     """The files as they were used: with this template, and generation that ends where replies do."""
-    files = dict(files)
-    if set(template.sources) == {"default"}:  # a file holds no more
-        source = template.sources["default"]
-        files[TEMPLATE_FILE] = source.encode()
-        config = parse(files.get("tokenizer_config.json", b"{}"), "tokenizer_config.json")
-        if "chat_template" in config:  # which libraries before the file read
-            files["tokenizer_config.json"] = json_bytes({**config, "chat_template": source})
+    files = with_templates(files, template.templates, json_bytes)
     name = "generation_config.json"
     config = parse(files.get(name, b"{}"), name)
     if name in files and isinstance(config, dict):
@@ -275,6 +273,10 @@ def main(options: Namespace) -> None:
     check_together(options)
     out, tally = options.out, Tally()
     given = tokenizer_files(options)
+    own = options.tokenizer is not None and out.exists() and out.samefile(options.tokenizer.parent)
+    if own and options.chat_template:
+        raise Fault("--chat-template", "not what the tokenizer in the output folder has", options.chat_template,
+                    advice="choose another --out", code=CONFIG)
     check_replaceable(out, given)
     for name in (*NAMES, META):
         remove_abandoned(out / name)
@@ -283,7 +285,7 @@ def main(options: Namespace) -> None:
     with ExitStack() as stack:
         if options.chat:
             tokenizer = open_tokenizer(options, None)
-            template = stack.enter_context(load_template(tokenizer, options.tokenizer, options.chat_template))
+            template = stack.enter_context(load_template(tokenizer, options.tokenizer.parent, options.chat_template))
             corpus, chat = open_chat(options, sources, tokenizer, template, tally)
         else:
             corpus, split = open_documents(options, sources)
@@ -297,10 +299,11 @@ def main(options: Namespace) -> None:
         files = with_chat(files, template, end_tokens)
     else:
         tally.entries.update(split.tally.entries)
-    own = options.tokenizer is not None and out.samefile(options.tokenizer.parent)  # its files stay as they are
     forget(out, [*(f"{name}.tok" for name in totals), *files])
     for name, content in files.items():
-        if not (own and (out / name).exists()):
+        if not (own and (out / name).exists()):  # a model's own files stay as they are
+            with writing(out / name):
+                (out / name).parent.mkdir(exist_ok=True)
             replace_file(out / name, content)
     write_meta(out, sources, corpus, vocab_size, totals, end_tokens, tally)
     for name, total in totals.items():
