@@ -14,7 +14,7 @@ from pathlib import Path
 import quern
 from quern.base.arguments import parser_for
 from quern.base.end_of_main import run_to_the_end
-from quern.base.fault import CONFIG, Fault
+from quern.base.fault import CONFIG, Fault, signals_waiting
 
 PROGRAM = "quern-tools"
 
@@ -76,7 +76,8 @@ def dispatch(owner: str, commands: dict[str, Command | Group], words: list[str])
         raise Fault(owner, "unknown command", f'"{name}"', "one of " + ", ".join(commands), advice, CONFIG)
     if isinstance(chosen, Group):
         return dispatch(f"{owner} {name}", dict(chosen.commands), rest)
-    module = importlib.import_module(chosen.module)
+    with signals_waiting():
+        module = importlib.import_module(chosen.module)
     parser = parser_for(f"{owner} {name}", module.__doc__)
     module.add_arguments(parser)
     code: int | None = module.main(parser.parse_intermixed_args(rest))

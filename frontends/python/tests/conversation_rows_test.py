@@ -94,6 +94,12 @@ class ConversationRowsTest(FolderTestCase):
             files = find_files([str(path)], [".jsonl", ".json"], Tally())
             with self.subTest(name=name):
                 self.assertEqual([row for _, row in read_rows(files)], rows)
+        (self.folder / "f.jsonl").symlink_to("a.jsonl")
+        (self.folder / "g").symlink_to(".")
+        tally = Tally()
+        found = find_files([str(self.folder)], [".jsonl", ".json"], tally)
+        self.assertEqual([path.name for path in found], ["a.jsonl", "b.JSONL"])
+        self.assertEqual(tally.figures()["links passed over, whose files are read under other names"], 1)
         self.assertEqual(without_nulls({"a": [{"b": None, "c": [None, 0]}], "d": None}), {"a": [{"c": [None, 0]}]})
 
 

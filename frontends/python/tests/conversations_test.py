@@ -346,6 +346,18 @@ class ChatTest(FolderTestCase):
             self.write_config(CHATML, **config)
             self.assertEqual(self.run_script(self.folder / "talks.jsonl")[0], 0, config)
 
+    def test_pointers_of_git_lfs_and_byte_order_marks_beside_the_tokenizer(self):
+        path = self.write_talks(TALKS)
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"):
+            with self.subTest(name=name):
+                before = (self.folder / name).read_bytes() if (self.folder / name).exists() else b"{}"
+                (self.folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+                code, said = self.run_script(path)
+                self.assertEqual((code, list(self.out.glob("*"))), (3, []))
+                self.assertIn(f"{self.folder / name}: a git-lfs pointer", said)
+                (self.folder / name).write_bytes(b"\xef\xbb\xbf" + (CHATML.encode() if name.endswith("jinja") else before))
+        self.assertEqual(self.run_script(path)[0], 0)
+
     def test_templates_by_name_and_in_files(self):
         more = self.folder / "additional_chat_templates"
         more.mkdir()

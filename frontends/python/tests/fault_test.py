@@ -105,6 +105,20 @@ class ScriptsTest(FolderTestCase):
                 result = self.run_script(script, stdout=full)
                 self.assert_one_line(result, fault.RESOURCES, "standard output", "No space")
 
+    def test_a_signal_during_an_import_ends_the_command(self):
+        (self.folder / "swallows.py").write_text(
+            "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(0.01)\n"
+            "except BaseException:\n    raise ImportError\n")
+        program = (
+            "import sys\nfrom quern.base import end_of_main, fault\n"
+            "def action():\n    with fault.importing('x'):\n        import swallows\n    print('went on')\n"
+            "sys.exit(end_of_main.run_to_the_end('x', action))"
+        )
+        package = str(Path(fault.__file__).resolve().parents[2])
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                                env={**os.environ, "PYTHONPATH": f"{package}:{self.folder}"})
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (143, "", ""))
+
     def test_closed_streams_are_no_fault_and_no_file_takes_their_number(self):
         for script in ("report", "generate"):
             for closed in (0, 1, 2):

@@ -83,6 +83,9 @@ class Builder final : public nlohmann::json_sax<json> {
 }  // namespace
 
 json parse_strict_json(const std::string& where, std::string_view text, int largest_depth) {
+  if (text.starts_with("version https://git-lfs.github.com/spec/"))  // no JSON begins so
+    throw Error(ErrorCode::input, {where, "a git-lfs pointer, not the file itself", "", "",
+                                   "fetch the file with `git lfs pull`, or download it again"});
   Builder builder(where, largest_depth);
   // The parser takes a NUL for the end of its input and would not see what follows.
   if (std::size_t at = text.find('\0'); at != std::string_view::npos)

@@ -21,6 +21,10 @@ std::string refusal(std::string_view text) {
 
 }  // namespace
 
+TEST_CASE("a pointer of git-lfs is called that") {
+  check_holds(refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"), {"a git-lfs pointer"});
+}
+
 TEST_CASE("eight times the text takes about eight times as long") {
   constexpr int kFew = 2000, kFactor = 8;
   auto check = [](const char* what, const std::function<void(int)>& parse) {

@@ -5,6 +5,7 @@ end_of_main.py prints it. Nothing else prints a fault or ends the program.
 
 import contextlib
 import errno
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -98,9 +99,20 @@ def not_installed(package: str | None, wanted: object = None) -> Fault:
 
 
 @contextlib.contextmanager
+def signals_waiting() -> Iterator[None]:
+    """For imports: a module may swallow the exception that a signal raises, or take it for a fault of its own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def importing(package: str) -> Iterator[None]:
     """An import inside that fails says how to install `package`."""
     try:
-        yield
+        with signals_waiting():
+            yield
     except ImportError:
         raise not_installed(package) from None

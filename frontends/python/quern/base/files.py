@@ -10,6 +10,15 @@ from typing import BinaryIO
 from quern.base.fault import RESOURCES, Fault, writing
 
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def refuse_pointer(where: Path | str, data: bytes) -> None:
+    """What `git clone` leaves of a large file on a machine without git-lfs; `data`: its beginning."""
+    if data.startswith(POINTER):
+        raise Fault(where, "a git-lfs pointer, not the file itself", advice="fetch the file with `git lfs pull`")
+
+
 def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial-{os.getpid()}")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from quern.base.fault import Fault
+from quern.base.files import refuse_pointer
 
 INT64 = 1 << 63
 Place: TypeAlias = str | Path  # of the text, for messages
@@ -49,6 +50,7 @@ def choice(*words: str) -> Kind:
 
 def parse(data: bytes, where: Place) -> Any:
     """The value of JSON in bytes of UTF-8."""
+    refuse_pointer(where, data)
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

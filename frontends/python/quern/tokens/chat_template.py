@@ -22,7 +22,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 MEMORY = 2 << 30  # bytes of address space
-SECONDS = 10  # for one line, the default; then SIGALRM ends the process, whatever it does
+SECONDS = 10  # of the CPU for one line, the default; then SIGPROF ends the process, whatever it does
 LONGEST_TEXT = 64 << 20  # characters
 # Around what {% generation %} encloses: noncharacters, which no text has.
 GENERATION_BEGIN, GENERATION_END = "\ufdd1", "\ufdd2"
@@ -388,12 +388,12 @@ def answer(state: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
 def replies(seconds: int) -> Iterator[str]:
     state: dict[str, Any] = {}
     for line in sys.stdin.buffer:
-        signal.alarm(seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             reply = json.dumps(answer(state, json.loads(line)))
         except Exception as error:
             reply = json.dumps({"refused": said(error)})
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         yield reply
 
 

@@ -18,13 +18,13 @@ import xxhash
 
 from quern.base.arguments import expanded
 from quern.base.fault import Fault, importing, reading
+from quern.base.files import POINTER, refuse_pointer
 from quern.base.json_shape import parse
 from quern.tokens.tally import Tally
 
 MANY_DOCUMENTS = 100  # from here on, the hash of each alone says whether it is held out
 LONG_DOCUMENT = 1 << 16  # bytes; few documents are cut in two if all are as long
 READ_BYTES = 1 << 20
-POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,6 @@ def read_text_file(path: Path) -> Document:
     return Document(str(path), lambda: open(path, "rb"), size, behind_mark(begin))
 
 
-def refuse_pointer(path: Path, begin: bytes) -> None:
-    """What `git clone` leaves of a large file on a machine without git-lfs."""
-    if begin.startswith(POINTER) and path.stat().st_size < 1024:
-        raise Fault(path, "a git-lfs pointer, not the file itself", advice="fetch the file with `git lfs pull`")
-
-
 Rows: TypeAlias = Iterator[tuple[str, Any]]  # (name for messages, value)
 
 
@@ -91,8 +85,6 @@ def read_json_lines(path: Path, columns: Sequence[str] | None = None) -> Rows:
     """Each line that is not empty."""
     with reading(path), open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            if number == 1:
-                refuse_pointer(path, line)
             if line.strip():
                 yield f"{path}:{number}", parse(line, f"{path}:{number}")
 
@@ -180,6 +172,11 @@ def files_below(folder: Path, kinds: Sequence[str], tally: Tally) -> list[Path]:
             folders[:] = [name for name in folders if os.path.realpath(Path(place, name)) not in seen]
             seen.update(os.path.realpath(Path(place, name)) for name in folders)
             found += [Path(place, name) for name in names]
+    once: dict[str, Path] = {}
+    for path in sorted(found, key=lambda path: (path.is_symlink(), path)):
+        if (other := once.setdefault(os.path.realpath(path), path)) != path:
+            tally.add("links passed over, whose files are read under other names", f"{path}, {other}")
+    found = list(once.values())
     for path in sorted(found):
         if path.suffix.lower() not in kinds:
             kind = path.suffix.lower() or "no suffix"

@@ -14,7 +14,8 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from quern.base.fault import Fault, is_panic, reading
-from quern.tokens.documents import Document, refuse_pointer
+from quern.base.files import refuse_pointer
+from quern.tokens.documents import Document
 from quern.tokens.token_file import MAX_VOCABULARY, Array
 from quern.tokens.tokenizer_config import add_tokens
 

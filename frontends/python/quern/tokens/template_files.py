@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quern.base.fault import Fault, reading
+from quern.base.files import refuse_pointer
 from quern.base.json_shape import parse
-from quern.tokens.documents import refuse_pointer
 
 TEMPLATE_FILE, TEMPLATES_FOLDER, CONFIG = "chat_template.jinja", "additional_chat_templates", "tokenizer_config.json"
 SUFFIX = ".jinja"
@@ -57,12 +57,12 @@ def read_templates(folder: Path, config: dict[str, Any], given: Path | None) -> 
     return (f"{name} '{wanted}'", {DEFAULT: templates[wanted]}) if given else (name, templates)
 
 
-def with_templates(files: dict[str, bytes], templates: Templates, config_bytes: Any) -> dict[str, bytes]:
+def with_templates(files: dict[str, bytes], templates: Templates, folder: Path, config_bytes: Any) -> dict[str, bytes]:
     """A tokenizer's files with these templates in place of its own."""
     files = {name: content for name, content in files.items() if not name.startswith(TEMPLATES_FOLDER)}
     for name, text in templates.items():
         files[TEMPLATE_FILE if name == DEFAULT else f"{TEMPLATES_FOLDER}/{name}{SUFFIX}"] = text.encode()
-    config = parse(files.get(CONFIG, b"{}"), CONFIG)
+    config = parse(files.get(CONFIG, b"{}"), folder / CONFIG)
     if "chat_template" in config:  # which libraries before the files read
         named = [{"name": name, "template": text} for name, text in templates.items()]
         files[CONFIG] = config_bytes({**config, "chat_template": named if len(named) > 1 else templates[DEFAULT]})

@@ -120,6 +120,8 @@ def tokenizer_files(options: Namespace) -> dict[str, bytes]:
         if source == given or source.is_file():
             with reading(source):
                 files[name] = source.read_bytes()
+            if source != given and source.suffix == ".json":
+                parse(files[name], source)  # found before the work
     return files
 
 
@@ -133,11 +135,11 @@ def trained_tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     })}
 
 
-def with_chat(files: dict[str, bytes], template: ChatTemplate, end_tokens: list[int]) -> dict[str, bytes]:
+def with_chat(files: dict[str, bytes], folder: Path, template: ChatTemplate, end_tokens: list[int]) -> dict[str, bytes]:
     """The files as they were used: with this template, and generation that ends where replies do."""
-    files = with_templates(files, template.templates, json_bytes)
+    files = with_templates(files, template.templates, folder, json_bytes)
     name = "generation_config.json"
-    config = parse(files.get(name, b"{}"), name)
+    config = parse(files.get(name, b"{}"), folder / name)
     if name in files and isinstance(config, dict):
         known = config.get("eos_token_id", [])
         known = known if isinstance(known, list) else [known]
@@ -296,7 +298,7 @@ def main(options: Namespace) -> None:
     files = given or trained_tokenizer_files(corpus.tokenizer)
     if options.chat:
         end_tokens = [token for token, _ in chat.end_tokens.most_common()]
-        files = with_chat(files, template, end_tokens)
+        files = with_chat(files, options.tokenizer.parent, template, end_tokens)
     else:
         tally.entries.update(split.tally.entries)
     forget(out, [*(f"{name}.tok" for name in totals), *files])
