@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import math
+import os
 import random
 import resource
 import shutil
@@ -228,6 +229,20 @@ class TokenizeTest(FolderTestCase):
             self.assertEqual({path.name for path in self.out.glob(".*")}, {".mine.partial-7", ".train.tok.partial-5"})
         self.tokenized(path, "--train-bpe", "300")
         self.assertEqual({path.name for path in self.out.glob(".*")}, {".mine.partial-7"})
+
+    def test_two_at_the_same_time_do_not_mix_their_files(self):
+        path = self.write_json_lines([prose(50)])
+        self.tokenized(path, "--train-bpe", "300")
+        before = {file.name: file.read_bytes() for file in self.out.iterdir()}
+        other = os.open(self.out, os.O_RDONLY)
+        self.addCleanup(os.close, other)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        code, said = self.tokenize(path, "--train-bpe", "290")
+        self.assertEqual(code, 4)
+        self.assertIn("out: another tokenize writes there", said)
+        self.assertEqual({file.name: file.read_bytes() for file in self.out.iterdir()}, before)
+        fcntl.flock(other, fcntl.LOCK_UN)
+        self.tokenized(path, "--train-bpe", "290")
 
     def test_a_run_that_is_told_to_end_leaves_nothing(self):
         self.tokenized(self.write_json_lines([prose(50)]), "--train-bpe", "300")

@@ -1,8 +1,9 @@
 """The files of one `quern-tools tokenize`. meta.json lists them with their checksums; a later one replaces only these."""
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import xxhash
@@ -62,6 +63,25 @@ def check_replaceable(folder: Path, copied: Mapping[str, bytes]) -> None:
             path, "is there already", "a file that tokenize did not make, or one changed since",
             "a folder without it, or with what an earlier tokenize left", "choose another folder, or remove it", RESOURCES,
         )
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A fault while another tokenize writes into the folder, for the files of two would mix."""
+    with writing(folder):
+        place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(place)
+        raise Fault(folder, "another tokenize writes there", advice="wait for it, or choose another folder",
+                    code=RESOURCES) from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(place)
 
 
 def forget(folder: Path, written: Iterable[str]) -> None:

@@ -35,7 +35,7 @@ from quern.tokens.documents import (
 from quern.tokens.encoding import (
     TRAINED_SEPARATOR, encode, load_tokenizer, separator_id, train_bpe, vocabulary_size,
 )
-from quern.tokens.made_files import BESIDE_TOKENIZER, META, NAMES, check_replaceable, checksums, forget
+from quern.tokens.made_files import BESIDE_TOKENIZER, META, NAMES, alone_in, check_replaceable, checksums, forget
 from quern.tokens.tally import Tally
 from quern.tokens.template_files import template_paths, with_templates
 from quern.tokens.token_file import Array, TokenWriter, token_dtype
@@ -283,7 +283,6 @@ def main(options: Namespace) -> None:
     for name in (*NAMES, META):
         remove_abandoned(out / name)
     sources = Sources(options, tally)
-    end_tokens: list[int] = []
     with ExitStack() as stack:
         if options.chat:
             tokenizer = open_tokenizer(options, None)
@@ -294,20 +293,22 @@ def main(options: Namespace) -> None:
         vocab_size = vocabulary_size(corpus.tokenizer, options.tokenizer or "--train-bpe")
         with writing(out):
             out.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(alone_in(out))
         totals = write_token_files(options, corpus, vocab_size)
-    files = given or trained_tokenizer_files(corpus.tokenizer)
-    if options.chat:
-        end_tokens = [token for token, _ in chat.end_tokens.most_common()]
-        files = with_chat(files, options.tokenizer.parent, template, end_tokens)
-    else:
-        tally.entries.update(split.tally.entries)
-    forget(out, [*(f"{name}.tok" for name in totals), *files])
-    for name, content in files.items():
-        if not (own and (out / name).exists()):  # a model's own files stay as they are
-            with writing(out / name):
-                (out / name).parent.mkdir(exist_ok=True)
-            replace_file(out / name, content)
-    write_meta(out, sources, corpus, vocab_size, totals, end_tokens, tally)
+        files = given or trained_tokenizer_files(corpus.tokenizer)
+        end_tokens: list[int] = []
+        if options.chat:
+            end_tokens = [token for token, _ in chat.end_tokens.most_common()]
+            files = with_chat(files, options.tokenizer.parent, template, end_tokens)
+        else:
+            tally.entries.update(split.tally.entries)
+        forget(out, [*(f"{name}.tok" for name in totals), *files])
+        for name, content in files.items():
+            if not (own and (out / name).exists()):  # a model's own files stay as they are
+                with writing(out / name):
+                    (out / name).parent.mkdir(exist_ok=True)
+                replace_file(out / name, content)
+        write_meta(out, sources, corpus, vocab_size, totals, end_tokens, tally)
     for name, total in totals.items():
         learned = "" if total.learned is None else f", {total.learned:,} of them learned"
         print(f"{out / name}.tok: {total.tokens:,} tokens{learned}, {total.documents:,} documents")
