@@ -18,7 +18,7 @@ std::pair<Block*, std::uint32_t> barrier_place(const std::uint64_t* r, const Ins
 
 void initialise(std::uint64_t* r, const Instruction& i, Thread& thread) {
   const auto [block, at] = barrier_place(r, i, thread);
-  if (at % 8 != 0) stop("misaligned: " + i.text);
+  if (at % 8 != 0) stop(std::string("misaligned: ") + i.text);
   const std::uint32_t count = low(r[i.b]);
   block->phases.insert_or_assign(at, PhaseBarrier{count, count, thread.block->cluster->machine->next_phase_unit()});
 }
@@ -78,17 +78,19 @@ void for_each_element(const TensorMap& map, const std::vector<std::int32_t>& fir
 std::vector<std::int32_t> coordinates(const std::uint64_t* r, const Instruction& i, const TensorMap& map) {
   std::vector<std::int32_t> first;
   for (const int value : i.values) first.push_back(static_cast<std::int32_t>(r[value]));
-  if (static_cast<int>(first.size()) != map.rank) stop("as many coordinates as the map has dimensions: " + i.text);
+  if (static_cast<int>(first.size()) != map.rank)
+    stop(std::string("as many coordinates as the map has dimensions: ") + i.text);
   return first;
 }
 
-void check_place(const Block& block, std::uint32_t at, std::uint32_t bytes, bool swizzled, const std::string& text) {
-  if (at % (swizzled ? 1024 : 128) != 0) stop("misaligned: " + text);
-  if (at < kSharedBegin || at + bytes > block.memory.size()) stop("out of shared memory's bounds: " + text);
+void check_place(const Block& block, std::uint32_t at, std::uint32_t bytes, bool swizzled, const char* text) {
+  if (at % (swizzled ? 1024 : 128) != 0) stop(std::string("misaligned: ") + text);
+  if (at < kSharedBegin || at + bytes > block.memory.size())
+    stop(std::string("out of shared memory's bounds: ") + text);
 }
 
 /// An engine will write there, and its phase ends no earlier.
-void expect_write(Block& block, Range range, std::uint32_t barrier, Thread& thread, const std::string& text) {
+void expect_write(Block& block, Range range, std::uint32_t barrier, Thread& thread, const char* text) {
   const PhaseBarrier& phase = block.phase_at(barrier);
   block.races->write(range, {phase.unit, phase.phase + 1, thread.warp->known, text});
 }
@@ -124,8 +126,8 @@ void load_bytes(std::uint64_t* r, const Instruction& i, Thread& thread) {
   Block* const block = thread.block;
   const std::uint32_t to = low(r[i.a]), bytes = low(r[i.c]), barrier = low(r[i.extra]);
   const auto* from = reinterpret_cast<const std::uint8_t*>(r[i.b]);
-  if (to % 16 != 0 || bytes % 16 != 0 || r[i.b] % 16 != 0) stop("misaligned: " + i.text);
-  if (to + bytes > block->memory.size()) stop("out of shared memory's bounds: " + i.text);
+  if (to % 16 != 0 || bytes % 16 != 0 || r[i.b] % 16 != 0) stop(std::string("misaligned: ") + i.text);
+  if (to + bytes > block->memory.size()) stop(std::string("out of shared memory's bounds: ") + i.text);
   expect_write(*block, {to, bytes}, barrier, thread, i.text);
   block->cluster->machine->add_copy(*block->cluster, nullptr, [=] {
     std::memcpy(block->memory.data() + to, from, bytes);
@@ -172,7 +174,7 @@ void store_box(std::uint64_t* r, const Instruction& i, Thread& thread) {
   });
 }
 
-void wait_stores(std::uint64_t*, const Instruction&, Thread& thread) {
+void wait_stores(std::uint64_t*, const Instruction& i, Thread& thread) {
   std::vector<Copy>& copies = thread.block->cluster->copies;
   for (std::size_t k = 0; k < copies.size();) {
     if (copies[k].stores != &thread) {
@@ -185,7 +187,7 @@ void wait_stores(std::uint64_t*, const Instruction&, Thread& thread) {
   }
   std::erase_if(thread.block->stored, [&](const auto& stored) {
     if (stored.first != &thread) return false;
-    thread.block->races->done(stored.second, thread.warp->unit(), thread.warp->clock());
+    thread.block->races->done(stored.second, thread.warp->access(i.text));
     return true;
   });
 }
@@ -213,7 +215,7 @@ T changed(const Instruction& i, T old, T b, T c) {
     case compare: return old == b ? c : old;
     default:
       if constexpr (std::is_integral_v<T>) return i.mode == either ? old | b : old & b;
-      stop("not an operation of floats: " + i.text);
+      stop(std::string("not an operation of floats: ") + i.text);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <zstd.h>
 
@@ -30,6 +31,12 @@ struct Function {
 };
 
 struct Runtime {
+  // Blocks' memory is the same again and again: kept, not given back to the system between them.
+  Runtime() {
+    mallopt(M_MMAP_THRESHOLD, 1 << 25);  // the most that it takes
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  }
+
   Machine machine{std::getenv("QUERN_EMULATOR_SEED") == nullptr
                       ? 1
                       : std::strtoull(std::getenv("QUERN_EMULATOR_SEED"), nullptr, 10)};
@@ -37,6 +44,7 @@ struct Runtime {
   std::map<const Module*, const std::uint8_t*> binaries;  ///< not read yet
   std::unordered_map<const void*, Function> functions;
   std::map<void*, std::pair<void*, std::size_t>> allocations;
+  std::multimap<std::size_t, void*> released;  ///< by size, protected: faults of new pages take longer than kernels
   std::unique_ptr<Work> captured;
   struct {
     dim3 grid, block;
@@ -120,10 +128,11 @@ cudaError_t allocate(void** memory, std::size_t bytes) {
   if (bytes > kMemory) return runtime().fail(cudaErrorMemoryAllocation);
   const std::size_t body = (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256;  // as CUDA aligns what it allocates
   const std::size_t whole = (body + kPage - 1) / kPage * kPage + kPage;
-  void* base = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  auto released = runtime().released.extract(whole);
+  void* base = released ? released.mapped() : mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return runtime().fail(cudaErrorMemoryAllocation);
   auto* const end = static_cast<std::uint8_t*>(base) + whole - kPage;
-  mprotect(end, kPage, PROT_NONE);
+  mprotect(base, whole - kPage, PROT_READ | PROT_WRITE);
   std::memset(end - body, 0xff, body);
   runtime().allocations[end - body] = {base, whole};
   *memory = end - body;
@@ -134,7 +143,9 @@ cudaError_t release(void* memory) {
   if (memory == nullptr) return cudaSuccess;
   const auto found = runtime().allocations.find(memory);
   if (found == runtime().allocations.end()) return runtime().fail(cudaErrorInvalidValue);
-  munmap(found->second.first, found->second.second);
+  const auto [base, whole] = found->second;
+  mprotect(base, whole, PROT_NONE);
+  runtime().released.emplace(whole, base);
   runtime().allocations.erase(found);
   return cudaSuccess;
 }

@@ -274,7 +274,8 @@ bool Decoder::decode_operands(Instruction& i, const std::string& name, const Wor
 
 void Decoder::add(std::string statement) {
   Instruction i;
-  i.text = statement;
+  kernel_.texts.push_back(statement);
+  i.text = kernel_.texts.back().c_str();
   if (statement[0] == '@') {
     const std::size_t end = statement.find_first_of(" \t");
     i.unless = statement[1] == '!';
@@ -292,7 +293,7 @@ void Decoder::add(std::string statement) {
   } else if (name == "trap") {
     i.step = Step::trap;
   } else if (!decode_operands(i, name, operands)) {
-    stop("unknown instruction: " + i.text);
+    stop(std::string("unknown instruction: ") + i.text);
   }
   kernel_.code.push_back(std::move(i));
 }

@@ -3,6 +3,7 @@
 // an instruction uses as many as its type has; constants are registers that threads begin with.
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -32,21 +33,23 @@ enum class Step : std::uint8_t {
   cluster_wait,
 };
 
-/// Registers are numbers, -1 where there is none. What the rest means depends on the instruction.
-struct Instruction {
+/// Registers are numbers, -1 where there is none. What the rest means depends on the instruction. Two cache lines.
+struct alignas(64) Instruction {
   void (*run)(std::uint64_t* registers, const Instruction&, Thread&) = nullptr;
   void (*run_warp)(Warp&, const Instruction&) = nullptr;
   Step step = Step::alone;
   bool unless = false;  ///< runs where the guard is false
   bool values_written = false;
   bool masked = false;  ///< `extra` tells which lanes take part; otherwise all do
-  int guard = -1, to = -1, also_to = -1, a = -1, b = -1, c = -1, extra = -1;
-  std::vector<int> values, operands;
-  std::int64_t offset = 0;  ///< bytes from the address
+  int guard = -1, to = -1, a = -1, b = -1, c = -1, extra = -1;
   int target = 0;           ///< instruction to go on at
-  int count = 0, mode = 0, type = 0;
-  std::string text;  ///< for reports
+  std::int64_t offset = 0;  ///< bytes from the address
+  std::vector<int> values, operands;
+  int also_to = -1, count = 0;
+  std::int16_t mode = 0, type = 0;
+  const char* text = "";  ///< for reports
 };
+static_assert(sizeof(Instruction) <= 128);
 
 struct Constant {
   enum class Kind { value, parameter, local };  ///< the others: addresses of that many bytes into them
@@ -68,6 +71,7 @@ struct Kernel {
   std::vector<Parameter> parameters;
   int parameter_bytes = 0;
   std::vector<Instruction> code;  ///< empty before decode()
+  std::deque<std::string> texts;  ///< of the code
   std::vector<Constant> constants;
   int registers = 0, local_bytes = 0, shared_bytes = 0;
   int most_dynamic_bytes = 48 << 10;

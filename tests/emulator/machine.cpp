@@ -6,19 +6,10 @@
 
 namespace quern::emulator {
 
-const Instruction& Thread::instruction() const { return block->cluster->kernel->code[static_cast<std::size_t>(at)]; }
-
 int Warp::unit() const { return block->rank * 32 + number; }
 
 bool Warp::done() const {
   return std::all_of(lanes.begin(), lanes.end(), [](const Thread* lane) { return lane->state == State::left; });
-}
-
-std::vector<Thread*> Warp::standing_at(const Instruction& i) const {
-  std::vector<Thread*> standing;
-  for (Thread* lane : lanes)
-    if (lane->state == State::at_warp && &lane->instruction() == &i) standing.push_back(lane);
-  return standing;
 }
 
 PhaseBarrier& Block::phase_at(std::uint32_t address) {
@@ -37,9 +28,10 @@ std::pair<Block*, std::uint32_t> Cluster::place(Block& own, std::uint64_t addres
 std::uint8_t* shared_at(Thread& thread, std::uint64_t address, int bytes, Does does) {
   const auto [block, at] = thread.block->cluster->place(*thread.block, address);
   const auto size = static_cast<std::uint32_t>(bytes);
-  const std::string& text = thread.instruction().text;
-  if (at < kSharedBegin || at + size > block->memory.size()) stop("out of shared memory's bounds: " + text);
-  if (at % size != 0) stop("misaligned: " + text);
+  const char* const text = thread.instruction().text;
+  if (at < kSharedBegin || at + size > block->memory.size())
+    stop(std::string("out of shared memory's bounds: ") + text);
+  if (at % size != 0) stop(std::string("misaligned: ") + text);
   const Access access = thread.warp->access(text);
   if (does == Does::read) {
     block->races->read({at, size}, access);
@@ -52,7 +44,7 @@ std::uint8_t* shared_at(Thread& thread, std::uint64_t address, int bytes, Does d
 
 std::uint8_t* memory_at(Thread& thread, std::uint64_t address, int bytes, Does does) {
   if (address >> 60 == kSharedWindow >> 60) return shared_at(thread, address, bytes, does);
-  if (address % static_cast<std::uint64_t>(bytes) != 0) stop("misaligned: " + thread.instruction().text);
+  if (address % static_cast<std::uint64_t>(bytes) != 0) stop(std::string("misaligned: ") + thread.instruction().text);
   return reinterpret_cast<std::uint8_t*>(address);
 }
 
@@ -75,9 +67,10 @@ bool arrive_at_barrier(Thread& thread, const Instruction& i) {
   const auto number = thread.registers[i.a];
   const int expected =
       i.b >= 0 ? static_cast<int>(thread.registers[i.b]) : static_cast<int>(thread.block->threads.size());
-  if (number > 15) stop("a block has 16 barriers: " + i.text);
+  if (number > 15) stop(std::string("a block has 16 barriers: ") + i.text);
   BlockBarrier& barrier = thread.block->barriers[number];
-  if (barrier.arrived > 0 && barrier.expected != expected) stop("threads expect others at a barrier: " + i.text);
+  if (barrier.arrived > 0 && barrier.expected != expected)
+    stop(std::string("threads expect others at a barrier: ") + i.text);
   barrier.expected = expected;
   barrier.known.join(thread.warp->known);
   if (i.step == Step::barrier) {
@@ -136,7 +129,7 @@ bool Machine::run_thread(Thread& thread) {
   bool moved = false;
   std::uint64_t* r = thread.registers;
   for (;; moved = true) {
-    const Instruction& i = thread.instruction();
+    const Instruction& i = thread.code[thread.at];
     if (i.guard >= 0 && (r[i.guard] != 0) == i.unless) {
       ++thread.at;
       continue;
@@ -194,13 +187,17 @@ bool Machine::run_together(Warp& warp) {
   for (const Thread* lane : warp.lanes) {
     if (lane->state != State::at_warp) continue;
     const Instruction& i = lane->instruction();
-    const std::vector<Thread*> standing = warp.standing_at(i);
+    warp.standing.clear();
     std::uint32_t here = 0;
-    for (const Thread* other : standing) here |= 1u << (other->number % 32);
+    for (Thread* other : warp.lanes) {
+      if (other->state != State::at_warp || other->at != lane->at) continue;
+      warp.standing.push_back(other);
+      here |= 1u << (other->number % 32);
+    }
     const std::uint32_t needed = i.masked ? static_cast<std::uint32_t>(lane->registers[i.extra]) : ~0u;
     if ((needed & alive & ~here) != 0) continue;
     i.run_warp(warp, i);
-    for (Thread* other : standing) {
+    for (Thread* other : warp.standing) {
       other->state = State::runs;
       ++other->at;
     }
@@ -307,7 +304,7 @@ void Machine::add_block(Cluster& cluster, std::uint64_t number) {
     const std::size_t place = rank * threads + t;
     block.threads.push_back({static_cast<int>(t), &block, &block.warps.back(),
                              registers_.data() + static_cast<std::size_t>(kernel.registers) * place,
-                             local_.data() + static_cast<std::size_t>(kernel.local_bytes) * place});
+                             local_.data() + static_cast<std::size_t>(kernel.local_bytes) * place, kernel.code.data()});
     Thread& thread = block.threads.back();
     thread.warp->lanes.push_back(&thread);
     const std::uint64_t specials[kSpecials] = {t % extent.x,

@@ -28,12 +28,13 @@ struct Thread {
   Warp* warp;
   std::uint64_t* registers;
   std::uint8_t* local;
+  const Instruction* code;
   int at = 0;  ///< instruction
   State state = State::runs;
   int cluster_arrivals = 0;
   std::uint32_t writes = 0;  ///< of shared memory
 
-  const Instruction& instruction() const;
+  const Instruction& instruction() const { return code[at]; }
 };
 
 struct Warp {
@@ -47,9 +48,9 @@ struct Warp {
 
   int unit() const;
   std::uint32_t& clock() { return known.at[static_cast<std::size_t>(unit())]; }
-  Access access(const std::string& text) { return {unit(), clock(), known, text}; }
+  Access access(const char* text) { return {unit(), clock(), known, text}; }
+  std::vector<Thread*> standing = {};  ///< the lanes that an instruction has
   bool done() const;
-  std::vector<Thread*> standing_at(const Instruction& i) const;
 };
 
 /// An mbarrier (ISA, "mbarrier"): a phase ends once as many arrived as are expected, and all bytes too.

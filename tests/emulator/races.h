@@ -6,10 +6,8 @@
 // Lanes of a warp are taken as one. A lane that overtakes others shows in results instead: each runs alone up to the
 // next instruction of the whole warp.
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace quern::emulator {
@@ -19,9 +17,7 @@ inline constexpr int kUnits = 128;  ///< those, and mbarriers that copies comple
 
 struct Clocks {
   std::array<std::uint32_t, kUnits> at{};
-  void join(const Clocks& other) {
-    for (std::size_t i = 0; i < at.size(); ++i) at[i] = std::max(at[i], other.at[i]);
-  }
+  void join(const Clocks& other);
 };
 
 struct Range {
@@ -33,42 +29,59 @@ struct Access {
   int unit;
   std::uint32_t clock;  ///< its own
   const Clocks& before;
-  const std::string& text;  ///< the instruction
+  const char* text;  ///< the instruction
 };
 
 /// Every function throws a Fault where the access is a race. Ranges of 4 bytes are the smallest.
 class Races {
  public:
-  explicit Races(std::size_t bytes);
+  explicit Races(std::size_t bytes) : pieces_(bytes / kPiece + 1) {}
 
   void read(Range range, const Access& access);
   void write(Range range, const Access& access);
 
   /// An engine (tensor cores, copies out) reads the range until done() says so.
   void hold(Range range);
-  void done(Range range, int unit, std::uint32_t clock);
+  void done(Range range, const Access& access);
 
   /// A thread's own write, which engines see once the thread has fenced. `number`: of its writes, from 1 on.
   void wrote(Range range, int thread, std::uint32_t number);
   /// An engine reads: `fenced` has for each thread the last of its writes that it has fenced.
-  void check_fenced(Range range, const std::vector<std::uint32_t>& fenced, const std::string& text) const;
+  void check_fenced(Range range, const std::vector<std::uint32_t>& fenced, const char* text) const;
 
  private:
-  [[noreturn]] void report(const char* what, std::uint32_t at, const std::string& text, int other) const;
-  void check_order(std::size_t word, const Access& access) const;
+  static constexpr std::uint32_t kPiece = 16, kWord = 4;
+  static constexpr std::uint8_t kMany = 255;
 
-  struct Writer {
-    std::uint32_t clock = 0;
-    int unit = 0;
+  /// The last write, and reads since: one that follows all others, or of each warp in readers_.
+  struct Word {
+    std::uint32_t written = 0, read = 0;  ///< clocks; of kMany readers, their place
+    std::uint8_t writer = 0, reader = 0;
   };
-  struct Own {
-    int thread = 0;
-    std::uint32_t number = 0;  ///< 0: none
+  /// Words are alike until an access takes some of them.
+  struct Piece {
+    Word words[kPiece / kWord];
+    int thread = 0;            ///< that wrote it last
+    std::uint32_t number = 0;  ///< of the thread's writes; 0: none
+    std::uint16_t held = 0;
+    bool split = false;
   };
-  std::vector<Writer> writers_;       ///< of each 4 bytes
-  std::vector<std::uint32_t> reads_;  ///< of each 4 bytes, clocks of kWarps
-  std::vector<std::uint16_t> held_;   ///< of each 16 bytes
-  std::vector<Own> own_;              ///< of each 16 bytes
+
+  template <class F>
+  void for_each_piece(Range range, F f);
+  /// f(word, address) for each word of the range, or once for those that are alike.
+  template <class F>
+  void for_each_word(Range range, F f);
+  void split(Piece& piece);
+  std::uint32_t add_readers();
+  void forget_readers(Word& word);
+  void add_read(Word& word, const Access& access);
+  void check_order(const Word& word, std::uint32_t at, const Access& access) const;
+  [[noreturn]] void report(const char* what, std::uint32_t at, const char* text, int other) const;
+
+  std::vector<Piece> pieces_;
+  std::vector<std::array<std::uint32_t, kWarps>> readers_;  ///< clocks
+  std::vector<std::uint32_t> unused_;                       ///< of readers_
 };
 
 }  // namespace quern::emulator

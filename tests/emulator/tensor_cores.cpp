@@ -5,6 +5,7 @@
 // reads counts as being read until its group was waited for.
 #include <cstring>
 
+#include "device/cpu/primitives/simd.h"
 #include "emulator/machine.h"
 #include "emulator/registers.h"
 #include "quern/numeric.h"
@@ -23,7 +24,7 @@ int type_named(const std::string& name) {
 }
 int bytes_of(int type) { return type == of_bf16 || type == of_f16 ? 2 : 1; }
 
-float decoded(const std::uint8_t* at, int type) {
+const float (&codes_of(int type))[256] {
   struct Table {
     float of[5][256];
     Table() {
@@ -36,32 +37,53 @@ float decoded(const std::uint8_t* at, int type) {
     }
   };
   static const Table kTable;
-  if (bytes_of(type) == 1) return kTable.of[type][*at];
-  std::uint16_t bits;
-  std::memcpy(&bits, at, sizeof bits);
-  if (type == of_bf16) return bf16_to_float(bits);
-  return from_half(bits);
+  return kTable.of[type];
 }
 
-constexpr int kRows = 16, kDepthBytes = 32, kPiece = 16;
+/// As many elements as `bytes` hold.
+void decode_elements(float* to, const std::uint8_t* from, int bytes, int type) {
+  if (bytes_of(type) == 1) {
+    const auto& codes = codes_of(type);
+    for (int k = 0; k < bytes; ++k) to[k] = codes[from[k]];
+    return;
+  }
+  for (int k = 0; k < bytes / 2; ++k) {
+    std::uint16_t bits;
+    std::memcpy(&bits, from + 2 * k, sizeof bits);
+    to[k] = type == of_bf16 ? bf16_to_float(bits) : from_half(bits);
+  }
+}
+
+constexpr int kRows = 16, kDepthBytes = 32, kPiece = 16, kMostColumns = 256, kWide = 8;
 using Line = float[kDepthBytes];  ///< along the sum
 
-/// sums = [sums +] a line by a line.
-std::uint64_t added(std::uint64_t sum, bool add, const Line& a, const Line& b, int depth, int type) {
-  constexpr int kLanes = 8;
-  float partial[kLanes] = {};  // of whole numbers: exact
-  for (int k = 0; k < depth; k += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) partial[lane] += a[k + lane] * b[k + lane];
-  float product = 0;
-  for (const float sum : partial) product += sum;
+/// A by rows, B by columns beside each other, and their matmul.
+struct Product {
+  Line a[kRows];
+  alignas(32) float b[kDepthBytes][kMostColumns + kWide];
+  alignas(32) float result[kRows][kMostColumns];
+};
+
+/// Sums of every eighth term, then of these: one order for all instructions.
+QUERN_CPU_CLONES void multiply(Product& product, int columns, int depth) {
+  typedef float Wide __attribute__((vector_size(4 * kWide)));
+  for (const Line& a : product.a)
+    for (int column = 0; column < columns; column += kWide) {
+      Wide partial[8] = {};
+      for (int k = 0; k < depth; k += 8)
+        for (int lane = 0; lane < 8; ++lane)
+          partial[lane] += a[k + lane] * *reinterpret_cast<const Wide*>(&product.b[k + lane][column]);
+      Wide sum = {};
+      for (const Wide& part : partial) sum += part;
+      *reinterpret_cast<Wide*>(&product.result[&a - product.a][column]) = sum;
+    }
+}
+
+/// [sum +] `product`. Of whole numbers, which are exact.
+std::uint64_t added(std::uint64_t sum, bool add, float product, int type) {
   if (type == of_s8)
     return static_cast<std::uint32_t>((add ? static_cast<std::int32_t>(sum) : 0) + static_cast<std::int32_t>(product));
-  float total = 0;
-  if (add) std::memcpy(&total, &sum, sizeof total);
-  total += product;
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, &total, sizeof total);
-  return bits;
+  return bits_of((add ? get<float>(sum) : 0.0f) + product);
 }
 
 /// Rows that lanes have of A in registers: rows lane / 4 and 8 more, four bytes along the sum from 4 (lane % 4) on and
@@ -73,8 +95,7 @@ void take_registers(Line (&lines)[kRows], const Warp& warp, const int* registers
       const auto word = static_cast<std::uint32_t>(warp.lanes[static_cast<std::size_t>(lane)]->registers[registers[k]]);
       std::uint8_t codes[4];
       std::memcpy(codes, &word, sizeof codes);
-      for (int at = 0; at < 4; at += bytes)
-        lines[lane / 4 + 8 * (k % 2)][(4 * (lane % 4) + 16 * (k / 2) + at) / bytes] = decoded(codes + at, type);
+      decode_elements(&lines[lane / 4 + 8 * (k % 2)][(4 * (lane % 4) + 16 * (k / 2)) / bytes], codes, 4, type);
     }
 }
 
@@ -85,24 +106,30 @@ class Tile {
       : warp_(warp), i_(i), type_(type), across_(across) {
     const std::uint64_t bits = warp.lanes[0]->registers[descriptor];
     for (const Thread* lane : warp.lanes)
-      if (lane->registers[descriptor] != bits) stop("lanes describe different tiles: " + i.text);
-    if (bits >> 62 != 1) stop("a tile without the 128-byte swizzle: " + i.text);
+      if (lane->registers[descriptor] != bits) stop(std::string("lanes describe different tiles: ") + i.text);
+    if (bits >> 62 != 1) stop(std::string("a tile without the 128-byte swizzle: ") + i.text);
     auto field = [bits](int shift) { return static_cast<std::uint32_t>(bits >> shift & 0x3fff) << 4; };
     start_ = field(0);
     leading_ = field(16);
     stride_ = field(32);
   }
 
-  /// A row of A or column of B.
-  void take(Line& line, int number) {
-    const int bytes = bytes_of(type_), step = across_ ? bytes : kPiece;
-    for (int at = 0; at < kDepthBytes; at += step) {
-      const std::uint32_t address = place(number, at / bytes), piece = address / kPiece * kPiece;
-      if (piece < kSharedBegin || piece + kPiece > warp_.block->memory.size()) stop("a tile out of bounds: " + i_.text);
-      if (!across_ || number % 8 == 0) read({piece, kPiece});
-      for (int element = 0; element < step; element += bytes)
-        line[(at + element) / bytes] = decoded(warp_.block->memory.data() + address + element, type_);
-    }
+  /// f(number, depth, value) for each element of rows of A or columns of B.
+  template <class F>
+  void take(int first, int count, F f) {
+    const int each = kPiece / bytes_of(type_), wide = across_ ? each : 1, deep = across_ ? 1 : each;
+    const std::vector<std::uint8_t>& memory = warp_.block->memory;
+    for (int n = first; n < first + count; n += wide)
+      for (int k = 0; k < kDepthBytes / bytes_of(type_); k += deep) {
+        const std::uint32_t address = place(n, k);
+        if (address < kSharedBegin || address + kPiece > memory.size())
+          stop(std::string("a tile out of bounds: ") + i_.text);
+        read({address, kPiece});
+        float values[kPiece];
+        decode_elements(values, memory.data() + address, kPiece, type_);
+        for (int element = 0; element < each; ++element)
+          f(n + element * wide / each, k + element * deep / each, values[element]);
+      }
   }
 
  private:
@@ -132,43 +159,50 @@ enum Across { a_across = 1, b_across = 2 };
 
 /// sums [+]= A B; count columns; mode: Across; type: of A, and of B times eight; extra: whether sums are added to.
 void multiply_tiles(Warp& warp, const Instruction& i) {
-  const int type_a = i.type % 8, type_b = i.type / 8, depth = kDepthBytes / bytes_of(type_a);
+  const int type_a = i.type % 8, type_b = i.type / 8;
   const bool add = warp.lanes[0]->registers[i.extra] != 0;
   for (const Thread* lane : warp.lanes)
-    if ((lane->registers[i.extra] != 0) != add) stop("some lanes add: " + i.text);
-  Line a[kRows];
+    if ((lane->registers[i.extra] != 0) != add) stop(std::string("some lanes add: ") + i.text);
+  Product product;
   if (!i.operands.empty()) {
-    take_registers(a, warp, i.operands.data(), 4, type_a);
+    take_registers(product.a, warp, i.operands.data(), 4, type_a);
   } else {
-    Tile tile(warp, i, i.a, type_a, (i.mode & a_across) != 0);
-    for (int row = 0; row < kRows; ++row) tile.take(a[row], warp.number % 4 * kRows + row);
+    const int first = warp.number % 4 * kRows;
+    Tile(warp, i, i.a, type_a, (i.mode & a_across) != 0).take(first, kRows, [&](int row, int k, float value) {
+      product.a[row - first][k] = value;
+    });
   }
-  Tile tile(warp, i, i.b, type_b, (i.mode & b_across) != 0);
-  for (int column = 0; column < i.count; ++column) {
-    Line b;
-    tile.take(b, column);
-    for (int row = 0; row < kRows; ++row) {
-      const auto lane = static_cast<std::size_t>(row % 8 * 4 + column % 8 / 2);
-      const auto sum = static_cast<std::size_t>(column / 8 * 4 + row / 8 * 2 + column % 2);
-      std::uint64_t& at = warp.lanes[lane]->registers[i.values[sum]];
-      at = added(at, add, a[row], b, depth, type_a);
+  Tile(warp, i, i.b, type_b, (i.mode & b_across) != 0).take(0, i.count, [&](int column, int k, float value) {
+    product.b[k][column] = value;
+  });
+  multiply(product, i.count, kDepthBytes / bytes_of(type_a));
+  for (int lane = 0; lane < 32; ++lane) {
+    std::uint64_t* const r = warp.lanes[static_cast<std::size_t>(lane)]->registers;
+    for (int sum = 0; sum < i.count / 2; ++sum) {  // of each eight columns two, then of the row that is 8 further
+      std::uint64_t& at = r[i.values[static_cast<std::size_t>(sum)]];
+      const int row = lane / 4 + sum / 2 % 2 * 8, column = sum / 4 * 8 + lane % 4 * 2 + sum % 2;
+      at = added(at, add, product.result[row][column], type_a);
     }
   }
 }
 
 /// d = c + A B of 16 x 8; operands: A, B, c.
 void multiply_registers(Warp& warp, const Instruction& i) {
-  const int type_a = i.type % 8, type_b = i.type / 8;
-  Line a[kRows], b[kRows];
-  take_registers(a, warp, i.operands.data(), 4, type_a);
+  const int type_a = i.type % 8, type_b = i.type / 8, depth = kDepthBytes / bytes_of(type_a);
+  Product product;
+  Line b[kRows];
+  take_registers(product.a, warp, i.operands.data(), 4, type_a);
   const int columns[] = {i.operands[4], i.operands[4], i.operands[5], i.operands[5]};  // eight of them, not sixteen
   take_registers(b, warp, columns, 4, type_b);
+  for (int k = 0; k < depth; ++k)
+    for (int column = 0; column < 8; ++column) product.b[k][column] = b[column][k];
+  multiply(product, 8, depth);
   for (int lane = 0; lane < 32; ++lane)
     for (int k = 0; k < 4; ++k) {
       std::uint64_t* r = warp.lanes[static_cast<std::size_t>(lane)]->registers;
       const auto at = static_cast<std::size_t>(k);
-      r[i.values[at]] = added(r[i.operands[6 + at]], true, a[lane / 4 + 8 * (k / 2)], b[2 * (lane % 4) + k % 2],
-                              kDepthBytes / bytes_of(type_a), type_a);
+      r[i.values[at]] =
+          added(r[i.operands[6 + at]], true, product.result[lane / 4 + 8 * (k / 2)][2 * (lane % 4) + k % 2], type_a);
     }
 }
 
@@ -180,7 +214,7 @@ void commit(Warp& warp, const Instruction&) {
 /// For all groups but the last `count`.
 void wait(Warp& warp, const Instruction& i) {
   while (static_cast<int>(warp.groups.size()) > i.count) {
-    for (const Range& range : warp.groups.front()) warp.block->races->done(range, warp.unit(), warp.clock());
+    for (const Range& range : warp.groups.front()) warp.block->races->done(range, warp.access(i.text));
     warp.groups.erase(warp.groups.begin());
   }
 }
@@ -224,7 +258,7 @@ bool decode_tensor_core(Instruction& i, const Words& name, const Words& operands
     i.values_written = true;
     for (std::size_t k = 1; k < 4; ++k)
       for (const int place : of.places(operands[k])) i.operands.push_back(place);
-    if (i.operands.size() != 10) stop("not 16 x 8 with a depth of 32 bytes: " + i.text);
+    if (i.operands.size() != 10) stop(std::string("not 16 x 8 with a depth of 32 bytes: ") + i.text);
     i.type = type_named(name[name.size() - 3]) + 8 * type_named(name[name.size() - 2]);
     return true;
   }

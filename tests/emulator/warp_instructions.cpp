@@ -13,7 +13,7 @@ namespace {
 enum Shuffle { up, down, across, index };
 
 void shuffle(Warp& warp, const Instruction& i) {
-  const std::vector<Thread*> lanes = warp.standing_at(i);
+  const std::vector<Thread*>& lanes = warp.standing;
   std::uint64_t given[32] = {};
   std::uint32_t present = 0;
   for (const Thread* lane : lanes) {
@@ -31,7 +31,7 @@ void shuffle(Warp& warp, const Instruction& i) {
                                   : least | (by & ~segment);
     const bool inside = i.mode == up ? from >= most : from <= most;
     if (!inside) from = lane;
-    if ((present >> from & 1) == 0) stop("takes from a lane that takes no part: " + i.text);
+    if ((present >> from & 1) == 0) stop(std::string("takes from a lane that takes no part: ") + i.text);
     thread->registers[i.to] = low(given[from]);
     if (i.also_to >= 0) thread->registers[i.also_to] = inside;
   }
@@ -40,7 +40,7 @@ void shuffle(Warp& warp, const Instruction& i) {
 enum Reduction { max_u32, min_u32, max_s32, min_s32, sum, any_bit, all_bits };
 
 void reduce(Warp& warp, const Instruction& i) {
-  const std::vector<Thread*> lanes = warp.standing_at(i);
+  const std::vector<Thread*>& lanes = warp.standing;
   std::uint32_t result = low(lanes[0]->registers[i.a]);
   for (std::size_t k = 1; k < lanes.size(); ++k) {
     const std::uint32_t value = low(lanes[k]->registers[i.a]);
@@ -61,7 +61,7 @@ void reduce(Warp& warp, const Instruction& i) {
 enum Vote { ballot, any, all };
 
 void vote(Warp& warp, const Instruction& i) {
-  const std::vector<Thread*> lanes = warp.standing_at(i);
+  const std::vector<Thread*>& lanes = warp.standing;
   std::uint32_t yes = 0;
   for (const Thread* lane : lanes)
     if ((lane->registers[i.a] != 0) != i.unless) yes |= 1u << (lane->number % 32);
