@@ -1,7 +1,9 @@
 #include "quern/testkit/compare.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <unordered_map>
 
 #include "quern/error.h"
 #include "quern/numeric.h"
@@ -79,14 +81,36 @@ PoisonedTensor::PoisonedTensor(DType dtype, Extents extents, std::span<const flo
   }
 }
 
+namespace {
+
+/// Two factors of a normal number, by Box and Muller from two uniforms.
+struct Deviate {
+  double radius, cosine;
+};
+
+Deviate deviate(std::uint64_t seed, std::size_t i) {
+  const auto block = random_block({seed, RandomPurpose::init, 0}, 0, i);
+  return {std::sqrt(-2.0 * std::log(double{to_unit(block[0])})),
+          std::cos(2.0 * std::numbers::pi * double{to_unit(block[1])})};
+}
+
+/// The first of a seed. Cases have the same few seeds again and again, and logarithms took half of the kit's time.
+std::span<const Deviate> first_deviates(std::uint64_t seed, std::size_t count) {
+  constexpr std::size_t kMost = 1 << 16;
+  static thread_local std::unordered_map<std::uint64_t, std::vector<Deviate>> kept;
+  std::vector<Deviate>& deviates = kept[seed];
+  for (std::size_t i = deviates.size(); i < std::min(count, kMost); ++i) deviates.push_back(deviate(seed, i));
+  return deviates;
+}
+
+}  // namespace
+
 std::vector<float> random_normal(std::int64_t count, std::uint64_t seed, double deviation, DType dtype) {
   std::vector<float> values(static_cast<std::size_t>(count));
-  RandomKey key{seed, RandomPurpose::init, 0};
+  const std::span<const Deviate> first = first_deviates(seed, values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    auto block = random_block(key, 0, i);  // Box-Muller from two uniforms
-    double radius = std::sqrt(-2.0 * std::log(double{to_unit(block[0])}));
-    values[i] = round_to(
-        dtype, static_cast<float>(deviation * radius * std::cos(2.0 * std::numbers::pi * double{to_unit(block[1])})));
+    const Deviate one = i < first.size() ? first[i] : deviate(seed, i);
+    values[i] = round_to(dtype, static_cast<float>(deviation * one.radius * one.cosine));
   }
   return values;
 }
