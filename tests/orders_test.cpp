@@ -246,7 +246,7 @@ TEST_CASE("a wait that is missing shows in some of 100 orders, so that these tes
   CHECK(different > 10);
 }
 
-TEST_CASE("schedules that were tampered with are refused, or keep the bits in 100 orders") {
+TEST_CASE("schedules that were tampered with are refused, or keep the bits in 32 orders") {
   struct Victim {
     unsigned places;
     int ahead;
@@ -280,7 +280,8 @@ TEST_CASE("schedules that were tampered with are refused, or keep the bits in 10
         CAPTURE(plan.schedules[run].name);
         CAPTURE(places);
         CAPTURE(seed);
-        for (std::int64_t order = 0; order < 100; ++order)
+        // A missing wait shows in more than 10 of 100 orders (above): 32 orders let one pass less than 1 time in 29.
+        for (std::int64_t order = 0; order < 32; ++order)
           if (train_shuffled(mutant, order) != wanted) {
             FAIL_CHECK("other bits in order ", order);
             break;
