@@ -66,7 +66,7 @@ cd "$work"
 unset QUERN_PLUGIN_PATH CMAKE_PREFIX_PATH
 export OMP_NUM_THREADS=1 # small models; other programs may have the other cores
 export CMAKE_GENERATOR=Ninja CMAKE_EXPORT_COMPILE_COMMANDS=ON
-if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
+if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1; fi
 
 cmake --install "$build" --prefix "$PREFIX" >install.log
 export PATH=$PREFIX/bin:$PATH
