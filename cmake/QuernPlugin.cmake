@@ -11,6 +11,8 @@
 #
 # The sources are the object library quern_<kind>_<id>_objects: target_compile_options and the like are for that one.
 
+include(${CMAKE_CURRENT_LIST_DIR}/QuernTestLabels.cmake)
+
 # quern_sources(<variable>): the folder's sources without tests and benchmarks, recursively; <variable>_TESTS: its tests.
 macro(quern_sources variable)
   file(GLOB_RECURSE ${variable} CONFIGURE_DEPENDS *.cpp *.cu)
@@ -66,14 +68,19 @@ function(quern_add_test name)
     endif()
     add_dependencies(untrusted_tests ${name})
   endif()
-  # doctest's script takes one word for a property: a test has one label.
-  set(label unit)
-  if(arg_LABELS)
-    list(GET arg_LABELS 0 label)
-  endif()
-  doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:" TIMEOUT 300 LABELS ${label}
+  doctest_discover_tests(${name} TEST_PREFIX "${name}: " PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:" TIMEOUT 300
     FAIL_REGULAR_EXPRESSION "cases:[^0-9]+0[^0-9]"  # a name that selects nothing: it may have no semicolon
     ENVIRONMENT "QUERN_VERIFY_PLANS=1")
+  # Read by ctest after doctest's own file, which says what cases there are.
+  set(label unit)
+  if(arg_LABELS)
+    set(label ${arg_LABELS})
+  endif()
+  set(labels ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
+  set(function ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/QuernTestLabels.cmake)
+  file(CONFIGURE OUTPUT ${labels} @ONLY CONTENT
+    "include(\"@function@\")\nset(QUERN_SLOW_TESTS [==[@QUERN_SLOW_TESTS@]==])\nquern_label_tests(@label@ \${@name@_TESTS})\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
 endfunction()
 
 function(add_quern_plugin id)
@@ -120,5 +127,5 @@ function(add_quern_plugin id)
   quern_add_test(${arg_KIND}_${id}_test SOURCES ${sources_TESTS}
     LINK ${target}_objects quern::quern quern::testkit ${arg_LINK} ${arg_TEST_LINK} LABELS ${arg_LABELS})
   add_test(NAME plugin.${arg_KIND}.${id} COMMAND quern::cli plugins info ${arg_KIND} ${id} --path $<TARGET_FILE:${target}>)
-  set_tests_properties(plugin.${arg_KIND}.${id} PROPERTIES LABELS plugin)
+  quern_label_tests(plugin plugin.${arg_KIND}.${id})
 endfunction()
