@@ -22,17 +22,24 @@ std::vector<std::string> items(const std::string& list) {
 
 }  // namespace
 
+std::string position_name(OrderRule rule) { return "token-file-" + std::to_string(static_cast<int>(rule)); }
+
 SavedPosition::SavedPosition(std::string where, const std::string& text) : where_(std::move(where)) {
   std::istringstream in(text);
   std::string word;
-  bool good = in >> word && word == kPositionName;
+  bool good = static_cast<bool>(in >> word);
+  if (word == position_name(OrderRule::first))
+    rule_ = OrderRule::first;
+  else
+    good = good && word == position_name(rule_);
   while (good && in >> word) {
     std::size_t equals = word.find('=');
     good = equals != std::string::npos && fields_.emplace(word.substr(0, equals), word.substr(equals + 1)).second;
   }
   if (!good)
-    throw Error(ErrorCode::input, {where_, "saved position in the data", "'" + text.substr(0, 80) + "'", kPositionName,
-                                   "the checkpoint is of another data source, or damaged"});
+    throw Error(ErrorCode::input,
+                {where_, "saved position in the data", "'" + text.substr(0, 80) + "'", position_name(OrderRule::second),
+                 "the checkpoint is of another data source, or damaged"});
 }
 
 const std::string& SavedPosition::at(const std::string& key) const {

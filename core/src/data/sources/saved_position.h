@@ -1,15 +1,19 @@
 #pragma once
-// A saved position in token files as text: "token-file-1 key=value key=value ...". It names the data and their order as
-// well as the place, so that a checkpoint never continues on other data.
+// A saved position in token files as text: "token-file-2 key=value key=value ...". It names the data and their order as
+// well as the place, so that a checkpoint never continues on other data. The number is that of the rule (OrderRule) by
+// which places become windows, so that a run goes on in the order that it began with.
 
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "data/sources/window_order.h"
+
 namespace quern {
 
-inline constexpr const char* kPositionName = "token-file-1";
+/// "token-file-2"
+std::string position_name(OrderRule rule);
 
 class SavedPosition {
  public:
@@ -22,10 +26,13 @@ class SavedPosition {
   /// An input error when it is missing or not below `below`.
   std::uint64_t number(const std::string& key, std::uint64_t below) const;
 
+  OrderRule rule() const { return rule_; }
+
  private:
   const std::string& at(const std::string& key) const;
 
   std::string where_;
+  OrderRule rule_ = OrderRule::second;
   std::map<std::string, std::string> fields_;
 };
 

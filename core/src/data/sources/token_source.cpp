@@ -29,12 +29,13 @@ TokenFileSource::TokenFileSource(const TokenFileOptions& options, Geometry geome
       documents_(options.documents),
       where_(options.where),
       groups_(open(options, geometry.sequence)),
-      order_(group_windows(), options.weights, options.shuffle, seed, "data.tokens.weights") {
+      weights_(options.weights),
+      order_(make_order(OrderRule::second)) {
   if (geometry.batch < 1) fail_internal("TokenFileSource", "batch out of range");
   check_files();
   if (options.reading.vocabulary > 0 && vocabulary_ > options.reading.vocabulary) take_used_vocabulary();
   check_targets();
-  description_ = describe();
+  description_ = describe(order_);
   window_.resize(static_cast<std::size_t>(geometry.sequence) + 1);
   counts_.resize(window_.size());
   if (options.verify) check_ = std::make_unique<PayloadCheck>(files());
@@ -73,10 +74,10 @@ std::vector<const TokenFile*> TokenFileSource::files() const {
   return files;
 }
 
-std::vector<std::uint64_t> TokenFileSource::group_windows() const {
+WindowOrder TokenFileSource::make_order(OrderRule rule) const {
   std::vector<std::uint64_t> windows;
   for (const Group& group : groups_) windows.push_back(group.back().end);
-  return windows;
+  return WindowOrder(std::move(windows), weights_, shuffle_, seed_, "data.tokens.weights", rule);
 }
 
 void TokenFileSource::check_files() {
@@ -176,13 +177,16 @@ void TokenFileSource::skip(std::int64_t batches) {
 
 // ---- positions ----
 
-std::string TokenFileSource::describe() const {
+std::string TokenFileSource::describe(const WindowOrder& order) const {
   std::ostringstream out;
-  out << "checksum=" << joined(files(), [](const TokenFile* file) { return checksum_text(file->checksum()); })
+  out << position_name(order.rule())
+      << " checksum=" << joined(files(), [](const TokenFile* file) { return checksum_text(file->checksum()); })
       << " tokens=" << joined(files(), [](const TokenFile* file) { return std::to_string(file->count()); })
       << " sequence=" << geometry_.sequence << " order=" << (shuffle_ ? "shuffled" : "sequential") << " seed=" << seed_;
-  if (!order_.shares().empty())
-    out << " shares=" << joined(order_.shares(), [](std::uint64_t share) { return std::to_string(share); });
+  auto share_text = [&](double share) {  // the first rule's are whole numbers
+    return order.rule() == OrderRule::first ? std::to_string(static_cast<std::uint64_t>(share)) : std::to_string(share);
+  };
+  if (!order.shares().empty()) out << " shares=" << joined(order.shares(), share_text);
   if (documents_)
     out << " separator=" << joined(files(), [](const TokenFile* file) { return std::to_string(*file->separator()); });
   return out.str();
@@ -190,22 +194,24 @@ std::string TokenFileSource::describe() const {
 
 std::string TokenFileSource::save_state() const {
   auto windows = order_.windows();
-  return std::string(kPositionName) + " " + description_ + " epoch=" + std::to_string(place_ / windows) +
-         " window=" + std::to_string(place_ % windows);
+  return description_ + " epoch=" + std::to_string(place_ / windows) + " window=" + std::to_string(place_ % windows);
 }
 
 void TokenFileSource::load_state(const std::string& state) {
   std::vector<std::string> paths;
   for (const TokenFile* file : files()) paths.push_back(file->path());
   const SavedPosition saved(where_, state);
-  const SavedPosition now(where_, std::string(kPositionName) + " " + description_);
-  saved.require_same(now, paths, shuffle_);
+  WindowOrder order = make_order(saved.rule());
+  std::string description = describe(order);
+  saved.require_same(SavedPosition(where_, description), paths, shuffle_);
   const std::uint64_t windows = order_.windows();
   const std::uint64_t window = saved.number("window", windows);
   const std::uint64_t epoch = saved.number("epoch", std::numeric_limits<std::uint32_t>::max());
   if (epoch > (std::numeric_limits<std::uint64_t>::max() - window) / windows)
     fail_internal(where_, "position out of range");
   place_ = epoch * windows + window;
+  order_ = std::move(order);
+  description_ = std::move(description);
 }
 
 }  // namespace quern

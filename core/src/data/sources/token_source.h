@@ -40,7 +40,8 @@ class TokenFileSource : public SkippingSource {
   std::string save_state() const override;
   /// A config error when there are not as many.
   void skip(std::int64_t batches) override;
-  /// Accepts another batch size, and files that moved; refuses other files, another sequence, seed or order.
+  /// Accepts another batch size, and files that moved; refuses other files, another sequence, seed or order. Goes on by
+  /// the rule that the position was saved under.
   void load_state(const std::string& state) override;
 
   /// Windows of one pass.
@@ -55,12 +56,13 @@ class TokenFileSource : public SkippingSource {
   using Group = std::vector<Part>;
 
   static std::vector<Group> open(const TokenFileOptions& options, std::int64_t sequence);
-  std::vector<std::uint64_t> group_windows() const;
+  WindowOrder make_order(OrderRule rule) const;
   void check_files();
   void take_used_vocabulary();
   void check_targets() const;
   std::vector<const TokenFile*> files() const;
-  std::string describe() const;
+  /// A position's text without its place.
+  std::string describe(const WindowOrder& order) const;
   void read_window(std::uint64_t place, std::int64_t row, Batch& batch);
 
   Geometry geometry_;
@@ -68,6 +70,7 @@ class TokenFileSource : public SkippingSource {
   bool shuffle_, documents_;
   std::string where_;
   std::vector<Group> groups_;
+  std::vector<double> weights_;
   WindowOrder order_;
   std::int64_t vocabulary_ = 0;
   std::string description_;  ///< of the data and their order: what a saved position must agree with

@@ -3,8 +3,10 @@
 #include "data/sources/token_source.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <stdexcept>
 
@@ -97,6 +99,33 @@ TEST_CASE("a permutation reaches every place once, at every size") {
   CHECK(std::abs(sum / kCount / (kCount * static_cast<double>(kCount) / 12)) < 0.05);
 }
 
+// Counts of each order over many seeds: their chi-square has a mean of orders - 1 and a variance of twice that.
+TEST_CASE("every order of a few windows is equally likely") {
+  for (std::uint64_t count : {2, 3, 4, 5, 6}) {
+    CAPTURE(count);
+    std::vector<std::uint64_t> order(count);
+    std::iota(order.begin(), order.end(), std::uint64_t{0});
+    std::map<std::vector<std::uint64_t>, int> none;
+    do none[order] = 0;
+    while (std::next_permutation(order.begin(), order.end()));
+    const auto orders = static_cast<int>(none.size()), each = 240000 / orders;
+    auto excess = [&](auto permutation) {  // in standard deviations
+      auto seen = none;
+      for (int draw = 0; draw < each * orders; ++draw) {
+        for (std::uint64_t place = 0; place < count; ++place)
+          order[place] =
+              permutation(place, count, static_cast<std::uint64_t>(draw / 5), static_cast<std::uint32_t>(draw % 5));
+        ++seen.at(order);
+      }
+      double chi_square = 0;
+      for (const auto& [one, times] : seen) chi_square += std::pow(times - each, 2) / each;
+      return (chi_square - (orders - 1)) / std::sqrt(2.0 * (orders - 1));
+    };
+    CHECK(excess(permuted) < 5);
+    if (count > 2 && count < 6) CHECK(excess(feistel_permuted) > 5);
+  }
+}
+
 TEST_CASE("rows are windows, targets the next tokens, masked by the target") {
   TestDirectory directory;
   std::string path = make_file(directory, 41);
@@ -156,6 +185,30 @@ TEST_CASE("resuming anywhere continues as if never interrupted") {
   }
 }
 
+TEST_CASE("a position of the first rule goes on in the first rule's order") {
+  TestDirectory directory;
+  const std::string path = make_file(directory, 61);  // 6 windows, of which the rules make other orders
+  TokenFileSource now(only(path), {1, 10}, 5);
+  auto order = [&](const std::string& state, std::uint64_t place) {
+    TokenFileSource source(only(path), {1, 10}, 5);
+    source.load_state(state);
+    CHECK(source.save_state() == state);
+    const std::vector<std::int32_t> windows = windows_of(take(source, 12), 10);
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      const std::uint64_t at = place + i;
+      const bool first = state.starts_with("token-file-1 ");
+      CHECK(static_cast<std::uint64_t>(windows[i]) ==
+            (first ? feistel_permuted : permuted)(at % 6, 6, 5, static_cast<std::uint32_t>(at / 6)));
+    }
+    return windows;
+  };
+  take(now, 4);
+  std::string state = now.save_state();
+  CHECK(state.starts_with("token-file-2 "));
+  const std::vector<std::int32_t> second = order(state, 4);
+  CHECK(order(state.replace(0, 12, "token-file-1"), 4) != second);
+}
+
 TEST_CASE("batch sizes only group one order, also across a resume") {
   TestDirectory directory;
   std::string path = make_file(directory, 173);
@@ -188,7 +241,8 @@ TEST_CASE("other data, another sequence, order or seed and damaged positions are
   check_refused(ErrorCode::input, {"order of the data changed"}, [&] {
     TokenFileSource(only(path, false), {3, 10}, 5).load_state(state);
   });
-  for (const std::string bad : {"", "token-file-2 x=1", "token-file-1", "token-file-1 x", "\xff\xfe"})
+  for (const std::string bad :
+       {"", "token-file-3 x=1", "token-file-2 x=1", "token-file-1", "token-file-1 x", "\xff\xfe"})
     CHECK_MESSAGE(refusal(ErrorCode::input, [&] { source.load_state(bad); }) != "accepted", bad);
   auto with = [&](const std::string& key, const std::string& value) {
     std::size_t at = state.find(key + "=") + key.size() + 1;
