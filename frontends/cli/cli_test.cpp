@@ -323,6 +323,28 @@ TEST_CASE("a plugin file that is cut off is refused, and one that ends the progr
       has(outcome, "quern: error: " + file + ": crashed: found signal 11 (Segmentation fault) in " + file + "; this"));
 }
 
+TEST_CASE("a fault names what the user wrote, and no plugin for what is the system's") {
+  CHECK(quern("plugins check '' 2>&1").code == 2);
+  ConfigFile file("[model]\nid = \"llama\"\n");
+  const std::string train = "train " + file.path.string() + " ";
+  Outcome outcome = quern("plan " + file.path.string() + " --host-memory 9999999TiB 2>&1");
+  CHECK(outcome.code == 2);
+  CHECK(has(outcome, "quern: error: --host-memory: not a size: found \"9999999TiB\""));
+  outcome = quern(train + "--set 'model.config=\"a\\u0000b\"' 2>&1");
+  CHECK(outcome.code == 2);
+  CHECK(has(outcome, "model.config: a zero byte in it"));
+  outcome = quern(train + "--set memory.device_budget=10000000000GiB 2>&1");
+  CHECK(outcome.code == 2);
+  CHECK(has(outcome, "memory.device_budget: out of range, found \"10000000000GiB\""));
+  for (const char* limit : {"12000", "16000", "24000", "40000", "60000", "90000", "130000"}) {
+    CAPTURE(limit);
+    outcome = quern("plugins info device cpu 2>&1", "ulimit -v " + std::string(limit) + ";");
+    CAPTURE(outcome.text);
+    CHECK_FALSE(has(outcome, "plugin refused"));
+    CHECK_FALSE(has(outcome, "fault in the plugin"));
+  }
+}
+
 TEST_CASE("what the system does not grant to the CPU device is a resources error") {
   ConfigFile file(R"([model]
 id = "llama"

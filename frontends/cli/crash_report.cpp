@@ -58,13 +58,19 @@ struct Place {
 extern "C" void on_crash(int signal, siginfo_t* info, void*) {
   while (reported.test_and_set()) ::pause();  // the first thread's crash ends the program
   ::alarm(5);                                 // also where the crash holds that lock
-  const Place place = place_of_crash();
   std::array<char, 2048> line;
-  const int length = std::snprintf(
-      line.data(), line.size(), "quern: error: %s%s: crashed: found signal %d (%s) in %s; %s\n", prefix.c_str(),
-      place.plugin ? place.plugin : "quern", signal, ::sigdescr_np(signal), place.file ? place.file : "no library",
-      place.plugin ? "this is a fault in the plugin or in a library that it calls; please report it to its author"
-                   : "this is a fault in quern or in a library; please report it");
+  int length = 0;
+  if (info->si_code <= 0 && info->si_pid != ::getpid()) {  // abort() sends it to its own process
+    length = std::snprintf(line.data(), line.size(), "quern: error: %sended by signal %d (%s), which process %d sent\n",
+                           prefix.c_str(), signal, ::sigdescr_np(signal), static_cast<int>(info->si_pid));
+  } else {
+    const Place place = place_of_crash();
+    length = std::snprintf(
+        line.data(), line.size(), "quern: error: %s%s: crashed: found signal %d (%s) in %s; %s\n", prefix.c_str(),
+        place.plugin ? place.plugin : "quern", signal, ::sigdescr_np(signal), place.file ? place.file : "no library",
+        place.plugin ? "this is a fault in the plugin or in a library that it calls; please report it to its author"
+                     : "this is a fault in quern or in a library; please report it");
+  }
   const std::size_t bytes = std::min(static_cast<std::size_t>(std::max(length, 0)), line.size() - 1);
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), bytes);
   std::signal(signal, SIG_DFL);

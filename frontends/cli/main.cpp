@@ -6,9 +6,11 @@
 #include <cerrno>
 #include <csignal>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <system_error>
 
+#include "base/shorten.h"
 #include "commands.h"
 #include "crash_report.h"
 #include "end_of_main.h"
@@ -74,6 +76,21 @@ int fail(const char* text, ErrorCode code) {
   return static_cast<int>(code);
 }
 
+// What no Error states: paths that the system cannot look up, and threads that it refuses.
+std::string text_of(const std::system_error& error) {
+  if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
+    return Error(ErrorCode::resources, {.where = shortened(file->path1().string()),
+                                        .what = "the system cannot work with this path",
+                                        .found = file->code().message(),
+                                        .expected = {},
+                                        .next = "check the path and its permissions"})
+        .what();
+  if (error.code() == std::errc::resource_unavailable_try_again)
+    return std::string("the system refuses a thread: ") + error.what() +
+           "; raise the limits on processes and memory (ulimit -u, ulimit -v)";
+  return std::string("the system refuses: ") + error.what();
+}
+
 }  // namespace
 
 }  // namespace quern::cli
@@ -90,10 +107,8 @@ int main(int argc, char** argv) {
     return cli::fail(error.what(), error.code());
   } catch (const std::bad_alloc&) {
     return cli::fail("out of host memory", ErrorCode::resources);
-  } catch (const std::system_error& e) {  // of std::thread: the only refusals of the system that no Error states
-    const std::string text = std::string("the system refuses a thread: ") + e.what() +
-                             "; raise the limits on processes and memory (ulimit -u, ulimit -v)";
-    return cli::fail(text.c_str(), ErrorCode::resources);
+  } catch (const std::system_error& e) {
+    return cli::fail(cli::text_of(e).c_str(), ErrorCode::resources);
   } catch (const std::exception& e) {
     return cli::fail(e.what(), ErrorCode::internal);
   } catch (...) {

@@ -7,6 +7,7 @@
 #include "plan/report.h"
 #include "plan/show_schedules.h"
 #include "quern/error.h"
+#include "quern/options.h"
 #include "quern/run.h"
 #include "run/assumed_gpu.h"
 
@@ -84,6 +85,8 @@ int plan_command(const Arguments& arguments) {
       "[--show program [--pass NAME] | --show schedule [--run NAME]] [--timeline FILE.json] [--verify]",
       options, arguments);
   if (!run) return 0;
+  if (const std::string size = run->values["host-memory"].as<std::string>(); !size_in_bytes(size))
+    refuse("--host-memory", "not a size", to_string(OptionValue(size)), "a size up to 4194304 TiB, such as 64GiB");
   const std::string timeline = output_of(*run, "timeline", kTimelineFile);
   const std::string chosen = output_of(*run, "write", kChosenConfigFile);
   if (run->values.count("gpus")) {

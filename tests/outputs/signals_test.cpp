@@ -8,6 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <random>
@@ -59,6 +60,19 @@ TEST_CASE("signals that stop a run save it first, and the shell's and the system
     CHECK(newest_step(run) >= 3);
     CHECK(newest_step(run) == last_step(run));
     CHECK(child.err() == "");
+  }
+}
+
+TEST_CASE("a crash's signal that another process sent is no plugin's fault") {
+  for (int signal : {SIGSEGV, SIGABRT}) {
+    CAPTURE(signal);
+    TinyFiles files;
+    Child child(train_arguments(files, kEndless));
+    REQUIRE(await(child, files.at("run"), "step", 1));
+    child.signal(signal);
+    CHECK(child.wait() == -signal);
+    CHECK(child.err() == "quern: error: ended by signal " + std::to_string(signal) + " (" + ::sigdescr_np(signal) +
+                             "), which process " + std::to_string(::getpid()) + " sent\n");
   }
 }
 

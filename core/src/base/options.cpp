@@ -142,6 +142,25 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return previous[b.size()];
 }
 
+constexpr double kMostBytes = 0x1p62;
+
+/// What a number with a unit says, whatever its size; none: it is not one.
+std::optional<double> bytes_of(const std::string& text) {
+  static constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"", 1},         {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+      {"TiB", 0x1p40}, {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+  double value = 0;
+  const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (fault != std::errc()) return std::nullopt;
+  std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  for (const auto& [name, factor] : kUnits)
+    if (unit == name) return value * factor;
+  return std::nullopt;
+}
+
+bool is_beyond_sizes(const std::string& text) { return bytes_of(text).value_or(0) > kMostBytes; }
+
 }  // namespace
 
 std::string_view name_of(OptionType type) {
@@ -217,6 +236,10 @@ std::optional<std::string> check_option(const OptionSpec& spec, OptionValue& val
     return std::nullopt;
   };
   auto bad_text = [&](const std::string& text) -> std::optional<std::string> {
+    // A path would end there.
+    if (text.find('\0') != std::string::npos) return "a zero byte in it, found " + shortened(quoted(text)) + expected;
+    if (spec.size && is_beyond_sizes(text))
+      return "out of range, found " + shortened(quoted(text)) + ", expected a size of at most 4194304 TiB";
     if (spec.size && !size_in_bytes(text)) return "not a size, found " + shortened(quoted(text)) + expected;
     if (chosen(spec, text)) return std::nullopt;
     const std::string near = nearest_name(text, spec.choices);
@@ -249,19 +272,10 @@ OptionValues default_values(const std::vector<OptionSpec>& specs) {
 }
 
 std::optional<std::int64_t> size_in_bytes(const std::string& text) {
-  static constexpr std::pair<std::string_view, double> kUnits[] = {
-      {"", 1},         {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
-      {"TiB", 0x1p40}, {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
   if (text.empty()) return 0;
-  double value = 0;
-  const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
-  std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  while (unit.starts_with(' ')) unit.remove_prefix(1);
-  for (const auto& [name, factor] : kUnits)
-    if (const double bytes = value * factor;
-        unit == name && fault == std::errc() && (bytes >= 1 || value == 0) && bytes <= 0x1p62)
-      return static_cast<std::int64_t>(bytes);
-  return std::nullopt;
+  const std::optional<double> bytes = bytes_of(text);
+  const bool counts = bytes && (*bytes >= 1 || *bytes == 0) && *bytes <= kMostBytes;  // no NaN
+  return counts ? std::optional(static_cast<std::int64_t>(*bytes)) : std::nullopt;
 }
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {

@@ -33,14 +33,60 @@ bool is_bare(std::string_view key) {
   return !key.empty() && key.find_first_not_of(kBare) == std::string_view::npos;
 }
 
+/// Past a text that begins at `at`, as TOML has them: an escaped mark does not end it, a line's end ends one of a line.
+std::size_t past_text(std::string_view text, std::size_t at) {
+  const char mark = text[at];
+  const std::string many(3, mark);
+  const bool lines = text.substr(at, 3) == many;
+  for (at += lines ? 3 : 1; at < text.size(); ++at) {
+    if (text[at] == '\\' && mark == '"') {
+      ++at;
+    } else if (lines && text.substr(at, 3) == many) {
+      at += 3;
+      for (int more = 0; more < 2 && at < text.size() && text[at] == mark; ++more) ++at;  // marks before the end
+      return at;
+    } else if (!lines && (text[at] == mark || text[at] == '\n')) {
+      return at + 1;
+    }
+  }
+  return text.size();
+}
+
+/// Whether the dot is that of a number, not one between the parts of a key such as 1.2.3.
+bool is_of_number(std::string_view text, std::size_t dot) {
+  constexpr std::string_view kNumber = "0123456789_eE+-", kBlank = " \t";
+  auto is_in = [&](std::string_view letters, std::size_t at) {
+    return at < text.size() && letters.find(text[at]) != std::string_view::npos;
+  };
+  std::size_t left = dot - 1, right = dot + 1;  // before 0: behind the end
+  if (!is_in(kNumber, left) || !is_in(kNumber, right)) return false;
+  while (is_in(kNumber, left) || is_in(kBlank, left)) --left;
+  while (is_in(kNumber, right) || is_in(kBlank, right)) ++right;
+  return !is_in(".", left) && !is_in(".", right);
+}
+
+std::size_t dots_of_keys(std::string_view text) {
+  std::size_t dots = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] == '"' || text[at] == '\'') {
+      at = past_text(text, at);
+    } else if (text[at] == '#') {
+      at = std::min(text.find('\n', at), text.size());
+    } else {
+      if (text[at] == '.' && !is_of_number(text, at)) ++dots;
+      ++at;
+    }
+  }
+  return dots;
+}
+
 // Tables nest by '.' without bound and are freed recursively; toml++ itself bounds nested brackets.
 void check_size(std::string_view text, const std::string& name) {
   if (text.size() > ConfigDocument::kLargestFile)
     fail(name, "too large for a config", "more than " + std::to_string(ConfigDocument::kLargestFile) + " bytes",
          "at most as many");
-  const auto dots = static_cast<std::size_t>(std::count(text.begin(), text.end(), '.'));
-  if (dots > kMostDots)
-    fail(name, "may nest too deeply", std::to_string(dots) + " dots", "at most " + std::to_string(kMostDots));
+  if (const std::size_t dots = dots_of_keys(text); dots > kMostDots)
+    fail(name, "may nest too deeply", std::to_string(dots) + " dots in keys", "at most " + std::to_string(kMostDots));
 }
 
 toml::table parse_toml(std::string_view text, const std::string& name) {

@@ -108,6 +108,15 @@ TEST_CASE("size and nesting are capped, however they are written") {
   CHECK(parse_error(std::string(ConfigDocument::kLargestFile + 1, '#')).find("too large") != std::string::npos);
   CHECK(parse_error(std::string("#") + std::string(ConfigDocument::kLargestFile - 1, 'x')) == "accepted");
   CHECK(parse_error(repeated("a.", 500000) + "a = 1").find("may nest too deeply") != std::string::npos);
+  for (const char* part : {"1.", "1 . ", "'a'.", R"("\"".)", "1.e-1.", "a = \"\"\"\n\"\"\"\"\"\n1.2."}) {
+    CAPTURE(part);
+    CHECK(parse_error(repeated(part, 5000) + "a = 1").find("may nest too deeply") != std::string::npos);
+  }
+  for (const char* item :
+       {"0.5, ", R"("a.b", )", "'...', ", "1.5e-3, ", "\"\"\"a.\n\\\"\"\".b\"\"\"\", ", "-1.0 , # a.b\n"}) {
+    CAPTURE(item);
+    CHECK_NOTHROW(ConfigDocument::parse("a = [" + repeated(item, 5000) + "]", "flat"));
+  }
   CHECK(parse_error(repeated("a.", 4000) + "a = 1").find("nested too deeply") != std::string::npos);
   CHECK(parse_error(std::string("[") + repeated("a.", 4000) + "a]").find("nested too deeply") != std::string::npos);
   CHECK(parse_error(std::string("a = ") + repeated("[", 500000)) != "accepted");

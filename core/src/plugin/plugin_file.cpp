@@ -9,6 +9,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <new>
 #include <system_error>
 
 #include "plugin/elf_note.h"
@@ -98,6 +101,12 @@ Fill* load_library(const fs::path& path) {
   library.load(path, mode, failure);
   if (failure) {
     const char* reason = dlerror();
+    if (reason && std::strstr(reason, std::strerror(ENOMEM)))
+      throw Error(ErrorCode::resources, {.where = path.string(),
+                                         .what = "the system has no memory for the library",
+                                         .found = reason,
+                                         .expected = {},
+                                         .next = "raise the limit on memory (ulimit -v)"});
     refuse_plugin(path,
                   "the system's loader found: " + std::string(reason ? reason : failure.message().c_str()) +
                       ", expected a shared library whose every symbol is defined by it, libquern or its dependencies");
@@ -144,6 +153,8 @@ Manifest load_manifest(const fs::path& path, std::string_view kind, std::string_
   Manifest manifest;
   try {
     fill(manifest);
+  } catch (const std::bad_alloc&) {
+    throw;  // of the machine, or of a limit
   } catch (const std::exception& e) {
     refuse_plugin(path, std::string("its manifest threw: found \"") + e.what() + "\", expected no exception");
   } catch (...) {

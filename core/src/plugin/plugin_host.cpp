@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -245,6 +246,8 @@ void* PluginHost::create_raw(std::string_view kind, std::string_view id, const O
     ErrorDetail detail = error.detail();
     detail.where = where + (detail.where.empty() ? "" : ": " + detail.where);
     throw Error(error.code(), std::move(detail));
+  } catch (const std::bad_alloc&) {
+    throw;  // of the machine, or of a limit
   } catch (const std::exception& e) {
     fail(std::string("its factory threw: ") + e.what());
   } catch (...) {

@@ -35,6 +35,7 @@ constexpr std::size_t kPiece = std::size_t{1} << 20;
 }  // namespace
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  if (path_.empty()) refuse("\"\"", "not a path", "an empty text");
   if (path_.find('\0') != std::string::npos) refuse(path_, "not a path", "a zero byte in it");
   file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // non-blocking: a FIFO must not hang the open
   if (file_ < 0) refuse_open(path_, errno);
