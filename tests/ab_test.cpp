@@ -83,17 +83,17 @@ TEST_CASE("arms with the same numbers never differ, and further repeats add to w
   CHECK(has(other.err, "a comparison of other arms"));
 }
 
-TEST_CASE("the table has what transfers add to the steps of several ranks") {
+TEST_CASE("the table has the share of a step that several ranks wait for each other") {
   TinyFiles files;
   Outcome outcome = quern_run(ab(files, {"--set", "parallel.communicator=memcpy", "--set", "train.accumulation=2",
                                          "--steps", "3", "--repeat", "2", "--vary", "parallel.ranks=1,2"}));
   CAPTURE(outcome.err);
   REQUIRE(outcome.code == 0);
   CHECK(has(outcome.out, "4/4  parallel.ranks=2  seed 2"));
-  CHECK(has(outcome.out, "unhidden |"));
+  CHECK(has(outcome.out, "waiting for ranks |"));
   nlohmann::json report = report_of(files);
-  CHECK(report["arms"][0]["unhidden_seconds"].is_null());
-  CHECK(report["arms"][1]["unhidden_seconds"].is_number());
+  CHECK(report["arms"][0]["waiting"].is_null());
+  CHECK(report["arms"][1]["waiting"].is_number());
   CHECK(report["arms"][1]["runs"].size() == 2);
 }
 

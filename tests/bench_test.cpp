@@ -112,6 +112,35 @@ TEST_CASE("bench products times the matmuls of a model and of given sizes, besid
   check_fails(bench({"--scales", "column"}), 2, {"--scales", "found column", "128x128"});
 }
 
+TEST_CASE("bench transfers times steps with and without transfers between ranks") {
+  TinyFiles files;
+  auto bench = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"bench", "transfers", files.config(), "--steps", "2"});
+    for (const char* setting : {"device.cpu.threads=1", "train.accumulation=5", "parallel.communicator=memcpy"})
+      more.insert(more.end(), {"--set", setting});
+    return quern_run(std::move(more));
+  };
+  for (const char* precision : {"fp32", "e4m3"}) {
+    CAPTURE(precision);
+    const Outcome outcome =
+        bench({"--set", "parallel.ranks=3", "--set", "parallel.shard_optimizer=ranks", "--set",
+               "precision.id=" + std::string(precision), "--json", files.at("out.json"), "--commit", "abc1234"});
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    CHECK(has(outcome.out, "memcpy, 3 ranks"));
+    CHECK(has(outcome.out, "transfers add"));
+    const auto json = nlohmann::json::parse(read_text(files.at("out.json")));
+    CHECK(json.at("commit") == "abc1234");
+    CHECK(json.at("seconds_without_transfers") > 0);
+    CHECK(json.at("unhidden").get<double>() ==
+          doctest::Approx(json.at("seconds").get<double>() - json.at("seconds_without_transfers").get<double>()));
+  }
+  CHECK_FALSE(std::filesystem::exists(files.at("run") + "/log.jsonl"));
+  check_fails(bench({}), 2, {"parallel.ranks", "found 1, expected 2 or more"});
+  check_fails(bench({"--set", "parallel.ranks=2", "--set", "parallel.reduction=reproducible"}), 2,
+              {"parallel.reduction", "found \"reproducible\"", "parallel.reduction=fast"});
+}
+
 TEST_CASE("bench comm times every collective between ranks, and what slows it") {
   TinyFiles files;
   auto bench = [&](std::vector<std::string> more) {

@@ -78,22 +78,10 @@ void compare_speed(ArmFigures& figures, const std::vector<Run>& runs, const std:
   figures.speed_ratio_range = range_of(ratios);
 }
 
-void compare_transfers(ArmFigures& figures, const std::vector<Run>& runs) {
-  std::vector<double> seconds, shares;
-  for (const Run& run : runs) {
-    if (!run.good() || !run.log.unhidden) continue;
-    seconds.push_back(*run.log.unhidden);
-    shares.push_back(*run.log.unhidden * median_speed(run) / static_cast<double>(run.log.tokens_per_step));
-  }
-  figures.unhidden = median_of(seconds);
-  figures.unhidden_share = median_of(shares);
-}
-
 ArmFigures figures_of(const ArmRuns& arm, const std::vector<Run>& base) {
   ArmFigures figures;
   figures.name = arm.arm.name;
   compare_speed(figures, arm.runs, base);
-  compare_transfers(figures, arm.runs);
   figures.loss = figure(arm.runs, base, final_loss);
   figures.validation_loss = figure(arm.runs, base, validation_loss);
   figures.gradient_norm = figure(arm.runs, base, gradient_norm);

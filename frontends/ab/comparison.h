@@ -42,9 +42,6 @@ struct ArmFigures {
   double speed_ratio;        ///< median over repeats of this arm's median speed by the first arm's
   Interval speed_ratio_range;
   double waiting;  ///< share of a step that the rank which waits least waits for collectives: median; NaN: one rank
-  /// Seconds of a step that are gone without transfers between ranks, and their share of it: median over runs; NaN:
-  /// not logged, as of one rank.
-  double unhidden, unhidden_share;
   std::int64_t device_bytes = 0, host_bytes = 0;  ///< largest of the runs; device: planned, all allocated at start
   Figure loss;                                    ///< mean over the last tenth of a run's steps
   Figure validation_loss;                         ///< last evaluation

@@ -89,7 +89,7 @@ std::string speed_table(const std::vector<ArmFigures>& arms) {
                          "device memory", "host memory"}};
   const bool ranks =
       std::any_of(arms.begin(), arms.end(), [](const ArmFigures& a) { return std::isfinite(a.waiting); });
-  if (ranks) rows[0].insert(rows[0].end(), {"waiting for ranks", "unhidden"});
+  if (ranks) rows[0].push_back("waiting for ranks");
   for (const ArmFigures& arm : arms) {
     bool first = &arm == &arms.front();
     rows.push_back({arm.name, std::to_string(arm.good_runs), speed(arm.tokens_per_second),
@@ -97,11 +97,7 @@ std::string speed_table(const std::vector<ArmFigures>& arms) {
                     first ? kAbsent : percent(arm.speed_ratio),
                     first ? kAbsent : from_to(percent(arm.speed_ratio_range.low), percent(arm.speed_ratio_range.high)),
                     bytes(arm.device_bytes), bytes(arm.host_bytes)});
-    if (!ranks) continue;
-    rows.back().push_back(std::isfinite(arm.waiting) ? fmt::format("{:.1f}%", 100 * arm.waiting) : kAbsent);
-    rows.back().push_back(std::isfinite(arm.unhidden)
-                              ? fmt::format("{:.1f} ms, {:.1f}%", 1e3 * arm.unhidden, 100 * arm.unhidden_share)
-                              : kAbsent);
+    if (ranks) rows.back().push_back(std::isfinite(arm.waiting) ? fmt::format("{:.1f}%", 100 * arm.waiting) : kAbsent);
   }
   return table(rows);
 }
@@ -214,7 +210,6 @@ std::string comparison_json(const ComparisonHead& head, const std::vector<ArmRun
                             {"speed_ratio", json_number(arm.speed_ratio)},
                             {"speed_ratio_range", json_of(arm.speed_ratio_range)},
                             {"waiting", json_number(arm.waiting)},
-                            {"unhidden_seconds", json_number(arm.unhidden)},
                             {"device_bytes", arm.device_bytes},
                             {"peak_host_bytes", arm.host_bytes},
                             {"training_loss", json_of(arm.loss)},

@@ -53,15 +53,6 @@ TEST_CASE("differences are between runs of one seed, beside the spread over seed
   CHECK(figures[0].first_differences == std::vector<std::optional<std::int64_t>>{0, 0, 0});
 }
 
-TEST_CASE("what transfers add to a step is the median of what runs logged") {
-  ArmRuns ranks = arm_of("a=1", {run_of(1, 4.0, 100), run_of(2, 4.0, 100)});
-  for (Run& run : ranks.runs) run.log.unhidden = 0.12;
-  const auto figures = compare({ranks, arm_of("a=2", {run_of(1, 4.0, 100)})});
-  CHECK(figures[0].unhidden == doctest::Approx(0.12));
-  CHECK(figures[0].unhidden_share == doctest::Approx(0.12 * 100 / 32));
-  CHECK(std::isnan(figures[1].unhidden));
-}
-
 TEST_CASE("failed runs are left out of the figures, reported, and leave the other pairs whole") {
   Run failed = run_of(2, 9, 1);
   failed.code = 5;

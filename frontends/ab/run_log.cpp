@@ -42,7 +42,6 @@ void take(RunLog& log, const Json& record) {
     log.validation_loss = number(record, "loss");
   } else if (kind == "end") {
     log.ended = true;
-    if (record.contains("unhidden")) log.unhidden = number(record, "unhidden");
   }
 }
 

@@ -20,7 +20,6 @@ struct RunLog {
   std::int64_t tokens_per_step = 0, device_bytes = 0;  ///< 0: not logged
   std::vector<StepRecord> steps;                       ///< by step, each once
   std::optional<double> validation_loss;               ///< of the last evaluation
-  std::optional<double> unhidden;                      ///< seconds that transfers between ranks add to a step
   bool ended = false;
 };
 

@@ -15,6 +15,8 @@ using namespace bench;
 
 int bench_command(const Arguments& arguments) {
   if (!arguments.empty() && arguments[0] == "comm") return comm_command({arguments.begin() + 1, arguments.end()});
+  if (!arguments.empty() && arguments[0] == "transfers")
+    return transfers_command({arguments.begin() + 1, arguments.end()});
   if (!arguments.empty() && arguments[0] == "products")
     return products_command({arguments.begin() + 1, arguments.end()});
   namespace po = boost::program_options;
@@ -30,7 +32,8 @@ int bench_command(const Arguments& arguments) {
   std::optional<RunArguments> run = parse_run(
       "quern bench FILE [--steps N] [--measure-peaks] [--json OUT [--commit ID]] [--timeline OUT] [--set a.b=v]...\n"
       "       quern bench comm --help\n"
-      "       quern bench products --help",
+      "       quern bench products --help\n"
+      "       quern bench transfers --help",
       options, arguments);
   if (!run) return 0;
   std::int64_t steps = run->values["steps"].as<std::int64_t>();
@@ -43,12 +46,14 @@ int bench_command(const Arguments& arguments) {
   ConfiguredRun configured(ConfigDocument::read(run->file, run->overrides));
   Session& session = configured.session;
   if (session.parallel.ranks > 1)
-    throw Error(ErrorCode::config,
-                {.where = session.config.where("parallel", "ranks"),
-                 .what = "a bench has one rank",
-                 .found = std::to_string(session.parallel.ranks),
-                 .expected = "1",
-                 .next = "time a run of several with quern train, their collectives with quern bench comm"});
+    throw Error(
+        ErrorCode::config,
+        {.where = session.config.where("parallel", "ranks"),
+         .what = "a bench has one rank",
+         .found = std::to_string(session.parallel.ranks),
+         .expected = "1",
+         .next = "time a run of several with quern train or quern bench transfers, their collectives with quern bench "
+                 "comm"});
   BenchResult result = run_bench(session, {steps, run->values.count("measure-peaks") > 0});
   for (const std::string& warning : session.device->traits().warnings) std::cerr << "quern: " << warning << "\n";
   std::cout << bench_table(result, session.device->traits());

@@ -42,12 +42,7 @@ CommBenchOptions options_of(const RunArguments& run) {
 int measure(const RunArguments& run, const CommBenchOptions& options, const std::string& path) {
   ConfiguredRun configured(ConfigDocument::read(run.file, run.overrides));
   Session& session = configured.session;
-  if (session.parallel.ranks < 2)
-    throw Error(ErrorCode::config, {.where = session.config.where("parallel", "ranks"),
-                                    .what = "collectives are between ranks",
-                                    .found = std::to_string(session.parallel.ranks),
-                                    .expected = "2 or more",
-                                    .next = "add --set parallel.ranks=2"});
+  need_several_ranks(session, "collectives are between ranks");
   Ranks ranks(session);
   const CommBenchResult result = run_comm_bench(session, ranks, options);
   if (!ranks.leads()) return 0;

@@ -31,6 +31,8 @@ int bench_command(const Arguments& arguments);
 int comm_command(const Arguments& arguments);
 /// Of `quern bench`: the arguments after `products`.
 int products_command(const Arguments& arguments);
+/// Of `quern bench`: what follows "transfers".
+int transfers_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int ab_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);

@@ -99,6 +99,15 @@ void take_place(const RankPlace& place, RunArguments& run) {
                                     .next = "correct one of them, or leave out parallel.ranks"});
 }
 
+void need_several_ranks(const Session& session, const std::string& what) {
+  if (session.parallel.ranks > 1) return;
+  throw Error(ErrorCode::config, {.where = session.config.where("parallel", "ranks"),
+                                  .what = what,
+                                  .found = std::to_string(session.parallel.ranks),
+                                  .expected = "2 or more",
+                                  .next = "add --set parallel.ranks=2"});
+}
+
 std::optional<int> start_ranks(const RunArguments& run, Arguments command, const Arguments& arguments) {
   command.insert(command.end(), arguments.begin(), arguments.end());
   const std::optional<ConfigDocument> document = document_of(run);

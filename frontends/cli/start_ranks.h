@@ -5,6 +5,7 @@
 
 #include "commands.h"
 #include "launch/rank_place.h"
+#include "run/session.h"
 
 namespace quern::cli {
 
@@ -17,5 +18,8 @@ void take_place(const RankPlace& place, RunArguments& run);
 /// all ranks, again after a failure as often as parallel.restarts allows, prints the cause of a failure and returns the
 /// exit code. None: this process does the work.
 std::optional<int> start_ranks(const RunArguments& run, Arguments command, const Arguments& arguments);
+
+/// Throws a config error, with `what` in it, where the run has one rank.
+void need_several_ranks(const Session& session, const std::string& what);
 
 }  // namespace quern::cli

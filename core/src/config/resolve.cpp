@@ -117,10 +117,19 @@ class Resolver {
       } else if (plugins && child.is_table) {
         (*plugins)[name] = &child;
       } else {
+        const std::string moved = moved_to(path, key);
         add(child.position, shown,
-            "unknown key, expected one of " + format_list(known, "none") + suggestion(name, known));
+            !moved.empty() ? "unknown key: " + moved
+                           : "unknown key, expected one of " + format_list(known, "none") + suggestion(name, known));
       }
     }
+  }
+
+  /// What serves the purpose of a section's key that is no more; empty: there was none.
+  std::string moved_to(const std::string& section, const std::string& key) const {
+    for (const SectionSchema& schema : schemas_)
+      if (const auto it = schema.moved.find(key); schema.name == section && it != schema.moved.end()) return it->second;
+    return "";
   }
 
   void read_value(const ConfigNode& node, const std::string& path, const OptionSpec& spec, Table& table) {

@@ -3,6 +3,7 @@
 // under a section's name, and says whether the section selects plugins.
 
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,9 @@ struct SectionSchema {
   /// A text key of the section that names a file with plugin options of its own (a model's config.json). While it is
   /// set, required plugin keys may be absent and the factory alone can tell.
   std::string options_file_key;
+
+  /// Keys that there were, and what serves their purpose now.
+  std::map<std::string, std::string> moved;
 
   /// Conflicts between the section's own keys; called when each is valid by itself. May be empty.
   std::function<SectionFindings(const OptionValues&)> check;

@@ -35,7 +35,10 @@ void add_warmup(OptionTable<T>& t) {
 
 template <class T>
 void add_final(OptionTable<T>& t) {
-  t.add("final", &T::final_fraction, "rate of the last step, as a fraction of the peak").at_least(0).at_most(1);
+  t.add("final", &T::final_fraction,
+        "rate of the last step, as a fraction of the peak; a run of one step is at the peak")
+      .at_least(0)
+      .at_most(1);
 }
 
 OptionTable<ConstantOptions> constant_options() {

@@ -43,12 +43,6 @@ std::string placement_faults(const StatePlacement& state) {
   auto refuse = [&](const std::string& setting, const char* needs, const std::string& instead) {
     faults += "\n  " + setting + " needs " + needs + "; set it to " + instead;
   };
-  auto check_sharding = [&](const char* key, const Placement& placement) {
-    if (placement.sharding != Sharding::none)
-      refuse(std::string(key) + " = \"ranks\"", "a plan of slabs that ranks gather and reduce", "\"none\"");
-  };
-  check_sharding("parallel.shard_gradients", state.gradients);
-  check_sharding("parallel.shard_weights", state.weights);
   auto check_memory = [&](const char* key, const Placement& placement) {
     if (placement.memory != kOnDevice && placement.memory != kAuto)
       refuse(std::string(key) + " = \"" + placement.memory + "\"", "a plan of transfers to and from an offload store",

@@ -33,17 +33,10 @@ TEST_CASE("each setting that the planner does not know is refused by its key") {
   ranks.master.memory = ranks.moments.memory = "host";
   CHECK(refusal(ranks) == "accepted");
   ranks.weights.memory = "host";
-  gradients.gradients.sharding = Sharding::ranks;
-  weights.weights.sharding = Sharding::ranks;
   CHECK(
       refusal(ranks) ==
       "plan: not in this version:\n  memory.weights = \"host\" needs a plan of transfers to and from an offload store; "
       "set it to \"device\"");
-  for (const auto& [state, key] :
-       {std::pair(gradients, "parallel.shard_gradients"), {weights, "parallel.shard_weights"}})
-    CHECK(refusal(state).ends_with(std::string("\n  ") + key +
-                                   " = \"ranks\" needs a plan of slabs that ranks gather and reduce; set it to "
-                                   "\"none\""));
 }
 
 TEST_CASE("a share of the layers stays on the device, spread evenly") {
@@ -76,9 +69,9 @@ TEST_CASE("all refusals come together") {
   StatePlacement state;
   state.ranks = 8;
   state.meet = true;
-  state.weights = {.memory = "disk", .sharding = Sharding::ranks};
+  state.weights.memory = "disk";
   state.activations.memory = "disk";
   const std::string text = refusal(state);
-  for (const char* key : {"memory.weights = \"disk\"", "parallel.shard_weights", "memory.activations = \"disk\""})
+  for (const char* key : {"memory.weights = \"disk\"", "memory.activations = \"disk\""})
     CHECK(text.find(key) != std::string::npos);
 }

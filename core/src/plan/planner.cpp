@@ -231,7 +231,8 @@ class Planner {
     if (advances(set_.embed) || advances(set_.head) || std::any_of(set_.classes.begin(), set_.classes.end(), advances))
       refuse("parallel.reduction",
              "delayed scales depend on the rank's micro-batches, so sums would differ from another number of ranks",
-             "set activation_scaling and gradient_scaling of the precision to \"current\", \"row\" or \"block\"");
+             "set activation_scaling and gradient_scaling of the precision to \"current\", \"row\", \"block\" or "
+             "\"square\"");
   }
 
   void report_refusals() const {

@@ -35,20 +35,12 @@ struct TrainingRun::Parts : ConfiguredRun {
       : ConfiguredRun(ConfigDocument::read(file, overrides)), file(file), overrides(overrides) {}
 
   Engine& engine() {
-    if (trainer) return unspent().engine();
+    if (trainer) return trainer->engine();
     if (!inference.engine) refuse_use("it is not open", "call one of open_for_training, _evaluation and _generation");
     return *inference.engine;
   }
   Trainer& training() {
     if (!trainer) refuse_use("it is not open for training", "call open_for_training");
-    return *trainer;
-  }
-  /// Open for training, with the weights of the run.
-  Trainer& unspent() {
-    if (training().spent())
-      refuse_use(
-          "its ranks have timed steps with no-op collectives, and only its checkpoint and export have the weights",
-          "set parallel.unhidden_steps = 0 to use it after its end");
     return *trainer;
   }
   void check_closed() const {
@@ -174,7 +166,7 @@ void TrainingRun::start() { parts_->training().start(); }
 bool TrainingRun::step() { return parts_->training().step(); }
 RunResult TrainingRun::train() { return parts_->training().run(); }
 RunPosition TrainingRun::position() const { return parts_->training().position(); }
-void TrainingRun::save() { parts_->unspent().save(); }
+void TrainingRun::save() { parts_->training().save(); }
 
 // ---- use ----
 

@@ -187,19 +187,20 @@ PlanOptions Session::plan_options() const {
   options.device_budget = *size_in_bytes(memory.device_budget);
   options.host_budget = *size_in_bytes(memory.host_budget);
   options.stores = memory.stores;
-  auto placed = [this](const std::string& text, const std::string& sharding) {
-    Placement placement = placement_named(text).value();
-    if (sharding == "ranks" && parallel.ranks > 1) placement.sharding = Sharding::ranks;
+  auto placed = [](const std::string& text) { return placement_named(text).value(); };
+  auto of_optimizer = [&](const std::string& text) {
+    Placement placement = placed(text);
+    if (parallel.shard_optimizer == "ranks" && parallel.ranks > 1) placement.sharding = Sharding::ranks;
     return placement;
   };
   options.state = {.ranks = static_cast<int>(parallel.ranks),
                    .meet = communicator != nullptr,
                    .in_tree = parallel.reduction == "reproducible" ? train.accumulation : 0,
-                   .master = placed(memory.master, parallel.shard_optimizer),
-                   .moments = placed(memory.moments, parallel.shard_optimizer),
-                   .gradients = placed(memory.gradients, parallel.shard_gradients),
-                   .weights = placed(memory.weights, parallel.shard_weights),
-                   .activations = placed(memory.activations, "none")};
+                   .master = of_optimizer(memory.master),
+                   .moments = of_optimizer(memory.moments),
+                   .gradients = placed(memory.gradients),
+                   .weights = placed(memory.weights),
+                   .activations = placed(memory.activations)};
   options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;
   options.loss_chunk = train.loss_chunk;

@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/format.h"
-#include "base/median.h"
 #include "checkpoint/changes.h"
 #include "data/sources/turns_source.h"
-#include "launch/numa.h"
 #include "plan/time/step_time.h"
 #include "quern/error.h"
+#include "run/ready_engine.h"
 
 namespace quern {
 
@@ -42,39 +40,6 @@ StartingPoint start_of_alike(const Session& session, Ranks& ranks, const std::ve
   ranks.need_same("build", text);
   ranks.need_same("config", session.config.to_toml());
   return find_starting_point(session, ranks);
-}
-
-// Rank 0 makes choices by timing, for all ranks to compute alike.
-std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const StartingPoint& start,
-                                     const StartProgress& progress, Phases& phases) {
-  progress("opening the device");
-  phases.enter("device");
-  Device& device = *session.device;
-  ranks.open(device, session.device_options.ordinal);
-  if (ranks.size() > 1) pin_to_numa_node(device.traits().numa_node);
-  if (start.newest.checkpoint) device.load_state(start.newest.checkpoint->meta.device_state);
-  progress("planning");
-  phases.enter("plan");
-  PlanOptions options = session.plan_options();
-  options.state.rank = ranks.rank();
-  options.snapshot = options.snapshot && ranks.leads();
-  Plan plan = make_plan(session.parts(), options);
-  ranks.need_same("plan", shared_text(plan));
-  progress("preparing kernels");
-  phases.enter("kernels");
-  std::vector<OffloadStore*> stores = session.open_stores(plan);
-  std::unique_ptr<Engine> engine;
-  const std::string choices = ranks.from_leader("timing kernels", [&] {
-    engine = std::make_unique<Engine>(device, std::move(plan), std::move(stores));
-    return device.save_state();
-  });
-  if (!engine) {
-    device.load_state(choices);
-    engine = std::make_unique<Engine>(device, std::move(plan), std::move(stores));
-  }
-  phases.split("memory", engine->spent().memory);
-  phases.leave();
-  return engine;
 }
 
 /// The state with which `step` begins.
@@ -111,8 +76,11 @@ Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, Star
                   ? std::optional(ModelExport(session, Session::export_directory(session.log.directory)))
                   : std::nullopt),
       start_(ranks_.telling([&] { return start_of_alike(session, ranks_, libraries_); })),
-      ready_engine_(
-          ranks_.telling([&] { return ready_engine(session, ranks_, start_, progress_, start_log_.phases); })),
+      ready_engine_(ranks_.telling([&] {
+        const auto& checkpoint = start_.newest.checkpoint;
+        return ready_engine(session, ranks_, checkpoint ? checkpoint->meta.device_state : std::string(), progress_,
+                            start_log_.phases);
+      })),
       engine_(*ready_engine_),
       state_{.session = session,
              .engine = engine_,
@@ -323,31 +291,6 @@ void Trainer::save() {
 
 // ---- the end ----
 
-// Of the slowest rank: the median of steps whose collectives are no-ops, done when all is saved, since what they
-// compute is worth nothing. NaN: there is nothing to tell, or it was asked to stop.
-double Trainer::seconds_without_transfers() {
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  const std::int64_t steps = session_.parallel.unhidden_steps;
-  if (ranks_.size() == 1 || steps == 0 || step_log_.seconds().empty() || engine_.plan().options.state.in_tree > 0)
-    return kNone;
-  spent_ = true;
-  engine_.skip_transfers();
-  std::vector<double> seconds;
-  for (std::int64_t i = 0; i <= steps; ++i) {
-    if (ranks_.any(requests_.stop.load() != 0) != 0) return kNone;
-    Step step{.number = state_.step + 1, .begin = now()};
-    if (!run_micro_steps(step)) return kNone;
-    engine_.update();
-    engine_.result();
-    double slowest = 0;
-    for (const std::string& one : ranks_.exchange(std::to_string(now() - step.begin)))
-      slowest = std::max(slowest, std::stod(one));
-    seconds.push_back(slowest);
-  }
-  seconds.erase(seconds.begin());  // captures graphs again
-  return median_of(std::move(seconds));
-}
-
 // False: stopped before there was an export.
 bool Trainer::finish() {
   const double elapsed = step_log_.elapsed();
@@ -370,10 +313,6 @@ bool Trainer::finish() {
     end.fields.emplace_back("tokens_per_second", rate);
   if (!exported.empty()) end.fields.emplace_back("export", exported);
   checkpoints_.finish(state_);
-  if (const double without = seconds_without_transfers(); without > 0) {
-    end.fields.emplace_back("seconds_without_transfers", without);
-    end.fields.emplace_back("unhidden", median_of(step_log_.seconds()) - without);
-  }
   log_.write(end);
   return true;
 }

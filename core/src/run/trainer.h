@@ -34,8 +34,6 @@ class Trainer {
       Session& session, PluginHost& host, RunRequests& requests, StartProgress progress = [](std::string_view) {});
 
   Engine& engine() { return engine_; }
-  /// Whether the weights in memory are no longer the run's: the checkpoint and the export have them.
-  bool spent() const { return spent_; }
   RunPosition position() const { return {state_.step, step_log_.last_loss(), evaluation_.last_loss()}; }
 
   /// Opens data, weights and log. Until it returns nothing is trained, and a process that ends loses nothing.
@@ -68,7 +66,6 @@ class Trainer {
   bool run_micro_steps(Step& step);
   void roll_back();
   bool finish();
-  double seconds_without_transfers();
   bool save_before_failing(bool communicating);
   bool stopping() const { return ranks_.size() > 1 ? agreed_to_stop_ : requests_.stop.load() != 0; }
   bool interrupted();
@@ -102,7 +99,6 @@ class Trainer {
   bool agreed_to_stop_ = false;     // by several ranks
   bool ready_ = false;              // data, weights and sinks are there
   bool begun_ = false;              // the first step may run
-  bool spent_ = false;
 };
 
 }  // namespace quern

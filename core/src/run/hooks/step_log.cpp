@@ -23,10 +23,6 @@ double StepLog::tokens_per_second(const RunState& state) const {
   return static_cast<double>((state.step - started_at_) * state.session.tokens_per_step()) / in_steps_;
 }
 
-std::vector<double> StepLog::seconds() const {
-  return {seconds_.begin() + (seconds_.size() > 1 ? 1 : 0), seconds_.end()};
-}
-
 void StepLog::before_step(const RunState& state, Step&) { waited_ = state.ranks.waited(); }
 
 /// Each rank's seconds, and those in which its compute stream waited for collectives. The slowest rank is the one that
@@ -56,7 +52,6 @@ void StepLog::add_ranks(const RunState& state, const Step& step, LogEvent& event
 Verdict StepLog::after_step(const RunState& state, const Step& step) {
   const std::int64_t steps = state.session.train.steps, tokens = state.session.tokens_per_step();
   in_steps_ += step.end - step.begin;
-  seconds_.push_back(step.end - step.begin);
   if (step.counts())
     last_loss_ = step.loss();
   else

@@ -20,8 +20,6 @@ class StepLog final : public Hook {
   double last_loss() const { return last_loss_; }  ///< NaN: none
   /// Of this session's training steps, without evaluations and checkpoints; 0: there was none.
   double tokens_per_second(const RunState& state) const;
-  /// Of this session's steps but the first, if there are others.
-  std::vector<double> seconds() const;
 
  private:
   void add_ranks(const RunState& state, const Step& step, LogEvent& event) const;
@@ -29,7 +27,6 @@ class StepLog final : public Hook {
   double started_ = 0, in_steps_ = 0;  // the clock then; seconds of steps since
   double waited_ = 0;                  // seconds that the compute stream had waited for collectives before the step
   std::int64_t started_at_ = 0;
-  std::vector<double> seconds_;  // of each step since
   double last_loss_ = std::numeric_limits<double>::quiet_NaN();
 };
 

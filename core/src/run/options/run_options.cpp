@@ -125,16 +125,9 @@ OptionTable<ParallelOptions> parallel_options() {
         "reproducible: gradients of micro-batches are summed in fp32 in a tree over their number, so that any number "
         "of ranks gives the same bits; fast: in the cheapest order")
       .one_of({"fast", "reproducible"});
-  t.add("unhidden_steps", &ParallelOptions::unhidden_steps,
-        "steps with no-op collectives at the end, after the last save, to measure the time that transfers add to a "
-        "step; the last line of the log has it; 0: none")
-      .at_least(0)
-      .at_most(1000);
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);
-  t.add("shard_gradients", &ParallelOptions::shard_gradients, "the same for parameter gradients").one_of(shards);
-  t.add("shard_weights", &ParallelOptions::shard_weights, "the same for compute weights").one_of(shards);
   return t;
 }
 

@@ -76,10 +76,7 @@ struct ParallelOptions {
   std::int64_t restarts = 0;
   std::int64_t check_every = 500;
   std::string reduction = "fast";
-  std::int64_t unhidden_steps = 3;
-  std::string shard_optimizer = "none";  ///< this and below: "none" or "ranks"
-  std::string shard_gradients = "none";
-  std::string shard_weights = "none";
+  std::string shard_optimizer = "none";  ///< or "ranks"
 };
 OptionTable<ParallelOptions> parallel_options();
 

@@ -138,6 +138,10 @@ SectionSchema parallel_section() {
   schema.plugin_keys = {"communicator", "collectives.all_gather", "collectives.reduce_scatter",
                         "collectives.all_reduce"};
   schema.no_plugin = {"none"};
+  schema.moved = {
+      {"unhidden_steps", "the time that transfers add to a step is measured by `quern bench transfers FILE`"},
+      {"shard_gradients", "every rank has all gradients; shard_optimizer shards master weights and moments"},
+      {"shard_weights", "every rank has all compute weights; shard_optimizer shards master weights and moments"}};
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     const auto ranks = values.get<std::int64_t>("ranks");

@@ -1,0 +1,42 @@
+#include "run/ready_engine.h"
+
+#include <utility>
+
+#include "launch/numa.h"
+
+namespace quern {
+
+// Rank 0 makes choices by timing, for all ranks to compute alike.
+std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const std::string& device_state,
+                                     const StartProgress& progress, Phases& phases) {
+  progress("opening the device");
+  phases.enter("device");
+  Device& device = *session.device;
+  ranks.open(device, session.device_options.ordinal);
+  if (ranks.size() > 1) pin_to_numa_node(device.traits().numa_node);
+  if (!device_state.empty()) device.load_state(device_state);
+  progress("planning");
+  phases.enter("plan");
+  PlanOptions options = session.plan_options();
+  options.state.rank = ranks.rank();
+  options.snapshot = options.snapshot && ranks.leads();
+  Plan plan = make_plan(session.parts(), options);
+  ranks.need_same("plan", shared_text(plan));
+  progress("preparing kernels");
+  phases.enter("kernels");
+  std::vector<OffloadStore*> stores = session.open_stores(plan);
+  std::unique_ptr<Engine> engine;
+  const std::string choices = ranks.from_leader("timing kernels", [&] {
+    engine = std::make_unique<Engine>(device, std::move(plan), std::move(stores));
+    return device.save_state();
+  });
+  if (!engine) {
+    device.load_state(choices);
+    engine = std::make_unique<Engine>(device, std::move(plan), std::move(stores));
+  }
+  phases.split("memory", engine->spent().memory);
+  phases.leave();
+  return engine;
+}
+
+}  // namespace quern
