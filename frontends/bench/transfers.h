@@ -16,7 +16,7 @@ struct TransfersResult {
   int ranks = 1;
   double tokens_per_step = 0;
   double step = 0;     ///< of a training step
-  double without = 0;  ///< of the same with no-op collectives, so that ranks meet between steps alone
+  double without = 0;  ///< of the same with no-op collectives, so that ranks synchronize between steps alone
   double added() const { return step - without; }
 };
 

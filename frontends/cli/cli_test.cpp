@@ -323,7 +323,7 @@ TEST_CASE("a plugin file that is cut off is refused, and one that ends the progr
       has(outcome, "quern: error: " + file + ": crashed: found signal 11 (Segmentation fault) in " + file + "; this"));
 }
 
-TEST_CASE("a fault names what the user wrote, and no plugin for what is the system's") {
+TEST_CASE("a fault names what the user wrote, and no plugin for the system's faults") {
   CHECK(quern("plugins check '' 2>&1").code == 2);
   ConfigFile file("[model]\nid = \"llama\"\n");
   const std::string train = "train " + file.path.string() + " ";

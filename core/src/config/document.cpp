@@ -52,7 +52,7 @@ std::size_t past_text(std::string_view text, std::size_t at) {
   return text.size();
 }
 
-/// Whether the dot is that of a number, not one between the parts of a key such as 1.2.3.
+/// Whether the dot is part of a number, not one between the parts of a key such as 1.2.3.
 bool is_of_number(std::string_view text, std::size_t dot) {
   constexpr std::string_view kNumber = "0123456789_eE+-", kBlank = " \t";
   auto is_in = [&](std::string_view letters, std::size_t at) {

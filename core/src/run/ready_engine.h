@@ -1,5 +1,6 @@
 #pragma once
-// This rank's engine, ready to be given weights: its device open, its plan that of all ranks, kernels prepared alike.
+// This rank's engine, ready to be given weights: its device open, its plan as all ranks have it, kernels prepared
+// alike.
 
 #include <memory>
 #include <string>

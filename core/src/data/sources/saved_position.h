@@ -1,6 +1,6 @@
 #pragma once
 // A saved position in token files as text: "token-file-2 key=value key=value ...". It names the data and their order as
-// well as the place, so that a checkpoint never continues on other data. The number is that of the rule (OrderRule) by
+// well as the place, so that a checkpoint never continues on other data. The number names the rule (OrderRule) by
 // which places become windows, so that a run goes on in the order that it began with.
 
 #include <cstdint>
