@@ -6,6 +6,7 @@
 #include "plan/laws/check_schedules.h"
 #include "plan/planner.h"
 #include "plan/schedule/make_schedules.h"
+#include "plan/schedule/synchronize.h"
 #include "plan/time/estimate.h"
 #include "plan/time/simulate.h"
 #include "plan/time/step_time.h"
@@ -35,6 +36,7 @@ void add_schedules(Plan& plan, const Device& device) {
   const DeviceTraits& traits = device.traits();
   plan.schedules = make_schedules(plan);
   make_resident(plan.schedules, plan.ring, static_cast<std::int64_t>(traits.alignment));
+  synchronize(plan.schedules);
   for (Task& task : plan.schedules.tasks) {
     const OpSupport support = device.query(task.instance);
     task.seconds = launch_seconds(support, task.cost, traits);

@@ -158,7 +158,7 @@ TEST_CASE("in steps of many micro-batches moments may be in a store where kernel
   DeepParts deep;
   deep.parts.stores = {{.id = "host"}, {.id = "zerocopy", .mappable = true}};
   const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
-  PlanOptions options = with_budgets(open_options(), resident * 28 / 64, 0);
+  PlanOptions options = with_budgets(open_options(), resident * 24 / 64, 0);
   options.accumulation = 64;
   const Choice of_one = choose_with_shares(deep.parts, options);
   options.stores = {"host", "zerocopy"};

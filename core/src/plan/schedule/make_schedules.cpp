@@ -43,11 +43,7 @@ class Maker {
     for (int i = 0; i < kRuns; ++i) {
       const Run run = static_cast<Run>(i);
       std::vector<bool> has_sum;
-      arrivals_.clear();
-      puts_.clear();
       for (const Stop& stop : order_of(plan_, run)) {
-        if (stop.flow == Stop::Flow::forward) await_puts(set_[run], stop.boundary_out - 2);
-        if (stop.flow == Stop::Flow::backward) await_puts(set_[run], stop.boundary_in);
         if (stop.program) add_program(run, stop, has_sum);
         if (stop.flow == Stop::Flow::forward) put_streams(set_[run], stop);
         add_meeting(run, stop);
@@ -179,28 +175,9 @@ class Maker {
 
   // From the buffer through which the next program gets it, so that nothing has to come back for that.
   void put_streams(RunSchedule& schedule, const Stop& stop) {
-    const std::vector<Places::KeptStream> kept = places_.kept_streams(stop.boundary_out);
-    if (kept.empty()) return;
-    auto add = [&](Action action, std::span<const Access> reads, std::span<const Access> writes) {
-      action.layer = stop.layer;
-      action.window = stop.window;
-      schedule.add(action, reads, writes);
-    };
-    const std::int32_t made = schedule.events++, stored = schedule.events++;
-    add({.kind = ActionKind::record, .event = made}, {}, {});
-    add({.kind = ActionKind::wait, .lane = Lane::copy_out, .event = made}, {}, {});
-    for (const auto& [here, home] : kept)
-      add({.kind = ActionKind::put, .lane = Lane::copy_out}, {&here, 1}, {&home, 1});
-    add({.kind = ActionKind::record, .lane = Lane::copy_out, .event = stored}, {}, {});
-    puts_[stop.boundary_out] = stored;
-  }
-
-  // Buffers of boundaries up to this one are about to be written again, or stored values to be read.
-  void await_puts(RunSchedule& schedule, int boundary) {
-    while (!puts_.empty() && puts_.begin()->first <= boundary) {
-      schedule.add({.kind = ActionKind::wait, .event = puts_.begin()->second}, {}, {});
-      puts_.erase(puts_.begin());
-    }
+    for (const auto& [here, home] : places_.kept_streams(stop.boundary_out))
+      schedule.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = stop.layer, .window = stop.window},
+                   {&here, 1}, {&home, 1});
   }
 
   void add_copy(RunSchedule& schedule, const Access& from, const Access& to) {
@@ -235,12 +212,6 @@ class Maker {
   }
 
   // ---- what ranks do together: on a lane of its own, so that programs go on meanwhile ----
-
-  void follow(RunSchedule& schedule, Lane later, Lane earlier) {
-    const std::int32_t event = schedule.events++;
-    schedule.add({.kind = ActionKind::record, .lane = earlier, .event = event}, {}, {});
-    schedule.add({.kind = ActionKind::wait, .lane = later, .event = event}, {}, {});
-  }
 
   struct Collective {
     const char* kind;
@@ -364,20 +335,12 @@ class Maker {
     switch (stop.meeting) {
       case Meeting::none: return;
       case Meeting::gather:
-        if (arrivals_.empty()) follow(schedule, Lane::communication, Lane::compute);
-        each([&](const ParameterPlan& parameter) { add_gathers(schedule, parameter, stop.layer); });
-        arrivals_[{stop.group, stop.layer}] = schedule.events;
-        return schedule.add({.kind = ActionKind::record, .lane = Lane::communication, .event = schedule.events++}, {},
-                            {});
-      case Meeting::arrive:
-        return schedule.add({.kind = ActionKind::wait, .event = arrivals_.at({stop.group, stop.layer})}, {}, {});
+        return each([&](const ParameterPlan& parameter) { add_gathers(schedule, parameter, stop.layer); });
       case Meeting::reduce:
-        follow(schedule, Lane::communication, Lane::compute);
         return each([&](const ParameterPlan& parameter) {
           if (is_matrix(parameter) || in_tree()) add_reduction(schedule, parameter, stop.layer);
         });
       case Meeting::sum:
-        follow(schedule, Lane::communication, Lane::compute);
         if (in_tree()) {
           add_tree_sum(schedule, plan_.tensor(names::kLossStats, "", -1), {});
           break;
@@ -388,7 +351,6 @@ class Maker {
                        "sum");
         break;
       case Meeting::sum_norms:
-        follow(schedule, Lane::communication, Lane::compute);
         if (in_tree()) {
           add_squares_gather(schedule);
           break;
@@ -399,14 +361,12 @@ class Maker {
                        "sum");
         break;
       case Meeting::maximum:
-        follow(schedule, Lane::communication, Lane::compute);
         add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
                          return tensor.kind == names::kAmaxes || tensor.owner == TensorOwner::precision;
                        }),
                        "maximum");
         break;
     }
-    follow(schedule, Lane::compute, Lane::communication);
   }
 
   // Loss and update state come to the host, which waits for them.
@@ -420,9 +380,6 @@ class Maker {
       add_copy(schedule, places_.tensor(tensor), read.back());
       offset += tensor.bytes();
     }
-    const std::int32_t done = schedule.events++;
-    schedule.add({.kind = ActionKind::record, .event = done}, {}, {});
-    schedule.add({.kind = ActionKind::wait, .lane = Lane::host, .event = done}, {}, {});
     schedule.add({.kind = ActionKind::host, .lane = Lane::host}, read, {});
   }
 
@@ -430,8 +387,6 @@ class Maker {
   ScheduleSet set_;
   Places places_;
   std::map<const PlacedProgram*, Known> known_;
-  std::map<std::pair<ParameterGroup, int>, std::int32_t> arrivals_;  // events of a run's gathers, by group and layer
-  std::map<int, std::int32_t> puts_;    // events of a run's puts of streams that are still in buffers, by boundary
   std::vector<Access> reads_, writes_;  // of the action being added
 };
 

@@ -26,13 +26,6 @@ Stop meeting(Meeting kind, Group group = Group::block, int layer = -1) {
 bool in_stores(const Plan& plan) { return plan.options.state.gradients.memory != kOnDevice; }
 bool ranks_meet(const Plan& plan) { return plan.options.state.meet; }
 
-/// Visits the programs that make the rest of a gathered value.
-template <class Visit>
-void each_rest(const Plan& plan, Group group, int layer, Visit visit) {
-  for (const ParameterPlan& parameter : plan.parameters)
-    if (parameter.spec.group == group) visit(plan.forms_of(parameter, layer).rest);
-}
-
 /// All gathers at once: they go on beside the programs, each of which waits for what it reads.
 void add_gathers(const Plan& plan, std::vector<Stop>& order) {
   order.push_back(meeting(Meeting::gather, Group::embedding));
@@ -40,9 +33,10 @@ void add_gathers(const Plan& plan, std::vector<Stop>& order) {
   order.push_back(meeting(Meeting::gather, Group::head));
 }
 
-void add_arrival(const Plan& plan, std::vector<Stop>& order, Group group, int layer = -1) {
-  order.push_back(meeting(Meeting::arrive, group, layer));
-  each_rest(plan, group, layer, [&](const PlacedProgram& rest) { order.push_back({&rest, Flow::none, layer}); });
+/// The programs that make the rest of gathered working copies.
+void add_rest(const Plan& plan, std::vector<Stop>& order, Group group, int layer = -1) {
+  for (const ParameterPlan& parameter : plan.parameters)
+    if (parameter.spec.group == group) order.push_back({&plan.forms_of(parameter, layer).rest, Flow::none, layer});
 }
 
 /// What updates a group's or layer's tensors is followed by what refreshes their working copies, while they are at
@@ -81,8 +75,8 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   const int layers = layers_of(plan);
   const bool ranks = ranks_meet(plan), gathers = step.first && ranks, reduces = step.last && ranks;
   std::vector<Stop> order;
-  auto arrive = [&](Group group, int layer = -1) {
-    if (gathers) add_arrival(plan, order, group, layer);
+  auto finish_gather = [&](Group group, int layer = -1) {
+    if (gathers) add_rest(plan, order, group, layer);
   };
   // One ahead, so that stored values are there again in time.
   auto update_before = [&](int layer) {
@@ -100,15 +94,15 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
       order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
   };
   if (gathers) add_gathers(plan, order);
-  arrive(Group::embedding);
+  finish_gather(Group::embedding);
   update_before(-1);
   order.push_back({&plan.embed, Flow::forward, -1, -1, 0});
   for (int layer = 0; layer < layers; ++layer) {
     update_before(layer);
-    arrive(Group::block, layer);
+    finish_gather(Group::block, layer);
     order.push_back({&plan.layer_class(layer).forward, Flow::forward, layer, layer, layer + 1});
   }
-  arrive(Group::head);
+  finish_gather(Group::head);
   order.push_back({&plan.head_train, Flow::turn, -1, layers, layers});
   finish(Group::head);
   for (int layer = layers; layer-- > 0;) {
@@ -125,9 +119,9 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
 std::vector<Stop> gathering(const Plan& plan) {
   std::vector<Stop> order;
   add_gathers(plan, order);
-  add_arrival(plan, order, Group::embedding);
-  for (int layer = 0; layer < layers_of(plan); ++layer) add_arrival(plan, order, Group::block, layer);
-  add_arrival(plan, order, Group::head);
+  add_rest(plan, order, Group::embedding);
+  for (int layer = 0; layer < layers_of(plan); ++layer) add_rest(plan, order, Group::block, layer);
+  add_rest(plan, order, Group::head);
   return order;
 }
 

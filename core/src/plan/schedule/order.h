@@ -14,9 +14,8 @@ namespace quern {
 enum class Meeting : std::uint8_t {
   none,
   gather,     ///< brings the working copies of a group or layer here, beside what follows
-  arrive,     ///< what follows has them
   reduce,     ///< sums the gradients of the matrices of a group or layer, beside what follows
-  sum,        ///< adds up all other gradients, and waits for the reductions
+  sum,        ///< adds up all other gradients
   sum_norms,  ///< adds up losses and squares
   maximum,    ///< of amaxes and of the states that the update advances
 };

@@ -117,14 +117,11 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
 class Acquirer {
  public:
   Acquirer(ScheduleSet& set, const RunSchedule& from, std::vector<Window> windows, const SlotRing& ring)
-      : set_(set), from_(from), windows_(std::move(windows)), ring_(ring), ready_(windows_.size(), -1) {
+      : set_(set), from_(from), windows_(std::move(windows)), ring_(ring) {
     to_.name = from.name;
-    to_.events = from.events;
-    used_ = stored_ = ready_;
   }
 
   RunSchedule run() {
-    start();
     std::size_t next = 0;
     acquire_until(next);
     for (std::size_t i = 0; i < from_.actions.size();) {
@@ -134,7 +131,6 @@ class Acquirer {
       }
       acquire_until(next);
       const Window& window = windows_[next];
-      wait(Lane::compute, ready_[next]);
       for (; i < window.end; ++i) copy_action(from_.actions[i], &window);
       release(next++);
     }
@@ -142,22 +138,6 @@ class Acquirer {
   }
 
  private:
-  std::int32_t record(Lane lane) {
-    const std::int32_t event = to_.events++;
-    to_.add({.kind = ActionKind::record, .lane = lane, .event = event}, {}, {});
-    return event;
-  }
-  void wait(Lane lane, std::int32_t event) {
-    to_.add({.kind = ActionKind::wait, .lane = lane, .event = event}, {}, {});
-  }
-
-  // Slots and stores are as the run before left them when its launches and transfers are done.
-  void start() {
-    const std::int32_t computed = record(Lane::compute), stored = record(Lane::copy_out);
-    wait(Lane::copy_in, computed);
-    wait(Lane::copy_in, stored);
-  }
-
   Place slot_of(const Window& window, const Held& held) const {
     return {Space::device, 0, ring_.offset + window.offset + held.offset, held.home.place.bytes};
   }
@@ -181,26 +161,9 @@ class Acquirer {
     while (acquired_ < windows_.size() && may_come(acquired_, now)) acquire(acquired_++);
   }
 
-  /// What lay where the window's slot is was used, and is back in its store.
-  void wait_for_slot(std::size_t number) {
-    const Window& window = windows_[number];
-    std::int32_t used = -1, stored = -1;
-    std::erase_if(lying_, [&](std::size_t earlier) {
-      const Window& there = windows_[earlier];
-      if (window.offset >= there.offset + there.bytes || there.offset >= window.offset + window.bytes) return false;
-      used = used_[earlier];  // the newest one's is the last
-      if (stored_[earlier] >= 0) stored = stored_[earlier];
-      return true;
-    });
-    if (used >= 0) wait(Lane::copy_in, used);
-    if (stored >= 0) wait(Lane::copy_in, stored);
-    lying_.push_back(number);
-  }
-
   void acquire(std::size_t number) {
-    wait_for_slot(number);
     Window& window = windows_[number];
-    const std::int32_t layer = from_.actions[window.begin].layer;
+    const Action& first = from_.actions[window.begin];
     for (auto& [home, held] : window.held) {
       if (held.put) continue;
       const std::string name = set_.values[static_cast<std::size_t>(held.home.value)];
@@ -210,34 +173,22 @@ class Acquirer {
       set_.copy_of.resize(set_.values.size());
       set_.copy_of.back() = held.home;
       if (!held.fetched) continue;
-      if (const std::int32_t stored = put_before(held.home.place); stored >= 0) wait(Lane::copy_in, stored);
       const Access here{slot_of(window, held), held.copy, held.home.version};
-      to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = layer}, {&held.home, 1}, {&here, 1});
+      to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = first.layer, .window = first.window},
+              {&held.home, 1}, {&here, 1});
     }
-    ready_[number] = record(Lane::copy_in);
-  }
-
-  /// The event of the last put of any byte there; -1: none.
-  std::int32_t put_before(const Place& place) const {
-    const auto put =
-        std::find_if(put_.rbegin(), put_.rend(), [&](const auto& known) { return overlap(known.first, place); });
-    return put == put_.rend() ? -1 : stored_[put->second];
   }
 
   void release(std::size_t number) {
     const Window& window = windows_[number];
-    used_[number] = record(Lane::compute);
-    if (!window.changes()) return;
-    wait(Lane::copy_out, used_[number]);
-    const std::int32_t layer = from_.actions[window.begin].layer;
+    const Action& first = from_.actions[window.begin];
     for (const auto& [home, held] : window.held) {
-      if (held.changed) put_.emplace_back(held.home.place, number);
       if (!held.changed || held.put) continue;
       const Access here{slot_of(window, held), held.copy, held.version};
       const Access back{held.home.place, held.home.value, held.version};
-      to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = layer}, {&here, 1}, {&back, 1});
+      to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = first.layer, .window = first.window},
+              {&here, 1}, {&back, 1});
     }
-    stored_[number] = record(Lane::copy_out);
   }
 
   void copy_action(const Action& action, const Window* window) {
@@ -258,10 +209,7 @@ class Acquirer {
   std::vector<Window> windows_;
   const SlotRing& ring_;
   RunSchedule to_;
-  std::vector<std::int32_t> ready_, used_, stored_;  // events, by window; -1: none
-  std::vector<std::pair<Place, std::size_t>> put_;   // by which window, in order
-  std::vector<std::size_t> lying_;                   // windows whose slots were not taken by later ones, in order
-  std::size_t acquired_ = 0;                         // windows whose fetches are enqueued
+  std::size_t acquired_ = 0;  // windows whose fetches are enqueued
 };
 
 }  // namespace

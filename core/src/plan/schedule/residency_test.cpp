@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "plan/laws/check_schedules.h"
+#include "plan/schedule/synchronize.h"
 #include "plan/test_plans.h"
 
 using namespace quern;
@@ -41,6 +42,7 @@ struct Stored {
     number_versions(set, schedule);
     SlotRing ring = ring_for(set, kBytes, ahead);
     make_resident(set, ring, kBytes);
+    synchronize(set);
     return ring;
   }
   std::vector<std::string> faults(int runs = 2) const {
@@ -86,7 +88,7 @@ TEST_CASE("what launches use in place stays there, beside what comes to slots") 
   CHECK(stored.faults().empty());
 }
 
-TEST_CASE("a value in place that another lane reads has to be waited for") {
+TEST_CASE("a value in place that another lane reads is waited for") {
   Stored stored(1);
   stored.set.in_place = {true};
   stored.launch(0, {}, {0});
@@ -95,6 +97,8 @@ TEST_CASE("a value in place that another lane reads has to be waited for") {
   stored.set.lasting.push_back(false);
   stored.schedule.add({.kind = ActionKind::copy, .lane = Lane::copy_out}, {&value, 1}, {&copy, 1});
   stored.resident(1);
+  CHECK(stored.faults() == std::vector<std::string>{});
+  std::erase_if(stored.schedule.actions, [](const Action& action) { return action.kind == ActionKind::wait; });
   REQUIRE(!stored.faults().empty());
   CHECK(stored.faults()[0].find("compute may still be writing") != std::string::npos);
 }
@@ -174,8 +178,7 @@ TEST_CASE("random windows keep the rules at every distance, and no wait of their
       refused += mutant.faults().empty() ? 0 : 1;
     }
   }
-  // Others are implied: a slot that was only read is free when what reads it is done, which a later wait says too.
-  CHECK(refused > dropped / 2);
+  CHECK(refused > dropped * 9 / 10);  // the others matter to runs of another order
 }
 
 TEST_CASE("plans with their state in stores keep the rules in every combination") {
