@@ -19,7 +19,7 @@ using namespace quern;
 using namespace quern::cuda::bench;
 
 void print_cases(Bench& bench, const std::vector<std::string>& words) {
-  const double copy = measure_memory_rate(bench.device());
+  const double copy = bench::measure_memory_rate(bench.device());
   std::printf("%s, copy %.0f GB/s\n%-58s %9s %9s %8s\n", bench.device().traits().name.c_str(), copy * 1e-9, "op", "us",
               "GB/s", "of copy");
   for (const Case& c : all_cases()) {
