@@ -166,7 +166,7 @@ inline OpSupport query_blocks_matmul(const OpInstance& op, const CudaTraits& gpu
         .that(op.attributes.word("format") == name_of(of_a), "in one kernel quantizes to the format of a")
         .that(rows % kPairedRows == 0, "in one kernel takes a multiple of 16 rows")
         .that(depth % kScaleBlock == 0, "in one kernel takes whole blocks along k")
-        .that(squares || !op.outputs[kValues].present, "in one kernel gives values with row scales only quantized");
+        .that(squares || !op.outputs[kValues].present, "with row scales does not write the unquantized values");
   return check.support();
 }
 

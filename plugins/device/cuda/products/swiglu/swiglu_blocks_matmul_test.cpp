@@ -221,6 +221,6 @@ TEST_CASE("GEMMs with block scales that quantize swiglu refuse unsupported forms
           kSize, [](OpInstance& op) { op.outputs[0].present = true; }, "does not write dy");
     if (!form.squares)
       refuses(
-          kSize, [](OpInstance& op) { op.outputs[1].present = true; }, "not their values");
+          kSize, [](OpInstance& op) { op.outputs[1].present = true; }, "the unquantized values");
   }
 }
