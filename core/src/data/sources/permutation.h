@@ -6,7 +6,7 @@
 
 namespace quern {
 
-/// The element at place `index` < count of the order that `seed` and `epoch` choose. Up to 256 elements are dealt out
+/// The element at place `index` < count of the order that `seed` and `epoch` choose. Up to 8 elements are dealt out
 /// anew for each place (Fisher and Yates), so that every order is equally likely; more by `feistel_permuted`.
 std::uint64_t permuted(std::uint64_t index, std::uint64_t count, std::uint64_t seed, std::uint32_t epoch);
 
