@@ -1,5 +1,6 @@
 // Ranks that stop, die, fail or are slow, at every stage of a run: all processes leave in time, with the right code,
 // and say which rank it was. Nobody starts the ranks here who would see to that.
+#include <linux/close_range.h>
 #include <sys/resource.h>
 
 #include <chrono>
@@ -274,7 +275,9 @@ TEST_CASE("a rank with too few descriptors says so, wherever it needs one more")
       Group group(2, files, with(endless(files), {"parallel.ranks=2", "train.steps=2", "parallel.timeout=1.5"}), {},
                   [&](int rank) {
                     const rlimit open{most, most};
-                    if (rank == limited) ::setrlimit(RLIMIT_NOFILE, &open);
+                    if (rank != limited) return;
+                    ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);  // those of whoever started the tests
+                    ::setrlimit(RLIMIT_NOFILE, &open);
                   });
       const std::vector<int> codes = group.wait();
       const std::string err = group[limited].err();
