@@ -276,7 +276,7 @@ TEST_CASE("a rank with too few descriptors says so, wherever it needs one more")
                   [&](int rank) {
                     const rlimit open{most, most};
                     if (rank != limited) return;
-                    ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);  // those of whoever started the tests
+                    ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);  // inherited ones
                     ::setrlimit(RLIMIT_NOFILE, &open);
                   });
       const std::vector<int> codes = group.wait();
