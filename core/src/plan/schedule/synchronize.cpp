@@ -15,8 +15,8 @@ namespace quern {
 namespace {
 
 using Clock = LaneClocks::Clock;  // by lane: the last unit that is known to be done
-constexpr std::int64_t kBefore = 0,
-                       kNothing = -1;  // units' numbers begin at 1; `kBefore` is all that came before the run
+// Units' numbers begin at 1; `kBefore` stands for all actions before the run.
+constexpr std::int64_t kBefore = 0, kNothing = -1;
 
 struct Touch {
   Place place;
