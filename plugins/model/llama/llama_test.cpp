@@ -1,40 +1,16 @@
 #include "llama.h"
 
-#include <algorithm>
-
-#include <doctest/doctest.h>
-
-#include "quern/error.h"
-#include "quern/testkit/model_conformance.h"
-#include "quern/testkit/plugin_under_test.h"
+#include "shared/decoder/family_testing.h"
 
 using namespace quern;
-using namespace quern::llama;
+using namespace quern::decoder;
 
 namespace {
 
-LlamaOptions small() {
-  LlamaOptions o;
-  o.vocab_size = 97, o.hidden_size = 48, o.intermediate_size = 40, o.num_hidden_layers = 2;
-  o.num_attention_heads = 6, o.num_key_value_heads = 2;
-  return o;
-}
-
-LlamaOptions from_config(const std::string& text) {
-  const OptionValues fields = parse_hf_config(text, "config.json", llama_config());
-  OptionValues values = default_values(llama_config().options);
-  for (const auto& [key, value] : fields.all()) values.set(key, value);
-  return llama_options().bind(values);
-}
-
-const ParameterSpec& find(const std::vector<ParameterSpec>& list, const std::string& name) {
-  auto it = std::find_if(list.begin(), list.end(), [&](const ParameterSpec& spec) { return spec.name == name; });
-  REQUIRE(it != list.end());
-  return *it;
-}
+const Family kLlama = llama::family();
 
 // Llama 3.2 1B, as transformers 5 writes it.
-const char* const kLlama32 =
+const std::string kLlama32 =
     R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
   "bos_token_id": 128000,
   "eos_token_id": [128001, 128008], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
@@ -48,7 +24,7 @@ const char* const kLlama32 =
   "use_cache": true,
   "vocab_size": 128256})";
 // Llama 2 7B, as first published: no rope_theta, no attention_bias, null for no scaling.
-const char* const kLlama2 =
+const std::string kLlama2 =
     R"({"_name_or_path": "llama", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
   "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
   "max_position_embeddings": 4096,
@@ -62,17 +38,17 @@ const char* const kLlama2 =
 TEST_CASE("every variant is a sound model") {
   for (int variant = 0; variant < 8; ++variant) {
     CAPTURE(variant);
-    LlamaOptions o = small();
-    o.attention_bias = variant & 1, o.mlp_bias = variant & 2, o.tie_word_embeddings = variant & 4;
-    for (const std::string& fault : testkit::model_faults(Llama(o))) FAIL_CHECK(fault);
+    check_sound(*small_model(kLlama, {{"attention_bias", (variant & 1) != 0},
+                                      {"mlp_bias", (variant & 2) != 0},
+                                      {"tie_word_embeddings", (variant & 4) != 0}}));
   }
 }
 
 TEST_CASE("parameters are packed in Hugging Face's names and order") {
-  LlamaOptions o = small();
-  o.head_dim = 16, o.attention_bias = true, o.initializer_range = 0.01;
-  const std::vector<ParameterSpec> list = Llama(o).parameters();
-  const ParameterSpec& qkv = find(list, "qkv.weight");
+  const std::vector<ParameterSpec> list =
+      small_model(kLlama, {{"head_dim", std::int64_t{16}}, {"attention_bias", true}, {"initializer_range", 0.01}})
+          ->parameters();
+  const ParameterSpec& qkv = parameter(list, "qkv.weight");
   CHECK(qkv.extents == Extents{(6 + 2 * 2) * 16, 48});
   REQUIRE(qkv.parts.size() == 3);
   CHECK(qkv.parts[0].hf_name == "model.layers.{layer}.self_attn.q_proj.weight");
@@ -82,59 +58,46 @@ TEST_CASE("parameters are packed in Hugging Face's names and order") {
   CHECK(qkv.parts[2].rows == 32);
   CHECK(qkv.parts[1].init.deviation == 0.01);
   CHECK(qkv.decay);
-  CHECK(find(list, "o.weight").extents == Extents{48, 96});
-  CHECK(find(list, "gate_up.weight").parts[1].hf_name == "model.layers.{layer}.mlp.up_proj.weight");
-  CHECK(find(list, "lm_head.weight").group == ParameterGroup::head);
-  const ParameterSpec& bias = find(list, "qkv.bias");
+  CHECK(parameter(list, "o.weight").extents == Extents{48, 96});
+  CHECK(parameter(list, "gate_up.weight").parts[1].hf_name == "model.layers.{layer}.mlp.up_proj.weight");
+  CHECK(parameter(list, "lm_head.weight").group == ParameterGroup::head);
+  const ParameterSpec& bias = parameter(list, "qkv.bias");
   CHECK(bias.extents == Extents{160});
   CHECK(bias.parts[0].init.kind == Init::Kind::zeros);
   CHECK(!bias.decay);
-  CHECK(find(list, "ffn_norm.weight").parts[0].init.kind == Init::Kind::ones);
-  CHECK(!find(list, "final_norm.weight").decay);
+  CHECK(parameter(list, "ffn_norm.weight").parts[0].init.kind == Init::Kind::ones);
+  CHECK(!parameter(list, "final_norm.weight").decay);
 }
 
-TEST_CASE("published models have their published sizes") {
-  Llama llama32(from_config(kLlama32)), llama2(from_config(kLlama2));
-  CHECK(testkit::parameter_count(llama32) == 1235814400);
-  CHECK(testkit::parameter_count(llama2) == 6738415616);
-  CHECK(testkit::model_faults(llama32).empty());
-  CHECK(llama32.traits().max_positions == 131072);
-  CHECK(llama32.traits().width == 2048);
-  LlamaOptions options = from_config(kLlama2);
-  CHECK(options.rope_theta == 10000.0);
-  CHECK(options.rms_norm_eps == 1e-5);
+TEST_CASE("published models have their published sizes, and their config.json survives reading and writing") {
+  check_published(kLlama, kLlama32, 1235814400);
+  check_published(kLlama, kLlama2, 6738415616);
+  CHECK(model_from(kLlama, kLlama32)->traits().max_positions == 131072);
+  CHECK(model_from(kLlama, kLlama32)->traits().width == 2048);
+  const OptionValues options = values_from(kLlama, kLlama2);
+  CHECK(options.get<double>("rope_theta") == 10000.0);
+  CHECK(options.get<double>("rms_norm_eps") == 1e-5);
 }
 
-TEST_CASE("config.json survives reading and writing") {
-  for (const char* text : {kLlama32, kLlama2}) {
-    std::string once = Llama(from_config(text)).hf_config();
-    CHECK(Llama(from_config(once)).hf_config() == once);
-    CHECK(from_config(once).rope().factor == from_config(text).rope().factor);
-  }
-  LlamaOptions o = small();
-  o.attention_bias = o.mlp_bias = true, o.rope_type = "yarn", o.factor = 4.0, o.attention_factor = 1.25;
-  LlamaOptions back = from_config(Llama(o).hf_config());
-  CHECK(back.attention_bias);
-  CHECK(back.mlp_bias);
-  CHECK(back.rope_type == "yarn");
-  CHECK(back.attention_factor == 1.25);
-  CHECK(back.num_key_value_heads == 2);
+TEST_CASE("every field of a config.json is written and read back") {
+  const std::unique_ptr<Model> model = small_model(kLlama, {{"attention_bias", true},
+                                                            {"mlp_bias", true},
+                                                            {"rope_scaling.rope_type", std::string("yarn")},
+                                                            {"rope_scaling.factor", 4.0},
+                                                            {"rope_scaling.attention_factor", 1.25}});
+  const OptionValues back = values_from(kLlama, model->hf_config());
+  CHECK(back.get<bool>("attention_bias"));
+  CHECK(back.get<bool>("mlp_bias"));
+  CHECK(back.get<std::string>("rope_scaling.rope_type") == "yarn");
+  CHECK(back.get<double>("rope_scaling.attention_factor") == 1.25);
+  CHECK(back.get<std::int64_t>("num_key_value_heads") == 2);
+  CHECK(back.get<std::int64_t>("head_dim") == 8);
 }
 
 TEST_CASE("sizes that do not fit are refused when the model is made") {
-  LlamaOptions o = small();
-  o.num_key_value_heads = 4;
-  CHECK_THROWS_WITH_AS(
-      Llama{o}, doctest::Contains("model.llama: sizes that cannot be used:\n  num_key_value_heads: found 4"), Error);
+  CHECK_THROWS_WITH_AS(small_model(kLlama, {{"num_key_value_heads", std::int64_t{4}}}),
+                       doctest::Contains("model.llama: sizes that cannot be used:\n  num_key_value_heads: found 4"),
+                       Error);
 }
 
-TEST_CASE("the plugin makes a model from options") {
-  OptionValues values;
-  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"})
-    values.set(key, std::int64_t{8});
-  CHECK_THROWS_WITH_AS(testkit::plugin_under_test<Model>("llama", values),
-                       doctest::Contains("num_hidden_layers: missing"), Error);
-  values.set("num_hidden_layers", std::int64_t{3});
-  values.set("num_attention_heads", std::int64_t{2});
-  CHECK(testkit::plugin_under_test<Model>("llama", values)->traits().layers == 3);
-}
+TEST_CASE("the plugin makes a model from options") { check_plugin(kLlama); }

@@ -1,20 +1,27 @@
 #pragma once
 // Qwen2 and Qwen2.5: Llama's block with biases on query, key and value. Yang et al., "Qwen2 Technical Report" (2024).
 
-#include "options.h"
-#include "shared/decoder/decoder.h"
+#include "shared/decoder/family.h"
 
 namespace quern::qwen2 {
 
-class Qwen2 final : public decoder::Decoder {
- public:
-  /// Throws a config error when the sizes do not fit together.
-  explicit Qwen2(const Qwen2Options& options) : Decoder(options, {.qkv = true}, "qwen2"), options_(options) {}
+inline decoder::Description describe(const decoder::Fields& f) {
+  decoder::Description d = decoder::llama_shape(f);
+  d.biases.qkv = true;
+  return d;
+}
 
-  std::string hf_config() const override { return write_hf_config(qwen2_config(), decoder_fields(options_)); }
-
- private:
-  Qwen2Options options_;
-};
+inline decoder::Family family() {
+  return {
+      .model_type = "qwen2",
+      .architecture = "Qwen2ForCausalLM",
+      .summary = "Qwen2, Qwen2.5",
+      .defaults = {{"max_position_embeddings", std::int64_t{32768}}},
+      .neutral = {{.key = "use_sliding_window", .accepted = {false}, .because = "quern attends to all earlier tokens"},
+                  {.key = "sliding_window"},  // these two say nothing unless it is used
+                  {.key = "max_window_layers"},
+                  {.key = "use_mrope", .accepted = {false}, .because = "quern knows text positions only"}},
+      .describe = describe};
+}
 
 }  // namespace quern::qwen2

@@ -1,24 +1,15 @@
 #pragma once
-// A decoder of the Llama shape: norm, grouped-query attention with rotary positions, norm, gated feed-forward. Families
-// differ by where they have biases; a plugin states that, its options and its config.json.
+// A decoder-only transformer, written from its description: attention and feed-forward branches around a residual
+// stream. All families of models share it (family.h).
 
-#include <string>
-
-#include "quern/decoder.h"
 #include "quern/model.h"
+#include "shared/decoder/description.h"
 
 namespace quern::decoder {
 
-/// Which projections of a block have a bias.
-struct Biases {
-  bool qkv = false, o = false;
-  bool gate_up = false, down = false;
-};
-
 class Decoder : public Model {
  public:
-  /// Throws a config error, naming `family`, when the sizes do not fit together.
-  Decoder(const DecoderOptions& options, const Biases& biases, const std::string& family);
+  explicit Decoder(Description description) : d_(std::move(description)) {}
 
   ModelTraits traits() const override;
   std::vector<ParameterSpec> parameters() const override;
@@ -27,10 +18,10 @@ class Decoder : public Model {
   void head(ProgramBuilder& b) const override;
 
  private:
-  DecoderOptions o_;
-  Biases biases_;
-  HeadLayout heads_;
-  RopeFrequencies rope_;
+  /// `x` itself where the description has no such norm.
+  ValueId norm(ProgramBuilder& b, ValueId x, const std::string& hf_name, const std::string& name) const;
+
+  Description d_;
 };
 
 }  // namespace quern::decoder
