@@ -211,9 +211,9 @@ TEST_CASE("a finished run of several ranks keeps its weights in memory") {
     run.open_for_training(requests);
     const RunResult result = run.train();
     if (run.position().step != 6 || !result.finished) return "not finished";
-    const auto weights = run.read(run.tensors()[0]);
+    const auto weights = run.read(run.tensors()[0].name);
     run.save();
-    return weights.empty() || run.read(run.tensors()[0]) != weights ? "changed" : "kept";
+    return weights.empty() || run.read(run.tensors()[0].name) != weights ? "changed" : "kept";
   });
   for (const conformance::RankOutcome& rank : ranks) CHECK(rank.text == "kept");
 }

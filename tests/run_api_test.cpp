@@ -51,8 +51,10 @@ TEST_CASE("tensors are read and written by name, and an export has the written v
   const std::string name = "master/embedding.weight";
   const std::vector<float> values = run.read(name);
   CHECK(values.size() == 64 * 32);
-  const std::vector<std::string> names = run.tensors();
-  CHECK(std::find(names.begin(), names.end(), name) != names.end());
+  const std::vector<RunTensor> tensors = run.tensors();
+  const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const RunTensor& t) { return t.name == name; });
+  REQUIRE(found != tensors.end());
+  CHECK(found->shape == Extents{64, 32});
   std::vector<float> halved = values;
   for (float& value : halved) value /= 2;
   run.write(name, halved);
@@ -67,6 +69,84 @@ TEST_CASE("tensors are read and written by name, and an export has the written v
   CHECK(run.evaluate()[0].loss() == before);
   check_refused(ErrorCode::config, {"no such tensor"}, [&] { run.read("master/none"); });
   check_refused(ErrorCode::config, {"expected 2048"}, [&] { run.write(name, {values.data(), 3}); });
+}
+
+TEST_CASE("a learning rate that is set replaces the schedule's until it is taken back") {
+  TinyFiles files;
+  RunRequests requests;
+  TrainingRun run(files.config());
+  run.open_for_training(requests);
+  CHECK(run.step());
+  CHECK(run.position().learning_rate == doctest::Approx(5e-3));  // half way through the warm-up
+  CHECK(run.position().gradient_norm > 0);
+  run.set_learning_rate(0);
+  const std::vector<float> before = run.read("master/embedding.weight");
+  CHECK(run.step());
+  CHECK(run.position().learning_rate == 0);
+  CHECK(run.read("master/embedding.weight") == before);
+  run.set_learning_rate({});
+  CHECK(run.learning_rate() > 0);
+  CHECK(run.step());
+  CHECK(run.read("master/embedding.weight") != before);
+}
+
+namespace {
+
+/// Rows that count upwards, in order; its state is the number of rows taken.
+struct Counting final : Dataset {
+  struct Source final : DataSource {
+    explicit Source(Geometry geometry) : geometry(geometry) {}
+    std::int64_t vocabulary() const override { return 64; }
+    std::int64_t epoch_tokens() const override { return geometry.batch * geometry.sequence; }
+    void next(Batch& batch) override {
+      batch = {};
+      for (std::int64_t row = 0; row < geometry.batch; ++row, ++rows)
+        for (std::int64_t i = 0; i < geometry.sequence; ++i) {
+          batch.tokens.push_back(static_cast<std::int32_t>((rows + i) % 64));
+          batch.targets.push_back(static_cast<std::int32_t>((rows + i + 1) % 64));
+          batch.positions.push_back(static_cast<std::int32_t>(i));
+        }
+    }
+    std::string save_state() const override { return std::to_string(rows); }
+    void load_state(const std::string& state) override { rows = std::stoll(state); }
+    Geometry geometry;
+    std::int64_t rows = 0;
+  };
+  bool has(Split split) const override { return split == Split::train; }
+  std::unique_ptr<DataSource> open(const DataRequest& request) const override {
+    return std::make_unique<Source>(request.geometry);
+  }
+};
+
+struct Collecting final : LogSink {
+  explicit Collecting(std::vector<std::string>& kinds) : kinds(kinds) {}
+  void open(const RunPlace&) override {}
+  void write(const LogEvent& event) override { kinds.push_back(event.kind); }
+  std::vector<std::string>& kinds;
+};
+
+}  // namespace
+
+TEST_CASE("a config given as text selects the program's own data and log sink") {
+  TinyFiles files;
+  std::vector<std::string> kinds;
+  RunConfig config{.file = "a program", .text = read_text(files.config())};
+  config.overrides = {"data.id=counting", "log.sinks=[\"collecting\"]"};
+  config.components.add<Dataset>("counting", "rows that count", {},
+                                 [](const OptionValues&) { return std::make_unique<Counting>(); });
+  config.components.add<LogSink>("collecting", "kinds of events", {},
+                                 [&kinds](const OptionValues&) { return std::make_unique<Collecting>(kinds); });
+  CHECK(has(resolved_config(config), "id = \"counting\""));
+  RunRequests requests;
+  TrainingRun run(config);
+  run.open_for_training(requests);
+  CHECK(run.step());
+  const double first = run.position().loss;
+  CHECK(run.train().finished);
+  CHECK(run.position().loss < first - 0.3);  // the next token is the last plus one
+  CHECK(std::count(kinds.begin(), kinds.end(), "step") == 8);
+  config.overrides.push_back("train.step=1");
+  check_refused(ErrorCode::config, {"train.step", "nearest name `steps`"}, [&] { resolved_config(config); });
 }
 
 TEST_CASE("a run is opened once, and for what it is then used") {

@@ -3,7 +3,7 @@
 
 #include "commands.h"
 #include "config/reference.h"
-#include "config/resolve.h"
+#include "quern/run.h"
 #include "run/options/run_schemas.h"
 
 namespace quern::cli {
@@ -12,17 +12,15 @@ namespace po = boost::program_options;
 
 namespace {
 
-// The resolved config of FILE and its --set words; empty after --help.
-std::optional<ResolvedConfig> resolve_arguments(const std::string& usage, const Arguments& arguments) {
+// The resolved config of FILE and its --set words, as TOML; empty after --help.
+std::optional<std::string> resolve_arguments(const std::string& usage, const Arguments& arguments) {
   std::optional<RunArguments> run = parse_run(usage, po::options_description("options"), arguments);
   if (!run) return std::nullopt;
-  PluginHost host = run_host();
-  return resolve(ConfigDocument::read(run->file, run->overrides), run_schemas(), host);
+  return resolved_config({.file = run->file, .overrides = run->overrides});
 }
 
 int show(const Arguments& arguments) {
-  if (auto config = resolve_arguments("quern config show FILE [--set a.b=v]...", arguments))
-    std::cout << config->to_toml();
+  if (auto config = resolve_arguments("quern config show FILE [--set a.b=v]...", arguments)) std::cout << *config;
   return 0;
 }
 

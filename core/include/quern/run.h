@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,10 +15,24 @@
 
 #include "quern/data_source.h"
 #include "quern/device.h"
+#include "quern/dtype.h"
 #include "quern/generation.h"
 #include "quern/model.h"
+#include "quern/plugin.h"
+#include "quern/shape.h"
 
 namespace quern {
+
+/// Where a run's config comes from, and the implementations that it may select beside plugins.
+struct RunConfig {
+  std::string file;                         ///< TOML; with `text`, only its name in messages
+  std::optional<std::string> text = {};     ///< the TOML itself
+  std::vector<std::string> overrides = {};  ///< "train.steps=8", applied in order
+  Manifest components = {};                 ///< the calling program's own datasets, log sinks, ...
+};
+
+/// TOML with every default. A config error lists all faults. Makes no component.
+std::string resolved_config(const RunConfig& config);
 
 /// Requests to a run from a signal handler or another thread.
 struct RunRequests {
@@ -51,8 +66,19 @@ struct OpenedWeights {
 /// Progress of a training run. NaN: there is none yet.
 struct RunPosition {
   std::int64_t step = 0;                                              ///< optimizer steps finished
+  std::int64_t tokens = 0;                                            ///< that these steps trained on
   double loss = std::numeric_limits<double>::quiet_NaN();             ///< nats a target, of the last step that had one
+  double gradient_norm = std::numeric_limits<double>::quiet_NaN();    ///< of the same step, before clipping
+  double learning_rate = std::numeric_limits<double>::quiet_NaN();    ///< of the last step
+  double seconds = std::numeric_limits<double>::quiet_NaN();          ///< that the last step took
   double validation_loss = std::numeric_limits<double>::quiet_NaN();  ///< of the last evaluation
+};
+
+/// A tensor of the run's state.
+struct RunTensor {
+  std::string name;  ///< as in checkpoints: "master/qkv.weight/3", "moment1/qkv.weight/3"
+  DType dtype = DType::f32;
+  Extents shape;  ///< over all ranks
 };
 
 /// The loss over some data.
@@ -73,7 +99,9 @@ class TrainingRun {
  public:
   /// Reads the config, applies `overrides` ("train.steps=8"), and makes its components. Opens neither device nor
   /// data.
-  explicit TrainingRun(const std::string& config_file, const std::vector<std::string>& overrides = {});
+  explicit TrainingRun(RunConfig config);
+  explicit TrainingRun(const std::string& config_file, const std::vector<std::string>& overrides = {})
+      : TrainingRun(RunConfig{.file = config_file, .overrides = overrides}) {}
   ~TrainingRun();
   TrainingRun(const TrainingRun&) = delete;
   TrainingRun& operator=(const TrainingRun&) = delete;
@@ -118,6 +146,10 @@ class TrainingRun {
   /// Steps up to the end or to a stop, with the last evaluation, checkpoint and export.
   RunResult train();
   RunPosition position() const;
+  /// The next step's: the schedule's, unless one is set.
+  double learning_rate() const;
+  /// Replaces the schedule's from the next step on; none: the schedule's again. Not part of checkpoints.
+  void set_learning_rate(std::optional<double> rate);
   /// Saves the newest finished step; returns when it is written.
   void save();
 
@@ -128,8 +160,7 @@ class TrainingRun {
   /// Continuations in the prompts' order. A run that is open for training needs samples (sample.every).
   std::vector<Continuation> generate(const std::vector<Prompt>& prompts, const GenerateSettings& settings,
                                      const TokenHandler& on_token = {});
-  /// Names of the run's state, as in checkpoints: "master/qkv.weight/3", "moment1/qkv.weight/3".
-  std::vector<std::string> tensors() const;
+  std::vector<RunTensor> tensors() const;
   /// A tensor's elements, row-major; fp32 and bf16 only.
   std::vector<float> read(const std::string& tensor) const;
   /// Replaces all elements, rounded to the tensor's dtype, and renews the working copies.

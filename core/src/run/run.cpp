@@ -28,11 +28,22 @@ namespace {
   throw Error(ErrorCode::config, {.where = "TrainingRun", .what = what, .next = next});
 }
 
+ConfigDocument document_of(const RunConfig& config) {
+  ConfigDocument document =
+      config.text ? ConfigDocument::parse(*config.text, config.file) : ConfigDocument::read(config.file);
+  for (const std::string& assignment : config.overrides) document.set(assignment);
+  return document;
+}
+
 }  // namespace
 
+std::string resolved_config(const RunConfig& config) {
+  PluginHost host = run_host(config.components);
+  return resolve(document_of(config), run_schemas(), host).to_toml();
+}
+
 struct TrainingRun::Parts : ConfiguredRun {
-  Parts(const std::string& file, const std::vector<std::string>& overrides)
-      : ConfiguredRun(ConfigDocument::read(file, overrides)), file(file), overrides(overrides) {}
+  explicit Parts(RunConfig from) : ConfiguredRun(document_of(from), from.components), from(std::move(from)) {}
 
   Engine& engine() {
     if (trainer) return trainer->engine();
@@ -56,16 +67,14 @@ struct TrainingRun::Parts : ConfiguredRun {
   std::unique_ptr<DataSource> open_tokens(const std::string& file);
   DataLoss loss_over(DataSource& data, const std::string& name);
 
-  std::string file;
-  std::vector<std::string> overrides;
+  RunConfig from;
   std::optional<Plan> own_plan;      // while no engine has one
   std::unique_ptr<Trainer> trainer;  // open for training
   Inference inference;               // open for something else
   std::vector<PlannedTensor> state;  // of the open run; made when first asked for
 };
 
-TrainingRun::TrainingRun(const std::string& config_file, const std::vector<std::string>& overrides)
-    : parts_(std::make_unique<Parts>(config_file, overrides)) {}
+TrainingRun::TrainingRun(RunConfig config) : parts_(std::make_unique<Parts>(std::move(config))) {}
 
 TrainingRun::~TrainingRun() = default;
 
@@ -105,15 +114,15 @@ void TrainingRun::choose_micro_batch() {
 }
 
 std::string TrainingRun::chosen_config() {
-  std::vector<std::string> overrides = parts_->overrides;
+  RunConfig chosen = parts_->from;
   std::string text(kChosenConfigFile.begin);
   text += ", for " + device().name + "\n";
   for (const Decision& decision : parts_->plan().decisions) {
-    if (!decision.assignment.empty()) overrides.push_back(decision.assignment);
+    if (!decision.assignment.empty()) chosen.overrides.push_back(decision.assignment);
     text +=
         "# " + decision.key + " = " + decision.value + " (was " + decision.configured + "): " + decision.reason + "\n";
   }
-  return text + "\n" + resolve(ConfigDocument::read(parts_->file, overrides), run_schemas(), parts_->host).to_toml();
+  return text + "\n" + resolved_config(chosen);
 }
 
 std::string TrainingRun::memory_table() { return quern::memory_table(parts_->plan()); }
@@ -166,6 +175,8 @@ void TrainingRun::start() { parts_->training().start(); }
 bool TrainingRun::step() { return parts_->training().step(); }
 RunResult TrainingRun::train() { return parts_->training().run(); }
 RunPosition TrainingRun::position() const { return parts_->training().position(); }
+double TrainingRun::learning_rate() const { return parts_->training().learning_rate(); }
+void TrainingRun::set_learning_rate(std::optional<double> rate) { parts_->training().set_learning_rate(rate); }
 void TrainingRun::save() { parts_->training().save(); }
 
 // ---- use ----
@@ -252,29 +263,30 @@ const PlannedTensor& TrainingRun::Parts::tensor(const std::string& name) {
   return *found;
 }
 
-std::vector<std::string> TrainingRun::tensors() const {
-  std::vector<std::string> names;
-  for (const PlannedTensor& tensor : training_state(parts_->engine().plan())) names.push_back(state_name(tensor));
-  return names;
+std::vector<RunTensor> TrainingRun::tensors() const {
+  std::vector<RunTensor> tensors;
+  for (const PlannedTensor& tensor : training_state(parts_->engine().plan()))
+    tensors.push_back({state_name(tensor), tensor.dtype, tensor.whole_extents()});
+  return tensors;
 }
 
 std::vector<float> TrainingRun::read(const std::string& name) const {
   const PlannedTensor& tensor = parts_->tensor(name);
-  std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
+  std::vector<std::byte> stored(static_cast<std::size_t>(byte_count(tensor.whole_extents(), tensor.dtype)));
   parts_->engine().read(tensor, stored.data());
-  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
+  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.whole_extents())));
   decode(stored.data(), tensor.dtype, values);
   return values;
 }
 
 void TrainingRun::write(const std::string& name, std::span<const float> values) {
   const PlannedTensor& tensor = parts_->tensor(name);
-  if (static_cast<std::int64_t>(values.size()) != element_count(tensor.extents))
+  if (static_cast<std::int64_t>(values.size()) != element_count(tensor.whole_extents()))
     throw Error(ErrorCode::config, {.where = name,
                                     .what = "number of elements",
                                     .found = std::to_string(values.size()),
-                                    .expected = std::to_string(element_count(tensor.extents))});
-  std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
+                                    .expected = std::to_string(element_count(tensor.whole_extents()))});
+  std::vector<std::byte> stored(static_cast<std::size_t>(byte_count(tensor.whole_extents(), tensor.dtype)));
   encode(values, tensor.dtype, stored.data());
   parts_->engine().write(tensor, stored.data());
   parts_->engine().refresh();

@@ -261,7 +261,7 @@ void Session::check_vocabulary(const DataSource& source) const {
                                                       : "set vocab_size to the tokenizer's"});
 }
 
-ConfiguredRun::ConfiguredRun(const ConfigDocument& document)
-    : host(run_host()), config(resolve(document, run_schemas(), host)), session(config, host) {}
+ConfiguredRun::ConfiguredRun(const ConfigDocument& document, const Manifest& components)
+    : host(run_host(components)), config(resolve(document, run_schemas(), host)), session(config, host) {}
 
 }  // namespace quern

@@ -67,7 +67,8 @@ struct Session {
 
 /// A session with what it is made from.
 struct ConfiguredRun {
-  explicit ConfiguredRun(const ConfigDocument& document);
+  /// `components` are selected by the config as built-in ones are.
+  explicit ConfiguredRun(const ConfigDocument& document, const Manifest& components = {});
 
   PluginHost host;
   ResolvedConfig config;

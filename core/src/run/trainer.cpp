@@ -207,10 +207,24 @@ bool Trainer::run_micro_steps(Step& step) {
   return true;
 }
 
+RunPosition Trainer::position() const {
+  return {.step = state_.step,
+          .tokens = state_.tokens,
+          .loss = step_log_.last_loss(),
+          .gradient_norm = step_log_.last_gradient_norm(),
+          .learning_rate = step_log_.last_learning_rate(),
+          .seconds = step_log_.last_seconds(),
+          .validation_loss = evaluation_.last_loss()};
+}
+
+double Trainer::learning_rate() const {
+  if (learning_rate_) return *learning_rate_;
+  return session_.optimizer_options.learning_rate * session_.schedule->factor(state_.step, session_.train.steps);
+}
+
 bool Trainer::train_step() {
   Step step{.number = state_.step + 1, .begin = now()};
-  step.learning_rate = static_cast<float>(session_.optimizer_options.learning_rate *
-                                          session_.schedule->factor(state_.step, session_.train.steps));
+  step.learning_rate = static_cast<float>(learning_rate());
   for (Hook* hook : hooks_) hook->before_step(state_, step);
   state_.data_before_step = data_->save_state();
   if (!run_micro_steps(step)) {

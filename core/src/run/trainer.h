@@ -34,7 +34,9 @@ class Trainer {
       Session& session, PluginHost& host, RunRequests& requests, StartProgress progress = [](std::string_view) {});
 
   Engine& engine() { return engine_; }
-  RunPosition position() const { return {state_.step, step_log_.last_loss(), evaluation_.last_loss()}; }
+  RunPosition position() const;
+  double learning_rate() const;
+  void set_learning_rate(std::optional<double> rate) { learning_rate_ = rate; }
 
   /// Opens data, weights and log. Until it returns nothing is trained, and a process that ends loses nothing.
   void start();
@@ -95,10 +97,11 @@ class Trainer {
   Checkpoints checkpoints_;
   std::vector<Hook*> hooks_;  // in the order in which they run
   std::unique_ptr<DataSource> data_;
-  std::vector<std::string> notes_;  // on resuming: changes since the checkpoint
-  bool agreed_to_stop_ = false;     // by several ranks
-  bool ready_ = false;              // data, weights and sinks are there
-  bool begun_ = false;              // the first step may run
+  std::optional<double> learning_rate_;  // in place of the schedule's
+  std::vector<std::string> notes_;       // on resuming: changes since the checkpoint
+  bool agreed_to_stop_ = false;          // by several ranks
+  bool ready_ = false;                   // data, weights and sinks are there
+  bool begun_ = false;                   // the first step may run
 };
 
 }  // namespace quern

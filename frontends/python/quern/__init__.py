@@ -1,3 +1,35 @@
-"""Tools around quern: token files from text, plots and reports of runs, text from trained models. `quern-tools` runs them."""
+"""Training language models from Python, and the tools of `quern-tools`.
+
+    config = quern.Config.load("run.toml").set("train.steps", 100)
+    with quern.Run(config) as run:
+        for step in run:
+            print(step.step, step.loss)
+
+`help(quern.Run)`, `help(quern.Config)` and docs/python.md have the rest.
+"""
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"  # quern's own
+__all__ = ["Config", "DataLoss", "Error", "Finding", "Run", "Step", "Tensor", "Text"]
+
+if TYPE_CHECKING:
+    from quern.driver.config import Config as Config
+    from quern.driver.error import Error as Error, Finding as Finding
+    from quern.driver.run import DataLoss as DataLoss, Run as Run, Step as Step, Tensor as Tensor, Text as Text
+
+_MODULES = {"Config": "config", "Error": "error", "Finding": "error"}
+
+
+def __getattr__(name: str) -> object:  # at first use: most tools need neither the library nor numpy
+    if name not in __all__:
+        raise AttributeError(f"module 'quern' has no attribute {name!r}")
+    import importlib
+
+    value: object = getattr(importlib.import_module(f"quern.driver.{_MODULES.get(name, 'run')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

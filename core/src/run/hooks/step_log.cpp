@@ -51,18 +51,20 @@ void StepLog::add_ranks(const RunState& state, const Step& step, LogEvent& event
 
 Verdict StepLog::after_step(const RunState& state, const Step& step) {
   const std::int64_t steps = state.session.train.steps, tokens = state.session.tokens_per_step();
-  in_steps_ += step.end - step.begin;
+  last_seconds_ = step.end - step.begin;
+  in_steps_ += last_seconds_;
+  last_learning_rate_ = step.learning_rate;
   if (step.counts())
-    last_loss_ = step.loss();
+    last_loss_ = step.loss(), last_gradient_norm_ = step.result.update.gradient_norm;
   else
     state.log.warn("step " + std::to_string(step.number) + " had no target that counts; weights stay");
   // Evaluations and checkpoints too.
   const double per_step = (step.end - started_) / static_cast<double>(step.number - started_at_);
   LogEvent event{"step", {{"step", step.number}, {"steps", steps}, {"tokens", state.tokens}}};
   if (step.counts()) event.fields.emplace_back("loss", last_loss_);
-  event.fields.emplace_back("lr", double{step.learning_rate});
-  if (step.counts()) event.fields.emplace_back("grad_norm", double{step.result.update.gradient_norm});
-  event.fields.emplace_back("tokens_per_second", static_cast<double>(tokens) / (step.end - step.begin));
+  event.fields.emplace_back("lr", last_learning_rate_);
+  if (step.counts()) event.fields.emplace_back("grad_norm", last_gradient_norm_);
+  event.fields.emplace_back("tokens_per_second", static_cast<double>(tokens) / last_seconds_);
   event.fields.emplace_back("time", step.end - started_);
   event.fields.emplace_back("eta", per_step * static_cast<double>(steps - step.number));
   add_ranks(state, step, event);

@@ -16,8 +16,13 @@ class StepLog final : public Hook {
   Verdict after_step(const RunState& state, const Step& step) override;
   void rolled_back(const RunState& state) override;
 
-  double elapsed() const;                          ///< seconds since `begin`
-  double last_loss() const { return last_loss_; }  ///< NaN: none
+  double elapsed() const;  ///< seconds since `begin`
+  // Of the last step that had a loss; NaN: there was none.
+  double last_loss() const { return last_loss_; }
+  double last_gradient_norm() const { return last_gradient_norm_; }
+  // Of the last step; NaN: there was none.
+  double last_learning_rate() const { return last_learning_rate_; }
+  double last_seconds() const { return last_seconds_; }
   /// Of this session's training steps, without evaluations and checkpoints; 0: there was none.
   double tokens_per_second(const RunState& state) const;
 
@@ -27,7 +32,8 @@ class StepLog final : public Hook {
   double started_ = 0, in_steps_ = 0;  // the clock then; seconds of steps since
   double waited_ = 0;                  // seconds that the compute stream had waited for collectives before the step
   std::int64_t started_at_ = 0;
-  double last_loss_ = std::numeric_limits<double>::quiet_NaN();
+  static constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  double last_loss_ = kNone, last_gradient_norm_ = kNone, last_learning_rate_ = kNone, last_seconds_ = kNone;
 };
 
 }  // namespace quern

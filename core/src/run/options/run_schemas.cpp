@@ -191,13 +191,14 @@ std::vector<SectionSchema> run_schemas() {
   };
 }
 
-PluginHost run_host() {
+PluginHost run_host(const Manifest& components) {
   PluginHost host(PluginHost::standard_folders());
   Manifest data;
   add_token_dataset(data);
   host.add_builtins(std::move(data));
   for (auto factories : {optimizer_factories(), schedule_factories(), log_sink_factories()})
     for (Factory& factory : factories) host.add_builtin(std::move(factory));
+  host.add_builtins(components);
   return host;
 }
 

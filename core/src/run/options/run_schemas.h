@@ -12,7 +12,7 @@ namespace quern {
 /// Every section of a run's config, in the order of the reference page.
 std::vector<SectionSchema> run_schemas();
 
-/// A host with the standard folders and the built-in factories.
-PluginHost run_host();
+/// A host with the standard folders, and the factories that are built in or in `components`.
+PluginHost run_host(const Manifest& components = {});
 
 }  // namespace quern

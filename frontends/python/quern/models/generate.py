@@ -30,6 +30,7 @@ from quern.tokens.tokenizer_config import read_tokenizer_config
 from quern.base.arguments import expanded, path_argument
 from quern.base.fault import INTERNAL, Fault, reading, starting, writing
 from quern.base.files import write_file
+from quern.base.installation import installed_file
 from quern.base.json_shape import COUNT, TOKEN, Shape, checked, parse
 from quern.runs.run_config import RunConfig
 
@@ -44,11 +45,7 @@ def find_quern(given: str | None) -> str:
     """The program: --quern, or from this file's prefix or checkout, or from the path."""
     if given:
         return given
-    for folder in Path(__file__).resolve().parents:
-        for marker, place in (("lib/quern/python", "bin/quern"), ("frontends/python", "build/release/bin/quern")):
-            if (folder / marker).is_dir() and (folder / place).is_file():
-                return str(folder / place)
-    return shutil.which("quern") or "quern"
+    return str(installed_file("bin/quern") or shutil.which("quern") or "quern")
 
 
 def tokenizer_for(options: Namespace) -> tuple[Tokenizer, list[int]]:

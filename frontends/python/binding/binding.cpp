@@ -1,0 +1,283 @@
+// run.h for Python, which calls these functions through ctypes: a run is an opaque pointer; arguments and
+// results are JSON, except the elements of tensors. Every function returns 0, or 1 with quern_error() set.
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "components.h"
+#include "quern/error.h"
+#include "quern/run.h"
+#include "stop_signals.h"
+
+namespace quern::python {
+
+namespace {
+
+using nlohmann::json;
+
+/// A run as Python has it: opened by its first use.
+struct Run {
+  explicit Run(RunConfig config) : training(std::move(config)) {}
+
+  enum class Use { none, training, inference, over };
+  RunRequests requests;
+  TrainingRun training;
+  Use use = Use::none;
+  std::vector<std::unique_ptr<StopSignals>> signals;  // of a run that trains, also between steps
+};
+
+json position(const Run& run) {
+  const RunPosition at = run.training.position();
+  return {{"step", at.step},
+          {"tokens", at.tokens},
+          {"loss", at.loss},
+          {"gradient_norm", at.gradient_norm},
+          {"learning_rate", at.learning_rate},
+          {"seconds", at.seconds},
+          {"validation_loss", at.validation_loss}};
+}
+
+void open_for_training(Run& run) {
+  if (run.use == Run::Use::over)
+    throw Error(ErrorCode::config,
+                {.where = "Run", .what = "it has ended", .next = "make another one, which continues"});
+  if (run.use == Run::Use::training) return;
+  run.training.open_for_training(run.requests);
+  run.use = Run::Use::training;
+  for (int signal : {SIGTERM, SIGHUP, SIGXCPU})
+    if (is_default(signal))
+      run.signals.push_back(std::make_unique<StopSignals>(run.requests, std::initializer_list<int>{signal}));
+  run.training.start();
+}
+
+void open_for_evaluation(Run& run, const std::string& weights) {
+  if (run.use != Run::Use::none) return;
+  run.training.open_for_evaluation(weight_source(weights));
+  run.use = Run::Use::inference;
+}
+
+/// The end of a run: of its last step, or of a stop. Saves every finished step.
+json end(Run& run) {
+  run.use = Run::Use::over;
+  const RunResult result = run.training.train();
+  run.signals.clear();
+  return {{"moved", false}, {"finished", result.finished}, {"warnings", result.untold}, {"position", position(run)}};
+}
+
+json step(Run& run, const json&) {
+  open_for_training(run);
+  bool moved = false;
+  try {
+    moved = run.training.step();
+  } catch (...) {
+    run.use = Run::Use::over;
+    run.signals.clear();
+    throw;
+  }
+  if (!moved || run.requests.stop != 0) return end(run);
+  return {{"moved", true}, {"position", position(run)}};
+}
+
+json stop(Run& run, const json&) {
+  if (run.use != Run::Use::training) return nullptr;
+  run.requests.stop = 1;
+  return end(run);
+}
+
+json evaluate(Run& run, const json& arguments) {
+  open_for_evaluation(run, arguments.at("weights"));
+  json losses = json::array();
+  for (const DataLoss& loss : run.training.evaluate(arguments.at("files").get<std::vector<std::string>>()))
+    losses.push_back({{"name", loss.name},
+                      {"loss", loss.loss()},
+                      {"perplexity", loss.perplexity()},
+                      {"targets", loss.targets},
+                      {"tokens", loss.tokens},
+                      {"seconds", loss.seconds}});
+  return losses;
+}
+
+json generate(Run& run, const json& arguments) {
+  std::vector<Prompt> prompts;
+  std::size_t longest = 0;
+  for (const json& tokens : arguments.at("prompts")) {
+    prompts.push_back({"prompt " + std::to_string(prompts.size()), tokens.get<std::vector<std::int32_t>>()});
+    longest = std::max(longest, prompts.back().tokens.size());
+  }
+  GenerateSettings settings;
+  settings.max_tokens = arguments.at("max_tokens");
+  settings.sampling = {arguments.at("temperature"), arguments.at("top_p"), arguments.at("seed")};
+  const WeightSource source = weight_source(arguments.at("weights"));
+  if (const json& stop = arguments.at("stop"); stop.is_null())
+    settings.stop = run.training.end_tokens(source.from);
+  else
+    settings.stop = stop.get<std::vector<std::int32_t>>();
+  if (run.use == Run::Use::none) {
+    const auto texts = std::min(run.training.geometry().batch, static_cast<std::int64_t>(prompts.size()));
+    run.training.open_for_generation(source, texts, static_cast<std::int64_t>(longest) + settings.max_tokens);
+    run.use = Run::Use::inference;
+  }
+  json texts = json::array();
+  for (const Continuation& text : run.training.generate(prompts, settings))
+    texts.push_back({{"tokens", text.tokens}, {"finish", text.finish == Finish::stop ? "stop" : "length"}});
+  return texts;
+}
+
+json tensors(Run& run, const json&) {
+  json list = json::array();
+  for (const RunTensor& tensor : run.training.tensors())
+    list.push_back({{"name", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}});
+  return list;
+}
+
+json open(Run& run, const json& arguments) {
+  if (arguments.at("training"))
+    open_for_training(run);
+  else
+    open_for_evaluation(run, arguments.at("weights"));
+  return nullptr;
+}
+
+json set_learning_rate(Run& run, const json& arguments) {
+  open_for_training(run);
+  const json& rate = arguments.at("rate");
+  run.training.set_learning_rate(rate.is_null() ? std::optional<double>() : rate.get<double>());
+  return nullptr;
+}
+
+using Method = std::function<json(Run&, const json&)>;
+
+const std::map<std::string, Method, std::less<>>& methods() {
+  static const std::map<std::string, Method, std::less<>> kMethods{
+      {"open", open},
+      {"step", step},
+      {"stop", stop},
+      {"evaluate", evaluate},
+      {"generate", generate},
+      {"tensors", tensors},
+      {"set_learning_rate", set_learning_rate},
+      {"position", [](Run& run, const json&) { return position(run); }},
+      {"learning_rate",
+       [](Run& run, const json&) {
+         open_for_training(run);
+         return json(run.training.learning_rate());
+       }},
+      {"save",
+       [](Run& run, const json&) {
+         run.training.save();
+         return json();
+       }},
+      {"export",
+       [](Run& run, const json& arguments) {
+         open_for_evaluation(run, arguments.at("weights"));
+         run.training.export_model(arguments.at("directory"));
+         return json();
+       }},
+      {"config", [](Run& run, const json&) { return json(run.training.config()); }},
+      {"plan", [](Run& run, const json&) { return json(run.training.plan_report()); }},
+      {"chosen_config", [](Run& run, const json&) { return json(run.training.chosen_config()); }},
+      {"tokenizer", [](Run& run, const json&) { return json(run.training.tokenizer()); }},
+  };
+  return kMethods;
+}
+
+// ---- the boundary ----
+
+std::string dumped(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+thread_local std::string last_error;
+
+int fail(const Error& error) {
+  const ErrorDetail& detail = error.detail();
+  last_error = dumped({{"code", static_cast<int>(error.code())},
+                       {"message", error.what()},
+                       {"where", detail.where},
+                       {"what", detail.what},
+                       {"found", detail.found},
+                       {"expected", detail.expected},
+                       {"next", detail.next}});
+  return 1;
+}
+
+/// `work`, with whatever it throws as the last error.
+template <class Work>
+int guarded(const Work& work) {
+  try {
+    work();
+    return 0;
+  } catch (const Error& error) {
+    return fail(error);
+  } catch (const std::bad_alloc&) {
+    return fail(Error(ErrorCode::resources, {.what = "out of host memory"}));
+  } catch (const std::system_error& error) {
+    return fail(Error(ErrorCode::resources, {.what = error.what()}));
+  } catch (const std::exception& error) {
+    return fail(Error(ErrorCode::internal, {.what = error.what()}));
+  }
+}
+
+char* copy_of(const std::string& text) { return ::strdup(text.c_str()); }
+
+/// {"file", "text": null or TOML, "overrides": [...]}
+RunConfig config_in(const char* text, Callback callback) {
+  const json config = json::parse(text);
+  RunConfig result{.file = config.at("file")};
+  if (const json& toml = config.at("text"); !toml.is_null()) result.text = toml.get<std::string>();
+  result.overrides = config.at("overrides").get<std::vector<std::string>>();
+  if (callback) result.components = components(callback);
+  return result;
+}
+
+}  // namespace
+
+}  // namespace quern::python
+
+#define QUERN_PYTHON extern "C" __attribute__((visibility("default")))
+
+using namespace quern::python;
+
+/// The error of this thread's last call that returned 1, as JSON; borrowed until its next call.
+QUERN_PYTHON const char* quern_error() { return last_error.c_str(); }
+
+/// Frees a text that a call returned.
+QUERN_PYTHON void quern_free(char* text) { ::free(text); }
+
+/// Sets the answer of a callback.
+QUERN_PYTHON void quern_answer(std::string* answer, const char* text, std::size_t size) { answer->assign(text, size); }
+
+/// The config as TOML, with every default.
+QUERN_PYTHON int quern_resolve(const char* config, Callback callback, char** toml) {
+  return guarded([&] { *toml = copy_of(quern::resolved_config(config_in(config, callback))); });
+}
+
+/// Makes a run. `callback` may be null; else it is called until quern_close returns.
+QUERN_PYTHON int quern_make(const char* config, Callback callback, Run** run) {
+  return guarded([&] { *run = new Run(config_in(config, callback)); });
+}
+
+QUERN_PYTHON int quern_close(Run* run) {
+  return guarded([&] { delete run; });
+}
+
+QUERN_PYTHON int quern_call(Run* run, const char* method, const char* arguments, char** answer) {
+  const StopSignals interrupt(run->requests, {SIGINT});
+  return guarded([&] { *answer = copy_of(dumped(methods().at(method)(*run, json::parse(arguments)))); });
+}
+
+/// Elements of a tensor, row-major.
+QUERN_PYTHON int quern_read(Run* run, const char* tensor, float* values, std::size_t count) {
+  return guarded([&] {
+    const std::vector<float> elements = run->training.read(tensor);
+    if (elements.size() != count) quern::fail_internal(tensor, "has another number of elements");
+    std::memcpy(values, elements.data(), count * sizeof(float));
+  });
+}
+
+QUERN_PYTHON int quern_write(Run* run, const char* tensor, const float* values, std::size_t count) {
+  return guarded([&] { run->training.write(tensor, {values, count}); });
+}

@@ -1,0 +1,93 @@
+"""quern.Config: the config of a run, from a TOML file, a text or a dict."""
+
+import ctypes
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quern.driver.library import Callback, check, library, take_text
+
+
+class Config:
+    """A run's config: TOML, and values that are laid over it. Immutable: `set` returns another one.
+
+    Config.load("run.toml")             a file, read when the config is used
+    Config.from_dict({"train": {...}})  tables of values
+    Config.from_text(toml)
+    """
+
+    def __init__(self, file: str, text: str | None = None, overrides: tuple[str, ...] = ()) -> None:
+        """`text` is TOML that messages call `file`; None: the file itself. `overrides`: "train.steps=8"."""
+        self.file, self.text, self.overrides = file, text, overrides
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Config":
+        return cls(os.fspath(path))
+
+    @classmethod
+    def from_text(cls, toml: str, name: str = "config") -> "Config":
+        """`name` is what messages call the text."""
+        return cls(name, toml)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Config":
+        """Keys may be nested, {"train": {"steps": 8}}, or have dots, {"train.steps": 8}."""
+        return cls("a dict", "", tuple(assignments(values)))
+
+    def set(self, key: str, value: Any) -> "Config":
+        """This config with another value: a bool, a number, a text, or a list of numbers or texts; a dict sets a table's
+        keys. `key` has dots: "train.steps". It is checked when the config is used."""
+        return Config(self.file, self.text, (*self.overrides, *assignments({key: value})))
+
+    def resolve(self) -> "Config":
+        """With every default filled in. Raises quern.Error with all faults (`findings`)."""
+        return resolved(self)
+
+    def check(self) -> None:
+        """Raises quern.Error with all faults (`findings`), as `quern config check` prints them."""
+        self.resolve()
+
+    def to_toml(self) -> str:
+        """The resolved config, as `quern config show` prints it."""
+        return self.resolve().text or ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved config as tables."""
+        return tomllib.loads(self.to_toml())
+
+    def as_json(self) -> bytes:
+        """For the library."""
+        return json.dumps({"file": self.file, "text": self.text, "overrides": self.overrides}).encode()
+
+    def __repr__(self) -> str:
+        return f"quern.Config({self.file!r}{''.join(f', {text}' for text in self.overrides)})"
+
+
+def resolved(config: Config, callback: Callback | None = None) -> Config:
+    """With the callback, the config may select what it stands for."""
+    toml = ctypes.c_void_p()
+    check(library().quern_resolve(config.as_json(), callback.pointer if callback else None, ctypes.byref(toml)))
+    return Config(config.file, take_text(toml))
+
+
+def assignments(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    """"train.steps=8" for each value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from assignments(value, f"{table}{key}.")
+        else:
+            yield f"{table}{key}={toml_value(value)}"
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (str, os.PathLike)):
+        return json.dumps(os.fspath(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    raise TypeError(f"a config has no values of type {type(value).__name__}; expected a bool, a number, a text or a list")

@@ -1,0 +1,65 @@
+"""quern.Error: what went wrong, in parts."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = {1: "internal", 2: "config", 3: "input", 4: "resources", 5: "numerics", 6: "communication"}
+PLACE = r"(?:(?P<file>.+?):(?P<line>\d+):(?P<column>\d+)|--set [^:]+|[^:]+)"
+# As the messages of the core are made: "run.toml:3:1: train.steps: wrong type, found X, expected Y; next step".
+FINDING = re.compile(
+    PLACE + r": (?P<key>[^:\s]+): (?P<what>.*?)(?:(?:, )?found (?P<found>.*?))?(?:, expected (?P<expected>.*?))?"
+    r"(?:; (?P<next>.*))?")
+WHERE = re.compile(PLACE + r"(?:: (?P<key>[\w.\"-]+)(?: \(default\))?)?(?:: .*)?")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a config. Texts that the message does not have are empty, numbers None."""
+
+    file: str  #: the config's; empty: the value was set by Config.set or a dict
+    line: int | None  #: from 1
+    column: int | None  #: from 1
+    key: str  #: "train.steps"
+    what: str
+    found: str
+    expected: str
+    next_step: str
+
+
+class Error(Exception):
+    """A fault of quern, with the message that the program prints: str(error).
+
+    kind         "config", "input", "resources", "numerics", "communication" or "internal"
+    code         the program's exit code for that kind
+    where        file:line:column, a path, a key or a value of the program
+    file, line, column, key    the same in parts, where it is a place in a config
+    what, found, expected, next_step    what is wrong, the value, the valid values, and what to do
+    findings     all faults of a config that was checked, as Finding; else empty
+
+    Parts that a message does not have are empty, and line and column None.
+    """
+
+    def __init__(self, message: str, detail: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.code: int = detail["code"]
+        self.kind = KINDS.get(self.code, "internal")
+        self.where: str = detail["where"]
+        self.findings = () if self.where or self.kind != "config" else findings_of(detail["what"])
+        place = WHERE.fullmatch(self.where)
+        first = self.findings[0] if self.findings else Finding(
+            (place and place["file"]) or "", int(place["line"]) if place and place["line"] else None,
+            int(place["column"]) if place and place["line"] else None, (place and place["key"]) or "",
+            detail["what"], detail["found"], detail["expected"], detail["next"])
+        self.file, self.line, self.column, self.key = first.file, first.line, first.column, first.key
+        self.what, self.found, self.expected, self.next_step = first.what, first.found, first.expected, first.next_step
+
+
+def findings_of(text: str) -> tuple[Finding, ...]:
+    """Of a message with a fault a line."""
+    matches = (FINDING.fullmatch(line) for line in text.splitlines())
+    return tuple(
+        Finding(match["file"] or "", int(match["line"]) if match["line"] else None,
+                int(match["column"]) if match["line"] else None, match["key"], match["what"] or "",
+                match["found"] or "", match["expected"] or "", match["next"] or "")
+        for match in matches if match)

@@ -1,0 +1,279 @@
+"""quern.Run: a run, step by step."""
+
+import ctypes
+import json
+import os
+import tomllib
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quern.driver.config import Config, resolved
+from quern.driver.error import Error
+from quern.driver.library import FLOATS, Callback, check, library, number, take_text
+from quern.driver.rows import Rows
+
+Path: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a run is after a step. A float that there is none of is NaN."""
+
+    step: int  #: optimizer steps finished
+    tokens: int  #: that these steps trained on
+    loss: float  #: nats a target
+    gradient_norm: float  #: before clipping
+    learning_rate: float
+    seconds: float  #: that the step took, without evaluation and checkpoint
+    validation_loss: float  #: nats a target, of the last evaluation
+
+
+@dataclass(frozen=True)
+class DataLoss:
+    """The loss over some data."""
+
+    name: str  #: of the token file; "validation" of other data
+    loss: float  #: nats a target
+    perplexity: float
+    targets: int  #: that count
+    tokens: int  #: in whole windows
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Text:
+    """A continuation of a prompt."""
+
+    tokens: list[int]  #: without the prompt's
+    finish: str  #: "length", or "stop" at a token that ends a text
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a run's state."""
+
+    name: str  #: as in checkpoints: "master/qkv.weight/3", "moment1/qkv.weight/3"
+    dtype: str  #: as it is kept: "f32", "bf16"
+    shape: tuple[int, ...]  #: over all ranks
+
+
+class Run:
+    """A run of quern, from its config to its export; the config's file alone gives the same bits with `quern train`.
+
+        with quern.Run(quern.Config.load("run.toml")) as run:
+            for step in run:
+                print(step.step, step.loss)
+
+    Its first use opens it: steps (also `learning_rate`) for training, `evaluate`, `export` and `tensors` for
+    evaluation of the newest checkpoint or of `weights`, `generate` for texts. A run that trains also evaluates, exports and
+    reads tensors, and generates where the config has sample.every. Evaluation does not change the training state.
+
+    The end of `with` saves every finished step, whatever ends it; so does Ctrl-C inside a step, which is cut short, and
+    KeyboardInterrupt follows; SIGTERM, SIGHUP and SIGXCPU do, where the program left them alone, at the next step, and then
+    end the process. The same signal a second later ends it at once. A process that is killed leaves the config's checkpoints. A run continues from its newest checkpoint: make it again.
+
+    Faults are quern.Error. For one thread at a time; other threads go on while it works.
+    """
+
+    def __init__(
+        self, config: Config | Path | Mapping[str, Any], *, weights: Path = "", data: Iterable[Any] | None = None,
+        validation: Iterable[Any] | None = None, on_event: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
+        """`config`: a Config, a TOML file, or a dict. Opens neither device nor data.
+
+        weights     a checkpoint, a run's directory or a Hugging Face model directory to evaluate; default: the newest
+                    checkpoint of the run
+        data        rows of tokens to train on in this order, in place of the config's data: an iterable of int arrays
+                    (train.sequence + 1,), or of mappings with `tokens`, `mask` and `documents` (quern.driver.rows)
+        validation  the same for evaluation, with a length; default: none
+        on_event    is called with each event of the log, a dict as in log.jsonl, beside the config's log.sinks
+        """
+        if isinstance(config, Mapping):
+            config = Config.from_dict(config)
+        elif not isinstance(config, Config):
+            config = Config.load(config)
+        self.weights = os.fspath(weights)
+        self.finished = False  #: whether all steps are done, and the last evaluation, checkpoint and export
+        self._rows = {"train": None if data is None else Rows(data),
+                      "validation": None if validation is None else Rows(validation)}
+        self._on_event = on_event
+        self._callback = Callback(self._answer)
+        if validation is not None and (data is None or not hasattr(validation, "__len__")):
+            raise ValueError("validation: expected rows with a length, beside data")
+        if data is not None:
+            config = config.set("data.id", "python")
+        if on_event is not None:
+            sinks = tomllib.loads(resolved(config, self._callback).text or "")["log"]["sinks"]
+            config = config.set("log.sinks", [*sinks, "python"])
+        handle = ctypes.c_void_p()
+        check(library().quern_make(config.as_json(), self._callback.pointer, ctypes.byref(handle)))
+        self._handle = handle
+        self._close = weakref.finalize(self, close, handle, self._callback)
+
+    # ---- training ----
+
+    def __iter__(self) -> Iterator[Step]:
+        """Steps up to the config's end."""
+        while step := self.step():
+            yield step
+
+    def step(self) -> Step | None:
+        """One step, with the samples, evaluation and checkpoint that are due. None: no step was left, and the run's last
+        evaluation, checkpoint and export are done."""
+        return self._moved(self._call("step"))
+
+    def save(self) -> None:
+        """Saves the newest finished step; returns when it is written."""
+        self._call("save")
+
+    @property
+    def position(self) -> Step:
+        """Where the run is: after the last step."""
+        return step_of(self._call("position"))
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step: the schedule's, unless one is set. None sets it back to the schedule's. Not saved."""
+        return float(self._call("learning_rate"))
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float | None) -> None:
+        self._call("set_learning_rate", rate=rate)
+
+    # ---- weights ----
+
+    def evaluate(self, files: Sequence[Path] = ()) -> list[DataLoss]:
+        """The loss over each of these token files (or patterns); none: over the validation split."""
+        losses = self._call("evaluate", files=[os.fspath(file) for file in files], weights=self.weights)
+        return [DataLoss(**loss | {"targets": int(loss["targets"])}) for loss in losses]
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int = 64, temperature: float = 1.0, top_p: float = 1.0,
+        seed: int = 1, stop: Sequence[int] | None = None,
+    ) -> list[Text]:
+        """Continuations of prompts of tokens, in their order.
+
+        temperature  logits are divided by it; 0: always the most likely token
+        top_p        in (0, 1]: draws among the most likely tokens that together have this probability
+        stop         tokens that end a text; default: as the model or tokenizer has them
+        """
+        texts = self._call("generate", prompts=[list(map(int, prompt)) for prompt in prompts], max_tokens=max_tokens,
+                           temperature=temperature, top_p=top_p, seed=seed, weights=self.weights,
+                           stop=None if stop is None else list(map(int, stop)))
+        return [Text(**text) for text in texts]
+
+    def export(self, directory: Path) -> None:
+        """The weights as a Hugging Face model directory; it replaces an older export when it is complete."""
+        self._call("export", directory=os.fspath(directory), weights=self.weights)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the run's state by name: masters and, where it trains, the optimizer's moments."""
+        self._call("open", training=False, weights=self.weights)
+        return {tensor["name"]: Tensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"]))
+                for tensor in self._call("tensors")}
+
+    def read(self, tensor: str) -> NDArray[np.float32]:
+        """A copy of a tensor, which DLPack gives to other libraries: torch.from_dlpack(run.read(name))."""
+        values = np.empty(self._tensor(tensor).shape, np.float32)
+        check(library().quern_read(self._handle, tensor.encode(), values.ctypes.data_as(FLOATS), values.size))
+        return values
+
+    def write(self, tensor: str, values: Any) -> None:
+        """Replaces a tensor, rounded to its dtype. `values`: an array of its shape, or one that DLPack can read in the
+        memory of the CPU."""
+        shape = self._tensor(tensor).shape
+        given = np.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
+        if given.shape != shape:
+            raise ValueError(f"{tensor}: found the shape {given.shape}, expected {shape}")
+        exact = np.ascontiguousarray(given, np.float32)
+        check(library().quern_write(self._handle, tensor.encode(), exact.ctypes.data_as(FLOATS), exact.size))
+
+    # ---- config and plan ----
+
+    def config(self) -> Config:
+        """The resolved config."""
+        return Config.from_text(self._call("config"))
+
+    def plan(self) -> str:
+        """Memory, work and time of the run, as `quern plan` prints it. Opens nothing."""
+        return str(self._call("plan"))
+
+    def planned_config(self) -> Config:
+        """The config with the planner's choices in place of "auto"."""
+        return Config.from_text(self._call("chosen_config"))
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Saves every finished step of a run that trains, and frees everything."""
+        if self._close.alive:
+            try:
+                if (answer := self._call("stop")) is not None:
+                    self._moved(answer)
+            finally:
+                self._close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- the library ----
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        if not self._close.alive:
+            raise ValueError("the run is closed; make another one, which continues")
+        answer = ctypes.c_void_p()
+        try:
+            check(library().quern_call(self._handle, method.encode(), json.dumps(arguments).encode(), ctypes.byref(answer)))
+        except Error as error:
+            raise error from self._callback.raised if error.where.startswith("the program's ") else None
+        return json.loads(take_text(answer))
+
+    def _answer(self, method: str, arguments: dict[str, Any]) -> str:
+        if method == "log":
+            assert self._on_event
+            self._on_event(arguments)
+            return ""
+        if method == "validates":
+            return "yes" if self._rows["validation"] else "no"
+        rows = self._rows[arguments["split"]]
+        if rows is None:
+            raise ValueError(f"Run was given no rows for {arguments['split']}")
+        if method == "load_state":
+            rows.load_state(arguments["state"])
+        elif method == "next":
+            rows.fill(arguments)
+        else:
+            return rows.length() if method == "length" else rows.save_state()
+        return ""
+
+    def _moved(self, answer: dict[str, Any]) -> Step | None:
+        for text in answer.get("warnings", ()):
+            warnings.warn(text, stacklevel=3)
+        self.finished = answer.get("finished", False)
+        return step_of(answer["position"]) if answer["moved"] else None
+
+    def _tensor(self, name: str) -> Tensor:
+        tensors = self.tensors()
+        if name not in tensors:
+            raise KeyError(f"no such tensor: {name}; Run.tensors() has {next(iter(tensors))} and {len(tensors) - 1} others")
+        return tensors[name]
+
+
+def close(handle: ctypes.c_void_p, _callback: Callback) -> None:  # which lives until then
+    check(library().quern_close(handle))
+
+
+def step_of(position: dict[str, Any]) -> Step:
+    return Step(**{name: number(value) for name, value in position.items()})

@@ -1,0 +1,276 @@
+"""quern.Run: a run driven from Python has the bits of `quern train`, however it ends it can be resumed, and data, logs,
+tensors and errors cross the boundary."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import unittest
+
+os.environ.setdefault("QUERN_PREFIX", os.environ["QUERN_BUILD_DIR"])
+
+import numpy as np  # noqa: E402
+
+import quern  # noqa: E402
+from folder_test_case import FolderTestCase  # noqa: E402
+from quern.tokens.token_file import TokenWriter  # noqa: E402
+
+PROGRAM = os.environ["QUERN"]
+SEQUENCE = 16
+
+
+def chain(rows, start=1):
+    """Tokens that a small model learns in a few steps."""
+    tokens = [start]
+    while len(tokens) < rows * SEQUENCE + 1:
+        tokens.append((tokens[-1] * 5 + 3) % 64)
+    return np.array(tokens, np.int32)
+
+
+class RunTest(FolderTestCase):
+    def setUp(self):
+        super().setUp()
+        for name, rows in (("train", 13), ("validation", 4)):
+            with TokenWriter(self.folder / f"{name}.tok", 64) as file:
+                file.append(chain(rows))
+        (self.folder / "run.toml").write_text(textwrap.dedent(f"""\
+            [model]
+            id = "llama"
+            [model.llama]
+            vocab_size = 64
+            hidden_size = 32
+            intermediate_size = 48
+            num_hidden_layers = 2
+            num_attention_heads = 4
+            num_key_value_heads = 2
+            max_position_embeddings = 32
+            [train]
+            steps = 6
+            micro_batch = 2
+            sequence = {SEQUENCE}
+            eval_every = 3
+            [optimizer]
+            learning_rate = 1e-2
+            [schedule.cosine]
+            warmup = 2
+            [device.cpu]
+            threads = 1
+            [checkpoint]
+            every = 2
+            [data.tokens]
+            train = "{self.folder}/train.tok"
+            validation = "{self.folder}/validation.tok"
+            [log]
+            directory = "{self.folder}/run"
+            sinks = ["jsonl"]
+            """))
+        self.config = quern.Config.load(self.folder / "run.toml")
+
+    def named(self, name, **values):
+        config = self.config.set("log.directory", self.folder / name)
+        for key, value in values.items():
+            config = config.set(key.replace("__", "."), value)
+        return config
+
+    def losses(self, name):
+        events = [json.loads(line) for line in (self.folder / name / "log.jsonl").read_text().splitlines()]
+        return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+    def whole(self):
+        """Losses of `quern train`."""
+        subprocess.run([PROGRAM, "train", str(self.folder / "run.toml")], check=True, capture_output=True)
+        return self.losses("run")
+
+    def newest_tensors(self, name):
+        return max((self.folder / name / "checkpoints").glob("step-*")).joinpath("tensors.safetensors").read_bytes()
+
+    def test_a_run_from_python_has_the_bits_of_the_program(self):
+        whole = self.whole()
+        self.assertEqual(len(whole), 6)
+        with quern.Run(self.named("python")) as run:
+            steps = list(run)
+            self.assertTrue(run.finished)
+        self.assertEqual({step.step: step.loss for step in steps}, whole)
+        self.assertEqual(self.newest_tensors("python"), self.newest_tensors("run"))
+        self.assertTrue((self.folder / "python/export/model.safetensors").is_file())
+        self.assertLess(steps[-1].loss, steps[0].loss)
+        self.assertTrue(math.isnan(steps[1].validation_loss))
+        self.assertGreater(steps[3].validation_loss, 0)
+        self.assertEqual([step.tokens for step in steps], [32 * (step + 1) for step in range(6)])
+        self.assertIn("parameters", run_plan := quern.Run(self.config).plan())
+        self.assertIn("steps = 6", self.config.to_toml(), run_plan)
+
+    def test_a_run_that_is_left_or_killed_continues_with_the_same_bits(self):
+        whole = self.whole()
+        with quern.Run(self.named("left")) as run:
+            next(iter(run))
+        with self.assertRaises(ZeroDivisionError), quern.Run(self.named("left")) as run:
+            for step in run:
+                if step.step == 3:
+                    step.step / 0
+        with quern.Run(self.named("left")) as run:
+            self.assertEqual([step.step for step in run], [4, 5, 6])
+        self.assertEqual(self.losses("left"), whole)
+        killed = self.python(self.loop("killed", "run.save() if step.step == 2 else step.step == 3 and os.abort()"))
+        killed.communicate(timeout=60)
+        self.assertEqual(killed.returncode, -signal.SIGABRT)
+        with quern.Run(self.named("killed")) as run:
+            self.assertEqual([step.step for step in run], [3, 4, 5, 6])  # from the checkpoint of step 2
+        self.assertEqual(self.losses("killed"), whole)
+
+    def loop(self, name, body, steps=6):
+        return textwrap.dedent(f"""\
+            import os, quern, signal
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+            config = quern.Config.load("run.toml").set("log.directory", {name!r}).set("train.steps", {steps})
+            with quern.Run(config) as run:
+                for step in run:
+                    print(step.step, flush=True)
+                    {body}
+            """)
+
+    def python(self, program):
+        return subprocess.Popen([sys.executable, "-c", program], cwd=self.folder, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+
+    def test_signals_stop_a_run_which_then_is_saved(self):
+        for number, expected in ((signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "")):
+            name = f"stopped{int(number)}"
+            process = self.python(self.loop(name, "pass", 100000))
+            for _ in range(3):
+                process.stdout.readline()
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, -number, err)
+            self.assertEqual(err.strip().splitlines()[-1:], [expected] if expected else [])
+            done = int(out.split()[-1]) if out else 3
+            saved = max(int(path.name.split("-")[1]) for path in (self.folder / name / "checkpoints").glob("step-*"))
+            self.assertGreaterEqual(saved, done)  # every step that the loop saw
+
+    def test_errors_have_parts(self):
+        with self.assertRaises(quern.Error) as caught:
+            self.config.set("train.stepz", 3).set("device.id", "cpuu").check()
+        self.assertEqual(caught.exception.kind, "config")
+        self.assertEqual([finding.key for finding in caught.exception.findings], ["device.id", "train.stepz"])
+        self.assertEqual(caught.exception.findings[1].next_step, "nearest name `steps`")
+        path = self.folder / "run.toml"
+        path.write_text(path.read_text().replace("micro_batch = 2", "micro_batch = 0"))
+        with self.assertRaises(quern.Error) as caught:
+            self.config.check()
+        error = caught.exception
+        line = path.read_text().splitlines().index("micro_batch = 0") + 1
+        self.assertEqual((error.file, error.line, error.column, error.key), (str(path), line, 1, "train.micro_batch"))
+        self.assertEqual(error.found, "0")
+        self.assertIn("an integer from 1", error.expected)
+        self.assertIn("train.micro_batch", str(error))
+        with self.assertRaises(quern.Error) as caught:
+            quern.Config.load(self.folder / "none.toml").check()
+        self.assertEqual((caught.exception.kind, caught.exception.next_step), ("input", "check the path and its permissions"))
+
+    def test_a_dict_is_a_config(self):
+        made = quern.Config.from_dict(self.config.to_dict())
+        self.assertEqual(made.to_dict(), self.config.to_dict())
+        self.assertEqual(made.set("train", {"steps": 9, "sequence": 8}).to_dict()["train"]["steps"], 9)
+        with self.assertRaises(TypeError):
+            self.config.set("train.steps", None)
+
+    def test_weights_are_read_written_evaluated_exported_and_generate(self):
+        with quern.Run(self.config) as run:
+            first = run.step()
+            self.assertEqual(run.position, first)
+            run.learning_rate = 0
+            name = "master/embedding.weight"
+            before = run.read(name)
+            self.assertEqual(before.shape, run.tensors()[name].shape)
+            self.assertTrue(any(tensor.startswith("moment1/") for tensor in run.tensors()))
+            run.step()
+            np.testing.assert_array_equal(run.read(name), before)
+            run.learning_rate = None
+            run.step()
+            self.assertGreater(run.learning_rate, 0)
+            loss = run.evaluate()[0]
+            self.assertEqual(loss.loss, run.position.validation_loss)
+            run.write(name, before * 0)
+            self.assertNotEqual(run.evaluate()[0].loss, loss.loss)
+            run.write(name, np.from_dlpack(before))
+            with self.assertRaisesRegex(ValueError, "expected"):
+                run.write(name, before[:3])
+            with self.assertRaises(KeyError):
+                run.read("master/none")
+            run.export(self.folder / "model")
+        with quern.Run(self.config, weights=self.folder / "model") as run:
+            self.assertLess(run.evaluate([self.folder / "train.tok"])[0].loss, 5)
+            self.assertTrue(all(tensor.startswith("master/") for tensor in run.tensors()))
+        with quern.Run(self.config) as run:
+            texts = run.generate([[1, 8], [3]], max_tokens=4, temperature=0, stop=[])
+        self.assertEqual([len(text.tokens) for text in texts], [4, 4])
+        with self.assertRaisesRegex(ValueError, "closed"):
+            run.step()
+
+    def test_rows_of_python_train_as_a_token_file_in_order(self):
+        tokens = chain(40)
+        rows = [tokens[i * SEQUENCE : (i + 1) * SEQUENCE + 1] for i in range(40)]
+        events = []
+        with quern.Run(self.named("rows"), data=rows, validation=rows[:4], on_event=events.append) as run:
+            losses = [step.loss for step in run]
+        self.assertEqual([event["loss"] for event in events if event["event"] == "step"], losses)
+        self.assertEqual([event["step"] for event in events if event["event"] == "eval"], [3, 6])
+        # Resumed by skipping, and by the iterable's own state.
+        for name, make in (("skipped", lambda: rows), ("stated", lambda: Stated(rows))):
+            resumed = []
+            for stop in (2, 3, 6):
+                with quern.Run(self.named(name), data=make()) as run:
+                    for step in run:
+                        resumed.append(step.loss)
+                        if step.step == stop:
+                            break
+            self.assertEqual(resumed, losses)
+
+    def test_masks_and_documents_reach_the_loss(self):
+        row = chain(1)
+        config = self.named("masked", train__micro_batch=1, train__steps=1, data__documents="masked")
+        def targets(item):
+            with quern.Run(config, data=[row], validation=[item]) as run:
+                return run.evaluate()[0].targets
+        with quern.Run(config, data=[row]) as run:  # weights to evaluate
+            list(run)
+        self.assertEqual(targets(row), SEQUENCE)
+        self.assertEqual(targets({"tokens": row, "mask": np.arange(SEQUENCE + 1) > 10}), SEQUENCE - 10)
+        self.assertEqual(targets({"tokens": row, "documents": [0, 5, 9]}), SEQUENCE - 2)
+
+    def test_faults_of_the_programs_data_are_named_and_kept_as_cause(self):
+        for data, found in (([chain(2)], "expected integers (17,)"), ([], "no rows"), (iter([chain(1)] * 3), "ended after"),
+                            ([chain(1) + 64], "expected 0 to 63")):
+            with self.assertRaises(quern.Error) as caught, quern.Run(self.named("faulty"), data=data) as run:
+                list(run)
+            self.assertIn(found, str(caught.exception))
+            self.assertIsInstance(caught.exception.__cause__, ValueError)
+
+    def test_a_failing_callback_of_the_log_does_not_stop_the_run(self):
+        with quern.Run(self.config, on_event=lambda event: event["none"]) as run:
+            self.assertEqual(len(list(run)), 6)
+
+
+class Stated:
+    """Rows that know where they are."""
+
+    def __init__(self, rows):
+        self.rows, self.at = rows, 0
+
+    def __iter__(self):
+        while self.at < len(self.rows):
+            self.at += 1
+            yield self.rows[self.at - 1]
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+if __name__ == "__main__":
+    unittest.main()
