@@ -142,6 +142,10 @@ if [[ $only == ptx_* || $only == '*' ]]; then
   for precision in bf16 e4m3 int8; do
     check "ptx_train_$precision" 'tok/s' "$ptx_build/bin/quern" bench configs/qwen2.5/0.5b.toml --steps 10 \
       --set device.id=cuda --set "precision.id=$precision"
+    wanted "ptx_train_$precision" && ! grep -q 'has only PTX' "$logs/ptx_train_$precision.txt" && {
+      echo "  it did not say that the driver compiles its kernels"
+      failures=$((failures + 1))
+    }
   done
 fi
 if [[ $quick == 0 ]]; then

@@ -19,4 +19,10 @@ std::string missing_code() {
   return QUERN_CUDA_ARCHITECTURES;
 }
 
+bool is_compiled_by_driver() {
+  cudaFuncAttributes attributes;
+  QUERN_CUDA(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe_kernel)));
+  return attributes.ptxVersion < attributes.binaryVersion;  // equal where ptxas was run at the build
+}
+
 }  // namespace quern::cuda

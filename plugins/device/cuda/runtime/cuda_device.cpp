@@ -194,13 +194,17 @@ void CudaDevice::open(int ordinal) {
   if (here.cuda.compute_capability < 80)
     throw resources_error("GPU too old", here.device.name, "compute capability 8.0 (Ampere) or later", {});
   QUERN_CUDA(cudaSetDevice(ordinal));
+  const std::string of_gpu = here.device.name + ", compute capability " + std::to_string(here.cuda.compute_capability);
+  const std::string build_again =
+      "build again with -DQUERN_CUDA_ARCHITECTURES=" + std::to_string(here.cuda.compute_capability) +
+      (here.cuda.compute_capability == 90 ? "a" : "");
   if (const std::string built_for = missing_code(); !built_for.empty())
-    throw resources_error(
-        "this build has no code for the GPU",
-        here.device.name + ", compute capability " + std::to_string(here.cuda.compute_capability),
-        "one of " + built_for,
-        "build again with -DQUERN_CUDA_ARCHITECTURES=" + std::to_string(here.cuda.compute_capability) +
-            (here.cuda.compute_capability == 90 ? "a" : ""));
+    throw resources_error("this build has no code for the GPU", of_gpu, "one of " + built_for, build_again);
+  if (is_compiled_by_driver())
+    facts_.device.warnings.push_back("this build has only PTX for the GPU (" + of_gpu +
+                                     "): the driver compiles kernels at "
+                                     "the first start, which takes a minute or more once; " +
+                                     build_again);
   ordinal_ = ordinal;
   facts_.device.numa_node = numa_node_of(bus_id());
   facts_.device.unit = here.device.unit;
