@@ -122,6 +122,19 @@ class ChatTemplateTest(unittest.TestCase):
             "replies that begin otherwise than generation opens them": 1})
         self.assertEqual(self.learned(CHATML, talk("a", "b", "c", "d", weight=0))[0], [])
 
+    def test_a_reply_begins_behind_its_question_though_generation_is_asked_otherwise(self):
+        # As Mistral's: the system text goes to the last message, and only if that is a question.
+        late_system = (
+            "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}[INST]{% if loop.last %}{{ messages[0].content }}"
+            "{% endif %}{{ m.content }}[/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+        )
+        opens = late_system + "{% if add_generation_prompt %}<think>{% endif %}"
+        messages = [{"role": "system", "content": "sir"}, *talk("ask", "b", "at second", "d")]
+        for template in (late_system, opens):
+            replies, notes = self.learned(template, messages)
+            self.assertEqual(replies, [[(" b</s>", "</s>"), (" d</s>", "</s>")]])
+            self.assertEqual(notes["replies that begin otherwise than generation opens them"], 2)
+
     def test_a_token_that_ends_the_whole_text_makes_no_example_of_its_own(self):
         closed = CHATML.replace("{% endif %}", "{% else %}</s>{% endif %}")
         replies = [("b<|im_end|>\n", "<|im_end|>"), ("d<|im_end|>\n</s>", "</s>")]
@@ -223,6 +236,8 @@ class ChatTemplateTest(unittest.TestCase):
             "replies that are empty": 1,
         })
         self.assertEqual(self.learned(CHATML, talk("a", "b", "a", "b"))[1], {})  # texts that are alike
+        empty = talk("a", "b", name="", tool_calls=[], audio={}, thinking=None)
+        self.assertEqual(self.learned(CHATML, empty)[1], {})
 
     def test_what_a_template_refuses_is_left_out_with_the_reason(self):
         refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML

@@ -39,6 +39,11 @@ class ConversationRowsTest(FolderTestCase):
              [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]),
             ({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": json.dumps(call)}]},
              [USER, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]}]),
+            ({"conversations": [USER, {"from": "function_call", "value": json.dumps([call, call])}]},
+             [USER, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}] * 2}]),
+            ({"messages": json.dumps([USER, ASSISTANT])}, [USER, ASSISTANT]),
+            ({"messages": None, "conversations": [USER, ASSISTANT]}, [USER, ASSISTANT]),
+            ({"messages": [{"role": "User", "content": "a"}, {"role": "Assistant", "content": "b"}]}, [USER, ASSISTANT]),
         ):
             with self.subTest(row=row):
                 self.assertEqual(self.messages(row), expected)
@@ -50,6 +55,8 @@ class ConversationRowsTest(FolderTestCase):
         row = {"messages": [ASSISTANT], "tools": json.dumps(tools), "documents": [{"t": 1}], "chat_template_kwargs": {"think": False}}
         (conversation,) = self.read(row)
         self.assertEqual(conversation.variables, {"tools": tools, "documents": [{"t": 1}], "think": False})
+        row["chat_template_kwargs"] = json.dumps(row["chat_template_kwargs"])
+        self.assertEqual(self.read(row)[0].variables, conversation.variables)
         for empty in (None, "", "[]", " ", []):
             (conversation,) = self.read({"messages": [ASSISTANT], "tools": empty})
             self.assertEqual(conversation.variables, {})
@@ -70,6 +77,10 @@ class ConversationRowsTest(FolderTestCase):
             ({"prompt": "a", "completion": "b"}, "f:1: no list of messages with role and content in field 'messages': found ['completion', 'prompt']"),
             ("text", "no list of messages"),
             ({"messages": "text"}, "no list of messages"),
+            ({"messages": "[{"}, "f:1: messages: not JSON"),
+            ({"messages": "[" * 99 + "]" * 99}, "nested too deeply"),
+            ({"messages": [ASSISTANT], "tools": "[" * 99 + "]" * 99}, "nested too deeply"),
+            ({"messages": [ASSISTANT], "chat_template_kwargs": "[]"}, "chat_template_kwargs: found list, expected an object"),
             ({"messages": ["a"]}, "no list of messages"),
             ({"messages": [{"content": "a"}]}, "no list of messages"),
             ({"messages": [{"role": "user"}]}, "no list of messages"),
@@ -81,6 +92,13 @@ class ConversationRowsTest(FolderTestCase):
             with self.subTest(row=row), self.assertRaises(Fault) as fault:
                 self.read(row)
             self.assertIn(expected, str(fault.exception))
+
+    def test_a_key_that_an_object_has_twice_is_a_fault(self):
+        path = self.folder / "a.jsonl"
+        path.write_text(json.dumps({"messages": [USER, ASSISTANT]})[:-1] + ', "messages": []}\n')
+        with self.assertRaises(Fault) as fault:
+            list(read_rows([path]))
+        self.assertIn('a.jsonl:1: not JSON: found the key "messages" twice in one object', str(fault.exception))
 
     def test_files_of_rows(self):
         rows = [{"messages": [USER, ASSISTANT]}, {"messages": [ASSISTANT]}]

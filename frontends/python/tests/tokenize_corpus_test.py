@@ -274,9 +274,12 @@ class TokenizeTest(FolderTestCase):
     def test_a_separator_spelled_in_the_text_is_text(self):
         text = f"corn {SEPARATOR} flour\n\n" * 40
         path = self.write_json_lines([text])
-        _, files = self.tokenized(path, "--train-bpe", "300")
+        meta, files = self.tokenized(path, "--train-bpe", "300")
         self.assertEqual("".join(self.documents(files["train"]) + self.documents(files["val"])), text)
-        _, files = self.tokenized(path, "--train-bpe", "300", "--parse-special")
+        what = "special tokens that documents spell, "
+        self.assertEqual(meta["counted"][f"{what}kept as text; --parse-special reads them as tokens"], 40)
+        meta, files = self.tokenized(path, "--train-bpe", "300", "--parse-special")
+        self.assertEqual(meta["counted"][f"{what}read as tokens"], 40)
         self.assertGreater(np.count_nonzero(files["train"].tokens == 0), 30)
 
     def test_entropies_are_those_of_the_token_frequencies(self):

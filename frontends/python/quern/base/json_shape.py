@@ -4,6 +4,7 @@ A shape is a Kind, a list of one shape, or a dict: key -> shape, "key?" for one 
 which are left out where it is not there.
 """
 
+import collections
 import json
 import math
 import tomllib
@@ -48,11 +49,19 @@ def choice(*words: str) -> Kind:
     return Kind("one of " + ", ".join(words), lambda value: isinstance(value, str) and value in words)
 
 
+def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        counts = collections.Counter(key for key, _ in pairs)
+        raise ValueError(f"the key {json.dumps(counts.most_common(1)[0][0])[:100]} twice in one object")
+    return value
+
+
 def parse(data: bytes, where: Place) -> Any:
-    """The value of JSON in bytes of UTF-8."""
+    """The value of JSON in bytes of UTF-8. Of a key that an object has twice, one value would be lost."""
     refuse_pointer(where, data)
     try:
-        return json.loads(data.decode("utf-8-sig"))
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=with_each_key_once)
     except UnicodeDecodeError as error:
         raise Fault(where, "not UTF-8", error.reason) from None
     except ValueError as error:

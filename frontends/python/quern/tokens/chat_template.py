@@ -30,6 +30,7 @@ MARK = "\ufdd0"  # in special tokens that messages spell
 
 # Names for what the assistant thought, the one that templates read first.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+NOTHING: tuple[Any, ...] = (None, "", [], {})  # values of a key that say nothing
 PROBE = """{"a": "b'c"}"""  # arguments of a call that neither JSON nor Python writes again as they are
 
 Message = dict[str, Any]
@@ -270,7 +271,22 @@ class Conversation:
         if not before:
             return written
         self._note("replies that begin otherwise than generation opens them")
-        return min(written, common(before, turn))
+        return min(written, self._shared(index, before, turn))
+
+    def _shared(self, index: int, before: str, turn: str) -> int:
+        """How far the turn is what generation starts from, behind the message before the reply: a template may have
+        written that message, or what stands before it, otherwise, as one that gives the last question the system text."""
+        earlier = self.messages[max(index - 1, 0) : index]
+        varied = [[*self.messages[: index - 1], {**message, "content": content}]
+                  for message in earlier for content in ("first", "second")]
+        ends = [
+            len(text) - min((common(text[::-1], other[::-1]) for other in others if other is not None), default=len(text))
+            for text, others in (
+                (before, [self._rendered(messages, True) for messages in varied]),
+                (turn, [self._rendered([*messages, self.messages[index]]) for messages in varied]),
+            )
+        ]
+        return ends[1] + common(before[ends[0] :], turn[ends[1] :])
 
     def _end_of(self, text: str) -> str:
         text = text.rstrip()
@@ -294,8 +310,8 @@ class Conversation:
                 continue
             if self._rendered([*named[:index], {**name, "content": "x"}, *named[index + 1 :]]) == whole:
                 self._note(f"messages of role {name['role']} that the template does not write")
-        for key in sorted({key for m in messages for key in m} - {"role", "content", "weight"}):
-            having = [index for index, m in enumerate(messages) if key in m]
+        for key in sorted({key for m in messages for key in m if m[key] not in NOTHING} - {"role", "content", "weight"}):
+            having = [index for index, m in enumerate(messages) if m.get(key) not in NOTHING]
             some = messages[: having[-1] + 1]
             gone = THOUGHTS if key in THOUGHTS else (key,)
             without = [{name: value for name, value in m.items() if name not in gone} for m in some]

@@ -12,14 +12,15 @@ from quern.base.fault import Fault
 from quern.base.json_shape import parse
 from quern.tokens.tally import Tally
 
-FIELDS = ("messages", "conversations", "conversation")  # the first that a row has
+FIELDS = ("messages", "conversations", "conversation")  # the first that a row has, better not as null
 DEEPEST = 64  # levels of lists and objects in a row
 ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-    "observation": "tool", "function_response": "tool",
+    "observation": "tool", "function_response": "tool", **{role: role for role in ("user", "assistant", "system", "tool")},
 }
 # Besides the messages; a template's other variables are in chat_template_kwargs, as of TRL.
 VARIABLES = ("tools", "documents")
+KWARGS = "chat_template_kwargs"
 RESERVED = ("messages", "add_generation_prompt")
 
 
@@ -52,18 +53,20 @@ def leave_out(reason: NothingToLearn, name: str, tally: Tally) -> None:
 
 
 def conversation_of(name: str, row: Any, field: str | None, tally: Tally) -> Conversation:
-    wanted = field or next((key for key in FIELDS if isinstance(row, dict) and key in row), FIELDS[0])
+    there = [key for key in FIELDS if isinstance(row, dict) and key in row]
+    wanted = field or next((key for key in there if row[key] is not None), there[0] if there else FIELDS[0])
     entries: Any = row.get(wanted) if isinstance(row, dict) else None
+    if isinstance(entries, str) and entries.lstrip().startswith("["):
+        entries = value_of(row, wanted, name)
     if entries is None and isinstance(row, dict) and wanted in row:
         entries = []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         found: object = sorted(row) if isinstance(row, dict) else type(row).__name__
         raise Fault(name, f"no list of messages with role and content in field '{wanted}'", found,
                     advice="name the field with --text-field")
-    if too_deep(row):
-        raise Fault(name, "nested too deeply", expected=f"at most {DEEPEST} levels of lists and objects")
+    refuse_depth(row, name)
     messages = [message_of(name, entry, wanted) for entry in entries]
-    unused = set(row) - {wanted, *VARIABLES, "chat_template_kwargs"}
+    unused = set(row) - {wanted, *VARIABLES, KWARGS}
     if isinstance(row.get("system"), str):
         unused.discard("system")
         if row["system"] and not any(message["role"] == "system" for message in messages):
@@ -89,8 +92,9 @@ def message_of(name: str, entry: dict[str, Any], field: str) -> dict[str, Any]:
     message["role"] = ROLES.get(role.lower(), role)
     message["content"] = content_of(message.get("content"))
     if role == "function_call":
-        message = {**message, "role": "assistant", "content": None,
-                   "tool_calls": [{"type": "function", "function": parse(str(message["content"]).encode(), name)}]}
+        calls = parse(str(message["content"]).encode("utf-8", "surrogatepass"), f"{name}: function_call")
+        message = {**message, "role": "assistant", "content": None, "tool_calls": [
+            {"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]}
     return message
 
 
@@ -106,27 +110,36 @@ def content_of(content: Any) -> str | None | list[dict[str, Any]]:
 
 
 def variables_of(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    more = row.get("chat_template_kwargs")
-    found = dict(more) if isinstance(more, dict) else {}
-    for key in VARIABLES:
-        value = row.get(key)
-        if isinstance(value, str) and value.strip():  # as tables have lists of objects of many shapes
-            value = parse(value.encode("utf-8", "surrogatepass"), f"{name}: {key}")
-        if value and not (isinstance(value, str) and not value.strip()):
-            found[key] = value
+    more = value_of(row, KWARGS, name)
+    more = {} if more is None else more
+    if not isinstance(more, dict):
+        raise Fault(name, KWARGS, type(more).__name__, "an object")
+    found = {**more, **{key: value for key in VARIABLES if (value := value_of(row, key, name))}}
     for key in RESERVED:
         if key in found:
-            raise Fault(name, f"chat_template_kwargs has '{key}', which is the tokenizer's to set")
+            raise Fault(name, f"{KWARGS} has '{key}', which is the tokenizer's to set")
     if not isinstance(found.get("tools", []), list):
         raise Fault(name, "tools", type(found["tools"]).__name__, "a list")
     return found
 
 
-def too_deep(value: object) -> bool:
+def value_of(row: dict[str, Any], key: str, name: str) -> Any:
+    """A list or object, which tables may have as JSON; null for a text of nothing."""
+    value = row.get(key)
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    value = parse(value.encode("utf-8", "surrogatepass"), f"{name}: {key}")
+    refuse_depth(value, name)
+    return value
+
+
+def refuse_depth(value: object, name: str) -> None:
     level = [value]
     for _ in range(DEEPEST + 2):
         level = [item for part in level if isinstance(part, dict | list)
                  for item in (part.values() if isinstance(part, dict) else part)]
         if not level:
-            return False
-    return True
+            return
+    raise Fault(name, "nested too deeply", expected=f"at most {DEEPEST} levels of lists and objects")

@@ -28,7 +28,7 @@ from quern.tokens.encoding import KNOWN_SEPARATORS, separator_id, tokenizing
 from quern.tokens.tally import Tally
 from quern.tokens.template_files import DEFAULT, WITH_TOOLS, Templates, read_templates
 from quern.tokens.token_file import NO_SEPARATOR, Array
-from quern.tokens.tokenizer_config import named_special_tokens, read_tokenizer_config, spelled
+from quern.tokens.tokenizer_config import any_of, named_special_tokens, read_tokenizer_config, special_tokens, spelled, spelled_by
 
 Item = TypeVar("Item")
 Span = tuple[int, int, str]  # begin, end, the token that ends it
@@ -113,11 +113,6 @@ class ChatTemplate:
         return Rendered(conversation.name, xxhash.xxh3_64_intdigest(said) / 2**64, examples)
 
 
-def special_tokens(tokenizer: Tokenizer) -> list[str]:
-    added = tokenizer.get_added_tokens_decoder().values()
-    return [token.content for token in added if token.special and len(token.content.strip()) > 1]
-
-
 def load_template(tokenizer: Tokenizer, folder: Path, given: Path | None) -> ChatTemplate:
     """The template and its special tokens: of --chat-template, or the files beside the tokenizer."""
     config = read_tokenizer_config(folder)
@@ -154,10 +149,6 @@ class SpecialTokensAsText:
         if isinstance(value, dict):  # of "<|" + role + "|>" the template makes a token
             return {self.marked(key, False): self.marked(item, key != "role") for key, item in value.items()}
         return value
-
-
-def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
 
 
 def inside(token: str) -> str:
@@ -244,8 +235,7 @@ class ChatCorpus:
             except NothingToLearn as reason:
                 leave_out(reason, conversation.name, self._tally)
                 continue
-            kept = "read as tokens" if self._parse_special else "kept as text; --parse-special reads them as tokens"
-            self._tally.add(f"special tokens that messages spell, {kept}", conversation.name, as_text.found - before)
+            self._tally.add(spelled_by("messages", self._parse_special), conversation.name, as_text.found - before)
             if not self._parse_special:
                 conversation = Conversation(conversation.name, messages, variables)
             if rendered := template.render(conversation, self._tally):

@@ -5,7 +5,7 @@ docs/token-files.md states the rule of the cuts.
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -147,10 +147,11 @@ class Piece:
 
 
 def encode(
-    tokenizer: Tokenizer, split: Iterable[tuple[str, Document]], separator: int, begin: Sequence[int] = ()
+    tokenizer: Tokenizer, split: Iterable[tuple[str, Document]], separator: int, begin: Sequence[int] = (),
+    look_at: Callable[[Document, str], None] = lambda document, text: None,
 ) -> Iterator[tuple[str, int, int, Array]]:
     """Yields (split name, documents, bytes, tokens), bounded batches of the corpus in its order. Each document gets the
-    tokens `begin` before it and the separator behind it."""
+    tokens `begin` before it and the separator behind it. `look_at` is called with each piece of a text."""
     behind = [separator] if separator >= 0 else []
 
     def encode_batch(batch: list[Piece]) -> Iterator[tuple[str, int, int, Array]]:
@@ -178,6 +179,7 @@ def encode(
             batch.append(Piece(name, text, begins, False))
             characters += len(text)
             begins = False
+            look_at(document, text)
         if document.begin < document.end:
             batch[-1] = replace(batch[-1], ends=True)
     if batch:

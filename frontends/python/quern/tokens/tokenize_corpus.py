@@ -30,7 +30,7 @@ from quern.tokens.begin_tokens import begin_tokens
 from quern.tokens.conversation_rows import read_conversations
 from quern.tokens.conversations import ChatCorpus, ChatTemplate, load_template
 from quern.tokens.documents import (
-    READERS, TEXT, Rows, Split, document_from_row, find_files, read_dataset, read_documents, read_rows,
+    READERS, TEXT, Document, Rows, Split, document_from_row, find_files, read_dataset, read_documents, read_rows,
 )
 from quern.tokens.encoding import (
     TRAINED_SEPARATOR, encode, load_tokenizer, separator_id, train_bpe, vocabulary_size,
@@ -39,7 +39,7 @@ from quern.tokens.made_files import BESIDE_TOKENIZER, META, NAMES, alone_in, che
 from quern.tokens.tally import Tally
 from quern.tokens.template_files import template_paths, with_templates
 from quern.tokens.token_file import Array, TokenWriter, token_dtype
-from quern.tokens.tokenizer_config import read_tokenizer_config
+from quern.tokens.tokenizer_config import any_of, read_tokenizer_config, special_tokens, spelled_by
 
 LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 20  # of --train-bpe: every byte and the separator
 
@@ -225,7 +225,12 @@ def open_documents(options: Namespace, sources: Sources) -> tuple[Corpus, Split]
     separator = separator_id(tokenizer, options.separator)
     config = read_tokenizer_config(options.tokenizer.parent) if options.tokenizer else {}
     begin = begin_tokens(tokenizer, config)
-    batches = ((*batch, None) for batch in encode(tokenizer, split, separator, begin))
+    pattern, what = any_of(special_tokens(tokenizer)), spelled_by("documents", options.parse_special)
+
+    def count_spelled(document: Document, text: str) -> None:
+        split.tally.add(what, document.name, sum(1 for _ in pattern.finditer(text)))
+
+    batches = ((*batch, None) for batch in encode(tokenizer, split, separator, begin, count_spelled))
     return Corpus(tokenizer, split.mode, separator, begin, batches), split
 
 

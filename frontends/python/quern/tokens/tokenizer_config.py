@@ -1,5 +1,7 @@
 """tokenizer_config.json beside a tokenizer.json, as transformers takes it: which tokens have a role, and more of them."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,25 @@ def named_special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, Any]
     if isinstance(more, list):
         special["additional_special_tokens"] = [text for text in map(spelled, more) if text is not None]
     return special
+
+
+def special_tokens(tokenizer: Tokenizer) -> list[str]:
+    added = tokenizer.get_added_tokens_decoder().values()
+    return [token.content for token in added if token.special and len(token.content.strip()) > 1]
+
+
+def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Of tokens that begin alike, the longest; grouped by that beginning, which few places of a text have."""
+    groups: dict[str, list[str]] = {}
+    for token in sorted(tokens, key=len, reverse=True):
+        groups.setdefault(token[:2], []).append(re.escape(token[2:]))
+    return re.compile("|".join(f"{re.escape(begin)}(?:{'|'.join(rest)})" for begin, rest in groups.items()) or "(?!)")
+
+
+def spelled_by(texts: str, parsed: bool) -> str:
+    """What a tally calls special tokens that texts spell."""
+    kept = "read as tokens" if parsed else "kept as text; --parse-special reads them as tokens"
+    return f"special tokens that {texts} spell, {kept}"
 
 
 def add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
