@@ -41,9 +41,10 @@ const std::vector<HfNeutral>& general_neutral() {
       {.key = "attn_implementation"},
       {.key = "_attn_implementation_autoset"},
       {.key = "attention_dropout", .accepted = {0.0}, .because = "quern does not apply dropout"},
-      {.key = "pretraining_tp",
-       .accepted = {1.0},
-       .because = "quern does not split matmuls as Llama's pretraining did"},
+      {.key = "pretraining_tp"},  // in how many parts matmuls were added up: 2 in Llama 2 13B
+      {.key = "is_causal", .accepted = {true}, .because = "quern attends to earlier tokens only"},
+      {.key = "activation", .accepted = {std::string("swiglu"), std::string("silu")}, .because = "of hidden_act"},
+      {.key = "rope_scaling.finetuned"},  // whether the model was trained with it
       {.key = "layer_types",
        .accepted = {std::string("full_attention")},
        .because = "quern attends to all earlier tokens"},
@@ -80,7 +81,7 @@ constexpr std::array<std::string_view, 13> kBookkeeping{"_",
                                                         "tokenizer_",
                                                         "transformers",
                                                         "unsloth",
-                                                        "use_flash_attention"};
+                                                        "use_flash"};
 
 bool is_off(const json& value) {
   return value == json(false) || (value.is_number() && value == 0) || (value.is_string() && value == "") ||

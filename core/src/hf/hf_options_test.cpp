@@ -74,7 +74,7 @@ TEST_CASE("neutral fields are read past") {
             R"("architectures": ["TinyForCausalLM"], "torch_dtype": "bfloat16", "dtype": "float32",
                  "transformers_version": "5.0.0",
                  "use_cache": true, "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": null,
-                 "pretraining_tp": 1,
+                 "pretraining_tp": 2, "is_causal": true, "activation": "swiglu", "rope_scaling": {"finetuned": true},
                  "attention_dropout": 0.0, "layer_types": ["full_attention", "full_attention"],
                  "use_sliding_window": false,
                  "sliding_window": 4096, "partial_rotary_factor": 1.0)")
@@ -86,7 +86,8 @@ TEST_CASE("a neutral field with a value that would matter is refused with the re
   CHECK(refused(R"("attention_dropout": 0.1)") ==
         "c.json: attention_dropout: found 0.1, expected 0: quern does not apply dropout; correct the file, or choose a "
         "model that quern trains");
-  check_holds(refused(R"("pretraining_tp": 2)"), {"pretraining_tp: found 2, expected 1"});
+  check_holds(refused(R"("is_causal": false)"), {"is_causal: found false, expected true: quern attends to earlier"});
+  check_holds(refused(R"("activation": "gelu")"), {"activation: found \"gelu\", expected \"swiglu\" or \"silu\""});
   check_holds(refused(R"("layer_types": ["full_attention", "sliding_attention"])"), {"expected \"full_attention\""});
   check_holds(refused(R"("use_sliding_window": true)"), {"use_sliding_window: found true, expected false: no windows"});
   check_holds(refused(R"("attention_dropout": {"p": 0})"), {"attention_dropout: found {\"p\":0}"});
@@ -129,7 +130,7 @@ TEST_CASE("fields that no model reads are ignored, and named") {
   const std::string bookkeeping =
       R"("max_length": 4096, "temperature": 0.9, "top_p": 0.6, "do_sample": true, "num_return_sequences": 1,
       "id2label": {"0": "A"}, "problem_type": "x", "task_specific_params": {"a": {"b": 1}}, "unsloth_fixed": true,
-      "_flash_attn_2_enabled": true, "output_hidden_states": true, "return_dict": true, "tokenizer_class": "T",
+      "_flash_attn_2_enabled": true, "use_flash_attn": true, "output_hidden_states": true, "return_dict": true, "tokenizer_class": "T",
       "model_max_length": 2048, "max_sequence_length": 2048, "transformers.js_config": {"kv_cache_dtype": {"q4": "f"}},
       "repetition_penalty": 1.1, "bad_words_ids": [[1]], "pruned_heads": {}, "add_cross_attention": false,
       "chunk_size_feed_forward": 0, "gradient_checkpointing": true, "neftune_noise_alpha": 5.0, "license": "mit",

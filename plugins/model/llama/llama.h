@@ -12,14 +12,18 @@ inline decoder::Description describe(const decoder::Fields& f) {
 }
 
 inline decoder::Family family() {
-  return {.model_type = "llama",
-          .architecture = "LlamaForCausalLM",
-          .summary = "Llama 2, 3, 3.1, 3.2; SmolLM2",
-          .fields = {"attention_bias", "mlp_bias"},
-          .neutral = {{.key = "rope_interleaved",
-                       .accepted = {false},
-                       .because = "quern rotates halves, as Hugging Face does"}},
-          .describe = describe};
+  return {
+      .model_type = "llama",
+      .architecture = "LlamaForCausalLM",
+      .summary = "Llama 2, 3, 3.1, 3.2; SmolLM2",
+      .fields = {"attention_bias", "mlp_bias"},
+      .neutral = {{.key = "rope_interleaved",
+                   .accepted = {false},
+                   .because = "quern rotates halves, as Hugging Face does"},
+                  {.key = "sliding_window"},  // these three are of converted models, and no Llama has windows
+                  {.key = "max_window_layers"},
+                  {.key = "use_sliding_window", .accepted = {false}, .because = "quern attends to all earlier tokens"}},
+      .describe = describe};
 }
 
 }  // namespace quern::llama

@@ -94,6 +94,13 @@ TEST_CASE("every field of a config.json is written and read back") {
   CHECK(back.get<std::int64_t>("head_dim") == 8);
 }
 
+TEST_CASE("fields of converted models that no Llama reads are read past") {
+  std::string converted = kLlama2;
+  converted.insert(1, R"("sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": false, )");
+  CHECK(model_from(kLlama, converted)->hf_config() == model_from(kLlama, kLlama2)->hf_config());
+  check_refuses(kLlama, kLlama2, R"("use_sliding_window": true)", "quern attends to all earlier tokens");
+}
+
 TEST_CASE("sizes that do not fit are refused when the model is made") {
   CHECK_THROWS_WITH_AS(small_model(kLlama, {{"num_key_value_heads", std::int64_t{4}}}),
                        doctest::Contains("model.llama: sizes that cannot be used:\n  num_key_value_heads: found 4"),

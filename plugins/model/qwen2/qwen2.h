@@ -20,6 +20,7 @@ inline decoder::Family family() {
       .neutral = {{.key = "use_sliding_window", .accepted = {false}, .because = "quern attends to all earlier tokens"},
                   {.key = "sliding_window"},  // these two say nothing unless it is used
                   {.key = "max_window_layers"},
+                  {.key = "dual_chunk_attention_config"},  // of texts over 262,144 tokens
                   {.key = "use_mrope", .accepted = {false}, .because = "quern knows text positions only"}},
       .describe = describe};
 }

@@ -55,6 +55,9 @@ TEST_CASE("sliding windows and fields of other models are refused") {
   check_refuses(kQwen2, kQwen25, R"("layer_types": ["sliding_attention"])", "layer_types");
   check_refuses(kQwen2, kQwen25, R"("attention_bias": false)", "attention_bias");
   check_refuses(kQwen2, kQwen25, R"("rope_scaling": {"type": "dynamic", "factor": 2.0})", "found \"dynamic\"");
+  std::string million = kQwen25;  // as Qwen2.5-7B-Instruct-1M
+  million.insert(1, R"("dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}, )");
+  model_from(kQwen2, million);
 }
 
 TEST_CASE("the plugin makes a model from options") { check_plugin(kQwen2); }
