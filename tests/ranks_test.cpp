@@ -184,6 +184,43 @@ TEST_CASE("shards in a store of each rank have the bits of those on the device, 
   }
 }
 
+TEST_CASE("weights and gradients of which ranks keep shards have the bits of whole ones, beside stores too") {
+  struct Case {
+    const char* precision;
+    const char* master;
+    int ranks;
+  };
+  const Overrides weights{"parallel.shard_weights=ranks", "device.cpu.streams=shuffled"},
+      both = with(weights, {"parallel.shard_gradients=ranks"}),
+      stores = with(both, {"memory.master=host", "memory.moments=host", "memory.activations=host"});
+  for (const Case& c : {Case{"fp32", "fp32", 2},
+                        {"bf16", "fp32", 4},
+                        {"bf16", "bf16", 2},
+                        {"e4m3", "fp32", 3},
+                        {"e4m3", "bf16", 4},
+                        {"int8", "fp32", 2}}) {
+    CAPTURE(c.precision);
+    CAPTURE(c.ranks);
+    TinyFiles files;
+    const Overrides numbers =
+        with(with(kSteps, of_ranks(c.ranks, "ranks")),
+             {"precision.id=" + std::string(c.precision), "optimizer.master=" + std::string(c.master)});
+    const Losses whole = losses_of(files, "whole", numbers);
+    CHECK(losses_of(files, "weights", with(numbers, weights)) == whole);
+    CHECK(newest_tensors(files.at("weights")) == newest_tensors(files.at("whole")));
+    // A rank's micro-batches are summed over ranks one by one: other sums, unless it has one of a step.
+    const Overrides one_each = with(numbers, {"train.accumulation=" + std::to_string(c.ranks)});
+    const Losses of_one = losses_of(files, "one", one_each);
+    CHECK(losses_of(files, "both", with(one_each, both)) == of_one);
+    CHECK(newest_tensors(files.at("both")) == newest_tensors(files.at("one")));
+    CHECK(losses_of(files, "stores", with(one_each, stores)) == of_one);
+    CHECK(newest_tensors(files.at("stores")) == newest_tensors(files.at("one")));
+    const Losses several = losses_of(files, "several", with(numbers, both));
+    REQUIRE(several.size() == whole.size());
+    CHECK(losses_of(files, "several stores", with(numbers, stores)) == several);
+  }
+}
+
 TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bits of memcpy") {
   if (!has_mpi()) return;
   for (const char* precision : {"fp32", "bf16", "e4m3"}) {

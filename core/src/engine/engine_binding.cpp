@@ -65,6 +65,8 @@ std::byte* Engine::address(const Place& place) const {
     case Space::results: return staging_ + plan_.staging_slot_bytes * plan_.options.uploads + place.offset;
     case Space::store:
       if (std::byte* memory = store_memory_[static_cast<std::size_t>(place.index)]) return memory + place.offset;
+      break;
+    case Space::ranks: break;
   }
   fail_internal("engine", "no memory of kind " + std::string(name_of(place.space)));
 }

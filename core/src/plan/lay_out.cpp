@@ -29,7 +29,7 @@ class Layout {
     if (plan_.options.train && plan_.options.observe) lay_out_observations();
     lay_out_activations();
     if (plan_.options.snapshot) lay_out_snapshot();
-    if (!plan_.stores.empty() && worth_slots(plan_)) lay_out_slots();
+    if ((!plan_.stores.empty() || plan_.over_ranks_bytes > 0) && worth_slots(plan_)) lay_out_slots();
   }
 
  private:
@@ -105,6 +105,30 @@ class Layout {
     add_tensor(std::move(tensor), bytes);
   }
 
+  /// The whole of what ranks have parts of, or what each use makes of that.
+  void add_over_ranks(TensorOwner owner, std::string kind, const std::string& parameter, int layer, DType dtype,
+                      Extents extents) {
+    PlannedTensor tensor{owner, std::move(kind), parameter, layer, dtype, std::move(extents)};
+    tensor.over_ranks = true;
+    tensor.offset = plan_.over_ranks_bytes;
+    plan_.over_ranks_bytes = checked_sum(plan_.over_ranks_bytes, aligned(tensor.bytes()));
+    plan_.add(std::move(tensor));
+  }
+
+  /// This rank's rows, with room for any rank's.
+  void add_part(TensorOwner owner, const std::string& whole_kind, const ParameterPlan& parameter, int layer,
+                DType dtype, const Extents& whole) {
+    auto shard = [&](int rank) { return shard_of_rows(whole, parameter.bounds, rank); };
+    const Shard own = shard(plan_.options.state.rank);
+    std::int64_t most = 0;
+    for (int rank = 0; rank < plan_.options.state.ranks; ++rank)
+      most = std::max(most, byte_count(shard(rank).extents, dtype));
+    PlannedTensor part{owner, shard_name(whole_kind), parameter.spec.name, layer, dtype, own.extents};
+    part.whole = whole;
+    part.first = own.first;
+    add_tensor(std::move(part), most);
+  }
+
   void add_tensor(PlannedTensor tensor, std::int64_t bytes) {
     const TensorOwner beside = tensor.owner;
     add_tensor(std::move(tensor), bytes, beside);
@@ -128,7 +152,12 @@ class Layout {
     }
     if (!plan_.options.train) return;
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      add_tensor(TensorOwner::gradient, names::kGradient, spec.name, layer, plan_.options.gradient, spec.extents);
+      const ParameterPlan& parameter = plan_.parameter(spec.name);
+      const DType dtype = plan_.options.gradient;
+      if (!parameter.shards_gradient)
+        return add_tensor(TensorOwner::gradient, names::kGradient, spec.name, layer, dtype, spec.extents);
+      add_over_ranks(TensorOwner::gradient, names::kGradient, spec.name, layer, dtype, spec.extents);
+      add_part(TensorOwner::gradient, names::kGradient, parameter, layer, dtype, spec.extents);
     });
     for (const OptimizerState& state : parts_.optimizer.states())
       for_each_tensor([&](const ParameterSpec& spec, int layer) {
@@ -136,7 +165,9 @@ class Layout {
       });
     if (plan_.options.state.in_tree > 0) lay_out_tree();
     for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.owner == TensorOwner::working || tensor.parameter.empty() || tensor.kind == names::kPartials) continue;
+      if (tensor.owner == TensorOwner::working || tensor.parameter.empty() || tensor.kind == names::kPartials ||
+          tensor.over_ranks)
+        continue;
       PlannedTensor alias = tensor;
       if (const ParameterPlan& parameter = plan_.parameter(tensor.parameter);
           !parameter.bounds.empty() && tensor.extents == parameter.spec.extents) {
@@ -145,7 +176,7 @@ class Layout {
         alias.whole = tensor.extents;
         alias.first = shard.first;
       }
-      alias.kind = tensor_name(tensor.kind, tensor.parameter, tensor.layer);
+      alias.kind = tensor_name(whole_name(tensor.kind), tensor.parameter, tensor.layer);
       alias.parameter.clear();
       alias.layer = -1;
       plan_.add_alias(std::move(alias));
@@ -187,6 +218,7 @@ class Layout {
   }
 
   void lay_out_working(const ParameterPlan& parameter, int layer) {
+    if (parameter.shards_weights) return lay_out_sharded_working(parameter, layer);
     bool copied = false;
     const std::size_t index = plan_.class_index(layer);
     for (const Value& value : tensors_.copies.at(parameter.spec.name)[index]) {
@@ -196,11 +228,7 @@ class Layout {
                  extents_at(value.shape, 0));
     }
     if (parameter.bounds.empty()) return add_master_as_working(parameter.spec, layer, copied);
-    PlannedTensor master = plan_.tensor(names::kMaster, parameter.spec.name, layer);
-    master = master.whole.empty() ? part_of(master, shards_.of(parameter.spec)) : part_of(master, {master.extents, 0});
-    master.kind = shard_name(names::kMaster);
-    master.owner = TensorOwner::working;
-    plan_.add(std::move(master));
+    add_master_part(parameter, layer);
     add_master_as_working(parameter.spec, layer, copied);
     for (const Value& value : parameter.forms[index].gathered) {
       if (value.name == names::kMaster) continue;  // whose part there is
@@ -209,6 +237,42 @@ class Layout {
       part.kind = shard_name(value.name);
       plan_.add(std::move(part));
     }
+  }
+
+  /// Under the name by which programs of rows read it.
+  void add_master_part(const ParameterPlan& parameter, int layer) {
+    PlannedTensor master = plan_.tensor(names::kMaster, parameter.spec.name, layer);
+    master = master.whole.empty() ? part_of(master, shards_.of(parameter.spec)) : part_of(master, {master.extents, 0});
+    master.kind = shard_name(names::kMaster);
+    master.owner = TensorOwner::working;
+    plan_.add(std::move(master));
+  }
+
+  /// Rows of what ranks gather; the wholes of that, and what is made of them, are in slots only.
+  void lay_out_sharded_working(const ParameterPlan& parameter, int layer) {
+    const std::string& name = parameter.spec.name;
+    const ParameterForms& forms = plan_.forms_of(parameter, layer);
+    auto gathered = [&](const std::string& value) {
+      return std::any_of(forms.gathered.begin(), forms.gathered.end(),
+                         [&](const Value& known) { return known.name == value; });
+    };
+    bool copied = false;
+    for (const Value& value : tensors_.copies.at(name)[plan_.class_index(layer)]) {
+      const bool plain = value.name == name;
+      copied = copied || plain;
+      const std::string kind = plain ? names::kWorking : value.name;
+      const Extents extents = extents_at(value.shape, 0);
+      if (gathered(value.name))
+        add_part(TensorOwner::working, value.name, parameter, layer, value.dtype, extents);
+      else if (forms.rest.program.find(value.name) == kNoValue) {
+        add_tensor(TensorOwner::working, kind, name, layer, value.dtype, extents);  // a scale
+        continue;
+      }
+      add_over_ranks(TensorOwner::working, kind, name, layer, value.dtype, extents);
+    }
+    add_master_part(parameter, layer);
+    if (!copied && parts_.precision.traits().working == plan_.options.master)
+      add_over_ranks(TensorOwner::working, names::kWorking, name, layer, plan_.options.master, parameter.spec.extents);
   }
 
   void add_master_as_working(const ParameterSpec& spec, int layer, bool copied) {

@@ -43,6 +43,15 @@ std::string placement_faults(const StatePlacement& state) {
   auto refuse = [&](const std::string& setting, const char* needs, const std::string& instead) {
     faults += "\n  " + setting + " needs " + needs + "; set it to " + instead;
   };
+  const bool shards = state.master.sharding == Sharding::ranks;
+  auto check_sharding = [&](const char* key, const Placement& placement) {
+    if (placement.sharding == Sharding::ranks && !shards)
+      refuse(std::string(key) + " = \"ranks\"", "parallel.shard_optimizer = \"ranks\"", "\"none\"");
+  };
+  check_sharding("parallel.shard_gradients", state.gradients);
+  check_sharding("parallel.shard_weights", state.weights);
+  if (state.in_tree > 0 && state.gradients.sharding == Sharding::ranks)
+    refuse("parallel.shard_gradients = \"ranks\"", "sums that are not reproducible on any number of ranks", "\"none\"");
   auto check_memory = [&](const char* key, const Placement& placement) {
     if (placement.memory != kOnDevice && placement.memory != kAuto)
       refuse(std::string(key) + " = \"" + placement.memory + "\"", "a plan of transfers to and from an offload store",
@@ -51,7 +60,6 @@ std::string placement_faults(const StatePlacement& state) {
   // Ranks reach each other's gradients and weights only in the arena.
   if (state.meet || state.in_tree > 0) check_memory("memory.gradients", state.gradients);
   if (state.meet) check_memory("memory.weights", state.weights);
-  if (state.meet) check_memory("memory.activations", state.activations);
   return faults;
 }
 

@@ -118,9 +118,13 @@ struct PlannedTensor {
   Extents whole = {};         ///< over all ranks, where `extents` are this rank's shard of it; else empty
   std::int64_t first = 0;     ///< element of `whole` where the shard begins
   std::int64_t part_of = -1;  ///< offset of the tensor whose bytes these are too; -1: none
+  bool over_ranks = false;    ///< the whole of what ranks have parts of: only in slots, `offset` is in Space::ranks
   std::int64_t bytes() const { return byte_count(extents, dtype); }
   const Extents& whole_extents() const { return whole.empty() ? extents : whole; }
-  Place place() const { return {store < 0 ? Space::device : Space::store, std::max(store, 0), offset, bytes()}; }
+  Place place() const {
+    if (over_ranks) return {Space::ranks, 0, offset, bytes()};
+    return {store < 0 ? Space::device : Space::store, std::max(store, 0), offset, bytes()};
+  }
 };
 
 /// What is kept in one offload store.
@@ -161,6 +165,8 @@ struct ParameterPlan {
   ParameterSpec spec;
   UpdateOp update = {};
   RowBounds bounds = {};              ///< of its shards; empty: every rank has the whole
+  bool shards_weights = false;        ///< working copies too: ranks gather them for each use
+  bool shards_gradient = false;       ///< and its gradient, which they reduce for each micro-batch
   std::vector<ParameterForms> forms;  ///< by layer class; one for all outside the layers
 };
 
@@ -238,6 +244,7 @@ struct Plan {
   std::vector<std::int64_t> boundary_buffers[2];            ///< shared buffers by parity, by operand
   std::int64_t gradient_buffers[2] = {0, 0};                ///< stream gradient by parity
   std::int64_t transient_offset = 0;
+  std::int64_t over_ranks_bytes = 0;    ///< of what has no memory: its place in Space::ranks
   std::int64_t passage_bytes = 0;       ///< from there on, free between runs, alike on all ranks
   std::int64_t device_bytes = 0;        ///< of the arena
   std::int64_t beside_bytes = 0;        ///< what the device and communicators take of its memory beside the arena

@@ -105,15 +105,16 @@ class Planner {
   void make_parameters() {
     for (const ParameterSpec& spec : set_.parameters()) {
       std::vector<Program> refreshes;
+      bool reads_master = false;
       auto add = [&](const std::vector<const Stage*>& stages) {
         refreshes.push_back(state_.refresh(spec, stages));
-        if (state_.reads_master(spec, stages)) tensors_.whole_masters.insert(spec.name);
+        reads_master = reads_master || state_.reads_master(spec, stages);
       };
       if (spec.group == ParameterGroup::block)
         for (const Stage& stage : set_.classes) add({&stage});
       else
         add({&set_.embed, &set_.head});
-      ParameterPlan parameter = planned_parameter(spec, refreshes);
+      ParameterPlan parameter = planned_parameter(spec, refreshes, reads_master);
       whole_refreshes_.push_back(std::move(refreshes));
       plan_.parameter_count = checked_sum(
           plan_.parameter_count, checked_product(spec.count(), spec.group == ParameterGroup::block ? layers() : 1));
@@ -150,7 +151,7 @@ class Planner {
 
   // Parameters that are split have refreshes in two parts, around the gathering of copies, or where these need all rows
   // at once of the master.
-  ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes) {
+  ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes, bool reads_master) {
     ParameterPlan parameter{.spec = spec, .update = parts_.optimizer.update(spec), .bounds = {}, .forms = {}};
     std::int64_t groups = 1;
     bool whole = false;
@@ -161,7 +162,11 @@ class Planner {
     }
     if (parameter.update.locality != UpdateLocality::matrix) shards_.add(spec, groups, alignment());
     parameter.bounds = shards_.bounds(spec.name);
-    if (whole && !parameter.bounds.empty()) tensors_.whole_masters.insert(spec.name);
+    const StatePlacement& state = plan_.options.state;
+    parameter.shards_weights = !parameter.bounds.empty() && !whole && state.weights.sharding == Sharding::ranks;
+    parameter.shards_gradient = !parameter.bounds.empty() && state.gradients.sharding == Sharding::ranks;
+    if (!parameter.shards_weights && (reads_master || (whole && !parameter.bounds.empty())))
+      tensors_.whole_masters.insert(spec.name);
     std::vector<std::vector<Value>>& copies = tensors_.copies[spec.name];
     std::vector<std::string> formats;
     for (const Program& refresh : refreshes) {

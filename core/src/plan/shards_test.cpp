@@ -23,7 +23,11 @@ PlanOptions rank_options(int ranks, int rank, Sharding sharding) {
 /// Of all ranks, on a device with small alignment, so that the tiny model's matrices can be split.
 struct Stored {
   unsigned places = 0;  ///< bit 0: masters, bit 1: moments
+  bool activations = false;
   std::int64_t window_bytes = std::int64_t{128} << 20;
+  bool weights = false, gradients = false;  ///< these are sharded too
+  DType master = DType::f32;
+  int ahead = 1;
 };
 
 std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 0, const Stored& stored = {}) {
@@ -36,6 +40,11 @@ std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 
     if (stored.places & 1) options.state.master.memory = "host";
     if (stored.places & 2) options.state.moments.memory = "host";
     options.update_window_bytes = stored.window_bytes;
+    if (stored.weights) options.state.weights.sharding = Sharding::ranks;
+    if (stored.gradients) options.state.gradients.sharding = Sharding::ranks;
+    if (stored.activations) options.state.activations.memory = "host";
+    options.master = stored.master;
+    options.ahead = stored.ahead;
     plans.push_back(tiny_plan(options, device));
   }
   return plans;
@@ -120,7 +129,8 @@ TEST_CASE("ranks keep their shards in stores, in windows and slots that are as l
           CAPTURE(name_of(sharding));
           CAPTURE(places);
           CAPTURE(window_bytes);
-          const std::vector<Plan> plans = plans_of(ranks, sharding, 0, {places, window_bytes});
+          const std::vector<Plan> plans =
+              plans_of(ranks, sharding, 0, {.places = places, .window_bytes = window_bytes});
           std::vector<const ScheduleSet*> schedules;
           for (const Plan& plan : plans) {
             CHECK(schedule_faults(plan) == std::vector<std::string>{});
@@ -132,6 +142,37 @@ TEST_CASE("ranks keep their shards in stores, in windows and slots that are as l
           for (int run = 0; run < kRuns; ++run)
             CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
         }
+}
+
+TEST_CASE("weights and gradients of which ranks keep shards keep the laws, beside all else") {
+  for (int ranks : {2, 3, 4})
+    for (unsigned sharded : {1u, 2u, 3u})
+      for (unsigned places : {0u, 3u})
+        for (bool activations : {false, true})
+          for (DType master : {DType::f32, DType::bf16})
+            for (int ahead : {1, 3}) {
+              CAPTURE(ranks);
+              CAPTURE(sharded);
+              CAPTURE(places);
+              CAPTURE(activations);
+              CAPTURE(name_of(master));
+              CAPTURE(ahead);
+              const std::vector<Plan> plans = plans_of(ranks, Sharding::ranks, 0,
+                                                       {.places = places,
+                                                        .activations = activations,
+                                                        .weights = (sharded & 1) != 0,
+                                                        .gradients = (sharded & 2) != 0,
+                                                        .master = master,
+                                                        .ahead = ahead});
+              std::vector<const ScheduleSet*> schedules;
+              for (const Plan& plan : plans) {
+                CHECK(schedule_faults(plan) == std::vector<std::string>{});
+                CHECK(shared_text(plan) == shared_text(plans[0]));
+                schedules.push_back(&plan.schedules);
+              }
+              for (int run = 0; run < kRuns; ++run)
+                CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
+            }
 }
 
 TEST_CASE("gradients are reduced behind the layer that makes them, on a lane of their own") {

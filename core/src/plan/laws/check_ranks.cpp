@@ -66,7 +66,7 @@ std::string described(const RankRun& rank, const Action* action) {
 }
 
 /// Other ranks touch this one's memory only where its own action says so: in the arena, and what it gives or takes for
-/// itself is its part of the whole.
+/// itself is its part of the whole, or lies apart from that.
 std::string place_fault(const RankRun& rank, std::size_t number, const Action& action) {
   const auto reads = rank.schedule->reads(action), writes = rank.schedule->writes(action);
   for (const auto& accesses : {reads, writes})
@@ -80,9 +80,10 @@ std::string place_fault(const RankRun& rank, std::size_t number, const Action& a
   const std::vector<double>& counts = op.attributes.list("counts");
   const double first = std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(number), 0.0);
   const std::int64_t wanted = whole.offset + byte_count({static_cast<std::int64_t>(first)}, op.inputs[0].dtype);
-  return part.offset == wanted ? ""
-                               : "has its part at " + std::to_string(part.offset) + ", and in the whole it is at " +
-                                     std::to_string(wanted);
+  const bool apart = part.offset + part.bytes <= whole.offset || part.offset >= whole.offset + whole.bytes;
+  return apart || part.offset == wanted ? ""
+                                        : "has its part at " + std::to_string(part.offset) +
+                                              ", and in the whole it is at " + std::to_string(wanted);
 }
 
 }  // namespace

@@ -86,7 +86,12 @@ void ScheduleChecker::count_write(const Access& access, bool moves) {
   if (const std::int32_t expected = newest + (moves ? 0 : 1); access.version != expected)
     fault(std::string(moves ? "moves" : "makes") + " version " + std::to_string(access.version) + " of " +
           name(access.value) + ", expected " + std::to_string(expected));
-  ranges.set(begin, end, {access.version, access.value == home.value ? access.version : at_home});
+  const bool stays = access.value == home.value || is_made_anew(home.place);
+  ranges.set(begin, end, {access.version, stays ? access.version : at_home});
+}
+
+bool ScheduleChecker::is_made_anew(const Place& home) const {
+  return home.space == Space::ranks && !set_.over_ranks.at(home.offset).part.place.present();
 }
 
 void ScheduleChecker::check_kept(const RunSchedule& schedule) {
@@ -152,9 +157,9 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
       read(before);
     }
   auto make = [&](const Access& access) {
-    const bool moves = (action.kind == ActionKind::put || action.kind == ActionKind::get) &&
-                       set_.at_home(access).value == set_.at_home(reads[0]).value;
-    count_write(access, moves);
+    const bool transfers = (action.kind == ActionKind::put || action.kind == ActionKind::get) &&
+                           set_.at_home(access).value == set_.at_home(reads[0]).value;
+    count_write(access, transfers || gathers(action, access, reads[0]));
     write(access);
   };
   if (task)
@@ -164,6 +169,34 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
       make(after);
     }
   for (const Access& access : writes) make(access);
+  if (action.kind == ActionKind::collective && reduces(action)) reduce(reads, writes);
+}
+
+bool ScheduleChecker::reduces(const Action& action) const {
+  return set_.tasks[static_cast<std::size_t>(action.task)].instance.kind == "reduce_scatter";
+}
+
+/// Brings together, in a slot, what ranks have parts of; or this rank's part to there.
+bool ScheduleChecker::gathers(const Action& action, const Access& access, const Access& part) {
+  const Place home = set_.at_home(access).place;
+  const bool brings = action.kind == ActionKind::get || (action.kind == ActionKind::collective && !reduces(action));
+  if (!brings || home.space != Space::ranks) return false;
+  if (set_.over_ranks.at(home.offset).part.value != part.value && access.value != part.value)
+    fault("makes " + name(access.value) + " of " + name(part.value) + ", which is no part of it");
+  return true;
+}
+
+/// Sums up what is in a slot, which is then not lost.
+void ScheduleChecker::reduce(std::span<const Access> reads, std::span<const Access> writes) {
+  for (const Access& whole : reads) {
+    const Access home = set_.at_home(whole);
+    if (home.place.space != Space::ranks) continue;
+    const OverRanks& over = set_.over_ranks.at(home.place.offset);
+    if (writes[0].place.bytes != over.part.place.bytes)
+      fault("reduces " + name(whole.value) + " to other bytes than its part has");
+    const std::int64_t begin = home.place.offset, end = begin + home.place.bytes;
+    written_[home.value].set(begin, end, {whole.version, whole.version});
+  }
 }
 
 // A kernel with scratch of its own: its launches are ordered as writers of one place are.
@@ -226,6 +259,7 @@ class Walk {
       case Space::staging: return plan_.staging_slot_bytes;
       case Space::results: return plan_.pinned_bytes - plan_.staging_slot_bytes * plan_.options.uploads;
       case Space::store: return plan_.stores[static_cast<std::size_t>(memory.index)].bytes;
+      case Space::ranks: return 0;  // nothing is there
     }
     return 0;
   }

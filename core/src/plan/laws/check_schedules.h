@@ -1,9 +1,9 @@
 #pragma once
 // The rules of schedules, checked before anything runs: every read finds the value it expects, whole, and as often
-// written as it expects; a value changed in a slot is put back into its store; live values share no byte unless the
-// plan says that one is the other, and places are in their memory; and two actions that touch the same bytes, one of
-// them writing, are ordered by a stream, an event or the host. What passes has no data race, within a run and from run
-// to run.
+// written as it expects; a value changed in a slot is put back into its store, or summed over ranks; live values share
+// no byte unless the plan says that one is the other, and places are in their memory; and two actions that touch the
+// same bytes, one of them writing, are ordered by a stream, an event or the host. What passes has no data race, within
+// a run and from run to run.
 
 #include <cstdint>
 #include <map>
@@ -52,6 +52,10 @@ class ScheduleChecker {
   void write(const Access& access);
   void count_write(const Access& access, bool moves);
   void check_kept(const RunSchedule& schedule);
+  bool is_made_anew(const Place& home) const;
+  bool reduces(const Action& action) const;
+  bool gathers(const Action& action, const Access& access, const Access& part);
+  void reduce(std::span<const Access> reads, std::span<const Access> writes);
   Shadow& shadow_of(const Place& place) { return shadows_[{place.space, place.index}]; }
   std::int64_t begin_of(const Place& place) const;
   bool known(int lane, std::int64_t when) const { return now_[static_cast<std::size_t>(lane)] >= when; }

@@ -40,6 +40,8 @@ class Maker {
 
   ScheduleSet make() {
     for (const StorePlan& store : plan_.stores) set_.in_place.push_back(store.in_place);
+    for (const PlannedTensor& tensor : plan_.tensors)
+      if (tensor.over_ranks) add_over_ranks(tensor);
     for (int i = 0; i < kRuns; ++i) {
       const Run run = static_cast<Run>(i);
       std::vector<bool> has_sum;
@@ -52,6 +54,7 @@ class Maker {
       if (run == Run::update && plan_.defers_update()) keep_step();
       if (run == Run::result && plan_.options.train) add_result();
       if (!set_[run].empty()) set_[run].name = name_of(run);
+      set_[run].starts_sums = starts_sums(run);
       number_versions(set_, set_[run]);
     }
     for (const PlannedTensor& tensor : plan_.tensors) {
@@ -97,14 +100,16 @@ class Maker {
     auto& tasks = observes(run) ? known.observed_tasks : known.tasks;
     const std::vector<Access> accesses = places_.of(stop);
     has_sum.resize(set_.values.size(), false);
+    std::vector<bool> in_slot(set_.values.size(), false);  // as has_sum, of what is reduced behind this program
     for (std::size_t i = 0; i < program.ops.size(); ++i) {
       if (!reading.runs[i]) continue;
       const Op& op = program.ops[i];
       std::vector<bool> adds(op.outputs.size(), false);
       for (std::size_t o = 0; o < op.outputs.size(); ++o) {
         if (!sums_up(program, plan_.ops, op, o) || !reading.read[static_cast<std::size_t>(op.outputs[o])]) continue;
-        std::vector<bool>::reference has = has_sum[value_of(accesses, op.outputs[o])];
-        const bool alone = in_tree() && program[op.outputs[o]].role != Role::observation;
+        const bool over_ranks = accesses[static_cast<std::size_t>(op.outputs[o])].place.space == Space::ranks;
+        std::vector<bool>::reference has = (over_ranks ? in_slot : has_sum)[value_of(accesses, op.outputs[o])];
+        const bool alone = over_ranks || (in_tree() && program[op.outputs[o]].role != Role::observation);
         adds[o] = !(starts_sums(run) || alone) || has;
         has = true;
       }
@@ -222,7 +227,22 @@ class Maker {
 
   void add_collective(RunSchedule& schedule, const Collective& wanted) {
     if (wanted.reads.empty()) return;
-    const PlannedTensor& named = wanted.writes[0]->parameter.empty() ? *wanted.reads[0] : *wanted.writes[0];
+    const std::int32_t task = task_of(wanted);
+    reads_.clear();
+    writes_.clear();
+    for (const PlannedTensor* tensor : wanted.reads) reads_.push_back(places_.tensor(*tensor));
+    for (const PlannedTensor* tensor : wanted.writes) writes_.push_back(places_.tensor(*tensor));
+    if (wanted.action == ActionKind::launch) writes_.push_back({});  // no workspace
+    schedule.add({.kind = wanted.action, .lane = Lane::communication, .task = task, .layer = named_by(wanted).layer},
+                 reads_, writes_);
+  }
+
+  static const PlannedTensor& named_by(const Collective& wanted) {
+    return wanted.writes[0]->parameter.empty() ? *wanted.reads[0] : *wanted.writes[0];
+  }
+
+  std::int32_t task_of(const Collective& wanted) {
+    const PlannedTensor& named = named_by(wanted);
     Task task{
         .instance = {.kind = wanted.kind, .inputs = {}, .outputs = {}, .attributes = wanted.attributes, .geometry = {}},
         .name = std::string(wanted.kind) + " " + named.kind,
@@ -231,27 +251,35 @@ class Maker {
     auto operand_of = [](const PlannedTensor& tensor) {
       return Operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
     };
-    reads_.clear();
-    writes_.clear();
-    for (const PlannedTensor* tensor : wanted.reads) {
-      task.instance.inputs.push_back(operand_of(*tensor));
-      reads_.push_back(places_.tensor(*tensor));
-    }
-    for (const PlannedTensor* tensor : wanted.writes) {
-      task.instance.outputs.push_back(operand_of(*tensor));
-      writes_.push_back(places_.tensor(*tensor));
-    }
+    for (const PlannedTensor* tensor : wanted.reads) task.instance.inputs.push_back(operand_of(*tensor));
+    for (const PlannedTensor* tensor : wanted.writes) task.instance.outputs.push_back(operand_of(*tensor));
     if (!named.parameter.empty()) task.name += " " + named.parameter;
     if (wanted.action == ActionKind::launch) {
+      task.overwrites = plan_.ops.at(wanted.kind).may_overwrite;
       task.cost = cost_of(plan_.ops.at(wanted.kind), task.instance);
-      writes_.push_back({});  // no workspace
     }
     set_.tasks.push_back(std::move(task));
-    schedule.add({.kind = wanted.action,
-                  .lane = Lane::communication,
-                  .task = static_cast<std::int32_t>(set_.tasks.size() - 1),
-                  .layer = named.layer},
-                 reads_, writes_);
+    return static_cast<std::int32_t>(set_.tasks.size() - 1);
+  }
+
+  /// Where its part is, and what brings the parts together or sums them.
+  void add_over_ranks(const PlannedTensor& whole) {
+    OverRanks& over = set_.over_ranks[whole.offset];
+    auto find = [&](const std::string& kind) { return plan_.find(shard_name(kind), whole.parameter, whole.layer); };
+    const PlannedTensor* part = find(whole.kind == names::kWorking ? whole.parameter : whole.kind);
+    if (!part && whole.kind == names::kWorking) part = find(names::kMaster);
+    if (!part) return;
+    const ParameterPlan& parameter = plan_.parameter(whole.parameter);
+    over.part = places_.tensor(*part);
+    over.first = byte_count({part->first}, whole.dtype);
+    const std::vector<double> counts = counts_of(whole.extents, parameter.bounds);
+    if (whole.owner != TensorOwner::gradient) {
+      over.gather = task_of({"all_gather", {{"counts", counts}}, {part}, {&whole}});
+      return;
+    }
+    over.reduce =
+        task_of({"reduce_scatter", {{"reduction", std::string("sum")}, {"counts", counts}}, {&whole}, {part}});
+    over.add = task_of({"add", {}, {part, part}, {part}, ActionKind::launch});
   }
 
   void add_all_reduce(RunSchedule& schedule, std::vector<const PlannedTensor*> tensors, const char* reduction) {
@@ -290,6 +318,7 @@ class Maker {
   bool is_matrix(const ParameterPlan& parameter) const { return parameter.spec.extents.size() > 1; }
 
   void add_gathers(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
+    if (parameter.shards_weights) return;  // for each use
     for (const Value& value : plan_.forms_of(parameter, layer).gathered) {
       const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
       const PlannedTensor& own = plan_.tensor(shard_name(value.name), parameter.spec.name, layer);
@@ -338,7 +367,8 @@ class Maker {
         return each([&](const ParameterPlan& parameter) { add_gathers(schedule, parameter, stop.layer); });
       case Meeting::reduce:
         return each([&](const ParameterPlan& parameter) {
-          if (is_matrix(parameter) || in_tree()) add_reduction(schedule, parameter, stop.layer);
+          if ((is_matrix(parameter) && !parameter.shards_gradient) || in_tree())
+            add_reduction(schedule, parameter, stop.layer);
         });
       case Meeting::sum:
         if (in_tree()) {

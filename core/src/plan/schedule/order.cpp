@@ -1,4 +1,7 @@
 #include "plan/schedule/order.h"
+
+#include <algorithm>
+
 #include "program/names.h"
 
 namespace quern {
@@ -36,7 +39,28 @@ void add_gathers(const Plan& plan, std::vector<Stop>& order) {
 /// The programs that make the rest of gathered working copies.
 void add_rest(const Plan& plan, std::vector<Stop>& order, Group group, int layer = -1) {
   for (const ParameterPlan& parameter : plan.parameters)
-    if (parameter.spec.group == group) order.push_back({&plan.forms_of(parameter, layer).rest, Flow::none, layer});
+    if (parameter.spec.group == group && !parameter.shards_weights)
+      order.push_back({&plan.forms_of(parameter, layer).rest, Flow::none, layer});
+}
+
+bool reads_any_of(const Program& program, const Program& made) {
+  return std::any_of(made.ops.begin(), made.ops.end(), [&](const Op& op) {
+    return std::any_of(op.outputs.begin(), op.outputs.end(),
+                       [&](ValueId id) { return id != kNoValue && program.find(made[id].name) != kNoValue; });
+  });
+}
+
+/// The program, in one window with what it reads that is made of weights that ranks gather for it.
+void add_program(const Plan& plan, std::vector<Stop>& order, Stop stop) {
+  for (const ParameterPlan& parameter : plan.parameters) {
+    const bool in_layer = parameter.spec.group == Group::block;
+    if (!parameter.shards_weights || in_layer != (stop.layer >= 0)) continue;
+    const PlacedProgram& rest = plan.forms_of(parameter, stop.layer).rest;
+    if (!reads_any_of(stop.program->program, rest.program)) continue;
+    order.push_back({.program = &rest, .layer = stop.layer, .joins = stop.joins});
+    stop.joins = true;
+  }
+  order.push_back(stop);
 }
 
 /// What updates a group's or layer's tensors is followed by what refreshes their working copies, while they are at
@@ -96,20 +120,20 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   if (gathers) add_gathers(plan, order);
   finish_gather(Group::embedding);
   update_before(-1);
-  order.push_back({&plan.embed, Flow::forward, -1, -1, 0});
+  add_program(plan, order, {&plan.embed, Flow::forward, -1, -1, 0});
   for (int layer = 0; layer < layers; ++layer) {
     update_before(layer);
     finish_gather(Group::block, layer);
-    order.push_back({&plan.layer_class(layer).forward, Flow::forward, layer, layer, layer + 1});
+    add_program(plan, order, {&plan.layer_class(layer).forward, Flow::forward, layer, layer, layer + 1});
   }
   finish_gather(Group::head);
-  order.push_back({&plan.head_train, Flow::turn, -1, layers, layers});
+  add_program(plan, order, {&plan.head_train, Flow::turn, -1, layers, layers});
   finish(Group::head);
   for (int layer = layers; layer-- > 0;) {
-    order.push_back({&plan.layer_class(layer).backward, Flow::backward, layer, layer + 1, layer});
+    add_program(plan, order, {&plan.layer_class(layer).backward, Flow::backward, layer, layer + 1, layer});
     finish(Group::block, layer);
   }
-  order.push_back({&plan.embed_backward, Flow::backward, -1, 0, -1});
+  add_program(plan, order, {&plan.embed_backward, Flow::backward, -1, 0, -1});
   finish(Group::embedding);
   if (reduces) order.push_back(meeting(Meeting::sum));
   return order;
@@ -127,10 +151,11 @@ std::vector<Stop> gathering(const Plan& plan) {
 
 std::vector<Stop> evaluation(const Plan& plan, const PlacedProgram& head, std::string_view result = {}) {
   const int layers = layers_of(plan);
-  std::vector<Stop> order{{&plan.embed, Flow::evaluate, -1, -1, 0}};
+  std::vector<Stop> order;
+  add_program(plan, order, {&plan.embed, Flow::evaluate, -1, -1, 0});
   for (int layer = 0; layer < layers; ++layer)
-    order.push_back({&plan.layer_class(layer).evaluate, Flow::evaluate, layer, layer, layer + 1});
-  order.push_back({&head, Flow::evaluate, -1, layers, -1, result});
+    add_program(plan, order, {&plan.layer_class(layer).evaluate, Flow::evaluate, layer, layer, layer + 1});
+  add_program(plan, order, {&head, Flow::evaluate, -1, layers, -1, result});
   return order;
 }
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,7 +15,8 @@ namespace quern {
 
 namespace {
 
-using Home = std::pair<std::int32_t, std::int64_t>;  // store, offset
+using Home = std::tuple<Space, std::int32_t, std::int64_t>;  // of a store, or over ranks
+Home home_of(const Place& place) { return {place.space, place.index, place.offset}; }
 
 /// A value of a store, in the slot of a window.
 struct Held {
@@ -27,7 +30,7 @@ struct Held {
 };
 
 bool overlap(const Place& a, const Place& b) {
-  return a.index == b.index && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+  return a.space == b.space && a.index == b.index && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
 
 /// Consecutive launches, and what they use of stores.
@@ -47,13 +50,14 @@ struct SlotSize {
   const SpareBytes& spare;
   std::int64_t of(const Place& place) const {
     const auto found = spare.find({place.index, place.offset + place.bytes});
-    return rounded_up(place.bytes + (found == spare.end() ? 0 : found->second), alignment);
+    const bool larger = place.space == Space::store && found != spare.end();
+    return rounded_up(place.bytes + (larger ? found->second : 0), alignment);
   }
 };
 
 /// `version` is the value's after this use.
 void use(Window& window, const Access& access, bool reads, bool writes, std::int32_t version, const SlotSize& size) {
-  auto [it, fresh] = window.held.try_emplace({access.place.index, access.place.offset});
+  auto [it, fresh] = window.held.try_emplace(home_of(access.place));
   Held& held = it->second;
   if (fresh) {
     held.home = access;
@@ -89,7 +93,7 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
       const Action& action = schedule.actions[i];
       if (action.kind == ActionKind::put && set.has_slot(schedule.writes(action)[0].place)) {
         const Access& home = schedule.writes(action)[0];
-        window.held[{home.place.index, home.place.offset}] = {.home = home, .changed = true, .put = true};
+        window.held[home_of(home.place)] = {.home = home, .changed = true, .put = true};
       }
       if (action.kind != ActionKind::launch && action.kind != ActionKind::collective) continue;
       const Task& task = set.tasks[static_cast<std::size_t>(action.task)];
@@ -119,6 +123,7 @@ class Acquirer {
   Acquirer(ScheduleSet& set, const RunSchedule& from, std::vector<Window> windows, const SlotRing& ring)
       : set_(set), from_(from), windows_(std::move(windows)), ring_(ring) {
     to_.name = from.name;
+    to_.starts_sums = from.starts_sums;
   }
 
   RunSchedule run() {
@@ -174,6 +179,10 @@ class Acquirer {
       set_.copy_of.back() = held.home;
       if (!held.fetched) continue;
       const Access here{slot_of(window, held), held.copy, held.home.version};
+      if (held.home.place.space == Space::ranks) {
+        gather(here, set_.over_ranks.at(held.home.place.offset), first);
+        continue;
+      }
       to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = first.layer, .window = first.window},
               {&held.home, 1}, {&here, 1});
     }
@@ -185,10 +194,49 @@ class Acquirer {
     for (const auto& [home, held] : window.held) {
       if (!held.changed || held.put) continue;
       const Access here{slot_of(window, held), held.copy, held.version};
+      if (held.home.place.space == Space::ranks) {
+        reduce(here, held.home, first);
+        continue;
+      }
       const Access back{held.home.place, held.home.value, held.version};
       to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = first.layer, .window = first.window},
               {&here, 1}, {&back, 1});
     }
+  }
+
+  void add(const Action& first, ActionKind kind, std::int32_t task, std::span<const Access> reads,
+           std::span<const Access> writes) {
+    to_.add({.kind = kind, .lane = Lane::communication, .task = task, .layer = first.layer, .window = first.window},
+            reads, writes);
+  }
+
+  void gather(const Access& whole, const OverRanks& over, const Action& first) {
+    if (!over.part.place.present()) fail_internal("residency", "what nobody made is read");
+    Access part = over.part;
+    if (part.place.space == Space::store) {  // other ranks reach slots alone
+      part = {{Space::device, 0, whole.place.offset + over.first, part.place.bytes}, whole.value, whole.version};
+      to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = first.layer, .window = first.window},
+              {&over.part, 1}, {&part, 1});
+    }
+    add(first, ActionKind::collective, over.gather, {&part, 1}, {&whole, 1});
+  }
+
+  /// The sum over all ranks, of which each gets its part: written there by the first of a run that starts it, else
+  /// made in the slot and added.
+  void reduce(const Access& whole, const Access& home, const Action& first) {
+    const OverRanks& over = set_.over_ranks.at(home.place.offset);
+    if (!over.part.place.present()) return;
+    Access before = over.part;
+    before.version = reduced_[home.place.offset]++;
+    Access after = before;
+    ++after.version;
+    if (from_.starts_sums && before.version == 0)
+      return add(first, ActionKind::collective, over.reduce, {&whole, 1}, {&after, 1});
+    const Access sum{
+        {Space::device, 0, whole.place.offset + over.first, over.part.place.bytes}, whole.value, whole.version + 1};
+    add(first, ActionKind::collective, over.reduce, {&whole, 1}, {&sum, 1});
+    const Access reads[] = {sum, before}, writes[] = {after, {}};  // no workspace
+    add(first, ActionKind::launch, over.add, reads, writes);
   }
 
   void copy_action(const Action& action, const Window* window) {
@@ -196,7 +244,7 @@ class Acquirer {
       std::vector<Access> result(accesses.begin(), accesses.end());
       for (Access& access : result) {
         if (!window || !set_.has_slot(access.place)) continue;
-        const Held& held = window->held.at({access.place.index, access.place.offset});
+        const Held& held = window->held.at(home_of(access.place));
         if (!held.put) access = {slot_of(*window, held), held.copy, access.version};
       }
       return result;
@@ -209,7 +257,8 @@ class Acquirer {
   std::vector<Window> windows_;
   const SlotRing& ring_;
   RunSchedule to_;
-  std::size_t acquired_ = 0;  // windows whose fetches are enqueued
+  std::map<std::int64_t, std::int32_t> reduced_;  // by where the whole begins: sums over ranks so far
+  std::size_t acquired_ = 0;                      // windows whose fetches are enqueued
 };
 
 }  // namespace

@@ -1,7 +1,8 @@
 #pragma once
 // Residency, a pass over schedules: what launches read and write is where they need it. A value that lives in an
 // offload store is fetched into a slot of the arena ahead of the window of launches that uses it, and put back behind
-// it. What lives on the device, or in a store in which kernels work in place, stays where it is.
+// it. One of which each rank has a part is gathered there, and a gradient is summed over the ranks into their parts
+// behind it. What lives on the device, or in a store in which kernels work in place, stays where it is.
 
 #include <cstdint>
 #include <map>
@@ -25,8 +26,9 @@ using SpareBytes = std::map<std::pair<std::int32_t, std::int64_t>, std::int64_t>
 /// is as large on all ranks.
 SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, const SpareBytes& spare = {});
 
-/// Fetches and puts back, in every schedule; ahead as far as there is room in the ring. Launches and collectives of one
-/// Action::window are one window; one without a number uses no store. What a window puts itself stays as it is.
+/// Fetches, gathers, puts back and reduces, in every schedule; ahead as far as there is room in the ring. Launches and
+/// collectives of one Action::window are one window; one without a number uses no store. What a window puts itself
+/// stays as it is.
 void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment);
 
 }  // namespace quern

@@ -13,6 +13,7 @@ std::string_view name_of(Space space) {
     case Space::staging: return "staging";
     case Space::results: return "results";
     case Space::store: return "store";
+    case Space::ranks: return "ranks";
   }
   return "?";
 }
@@ -106,7 +107,8 @@ Run ScheduleSet::run_of(const MicroStep& micro_step) const {
 }
 
 bool ScheduleSet::has_slot(const Place& place) const {
-  if (!place.present() || place.space != Space::store) return false;
+  if (!place.present() || (place.space != Space::store && place.space != Space::ranks)) return false;
+  if (place.space == Space::ranks) return true;
   const auto store = static_cast<std::size_t>(place.index);
   return store >= in_place.size() || !in_place[store];
 }

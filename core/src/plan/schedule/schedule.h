@@ -3,6 +3,7 @@
 // planner builds them (make_schedules.h), check_schedules.h proves them free of races, the engine binds and runs them.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +21,7 @@ enum class Space : std::uint8_t {
   staging,  ///< pinned: one slot for each micro-batch that may be under way, used alternately; offsets are in a slot
   results,  ///< pinned: what the host reads at the end of a step
   store,    ///< a slot of an offload store; `index` says which
+  ranks,    ///< no memory: of what is there each rank has a part elsewhere, and launches have the whole in a slot
 };
 std::string_view name_of(Space space);
 
@@ -69,6 +71,7 @@ struct RunSchedule {
   std::vector<Action> actions = {};
   std::vector<Access> operands = {};
   std::int32_t events = 0;
+  bool starts_sums = false;  ///< the first sum over ranks of a gradient is written, others are added to it
 
   std::span<const Access> reads(const Action& action) const { return {operands.data() + action.first, action.reads}; }
   std::span<const Access> writes(const Action& action) const {
@@ -93,6 +96,15 @@ struct Task {
   std::vector<std::int32_t> summed = {};             ///< outputs that it adds to, and so also reads
   std::vector<std::pair<int, int>> overwrites = {};  ///< output `first` may take over the memory of input `second`
   bool exclusive = false;                            ///< its kernel keeps scratch: never on two streams at once
+};
+
+/// What lies in Space::ranks.
+struct OverRanks {
+  Access part = {};          ///< this rank's; absent: made anew by each window that uses the whole
+  std::int64_t first = 0;    ///< byte of the whole where the part begins
+  std::int32_t gather = -1;  ///< tasks: makes the whole of all parts,
+  std::int32_t reduce = -1;  ///< the part of the sum over all ranks' wholes,
+  std::int32_t add = -1;     ///< and adds such a part to another one
 };
 
 /// What an engine can be asked to run. A step is `upload` and a micro-step for each micro-batch, by its place in the
@@ -143,13 +155,14 @@ struct ScheduleSet {
   /// By value, as far as it goes: what of a store it is in a slot; absent: nothing.
   std::vector<Access> copy_of = {};
   std::vector<bool> in_place = {};  ///< by store, as far as it goes: launches read and write there, without slots
-  std::vector<Access> held;         ///< what is there before the first run: masters, states, zeroed or written
+  std::map<std::int64_t, OverRanks> over_ranks = {};  ///< by where wholes begin in Space::ranks
+  std::vector<Access> held;  ///< what is there before the first run: masters, states, zeroed or written
   RunSchedule runs[kRuns];
 
   Run run_of(const MicroStep& micro_step) const;
   const RunSchedule& operator[](Run run) const { return runs[static_cast<std::size_t>(run)]; }
   RunSchedule& operator[](Run run) { return runs[static_cast<std::size_t>(run)]; }
-  /// Whether launches have it in a slot: it is in a store, and not in place there.
+  /// Whether launches have it in a slot: it is over ranks, or in a store, and not in place there.
   bool has_slot(const Place& place) const;
   /// The access itself, or to what it is a copy of, where that is at home.
   Access at_home(const Access& access) const;

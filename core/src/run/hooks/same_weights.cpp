@@ -14,7 +14,8 @@ constexpr std::int64_t kSlice = 16 << 20;  // bytes
 std::vector<PlannedTensor> compute_weights(const Plan& plan) {
   std::vector<PlannedTensor> tensors;
   for (const PlannedTensor& tensor : plan.tensors)
-    if (tensor.owner == TensorOwner::working && tensor.part_of < 0) tensors.push_back(tensor);
+    if (tensor.owner == TensorOwner::working && tensor.part_of < 0 && !tensor.over_ranks && tensor.whole.empty())
+      tensors.push_back(tensor);
   return tensors;
 }
 
