@@ -24,7 +24,7 @@ TEST_CASE("one rank is planned, with its state on the device or in a store") {
   }
 }
 
-TEST_CASE("each setting that the planner does not know is refused by its key") {
+TEST_CASE("each setting that the planner does not know, or that needs another one, is refused by its key") {
   StatePlacement ranks, gradients, weights;
   ranks.ranks = 2;
   ranks.meet = true;
@@ -33,10 +33,22 @@ TEST_CASE("each setting that the planner does not know is refused by its key") {
   ranks.master.memory = ranks.moments.memory = "host";
   CHECK(refusal(ranks) == "accepted");
   ranks.weights.memory = "host";
+  gradients.gradients.sharding = Sharding::ranks;
+  weights.weights.sharding = Sharding::ranks;
   CHECK(
       refusal(ranks) ==
       "plan: not in this version:\n  memory.weights = \"host\" needs a plan of transfers to and from an offload store; "
       "set it to \"device\"");
+  for (const auto& [state, key] :
+       {std::pair(gradients, "parallel.shard_gradients"), {weights, "parallel.shard_weights"}})
+    CHECK(refusal(state).ends_with(std::string("\n  ") + key +
+                                   " = \"ranks\" needs parallel.shard_optimizer = \"ranks\"; set it to \"none\""));
+  StatePlacement all = ranks;
+  all.weights = {.sharding = Sharding::ranks};
+  all.gradients = all.weights;
+  CHECK(refusal(all) == "accepted");
+  all.in_tree = 4;
+  CHECK(refusal(all).find("\n  parallel.shard_gradients") != std::string::npos);
 }
 
 TEST_CASE("a share of the layers stays on the device, spread evenly") {
@@ -69,9 +81,9 @@ TEST_CASE("all refusals come together") {
   StatePlacement state;
   state.ranks = 8;
   state.meet = true;
-  state.weights.memory = "disk";
-  state.activations.memory = "disk";
+  state.weights = {.memory = "disk", .sharding = Sharding::ranks};
+  state.gradients.memory = "disk";
   const std::string text = refusal(state);
-  for (const char* key : {"memory.weights = \"disk\"", "memory.activations = \"disk\""})
+  for (const char* key : {"memory.weights = \"disk\"", "parallel.shard_weights", "memory.gradients = \"disk\""})
     CHECK(text.find(key) != std::string::npos);
 }
