@@ -1,5 +1,6 @@
 // A run of several ranks: the losses of one rank that takes the same micro-batches, repeats and resumes with equal
 // bits, and one clear end when a rank fails.
+#include <bit>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
@@ -26,6 +27,9 @@ namespace {
 /// Steps of four micro-batches, which ranks share.
 const Overrides kSteps{"train.steps=6",      "train.accumulation=4",   "train.eval_every=3",
                        "checkpoint.every=3", "checkpoint.export=true", "parallel.check_every=2"};
+
+/// With streams that take their work in a random order.
+const Overrides kShardedWeights{"parallel.shard_weights=ranks", "device.cpu.streams=shuffled"};
 
 /// The file that is a rank's own arena, of so many bytes.
 std::filesystem::path arena_of(const Child& rank, std::int64_t bytes) {
@@ -127,6 +131,10 @@ TEST_CASE("reproducible sums give the bits of one rank on any number of ranks") 
       losses_of(files, name, with(several, {"train.steps=3", "device.cpu.streams=shuffled"}));
       CHECK(losses_of(files, name, several) == one);
       CHECK(newest_tensors(files.at(name)) == newest_tensors(files.at("one")));
+      const auto each = static_cast<unsigned>(c.accumulation / ranks);
+      if (std::string(sharding) == "none" || c.accumulation % ranks != 0 || !std::has_single_bit(each)) continue;
+      CHECK(losses_of(files, name + " weights", with(several, kShardedWeights)) == one);
+      CHECK(newest_tensors(files.at(name + " weights")) == newest_tensors(files.at("one")));
     }
   }
 }
@@ -141,6 +149,9 @@ TEST_CASE("what cannot be summed reproducibly is refused, with what to set") {
   refused({"optimizer.gradient=bf16"}, {"optimizer.gradient", "need fp32"});
   refused(with(of_ranks(3, "none"), {"train.accumulation=4"}), {"without micro-batches", "such as 6"});
   refused(with(of_ranks(3, "ranks"), {"train.accumulation=6"}), {"parallel.ranks", "1, 2, 4 or 8"});
+  refused(with(with(of_ranks(2, "ranks"), kShardedWeights), {"train.accumulation=6"}),
+          {"as many micro-batches on each rank", "such as 8"});
+  refused(with(of_ranks(2, "ranks"), {"parallel.shard_gradients=ranks"}), {"parallel.shard_gradients", "reproducible"});
 }
 
 TEST_CASE("as many ranks as micro-batches, sharded or not, make the same sums") {
@@ -189,35 +200,60 @@ TEST_CASE("weights and gradients of which ranks keep shards have the bits of who
     const char* precision;
     const char* master;
     int ranks;
+    Overrides more = {};
   };
-  const Overrides weights{"parallel.shard_weights=ranks", "device.cpu.streams=shuffled"},
-      both = with(weights, {"parallel.shard_gradients=ranks"}),
-      stores = with(both, {"memory.master=host", "memory.moments=host", "memory.activations=host"});
-  for (const Case& c : {Case{"fp32", "fp32", 2},
-                        {"bf16", "fp32", 4},
-                        {"bf16", "bf16", 2},
+  const Overrides both = with(kShardedWeights, {"parallel.shard_gradients=ranks"}),
+                  stores = with(both, {"memory.master=host", "memory.moments=host", "memory.activations=host"});
+  for (const Case& c : {Case{"fp32", "fp32", 2, {"train.accumulation=3"}},
+                        {"bf16", "fp32", 4, {"memory.recompute=[\"ffn\", \"att\"]"}},
+                        {"bf16", "bf16", 2, {"model.llama.tie_word_embeddings=false"}},
                         {"e4m3", "fp32", 3},
-                        {"e4m3", "bf16", 4},
-                        {"int8", "fp32", 2}}) {
+                        {"e4m3", "bf16", 4, {"train.accumulation=6", "memory.recompute=[\"block\"]"}},
+                        {"int8", "fp32", 2, {"model.llama.tie_word_embeddings=false", "log.scales_every=2"}}}) {
     CAPTURE(c.precision);
     CAPTURE(c.ranks);
     TinyFiles files;
     const Overrides numbers =
-        with(with(kSteps, of_ranks(c.ranks, "ranks")),
-             {"precision.id=" + std::string(c.precision), "optimizer.master=" + std::string(c.master)});
+        with(with(with(kSteps, of_ranks(c.ranks, "ranks")), c.more),
+             {"precision.id=" + std::string(c.precision), "optimizer.master=" + std::string(c.master), "sample.every=3",
+              "sample.max_tokens=3", "sample.prompts=[\"5,6\"]"});
+    auto same = [&](const char* run, const char* as) {
+      CHECK(newest_tensors(files.at(run)) == newest_tensors(files.at(as)));
+      for (const char* kind : {"sample", "eval", "scale"})
+        CHECK(events(files.at(run), kind) == events(files.at(as), kind));
+    };
     const Losses whole = losses_of(files, "whole", numbers);
-    CHECK(losses_of(files, "weights", with(numbers, weights)) == whole);
-    CHECK(newest_tensors(files.at("weights")) == newest_tensors(files.at("whole")));
+    CHECK(losses_of(files, "weights", with(numbers, kShardedWeights)) == whole);
+    same("weights", "whole");
     // A rank's micro-batches are summed over ranks one by one: other sums, unless it has one of a step.
     const Overrides one_each = with(numbers, {"train.accumulation=" + std::to_string(c.ranks)});
     const Losses of_one = losses_of(files, "one", one_each);
     CHECK(losses_of(files, "both", with(one_each, both)) == of_one);
-    CHECK(newest_tensors(files.at("both")) == newest_tensors(files.at("one")));
+    same("both", "one");
     CHECK(losses_of(files, "stores", with(one_each, stores)) == of_one);
-    CHECK(newest_tensors(files.at("stores")) == newest_tensors(files.at("one")));
+    same("stores", "one");
     const Losses several = losses_of(files, "several", with(numbers, both));
     REQUIRE(several.size() == whole.size());
+    for (const auto& [step, loss] : whole) CHECK(several.at(step) == doctest::Approx(loss).epsilon(5e-2));
     CHECK(losses_of(files, "several stores", with(numbers, stores)) == several);
+  }
+}
+
+TEST_CASE("a run with sharded weights and gradients resumes on other numbers of ranks, sharded or not") {
+  TinyFiles files;
+  const Overrides numbers =
+      with(kSteps, {"precision.id=bf16", "schedule.id=constant", "optimizer.master=bf16", "checkpoint.every=1"});
+  const Overrides both = with(kShardedWeights, {"parallel.shard_gradients=ranks"});
+  std::int64_t steps = 0;
+  for (const int ranks : {4, 2, 3, 1}) {
+    CAPTURE(ranks);
+    const Overrides part = with(with(numbers, of_ranks(ranks, "ranks")), {"train.steps=" + std::to_string(steps += 2)});
+    // The same shards, and whole gradients: the same bits. And the other one's files.
+    losses_of(files, "whole", part);
+    const Losses losses = losses_of(files, "weights", with(part, kShardedWeights));
+    CHECK(losses == logged_losses(files.at("whole")));
+    CHECK(newest_tensors(files.at("weights")) == newest_tensors(files.at("whole")));
+    CHECK(losses_of(files, "both", with(part, ranks == 3 ? Overrides{} : both)).size() == losses.size());
   }
 }
 
@@ -235,6 +271,10 @@ TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bit
     CHECK(newest_tensors(files.at("direct")) == newest_tensors(files.at("memcpy")));
     CHECK(losses_of(files, "both", with(mpi, {"parallel.collectives.all_gather=memcpy"})) == expected);
     CHECK(newest_tensors(files.at("both")) == newest_tensors(files.at("memcpy")));
+    const Overrides sharded{"parallel.shard_weights=ranks", "parallel.shard_gradients=ranks", "train.accumulation=3"};
+    CHECK(losses_of(files, "mpi sharded", with(mpi, sharded)) ==
+          losses_of(files, "memcpy sharded", with(two, sharded)));
+    CHECK(newest_tensors(files.at("mpi sharded")) == newest_tensors(files.at("memcpy sharded")));
   }
 }
 
@@ -277,16 +317,19 @@ TEST_CASE("a run resumes with the bits of the straight one, and on another numbe
 }
 
 TEST_CASE("a stop that reaches one rank stops all, and all steps are saved") {
-  TinyFiles files;
-  Group group(2, files,
-              with(with(kSteps, of_ranks(2, "ranks")),
-                   {"train.steps=100000", "train.eval_every=0", "checkpoint.every=0", files.run("stopped")}));
-  while (group[0].running() && events(files.at("stopped"), "step").size() < 3) ::usleep(1000);
-  group[1].signal(SIGTERM);
-  CHECK(group.wait() == std::vector<int>{0, 128 + SIGTERM});
-  const Losses losses = logged_losses(files.at("stopped"));
-  REQUIRE_FALSE(losses.empty());
-  CHECK(newest_step(files.at("stopped")) == losses.rbegin()->first);
+  // Also in evaluations, in which all ranks gather weights.
+  for (const Overrides& sharded : {Overrides{"train.eval_every=0"}, with(kShardedWeights, {"train.eval_every=1"})}) {
+    TinyFiles files;
+    Group group(2, files,
+                with(with(with(kSteps, of_ranks(2, "ranks")), sharded),
+                     {"train.steps=100000", "checkpoint.every=0", files.run("stopped")}));
+    while (group[0].running() && events(files.at("stopped"), "step").size() < 3) ::usleep(1000);
+    group[1].signal(SIGTERM);
+    CHECK(group.wait() == std::vector<int>{0, 128 + SIGTERM});
+    const Losses losses = logged_losses(files.at("stopped"));
+    REQUIRE_FALSE(losses.empty());
+    CHECK(newest_step(files.at("stopped")) == losses.rbegin()->first);
+  }
 }
 
 TEST_CASE("when a rank is killed the others leave at once, and say which") {

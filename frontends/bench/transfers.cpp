@@ -37,19 +37,27 @@ class Steps {
     return median_of(std::move(seconds));
   }
 
+  /// The same, of steps whose numbers mean nothing.
+  double time_without_transfers(std::int64_t steps) {
+    engine_.skip_transfers();
+    transfers_ = false;
+    return time(steps);
+  }
+
  private:
   static constexpr std::uint32_t kBatches = 64;
 
   /// Of the slowest rank.
   double step() {
-    const std::int64_t accumulation = session_.train.accumulation, turn = session_.turn();
-    auto own = [&](std::int64_t from) { return next_turn(from, ranks_.rank(), ranks_.size(), turn); };
+    const std::int64_t accumulation = session_.train.accumulation;
+    const int rank = engine_.plan().shards_micro_steps() ? 0 : ranks_.rank();  // then all have as many as rank 0
+    const std::vector<std::int64_t> own = turns_of(rank, ranks_.size(), session_.turn(), accumulation);
     const double begin = now();
-    for (std::int64_t micro_step = own(0); micro_step < accumulation; micro_step = own(micro_step + 1)) {
-      state_.micro_step = static_cast<std::uint32_t>(micro_step);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      state_.micro_step = static_cast<std::uint32_t>(own[i]);
       const std::uint64_t number = std::uint64_t{state_.step} * static_cast<std::uint64_t>(accumulation);
       engine_.micro_step(batches_[(number + state_.micro_step) % kBatches], state_,
-                         {.first = micro_step == own(0), .last = own(micro_step + 1) >= accumulation});
+                         {.first = i == 0, .last = i + 1 == own.size()});
     }
     engine_.update();
     const bool applied = engine_.result().update.apply != 0;
@@ -60,7 +68,7 @@ class Steps {
     for (const std::string& one : ranks_.exchange(std::to_string(end - begin)))
       slowest = std::max(slowest, std::stod(one));
     ranks_.check("step " + std::to_string(state_.step) + " of the bench");
-    if (ranks_.any(applied ? 0 : 1) != 0)
+    if (ranks_.any(applied || !transfers_ ? 0 : 1) != 0)
       throw Error(ErrorCode::numerics,
                   {.where = "step " + std::to_string(state_.step) + " of the bench",
                    .what = "loss or gradients are not finite, and the weights stay",
@@ -71,6 +79,7 @@ class Steps {
   const Session& session_;
   Ranks& ranks_;
   Engine& engine_;
+  bool transfers_ = true;
   StepState state_;
   std::vector<Batch> batches_;
 };
@@ -94,8 +103,7 @@ TransfersResult run_transfers_bench(Session& session, Ranks& ranks, std::int64_t
                          .tokens_per_step = static_cast<double>(session.tokens_per_step())};
   Steps run(session, ranks, *engine);
   result.step = run.time(steps);
-  engine->skip_transfers();
-  result.without = run.time(steps);
+  result.without = run.time_without_transfers(steps);
   ranks.leave(*engine);
   return result;
 }

@@ -165,18 +165,22 @@ def config(draw):
     if ranks > 1:
         settings["parallel.communicator"] = "memcpy"
         settings["parallel.shard_optimizer"] = draw.choice(["none", "ranks"])
+        if settings["parallel.shard_optimizer"] == "ranks":
+            settings["parallel.shard_gradients"] = draw.choice(["none", "ranks"])
     return settings
 
 
-def placement(draw, ranks):
+def placement(draw, settings):
     """What changes no bit."""
-    changes = {}
+    changes, ranks = {}, settings["parallel.ranks"]
     if draw.random() < 0.6:
         changes = {"device.cpu.streams": "shuffled", "device.cpu.shuffle_seed": draw.randrange(1000)}
     stores = ["host", "host", "zerocopy", "device:40%,host", "device:70%,zerocopy"] if ranks == 1 else ["host"]
-    for kind in ["master", "moments"] + (["gradients", "weights", "activations"] if ranks == 1 else []):
+    for kind in ["master", "moments", "activations"] + (["gradients", "weights"] if ranks == 1 else []):
         if draw.random() < 0.5:
             changes[f"memory.{kind}"] = draw.choice(stores[:3] if kind == "activations" else stores)
+    if settings.get("parallel.shard_optimizer") == "ranks" and draw.random() < 0.5:
+        changes["parallel.shard_weights"] = "ranks"
     if draw.random() < 0.5:
         changes["memory.recompute"] = draw.sample(["swiglu", "norm", "ffn", "qkv", "att"], draw.choice([1, 2]))
     if ranks > 1 and draw.random() < 0.3 and shutil.which("mpirun"):
@@ -191,7 +195,7 @@ def placement(draw, ranks):
 def try_placements(draw, runs):
     settings = runs.settings
     wanted = runs.train("whole", {})
-    other = placement(draw, settings["parallel.ranks"])
+    other = placement(draw, settings)
     began = time.monotonic()
     runs.need_same("placed otherwise", runs.train("placed", other), wanted)
     seconds = time.monotonic() - began
@@ -222,7 +226,7 @@ def try_budgets(draw, runs, wanted):
 
 
 def try_one_rank(runs):
-    sums = {"parallel.reduction": "reproducible", "optimizer.gradient": "fp32"}
+    sums = {"parallel.reduction": "reproducible", "optimizer.gradient": "fp32", "parallel.shard_gradients": "none"}
     several = runs.train("several", sums, expected=(0, *REFUSED))
     alone = {"parallel.ranks": 1, "parallel.communicator": "none", "parallel.shard_optimizer": "none"}
     if several:

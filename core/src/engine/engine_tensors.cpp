@@ -28,6 +28,7 @@ void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
   const auto bytes = static_cast<std::size_t>(place.bytes);
   if (!plan_.schedules.has_slot(place))
     return device_.copy(to ? to : address(place), to ? address(place) : from, bytes, compute_);
+  if (place.space == Space::ranks) fail_internal("engine", "ranks have only parts of the tensor");
   OffloadStore& store = *stores_[static_cast<std::size_t>(place.index)];
   const OffloadSlot slot = store_slots_[static_cast<std::size_t>(place.index)];
   std::byte* passage = arena_ + plan_.ring.offset;

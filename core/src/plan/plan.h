@@ -278,6 +278,8 @@ struct Plan {
   /// Whether the update is deferred to the next step's forward pass (Run::settle). With several ranks it is not: all
   /// have to agree on amaxes and gather before any weight can be read.
   bool defers_update() const { return updates.size() > 1 && !options.state.meet; }
+  /// Whether ranks gather or reduce in every micro-step and forward pass, so that all have to run as many.
+  bool shards_micro_steps() const { return over_ranks_bytes > 0; }
   void add(PlannedTensor tensor);
   void add_alias(PlannedTensor alias);
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;

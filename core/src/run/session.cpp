@@ -173,6 +173,9 @@ void Session::check_reduction() const {
   if (parallel.shard_optimizer == "ranks" && kPieces % parallel.ranks != 0)
     refuse("parallel", "ranks", "reproducible sums of a sharded optimizer need another number of ranks", parallel.ranks,
            "1, 2, 4 or 8, or shard_optimizer = \"none\"");
+  if (parallel.shard_weights == "ranks" && turn() * parallel.ranks != train.accumulation)
+    refuse("train", "accumulation", "reproducible sums with sharded weights need as many micro-batches on each rank",
+           train.accumulation, "such as " + std::to_string(turn() * parallel.ranks) + ", or shard_weights = \"none\"");
 }
 
 PlanOptions Session::plan_options() const {
@@ -187,19 +190,18 @@ PlanOptions Session::plan_options() const {
   options.device_budget = *size_in_bytes(memory.device_budget);
   options.host_budget = *size_in_bytes(memory.host_budget);
   options.stores = memory.stores;
-  auto placed = [](const std::string& text) { return placement_named(text).value(); };
-  auto of_optimizer = [&](const std::string& text) {
-    Placement placement = placed(text);
-    if (parallel.shard_optimizer == "ranks" && parallel.ranks > 1) placement.sharding = Sharding::ranks;
+  auto placed = [&](const std::string& text, const std::string& shards = "none") {
+    Placement placement = placement_named(text).value();
+    if (shards == "ranks" && parallel.ranks > 1) placement.sharding = Sharding::ranks;
     return placement;
   };
   options.state = {.ranks = static_cast<int>(parallel.ranks),
                    .meet = communicator != nullptr,
                    .in_tree = parallel.reduction == "reproducible" ? train.accumulation : 0,
-                   .master = of_optimizer(memory.master),
-                   .moments = of_optimizer(memory.moments),
-                   .gradients = placed(memory.gradients),
-                   .weights = placed(memory.weights),
+                   .master = placed(memory.master, parallel.shard_optimizer),
+                   .moments = placed(memory.moments, parallel.shard_optimizer),
+                   .gradients = placed(memory.gradients, parallel.shard_gradients),
+                   .weights = placed(memory.weights, parallel.shard_weights),
                    .activations = placed(memory.activations)};
   options.documents = data.documents == "masked";
   options.z_loss = train.z_loss;

@@ -191,18 +191,22 @@ void Trainer::prepare() {
 // ---- steps ----
 
 bool Trainer::run_micro_steps(Step& step) {
-  const std::int64_t accumulation = session_.train.accumulation, turn = session_.turn();
-  auto own = [&](std::int64_t from) { return next_turn(from, ranks_.rank(), ranks_.size(), turn); };
+  auto turns = [&](int rank) { return turns_of(rank, ranks_.size(), session_.turn(), session_.train.accumulation); };
+  const std::vector<std::int64_t> own = turns(ranks_.rank());
+  const std::size_t count = engine_.plan().shards_micro_steps() ? turns(0).size() : own.size();
   StepState state = device_state(state_, step);
   Batch batch;
-  for (std::int64_t micro_step = 0; micro_step < accumulation; ++micro_step) {
-    if (micro_step > 0 && stopping()) return false;  // a step may take hours
-    if (own(micro_step) != micro_step) continue;
-    data_->next(batch);
-    if (step.names.size() < kMostNames) step.names.insert(step.names.end(), batch.names.begin(), batch.names.end());
-    state.micro_step = static_cast<std::uint32_t>(micro_step);
-    engine_.micro_step(batch, state, {.first = micro_step == own(0), .last = own(micro_step + 1) >= accumulation},
-                       step.observe);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i > 0 && stopping()) return false;  // a step may take hours
+    if (i < own.size()) {
+      data_->next(batch);
+      if (step.names.size() < kMostNames) step.names.insert(step.names.end(), batch.names.begin(), batch.names.end());
+      state.micro_step = static_cast<std::uint32_t>(own[i]);
+    } else {  // the last one again, for nothing: the other ranks need this one's shards
+      std::fill(batch.targets.begin(), batch.targets.end(), -1);
+    }
+    engine_.micro_step(batch, state, {.first = i == 0, .last = i + 1 == count},
+                       i < own.size() ? step.observe : Observe::no);
   }
   return true;
 }

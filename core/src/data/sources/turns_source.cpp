@@ -12,6 +12,13 @@ std::int64_t next_turn(std::int64_t at, std::int64_t rank, std::int64_t size, st
   return waited == 0 ? at : (number + waited) * turn;
 }
 
+std::vector<std::int64_t> turns_of(std::int64_t rank, std::int64_t size, std::int64_t turn, std::int64_t step) {
+  std::vector<std::int64_t> turns;
+  for (std::int64_t at = next_turn(0, rank, size, turn); at < step; at = next_turn(at + 1, rank, size, turn))
+    turns.push_back(at);
+  return turns;
+}
+
 TurnsSource::TurnsSource(std::unique_ptr<DataSource> all, int rank, int size, std::int64_t turn, std::int64_t step)
     : all_(std::move(all)), rank_(rank), size_(size), turn_(turn), step_(step) {
   if (rank < 0 || rank >= size || turn < 1 || step <= (size - 1) * turn)

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "quern/data_source.h"
 
@@ -11,6 +12,9 @@ namespace quern {
 
 /// The first number from `at` on that is the rank's.
 std::int64_t next_turn(std::int64_t at, std::int64_t rank, std::int64_t size, std::int64_t turn);
+
+/// The rank's numbers among `step` of them; rank 0 has at least as many as any other.
+std::vector<std::int64_t> turns_of(std::int64_t rank, std::int64_t size, std::int64_t turn, std::int64_t step);
 
 class TurnsSource : public DataSource {
  public:

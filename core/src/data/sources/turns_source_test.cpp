@@ -32,15 +32,18 @@ TEST_CASE("ranks take the micro-batches of each step round-robin, and stand at o
       std::vector<bool> taken(static_cast<std::size_t>(3 * step), false);
       for (int rank = 0; rank < size; ++rank) {
         TurnsSource source(std::make_unique<Numbers>(), rank, size, 1, step);
+        std::vector<std::int64_t> turns;
         for (std::int64_t begin = 0; begin < 3 * step; begin += step) {
           CHECK(source.save_state() == std::to_string(begin));
           for (std::int64_t own = rank; own < step; own += size) {
             Batch batch;
             source.next(batch);
             CHECK(batch.tokens[0] == begin + own);
+            if (begin == 0) turns.push_back(own);
             taken[static_cast<std::size_t>(begin + own)] = true;
           }
         }
+        CHECK(turns_of(rank, size, 1, step) == turns);
         source.load_state("70");
         Batch batch;
         source.next(batch);

@@ -21,9 +21,8 @@ std::vector<BatchLoss> of_all_ranks(Ranks& ranks, const std::vector<BatchLoss>& 
   constexpr std::size_t kSize = sizeof(BatchLoss);
   const std::vector<std::string> all = ranks.exchange({reinterpret_cast<const char*>(own.data()), own.size() * kSize});
   std::vector<BatchLoss> sums;
-  for (std::size_t turn = 0; turn * kSize < all[0].size(); ++turn)
-    for (const std::string& one : all)
-      if (turn * kSize < one.size()) std::memcpy(&sums.emplace_back(), one.data() + turn * kSize, kSize);
+  for (std::size_t turn = 0; turn < own.size(); ++turn)
+    for (const std::string& one : all) std::memcpy(&sums.emplace_back(), one.data() + turn * kSize, kSize);
   return sums;
 }
 
@@ -39,14 +38,14 @@ std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& sou
   std::vector<BatchLoss> sums;
   bool cut = false;
   Batch batch;
-  for (std::int64_t left = tokens, number = 0; left > 0 && !cut; left -= batch_tokens, ++number) {
+  // All ranks evaluate a batch each turn, since a forward pass may gather weights; what is behind the last batch counts
+  // nothing.
+  for (std::int64_t first = 0; first * batch_tokens < tokens; first += size) {
     if ((cut = interrupted())) break;
-    if (number % size != rank) {
-      skip(source, 1);
-      continue;
-    }
+    skip(source, first == 0 ? rank : size - 1);
     source.next(batch);
     // The last batch may reach into the next pass: what comes twice does not count twice.
+    const std::int64_t left = std::max<std::int64_t>(tokens - (first + rank) * batch_tokens, 0);
     if (left < batch_tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
     const LossStats stats = engine.evaluate(batch);
     sums.push_back({stats.loss_sum, stats.valid_tokens});

@@ -21,7 +21,8 @@ PlannedTensor precision_states(const Plan& plan) {
   for (const PlannedTensor& tensor : plan.tensors)
     if (is_state(tensor)) begin = std::min(begin, tensor.offset), end = std::max(end, tensor.offset + tensor.bytes());
   for (const PlannedTensor& tensor : plan.tensors)
-    if (!is_state(tensor) && tensor.store < 0 && tensor.offset < end && tensor.offset + tensor.bytes() > begin)
+    if (!is_state(tensor) && tensor.place().space == Space::device && tensor.offset < end &&
+        tensor.offset + tensor.bytes() > begin)
       fail_internal("guard", tensor.kind + " is among the precision states");
   return {.owner = TensorOwner::precision,
           .kind = "precision states",

@@ -128,6 +128,12 @@ OptionTable<ParallelOptions> parallel_options() {
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);
+  t.add("shard_weights", &ParallelOptions::shard_weights,
+        "ranks: each rank keeps a slab of the compute weights, which all gather for each use; none: all of them")
+      .one_of(shards);
+  t.add("shard_gradients", &ParallelOptions::shard_gradients,
+        "ranks: each rank keeps a slab of the gradients, which all reduce in each micro-batch; none: all of them")
+      .one_of(shards);
   return t;
 }
 

@@ -76,7 +76,9 @@ struct ParallelOptions {
   std::int64_t restarts = 0;
   std::int64_t check_every = 500;
   std::string reduction = "fast";
-  std::string shard_optimizer = "none";  ///< or "ranks"
+  std::string shard_optimizer = "none";  ///< this and two below: or "ranks"
+  std::string shard_weights = "none";
+  std::string shard_gradients = "none";
 };
 OptionTable<ParallelOptions> parallel_options();
 

@@ -139,9 +139,7 @@ SectionSchema parallel_section() {
                         "collectives.all_reduce"};
   schema.no_plugin = {"none"};
   schema.moved = {
-      {"unhidden_steps", "the time that transfers add to a step is measured by `quern bench transfers FILE`"},
-      {"shard_gradients", "every rank has all gradients; shard_optimizer shards master weights and moments"},
-      {"shard_weights", "every rank has all compute weights; shard_optimizer shards master weights and moments"}};
+      {"unhidden_steps", "the time that transfers add to a step is measured by `quern bench transfers FILE`"}};
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     const auto ranks = values.get<std::int64_t>("ranks");
@@ -149,6 +147,15 @@ SectionSchema parallel_section() {
     if (ranks > 1 && communicator == "none")
       findings.emplace_back("communicator", "found \"none\" with " + std::to_string(ranks) +
                                                 " ranks, expected the id of a communicator, or parallel.ranks = 1");
+    for (const char* key : {"shard_weights", "shard_gradients"})
+      if (values.get<std::string>(key) != "none" && values.get<std::string>("shard_optimizer") == "none")
+        findings.emplace_back(key,
+                              "found \"ranks\" with shard_optimizer = \"none\", expected \"none\", or "
+                              "parallel.shard_optimizer = \"ranks\"");
+    if (values.get<std::string>("shard_gradients") != "none" && values.get<std::string>("reduction") != "fast")
+      findings.emplace_back("shard_gradients",
+                            "found \"ranks\" with reduction = \"reproducible\", expected \"none\", or "
+                            "parallel.reduction = \"fast\"");
     for (const char* key : {"collectives.all_gather", "collectives.reduce_scatter", "collectives.all_reduce"})
       if (const auto& id = values.get<std::string>(key); id != "none" && communicator == "none")
         findings.emplace_back(

@@ -45,9 +45,17 @@ TEST_CASE("several ranks need a communicator, and shards several ranks") {
   CHECK(fault("parallel", "shard_optimizer = \"rank\"").find("not a choice, found \"rank\"") != std::string::npos);
 }
 
+TEST_CASE("weights and gradients are sharded where the optimizer is") {
+  for (const std::string key : {"shard_gradients", "shard_weights"}) {
+    CHECK(fault("parallel", "shard_optimizer = \"ranks\"\n" + key + " = \"ranks\"") == "accepted");
+    CHECK(fault("parallel", key + " = \"ranks\"").find("found \"ranks\" with shard_optimizer = \"none\"") !=
+          std::string::npos);
+  }
+  CHECK(fault("parallel", "shard_optimizer = \"ranks\"\nshard_gradients = \"ranks\"\nreduction = \"reproducible\"")
+            .find("parallel.shard_gradients: found \"ranks\" with reduction") != std::string::npos);
+}
+
 TEST_CASE("keys that are no more say what serves their purpose") {
-  for (const std::string key : {"shard_gradients", "shard_weights"})
-    CHECK(fault("parallel", key + " = \"ranks\"").find("unknown key: every rank has all") != std::string::npos);
   CHECK(fault("parallel", "unhidden_steps = 3").find("unknown key: the time that transfers add") != std::string::npos);
 }
 
