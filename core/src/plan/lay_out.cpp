@@ -248,7 +248,7 @@ class Layout {
     plan_.add(std::move(master));
   }
 
-  /// Rows of what ranks gather; the wholes of that, and what is made of them, are in slots only.
+  /// Rows of what ranks gather; the wholes, and values that `rest` makes of them, are in slots only.
   void lay_out_sharded_working(const ParameterPlan& parameter, int layer) {
     const std::string& name = parameter.spec.name;
     const ParameterForms& forms = plan_.forms_of(parameter, layer);

@@ -144,7 +144,7 @@ TEST_CASE("ranks keep their shards in stores, in windows and slots that are as l
         }
 }
 
-TEST_CASE("weights and gradients of which ranks keep shards keep the laws, beside all else") {
+TEST_CASE("weights and gradients of which ranks keep shards pass all checks, beside all else") {
   for (int ranks : {2, 3, 4})
     for (unsigned sharded : {1u, 2u, 3u})
       for (unsigned places : {0u, 3u})

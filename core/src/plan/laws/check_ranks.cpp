@@ -66,7 +66,7 @@ std::string described(const RankRun& rank, const Action* action) {
 }
 
 /// Other ranks touch this one's memory only where its own action says so: in the arena, and what it gives or takes for
-/// itself is its part of the whole, or lies apart from that.
+/// itself is its part of the whole, or is apart from that.
 std::string place_fault(const RankRun& rank, std::size_t number, const Action& action) {
   const auto reads = rank.schedule->reads(action), writes = rank.schedule->writes(action);
   for (const auto& accesses : {reads, writes})

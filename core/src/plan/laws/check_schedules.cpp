@@ -186,7 +186,7 @@ bool ScheduleChecker::gathers(const Action& action, const Access& access, const 
   return true;
 }
 
-/// Sums up what is in a slot, which is then not lost.
+/// Sums up a slot's value, which is then not lost.
 void ScheduleChecker::reduce(std::span<const Access> reads, std::span<const Access> writes) {
   for (const Access& whole : reads) {
     const Access home = set_.at_home(whole);

@@ -100,7 +100,7 @@ class Maker {
     auto& tasks = observes(run) ? known.observed_tasks : known.tasks;
     const std::vector<Access> accesses = places_.of(stop);
     has_sum.resize(set_.values.size(), false);
-    std::vector<bool> in_slot(set_.values.size(), false);  // as has_sum, of what is reduced behind this program
+    std::vector<bool> in_slot(set_.values.size(), false);  // as has_sum, of gradients that are reduced behind this program
     for (std::size_t i = 0; i < program.ops.size(); ++i) {
       if (!reading.runs[i]) continue;
       const Op& op = program.ops[i];

@@ -98,9 +98,9 @@ struct Task {
   bool exclusive = false;                            ///< its kernel keeps scratch: never on two streams at once
 };
 
-/// What lies in Space::ranks.
+/// A value in Space::ranks.
 struct OverRanks {
-  Access part = {};          ///< this rank's; absent: made anew by each window that uses the whole
+  Access part = {};          ///< this rank's; absent: each window that uses the whole makes it
   std::int64_t first = 0;    ///< byte of the whole where the part begins
   std::int32_t gather = -1;  ///< tasks: makes the whole of all parts,
   std::int32_t reduce = -1;  ///< the part of the sum over all ranks' wholes,

@@ -38,8 +38,8 @@ std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& sou
   std::vector<BatchLoss> sums;
   bool cut = false;
   Batch batch;
-  // All ranks evaluate a batch each turn, since a forward pass may gather weights; what is behind the last batch counts
-  // nothing.
+  // All ranks evaluate a batch each turn, since a forward pass may gather weights; targets behind the last batch do not
+  // count.
   for (std::int64_t first = 0; first * batch_tokens < tokens; first += size) {
     if ((cut = interrupted())) break;
     skip(source, first == 0 ? rank : size - 1);
