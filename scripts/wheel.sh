@@ -48,7 +48,7 @@ needs() { # pattern, file
 version=$(readlink "$tree/lib/libquern.so.0")
 rm "$tree/lib/libquern.so" "$tree/lib/libquern.so.0"
 mv "$tree/lib/$version" "$tree/lib/libquern.so.0"
-sed -i "s/$version/libquern.so.0/" "$tree"/lib/cmake/quern/quern-targets-*.cmake
+sed -i "s/$version/libquern.so.0/" "$tree"/lib/cmake/*/*-targets-*.cmake
 
 # Of the CPU device, which loads it by this name.
 blas=$(sed -n 's/^BLAS_LIBRARY[^=]*=//p; s/^BLAS_openblas_LIBRARY[^=]*=//p' "$build/CMakeCache.txt" | grep -m1 '\.so') || fail "found no BLAS in $build/CMakeCache.txt"
