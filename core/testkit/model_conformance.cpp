@@ -1,5 +1,6 @@
 #include "quern/testkit/model_conformance.h"
 
+#include <map>
 #include <set>
 
 #include "quern/error.h"
@@ -8,35 +9,62 @@ namespace quern::testkit {
 
 namespace {
 
-struct ModelPrograms {
-  Program embed, block, head;
-};
+class Writer {
+ public:
+  Writer(const Model& model, const std::vector<ParameterSpec>& parameters, DType dtype,
+         const std::vector<OpSpec>& custom_ops)
+      : model_(model), parameters_(parameters), dtype_(dtype), ops_(builtin_ops()) {
+    for (const OpSpec& spec : custom_ops) ops_.add(spec);
+  }
+  Program embed() const {
+    return write("embed", [this](ProgramBuilder& b) { model_.embed(b); });
+  }
+  Program block(std::int64_t layer) const {
+    return write("block", [this, layer](ProgramBuilder& b) { model_.block(b, layer); });
+  }
+  Program head() const {
+    return write("head", [this](ProgramBuilder& b) { model_.head(b); });
+  }
 
-ModelPrograms write_programs(const Model& model, const std::vector<ParameterSpec>& parameters, DType dtype,
-                             const std::vector<OpSpec>& custom_ops) {
-  OpSet ops = builtin_ops();
-  for (const OpSpec& spec : custom_ops) ops.add(spec);
-  auto write = [&](const char* name, void (Model::*program)(ProgramBuilder&) const) {
-    ProgramBuilder builder(name, {.ops = &ops, .parameters = parameters, .activation_dtype = dtype, .documents = true});
-    (model.*program)(builder);
+ private:
+  template <class Write>
+  Program write(const char* name, Write write) const {
+    ProgramBuilder builder(name,
+                           {.ops = &ops_, .parameters = parameters_, .activation_dtype = dtype_, .documents = true});
+    write(builder);
     return builder.take();
-  };
-  return {write("embed", &Model::embed), write("block", &Model::block), write("head", &Model::head)};
-}
+  }
+
+  const Model& model_;
+  const std::vector<ParameterSpec>& parameters_;
+  DType dtype_;
+  OpSet ops_;
+};
 
 class Check {
  public:
   Check(const Model& model, DType dtype, const std::vector<OpSpec>& custom_ops)
       : traits_(model.traits()), parameters_(model.parameters()) {
     check_parameters();
-    ModelPrograms programs = write_programs(model, parameters_, dtype, custom_ops);
+    const Writer writer(model, parameters_, dtype, custom_ops);
     const Shape stream = {Dim::tokens(), traits_.width};
-    check_ends(programs.embed, {}, stream);
-    check_ends(programs.block, stream, stream);
-    check_ends(programs.head, stream, {Dim::tokens()});
-    check_uses(programs.embed, {ParameterGroup::embedding});
-    check_uses(programs.block, {ParameterGroup::block});
-    check_uses(programs.head, {ParameterGroup::head, ParameterGroup::embedding});
+    const Program embed = writer.embed(), head = writer.head();
+    check_ends(embed, {}, stream);
+    check_ends(head, stream, {Dim::tokens()});
+    check_uses(embed, {ParameterGroup::embedding});
+    check_uses(head, {ParameterGroup::head, ParameterGroup::embedding});
+    std::map<std::int64_t, std::string> kinds;  // kind -> its program
+    for (std::int64_t layer = 0; layer < traits_.layers; ++layer) {
+      const Program block = writer.block(layer);
+      const std::string text = to_string(block);
+      auto [kind, fresh] = kinds.try_emplace(model.block_kind(layer), text);
+      if (kind->second != text)
+        fault("block", "layer " + std::to_string(layer) + " differs from an earlier one of the same block_kind, " +
+                           std::to_string(kind->first));
+      if (!fresh) continue;
+      check_ends(block, stream, stream);
+      check_uses(block, {ParameterGroup::block});
+    }
     for (const ParameterSpec& spec : parameters_)
       if (!used_.contains(spec.name)) fault(spec.name, "no program uses it");
   }
@@ -53,6 +81,7 @@ class Check {
       for (const ParameterPart& part : spec.parts) {
         rows += part.rows;
         if (part.rows < 1) fault(spec.name, "a part without rows");
+        check_row_order(spec, part);
         if (part.hf_name.empty()) fault(spec.name, "a part without a Hugging Face name");
         if (!hf_names.insert(part.hf_name).second) fault(spec.name, "Hugging Face name used twice: " + part.hf_name);
         bool per_layer = part.hf_name.find("{layer}") != std::string::npos;
@@ -66,6 +95,15 @@ class Check {
     }
     if (traits_.layers < 1 || traits_.width < 1 || traits_.vocabulary < 2 || traits_.max_positions < 1)
       fault("traits", "sizes below 1");
+  }
+
+  void check_row_order(const ParameterSpec& spec, const ParameterPart& part) {
+    if (part.row_order.empty()) return;
+    std::set<std::int64_t> rows(part.row_order.begin(), part.row_order.end());
+    const auto count = static_cast<std::int64_t>(part.row_order.size());
+    if (static_cast<std::int64_t>(rows.size()) != count || *rows.begin() != 0 || *rows.rbegin() != count - 1 ||
+        part.rows % count != 0)
+      fault(spec.name, "row_order of " + part.hf_name + " is no order of rows whose number divides the part's");
   }
 
   void check_ends(const Program& program, const Shape& in, const Shape& out) {
@@ -107,8 +145,15 @@ std::vector<std::string> model_faults(const Model& model, DType activation_dtype
 
 std::string model_programs(const Model& model, const std::vector<OpSpec>& custom_ops) {
   const std::vector<ParameterSpec> parameters = model.parameters();
-  ModelPrograms programs = write_programs(model, parameters, DType::bf16, custom_ops);
-  return to_string(programs.embed) + to_string(programs.block) + to_string(programs.head);
+  const Writer writer(model, parameters, DType::bf16, custom_ops);
+  std::string text = to_string(writer.embed());
+  std::set<std::int64_t> kinds;
+  for (std::int64_t layer = 0; layer < model.traits().layers; ++layer) {
+    const std::int64_t kind = model.block_kind(layer);
+    text += "layer " + std::to_string(layer) + ": kind " + std::to_string(kind) + "\n";
+    if (kinds.insert(kind).second) text += to_string(writer.block(layer));
+  }
+  return text + to_string(writer.head());
 }
 
 std::int64_t parameter_count(const Model& model) {

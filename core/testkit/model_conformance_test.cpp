@@ -9,7 +9,7 @@ using namespace quern;
 
 namespace {
 
-enum class Fault { none, unused, wrong_group, wrong_width, layer_in_head, rows, twice, undeclared };
+enum class Fault { none, unused, wrong_group, wrong_width, layer_in_head, rows, twice, undeclared, kinds, row_order };
 
 class Faulty final : public Model {
  public:
@@ -24,12 +24,14 @@ class Faulty final : public Model {
         vector("norm", head, fault_ == Fault::layer_in_head ? "h.{layer}.norm" : "norm", 8, Init::Kind::ones)};
     if (fault_ == Fault::unused) list.push_back(matrix("spare", block, "h.{layer}.spare", 8, 8));
     if (fault_ == Fault::rows) list[1].parts[0].rows = 7;
+    if (fault_ == Fault::row_order) list[1].parts[0].row_order = {0, 2, 2, 1};
     if (fault_ == Fault::twice) list[2].parts[0].hf_name = "wte";
     return list;
   }
   void embed(ProgramBuilder& b) const override { b.output(b.embedding(b.tokens(), "embedding.weight")); }
-  void block(ProgramBuilder& b) const override {
+  void block(ProgramBuilder& b, std::int64_t layer) const override {
     ValueId x = b.stream(fault_ == Fault::wrong_width ? 16 : 8);
+    if (fault_ == Fault::kinds && layer == 2) x = b.scale(x, 2, "scaled");
     b.output(fault_ == Fault::wrong_width ? b.swiglu(x, "half")
                                           : b.add(x, b.linear(x, fault_ == Fault::undeclared ? "v" : "w", "y"), "sum"));
   }
@@ -63,5 +65,7 @@ TEST_CASE("each fault is found and named") {
   CHECK(finds(Fault::layer_in_head, "norm: {layer} belongs"));
   CHECK(finds(Fault::rows, "w: rows of its parts do not sum up to (8, 8)"));
   CHECK(finds(Fault::twice, "Hugging Face name used twice: wte"));
+  CHECK(finds(Fault::kinds, "block: layer 2 differs from an earlier one of the same block_kind, 0"));
+  CHECK(finds(Fault::row_order, "row_order of h.{layer}.w is no order"));
   CHECK(finds(Fault::undeclared, "uses a parameter that the model does not declare"));
 }

@@ -39,14 +39,16 @@ ValueId TinyModel::norm(ProgramBuilder& b, ValueId x, const std::string& name) c
 
 void TinyModel::embed(ProgramBuilder& b) const { b.output(b.embedding(b.tokens(), "embedding.weight")); }
 
-void TinyModel::block(ProgramBuilder& b) const {
+void TinyModel::block(ProgramBuilder& b, std::int64_t layer) const {
   HeadLayout heads{o_.heads, o_.kv_heads, o_.head_dim};
   ValueId x = b.stream(o_.width);
   ValueId qkv = b.linear(norm(b, x, "attn_norm"), "qkv.weight", "qkv", o_.bias ? "qkv.bias" : "");
   if (o_.head_norm) qkv = b.head_norm(qkv, heads, "q_norm.weight", "k_norm.weight", 1e-6, "qk_norm");
   qkv = b.rope(qkv, heads, rope_frequencies({}, o_.head_dim), "rope");
-  ValueId attention =
-      b.attention(qkv, heads, AttentionMask::causal, 1.0 / std::sqrt(static_cast<double>(o_.head_dim)), "attention");
+  ValueId attention = b.attention(
+      qkv, heads,
+      {.window = block_kind(layer) == 1 ? o_.window : 0, .scale = 1.0 / std::sqrt(static_cast<double>(o_.head_dim))},
+      "attention");
   ValueId o = b.linear(attention, "o.weight", "o");
   if (!o_.parallel) x = b.add(x, o, "attn_sum");
   ValueId up = b.linear(norm(b, x, "ffn_norm"), "up.weight", "up");

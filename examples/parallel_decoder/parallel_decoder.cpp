@@ -76,13 +76,13 @@ std::vector<ParameterSpec> ParallelDecoder::parameters() const {
 
 void ParallelDecoder::embed(ProgramBuilder& b) const { b.output(b.embedding(b.tokens(), "embedding.weight")); }
 
-void ParallelDecoder::block(ProgramBuilder& b) const {
+void ParallelDecoder::block(ProgramBuilder& b, std::int64_t /*layer*/) const {
   ValueId x = b.stream(o_.hidden_size);  // (N, width); N is the tokens of a micro-batch
   ValueId normed = b.layer_norm(x, "norm.weight", "norm.bias", o_.layer_norm_eps, "norm");
 
   ValueId rotated = b.rope(b.linear(normed, "qkv.weight", "qkv"), heads_, rope_, "rotated");
   double scale = 1 / std::sqrt(static_cast<double>(heads_.head_dim));
-  ValueId attended = b.attention(rotated, heads_, AttentionMask::causal, scale, "attention");
+  ValueId attended = b.attention(rotated, heads_, {.scale = scale}, "attention");
   ValueId attention = b.linear(attended, "o.weight", "o");
 
   ValueId hidden = b.gelu(b.linear(normed, "up.weight", "up"), Gelu::tanh, "gelu");

@@ -11,7 +11,6 @@ QUERN_PLUGIN("model", "squared_relu", manifest) {
   manifest.add<quern::Model>(
       "squared_relu", "Llama with squared ReLU for SwiGLU, an op of this plugin", here::hf_model().options,
       [](const quern::OptionValues& given) {
-        auto options = quern::decoder_options<here::Options>();
-        return std::make_unique<here::SquaredRelu>(options.bind(quern::model_options(given, here::hf_model())));
+        return std::make_unique<here::SquaredRelu>(here::options().bind(quern::model_options(given, here::hf_model())));
       });
 }

@@ -157,20 +157,20 @@ CASES = {
         attention_bias=False, tie_word_embeddings=True, **IDS)),
     # Caps low enough to bend most scores and logits; layers 0 and 2 look at a window.
     "gemma2_caps": (261, 19, lambda: family(
-        "gemma2", hidden_size=32, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+        "gemma2", hidden_size=24, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
         head_dim=10, intermediate_size=40, max_position_embeddings=64, sliding_window=5,
         query_pre_attn_scalar=13, attn_logit_softcapping=1.5, final_logit_softcapping=2.0, **IDS)),
     "gemma2_plain": (262, 13, lambda: family(
-        "gemma2", hidden_size=40, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+        "gemma2", hidden_size=36, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
         head_dim=8, intermediate_size=24, max_position_embeddings=64, sliding_window=64,
         attention_bias=True, query_pre_attn_scalar=8, attn_logit_softcapping=None,
         final_logit_softcapping=None, **IDS)),
-    # Two layers look at a window, with a base of their own, then one at all.
+    # Layers 0 and 2 look at a window, with a base of their own.
     "gemma3_pattern": (271, 19, lambda: family(
-        "gemma3_text", hidden_size=32, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2,
+        "gemma3_text", hidden_size=24, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
         head_dim=10, intermediate_size=40, max_position_embeddings=64, sliding_window=5,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-        sliding_window_pattern=3, query_pre_attn_scalar=13, rope_theta=1000000.0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window_pattern=2, query_pre_attn_scalar=13, rope_theta=1000000.0,
         rope_local_base_freq=10000.0, **IDS)),
     "gpt2_tied": (281, 17, lambda: family(
         "gpt2", n_embd=40, n_layer=2, n_head=5, n_positions=64, n_inner=None, resid_pdrop=0.0,

@@ -1,6 +1,7 @@
 // Whole models on the GPU: the goldens of the CPU device, and the promise that capture, recomputation and a restart
 // change no bit.
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -29,6 +30,29 @@ std::unique_ptr<Device> open_gpu(const std::string& attention = "auto") {
     return nullptr;
   }
   return device;
+}
+
+/// Cases with an op that this device has no kernel for, which the plan's refusal names.
+const std::map<std::string, std::string> kRefused = {
+    {"mistral_window", "attention: has no kernel on this device for a window of 5 keys"},
+    {"phi3_window", "attention: has no kernel on this device for a window of 7 keys"},
+    {"olmo2_gqa", "has no kernel on this device for a norm of all heads together"},
+    {"olmo2_mha", "has no kernel on this device for a norm of all heads together"},
+    {"gemma2_caps", "op \"scale\""},
+    {"gemma2_plain", "op \"scale\""},
+    {"gemma3_pattern", "op \"scale\""}};
+
+void check_goldens(Device& device, const std::string& precision, const GoldenTolerance& tolerance) {
+  for (const auto& folder : golden_cases()) {
+    const auto refused = kRefused.find(folder.filename().string());
+    if (refused == kRefused.end()) {
+      check_golden(folder, device, precision, tolerance);
+      continue;
+    }
+    CAPTURE(refused->first);
+    PluginRun run(folder, device, precision);
+    CHECK_THROWS_WITH_AS(run.start({2, 19}), doctest::Contains(refused->second.c_str()), Error);
+  }
 }
 
 /// A device that launches what it could capture.
@@ -67,13 +91,13 @@ TEST_CASE("models on the GPU agree with transformers: logits, loss and every gra
   if (!device) return;
   // Five times what the CPU is let: the GPU's expf, sinf and rsqrtf are good to a few units in the last place, and a
   // matmul's terms are summed in blocks.
-  for (const auto& folder : golden_cases()) check_golden(folder, *device, "fp32", {5e-5, 5e-5, 5e-5});
+  check_goldens(*device, "fp32", {5e-5, 5e-5, 5e-5});
 }
 
 TEST_CASE("models on the GPU in bf16 agree with transformers in double precision") {
   std::unique_ptr<Device> device = open_gpu();
   if (!device) return;
-  for (const auto& folder : golden_cases()) check_golden(folder, *device, "bf16", kBf16);
+  check_goldens(*device, "bf16", kBf16);
 }
 
 TEST_CASE("documents that fill rows give on the GPU what plain rows give") {

@@ -25,6 +25,13 @@ struct HeadLayout {
 
 enum class AttentionMask { causal, full };
 
+struct AttentionOptions {
+  AttentionMask mask = AttentionMask::causal;
+  std::int64_t window = 0;  ///< causal: a query sees so many keys, its own the last; 0: all before it
+  double cap = 0;           ///< scores s become cap tanh(s / cap); 0: no cap
+  double scale = 1;         ///< of q k^T, before the cap
+};
+
 /// x Phi(x), Phi being the distribution function of the normal law: exact, or its approximation by tanh. In Hugging
 /// Face `gelu` is erf; `gelu_new` and `gelu_pytorch_tanh` are tanh.
 enum class Gelu { erf, tanh };
@@ -53,19 +60,25 @@ class ProgramBuilder {
   ValueId linear(ValueId x, std::string_view weight, std::string name, std::string_view bias = {});
   ValueId rms_norm(ValueId x, std::string_view weight, double eps, std::string name);
   ValueId layer_norm(ValueId x, std::string_view weight, std::string_view bias, double eps, std::string name);
-  /// RMS norm of each query and key head of a packed qkv (QK-norm); weights (head_dim).
+  /// RMS norm of the queries and keys of a packed qkv (QK-norm): of each head, with weights (head_dim); or of all heads
+  /// together, with weights (heads * head_dim) and (kv_heads * head_dim).
   ValueId head_norm(ValueId qkv, const HeadLayout& heads, std::string_view query_weight, std::string_view key_weight,
                     double eps, std::string name);
   /// Rotates queries and keys of a packed qkv, half-split as in Hugging Face.
   ValueId rope(ValueId qkv, const HeadLayout& heads, const RopeFrequencies& frequencies, std::string name);
   /// softmax(q k^T scale) v over a packed qkv, grouped-query. -> (N, heads * head_dim)
-  ValueId attention(ValueId qkv, const HeadLayout& heads, AttentionMask mask, double scale, std::string name);
+  ValueId attention(ValueId qkv, const HeadLayout& heads, const AttentionOptions& options, std::string name);
   ValueId add(ValueId a, ValueId b, std::string name);
+  /// factor * x
+  ValueId scale(ValueId x, double factor, std::string name);
   /// silu(gate) * up of a packed (N, 2 F), gate first. -> (N, F)
   ValueId swiglu(ValueId gate_up, std::string name);
+  /// gelu(gate) * up by tanh, likewise.
+  ValueId geglu(ValueId gate_up, std::string name);
   ValueId gelu(ValueId x, Gelu form, std::string name);
-  /// Cross-entropy of logits x W^T against the targets, in chunks of logits. -> (N) f32 per token
-  ValueId lm_loss(ValueId x, std::string_view weight, std::string name = "token_loss");
+  /// Cross-entropy of logits x W^T against the targets, in chunks of logits. -> (N) f32 per token. With a cap above 0
+  /// logits l become cap tanh(l / cap).
+  ValueId lm_loss(ValueId x, std::string_view weight, std::string name = "token_loss", double cap = 0);
   /// Any op kind, custom ones included; outputs are named after `name`.
   std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, const std::string& name,
                           Attributes attributes = {});

@@ -22,10 +22,11 @@ struct HfNeutral {
 
 /// A model plugin's description of its config.json.
 struct HfModel {
-  std::string model_type;                ///< "llama"
-  std::string architecture;              ///< "LlamaForCausalLM"
-  std::vector<OptionSpec> options = {};  ///< the fields it supports, by their Hugging Face names; dots nest
-  std::vector<HfNeutral> neutral = {};   ///< of this model, beside the fields common to all models
+  std::string model_type;                       ///< "llama"
+  std::string architecture;                     ///< "LlamaForCausalLM"
+  std::vector<OptionSpec> options = {};         ///< the fields it supports, by their Hugging Face names; dots nest
+  std::vector<HfNeutral> neutral = {};          ///< of this model, beside the fields common to all models
+  std::vector<std::string> null_when_off = {};  ///< fields that are written as null where they are 0 or empty
 };
 
 /// The options that `text` sets, checked. null is absent. Old and new spellings are one: `rope_parameters` is

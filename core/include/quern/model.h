@@ -26,9 +26,13 @@ class Model {
   virtual ModelTraits traits() const = 0;
   virtual std::vector<ParameterSpec> parameters() const = 0;
 
+  /// Layers of one kind have the same program, which is written once. By default all are of one.
+  virtual std::int64_t block_kind(std::int64_t /*layer*/) const { return 0; }
+
   // ---- programs: each takes its input from the builder and declares one output ----
   virtual void embed(ProgramBuilder& b) const = 0;
-  virtual void block(ProgramBuilder& b) const = 0;
+  /// All layers have the parameters of group `block`; what they do with them may differ.
+  virtual void block(ProgramBuilder& b, std::int64_t layer) const = 0;
   virtual void head(ProgramBuilder& b) const = 0;
 
   // ---- state ----

@@ -24,6 +24,14 @@ struct ParameterPart {
   std::string hf_name = {};  ///< "{layer}" stands for the layer's index
   std::int64_t rows = 0;     ///< of the packed matrix, or elements of a packed vector
   Init init = {};
+
+  // ---- where the stored form is not the tensor's ----
+  /// An order of the rows of each group of row_order.size(): row i of a group is the tensor's row row_order[i]. Empty:
+  /// as in the tensor.
+  std::vector<std::int32_t> row_order = {};
+  bool transposed = false;  ///< the tensor is (columns, rows)
+  double offset = 0;        ///< the stored value is the tensor's plus this
+  bool as_stored() const { return row_order.empty() && !transposed && offset == 0; }
 };
 
 struct ParameterSpec {

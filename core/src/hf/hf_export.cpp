@@ -84,6 +84,7 @@ void check_replaceable(const std::string& directory) {
 /// One stored tensor of the export.
 struct Piece {
   const ParameterSpec* parameter;
+  const ParameterPart* part;
   std::int64_t layer, first, count;
 };
 
@@ -100,28 +101,34 @@ void write_weights(const std::string& path, DType dtype, std::span<const Paramet
         for (const ParameterPart& part : parameter.parts) {
           std::int64_t count = part.rows * parameter.columns();
           tensors.push_back({hf_tensor_name(part, layer), stored_type_of(dtype), hf_tensor_extents(parameter, part)});
-          pieces.push_back({&parameter, group == ParameterGroup::block ? layer : -1, first, count});
+          pieces.push_back({&parameter, &part, group == ParameterGroup::block ? layer : -1, first, count});
           first += count;
         }
       }
   SafetensorsWriter writer(path, tensors, kMetadata);
-  std::vector<float> values(kPiece);
   std::vector<std::uint16_t> rounded(kPiece);
-  for (std::size_t i = 0; i < pieces.size(); ++i)
-    for (std::int64_t done = 0; done < pieces[i].count; done += kPiece) {
-      auto count = static_cast<std::size_t>(std::min(kPiece, pieces[i].count - done));
-      std::span<float> some(values.data(), count);
-      reader(*pieces[i].parameter, pieces[i].layer, pieces[i].first + done, some);
-      if (!std::all_of(some.begin(), some.end(), [](float value) { return std::isfinite(value); }))
-        throw Error(ErrorCode::numerics, {path, "tensor " + quote_name(tensors[i].name) + " holds a NaN or infinity",
-                                          "", "finite weights", "export an earlier checkpoint"});
-      if (dtype == DType::f32) {
-        writer.write(std::as_bytes(some));
-      } else {
-        std::transform(some.begin(), some.end(), rounded.begin(), float_to_bf16);
-        writer.write(std::as_bytes(std::span(rounded.data(), count)));
-      }
+  auto write = [&](std::span<const float> some, const std::string& name) {
+    if (!std::all_of(some.begin(), some.end(), [](float value) { return std::isfinite(value); }))
+      throw Error(ErrorCode::numerics, {path, "tensor " + quote_name(name) + " holds a NaN or infinity", "",
+                                        "finite weights", "export an earlier checkpoint"});
+    if (dtype == DType::f32) return writer.write(std::as_bytes(some));
+    std::transform(some.begin(), some.end(), rounded.begin(), float_to_bf16);
+    writer.write(std::as_bytes(std::span(rounded.data(), some.size())));
+  };
+  std::vector<float> values;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const bool whole = !piece.part->as_stored();  // another form than the tensor's is turned as a whole
+    const std::int64_t most = whole ? piece.count : kPiece;
+    for (std::int64_t done = 0; done < piece.count; done += most) {
+      values.resize(static_cast<std::size_t>(std::min(most, piece.count - done)));
+      reader(*piece.parameter, piece.layer, piece.first + done, values);
+      if (whole) values = hf_tensor_values(*piece.part, piece.parameter->columns(), values);
+      const std::span<const float> all = values;
+      for (std::size_t at = 0; at < all.size(); at += kPiece)
+        write(all.subspan(at, std::min<std::size_t>(kPiece, all.size() - at)), tensors[i].name);
     }
+  }
   writer.finish();
 }
 

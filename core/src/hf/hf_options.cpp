@@ -49,7 +49,6 @@ const std::vector<HfNeutral>& general_neutral() {
        .accepted = {std::string("full_attention")},
        .because = "quern attends to all earlier tokens"},
       {.key = "partial_rotary_factor", .accepted = {1.0}, .because = "quern rotates whole heads"},
-      {.key = "rope_scaling.partial_rotary_factor", .accepted = {1.0}, .because = "quern rotates whole heads"},
       {.key = "rope_scaling.truncate",
        .accepted = {true},
        .because = "quern's yarn ramp starts and ends at whole pairs"},
@@ -129,11 +128,16 @@ bool is_accepted(const HfNeutral& neutral, const json& value) {
   return std::find(neutral.accepted.begin(), neutral.accepted.end(), *option) != neutral.accepted.end();
 }
 
-// transformers 4 has rope_scaling beside rope_theta and once called its type "type"; 5 has one table, rope_parameters.
+// transformers 4 has rope_scaling beside rope_theta and once called its type "type"; 5 has one table, rope_parameters,
+// or one for each kind of layer in it.
 std::string canonical(std::string key) {
   constexpr std::string_view kNew = "rope_parameters.", kOld = "rope_scaling.";
   if (key.starts_with(kNew)) key.replace(0, kNew.size(), kOld);
+  constexpr std::string_view kFull = "rope_scaling.full_attention.";
+  if (key.starts_with(kFull)) key.replace(0, kFull.size(), kOld);
+  if (key == "rope_scaling.sliding_attention.rope_theta") return "rope_local_base_freq";
   if (key == "rope_scaling.rope_theta") return "rope_theta";
+  if (key == "rope_scaling.partial_rotary_factor") return "partial_rotary_factor";
   if (key == "rope_scaling.type") return "rope_scaling.rope_type";
   return key;
 }
@@ -162,7 +166,8 @@ class Reader {
     for (const auto& [name, value] : object.items()) {
       const std::string written = prefix + shortened(name);
       if (value.is_null()) continue;
-      if (value.is_object() && (written == "rope_scaling" || written == "rope_parameters" || nests(written))) {
+      if (value.is_object() && (written == "rope_scaling" || written == "rope_parameters" ||
+                                written.starts_with("rope_parameters.") || nests(written))) {
         flatten(value, written + ".");
         continue;
       }
@@ -345,6 +350,8 @@ std::string write_hf_config(const HfModel& model, const OptionValues& fields) {
       place = &(*place)[key.substr(start, dot - start)];
     json& field = (*place)[key.substr(start)];
     std::visit([&field](const auto& typed) { field = typed; }, value);
+    const auto& nulls = model.null_when_off;
+    if (is_off(field) && std::find(nulls.begin(), nulls.end(), key) != nulls.end()) field = nullptr;
   }
   return root.dump(2) + "\n";
 }

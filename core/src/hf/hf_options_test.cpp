@@ -100,7 +100,8 @@ TEST_CASE("all spellings of rope scaling are one") {
         R"("rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2, "rope_theta": 500000.0})",
         R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0})",
         R"("rope_theta": 500000.0, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear",
-                 "factor": 2.0})"}) {
+                 "factor": 2.0})",
+        R"("rope_parameters": {"full_attention": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0}})"}) {
     OptionValues v = parse(text);
     CHECK(v.get<double>("rope_theta") == 500000.0);
     CHECK(v.get<std::string>("rope_scaling.rope_type") == "linear");
@@ -109,8 +110,10 @@ TEST_CASE("all spellings of rope scaling are one") {
   }
   check_holds(refused(R"("rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5})"), {"rope_parameters.rope_theta"});
   check_holds(refused(R"("rope_scaling": {"type": "yarn", "rope_type": "linear"})"), {"rope_scaling.type"});
-  check_holds(refused(R"("rope_parameters": {"full_attention": {"rope_type": "default"}})"),
-              {"rope_parameters.full_attention"});
+  check_holds(refused(R"("rope_parameters": {"sliding_attention": {"rope_theta": 1e4}})"),
+              {"rope_parameters.sliding_attention.rope_theta: found 10000.0"});
+  check_holds(refused(R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5})"),
+              {"rope_parameters.partial_rotary_factor: found 0.5, expected 1: quern rotates whole heads"});
   check_holds(refused(R"("rope_scaling": {"truncate": false})"), {"rope_scaling.truncate: found false, expected true"});
   check_holds(refused(R"("rope_scaling": "linear")"), {"rope_scaling: found \"linear\""});
 }
@@ -238,4 +241,10 @@ TEST_CASE("written options read back the same") {
   std::string text = write_hf_config(tiny(), fields);
   CHECK(parse_hf_config(text, "c.json", tiny()).all() == fields.all());
   check_holds(text, {"\"TinyForCausalLM\"", "\"factor\": 8.0"});  // transformers wants a float
+  HfModel nulls = tiny();
+  nulls.null_when_off = {"sliding_window", "layer_types", "hidden_size"};
+  fields.set("sliding_window", std::int64_t{0});
+  fields.set("layer_types", std::vector<std::string>{});
+  check_holds(write_hf_config(nulls, fields),
+              {"\"sliding_window\": null", "\"layer_types\": null", "\"hidden_size\": 48"});
 }

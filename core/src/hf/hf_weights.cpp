@@ -126,7 +126,41 @@ std::string hf_tensor_name(const ParameterPart& part, std::int64_t layer) {
 }
 
 Extents hf_tensor_extents(const ParameterSpec& parameter, const ParameterPart& part) {
-  return parameter.extents.size() > 1 ? Extents{part.rows, parameter.columns()} : Extents{part.rows};
+  if (parameter.extents.size() == 1) return {part.rows};
+  return part.transposed ? Extents{parameter.columns(), part.rows} : Extents{part.rows, parameter.columns()};
+}
+
+namespace {
+
+/// Calls visit(stored index, index in the tensor) for each element.
+template <class Visit>
+void for_each_element(const ParameterPart& part, std::int64_t columns, Visit visit) {
+  const auto group = static_cast<std::int64_t>(part.row_order.size());
+  for (std::int64_t row = 0; row < part.rows; ++row) {
+    const std::int64_t of =
+        group == 0 ? row : row - row % group + part.row_order[static_cast<std::size_t>(row % group)];
+    for (std::int64_t column = 0; column < columns; ++column)
+      visit(static_cast<std::size_t>(row * columns + column),
+            static_cast<std::size_t>(part.transposed ? column * part.rows + of : of * columns + column));
+  }
+}
+
+}  // namespace
+
+std::vector<float> hf_tensor_values(const ParameterPart& part, std::int64_t columns, const std::vector<float>& stored) {
+  std::vector<float> tensor(stored.size());
+  for_each_element(part, columns, [&](std::size_t at, std::size_t in_tensor) {
+    tensor[in_tensor] = static_cast<float>(stored[at] - part.offset);
+  });
+  return tensor;
+}
+
+std::vector<float> stored_values(const ParameterPart& part, std::int64_t columns, const std::vector<float>& tensor) {
+  std::vector<float> stored(tensor.size());
+  for_each_element(part, columns, [&](std::size_t at, std::size_t in_tensor) {
+    stored[at] = static_cast<float>(tensor[in_tensor] + part.offset);
+  });
+  return stored;
 }
 
 void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers,
@@ -137,6 +171,13 @@ void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> 
                 [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t first) {
                   WeightFiles::Tensor tensor = files.find(hf_tensor_name(part, layer));
                   std::int64_t count = tensor.stored->count();
+                  if (!part.as_stored()) {
+                    const std::vector<float> values = tensor.file->read_floats(tensor.stored->name);
+                    if (!std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }))
+                      refuse_not_finite(tensor);
+                    sink(parameter, layer, first, stored_values(part, parameter.columns(), values));
+                    return;
+                  }
                   for (std::int64_t done = 0; done < count; done += kPiece) {
                     std::span<float> piece(buffer.data(), static_cast<std::size_t>(std::min(kPiece, count - done)));
                     tensor.file->read_floats(*tensor.stored, done, piece);

@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "hf/weight_files.h"
 #include "quern/parameter.h"
@@ -47,7 +48,10 @@ void export_hf_model(const std::string& directory, const HfExport& what, std::sp
 
 /// A part's Hugging Face tensor: "{layer}" replaced.
 std::string hf_tensor_name(const ParameterPart& part, std::int64_t layer);
-/// (rows, columns), or (rows) of a vector.
+/// A part's values in the other form, whole: of the tensor from the stored form, and back.
+std::vector<float> hf_tensor_values(const ParameterPart& part, std::int64_t columns, const std::vector<float>& stored);
+std::vector<float> stored_values(const ParameterPart& part, std::int64_t columns, const std::vector<float>& tensor);
+/// (rows, columns), or (rows) of a vector; transposed if the part is.
 Extents hf_tensor_extents(const ParameterSpec& parameter, const ParameterPart& part);
 
 }  // namespace quern

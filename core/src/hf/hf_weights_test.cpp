@@ -120,6 +120,38 @@ TEST_CASE("importing an export gives the same weights, rounded to its type") {
     }
 }
 
+TEST_CASE("parts that are stored in another form than the file's are turned on the way in and out") {
+  std::vector<ParameterSpec> parameters = small_model(true);
+  parameters[1].parts[0].row_order = {2, 0, 1};  // twice in 6 rows
+  parameters[1].parts[1].transposed = true;
+  parameters[1].parts[2].row_order = {1, 0}, parameters[1].parts[2].transposed = true;
+  parameters[2].parts[0].row_order = {5, 4, 3, 2, 1, 0};
+  parameters[3].parts[0].offset = 1;
+  TestDirectory directory;
+  const Values values = random_values(parameters);
+  export_hf_model(directory / "out", {DType::f32, "{}", "", ""}, parameters, kLayers, reader_of(values));
+  const SafetensorsFile file(directory / "out/model.safetensors");
+  const std::string layer = "model.layers.1.self_attn.";
+  const std::vector<float>&qkv = values.at({"qkv.weight", 1}), &bias = values.at({"qkv.bias", 1});
+  const std::vector<float> q = file.read_floats(layer + "q_proj.weight"), k = file.read_floats(layer + "k_proj.weight"),
+                           v = file.read_floats(layer + "v_proj.weight"), b = file.read_floats(layer + "q_proj.bias"),
+                           norm = file.read_floats("model.norm.weight");
+  CHECK(file.at(layer + "q_proj.weight").extents == Extents{6, 5});
+  CHECK(file.at(layer + "k_proj.weight").extents == Extents{5, 2});
+  CHECK(q[2 * 5 + 3] == qkv[0 * 5 + 3]);  // stored row 0 is the tensor's row 2
+  CHECK(q[3 * 5 + 1] == qkv[4 * 5 + 1]);  // of the second group, stored row 1 is row 0
+  CHECK(k[3 * 2 + 1] == qkv[7 * 5 + 3]);
+  CHECK(v[3 * 2 + 1] == qkv[8 * 5 + 3]);  // stored row 0 is the tensor's row 1
+  CHECK(b[5] == bias[0]);
+  CHECK(norm[2] == values.at({"norm.weight", -1})[2] - 1);
+  const Values back = import_all(directory / "out", parameters);
+  for (const auto& [key, want] : values) {
+    CAPTURE(key.first);
+    // The offset costs the last bits of numbers near zero.
+    CHECK(testkit::mismatch(back.at(key), want, 0, key.first == "norm.weight" ? 1e-7 : 0) == "");
+  }
+}
+
 TEST_CASE("a parameter longer than the buffer arrives in pieces that fit together") {
   TestDirectory directory;
   std::vector<ParameterSpec> parameters{matrix("embed.weight", ParameterGroup::embedding, "e", 1025, 2049)};

@@ -90,8 +90,10 @@ ValueId ProgramBuilder::head_norm(ValueId qkv, const HeadLayout& heads, std::str
                                   std::string_view key_weight, double eps, std::string name) {
   Attributes attributes = layout_attributes(heads);
   attributes.set("eps", eps);
-  return op("head_norm", {qkv, parameter(query_weight), parameter(key_weight)}, std::move(name),
-            std::move(attributes))[0];
+  const ValueId query = parameter(query_weight), key = parameter(key_weight);
+  const Shape of_head{heads.head_dim};
+  if (program_[query].shape != of_head || program_[key].shape != of_head) attributes.set("over", std::string("width"));
+  return op("head_norm", {qkv, query, key}, std::move(name), std::move(attributes))[0];
 }
 
 ValueId ProgramBuilder::rope(ValueId qkv, const HeadLayout& heads, const RopeFrequencies& frequencies,
@@ -102,25 +104,33 @@ ValueId ProgramBuilder::rope(ValueId qkv, const HeadLayout& heads, const RopeFre
   return op("rope", {qkv, positions()}, std::move(name), std::move(attributes))[0];
 }
 
-ValueId ProgramBuilder::attention(ValueId qkv, const HeadLayout& heads, AttentionMask mask, double scale,
+ValueId ProgramBuilder::attention(ValueId qkv, const HeadLayout& heads, const AttentionOptions& options,
                                   std::string name) {
   Attributes attributes = layout_attributes(heads);
-  attributes.set("mask", std::string(mask == AttentionMask::causal ? "causal" : "full"));
-  attributes.set("scale", scale);
+  attributes.set("mask", std::string(options.mask == AttentionMask::causal ? "causal" : "full"));
+  attributes.set("scale", options.scale);
+  if (options.window != 0) attributes.set("window", options.window);
+  if (options.cap != 0) attributes.set("cap", options.cap);
   ValueId documents = context_.documents ? runtime(names::kDocuments, {Dim::tokens(1, 1)}, DType::i32) : kNoValue;
   return op("attention", {qkv, documents}, std::move(name), std::move(attributes))[0];
 }
 
 ValueId ProgramBuilder::add(ValueId a, ValueId b, std::string name) { return op("add", {a, b}, std::move(name))[0]; }
+ValueId ProgramBuilder::scale(ValueId x, double factor, std::string name) {
+  return op("scale", {x}, std::move(name), {{"factor", factor}})[0];
+}
 ValueId ProgramBuilder::swiglu(ValueId gate_up, std::string name) {
   return op("swiglu", {gate_up}, std::move(name))[0];
 }
+ValueId ProgramBuilder::geglu(ValueId gate_up, std::string name) { return op("geglu", {gate_up}, std::move(name))[0]; }
 ValueId ProgramBuilder::gelu(ValueId x, Gelu form, std::string name) {
   return op("gelu", {x}, std::move(name), {{"approximation", std::string(form == Gelu::erf ? "erf" : "tanh")}})[0];
 }
 
-ValueId ProgramBuilder::lm_loss(ValueId x, std::string_view weight, std::string name) {
-  return op("lm_loss", {x, parameter(weight), targets()}, std::move(name))[0];
+ValueId ProgramBuilder::lm_loss(ValueId x, std::string_view weight, std::string name, double cap) {
+  Attributes attributes;
+  if (cap != 0) attributes.set("cap", cap);
+  return op("lm_loss", {x, parameter(weight), targets()}, std::move(name), std::move(attributes))[0];
 }
 
 void ProgramBuilder::output(ValueId value) { program_.outputs.push_back(value); }

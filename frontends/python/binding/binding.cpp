@@ -42,18 +42,6 @@ json position(const Run& run) {
           {"validation_loss", at.validation_loss}};
 }
 
-/// `work` of a run that trains; what it throws ends the run.
-template <class Work>
-void ending(Run& run, const Work& work) {
-  try {
-    work();
-  } catch (...) {
-    run.use = Run::Use::over;
-    run.signals.clear();
-    throw;
-  }
-}
-
 void open_for_training(Run& run) {
   if (run.use == Run::Use::over)
     throw Error(ErrorCode::config,
@@ -64,7 +52,7 @@ void open_for_training(Run& run) {
   for (int signal : {SIGTERM, SIGHUP, SIGXCPU})
     if (is_default(signal))
       run.signals.push_back(std::make_unique<StopSignals>(run.requests, std::initializer_list<int>{signal}));
-  ending(run, [&] { run.training.start(); });
+  run.training.start();
 }
 
 void open_for_evaluation(Run& run, const std::string& weights) {
@@ -84,7 +72,13 @@ json end(Run& run) {
 json step(Run& run, const json&) {
   open_for_training(run);
   bool moved = false;
-  ending(run, [&] { moved = run.training.step(); });
+  try {
+    moved = run.training.step();
+  } catch (...) {
+    run.use = Run::Use::over;
+    run.signals.clear();
+    throw;
+  }
   if (!moved || run.requests.stop != 0) return end(run);
   return {{"moved", true}, {"position", position(run)}};
 }

@@ -6,6 +6,20 @@ namespace quern::decoder {
 
 namespace {
 
+const std::string& name_in(const Family& family, const std::string& key) {
+  const auto own = family.renamed.find(key);
+  return own == family.renamed.end() ? key : own->second;
+}
+
+/// The fields by their names in the table.
+Fields fields_of(const Family& family, const OptionValues& values) {
+  OptionValues named;
+  const OptionTable<Fields> table = all_fields();
+  for (const OptionSpec& spec : table.specs())
+    if (const OptionValue* value = values.find(name_in(family, spec.key))) named.set(spec.key, *value);
+  return table.bind(named);
+}
+
 Description checked(const Family& family, const Fields& fields) {
   check_fields(fields, family.model_type);
   return family.describe(fields);
@@ -32,9 +46,13 @@ std::vector<OptionSpec> options_of(const Family& family) {
   const std::vector<OptionSpec> all = all_fields().specs();
   for (std::size_t i = 0; i < all.size(); ++i) {
     OptionSpec spec = all[i];
-    const bool listed = std::find(family.fields.begin(), family.fields.end(), spec.key) != family.fields.end();
-    if (i >= general && !listed) continue;
+    auto is_here = [&](const std::string& name) { return spec.key == name || spec.key.starts_with(name + "."); };
+    const std::vector<std::string>& list = i < general ? family.without : family.fields;
+    const bool listed = std::any_of(list.begin(), list.end(), is_here);
+    if (listed == (i < general)) continue;
+    if (spec.key == "hidden_act") spec.choices = family.hidden_act, spec.default_value = family.hidden_act.front();
     if (auto own = family.defaults.find(spec.key); own != family.defaults.end()) spec.default_value = own->second;
+    spec.key = name_in(family, spec.key);
     options.push_back(std::move(spec));
   }
   return options;
@@ -44,11 +62,13 @@ HfModel hf_model_of(const Family& family) {
   return {.model_type = family.model_type,
           .architecture = family.architecture,
           .options = options_of(family),
-          .neutral = family.neutral};
+          .neutral = family.neutral,
+          .null_when_off = {"sliding_window", "layer_types", "no_rope_layers", "attn_logit_softcapping",
+                            "final_logit_softcapping", "n_inner"}};
 }
 
 std::unique_ptr<Model> make_model(const Family& family, const OptionValues& values) {
-  return std::make_unique<FamilyModel>(family, values, all_fields().bind(values));
+  return std::make_unique<FamilyModel>(family, values, fields_of(family, values));
 }
 
 void add_family(Manifest& manifest, const Family& family) {

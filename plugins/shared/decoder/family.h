@@ -23,6 +23,9 @@ struct Family {
   std::string summary;                                   ///< for people: "Qwen3 (dense)"
   std::vector<std::string> fields = {};                  ///< beside those that Llama has without biases
   std::map<std::string, OptionValue> defaults = {};      ///< other than the table's
+  std::vector<std::string> without = {};                 ///< Llama's fields that it lacks; "rope_scaling" is all of it
+  std::map<std::string, std::string> renamed = {};       ///< its names of the table's fields
+  std::vector<std::string> hidden_act = {"silu"};        ///< activations that it takes, the first by default
   std::vector<HfNeutral> neutral = {};                   ///< fields that are ignored where they change nothing
   Description (*describe)(const Fields&) = llama_shape;  ///< of fields that are checked
 };

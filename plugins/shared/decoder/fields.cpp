@@ -55,6 +55,37 @@ RopeConfig Fields::rope() const {
           .attention_factor = attention_factor};
 }
 
+std::int64_t Fields::rotated() const {
+  return static_cast<std::int64_t>(static_cast<double>(heads().head_dim) * partial_rotary_factor);
+}
+
+bool Fields::has_window(std::int64_t layer, bool otherwise) const {
+  return layer_types.empty() ? otherwise : layer_types[static_cast<std::size_t>(layer)] == kSlidingAttention;
+}
+
+namespace {
+
+/// Lists with an entry for each layer.
+void check_layers(const Fields& fields, std::vector<std::string>& problems) {
+  const auto layers = static_cast<std::size_t>(fields.num_hidden_layers);
+  for (auto [name, size] :
+       {std::pair("layer_types", fields.layer_types.size()), std::pair("no_rope_layers", fields.no_rope_layers.size())})
+    if (size != 0 && size != layers)
+      problems.push_back(std::string(name) + ": found " + std::to_string(size) + " entries, expected " +
+                         std::to_string(layers) + ", num_hidden_layers");
+  bool windows = false;
+  for (const std::string& type : fields.layer_types) {
+    windows = windows || type == kSlidingAttention;
+    if (type != kFullAttention && type != kSlidingAttention)
+      problems.push_back("layer_types: found \"" + type + "\", expected " + kFullAttention + " or " +
+                         kSlidingAttention);
+  }
+  if (windows && fields.sliding_window == 0)
+    problems.push_back(std::string("layer_types: found ") + kSlidingAttention + ", but no sliding_window");
+}
+
+}  // namespace
+
 void check_fields(const Fields& fields, const std::string& model) {
   std::vector<std::string> problems;
   auto number = [](std::int64_t value) { return std::to_string(value); };
@@ -68,9 +99,13 @@ void check_fields(const Fields& fields, const std::string& model) {
     problems.push_back("head_dim: found " + number(heads.head_dim) +
                        (derived ? " (hidden_size / num_attention_heads)" : "") +
                        ", expected an even number of at most 256");
+  else if (fields.rotated() < 2 || fields.rotated() % 2 != 0)
+    problems.push_back("partial_rotary_factor: " + number(fields.rotated()) + " of " + number(heads.head_dim) +
+                       " elements of a head, expected an even number");
   if (heads.heads % heads.kv_heads != 0)
     problems.push_back("num_key_value_heads: found " + number(heads.kv_heads) +
                        ", expected a divisor of num_attention_heads, which is " + number(heads.heads));
+  check_layers(fields, problems);
   constexpr std::int64_t kAnyHead = 2;  // the head size is judged above
   for (const std::string& problem : rope_problems(fields.rope(), kAnyHead)) problems.push_back(problem);
   const Fields defaults;
@@ -138,6 +173,28 @@ OptionTable<Fields> all_fields() {
   OptionTable<Fields> t = general_fields();
   t.add("attention_bias", &Fields::attention_bias, "biases on the query, key, value and output projections");
   t.add("mlp_bias", &Fields::mlp_bias, "biases on the gate, up and down projections");
+  t.add("n_inner", &Fields::n_inner, "width of the feed-forward layer; 0: four times n_embd")
+      .at_least(0)
+      .at_most(1 << 22);
+  t.add("partial_rotary_factor", &Fields::partial_rotary_factor, "part of a head that rotates").above(0).at_most(1);
+  t.add("use_sliding_window", &Fields::use_sliding_window, "layers from max_window_layers on look at a window");
+  t.add("sliding_window", &Fields::sliding_window, "tokens that a window has, the query's own included; 0: no windows")
+      .at_least(0)
+      .at_most(1 << 30);
+  t.add("max_window_layers", &Fields::max_window_layers, "first layers that look at all tokens").at_least(0);
+  t.add("sliding_window_pattern", &Fields::sliding_window_pattern,
+        "every so many layers one looks at all tokens, the others at a window")
+      .at_least(1);
+  t.add("layer_types", &Fields::layer_types,
+        "full_attention or sliding_attention of each layer; empty: as the family's other fields say");
+  t.add("no_rope_layers", &Fields::no_rope_layers,
+        "of each layer 1, or 0 where nothing rotates; empty: as no_rope_layer_interval says");
+  t.add("no_rope_layer_interval", &Fields::no_rope_layer_interval, "every so many layers one does not rotate")
+      .at_least(1);
+  t.add("rope_local_base_freq", &Fields::rope_local_base_freq, "rope_theta of layers that look at a window").above(1);
+  t.add("query_pre_attn_scalar", &Fields::query_pre_attn_scalar, "scores are divided by its square root").above(0);
+  t.add("attn_logit_softcapping", &Fields::attn_logit_softcapping, "soft cap of attention scores; 0: none").at_least(0);
+  t.add("final_logit_softcapping", &Fields::final_logit_softcapping, "soft cap of logits; 0: none").at_least(0);
   return t;
 }
 
@@ -147,8 +204,8 @@ OptionValues written_fields(const OptionValues& values, const Fields& fields) {
   for (const auto& [key, value] : values.all()) {
     if (!key.starts_with("rope_scaling.")) written.set(key, value);
   }
-  written.set("num_key_value_heads", heads.kv_heads);
-  written.set("head_dim", heads.head_dim);
+  if (values.find("num_key_value_heads")) written.set("num_key_value_heads", heads.kv_heads);
+  if (values.find("head_dim")) written.set("head_dim", heads.head_dim);
   if (fields.rope_type == "default") return written;
   written.set("rope_scaling.rope_type", fields.rope_type);
   for (const RopeField& field : rope_fields()) {
@@ -161,13 +218,20 @@ OptionValues written_fields(const OptionValues& values, const Fields& fields) {
   return written;
 }
 
+void set_forms(Description& d, const Fields& f, const LayerForm& full, const LayerForm& windowed,
+               const std::function<bool(std::int64_t)>& otherwise) {
+  d.forms = {full, windowed};
+  for (std::int64_t layer = 0; layer < f.num_hidden_layers; ++layer)
+    d.form_of_layer.push_back(f.sliding_window > 0 && f.has_window(layer, otherwise(layer)) ? 1 : 0);
+}
+
 Description llama_shape(const Fields& f) {
   Description d;
   d.vocabulary = f.vocab_size, d.width = f.hidden_size, d.ffn = f.intermediate_size, d.layers = f.num_hidden_layers;
   d.max_positions = f.max_position_embeddings;
   d.heads = f.heads();
   d.eps = f.rms_norm_eps;
-  d.rope = rope_frequencies(f.rope(), d.heads.head_dim);
+  d.forms = {{.rope = rope_frequencies(f.rope(), f.rotated())}};
   d.attention_scale = 1 / std::sqrt(static_cast<double>(d.heads.head_dim));
   d.tied = f.tie_word_embeddings;
   d.init_deviation = f.initializer_range;

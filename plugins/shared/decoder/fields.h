@@ -3,7 +3,9 @@
 // which a family takes some (family.h), their checks, and what several families derive from them in the same way.
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "quern/options.h"
 #include "quern/rope.h"
@@ -37,12 +39,31 @@ struct Fields {
   // of some families
   bool attention_bias = false;
   bool mlp_bias = false;
+  std::int64_t n_inner = 0;
+  double partial_rotary_factor = 1;
+  bool use_sliding_window = false;
+  std::int64_t sliding_window = 0;
+  std::int64_t max_window_layers = 0;
+  std::int64_t sliding_window_pattern = 6;
+  std::vector<std::string> layer_types = {};
+  std::vector<double> no_rope_layers = {};
+  std::int64_t no_rope_layer_interval = 4;
+  double rope_local_base_freq = 10000.0;
+  double query_pre_attn_scalar = 256;
+  double attn_logit_softcapping = 0, final_logit_softcapping = 0;
 
   /// The head layout, with zeros replaced by their defaults.
   HeadLayout heads() const;
   /// yarn without an original length takes max_position_embeddings for it, as transformers does.
   RopeConfig rope() const;
+  /// Elements of a head that rotate: partial_rotary_factor of it.
+  std::int64_t rotated() const;
+  /// Whether a layer looks at a window: what layer_types says, or else `otherwise`.
+  bool has_window(std::int64_t layer, bool otherwise) const;
 };
+
+inline constexpr const char* kFullAttention = "full_attention";
+inline constexpr const char* kSlidingAttention = "sliding_attention";
 
 /// Those that every family has. Upper bounds keep products of sizes within 64 bits.
 OptionTable<Fields> general_fields();
@@ -55,6 +76,10 @@ void check_fields(const Fields& fields, const std::string& model);
 
 /// `values` as in config.json: with zeros replaced by their defaults, and only the rope_scaling fields of its type.
 OptionValues written_fields(const OptionValues& values, const Fields& fields);
+
+/// `full` where layers look at all, `windowed` where they look at a window (has_window).
+void set_forms(Description& description, const Fields& fields, const LayerForm& full, const LayerForm& windowed,
+               const std::function<bool(std::int64_t)>& otherwise);
 
 /// What most families are: Llama's block, with the fields that every family has.
 Description llama_shape(const Fields& fields);

@@ -34,10 +34,10 @@ void check_norm_grad(OperandCheck& check, const OpInstance& op, bool layer, bool
 }
 
 void check_head_norm(OperandCheck& check, const OpInstance& op, bool rotated) {
-  const PackedHeads packed(op.attributes);
+  const NormedHeads normed(op.attributes);
   check_packed(check, op, 0, "qkv");
-  check.input(1, "query_weight", {packed.head_dim}).input(2, "key_weight", {packed.head_dim});
-  check.output(0, "y", extents_of(op, 0)).output(1, "rstd", {matrix_of(op, 0).rows, packed.rotated()}, DType::f32);
+  check.input(1, "query_weight", {normed.query_size()}).input(2, "key_weight", {normed.key_size()});
+  check.output(0, "y", extents_of(op, 0)).output(1, "rstd", {matrix_of(op, 0).rows, normed.all()}, DType::f32);
   if (rotated) {
     check_rope(check, op, 3);
     check.output(2, "z", extents_of(op, 0));
@@ -45,12 +45,12 @@ void check_head_norm(OperandCheck& check, const OpInstance& op, bool rotated) {
 }
 
 void check_head_norm_grad(OperandCheck& check, const OpInstance& op) {
-  const PackedHeads packed(op.attributes);
+  const NormedHeads normed(op.attributes);
   check_packed(check, op, 0, "dy");
   check_packed(check, op, 1, "qkv");
-  check.input(2, "query_weight", {packed.head_dim}).input(3, "key_weight", {packed.head_dim});
-  check.input(4, "rstd", {matrix_of(op, 1).rows, packed.rotated()}, DType::f32).output(0, "dqkv", extents_of(op, 1));
-  check.sum(1, "dquery_weight", {packed.head_dim}).sum(2, "dkey_weight", {packed.head_dim});
+  check.input(2, "query_weight", {normed.query_size()}).input(3, "key_weight", {normed.key_size()});
+  check.input(4, "rstd", {matrix_of(op, 1).rows, normed.all()}, DType::f32).output(0, "dqkv", extents_of(op, 1));
+  check.sum(1, "dquery_weight", {normed.query_size()}).sum(2, "dkey_weight", {normed.key_size()});
 }
 
 void check_adamw(OperandCheck& check, const OpInstance& op) {

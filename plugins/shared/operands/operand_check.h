@@ -62,6 +62,18 @@ struct PackedHeads {
   std::int64_t values_begin() const { return rotated() * head_dim; }
   std::int64_t heads, kv_heads, head_dim;
 };
+/// Stretches of a packed row that have one rstd each in head_norm: heads, or all queries and all keys.
+struct NormedHeads {
+  explicit NormedHeads(const Attributes& attributes) : packed(attributes), width(attributes.has("over")) {}
+  std::int64_t queries() const { return width ? 1 : packed.heads; }
+  std::int64_t keys() const { return width ? 1 : packed.kv_heads; }
+  std::int64_t all() const { return queries() + keys(); }
+  std::int64_t query_size() const { return width ? packed.heads * packed.head_dim : packed.head_dim; }
+  std::int64_t key_size() const { return width ? packed.kv_heads * packed.head_dim : packed.head_dim; }
+
+  PackedHeads packed;
+  bool width;
+};
 /// Checks that input i is a packed qkv, (N, packed).
 void check_packed(OperandCheck& check, const OpInstance& op, std::size_t i, const char* name);
 /// Checks the frequencies of a rotation and that input i is positions, (N) i32.

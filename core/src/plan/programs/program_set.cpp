@@ -18,6 +18,17 @@ namespace quern {
 
 namespace {
 
+/// The program's output with the cap that the loss has.
+void cap_logits(Program& program, const Op& loss, const OpSet& ops, DType activation) {
+  if (!loss.attributes.has("cap")) return;
+  const ValueId logits = program.outputs[0];
+  const std::string name = program[logits].name;
+  program[logits].name += ".uncapped";
+  program.outputs =
+      append_op(program, ops, activation,
+                {.kind = "soft_cap", .inputs = {logits}, .attributes = {{"cap", loss.attributes.real("cap")}}}, name);
+}
+
 // The loss op replaced by a plain matmul of unquantized operands, so that the program hands on logits.
 Program logits_program(const Program& head, const OpSet& ops, DType activation) {
   Program program = head;
@@ -29,6 +40,7 @@ Program logits_program(const Program& head, const OpSet& ops, DType activation) 
                                .outputs = {},
                                .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
                               names::kLogits);
+  cap_logits(program, loss, ops, activation);
   drop_unused(program);
   return program;
 }
@@ -50,6 +62,7 @@ Program next_logits_program(const Program& head, const OpSet& ops, DType activat
                                .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
                               names::kNextLogits);
   program[program.outputs[0]].dtype = DType::f32;
+  cap_logits(program, loss, ops, activation);
   drop_unused(program);
   return program;
 }
@@ -88,17 +101,36 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   patterns_ = add_fusions(ops_, parts.device.fusions());
   parameters_ = parts.model.parameters();
 
-  ProgramBuilder::Context context{&ops_, parameters_, parts.precision.traits().activation, options.documents};
-  ProgramBuilder embed_builder("embed", context), block_builder("block", context), head_builder("head", context);
-  parts.model.embed(embed_builder);
-  parts.model.block(block_builder);
-  parts.model.head(head_builder);
-  written_ = rotate(embed_builder.take(), block_builder.take(), head_builder.take(), ops_);
+  written_ = rotate(written(), ops_);
 
   check_outer();
   embed = make_stage(written_.embed, parts.precision);
   make_layer_stages();
   head = make_stage(written_.head, parts.precision);
+}
+
+ModelPrograms ProgramSet::written() const {
+  const Model& model = parts_.model;
+  const ProgramBuilder::Context context{&ops_, parameters_, parts_.precision.traits().activation, options_.documents};
+  auto write = [&](const std::string& name, auto program) {
+    ProgramBuilder builder(name, context);
+    program(builder);
+    return builder.take();
+  };
+  ModelPrograms programs{.embed = write("embed", [&](ProgramBuilder& b) { model.embed(b); }),
+                         .blocks = {},
+                         .block_of_layer = {},
+                         .head = write("head", [&](ProgramBuilder& b) { model.head(b); })};
+  std::map<std::int64_t, int> known;  // kind -> index
+  for (std::int64_t layer = 0; layer < model.traits().layers; ++layer) {
+    auto [it, fresh] = known.try_emplace(model.block_kind(layer), static_cast<int>(programs.blocks.size()));
+    if (fresh) {
+      const std::string name = it->second == 0 ? "block" : "block_" + std::to_string(it->second + 1);
+      programs.blocks.push_back(write(name, [&](ProgramBuilder& b) { model.block(b, layer); }));
+    }
+    programs.block_of_layer.push_back(it->second);
+  }
+  return programs;
 }
 
 void ProgramSet::check_outer() const {
@@ -132,16 +164,15 @@ void ProgramSet::check_outer() const {
 // One stage for each combination of rotated program and precision that occurs.
 void ProgramSet::make_layer_stages() {
   const PrecisionBackend* outer = parts_.outer_precision;
-  bool first_differs = to_string(written_.first_block) != to_string(written_.block);
   std::int64_t layers = parts_.model.traits().layers;
-  std::map<std::pair<bool, bool>, int> known;
+  std::map<std::pair<int, bool>, int> known;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
-    bool first = first_differs && layer == 0;
+    const int block = written_.block_of_layer[static_cast<std::size_t>(layer)];
     bool is_outer = outer && (layer < options_.first_layers || layer >= layers - options_.last_layers);
-    auto [it, fresh] = known.try_emplace({first, is_outer}, static_cast<int>(stages_.size()));
+    auto [it, fresh] = known.try_emplace({block, is_outer}, static_cast<int>(stages_.size()));
     if (fresh) {
       stages_.push_back(
-          make_stage(first ? written_.first_block : written_.block, is_outer ? *outer : parts_.precision));
+          make_stage(written_.blocks[static_cast<std::size_t>(block)], is_outer ? *outer : parts_.precision));
       if (is_outer) stages_.back().name += ".outer";
     }
     stage_of_layer_.push_back(it->second);
@@ -286,13 +317,10 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
   ProgramSet set(choice.parts, options);
   std::string text;
   if (pass == "model") {
-    ProgramBuilder::Context context{&set.ops(), set.parameters(), parts.precision.traits().activation,
-                                    options.documents};
-    ProgramBuilder embed("embed", context), block("block", context), head("head", context);
-    parts.model.embed(embed);
-    parts.model.block(block);
-    parts.model.head(head);
-    return to_string(embed.take()) + to_string(block.take()) + to_string(head.take());
+    const ModelPrograms written = set.written();
+    text = to_string(written.embed);
+    for (const Program& block : written.blocks) text += to_string(block);
+    return text + to_string(written.head);
   }
   set.finish(choice.recompute);
   auto show = [&](const Stage& stage, bool is_head) {

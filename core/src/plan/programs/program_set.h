@@ -46,7 +46,8 @@ class ProgramSet {
   /// The program with the device's fused forms, where it takes them at the plan's sizes.
   Program fused(const Program& program) const;
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
-  const ModelPrograms& written() const { return written_; }
+  /// As the model wrote them.
+  ModelPrograms written() const;
 
   Stage embed, head;
   std::vector<Stage> classes;       ///< finished, of layers that are alike
@@ -67,7 +68,7 @@ class ProgramSet {
   OpSet ops_;
   std::vector<FusionPattern> patterns_;
   std::vector<ParameterSpec> parameters_;
-  ModelPrograms written_;
+  ModelPrograms written_;  ///< and rotated
   std::vector<Stage> stages_;  ///< of layers, lowered
   std::vector<int> stage_of_layer_;
 };

@@ -15,8 +15,11 @@ void need_packed(const InferContext& c, std::size_t input) {
 // Two matmuls of N x T x head_dim a head forward, five backward; a causal mask halves them.
 Cost attention_cost(const OpInstance& op, double products, const Operand& packed) {
   const Attributes& a = op.attributes;
-  double pairs = static_cast<double>(op.geometry.tokens()) * static_cast<double>(op.geometry.sequence) *
-                 (a.word("mask") == "causal" ? 0.5 : 1.0);
+  double keys = static_cast<double>(op.geometry.sequence) * (a.word("mask") == "causal" ? 0.5 : 1.0);  // of a query
+  if (const std::int64_t window = a.integer_or("window", 0); window > 0 && window < op.geometry.sequence)
+    keys = static_cast<double>(window) *
+           (1 - 0.5 * static_cast<double>(window) / static_cast<double>(op.geometry.sequence));
+  double pairs = static_cast<double>(op.geometry.tokens()) * keys;
   Cost cost{.flops = products * 2.0 * pairs * static_cast<double>(a.integer("heads") * a.integer("head_dim")),
             .tensor_core = true,
             .format = packed.dtype};
@@ -56,6 +59,10 @@ void add_attention(OpSet& set) {
            .infer =
                [](InferContext& c) {
                  need_packed(c, 0);
+                 const std::int64_t window = c.attributes.integer_or("window", 0);
+                 if (window < 0 || (window > 0 && c.attributes.word("mask") != "causal"))
+                   c.refuse(0, "a window of at least one key, with a causal mask");
+                 if (c.attributes.real_or("cap", 0) < 0) c.refuse(0, "a cap above 0");
                  Dim tokens = c.inputs[0]->shape[0];
                  give(c, 0, {tokens, Dim(c.attributes.integer("heads") * c.attributes.integer("head_dim"))},
                       c.inputs[0]->dtype);

@@ -21,24 +21,40 @@ void add_elementwise(OpSet& set) {
            .commutative = true,
            .op_class = OpClass::add});
 
-  set.add({.kind = "swiglu",
-           .inputs = {"gate_up"},
+  for (const std::string kind : {"swiglu", "geglu"}) {
+    set.add({.kind = kind,
+             .inputs = {"gate_up"},
+             .outputs = {"y"},
+             .infer =
+                 [](InferContext& c) {
+                   need_rank(c, 0, 2);
+                   std::int64_t width = c.inputs[0]->shape[1].fixed;
+                   if (width % 2 != 0) c.refuse(0, "an even width: gate and up");
+                   give(c, 0, {c.inputs[0]->shape[0], Dim(width / 2)}, c.inputs[0]->dtype);
+                 },
+             .backward =
+                 [kind](BackwardContext& b) {
+                   b.emit(kind + "_grad", {b.output_grad(), b.input(0)}, {0});
+                 },
+             .op_class = OpClass::activation});
+    set.add(
+        {.kind = kind + "_grad", .inputs = {"dy", "gate_up"}, .outputs = {"dgate_up"}, .infer = [](InferContext& c) {
+           same(c, 0, 1);
+         }});
+  }
+
+  set.add({.kind = "scale",
+           .inputs = {"x"},
            .outputs = {"y"},
-           .infer =
-               [](InferContext& c) {
-                 need_rank(c, 0, 2);
-                 std::int64_t width = c.inputs[0]->shape[1].fixed;
-                 if (width % 2 != 0) c.refuse(0, "an even width: gate and up");
-                 give(c, 0, {c.inputs[0]->shape[0], Dim(width / 2)}, c.inputs[0]->dtype);
-               },
-           .backward =
-               [](BackwardContext& b) {
-                 b.emit("swiglu_grad", {b.output_grad(), b.input(0)}, {0});
-               },
-           .op_class = OpClass::activation});
-  set.add({.kind = "swiglu_grad", .inputs = {"dy", "gate_up"}, .outputs = {"dgate_up"}, .infer = [](InferContext& c) {
-             same(c, 0, 1);
-           }});
+           .infer = [](InferContext& c) { same(c, 0, 0); },
+           .backward = [](BackwardContext& b) { b.emit("scale", {b.output_grad()}, {0}, b.op().attributes); },
+           .may_overwrite = {{0, 0}}});
+  // Of logits, outside the loss, which has a cap of its own.
+  set.add({.kind = "soft_cap",
+           .inputs = {"x"},
+           .outputs = {"y"},
+           .infer = [](InferContext& c) { same(c, 0, 0); },
+           .may_overwrite = {{0, 0}}});
 
   set.add({.kind = "gelu",
            .inputs = {"x"},

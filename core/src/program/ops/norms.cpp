@@ -67,7 +67,8 @@ void add_layer_norm(OpSet& set) {
            .may_overwrite = {{0, 0}}});
 }
 
-// RMS norm of every query and key head of a packed qkv value; value heads pass through.
+// RMS norm of queries and keys of a packed qkv value: of every head, or ("over" is "width") of all heads together, as
+// the weights' sizes say; value heads pass through.
 void add_head_norm(OpSet& set) {
   set.add({.kind = "head_norm",
            .inputs = {"qkv", "query_weight", "key_weight"},
@@ -78,10 +79,11 @@ void add_head_norm(OpSet& set) {
                       size = c.attributes.integer("head_dim");
                  if (c.inputs[0]->shape.size() != 2 || c.inputs[0]->shape[1] != Dim((heads + 2 * kv_heads) * size))
                    c.refuse(0, "(N, (heads + 2 kv_heads) head_dim)");
-                 need_vector(c, 1, size);
-                 need_vector(c, 2, size);
+                 const bool width = c.attributes.has("over");
+                 need_vector(c, 1, width ? heads * size : size);
+                 need_vector(c, 2, width ? kv_heads * size : size);
                  same(c, 0, 0);
-                 give(c, 1, {c.inputs[0]->shape[0], Dim(heads + kv_heads)}, DType::f32);
+                 give(c, 1, {c.inputs[0]->shape[0], Dim(width ? 2 : heads + kv_heads)}, DType::f32);
                },
            .backward =
                [](BackwardContext& b) {

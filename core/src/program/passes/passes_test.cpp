@@ -40,12 +40,21 @@ struct Passes {
     patterns = add_fusions(ops, kFusions);
     parameters = model.parameters();
     ProgramBuilder::Context context{&ops, parameters, DType::f32, false};
-    ProgramBuilder embed("embed", context), block("block", context), head("head", context);
+    ProgramBuilder embed("embed", context), head("head", context);
     model.embed(embed);
-    model.block(block);
     model.head(head);
-    rotated = rotate(embed.take(), block.take(), head.take(), ops);
+    ModelPrograms written{.embed = embed.take(), .blocks = {}, .block_of_layer = {}, .head = head.take()};
+    for (std::int64_t kind = 0; kind <= model.block_kind(1); ++kind) {
+      ProgramBuilder block("block", context);
+      model.block(block, kind);
+      written.blocks.push_back(block.take());
+    }
+    for (std::int64_t layer = 0; layer < 3; ++layer)
+      written.block_of_layer.push_back(static_cast<int>(model.block_kind(layer)));
+    rotated = rotate(written, ops);
   }
+  const Program& block() const { return rotated.blocks.front(); }
+  const Program& first_block() const { return rotated.blocks.back(); }
   JointProgram lowered(const Program& program) const {
     return lower_precision(differentiate(program, ops, DType::f32, DType::f32), ops, PlainPrecision()).joint;
   }
@@ -104,7 +113,7 @@ std::set<std::string> gradients_of(const Program& program) {
 TEST_CASE("a gelu and its gradient have the form that the model asks for") {
   for (auto [form, name] : {std::pair(Gelu::erf, "erf"), std::pair(Gelu::tanh, "tanh")}) {
     Passes p({.layer_norm = true, .gelu = form});
-    const Program joint = p.lowered(p.rotated.block).program;
+    const Program joint = p.lowered(p.block()).program;
     for (const char* kind : {"gelu", "gelu_grad"}) {
       REQUIRE(count_kind(joint, kind) == 1);
       auto op = std::find_if(joint.ops.begin(), joint.ops.end(), [kind](const Op& op) { return op.kind == kind; });
@@ -115,19 +124,36 @@ TEST_CASE("a gelu and its gradient have the form that the model asks for") {
 
 TEST_CASE("rotate moves the trailing add to the front of the next program") {
   Passes p({});
-  CHECK(p.rotated.first_block.inputs.size() == 1);
-  CHECK(p.rotated.first_block.outputs.size() == 2);
-  CHECK(p.rotated.block.inputs.size() == 2);
-  CHECK(p.rotated.block.ops.front().kind == "add");
+  CHECK(p.first_block().inputs.size() == 1);
+  CHECK(p.first_block().outputs.size() == 2);
+  CHECK(p.block().inputs.size() == 2);
+  CHECK(p.block().ops.front().kind == "add");
   CHECK(p.rotated.head.ops.front().kind == "add");
-  CHECK(count_kind(p.rotated.first_block, "add") == 1);
-  CHECK(count_kind(p.rotated.block, "add") == 2);
+  CHECK(count_kind(p.first_block(), "add") == 1);
+  CHECK(count_kind(p.block(), "add") == 2);
+}
+
+TEST_CASE("blocks of several kinds are rotated, and the first layer has a program of its own") {
+  Passes p({.window = 3});
+  REQUIRE(p.rotated.blocks.size() == 3);
+  CHECK(p.rotated.block_of_layer == std::vector<int>{2, 1, 0});
+  auto window = [&](int program) {
+    for (const Op& op : p.rotated.blocks[static_cast<std::size_t>(program)].ops)
+      if (op.kind == "attention") return op.attributes.integer_or("window", 0);
+    return std::int64_t{-1};
+  };
+  CHECK(window(0) == 0);
+  CHECK(window(1) == 3);
+  CHECK(window(2) == 0);
+  CHECK(p.rotated.blocks[1].inputs.size() == 2);
+  CHECK(p.rotated.blocks[2].inputs.size() == 1);
 }
 
 TEST_CASE("differentiate gives every parameter of a program a gradient, and one gradient to the stream") {
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
-    for (const Program* program : {&p.rotated.embed, &p.rotated.first_block, &p.rotated.block, &p.rotated.head}) {
+    for (const Program* program :
+         std::initializer_list<const Program*>{&p.rotated.embed, &p.first_block(), &p.block(), &p.rotated.head}) {
       CAPTURE(program->name);
       JointProgram joint = differentiate(*program, p.ops, DType::f32, DType::bf16);
       check_program(joint.program);
@@ -163,7 +189,7 @@ TEST_CASE("wrong shapes in a model's program are refused with the operand and wh
 TEST_CASE("lowering leaves no linear behind and shares only equal ops") {
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
-    JointProgram joint = p.lowered(p.rotated.block);
+    JointProgram joint = p.lowered(p.block());
     CHECK(count_kind(joint.program, "linear") == 0);
     CHECK(count_kind(joint.program, "linear_weight_grad") == 0);
     CHECK(count_kind(joint.program, "matmul") == 12);  // four linears, three matmuls each
@@ -175,7 +201,7 @@ TEST_CASE("every choice of saved values gives two programs that check, and keeps
       {}, {"swiglu"}, {"norm"}, {"ffn"}, {"qkv"}, {"att"}, {"swiglu", "norm", "qkv"}, {"block"}};
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
-    for (const Program* program : {&p.rotated.first_block, &p.rotated.block}) {
+    for (const Program* program : {&p.first_block(), &p.block()}) {
       JointProgram joint = p.lowered(*program);
       std::size_t all = partition(joint, p.ops, {}).saved.size();
       for (const auto& policy : policies) {
@@ -192,7 +218,7 @@ TEST_CASE("every choice of saved values gives two programs that check, and keeps
 
 TEST_CASE("the path from recomputing everything to nothing trades bytes for time") {
   Passes p({});
-  JointProgram joint = p.lowered(p.rotated.block);
+  JointProgram joint = p.lowered(p.block());
   auto bytes = [](const Value& value) { return static_cast<double>(element_count(extents_at(value.shape, 64))) * 4; };
   auto seconds = [](const Program& program) { return static_cast<double>(program.ops.size()); };
   auto path = recompute_path(joint, p.ops, bytes, seconds);
@@ -209,7 +235,7 @@ TEST_CASE("the path from recomputing everything to nothing trades bytes for time
 
 TEST_CASE("fusion finds residual add with norm, norm backward with add, and swiglu recomputed beside its gradient") {
   Passes p({});
-  JointProgram joint = p.lowered(p.rotated.block);
+  JointProgram joint = p.lowered(p.block());
   PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, p.ops, {"swiglu"}));
   Program forward = p.fused(split.forward), backward = p.fused(split.backward);
   CHECK(count_kind(forward, "add_rms_norm") == 2);
@@ -223,7 +249,7 @@ TEST_CASE("fusion finds a matmul with the swiglu that reads it, and with its gra
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
     p.patterns = add_fusions(p.ops, kProductFusions);
-    const PartitionedProgram split = partition(p.lowered(p.rotated.block), p.ops, {});
+    const PartitionedProgram split = partition(p.lowered(p.block()), p.ops, {});
     const int gated = form.layer_norm ? 0 : 1;
     CHECK(count_kind(split.forward, "swiglu") == gated);
     CHECK(count_kind(p.fused(split.forward), "matmul_swiglu") == gated);
@@ -332,7 +358,7 @@ TEST_CASE("a pattern matches matmuls with scales, and without the bias that it s
 
 TEST_CASE("a fused form whose output sums up is asked about writing and adding, and taken with both") {
   Passes p({});
-  const Program backward = partition(p.lowered(p.rotated.block), p.ops, {}).backward;
+  const Program backward = partition(p.lowered(p.block()), p.ops, {}).backward;
   std::set<bool> asked;
   auto is_grad = [](const OpInstance& op) { return op.kind == "rms_norm_grad_add"; };
   CHECK(count_kind(p.fused(backward,
@@ -353,7 +379,7 @@ TEST_CASE("a form refused in steps that observe, or in the others, stays in part
   Passes p({});
   p.patterns = add_fusions(p.ops, std::vector<Fusion>{{"swiglu_quantize", "y = swiglu(gu); q, sc, t = quantize(y)"}});
   JointProgram observed =
-      lower_precision(differentiate(p.rotated.block, p.ops, DType::f32, DType::f32), p.ops, QuantizedPrecision()).joint;
+      lower_precision(differentiate(p.block(), p.ops, DType::f32, DType::f32), p.ops, QuantizedPrecision()).joint;
   observe_scales(observed.program, p.ops);
   const Program forward = partition(observed, p.ops, {}).forward;
   CHECK(count_kind(p.fused(forward), "swiglu_quantize") == 1);
@@ -366,7 +392,7 @@ TEST_CASE("observed, a program runs the same ops and those that observe, and uno
   Passes p({});
   p.patterns = add_fusions(p.ops, std::vector<Fusion>{{"swiglu_quantize", "y = swiglu(gu); q, sc, t = quantize(y)"}});
   const JointProgram joint =
-      lower_precision(differentiate(p.rotated.block, p.ops, DType::f32, DType::f32), p.ops, QuantizedPrecision()).joint;
+      lower_precision(differentiate(p.block(), p.ops, DType::f32, DType::f32), p.ops, QuantizedPrecision()).joint;
   JointProgram observed = joint;
   observe_scales(observed.program, p.ops);
   CHECK(count_kind(observed.program, "observe_scale") == count_kind(joint.program, "quantize"));
@@ -403,7 +429,7 @@ TEST_CASE("a pattern that cannot be read is refused with what was expected") {
 TEST_CASE("placed values that live at the same time do not overlap") {
   for (const TinyModelOptions& form : forms()) {
     Passes p(form);
-    JointProgram joint = p.lowered(p.rotated.block);
+    JointProgram joint = p.lowered(p.block());
     PartitionedProgram split = partition(joint, p.ops, recomputed_values(joint, p.ops, {"ffn", "att"}));
     Program program = p.fused(split.backward);
     Geometry geometry{3, 7};
@@ -438,7 +464,7 @@ TEST_CASE("placed values that live at the same time do not overlap") {
 
 TEST_CASE("a program prints one op a line, with shapes") {
   Passes p({});
-  std::string text = to_string(p.rotated.first_block);
+  std::string text = to_string(p.first_block());
   CHECK(text.find("%attn_norm, %attn_norm.rstd = rms_norm(^x, $attn_norm.weight) {eps = 1e-06}") != std::string::npos);
   CHECK(text.find("# (N, 16) f32") != std::string::npos);
 }

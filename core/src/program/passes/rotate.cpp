@@ -15,6 +15,16 @@ void take_trailing_add(Program& program) {
   program.ops.erase(program.ops.begin() + producer);
 }
 
+/// The kind of the add that makes the program's output, which nothing else reads; empty if it is no add, or of equal
+/// operands, which are no pair.
+std::string trailing_add(const Program& program, const OpSet& ops) {
+  const int last = program.producer(program.outputs[0]);
+  if (last < 0 || !program.consumers(program.outputs[0]).empty()) return {};
+  const Op& op = program.ops[static_cast<std::size_t>(last)];
+  const bool adds = ops.at(op.kind).op_class == OpClass::add && op.inputs[0] != op.inputs[1];
+  return adds ? op.kind : "";
+}
+
 // Replaces the boundary input `x` by (residual, branch) and starts with their sum, which takes the name of x.
 void put_leading_add(Program& program, const std::string& add_kind) {
   if (program.inputs.size() != 1) fail_internal("rotate", program.name + " does not take one stream");
@@ -31,20 +41,26 @@ void put_leading_add(Program& program, const std::string& add_kind) {
 
 }  // namespace
 
-ModelPrograms rotate(const Program& embed, const Program& block, const Program& head, const OpSet& ops) {
-  ModelPrograms rotated{embed, block, block, head};
-  int last = block.producer(block.outputs[0]);
-  const Op* op = last >= 0 ? &block.ops[static_cast<std::size_t>(last)] : nullptr;
-  bool ends_in_add =
-      op && ops.at(op->kind).op_class == OpClass::add && op->inputs[0] != op->inputs[1];  // equal ones are no pair
-  if (!ends_in_add || !block.consumers(block.outputs[0]).empty()) return rotated;
-  rotated.first_block.name = "first_block";
-  const std::string add_kind = op->kind;
-  take_trailing_add(rotated.first_block);
-  take_trailing_add(rotated.block);
-  put_leading_add(rotated.block, add_kind);
+ModelPrograms rotate(ModelPrograms written, const OpSet& ops) {
+  std::string add_kind;
+  for (const Program& block : written.blocks) {
+    const std::string kind = trailing_add(block, ops);
+    if (kind.empty() || (!add_kind.empty() && kind != add_kind)) return written;
+    add_kind = kind;
+  }
+  ModelPrograms rotated = std::move(written);
+  Program first = rotated.blocks[static_cast<std::size_t>(rotated.block_of_layer[0])];
+  first.name = "first_" + first.name;
+  take_trailing_add(first);
+  for (Program& block : rotated.blocks) {
+    take_trailing_add(block);
+    put_leading_add(block, add_kind);
+  }
   put_leading_add(rotated.head, add_kind);
-  for (const Program* program : {&rotated.first_block, &rotated.block, &rotated.head}) check_program(*program);
+  rotated.block_of_layer[0] = static_cast<int>(rotated.blocks.size());
+  rotated.blocks.push_back(std::move(first));
+  for (const Program& block : rotated.blocks) check_program(block);
+  check_program(rotated.head);
   return rotated;
 }
 

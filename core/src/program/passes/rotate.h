@@ -3,20 +3,22 @@
 // with the norm that follows. What crosses the boundary is then the pair (residual, branch); their sum is materialised
 // once, inside the consumer, and is what is saved or offloaded for a layer.
 
+#include <vector>
+
 #include "quern/op_spec.h"
 
 namespace quern {
 
-/// A model's programs, and after rotation the first block apart from the others (nothing to add before it).
+/// A model's programs, of each kind of block that occurs one.
 struct ModelPrograms {
   Program embed;
-  Program first_block;
-  Program block;
+  std::vector<Program> blocks;
+  std::vector<int> block_of_layer;  ///< indices of `blocks`
   Program head;
 };
 
-/// embed, block and head as the model wrote them. A block that does not end in an add is left as it is.
-/// The number of layers must be at least one.
-ModelPrograms rotate(const Program& embed, const Program& block, const Program& head, const OpSet& ops);
+/// `written` is what the model wrote, of at least one layer. The first layer gets a program of its own (nothing to add
+/// before it). Unless all blocks end in an add of one kind, the programs are left as they are.
+ModelPrograms rotate(ModelPrograms written, const OpSet& ops);
 
 }  // namespace quern

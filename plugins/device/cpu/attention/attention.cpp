@@ -28,15 +28,18 @@ AttentionShape attention_shape(const OpInstance& op) {
   shape.kv_heads = op.attributes.integer("kv_heads");
   shape.head_dim = op.attributes.integer("head_dim");
   shape.causal = op.attributes.word("mask") == "causal";
+  shape.window = op.attributes.integer_or("window", 0);
   shape.scale = static_cast<float>(op.attributes.real("scale"));
+  shape.cap = static_cast<float>(op.attributes.real_or("cap", 0));
   return shape;
 }
 
 KeyRanges::KeyRanges(const AttentionShape& shape, const View& documents, std::int32_t* memory)
     : begin_(memory), end_(memory + shape.tokens()), causal_(shape.causal) {
   const std::int64_t tokens = shape.tokens();
-  auto fill = [this](std::int64_t from, std::int64_t to) {
-    std::fill(begin_ + from, begin_ + to, static_cast<std::int32_t>(from));
+  auto fill = [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t i = from; i < to; ++i)
+      begin_[i] = static_cast<std::int32_t>(shape.window > 0 ? std::max(from, i - shape.window + 1) : from);
     std::fill(end_ + from, end_ + to, static_cast<std::int32_t>(to));
   };
   if (!documents) {

@@ -13,7 +13,8 @@ namespace quern::cpu {
 struct AttentionShape {
   std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
   bool causal = true;
-  float scale = 1;
+  std::int64_t window = 0;  ///< keys that a query sees; 0: all before it
+  float scale = 1, cap = 0;
 
   std::int64_t tokens() const { return batch * sequence; }
   std::int64_t group() const { return heads / kv_heads; }  ///< query heads that share a key head
@@ -35,7 +36,7 @@ struct KeyRange {
   std::int64_t begin, end;
 };
 
-/// Which keys each query sees: its document or else its row, up to itself when causal.
+/// Which keys each query sees: its document or else its row, up to itself when causal, and within its window.
 class KeyRanges {
  public:
   /// `memory`: 2 N integers. Offsets that are not ascending from 0, or a document across rows, are an input error.

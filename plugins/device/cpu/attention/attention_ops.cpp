@@ -29,7 +29,8 @@ enum Scratch : int {
   kOutGrads,
   kKeyGrads,
   kValueGrads,
-  kQueryGrads
+  kQueryGrads,
+  kCapped
 };
 
 QUERN_CPU_CLONES float dot(const float* a, const float* b, std::int64_t count) {
@@ -79,6 +80,7 @@ void softmax_block(const AttentionShape& shape, const KeyRanges& ranges, std::in
     mask_row(row, keys, inside);
     const std::int64_t count = inside.end - inside.begin;
     if (count == 0) continue;
+    if (shape.cap > 0) soft_cap(row + inside.begin, count, shape.cap, row + inside.begin);
     float maximum = std::max(running.maximum[i], row_maximum(row + inside.begin, count));
     double sum = exponentiate(row + inside.begin, count, maximum);
     if (running.sum[i] > 0) {
@@ -162,8 +164,16 @@ void softmax_grad_block(const AttentionShape& shape, const KeyRanges& ranges, st
     KeyRange inside = within_block(ranges.of(query + i), key, keys);
     mask_row(score, keys, inside);
     mask_row(grad, keys, inside);
-    score_gradients(score + inside.begin, grad + inside.begin, inside.end - inside.begin,
+    const std::int64_t count = inside.end - inside.begin;
+    float* capped = nullptr;
+    if (shape.cap > 0) {
+      capped = scratch(kCapped, kKeyBlock);
+      soft_cap(score + inside.begin, count, shape.cap, capped);
+      std::copy_n(capped, count, score + inside.begin);
+    }
+    score_gradients(score + inside.begin, grad + inside.begin, count,
                     logsumexp.as<float>()[(query + i) * shape.heads + head], delta[i], shape.scale);
+    if (capped) soft_cap_grad(capped, count, shape.cap, grad + inside.begin);
   }
 }
 

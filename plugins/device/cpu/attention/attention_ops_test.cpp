@@ -23,18 +23,24 @@ struct Case {
   std::vector<std::int32_t> documents = {};  ///< (N + 1), or empty
   DType dtype = DType::f32;
   double scale = 0.3;
+  std::int64_t window = 0;
+  double cap = 0;
 
   std::int64_t tokens() const { return geometry.tokens(); }
   std::int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
   Attributes attributes() const {
-    return {{"heads", heads},
-            {"kv_heads", kv_heads},
-            {"head_dim", head_dim},
-            {"mask", std::string(causal ? "causal" : "full")},
-            {"scale", scale}};
+    Attributes list{{"heads", heads},
+                    {"kv_heads", kv_heads},
+                    {"head_dim", head_dim},
+                    {"mask", std::string(causal ? "causal" : "full")},
+                    {"scale", scale}};
+    if (window > 0) list.set("window", window);
+    if (cap > 0) list.set("cap", cap);
+    return list;
   }
   bool sees(std::int64_t query, std::int64_t key) const {
     if (causal && key > query) return false;
+    if (window > 0 && key <= query - window) return false;
     if (query / geometry.sequence != key / geometry.sequence) return false;
     for (std::int32_t start : documents) {
       if ((query < start) != (key < start)) return false;
@@ -60,7 +66,7 @@ std::vector<double> scores_of(const Case& c, const std::vector<double>& qkv, std
       sum += at(qkv, query * c.packed() + head * c.head_dim + d) *
              at(qkv, key * c.packed() + (c.heads + kv) * c.head_dim + d);
     }
-    scores[static_cast<std::size_t>(key)] = sum * c.scale;
+    scores[static_cast<std::size_t>(key)] = c.cap > 0 ? c.cap * std::tanh(sum * c.scale / c.cap) : sum * c.scale;
   }
   return scores;
 }
@@ -101,6 +107,7 @@ std::vector<double> attend_grad(const Case& c, const std::vector<double>& dout, 
         double p = std::exp(at(scores, j) - at(logsumexp, i * c.heads + h)), dp = 0;
         for (std::int64_t d = 0; d < D; ++d) dp += at(dout, o + d) * at(qkv, v + d);
         double ds = p * (dp - delta) * c.scale;
+        if (c.cap > 0 && p > 0) ds *= 1 - at(scores, j) * at(scores, j) / (c.cap * c.cap);
         for (std::int64_t d = 0; d < D; ++d) {
           dqkv[static_cast<std::size_t>(q + d)] += ds * at(qkv, k + d);
           dqkv[static_cast<std::size_t>(k + d)] += ds * at(qkv, q + d);
@@ -160,6 +167,7 @@ std::vector<std::int32_t> offsets(std::int64_t tokens, std::vector<std::int32_t>
 
 TEST_CASE("the reference gradient agrees with finite differences") {
   Case c{{2, 5}, 4, 2, 3, true, offsets(10, {0, 2, 5, 9})};
+  c.cap = 0.7, c.window = 2;
   Tensors t(c);
   auto qkv = doubles(t.qkv), dout = doubles(t.dout);
   Reference r = attend(c, qkv);
@@ -203,6 +211,28 @@ TEST_CASE("attention stays within documents") {
     check({{2, 130}, 2, 1, 8, causal, offsets(260, {0, 1, 64, 65, 130, 250}), DType::bf16});
     check({{1, 600}, 1, 1, 4, causal, offsets(600, {0, 5, 80, 81, 590})});
   }
+}
+
+TEST_CASE("attention in windows, and with soft caps") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (std::int64_t window : {1, 5, 64, 130, 200}) {
+      check({{2, 130}, 2, 1, 8, true, {}, dtype, 0.3, window});
+      check({{2, 33}, 3, 1, 17, true, offsets(66, {0, 9, 33, 34}), dtype, 0.3, window, 0.8});
+    }
+    check({{1, 65}, 2, 2, 7, true, {}, dtype, 0.3, 0, 1.5});
+    check({{3, 7}, 4, 2, 5, false, {}, dtype, 0.3, 0, 0.5});
+  }
+  check({{1, 1100}, 1, 1, 4, true, {}, DType::f32, 0.3, 520, 2.0});  // over several blocks of keys
+  check({{1, 1100}, 1, 1, 4, true, {}, DType::f32, 0.3, 7});
+}
+
+TEST_CASE("a window as long as the sequence changes no bit") {
+  Case c{{3, 70}, 2, 1, 8};
+  Tensors plain(c), windowed(c);
+  plain.forward(c);
+  c.window = 70;
+  windowed.forward(c);
+  CHECK(std::memcmp(plain.out.view().data, windowed.out.view().data, plain.out.view().bytes()) == 0);
 }
 
 TEST_CASE("documents that are rows change no bit") {

@@ -1,5 +1,5 @@
 // Element by element: add, SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020), GELU (Hendrycks & Gimpel, 2016)
-// and their gradients; and sums over tokens.
+// and their gradients; scales and soft caps; and sums over tokens.
 
 #include <cmath>
 #include <string>
@@ -7,6 +7,7 @@
 #include "primitives/blocks.h"
 #include "primitives/row_math.h"
 #include "primitives/simd.h"
+#include "primitives/softmax_rows.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
 
@@ -45,6 +46,27 @@ QUERN_CPU_CLONES void swiglu_and_grad_row(const float* dy, const float* gate, co
   }
 }
 
+constexpr float kTanhScale = 1.5957691216f;  // 2 sqrt(2 / pi): (1 + tanh(u)) / 2 = sigmoid(2 u)
+constexpr float kTanhCubic = 0.044715f;
+
+QUERN_CPU_CLONES void geglu_row(const float* gate, const float* up, std::int64_t count, float* y) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    float g = gate[i];
+    y[i] = g * sigmoid(kTanhScale * (g + kTanhCubic * g * g * g)) * up[i];
+  }
+}
+
+QUERN_CPU_CLONES void geglu_grad_row(const float* dy, const float* gate, const float* up, std::int64_t count,
+                                     float* dgate, float* dup) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    float g = gate[i], s = sigmoid(kTanhScale * (g + kTanhCubic * g * g * g)), d = dy[i];
+    dgate[i] = d * up[i] * (s + g * s * (1.0f - s) * kTanhScale * (1.0f + 3.0f * kTanhCubic * g * g));
+    dup[i] = d * (g * s);
+  }
+}
+
 /// Cumulative distribution of the normal law, erfc(-x / sqrt 2) / 2. erfc's Chebyshev fit (Press et al., "Numerical
 /// Recipes", 6.2) has a relative error below 1.2e-7, so small tails stay right.
 [[gnu::always_inline]] inline float normal_cdf(float x) {
@@ -63,9 +85,6 @@ QUERN_CPU_CLONES void swiglu_and_grad_row(const float* dy, const float* gate, co
   float tail = 0.5f * t * fast_exp(p - z * z);
   return x < 0.0f ? tail : 1.0f - tail;
 }
-
-constexpr float kTanhScale = 1.5957691216f;  // 2 sqrt(2 / pi): (1 + tanh(u)) / 2 = sigmoid(2 u)
-constexpr float kTanhCubic = 0.044715f;
 
 QUERN_CPU_CLONES void gelu_erf(const float* x, std::int64_t count, float* y) {
 #pragma omp simd
@@ -110,9 +129,13 @@ Launch prepare_add(const OpInstance&) {
   };
 }
 
+using GatedRow = void (*)(const float* gate, const float* up, std::int64_t count, float* y);
+using GatedGradRow = void (*)(const float* dy, const float* gate, const float* up, std::int64_t count, float* dgate,
+                              float* dup);
+
 // gate_up (N, 2 F) -> y (N, F)
-Launch prepare_swiglu(const OpInstance&) {
-  return [](std::span<const View> in, std::span<const View> out, const Exec&) {
+Launch prepare_gated(GatedRow row_function) {
+  return [row_function](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &gate_up = in[0], &y = out[0];
     std::int64_t width = y.columns();
     for_blocks(y.rows(), kBlockRows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
@@ -120,7 +143,7 @@ Launch prepare_swiglu(const OpInstance&) {
       for (std::int64_t row = begin; row < end; ++row) {
         const float* gate = load_row(gate_up, row, space);
         float* y_row = target_row(y, row, y_space);
-        swiglu_row(gate, gate + width, width, y_row);
+        row_function(gate, gate + width, width, y_row);
         store_row(y, row, y_row);
       }
     });
@@ -128,8 +151,8 @@ Launch prepare_swiglu(const OpInstance&) {
 }
 
 // dy (N, F), gate_up (N, 2 F) -> dgate_up (N, 2 F)
-Launch prepare_swiglu_grad(const OpInstance&) {
-  return [](std::span<const View> in, std::span<const View> out, const Exec&) {
+Launch prepare_gated_grad(GatedGradRow row_function) {
+  return [row_function](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &dy = in[0], &gate_up = in[1], &d = out[0];
     std::int64_t width = dy.columns();
     for_blocks(dy.rows(), kBlockRows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
@@ -137,7 +160,7 @@ Launch prepare_swiglu_grad(const OpInstance&) {
       for (std::int64_t row = begin; row < end; ++row) {
         const float* gate = load_row(gate_up, row, space);
         float* d_row = target_row(d, row, d_space);
-        swiglu_grad_row(load_row(dy, row, dy_space), gate, gate + width, width, d_row, d_row + width);
+        row_function(load_row(dy, row, dy_space), gate, gate + width, width, d_row, d_row + width);
         store_row(d, row, d_row);
       }
     });
@@ -159,6 +182,21 @@ Launch prepare_swiglu_and_grad(const OpInstance&) {
         if (y) store_row(y, row, y_row);
         if (d) store_row(d, row, d_row);
       }
+    });
+  };
+}
+
+/// y = f(x), element by element, of a function with a number of the op.
+using Map = void (*)(const float* x, std::int64_t count, float number, float* y);
+
+Launch prepare_map(Map function, double attribute) {
+  return [function, number = static_cast<float>(attribute)](std::span<const View> in, std::span<const View> out,
+                                                            const Exec&) {
+    const View &x = in[0], &y = out[0];
+    for_blocks(y.count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      float* values = target(y, begin, scratch(kY, kBlockElements));
+      function(load(x, begin, end - begin, scratch(kA, kBlockElements)), end - begin, number, values);
+      store(y, begin, end - begin, values);
     });
   };
 }
@@ -204,6 +242,11 @@ Launch prepare_column_sum(const OpInstance& op) {
   };
 }
 
+OpSupport query_map(const OpInstance& op) {
+  OperandCheck check(op, 1, 1);
+  return check.input(0, "x", extents_of(op, 0)).output(0, "y", extents_of(op, 0)).support();
+}
+
 OpSupport query_add(const OpInstance& op) {
   OperandCheck check(op, 2, 1);
   check.input(0, "a", extents_of(op, 0)).input(1, "b", extents_of(op, 0));
@@ -222,13 +265,13 @@ void check_gate_up(OperandCheck& check, const OpInstance& op, std::size_t i) {
   check.input(i, "gate_up", extents_of(op, i));
 }
 
-OpSupport query_swiglu(const OpInstance& op) {
+OpSupport query_gated(const OpInstance& op) {
   OperandCheck check(op, 1, 1);
   check_gate_up(check, op, 0);
   return check.output(0, "y", half_of(op, 0)).support();
 }
 
-OpSupport query_swiglu_grad(const OpInstance& op) {
+OpSupport query_gated_grad(const OpInstance& op) {
   OperandCheck check(op, 2, 1);
   check_gate_up(check, op, 1);
   return check.input(0, "dy", half_of(op, 1)).output(0, "dgate_up", extents_of(op, 1)).support();
@@ -261,8 +304,14 @@ OpSupport query_column_sum(const OpInstance& op) {
 
 void add_elementwise_ops(OpTable& table) {
   table["add"] = {prepare_add, query_add};
-  table["swiglu"] = {prepare_swiglu, query_swiglu};
-  table["swiglu_grad"] = {prepare_swiglu_grad, query_swiglu_grad};
+  table["scale"] = {[](const OpInstance& op) { return prepare_map(multiply, op.attributes.real("factor")); },
+                    query_map};
+  table["soft_cap"] = {[](const OpInstance& op) { return prepare_map(soft_cap, op.attributes.real("cap")); },
+                       query_map};
+  table["swiglu"] = {[](const OpInstance&) { return prepare_gated(swiglu_row); }, query_gated};
+  table["swiglu_grad"] = {[](const OpInstance&) { return prepare_gated_grad(swiglu_grad_row); }, query_gated_grad};
+  table["geglu"] = {[](const OpInstance&) { return prepare_gated(geglu_row); }, query_gated};
+  table["geglu_grad"] = {[](const OpInstance&) { return prepare_gated_grad(geglu_grad_row); }, query_gated_grad};
   table["swiglu_and_grad"] = {prepare_swiglu_and_grad, query_swiglu_and_grad};
   table["gelu"] = {prepare_gelu, [](const OpInstance& op) { return query_gelu(op, false); }};
   table["gelu_grad"] = {prepare_gelu_grad, [](const OpInstance& op) { return query_gelu(op, true); }};

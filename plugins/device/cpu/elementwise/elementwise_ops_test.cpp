@@ -13,20 +13,22 @@ const Extents kSizes[] = {{1, 1}, {3, 7}, {17, 3}, {33, 17}, {5, 1031}};  // the
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
-/// gate_up (N, 2 F) -> (N, F)
-Doubles swiglu(const Doubles& gate_up, std::size_t width) {
-  Doubles y(gate_up.size() / 2);
-  for (std::size_t i = 0; i < y.size(); ++i) {
-    std::size_t gate = i / width * 2 * width + i % width;
-    y[i] = silu(gate_up[gate]) * gate_up[gate + width];
-  }
-  return y;
-}
-
 double gelu(double x, bool tanh) {
   if (tanh) return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
   return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
 }
+
+/// gate_up (N, 2 F) -> (N, F)
+Doubles gated(const std::string& kind, const Doubles& gate_up, std::size_t width) {
+  Doubles y(gate_up.size() / 2);
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    std::size_t gate = i / width * 2 * width + i % width;
+    const double x = gate_up[gate];
+    y[i] = (kind == "swiglu" ? silu(x) : gelu(x, true)) * gate_up[gate + width];
+  }
+  return y;
+}
+Doubles swiglu(const Doubles& gate_up, std::size_t width) { return gated("swiglu", gate_up, width); }
 
 /// From -12 to 12 with many points, so that tails and the middle are seen.
 PoisonedTensor ramp(DType dtype, std::int64_t count) {
@@ -53,19 +55,38 @@ TEST_CASE("add adds, in place too, and mixes dtypes") {
   }
 }
 
-TEST_CASE("swiglu is its definition, and swiglu_grad its slope") {
+TEST_CASE("swiglu and geglu are their definitions, and their gradients their slopes") {
+  for (const std::string kind : {"swiglu", "geglu"})
+    for (DType dtype : kDtypes) {
+      for (const Extents& size : {kSizes[0], kSizes[1], kSizes[2], kSizes[3]}) {
+        CAPTURE(label(dtype, size));
+        auto width = static_cast<std::size_t>(size[1]);
+        Extents packed{size[0], 2 * size[1]};
+        PoisonedTensor gate_up = normal(dtype, packed, 1, 0, 2), dy = normal(dtype, size, 2), y(dtype, size),
+                       d(dtype, packed);
+        OpRun(kind).in(gate_up.view()).out(y.view()).run();
+        CHECK(compare(y.view(), gated(kind, doubles(gate_up.view()), width)) == "");
+        OpRun(kind + "_grad").in(dy.view()).in(gate_up.view()).out(d.view()).run();
+        auto loss = [&](const Doubles& at) { return dot(gated(kind, at, width), doubles(dy.view())); };
+        CHECK(compare(d.view(), numeric_gradient(loss, doubles(gate_up.view()))) == "");
+      }
+    }
+}
+
+TEST_CASE("scale and soft_cap are their definitions, in place too") {
   for (DType dtype : kDtypes) {
-    for (const Extents& size : {kSizes[0], kSizes[1], kSizes[2], kSizes[3]}) {
-      CAPTURE(label(dtype, size));
-      auto width = static_cast<std::size_t>(size[1]);
-      Extents packed{size[0], 2 * size[1]};
-      PoisonedTensor gate_up = normal(dtype, packed, 1, 0, 2), dy = normal(dtype, size, 2), y(dtype, size),
-                     d(dtype, packed);
-      OpRun("swiglu").in(gate_up.view()).out(y.view()).run();
-      CHECK(compare(y.view(), swiglu(doubles(gate_up.view()), width)) == "");
-      OpRun("swiglu_grad").in(dy.view()).in(gate_up.view()).out(d.view()).run();
-      auto loss = [&](const Doubles& at) { return dot(swiglu(at, width), doubles(dy.view())); };
-      CHECK(compare(d.view(), numeric_gradient(loss, doubles(gate_up.view()))) == "");
+    for (std::int64_t count : {3, 33, 5001}) {
+      CAPTURE(label(dtype, {count}));
+      PoisonedTensor x = ramp(dtype, count), scaled(dtype, {count}), capped(dtype, {count});
+      Doubles want = doubles(x.view()), bent = want;
+      for (double& value : want) value *= 1.7;
+      for (double& value : bent) value = 3 * std::tanh(value / 3);
+      OpRun("scale", {{"factor", 1.7}}).in(x.view()).out(scaled.view()).run();
+      CHECK(compare(scaled.view(), want) == "");
+      OpRun("soft_cap", {{"cap", 3.0}}).in(x.view()).out(capped.view()).run();
+      CHECK(compare(capped.view(), bent) == "");
+      OpRun("soft_cap", {{"cap", 3.0}}).in(x.view()).out(x.view()).run();
+      CHECK(difference(x.view(), capped.view()) == "");
     }
   }
 }

@@ -24,7 +24,7 @@ struct Loss {
   bool quantized = false;             ///< x and weight come in 8 bits with scales,
   DType gradient_dtype = DType::f32;  ///< and the logits' gradients round to this format
   float gradient_scale = 1;           ///< times this
-  float z_loss = 0, seed = 1;
+  float z_loss = 0, seed = 1, cap = 0;
   bool train = false;
   bool input_gradient = false, weight_gradient = false;
   bool add_weight_gradient = false;
@@ -55,6 +55,7 @@ Loss make_loss(const OpInstance& op) {
   loss.vocabulary = weight.extents[0];
   loss.logit_dtype = x.dtype == DType::bf16 ? DType::bf16 : DType::f32;
   loss.z_loss = static_cast<float>(op.attributes.real_or("z_loss", 0.0));
+  loss.cap = static_cast<float>(op.attributes.real_or("cap", 0.0));
   loss.seed = static_cast<float>(op.attributes.real_or("seed", 1.0));
   // By default a chunk's logits take 8 MiB: they stay in the last-level cache between the matmuls that share them.
   std::int64_t fitting =
@@ -82,7 +83,7 @@ Loss make_loss(const OpInstance& op) {
 }
 
 /// Cross-entropy of one row of logits; in training the row becomes
-/// seed * (softmax - onehot + 2 z_loss logsumexp softmax).
+/// seed * (softmax - onehot + 2 z_loss logsumexp softmax), times the slope of the cap.
 float token_loss(const Loss& loss, float* logits, std::int32_t target) {
   const std::int64_t count = loss.vocabulary;
   round_in_place(loss.logit_dtype, logits, count);
@@ -90,12 +91,19 @@ float token_loss(const Loss& loss, float* logits, std::int32_t target) {
     if (loss.train) std::fill_n(logits, count, 0.0f);
     return 0.0f;
   }
+  float* capped = nullptr;
+  if (loss.cap > 0) {
+    soft_cap(logits, count, loss.cap, logits);
+    round_in_place(loss.logit_dtype, logits, count);
+    if (loss.train) std::copy_n(logits, count, capped = scratch(0, count));
+  }
   const float maximum = row_maximum(logits, count), chosen = logits[target];
   const double sum = loss.train ? exponentiate(logits, count, maximum) : sum_of_exponentials(logits, count, maximum);
   const double logsumexp = maximum + std::log(sum);
   if (loss.train) {
     multiply(logits, count, static_cast<float>(loss.seed * (1 + 2 * loss.z_loss * logsumexp) / sum), logits);
     logits[target] -= loss.seed;
+    if (capped) soft_cap_grad(capped, count, loss.cap, logits);
     if (loss.quantized) multiply(logits, count, 1.0f / loss.gradient_scale, logits);
     round_in_place(loss.gradient_dtype, logits, count);
     if (loss.quantized) multiply(logits, count, loss.gradient_scale, logits);

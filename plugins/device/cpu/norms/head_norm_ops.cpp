@@ -1,5 +1,5 @@
-// RMS norm of each query and key head of a packed qkv (QK-norm), its gradient, and the norm fused with the rotation
-// that follows it. Values pass through.
+// RMS norm of the queries and keys of a packed qkv (QK-norm), of each head or of all together, its gradient, and the
+// norm fused with the rotation that follows it. Values pass through.
 
 #include <algorithm>
 
@@ -20,33 +20,34 @@ struct HeadWeights {
   const float *query, *key;
 };
 
-HeadWeights load_weights(const View& query, const View& key, std::int64_t head_dim) {
-  return {load(query, 0, head_dim, scratch(kQueryWeight, head_dim)),
-          load(key, 0, head_dim, scratch(kKeyWeight, head_dim))};
+HeadWeights load_weights(const View& query, const View& key, const NormedHeads& normed) {
+  return {load(query, 0, normed.query_size(), scratch(kQueryWeight, normed.query_size())),
+          load(key, 0, normed.key_size(), scratch(kKeyWeight, normed.key_size()))};
 }
 
-/// One packed row; rstd (H + K).
-void norm_row(const float* x, const PackedHeads& packed, const HeadWeights& weights, float eps, float* y, float* rstd) {
+/// One packed row; rstd of each stretch.
+void norm_row(const float* x, const NormedHeads& normed, const HeadWeights& weights, float eps, float* y, float* rstd) {
+  const PackedHeads& packed = normed.packed;
   std::int64_t keys = packed.heads * packed.head_dim, values = packed.values_begin();
-  head_norm(x, weights.query, packed.heads, packed.head_dim, eps, y, rstd);
-  head_norm(x + keys, weights.key, packed.kv_heads, packed.head_dim, eps, y + keys, rstd + packed.heads);
+  head_norm(x, weights.query, normed.queries(), normed.query_size(), eps, y, rstd);
+  head_norm(x + keys, weights.key, normed.keys(), normed.key_size(), eps, y + keys, rstd + normed.queries());
   if (x != y) std::copy(x + values, x + packed.packed(), y + values);
 }
 
 // qkv (N, (H + 2 K) D), query_weight (D), key_weight (D) -> y like qkv, rstd (N, H + K) f32
 Launch prepare_head_norm(const OpInstance& op) {
-  PackedHeads packed(op.attributes);
+  NormedHeads normed(op.attributes);
   auto eps = static_cast<float>(op.attributes.real("eps"));
-  return [packed, eps](std::span<const View> in, std::span<const View> out, const Exec&) {
+  return [normed, eps](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &y = out[0], &rstd = out[1];
     std::int64_t columns = x.columns();
-    HeadWeights weights = load_weights(in[1], in[2], packed.head_dim);
+    HeadWeights weights = load_weights(in[1], in[2], normed);
     for_blocks(x.rows(), kBlockRows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
       float *x_space = scratch(kX, columns), *y_space = scratch(kY, columns),
-            *rstd_space = scratch(kRstd, packed.rotated());
+            *rstd_space = scratch(kRstd, normed.all());
       for (std::int64_t row = begin; row < end; ++row) {
         float* y_row = place_row(y, row, y_space);
-        norm_row(load_row(x, row, x_space), packed, weights, eps, y_row, place_row(rstd, row, rstd_space));
+        norm_row(load_row(x, row, x_space), normed, weights, eps, y_row, place_row(rstd, row, rstd_space));
         if (y) store_row(y, row, y_row);
       }
     });
@@ -55,22 +56,22 @@ Launch prepare_head_norm(const OpInstance& op) {
 
 // qkv, query_weight (D), key_weight (D), positions (N) i32 -> y = head_norm(qkv), rstd (N, H + K) f32, z = rope(y)
 Launch prepare_head_norm_rope(const OpInstance& op) {
-  PackedHeads packed(op.attributes);
+  NormedHeads normed(op.attributes);
   auto eps = static_cast<float>(op.attributes.real("eps"));
   DType y_dtype = op.outputs[0].dtype;
-  return [packed, eps, y_dtype, table = make_rope_table(op, Rotation::forward)](
+  return [normed, packed = normed.packed, eps, y_dtype, table = make_rope_table(op, Rotation::forward)](
              std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &positions = in[3], &y = out[0], &rstd = out[1], &z = out[2];
     std::int64_t columns = x.columns();
-    HeadWeights weights = load_weights(in[1], in[2], packed.head_dim);
+    HeadWeights weights = load_weights(in[1], in[2], normed);
     table->require(positions);
     for_blocks(x.rows(), kBlockRows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
       float *x_space = scratch(kX, columns), *y_space = scratch(kY, columns);
-      float *z_space = scratch(kZ, columns), *rstd_space = scratch(kRstd, packed.rotated());
+      float *z_space = scratch(kZ, columns), *rstd_space = scratch(kRstd, normed.all());
       for (std::int64_t row = begin; row < end; ++row) {
         std::int64_t position = positions.as<std::int32_t>()[row];
         float* y_row = place_row(y, row, y_space);
-        norm_row(load_row(x, row, x_space), packed, weights, eps, y_row, place_row(rstd, row, rstd_space));
+        norm_row(load_row(x, row, x_space), normed, weights, eps, y_row, place_row(rstd, row, rstd_space));
         finish_row(y, y_dtype, row, columns, y_row);
         if (!z) continue;
         float* z_row = target_row(z, row, z_space);
@@ -85,26 +86,28 @@ Launch prepare_head_norm_rope(const OpInstance& op) {
 // dy, qkv (N, (H + 2 K) D), query_weight (D), key_weight (D), rstd (N, H + K) f32 -> dqkv, dquery_weight (D),
 // dkey_weight (D)
 Launch prepare_head_norm_grad(const OpInstance& op) {
-  PackedHeads packed(op.attributes);
+  NormedHeads normed(op.attributes);
   bool accumulate_query = op.outputs[1].accumulate, accumulate_key = op.outputs[2].accumulate;
-  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+  return [=, packed = normed.packed](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View &dy = in[0], &x = in[1], &rstd = in[4], &dx = out[0], &dquery = out[1], &dkey = out[2];
-    std::int64_t rows = x.rows(), columns = x.columns(), head_dim = packed.head_dim;
-    HeadWeights weights = load_weights(in[2], in[3], head_dim);
+    std::int64_t rows = x.rows(), columns = x.columns();
+    HeadWeights weights = load_weights(in[2], in[3], normed);
     bool summed = dquery || dkey;
-    ColumnSums sums(static_cast<float*>(exec.workspace), rows, 2 * head_dim);  // of the query and the key weight
+    // Of the query weight, then of the key weight.
+    ColumnSums sums(static_cast<float*>(exec.workspace), rows, normed.query_size() + normed.key_size());
     for_blocks(rows, kBlockRows, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
       float *x_space = scratch(kX, columns), *dy_space = scratch(kOther, columns), *dx_space = scratch(kY, columns);
       float* partial = summed ? sums.start(block) : nullptr;
       for (std::int64_t row = begin; row < end; ++row) {
         const float *dy_row = load_row(dy, row, dy_space), *x_row = load_row(x, row, x_space);
-        const float* rstd_row = rstd.as<float>() + row * packed.rotated();
+        const float* rstd_row = rstd.as<float>() + row * normed.all();
         float* dx_row = place_row(dx, row, dx_space);
-        for (std::int64_t head = 0; head < packed.rotated(); ++head) {
-          bool is_key = head >= packed.heads;
-          std::int64_t at = head * head_dim;
-          rms_grad(dy_row + at, x_row + at, is_key ? weights.key : weights.query, rstd_row[head], head_dim, dx_row + at,
-                   summed ? partial + (is_key ? head_dim : 0) : nullptr);
+        for (std::int64_t i = 0, at = 0; i < normed.all(); ++i) {
+          const bool is_key = i >= normed.queries();
+          const std::int64_t size = is_key ? normed.key_size() : normed.query_size();
+          rms_grad(dy_row + at, x_row + at, is_key ? weights.key : weights.query, rstd_row[i], size, dx_row + at,
+                   summed ? partial + (is_key ? normed.query_size() : 0) : nullptr);
+          at += size;
         }
         if (dy_row != dx_row)
           std::copy(dy_row + packed.values_begin(), dy_row + columns, dx_row + packed.values_begin());
@@ -112,7 +115,7 @@ Launch prepare_head_norm_grad(const OpInstance& op) {
       }
     });
     if (dquery) sums.finish(dquery, accumulate_query);
-    if (dkey) sums.finish(dkey, accumulate_key, head_dim);
+    if (dkey) sums.finish(dkey, accumulate_key, normed.query_size());
   };
 }
 
@@ -123,12 +126,12 @@ OpSupport query_head_norm(const OpInstance& op, bool rotated) {
 }
 
 OpSupport query_head_norm_grad(const OpInstance& op) {
-  PackedHeads packed(op.attributes);
+  const NormedHeads normed(op.attributes);
   std::int64_t rows = matrix_of(op, 1).rows;
   OperandCheck check(op, 5, 3);
   operands::check_head_norm_grad(check, op);
   bool summed = check.ok() && (op.outputs[1].present || op.outputs[2].present);
-  return check.support(summed ? ColumnSums::bytes(rows, 2 * packed.head_dim) : 0);
+  return check.support(summed ? ColumnSums::bytes(rows, normed.query_size() + normed.key_size()) : 0);
 }
 
 }  // namespace

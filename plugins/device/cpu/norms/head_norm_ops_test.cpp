@@ -13,31 +13,39 @@ constexpr DType kDtypes[] = {DType::f32, DType::bf16};
 
 struct Layout {
   std::int64_t heads, kv_heads, head_dim, tokens;
-  std::int64_t rotated() const { return heads + kv_heads; }
+  bool width = false;  ///< all heads together
+  std::int64_t stretches() const { return width ? 2 : heads + kv_heads; }
+  std::int64_t query_size() const { return width ? heads * head_dim : head_dim; }
+  std::int64_t key_size() const { return width ? kv_heads * head_dim : head_dim; }
   std::int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
 };
-const Layout kLayouts[] = {{1, 1, 2, 1}, {3, 1, 6, 7}, {2, 2, 10, 3}, {1, 1, 3, 33}, {5, 1, 2, 37}};
+const Layout kLayouts[] = {{1, 1, 2, 1},  {3, 1, 6, 7},       {2, 2, 10, 3},      {1, 1, 3, 33},
+                           {5, 1, 2, 37}, {3, 1, 6, 7, true}, {2, 2, 5, 33, true}};
 
 Attributes attributes_of(const Layout& layout) {
   std::vector<double> frequencies;
   for (std::int64_t i = 0; i < layout.head_dim / 2; ++i) frequencies.push_back(std::pow(0.1, static_cast<double>(i)));
-  return {{"heads", layout.heads}, {"kv_heads", layout.kv_heads},        {"head_dim", layout.head_dim},
-          {"eps", kEps},           {"inverse_frequencies", frequencies}, {"magnitude", 1.1}};
+  Attributes list{{"heads", layout.heads}, {"kv_heads", layout.kv_heads},        {"head_dim", layout.head_dim},
+                  {"eps", kEps},           {"inverse_frequencies", frequencies}, {"magnitude", 1.1}};
+  if (layout.width) list.set("over", std::string("width"));
+  return list;
 }
 
 Doubles reference(const Layout& layout, const Doubles& x, const Doubles& query, const Doubles& key,
                   Doubles* rstd = nullptr) {
   Doubles y = x;
-  auto dim = static_cast<std::size_t>(layout.head_dim), packed = static_cast<std::size_t>(layout.packed());
+  auto packed = static_cast<std::size_t>(layout.packed());
   for (std::size_t token = 0; token < x.size() / packed; ++token) {
-    for (std::size_t head = 0; head < static_cast<std::size_t>(layout.rotated()); ++head) {
-      std::size_t at = token * packed + head * dim;
+    std::size_t at = token * packed;
+    for (std::int64_t i = 0; i < layout.stretches(); ++i) {
+      const bool is_query = i < (layout.width ? 1 : layout.heads);
+      auto size = static_cast<std::size_t>(is_query ? layout.query_size() : layout.key_size());
       double squares = 0;
-      for (std::size_t i = 0; i < dim; ++i) squares += x[at + i] * x[at + i];
-      double scale = 1 / std::sqrt(squares / static_cast<double>(dim) + kEps);
+      for (std::size_t j = 0; j < size; ++j) squares += x[at + j] * x[at + j];
+      double scale = 1 / std::sqrt(squares / static_cast<double>(size) + kEps);
       if (rstd) rstd->push_back(scale);
-      const Doubles& weight = head < static_cast<std::size_t>(layout.heads) ? query : key;
-      for (std::size_t i = 0; i < dim; ++i) y[at + i] = x[at + i] * scale * weight[i];
+      for (std::size_t j = 0; j < size; ++j) y[at + j] = x[at + j] * scale * (is_query ? query : key)[j];
+      at += size;
     }
   }
   return y;
@@ -50,13 +58,13 @@ struct Case {
         size{l.tokens, l.packed()},
         x(normal(type, size, 1)),
         dy(normal(type, size, 2)),
-        query(normal(type, {l.head_dim}, 3, 1.0, 0.3)),
-        key(normal(type, {l.head_dim}, 4, 1.0, 0.3)),
+        query(normal(type, {l.query_size()}, 3, 1.0, 0.3)),
+        key(normal(type, {l.key_size()}, 4, 1.0, 0.3)),
         y(type, size),
-        rstd(DType::f32, {l.tokens, l.rotated()}),
+        rstd(DType::f32, {l.tokens, l.stretches()}),
         dx(type, size),
-        dquery(type, {l.head_dim}),
-        dkey(type, {l.head_dim}) {}
+        dquery(type, {l.query_size()}),
+        dkey(type, {l.key_size()}) {}
   OpRun inputs(const char* kind, const View& from) const {
     return OpRun(kind, attributes_of(layout), {1, kSequence}).in(from).in(query.view()).in(key.view());
   }
@@ -86,7 +94,7 @@ TEST_CASE("head_norm is its definition, in place too") {
       Doubles rstd, y = reference(layout, doubles(c.x.view()), doubles(c.query.view()), doubles(c.key.view()), &rstd);
       CHECK(compare(c.y.view(), y) == "");
       CHECK(compare(c.rstd.view(), rstd) == "");
-      c.inputs("head_norm", c.x.view()).out(c.x.view()).unread(DType::f32, {layout.tokens, layout.rotated()}).run();
+      c.inputs("head_norm", c.x.view()).out(c.x.view()).unread(DType::f32, {layout.tokens, layout.stretches()}).run();
       CHECK(difference(c.x.view(), c.y.view()) == "");
     }
   }
@@ -110,9 +118,9 @@ TEST_CASE("head_norm_grad is the slope of head_norm") {
       CHECK(compare(c.dquery.view(), dquery) == "");
       CHECK(compare(c.dkey.view(), dkey) == "");
 
-      PoisonedTensor total = normal(dtype, {layout.head_dim}, 9), over = copy_of(c.dy.view());
+      PoisonedTensor total = normal(dtype, {layout.key_size()}, 9), over = copy_of(c.dy.view());
       Doubles before = doubles(total.view());
-      c.gradient(over.view()).out(over.view()).unread(dtype, {layout.head_dim}).out(total.view(), true).run();
+      c.gradient(over.view()).out(over.view()).unread(dtype, {layout.query_size()}).out(total.view(), true).run();
       CHECK(compare(total.view(), plus(dkey, before)) == "");
       CHECK(difference(over.view(), c.dx.view()) == "");
     }

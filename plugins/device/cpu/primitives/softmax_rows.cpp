@@ -1,5 +1,7 @@
 #include "primitives/softmax_rows.h"
 
+#include <cmath>
+
 #include "primitives/simd.h"
 
 namespace quern::cpu {
@@ -31,6 +33,14 @@ QUERN_CPU_CLONES double sum_of_exponentials(const float* x, std::int64_t count, 
 
 QUERN_CPU_CLONES void multiply(const float* x, std::int64_t count, float factor, float* y) {
   for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] * factor;
+}
+
+void soft_cap(const float* x, std::int64_t count, float cap, float* y) {
+  for (std::int64_t i = 0; i < count; ++i) y[i] = cap * std::tanh(x[i] / cap);
+}
+
+QUERN_CPU_CLONES void soft_cap_grad(const float* y, std::int64_t count, float cap, float* dx) {
+  for (std::int64_t i = 0; i < count; ++i) dx[i] *= 1 - (y[i] / cap) * (y[i] / cap);
 }
 
 }  // namespace quern::cpu

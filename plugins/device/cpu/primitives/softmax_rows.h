@@ -15,4 +15,9 @@ double sum_of_exponentials(const float* x, std::int64_t count, float shift);
 /// y = factor x; y may be x.
 void multiply(const float* x, std::int64_t count, float factor, float* y);
 
+/// y = cap tanh(x / cap)
+void soft_cap(const float* x, std::int64_t count, float cap, float* y);
+/// dx *= 1 - (y / cap)^2: the slope of soft_cap where it gives y.
+void soft_cap_grad(const float* y, std::int64_t count, float cap, float* dx);
+
 }  // namespace quern::cpu

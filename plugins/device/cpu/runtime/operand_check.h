@@ -6,7 +6,7 @@
 namespace quern::cpu {
 
 using operands::check_packed, operands::check_rope, operands::extents_of, operands::Matrix, operands::matrix_of,
-    operands::PackedHeads;
+    operands::NormedHeads, operands::PackedHeads;
 
 struct OperandCheck : operands::OperandCheck {
   OperandCheck(const OpInstance& op, std::size_t inputs, std::size_t outputs)

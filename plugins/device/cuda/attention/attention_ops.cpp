@@ -58,6 +58,10 @@ std::string why_slow(const AttentionShape& s, AttentionPass pass, const CudaTrai
 std::string refuse_shape(const OpInstance& op, AttentionPass pass, const AttentionShape& s, const CudaTraits& gpu) {
   const std::string& mask = op.attributes.word("mask");
   if (mask != "causal" && mask != "full") return op.kind + ": unknown mask \"" + mask + "\", known: causal, full";
+  if (const std::int64_t window = op.attributes.integer_or("window", 0); window > 0 && window < s.sequence)
+    return op.kind + ": has no kernel on this device for a window of " + std::to_string(window) +
+           " keys, shorter than the sequence of " + std::to_string(s.sequence);
+  if (op.attributes.has("cap")) return op.kind + ": has no kernel on this device for soft caps of scores";
   if (s.chunk < 0) return op.kind + ": a chunk must have at least one sequence";
   if (s.heads < 1 || s.kv_heads < 1 || s.head_dim < 1 || s.heads % s.kv_heads != 0)
     return op.kind + ": heads must be a multiple of kv_heads, all positive";

@@ -317,6 +317,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
       .input(2, "targets", {x[0]}, DType::i32)
       .output(0, "token_loss", {x[0]}, DType::f32)
       .that(op.attributes.integer_or("chunk", 1) >= 1, "needs a chunk of at least 1 token")
+      .that(!op.attributes.has("cap"), "has no kernel on this device for soft caps of logits")
       .that(weight[0] >= 1 && x[1] >= 1, "needs a vocabulary and a width");
   if (train && check.ok()) {
     check.output(1, "dx", x).sum(2, "dweight", weight);

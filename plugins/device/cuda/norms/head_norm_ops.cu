@@ -263,9 +263,14 @@ Launch prepare_head_norm_grad(const OpInstance& op, CudaContext& context) {
   };
 }
 
+void check_each_head(OperandCheck& check, const OpInstance& op) {
+  check.that(!op.attributes.has("over"), "has no kernel on this device for a norm of all heads together");
+}
+
 OpSupport query_head_norm(const OpInstance& op, bool rotated) {
   OperandCheck check(op, rotated ? 4 : 3, rotated ? 3 : 2);
   operands::check_head_norm(check, op, rotated);
+  check_each_head(check, op);
   return check.support();
 }
 
@@ -274,6 +279,7 @@ OpSupport query_head_norm_grad(const OpInstance& op, const CudaTraits&) {
   std::int64_t rows = matrix_of(op, 1).rows;
   OperandCheck check(op, 5, 3, 1);
   operands::check_head_norm_grad(check, op);
+  check_each_head(check, op);
   if (!check.ok() || !(op.outputs[1].present || op.outputs[2].present)) return check.support();
   std::int64_t blocks = HeadLanes(packed, op.inputs[1].dtype).blocks(rows * packed.all());
   return check.support(partial_bytes(std::max<std::int64_t>(1, std::min(blocks, kMostPartials)), 2 * packed.head_dim));

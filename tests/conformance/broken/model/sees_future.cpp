@@ -8,11 +8,13 @@ using namespace quern;
 
 class SeesFuture final : public PlainModel {
  public:
-  void block(ProgramBuilder& b) const override {
+  void block(ProgramBuilder& b, std::int64_t) const override {
     const HeadLayout heads{4, 2, 4};
     ValueId x = b.stream(traits().width);
     ValueId qkv = b.linear(b.rms_norm(x, "attn_norm.weight", 1e-6, "attn_norm"), "qkv.weight", "qkv");
-    x = b.add(x, b.linear(b.attention(qkv, heads, AttentionMask::full, 0.5, "attention"), "o.weight", "o"), "sum");
+    x = b.add(
+        x, b.linear(b.attention(qkv, heads, {.mask = AttentionMask::full, .scale = 0.5}, "attention"), "o.weight", "o"),
+        "sum");
     ValueId up = b.linear(b.rms_norm(x, "ffn_norm.weight", 1e-6, "ffn_norm"), "up.weight", "up");
     b.output(b.add(x, b.linear(b.swiglu(up, "activated"), "down.weight", "down"), "ffn_sum"));
   }

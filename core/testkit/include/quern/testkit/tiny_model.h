@@ -18,6 +18,7 @@ struct TinyModelOptions {
   bool parallel = false;    ///< attention and feed-forward both read the block's input
   bool layer_norm = false;  ///< layer_norm and gelu in place of rms_norm and swiglu
   Gelu gelu = Gelu::tanh;
+  std::int64_t window = 0;  ///< layers 1, 3, ... see so many keys; 0: all layers are alike
 };
 
 class TinyModel : public Model {
@@ -26,7 +27,8 @@ class TinyModel : public Model {
   ModelTraits traits() const override { return {o_.layers, o_.width, o_.vocabulary, 4096}; }
   std::vector<ParameterSpec> parameters() const override;
   void embed(ProgramBuilder& b) const override;
-  void block(ProgramBuilder& b) const override;
+  std::int64_t block_kind(std::int64_t layer) const override { return o_.window > 0 ? layer % 2 : 0; }
+  void block(ProgramBuilder& b, std::int64_t layer) const override;
   void head(ProgramBuilder& b) const override;
   std::string hf_config() const override { return "{}"; }
 

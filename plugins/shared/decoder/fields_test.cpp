@@ -1,28 +1,29 @@
-#include "quern/decoder.h"
+#include "shared/decoder/fields.h"
 
 #include <doctest/doctest.h>
 
 #include "quern/testkit/refusal.h"
 
 using namespace quern;
+using namespace quern::decoder;
 using testkit::check_holds;
 
 namespace {
 
-DecoderOptions small() {
-  DecoderOptions o;
+Fields small() {
+  Fields o;
   o.vocab_size = 97, o.hidden_size = 48, o.intermediate_size = 40, o.num_hidden_layers = 2, o.num_attention_heads = 6;
   return o;
 }
 
-std::string refusal(const DecoderOptions& options) {
-  return testkit::refusal(ErrorCode::config, [&] { check_decoder(options, "tiny"); });
+std::string refusal(const Fields& options) {
+  return testkit::refusal(ErrorCode::config, [&] { check_fields(options, "tiny"); });
 }
 
 }  // namespace
 
 TEST_CASE("zeros are filled in") {
-  DecoderOptions o = small();
+  Fields o = small();
   CHECK(refusal(o) == "accepted");
   CHECK(o.heads().kv_heads == 6);
   CHECK(o.heads().head_dim == 8);
@@ -35,7 +36,7 @@ TEST_CASE("zeros are filled in") {
 }
 
 TEST_CASE("sizes that do not fit together are refused, all at once") {
-  DecoderOptions o = small();
+  Fields o = small();
   o.hidden_size = 50, o.num_key_value_heads = 4, o.rope_type = "linear";
   std::string text = refusal(o);
   check_holds(text, {"model.tiny", "hidden_size: found 50, expected a multiple of num_attention_heads, which is 6",
@@ -54,7 +55,7 @@ TEST_CASE("sizes that do not fit together are refused, all at once") {
 }
 
 TEST_CASE("a rope field that its type does not use is refused") {
-  DecoderOptions o = small();
+  Fields o = small();
   o.factor = 2;
   check_holds(refusal(o), {"rope_scaling.factor: given, but rope_type default does not use it"});
   o.rope_type = "linear", o.beta_fast = 8, o.original_max_position_embeddings = 64;
@@ -65,10 +66,12 @@ TEST_CASE("a rope field that its type does not use is refused") {
 }
 
 TEST_CASE("fields hold what the rope type uses, and nothing else of it") {
-  DecoderOptions o = small();
+  Fields o = small();
   auto keys = [&o] {
     std::string text;
-    const OptionValues fields = decoder_fields(o);
+    OptionValues given = default_values(general_fields().specs());
+    given.set("rope_scaling.beta_fast", 16.0);  // the struct decides, not the option
+    const OptionValues fields = written_fields(given, o);
     for (const auto& [key, value] : fields.all())
       if (key.starts_with("rope_scaling.")) text += key.substr(13) + " ";
     return text;
@@ -84,8 +87,28 @@ TEST_CASE("fields hold what the rope type uses, and nothing else of it") {
   CHECK(keys() == "attention_factor beta_fast beta_slow factor rope_type ");
 }
 
+TEST_CASE("lists of layers have an entry for each, and windows a size") {
+  Fields o = small();
+  o.layer_types = {"full_attention", "sliding_attention"}, o.no_rope_layers = {1, 0, 1};
+  check_holds(refusal(o), {"layer_types: found sliding_attention, but no sliding_window",
+                           "no_rope_layers: found 3 entries, expected 2, num_hidden_layers"});
+  o.sliding_window = 3, o.no_rope_layers = {1, 0};
+  CHECK(refusal(o) == "accepted");
+  CHECK(!o.has_window(0, true));
+  CHECK(o.has_window(1, false));
+  o.layer_types = {"chunked_attention"};
+  check_holds(refusal(o), {"layer_types: found 1 entries", "found \"chunked_attention\", expected full_attention"});
+  o.layer_types = {};
+  CHECK(o.has_window(0, true));
+  o.partial_rotary_factor = 0.4;
+  check_holds(refusal(o), {"partial_rotary_factor: 3 of 8 elements of a head, expected an even number"});
+  o.partial_rotary_factor = 0.75;
+  CHECK(refusal(o) == "accepted");
+  CHECK(o.rotated() == 6);
+}
+
 TEST_CASE("the table's defaults are the struct's, and sizes are required") {
-  OptionTable<DecoderOptions> table = decoder_options<DecoderOptions>();
+  const OptionTable<Fields> table = all_fields();
   for (const OptionSpec& spec : table.specs()) {
     CAPTURE(spec.key);
     OptionValue value = spec.default_value;
@@ -95,7 +118,7 @@ TEST_CASE("the table's defaults are the struct's, and sizes are required") {
   OptionValues values = default_values(table.specs());
   values.set("hidden_size", std::int64_t{48});
   values.set("rope_scaling.beta_fast", 8.0);
-  DecoderOptions bound = table.bind(values);
+  Fields bound = table.bind(values);
   CHECK(bound.hidden_size == 48);
   CHECK(bound.beta_fast == 8.0);
   CHECK(bound.rms_norm_eps == 1e-6);

@@ -1,0 +1,3 @@
+#include "mistral.h"
+
+QUERN_PLUGIN("model", "mistral", manifest) { quern::decoder::add_family(manifest, quern::mistral::family()); }
