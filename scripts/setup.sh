@@ -61,6 +61,10 @@ ensure_venv() { # extras, separated by commas
   cmp -s $package/pyproject.toml "$stamp" && return
   echo "installing $package with $1 into .venv"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$package[$1]"
+  # What the wheel's test installs from, without a network.
+  .venv/bin/python -c 'import sys, tomllib; print(*tomllib.load(sys.stdin.buffer)["project"]["dependencies"], sep="\n")' \
+    <$package/pyproject.toml >.venv/requirements.txt
+  .venv/bin/python -m pip download --quiet --disable-pip-version-check --dest .venv/wheels -r .venv/requirements.txt
   cp $package/pyproject.toml "$stamp"
 }
 

@@ -295,6 +295,26 @@ TEST_CASE("a finished run of several ranks keeps its weights in memory") {
   for (const conformance::RankOutcome& rank : ranks) CHECK(rank.text == "kept");
 }
 
+TEST_CASE("a sharded tensor is read and written as a whole") {
+  TinyFiles files;
+  const auto ranks = conformance::run_ranks(2, 60, [&](int rank) -> std::string {
+    for (const char* name : {"QUERN_RANK", "QUERN_LOCAL_RANK"}) ::setenv(name, std::to_string(rank).c_str(), 1);
+    for (const char* name : {"QUERN_RANKS", "QUERN_LOCAL_RANKS"}) ::setenv(name, "2", 1);
+    TrainingRun run(files.config(), with(with(kSteps, of_ranks(2, "ranks")), {"log.sinks=[]", files.run("run")}));
+    RunRequests requests;
+    run.open_for_training(requests);
+    run.start();
+    const std::string name = "moment1/embedding.weight";  // (64, 32), half of it on each rank
+    std::vector<float> values(64 * 32);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+    run.write(name, values);
+    const bool whole = run.read(name) == values;
+    run.train();
+    return whole ? "whole" : "in part";
+  });
+  for (const conformance::RankOutcome& rank : ranks) CHECK(rank.text == "whole");
+}
+
 TEST_CASE("a key that moved to a command is refused with its name") {
   TinyFiles files;
   check_fails(quern_train(files, with(of_ranks(2, "none"), {"train.accumulation=2", "parallel.unhidden_steps=2"})), 2,

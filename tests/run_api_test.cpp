@@ -2,6 +2,7 @@
 #include "quern/run.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <doctest/doctest.h>
 
@@ -69,6 +70,24 @@ TEST_CASE("tensors are read and written by name, and an export has the written v
   CHECK(run.evaluate()[0].loss() == before);
   check_refused(ErrorCode::config, {"no such tensor"}, [&] { run.read("master/none"); });
   check_refused(ErrorCode::config, {"expected 2048"}, [&] { run.write(name, {values.data(), 3}); });
+}
+
+TEST_CASE("gradients of the last step can be read, and have the norm that is logged") {
+  TinyFiles files;
+  RunRequests requests;
+  TrainingRun run(files.config());
+  run.open_for_training(requests);
+  run.start();
+  const std::string one = "gradient/embedding.weight";
+  check_refused(ErrorCode::config, {"no gradient before the first step"}, [&] { run.read(one); });
+  CHECK(run.step());
+  double squares = 0;
+  for (const RunTensor& tensor : run.tensors())
+    if (tensor.name.starts_with("gradient/"))
+      for (float value : run.read(tensor.name)) squares += double{value} * value;
+  const double targets = 2 * 16;
+  CHECK(std::sqrt(squares) / targets == doctest::Approx(run.position().gradient_norm).epsilon(1e-5));
+  check_refused(ErrorCode::config, {"cannot be written"}, [&] { run.write(one, run.read(one)); });
 }
 
 TEST_CASE("a learning rate that is set replaces the schedule's until it is taken back") {

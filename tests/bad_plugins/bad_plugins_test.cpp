@@ -150,7 +150,7 @@ TEST_CASE("a manifest that mismatches is refused") {
 
 TEST_CASE("a file that is no plugin is refused") {
   check_holds(refusal("no_symbol"), {"found no symbol quern_plugin_manifest, expected"});
-  check_holds(refusal("missing_library"), {"libquern_gone.so", "No such file"});
+  check_holds(refusal("missing_library"), {"a library that it needs is not here", "libquern_gone.so", "install it"});
   check_holds(refusal("undefined_symbol"), {"undefined symbol: quern_test_symbol_that_nobody_defines", "expected"});
   Scratch scratch;
   PluginHost host({scratch.folder});

@@ -1,6 +1,14 @@
 // Shards: how rows are split, and that the plans of all ranks fit together.
 #include "plan/shards.h"
 
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
 #include <doctest/doctest.h>
 
 #include "plan/laws/check_schedules.h"
@@ -173,6 +181,146 @@ TEST_CASE("weights and gradients of which ranks keep shards pass all checks, bes
               for (int run = 0; run < kRuns; ++run)
                 CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
             }
+}
+
+namespace {
+
+/// A rank's plan that was changed, among those of the others.
+struct Mutants {
+  std::vector<Plan> plans;
+  std::map<std::string, int> tried = {}, missed = {};
+  std::string first_missed = {};
+
+  static constexpr std::size_t kRank = 1;
+  static constexpr Run kChanged[] = {Run::first, Run::later, Run::last, Run::evaluate, Run::update};
+
+  bool found(const Plan& mutant, Run run) const {
+    if (!schedule_faults(mutant).empty()) return true;
+    std::vector<const ScheduleSet*> schedules;
+    for (const Plan& plan : plans) schedules.push_back(&plan.schedules);
+    schedules[kRank] = &mutant.schedules;
+    return !rank_faults(schedules, run).empty();
+  }
+  void judge(const std::string& kind, const Plan& mutant, Run run, std::size_t action) {
+    ++tried[kind];
+    if (found(mutant, run)) return;
+    ++missed[kind];
+    if (first_missed.empty())
+      first_missed = kind + " in " + std::string(name_of(run)) + " at action " + std::to_string(action);
+  }
+  /// change(plan, schedule, index) of a copy, for each action that is one of the wanted; false: it cannot be done.
+  void each(const std::string& kind, const std::function<bool(const Plan&, const Action&)>& wanted,
+            const std::function<bool(Plan&, RunSchedule&, std::size_t)>& change) {
+    for (Run run : kChanged) {
+      const RunSchedule& schedule = plans[kRank].schedules[run];
+      for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
+        if (!wanted(plans[kRank], schedule.actions[i])) continue;
+        Plan mutant = plans[kRank];
+        if (change(mutant, mutant.schedules[run], i)) judge(kind, mutant, run, i);
+      }
+    }
+  }
+};
+
+bool is_collective(const Plan&, const Action& action) { return action.kind == ActionKind::collective; }
+/// Whether it is on the communication lane, a collective of this kind or a launch of this op.
+std::function<bool(const Plan&, const Action&)> does(const std::string& kind) {
+  return [kind](const Plan& plan, const Action& action) {
+    return action.lane == Lane::communication && action.task >= 0 &&
+           plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind == kind;
+  };
+}
+
+/// Moves an action to another place.
+void move_action(RunSchedule& schedule, std::size_t from, std::size_t to) {
+  const auto at = [&](std::size_t index) { return schedule.actions.begin() + static_cast<std::ptrdiff_t>(index); };
+  from < to ? std::rotate(at(from), at(from + 1), at(to + 1)) : std::rotate(at(to), at(from), at(from + 1));
+}
+
+/// The next launch, or the one before, that uses a value.
+std::optional<std::size_t> launch_of(const RunSchedule& schedule, std::size_t from, int step, std::int32_t value) {
+  for (auto i = static_cast<std::ptrdiff_t>(from) + step; i >= 0 && i < std::ssize(schedule.actions); i += step) {
+    const Action& action = schedule.actions[static_cast<std::size_t>(i)];
+    if (action.kind != ActionKind::launch || action.lane != Lane::compute) continue;
+    const auto operands = std::span(schedule.operands).subspan(action.first, action.reads + action.writes);
+    if (std::any_of(operands.begin(), operands.end(), [&](const Access& access) { return access.value == value; }))
+      return static_cast<std::size_t>(i);
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("schedules of several ranks with an action dropped, swapped or moved are refused") {
+  Mutants mutants{.plans =
+                      plans_of(3, Sharding::ranks, 0,
+                               {.places = 3, .activations = true, .weights = true, .gradients = true, .ahead = 2})};
+  // A wait for an earlier run may be one for some of its predecessors only.
+  auto is_wait = [](const Plan& plan, const Action& action) {
+    if (action.kind != ActionKind::wait) return false;
+    const auto& runs = plan.schedules.runs;
+    const auto run = std::find_if(std::begin(runs), std::end(runs), [&](const RunSchedule& schedule) {
+      return &action >= schedule.actions.data() && &action < schedule.actions.data() + schedule.actions.size();
+    });
+    const auto works = [](const Action& other) {
+      return other.kind != ActionKind::record && other.kind != ActionKind::wait;
+    };
+    const auto first = std::find_if(run->actions.begin(), run->actions.end(), works);
+    return std::any_of(first, run->actions.end(), [&](const Action& other) {
+      return other.kind == ActionKind::record && other.event == action.event;
+    });
+  };
+  mutants.each("dropped wait", is_wait, [](Plan&, RunSchedule& schedule, std::size_t i) {
+    schedule.actions.erase(schedule.actions.begin() + static_cast<std::ptrdiff_t>(i));
+    return true;
+  });
+  for (const char* kind : {"all_gather", "reduce_scatter", "add"})
+    mutants.each("dropped " + std::string(kind), does(kind), [](Plan&, RunSchedule& schedule, std::size_t i) {
+      schedule.actions.erase(schedule.actions.begin() + static_cast<std::ptrdiff_t>(i));
+      return true;
+    });
+  mutants.each("swapped collectives", is_collective, [](Plan&, RunSchedule& schedule, std::size_t i) {
+    for (std::size_t next = i + 1; next < schedule.actions.size(); ++next)
+      if (schedule.actions[next].kind == ActionKind::collective) {
+        std::swap(schedule.actions[i], schedule.actions[next]);
+        return true;
+      }
+    return false;
+  });
+  mutants.each("early release", does("reduce_scatter"), [](Plan&, RunSchedule& schedule, std::size_t i) {
+    const auto made = launch_of(schedule, i, -1, schedule.reads(schedule.actions[i])[0].value);
+    if (made) move_action(schedule, i, *made);
+    return made.has_value();
+  });
+  mutants.each("acquire behind its use", does("all_gather"), [](Plan&, RunSchedule& schedule, std::size_t i) {
+    const auto used = launch_of(schedule, i, 1, schedule.writes(schedule.actions[i])[0].value);
+    if (used) move_action(schedule, i, *used);
+    return used.has_value();
+  });
+  mutants.each("wrong home version", is_collective, [](Plan&, RunSchedule& schedule, std::size_t i) {
+    const Action& action = schedule.actions[i];
+    Access &read = schedule.operands[action.first], &written = schedule.operands[action.first + action.reads];
+    ++(i % 2 == 0 ? read : written).version;
+    return read.place.bytes > 0 && written.place.bytes > 0;
+  });
+  // All that is behind the first value of a slot is nearer to it.
+  mutants.each("slot too small", does("all_gather"), [](Plan& plan, RunSchedule& schedule, std::size_t i) {
+    const Place slot = schedule.writes(schedule.actions[i])[0].place;
+    bool moved = false;
+    for (Access& access : schedule.operands)
+      if (access.place.space == Space::device && access.place.offset >= slot.offset + slot.bytes &&
+          access.place.offset < plan.ring.offset + plan.ring.bytes) {
+        access.place.offset -= 16;
+        moved = true;
+      }
+    return moved;
+  });
+  for (const auto& [kind, tried] : mutants.tried) {
+    CAPTURE(kind);
+    CAPTURE(mutants.first_missed);
+    CHECK(tried >= 5);
+    CHECK(mutants.missed[kind] == 0);
+  }
 }
 
 TEST_CASE("gradients are reduced behind the layer that makes them, on a lane of their own") {

@@ -107,6 +107,12 @@ Fill* load_library(const fs::path& path) {
                                          .found = reason,
                                          .expected = {},
                                          .next = "raise the limit on memory (ulimit -v)"});
+    if (reason && std::strstr(reason, "cannot open shared object file"))
+      throw Error(ErrorCode::config,
+                  {.where = path.string(),
+                   .what = "plugin refused: a library that it needs is not here",
+                   .found = reason,
+                   .next = "install it; CUDA's come with NVIDIA's packages, or with pip install 'quern[cuda13]'"});
     refuse_plugin(path,
                   "the system's loader found: " + std::string(reason ? reason : failure.message().c_str()) +
                       ", expected a shared library whose every symbol is defined by it, libquern or its dependencies");

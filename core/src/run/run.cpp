@@ -15,6 +15,7 @@
 #include "plan/laws/check_schedules.h"
 #include "plan/report.h"
 #include "plan/show_schedules.h"
+#include "program/names.h"
 #include "quern/error.h"
 #include "run/inference.h"
 #include "run/options/run_schemas.h"
@@ -62,6 +63,16 @@ struct TrainingRun::Parts : ConfiguredRun {
     if (inference.engine) return inference.engine->plan();
     if (!own_plan) own_plan = make_plan(session.parts(), session.plan_options());
     return *own_plan;
+  }
+  /// Also gradients of a run that trains on one rank, where they are whole.
+  const std::vector<PlannedTensor>& tensors() {
+    if (!state.empty()) return state;
+    const Plan& open = engine().plan();
+    state = training_state(open);
+    if (trainer && open.options.state.ranks == 1)
+      for (const PlannedTensor& tensor : open.tensors)
+        if (tensor.kind == names::kGradient) state.push_back(tensor);
+    return state;
   }
   const PlannedTensor& tensor(const std::string& name);
   std::unique_ptr<DataSource> open_tokens(const std::string& file);
@@ -248,13 +259,13 @@ std::vector<Continuation> TrainingRun::generate(const std::vector<Prompt>& promp
 }
 
 const PlannedTensor& TrainingRun::Parts::tensor(const std::string& name) {
-  if (state.empty()) state = training_state(engine().plan());
-  auto found = std::find_if(state.begin(), state.end(), [&](const auto& known) { return state_name(known) == name; });
-  if (found == state.end())
+  const std::vector<PlannedTensor>& known = tensors();
+  auto found = std::find_if(known.begin(), known.end(), [&](const auto& tensor) { return state_name(tensor) == name; });
+  if (found == known.end())
     throw Error(ErrorCode::config, {.where = "TrainingRun",
                                     .what = "no such tensor",
                                     .found = "\"" + name + "\"",
-                                    .expected = "one of TrainingRun::tensors, such as " + state_name(state.front())});
+                                    .expected = "one of TrainingRun::tensors, such as " + state_name(known.front())});
   if (found->dtype != DType::f32 && found->dtype != DType::bf16)
     throw Error(ErrorCode::config, {.where = name,
                                     .what = "its elements are not read or written as floats",
@@ -265,13 +276,15 @@ const PlannedTensor& TrainingRun::Parts::tensor(const std::string& name) {
 
 std::vector<RunTensor> TrainingRun::tensors() const {
   std::vector<RunTensor> tensors;
-  for (const PlannedTensor& tensor : training_state(parts_->engine().plan()))
+  for (const PlannedTensor& tensor : parts_->tensors())
     tensors.push_back({state_name(tensor), tensor.dtype, tensor.whole_extents()});
   return tensors;
 }
 
 std::vector<float> TrainingRun::read(const std::string& name) const {
   const PlannedTensor& tensor = parts_->tensor(name);
+  if (tensor.kind == names::kGradient && std::isnan(position().seconds))
+    refuse_use("there is no gradient before the first step", "call step first");
   std::vector<std::byte> stored(static_cast<std::size_t>(byte_count(tensor.whole_extents(), tensor.dtype)));
   parts_->engine().read(tensor, stored.data());
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.whole_extents())));
@@ -281,6 +294,10 @@ std::vector<float> TrainingRun::read(const std::string& name) const {
 
 void TrainingRun::write(const std::string& name, std::span<const float> values) {
   const PlannedTensor& tensor = parts_->tensor(name);
+  if (tensor.kind == names::kGradient)
+    throw Error(ErrorCode::config, {.where = name,
+                                    .what = "gradients cannot be written",
+                                    .next = "each step makes its own; write masters or moments"});
   if (static_cast<std::int64_t>(values.size()) != element_count(tensor.whole_extents()))
     throw Error(ErrorCode::config, {.where = name,
                                     .what = "number of elements",

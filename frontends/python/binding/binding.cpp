@@ -42,6 +42,18 @@ json position(const Run& run) {
           {"validation_loss", at.validation_loss}};
 }
 
+/// `work` of a run that trains; what it throws ends the run.
+template <class Work>
+void ending(Run& run, const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    run.use = Run::Use::over;
+    run.signals.clear();
+    throw;
+  }
+}
+
 void open_for_training(Run& run) {
   if (run.use == Run::Use::over)
     throw Error(ErrorCode::config,
@@ -52,7 +64,7 @@ void open_for_training(Run& run) {
   for (int signal : {SIGTERM, SIGHUP, SIGXCPU})
     if (is_default(signal))
       run.signals.push_back(std::make_unique<StopSignals>(run.requests, std::initializer_list<int>{signal}));
-  run.training.start();
+  ending(run, [&] { run.training.start(); });
 }
 
 void open_for_evaluation(Run& run, const std::string& weights) {
@@ -72,13 +84,7 @@ json end(Run& run) {
 json step(Run& run, const json&) {
   open_for_training(run);
   bool moved = false;
-  try {
-    moved = run.training.step();
-  } catch (...) {
-    run.use = Run::Use::over;
-    run.signals.clear();
-    throw;
-  }
+  ending(run, [&] { moved = run.training.step(); });
   if (!moved || run.requests.stop != 0) return end(run);
   return {{"moved", true}, {"position", position(run)}};
 }

@@ -11,14 +11,15 @@
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"  # quern's own
-__all__ = ["Config", "DataLoss", "Error", "Finding", "Run", "Step", "Tensor", "Text"]
+__all__ = ["Config", "DataLoss", "Error", "Finding", "Run", "Step", "Tensor", "Text", "prefix"]
 
 if TYPE_CHECKING:
+    from quern.base.installation import prefix as prefix
     from quern.driver.config import Config as Config
     from quern.driver.error import Error as Error, Finding as Finding
     from quern.driver.run import DataLoss as DataLoss, Run as Run, Step as Step, Tensor as Tensor, Text as Text
 
-_MODULES = {"Config": "config", "Error": "error", "Finding": "error"}
+_MODULES = {"Config": "driver.config", "Error": "driver.error", "Finding": "driver.error", "prefix": "base.installation"}
 
 
 def __getattr__(name: str) -> object:  # at first use: most tools need neither the library nor numpy
@@ -26,7 +27,7 @@ def __getattr__(name: str) -> object:  # at first use: most tools need neither t
         raise AttributeError(f"module 'quern' has no attribute {name!r}")
     import importlib
 
-    value: object = getattr(importlib.import_module(f"quern.driver.{_MODULES.get(name, 'run')}"), name)
+    value: object = getattr(importlib.import_module(f"quern.{_MODULES.get(name, 'driver.run')}"), name)
     globals()[name] = value
     return value
 

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import time
 import unittest
 
 from quern.tokens import chat_template
@@ -134,6 +135,14 @@ class ChatTemplateTest(unittest.TestCase):
             replies, notes = self.learned(template, messages)
             self.assertEqual(replies, [[(" b</s>", "</s>"), (" d</s>", "</s>")]])
             self.assertEqual(notes["replies that begin otherwise than generation opens them"], 2)
+
+    def test_a_long_conversation_is_rendered_in_time(self):
+        begin = time.process_time()
+        reply = self.ask(THINKING, talk(*(f"message {number}" for number in range(400))))
+        self.assertEqual(len(reply["examples"]), 200)
+        self.assertLess(time.process_time() - begin, chat_template.SECONDS / 4)
+        self.assertEqual([chat_template.common(*texts) for texts in (("ab", "abc", "abd"), ("", "a"), ("b", "a"), ("a",))],
+                         [2, 0, 0, 1])
 
     def test_a_token_that_ends_the_whole_text_makes_no_example_of_its_own(self):
         closed = CHATML.replace("{% endif %}", "{% else %}</s>{% endif %}")

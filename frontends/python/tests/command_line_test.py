@@ -86,7 +86,8 @@ class CommandLineTest(unittest.TestCase):
     def test_packages_of_all_extras_are_named_where_they_are_missed(self):
         extras = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         imported = set(re.findall(r'importing\("(\w+)"\)', "".join(p.read_text() for p in PACKAGE.rglob("quern/**/*.py"))))
-        wanted = {re.match(r"\w+", word)[0] for name, words in extras.items() if name != "test" for word in words}
+        wanted = {re.match(r"\w+", word)[0] for name, words in extras.items()
+                  if name not in ("test", "cuda13") for word in words}  # which Python imports
         self.assertEqual(imported, wanted)
 
 

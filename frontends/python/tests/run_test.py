@@ -1,6 +1,7 @@
 """quern.Run: a run driven from Python has the bits of `quern train`, however it ends it can be resumed, and data, logs,
 tensors and errors cross the boundary."""
 
+import contextlib
 import json
 import math
 import os
@@ -15,6 +16,7 @@ os.environ.setdefault("QUERN_PREFIX", os.environ["QUERN_BUILD_DIR"])
 import numpy as np  # noqa: E402
 
 import quern  # noqa: E402
+from quern.command_line import main  # noqa: E402
 from folder_test_case import FolderTestCase  # noqa: E402
 from quern.tokens.token_file import TokenWriter  # noqa: E402
 
@@ -186,6 +188,8 @@ class RunTest(FolderTestCase):
             before = run.read(name)
             self.assertEqual(before.shape, run.tensors()[name].shape)
             self.assertTrue(any(tensor.startswith("moment1/") for tensor in run.tensors()))
+            squares = sum(np.sum(run.read(tensor) ** 2) for tensor in run.tensors() if tensor.startswith("gradient/"))
+            self.assertAlmostEqual(np.sqrt(squares) / (2 * SEQUENCE), first.gradient_norm, 5)
             run.step()
             np.testing.assert_array_equal(run.read(name), before)
             run.learning_rate = None
@@ -208,6 +212,43 @@ class RunTest(FolderTestCase):
             texts = run.generate([[1, 8], [3]], max_tokens=4, temperature=0, stop=[])
         self.assertEqual([len(text.tokens) for text in texts], [4, 4])
         with self.assertRaisesRegex(ValueError, "closed"):
+            run.step()
+
+    def test_texts_are_prompts_where_there_is_a_tokenizer(self):
+        (self.folder / "text.txt").write_text("a quern grinds grain between two stones\n" * 400)
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
+            main(["tokenize", str(self.folder / "text.txt"), "--train-bpe", "300", "-o", str(self.folder / "data")])
+        config = self.config.set("model.llama.vocab_size", 300).set("checkpoint.tokenizer", self.folder / "data")
+        config = config.set("data.tokens.train", self.folder / "data/train.tok")
+        config = config.set("data.tokens.validation", self.folder / "data/val.tok").set("train.eval_every", 0)
+        with quern.Run(config) as run:
+            list(run)
+        words = ["a quern", "grinds grain"]
+        with quern.Run(config) as run:
+            texts = run.generate([*words, [1, 2]], max_tokens=5, temperature=0, stop=[])
+        self.assertTrue(all(text.text.startswith(word) and len(text.tokens) == 5 for word, text in zip(words, texts)))
+        self.assertIsNone(texts[2].text)
+        (self.folder / "resolved.toml").write_text(config.to_toml())
+        shown = subprocess.run([sys.executable, "-m", "quern", "generate", self.folder / "resolved.toml", *words, "--greedy",
+                                "--max-tokens", "5", "--stop", "none", "--quern", PROGRAM], capture_output=True, text=True)
+        self.assertEqual(shown.stdout, "".join(f"--- {i + 1}\n{text.text}\n" for i, text in enumerate(texts[:2])), shown.stderr)
+        with self.assertRaisesRegex(quern.Error, "checkpoint.tokenizer"):
+            quern.Run(self.config).generate(["a quern"])
+
+    def test_ranks_that_others_start_are_a_run(self):
+        config = self.named("ranks", parallel={"ranks": 2, "communicator": "memcpy"}, train={"accumulation": 2})
+        (self.folder / "ranks.toml").write_text(config.to_toml())
+        subprocess.run([PROGRAM, "train", self.folder / "ranks.toml", "--set", f"log.directory={self.folder}/program"],
+                       check=True, capture_output=True)
+        program = "import quern\nwith quern.Run('ranks.toml') as run: print([step.loss for step in run])"
+        ranks = [subprocess.Popen([sys.executable, "-c", program], cwd=self.folder, stdout=subprocess.PIPE, text=True,
+                                  env={**os.environ, "QUERN_RANK": str(rank), "QUERN_LOCAL_RANK": str(rank), "QUERN_RANKS": "2",
+                                       "QUERN_LOCAL_RANKS": "2", "QUERN_LAUNCH": self.folder.name})
+                 for rank in range(2)]
+        losses = [json.loads(rank.communicate(timeout=100)[0]) for rank in ranks]
+        self.assertEqual(losses[0], list(self.losses("program").values()))
+        self.assertEqual(losses[1], losses[0])
+        with self.assertRaisesRegex(quern.Error, "rank"), quern.Run(config) as run:
             run.step()
 
     def test_rows_of_python_train_as_a_token_file_in_order(self):
@@ -248,6 +289,7 @@ class RunTest(FolderTestCase):
                 list(run)
             self.assertIn(found, str(caught.exception))
             self.assertIsInstance(caught.exception.__cause__, ValueError)
+            self.assertIsNone(caught.exception.__context__ and caught.exception.__context__.__context__)  # one error
 
     def test_a_failing_callback_of_the_log_does_not_stop_the_run(self):
         with quern.Run(self.config, on_event=lambda event: event["none"]) as run:

@@ -102,6 +102,13 @@ void ScheduleChecker::check_kept(const RunSchedule& schedule) {
         fault("changes " + name(value) + " in a slot and does not put it back");
 }
 
+/// The host reads behind the compute lane alone.
+void ScheduleChecker::check_end() {
+  constexpr auto kLane = static_cast<std::size_t>(Lane::communication);
+  if (clocks_.at(Lane::compute)[kLane] < clocks_.at(Lane::communication)[kLane])
+    fault("ends while communication may still be at work");
+}
+
 // Within one launch an output may be placed on an input only when it is that value, or when the op says that it may
 // take over its memory; outputs and workspace share nothing.
 void ScheduleChecker::check_operands(const RunSchedule& schedule, std::size_t index) {
@@ -169,7 +176,7 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
       make(after);
     }
   for (const Access& access : writes) make(access);
-  if (action.kind == ActionKind::collective && reduces(action)) reduce(reads, writes);
+  for (const Access& whole : reads) count_sum(whole, writes);
 }
 
 bool ScheduleChecker::reduces(const Action& action) const {
@@ -186,13 +193,15 @@ bool ScheduleChecker::gathers(const Action& action, const Access& access, const 
   return true;
 }
 
-/// Sums up a slot's value, which is then not lost.
-void ScheduleChecker::reduce(std::span<const Access> reads, std::span<const Access> writes) {
-  for (const Access& whole : reads) {
-    const Access home = set_.at_home(whole);
-    if (home.place.space != Space::ranks) continue;
-    const OverRanks& over = set_.over_ranks.at(home.place.offset);
-    if (writes[0].place.bytes != over.part.place.bytes)
+/// What ranks have parts of is not lost once this rank's part is of it.
+void ScheduleChecker::count_sum(const Access& whole, std::span<const Access> writes) {
+  if (!whole.place.present() || whole.value < 0) return;
+  const Access home = set_.at_home(whole);
+  if (home.place.space != Space::ranks) return;
+  const Access& part = set_.over_ranks.at(home.place.offset).part;
+  for (const Access& written : writes) {
+    if (!part.place.present() || written.value < 0 || set_.at_home(written).value != part.value) continue;
+    if (written.place.bytes != part.place.bytes)
       fault("reduces " + name(whole.value) + " to other bytes than its part has");
     const std::int64_t begin = home.place.offset, end = begin + home.place.bytes;
     written_[home.value].set(begin, end, {whole.version, whole.version});
@@ -222,6 +231,7 @@ void ScheduleChecker::run(const RunSchedule& schedule, std::int64_t slot, std::i
   written_.clear();
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) act(schedule, i);
   check_kept(schedule);
+  check_end();
 }
 
 namespace {

@@ -6,15 +6,27 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def installed_file(name: str) -> Path | None:
-    """The file `name`, such as "bin/quern", below $QUERN_PREFIX if that is set; else of the wheel (in its folder `tree`), of
-    the installation or of the checkout's release build. None: it is not there."""
+def prefixes() -> list[Path]:
+    """Where it may be: $QUERN_PREFIX alone if that is set; else the wheel's folder `tree`, the prefix of the installation,
+    and the checkout's release build."""
     if prefix := os.environ.get("QUERN_PREFIX"):
-        prefixes = [Path(prefix)]
-    else:
-        prefixes = [PACKAGE / "tree"]
-        for folder in PACKAGE.parents:
-            for marker, place in (("lib/quern/python", "."), ("frontends/python", "build/release")):
-                if (folder / marker).is_dir():
-                    prefixes.append(folder / place)
-    return next((prefix / name for prefix in prefixes if (prefix / name).is_file()), None)
+        return [Path(prefix)]
+    found = [PACKAGE / "tree"]
+    for folder in PACKAGE.parents:
+        for marker, place in (("lib/quern/python", "."), ("frontends/python", "build/release")):
+            if (folder / marker).is_dir():
+                found.append(folder / place)
+    return found
+
+
+def installed_file(name: str) -> Path | None:
+    """The file `name`, such as "bin/quern". None: it is not there."""
+    return next((prefix / name for prefix in prefixes() if (prefix / name).is_file()), None)
+
+
+def prefix() -> Path:
+    """The folder that has quern's bin, lib, include and share: for CMAKE_PREFIX_PATH, examples and configs."""
+    program = installed_file("bin/quern")
+    if program is None:
+        raise FileNotFoundError("quern's program is not beside its Python package; QUERN_PREFIX names another prefix")
+    return program.parents[1]

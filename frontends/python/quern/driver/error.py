@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from quern.base.fault import Fault
+
 KINDS = {1: "internal", 2: "config", 3: "input", 4: "resources", 5: "numerics", 6: "communication"}
 PLACE = r"(?:(?P<file>.+?):(?P<line>\d+):(?P<column>\d+)|--set [^:]+|[^:]+)"
 # As the messages of the core are made: "run.toml:3:1: train.steps: wrong type, found X, expected Y; next step".
@@ -53,6 +55,12 @@ class Error(Exception):
             detail["what"], detail["found"], detail["expected"], detail["next"])
         self.file, self.line, self.column, self.key = first.file, first.line, first.column, first.key
         self.what, self.found, self.expected, self.next_step = first.what, first.found, first.expected, first.next_step
+
+
+def error_of(fault: Fault) -> Error:
+    """A fault of the tools' code."""
+    message = str(fault)
+    return Error(message, {"code": fault.code, "where": "the tools", "what": message, "found": "", "expected": "", "next": ""})
 
 
 def findings_of(text: str) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from quern.driver.config import Config, resolved
 from quern.driver.error import Error
 from quern.driver.library import FLOATS, Callback, check, library, number, take_text
 from quern.driver.rows import Rows
+
+if TYPE_CHECKING:
+    from quern.driver.prompts import PromptTokenizer
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -53,13 +56,14 @@ class Text:
 
     tokens: list[int]  #: without the prompt's
     finish: str  #: "length", or "stop" at a token that ends a text
+    text: str | None = None  #: of the prompt and the continuation; None: the prompt was tokens
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A tensor of a run's state."""
 
-    name: str  #: as in checkpoints: "master/qkv.weight/3", "moment1/qkv.weight/3"
+    name: str  #: as in checkpoints: "master/qkv.weight/3", "moment1/qkv.weight/3"; "gradient/qkv.weight/3"
     dtype: str  #: as it is kept: "f32", "bf16"
     shape: tuple[int, ...]  #: over all ranks
 
@@ -155,26 +159,31 @@ class Run:
         return [DataLoss(**loss | {"targets": int(loss["targets"])}) for loss in losses]
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, max_tokens: int = 64, temperature: float = 1.0, top_p: float = 1.0,
+        self, prompts: Sequence[str | Sequence[int]], *, max_tokens: int = 64, temperature: float = 1.0, top_p: float = 1.0,
         seed: int = 1, stop: Sequence[int] | None = None,
     ) -> list[Text]:
-        """Continuations of prompts of tokens, in their order.
+        """Continuations of prompts, in their order. A prompt is a text, for checkpoint.tokenizer, or tokens.
 
         temperature  logits are divided by it; 0: always the most likely token
         top_p        in (0, 1]: draws among the most likely tokens that together have this probability
         stop         tokens that end a text; default: as the model or tokenizer has them
         """
-        texts = self._call("generate", prompts=[list(map(int, prompt)) for prompt in prompts], max_tokens=max_tokens,
-                           temperature=temperature, top_p=top_p, seed=seed, weights=self.weights,
-                           stop=None if stop is None else list(map(int, stop)))
-        return [Text(**text) for text in texts]
+        tokenizer = self._tokenizer() if any(isinstance(prompt, str) for prompt in prompts) else None
+        encoded = [tokenizer.encode(prompt) if tokenizer and isinstance(prompt, str) else list(map(int, prompt))
+                   for prompt in prompts]
+        texts = self._call("generate", prompts=encoded, max_tokens=max_tokens, temperature=temperature, top_p=top_p,
+                           seed=seed, weights=self.weights, stop=None if stop is None else list(map(int, stop)))
+        return [Text(**text, text=tokenizer.decode([*tokens, *text["tokens"]])
+                     if tokenizer and isinstance(prompt, str) else None)
+                for prompt, tokens, text in zip(prompts, encoded, texts, strict=True)]
 
     def export(self, directory: Path) -> None:
         """The weights as a Hugging Face model directory; it replaces an older export when it is complete."""
         self._call("export", directory=os.fspath(directory), weights=self.weights)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the run's state by name: masters and, where it trains, the optimizer's moments."""
+        """The tensors of the run's state by name: masters and, where it trains, the optimizer's moments and, on one rank,
+        gradients. A gradient is of the last step's loss, summed over its targets, before clipping."""
         self._call("open", training=False, weights=self.weights)
         return {tensor["name"]: Tensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"]))
                 for tensor in self._call("tensors")}
@@ -257,6 +266,14 @@ class Run:
         else:
             return rows.length() if method == "length" else rows.save_state()
         return ""
+
+    def _tokenizer(self) -> "PromptTokenizer":
+        from quern.driver.prompts import PromptTokenizer  # only texts need the tokenizers
+
+        config = self.config().to_dict()
+        folder = config["checkpoint"]["tokenizer"]
+        trained = not os.path.exists(os.path.join(self.weights, "config.json")) if self.weights else True
+        return PromptTokenizer(folder, config["data"].get("tokens", {}).get("train") if trained else None)
 
     def _moved(self, answer: dict[str, Any]) -> Step | None:
         for text in answer.get("warnings", ()):

@@ -49,18 +49,22 @@ def find_quern(given: str | None) -> str:
 
 
 def tokenizer_for(options: Namespace) -> tuple[Tokenizer, list[int]]:
-    """The tokenizer, and the tokens that begin each prompt: those that begin the documents of the run's training data,
-    else those that the tokenizer puts before a text."""
     run = RunConfig(options.config, options.set)
     folder = options.tokenizer or run.find("checkpoint.tokenizer")
     if not folder or not isinstance(folder, str):
         advice = "give --tokenizer, or set checkpoint.tokenizer in the config"
         raise Fault(options.config, "checkpoint.tokenizer", "none", "a folder", advice)
+    return prompt_tokenizer(folder, None if getattr(options, "from") else run.find("data.tokens.train"))
+
+
+def prompt_tokenizer(folder: str, train: Any) -> tuple[Tokenizer, list[int]]:
+    """The tokenizer, and the tokens that begin each prompt: as in `train`, the run's token files, else as the tokenizer puts
+    them before a text."""
     path = expanded(folder)
     path = path / "tokenizer.json" if path.is_dir() else path
     tokenizer = load_tokenizer(path)
     begin = begin_tokens(tokenizer, read_tokenizer_config(path.parent))
-    first = None if getattr(options, "from") else first_training_tokens(run.find("data.tokens.train"), len(begin))
+    first = first_training_tokens(train, len(begin))
     return tokenizer, begin if first in (None, begin) else []
 
 

@@ -7,7 +7,6 @@ has here what transformers gives it.
 import datetime
 import itertools
 import json
-import os.path
 import resource
 import signal
 import sys
@@ -22,7 +21,9 @@ import jinja2.parser
 import jinja2.sandbox
 
 MEMORY = 2 << 30  # bytes of address space
-SECONDS = 10  # of the CPU for one line, the default; then SIGPROF ends the process, whatever it does
+# Of the CPU for one line, and again for each piece of it, for the texts of long conversations are many; then SIGPROF ends
+# the process, whatever it does.
+SECONDS, PIECE = 10, 64 << 10
 LONGEST_TEXT = 64 << 20  # characters
 # Around what {% generation %} encloses: noncharacters, which no text has.
 GENERATION_BEGIN, GENERATION_END = "\ufdd1", "\ufdd2"
@@ -90,7 +91,16 @@ def said(error: Exception) -> str:
 
 
 def common(*texts: str) -> int:
-    return len(os.path.commonprefix(texts))
+    """How many characters the texts begin with in common: those that the least and the greatest have."""
+    least, greatest = min(texts), max(texts)
+    alike, more = 0, min(len(least), len(greatest))
+    while alike < more:
+        some = (alike + more + 1) // 2
+        if least[alike:some] == greatest[alike:some]:
+            alike = some
+        else:
+            more = some - 1
+    return alike
 
 
 @dataclass
@@ -229,11 +239,13 @@ class Conversation:
             return len(turn)
         shared = common(text, turn)
         ends = [(place + len(end)) for end in self._ends if (place := turn.find(end, begin, shared)) >= 0]
-        end = min(ends, default=0)
+        if not ends:
+            return 0
+        end = min(ends)
         rest = turn[end:]
         for token in self._ends:
             rest = rest.replace(token, "")
-        if not end or rest.strip():
+        if rest.strip():
             return 0
         return end + len(turn[end:shared]) - len(turn[end:shared].lstrip())
 
@@ -404,7 +416,7 @@ def answer(state: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
 def replies(seconds: int) -> Iterator[str]:
     state: dict[str, Any] = {}
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds * (1 + len(line) // PIECE))
         try:
             reply = json.dumps(answer(state, json.loads(line)))
         except Exception as error:

@@ -87,7 +87,7 @@ class ChatTemplate:
             return answer
         code = self._process.wait()
         late = code == -signal.SIGPROF
-        found = f"over {chat_template.SECONDS} seconds" if late else f"its process ended with {code}"
+        found = f"over {chat_template.SECONDS} seconds for 64 KiB" if late else f"its process ended with {code}"
         what = "cannot be used" if where == self.name else f"{self.name} cannot be used"
         raise Fault(where, what, found, "an answer", "give another with --chat-template")
 
