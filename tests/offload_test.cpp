@@ -126,8 +126,10 @@ TEST_CASE("a run goes on with its state elsewhere, with the bits of one that kep
       all_in("device"),
       all_in("host"),
       all_in("zerocopy"),
+      all_in("disk"),
       all_in("device"),
       all_in("zerocopy"),
+      {"memory.master=disk", "memory.moments=device:50%,disk", "memory.weights=host"},
       {"memory.master=host", "memory.moments=zerocopy"},
       all_in("host"),
       all_in("device:50%,host"),
@@ -141,14 +143,14 @@ TEST_CASE("a run goes on with its state elsewhere, with the bits of one that kep
     auto train = [&](const std::string& directory, const Overrides& where, int stop_after) {
       Overrides all = where;
       all.insert(all.end(), {precision, "optimizer.gradient=bf16", "optimizer.adamw.moments=bf16", "log.scales_every=3",
-                             "checkpoint.every=0", "checkpoint.export=false", "train.steps=24", "train.accumulation=3",
+                             "checkpoint.every=0", "checkpoint.export=false", "train.steps=28", "train.accumulation=3",
                              "device.cpu.streams=shuffled", files.run(directory)});
       return train_here(files, all, stop_after);
     };
     const SessionResult straight = train("straight", {}, 0);
     Losses losses;
-    for (int part = 0; part < 12; ++part)
-      losses.merge(Losses(train("moving", places[part], part < 11 ? 2 * part + 2 : 0).losses));
+    for (int part = 0; part < 14; ++part)
+      losses.merge(Losses(train("moving", places[part], part < 13 ? 2 * part + 2 : 0).losses));
     CHECK(losses == straight.losses);
     CHECK(newest_tensors(files.at("moving")) == newest_tensors(files.at("straight")));
   }

@@ -1,6 +1,9 @@
 // Of offload stores: stored bytes are got back, at any offset and size, from any slot, and are there after flush.
+#include <chrono>
 #include <cstring>
+#include <thread>
 
+#include "base/files/test_directory.h"
 #include "conformance/contracts.h"
 #include "quern/error.h"
 #include "quern/testkit/device_memory.h"
@@ -14,6 +17,7 @@ using testkit::DeviceMemory;
 using Bytes = std::vector<std::uint8_t>;
 
 struct Opened {
+  TestDirectory folder;
   std::unique_ptr<Device> device;
   std::unique_ptr<OffloadStore> store;
   Stream stream;
@@ -22,7 +26,7 @@ struct Opened {
       : device(open_device(subject.host, subject.options)),
         store(subject.make<OffloadStore>()),
         stream(device->stream(StreamKind::copy_out)) {
-    store->open(*device, {});
+    store->open(*device, {.folder = folder.path()});
   }
   void put(OffloadSlot slot, std::size_t offset, const Bytes& bytes) {
     DeviceMemory memory(*device, bytes.size());
@@ -88,6 +92,41 @@ std::string parts(const Subject& subject) {
   return "";
 }
 
+// Work that is late on one stream, and a get on another that waits for an event behind the put: as the step's lanes do.
+std::string streams(const Subject& subject) {
+  Opened opened(subject);
+  Device& device = *opened.device;
+  constexpr std::size_t kBytes = (std::size_t{9} << 20) + 13, kOffset = 5;
+  const OffloadSlot slot = opened.store->reserve(kOffset + kBytes + 7);
+  const Stream out = device.stream(StreamKind::copy_out), in = device.stream(StreamKind::copy_in);
+  const Event written = device.make_event(), taken = device.make_event();
+  DeviceMemory from(device, kBytes), to(device, kBytes);
+  for (unsigned round = 0; round < 3; ++round) {
+    const Bytes want = pattern(kBytes, round + 1);
+    DeviceMemory source(device, kBytes);
+    source.write(want.data());
+    device.call([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }, out);
+    device.copy(from.data(), source.data(), kBytes, out);
+    opened.store->put(slot, kOffset, from.data(), kBytes, out);
+    device.fill(from.data(), 0xee, kBytes, out);  // the memory is the caller's again behind the put
+    device.record(written, out);
+    device.wait(in, written);
+    opened.store->prefetch(slot, kOffset, kBytes);
+    opened.store->get(slot, kOffset, to.data(), kBytes, in);
+    device.record(taken, in);
+    device.wait(out, taken);
+    device.synchronize(in);
+    Bytes got(kBytes);
+    to.read(got.data());
+    need_same("a get behind a late put on another stream", got, want);
+    device.synchronize(out);
+  }
+  if (std::string touched = to.touched(); !touched.empty())
+    broken("gets on another stream", "bytes written " + touched + " the buffer", "none");
+  need_same("bytes beside it", opened.get(slot, kOffset + kBytes, 7), Bytes(7, 0));
+  return "9 MiB, 3 rounds";
+}
+
 std::string maps(const Subject& subject) {
   Opened opened(subject);
   const OffloadSlot slot = opened.store->reserve(4099);
@@ -127,6 +166,7 @@ std::string refuses(const Subject& subject) {
 void check_offload_store(Report& report, const Subject& subject) {
   report.contract("put and get", [&] { return round_trips(subject); });
   report.contract("parts of a slot", [&] { return parts(subject); });
+  report.contract("streams", [&] { return streams(subject); });
   report.contract("map", [&] { return maps(subject); });
   report.contract("a slot that is too large", [&] { return refuses(subject); });
 }

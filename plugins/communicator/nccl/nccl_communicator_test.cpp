@@ -43,9 +43,11 @@ void check_refused(ErrorCode code, const std::string& part, Device& device) {
 TEST_CASE("the traits name the settings that the order of its sums depends on") {
   auto sums_by = [](const NcclOptions& options) { return NcclCommunicator(options).traits().sums_by; };
   CHECK(sums_by({}).starts_with("NCCL 2."));
-  CHECK(sums_by({}).ends_with(", algorithm NCCL's choice, protocol NCCL's choice, channels NCCL's choice"));
+  // What the machine sets follows.
+  const std::string chosen = ", algorithm NCCL's choice, protocol NCCL's choice, channels NCCL's choice";
+  CHECK(sums_by({}).find(chosen) != std::string::npos);
   CHECK(sums_by({.algorithm = "Ring", .protocol = "Simple", .channels = 16})
-            .ends_with(", algorithm Ring, protocol Simple, channels 16"));
+            .find(", algorithm Ring, protocol Simple, channels 16") != std::string::npos);
   for (const char* variable :
        {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE", "NCCL_TUNER_PLUGIN"}) {
     ::setenv(variable, "1", 1);
