@@ -141,7 +141,7 @@ printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind
 message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "a check of no plugin was accepted"
 expect "found no target quern_model_x" "$message"
 
-# A project written for another SDK is told so by CMake, and where the repairs are; so is one that does not say for which.
+# A project written for another SDK is refused by CMake, which says where the repairs are; so is one that does not say for which.
 asked() { # find_package's arguments
   printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(%s)\n' "$1" >wrong/CMakeLists.txt
   cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1 | tr -s ' \n' ' '

@@ -185,7 +185,7 @@ TEST_CASE("weights and gradients of which ranks keep shards pass all checks, bes
 
 namespace {
 
-/// A rank's plan that was changed, among those of the others.
+/// A rank's plan that was changed, among the plans of the others.
 struct Mutants {
   std::vector<Plan> plans;
   std::map<std::string, int> tried = {}, missed = {};
@@ -303,7 +303,7 @@ TEST_CASE("schedules of several ranks with an action dropped, swapped or moved a
     ++(i % 2 == 0 ? read : written).version;
     return read.place.bytes > 0 && written.place.bytes > 0;
   });
-  // All that is behind the first value of a slot is nearer to it.
+  // Everything behind the first value of a slot is nearer to it.
   mutants.each("slot too small", does("all_gather"), [](Plan& plan, RunSchedule& schedule, std::size_t i) {
     const Place slot = schedule.writes(schedule.actions[i])[0].place;
     bool moved = false;
