@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -350,6 +351,9 @@ std::string write_hf_config(const HfModel& model, const OptionValues& fields) {
       place = &(*place)[key.substr(start, dot - start)];
     json& field = (*place)[key.substr(start)];
     std::visit([&field](const auto& typed) { field = typed; }, value);
+    const auto* list = std::get_if<std::vector<double>>(&value);
+    if (list && std::all_of(list->begin(), list->end(), [](double item) { return item == std::floor(item); }))
+      field = std::vector<std::int64_t>(list->begin(), list->end());  // transformers takes no floats for whole numbers
     const auto& nulls = model.null_when_off;
     if (is_off(field) && std::find(nulls.begin(), nulls.end(), key) != nulls.end()) field = nullptr;
   }

@@ -245,6 +245,7 @@ TEST_CASE("written options read back the same") {
   nulls.null_when_off = {"sliding_window", "layer_types", "hidden_size"};
   fields.set("sliding_window", std::int64_t{0});
   fields.set("layer_types", std::vector<std::string>{});
+  fields.set("no_rope_layers", std::vector<double>{1, 0});
   check_holds(write_hf_config(nulls, fields),
-              {"\"sliding_window\": null", "\"layer_types\": null", "\"hidden_size\": 48"});
+              {"\"sliding_window\": null", "\"layer_types\": null", "\"hidden_size\": 48", "1,\n    0\n"});
 }

@@ -14,7 +14,7 @@ inline decoder::Description describe(const decoder::Fields& f) {
   d.qk_norm = decoder::QkNorm::head;
   d.activation = decoder::Activation::geglu;
   d.embedding_scale = std::sqrt(static_cast<double>(f.hidden_size));
-  d.attention_scale = 1 / std::sqrt(f.query_pre_attn_scalar);
+  d.attention_scale = 1 / std::sqrt(static_cast<double>(f.query_pre_attn_scalar));
   d.attention_cap = f.attn_logit_softcapping;
   d.logit_cap = f.final_logit_softcapping;
   d.biases.qkv = d.biases.o = f.attention_bias;

@@ -192,7 +192,9 @@ OptionTable<Fields> all_fields() {
   t.add("no_rope_layer_interval", &Fields::no_rope_layer_interval, "every so many layers one does not rotate")
       .at_least(1);
   t.add("rope_local_base_freq", &Fields::rope_local_base_freq, "rope_theta of layers that look at a window").above(1);
-  t.add("query_pre_attn_scalar", &Fields::query_pre_attn_scalar, "scores are divided by its square root").above(0);
+  t.add("query_pre_attn_scalar", &Fields::query_pre_attn_scalar, "scores are divided by its square root")
+      .at_least(1)
+      .at_most(1 << 20);
   t.add("attn_logit_softcapping", &Fields::attn_logit_softcapping, "soft cap of attention scores; 0: none").at_least(0);
   t.add("final_logit_softcapping", &Fields::final_logit_softcapping, "soft cap of logits; 0: none").at_least(0);
   return t;

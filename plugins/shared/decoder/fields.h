@@ -49,7 +49,7 @@ struct Fields {
   std::vector<double> no_rope_layers = {};
   std::int64_t no_rope_layer_interval = 4;
   double rope_local_base_freq = 10000.0;
-  double query_pre_attn_scalar = 256;
+  std::int64_t query_pre_attn_scalar = 256;
   double attn_logit_softcapping = 0, final_logit_softcapping = 0;
 
   /// The head layout, with zeros replaced by their defaults.
