@@ -156,6 +156,17 @@ class TokenizeTest(FolderTestCase):
             "byte-order marks left out, at the beginning of documents": 3, "empty documents left out": 3})
         self.assertIn("3 empty documents left out; the first: ", self.said)
 
+    def test_lines_end_as_on_any_system(self):
+        rows = ['{"text": "corn"}', '{"text": "rye\\r\\n"}', '', '{"text": "oats"}']
+        for ends in "\n", "\r\n", "\r":
+            with self.subTest(ends=ends):
+                path = self.folder / "rows.jsonl"
+                path.write_text(ends.join(rows), newline="")
+                _, files = self.tokenized(path, "--train-bpe", "300", "--val-fraction", "0")
+                self.assertEqual(self.documents(files["train"]), ["corn", "rye\r\n", "oats"])
+                path.write_text(ends.join([*rows, "no row"]), newline="")
+                self.assertIn("rows.jsonl:5: not JSON", self.tokenize(path, "--train-bpe", "300")[1])
+
     def test_what_is_passed_over_in_folders_is_counted(self):
         place, elsewhere = self.folder / "texts", self.folder / "elsewhere"
         for folder in place, elsewhere, place / "inner":
@@ -167,12 +178,18 @@ class TokenizeTest(FolderTestCase):
         (elsewhere / "back").symlink_to(place)
         for name in ("d.md", "inner/e.md", "f.json", "g.jsonl.gz", "README"):
             (place / name).write_text("{}")
+        for name in (".git/x.txt", ".hidden.txt", "inner/.y.jsonl", ".git/deeper/z.txt"):
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / name).write_text("never read")
         meta, files = self.tokenized(place, "--train-bpe", "300", "--val-fraction", "0")
         self.assertEqual(self.documents(files["train"]), ["corn", "rye", "oats"])
         kinds = ".txt, .jsonl, .json, .parquet"
         self.assertEqual(meta["counted"], {
             f"files passed over, which are of another kind ({kind}) than {kinds.replace('.json, ', '')}": count
-            for kind, count in ((".md", 2), (".json", 1), (".gz", 1), ("no suffix", 1))})
+            for kind, count in ((".md", 2), (".json", 1), (".gz", 1), ("no suffix", 1))
+        } | {"hidden files and folders passed over, whose names begin with a dot": 3})
+        meta, files = self.tokenized(place / ".hidden.txt", "--train-bpe", "300", "--val-fraction", "0")
+        self.assertEqual(self.documents(files["train"]), ["never read"])
         code, said = self.tokenize(elsewhere, place / "d.md", "--train-bpe", "300")
         self.assertIn("unknown kind of file: found .md", said)
 

@@ -82,9 +82,10 @@ Rows: TypeAlias = Iterator[tuple[str, Any]]  # (name for messages, value)
 
 
 def read_json_lines(path: Path, columns: Sequence[str] | None = None) -> Rows:
-    """Each line that is not empty."""
-    with reading(path), open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+    """Each line that is not empty, whatever the line ends: LF, CRLF or CR."""
+    with reading(path), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for number, text in enumerate(file, 1):
+            line = text.encode("utf-8", "surrogateescape")
             if line.strip():
                 yield f"{path}:{number}", parse(line, f"{path}:{number}")
 
@@ -160,8 +161,12 @@ def find_files(paths: Iterable[str], kinds: Sequence[str], tally: Tally) -> list
     return files
 
 
+def is_hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
 def files_below(folder: Path, kinds: Sequence[str], tally: Tally) -> list[Path]:
-    """Links to folders are followed, to each folder once."""
+    """Links to folders are followed, to each folder once; hidden names, which begin with a dot, are passed over."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -169,9 +174,12 @@ def files_below(folder: Path, kinds: Sequence[str], tally: Tally) -> list[Path]:
     found, seen = [], {os.path.realpath(folder)}
     with reading(folder):
         for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-            folders[:] = [name for name in folders if os.path.realpath(Path(place, name)) not in seen]
+            for name in sorted(name for name in folders + names if is_hidden(name)):
+                tally.add("hidden files and folders passed over, whose names begin with a dot", str(Path(place, name)))
+            folders[:] = [name for name in folders
+                          if not is_hidden(name) and os.path.realpath(Path(place, name)) not in seen]
             seen.update(os.path.realpath(Path(place, name)) for name in folders)
-            found += [Path(place, name) for name in names]
+            found += [Path(place, name) for name in names if not is_hidden(name)]
     once: dict[str, Path] = {}
     for path in sorted(found, key=lambda path: (path.is_symlink(), path)):
         if (other := once.setdefault(os.path.realpath(path), path)) != path:
