@@ -1,15 +1,20 @@
 // Words of the command line: which command, and its options. Help goes to standard output and is no error.
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <iostream>
 #include <sstream>
+#include <system_error>
 
 #include <boost/program_options/errors.hpp>
 #include <boost/program_options/parsers.hpp>
 #include <boost/program_options/value_semantic.hpp>
 
+#include "base/files/descriptor.h"
 #include "base/files/durable_file.h"
 #include "base/files/home.h"
 #include "base/format.h"
@@ -31,6 +36,13 @@ namespace {
                                   .found = std::move(found),
                                   .expected = std::move(expected),
                                   .next = std::move(next)});
+}
+
+/// A character device or a pipe, links followed: nothing there is replaced. `write_file` of quern-tools has this rule.
+bool takes_bytes_as_they_come(const std::string& path) {
+  std::error_code absent;
+  const std::filesystem::file_status status = std::filesystem::status(path, absent);
+  return std::filesystem::is_character_file(status) || std::filesystem::is_fifo(status);
 }
 
 }  // namespace
@@ -116,12 +128,21 @@ std::optional<RunArguments> parse_run(const std::string& usage, po::options_desc
 std::string output_of(const RunArguments& run, const std::string& option, const FileKind& kind) {
   if (!run.values.count(option)) return "";
   const std::string path = run.values[option].as<std::string>();
+  if (takes_bytes_as_they_come(path)) {
+    if (::access(path.c_str(), W_OK) != 0) fail_resources(path, "cannot be written", errno);
+    return path;
+  }
   check_own_file(path, kind, "choose another --" + option + " file");
   const DurableFile probe(path);  // before the work whose results go there
   return path;
 }
 
 void write_output(const std::string& path, const std::string& text) {
+  if (takes_bytes_as_they_come(path)) {
+    const OwnedDescriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
+    if (!file || !write_all(file.get(), text)) fail_resources(path, "cannot be written", errno);
+    return;
+  }
   DurableFile file(path);
   file.write(text);
   file.commit();

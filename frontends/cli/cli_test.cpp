@@ -201,6 +201,12 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
         has(refused, "--gpus: makes a table of GPUs and nothing else: found also " + other.substr(0, other.find(' '))));
     CHECK_FALSE(fs::exists(chosen));
   }
+  for (const char* several : {"--gpu H100 --gpu L4", "--gpus H100 --gpu L4"}) {
+    CAPTURE(several);
+    const Outcome refused = quern(plan + several + " 2>&1 >/dev/null");
+    CHECK(refused.code == 2);
+    CHECK(has(refused, "; --gpus "));
+  }
   for (const char* names : {"''", "H100,,L4", "RTX"}) CHECK(quern(plan + "--gpus " + names + " 2>&1").code == 2);
   const Outcome slow = quern(plan +
                              "--gpu 'RTX 4090' --set precision.id=bf16 --set model.qwen2.num_attention_heads=2 "

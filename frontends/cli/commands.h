@@ -67,9 +67,9 @@ std::optional<RunArguments> parse_run(const std::string& usage, boost::program_o
                                       const Arguments& arguments);
 
 /// The file that `option` names; "" without it. A resources error for a file of another kind, and where none can be
-/// made.
+/// made; a character device or a pipe is fine.
 std::string output_of(const RunArguments& run, const std::string& option, const FileKind& kind);
-/// Writes it whole or not at all.
+/// Writes it whole or not at all; to a device or a pipe, as they take it.
 void write_output(const std::string& path, const std::string& text);
 
 }  // namespace quern::cli

@@ -28,18 +28,23 @@ namespace {
 std::vector<std::string> assumptions(const RunArguments& run) {
   const std::string host_memory = run.values["host-memory"].as<std::string>();
   if (!run.values.count("gpu")) return assuming(run.file, run.overrides, "", host_memory);
-  const std::string name = run.values["gpu"].as<std::string>();
+  const auto& names = run.values["gpu"].as<std::vector<std::string>>();
+  const std::string& name = names[0];
+  if (names.size() > 1)
+    refuse("--gpu", "plans for one GPU", std::to_string(names.size()) + " names", "its name",
+           "--gpus makes a table of several, with commas between");
   if (name == "all") refuse("--gpu", "plans for one GPU", "\"all\"", "its name", "--gpus all makes a table of all");
   return assuming(run.file, run.overrides, gpu_named("--gpu", name, assumable_gpus(run.file, run.overrides)),
                   host_memory);
 }
 
-/// What fits on each GPU of the list `names`.
-std::string table_of(const RunArguments& run, const std::string& names) {
+/// Prints what fits on each GPU of the list `names`.
+void print_table_of(const RunArguments& run, const std::string& names) {
   for (const char* other : {"gpu", "show", "timeline", "verify", "write"})
     if (run.values.count(other))
       refuse("--gpus", "makes a table of GPUs and nothing else", std::string("also --") + other, {},
-             std::string("give --") + other + " with --gpu, or without a GPU");
+             other == std::string("gpu") ? "--gpus takes several names, with commas between"
+                                         : std::string("give --") + other + " with --gpu, or without a GPU");
   const OptionSpec known = assumable_gpus(run.file, run.overrides);
   std::vector<std::string> gpus;
   if (names == "all")
@@ -50,7 +55,7 @@ std::string table_of(const RunArguments& run, const std::string& names) {
   std::vector<std::vector<std::string>> overrides;
   for (const std::string& gpu : gpus)
     overrides.push_back(assuming(run.file, run.overrides, gpu, run.values["host-memory"].as<std::string>()));
-  return fit_table(run.file, overrides);
+  write_fit_table(std::cout, run.file, overrides);
 }
 
 /// The output: the report, or what --show names.
@@ -74,7 +79,7 @@ int plan_command(const Arguments& arguments) {
                         "with --show schedule, only the run of this name, such as \"later micro-step\"")(
       "timeline", po::value<std::string>(), "write the estimated timeline of a step to this file (for Perfetto)")(
       "verify", "check the schedule: values are written before they are read, nothing overlaps, no race");
-  options.add_options()("gpu", po::value<std::string>(),
+  options.add_options()("gpu", po::value<std::vector<std::string>>()->composing(),
                         "plan for this GPU (\"RTX 4090\"), within its memory unless the config has a budget")(
       "gpus", po::value<std::string>(), "all, or names separated by commas: a table of plans")(
       "host-memory", po::value<std::string>()->default_value(""), "plan within so much host memory, such as 64GiB")(
@@ -90,7 +95,7 @@ int plan_command(const Arguments& arguments) {
   const std::string timeline = output_of(*run, "timeline", kTimelineFile);
   const std::string chosen = output_of(*run, "write", kChosenConfigFile);
   if (run->values.count("gpus")) {
-    std::cout << table_of(*run, run->values["gpus"].as<std::string>());
+    print_table_of(*run, run->values["gpus"].as<std::string>());
     return 0;
   }
   TrainingRun planned(run->file, assumptions(*run));

@@ -9,11 +9,16 @@
 #include <cctype>
 #include <csignal>
 #include <filesystem>
+#include <ostream>
 #include <set>
+#include <sstream>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "end_to_end.h"
+#include "quern/error.h"
+#include "run/assumed_gpu.h"
 
 using namespace quern;
 using namespace quern::testing;
@@ -107,11 +112,38 @@ TEST_CASE("a log, an export and figures replace only what quern wrote") {
   Child child(train_arguments(files, {"log.jsonl.path=" + files.at("fifo")}));
   CHECK(ends(child) == 4);
   CHECK(has(child.err(), "fifo: is there already and is not a log of quern: found no regular file"));
-  Child bench({"bench", files.config(), "--steps", "1", "--json", files.at("fifo")});
-  CHECK(ends(bench) == 4);
-
   for (int i = 0; i < 2; ++i)  // its own it replaces
     CHECK(quern_run({"bench", files.config(), "--steps", "1", "--json", files.at("figures.json")}).code == 0);
+}
+
+TEST_CASE("figures go to a pipe or a device as it takes them") {
+  TinyFiles files;
+  const std::string fifo = files.at("fifo");
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  Child bench({"bench", files.config(), "--steps", "1", "--json", fifo});
+  const std::string figures = read_text(fifo);
+  CHECK(ends(bench) == 0);
+  CHECK(nlohmann::json::accept(figures));
+  CHECK(fs::is_fifo(fifo));
+  CHECK(quern_run({"plan", files.config(), "--write", "/dev/null"}).code == 0);
+  CHECK(fs::is_character_file("/dev/null"));
+  check_fails(quern_run({"plan", files.config(), "--write", "/dev/full"}), 4,
+              {"/dev/full: cannot be written: found No space left on device"});
+}
+
+TEST_CASE("a table of plans has each line as soon as it is known") {
+  struct Flushes : std::stringbuf {
+    std::vector<std::string> texts;
+    int sync() override { return texts.push_back(str()), 0; }
+  } flushes;
+  std::ostream out(&flushes);
+  TinyFiles files;
+  CHECK_THROWS_AS(write_fit_table(out, files.config(), {{}, {}, {"train.micro_batch=0"}}), Error);
+  REQUIRE(flushes.texts.size() == 3);
+  for (std::size_t lines = 1; lines <= 3; ++lines) {
+    const std::string& text = flushes.texts[lines - 1];
+    CHECK(static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) == lines);
+  }
 }
 
 // ---- closed ----

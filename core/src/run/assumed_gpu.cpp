@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <ostream>
 #include <utility>
 
 #include <fmt/format.h>
@@ -146,11 +147,11 @@ std::vector<std::string> assuming(const std::string& config_file, std::vector<st
   return overrides;
 }
 
-std::string fit_table(const std::string& config_file, const std::vector<std::vector<std::string>>& overrides) {
-  std::string text =
-      fmt::format("{:<28}{:>6}{:>6}{:>10}{:>10}  {}\n", "", "tok/s", "batch", "device", "host", "in a store");
-  for (const std::vector<std::string>& one : overrides) text += row(config_file, one);
-  return text;
+void write_fit_table(std::ostream& out, const std::string& config_file,
+                     const std::vector<std::vector<std::string>>& overrides) {
+  out << fmt::format("{:<28}{:>6}{:>6}{:>10}{:>10}  {}\n", "", "tok/s", "batch", "device", "host", "in a store")
+      << std::flush;
+  for (const std::vector<std::string>& one : overrides) out << row(config_file, one) << std::flush;
 }
 
 }  // namespace quern

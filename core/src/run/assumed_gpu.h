@@ -2,6 +2,7 @@
 // Plans for GPUs that are not here: which ones the device plugin knows (its option `assume`), by product names as
 // people write them, and what fits on each.
 
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,9 @@ std::string gpu_named(const std::string& where, const std::string& name, const O
 std::vector<std::string> assuming(const std::string& config_file, std::vector<std::string> overrides,
                                   const std::string& gpu, const std::string& host_memory);
 
-/// One line a GPU: whether the run fits, with which micro-batch and placements, and its estimated speed. `overrides` by
-/// GPU are `assuming`'s.
-std::string fit_table(const std::string& config_file, const std::vector<std::vector<std::string>>& overrides);
+/// One line a GPU, each written when it is known: whether the run fits, with which micro-batch and placements, and its
+/// estimated speed. `overrides` by GPU are `assuming`'s.
+void write_fit_table(std::ostream& out, const std::string& config_file,
+                     const std::vector<std::vector<std::string>>& overrides);
 
 }  // namespace quern
