@@ -1,7 +1,6 @@
 """quern.Run: a run driven from Python has the bits of `quern train`, however it ends it can be resumed, and data, logs,
 tensors and errors cross the boundary."""
 
-import contextlib
 import json
 import math
 import os
@@ -9,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import unittest
 
 os.environ.setdefault("QUERN_PREFIX", os.environ["QUERN_BUILD_DIR"])
@@ -16,7 +16,6 @@ os.environ.setdefault("QUERN_PREFIX", os.environ["QUERN_BUILD_DIR"])
 import numpy as np  # noqa: E402
 
 import quern  # noqa: E402
-from quern.command_line import main  # noqa: E402
 from folder_test_case import FolderTestCase  # noqa: E402
 from quern.tokens.token_file import TokenWriter  # noqa: E402
 
@@ -152,6 +151,24 @@ class RunTest(FolderTestCase):
             saved = max(int(path.name.split("-")[1]) for path in (self.folder / name / "checkpoints").glob("step-*"))
             self.assertGreaterEqual(saved, done)  # every step that the loop saw
 
+    def test_a_second_ctrl_c_ends_a_step_that_does_not_stop(self):
+        process = self.python(textwrap.dedent("""\
+            import quern, signal, time
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            def wait(event):
+                if event["event"] == "step":
+                    print("waits", flush=True)
+                    time.sleep(100)
+            quern.Run("run.toml", on_event=wait).step()
+            """))
+        self.assertEqual(process.stdout.readline(), "waits\n")
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.5)
+        self.assertIsNone(process.poll())  # it would stop behind the step
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 128 + signal.SIGINT)
+
     def test_errors_have_parts(self):
         with self.assertRaises(quern.Error) as caught:
             self.config.set("train.stepz", 3).set("device.id", "cpuu").check()
@@ -216,8 +233,8 @@ class RunTest(FolderTestCase):
 
     def test_texts_are_prompts_where_there_is_a_tokenizer(self):
         (self.folder / "text.txt").write_text("a quern grinds grain between two stones\n" * 400)
-        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
-            main(["tokenize", str(self.folder / "text.txt"), "--train-bpe", "300", "-o", str(self.folder / "data")])
+        subprocess.run([sys.executable, "-m", "quern", "tokenize", self.folder / "text.txt", "--train-bpe", "300", "-o",
+                        self.folder / "data"], check=True, capture_output=True)
         config = self.config.set("model.llama.vocab_size", 300).set("checkpoint.tokenizer", self.folder / "data")
         config = config.set("data.tokens.train", self.folder / "data/train.tok")
         config = config.set("data.tokens.validation", self.folder / "data/val.tok").set("train.eval_every", 0)
