@@ -139,6 +139,16 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
   const Outcome other = quern(plan + "--set device.id=cpu --gpu H100 2>&1");
   CHECK(other.code == 2);
   CHECK(has(other, "plans for no other hardware: found cpu, expected a device with the option assume"));
+  for (const char* several : {"--gpu H100 --gpu L4", "--gpus H100 --gpu L4"}) {
+    CAPTURE(several);
+    const Outcome refused = quern(plan + several + " 2>&1 >/dev/null");
+    CHECK(refused.code == 2);
+    CHECK(has(refused, "; --gpus "));
+  }
+  const std::string piped = "cat " + file.path.string() + " |";
+  CHECK(quern("plan /dev/stdin --set device.id=cpu --host-memory 1GiB >/dev/null", piped).code == 0);
+  CHECK(
+      has(quern("plan /dev/stdin --gpus H100 2>&1", piped), "/dev/stdin: read several times for --gpus: found a pipe"));
   if (!fs::exists(QUERN_BUILD_DIR "/plugins/device/libquern_cuda.so")) {
     MESSAGE("the rest is skipped: built without the cuda device");
     return;
@@ -200,12 +210,6 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
     CHECK(
         has(refused, "--gpus: makes a table of GPUs and nothing else: found also " + other.substr(0, other.find(' '))));
     CHECK_FALSE(fs::exists(chosen));
-  }
-  for (const char* several : {"--gpu H100 --gpu L4", "--gpus H100 --gpu L4"}) {
-    CAPTURE(several);
-    const Outcome refused = quern(plan + several + " 2>&1 >/dev/null");
-    CHECK(refused.code == 2);
-    CHECK(has(refused, "; --gpus "));
   }
   for (const char* names : {"''", "H100,,L4", "RTX"}) CHECK(quern(plan + "--gpus " + names + " 2>&1").code == 2);
   const Outcome slow = quern(plan +

@@ -1,5 +1,7 @@
 // `quern plan FILE`: what a run will take, without touching a device or the data.
+#include <filesystem>
 #include <iostream>
+#include <system_error>
 
 #include <boost/program_options/value_semantic.hpp>
 
@@ -22,6 +24,15 @@ namespace {
                                   .found = std::move(found),
                                   .expected = std::move(expected),
                                   .next = std::move(next)});
+}
+
+/// Planned for other GPUs, a config is read several times, and a pipe only once.
+void check_file(const RunArguments& run) {
+  std::error_code absent;
+  if (!std::filesystem::is_fifo(run.file, absent)) return;
+  for (const char* option : {"gpu", "gpus"})
+    if (run.values.count(option))
+      refuse(run.file, std::string("read several times for --") + option, "a pipe", "a file");
 }
 
 /// The run's overrides for a GPU, or for the device that it has.
@@ -94,6 +105,7 @@ int plan_command(const Arguments& arguments) {
     refuse("--host-memory", "not a size", to_string(OptionValue(size)), "a size up to 4194304 TiB, such as 64GiB");
   const std::string timeline = output_of(*run, "timeline", kTimelineFile);
   const std::string chosen = output_of(*run, "write", kChosenConfigFile);
+  check_file(*run);
   if (run->values.count("gpus")) {
     print_table_of(*run, run->values["gpus"].as<std::string>());
     return 0;

@@ -134,13 +134,12 @@ std::string gpu_named(const std::string& where, const std::string& name, const O
 std::vector<std::string> assuming(const std::string& config_file, std::vector<std::string> overrides,
                                   const std::string& gpu, const std::string& host_memory) {
   if (!host_memory.empty()) overrides.push_back("memory.host_budget=" + host_memory);
-  if (!gpu.empty()) {
-    PluginHost host = run_host();
-    const ResolvedConfig config = resolve(ConfigDocument::read(config_file, overrides), run_schemas(), host);
-    overrides.push_back("device." + config.id("device") + "." + kOption + "=" + gpu);
-  }
+  if (gpu.empty()) return overrides;  // the file may be a pipe, which is read once
+  PluginHost host = run_host();
+  const ResolvedConfig config = resolve(ConfigDocument::read(config_file, overrides), run_schemas(), host);
+  overrides.push_back("device." + config.id("device") + "." + kOption + "=" + gpu);
   const ConfiguredRun planned(ConfigDocument::read(config_file, overrides));
-  if (!gpu.empty() && !chooses(planned.session.memory)) {
+  if (!chooses(planned.session.memory)) {
     const Limits limits = limits_of(planned.session.parts(), planned.session.plan_options());
     overrides.push_back("memory.device_budget=" + std::to_string(limits.device));
   }
