@@ -203,7 +203,8 @@ TEST_CASE("weights and gradients of which ranks keep shards have the bits of who
     Overrides more = {};
   };
   const Overrides both = with(kShardedWeights, {"parallel.shard_gradients=ranks"}),
-                  stores = with(both, {"memory.master=host", "memory.moments=host", "memory.activations=host"});
+                  stores = with(both, {"memory.master=host", "memory.moments=host", "memory.activations=host",
+                                       "memory.weights=host", "memory.gradients=host"});
   for (const Case& c : {Case{"fp32", "fp32", 2, {"train.accumulation=3"}},
                         {"bf16", "fp32", 4, {"memory.recompute=[\"ffn\", \"att\"]"}},
                         {"bf16", "bf16", 2, {"model.llama.tie_word_embeddings=false"}},

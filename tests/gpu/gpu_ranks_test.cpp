@@ -66,7 +66,8 @@ TEST_CASE(
     "weights and gradients sharded over GPUs have the bits of whole ones, beside stores and in resumed runs too") {
   const Overrides weights{"parallel.shard_weights=ranks"},
       both = with(weights, {"parallel.shard_gradients=ranks"}),
-      stores = with(both, {"memory.master=host", "memory.moments=host", "memory.activations=host"});
+      stores = with(both, {"memory.master=host", "memory.moments=host", "memory.activations=host",
+                           "memory.weights=host", "memory.gradients=host"});
   for (const int ranks : {2, 4}) {
     if (!has_gpus(ranks)) return;
     for (const std::string communicator : {"nccl", "memcpy"})

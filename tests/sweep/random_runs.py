@@ -176,11 +176,16 @@ def placement(draw, settings):
     if draw.random() < 0.6:
         changes = {"device.cpu.streams": "shuffled", "device.cpu.shuffle_seed": draw.randrange(1000)}
     stores = ["host", "host", "zerocopy", "device:40%,host", "device:70%,zerocopy"] if ranks == 1 else ["host"]
-    for kind in ["master", "moments", "activations"] + (["gradients", "weights"] if ranks == 1 else []):
-        if draw.random() < 0.5:
-            changes[f"memory.{kind}"] = draw.choice(stores[:3] if kind == "activations" else stores)
     if settings.get("parallel.shard_optimizer") == "ranks" and draw.random() < 0.5:
         changes["parallel.shard_weights"] = "ranks"
+    kinds = ["master", "moments", "activations"]
+    if ranks == 1 or settings.get("parallel.shard_gradients") == "ranks":
+        kinds.append("gradients")
+    if ranks == 1 or "parallel.shard_weights" in changes:
+        kinds.append("weights")
+    for kind in kinds:
+        if draw.random() < 0.5:
+            changes[f"memory.{kind}"] = draw.choice(stores[:3] if kind == "activations" else stores)
     if draw.random() < 0.5:
         changes["memory.recompute"] = draw.sample(["swiglu", "norm", "ffn", "qkv", "att"], draw.choice([1, 2]))
     if ranks > 1 and draw.random() < 0.3 and shutil.which("mpirun"):

@@ -78,8 +78,8 @@ class Layout {
     return static_cast<std::int32_t>(it - plan_.stores.begin());
   }
 
-  /// Of a parameter's tensor this rank's shard, where it is split. A master that is read as it is stays whole, and
-  /// where it is gathered it is where weights are.
+  /// Of a parameter's tensor this rank's shard, where it is split. A master that is read as it is stays whole, on the
+  /// device where it is gathered.
   void add_shard(TensorOwner owner, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype) {
     if (owner == TensorOwner::master && tensors_.whole_masters.contains(spec.name)) {
       PlannedTensor tensor{.owner = owner,
@@ -89,7 +89,7 @@ class Layout {
                            .dtype = dtype,
                            .extents = spec.extents};
       const std::int64_t bytes = tensor.bytes();
-      return add_tensor(std::move(tensor), bytes, shards_.has(spec.name) ? TensorOwner::working : owner);
+      return add_tensor(std::move(tensor), bytes, shards_.has(spec.name) ? TensorOwner::input : owner);
     }
     const Shard shard = shards_.of(spec);
     PlannedTensor tensor{
@@ -154,8 +154,7 @@ class Layout {
     for_each_tensor([&](const ParameterSpec& spec, int layer) {
       const ParameterPlan& parameter = plan_.parameter(spec.name);
       const DType dtype = plan_.options.gradient;
-      if (!parameter.shards_gradient)
-        return add_tensor(TensorOwner::gradient, names::kGradient, spec.name, layer, dtype, spec.extents);
+      if (!parameter.shards_gradient) return add_whole_gradient(spec, layer);
       add_over_ranks(TensorOwner::gradient, names::kGradient, spec.name, layer, dtype, spec.extents);
       add_part(TensorOwner::gradient, names::kGradient, parameter, layer, dtype, spec.extents);
     });
@@ -181,6 +180,18 @@ class Layout {
       alias.layer = -1;
       plan_.add_alias(std::move(alias));
     }
+  }
+
+  /// On the device if ranks have to reach it there.
+  void add_whole_gradient(const ParameterSpec& spec, int layer) {
+    PlannedTensor tensor{.owner = TensorOwner::gradient,
+                         .kind = names::kGradient,
+                         .parameter = spec.name,
+                         .layer = layer,
+                         .dtype = plan_.options.gradient,
+                         .extents = spec.extents};
+    const std::int64_t bytes = tensor.bytes();
+    add_tensor(std::move(tensor), bytes, plan_.options.state.meet ? TensorOwner::input : TensorOwner::gradient);
   }
 
   /// Partial sums, pieces of gradients, and memory for what all ranks have of one gradient.
@@ -342,9 +353,11 @@ class Layout {
   void lay_out_reductions() {
     std::vector<const PlacedProgram*> reductions{&plan_.amaxes};
     for (const PlacedProgram& squares : plan_.squares) reductions.push_back(&squares);
+    lay_out_shard_squares();
     for (const PlacedProgram* reduction : reductions)
       for (const Op& op : reduction->program.ops) {
         const Value& result = reduction->program[op.outputs[0]];
+        if (is_part_of_shard_squares(result.name)) continue;
         if (result.name == names::kOwnSquares) {
           lay_out_own_squares(element_count(extents_at(result.shape, 0)));
           continue;
@@ -375,6 +388,26 @@ class Layout {
             plan_.add(std::move(amax));
           }
         }
+  }
+
+  /// Those that are made layer by layer, one behind the other.
+  void lay_out_shard_squares() {
+    std::vector<PlannedTensor> parts;
+    std::int64_t count = 0;
+    for (const PlacedProgram& squares : plan_.squares)
+      for (const Op& op : squares.program.ops) {
+        const Value& result = squares.program[op.outputs[0]];
+        if (!is_part_of_shard_squares(result.name)) continue;
+        parts.push_back({.kind = result.name, .extents = extents_at(result.shape, 0), .first = count});
+        count += element_count(parts.back().extents);
+      }
+    if (count == 0) return;
+    add_tensor(TensorOwner::input, names::kShardSquares, "", -1, DType::f64, {count});
+    for (const PlannedTensor& named : parts) {
+      PlannedTensor part = part_of(plan_.tensor(names::kShardSquares, "", -1), {named.extents, named.first});
+      part.kind = named.kind;
+      plan_.add(std::move(part));
+    }
   }
 
   void lay_out_own_squares(std::int64_t count) {

@@ -52,14 +52,17 @@ std::string placement_faults(const StatePlacement& state) {
   check_sharding("parallel.shard_weights", state.weights);
   if (state.in_tree > 0 && state.gradients.sharding == Sharding::ranks)
     refuse("parallel.shard_gradients = \"ranks\"", "sums that are not reproducible on any number of ranks", "\"none\"");
-  auto check_memory = [&](const char* key, const Placement& placement) {
+  auto check_memory = [&](const char* key, const Placement& placement, const std::string& needs) {
     if (placement.memory != kOnDevice && placement.memory != kAuto)
-      refuse(std::string(key) + " = \"" + placement.memory + "\"", "a plan of transfers to and from an offload store",
-             "\"" + std::string(kOnDevice) + "\"");
+      refuse(std::string(key) + " = \"" + placement.memory + "\"", needs.c_str(), "\"" + std::string(kOnDevice) + "\"");
   };
-  // Ranks reach each other's gradients and weights only in the arena.
-  if (state.meet || state.in_tree > 0) check_memory("memory.gradients", state.gradients);
-  if (state.meet) check_memory("memory.weights", state.weights);
+  // Ranks reach each other's whole gradients and weights only in the arena.
+  if (state.in_tree > 0)
+    check_memory("memory.gradients", state.gradients, "sums that are not reproducible on any number of ranks");
+  else if (state.meet && state.gradients.sharding == Sharding::none)
+    check_memory("memory.gradients", state.gradients, "parallel.shard_gradients = \"ranks\"");
+  if (state.meet && state.weights.sharding == Sharding::none)
+    check_memory("memory.weights", state.weights, "parallel.shard_weights = \"ranks\"");
   return faults;
 }
 

@@ -132,11 +132,11 @@ class Planner {
       if (!window.agreed) window.program = placed(state_.update(window.parts, step));
       for (PlacedProgram& program : window.follow) program = placed(program.program);
     }
-    for (int layer = -1; layer < layers() && gradients; ++layer) plan_.squares.push_back(placed(state_.squares(layer)));
-    const bool in_tree = plan_.options.state.in_tree > 0;
-    if (shards_.any() || in_tree)
-      for (const auto split : {StatePrograms::Split::shards, StatePrograms::Split::whole})
-        plan_.squares.push_back(placed(state_.squares(split)));
+    const bool in_tree = plan_.options.state.in_tree > 0, by_shards = shards_.any() || in_tree;
+    for (int layer = -1; layer < layers() && gradients; ++layer)
+      plan_.squares.push_back(placed(by_shards ? state_.shard_squares(layer) : state_.squares(layer)));
+    if (by_shards && !gradients) plan_.squares.push_back(placed(state_.squares(StatePrograms::Split::shards)));
+    if (by_shards) plan_.squares.push_back(placed(state_.squares(StatePrograms::Split::whole)));
     plan_.norm = placed(plan_.squares.empty() ? state_.norm() : state_.norm_of_squares(plan_.squares));
     plan_.amaxes = placed(state_.amaxes(tensors_.scaled));
     for (const auto group : {ParameterGroup::embedding, ParameterGroup::block, ParameterGroup::head})

@@ -30,7 +30,7 @@ PlanOptions rank_options(int ranks, int rank, Sharding sharding) {
 
 /// Of all ranks, on a device with small alignment, so that the tiny model's matrices can be split.
 struct Stored {
-  unsigned places = 0;  ///< bit 0: masters, bit 1: moments
+  unsigned places = 0;  ///< bit 0: masters, bit 1: moments, bit 2: weights, bit 3: gradients
   bool activations = false;
   std::int64_t window_bytes = std::int64_t{128} << 20;
   bool weights = false, gradients = false;  ///< these are sharded too
@@ -47,6 +47,8 @@ std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 
     options.state.in_tree = in_tree;
     if (stored.places & 1) options.state.master.memory = "host";
     if (stored.places & 2) options.state.moments.memory = "host";
+    if (stored.places & 4) options.state.weights.memory = "host";
+    if (stored.places & 8) options.state.gradients.memory = "host";
     options.update_window_bytes = stored.window_bytes;
     if (stored.weights) options.state.weights.sharding = Sharding::ranks;
     if (stored.gradients) options.state.gradients.sharding = Sharding::ranks;
@@ -155,23 +157,27 @@ TEST_CASE("ranks keep their shards in stores, in windows and slots that are as l
 TEST_CASE("weights and gradients of which ranks keep shards pass all checks, beside all else") {
   for (int ranks : {2, 3, 4})
     for (unsigned sharded : {1u, 2u, 3u})
-      for (unsigned places : {0u, 3u})
+      for (unsigned places : {0u, 3u, 4u, 8u, 15u})
         for (bool activations : {false, true})
           for (DType master : {DType::f32, DType::bf16})
             for (int ahead : {1, 3}) {
+              if (places > 3 && (activations || ahead > 1)) continue;  // as without these
+              if ((places & 4 && !(sharded & 1)) || (places & 8 && !(sharded & 2))) continue;
               CAPTURE(ranks);
               CAPTURE(sharded);
               CAPTURE(places);
               CAPTURE(activations);
               CAPTURE(name_of(master));
               CAPTURE(ahead);
-              const std::vector<Plan> plans = plans_of(ranks, Sharding::ranks, 0,
-                                                       {.places = places,
-                                                        .activations = activations,
-                                                        .weights = (sharded & 1) != 0,
-                                                        .gradients = (sharded & 2) != 0,
-                                                        .master = master,
-                                                        .ahead = ahead});
+              const std::vector<Plan> plans =
+                  plans_of(ranks, Sharding::ranks, 0,
+                           {.places = places,
+                            .activations = activations,
+                            .window_bytes = ahead > 1 || places > 3 ? 600 : std::int64_t{128} << 20,
+                            .weights = (sharded & 1) != 0,
+                            .gradients = (sharded & 2) != 0,
+                            .master = master,
+                            .ahead = ahead});
               std::vector<const ScheduleSet*> schedules;
               for (const Plan& plan : plans) {
                 CHECK(schedule_faults(plan) == std::vector<std::string>{});
@@ -185,13 +191,13 @@ TEST_CASE("weights and gradients of which ranks keep shards pass all checks, bes
 
 namespace {
 
-/// A rank's plan that was changed, among the plans of the others.
+/// A rank's changed plan, among the other ranks' plans.
 struct Mutants {
   std::vector<Plan> plans;
   std::map<std::string, int> tried = {}, missed = {};
   std::string first_missed = {};
 
-  static constexpr std::size_t kRank = 1;
+  static constexpr std::size_t kRank = 1, kStride = 4;  // 1: all mutants, for some seconds
   static constexpr Run kChanged[] = {Run::first, Run::later, Run::last, Run::evaluate, Run::update};
 
   bool found(const Plan& mutant, Run run) const {
@@ -208,13 +214,15 @@ struct Mutants {
     if (first_missed.empty())
       first_missed = kind + " in " + std::string(name_of(run)) + " at action " + std::to_string(action);
   }
-  /// change(plan, schedule, index) of a copy, for each action that is one of the wanted; false: it cannot be done.
+  /// change(plan, schedule, index) of a copy, for every kStride-th action that is one of the wanted; false: it cannot
+  /// be done.
   void each(const std::string& kind, const std::function<bool(const Plan&, const Action&)>& wanted,
             const std::function<bool(Plan&, RunSchedule&, std::size_t)>& change) {
+    std::size_t seen = 0;
     for (Run run : kChanged) {
       const RunSchedule& schedule = plans[kRank].schedules[run];
       for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
-        if (!wanted(plans[kRank], schedule.actions[i])) continue;
+        if (!wanted(plans[kRank], schedule.actions[i]) || seen++ % kStride != 0) continue;
         Plan mutant = plans[kRank];
         if (change(mutant, mutant.schedules[run], i)) judge(kind, mutant, run, i);
       }
@@ -252,74 +260,89 @@ std::optional<std::size_t> launch_of(const RunSchedule& schedule, std::size_t fr
 }  // namespace
 
 TEST_CASE("schedules of several ranks with an action dropped, swapped or moved are refused") {
-  Mutants mutants{.plans =
-                      plans_of(3, Sharding::ranks, 0,
-                               {.places = 3, .activations = true, .weights = true, .gradients = true, .ahead = 2})};
-  // A wait for an earlier run may be one for some of its predecessors only.
-  auto is_wait = [](const Plan& plan, const Action& action) {
-    if (action.kind != ActionKind::wait) return false;
-    const auto& runs = plan.schedules.runs;
-    const auto run = std::find_if(std::begin(runs), std::end(runs), [&](const RunSchedule& schedule) {
-      return &action >= schedule.actions.data() && &action < schedule.actions.data() + schedule.actions.size();
-    });
-    const auto works = [](const Action& other) {
-      return other.kind != ActionKind::record && other.kind != ActionKind::wait;
+  for (unsigned places : {3u, 15u}) {
+    Mutants mutants{
+        .plans = plans_of(3, Sharding::ranks, 0,
+                          {.places = places, .activations = true, .weights = true, .gradients = true, .ahead = 2})};
+    // A wait for an earlier run may be one for some of its predecessors only.
+    auto is_wait = [](const Plan& plan, const Action& action) {
+      if (action.kind != ActionKind::wait) return false;
+      const auto& runs = plan.schedules.runs;
+      const auto run = std::find_if(std::begin(runs), std::end(runs), [&](const RunSchedule& schedule) {
+        return &action >= schedule.actions.data() && &action < schedule.actions.data() + schedule.actions.size();
+      });
+      const auto works = [](const Action& other) {
+        return other.kind != ActionKind::record && other.kind != ActionKind::wait;
+      };
+      const auto first = std::find_if(run->actions.begin(), run->actions.end(), works);
+      return std::any_of(first, run->actions.end(), [&](const Action& other) {
+        return other.kind == ActionKind::record && other.event == action.event;
+      });
     };
-    const auto first = std::find_if(run->actions.begin(), run->actions.end(), works);
-    return std::any_of(first, run->actions.end(), [&](const Action& other) {
-      return other.kind == ActionKind::record && other.event == action.event;
-    });
-  };
-  mutants.each("dropped wait", is_wait, [](Plan&, RunSchedule& schedule, std::size_t i) {
-    schedule.actions.erase(schedule.actions.begin() + static_cast<std::ptrdiff_t>(i));
-    return true;
-  });
-  for (const char* kind : {"all_gather", "reduce_scatter", "add"})
-    mutants.each("dropped " + std::string(kind), does(kind), [](Plan&, RunSchedule& schedule, std::size_t i) {
+    auto drop = [](Plan&, RunSchedule& schedule, std::size_t i) {
       schedule.actions.erase(schedule.actions.begin() + static_cast<std::ptrdiff_t>(i));
       return true;
+    };
+    mutants.each("dropped wait", is_wait, drop);
+    for (const char* kind : {"all_gather", "reduce_scatter", "add"})
+      mutants.each("dropped " + std::string(kind), does(kind), drop);
+    for (const ActionKind kind : {ActionKind::get, ActionKind::put})
+      mutants.each(
+          "dropped " + std::string(name_of(kind)),
+          [&](const Plan&, const Action& action) { return action.kind == kind; }, drop);
+    mutants.each("swapped collectives", is_collective, [](Plan&, RunSchedule& schedule, std::size_t i) {
+      for (std::size_t next = i + 1; next < schedule.actions.size(); ++next)
+        if (schedule.actions[next].kind == ActionKind::collective) {
+          std::swap(schedule.actions[i], schedule.actions[next]);
+          return true;
+        }
+      return false;
     });
-  mutants.each("swapped collectives", is_collective, [](Plan&, RunSchedule& schedule, std::size_t i) {
-    for (std::size_t next = i + 1; next < schedule.actions.size(); ++next)
-      if (schedule.actions[next].kind == ActionKind::collective) {
-        std::swap(schedule.actions[i], schedule.actions[next]);
-        return true;
-      }
-    return false;
-  });
-  mutants.each("early release", does("reduce_scatter"), [](Plan&, RunSchedule& schedule, std::size_t i) {
-    const auto made = launch_of(schedule, i, -1, schedule.reads(schedule.actions[i])[0].value);
-    if (made) move_action(schedule, i, *made);
-    return made.has_value();
-  });
-  mutants.each("acquire behind its use", does("all_gather"), [](Plan&, RunSchedule& schedule, std::size_t i) {
-    const auto used = launch_of(schedule, i, 1, schedule.writes(schedule.actions[i])[0].value);
-    if (used) move_action(schedule, i, *used);
-    return used.has_value();
-  });
-  mutants.each("wrong home version", is_collective, [](Plan&, RunSchedule& schedule, std::size_t i) {
-    const Action& action = schedule.actions[i];
-    Access &read = schedule.operands[action.first], &written = schedule.operands[action.first + action.reads];
-    ++(i % 2 == 0 ? read : written).version;
-    return read.place.bytes > 0 && written.place.bytes > 0;
-  });
-  // Everything behind the first value of a slot is nearer to it.
-  mutants.each("slot too small", does("all_gather"), [](Plan& plan, RunSchedule& schedule, std::size_t i) {
-    const Place slot = schedule.writes(schedule.actions[i])[0].place;
-    bool moved = false;
-    for (Access& access : schedule.operands)
-      if (access.place.space == Space::device && access.place.offset >= slot.offset + slot.bytes &&
-          access.place.offset < plan.ring.offset + plan.ring.bytes) {
-        access.place.offset -= 16;
-        moved = true;
-      }
-    return moved;
-  });
-  for (const auto& [kind, tried] : mutants.tried) {
-    CAPTURE(kind);
-    CAPTURE(mutants.first_missed);
-    CHECK(tried >= 5);
-    CHECK(mutants.missed[kind] == 0);
+    mutants.each("early release", does("reduce_scatter"), [](Plan&, RunSchedule& schedule, std::size_t i) {
+      const auto made = launch_of(schedule, i, -1, schedule.reads(schedule.actions[i])[0].value);
+      if (made) move_action(schedule, i, *made);
+      return made.has_value();
+    });
+    mutants.each("acquire behind its use", does("all_gather"), [](Plan&, RunSchedule& schedule, std::size_t i) {
+      const auto used = launch_of(schedule, i, 1, schedule.writes(schedule.actions[i])[0].value);
+      if (used) move_action(schedule, i, *used);
+      return used.has_value();
+    });
+    mutants.each("wrong home version", is_collective, [](Plan&, RunSchedule& schedule, std::size_t i) {
+      const Action& action = schedule.actions[i];
+      Access &read = schedule.operands[action.first], &written = schedule.operands[action.first + action.reads];
+      ++(i % 2 == 0 ? read : written).version;
+      return read.place.bytes > 0 && written.place.bytes > 0;
+    });
+    // The values behind the first one of a slot are nearer to it.
+    mutants.each("slot too small", does("all_gather"), [](Plan& plan, RunSchedule& schedule, std::size_t i) {
+      const Place slot = schedule.writes(schedule.actions[i])[0].place;
+      bool moved = false;
+      for (Access& access : schedule.operands)
+        if (access.place.space == Space::device && access.place.offset >= slot.offset + slot.bytes &&
+            access.place.offset < plan.ring.offset + plan.ring.bytes) {
+          access.place.offset -= 16;
+          moved = true;
+        }
+      return moved;
+    });
+    for (const auto& [kind, tried] : mutants.tried) {
+      CAPTURE(kind);
+      CAPTURE(mutants.first_missed);
+      CHECK(tried >= 5);
+      CHECK(mutants.missed[kind] == 0);
+    }
+  }
+}
+
+TEST_CASE("a schedule is shown in the words fetch, gather, reduce and release") {
+  const Plan plan = std::move(plans_of(2, Sharding::ranks, 0, {.places = 15, .weights = true, .gradients = true})[1]);
+  const std::string text = show_schedules(plan, PlanningDevice().traits(), "later micro-step");
+  for (const std::string line : {"copy in  fetch ", "communication gather     all_gather working qkv.weight, layer 0",
+                                 "communication reduce     reduce_scatter gradient in a shard qkv.weight, layer 1",
+                                 "communication launch     add ", "copy out release "}) {
+    CAPTURE(line);
+    CHECK(text.find(line) != std::string::npos);
   }
 }
 

@@ -34,6 +34,15 @@ std::int64_t bytes_of(const RunSchedule& schedule, const Action& action) {
   return bytes;
 }
 
+/// "fetch" and "release" for a store's transfers, "gather" and "reduce" for collectives.
+std::string_view verb_of(const ScheduleSet& set, const Action& action) {
+  if (action.kind == ActionKind::get) return "fetch";
+  if (action.kind == ActionKind::put) return "release";
+  if (action.kind != ActionKind::collective) return name_of(action.kind);
+  const std::string& kind = set.tasks[static_cast<std::size_t>(action.task)].instance.kind;
+  return kind == "all_gather" ? "gather" : kind == "all_to_all" ? "exchange" : "reduce";
+}
+
 std::string title_of(const ScheduleSet& set, const Action& action) {
   std::string text = action.task >= 0 ? set.tasks[static_cast<std::size_t>(action.task)].name : "";
   if (action.event >= 0) text = "event " + std::to_string(action.event);
@@ -48,7 +57,7 @@ std::string show(const ScheduleSet& set, const RunSchedule& schedule, const Devi
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
     text +=
-        fmt::format("{:>6}  {:<8} {:<10} {:<34}", i, name_of(action.lane), name_of(action.kind), title_of(set, action));
+        fmt::format("{:>6}  {:<8} {:<10} {:<34}", i, name_of(action.lane), verb_of(set, action), title_of(set, action));
     if (action.reads + action.writes > 0)
       text += fmt::format(" {:>9} {:>9.1f} us  {} -> {}", format_bytes(static_cast<double>(bytes_of(schedule, action))),
                           (times[i].end - times[i].begin) * 1e6, value_list(set, schedule.reads(action)),
@@ -84,7 +93,7 @@ double add_events(std::vector<TimelineEvent>& events, const Plan& plan, Run run,
     end = std::max(end, begin + times[i].end);
     if (action.kind == ActionKind::record || action.kind == ActionKind::wait) continue;
     std::string name = title_of(plan.schedules, action);
-    if (action.task < 0) name = name_of(action.kind);
+    if (action.task < 0) name = verb_of(plan.schedules, action);
     if (action.kind == ActionKind::get || action.kind == ActionKind::put)
       name += " " + std::string(name_of(owners.moved(schedule, action)));
     events.push_back(

@@ -45,6 +45,10 @@ std::string piece_name(const std::string& parameter, int layer, int piece) {
   return tensor_name(names::kGradient, parameter, layer) + " piece " + std::to_string(piece);
 }
 
+bool is_part_of_shard_squares(std::string_view name) {
+  return name.starts_with(std::string(names::kShardSquares) + ".");
+}
+
 ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
                                   DType dtype, const RowSlice& rows) const {
   Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
@@ -173,17 +177,32 @@ Program StatePrograms::squares(Split split) const {
                  [&](const ParameterSpec& spec, int) { return shards_.has(spec.name) == (split == Split::shards); });
 }
 
+Program StatePrograms::shard_squares(int layer) const {
+  return squares(std::string(names::kShardSquares) + "." + (layer < 0 ? std::string("outside") : std::to_string(layer)),
+                 [&](const ParameterSpec& spec, int wanted) { return wanted == layer && shards_.has(spec.name); });
+}
+
 Program StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares) const {
   Program program;
   program.name = "norm";
   std::vector<ValueId> sums;
+  Value shards{.name = names::kShardSquares, .shape = {0}, .dtype = DType::f64, .role = Role::state};
+  std::int64_t count = 0;  // of those, layer by layer
   for (const PlacedProgram& part : squares)
     for (const Op& op : part.program.ops) {
       Value sum = part.program[op.outputs[0]];
+      if (is_part_of_shard_squares(sum.name)) {
+        count += element_count(extents_at(sum.shape, 0));
+        continue;
+      }
       if (sum.name == names::kOwnSquares)  // gathered by now
         sum.name = names::kShardSquares, sum.shape = {element_count(extents_at(sum.shape, 0)) * options_.state.ranks};
       sums.push_back(program.add_value(std::move(sum)));
     }
+  if (count > 0) {
+    shards.shape = {count};
+    sums.insert(sums.begin(), program.add_value(std::move(shards)));
+  }
   add_clip(program, sums);
   return program;
 }

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/programs/program_set.h"
@@ -16,6 +17,9 @@ std::string tensor_name(const std::string& kind, const std::string& parameter, i
 
 /// A piece of a gradient: "gradient.qkv.weight.3 piece 5".
 std::string piece_name(const std::string& parameter, int layer, int piece);
+
+/// Whether it is what StatePrograms::shard_squares makes.
+bool is_part_of_shard_squares(std::string_view name);
 
 /// A master of which working copies have one scale for all ranks' rows.
 struct ScaledMaster {
@@ -43,6 +47,8 @@ class StatePrograms {
   Program squares(int layer) const;
   /// The same of shards, whose sums ranks add up, or of gradients that are whole on every rank; no ops: there are none.
   Program squares(Split split) const;
+  /// Of a layer's shards, neighbours in the tensor of all shards' squares.
+  Program shard_squares(int layer) const;
   /// Adds what a micro-batch left to the partial sums of a tree: gradients of a group, and the head's losses. No ops:
   /// the rank has one micro-batch of a step.
   Program sum_tree(ParameterGroup group) const;

@@ -273,6 +273,8 @@ class Maker {
     over.part = places_.tensor(*part);
     over.first = byte_count({part->first}, whole.dtype);
     const std::vector<double> counts = counts_of(whole.extents, parameter.bounds);
+    const double most = *std::max_element(counts.begin(), counts.end());
+    over.largest = byte_count({static_cast<std::int64_t>(most)}, whole.dtype);
     if (whole.owner != TensorOwner::gradient) {
       over.gather = task_of({"all_gather", {{"counts", counts}}, {part}, {&whole}});
       return;

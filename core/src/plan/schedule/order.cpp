@@ -114,7 +114,7 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   auto finish = [&](Group group, int layer = -1) {
     if (!plan.trees.empty()) order.push_back({&plan.trees[static_cast<std::size_t>(group)], Flow::none, layer});
     if (reduces) order.push_back(meeting(Meeting::reduce, group, layer));
-    if (step.last && in_stores(plan) && group != Group::head)
+    if (step.last && in_stores(plan) && !ranks && group != Group::head)
       order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
   };
   if (gathers) add_gathers(plan, order);

@@ -53,6 +53,8 @@ Access Places::tensor(const PlannedTensor& tensor) {
 }
 
 Access Places::of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value) {
+  if (tensor.over_ranks && !stop.rows.whole())  // an update knows its own rows by the whole's name
+    return of_rows(stop, plan_.tensor(shard_name(value.name), tensor.parameter, tensor.layer), value);
   if (stop.rows.whole() || tensor.bytes() == plan_.bytes_of(value)) return this->tensor(tensor);
   const Shard shard = shard_of_rows(tensor.whole_extents(), stop.rows);
   PlannedTensor part = tensor;

@@ -46,13 +46,19 @@ struct Window {
 
 /// What a slot takes for a value.
 struct SlotSize {
+  const ScheduleSet& set;
   std::int64_t alignment = 1;
   const SpareBytes& spare;
   std::int64_t of(const Place& place) const {
+    if (place.space == Space::ranks) {
+      const OverRanks& over = set.over_ranks.at(place.offset);
+      return rounded_up(place.bytes, alignment) + (adds_in_slot(over) ? rounded_up(over.largest, alignment) : 0);
+    }
     const auto found = spare.find({place.index, place.offset + place.bytes});
-    const bool larger = place.space == Space::store && found != spare.end();
-    return rounded_up(place.bytes + (larger ? found->second : 0), alignment);
+    return rounded_up(place.bytes + (found != spare.end() ? found->second : 0), alignment);
   }
+  /// The part, behind the whole: it is in a store, and sums are added to it.
+  static bool adds_in_slot(const OverRanks& over) { return over.add >= 0 && over.part.place.space == Space::store; }
 };
 
 /// `version` is the value's after this use.
@@ -120,8 +126,9 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
 /// Writes one schedule anew, with its transfers.
 class Acquirer {
  public:
-  Acquirer(ScheduleSet& set, const RunSchedule& from, std::vector<Window> windows, const SlotRing& ring)
-      : set_(set), from_(from), windows_(std::move(windows)), ring_(ring) {
+  Acquirer(ScheduleSet& set, const RunSchedule& from, std::vector<Window> windows, const SlotRing& ring,
+           std::int64_t alignment)
+      : set_(set), from_(from), windows_(std::move(windows)), ring_(ring), alignment_(alignment) {
     to_.name = from.name;
     to_.starts_sums = from.starts_sums;
   }
@@ -171,20 +178,14 @@ class Acquirer {
     const Action& first = from_.actions[window.begin];
     for (auto& [home, held] : window.held) {
       if (held.put) continue;
-      const std::string name = set_.values[static_cast<std::size_t>(held.home.value)];
-      set_.values.push_back(name + " in a slot");
-      set_.lasting.push_back(false);
-      held.copy = static_cast<std::int32_t>(set_.values.size() - 1);
-      set_.copy_of.resize(set_.values.size());
-      set_.copy_of.back() = held.home;
+      held.copy = copy_of(held.home);
       if (!held.fetched) continue;
       const Access here{slot_of(window, held), held.copy, held.home.version};
       if (held.home.place.space == Space::ranks) {
         gather(here, set_.over_ranks.at(held.home.place.offset), first);
         continue;
       }
-      to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = first.layer, .window = first.window},
-              {&held.home, 1}, {&here, 1});
+      get(held.home, here, first);
     }
   }
 
@@ -198,10 +199,26 @@ class Acquirer {
         reduce(here, held.home, first);
         continue;
       }
-      const Access back{held.home.place, held.home.value, held.version};
-      to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = first.layer, .window = first.window},
-              {&here, 1}, {&back, 1});
+      put(here, {held.home.place, held.home.value, held.version}, first);
     }
+  }
+
+  std::int32_t copy_of(const Access& home) {
+    const std::string name = set_.values[static_cast<std::size_t>(home.value)];
+    set_.values.push_back(name + " in a slot");
+    set_.lasting.push_back(false);
+    set_.copy_of.resize(set_.values.size());
+    set_.copy_of.back() = home;
+    return static_cast<std::int32_t>(set_.values.size() - 1);
+  }
+
+  void get(const Access& home, const Access& here, const Action& first) {
+    to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = first.layer, .window = first.window}, {&home, 1},
+            {&here, 1});
+  }
+  void put(const Access& here, const Access& home, const Action& first) {
+    to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = first.layer, .window = first.window}, {&here, 1},
+            {&home, 1});
   }
 
   void add(const Action& first, ActionKind kind, std::int32_t task, std::span<const Access> reads,
@@ -215,14 +232,13 @@ class Acquirer {
     Access part = over.part;
     if (part.place.space == Space::store) {  // other ranks reach slots alone
       part = {{Space::device, 0, whole.place.offset + over.first, part.place.bytes}, whole.value, whole.version};
-      to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = first.layer, .window = first.window},
-              {&over.part, 1}, {&part, 1});
+      get(over.part, part, first);
     }
     add(first, ActionKind::collective, over.gather, {&part, 1}, {&whole, 1});
   }
 
   /// The sum over all ranks, of which each gets its part: written there by the first of a run that starts it, else
-  /// made in the slot and added.
+  /// made in the slot and added. What other ranks write is in the arena, so a part of a store comes to the slot too.
   void reduce(const Access& whole, const Access& home, const Action& first) {
     const OverRanks& over = set_.over_ranks.at(home.place.offset);
     if (!over.part.place.present()) return;
@@ -230,13 +246,24 @@ class Acquirer {
     before.version = reduced_[home.place.offset]++;
     Access after = before;
     ++after.version;
-    if (from_.starts_sums && before.version == 0)
-      return add(first, ActionKind::collective, over.reduce, {&whole, 1}, {&after, 1});
+    const bool stored = over.part.place.space == Space::store, starts = from_.starts_sums && before.version == 0;
+    if (starts && !stored) return add(first, ActionKind::collective, over.reduce, {&whole, 1}, {&after, 1});
     const Access sum{
         {Space::device, 0, whole.place.offset + over.first, over.part.place.bytes}, whole.value, whole.version + 1};
     add(first, ActionKind::collective, over.reduce, {&whole, 1}, {&sum, 1});
-    const Access reads[] = {sum, before}, writes[] = {after, {}};  // no workspace
+    if (starts) return put(sum, after, first);
+    Access here_before = before, here_after = after;
+    if (stored) {
+      here_before.place.space = Space::device;
+      here_before.place.index = 0;
+      here_before.place.offset = whole.place.offset + rounded_up(whole.place.bytes, alignment_);
+      here_before.value = copy_of(before);
+      here_after = {here_before.place, here_before.value, after.version};
+      get(before, here_before, first);
+    }
+    const Access reads[] = {sum, here_before}, writes[] = {here_after, {}};  // no workspace
     add(first, ActionKind::launch, over.add, reads, writes);
+    if (stored) put(here_after, after, first);
   }
 
   void copy_action(const Action& action, const Window* window) {
@@ -256,6 +283,7 @@ class Acquirer {
   const RunSchedule& from_;
   std::vector<Window> windows_;
   const SlotRing& ring_;
+  std::int64_t alignment_;
   RunSchedule to_;
   std::map<std::int64_t, std::int32_t> reduced_;  // by where the whole begins: sums over ranks so far
   std::size_t acquired_ = 0;                      // windows whose fetches are enqueued
@@ -266,7 +294,7 @@ class Acquirer {
 SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, const SpareBytes& spare) {
   SlotRing ring;
   for (const RunSchedule& schedule : set.runs) {
-    const std::vector<Window> windows = windows_of(set, schedule, {alignment, spare});
+    const std::vector<Window> windows = windows_of(set, schedule, {set, alignment, spare});
     const bool puts =
         std::any_of(windows.begin(), windows.end(), [](const Window& window) { return window.changes(); });
     const auto together = static_cast<std::size_t>(ahead + (puts ? 2 : 1));
@@ -281,9 +309,9 @@ SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, con
 
 void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment) {
   for (RunSchedule& schedule : set.runs) {
-    std::vector<Window> windows = windows_of(set, schedule, {alignment, {}});
+    std::vector<Window> windows = windows_of(set, schedule, {set, alignment, {}});
     lay_out(windows, ring);
-    if (!windows.empty()) schedule = Acquirer(set, schedule, std::move(windows), ring).run();
+    if (!windows.empty()) schedule = Acquirer(set, schedule, std::move(windows), ring, alignment).run();
   }
 }
 

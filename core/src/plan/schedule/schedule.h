@@ -102,6 +102,7 @@ struct Task {
 struct OverRanks {
   Access part = {};          ///< this rank's; absent: each window that uses the whole makes it
   std::int64_t first = 0;    ///< byte of the whole where the part begins
+  std::int64_t largest = 0;  ///< bytes of the largest part of any rank
   std::int32_t gather = -1;  ///< tasks: makes the whole of all parts,
   std::int32_t reduce = -1;  ///< the part of the sum over all ranks' wholes,
   std::int32_t add = -1;     ///< and adds such a part to another one

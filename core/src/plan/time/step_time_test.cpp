@@ -94,7 +94,7 @@ TEST_CASE("waits of a run are separate, where no kernel runs, and the timeline s
   for (const TimelineEvent& event : simulated_timeline(plan, device)) {
     shown += event.name.starts_with("wait for ");
     if (event.lane == Lane::copy_in && event.run == schedule.name)
-      CHECK((event.name.starts_with("get ") && event.name != "get "));
+      CHECK((event.name.starts_with("fetch ") && event.name != "fetch "));
   }
   CHECK(shown >= waits.size());
   CHECK(waits_text(simulated_step(plan, device, 2)).find(" for ") != std::string::npos);
