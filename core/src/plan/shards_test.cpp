@@ -36,6 +36,7 @@ struct Stored {
   bool weights = false, gradients = false;  ///< these are sharded too
   DType master = DType::f32;
   int ahead = 1;
+  bool tied = false;  ///< the head's weight is the embedding's, whose gradient two programs make
 };
 
 std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 0, const Stored& stored = {}) {
@@ -55,7 +56,7 @@ std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 
     if (stored.activations) options.state.activations.memory = "host";
     options.master = stored.master;
     options.ahead = stored.ahead;
-    plans.push_back(tiny_plan(options, device));
+    plans.push_back(tiny_plan(options, device, testkit::PlainPrecision(DType::bf16), {.tied = stored.tied}));
   }
   return plans;
 }
@@ -332,6 +333,15 @@ TEST_CASE("schedules of several ranks with an action dropped, swapped or moved a
       CHECK(tried >= 5);
       CHECK(mutants.missed[kind] == 0);
     }
+  }
+}
+
+TEST_CASE("a gradient that two programs make is reduced twice") {
+  for (unsigned places : {3u, 15u}) {
+    CAPTURE(places);
+    for (const Plan& plan :
+         plans_of(2, Sharding::ranks, 0, {.places = places, .weights = true, .gradients = true, .tied = true}))
+      CHECK(schedule_faults(plan) == std::vector<std::string>{});
   }
 }
 

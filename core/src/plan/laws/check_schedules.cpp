@@ -176,7 +176,8 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
       make(after);
     }
   for (const Access& access : writes) make(access);
-  for (const Access& whole : reads) count_sum(whole, writes);
+  const bool scatters = action.kind == ActionKind::collective;  // else a sum in the slot is read, one version on
+  for (const Access& whole : reads) count_sum(whole, scatters ? whole.version : whole.version - 1, writes);
 }
 
 bool ScheduleChecker::reduces(const Action& action) const {
@@ -193,8 +194,8 @@ bool ScheduleChecker::gathers(const Action& action, const Access& access, const 
   return true;
 }
 
-/// What ranks have parts of is not lost once this rank's part is of it.
-void ScheduleChecker::count_sum(const Access& whole, std::span<const Access> writes) {
+/// A version of a value that ranks have parts of is not lost once this rank's part is of it.
+void ScheduleChecker::count_sum(const Access& whole, std::int32_t version, std::span<const Access> writes) {
   if (!whole.place.present() || whole.value < 0) return;
   const Access home = set_.at_home(whole);
   if (home.place.space != Space::ranks) return;
@@ -204,7 +205,7 @@ void ScheduleChecker::count_sum(const Access& whole, std::span<const Access> wri
     if (written.place.bytes != part.place.bytes)
       fault("reduces " + name(whole.value) + " to other bytes than its part has");
     const std::int64_t begin = home.place.offset, end = begin + home.place.bytes;
-    written_[home.value].set(begin, end, {whole.version, whole.version});
+    written_[home.value].set(begin, end, {version, version});
   }
 }
 

@@ -56,7 +56,7 @@ class ScheduleChecker {
   bool is_made_anew(const Place& home) const;
   bool reduces(const Action& action) const;
   bool gathers(const Action& action, const Access& access, const Access& part);
-  void count_sum(const Access& whole, std::span<const Access> writes);
+  void count_sum(const Access& whole, std::int32_t version, std::span<const Access> writes);
   Shadow& shadow_of(const Place& place) { return shadows_[{place.space, place.index}]; }
   std::int64_t begin_of(const Place& place) const;
   bool known(int lane, std::int64_t when) const { return now_[static_cast<std::size_t>(lane)] >= when; }
