@@ -66,6 +66,7 @@ TEST_CASE("a signal to the starter saves, and starts nothing again, and one to i
   Child child(train_arguments(files, with(kLong, {"train.steps=1000000", "parallel.restarts=2"})));
   await_checkpoint(child, run);
   const pid_t rank = rank_of(child);
+  CHECK(read_text("/proc/" + std::to_string(rank) + "/comm") == "quern\n");  // its name in ps
   ::kill(rank, SIGTERM);
   const std::int64_t step = newest_step(run);
   while (newest_step(run) < step + 200) REQUIRE(child.running());

@@ -335,6 +335,15 @@ TEST_CASE("a plugin file that is cut off is refused, and one that ends the progr
 
 TEST_CASE("a fault names what the user wrote, and no plugin for the system's faults") {
   CHECK(quern("plugins check '' 2>&1").code == 2);
+  const fs::path loop = fs::path(QUERN_BUILD_DIR) / ("loop_" + std::to_string(getpid()));
+  fs::create_symlink(loop, loop);
+  const Outcome looped = quern("eval " QUERN_SOURCE_DIR
+                               "/configs/demo.toml --set device.id=cpu --set precision.id=fp32 "
+                               "--from " +
+                               loop.string() + " 2>&1");
+  fs::remove(loop);
+  CHECK(looped.code == 4);
+  CHECK(has(looped, "the system cannot work with this path: found Too many levels of symbolic links"));
   ConfigFile file("[model]\nid = \"llama\"\n");
   const std::string train = "train " + file.path.string() + " ";
   Outcome outcome = quern("plan " + file.path.string() + " --host-memory 9999999TiB 2>&1");
