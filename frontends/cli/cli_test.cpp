@@ -121,7 +121,7 @@ TEST_CASE("a plan shows, checks and draws its schedule") {
     CHECK(has(measured, part));
   }
   std::getline(std::ifstream(drawn), text, '\0');
-  for (const char* bar : {"\"get optimizer state\"", "\"put optimizer state\"", "\"first micro-step, updating\""})
+  for (const char* bar : {"\"fetch optimizer state\"", "\"release optimizer state\"", "\"first micro-step, updating\""})
     CHECK(text.find(bar) != std::string::npos);
   std::ofstream(drawn) << "somebody's";
   const Outcome refused = quern(plan + "--timeline " + drawn.string() + " 2>&1");

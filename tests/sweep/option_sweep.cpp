@@ -115,17 +115,20 @@ std::vector<Setting> values_of(const OptionSpec& spec) {
   return settings;
 }
 
-/// All of a run's options. A plugin's are swept with the plugin selected.
+/// All of a run's options. A plugin's are swept with the plugin selected; what models declare alike, with the first.
 std::vector<Setting> all_settings() {
   std::vector<Setting> all;
   PluginHost host = run_host();
+  std::set<std::string> of_models;
   auto add = [&](const std::string& prefix, const std::vector<OptionSpec>& specs, std::vector<std::string> with) {
-    for (const OptionSpec& spec : specs)
+    for (const OptionSpec& spec : specs) {
+      if (prefix.starts_with("model.") && !of_models.insert(spec.key + ": " + describe_expected(spec)).second) continue;
       for (Setting& setting : values_of(spec)) {
         setting.key = prefix + spec.key;
         setting.with = with;
         all.push_back(std::move(setting));
       }
+    }
   };
   for (const SectionSchema& schema : run_schemas()) {
     add(schema.name + ".", section_options(schema), {});
@@ -136,9 +139,13 @@ std::vector<Setting> all_settings() {
       if (schema.plugin_keys.empty()) with = {schema.name + ".id=" + entry.id};
       if (schema.plugin_kind == "log") with = {"log.sinks=[\"" + entry.id + "\"]"};
       if (schema.plugin_kind == "model")  // what it requires, as the base config has it for another
-        for (const char* field : {"vocab_size=64", "hidden_size=32", "intermediate_size=48", "num_hidden_layers=2",
-                                  "num_attention_heads=4", "num_key_value_heads=2", "max_position_embeddings=32"})
-          with.push_back(schema.name + "." + entry.id + "." + field);
+        for (const std::string field :
+             {"vocab_size=64", "hidden_size=32", "intermediate_size=48", "num_hidden_layers=2", "num_attention_heads=4",
+              "num_key_value_heads=2", "max_position_embeddings=32", "n_embd=32", "n_layer=2", "n_head=4",
+              "n_positions=32"})
+          for (const OptionSpec& spec : entry.factory->options)
+            if (spec.key == field.substr(0, field.find('=')))
+              with.push_back(schema.name + "." + entry.id + "." + field);
       add(schema.name + "." + entry.id + ".", entry.factory->options, with);
     }
   }

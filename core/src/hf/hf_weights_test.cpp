@@ -146,9 +146,10 @@ TEST_CASE("parts that are stored in another form than the file's are turned on t
   CHECK(norm[2] == values.at({"norm.weight", -1})[2] - 1);
   const Values back = import_all(directory / "out", parameters);
   for (const auto& [key, want] : values) {
-    CAPTURE(key.first);
+    const std::string& name = key.first;
+    CAPTURE(name);
     // The offset costs the last bits of numbers near zero.
-    CHECK(testkit::mismatch(back.at(key), want, 0, key.first == "norm.weight" ? 1e-7 : 0) == "");
+    CHECK(testkit::mismatch(back.at(key), want, 0, name == "norm.weight" ? 1e-7 : 0) == "");
   }
 }
 

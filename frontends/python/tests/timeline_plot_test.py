@@ -35,7 +35,7 @@ class PlotTimelineTest(FolderTestCase):
     def test_waits_have_a_row_and_the_colour_of_the_transfers(self):
         self.write(
             bar("matmul qkv, layer 0", "compute", 0, 5000), bar("wait for gradients", "compute", 5000, 2000),
-            bar("get gradients", "copy_in", 4000, 3000), bar("clip_scale", "compute", 7000, 3000, "update"),
+            bar("fetch gradients", "copy_in", 4000, 3000), bar("clip_scale", "compute", 7000, 3000, "update"),
             bar("copy", "copy_out", 10000, 20, "result"), bar("host", "compute", 10020, 0, "result"),
         )
         title, bars = timeline.read_timeline(self.file)

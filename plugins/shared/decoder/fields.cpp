@@ -77,7 +77,7 @@ void check_layers(const Fields& fields, std::vector<std::string>& problems) {
   for (const std::string& type : fields.layer_types) {
     windows = windows || type == kSlidingAttention;
     if (type != kFullAttention && type != kSlidingAttention)
-      problems.push_back("layer_types: found \"" + type + "\", expected " + kFullAttention + " or " +
+      problems.push_back("layer_types: found \"" + type.substr(0, 40) + "\", expected " + kFullAttention + " or " +
                          kSlidingAttention);
   }
   if (windows && fields.sliding_window == 0)

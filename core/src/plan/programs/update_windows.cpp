@@ -65,7 +65,7 @@ class Splitter {
 
   static void follow(UpdateWindow& window, Program program) {
     for (Value& value : program.values) value.name = whole_name(value.name);
-    window.follow.push_back({.program = std::move(program)});
+    window.follow.emplace_back().program = std::move(program);
   }
 
   const ParameterPlan& parameter_of(const UpdatePart& part) const { return plan_.parameters[part.parameter]; }

@@ -77,7 +77,7 @@ def read_timeline(path: Path) -> tuple[str, list[Bar]]:
 
 def label_of(bar: Bar) -> str:
     """Whose the bytes are that it moves or waits for, or what kind of work it is."""
-    for word in (WAIT, "get ", "put "):
+    for word in (WAIT, "fetch ", "release ", "gather ", "reduce "):
         if bar.name.startswith(word):
             return bar.name[len(word) :]
     if bar.row != ROWS[0]:
