@@ -112,6 +112,10 @@ TEST_CASE("a store that rounds offsets") {
   check_broken("offload", "rounds_offset", {"parts of a slot", "streams"}, {"got ", "want "});
 }
 
+TEST_CASE("a store that does not wait for the stream") {
+  check_broken("offload", "at_once", {"streams"}, {"a get behind a late put on another stream, byte 0"});
+}
+
 TEST_CASE("a collective that hands on whole packs only") {
   check_broken("communicator", "short_gather", {"all_gather", "buffers used again"}, {"elements of f32", "nan"});
 }

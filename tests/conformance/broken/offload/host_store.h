@@ -1,5 +1,5 @@
 #pragma once
-// A store in host memory, sound but for what `offset_of` makes of an offset.
+// A store in host memory, sound but for what `offset_of` makes of an offset and how `copy` copies.
 
 #include <vector>
 
@@ -19,11 +19,11 @@ class HostStore : public quern::OffloadStore {
   }
   void put(quern::OffloadSlot slot, std::size_t offset, const void* memory, std::size_t bytes,
            quern::Stream stream) override {
-    device_->copy(slots_[static_cast<std::size_t>(slot)].data() + offset_of(offset), memory, bytes, stream);
+    copy(slots_[static_cast<std::size_t>(slot)].data() + offset_of(offset), memory, bytes, stream);
   }
   void get(quern::OffloadSlot slot, std::size_t offset, void* memory, std::size_t bytes,
            quern::Stream stream) override {
-    device_->copy(memory, slots_[static_cast<std::size_t>(slot)].data() + offset_of(offset), bytes, stream);
+    copy(memory, slots_[static_cast<std::size_t>(slot)].data() + offset_of(offset), bytes, stream);
   }
   void prefetch(quern::OffloadSlot, std::size_t, std::size_t) override {}
   void* map(quern::OffloadSlot) override { quern::fail_internal("store", "cannot be mapped"); }
@@ -32,6 +32,9 @@ class HostStore : public quern::OffloadStore {
 
  protected:
   virtual std::size_t offset_of(std::size_t offset) const { return offset; }
+  virtual void copy(void* to, const void* from, std::size_t bytes, quern::Stream stream) {
+    device_->copy(to, from, bytes, stream);
+  }
 
  private:
   quern::OffloadTraits traits_;
