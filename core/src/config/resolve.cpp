@@ -160,6 +160,18 @@ class Resolver {
     }
   }
 
+  /// What the section's preset gives to keys that the user did not write; errors about these point to the preset.
+  void apply_preset(const SectionSchema& schema, Section& section) {
+    if (schema.preset_key.empty()) return;
+    const auto number = section.values.get<std::int64_t>(schema.preset_key);
+    for (const auto& [key, text] : schema.presets[static_cast<std::size_t>(number)]) {
+      if (section.written.find(key)) continue;
+      section.values.set(key, text);
+      section.preset[key] = schema.preset_key + " = " + std::to_string(number);
+      out_.keys_.emplace(schema.name + "." + key, position_of(schema.name + "." + schema.preset_key));
+    }
+  }
+
   void resolve_section(const SectionSchema& schema, const ConfigNode* node) {
     const std::size_t before = findings_.size();
     const std::vector<OptionSpec> specs = section_options(schema);
@@ -174,6 +186,7 @@ class Resolver {
       read(*node, schema.name, "", specs, section, schema.plugin_kind.empty() ? nullptr : &plugins);
     }
     require_all(schema.name, specs);
+    apply_preset(schema, section);
     if (schema.check && findings_.size() == before)
       for (const auto& [key, what] : schema.check(section.values)) {
         const std::string path = schema.name + "." + key;

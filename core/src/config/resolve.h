@@ -42,8 +42,9 @@ class ResolvedConfig {
   friend class Resolver;
 
   struct Table {
-    std::vector<std::string> order;  // keys as declared
-    OptionValues values, written;    // with defaults; as the user wrote them
+    std::vector<std::string> order;             // keys as declared
+    OptionValues values, written;               // with defaults; as the user wrote them
+    std::map<std::string, std::string> preset;  // keys that a preset set, and "zero = 2"
   };
   struct PluginTable : Table {
     std::string origin;

@@ -27,10 +27,14 @@ std::string comment(std::string text) {
 }
 
 void write_keys(std::string& out, const std::vector<std::string>& order, const OptionValues& values,
-                const OptionValues& written) {
-  for (const std::string& key : order)
-    if (const OptionValue* value = values.find(key))
-      out += dotted(key) + " = " + to_string(*value) + (written.find(key) ? "" : comment("default")) + "\n";
+                const OptionValues& written, const std::map<std::string, std::string>& preset = {}) {
+  for (const std::string& key : order) {
+    const OptionValue* value = values.find(key);
+    if (!value) continue;
+    const auto by = preset.find(key);
+    const std::string origin = by != preset.end() ? comment(by->second) : comment("default");
+    out += dotted(key) + " = " + to_string(*value) + (written.find(key) ? "" : origin) + "\n";
+  }
 }
 
 }  // namespace
@@ -76,7 +80,7 @@ std::string ResolvedConfig::to_toml() const {
     out += (out.empty() ? "[" : "\n[") + spell_key(section.name) + "]";
     if (section.one_plugin) out += origin_of(section.selected.front());
     out += "\n";
-    write_keys(out, section.order, section.values, section.written);
+    write_keys(out, section.order, section.values, section.written, section.preset);
     const std::string table = "\n[" + spell_key(section.name) + ".";
     const bool from_file = section.has_options_file();
     for (const std::string& id : section.selected) {

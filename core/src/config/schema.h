@@ -34,6 +34,10 @@ struct SectionSchema {
   /// set, required plugin keys may be absent and the factory alone can tell.
   std::string options_file_key;
 
+  /// An integer key that gives other keys a value where the user did not write them: by its value, those keys' texts.
+  std::string preset_key;
+  std::vector<std::map<std::string, std::string>> presets;
+
   /// Keys that there were, and what serves their purpose now.
   std::map<std::string, std::string> moved;
 

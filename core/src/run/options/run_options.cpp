@@ -125,6 +125,11 @@ OptionTable<ParallelOptions> parallel_options() {
         "reproducible: gradients of micro-batches are summed in fp32 in a tree over their number, so that any number "
         "of ranks gives the same bits; fast: in the cheapest order")
       .one_of({"fast", "reproducible"});
+  t.add("zero", &ParallelOptions::zero,
+        "preset of the next three keys, by the stages of ZeRO: 1 shards the optimizer, 2 gradients too, 3 weights too; "
+        "a key that is set itself wins")
+      .at_least(0)
+      .at_most(3);
   t.add("shard_optimizer", &ParallelOptions::shard_optimizer,
         "ranks: each rank keeps and updates a slab of master weights and optimizer states; none: all of them")
       .one_of(shards);

@@ -76,6 +76,7 @@ struct ParallelOptions {
   std::int64_t restarts = 0;
   std::int64_t check_every = 500;
   std::string reduction = "fast";
+  std::int64_t zero = 0;                 ///< preset of the three below
   std::string shard_optimizer = "none";  ///< this and two below: or "ranks"
   std::string shard_weights = "none";
   std::string shard_gradients = "none";

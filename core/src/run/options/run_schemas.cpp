@@ -131,6 +131,16 @@ SectionSchema log_section() {
   return schema;
 }
 
+/// What each value of parallel.zero sets.
+std::vector<std::map<std::string, std::string>> stages_of_zero() {
+  std::vector<std::map<std::string, std::string>> stages(1);
+  for (const char* key : {"shard_optimizer", "shard_gradients", "shard_weights"}) {
+    stages.push_back(stages.back());
+    stages.back()[key] = "ranks";
+  }
+  return stages;
+}
+
 SectionSchema parallel_section() {
   SectionSchema schema =
       section_of("parallel", "How many devices a run uses, and which state is sharded over them.", parallel_options());
@@ -138,6 +148,8 @@ SectionSchema parallel_section() {
   schema.plugin_keys = {"communicator", "collectives.all_gather", "collectives.reduce_scatter",
                         "collectives.all_reduce"};
   schema.no_plugin = {"none"};
+  schema.preset_key = "zero";
+  schema.presets = stages_of_zero();
   schema.moved = {
       {"unhidden_steps", "the time that transfers add to a step is measured by `quern bench transfers FILE`"}};
   schema.check = [](const OptionValues& values) {
@@ -147,15 +159,20 @@ SectionSchema parallel_section() {
     if (ranks > 1 && communicator == "none")
       findings.emplace_back("communicator", "found \"none\" with " + std::to_string(ranks) +
                                                 " ranks, expected the id of a communicator, or parallel.ranks = 1");
+    const auto zero = static_cast<std::size_t>(values.get<std::int64_t>("zero"));
+    auto found = [&](const char* key) {
+      const bool by_preset = stages_of_zero()[zero].contains(key);
+      return "\"ranks\"" + (by_preset ? " (by zero = " + std::to_string(zero) + ")" : std::string());
+    };
     for (const char* key : {"shard_weights", "shard_gradients"})
       if (values.get<std::string>(key) != "none" && values.get<std::string>("shard_optimizer") == "none")
-        findings.emplace_back(key,
-                              "found \"ranks\" with shard_optimizer = \"none\", expected \"none\", or "
-                              "parallel.shard_optimizer = \"ranks\"");
+        findings.emplace_back(key, "found " + found(key) +
+                                       " with shard_optimizer = \"none\", expected \"none\", or "
+                                       "parallel.shard_optimizer = \"ranks\"");
     if (values.get<std::string>("shard_gradients") != "none" && values.get<std::string>("reduction") != "fast")
-      findings.emplace_back("shard_gradients",
-                            "found \"ranks\" with reduction = \"reproducible\", expected \"none\", or "
-                            "parallel.reduction = \"fast\"");
+      findings.emplace_back("shard_gradients", "found " + found("shard_gradients") +
+                                                   " with reduction = \"reproducible\", expected \"none\", or "
+                                                   "parallel.reduction = \"fast\"");
     for (const char* key : {"collectives.all_gather", "collectives.reduce_scatter", "collectives.all_reduce"})
       if (const auto& id = values.get<std::string>(key); id != "none" && communicator == "none")
         findings.emplace_back(

@@ -55,6 +55,46 @@ TEST_CASE("weights and gradients are sharded where the optimizer is") {
             .find("parallel.shard_gradients: found \"ranks\" with reduction") != std::string::npos);
 }
 
+namespace {
+
+std::string sharding_of(const std::string& text) {
+  std::vector<SectionSchema> schemas = run_schemas();
+  std::erase_if(schemas, [&](const SectionSchema& schema) { return schema.name != "parallel"; });
+  PluginHost host({});
+  const ResolvedConfig config = resolve(ConfigDocument::parse("[parallel]\n" + text, "run.toml"), schemas, host);
+  // The printed config resolves to the same values.
+  const ResolvedConfig again = resolve(ConfigDocument::parse(config.to_toml(), "again.toml"), schemas, host);
+  std::string sharding;
+  for (const char* key : {"shard_optimizer", "shard_gradients", "shard_weights"}) {
+    const auto& value = config.section("parallel").get<std::string>(key);
+    CHECK(again.section("parallel").get<std::string>(key) == value);
+    sharding += value + " ";
+  }
+  return sharding;
+}
+
+}  // namespace
+
+TEST_CASE("parallel.zero sets the three keys of sharding that the config does not set") {
+  CHECK(sharding_of("") == "none none none ");
+  CHECK(sharding_of("zero = 0") == "none none none ");
+  CHECK(sharding_of("zero = 1") == "ranks none none ");
+  CHECK(sharding_of("zero = 2") == "ranks ranks none ");
+  CHECK(sharding_of("zero = 3") == "ranks ranks ranks ");
+  CHECK(sharding_of("zero = 3\nshard_gradients = \"none\"") == "ranks none ranks ");
+  CHECK(sharding_of("zero = 1\nshard_weights = \"ranks\"") == "ranks none ranks ");
+  CHECK(sharding_of("zero = 0\nshard_optimizer = \"ranks\"") == "ranks none none ");
+  CHECK(fault("parallel", "zero = 4")
+            .starts_with("run.toml:2:1: parallel.zero: out of range, found 4, expected an "
+                         "integer from 0 to 3"));
+  // Errors about what the preset sets point to its line.
+  CHECK(fault("parallel", "zero = 2\nshard_optimizer = \"none\"")
+            .starts_with("run.toml:2:1: parallel.shard_gradients: found \"ranks\" (by zero = 2) with "
+                         "shard_optimizer = \"none\", expected \"none\", or parallel.shard_optimizer = \"ranks\""));
+  CHECK(fault("parallel", "reduction = \"reproducible\"\nzero = 2")
+            .starts_with("run.toml:3:1: parallel.shard_gradients: found \"ranks\" (by zero = 2) with reduction"));
+}
+
 TEST_CASE("keys that are no more say what serves their purpose") {
   CHECK(fault("parallel", "unhidden_steps = 3").find("unknown key: the time that transfers add") != std::string::npos);
 }
