@@ -3,6 +3,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include <doctest/doctest.h>
@@ -31,8 +32,9 @@ void lose(const char* files) {
   ::setenv("QUERN_LOST_FILES", files, 1);
 }
 
-constexpr const char* kRead = "/tensors.safetensors";        // of a checkpoint that is there
-constexpr const char* kWrite = "/.tmp-tensors.safetensors";  // of one that is written
+constexpr const char* kRead = "/tensors-00000-of-00002.safetensors";        // of a checkpoint that is there
+constexpr const char* kWrite = "/.tmp-tensors-00000-of-00002.safetensors";  // of one that rank 0 writes
+constexpr const char* kWriteOfOther = "/.tmp-tensors-00001-of-00002.safetensors";
 
 /// Two ranks with a time-out of two seconds.
 Overrides two_ranks(const TinyFiles& files, const Overrides& more) {
@@ -64,10 +66,11 @@ bool writes(const TinyFiles& files, const std::string& file = kWrite) try {
 }  // namespace
 
 TEST_CASE("a write that takes longer than the time-out, at the end and after a stop, is waited for") {
-  for (const char* background : {"true", "false"}) {
+  for (const bool other : {false, true}) {
+    const char* background = other ? "false" : "true";
     CAPTURE(background);
     TinyFiles files;
-    auto slowly = [] { slow(kWrite, "7"); };
+    auto slowly = [=] { slow(other ? kWriteOfOther : kWrite, "7"); };
     // Above 0, for the copy that a thread writes from, and never reached.
     const Overrides saves =
         two_ranks(files, {"checkpoint.every=1000000", std::string("checkpoint.background=") + background});
@@ -170,6 +173,61 @@ TEST_CASE("a checkpoint that rank 0 writes when another rank dies becomes whole,
   CHECK(has(starter.err(), "quern: error: rank 1 was ended by signal 9"));
   CHECK_FALSE(has(starter.err(), "is saved"));
   CHECK(newest_step(files.at("run")) == 5);
+}
+
+TEST_CASE("a checkpoint whose part a rank has not written when it dies is not made, and the one before stays") {
+  TinyFiles files;
+  const std::string run = files.at("run");
+  CHECK(quern_train(files, two_ranks(files, {"train.steps=3"})).code == 0);
+  Child starter(train_arguments(files, two_ranks(files, with(kEndless, {"checkpoint.every=5"}))),
+                [] { slow(kWriteOfOther, "60"); });
+  while (!writes(files, kWriteOfOther)) {
+    REQUIRE(starter.running());
+    sleep(0.01);
+  }
+  ::kill(rank_among(descendants(starter.process()), 1), SIGKILL);
+  CHECK(starter.wait() == 6);
+  CHECK(has(starter.err(), "quern: error: rank 1 was ended by signal 9"));
+  CHECK(newest_step(run) == 3);
+  CHECK(quern_train(files, two_ranks(files, {"train.steps=5"})).code == 0);
+  CHECK(newest_step(run) == 5);
+}
+
+TEST_CASE("a rank that is killed before any operation on files of its saves loses no checkpoint that is whole") {
+  TinyFiles files;
+  const std::string run = files.at("run"), straight = files.at("straight");
+  const Overrides common = two_ranks(files, {"train.steps=3", "checkpoint.every=1", "checkpoint.keep_last=1",
+                                             "checkpoint.export=false", "parallel.timeout=60", "parallel.zero=3"});
+  CHECK(quern_train(files, with(common, {files.run("straight")})).code == 0);
+  const std::string want = newest_tensors(straight);
+  const Losses losses = logged_losses(straight);
+  for (const int culprit : {0, 1}) {
+    bool killed = true;
+    std::set<std::int64_t> newest;
+    const int stride = std::getenv("QUERN_SWEEP") ? 1 : culprit == 0 ? 17 : 8;
+    for (int number = 1; killed; number += stride) {
+      CAPTURE(culprit);
+      CAPTURE(number);
+      std::filesystem::remove_all(run);
+      Group group(2, files, common, {}, [&](int rank) {
+        if (rank != culprit) return;
+        slow("", "0");
+        ::setenv("QUERN_KILL_FILES", "/checkpoints/", 1);
+        ::setenv("QUERN_KILL_AT", std::to_string(number).c_str(), 1);
+      });
+      const std::vector<int> codes = group.wait();
+      killed = codes[static_cast<std::size_t>(culprit)] == -SIGKILL;
+      CHECK((killed || codes == group.all(0)));
+      newest.insert(newest_step(run));
+      for (const SkippedCheckpoint& skipped : find_newest(run).skipped) CHECK(skipped.reason == "unfinished");
+      const Outcome outcome = quern_train(files, common);
+      CAPTURE(outcome.err);
+      CHECK(outcome.code == 0);
+      CHECK(newest_tensors(run) == want);
+      CHECK(logged_losses(run) == losses);
+    }
+    CHECK(newest == std::set<std::int64_t>{-1, 1, 2, 3});
+  }
 }
 
 TEST_CASE("signals to the whole group of processes, as terminals and schedulers send them, are all heard, once") {

@@ -83,7 +83,7 @@ class Runs:
             if event["event"] == "step":
                 losses[event["step"]] = event["loss"]
         last = max((self.folder / name / "checkpoints").iterdir())
-        return losses, (last / "tensors.safetensors").read_bytes()
+        return losses, tensors_of(last)
 
     def kill(self, name, changes, after, which):
         """Kills one of the processes."""
@@ -97,6 +97,20 @@ class Runs:
                 pass
         self.end(process, expected=range(-64, 256))
         self.counts["killed before its end" if process.returncode else "ended before it was killed"] += 1
+
+
+def tensors_of(checkpoint):
+    """All tensors by name, whole: type, row length and bytes of the rows, which follow each other as the ranks' files."""
+    tensors = {}
+    for path in sorted(checkpoint.glob("tensors*.safetensors")):
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8 : 8 + length]).items():
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            kind = entry["dtype"], tuple(entry["shape"][1:])
+            before = tensors.setdefault(name, (*kind, b""))
+            tensors[name] = (*kind, before[2] + data[begin:end])
+    return tensors
 
 
 def model(draw):

@@ -17,19 +17,23 @@ using nlohmann::json;
 
 namespace {
 
-constexpr const char* kTensors = "tensors.safetensors";
+constexpr std::string_view kTensorsBegin = "tensors", kTensorsEnd = ".safetensors";
 constexpr const char* kState = "state.json";
 constexpr const char* kFormat = "quern checkpoint";
-constexpr int kVersion = 1;
-constexpr int kStateDepth = 3;  // the state, its files or libraries, one of them
+constexpr int kVersionOfOne = 1, kVersion = 2;  // with one file of tensors, with one of each rank
+constexpr int kStateDepth = 3;                  // the state, its files or libraries, one of them
 constexpr std::size_t kLargestState = std::size_t{64} << 20;
 constexpr const char* kUseOlder = "resume from an older checkpoint";
 
 /// state.json as read: the run's part, and what the files must be.
 struct StateFile {
   CheckpointMeta meta;
-  std::uint64_t bytes = 0;  // of the tensors' file
-  std::string checksum;
+  std::vector<std::uint64_t> bytes;  // of the tensors' files, by rank
+  std::vector<std::string> checksums;
+
+  std::string file(std::size_t rank) const {
+    return name_of(RankFile{static_cast<int>(rank), static_cast<int>(bytes.size())});
+  }
 };
 
 // The checksum of everything in state.json but itself.
@@ -52,9 +56,10 @@ std::vector<LibraryIdentity> libraries_in(const json& list) {
   return libraries;
 }
 
-std::string state_text(const std::string& path, const CheckpointMeta& meta, const FileRecord& tensors) {
+std::string state_text(const std::string& path, const CheckpointMeta& meta, const std::vector<FileRecord>& files) {
+  const int ranks = static_cast<int>(files.size());
   json state = {{"format", kFormat},
-                {"version", kVersion},
+                {"version", ranks == 1 ? kVersionOfOne : kVersion},
                 {"quern_version", meta.quern_version},
                 {"libraries", json_of(meta.libraries)},
                 {"step", meta.step},
@@ -62,8 +67,11 @@ std::string state_text(const std::string& path, const CheckpointMeta& meta, cons
                 {"evaluated", meta.evaluated},
                 {"data_state", meta.data_state},
                 {"device_state", meta.device_state},
-                {"config", meta.config},
-                {"files", {{kTensors, {{"bytes", tensors.bytes}, {"xxh3", checksum_text(tensors.checksum)}}}}}};
+                {"config", meta.config}};
+  for (int rank = 0; rank < ranks; ++rank) {
+    const FileRecord& file = files[static_cast<std::size_t>(rank)];
+    state["files"][name_of(RankFile{rank, ranks})] = {{"bytes", file.bytes}, {"xxh3", checksum_text(file.checksum)}};
+  }
   if (meta.tokens) state["tokens"] = *meta.tokens;
   try {
     state["xxh3"] = own_checksum(state);
@@ -90,8 +98,8 @@ StateFile read_state(const std::string& path) {
   json state = read_strict_json(path, kLargestState, kStateDepth);
   try {
     if (state.at("format") != kFormat) refuse("not a quern checkpoint", quote_name(state["format"].dump()), kFormat);
-    if (state.at("version") != kVersion)
-      refuse("checkpoint version", printable(state["version"].dump()), std::to_string(kVersion));
+    if (state.at("version") != kVersionOfOne && state["version"] != kVersion)
+      refuse("checkpoint version", printable(state["version"].dump()), "1 or 2");
     std::string stated = state.at("xxh3"), actual = own_checksum(state);
     if (stated != actual) refuse("checksum of state.json", actual, printable(stated));
     StateFile read;
@@ -106,9 +114,14 @@ StateFile read_state(const std::string& path) {
                  state.value("evaluated", true),
                  libraries_in(state.value("libraries", json::array()))};
     if (state.contains("tokens")) read.meta.tokens = count_in(state, "tokens", path);
-    const json& tensors = state.at("files").at(kTensors);
-    read.bytes = static_cast<std::uint64_t>(count_in(tensors, "bytes", path));
-    read.checksum = tensors.at("xxh3");
+    const json& files = state.at("files");
+    if (!files.is_object() || files.empty()) refuse("files", printable(files.dump()), "files of tensors");
+    read.bytes.resize(files.size());
+    for (std::size_t rank = 0; rank < read.bytes.size(); ++rank) {
+      const json& file = files.at(read.file(rank));
+      read.bytes[rank] = static_cast<std::uint64_t>(count_in(file, "bytes", path));
+      read.checksums.push_back(file.at("xxh3"));
+    }
     return read;
   } catch (const json::exception& error) {
     throw Error(ErrorCode::input,
@@ -116,19 +129,45 @@ StateFile read_state(const std::string& path) {
   }
 }
 
+std::string state_path(const std::string& path) { return path + "/state.json"; }
+
 StateFile read_state_and_sizes(const std::string& path) {
-  StateFile state = read_state(path + "/" + kState);
-  std::error_code error;
-  std::string tensors = path + "/" + kTensors;
-  std::uintmax_t bytes = fs::file_size(tensors, error);
-  if (error || bytes != state.bytes)
-    throw Error(ErrorCode::input, {tensors, error ? "is missing" : "is damaged",
-                                   error ? error.message() : std::to_string(bytes) + " bytes",
-                                   std::to_string(state.bytes) + " bytes", kUseOlder});
+  StateFile state = read_state(state_path(path));
+  for (std::size_t rank = 0; rank < state.bytes.size(); ++rank) {
+    std::error_code error;
+    const std::string tensors = path + "/" + state.file(rank), expected = std::to_string(state.bytes[rank]) + " bytes";
+    const std::uintmax_t bytes = fs::file_size(tensors, error);
+    if (error || bytes != state.bytes[rank])
+      throw Error(ErrorCode::input, {tensors, error ? "is missing" : "is damaged",
+                                     error ? error.message() : std::to_string(bytes) + " bytes", expected, kUseOlder});
+  }
   return state;
 }
 
-FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors, const TensorReader& reader) {
+/// The tensors' files in a checkpoint's directory, without a look at its state.
+std::vector<std::string> tensor_files_in(const std::string& path) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(kTensorsBegin) && name.ends_with(kTensorsEnd)) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  if (files.empty()) throw Error(ErrorCode::input, {path, "has no tensors", "", "", kUseOlder});
+  return files;
+}
+
+}  // namespace
+
+std::string name_of(const RankFile& file) {
+  char numbers[40] = "";
+  if (file.ranks > 1) std::snprintf(numbers, sizeof numbers, "-%05d-of-%05d", file.rank, file.ranks);
+  return std::string(kTensorsBegin) + numbers + std::string(kTensorsEnd);
+}
+
+FileRecord write_tensors(const std::string& folder, const RankFile& file, const std::vector<NamedView>& views,
+                         const TensorReader& reader) {
+  std::vector<NamedView> tensors = views;
   // Larger elements first, so that none is misaligned.
   std::stable_sort(tensors.begin(), tensors.end(), [](const NamedView& a, const NamedView& b) {
     return size_of(a.view.dtype) > size_of(b.view.dtype);
@@ -137,18 +176,16 @@ FileRecord write_tensors(const std::string& path, std::vector<NamedView> tensors
   declared.reserve(tensors.size());
   for (const NamedView& tensor : tensors)
     declared.push_back({tensor.name, stored_type_of(tensor.view.dtype), tensor.view.extents});
-  SafetensorsWriter writer(path, declared);
+  SafetensorsWriter writer(folder + "/" + name_of(file), declared);
   for (const NamedView& tensor : tensors)
     writer.write({reader ? reader(tensor) : tensor.view.as<const std::byte>(), tensor.view.bytes()});
   return writer.finish();
 }
 
-}  // namespace
-
 std::vector<TensorDeclaration> parameters_in(const std::string& path) {
   std::vector<TensorDeclaration> parameters;
-  const SafetensorsFile file(path + "/" + kTensors);
-  for (const StoredTensor& tensor : file.tensors())
+  const TensorFiles files(tensor_files_in(path));
+  for (const StoredTensor& tensor : files.tensors())
     if (tensor.name.starts_with(kMasterPrefix)) parameters.push_back({tensor.name, tensor.type, tensor.extents});
   std::sort(parameters.begin(), parameters.end(),
             [](const TensorDeclaration& a, const TensorDeclaration& b) { return a.name < b.name; });
@@ -161,25 +198,40 @@ std::string checkpoint_path(const std::string& run_directory, std::int64_t step)
   return run_directory + "/checkpoints/" + name;
 }
 
+void write_state(const std::string& folder, const CheckpointMeta& meta, const std::vector<FileRecord>& files) {
+  DurableFile state(state_path(folder));
+  state.write(state_text(folder, meta, files));
+  state.commit();
+}
+
 std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta,
                              const std::vector<NamedView>& tensors, const TensorReader& reader) {
-  const std::string path = checkpoint_path(run_directory, meta.step);
-  write_directory(path, [&](const std::string& temporary) {
-    FileRecord record = write_tensors(temporary + "/" + kTensors, tensors, reader);
-    DurableFile state(temporary + "/" + kState);
-    state.write(state_text(path, meta, record));
-    state.commit();
-  });
-  return path;
+  NewDirectory made(checkpoint_path(run_directory, meta.step));
+  made.fill(
+      [&](const std::string& folder) { write_state(folder, meta, {write_tensors(folder, {}, tensors, reader)}); });
+  made.put_in_place();
+  return made.path();
+}
+
+Checkpoint open_checkpoint(const std::string& path) {
+  StateFile state = read_state_and_sizes(path);
+  std::vector<std::string> files;
+  for (std::size_t rank = 0; rank < state.bytes.size(); ++rank) files.push_back(path + "/" + state.file(rank));
+  return {path, std::move(state.meta), std::move(state.checksums), TensorFiles(files)};
+}
+
+void verify_file(const Checkpoint& checkpoint, std::size_t file) {
+  const SafetensorsFile& tensors = checkpoint.tensors.files()[file];
+  const std::string actual = checksum_text(tensors.checksum());
+  if (actual != checkpoint.checksums[file])
+    throw Error(ErrorCode::input,
+                {tensors.path(), "checksum", actual, printable(checkpoint.checksums[file]), kUseOlder});
 }
 
 Checkpoint read_checkpoint(const std::string& path) {
-  StateFile state = read_state_and_sizes(path);
-  SafetensorsFile tensors(path + "/" + kTensors);
-  std::string actual = checksum_text(tensors.checksum());
-  if (actual != state.checksum)
-    throw Error(ErrorCode::input, {tensors.path(), "checksum", actual, printable(state.checksum), kUseOlder});
-  return {path, std::move(state.meta), std::move(tensors)};
+  Checkpoint checkpoint = open_checkpoint(path);
+  for (std::size_t file = 0; file < checkpoint.checksums.size(); ++file) verify_file(checkpoint, file);
+  return checkpoint;
 }
 
 CheckpointMeta check_checkpoint_files(const std::string& path) { return read_state_and_sizes(path).meta; }

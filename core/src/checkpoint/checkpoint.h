@@ -1,6 +1,7 @@
 #pragma once
-// One checkpoint: a directory <run>/checkpoints/step-00001200/ with tensors.safetensors and, written last, state.json,
-// which states the sizes and checksums of all files and of itself. It appears under its name whole or not at all.
+// One checkpoint: a directory <run>/checkpoints/step-00001200/ with a file of tensors of each rank and, written last,
+// state.json, which states the sizes and checksums of all files and of itself. It appears under its name whole or not
+// at all.
 
 #include <cstdint>
 #include <functional>
@@ -9,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/tensor_files.h"
 #include "quern/view.h"
 
 namespace quern {
@@ -47,7 +48,8 @@ using TensorReader = std::function<const std::byte*(const NamedView&)>;
 struct Checkpoint {
   std::string path;
   CheckpointMeta meta;
-  SafetensorsFile tensors;  ///< each tensor aligned to its element size
+  std::vector<std::string> checksums;  ///< of the tensors' files, as state.json has them
+  TensorFiles tensors;                 ///< in files each is aligned to its element size
 };
 
 /// Names of tensors: "master/qkv.weight/3" of a parameter in layer 3, "moment1/qkv.weight/3" of an optimizer's state of
@@ -57,13 +59,31 @@ inline constexpr std::string_view kMasterPrefix = "master/";
 /// <run>/checkpoints/step-00001200
 std::string checkpoint_path(const std::string& run_directory, std::int64_t step);
 
-/// Writes the checkpoint of meta.step, replacing one of that step, and returns its path. A resources error (disk full,
-/// read-only, ...) names the path and leaves nothing new. Without `reader` the views have their data.
+/// Which of the ranks that write a checkpoint; each writes a file, with its rows of tensors.
+struct RankFile {
+  int rank = 0, ranks = 1;
+};
+/// "tensors.safetensors" of one rank; "tensors-00002-of-00004.safetensors"
+std::string name_of(const RankFile& file);
+
+/// Writes a rank's file into the unfinished checkpoint `folder`. A resources error (disk full, read-only, ...) names
+/// the path. Without `reader` the views have their data.
+FileRecord write_tensors(const std::string& folder, const RankFile& file, const std::vector<NamedView>& tensors,
+                         const TensorReader& reader = {});
+/// Writes state.json, the last of an unfinished checkpoint's files; `files` are of all ranks.
+void write_state(const std::string& folder, const CheckpointMeta& meta, const std::vector<FileRecord>& files);
+
+/// Writes the checkpoint of meta.step as its only rank, replacing one of that step, and returns its path. On failure,
+/// as above, nothing new is left.
 std::string write_checkpoint(const std::string& run_directory, const CheckpointMeta& meta,
                              const std::vector<NamedView>& tensors, const TensorReader& reader = {});
 
 /// Opens a checkpoint directory and proves it whole, checksums included; an input error names the damaged part.
 Checkpoint read_checkpoint(const std::string& path);
+/// The same without the checksums of tensors.
+Checkpoint open_checkpoint(const std::string& path);
+/// The checksum of that proof for one of its files; an input error where it is another than state.json has.
+void verify_file(const Checkpoint& checkpoint, std::size_t file);
 
 /// The model's parameters in a checkpoint, sorted by name, without a look at their values.
 std::vector<TensorDeclaration> parameters_in(const std::string& path);

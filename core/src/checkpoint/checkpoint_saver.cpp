@@ -1,12 +1,17 @@
 #include "checkpoint/checkpoint_saver.h"
 
+#include <fcntl.h>
+
+#include <cerrno>
 #include <cstring>
 #include <map>
+#include <sstream>
 #include <system_error>
 #include <utility>
 
 #include "base/clock.h"
-#include "base/files/durable_file.h"
+#include "base/files/descriptor.h"
+#include "base/shorten.h"
 #include "checkpoint/saved_state.h"
 #include "quern/error.h"
 
@@ -30,19 +35,34 @@ std::byte* allocate_snapshot(Device& device, std::int64_t bytes) {
   }
 }
 
+/// What a rank posts when its file is written.
+std::string text_of(std::int64_t step, const FileRecord& file) {
+  return std::to_string(step) + " " + std::to_string(file.bytes) + " " + std::to_string(file.checksum);
+}
+
+FileRecord record_in(const std::string& text, std::int64_t step) {
+  std::istringstream words(text);
+  std::int64_t of = -1;
+  FileRecord file;
+  if (!(words >> of >> file.bytes >> file.checksum) || of != step)
+    fail_internal("checkpoint", "a rank wrote " + printable(text) + " instead of step " + std::to_string(step));
+  return file;
+}
+
 }  // namespace
 
-CheckpointSaver::CheckpointSaver(Device& device, Engine& engine, RunLock& lock, const Retention& retention, Hold hold)
+CheckpointSaver::CheckpointSaver(Device& device, Engine& engine, RunLock* lock, const Retention& retention,
+                                 SavingRanks& ranks)
     : device_(device),
       engine_(engine),
       lock_(lock),
       retention_(retention),
-      hold_(std::move(hold)),
-      state_(training_state(engine.plan())),
+      ranks_(ranks),
+      state_(own_training_state(engine.plan())),
       snapshot_(allocate_snapshot(device, engine.plan().snapshot_bytes)) {
   std::byte* data = snapshot_;
-  for (const PlannedTensor& tensor : state_) {
-    views_.push_back({state_name(tensor), {data, tensor.dtype, tensor.whole_extents()}});
+  for (const StatePart& part : state_) {
+    views_.push_back({state_name(part.tensor), {data, part.tensor.dtype, part.extents}});
     if (data) data += views_.back().view.bytes();
   }
 }
@@ -52,25 +72,60 @@ CheckpointSaver::~CheckpointSaver() {
   if (snapshot_) device_.release(MemoryKind::pinned, snapshot_);
 }
 
-SavedCheckpoint CheckpointSaver::write(const HeldDirectory& run, const CheckpointMeta& meta,
-                                       const TensorReader& reader) const {
+// Rank 0 makes the unfinished directory before the others, which it tells the run's, write into it.
+CheckpointSaver::Target CheckpointSaver::open_target(std::int64_t step) {
+  std::optional<Target> target;
+  const std::string name = ranks_.from_leader([&] {
+    const std::string directory = lock_->directory();
+    target.emplace(Target{lock_->hold(), nullptr});
+    target->run.write([&](const std::string& path) {
+      target->made = std::make_unique<NewDirectory>(checkpoint_path(path, step));
+      return path;
+    });
+    return directory;
+  });
+  if (!target) {
+    const OwnedDescriptor directory(::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory) fail_resources(name, "cannot be opened by this rank", errno);
+    target.emplace(Target{HeldDirectory(directory.get(), name), nullptr});
+  }
+  return std::move(*target);
+}
+
+SavedCheckpoint CheckpointSaver::write(Target& target, const CheckpointMeta& meta, const TensorReader& reader) const {
   SavedCheckpoint saved;
   saved.step = meta.step;
-  saved.path = run.write([&](const std::string& directory) {
-    const std::string path = write_checkpoint(directory, meta, views_, reader);
+  saved.path = target.run.write([&](const std::string& directory) {
+    const std::string path = checkpoint_path(directory, meta.step);
+    FileRecord own;
+    auto write_own = [&](const std::string& folder) { own = write_tensors(folder, ranks_.file(), views_, reader); };
+    if (!target.made) {
+      write_own(unfinished_name(path));
+      ranks_.post(text_of(meta.step, own));
+      return path;
+    }
+    target.made->fill(write_own);
+    complete(*target.made, meta, own);
     remove_old_checkpoints(directory, retention_, meta.step);
     return path;
   });
   return saved;
 }
 
-SavedCheckpoint CheckpointSaver::write_from_device(const HeldDirectory& run, const CheckpointMeta& meta) {
-  std::map<std::string, const PlannedTensor*> by_name;
+void CheckpointSaver::complete(NewDirectory& made, const CheckpointMeta& meta, const FileRecord& own) const {
+  std::vector<FileRecord> files{own};
+  for (int rank = 1; rank < ranks_.file().ranks; ++rank) files.push_back(record_in(ranks_.posted(rank), meta.step));
+  made.fill([&](const std::string& folder) { write_state(folder, meta, files); });
+  made.put_in_place();
+}
+
+SavedCheckpoint CheckpointSaver::write_from_device(Target& target, const CheckpointMeta& meta) {
+  std::map<std::string, const StatePart*> by_name;
   for (std::size_t i = 0; i < state_.size(); ++i) by_name[views_[i].name] = &state_[i];
   std::vector<std::byte> memory;
-  return write(run, meta, [&](const NamedView& view) {
+  return write(target, meta, [&](const NamedView& view) {
     memory.resize(view.view.bytes());
-    engine_.read(*by_name.at(view.name), memory.data());
+    engine_.read_part(*by_name.at(view.name), memory.data());
     return memory.data();
   });
 }
@@ -79,13 +134,15 @@ void CheckpointSaver::save(CheckpointMeta meta) {
   const double begin = now();
   wait();
   failed_ = true;  // unless the end is reached
-  HeldDirectory run = lock_.hold();
+  auto target = std::make_shared<Target>(open_target(meta.step));
   if (snapshot_) {
-    engine_.read(state_, snapshot_);
-    auto work = [this, run = std::move(run), meta = std::move(meta), begin, held = now() - begin,
-                 hold = hold_()]() mutable {
+    std::byte* data = snapshot_;
+    for (std::size_t i = 0; i < state_.size(); data += views_[i++].view.bytes()) engine_.read_part(state_[i], data);
+    auto work = [this, target = std::move(target), meta = std::move(meta), begin, held = now() - begin,
+                 hold = ranks_.hold()]() mutable {
       const std::shared_ptr<void> until_written = std::move(hold);
-      SavedCheckpoint saved = write(run, meta, {});
+      SavedCheckpoint saved = write(*target, meta, {});
+      target.reset();
       saved.held = held;
       saved.seconds = now() - begin;
       return saved;
@@ -96,7 +153,7 @@ void CheckpointSaver::save(CheckpointMeta meta) {
       fail_resources("checkpoint.background", "no thread can be started to write a checkpoint", error.code().value());
     }
   } else {
-    saved_.push_back(write_from_device(run, meta));
+    saved_.push_back(write_from_device(*target, meta));
     saved_.back().held = saved_.back().seconds = now() - begin;
   }
   failed_ = false;

@@ -185,6 +185,13 @@ void RunLock::take() {
   }
 }
 
+std::string RunLock::holder_in(const std::string& directory) {
+  char holder[32] = {};
+  const OwnedDescriptor file(::open((directory + "/.lock").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (file) static_cast<void>(::pread(file.get(), holder, sizeof holder - 1, 0));
+  return holder;
+}
+
 void RunLock::refuse(int reason) const {
   if (reason != EWOULDBLOCK) fail_resources(asked_ + "/.lock", "cannot be locked", reason);
   char holder[32] = {};

@@ -66,6 +66,8 @@ class RunLock {
   std::string directory();
   /// The same, to write into while it may be moved.
   HeldDirectory hold();
+  /// What the directory's lock file says of its holder, for other processes to compare; "": there is no such file.
+  static std::string holder_in(const std::string& directory);
 
  private:
   void take();

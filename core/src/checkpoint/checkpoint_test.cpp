@@ -108,6 +108,128 @@ TEST_CASE("a checkpoint comes back bit for bit, each tensor aligned") {
   CHECK(checkpoint_path("r", 123456789) == "r/checkpoints/step-123456789");
 }
 
+namespace {
+
+/// The rows of `weights` and `moments` that a rank of three writes, and rank 0 what has no rows.
+std::vector<NamedView> rows_of(State& state, int rank) {
+  std::vector<NamedView> views = state.views(), own;
+  const std::int64_t weights[] = {0, 1, 2, 2},
+                     moments[] = {0, 3, 3, 7};  // the last rank has no weights, one no moments
+  auto add = [&](const NamedView& whole, const std::int64_t* bounds) {
+    Extents rows = whole.view.extents;
+    rows[0] = bounds[rank + 1] - bounds[rank];
+    if (rank > 0 && rows[0] == 0) return;
+    const std::size_t row = whole.view.bytes() / static_cast<std::size_t>(whole.view.extents[0]);
+    std::byte* data = whole.view.as<std::byte>() + static_cast<std::size_t>(bounds[rank]) * row;
+    own.push_back({whole.name, {data, whole.view.dtype, rows}});
+  };
+  add(views[0], moments);
+  add(views[1], weights);
+  if (rank == 0) own.insert(own.end(), views.begin() + 2, views.end());
+  return own;
+}
+
+std::string write_by_three(const std::string& run, std::int64_t step) {
+  State state(step);
+  NewDirectory made(checkpoint_path(run, step));
+  made.fill([&](const std::string& folder) {
+    std::vector<FileRecord> files;
+    for (int rank = 0; rank < 3; ++rank) files.push_back(write_tensors(folder, {rank, 3}, rows_of(state, rank)));
+    write_state(folder, meta_of(step), files);
+  });
+  made.put_in_place();
+  return made.path();
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint that three ranks write has the tensors of one that a single rank writes") {
+  TestDirectory run, alone;
+  const Checkpoint parts = read_checkpoint(write_by_three(run.path(), 5));
+  const Checkpoint whole = read_checkpoint(write_step(alone.path(), 5));
+  CHECK(names_in(parts.path) == std::vector<std::string>{"state.json", "tensors-00000-of-00003.safetensors",
+                                                         "tensors-00001-of-00003.safetensors",
+                                                         "tensors-00002-of-00003.safetensors"});
+  CHECK(parts.meta == whole.meta);
+  CHECK(parts.tensors.tensors().size() == whole.tensors.tensors().size());
+  for (const StoredTensor& tensor : whole.tensors.tensors()) {
+    CAPTURE(tensor.name);
+    const StoredTensor& found = parts.tensors.at(tensor.name);
+    CHECK(found.type == tensor.type);
+    CHECK(found.extents == tensor.extents);
+    CHECK(parts.tensors.bytes(found) == whole.tensors.bytes(tensor));
+  }
+  // Any range, over the files' bounds.
+  const std::vector<float> weights = whole.tensors.read_floats("weights");
+  for (std::int64_t first = 0; first <= 6; ++first)
+    for (std::int64_t count = 0; first + count <= 6; ++count) {
+      std::vector<float> found(static_cast<std::size_t>(count));
+      parts.tensors.read_floats(parts.tensors.at("weights"), first, found);
+      CHECK(std::equal(found.begin(), found.end(), weights.begin() + first));
+    }
+  CHECK(parameters_in(parts.path) == parameters_in(whole.path));
+}
+
+TEST_CASE("every damage of a checkpoint that three ranks wrote is an error that names the file") {
+  TestDirectory directory;
+  const std::string sound = write_by_three(directory / "sound", 5), path = checkpoint_path(directory / "run", 5);
+  auto damaged = [&](const std::function<void()>& damage) {
+    fs::remove_all(path);
+    fs::create_directories(fs::path(path).parent_path());
+    fs::copy(sound, path);
+    damage();
+    return testkit::refusal(ErrorCode::input, [&] { read_checkpoint(path); });
+  };
+  CHECK(damaged([] {}) == "accepted");
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string file = path + "/" + name_of(RankFile{rank, 3});
+    CAPTURE(file);
+    CHECK(damaged([&] { fs::remove(file); }).starts_with(file + ": is missing"));
+    CHECK(damaged([&] { fs::resize_file(file, 40); }).starts_with(file + ": is damaged: found 40 bytes"));
+    std::string bytes = read_text(sound + "/" + name_of(RankFile{rank, 3}));
+    bytes.back() ^= 1;
+    CHECK(damaged([&] { write_text(file, bytes); }).starts_with(file + ": checksum: found "));
+  }
+  const std::string first = name_of(RankFile{0, 3}), second = name_of(RankFile{1, 3});
+  CHECK(damaged([&] {
+          fs::rename(path + "/" + first, path + "/x");
+          fs::rename(path + "/" + second, path + "/" + first);
+          fs::rename(path + "/x", path + "/" + second);
+        }) != "accepted");
+  CHECK(damaged([&] {
+          change_state(path, [&](nlohmann::json& state) { state["files"].erase(second); });
+        }).find("state.json misses a field") != std::string::npos);
+  CHECK(damaged([&] {
+          change_state(path, [&](nlohmann::json& state) { state["files"] = nlohmann::json::object(); });
+        }).find("files: found {}") != std::string::npos);
+  CHECK(damaged([&] {
+          change_state(path, [&](nlohmann::json& state) { state["version"] = 3; });
+        }).find("checkpoint version: found 3, expected 1 or 2") != std::string::npos);
+}
+
+TEST_CASE("files whose rows do not fit each other are refused") {
+  TestDirectory directory;
+  auto file = [&](int rank, StoredType type, const Extents& extents) {
+    const std::string path = directory / ("file" + std::to_string(rank));
+    SafetensorsWriter writer(path, {{"a", type, extents}});
+    writer.write(std::vector<std::byte>(*stored_bytes(type, extents)));
+    writer.finish();
+    return path;
+  };
+  auto fault = [&](const std::string& second) {
+    return testkit::refusal(ErrorCode::input, [&] { TensorFiles({directory / "file0", second}); });
+  };
+  file(0, StoredType::f32, {2, 3});
+  CHECK(fault(file(1, StoredType::f32, {5, 3})) == "accepted");
+  CHECK(fault(file(1, StoredType::f32, {0, 3})) == "accepted");
+  const std::string where =
+      directory / "file1" + ": its rows of tensor 'a' do not continue the rows of the files before it: ";
+  CHECK(fault(file(1, StoredType::bf16, {2, 3})) ==
+        where + "found BF16, expected F32; resume from an older checkpoint");
+  for (const Extents& other : {Extents{2, 4}, Extents{6}, Extents{}, Extents{2, 3, 1}})
+    CHECK(fault(file(1, StoredType::f32, other)).starts_with(where + "found "));
+}
+
 TEST_CASE("any changed or missing byte of any file is seen") {
   TestDirectory run;
   std::string path = write_step(run.path(), 3);

@@ -22,7 +22,7 @@ Part part_of(const PlannedTensor& tensor) {
 }
 
 // The optimizer has states of parameters, "moment1/qkv.weight/3"; the precision backend's belong to none.
-Part part_of(const std::string& name, const SafetensorsFile& stored) {
+Part part_of(const std::string& name, const TensorFiles& stored) {
   if (name.starts_with(kMasterPrefix)) return parameters;
   const std::size_t slash = name.find('/');
   const bool of_parameter =
@@ -41,7 +41,7 @@ bool fits(const StoredTensor* stored, const PlannedTensor& planned) {
   return stored && stored->type == stored_type_of(planned.dtype) && stored->extents == planned.whole_extents();
 }
 
-std::array<Differences, kParts> compare(const Plan& plan, const SafetensorsFile& stored) {
+std::array<Differences, kParts> compare(const Plan& plan, const TensorFiles& stored) {
   std::array<Differences, kParts> differences;
   std::map<std::string, const PlannedTensor*, std::less<>> known;
   const std::vector<PlannedTensor> state = training_state(plan);
@@ -88,7 +88,7 @@ std::string list(const Differences& items) {
 }
 
 // This rank's part, piece by piece, from `stored`, or zeros where it is null.
-void fill(Engine& engine, const PlannedTensor& tensor, const SafetensorsFile& file, const StoredTensor* stored) {
+void fill(Engine& engine, const PlannedTensor& tensor, const TensorFiles& file, const StoredTensor* stored) {
   constexpr std::int64_t kPiece = std::int64_t{1} << 22;  // elements
   const std::int64_t end = tensor.first + element_count(tensor.extents);
   std::vector<std::byte> buffer;

@@ -57,6 +57,8 @@ class Engine {
   /// `count` elements from `first` on.
   void write(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, const void* host);
   void read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host);
+  /// Of what this rank has; not collective.
+  void read_part(const StatePart& part, void* host);
   /// All of them, one behind the other.
   void read(const std::vector<PlannedTensor>& tensors, std::byte* host);
   /// Makes the working copies from the masters; after masters were written.

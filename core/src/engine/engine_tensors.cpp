@@ -80,6 +80,15 @@ void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t 
   check_stores();
 }
 
+void Engine::read_part(const StatePart& part, void* host) {
+  settle(part.tensor);
+  const std::int64_t count = element_count(part.extents);
+  if (count > 0)
+    move(part_of(part.tensor.place(), part.tensor.dtype, part.first, count), static_cast<std::byte*>(host), nullptr);
+  device_.synchronize(compute_);
+  check_stores();
+}
+
 // Piece by piece into the memory of transient values, of which there are none between runs.
 void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host) {
   const std::shared_ptr<void> announced = notice_ ? notice_(tensor, first, count) : nullptr;

@@ -34,8 +34,8 @@ class Layout {
 
  private:
   void lay_out_snapshot() {
-    for (const PlannedTensor& tensor : training_state(plan_))
-      plan_.snapshot_bytes = checked_sum(plan_.snapshot_bytes, byte_count(tensor.whole_extents(), tensor.dtype));
+    for (const StatePart& part : own_training_state(plan_))
+      plan_.snapshot_bytes = checked_sum(plan_.snapshot_bytes, byte_count(part.extents, part.tensor.dtype));
     plan_.owners.push_back({"checkpoint copy", MemoryKind::pinned, plan_.snapshot_bytes});
   }
 

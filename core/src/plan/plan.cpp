@@ -88,6 +88,25 @@ std::vector<PlannedTensor> training_state(const Plan& plan) {
   return state;
 }
 
+std::vector<StatePart> own_training_state(const Plan& plan) {
+  const std::int64_t ranks = plan.options.state.ranks, rank = plan.options.state.rank;
+  std::vector<StatePart> own;
+  for (PlannedTensor& tensor : training_state(plan)) {
+    StatePart part{.tensor = std::move(tensor)};
+    part.extents = part.tensor.extents;
+    if (part.tensor.whole.empty()) {
+      const bool in_rows = !part.extents.empty() && part.tensor.owner != TensorOwner::precision;
+      if (!in_rows && rank > 0) continue;
+      const std::int64_t rows = in_rows ? part.extents[0] : 0;
+      auto begin_of = [&](std::int64_t of) { return (rows * of + ranks - 1) / ranks; };  // rank 0 has one at least
+      if (in_rows) part.extents[0] = begin_of(rank + 1) - begin_of(rank);
+      if (in_rows && rows > 0) part.first = element_count(part.tensor.extents) / rows * begin_of(rank);
+    }
+    if (rank == 0 || element_count(part.extents) > 0) own.push_back(std::move(part));
+  }
+  return own;
+}
+
 void Plan::add(PlannedTensor tensor) {
   tensor_index_.try_emplace(key_of(tensor.kind, tensor.parameter, tensor.layer), tensors.size());
   tensors.push_back(std::move(tensor));

@@ -250,7 +250,7 @@ struct Plan {
   std::int64_t beside_bytes = 0;        ///< what the device and communicators take of its memory beside the arena
   std::int64_t staging_slot_bytes = 0;  ///< pinned host memory of one micro-batch
   std::int64_t pinned_bytes = 0;        ///< all of that
-  std::int64_t snapshot_bytes = 0;      ///< pinned host memory of a copy of training_state
+  std::int64_t snapshot_bytes = 0;      ///< pinned host memory of a copy of own_training_state
   std::vector<OwnerBytes> owners;
   std::vector<StorePlan> stores;
   SlotRing ring;  ///< where values of stores are while they are used
@@ -323,6 +323,15 @@ std::string shared_text(const Plan& plan);
 
 /// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.
 std::vector<PlannedTensor> training_state(const Plan& plan);
+/// A rank's part of one of these tensors.
+struct StatePart {
+  PlannedTensor tensor;
+  std::int64_t first = 0;  ///< element of what this rank has of it
+  Extents extents = {};    ///< of the part
+};
+/// What this rank writes of them: its shards, and of tensors that every rank has whole some rows; rank 0 the rest.
+/// Parts of a tensor follow each other as their ranks do.
+std::vector<StatePart> own_training_state(const Plan& plan);
 
 /// Programs as text, after a named pass: "model", "rotate", "differentiate", "lower", "as_stored", "saved", "fuse",
 /// "place".

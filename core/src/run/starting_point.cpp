@@ -1,5 +1,6 @@
 #include "run/starting_point.h"
 
+#include "base/shorten.h"
 #include "checkpoint/changes.h"
 #include "checkpoint/saved_state.h"
 #include "launch/rendezvous/meeting_point.h"
@@ -43,10 +44,26 @@ Checkpoint read_as_follower(const std::string& path) try { return read_checkpoin
   throw Error(error.code(), std::move(detail));
 }
 
+// All ranks write into one directory.
+void check_shared(const Session& session, const std::string& holder) {
+  const std::string& directory = session.log.directory;
+  const std::string found = RunLock::holder_in(directory);
+  if (found != holder)
+    throw Error(ErrorCode::input,
+                {.where = session.config.where("log", "directory"),
+                 .what = "this rank has another directory of that name than rank 0",
+                 .found = found.empty() ? "no " + directory + "/.lock" : "a lock of " + printable(found),
+                 .expected = "rank 0's, of process " + printable(holder),
+                 .next = "give all ranks one log.directory, on a file system that their machines share"});
+}
+
 }  // namespace
 
 StartingPoint find_starting_point(const Session& session, Ranks& ranks) {
   StartingPoint start;
+  const std::string holder =
+      ranks.from_leader("looking for a checkpoint", [&] { return RunLock::holder_in(session.log.directory); });
+  if (!ranks.leads()) check_shared(session, holder);
   const std::string path = ranks.from_leader("looking for a checkpoint", [&] {
     start.removed = remove_leftovers(session.log.directory);
     remove_hang_reports(session.log.directory);

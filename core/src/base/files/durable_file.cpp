@@ -28,11 +28,6 @@ std::string parent_of(const std::string& path) {
 /// Ends the name of a directory that is being replaced.
 constexpr std::string_view kReplaced = "-old";
 
-std::string temporary_name(const std::string& path) {
-  fs::path final_path(path);
-  return final_path.parent_path() / (std::string(kTemporaryPrefix) + final_path.filename().string());
-}
-
 const char* next_step(int error_number) {
   switch (error_number) {
     case ENOSPC:
@@ -63,7 +58,7 @@ void fail_resources(const std::string& path, const std::string& what, int error_
   throw Error(ErrorCode::resources, {path, what, std::strerror(error_number), "", next_step(error_number)});
 }
 
-DurableFile::DurableFile(std::string path) : path_(std::move(path)), temporary_(temporary_name(path_)) {
+DurableFile::DurableFile(std::string path) : path_(std::move(path)), temporary_(unfinished_name(path_)) {
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (file_ < 0) fail_resources(path_, "cannot be created", errno);
 }
@@ -101,26 +96,40 @@ void make_directories(const std::string& path) {
   for (const std::string& parent : parents) sync_directory(parent);
 }
 
+std::string unfinished_name(const std::string& path) {
+  fs::path final_path(path);
+  return final_path.parent_path() / (std::string(kTemporaryPrefix) + final_path.filename().string());
+}
+
+NewDirectory::NewDirectory(std::string path) : path_(std::move(path)), temporary_(unfinished_name(path_)) {
+  make_directories(parent_of(path_));
+  fill([](const std::string& temporary) {
+    remove_tree(temporary);
+    make_directories(temporary);
+  });
+}
+
+NewDirectory::~NewDirectory() {
+  std::error_code ignored;  // the first fault is the one to report
+  fs::remove_all(temporary_, ignored);
+}
+
+void NewDirectory::fill(const std::function<void(const std::string& temporary)>& work) try {
+  work(temporary_);
+} catch (const Error& error) {
+  ErrorDetail detail = error.detail();
+  if (detail.where.starts_with(temporary_)) detail.where.replace(0, temporary_.size(), path_);
+  throw Error(error.code(), std::move(detail));
+}
+
+void NewDirectory::put_in_place() {
+  fill([this](const std::string& temporary) { replace_directory(temporary, path_); });
+}
+
 void write_directory(const std::string& path, const std::function<void(const std::string& temporary)>& fill) {
-  struct Temporary {
-    const std::string name;
-    ~Temporary() {
-      std::error_code ignored;  // the first fault is the one to report
-      fs::remove_all(name, ignored);
-    }
-  };
-  make_directories(parent_of(path));
-  const Temporary temporary{temporary_name(path)};
-  try {
-    remove_tree(temporary.name);
-    make_directories(temporary.name);
-    fill(temporary.name);
-    replace_directory(temporary.name, path);
-  } catch (const Error& error) {
-    ErrorDetail detail = error.detail();
-    if (detail.where.starts_with(temporary.name)) detail.where.replace(0, temporary.name.size(), path);
-    throw Error(error.code(), std::move(detail));
-  }
+  NewDirectory directory(path);
+  directory.fill(fill);
+  directory.put_in_place();
 }
 
 void check_writable(const std::string& directory) {
@@ -149,7 +158,7 @@ bool restore_replaced(const std::string& path) {
 }
 
 void replace_directory(const std::string& from, const std::string& to) {
-  std::string old = temporary_name(to).append(kReplaced);
+  std::string old = unfinished_name(to).append(kReplaced);
   std::error_code absent;
   if (!fs::exists(fs::symlink_status(to, absent))) {
     if (::rename(from.c_str(), to.c_str()) != 0) fail_resources(to, "cannot be put in place", errno);

@@ -46,9 +46,29 @@ class DurableFile {
 
 /// Creates `path` and its missing parents, durably.
 void make_directories(const std::string& path);
-/// Makes directory `path` whole or not at all: `fill` gets an empty directory under another name, which then takes the
-/// place of an older `path`. On failure nothing of it stays, and an error that names a file in it gives its name in
-/// `path`.
+/// The name of `path`, in the same directory, while it is unfinished.
+std::string unfinished_name(const std::string& path);
+
+/// A directory that appears whole or not at all: it is filled under its unfinished name, and then takes the place of an
+/// older `path`. Errors that name a file in it give its name in `path`.
+class NewDirectory {
+ public:
+  /// Makes it, empty, and missing parents.
+  explicit NewDirectory(std::string path);
+  /// Removes it where it is not in place.
+  ~NewDirectory();
+  NewDirectory(const NewDirectory&) = delete;
+  NewDirectory& operator=(const NewDirectory&) = delete;
+
+  const std::string& path() const { return path_; }
+  void fill(const std::function<void(const std::string& temporary)>& work);
+  void put_in_place();
+
+ private:
+  const std::string path_, temporary_;
+};
+
+/// Makes directory `path` whole or not at all, by `fill`.
 void write_directory(const std::string& path, const std::function<void(const std::string& temporary)>& fill);
 /// Creates the directory if need be, and proves that files can be written there by writing one. A resources error
 /// otherwise.

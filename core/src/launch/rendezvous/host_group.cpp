@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -25,8 +26,9 @@ namespace quern {
 
 namespace {
 
-/// What a rank gives, what all gave, that a rank leaves, and its heartbeat: what keeps it busy, a zero byte, its note.
-constexpr char kGiven = 'g', kResult = 'r', kBye = 'l', kBeat = 'n';
+/// What a rank gives, what all gave, that a rank leaves, its heartbeat (what keeps it busy, a zero byte, its note), and
+/// a message to rank 0.
+constexpr char kGiven = 'g', kResult = 'r', kBye = 'l', kBeat = 'n', kPosted = 'p';
 constexpr std::size_t kMostResult = 0xffffffff;  // bytes
 constexpr double kLater = 2;                     // seconds: rank 0 gives up first and says whom it waited for
 constexpr double kGrace = 2;                     // of a rank that leaves, for what it still has to say
@@ -71,6 +73,7 @@ class HostGroup::Service {
         left_(sockets_.size()),
         given_(static_cast<std::size_t>(rank == 0 ? size : 0)),
         notes_(sockets_.size()),
+        posted_(sockets_.size()),
         beat_(std::clamp(timeout / 50, 0.02, 0.2)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_) fail_resources(rank_text(rank, size), "no descriptor is free", errno);
@@ -122,6 +125,23 @@ class HostGroup::Service {
   std::optional<std::string> busy() const {
     std::lock_guard lock(mutex_);
     return somebody_busy();
+  }
+
+  void post(std::string text) {
+    std::lock_guard lock(mutex_);
+    sockets_[0].send(kPosted, text);
+    wake();
+  }
+
+  std::string posted(std::size_t rank) {
+    std::unique_lock lock(mutex_);
+    std::deque<std::string>& posted = posted_[rank];
+    auto gone = [&] { return left_[rank] || !sockets_[rank].open() || (fault_ && notes_[rank].silent > kSilent); };
+    while (posted.empty() && !gone()) changed_.wait_for(lock, kLook);
+    if (posted.empty()) fail_communication(name(rank) + " is gone");
+    std::string text = std::move(posted.front());
+    posted.pop_front();
+    return text;
   }
 
   /// `others`: how the others hear of it.
@@ -194,7 +214,7 @@ class HostGroup::Service {
   void beat() {
     if (rank_ == 0) {
       notes_[0] = own_;  // never silent to itself
-    } else if (!fault_ && !leave_by_ && !sockets_[0].unsent()) {
+    } else if (!leave_by_ && !sockets_[0].unsent()) {
       sockets_[0].send(kBeat, own_.busy + '\0' + own_.text);
     }
   }
@@ -222,6 +242,7 @@ class HostGroup::Service {
       case kBye: left_[i] = true; return check_left();
       case kFaultFrame: return fail(frame.bytes);
       case kBeat: return hear_beat(i, frame.bytes);
+      case kPosted: posted_[i].push_back(std::move(frame.bytes)); return changed_.notify_all();
       default: return fail(name(rank_of(i)) + " does not speak as ranks do");
     }
   }
@@ -288,6 +309,7 @@ class HostGroup::Service {
   std::vector<bool> left_;
   std::vector<std::optional<std::string>> given_;  // rank 0: of the exchange that is on
   std::vector<Note> notes_;                        // as the sockets
+  std::vector<std::deque<std::string>> posted_;    // likewise
   Note own_;
   const double beat_;  // seconds between heartbeats
   std::unique_ptr<std::string> result_;
@@ -319,6 +341,12 @@ std::vector<std::string> HostGroup::exchange(std::string own) {
 }
 
 std::string HostGroup::be_busy(std::string what) { return service_ ? service_->be_busy(std::move(what)) : what; }
+
+void HostGroup::post(std::string text) {
+  if (service_) service_->post(std::move(text));
+}
+
+std::string HostGroup::posted(int rank) { return service_->posted(static_cast<std::size_t>(rank)); }
 
 std::optional<std::string> HostGroup::busy() const { return service_ ? service_->busy() : std::nullopt; }
 

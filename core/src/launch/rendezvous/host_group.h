@@ -42,6 +42,12 @@ class HostGroup {
   std::string be_busy(std::string what);
   /// "rank 1 is reading a checkpoint": of a rank that is busy and was heard lately. From any thread.
   std::optional<std::string> busy() const;
+  // ---- messages of a rank to rank 0, in order; from any thread, also after a fault ----
+  void post(std::string text);
+  /// On rank 0, of another rank, the next one; waits for it. Throws a communication error when that rank is gone, and
+  /// after a fault when it has sent nothing for kSilent seconds.
+  std::string posted(int rank);
+
   /// Ends the group for all ranks, with this text as the fault, for others with "rank R: "; from any thread.
   void end(const std::string& text) noexcept;
   /// The same where the text names the rank that it is about.

@@ -92,6 +92,34 @@ std::vector<std::string> rank_exchanges(int rank, int size, const MeetingPoint& 
 
 }  // namespace
 
+TEST_CASE("messages reach rank 0 in order, from ranks that fail too, and of a rank that is gone none is awaited") {
+  const TestDirectory directory;
+  const std::vector<std::string> all = texts(4, [&](int rank) -> std::string {
+    HostGroup group(rank, 4, in(directory), kPatience);
+    group.exchange("begin");
+    if (rank > 0) {
+      group.post("first of " + std::to_string(rank));
+      if (rank == 2) group.end("bad luck");
+      if (rank == 3) sleep(0.3), ::_exit(0);  // as if killed
+      while (!group.fault()) sleep(0.01);
+      sleep(0.5);
+      group.post("after the fault");
+      sleep(0.5);
+      return "";
+    }
+    std::string heard;
+    for (const int other : {2, 1, 2, 1}) heard += group.posted(other) + ", ";
+    heard += group.posted(3) + ", ";
+    try {
+      group.posted(3);
+    } catch (const Error& error) {
+      heard += error.detail().what;
+    }
+    return heard;
+  });
+  CHECK(all[0] == "first of 2, first of 1, after the fault, after the fault, first of 3, rank 3 is gone");
+}
+
 TEST_CASE("ranks exchange what they give, by rank") {
   for (const int size : {1, 2, 4}) {
     const TestDirectory directory;

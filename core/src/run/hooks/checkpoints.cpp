@@ -12,13 +12,30 @@ std::string writing(std::int64_t step) { return "writing step " + std::to_string
 
 }  // namespace
 
+class Checkpoints::Saving final : public SavingRanks {
+ public:
+  explicit Saving(Ranks& ranks) : ranks_(ranks) {}
+  RankFile file() const override { return {ranks_.rank(), ranks_.size()}; }
+  std::string from_leader(const std::function<std::string()>& make) override {
+    return ranks_.from_leader("opening a checkpoint", make);
+  }
+  void post(const std::string& text) override { ranks_.post(text); }
+  std::string posted(int rank) override { return ranks_.posted(rank); }
+  std::shared_ptr<void> hold() override { return ranks_.time_to_finish(); }
+
+ private:
+  Ranks& ranks_;
+};
+
 Checkpoints::Checkpoints(const Session& session, Engine& engine, Ranks& ranks, std::optional<RunLock>& lock,
                          const std::vector<LibraryIdentity>& libraries, const Evaluation& evaluation)
-    : ranks_(ranks), lock_(lock), libraries_(libraries), evaluation_(evaluation) {
-  const Retention retention{session.checkpoint.keep_last, session.checkpoint.keep_every};
-  if (ranks.leads())
-    saver_.emplace(*session.device, engine, *lock, retention, [&ranks] { return ranks.time_to_finish(); });
-}
+    : ranks_(ranks),
+      lock_(lock),
+      libraries_(libraries),
+      evaluation_(evaluation),
+      saving_(std::make_unique<Saving>(ranks)),
+      saver_(*session.device, engine, lock ? &*lock : nullptr,
+             Retention{session.checkpoint.keep_last, session.checkpoint.keep_every}, *saving_) {}
 
 void Checkpoints::start_saving(const RunState& state) {
   CheckpointMeta meta;
@@ -31,19 +48,20 @@ void Checkpoints::start_saving(const RunState& state) {
   meta.quern_version = QUERN_VERSION;
   meta.libraries = libraries_;
   meta.evaluated = evaluation_.done(state);
-  ranks_.lead(writing(state.step), state.engine, [&] { saver_->save(std::move(meta)); });
+  if (ranks_.size() > 1) state.engine.gather();
+  ranks_.busy(writing(state.step), [&] { saver_.save(std::move(meta)); });
   last_saved_ = state.step;
 }
 
 void Checkpoints::wait() {
-  if (saver_) ranks_.busy(writing(last_saved_), [&] { saver_->wait(); });
+  ranks_.busy(writing(last_saved_), [&] { saver_.wait(); });
 }
 
 void Checkpoints::log_saved(const RunState& state) {
-  if (!saver_) return;
-  for (const SavedCheckpoint& saved : saver_->take_saved())
-    state.log.write(
-        {"checkpoint", {{"step", saved.step}, {"path", saved.path}, {"held", saved.held}, {"seconds", saved.seconds}}});
+  for (const SavedCheckpoint& saved : saver_.take_saved())
+    if (ranks_.leads())
+      state.log.write({"checkpoint",
+                       {{"step", saved.step}, {"path", saved.path}, {"held", saved.held}, {"seconds", saved.seconds}}});
 }
 
 void Checkpoints::save(const RunState& state) {

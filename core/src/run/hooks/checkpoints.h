@@ -2,6 +2,7 @@
 // When a run saves, what it writes beside its tensors, and which checkpoint it rolls back to.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@ namespace quern {
 
 class Checkpoints final : public Hook {
  public:
-  /// All arguments outlive this. `libraries` are those that compute. Of the ranks rank 0 saves, and all call alike.
+  /// All arguments outlive this. `libraries` are those that compute. All ranks call alike, and each saves its part.
   Checkpoints(const Session& session, Engine& engine, Ranks& ranks, std::optional<RunLock>& lock,
               const std::vector<LibraryIdentity>& libraries, const Evaluation& evaluation);
 
@@ -36,7 +37,7 @@ class Checkpoints final : public Hook {
   /// Whether the run's step is saved, or is being saved.
   bool has(const RunState& state) const { return last_saved_ == state.step; }
   /// Whether a save did not succeed.
-  bool failed() const { return saver_ && saver_->failed(); }
+  bool failed() const { return saver_.failed(); }
 
   /// The newest whole one. When no step went well since the last time, the checkpoint itself may be what is wrong, and
   /// an older one is taken where there is one. An input error when there is none.
@@ -50,7 +51,9 @@ class Checkpoints final : public Hook {
   std::optional<RunLock>& lock_;
   const std::vector<LibraryIdentity>& libraries_;
   const Evaluation& evaluation_;
-  std::optional<CheckpointSaver> saver_;
+  class Saving;
+  std::unique_ptr<SavingRanks> saving_;
+  CheckpointSaver saver_;
   std::int64_t last_saved_ = -1;
   std::int64_t rolled_back_to_ = -1;  // no step went well since, while the run stands there
 };

@@ -47,6 +47,9 @@ class Ranks {
   void together();
   /// What `make` gives on rank 0, where alone it is called, busy with `what`.
   std::string from_leader(const std::string& what, const std::function<std::string()>& make);
+  /// A message to rank 0, and there the next one of another rank, as HostGroup has them; from any thread.
+  void post(const std::string& text) { hosts_->post(text); }
+  std::string posted(int rank) { return hosts_->posted(rank); }
   /// Throws a config error, on all ranks, that names a rank whose `own` is not rank 0's, and the first line where they
   /// differ; `what` says what that is.
   void need_same(const std::string& what, const std::string& own);
