@@ -60,7 +60,7 @@ TEST_CASE("an unknown command is a config error with the nearest name, on standa
   CHECK(
       outcome.text ==
       "quern: error: quern: unknown command: found \"confg\", expected one of train, generate, eval, plan, bench, ab, "
-      "data, config, plugins; nearest name `config`\n");
+      "data, checkpoint, export, config, plugins; nearest name `config`\n");
   CHECK(quern("config shw 2>&1").code == 2);
   CHECK(has(quern("config show 2>&1"), "missing FILE"));
   CHECK(quern("config show a b 2>&1").code == 2);

@@ -36,6 +36,8 @@ int transfers_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int ab_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
+int checkpoint_command(const Arguments& arguments);
+int export_command(const Arguments& arguments);
 int config_command(const Arguments& arguments);
 int plugins_command(const Arguments& arguments);
 

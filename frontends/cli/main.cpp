@@ -30,6 +30,8 @@ constexpr Command kCommands[] = {
     {"bench", "time training steps, op by op", bench_command},
     {"ab", "compare runs that differ in some keys", ab_command},
     {"data", "show the data of a run", data_command},
+    {"checkpoint", "show and verify a checkpoint", checkpoint_command},
+    {"export", "write a checkpoint's weights as a Hugging Face model", export_command},
     {"config", "show, check and describe configurations", config_command},
     {"plugins", "list and describe plugins", plugins_command},
 };

@@ -89,6 +89,12 @@ Settings settings_of(const std::vector<LibraryIdentity>& libraries) {
 
 }  // namespace
 
+std::map<std::string, std::string> settings_in(const std::string& config) try {
+  return settings_of(config);
+} catch (const Error&) {
+  return {};
+}
+
 std::vector<std::string> config_changes(const std::string& before, const std::string& after) {
   Settings old;
   try {

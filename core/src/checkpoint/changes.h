@@ -3,6 +3,7 @@
 // resumed run reports it, since one with, say, another rope_theta fits the checkpoint's shapes and yet is another
 // model, and other algorithms give other last bits.
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,10 @@ namespace quern {
 
 /// The only change from a config that cannot be read.
 inline constexpr const char* kUnreadableConfig = "all of it: the earlier config cannot be read";
+
+/// The config's values by key, as messages show them, without the sections that config_changes leaves out; empty where
+/// it cannot be read.
+std::map<std::string, std::string> settings_in(const std::string& config);
 
 /// "train.steps = 12 (was 8)", sorted by key. Sections that leave the numbers alone (log, checkpoint, sample) are not
 /// compared.

@@ -112,6 +112,21 @@ NewestCheckpoint find_newest(const std::string& run_directory, std::int64_t befo
   return newest;
 }
 
+Checkpoint checkpoint_at(const std::string& path, std::vector<std::string>& notes) {
+  if (fs::exists(fs::path(path) / "state.json")) return read_checkpoint(path);
+  NewestCheckpoint newest = find_newest(path);
+  for (const SkippedCheckpoint& skipped : newest.skipped)
+    if (newest.checkpoint) notes.push_back("passed over " + skipped.path + ": " + skipped.reason);
+  if (newest.checkpoint) return std::move(*newest.checkpoint);
+  const bool damaged = !newest.skipped.empty();
+  throw Error(ErrorCode::input, {.where = damaged ? newest.skipped[0].path : path,
+                                 .what = damaged ? "no checkpoint of the run is whole: " + newest.skipped[0].reason
+                                                 : "no checkpoint there",
+                                 .found = {},
+                                 .expected = {},
+                                 .next = "train first, or name a checkpoint or a Hugging Face model"});
+}
+
 std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, const Retention& retention,
                                                 std::int64_t newest_step) {
   std::vector<std::string> removed;

@@ -30,6 +30,10 @@ struct NewestCheckpoint {
 NewestCheckpoint find_newest(const std::string& run_directory,
                              std::int64_t before = std::numeric_limits<std::int64_t>::max());
 
+/// Opens the checkpoint at `path`, or the newest whole one of the run directory there; an input error where there is
+/// none. Appends a line to `notes` for each that was passed over.
+Checkpoint checkpoint_at(const std::string& path, std::vector<std::string>& notes);
+
 /// Which checkpoints stay.
 struct Retention {
   std::int64_t keep_last = 0;   ///< so many of the newest; 0: all

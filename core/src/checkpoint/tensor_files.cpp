@@ -25,8 +25,8 @@ void TensorFiles::add(std::size_t file, const StoredTensor& stored) {
   auto refuse = [&](const std::string& found, const std::string& expected) {
     throw Error(ErrorCode::input,
                 {files_[file].path(),
-                 "its rows of tensor " + quote_name(stored.name) + " do not continue the rows of the files before it", found,
-                 expected, "resume from an older checkpoint"});
+                 "its rows of tensor " + quote_name(stored.name) + " do not continue the rows of the files before it",
+                 found, expected, "resume from an older checkpoint"});
   };
   if (whole.type != stored.type) refuse(std::string(name_of(stored.type)), std::string(name_of(whole.type)));
   Extents rows = whole.extents;

@@ -226,6 +226,12 @@ ConfigDocument ConfigDocument::parse(std::string_view text, std::string name) {
   return document;
 }
 
+void ConfigDocument::keep(const std::vector<std::string>& sections) {
+  std::erase_if(root_.children, [&](const auto& section) {
+    return std::find(sections.begin(), sections.end(), section.first) == sections.end();
+  });
+}
+
 void ConfigDocument::set(std::string_view assignment) {
   const std::size_t equals = assignment.find('=');
   auto trimmed = [](std::string_view text) {

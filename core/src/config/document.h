@@ -43,6 +43,8 @@ class ConfigDocument {
   /// Parses text that messages call `name`.
   static ConfigDocument parse(std::string_view text, std::string name);
 
+  /// Drops all sections but these.
+  void keep(const std::vector<std::string>& sections);
   /// Applies "a.b=value". The value is TOML; text that is not (16GiB, data/train.bin, nothing) is taken as a
   /// text.
   void set(std::string_view assignment);

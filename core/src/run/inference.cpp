@@ -13,25 +13,6 @@
 
 namespace quern {
 
-namespace {
-
-Checkpoint checkpoint_at(const std::string& path, std::vector<std::string>& notes) {
-  if (std::filesystem::exists(std::filesystem::path(path) / "state.json")) return read_checkpoint(path);
-  NewestCheckpoint newest = find_newest(path);
-  for (const SkippedCheckpoint& skipped : newest.skipped)
-    if (newest.checkpoint) notes.push_back("passed over " + skipped.path + ": " + skipped.reason);
-  if (newest.checkpoint) return std::move(*newest.checkpoint);
-  const bool damaged = !newest.skipped.empty();
-  throw Error(ErrorCode::input, {.where = damaged ? newest.skipped[0].path : path,
-                                 .what = damaged ? "no checkpoint of the run is whole: " + newest.skipped[0].reason
-                                                 : "no checkpoint there",
-                                 .found = {},
-                                 .expected = {},
-                                 .next = "train first, or name a checkpoint or a Hugging Face model"});
-}
-
-}  // namespace
-
 WeightSource weight_source(const std::string& path) {
   if (path.empty()) return {};
   for (const char* part : {"state.json", "checkpoints"})  // of a checkpoint, of a run

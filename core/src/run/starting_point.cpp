@@ -12,11 +12,15 @@ namespace quern {
 
 namespace {
 
-NewestCheckpoint checkpoint_to_resume(const Session& session) {
+NewestCheckpoint checkpoint_to_resume(const Session& session, StartingPoint& start) {
   const CheckpointOptions& options = session.checkpoint;
   NewestCheckpoint newest = find_newest(session.log.directory);
-  if (!newest.checkpoint && newest.skipped.empty()) return newest;
-  if (options.resume == "never")
+  start.elsewhere = !newest.checkpoint && newest.skipped.empty();
+  if (start.elsewhere && options.from.empty()) return newest;
+  std::vector<std::string> passed_over;
+  if (start.elsewhere)
+    newest.checkpoint.emplace(checkpoint_at(options.from, passed_over));
+  else if (options.resume == "never")
     throw Error(ErrorCode::config, {.where = session.config.where("checkpoint", "resume"),
                                     .what = "the run directory has checkpoints",
                                     .found = newest.checkpoint ? newest.checkpoint->path : newest.skipped[0].path,
@@ -64,16 +68,19 @@ StartingPoint find_starting_point(const Session& session, Ranks& ranks) {
   const std::string holder =
       ranks.from_leader("looking for a checkpoint", [&] { return RunLock::holder_in(session.log.directory); });
   if (!ranks.leads()) check_shared(session, holder);
-  const std::string path = ranks.from_leader("looking for a checkpoint", [&] {
+  const std::string found = ranks.from_leader("looking for a checkpoint", [&] {
     start.removed = remove_leftovers(session.log.directory);
     remove_hang_reports(session.log.directory);
     MeetingPoint::remove_left(session.log.directory);
     check_can_save(session.log.directory);
-    start.newest = checkpoint_to_resume(session);
-    return start.newest.checkpoint ? start.newest.checkpoint->path : std::string();
+    start.newest = checkpoint_to_resume(session, start);
+    return start.newest.checkpoint ? (start.elsewhere ? "elsewhere " : "own ") + start.newest.checkpoint->path : "";
   });
-  if (!ranks.leads() && !path.empty())
+  if (!ranks.leads() && !found.empty()) {
+    start.elsewhere = found.starts_with("elsewhere ");
+    const std::string path = found.substr(found.find(' ') + 1);
     ranks.busy("reading a checkpoint", [&] { start.newest.checkpoint = read_as_follower(path); });
+  }
   return start;
 }
 

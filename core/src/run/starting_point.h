@@ -14,6 +14,7 @@ namespace quern {
 struct StartingPoint {
   std::vector<std::string> removed;  ///< what a crash left in the run directory
   NewestCheckpoint newest;           ///< without a checkpoint: the run begins anew
+  bool elsewhere = false;            ///< the checkpoint is checkpoint.from, not one of the run's own
 };
 
 /// Removes what a crash left, and opens the checkpoint to go on from. Collective; rank 0, which holds the RunLock, says

@@ -116,11 +116,13 @@ void Trainer::load_weights() {
   if (!start_.newest.checkpoint) return load_first_weights(session_, engine_, ranks_);
   const Checkpoint& checkpoint = *start_.newest.checkpoint;
   notes_ = load_checkpoint(session_, engine_, checkpoint, libraries_, ranks_);
-  data_->load_state(checkpoint.meta.data_state);
+  const bool restart = start_.elsewhere && session_.checkpoint.from_data == "restart";
+  if (!restart) data_->load_state(checkpoint.meta.data_state);
+  if (restart) notes_.emplace_back("the data begin anew, by checkpoint.from_data");
   state_.stand_at(checkpoint.meta.step, tokens_of(checkpoint.meta));
   state_.updates = checkpoint.meta.updates;
   if (!checkpoint.meta.evaluated) evaluation_.make_up_for(state_.step);
-  checkpoints_.begin_at(state_.step);
+  if (!start_.elsewhere) checkpoints_.begin_at(state_.step);
 }
 
 // Last of the start, so that a run that cannot start leaves the log of an earlier one alone.
@@ -128,7 +130,7 @@ void Trainer::open_sinks() {
   const NewestCheckpoint& newest = start_.newest;
   for (const std::string& id : ranks_.leads() ? session_.config.ids("log") : std::vector<std::string>{})
     log_.add(id, host_.create<LogSink>(id, session_.config.factory_values("log", id)),
-             {session_.log.directory, newest.checkpoint.has_value(), session_.log.every});
+             {session_.log.directory, newest.checkpoint && !start_.elsewhere, session_.log.every});
   std::filesystem::path directory = std::filesystem::path(session_.log.directory).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();  // "runs/a/" names a
   LogEvent run{"run",

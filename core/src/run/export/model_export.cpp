@@ -2,11 +2,27 @@
 
 #include <utility>
 
+#include "base/shorten.h"
+#include "checkpoint/checkpoint_store.h"
+#include "quern/error.h"
 #include "run/export/export_config.h"
 #include "run/export/prepared_data.h"
 #include "run/weights.h"
 
 namespace quern {
+
+namespace {
+
+[[noreturn]] void refuse(const Checkpoint& checkpoint, const std::string& what, const std::string& found,
+                         const std::string& expected) {
+  throw Error(ErrorCode::input, {.where = checkpoint.path,
+                                 .what = "its weights are of another model than its config says: " + what,
+                                 .found = found,
+                                 .expected = expected,
+                                 .next = "correct the model's settings with --set"});
+}
+
+}  // namespace
 
 ModelExport::ModelExport(const Session& session, const std::string& directory) {
   what_.dtype = *dtype_named(session.checkpoint.export_dtype);
@@ -27,6 +43,45 @@ ModelExport::ModelExport(const Session& session, const std::string& directory) {
 
 void ModelExport::write(Engine& engine, const std::string& directory) const {
   export_weights(engine, directory, what_);
+}
+
+void ModelExport::write(const Checkpoint& checkpoint, const Model& model, const std::string& directory) const {
+  const std::vector<ParameterSpec> specs = model.parameters();
+  std::size_t known = 0;
+  auto tensor_of = [&](const ParameterSpec& spec, std::int64_t layer) -> const StoredTensor& {
+    const std::string name = std::string(kMasterPrefix) + spec.name + (layer < 0 ? "" : "/" + std::to_string(layer));
+    const StoredTensor* stored = checkpoint.tensors.find(name);
+    if (!stored || stored->extents != spec.extents)
+      refuse(checkpoint, quote_name(name), stored ? to_string(stored->extents) : "none", to_string(spec.extents));
+    return *stored;
+  };
+  for (const ParameterSpec& spec : specs) {
+    const bool in_layers = spec.group == ParameterGroup::block;
+    for (std::int64_t layer = in_layers ? 0 : -1; layer < (in_layers ? model.traits().layers : 0); ++layer, ++known)
+      tensor_of(spec, layer);
+  }
+  std::size_t stored = 0;
+  for (const StoredTensor& tensor : checkpoint.tensors.tensors()) stored += tensor.name.starts_with(kMasterPrefix);
+  if (stored != known) refuse(checkpoint, "parameters", std::to_string(stored), std::to_string(known));
+  auto reader = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<float> values) {
+    checkpoint.tensors.read_floats(tensor_of(spec, layer), first, values);
+  };
+  export_hf_model(directory, what_, specs, model.traits().layers, reader);
+}
+
+std::vector<std::string> export_checkpoint(const std::string& path, const std::string& directory,
+                                           const std::vector<std::string>& overrides) {
+  std::vector<std::string> notes;
+  const Checkpoint checkpoint = checkpoint_at(path, notes);
+  notes.push_back("weights of " + checkpoint.path);
+  ConfigDocument document = ConfigDocument::parse(checkpoint.meta.config, checkpoint.path + "/state.json: config");
+  document.keep({"model", "data", "train", "checkpoint"});
+  for (const std::string& assignment : overrides) document.set(assignment);
+  const ConfiguredRun run(document);
+  const ModelExport model(run.session, directory);
+  model.write(checkpoint, *run.session.model, directory);
+  notes.insert(notes.end(), model.notes().begin(), model.notes().end());
+  return notes;
 }
 
 }  // namespace quern

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "engine/engine.h"
 #include "hf/hf_weights.h"
 #include "run/session.h"
@@ -16,6 +17,8 @@ class ModelExport {
   /// end of a long run.
   ModelExport(const Session& session, const std::string& directory);
   void write(Engine& engine, const std::string& directory) const;
+  /// The weights of a checkpoint of this model; an input error where it has other parameters.
+  void write(const Checkpoint& checkpoint, const Model& model, const std::string& directory) const;
   /// What the user should know of it, a line each.
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -23,5 +26,11 @@ class ModelExport {
   HfExport what_;
   std::vector<std::string> notes_;
 };
+
+/// Writes the weights of a checkpoint, or of the newest one of a run directory, as a Hugging Face model directory: with
+/// the model, data and export settings of its config, which `overrides` change, and without a device. Returns what the
+/// user should know, a line each.
+std::vector<std::string> export_checkpoint(const std::string& path, const std::string& directory,
+                                           const std::vector<std::string>& overrides);
 
 }  // namespace quern

@@ -78,8 +78,8 @@ OptionTable<MemoryOptions> memory_options() {
         "micro-batch. 0 or empty: the device's memory")
       .size();
   t.add("host_budget", &MemoryOptions::host_budget,
-        "the same for host memory: pinned buffers, stores in host memory and the copy for checkpoints. 0 or empty: not "
-        "limited")
+        "the same for the host memory of all ranks of a machine: pinned buffers, stores in host memory and the copies "
+        "for checkpoints. 0 or empty: not limited")
       .size();
   t.add("stores", &MemoryOptions::stores,
         "ids of the offload stores that the planner may choose: the first for any kind of state, all of them for "
@@ -207,6 +207,12 @@ OptionTable<CheckpointOptions> checkpoint_options() {
         "auto: continue from the newest whole checkpoint; never: start a new run, and refuse a directory with "
         "checkpoints")
       .one_of({"auto", "never"});
+  t.add("from", &CheckpointOptions::from,
+        "checkpoint, or run directory for its newest, at which a run without checkpoints of its own begins, with "
+        "weights, optimizer state and step; empty: none");
+  t.add("from_data", &CheckpointOptions::from_data,
+        "continue: the data go on where the checkpoint `from` was saved; restart: they begin anew")
+      .one_of({"continue", "restart"});
   t.add("export", &CheckpointOptions::export_model, "write a Hugging Face model directory at the end");
   t.add("export_dtype", &CheckpointOptions::export_dtype, "format of exported weights").one_of({"fp32", "bf16"});
   t.add("tokenizer", &CheckpointOptions::tokenizer,

@@ -125,6 +125,8 @@ struct CheckpointOptions {
   bool background = true;
   bool at_end = true;
   std::string resume = "auto";
+  std::string from = "";
+  std::string from_data = "continue";
   bool export_model = true;
   std::string export_dtype = "fp32";
   std::string tokenizer = "";
