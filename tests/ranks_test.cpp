@@ -258,6 +258,35 @@ TEST_CASE("a run with sharded weights and gradients resumes on other numbers of 
   }
 }
 
+// Every pair of values of two of: stage, precision, communicator, ranks, stores.
+TEST_CASE(
+    "each stage of ZeRO has the bits of whole state, in each precision, over each communicator, and with stores") {
+  const char* const precisions[] = {"fp32", "bf16", "e4m3", "int8"};
+  const std::string communicators[] = {"memcpy", has_mpi() ? "mpi" : "memcpy"};
+  for (int precision = 0; precision < 4; ++precision)
+    for (int number = 0; number < 3; ++number) {
+      const int ranks = 2 + number, stage = 1 + (precision + number) % 3, stores = (precision + 2 * number) % 3;
+      CAPTURE(precision);
+      CAPTURE(ranks);
+      CAPTURE(stage);
+      CAPTURE(stores);
+      TinyFiles files;
+      const Overrides numbers =
+          with(of_ranks(ranks, "none"),
+               {"precision.id=" + std::string(precisions[precision]), "train.accumulation=" + std::to_string(ranks),
+                "train.steps=3", "train.eval_every=3", "checkpoint.every=2", "checkpoint.export=false"});
+      Overrides sharded = with(numbers, {"parallel.communicator=" + communicators[(precision + number) % 2],
+                                         "device.cpu.streams=shuffled", "parallel.zero=" + std::to_string(stage)});
+      std::erase(sharded, "parallel.shard_optimizer=none");  // it would win
+      if (stores > 0) sharded = with(sharded, {"memory.master=host", "memory.moments=host"});
+      if (stores > 1) sharded.push_back("memory.activations=host");
+      if (stores > 1 && stage > 1) sharded.push_back("memory.gradients=host");
+      if (stores > 1 && stage > 2) sharded.push_back("memory.weights=host");
+      CHECK(losses_of(files, "sharded", sharded) == losses_of(files, "whole", numbers));
+      CHECK(newest_tensors(files.at("sharded")) == newest_tensors(files.at("whole")));
+    }
+}
+
 TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bits of memcpy") {
   if (!has_mpi()) return;
   for (const char* precision : {"fp32", "bf16", "e4m3"}) {
