@@ -38,14 +38,14 @@ void check_file(const RunArguments& run) {
 /// The run's overrides for a GPU, or for the device that it has.
 std::vector<std::string> assumptions(const RunArguments& run) {
   const std::string host_memory = run.values["host-memory"].as<std::string>();
-  if (!run.values.count("gpu")) return assuming(run.file, run.overrides, "", host_memory);
+  if (!run.values.count("gpu")) return assuming(run.file, run.overrides, {}, host_memory);
   const auto& names = run.values["gpu"].as<std::vector<std::string>>();
   const std::string& name = names[0];
   if (names.size() > 1)
     refuse("--gpu", "plans for one GPU", std::to_string(names.size()) + " names", "its name",
            "--gpus makes a table of several, with commas between");
   if (name == "all") refuse("--gpu", "plans for one GPU", "\"all\"", "its name", "--gpus all makes a table of all");
-  return assuming(run.file, run.overrides, gpu_named("--gpu", name, assumable_gpus(run.file, run.overrides)),
+  return assuming(run.file, run.overrides, gpus_named("--gpu", name, assumable_gpus(run.file, run.overrides)),
                   host_memory);
 }
 
@@ -57,14 +57,14 @@ void print_table_of(const RunArguments& run, const std::string& names) {
              other == std::string("gpu") ? "--gpus takes several names, with commas between"
                                          : std::string("give --") + other + " with --gpu, or without a GPU");
   const OptionSpec known = assumable_gpus(run.file, run.overrides);
-  std::vector<std::string> gpus;
+  std::vector<AssumedGpus> gpus;
   if (names == "all")
-    gpus = known.choices;
+    for (const std::string& id : known.choices) gpus.push_back({.id = id});
   else
-    for (const std::string& name : listed(names)) gpus.push_back(gpu_named("--gpus", name, known));
+    for (const std::string& name : listed(names)) gpus.push_back(gpus_named("--gpus", name, known));
   if (gpus.empty()) refuse("--gpus", "names no GPU", "\"\"", "all, or names with commas between");
   std::vector<std::vector<std::string>> overrides;
-  for (const std::string& gpu : gpus)
+  for (const AssumedGpus& gpu : gpus)
     overrides.push_back(assuming(run.file, run.overrides, gpu, run.values["host-memory"].as<std::string>()));
   write_fit_table(std::cout, run.file, overrides);
 }
@@ -90,12 +90,15 @@ int plan_command(const Arguments& arguments) {
                         "with --show schedule, only the run of this name, such as \"later micro-step\"")(
       "timeline", po::value<std::string>(), "write the estimated timeline of a step to this file (for Perfetto)")(
       "verify", "check the schedule: values are written before they are read, nothing overlaps, no race");
-  options.add_options()("gpu", po::value<std::vector<std::string>>()->composing(),
-                        "plan for this GPU (\"RTX 4090\"), within its memory unless the config has a budget")(
-      "gpus", po::value<std::string>(), "all, or names separated by commas: a table of plans")(
+  options.add_options()(
+      "gpu", po::value<std::vector<std::string>>()->composing(),
+      "plan for this GPU (\"RTX 4090\"), or so many (\"4x RTX 4090\"), within its memory unless the config has a "
+      "budget")("gpus", po::value<std::string>(), "all, or names separated by commas: a table of plans")(
       "host-memory", po::value<std::string>()->default_value(""), "plan within so much host memory, such as 64GiB")(
       "write", po::value<std::string>(),
-      "choose the micro-batch too, and write the config with all choices to this file");
+      "choose the micro-batch too, and what ranks shard unless the config says it, and write the config with all "
+      "choices "
+      "to this file");
   std::optional<RunArguments> run = parse_run(
       "quern plan FILE [--set a.b=v]... [--gpu NAME | --gpus all] [--host-memory SIZE] [--write FILE.toml] "
       "[--show program [--pass NAME] | --show schedule [--run NAME]] [--timeline FILE.json] [--verify]",

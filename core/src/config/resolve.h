@@ -31,6 +31,9 @@ class ResolvedConfig {
   OptionValues factory_values(std::string_view name, const std::string& id) const;
   OptionValues factory_values(std::string_view name) const { return factory_values(name, id(name)); }
 
+  /// Whether the user wrote that key of the section.
+  bool sets(std::string_view section, std::string_view key) const { return at(section).written.find(key) != nullptr; }
+
   /// "run.toml:3:1: train.steps" of a key ("steps", or "cpu.threads" in a plugin's table), for errors found later.
   std::string where(std::string_view section, std::string_view key) const;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <ostream>
 #include <utility>
 
@@ -9,6 +10,7 @@
 
 #include "base/format.h"
 #include "config/resolve.h"
+#include "launch/rank_place.h"
 #include "plan/choice/choose.h"
 #include "quern/error.h"
 #include "run/options/run_schemas.h"
@@ -75,24 +77,34 @@ std::vector<std::string> near(const std::vector<std::string>& words, const std::
 std::string row(const std::string& file, const std::vector<std::string>& overrides) {
   const ConfiguredRun planned(ConfigDocument::read(file, overrides));
   const DeviceTraits& device = planned.session.device->traits();
-  const std::string name = fmt::format("{:<28}", device.name);
+  const std::int64_t ranks = planned.session.parallel.ranks;
+  const std::string name =
+      fmt::format("{:<32}", (ranks > 1 ? std::to_string(ranks) + " x " : std::string()) + device.name);
   Choice choice;
   try {
-    choice = choose_with_micro_batch(planned.session.parts(), planned.session.plan_options());
+    const PlanParts parts = planned.session.parts();
+    const PlanOptions options = planned.session.plan_options();
+    choice = planned.session.leaves_sharding() ? choose_with_sharding(parts, options)
+                                               : choose_with_micro_batch(parts, options);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::resources) throw;
     return name + "its kernels do not take this precision or model\n";
   }
   const Plan& plan = choice.plan;
   auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
-  const std::string memory = fmt::format("{:>10}{:>10}", sized(plan.device_total()), sized(plan.host_bytes()));
+  const std::string memory = fmt::format("{:>10}{:>10}", sized(plan.device_total()), sized(plan.host_bytes() * ranks));
   if (!choice.fits) return name + fmt::format("{:>6}{:>6}{}  does not fit\n", "-", "-", memory);
   std::vector<std::string> away;
   for (const auto& [key, placement] : kPlacedKeys)
     if ((plan.options.state.*placement).memory != kOnDevice)
       away.push_back(std::string(key).substr(std::string("memory.").size()));
-  return name + fmt::format("{:>6}{:>6}{}  {}\n", format_count(plan.tokens_per_second()), plan.options.geometry.batch,
-                            memory, format_list(away, "nothing"));
+  std::vector<std::string> sharded;
+  if (plan.options.state.master.sharding == Sharding::ranks) sharded = {"master", "moments"};
+  if (plan.options.state.gradients.sharding == Sharding::ranks) sharded.emplace_back("gradients");
+  if (plan.options.state.weights.sharding == Sharding::ranks) sharded.emplace_back("weights");
+  return name + fmt::format("{:>6}{:>6}{}  {}{}\n", format_count(plan.tokens_per_second() * static_cast<double>(ranks)),
+                            plan.options.geometry.batch, memory, format_list(away, "nothing"),
+                            sharded.empty() ? "" : "; sharded: " + format_list(sharded));
 }
 
 }  // namespace
@@ -131,13 +143,37 @@ std::string gpu_named(const std::string& where, const std::string& name, const O
                                   .next = nearest.empty() ? nearest : "nearest name `" + nearest + "`"});
 }
 
+AssumedGpus gpus_named(const std::string& where, const std::string& name, const OptionSpec& gpus) {
+  AssumedGpus named;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), named.count);
+  std::string_view rest = name;
+  rest.remove_prefix(static_cast<std::size_t>(end - name.data()));
+  while (rest.starts_with(' ')) rest.remove_prefix(1);
+  if (error != std::errc() || !rest.starts_with('x')) return {.id = gpu_named(where, name, gpus)};
+  if (named.count < 1 || named.count > kMostRanks)
+    throw Error(ErrorCode::config, {.where = where,
+                                    .what = "number of GPUs",
+                                    .found = "\"" + name + "\"",
+                                    .expected = "1 to " + std::to_string(kMostRanks)});
+  named.id = gpu_named(where, std::string(rest.substr(1)), gpus);
+  return named;
+}
+
 std::vector<std::string> assuming(const std::string& config_file, std::vector<std::string> overrides,
-                                  const std::string& gpu, const std::string& host_memory) {
+                                  const AssumedGpus& gpu, const std::string& host_memory) {
   if (!host_memory.empty()) overrides.push_back("memory.host_budget=" + host_memory);
-  if (gpu.empty()) return overrides;  // the file may be a pipe, which is read once
+  if (gpu.id.empty()) return overrides;  // the file may be a pipe, which is read once
   PluginHost host = run_host();
   const ResolvedConfig config = resolve(ConfigDocument::read(config_file, overrides), run_schemas(), host);
-  overrides.push_back("device." + config.id("device") + "." + kOption + "=" + gpu);
+  overrides.push_back("device." + config.id("device") + "." + kOption + "=" + gpu.id);
+  if (gpu.count > 0) {
+    const auto accumulation = config.section("train").get<std::int64_t>("accumulation");
+    const std::int64_t of_rank = (accumulation + gpu.count - 1) / gpu.count;
+    overrides.push_back("parallel.ranks=" + std::to_string(gpu.count));
+    overrides.push_back("train.accumulation=" + std::to_string(of_rank * gpu.count));
+    if (gpu.count > 1 && config.section("parallel").get<std::string>("communicator") == "none")
+      overrides.emplace_back("parallel.communicator=memcpy");
+  }
   const ConfiguredRun planned(ConfigDocument::read(config_file, overrides));
   if (!chooses(planned.session.memory)) {
     const Limits limits = limits_of(planned.session.parts(), planned.session.plan_options());
@@ -148,7 +184,7 @@ std::vector<std::string> assuming(const std::string& config_file, std::vector<st
 
 void write_fit_table(std::ostream& out, const std::string& config_file,
                      const std::vector<std::vector<std::string>>& overrides) {
-  out << fmt::format("{:<28}{:>6}{:>6}{:>10}{:>10}  {}\n", "", "tok/s", "batch", "device", "host", "in a store")
+  out << fmt::format("{:<32}{:>6}{:>6}{:>10}{:>10}  {}\n", "", "tok/s", "batch", "device", "host", "in a store")
       << std::flush;
   for (const std::vector<std::string>& one : overrides) out << row(config_file, one) << std::flush;
 }

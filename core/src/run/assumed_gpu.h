@@ -19,10 +19,19 @@ OptionSpec assumable_gpus(const std::string& config_file, const std::vector<std:
 /// config error with the nearest ids when it means none, or several alike.
 std::string gpu_named(const std::string& where, const std::string& name, const OptionSpec& gpus);
 
+/// GPUs of one machine; 0: as many as the config has ranks.
+struct AssumedGpus {
+  std::string id;
+  int count = 0;
+};
+/// The same with a number before it: "4x RTX 4090".
+AssumedGpus gpus_named(const std::string& where, const std::string& name, const OptionSpec& gpus);
+
 /// Overrides with which the config is planned for that GPU, whose memory is the device budget unless the config has
-/// one, and for so much host memory; "": not limited.
+/// one, and for so much host memory; "": not limited. A number of GPUs is the number of ranks, whose micro-batches are
+/// made a multiple of it, and which copy from each other where the config has no communicator.
 std::vector<std::string> assuming(const std::string& config_file, std::vector<std::string> overrides,
-                                  const std::string& gpu, const std::string& host_memory);
+                                  const AssumedGpus& gpu, const std::string& host_memory);
 
 /// One line a GPU, each written when it is known: whether the run fits, with which micro-batch and placements, and its
 /// estimated speed. `overrides` by GPU are `assuming`'s.

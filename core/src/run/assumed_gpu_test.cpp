@@ -58,6 +58,26 @@ TEST_CASE("a GPU is found by its id, by its card's name, and by words that only 
   CHECK(id("Pro 6000") == "RTX-PRO-6000");
 }
 
+TEST_CASE("a number before a name is the number of GPUs") {
+  for (const char* name : {"4x RTX 4090", "4 x RTX 4090", "4xRTX-4090", "4x4090"}) {
+    CAPTURE(name);
+    const AssumedGpus four = gpus_named("--gpu", name, gpus());
+    CHECK(four.id == "RTX-4090");
+    CHECK(four.count == 4);
+  }
+  for (const char* name : {"RTX 4090", "4090"}) {
+    CHECK(gpus_named("--gpu", name, gpus()).id == "RTX-4090");
+    CHECK(gpus_named("--gpu", name, gpus()).count == 0);
+  }
+  for (const char* name : {"0x L4", "70000x L4"})
+    CHECK(testkit::refusal(ErrorCode::config, [&] {
+            gpus_named("--gpu", name, gpus());
+          }).starts_with("--gpu: number of GPUs: found "));
+  CHECK(testkit::refusal(ErrorCode::config, [&] {
+          gpus_named("--gpu", "4x", gpus());
+        }).starts_with("--gpu: no GPU that is known"));
+}
+
 TEST_CASE("a name that means no GPU, or several, is refused with the nearest, never taken for another") {
   const std::string unknown = "--gpu: no GPU that is known: found ",
                     several = "--gpu: several GPUs have that name: found ";

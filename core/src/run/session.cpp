@@ -1,12 +1,14 @@
 #include "run/session.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "checkpoint/names.h"
 #include "data/sources/prefetch_source.h"
 #include "data/sources/turns_source.h"
 #include "hf/ignored_keys.h"
+#include "launch/rank_place.h"
 #include "quern/error.h"
 #include "run/options/run_schemas.h"
 #include "run/ranks/split_communicator.h"
@@ -178,6 +180,12 @@ void Session::check_reduction() const {
            train.accumulation, "such as " + std::to_string(turn() * parallel.ranks) + ", or shard_weights = \"none\"");
 }
 
+bool Session::leaves_sharding() const {
+  constexpr const char* kKeys[] = {"zero", "shard_optimizer", "shard_gradients", "shard_weights"};
+  return parallel.ranks > 1 && std::none_of(std::begin(kKeys), std::end(kKeys),
+                                            [&](const char* key) { return config.sets("parallel", key); });
+}
+
 PlanOptions Session::plan_options() const {
   PlanOptions options;
   options.geometry = {train.micro_batch, train.sequence};
@@ -188,7 +196,10 @@ PlanOptions Session::plan_options() const {
   options.outer_parameters = precision_options.outer_parameters;
   options.recompute = memory.recompute;
   options.device_budget = *size_in_bytes(memory.device_budget);
-  options.host_budget = *size_in_bytes(memory.host_budget);
+  // All ranks of a machine share its memory; unless a launcher spreads them, they are all on this one.
+  const std::optional<RankPlace> place = rank_place();
+  options.host_budget =
+      *size_in_bytes(memory.host_budget) / (place && place->local_size > 0 ? place->local_size : parallel.ranks);
   options.stores = memory.stores;
   auto placed = [&](const std::string& text, const std::string& shards = "none") {
     Placement placement = placement_named(text).value();

@@ -59,6 +59,8 @@ struct Session {
   void check_reduction() const;
   void make_precision_forms(PluginHost& host);
   void note_ignored(const std::string& model_config);
+  /// Whether the run has several ranks, and its config leaves open which state they shard.
+  bool leaves_sharding() const;
   std::int64_t tokens_per_step() const { return train.micro_batch * train.sequence * train.accumulation; }
 
  private:

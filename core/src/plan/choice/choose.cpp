@@ -400,4 +400,30 @@ Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& option
   return std::move(*best);
 }
 
+Choice choose_with_sharding(const PlanParts& parts, const PlanOptions& options) {
+  using State = StatePlacement;
+  constexpr Placement State::*kStages[][2] = {
+      {&State::master, &State::moments}, {&State::gradients, nullptr}, {&State::weights, nullptr}};
+  const Limits limits = limits_of(parts, options);
+  auto is_better = [&](const Choice& a, const Choice& b) {
+    if (a.fits != b.fits) return a.fits;
+    return a.fits ? a.plan.seconds_per_step < b.plan.seconds_per_step : limits.missing(a.plan) < limits.missing(b.plan);
+  };
+  PlanOptions trial = options;
+  Choice best = choose_with_micro_batch(parts, trial);
+  std::string stage = "0", taken = stage;
+  for (const auto& shards : kStages) {
+    for (Placement State::*kind : shards)
+      if (kind) (trial.state.*kind).sharding = Sharding::ranks;
+    stage = std::to_string(std::stoi(stage) + 1);
+    if (!placement_faults(trial.state).empty()) break;
+    Choice choice = choose_with_micro_batch(parts, trial);
+    if (!is_better(choice, best)) continue;
+    best = std::move(choice);
+    taken = stage;
+  }
+  best.plan.decisions.push_back({"parallel.zero", "0", taken, "the fastest stage that fits", "parallel.zero=" + taken});
+  return best;
+}
+
 }  // namespace quern

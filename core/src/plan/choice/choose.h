@@ -51,4 +51,7 @@ Choice choose(const PlanParts& parts, const PlanOptions& options);
 /// best.
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options);
 
+/// The same for a run of several ranks whose sharding is open too, of all stages of ZeRO.
+Choice choose_with_sharding(const PlanParts& parts, const PlanOptions& options);
+
 }  // namespace quern

@@ -303,6 +303,52 @@ TEST_CASE("the micro-batch is the fastest for the sequences of a step") {
   }
 }
 
+TEST_CASE(
+    "of several ranks' sharding it takes the fastest stage that fits, and one that shards more where less does not") {
+  const DeepParts deep;
+  PlanOptions options = tiny_options();
+  options.geometry = {1, 4};  // state takes most of the memory
+  options.accumulation = 1;
+  options.state.ranks = 2;
+  options.state.meet = true;
+  auto stage_of = [](const PlanOptions& made) {
+    const StatePlacement& state = made.state;
+    int stage = 0;
+    for (const Placement* placement : {&state.master, &state.gradients, &state.weights})
+      stage += placement->sharding == Sharding::ranks;
+    return stage;
+  };
+  auto at_stage = [&](int stage) {
+    PlanOptions named = options;
+    const Sharding of[] = {Sharding::none, Sharding::ranks};
+    named.state.master.sharding = named.state.moments.sharding = of[stage > 0];
+    named.state.gradients.sharding = of[stage > 1];
+    named.state.weights.sharding = of[stage > 2];
+    return choose_with_micro_batch(deep.parts, named);
+  };
+  std::vector<std::int64_t> bytes;
+  std::vector<double> seconds;
+  for (int stage = 0; stage < 4; ++stage) {
+    const Choice choice = at_stage(stage);
+    bytes.push_back(choice.plan.device_bytes);
+    seconds.push_back(choice.plan.seconds_per_step);
+  }
+  for (std::size_t stage = 1; stage < 4; ++stage) CHECK(bytes[stage] < bytes[stage - 1]);
+  const Choice free = choose_with_sharding(deep.parts, options);
+  CHECK(free.plan.seconds_per_step == *std::min_element(seconds.begin(), seconds.end()));
+  for (const int least : {1, 3}) {
+    CAPTURE(least);
+    const Choice tight =
+        choose_with_sharding(deep.parts, with_budgets(options, bytes[static_cast<std::size_t>(least)], 0));
+    REQUIRE(tight.fits);
+    CHECK(tight.plan.device_total() <= bytes[static_cast<std::size_t>(least)]);
+    const int stage = stage_of(tight.plan.options);
+    CHECK(stage > 0);
+    CHECK(tight.plan.decisions.back().assignment == "parallel.zero=" + std::to_string(stage));
+    CHECK(tight.plan.seconds_per_step >= free.plan.seconds_per_step);
+  }
+}
+
 namespace {
 
 /// Input gradients read a transposed copy of the weight, kept or made in each backward pass.
