@@ -1,6 +1,7 @@
 #include "memcpy_communicator.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "quern/error.h"
 
@@ -57,7 +58,37 @@ void MemcpyCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   staging_ = static_cast<char*>(device.allocate(MemoryKind::device, sums + traits_.own_bytes));
   window_ = staging_ + sums;
   buffers_.push_back(share(staging_, sums + traits_.own_bytes));
+  check_copies();
   for (Event* event : {&begun_, &summed_}) *event = device.make_event();
+}
+
+/// Some GPUs map each other's memory and yet read something else from there.
+void MemcpyCommunicator::check_copies() {
+  const std::size_t bytes = std::min(piece_, std::size_t{1} << 20);
+  std::vector<std::uint32_t> words(bytes / sizeof(std::uint32_t));
+  const auto word = [](int rank, std::size_t i) {
+    return (static_cast<std::uint32_t>(i) * 2654435761u) ^ (static_cast<std::uint32_t>(rank + 1) * 40503u);
+  };
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = word(rank_, i);
+  const Stream stream = device_->stream(StreamKind::compute);
+  device_->copy(staging_, words.data(), bytes, stream);
+  device_->synchronize(stream);
+  exchange({});  // the others' are there
+  for (const int peer : peers()) {
+    device_->copy(window_, buffers_[0].peers[static_cast<std::size_t>(peer)], bytes, stream);
+    device_->copy(words.data(), window_, bytes, stream);
+    device_->synchronize(stream);
+    for (std::size_t i = 0; i < words.size(); ++i)
+      if (words[i] != word(peer, i))
+        throw Error(ErrorCode::resources,
+                    {.where = kWhere,
+                     .what = "a copy from the memory of rank " + std::to_string(peer) + " to rank " +
+                             std::to_string(rank_) + " has wrong bytes",
+                     .found = std::to_string(words[i]) + " in word " + std::to_string(i),
+                     .expected = std::to_string(word(peer, i)),
+                     .next = "choose parallel.communicator = \"nccl\", or \"mpi\", which copies through host memory"});
+  }
+  exchange({});  // nobody reads there any more
 }
 
 void MemcpyCommunicator::register_buffer(void* memory, std::size_t bytes) { buffers_.push_back(share(memory, bytes)); }

@@ -58,6 +58,8 @@ class MemcpyCommunicator final : public Communicator {
 
   std::vector<Message> exchange(Message own);
   Buffer share(void* memory, std::size_t bytes);
+  /// Throws a resources error where copies from a peer's memory give other bytes than it has.
+  void check_copies();
   Place place_of(const View& view) const;
   /// The rank's address of element `at` of the view at `place` here.
   char* at(Place place, int rank, std::int64_t at, DType dtype) const;

@@ -107,7 +107,37 @@ class Tape : public testkit::ForwardingDevice {
   std::vector<std::function<void()>> works_;
 };
 
+/// Maps memory of others, and copies something else from there.
+class Lying final : public testkit::ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  void* import_memory(const SharedHandle& handle) override { return imported_ = inner().import_memory(handle); }
+  void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
+    inner().copy(to, from, bytes, stream);
+    if (from != imported_) return;
+    inner().synchronize(stream);
+    static_cast<char*>(to)[bytes - 3] ^= 1;
+  }
+
+ private:
+  void* imported_ = nullptr;
+};
+
 }  // namespace
+
+TEST_CASE("a device that copies other bytes from a peer's memory than are there is refused before it is used") {
+  const Folder folder;
+  const auto found = faults(2, [&](int rank) {
+    Lying lying(cpu());
+    const std::shared_ptr<Device> sound = cpu();
+    MemcpyCommunicator communicator(MemcpyOptions{.piece_kib = 4});
+    communicator.connect(folder.rank(rank, 2, 20), rank == 1 ? static_cast<Device&>(lying) : *sound);
+    communicator.barrier();
+  });
+  check_holds(found[1], {"communicator memcpy: a copy from the memory of rank 0 to rank 1 has wrong bytes: found ",
+                         " in word 1023, expected ", "parallel.communicator = \"nccl\", or \"mpi\""});
+  check_holds(found[0], {"rank 1"});
+}
 
 TEST_CASE("ranks connect, exchange messages with descriptors, and leave nothing behind") {
   const Folder folder;
