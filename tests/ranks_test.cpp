@@ -195,6 +195,18 @@ TEST_CASE("shards in a store of each rank have the bits of those on the device, 
   }
 }
 
+TEST_CASE("ranks that deferred an update roll back together") {
+  TinyFiles files;
+  const Outcome outcome = quern_train(
+      files, with(of_ranks(2, "ranks"),
+                  {"memory.master=host", "memory.moments=host", "optimizer.learning_rate=1e30", "train.steps=50",
+                   "checkpoint.every=0", "guard.non_finite=roll_back", "guard.limit=3", files.run("run")}));
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 5);
+  CHECK(outcome.err.find("after guard.limit = 3 such steps") != std::string::npos);
+  CHECK(events(files.at("run"), "non_finite").size() == 4);
+}
+
 TEST_CASE("weights and gradients of which ranks keep shards have the bits of whole ones, beside stores too") {
   struct Case {
     const char* precision;
@@ -305,6 +317,9 @@ TEST_CASE("mpi, whose ranks mpirun starts, alone and beside memcpy gives the bit
     CHECK(losses_of(files, "mpi sharded", with(mpi, sharded)) ==
           losses_of(files, "memcpy sharded", with(two, sharded)));
     CHECK(newest_tensors(files.at("mpi sharded")) == newest_tensors(files.at("memcpy sharded")));
+    const Overrides stores{"memory.master=host", "memory.moments=host"};  // whose update is deferred
+    CHECK(losses_of(files, "mpi stores", with(mpi, stores)) == expected);
+    CHECK(newest_tensors(files.at("mpi stores")) == newest_tensors(files.at("memcpy")));
   }
 }
 

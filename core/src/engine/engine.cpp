@@ -220,25 +220,17 @@ void Engine::fill_slot(const Batch& batch, const StepState& state) {
 void Engine::refresh() {
   settle();
   run(Run::refresh);
-  updated_ = false;
-  if (communicator_) synchronize();  // as in gather()
-}
-
-void Engine::gather() {
-  if (!std::exchange(updated_, false)) return;
-  run(Run::gather);
-  synchronize();  // others need this rank's part, whatever its host waits for next
+  if (communicator_) synchronize();  // as in settle()
 }
 
 void Engine::micro_step(const Batch& batch, const StepState& state, At at, Observe observe) {
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   if (progress_) progress_->at_step(state.step + 1);
   upload(batch, state);
-  const bool updates = at.first && std::exchange(put_off_, false);
+  const bool settles = at.first && update_ == Update::left;
   const Run micro_step = plan_.schedules.run_of(
-      {.first = at.first, .last = at.last, .observed = observe == Observe::yes, .updates = updates});
-  updates ? run_update(micro_step) : run(micro_step);
-  updated_ = updated_ && !at.first;
+      {.first = at.first, .last = at.last, .observed = observe == Observe::yes, .updates = settles});
+  settles ? run_update(micro_step, false) : run(micro_step);
 }
 
 void Engine::observe_weights() {
@@ -271,20 +263,24 @@ void Engine::leave() {
   std::exchange(communicator_, nullptr)->unregister_buffer(arena_);
 }
 
-void Engine::run_update(Run run) {
-  halfway_ = true;
+void Engine::run_update(Run run, bool leaves) {
+  update_ = Update::halfway;
   this->run(run);
-  halfway_ = false;
+  update_ = leaves ? Update::left : Update::settled;
 }
 
-void Engine::update() {
-  run_update(Run::update);
-  updated_ = true;
-  put_off_ = plan_.defers_update();
-}
+void Engine::update() { run_update(Run::update, !plan_.schedules[Run::settle].empty()); }
 
 void Engine::settle() {
-  if (std::exchange(put_off_, false)) run_update(Run::settle);
+  if (update_ != Update::left) return;
+  run_update(Run::settle, false);
+  if (communicator_) synchronize();  // others need this rank's part, whatever its host waits for next
+}
+
+void Engine::need_settled() {
+  if (update_ == Update::left && plan_.options.state.ranks > 1)
+    fail_internal("engine", "what the update left was not settled by all ranks together");
+  settle();
 }
 
 Engine::StepResult Engine::result() {
@@ -302,8 +298,8 @@ Engine::StepResult Engine::result() {
 
 std::map<Run, std::vector<ActionTime>> Engine::profile(const Batch& batch, const StepState& state,
                                                        std::int64_t micro_batches) {
-  const bool updates = std::exchange(put_off_, false);
-  std::vector<Run> runs{plan_.schedules.run_of({.last = micro_batches == 1, .updates = updates}), Run::later};
+  const bool settles = std::exchange(update_, Update::settled) == Update::left;
+  std::vector<Run> runs{plan_.schedules.run_of({.last = micro_batches == 1, .updates = settles}), Run::later};
   if (micro_batches > 1) runs.push_back(plan_.schedules.run_of({.first = false}));
   runs.insert(runs.end(), {Run::update, Run::settle});
   std::map<Run, std::vector<ActionTime>> times;
@@ -344,14 +340,8 @@ std::vector<ActionTime> Engine::profile(Run run, std::vector<Event>& events) {
   return times;
 }
 
-void Engine::need_gathered() const {
-  if (updated_ && !plan_.schedules[Run::gather].empty())
-    fail_internal("engine", "the working copies that other ranks updated were not gathered");
-}
-
 LossStats Engine::evaluate(const Batch& batch) {
-  settle();
-  need_gathered();
+  need_settled();
   upload(batch, {});
   run(Run::evaluate);
   LossStats stats;
@@ -361,8 +351,7 @@ LossStats Engine::evaluate(const Batch& batch) {
 
 std::vector<float> Engine::logits(const Batch& batch) {
   if (!plan_.options.logits) fail_internal("engine", "the plan has no logits program");
-  settle();
-  need_gathered();
+  need_settled();
   upload(batch, {});
   run(Run::logits);
   const PlannedTensor& tensor = plan_.tensor(names::kLogits, "", -1);
@@ -384,8 +373,7 @@ std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std
   bool good = static_cast<std::int64_t>(rows.size()) == plan_.options.geometry.batch;
   for (std::int32_t row : rows) good = good && row >= 0 && row < tokens;
   if (!good) fail_internal("engine", "not one index into the batch's tokens for each of its rows");
-  settle();
-  need_gathered();
+  need_settled();
   upload(batch, {});
   write(plan_.tensor(names::kRows, "", -1), rows.data());
   run(Run::next_logits);

@@ -78,7 +78,7 @@ class Engine {
   /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
   void observe_weights();
   /// Makes the arena known to other ranks, as many as the plan has; before anything that is collective: refresh,
-  /// gather, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
+  /// settle, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
   void join(Communicator& communicator);
   /// Turns the collectives of runs into no-ops, to measure step time without communication. Results are wrong.
   void skip_transfers();
@@ -87,14 +87,15 @@ class Engine {
   void leave();
   /// How far the streams are among what ranks do together; null before join, and for a group of one.
   std::shared_ptr<const Progress> progress() const { return progress_; }
-  /// Brings to this rank the working copies that others updated, before anything but a step reads them. Blocks.
-  void gather();
-  /// False once an update was enqueued in part only: what it should have changed is then nothing that can be saved.
-  bool whole() const { return !halfway_; }
   /// Gradient norm, optimizer and working copies, under the state that came with the last micro-batch. Of a plan that
-  /// defers its update only the norm: the rest is part of the next micro-step, or is done by whatever reads or writes
-  /// state before that.
+  /// defers its update only the norm; the rest, and the gather of what other ranks updated, is part of the next
+  /// micro-step.
   void update();
+  /// Does what the update left now, before anything but a step reads or writes state. Collective, and blocks then. One
+  /// rank alone does it where it is needed.
+  void settle();
+  /// False once an update was enqueued in part only: what it should have changed is then nothing that can be saved.
+  bool whole() const { return update_ != Update::halfway; }
 
   // ---- results: blocking; errors as for tensors ----
   struct StepResult {
@@ -162,13 +163,12 @@ class Engine {
   void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
   /// One that changes state, which is not whole if that throws.
-  void run_update(Run run);
+  void run_update(Run run, bool leaves);
   /// Throws what a store met while the streams ran, as a resources error.
   void check_stores() const;
-  /// Runs the deferred part of the last update; or only if it changes the tensor.
-  void settle();
-  void settle(const PlannedTensor& tensor);
-  void need_gathered() const;
+  /// Settles where this rank may do so alone; or only if what the update left changes the tensor.
+  void need_settled();
+  void need_settled(const PlannedTensor& tensor);
   void collect(const Task& task, const Bound& bound, Stream stream);
   void call_communicator(const OpInstance& op, const Bound& bound, Stream stream);
   void upload(const Batch& batch, const StepState& state);
@@ -181,9 +181,7 @@ class Engine {
   bool transfers_ = true;
   std::shared_ptr<Progress> progress_;  // shared with who watches it for longer
   ReadNotice notice_;
-  bool updated_ = false;  // working copies of other ranks' rows are not here yet
-  bool put_off_ = false;  // most of the last update
-  bool halfway_ = false;  // in an update
+  enum class Update : std::uint8_t { settled, left, halfway } update_ = Update::settled;  // of the last step
   std::vector<OffloadStore*> stores_;
   std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
   std::vector<std::byte*> store_memory_;  // by store, where kernels work in place; else null

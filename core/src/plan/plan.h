@@ -185,7 +185,7 @@ struct UpdateWindow {
   PlacedProgram program = {};          ///< which does that
   RowSlice rows = {};                  ///< of the one part, or of what follows
   std::vector<PlacedProgram> follow = {};  ///< ops on its rows behind that: amaxes and working copies
-  bool agreed = false;                     ///< comes when ranks have agreed on amaxes: working copies alone, no update
+  std::vector<std::size_t> agrees = {};    ///< parameters on whose amaxes ranks then agree; working copies read them
 };
 
 /// visit(layer) for each layer that has the parameter; -1 when it is none of the blocks'.
@@ -227,7 +227,7 @@ struct Plan {
   /// By ParameterGroup: adds a micro-batch's gradients to the partial sums of a tree; empty without one.
   std::vector<PlacedProgram> trees;
   PlacedProgram norm;  ///< gradient norm and clip scale; empty when not training, as the next two
-  /// One of all tensors; or, if stores have any, in the order of the forward pass, those that are `agreed` last.
+  /// One of all tensors; or, if stores have any, in the order of the forward pass.
   std::vector<UpdateWindow> updates;
   /// The norm's terms: by layer + 1 where stores have the gradients, or shards and then tensors that are
   /// whole on every rank; empty: the norm reads all gradients.
@@ -275,9 +275,8 @@ struct Plan {
   /// "qkv.weight and o.weight, of which op "muon" needs whole matrices": what every rank keeps and updates whole
   /// although ranks shard the optimizer. Empty: nothing.
   std::string whole_on_ranks() const;
-  /// Whether the update is deferred to the next step's forward pass (Run::settle). With several ranks it is not: all
-  /// have to agree on amaxes and gather before any weight can be read.
-  bool defers_update() const { return updates.size() > 1 && !options.state.meet; }
+  /// Whether the update is deferred to the next step's forward pass (Run::settle).
+  bool defers_update() const { return updates.size() > 1; }
   /// Whether ranks gather or reduce in every micro-step and forward pass, so that all have to run as many.
   bool shards_micro_steps() const { return over_ranks_bytes > 0; }
   void add(PlannedTensor tensor);

@@ -121,6 +121,10 @@ class Planner {
       plan_.parameters.push_back(std::move(parameter));
     }
     check_shards();
+    // As update windows come, so that a window's amaxes are neighbours.
+    std::stable_sort(tensors_.scaled.begin(), tensors_.scaled.end(), [](const ScaledMaster& a, const ScaledMaster& b) {
+      return std::pair(a.spec.group, a.layer) < std::pair(b.spec.group, b.layer);
+    });
     if (!plan_.options.train) return;
     const StatePlacement& state = plan_.options.state;
     const bool gradients = state.gradients.memory != kOnDevice;
@@ -129,7 +133,7 @@ class Planner {
         windows ? split_update(plan_, whole_refreshes_, parts_.optimizer.states(), alignment()) : one_update(plan_);
     const char* step = plan_.defers_update() ? names::kUpdateStep : names::kStep;
     for (UpdateWindow& window : plan_.updates) {
-      if (!window.agreed) window.program = placed(state_.update(window.parts, step));
+      window.program = placed(state_.update(window.parts, step));
       for (PlacedProgram& program : window.follow) program = placed(program.program);
     }
     const bool in_tree = plan_.options.state.in_tree > 0, by_shards = shards_.any() || in_tree;

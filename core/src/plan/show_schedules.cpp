@@ -108,7 +108,7 @@ double add_events(std::vector<TimelineEvent>& events, const Plan& plan, Run run,
 std::vector<TimelineEvent> simulated_timeline(const Plan& plan, const DeviceTraits& device) {
   std::vector<TimelineEvent> events;
   double begin = 0;
-  const Run first = plan.schedules.run_of({.last = false, .updates = plan.defers_update()});
+  const Run first = plan.schedules.run_of({.last = false, .updates = true});
   for (Run run : {Run::upload, first, Run::upload, plan.schedules.run_of({.first = false}), Run::update, Run::result})
     begin = add_events(events, plan, run, simulate(plan.schedules, plan.schedules[run], device), begin);
   return events;

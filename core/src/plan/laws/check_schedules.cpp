@@ -50,6 +50,17 @@ void ScheduleChecker::read(const Access& access) {
     bytes.reads[static_cast<std::size_t>(lane_)] = now_[static_cast<std::size_t>(lane_)];
   }
   if (covered < end) fault("reads " + name(access.value) + ", which nobody wrote");
+  check_gathered(access);
+}
+
+/// What was gathered is of the newest version of this rank's part.
+void ScheduleChecker::check_gathered(const Access& access) {
+  const auto gathered = gathered_.find(access.value);
+  if (gathered == gathered_.end()) return;
+  const Access& part = set_.over_ranks.at(set_.at_home(access).place.offset).part;
+  if (const auto writes = part_writes_.find(part.value);
+      writes != part_writes_.end() && writes->second != gathered->second)
+    fault("reads " + name(access.value) + ", gathered before " + name(part.value) + " was changed");
 }
 
 void ScheduleChecker::write(const Access& access) {
@@ -86,6 +97,7 @@ void ScheduleChecker::count_write(const Access& access, bool moves) {
   if (const std::int32_t expected = newest + (moves ? 0 : 1); access.version != expected)
     fault(std::string(moves ? "moves" : "makes") + " version " + std::to_string(access.version) + " of " +
           name(access.value) + ", expected " + std::to_string(expected));
+  if (!moves) ++part_writes_[home.value];
   const bool stays = access.value == home.value || is_made_anew(home.place);
   ranges.set(begin, end, {access.version, stays ? access.version : at_home});
 }
@@ -166,7 +178,10 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
   auto make = [&](const Access& access) {
     const bool transfers = (action.kind == ActionKind::put || action.kind == ActionKind::get) &&
                            set_.at_home(access).value == set_.at_home(reads[0]).value;
-    count_write(access, transfers || gathers(action, access, reads[0]));
+    const bool gathered = gathers(action, access, reads[0]);
+    if (gathered)
+      gathered_[access.value] = part_writes_[set_.over_ranks.at(set_.at_home(access).place.offset).part.value];
+    count_write(access, transfers || gathered);
     write(access);
   };
   if (task)
@@ -230,6 +245,8 @@ void ScheduleChecker::run(const RunSchedule& schedule, std::int64_t slot, std::i
   staging_ = slot * slot_bytes;
   clocks_.begin_run(schedule.events);
   written_.clear();
+  part_writes_.clear();
+  gathered_.clear();
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) act(schedule, i);
   check_kept(schedule);
   check_end();
@@ -250,7 +267,7 @@ class Walk {
     // Steps of one and of several micro-batches, observed or not, after each other and after evaluations.
     const int several = std::min(plan_.options.uploads - 1, 3);
     std::vector<int> steps{1, several};  // 0: evaluations
-    if (plan_.defers_update()) steps = {1, 1, several, 0, several};
+    if (!plan_.schedules[Run::settle].empty()) steps = {1, 1, several, 0, several};
     for (bool observed : {false, true, true, false}) {
       for (int micro_batches : steps) micro_batches > 0 ? step(micro_batches, observed) : evaluations();
       evaluations();
@@ -292,10 +309,9 @@ class Walk {
     checker_.run(plan_.schedules[run], slot_, plan_.staging_slot_bytes);
   }
   void settle() {
-    if (std::exchange(put_off_, false)) one(Run::settle);
+    if (std::exchange(left_, false)) one(Run::settle);
   }
   void evaluations() {
-    one(Run::gather);
     settle();
     for (Run run : {Run::evaluate, Run::logits, Run::next_logits}) {
       if (plan_.schedules[run].empty()) continue;
@@ -312,18 +328,18 @@ class Walk {
       one(plan_.schedules.run_of({.first = first,
                                   .last = i + 1 == micro_batches,
                                   .observed = observed,
-                                  .updates = first && std::exchange(put_off_, false)}));
+                                  .updates = first && std::exchange(left_, false)}));
     }
     if (observed) one(Run::observe_weights);
     one(Run::update);
-    put_off_ = plan_.defers_update();
+    left_ = true;
     one(Run::result);
   }
 
   const Plan& plan_;
   ScheduleChecker checker_;
   int slot_ = 0;
-  bool put_off_ = false;  // the last update
+  bool left_ = false;  // what the last update leaves
 };
 
 }  // namespace

@@ -51,6 +51,7 @@ class ScheduleChecker {
   void read(const Access& access);
   void write(const Access& access);
   void count_write(const Access& access, bool moves);
+  void check_gathered(const Access& access);
   void check_kept(const RunSchedule& schedule);
   void check_end();
   bool is_made_anew(const Place& home) const;
@@ -74,6 +75,8 @@ class ScheduleChecker {
     std::int32_t at_home = 0;  // version at its place
   };
   std::map<std::int32_t, ByteRanges<Written>> written_;  // in this run, by value, copies counted as what they are of
+  std::map<std::int32_t, std::int64_t> part_writes_;  // in this run, by value of a part of what ranks have
+  std::map<std::int32_t, std::int64_t> gathered_;     // by value in a slot: those of its part when it was gathered
   std::map<std::pair<Space, std::int32_t>, Shadow> shadows_;
   LaneClocks clocks_;
   std::vector<std::string> faults_;

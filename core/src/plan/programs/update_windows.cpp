@@ -30,10 +30,6 @@ class Splitter {
     add_group(ParameterGroup::embedding, -1);
     for (int layer = 0; layer < static_cast<int>(plan_.model.layers); ++layer) add_group(ParameterGroup::block, layer);
     add_group(ParameterGroup::head, -1);
-    for (UpdateWindow& window : agreed_) {
-      window.agreed = true;
-      windows_.push_back(std::move(window));
-    }
     return std::move(windows_);
   }
 
@@ -55,7 +51,7 @@ class Splitter {
     if (bytes_ + bytes > limit_) add_window(group, part.layer), bytes_ = 0;
     bytes_ += bytes;
     windows_.back().parts.push_back(part);
-    if (is_agreed(part)) agreed_.push_back({.group = group, .layer = part.layer, .parts = {part}});
+    if (has_amax(part)) windows_.back().agrees.push_back(part.parameter);
   }
 
   UpdateWindow& add_window(ParameterGroup group, int layer, const RowSlice& rows = {}) {
@@ -70,7 +66,7 @@ class Splitter {
 
   const ParameterPlan& parameter_of(const UpdatePart& part) const { return plan_.parameters[part.parameter]; }
   /// Whether its working copies have a scale that ranks have to agree on.
-  bool is_agreed(const UpdatePart& part) const {
+  bool has_amax(const UpdatePart& part) const {
     return !plan_.forms_of(parameter_of(part), part.layer).amax.program.ops.empty();
   }
 
@@ -78,7 +74,7 @@ class Splitter {
   // all rows. Then the values made of all their rows.
   void add_slices(const UpdatePart& whole, const RowBounds& bounds, ParameterGroup group) {
     const Program& refresh = refresh_of(whole);
-    const bool agreed = is_agreed(whole), sharded = !parameter_of(whole).bounds.empty();
+    const bool sharded = !parameter_of(whole).bounds.empty();
     const std::int64_t rows = parameter_of(whole).spec.extents[0];
     if (windows_.size() + bounds.size() > kMostWindows)
       throw Error(ErrorCode::resources, {.where = "memory.master",
@@ -107,10 +103,8 @@ class Splitter {
                                .role = Role::state,
                                .parameter = plan_.parameters[whole.parameter].spec.name};
       follow(windows_.back(), StatePrograms::amax_of(slice_amaxes, names::kAmax, format));
-      for (std::size_t i = 0; i < slices.size(); ++i)
-        follow(agreed ? agreed_.emplace_back(UpdateWindow{.group = group, .layer = whole.layer, .rows = slices[i]})
-                      : add_window(group, whole.layer, slices[i]),
-               splits[i].own);
+      if (has_amax(whole)) windows_.back().agrees.push_back(whole.parameter);
+      for (std::size_t i = 0; i < slices.size(); ++i) follow(add_window(group, whole.layer, slices[i]), splits[i].own);
     }
     if (!sharded && !splits[0].rest.ops.empty()) follow(add_window(group, whole.layer), splits[0].rest);
   }
@@ -188,7 +182,7 @@ class Splitter {
   const std::vector<std::vector<Program>>& refreshes_;
   const std::span<const OptimizerState> states_;
   const std::int64_t alignment_, limit_;
-  std::vector<UpdateWindow> windows_, agreed_;
+  std::vector<UpdateWindow> windows_;
   std::int64_t bytes_ = 0;  // of the last window
 };
 

@@ -100,7 +100,8 @@ class Maker {
     auto& tasks = observes(run) ? known.observed_tasks : known.tasks;
     const std::vector<Access> accesses = places_.of(stop);
     has_sum.resize(set_.values.size(), false);
-    std::vector<bool> in_slot(set_.values.size(), false);  // as has_sum, of gradients that are reduced behind this program
+    std::vector<bool> in_slot(set_.values.size(),
+                              false);  // as has_sum, of gradients that are reduced behind this program
     for (std::size_t i = 0; i < program.ops.size(); ++i) {
       if (!reading.runs[i]) continue;
       const Op& op = program.ops[i];
@@ -225,7 +226,7 @@ class Maker {
     ActionKind action = ActionKind::collective;  ///< or launch: an op on the gathered value
   };
 
-  void add_collective(RunSchedule& schedule, const Collective& wanted) {
+  void add_collective(RunSchedule& schedule, const Collective& wanted, std::int32_t window = -1) {
     if (wanted.reads.empty()) return;
     const std::int32_t task = task_of(wanted);
     reads_.clear();
@@ -233,7 +234,11 @@ class Maker {
     for (const PlannedTensor* tensor : wanted.reads) reads_.push_back(places_.tensor(*tensor));
     for (const PlannedTensor* tensor : wanted.writes) writes_.push_back(places_.tensor(*tensor));
     if (wanted.action == ActionKind::launch) writes_.push_back({});  // no workspace
-    schedule.add({.kind = wanted.action, .lane = Lane::communication, .task = task, .layer = named_by(wanted).layer},
+    schedule.add({.kind = wanted.action,
+                  .lane = Lane::communication,
+                  .task = task,
+                  .layer = named_by(wanted).layer,
+                  .window = window},
                  reads_, writes_);
   }
 
@@ -284,8 +289,9 @@ class Maker {
     over.add = task_of({"add", {}, {part, part}, {part}, ActionKind::launch});
   }
 
-  void add_all_reduce(RunSchedule& schedule, std::vector<const PlannedTensor*> tensors, const char* reduction) {
-    add_collective(schedule, {"all_reduce", {{"reduction", std::string(reduction)}}, tensors, tensors});
+  void add_all_reduce(RunSchedule& schedule, const std::vector<const PlannedTensor*>& tensors, const char* reduction,
+                      std::int32_t window = -1) {
+    add_collective(schedule, {"all_reduce", {{"reduction", std::string(reduction)}}, tensors, tensors}, window);
   }
 
   /// Elements of each rank's part of a tensor.
@@ -357,6 +363,13 @@ class Maker {
     return tensors;
   }
 
+  /// Those that ranks agree on behind an update window's programs: neighbours, as the windows' parameters are.
+  PlannedTensor amaxes_of(const UpdateWindow& window) const {
+    PlannedTensor amaxes = plan_.tensor(names::kAmax, plan_.parameters[window.agrees[0]].spec.name, window.layer);
+    amaxes.extents = {static_cast<std::int64_t>(window.agrees.size())};
+    return amaxes;
+  }
+
   void add_meeting(Run run, const Stop& stop) {
     RunSchedule& schedule = set_[run];
     auto each = [&](auto add) {
@@ -392,9 +405,17 @@ class Maker {
                        }),
                        "sum");
         break;
-      case Meeting::maximum:
+      case Meeting::amaxes:
+        if (stop.update) {
+          const PlannedTensor amaxes = amaxes_of(*stop.update);
+          add_all_reduce(schedule, {&amaxes}, "maximum", stop.window);
+          break;
+        }
+        [[fallthrough]];
+      case Meeting::states:
         add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
-                         return tensor.kind == names::kAmaxes || tensor.owner == TensorOwner::precision;
+                         return (tensor.kind == names::kAmaxes && stop.meeting == Meeting::amaxes) ||
+                                tensor.owner == TensorOwner::precision;
                        }),
                        "maximum");
         break;

@@ -29,15 +29,16 @@ Stop meeting(Meeting kind, Group group = Group::block, int layer = -1) {
 bool in_stores(const Plan& plan) { return plan.options.state.gradients.memory != kOnDevice; }
 bool ranks_meet(const Plan& plan) { return plan.options.state.meet; }
 
-/// All gathers at once: they go on beside the programs, each of which waits for what it reads.
-void add_gathers(const Plan& plan, std::vector<Stop>& order) {
-  order.push_back(meeting(Meeting::gather, Group::embedding));
-  for (int layer = 0; layer < layers_of(plan); ++layer) order.push_back(meeting(Meeting::gather, Group::block, layer));
-  order.push_back(meeting(Meeting::gather, Group::head));
+/// visit(group, layer), in the order of the forward pass; -1 outside the layers.
+template <class Visit>
+void each_group(const Plan& plan, Visit visit) {
+  visit(Group::embedding, -1);
+  for (int layer = 0; layer < layers_of(plan); ++layer) visit(Group::block, layer);
+  visit(Group::head, -1);
 }
 
 /// The programs that make the rest of gathered working copies.
-void add_rest(const Plan& plan, std::vector<Stop>& order, Group group, int layer = -1) {
+void add_rest(const Plan& plan, std::vector<Stop>& order, Group group, int layer) {
   for (const ParameterPlan& parameter : plan.parameters)
     if (parameter.spec.group == group && !parameter.shards_weights)
       order.push_back({&plan.forms_of(parameter, layer).rest, Flow::none, layer});
@@ -63,53 +64,57 @@ void add_program(const Plan& plan, std::vector<Stop>& order, Stop stop) {
   order.push_back(stop);
 }
 
-/// What updates a group's or layer's tensors is followed by what refreshes their working copies, while they are at
-/// hand.
-void add_updates(const Plan& plan, std::vector<Stop>& order, bool agreed, Group group, int layer = -1) {
+/// What the last update left: the update of a group's or layer's tensors, if it was deferred, followed by what
+/// refreshes their working copies while they are at hand; then the gather of what ranks made of these.
+void add_settled(const Plan& plan, std::vector<Stop>& order, Group group, int layer) {
   for (const UpdateWindow& window : plan.updates) {
-    if (window.agreed != agreed || window.group != group || window.layer != layer) continue;
+    if (!plan.defers_update() || window.group != group || window.layer != layer) continue;
     order.push_back({.program = &window.program, .layer = layer, .rows = window.rows});
     auto follow = [&](const PlacedProgram& program) {
       order.push_back({.program = &program, .layer = layer, .joins = true, .rows = window.rows});
     };
-    for (const UpdatePart& part : window.parts) {
-      const ParameterPlan& parameter = plan.parameters[part.parameter];
-      const ParameterForms& forms = plan.forms_of(parameter, layer);
-      if (part.rows.whole()) follow(agreed || forms.amax.program.ops.empty() ? forms.refresh : forms.amax);
-    }
+    auto follow_whole = [&](PlacedProgram ParameterForms::*form) {
+      for (const UpdatePart& part : window.parts) {
+        const PlacedProgram& program = plan.forms_of(plan.parameters[part.parameter], layer).*form;
+        if (part.rows.whole() && !program.program.ops.empty()) follow(program);
+      }
+    };
+    follow_whole(&ParameterForms::amax);
     for (const PlacedProgram& program : window.follow) follow(program);
+    if (!window.agrees.empty())
+      order.push_back({.layer = layer, .meeting = Meeting::amaxes, .joins = true, .update = &window});
+    follow_whole(&ParameterForms::refresh);
   }
+  if (ranks_meet(plan)) order.push_back(meeting(Meeting::gather, group, layer));
 }
 
-void add_all_updates(const Plan& plan, std::vector<Stop>& order, bool agreed = false) {
-  add_updates(plan, order, agreed, Group::embedding);
-  for (int layer = 0; layer < layers_of(plan); ++layer) add_updates(plan, order, agreed, Group::block, layer);
-  add_updates(plan, order, agreed, Group::head);
+void add_all_rest(const Plan& plan, std::vector<Stop>& order) {
+  if (ranks_meet(plan)) each_group(plan, [&](Group group, int layer) { add_rest(plan, order, group, layer); });
 }
 
 std::vector<Stop> settle(const Plan& plan) {
   std::vector<Stop> order;
-  add_all_updates(plan, order);
+  each_group(plan, [&](Group group, int layer) { add_settled(plan, order, group, layer); });
+  add_all_rest(plan, order);
   return order;
 }
 
-/// A first one gathers working copies, and applies the deferred update ahead of the program that reads it first; in a
-/// last one gradients are final behind the program that makes them, and so are the sums of their squares.
+/// A first one settles the last update: if it was deferred, ahead of the program that reads it first, else all gathers
+/// at once, which go on beside the programs. In a last one gradients are final behind the program that makes them, and
+/// so are the sums of their squares.
 std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   const int layers = layers_of(plan);
-  const bool ranks = ranks_meet(plan), gathers = step.first && ranks, reduces = step.last && ranks;
+  const bool ranks = ranks_meet(plan), reduces = step.last && ranks;
+  const bool settles = step.first && (step.updates || !plan.defers_update());
   std::vector<Stop> order;
   auto finish_gather = [&](Group group, int layer = -1) {
-    if (gathers) add_rest(plan, order, group, layer);
+    if (settles && ranks) add_rest(plan, order, group, layer);
   };
   // One ahead, so that stored values are there again in time.
   auto update_before = [&](int layer) {
     if (!step.updates) return;
-    if (layer < 0) add_updates(plan, order, false, Group::embedding);
-    if (layer + 1 < layers)
-      add_updates(plan, order, false, Group::block, layer + 1);
-    else
-      add_updates(plan, order, false, Group::head);
+    if (layer < 0) add_settled(plan, order, Group::embedding, -1);
+    layer + 1 < layers ? add_settled(plan, order, Group::block, layer + 1) : add_settled(plan, order, Group::head, -1);
   };
   auto finish = [&](Group group, int layer = -1) {
     if (!plan.trees.empty()) order.push_back({&plan.trees[static_cast<std::size_t>(group)], Flow::none, layer});
@@ -117,9 +122,10 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
     if (step.last && in_stores(plan) && !ranks && group != Group::head)
       order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
   };
-  if (gathers) add_gathers(plan, order);
-  finish_gather(Group::embedding);
+  if (settles && !step.updates)
+    each_group(plan, [&](Group group, int layer) { add_settled(plan, order, group, layer); });
   update_before(-1);
+  finish_gather(Group::embedding);
   add_program(plan, order, {&plan.embed, Flow::forward, -1, -1, 0});
   for (int layer = 0; layer < layers; ++layer) {
     update_before(layer);
@@ -136,16 +142,6 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   add_program(plan, order, {&plan.embed_backward, Flow::backward, -1, 0, -1});
   finish(Group::embedding);
   if (reduces) order.push_back(meeting(Meeting::sum));
-  return order;
-}
-
-// What no step has gathered yet.
-std::vector<Stop> gathering(const Plan& plan) {
-  std::vector<Stop> order;
-  add_gathers(plan, order);
-  add_rest(plan, order, Group::embedding);
-  for (int layer = 0; layer < layers_of(plan); ++layer) add_rest(plan, order, Group::block, layer);
-  add_rest(plan, order, Group::head);
   return order;
 }
 
@@ -175,7 +171,7 @@ void add_amaxes(const Plan& plan, std::vector<Stop>& order) {
     order.push_back({&plan.amaxes});
   else  // one at a time, so that slots can hold them
     for (const Stop& stop : each_parameter(plan, &ParameterForms::amax)) order.push_back(stop);
-  order.push_back(meeting(Meeting::maximum));
+  order.push_back(meeting(Meeting::amaxes));
 }
 
 std::vector<Stop> refresh(const Plan& plan) {
@@ -183,7 +179,8 @@ std::vector<Stop> refresh(const Plan& plan) {
   add_amaxes(plan, order);
   for (const Stop& stop : each_parameter(plan, &ParameterForms::refresh)) order.push_back(stop);
   if (ranks_meet(plan))
-    for (const Stop& stop : gathering(plan)) order.push_back(stop);
+    each_group(plan, [&](Group group, int layer) { order.push_back(meeting(Meeting::gather, group, layer)); });
+  add_all_rest(plan, order);
   return order;
 }
 
@@ -197,10 +194,8 @@ std::vector<Stop> update(const Plan& plan) {
     order.push_back({&plan.updates.front().program});
     add_amaxes(plan, order);
     for (const Stop& stop : each_parameter(plan, &ParameterForms::refresh)) order.push_back(stop);
-  } else if (!plan.defers_update()) {
-    add_all_updates(plan, order);
-    order.push_back(meeting(Meeting::maximum));
-    add_all_updates(plan, order, true);
+  } else if (ranks_meet(plan)) {
+    order.push_back(meeting(Meeting::states));
   }
   order.push_back({&plan.head_advance});
   for (int layer = 0; layer < layers_of(plan); ++layer)
@@ -226,10 +221,7 @@ std::vector<Stop> stops_of(const Plan& plan, Run run) {
       if (options.next_logits) return evaluation(plan, plan.head_next, names::kNextLogits);
       break;
     case Run::settle:
-      if (defers) return settle(plan);
-      break;
-    case Run::gather:
-      if (ranks_meet(plan)) return gathering(plan);
+      if (defers || ranks_meet(plan)) return settle(plan);
       break;
     case Run::update:
       if (options.train) return update(plan);

@@ -17,7 +17,8 @@ enum class Meeting : std::uint8_t {
   reduce,     ///< sums the gradients of the matrices of a group or layer, beside what follows
   sum,        ///< adds up all other gradients
   sum_norms,  ///< adds up losses and squares
-  maximum,    ///< of amaxes and of the states that the update advances
+  states,     ///< the maximum of the states that the update advances
+  amaxes,     ///< the maximum of the masters' amaxes: a window's or, with those states, all
 };
 
 /// A program, or an action of all ranks, at its place in the order. Boundary k is before layer k; the last one is
@@ -42,6 +43,7 @@ struct Stop {
   bool joins = false;                            ///< takes values of stores together with the stop before it
   int window = -1;                               ///< number of those that do, in the order
   RowSlice rows = {};                            ///< the rows of its parameter that the program is for
+  const UpdateWindow* update = nullptr;          ///< the window whose amaxes these are; null: all
 };
 
 /// Borrows the plan's programs. Empty for runs that are no programs, and for those that the plan has no programs of.

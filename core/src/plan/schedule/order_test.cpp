@@ -62,7 +62,10 @@ TEST_CASE("an update of windows is deferred, requantizes its windows, and runs o
   plan.parameters.resize(2);
   plan.parameters[0].spec.group = ParameterGroup::embedding;
   plan.parameters[1].spec.group = ParameterGroup::block;
-  for (ParameterPlan& parameter : plan.parameters) parameter.forms.resize(1);
+  for (ParameterPlan& parameter : plan.parameters) {
+    parameter.forms.resize(1);
+    parameter.forms[0].refresh.program.ops.emplace_back();
+  }
   for (int layer : {-1, 0, 1})
     plan.updates.push_back({.group = layer < 0 ? ParameterGroup::embedding : ParameterGroup::block,
                             .layer = layer,

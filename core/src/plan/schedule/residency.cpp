@@ -26,6 +26,7 @@ struct Held {
   bool changed = false;
   bool put = false;          // already, from where it was made: it has no slot
   std::int32_t version = 0;  // as it is put back
+  std::int32_t part = 0;     // version of this rank's part, where it is gathered
   std::int32_t copy = -1;    // the value in the slot
 };
 
@@ -37,11 +38,36 @@ bool overlap(const Place& a, const Place& b) {
 struct Window {
   std::size_t begin = 0, end = 0;  // actions
   std::map<Home, Held> held;
-  std::int64_t offset = 0;  // of its slot, in the ring
+  std::vector<Place> changed;  // what may not be fetched or gathered before this window is done
+  std::int64_t offset = 0;     // of its slot, in the ring
   std::int64_t bytes = 0;
   bool changes() const {
     return std::any_of(held.begin(), held.end(), [](const auto& known) { return known.second.changed; });
   }
+};
+
+/// What ranks have parts of, by the value of this rank's part; and how often a run has written that so far.
+class Parts {
+ public:
+  explicit Parts(const ScheduleSet& set) {
+    for (const auto& [offset, over] : set.over_ranks)
+      if (over.part.place.present()) wholes_[over.part.value].push_back(offset);
+  }
+  void write(const Access& access, Window& window) {
+    const auto known = wholes_.find(access.value);
+    if (known == wholes_.end()) return;
+    std::int32_t& version = versions_[access.value];
+    version = std::max(version, access.version);
+    for (const std::int64_t offset : known->second) window.changed.push_back({Space::ranks, 0, offset, 1});
+  }
+  std::int32_t version(const Access& part) const {
+    const auto known = versions_.find(part.value);
+    return known == versions_.end() ? 0 : known->second;
+  }
+
+ private:
+  std::map<std::int32_t, std::vector<std::int64_t>> wholes_;
+  std::map<std::int32_t, std::int32_t> versions_;
 };
 
 /// What a slot takes for a value.
@@ -91,6 +117,7 @@ void lay_out(std::vector<Window>& windows, const SlotRing& ring) {
 
 std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedule, const SlotSize& size) {
   std::vector<Window> windows;
+  Parts parts(set);
   for (std::size_t i = 0; i < schedule.actions.size();) {
     const std::int32_t number = schedule.actions[i].window;
     Window window;
@@ -111,14 +138,24 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
         if (!set.has_slot(reads[r].place)) continue;
         const bool changed = listed(task.changed, r);
         use(window, reads[r], true, changed, reads[r].version + (changed ? 1 : 0), size);
+        if (reads[r].place.space == Space::ranks)
+          window.held.at(home_of(reads[r].place)).part = parts.version(set.over_ranks.at(reads[r].place.offset).part);
       }
-      for (std::size_t w = 0; w < writes.size(); ++w)
+      for (std::size_t w = 0; w < writes.size(); ++w) {
+        parts.write(writes[w], window);
         if (set.has_slot(writes[w].place))
           use(window, writes[w], listed(task.summed, w), true, writes[w].version, size);
+      }
     }
     window.end = i;
+    for (const auto& [home, held] : window.held) {
+      if (!held.changed) continue;
+      window.changed.push_back(held.home.place);
+      if (held.home.place.space == Space::ranks)
+        window.changed.push_back(set.over_ranks.at(held.home.place.offset).part.place);
+    }
     if (!window.held.empty() && number < 0) fail_internal("residency", schedule.name + " uses a store in no window");
-    if (!window.held.empty()) windows.push_back(std::move(window));
+    if (!window.held.empty() || !window.changed.empty()) windows.push_back(std::move(window));
   }
   return windows;
 }
@@ -160,10 +197,12 @@ class Acquirer {
     const Window& wanted = windows_[number];
     for (std::size_t earlier = now; earlier < number; ++earlier) {
       const Window& window = windows_[earlier];
-      if (wanted.offset < window.offset + window.bytes && window.offset < wanted.offset + wanted.bytes) return false;
-      for (const auto& [home, held] : window.held)
-        for (const auto& [wanted_home, wanted_held] : wanted.held)
-          if (held.changed && wanted_held.fetched && overlap(held.home.place, wanted_held.home.place)) return false;
+      if (window.bytes > 0 && wanted.offset < window.offset + window.bytes &&
+          window.offset < wanted.offset + wanted.bytes)
+        return false;
+      for (const Place& changed : window.changed)
+        for (const auto& [home, held] : wanted.held)
+          if (held.fetched && overlap(changed, held.home.place)) return false;
     }
     return true;
   }
@@ -182,7 +221,7 @@ class Acquirer {
       if (!held.fetched) continue;
       const Access here{slot_of(window, held), held.copy, held.home.version};
       if (held.home.place.space == Space::ranks) {
-        gather(here, set_.over_ranks.at(held.home.place.offset), first);
+        gather(here, set_.over_ranks.at(held.home.place.offset), held.part, first);
         continue;
       }
       get(held.home, here, first);
@@ -227,12 +266,14 @@ class Acquirer {
             reads, writes);
   }
 
-  void gather(const Access& whole, const OverRanks& over, const Action& first) {
+  void gather(const Access& whole, const OverRanks& over, std::int32_t version, const Action& first) {
     if (!over.part.place.present()) fail_internal("residency", "what nobody made is read");
     Access part = over.part;
+    part.version = version;
     if (part.place.space == Space::store) {  // other ranks reach slots alone
+      const Access home = part;
       part = {{Space::device, 0, whole.place.offset + over.first, part.place.bytes}, whole.value, whole.version};
-      get(over.part, part, first);
+      get(home, part, first);
     }
     add(first, ActionKind::collective, over.gather, {&part, 1}, {&whole, 1});
   }
@@ -291,10 +332,11 @@ class Acquirer {
 
 }  // namespace
 
-SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, const SpareBytes& spare) {
-  SlotRing ring;
+SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, SpareBytes spare) {
+  SlotRing ring{.spare = std::move(spare)};
   for (const RunSchedule& schedule : set.runs) {
-    const std::vector<Window> windows = windows_of(set, schedule, {set, alignment, spare});
+    std::vector<Window> windows = windows_of(set, schedule, {set, alignment, ring.spare});
+    std::erase_if(windows, [](const Window& window) { return window.bytes == 0; });
     const bool puts =
         std::any_of(windows.begin(), windows.end(), [](const Window& window) { return window.changes(); });
     const auto together = static_cast<std::size_t>(ahead + (puts ? 2 : 1));
@@ -309,7 +351,7 @@ SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, con
 
 void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment) {
   for (RunSchedule& schedule : set.runs) {
-    std::vector<Window> windows = windows_of(set, schedule, {set, alignment, {}});
+    std::vector<Window> windows = windows_of(set, schedule, {set, alignment, ring.spare});
     lay_out(windows, ring);
     if (!windows.empty()) schedule = Acquirer(set, schedule, std::move(windows), ring, alignment).run();
   }

@@ -12,19 +12,19 @@
 
 namespace quern {
 
+/// By store and offset of their ends: bytes that values which end there have more on another rank.
+using SpareBytes = std::map<std::pair<std::int32_t, std::int64_t>, std::int64_t>;
+
 /// Memory of the arena in which windows have their slots, one behind the other and from the beginning again.
 struct SlotRing {
   std::int64_t offset = 0;  ///< in the arena
   std::int64_t bytes = 0;   ///< at least the largest window's
+  SpareBytes spare = {};    ///< with which slots are at the same places on all ranks
 };
 
-/// By store and offset of their ends: bytes that values which end there have more on another rank.
-using SpareBytes = std::map<std::pair<std::int32_t, std::int64_t>, std::int64_t>;
-
 /// A ring, at offset 0, of the size of any window, the `ahead` that follow it, and the one before it if windows are put
-/// back; without bytes when the schedules use no store. `alignment` is of every value. With the `spare` bytes the ring
-/// is as large on all ranks.
-SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, const SpareBytes& spare = {});
+/// back; without bytes when the schedules use no store. `alignment` is of every value.
+SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, SpareBytes spare = {});
 
 /// Fetches, gathers, puts back and reduces, in every schedule; ahead as far as there is room in the ring. Launches and
 /// collectives of one Action::window are one window; one without a number uses no store. What a window puts itself

@@ -83,7 +83,6 @@ std::string_view name_of(Run run) {
   if (const MicroStepRun* known = found(run)) return known->name;
   switch (run) {
     case Run::refresh: return "refresh";
-    case Run::gather: return "gather";
     case Run::upload: return "upload";
     case Run::evaluate: return "evaluate";
     case Run::logits: return "logits";
@@ -97,13 +96,12 @@ std::string_view name_of(Run run) {
 }
 
 Run ScheduleSet::run_of(const MicroStep& micro_step) const {
-  auto run = [&](bool last) {
-    MicroStep step = micro_step;
-    step.last = last;
-    step.updates = step.updates && step.first;
+  auto run = [&](bool last, bool updates) {
+    const MicroStep step{micro_step.first, last, micro_step.observed, updates && micro_step.first};
     return std::ranges::find(kMicroSteps, step, &MicroStepRun::step)->run;
   };
-  return micro_step.last && !(*this)[run(true)].empty() ? run(true) : run(false);
+  const bool updates = micro_step.updates && !(*this)[run(false, true)].empty();
+  return micro_step.last && !(*this)[run(true, updates)].empty() ? run(true, updates) : run(false, updates);
 }
 
 bool ScheduleSet::has_slot(const Place& place) const {

@@ -109,11 +109,10 @@ struct OverRanks {
 };
 
 /// What an engine can be asked to run. A step is `upload` and a micro-step for each micro-batch, by its place in the
-/// step (ScheduleSet::micro_step); `update`; `result`. Where stores have state, `update` only prepares it: each tensor
-/// is updated just before the forward pass of the next step that reads it, or by `settle`.
+/// step (ScheduleSet::run_of); `update`; `result`. Where stores have state, `update` only prepares it: each tensor is
+/// updated just before the forward pass of the next step that reads it, or by `settle`.
 enum class Run : std::uint8_t {
   refresh,  ///< working copies from masters that were written
-  gather,   ///< working copies that the update left on their ranks; a step's first micro-step does that by itself
   upload,   ///< a micro-batch and the step's state
   evaluate,
   logits,
@@ -123,7 +122,7 @@ enum class Run : std::uint8_t {
   last,  ///< last and only: empty where they would be as later and first
   only,
   update,
-  settle,
+  settle,  ///< what the update left to the next step's first micro-step: most of it, the gathers of working copies
   result,
   observed_first,  ///< micro-steps of a step that observes what its scales lose
   observed_later,
@@ -135,14 +134,14 @@ enum class Run : std::uint8_t {
   observed_updating_first,
   observed_updating_only,
 };
-inline constexpr int kRuns = 22;
+inline constexpr int kRuns = 21;
 std::string_view name_of(Run run);
 
 /// A micro-step among its step's.
 struct MicroStep {
   bool first = true, last = true;
   bool observed = false;
-  bool updates = false;  ///< the deferred part, in a first one
+  bool updates = false;  ///< what the last update deferred, in a first one
   bool operator==(const MicroStep&) const = default;
 };
 /// Absent: the run is none.

@@ -85,7 +85,7 @@ std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule
 std::vector<std::pair<Run, std::int64_t>> runs_of_step(const Plan& plan, std::int64_t micro_batches) {
   std::vector<std::pair<Run, std::int64_t>> runs;
   auto add = [&](std::int64_t times, bool first, bool last) {
-    const Run run = plan.schedules.run_of({.first = first, .last = last, .updates = first && plan.defers_update()});
+    const Run run = plan.schedules.run_of({.first = first, .last = last, .updates = true});
     if (!runs.empty() && runs.back().first == run)
       runs.back().second += times;
     else
