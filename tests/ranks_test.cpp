@@ -198,9 +198,9 @@ TEST_CASE("shards in a store of each rank have the bits of those on the device, 
 TEST_CASE("ranks that deferred an update roll back together") {
   TinyFiles files;
   const Outcome outcome = quern_train(
-      files, with(of_ranks(2, "ranks"),
-                  {"memory.master=host", "memory.moments=host", "optimizer.learning_rate=1e30", "train.steps=50",
-                   "checkpoint.every=0", "guard.non_finite=roll_back", "guard.limit=3", files.run("run")}));
+      files, with(of_ranks(2, "ranks"), {"memory.master=host", "memory.moments=host", "train.accumulation=2",
+                                         "train.steps=50", "optimizer.learning_rate=1e30", "checkpoint.every=0",
+                                         "guard.non_finite=roll_back", "guard.limit=3", files.run("run")}));
   CAPTURE(outcome.err);
   CHECK(outcome.code == 5);
   CHECK(outcome.err.find("after guard.limit = 3 such steps") != std::string::npos);

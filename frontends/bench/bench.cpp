@@ -33,9 +33,9 @@ using RunTimes = std::map<Run, std::vector<ActionTime>>;  // of actions
 /// times beside estimates.
 void add_launch_times(BenchResult& result, const RunTimes& times, const Plan& plan) {
   std::map<std::string, OpTime> ops;
-  for (Run run : {Run::later, Run::update, Run::settle}) {
+  for (Run run : {Run::later, Run::update, Run::apply}) {
     const bool update = run != Run::later;
-    if (run != Run::settle) result.schedules.push_back({plan.schedules[run].name});
+    if (run != Run::apply) result.schedules.push_back({plan.schedules[run].name});
     for (std::size_t i = 0; i < times.at(run).size(); ++i) {
       const Action& action = plan.schedules[run].actions[i];
       if (action.kind != ActionKind::launch) continue;

@@ -121,7 +121,7 @@ std::vector<std::string> load_state(Engine& engine, const Checkpoint& checkpoint
   for (Part part : {parameters, optimizer, precision})
     if (!differences[part].empty() && (part != precision || !precision_changed(changes)))
       refuse(checkpoint, part, differences[part], changes, engine.plan().options.train);
-  engine.settle();
+  engine.apply_update();
   for (const PlannedTensor& tensor : training_state(engine.plan())) {
     const StoredTensor* stored = checkpoint.tensors.find(state_name(tensor));
     fill(engine, tensor, checkpoint.tensors, fits(stored, tensor) ? stored : nullptr);

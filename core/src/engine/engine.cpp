@@ -218,19 +218,19 @@ void Engine::fill_slot(const Batch& batch, const StepState& state) {
 // ---- steps ----
 
 void Engine::refresh() {
-  settle();
+  apply_update();
   run(Run::refresh);
-  if (communicator_) synchronize();  // as in settle()
+  if (communicator_) synchronize();  // as in apply_update()
 }
 
 void Engine::micro_step(const Batch& batch, const StepState& state, At at, Observe observe) {
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   if (progress_) progress_->at_step(state.step + 1);
   upload(batch, state);
-  const bool settles = at.first && update_ == Update::left;
+  const bool applies = at.first && update_ == Update::deferred;
   const Run micro_step = plan_.schedules.run_of(
-      {.first = at.first, .last = at.last, .observed = observe == Observe::yes, .updates = settles});
-  settles ? run_update(micro_step, false) : run(micro_step);
+      {.first = at.first, .last = at.last, .observed = observe == Observe::yes, .updates = applies});
+  applies ? run_update(micro_step, Update::applied) : run(micro_step);
 }
 
 void Engine::observe_weights() {
@@ -263,24 +263,26 @@ void Engine::leave() {
   std::exchange(communicator_, nullptr)->unregister_buffer(arena_);
 }
 
-void Engine::run_update(Run run, bool leaves) {
+void Engine::run_update(Run run, Update then) {
   update_ = Update::halfway;
   this->run(run);
-  update_ = leaves ? Update::left : Update::settled;
+  update_ = then;
 }
 
-void Engine::update() { run_update(Run::update, !plan_.schedules[Run::settle].empty()); }
+void Engine::update() {
+  run_update(Run::update, plan_.schedules[Run::apply].empty() ? Update::applied : Update::deferred);
+}
 
-void Engine::settle() {
-  if (update_ != Update::left) return;
-  run_update(Run::settle, false);
+void Engine::apply_update() {
+  if (update_ != Update::deferred) return;
+  run_update(Run::apply, Update::applied);
   if (communicator_) synchronize();  // others need this rank's part, whatever its host waits for next
 }
 
-void Engine::need_settled() {
-  if (update_ == Update::left && plan_.options.state.ranks > 1)
-    fail_internal("engine", "what the update left was not settled by all ranks together");
-  settle();
+void Engine::need_applied() {
+  if (update_ == Update::deferred && plan_.options.state.ranks > 1)
+    fail_internal("engine", "all ranks together did not apply the deferred update");
+  apply_update();
 }
 
 Engine::StepResult Engine::result() {
@@ -298,10 +300,10 @@ Engine::StepResult Engine::result() {
 
 std::map<Run, std::vector<ActionTime>> Engine::profile(const Batch& batch, const StepState& state,
                                                        std::int64_t micro_batches) {
-  const bool settles = std::exchange(update_, Update::settled) == Update::left;
-  std::vector<Run> runs{plan_.schedules.run_of({.last = micro_batches == 1, .updates = settles}), Run::later};
+  const bool applies = std::exchange(update_, Update::applied) == Update::deferred;
+  std::vector<Run> runs{plan_.schedules.run_of({.last = micro_batches == 1, .updates = applies}), Run::later};
   if (micro_batches > 1) runs.push_back(plan_.schedules.run_of({.first = false}));
-  runs.insert(runs.end(), {Run::update, Run::settle});
+  runs.insert(runs.end(), {Run::update, Run::apply});
   std::map<Run, std::vector<ActionTime>> times;
   std::vector<Event> events;
   for (Run run : runs) {
@@ -341,7 +343,7 @@ std::vector<ActionTime> Engine::profile(Run run, std::vector<Event>& events) {
 }
 
 LossStats Engine::evaluate(const Batch& batch) {
-  need_settled();
+  need_applied();
   upload(batch, {});
   run(Run::evaluate);
   LossStats stats;
@@ -351,7 +353,7 @@ LossStats Engine::evaluate(const Batch& batch) {
 
 std::vector<float> Engine::logits(const Batch& batch) {
   if (!plan_.options.logits) fail_internal("engine", "the plan has no logits program");
-  need_settled();
+  need_applied();
   upload(batch, {});
   run(Run::logits);
   const PlannedTensor& tensor = plan_.tensor(names::kLogits, "", -1);
@@ -373,7 +375,7 @@ std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std
   bool good = static_cast<std::int64_t>(rows.size()) == plan_.options.geometry.batch;
   for (std::int32_t row : rows) good = good && row >= 0 && row < tokens;
   if (!good) fail_internal("engine", "not one index into the batch's tokens for each of its rows");
-  need_settled();
+  need_applied();
   upload(batch, {});
   write(plan_.tensor(names::kRows, "", -1), rows.data());
   run(Run::next_logits);

@@ -78,7 +78,7 @@ class Engine {
   /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
   void observe_weights();
   /// Makes the arena known to other ranks, as many as the plan has; before anything that is collective: refresh,
-  /// settle, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
+  /// apply_update, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
   void join(Communicator& communicator);
   /// Turns the collectives of runs into no-ops, to measure step time without communication. Results are wrong.
   void skip_transfers();
@@ -91,9 +91,9 @@ class Engine {
   /// defers its update only the norm; the rest, and the gather of what other ranks updated, is part of the next
   /// micro-step.
   void update();
-  /// Does what the update left now, before anything but a step reads or writes state. Collective, and blocks then. One
-  /// rank alone does it where it is needed.
-  void settle();
+  /// Does now what the update deferred, before anything but a step reads or writes state. With several ranks it is
+  /// collective, and blocks; one rank does it by itself where it is needed.
+  void apply_update();
   /// False once an update was enqueued in part only: what it should have changed is then nothing that can be saved.
   bool whole() const { return update_ != Update::halfway; }
 
@@ -118,6 +118,7 @@ class Engine {
                                                  std::int64_t micro_batches);
 
  private:
+  enum class Update : std::uint8_t { applied, deferred, halfway };
   /// An action with addresses.
   struct Bound {
     const Kernel* kernel = nullptr;     ///< of a launch
@@ -163,12 +164,12 @@ class Engine {
   void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
   /// One that changes state, which is not whole if that throws.
-  void run_update(Run run, bool leaves);
+  void run_update(Run run, Update then);
   /// Throws what a store met while the streams ran, as a resources error.
   void check_stores() const;
-  /// Settles where this rank may do so alone; or only if what the update left changes the tensor.
-  void need_settled();
-  void need_settled(const PlannedTensor& tensor);
+  /// Applies it where this rank may do so alone; or only if that changes the tensor.
+  void need_applied();
+  void need_applied(const PlannedTensor& tensor);
   void collect(const Task& task, const Bound& bound, Stream stream);
   void call_communicator(const OpInstance& op, const Bound& bound, Stream stream);
   void upload(const Batch& batch, const StepState& state);
@@ -181,7 +182,7 @@ class Engine {
   bool transfers_ = true;
   std::shared_ptr<Progress> progress_;  // shared with who watches it for longer
   ReadNotice notice_;
-  enum class Update : std::uint8_t { settled, left, halfway } update_ = Update::settled;  // of the last step
+  Update update_ = Update::applied;  // of the last step
   std::vector<OffloadStore*> stores_;
   std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
   std::vector<std::byte*> store_memory_;  // by store, where kernels work in place; else null

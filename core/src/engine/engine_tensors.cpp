@@ -53,13 +53,13 @@ void Engine::check_stores() const {
 }
 
 // What an update changes is as it is only behind it.
-void Engine::need_settled(const PlannedTensor& tensor) {
+void Engine::need_applied(const PlannedTensor& tensor) {
   const bool updated = tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer;
-  if (tensor.owner == TensorOwner::working || (updated && plan_.defers_update())) need_settled();
+  if (tensor.owner == TensorOwner::working || (updated && plan_.defers_update())) need_applied();
 }
 
 void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, const void* host) {
-  need_settled(tensor);
+  need_applied(tensor);
   const std::int64_t begin = std::max(first, tensor.first);
   const std::int64_t end = std::min(first + count, tensor.first + element_count(tensor.extents));
   if (begin >= end) return;
@@ -70,7 +70,7 @@ void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t
 }
 
 void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host) {
-  need_settled(tensor);
+  need_applied(tensor);
   auto* to = static_cast<std::byte*>(host);
   if (!tensor.whole.empty()) return read_shards(tensor, first, count, to);
   if (!host) return;
@@ -131,7 +131,7 @@ void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::i
 
 void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
   for (const PlannedTensor& tensor : tensors) {
-    need_settled(tensor);
+    need_applied(tensor);
     const std::int64_t count = element_count(tensor.whole_extents());
     if (tensor.whole.empty())
       move(tensor.place(), host, nullptr);

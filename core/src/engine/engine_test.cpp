@@ -442,7 +442,7 @@ TEST_CASE(
     CHECK(count(calls, "capture") == 0);
     CHECK(count(calls, "graph") == 0);
     for (const auto& [run, often] : runs_of_step(plan, micro_batches)) CHECK(times.count(run) == 1);
-    for (Run run : {Run::later, Run::update, Run::settle}) CHECK(times.count(run) == 1);
+    for (Run run : {Run::later, Run::update, Run::apply}) CHECK(times.count(run) == 1);
     for (const auto& [run, of_run] : times) {
       const RunSchedule& schedule = plan.schedules[run];
       CAPTURE(schedule.name);

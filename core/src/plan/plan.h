@@ -275,7 +275,7 @@ struct Plan {
   /// "qkv.weight and o.weight, of which op "muon" needs whole matrices": what every rank keeps and updates whole
   /// although ranks shard the optimizer. Empty: nothing.
   std::string whole_on_ranks() const;
-  /// Whether the update is deferred to the next step's forward pass (Run::settle).
+  /// Whether the update is deferred to the next step's forward pass (Run::apply).
   bool defers_update() const { return updates.size() > 1; }
   /// Whether ranks gather or reduce in every micro-step and forward pass, so that all have to run as many.
   bool shards_micro_steps() const { return over_ranks_bytes > 0; }

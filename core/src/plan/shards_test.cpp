@@ -220,7 +220,7 @@ struct Mutants {
 
   static constexpr std::size_t kRank = 1, kStride = 4;  // 1: all mutants, for some seconds
   static constexpr Run kChanged[] = {Run::first,  Run::later,  Run::last,          Run::evaluate,
-                                     Run::update, Run::settle, Run::updating_first};
+                                     Run::update, Run::apply, Run::updating_first};
 
   bool found(const Plan& mutant, Run run) const {
     if (!schedule_faults(mutant).empty()) return true;
@@ -289,7 +289,7 @@ TEST_CASE("ranks agree on the amaxes of a window between its update and its work
     auto kind_of = [&](const Action& action) {
       return action.task < 0 ? "" : plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind;
     };
-    for (Run run : {Run::updating_first, Run::settle}) {
+    for (Run run : {Run::updating_first, Run::apply}) {
       CAPTURE(name_of(run));
       std::vector<std::string> steps;  // of the last layer
       for (const Action& action : plan.schedules[run].actions) {
@@ -459,7 +459,7 @@ TEST_CASE("gradients are reduced behind the layer that makes them, on a lane of 
   };
   CHECK(collectives(Run::later) == 0);
   CHECK(collectives(Run::evaluate) == 0);
-  CHECK(collectives(Run::first) == collectives(Run::settle));
+  CHECK(collectives(Run::first) == collectives(Run::apply));
   CHECK(collectives(Run::update) == 1);  // losses and squares; this precision has no states
 }
 

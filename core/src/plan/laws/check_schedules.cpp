@@ -53,7 +53,7 @@ void ScheduleChecker::read(const Access& access) {
   check_gathered(access);
 }
 
-/// What was gathered is of the newest version of this rank's part.
+/// Gathered weights are of the newest version of this rank's part.
 void ScheduleChecker::check_gathered(const Access& access) {
   const auto gathered = gathered_.find(access.value);
   if (gathered == gathered_.end()) return;
@@ -267,13 +267,13 @@ class Walk {
     // Steps of one and of several micro-batches, observed or not, after each other and after evaluations.
     const int several = std::min(plan_.options.uploads - 1, 3);
     std::vector<int> steps{1, several};  // 0: evaluations
-    if (!plan_.schedules[Run::settle].empty()) steps = {1, 1, several, 0, several};
+    if (!plan_.schedules[Run::apply].empty()) steps = {1, 1, several, 0, several};
     for (bool observed : {false, true, true, false}) {
       for (int micro_batches : steps) micro_batches > 0 ? step(micro_batches, observed) : evaluations();
       evaluations();
     }
     for (int micro_batches : {1, several}) {
-      settle();
+      apply();
       one(Run::refresh);
       step(micro_batches, false);
     }
@@ -308,11 +308,11 @@ class Walk {
     if (run == Run::upload) slot_ = (slot_ + 1) % plan_.options.uploads;
     checker_.run(plan_.schedules[run], slot_, plan_.staging_slot_bytes);
   }
-  void settle() {
-    if (std::exchange(left_, false)) one(Run::settle);
+  void apply() {
+    if (std::exchange(deferred_, false)) one(Run::apply);
   }
   void evaluations() {
-    settle();
+    apply();
     for (Run run : {Run::evaluate, Run::logits, Run::next_logits}) {
       if (plan_.schedules[run].empty()) continue;
       one(Run::upload);
@@ -328,18 +328,18 @@ class Walk {
       one(plan_.schedules.run_of({.first = first,
                                   .last = i + 1 == micro_batches,
                                   .observed = observed,
-                                  .updates = first && std::exchange(left_, false)}));
+                                  .updates = first && std::exchange(deferred_, false)}));
     }
     if (observed) one(Run::observe_weights);
     one(Run::update);
-    left_ = true;
+    deferred_ = true;
     one(Run::result);
   }
 
   const Plan& plan_;
   ScheduleChecker checker_;
   int slot_ = 0;
-  bool left_ = false;  // what the last update leaves
+  bool deferred_ = false;  // what the last update left
 };
 
 }  // namespace

@@ -75,8 +75,8 @@ class ScheduleChecker {
     std::int32_t at_home = 0;  // version at its place
   };
   std::map<std::int32_t, ByteRanges<Written>> written_;  // in this run, by value, copies counted as what they are of
-  std::map<std::int32_t, std::int64_t> part_writes_;  // in this run, by value of a part of what ranks have
-  std::map<std::int32_t, std::int64_t> gathered_;     // by value in a slot: those of its part when it was gathered
+  std::map<std::int32_t, std::int64_t> part_writes_;     // in this run, by value of a part of what ranks have
+  std::map<std::int32_t, std::int64_t> gathered_;        // by value in a slot: writes of its part before
   std::map<std::pair<Space, std::int32_t>, Shadow> shadows_;
   LaneClocks clocks_;
   std::vector<std::string> faults_;

@@ -55,7 +55,7 @@ TEST_CASE("a plan has the runs that its options ask for, under their names") {
   CHECK(runs_of(options) == Names{"refresh", "upload", "evaluate", "logits", "next logits"});
   options = stored_options(4, 1);
   CHECK(runs_of(options) == Names{"refresh", "upload", "evaluate", "first micro-step", "later micro-step",
-                                  "last micro-step", "only micro-step", "update", "settle", "result",
+                                  "last micro-step", "only micro-step", "update", "apply", "result",
                                   "first micro-step, updating", "only micro-step, updating"});
   options = tiny_options();
   options.observe = true;

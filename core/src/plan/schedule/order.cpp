@@ -64,9 +64,9 @@ void add_program(const Plan& plan, std::vector<Stop>& order, Stop stop) {
   order.push_back(stop);
 }
 
-/// What the last update left: the update of a group's or layer's tensors, if it was deferred, followed by what
-/// refreshes their working copies while they are at hand; then the gather of what ranks made of these.
-void add_settled(const Plan& plan, std::vector<Stop>& order, Group group, int layer) {
+/// The update of a group's or layer's tensors, if it is deferred, followed by what refreshes their working copies while
+/// they are at hand; then the gather of what ranks made of these.
+void add_applied(const Plan& plan, std::vector<Stop>& order, Group group, int layer) {
   for (const UpdateWindow& window : plan.updates) {
     if (!plan.defers_update() || window.group != group || window.layer != layer) continue;
     order.push_back({.program = &window.program, .layer = layer, .rows = window.rows});
@@ -92,29 +92,29 @@ void add_all_rest(const Plan& plan, std::vector<Stop>& order) {
   if (ranks_meet(plan)) each_group(plan, [&](Group group, int layer) { add_rest(plan, order, group, layer); });
 }
 
-std::vector<Stop> settle(const Plan& plan) {
+std::vector<Stop> apply(const Plan& plan) {
   std::vector<Stop> order;
-  each_group(plan, [&](Group group, int layer) { add_settled(plan, order, group, layer); });
+  each_group(plan, [&](Group group, int layer) { add_applied(plan, order, group, layer); });
   add_all_rest(plan, order);
   return order;
 }
 
-/// A first one settles the last update: if it was deferred, ahead of the program that reads it first, else all gathers
+/// A first one applies the last update: if it was deferred, ahead of the program that reads it first, else all gathers
 /// at once, which go on beside the programs. In a last one gradients are final behind the program that makes them, and
 /// so are the sums of their squares.
 std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
   const int layers = layers_of(plan);
   const bool ranks = ranks_meet(plan), reduces = step.last && ranks;
-  const bool settles = step.first && (step.updates || !plan.defers_update());
+  const bool applies = step.first && (step.updates || !plan.defers_update());
   std::vector<Stop> order;
   auto finish_gather = [&](Group group, int layer = -1) {
-    if (settles && ranks) add_rest(plan, order, group, layer);
+    if (applies && ranks) add_rest(plan, order, group, layer);
   };
   // One ahead, so that stored values are there again in time.
   auto update_before = [&](int layer) {
     if (!step.updates) return;
-    if (layer < 0) add_settled(plan, order, Group::embedding, -1);
-    layer + 1 < layers ? add_settled(plan, order, Group::block, layer + 1) : add_settled(plan, order, Group::head, -1);
+    if (layer < 0) add_applied(plan, order, Group::embedding, -1);
+    layer + 1 < layers ? add_applied(plan, order, Group::block, layer + 1) : add_applied(plan, order, Group::head, -1);
   };
   auto finish = [&](Group group, int layer = -1) {
     if (!plan.trees.empty()) order.push_back({&plan.trees[static_cast<std::size_t>(group)], Flow::none, layer});
@@ -122,8 +122,8 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
     if (step.last && in_stores(plan) && !ranks && group != Group::head)
       order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
   };
-  if (settles && !step.updates)
-    each_group(plan, [&](Group group, int layer) { add_settled(plan, order, group, layer); });
+  if (applies && !step.updates)
+    each_group(plan, [&](Group group, int layer) { add_applied(plan, order, group, layer); });
   update_before(-1);
   finish_gather(Group::embedding);
   add_program(plan, order, {&plan.embed, Flow::forward, -1, -1, 0});
@@ -220,8 +220,8 @@ std::vector<Stop> stops_of(const Plan& plan, Run run) {
     case Run::next_logits:
       if (options.next_logits) return evaluation(plan, plan.head_next, names::kNextLogits);
       break;
-    case Run::settle:
-      if (defers || ranks_meet(plan)) return settle(plan);
+    case Run::apply:
+      if (defers || ranks_meet(plan)) return apply(plan);
       break;
     case Run::update:
       if (options.train) return update(plan);

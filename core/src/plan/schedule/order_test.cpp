@@ -77,7 +77,7 @@ TEST_CASE("an update of windows is deferred, requantizes its windows, and runs o
     return found;
   };
   using Windows = std::vector<std::pair<int, int>>;
-  CHECK(windows(Run::settle, 9) == Windows{{-1, 0}, {-1, 0}, {0, 1}, {0, 1}, {1, 2}, {1, 2}});
+  CHECK(windows(Run::apply, 9) == Windows{{-1, 0}, {-1, 0}, {0, 1}, {0, 1}, {1, 2}, {1, 2}});
   // norm; the ends of the head's and the layers' states
   CHECK(windows(Run::update, 9) == Windows{{-1, 0}, {-1, 1}, {0, 2}, {1, 3}});
   // embedding and layer 0, then the embedding's program; layer 1, then layer 0's program; layer 1's program

@@ -88,7 +88,7 @@ std::string_view name_of(Run run) {
     case Run::logits: return "logits";
     case Run::next_logits: return "next logits";
     case Run::update: return "update";
-    case Run::settle: return "settle";
+    case Run::apply: return "apply";
     case Run::result: return "result";
     case Run::observe_weights: return "observe weights";
     default: return "?";

@@ -110,7 +110,7 @@ struct OverRanks {
 
 /// What an engine can be asked to run. A step is `upload` and a micro-step for each micro-batch, by its place in the
 /// step (ScheduleSet::run_of); `update`; `result`. Where stores have state, `update` only prepares it: each tensor is
-/// updated just before the forward pass of the next step that reads it, or by `settle`.
+/// updated just before the forward pass of the next step that reads it, or by `apply`.
 enum class Run : std::uint8_t {
   refresh,  ///< working copies from masters that were written
   upload,   ///< a micro-batch and the step's state
@@ -122,7 +122,7 @@ enum class Run : std::uint8_t {
   last,  ///< last and only: empty where they would be as later and first
   only,
   update,
-  settle,  ///< what the update left to the next step's first micro-step: most of it, the gathers of working copies
+  apply,  ///< what the update deferred to the next step's first micro-step, and the gathers of working copies
   result,
   observed_first,  ///< micro-steps of a step that observes what its scales lose
   observed_later,

@@ -30,7 +30,7 @@ std::vector<BatchLoss> of_all_ranks(Ranks& ranks, const std::vector<BatchLoss>& 
 
 std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& source, std::int64_t tokens,
                                    const std::function<bool()>& interrupted) {
-  engine.settle();
+  engine.apply_update();
   const std::int64_t size = ranks ? ranks->size() : 1, rank = ranks ? ranks->rank() : 0;
   const std::int64_t batch_tokens = engine.plan().options.geometry.tokens();
   const std::string begin = source.save_state();

@@ -69,7 +69,7 @@ std::string ranks_that_differ(const std::vector<std::string>& all) {
 void SameWeights::between_steps(const RunState& state) {
   const std::int64_t every = state.session.parallel.check_every;
   if (every == 0 || state.step % every != 0 || state.ranks.size() == 1) return;
-  state.engine.settle();
+  state.engine.apply_update();
   const std::vector<PlannedTensor> tensors = compute_weights(state.engine.plan());
   std::string own;
   std::vector<std::byte> buffer;

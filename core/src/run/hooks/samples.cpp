@@ -21,7 +21,7 @@ Samples::Samples(const Session& session) : every_(session.sample.every) {
 
 void Samples::between_steps(const RunState& state) {
   if (every_ == 0 || state.step % every_ != 0 || state.interrupted()) return;
-  state.engine.settle();
+  state.engine.apply_update();
   for (const LogEvent& event : take(state.engine, state.step, state.interrupted)) state.log.write(event);
 }
 

@@ -144,7 +144,7 @@ void Ranks::need_same(const std::string& what, const std::string& own) {
 
 void Ranks::lead(const std::string& what, Engine& engine, const std::function<void()>& work) {
   if (!hosts_) return work();
-  engine.settle();
+  engine.apply_update();
   if (!leads()) return follow(engine);
   engine.announce_reads([this](const PlannedTensor& tensor, std::int64_t first, std::int64_t count) {
     exchange(request_of(tensor, first, count));
