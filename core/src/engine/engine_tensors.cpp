@@ -80,7 +80,7 @@ void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t 
 }
 
 void Engine::read_part(const StatePart& part, void* host) {
-  settle(part.tensor);
+  need_applied(part.tensor);
   const std::int64_t count = element_count(part.extents);
   if (count > 0)
     move(part_of(part.tensor.place(), part.tensor.dtype, part.first, count), static_cast<std::byte*>(host), nullptr);

@@ -48,7 +48,7 @@ void Checkpoints::start_saving(const RunState& state) {
   meta.quern_version = QUERN_VERSION;
   meta.libraries = libraries_;
   meta.evaluated = evaluation_.done(state);
-  if (ranks_.size() > 1) state.engine.gather();
+  if (ranks_.size() > 1) state.engine.apply_update();
   ranks_.busy(writing(state.step), [&] { saver_.save(std::move(meta)); });
   last_saved_ = state.step;
 }
