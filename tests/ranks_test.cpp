@@ -204,7 +204,7 @@ TEST_CASE("ranks that deferred an update roll back together") {
   CAPTURE(outcome.err);
   CHECK(outcome.code == 5);
   CHECK(outcome.err.find("after guard.limit = 3 such steps") != std::string::npos);
-  CHECK(events(files.at("run"), "non_finite").size() == 4);
+  CHECK(events(files.at("run"), "non_finite").size() >= 3);  // rank 1 may end the run before rank 0 logs the last one
 }
 
 TEST_CASE("weights and gradients of which ranks keep shards have the bits of whole ones, beside stores too") {
