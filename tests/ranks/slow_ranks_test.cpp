@@ -193,6 +193,28 @@ TEST_CASE("a checkpoint whose part a rank has not written when it dies is not ma
   CHECK(newest_step(run) == 5);
 }
 
+TEST_CASE("a rank that cannot write its part of a checkpoint is named by all, and nothing of the checkpoint stays") {
+  for (const int culprit : {0, 1})
+    for (const char* every : {"0", "2"}) {  // while training waits, and in the background
+      CAPTURE(culprit);
+      CAPTURE(every);
+      TinyFiles files;
+      Group group(2, files, two_ranks(files, {"train.steps=4", "checkpoint.every=" + std::string(every)}), {},
+                  [=](int rank) {
+                    if (rank == culprit) lose(culprit == 0 ? kWrite : kWriteOfOther);
+                  });
+      const std::vector<int> codes = group.wait();
+      const std::string what = "/checkpoints/step-0000000" + std::string(every[0] == '0' ? "4" : "2") +
+                               "/tensors-0000" + std::to_string(culprit) + "-of-00002.safetensors: cannot be created";
+      for (const int rank : {0, 1}) {
+        CAPTURE(group[rank].err());
+        CHECK(codes[static_cast<std::size_t>(rank)] == (rank == culprit ? 4 : 6));
+        CHECK(has(group[rank].err(), "rank " + std::to_string(culprit) + ": " + files.at("run") + what));
+      }
+      CHECK(std::filesystem::is_empty(files.at("run") + "/checkpoints"));
+    }
+}
+
 TEST_CASE("a rank that is killed before any operation on files of its saves loses no checkpoint that is whole") {
   TinyFiles files;
   const std::string run = files.at("run"), straight = files.at("straight");

@@ -100,16 +100,28 @@ SavedCheckpoint CheckpointSaver::write(Target& target, const CheckpointMeta& met
     FileRecord own;
     auto write_own = [&](const std::string& folder) { own = write_tensors(folder, ranks_.file(), views_, reader); };
     if (!target.made) {
-      write_own(unfinished_name(path));
+      in_unfinished(path, write_own);
       ranks_.post(text_of(meta.step, own));
       return path;
     }
-    target.made->fill(write_own);
+    try {
+      target.made->fill(write_own);
+    } catch (const Error&) {
+      await_others();  // before the directory goes that they write into
+      throw;
+    }
     complete(*target.made, meta, own);
     remove_old_checkpoints(directory, retention_, meta.step);
     return path;
   });
   return saved;
+}
+
+void CheckpointSaver::await_others() const {
+  for (int rank = 1; rank < ranks_.file().ranks; ++rank) try {
+      ranks_.posted(rank);
+    } catch (const Error&) {  // it failed too, or is gone
+    }
 }
 
 void CheckpointSaver::complete(NewDirectory& made, const CheckpointMeta& meta, const FileRecord& own) const {

@@ -88,7 +88,7 @@ void MemcpyCommunicator::check_copies() {
                      .expected = std::to_string(word(peer, i)),
                      .next = "choose parallel.communicator = \"nccl\", or \"mpi\", which copies through host memory"});
   }
-  exchange({});  // nobody reads there any more
+  exchange({});  // all have read
 }
 
 void MemcpyCommunicator::register_buffer(void* memory, std::size_t bytes) { buffers_.push_back(share(memory, bytes)); }

@@ -28,6 +28,11 @@ std::string parent_of(const std::string& path) {
 /// Ends the name of a directory that is being replaced.
 constexpr std::string_view kReplaced = "-old";
 
+std::string unfinished_name(const std::string& path) {
+  fs::path final_path(path);
+  return final_path.parent_path() / (std::string(kTemporaryPrefix) + final_path.filename().string());
+}
+
 const char* next_step(int error_number) {
   switch (error_number) {
     case ENOSPC:
@@ -96,9 +101,15 @@ void make_directories(const std::string& path) {
   for (const std::string& parent : parents) sync_directory(parent);
 }
 
-std::string unfinished_name(const std::string& path) {
-  fs::path final_path(path);
-  return final_path.parent_path() / (std::string(kTemporaryPrefix) + final_path.filename().string());
+void in_unfinished(const std::string& path, const std::function<void(const std::string& temporary)>& work) {
+  const std::string temporary = unfinished_name(path);
+  try {
+    work(temporary);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    if (detail.where.starts_with(temporary)) detail.where.replace(0, temporary.size(), path);
+    throw Error(error.code(), std::move(detail));
+  }
 }
 
 NewDirectory::NewDirectory(std::string path) : path_(std::move(path)), temporary_(unfinished_name(path_)) {
@@ -112,14 +123,6 @@ NewDirectory::NewDirectory(std::string path) : path_(std::move(path)), temporary
 NewDirectory::~NewDirectory() {
   std::error_code ignored;  // the first fault is the one to report
   fs::remove_all(temporary_, ignored);
-}
-
-void NewDirectory::fill(const std::function<void(const std::string& temporary)>& work) try {
-  work(temporary_);
-} catch (const Error& error) {
-  ErrorDetail detail = error.detail();
-  if (detail.where.starts_with(temporary_)) detail.where.replace(0, temporary_.size(), path_);
-  throw Error(error.code(), std::move(detail));
 }
 
 void NewDirectory::put_in_place() {

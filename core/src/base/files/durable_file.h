@@ -46,11 +46,12 @@ class DurableFile {
 
 /// Creates `path` and its missing parents, durably.
 void make_directories(const std::string& path);
-/// The name of `path`, in the same directory, while it is unfinished.
-std::string unfinished_name(const std::string& path);
+/// Calls `work` with the name of `path` while it is unfinished, in the same directory. Errors that name a file in it
+/// give its name in `path`.
+void in_unfinished(const std::string& path, const std::function<void(const std::string& temporary)>& work);
 
 /// A directory that appears whole or not at all: it is filled under its unfinished name, and then takes the place of an
-/// older `path`. Errors that name a file in it give its name in `path`.
+/// older `path`.
 class NewDirectory {
  public:
   /// Makes it, empty, and missing parents.
@@ -61,7 +62,7 @@ class NewDirectory {
   NewDirectory& operator=(const NewDirectory&) = delete;
 
   const std::string& path() const { return path_; }
-  void fill(const std::function<void(const std::string& temporary)>& work);
+  void fill(const std::function<void(const std::string& temporary)>& work) { in_unfinished(path_, work); }
   void put_in_place();
 
  private:

@@ -138,7 +138,7 @@ class HostGroup::Service {
     std::deque<std::string>& posted = posted_[rank];
     auto gone = [&] { return left_[rank] || !sockets_[rank].open() || (fault_ && notes_[rank].silent > kSilent); };
     while (posted.empty() && !gone()) changed_.wait_for(lock, kLook);
-    if (posted.empty()) fail_communication(name(rank) + " is gone");
+    if (posted.empty()) fail_communication(fault_.value_or(name(rank) + " is gone"));
     std::string text = std::move(posted.front());
     posted.pop_front();
     return text;

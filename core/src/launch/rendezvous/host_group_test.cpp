@@ -117,7 +117,7 @@ TEST_CASE("messages reach rank 0 in order, from ranks that fail too, and of a ra
     }
     return heard;
   });
-  CHECK(all[0] == "first of 2, first of 1, after the fault, after the fault, first of 3, rank 3 is gone");
+  CHECK(all[0] == "first of 2, first of 1, after the fault, after the fault, first of 3, rank 2: bad luck");
 }
 
 TEST_CASE("ranks exchange what they give, by rank") {
