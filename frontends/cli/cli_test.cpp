@@ -199,6 +199,12 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
   CHECK(has(table, "\nNVIDIA RTX-4090 (assumed) "));
   CHECK(has(table, "\nNVIDIA H200 (assumed) "));
   CHECK_FALSE(has(table, "NVIDIA H100"));
+  // GPUs of one machine: the same step over ranks, its tokens a second in all, and its host memory together.
+  const Outcome pair = quern(plan + "--host-memory 2GiB --gpus '2x RTX 4090' --set parallel.zero=3 2>&1");
+  CHECK(pair.code == 0);
+  CHECK(has(pair, "\n2 x NVIDIA RTX-4090 (assumed) "));
+  CHECK(has(pair, "; sharded: master, moments, gradients, weights\n"));
+  CHECK(has(quern(plan + "--gpu '0x H100' 2>&1"), "--gpu: number of GPUs: found \"0x H100\""));
   CHECK(has(quern(plan + "--set memory.device_budget=710MiB --host-memory 1MiB --gpus H100 2>&1"), "does not fit"));
 
   const fs::path chosen = file.path.string() + ".chosen.toml";
@@ -230,6 +236,11 @@ TEST_CASE("a plan is made for a GPU that is not here, for several in a table, an
   CHECK(again.code == 0);
   auto speed = [](const std::string& text) { return text.substr(text.find("a micro-batch, ")); };
   CHECK(speed(again.text) == speed(written.text));
+  fs::remove(chosen);
+  const Outcome sharing = quern(plan + "--gpu '4x H100' --write " + chosen.string() + " 2>&1");
+  CHECK(sharing.code == 0);
+  CHECK(has(sharing, "\n  parallel.zero = "));
+  CHECK(speed(quern("plan " + chosen.string() + " 2>&1").text) == speed(sharing.text));
   fs::remove(chosen);
 }
 
