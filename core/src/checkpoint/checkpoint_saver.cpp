@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <sstream>
 #include <system_error>
@@ -100,7 +101,15 @@ SavedCheckpoint CheckpointSaver::write(Target& target, const CheckpointMeta& met
     FileRecord own;
     auto write_own = [&](const std::string& folder) { own = write_tensors(folder, ranks_.file(), views_, reader); };
     if (!target.made) {
-      in_unfinished(path, write_own);
+      in_unfinished(path, [&](const std::string& folder) {
+        try {
+          write_own(folder);
+        } catch (const Error&) {
+          std::error_code error;
+          if (std::filesystem::exists(folder, error)) throw;
+          throw Error(ErrorCode::communication, {.where = folder, .what = "rank 0 has given up this checkpoint"});
+        }
+      });
       ranks_.post(text_of(meta.step, own));
       return path;
     }
