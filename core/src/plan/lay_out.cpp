@@ -461,7 +461,7 @@ class Layout {
 
   // The schedules say what a window holds at once. They are rebuilt once the slots have a place.
   void lay_out_slots() {
-    plan_.ring = ring_for(make_schedules(plan_), alignment(), plan_.options.ahead, std::move(spare_));
+    plan_.ring = ring_for(make_largest_schedules(plan_), alignment(), plan_.options.ahead, std::move(spare_));
     if (plan_.ring.bytes > 0) plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
   }
 

@@ -12,6 +12,7 @@
 #include <doctest/doctest.h>
 
 #include "plan/laws/check_schedules.h"
+#include "plan/schedule/make_schedules.h"
 #include "plan/show_schedules.h"
 #include "plan/test_plans.h"
 
@@ -203,6 +204,7 @@ TEST_CASE("weights and gradients of which ranks keep shards pass all checks, bes
               for (const Plan& plan : plans) {
                 CHECK(schedule_faults(plan) == std::vector<std::string>{});
                 CHECK(shared_text(plan) == shared_text(plans[0]));
+                CHECK(ring_for(make_schedules(plan), 16, ahead, plan.ring.spare).bytes == plan.ring.bytes);
                 schedules.push_back(&plan.schedules);
               }
               for (int run = 0; run < kRuns; ++run)
@@ -219,7 +221,7 @@ struct Mutants {
   std::string first_missed = {};
 
   static constexpr std::size_t kRank = 1, kStride = 4;  // 1: all mutants, for some seconds
-  static constexpr Run kChanged[] = {Run::first,  Run::later,  Run::last,          Run::evaluate,
+  static constexpr Run kChanged[] = {Run::first,  Run::later, Run::last,          Run::evaluate,
                                      Run::update, Run::apply, Run::updating_first};
 
   bool found(const Plan& mutant, Run run) const {

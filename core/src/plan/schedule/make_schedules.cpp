@@ -38,12 +38,14 @@ class Maker {
  public:
   explicit Maker(const Plan& plan) : plan_(plan), places_(plan, set_.values) {}
 
-  ScheduleSet make() {
+  template <class Wanted>
+  ScheduleSet make(Wanted wanted) {
     for (const StorePlan& store : plan_.stores) set_.in_place.push_back(store.in_place);
     for (const PlannedTensor& tensor : plan_.tensors)
       if (tensor.over_ranks) add_over_ranks(tensor);
     for (int i = 0; i < kRuns; ++i) {
       const Run run = static_cast<Run>(i);
+      if (!wanted(run)) continue;
       std::vector<bool> has_sum;
       for (const Stop& stop : order_of(plan_, run)) {
         if (stop.program) add_program(run, stop, has_sum);
@@ -445,6 +447,17 @@ class Maker {
 
 }  // namespace
 
-ScheduleSet make_schedules(const Plan& plan) { return Maker(plan).make(); }
+ScheduleSet make_schedules(const Plan& plan) {
+  return Maker(plan).make([](Run) { return true; });
+}
+
+// A micro-step that ends a step holds what the others do, and one that applies an update more.
+ScheduleSet make_largest_schedules(const Plan& plan) {
+  const bool ends = !order_of(plan, Run::last).empty();
+  return Maker(plan).make([&](Run run) {
+    const std::optional<MicroStep> step = micro_step_of(run);
+    return !step || (step->last == ends && step->first == step->updates);
+  });
+}
 
 }  // namespace quern

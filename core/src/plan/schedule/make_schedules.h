@@ -7,4 +7,7 @@ namespace quern {
 
 ScheduleSet make_schedules(const Plan& plan);
 
+/// Only those that any other's windows are in, to know how large slots must be.
+ScheduleSet make_largest_schedules(const Plan& plan);
+
 }  // namespace quern

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "plan/laws/check_schedules.h"
+#include "plan/schedule/make_schedules.h"
 #include "plan/schedule/synchronize.h"
 #include "plan/test_plans.h"
 
@@ -192,6 +193,8 @@ TEST_CASE("plans with their state in stores keep the rules in every combination"
       const Plan plan = tiny_plan(options, PlanningDevice(), testkit::PlainPrecision(DType::bf16), {},
                                   {{.id = in_place, .mappable = true}});
       for (const std::string& fault : schedule_faults(plan)) FAIL_CHECK(fault);
+      const auto alignment = static_cast<std::int64_t>(PlanningDevice().traits().alignment);
+      CHECK(ring_for(make_schedules(plan), alignment, ahead).bytes == plan.ring.bytes);
       CHECK(plan.squares.empty() == !(places & 4));
       CHECK(plan.schedules[Run::last].empty() == !(places & 4));
       std::int64_t stored = 0;
