@@ -26,4 +26,8 @@ struct PlannedTensors {
 void lay_out(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
              const PlannedTensors& tensors, const std::function<bool(const Plan&)>& worth_slots);
 
+/// The first part of it: what parameters have.
+void lay_out_parameters(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
+                        const PlannedTensors& tensors);
+
 }  // namespace quern

@@ -1,0 +1,94 @@
+#pragma once
+// Memory of a plan that is given to its owners, one range behind the other: of the device's arena, or of a store.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "plan/plan.h"
+#include "quern/checked.h"
+
+namespace quern {
+
+class Reserve {
+ public:
+  /// Both outlive it.
+  Reserve(Plan& plan, const PlanParts& parts) : plan_(plan), parts_(parts) {}
+
+ protected:
+  int layers() const { return static_cast<int>(plan_.model.layers); }
+
+  std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
+  std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment()); }
+
+  std::int64_t reserve(const std::string& owner, std::int64_t bytes, std::int32_t store = -1) {
+    std::int64_t& end = store < 0 ? plan_.device_bytes : plan_.stores[static_cast<std::size_t>(store)].bytes;
+    const std::int64_t offset = end;
+    end = checked_sum(end, aligned(bytes));
+    auto it = std::find_if(plan_.owners.begin(), plan_.owners.end(),
+                           [&](const OwnerBytes& known) { return known.owner == owner && known.store == store; });
+    if (it == plan_.owners.end()) it = plan_.owners.insert(it, {owner, MemoryKind::device, 0, store});
+    it->bytes += aligned(bytes);
+    return offset;
+  }
+
+  /// The store that has an owner's state of a layer; -1: the device.
+  std::int32_t store_of(TensorOwner owner, int layer) {
+    const Placement& placement = placement_of(owner, plan_.options.state);
+    if (placement.on_device(layer)) return -1;
+    const std::string& memory = placement.memory;
+    auto it = std::find_if(plan_.stores.begin(), plan_.stores.end(),
+                           [&](const StorePlan& store) { return store.id == memory; });
+    if (it == plan_.stores.end()) {
+      it = plan_.stores.insert(it, {memory, 0});
+      if (const OffloadTraits* traits = parts_.store(memory)) {
+        it->in_host_memory = traits->in_host_memory;
+        it->in_place = traits->mappable;
+      }
+    }
+    return static_cast<std::int32_t>(it - plan_.stores.begin());
+  }
+
+  void add_tensor(TensorOwner owner, std::string kind, std::string parameter, int layer, DType dtype, Extents extents) {
+    PlannedTensor tensor{owner, std::move(kind), std::move(parameter), layer, dtype, std::move(extents), 0};
+    const std::int64_t bytes = tensor.bytes();
+    add_tensor(std::move(tensor), bytes);
+  }
+
+  /// The whole of what ranks have parts of, or what each use makes of that.
+  void add_over_ranks(TensorOwner owner, std::string kind, const std::string& parameter, int layer, DType dtype,
+                      Extents extents) {
+    PlannedTensor tensor{owner, std::move(kind), parameter, layer, dtype, std::move(extents)};
+    tensor.over_ranks = true;
+    tensor.offset = plan_.over_ranks_bytes;
+    plan_.over_ranks_bytes = checked_sum(plan_.over_ranks_bytes, aligned(tensor.bytes()));
+    plan_.add(std::move(tensor));
+  }
+
+  void add_tensor(PlannedTensor tensor, std::int64_t bytes) {
+    const TensorOwner beside = tensor.owner;
+    add_tensor(std::move(tensor), bytes, beside);
+  }
+
+  /// In the memory of another owner's tensors.
+  void add_tensor(PlannedTensor tensor, std::int64_t bytes, TensorOwner beside) {
+    tensor.store = store_of(beside, tensor.layer);
+    tensor.offset = reserve(std::string(name_of(tensor.owner)), bytes, tensor.store);
+    if (const std::int64_t spare = bytes - tensor.bytes(); tensor.store >= 0 && spare > 0)
+      plan_.ring.spare[{tensor.store, tensor.offset + tensor.bytes()}] = spare;
+    plan_.add(std::move(tensor));
+  }
+
+  static PlannedTensor part_of(const PlannedTensor& tensor, const Shard& shard) {
+    PlannedTensor part = tensor;
+    part.part_of = tensor.offset;
+    part.offset += shard.first * static_cast<std::int64_t>(size_of(tensor.dtype));
+    part.extents = shard.extents;
+    return part;
+  }
+
+  Plan& plan_;
+  const PlanParts& parts_;
+};
+
+}  // namespace quern
