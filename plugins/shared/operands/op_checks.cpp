@@ -53,6 +53,32 @@ void check_head_norm_grad(OperandCheck& check, const OpInstance& op) {
   check.sum(1, "dquery_weight", {normed.query_size()}).sum(2, "dkey_weight", {normed.key_size()});
 }
 
+namespace {
+
+void check_range(OperandCheck& check, const OpInstance& op, std::int64_t columns, std::int64_t whole) {
+  const std::int64_t first = op.attributes.integer("first");
+  check.that(first >= 0 && columns >= 0 && first + columns <= whole,
+             "columns: found " + std::to_string(first) + " to " + std::to_string(first + columns) +
+                 ", expected them within " + std::to_string(whole));
+}
+
+}  // namespace
+
+void check_add_columns(OperandCheck& check, const OpInstance& op) {
+  const auto [rows, columns] = matrix_of(op, 0);
+  const Matrix part = matrix_of(op, 1);
+  check.input(0, "y", {rows, columns}).input(1, "part", {rows, part.columns});
+  check.output(0, "sum", {rows, columns});
+  check_range(check, op, part.columns, columns);
+}
+
+void check_columns(OperandCheck& check, const OpInstance& op) {
+  const auto [rows, columns] = matrix_of(op, 0);
+  const std::int64_t wanted = op.attributes.integer("columns");
+  check.input(0, "x", {rows, columns}).output(0, "y", {rows, wanted});
+  check_range(check, op, wanted, columns);
+}
+
 void check_adamw(OperandCheck& check, const OpInstance& op) {
   static constexpr const char* kNames[] = {"master", "moment1", "moment2"};
   const std::vector<double>&objects = op.attributes.list("objects"), &offsets = op.attributes.list("offsets");

@@ -15,6 +15,9 @@ void check_norm_grad(OperandCheck& check, const OpInstance& op, bool layer, bool
 void check_head_norm(OperandCheck& check, const OpInstance& op, bool rotated);
 void check_head_norm_grad(OperandCheck& check, const OpInstance& op);
 
+/// add_columns and columns; two inputs and an output, or one.
+void check_add_columns(OperandCheck& check, const OpInstance& op);
+void check_columns(OperandCheck& check, const OpInstance& op);
 /// Of adamw. The check expects 2 + 4 * n inputs and 3 * n outputs for n objects.
 void check_adamw(OperandCheck& check, const OpInstance& op);
 OperandCheck check_clip_scale(const OpInstance& op);
