@@ -29,6 +29,9 @@ std::vector<ParameterSpec> TinyModel::parameters() const {
   add_norm("final_norm", head, "final_norm");
   if (!o_.tied)
     list.push_back(matrix("lm_head.weight", head, "lm_head.weight", o_.vocabulary, o_.width, {.deviation = 0.3}));
+  for (ParameterSpec& spec : list)
+    for (const std::string& name : o_.frozen)
+      if (spec.name.starts_with(name)) spec.trainable = false;
   return list;
 }
 

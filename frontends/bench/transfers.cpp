@@ -97,7 +97,10 @@ TransfersResult run_transfers_bench(Session& session, Ranks& ranks, std::int64_t
   const std::unique_ptr<Engine> engine = ready_engine(
       session, ranks, "", [](std::string_view) {}, phases);
   ranks.join(*session.communicator, *session.device, *engine);
-  initialise_weights(*engine, static_cast<std::uint64_t>(session.train.seed), [&] { ranks.together(); });
+  const FirstWeights weights = first_weights(*engine, {.seed = static_cast<std::uint64_t>(session.train.seed)});
+  load_weights(*engine, weights, Loaded::all);
+  ranks.together();
+  engine->refresh();
   TransfersResult result{.communicator = session.communicator->traits().id,
                          .ranks = ranks.size(),
                          .tokens_per_step = static_cast<double>(session.tokens_per_step())};

@@ -6,6 +6,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "quern/op_spec.h"
@@ -45,6 +46,7 @@ class ProgramBuilder {
     bool documents = false;                     ///< attention stays within documents
   };
   ProgramBuilder(std::string program_name, const Context& context);
+  const Context& context() const { return context_; }
 
   // ---- inputs ----
   /// The residual stream that enters a block or the head, (N, width).
@@ -87,6 +89,8 @@ class ProgramBuilder {
   void output(ValueId value);
   /// The finished program, checked.
   Program take();
+  /// A whole program in place of the ops so far: for a model that changes another model's programs.
+  void replace(Program program) { program_ = std::move(program); }
 
  private:
   ValueId runtime(std::string name, Shape shape, DType dtype);

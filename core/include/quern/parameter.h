@@ -32,6 +32,8 @@ struct ParameterPart {
   bool transposed = false;  ///< the tensor is (columns, rows)
   double offset = 0;        ///< the stored value is the tensor's plus this
   bool as_stored() const { return row_order.empty() && !transposed && offset == 0; }
+
+  bool optional = false;  ///< weights that a run starts from may lack it: it then has its initial values
 };
 
 struct ParameterSpec {
@@ -40,6 +42,11 @@ struct ParameterSpec {
   Extents extents = {};                   ///< (rows, columns) or (elements)
   std::vector<ParameterPart> parts = {};  ///< in order; rows sum up to extents[0]
   bool decay = true;                      ///< weight decay applies: matrices, not norms and biases
+  /// False: frozen. It has no gradient, master or optimizer state, only the form that ops read. The config can override
+  /// this, decay and rate by [[train.groups]].
+  bool trainable = true;
+  double rate = 1;        ///< of its learning rate to the schedule's
+  bool quantized = true;  ///< false: linears read it as it is, whatever the precision
 
   std::int64_t count() const { return element_count(extents); }
   std::int64_t columns() const { return extents.size() > 1 ? extents[1] : 1; }

@@ -20,6 +20,9 @@ using Settings = std::map<std::string, std::string>;  // full key -> value as me
 
 void collect(const ConfigNode& node, const std::string& key, Settings& settings) {
   if (key == "log" || key == "checkpoint" || key == "sample") return;
+  for (std::size_t i = 0; i < node.items.size(); ++i)
+    collect(node.items[i], key + "." + std::to_string(i + 1), settings);
+  if (!node.items.empty()) return;
   if (!node.is_table) {
     settings[key] = node.value ? to_string(*node.value) : node.found;
     return;

@@ -140,6 +140,16 @@ ConfigNode convert(const toml::node& node, const Position& position, const Posit
   ConfigNode out;
   out.position = position;
   const toml::table* table = node.as_table();
+  const toml::array* array = node.as_array();
+  if (array && !array->empty() && array->is_homogeneous(toml::node_type::table)) {
+    for (const toml::node& item : *array) {
+      const auto& begin = item.source().begin;
+      out.items.push_back(
+          convert(item, fixed ? *fixed : Position{position.source, begin.line, begin.column}, fixed, depth + 1));
+    }
+    out.found = "a list of tables";
+    return out;
+  }
   if (!table) {
     out.value = leaf_value(node);
     if (out.value)

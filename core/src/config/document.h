@@ -27,6 +27,7 @@ struct ConfigNode {
   Position position;
   bool is_table = false;
   std::map<std::string, ConfigNode, std::less<>> children;  ///< of a table
+  std::vector<ConfigNode> items;                            ///< of a list of tables, [[a.b]]
   std::optional<OptionValue> value;                         ///< of a leaf; none when no option could take it
   std::string found;                                        ///< how messages call it: `"cpu"`, `a table`, `a date`
 };

@@ -106,6 +106,9 @@ std::string reference_markdown(const std::vector<SectionSchema>& schemas, Plugin
     out += "\n## [" + schema.name + "]\n\n";
     if (!schema.help.empty()) out += schema.help + "\n\n";
     out += options_table(section_options(schema), most);
+    for (const ListSchema& list : schema.lists)
+      out +=
+          "\n### [[" + schema.name + "." + list.key + "]]\n\n" + list.help + "\n\n" + options_table(list.options, most);
     if (schema.plugin_kind.empty()) continue;
     for (const PluginEntry& entry : host.list(schema.plugin_kind)) {
       out += "\n### [" + schema.name + "." + entry.id + "]\n\n";

@@ -180,10 +180,13 @@ class Resolver {
     section.name = schema.name;
     section.plugin_kind = schema.plugin_kind;
     section.options_file_key = schema.options_file_key;
+    ConfigNode rest;  // the plugins' tables are in it
     PluginTables plugins;
     if (node) {
       out_.tables_[schema.name] = node->position;
-      read(*node, schema.name, "", specs, section, schema.plugin_kind.empty() ? nullptr : &plugins);
+      rest = *node;
+      for (const ListSchema& list : schema.lists) read_list(schema.name, list, rest, section);
+      read(rest, schema.name, "", specs, section, schema.plugin_kind.empty() ? nullptr : &plugins);
     }
     require_all(schema.name, specs);
     apply_preset(schema, section);
@@ -194,6 +197,25 @@ class Resolver {
       }
     if (!schema.plugin_kind.empty()) resolve_plugins(schema, section, plugins);
     out_.sections_.push_back(std::move(section));
+  }
+
+  /// Takes the key out of the node.
+  void read_list(const std::string& section_name, const ListSchema& list, ConfigNode& node, Section& section) {
+    const auto it = node.children.find(list.key);
+    if (it == node.children.end()) return;
+    const ConfigNode all = std::move(it->second);
+    node.children.erase(it);
+    const std::string path = section_name + "." + list.key;
+    if (all.items.empty())
+      return add(all.position, path, "wrong type, found " + all.found + ", expected tables [[" + path + "]]");
+    for (std::size_t i = 0; i < all.items.size(); ++i) {
+      const std::string name = path + "." + std::to_string(i + 1);
+      Table table = table_of(list.options);
+      out_.tables_[name] = all.items[i].position;
+      read(all.items[i], name, "", list.options, table, nullptr);
+      require_all(name, list.options);
+      section.lists[list.key].push_back(std::move(table));
+    }
   }
 
   // A plugin may be named by several keys, but only once in a list.

@@ -20,6 +20,10 @@ class ResolvedConfig {
   /// The one plugin that the section selects.
   const std::string& id(std::string_view name) const { return section(name).get<std::string>("id"); }
 
+  /// The tables of [[section.key]], in order, with the keys that the user wrote. `where` calls the first's keys
+  /// "groups.1.match".
+  std::vector<OptionValues> list(std::string_view section, const std::string& key) const;
+
   /// All plugins that the section selects, each once, in the order in which they are named.
   const std::vector<std::string>& ids(std::string_view name) const { return at(name).selected; }
 
@@ -57,6 +61,7 @@ class ResolvedConfig {
     bool one_plugin = false;                     // selected by `id`
     std::vector<std::string> selected;           // ids
     std::map<std::string, PluginTable> plugins;  // by id; those not selected too, where they have a table
+    std::map<std::string, std::vector<Table>> lists;
     bool has_options_file() const;
     const PluginTable& plugin(const std::string& id) const;
   };

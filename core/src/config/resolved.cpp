@@ -65,6 +65,14 @@ OptionValues ResolvedConfig::factory_values(std::string_view name, const std::st
   return values;
 }
 
+std::vector<OptionValues> ResolvedConfig::list(std::string_view section, const std::string& key) const {
+  std::vector<OptionValues> values;
+  const auto& lists = at(section).lists;
+  if (auto it = lists.find(key); it != lists.end())
+    for (const Table& table : it->second) values.push_back(table.written);
+  return values;
+}
+
 std::string ResolvedConfig::where(std::string_view section, std::string_view key) const {
   const std::string path = std::string(section) + "." + std::string(key);
   if (auto it = keys_.find(path); it != keys_.end()) return it->second.text() + ": " + path;
@@ -81,6 +89,11 @@ std::string ResolvedConfig::to_toml() const {
     if (section.one_plugin) out += origin_of(section.selected.front());
     out += "\n";
     write_keys(out, section.order, section.values, section.written, section.preset);
+    for (const auto& [key, tables] : section.lists)
+      for (const Table& table : tables) {
+        out += "\n[[" + spell_key(section.name) + "." + spell_key(key) + "]]\n";
+        write_keys(out, table.order, table.written, table.written);
+      }
     const std::string table = "\n[" + spell_key(section.name) + ".";
     const bool from_file = section.has_options_file();
     for (const std::string& id : section.selected) {

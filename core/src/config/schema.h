@@ -15,6 +15,12 @@ namespace quern {
 /// Key inside the section, and what is wrong with it: a conflict between keys that are each valid.
 using SectionFindings = std::vector<std::pair<std::string, std::string>>;
 
+/// A key of a section that is a list of tables, [[section.key]]. Only what the user wrote of each is given.
+struct ListSchema {
+  std::string key, help;
+  std::vector<OptionSpec> options;
+};
+
 struct SectionSchema {
   std::string name;
   std::string help;                 ///< one line
@@ -37,6 +43,8 @@ struct SectionSchema {
   /// An integer key that gives other keys a value where the user did not write them: by its value, those keys' texts.
   std::string preset_key;
   std::vector<std::map<std::string, std::string>> presets;
+
+  std::vector<ListSchema> lists = {};
 
   /// Keys that there were, and what serves their purpose now.
   std::map<std::string, std::string> moved;

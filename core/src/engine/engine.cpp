@@ -223,6 +223,15 @@ void Engine::refresh() {
   if (communicator_) synchronize();  // as in apply_update()
 }
 
+void Engine::load(const std::function<void(const PlannedTensor&)>& supply) {
+  std::vector<const PlannedTensor*> masters;  // in the order of the run
+  for (const PlannedTensor& tensor : plan_.tensors)
+    if (tensor.owner == TensorOwner::loading && tensor.kind == names::kMaster) masters.push_back(&tensor);
+  std::size_t next = 0;
+  run(Run::load, [&] { supply(*masters[next++]); });
+  synchronize();
+}
+
 void Engine::micro_step(const Batch& batch, const StepState& state, At at, Observe observe) {
   if (observe == Observe::yes && !plan_.options.observe) fail_internal("engine", "observations are not in the plan");
   if (progress_) progress_->at_step(state.step + 1);

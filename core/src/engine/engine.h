@@ -63,6 +63,9 @@ class Engine {
   void read(const std::vector<PlannedTensor>& tensors, std::byte* host);
   /// Makes the working copies from the masters; after masters were written.
   void refresh();
+  /// Makes the forms of frozen weights that ops read: before `refresh`, and needed once. Calls `supply`, which writes
+  /// it, for each master that is there for this alone.
+  void load(const std::function<void(const PlannedTensor& master)>& supply);
 
   /// Called before each read of a tensor that is split over ranks, so that the other ranks join in. What it returns is
   /// kept until the read is done.

@@ -24,6 +24,7 @@ namespace {
 constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // elements
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kConfig = "config.json";
+constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kTokenizerConfig = "tokenizer_config.json";
 constexpr const char* kChatTemplate = "chat_template.jinja";
@@ -38,8 +39,8 @@ bool is_template(const fs::directory_entry& entry) {
   return entry.path().extension() == ".jinja" && entry.is_regular_file(error);
 }
 
-bool is_export_file(const std::string& name) {
-  return name == kWeights || name == kConfig || name == kGeneration ||
+bool is_export_file(const std::string& name, const std::string& weights) {
+  return name == weights || name == kConfig || name == kGeneration || name == kAdapterConfig ||
          std::find(kTokenizerFiles.begin(), kTokenizerFiles.end(), name) != kTokenizerFiles.end();
 }
 
@@ -54,8 +55,9 @@ std::map<std::string, std::string> metadata_of(const std::string& path) {
   }
 }
 
-// Replacing a directory deletes it, so only what an export wrote may be replaced.
-void check_replaceable(const std::string& directory) {
+}  // namespace
+
+void check_replaceable(const std::string& directory, const std::string& weights) {
   std::error_code error;
   fs::file_status status = fs::symlink_status(directory, error);
   if (!fs::exists(status)) return;
@@ -73,13 +75,15 @@ void check_replaceable(const std::string& directory) {
         if (!is_template(file)) refuse(quote_name(name + "/" + file.path().filename().string()));
       continue;
     }
-    if (!is_export_file(name) || !entry.is_regular_file(error)) refuse(quote_name(name));
+    if (!is_export_file(name, weights) || !entry.is_regular_file(error)) refuse(quote_name(name));
   }
   if (fs::is_empty(directory, error)) return;
-  const std::string weights = directory + "/" + kWeights;
-  if (!fs::exists(weights, error)) refuse("no " + std::string(kWeights));
-  if (metadata_of(weights) != kMetadata) refuse(std::string(kWeights) + " of another program");
+  const std::string path = directory + "/" + weights;
+  if (!fs::exists(path, error)) refuse("no " + weights);
+  if (metadata_of(path) != kMetadata) refuse(weights + " of another program");
 }
+
+namespace {
 
 /// One stored tensor of the export.
 struct Piece {
@@ -88,8 +92,10 @@ struct Piece {
   std::int64_t layer, first, count;
 };
 
-void write_weights(const std::string& path, DType dtype, std::span<const ParameterSpec> parameters, std::int64_t layers,
-                   const WeightReader& reader) {
+}  // namespace
+
+void write_hf_weights(const std::string& path, DType dtype, std::span<const ParameterSpec> parameters,
+                      std::int64_t layers, const WeightReader& reader) {
   if (dtype != DType::f32 && dtype != DType::bf16) fail_internal(path, "exports are f32 or bf16");
   std::vector<TensorDeclaration> tensors;
   std::vector<Piece> pieces;
@@ -131,6 +137,8 @@ void write_weights(const std::string& path, DType dtype, std::span<const Paramet
   }
   writer.finish();
 }
+
+namespace {
 
 void write_text(const std::string& path, const std::string& text) {
   DurableFile file(path);
@@ -196,7 +204,7 @@ void copy_tokenizer(const HfExport& what, const std::string& to) {
 }  // namespace
 
 void check_export(const std::string& directory, const HfExport& what) {
-  check_replaceable(directory);
+  check_replaceable(directory, kWeights);
   if (!what.tokenizer_from.empty()) tokenizer_files(what.tokenizer_from);
 }
 
@@ -204,10 +212,10 @@ void export_hf_model(const std::string& directory, const HfExport& what, std::sp
                      std::int64_t layers, const WeightReader& reader) {
   fs::path target = fs::path(directory).lexically_normal();
   if (!target.has_filename()) target = target.parent_path();  // "out/" names out
-  check_replaceable(target);
+  check_replaceable(target, kWeights);
   if (target.has_parent_path()) make_directories(target.parent_path());
   write_directory(target, [&](const std::string& temporary) {
-    write_weights(temporary + "/" + kWeights, what.dtype, parameters, layers, reader);
+    write_hf_weights(temporary + "/" + kWeights, what.dtype, parameters, layers, reader);
     write_text(temporary + "/" + kConfig, what.config);
     if (!what.generation_config.empty()) write_text(temporary + "/" + kGeneration, what.generation_config);
     if (!what.tokenizer_from.empty()) copy_tokenizer(what, temporary);

@@ -66,7 +66,9 @@ bool may_be_ignored(const WeightFiles& files, const Wanted& wanted, const std::s
        "", "", "set tie_word_embeddings to false, or remove the tensor"});
 }
 
-void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers) {
+}  // namespace
+
+void check_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers) {
   Wanted wanted;
   std::vector<std::string> missing, unknown;
   for_each_part(parameters, layers,
@@ -74,7 +76,7 @@ void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> para
                   std::string name = hf_tensor_name(part, layer);
                   if (!wanted.names.insert(name).second) fail_internal(parameter.name, "two parts are called " + name);
                   if (parameter.group == ParameterGroup::embedding) wanted.embeddings.push_back(name);
-                  if (files.find(name).file == nullptr) missing.push_back(name);
+                  if (files.find(name).file == nullptr && !part.optional) missing.push_back(name);
                 });
   if (!missing.empty())
     throw Error(ErrorCode::input,
@@ -90,6 +92,7 @@ void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> para
       parameters, layers,
       [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t) {
         WeightFiles::Tensor tensor = files.find(hf_tensor_name(part, layer));
+        if (!tensor.file) return;
         Extents expected = hf_tensor_extents(parameter, part);
         if (tensor.stored->extents != expected)
           throw Error(ErrorCode::input, {tensor.file->path(), "shape of tensor " + quote_name(tensor.stored->name),
@@ -100,6 +103,8 @@ void check_tensors(const WeightFiles& files, std::span<const ParameterSpec> para
                        std::string(name_of(tensor.stored->type)), "a floating type", "use the unquantized model"});
       });
 }
+
+namespace {
 
 // The whole tensor is looked at, so that the message tells a stray value from a tensor that is lost.
 [[noreturn]] void refuse_not_finite(WeightFiles::Tensor tensor) {
@@ -163,29 +168,18 @@ std::vector<float> stored_values(const ParameterPart& part, std::int64_t columns
   return stored;
 }
 
-void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers,
-                       const WeightSink& sink) {
-  check_tensors(files, parameters, layers);
-  std::vector<float> buffer(kPiece);
-  for_each_part(parameters, layers,
-                [&](const ParameterSpec& parameter, std::int64_t layer, const ParameterPart& part, std::int64_t first) {
-                  WeightFiles::Tensor tensor = files.find(hf_tensor_name(part, layer));
-                  std::int64_t count = tensor.stored->count();
-                  if (!part.as_stored()) {
-                    const std::vector<float> values = tensor.file->read_floats(tensor.stored->name);
-                    if (!std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }))
-                      refuse_not_finite(tensor);
-                    sink(parameter, layer, first, stored_values(part, parameter.columns(), values));
-                    return;
-                  }
-                  for (std::int64_t done = 0; done < count; done += kPiece) {
-                    std::span<float> piece(buffer.data(), static_cast<std::size_t>(std::min(kPiece, count - done)));
-                    tensor.file->read_floats(*tensor.stored, done, piece);
-                    if (!std::all_of(piece.begin(), piece.end(), [](float value) { return std::isfinite(value); }))
-                      refuse_not_finite(tensor);
-                    sink(parameter, layer, first + done, piece);
-                  }
-                });
+void read_hf_part(const WeightFiles& files, const ParameterSpec& parameter, const ParameterPart& part,
+                  std::int64_t layer, std::int64_t first, std::span<float> values) {
+  const WeightFiles::Tensor tensor = files.find(hf_tensor_name(part, layer));
+  if (part.as_stored()) {
+    tensor.file->read_floats(*tensor.stored, first, values);
+  } else {
+    const std::vector<float> stored =
+        stored_values(part, parameter.columns(), tensor.file->read_floats(tensor.stored->name));
+    std::copy(stored.begin(), stored.end(), values.begin());
+  }
+  if (!std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }))
+    refuse_not_finite(tensor);
 }
 
 }  // namespace quern

@@ -14,19 +14,17 @@
 
 namespace quern {
 
-/// Takes elements first, first + 1, ... of a packed parameter, row-major. `layer` is -1 outside the blocks. Pieces of
-/// one parameter come in ascending order.
-using WeightSink = std::function<void(const ParameterSpec& parameter, std::int64_t layer, std::int64_t first,
-                                      std::span<const float> values)>;
 /// Fills `values` with elements first, first + 1, ...
 using WeightReader = std::function<void(const ParameterSpec& parameter, std::int64_t layer, std::int64_t first,
                                         std::span<float> values)>;
 
-/// Hands every parameter of the model to `sink`. Before the first value moves, names and shapes are checked: missing
-/// and unknown tensors and wrong shapes are input errors. A tied model's lm_head.weight may be there if it equals the
-/// embedding. NaNs and infinities are an input error that names the first tensor which has some, and counts them.
-void import_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers,
-                       const WeightSink& sink);
+/// Names and shapes: missing tensors, but optional ones, unknown tensors and wrong shapes are input errors. A tied
+/// model's lm_head.weight may be there if it equals the embedding.
+void check_hf_weights(const WeightFiles& files, std::span<const ParameterSpec> parameters, std::int64_t layers);
+/// Stored elements first, first + 1, ... of a part that the files, which are checked, have: all of them at once where
+/// the part is not `as_stored`. NaNs and infinities are an input error that counts the tensor's.
+void read_hf_part(const WeightFiles& files, const ParameterSpec& parameter, const ParameterPart& part,
+                  std::int64_t layer, std::int64_t first, std::span<float> values);
 
 struct HfExport {
   DType dtype = DType::bf16;      ///< f32 or bf16 (rounded to nearest)
@@ -36,6 +34,14 @@ struct HfExport {
   /// By name ("default", "tool_use"), that go with the tokenizer in place of its own; none: its own.
   std::map<std::string, std::string> chat_templates = {};
 };
+
+/// A safetensors file of the parameters' parts in f32 or bf16.
+void write_hf_weights(const std::string& path, DType dtype, std::span<const ParameterSpec> parameters,
+                      std::int64_t layers, const WeightReader& reader);
+
+/// Replacing a directory deletes it: an input or resources error unless it is not there, or holds nothing but an export
+/// of this program, whose weights are in that file.
+void check_replaceable(const std::string& directory, const std::string& weights);
 
 /// Throws what export_hf_model would, of faults that can be seen before there are weights: something else in the place
 /// of the directory, no tokenizer files where they are to come from.

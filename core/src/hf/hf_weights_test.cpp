@@ -54,6 +54,27 @@ Values random_values(const std::vector<ParameterSpec>& parameters) {
   return values;
 }
 
+/// Hands every part that the files have to sink(parameter, layer, first, values), in pieces.
+template <class Sink>
+void import_hf_weights(const WeightFiles& files, const std::vector<ParameterSpec>& parameters, std::int64_t layers,
+                       Sink sink) {
+  check_hf_weights(files, parameters, layers);
+  for (const ParameterSpec& parameter : parameters)
+    for (std::int64_t layer = 0; layer < (parameter.group == ParameterGroup::block ? layers : 1); ++layer) {
+      std::int64_t begin = 0;
+      for (const ParameterPart& part : parameter.parts) {
+        const std::int64_t count = part.rows * parameter.columns(), most = part.as_stored() ? 7 : count;
+        for (std::int64_t done = 0; done < count; done += most) {
+          std::vector<float> values(static_cast<std::size_t>(std::min(most, count - done)));
+          read_hf_part(files, parameter, part, layer, done, values);
+          sink(parameter, parameter.group == ParameterGroup::block ? layer : -1, begin + done,
+               std::span<const float>(values));
+        }
+        begin += count;
+      }
+    }
+}
+
 WeightReader reader_of(const Values& values) {
   return [&values](const ParameterSpec& parameter, std::int64_t layer, std::int64_t first, std::span<float> out) {
     const auto& from = values.at({parameter.name, layer});

@@ -28,12 +28,14 @@ std::vector<OptimizerState> AdamW::states() const {
 }
 
 UpdateOp AdamW::update(const ParameterSpec& parameter) const {
-  return {.kind = "adamw",
-          .attributes = {{"beta1", options_.beta1},
-                         {"beta2", options_.beta2},
-                         {"eps", options_.eps},
-                         {"weight_decay", parameter.decay ? options_.weight_decay : 0.0}},
-          .locality = UpdateLocality::element};
+  UpdateOp update{.kind = "adamw",
+                  .attributes = {{"beta1", options_.beta1},
+                                 {"beta2", options_.beta2},
+                                 {"eps", options_.eps},
+                                 {"weight_decay", parameter.decay ? options_.weight_decay : 0.0}},
+                  .locality = UpdateLocality::element};
+  if (parameter.rate != 1) update.attributes.set("rate", parameter.rate);
+  return update;
 }
 
 std::vector<Factory> optimizer_factories() {

@@ -181,6 +181,7 @@ class Layout : Reserve {
 
   void lay_out_activations() {
     const int layers = this->layers();
+    const std::int64_t begin = plan_.device_bytes;
     if (plan_.options.train)
       for (int layer = 0; layer < layers; ++layer) lay_out_slab(layer);
 
@@ -200,7 +201,36 @@ class Layout : Reserve {
         transient = std::max(transient, stop.program->bytes);
         if (stop.flow != Stop::Flow::none) plan_.passage_bytes = std::max(plan_.passage_bytes, stop.program->bytes);
       }
+    lay_out_loading(begin);
     plan_.transient_offset = reserve(kTransient, transient);
+  }
+
+  /// Frozen weights that ops read in other forms alone, one after the other, where steps have activations.
+  void lay_out_loading(std::int64_t begin) {
+    std::int64_t most = 0;
+    auto each = [&](auto visit) {
+      for (const ParameterPlan& parameter : plan_.parameters)
+        for_each_layer(parameter.spec, layers(), [&](int layer) {
+          if (plan_.forms_of(parameter, layer).loads) visit(parameter, layer);
+        });
+    };
+    each([&](const ParameterPlan& parameter, int) {
+      most = std::max(most, byte_count(parameter.spec.extents, parameter.master));
+    });
+    const std::int64_t there = plan_.device_bytes - begin;
+    if (most > there) reserve(std::string(name_of(TensorOwner::loading)), most - there);
+    each([&](const ParameterPlan& parameter, int layer) {
+      const ParameterSpec& spec = parameter.spec;
+      PlannedTensor whole{TensorOwner::loading, names::kMaster, spec.name, layer,
+                          parameter.master,     spec.extents,   begin};
+      plan_.add(whole);
+      if (!plan_.forms_of(parameter, layer).amax.program.ops.empty())
+        add_tensor(TensorOwner::input, names::kAmax, spec.name, layer, DType::f32, {1});
+      if (parameter.bounds.empty()) return;
+      PlannedTensor part = part_of(whole, shards_.of(spec));
+      part.kind = shard_name(names::kMaster);
+      plan_.add(std::move(part));
+    });
   }
 
   // The schedules say what a window holds at once. They are rebuilt once the slots have a place.

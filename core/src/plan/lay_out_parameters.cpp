@@ -18,14 +18,14 @@ class ParameterLayout : Reserve {
       : Reserve(plan, parts), set_(set), shards_(shards), tensors_(tensors) {}
 
   void run() {
-    for_each_tensor([&](const ParameterSpec& spec, int layer) {
-      add_shard(TensorOwner::master, names::kMaster, spec, layer, plan_.options.master);
+    for_each_parameter([&](const ParameterPlan& parameter, int layer) {  // a frozen one is among the compute weights
+      if (plan_.forms_of(parameter, layer).loads) return;
+      add_shard(parameter.spec.trainable ? TensorOwner::master : TensorOwner::working, names::kMaster, parameter.spec,
+                layer, parameter.master);
     });
-    for (const ParameterPlan& parameter : plan_.parameters) {
-      for_each_layer(parameter.spec, layers(), [&](int layer) { lay_out_working(parameter, layer); });
-    }
+    for_each_parameter([&](const ParameterPlan& parameter, int layer) { lay_out_working(parameter, layer); });
     if (!plan_.options.train) return;
-    for_each_tensor([&](const ParameterSpec& spec, int layer) {
+    for_each_trained([&](const ParameterSpec& spec, int layer) {
       const ParameterPlan& parameter = plan_.parameter(spec.name);
       const DType dtype = plan_.options.gradient;
       if (!parameter.shards_gradient) return add_whole_gradient(spec, layer);
@@ -33,7 +33,7 @@ class ParameterLayout : Reserve {
       add_part(TensorOwner::gradient, names::kGradient, parameter, layer, dtype, spec.extents);
     });
     for (const OptimizerState& state : parts_.optimizer.states())
-      for_each_tensor([&](const ParameterSpec& spec, int layer) {
+      for_each_trained([&](const ParameterSpec& spec, int layer) {
         add_shard(TensorOwner::optimizer, state.name, spec, layer, state.dtype);
       });
     if (plan_.options.state.in_tree > 0) lay_out_tree();
@@ -58,9 +58,15 @@ class ParameterLayout : Reserve {
 
  private:
   template <class Visit>
-  void for_each_tensor(Visit visit) const {
-    for (const ParameterSpec& spec : set_.parameters())
-      for_each_layer(spec, layers(), [&](int layer) { visit(spec, layer); });
+  void for_each_parameter(Visit visit) const {
+    for (const ParameterPlan& parameter : plan_.parameters)
+      for_each_layer(parameter.spec, layers(), [&](int layer) { visit(parameter, layer); });
+  }
+  template <class Visit>
+  void for_each_trained(Visit visit) const {
+    for_each_parameter([&](const ParameterPlan& parameter, int layer) {
+      if (parameter.spec.trainable) visit(parameter.spec, layer);
+    });
   }
 
   /// Of a parameter's tensor this rank's shard, where it is split. A master that is read as it is stays whole, on the
@@ -115,7 +121,7 @@ class ParameterLayout : Reserve {
     const StatePlacement& state = plan_.options.state;
     const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block_of(state))) - 1;
     std::int64_t staged = 2 * (4 + state.ranks);  // f32 for a rank's part of LossStats from all
-    for_each_tensor([&](const ParameterSpec& spec, int layer) {
+    for_each_trained([&](const ParameterSpec& spec, int layer) {
       if (levels > 0)
         add_tensor(TensorOwner::gradient, names::kPartials, spec.name, layer, DType::f32, {levels, spec.count()});
       const PlannedTensor& gradient = plan_.tensor(names::kGradient, spec.name, layer);
@@ -146,9 +152,9 @@ class ParameterLayout : Reserve {
       add_tensor(TensorOwner::working, plain ? names::kWorking : value.name, parameter.spec.name, layer, value.dtype,
                  extents_at(value.shape, 0));
     }
-    if (parameter.bounds.empty()) return add_master_as_working(parameter.spec, layer, copied);
+    if (parameter.bounds.empty()) return add_master_as_working(parameter, layer, copied);
     add_master_part(parameter, layer);
-    add_master_as_working(parameter.spec, layer, copied);
+    add_master_as_working(parameter, layer, copied);
     for (const Value& value : parameter.forms[index].gathered) {
       if (value.name == names::kMaster) continue;  // whose part there is
       const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
@@ -189,15 +195,17 @@ class ParameterLayout : Reserve {
       }
       add_over_ranks(TensorOwner::working, kind, name, layer, value.dtype, extents);
     }
+    if (forms.loads) return;
     add_master_part(parameter, layer);
-    if (!copied && parts_.precision.traits().working == plan_.options.master)
-      add_over_ranks(TensorOwner::working, names::kWorking, name, layer, plan_.options.master, parameter.spec.extents);
+    if (!copied && parts_.precision.traits().working == parameter.master)
+      add_over_ranks(TensorOwner::working, names::kWorking, name, layer, parameter.master, parameter.spec.extents);
   }
 
-  void add_master_as_working(const ParameterSpec& spec, int layer, bool copied) {
-    if (copied || parts_.precision.traits().working != plan_.options.master) return;
-    PlannedTensor alias = plan_.tensor(names::kMaster, spec.name, layer);  // the master itself is read
-    if (!alias.whole.empty()) return;                                      // not a shard of it
+  void add_master_as_working(const ParameterPlan& parameter, int layer, bool copied) {
+    if (copied || parts_.precision.traits().working != parameter.master) return;
+    if (plan_.forms_of(parameter, layer).loads) return;
+    PlannedTensor alias = plan_.tensor(names::kMaster, parameter.spec.name, layer);  // the master itself is read
+    if (!alias.whole.empty()) return;                                                // not a shard of it
     alias.kind = names::kWorking;
     alias.owner = TensorOwner::working;
     plan_.add(std::move(alias));

@@ -29,6 +29,7 @@ std::string_view name_of(TensorOwner owner) {
     case TensorOwner::input: return "inputs";
     case TensorOwner::observation: return "observations";
     case TensorOwner::result: return "results";
+    case TensorOwner::loading: return "frozen weights while loading";
     case TensorOwner::activation: return kSavedActivations;
   }
   return "?";
@@ -50,7 +51,8 @@ std::string Plan::whole_on_ranks() const {
   if (options.state.ranks == 1 || options.state.master.sharding != Sharding::ranks) return "";
   std::map<std::string, std::vector<std::string>> names;  // by op
   for (const ParameterPlan& parameter : parameters)
-    if (parameter.spec.extents.size() > 1 && parameter.update.locality == UpdateLocality::matrix)
+    if (parameter.spec.trainable && parameter.spec.extents.size() > 1 &&
+        parameter.update.locality == UpdateLocality::matrix)
       names[parameter.update.kind].push_back(parameter.spec.name);
   std::vector<std::string> texts;
   for (const auto& [kind, of_kind] : names)
@@ -82,8 +84,9 @@ std::int64_t Plan::host_bytes() const {
 std::vector<PlannedTensor> training_state(const Plan& plan) {
   std::vector<PlannedTensor> state;
   for (const PlannedTensor& tensor : plan.tensors) {
-    bool weights = tensor.kind == names::kMaster || tensor.owner == TensorOwner::optimizer;
-    if (weights || tensor.owner == TensorOwner::precision) state.push_back(tensor);
+    const TensorOwner owner = tensor.owner;
+    if (owner == TensorOwner::master || owner == TensorOwner::optimizer || owner == TensorOwner::precision)
+      state.push_back(tensor);
   }
   return state;
 }

@@ -99,6 +99,7 @@ enum class TensorOwner : std::uint8_t {
   input,
   observation,
   result,
+  loading,     ///< frozen weights before they have the form that ops read: in memory that steps use
   activation,  ///< no tensors: values that layers keep for the backward pass
 };
 std::string_view name_of(TensorOwner owner);
@@ -158,12 +159,14 @@ struct ParameterForms {
   PlacedProgram rest;     ///< values made from working copies once they are gathered
   std::vector<Value> gathered;  ///< working copies of which each rank makes its rows
   PlacedProgram amax;           ///< of this rank's rows, where `refresh` reads all ranks'; else empty
+  bool loads = false;           ///< frozen, and no op reads the master: it is there while `refresh` runs, by Run::load
   PlacedProgram observe;        ///< of the quantized ones among them; empty unless options.observe
 };
 
 struct ParameterPlan {
   ParameterSpec spec;
   UpdateOp update = {};
+  DType master = DType::f32;
   RowBounds bounds = {};              ///< of its shards; empty: every rank has the whole
   bool shards_weights = false;        ///< working copies too: ranks gather them for each use
   bool shards_gradient = false;       ///< and its gradient, which they reduce for each micro-batch
@@ -275,6 +278,10 @@ struct Plan {
   /// "qkv.weight and o.weight, of which op "muon" needs whole matrices": what every rank keeps and updates whole
   /// although ranks shard the optimizer. Empty: nothing.
   std::string whole_on_ranks() const;
+  /// Whether parameters are frozen.
+  bool has_frozen() const {
+    return std::any_of(parameters.begin(), parameters.end(), [](const auto& p) { return !p.spec.trainable; });
+  }
   /// Whether the update is deferred to the next step's forward pass (Run::apply).
   bool defers_update() const { return updates.size() > 1; }
   /// Whether ranks gather or reduce in every micro-step and forward pass, so that all have to run as many.
@@ -320,7 +327,8 @@ void verify(const Plan& plan);
 /// The common part of all ranks' plans, a line each: where tensors are, and the order of collectives.
 std::string shared_text(const Plan& plan);
 
-/// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.
+/// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan. Frozen
+/// weights are loaded again from where they came.
 std::vector<PlannedTensor> training_state(const Plan& plan);
 /// A rank's part of one of these tensors.
 struct StatePart {

@@ -105,16 +105,16 @@ class Planner {
   void make_parameters() {
     for (const ParameterSpec& spec : set_.parameters()) {
       std::vector<Program> refreshes;
-      bool reads_master = false;
+      std::vector<bool> reads;  // the master
       auto add = [&](const std::vector<const Stage*>& stages) {
         refreshes.push_back(state_.refresh(spec, stages));
-        reads_master = reads_master || state_.reads_master(spec, stages);
+        reads.push_back(state_.reads_master(spec, stages));
       };
       if (spec.group == ParameterGroup::block)
         for (const Stage& stage : set_.classes) add({&stage});
       else
         add({&set_.embed, &set_.head});
-      ParameterPlan parameter = planned_parameter(spec, refreshes, reads_master);
+      ParameterPlan parameter = planned_parameter(spec, refreshes, reads);
       whole_refreshes_.push_back(std::move(refreshes));
       plan_.parameter_count = checked_sum(
           plan_.parameter_count, checked_product(spec.count(), spec.group == ParameterGroup::block ? layers() : 1));
@@ -155,20 +155,31 @@ class Planner {
 
   // Parameters that are split have refreshes in two parts, around the gathering of copies, or where these need all rows
   // at once of the master.
-  ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes, bool reads_master) {
-    ParameterPlan parameter{.spec = spec, .update = parts_.optimizer.update(spec), .bounds = {}, .forms = {}};
+  // Of a frozen one only what ops read is split, where ranks gather that for each use.
+  ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes,
+                                  const std::vector<bool>& reads) {
+    ParameterPlan parameter{.spec = spec,
+                            .update = parts_.optimizer.update(spec),
+                            .master = state_.master_dtype(spec),
+                            .bounds = {},
+                            .forms = {}};
     std::int64_t groups = 1;
-    bool whole = false;
-    for (const Program& refresh : refreshes) {
-      const std::int64_t own = row_groups_of(refresh, plan_.ops);
+    bool whole = false, has_both = false;
+    for (std::size_t i = 0; i < refreshes.size(); ++i) {
+      const std::int64_t own = row_groups_of(refreshes[i], plan_.ops);
       whole = whole || own == 0;
+      has_both = has_both || (reads[i] && !refreshes[i].ops.empty());
       groups = std::lcm(groups, std::max<std::int64_t>(own, 1));
     }
-    if (parameter.update.locality != UpdateLocality::matrix) shards_.add(spec, groups, alignment());
-    parameter.bounds = shards_.bounds(spec.name);
+    const bool reads_master = std::find(reads.begin(), reads.end(), true) != reads.end();
     const StatePlacement& state = plan_.options.state;
+    const bool splits_frozen = state.weights.sharding == Sharding::ranks && !whole && !has_both;
+    if (spec.trainable ? parameter.update.locality != UpdateLocality::matrix : splits_frozen)
+      shards_.add(spec, groups, alignment());
+    parameter.bounds = shards_.bounds(spec.name);
     parameter.shards_weights = !parameter.bounds.empty() && !whole && state.weights.sharding == Sharding::ranks;
-    parameter.shards_gradient = !parameter.bounds.empty() && state.gradients.sharding == Sharding::ranks;
+    parameter.shards_gradient =
+        spec.trainable && !parameter.bounds.empty() && state.gradients.sharding == Sharding::ranks;
     if (!parameter.shards_weights && (reads_master || (whole && !parameter.bounds.empty())))
       tensors_.whole_masters.insert(spec.name);
     std::vector<std::vector<Value>>& copies = tensors_.copies[spec.name];
@@ -184,16 +195,18 @@ class Planner {
         if (!parameter.bounds.empty()) std::swap(split.own, split.rest);
       }
       ParameterForms& forms = parameter.forms.emplace_back();
+      forms.loads = !spec.trainable && !reads[parameter.forms.size() - 1];
       forms.refresh = placed(split.own);
-      if (plan_.options.train && plan_.options.observe)
+      if (plan_.options.train && plan_.options.observe && spec.trainable)
         forms.observe = placed(observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops));
       forms.rest = placed(split.rest);
       if (!split.amax_format.empty())
-        forms.amax = placed(StatePrograms::amax_of(split.own.values[0], names::kAmax, split.amax_format));
+        forms.amax = placed(StatePrograms::amax_of(forms.loads ? refresh.values[0] : split.own.values[0], names::kAmax,
+                                                   split.amax_format));
       if (!parameter.bounds.empty() && tensors_.whole_masters.contains(spec.name))
         split.gathered.push_back({.name = names::kMaster,
                                   .shape = Shape(spec.extents.begin(), spec.extents.end()),
-                                  .dtype = plan_.options.master,
+                                  .dtype = parameter.master,
                                   .role = Role::state,
                                   .parameter = spec.name});
       forms.gathered = std::move(split.gathered);
@@ -201,8 +214,8 @@ class Planner {
       formats.push_back(std::move(split.amax_format));
     }
     for_each_layer(spec, layers(), [&](int layer) {
-      if (const std::string& format = formats[plan_.class_index(layer)]; !format.empty())
-        tensors_.scaled.push_back({spec, layer, format});
+      const std::string& format = formats[plan_.class_index(layer)];
+      if (!format.empty() && !plan_.forms_of(parameter, layer).loads) tensors_.scaled.push_back({spec, layer, format});
     });
     return parameter;
   }

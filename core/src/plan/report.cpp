@@ -57,7 +57,7 @@ GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   GroupBytes bytes{};
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.owner == owner && !tensor.parameter.empty() && !tensor.over_ranks &&
-        (owner != TensorOwner::working ||
+        (owner != TensorOwner::working || tensor.kind == names::kMaster ||
          tensor.place() != plan.tensor(names::kMaster, tensor.parameter, tensor.layer).place()))
       bytes[static_cast<std::size_t>(group_of(plan, tensor.parameter))] += tensor.bytes();
   return bytes;

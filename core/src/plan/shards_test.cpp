@@ -37,7 +37,8 @@ struct Stored {
   bool weights = false, gradients = false;  ///< these are sharded too
   DType master = DType::f32;
   int ahead = 1;
-  bool tied = false;    ///< the head's weight is the embedding's, whose gradient two programs make
+  bool tied = false;  ///< the head's weight is the embedding's, whose gradient two programs make
+  std::vector<std::string> frozen = {};
   bool scaled = false;  ///< copies of matrices have one scale each, for which ranks need the amax of all rows
 };
 
@@ -75,7 +76,7 @@ std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 
     if (stored.activations) options.state.activations.memory = "host";
     options.master = stored.master;
     options.ahead = stored.ahead;
-    const testkit::TinyModelOptions form{.tied = stored.tied};
+    const testkit::TinyModelOptions form{.tied = stored.tied, .frozen = stored.frozen};
     plans.push_back(stored.scaled ? tiny_plan(options, device, ScaledWeights(), form)
                                   : tiny_plan(options, device, testkit::PlainPrecision(DType::bf16), form));
   }
@@ -126,6 +127,37 @@ TEST_CASE("the shards of all ranks are the whole, and their collectives meet, wh
       for (int run = 0; run < kRuns; ++run)
         CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
     }
+}
+
+TEST_CASE(
+    "frozen parameters are whole on every rank, or sharded where ranks gather weights, and no collective sums them") {
+  for (const std::vector<std::string>& frozen :
+       {std::vector<std::string>{"embedding", "qkv", "down"}, {"qkv", "o.", "up", "down", "lm_head", "final_norm"}})
+    for (unsigned places : {0u, 3u, 7u, 12u})
+      for (bool weights : {false, true})
+        for (bool gradients : {false, true})
+          for (std::int64_t in_tree : {0, 4}) {
+            const bool refused =
+                (!weights && (places & 4)) || (gradients && (!weights || in_tree > 0)) || (!gradients && (places & 8));
+            if (refused) continue;
+            CAPTURE(places);
+            CAPTURE(weights);
+            const std::vector<Plan> plans =
+                plans_of(2, Sharding::ranks, in_tree,
+                         {.places = places, .weights = weights, .gradients = gradients, .frozen = frozen});
+            std::vector<const ScheduleSet*> schedules;
+            for (const Plan& plan : plans) {
+              CHECK(schedule_faults(plan) == std::vector<std::string>{});
+              schedules.push_back(&plan.schedules);
+              const ParameterPlan& qkv = plan.parameter("qkv.weight");
+              CHECK(qkv.bounds.empty() == !weights);
+              CHECK_FALSE(plan.find("gradient", "qkv.weight", 0));
+              CHECK_FALSE(plan.find("moment1", "qkv.weight", 0));
+              CHECK(plan.tensor("master", "qkv.weight", 0).owner == TensorOwner::working);
+            }
+            for (int run = 0; run < kRuns; ++run)
+              CHECK(rank_faults(schedules, static_cast<Run>(run)) == std::vector<std::string>{});
+          }
 }
 
 TEST_CASE("sums in a tree meet on all ranks, and squares are of the same pieces on any number of them") {

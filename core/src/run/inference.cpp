@@ -9,6 +9,7 @@
 #include "quern/error.h"
 #include "run/export/export_config.h"
 #include "run/export/prepared_data.h"
+#include "run/starting_point.h"
 #include "run/weights.h"
 
 namespace quern {
@@ -47,6 +48,7 @@ Inference open_inference(Session& session, const WeightSource& source, const Pla
     import_weights(*made.engine, source.from);
     return made;
   }
+  load_frozen_weights(session, *made.engine);
   const std::vector<std::string> changes = config_changes(checkpoint->meta.config, session.config.to_toml());
   load_state(*made.engine, *checkpoint, changes);
   for (const std::string& change : changes)

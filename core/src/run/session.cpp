@@ -1,6 +1,7 @@
 #include "run/session.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "quern/error.h"
 #include "run/options/run_schemas.h"
 #include "run/ranks/split_communicator.h"
+#include "transform/train_groups.h"
 
 namespace quern {
 
@@ -60,6 +62,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
     : config(resolved),
       data(data_options().bind(config.section("data"))),
       train(train_options().bind(config.section("train"))),
+      adapter(adapter_options().bind(config.section("adapter"))),
       optimizer_options(quern::optimizer_options().bind(config.section("optimizer"))),
       parallel(parallel_options().bind(config.section("parallel"))),
       precision_options(quern::precision_options().bind(config.section("precision"))),
@@ -73,6 +76,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
   communicator = make_communicator(config, host, parallel);
   for (const std::string& id : config.ids("memory"))
     stores.push_back(host.create<OffloadStore>(id, config.factory_values("memory", id)));
+  custom_ops = host.ops();
   model = make<Model>(config, host, "model");
   if (const OptionValue* file = config.section("model").find("config")) note_ignored(std::get<std::string>(*file));
   precision = make<PrecisionBackend>(config, host, "precision");
@@ -85,7 +89,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
   optimizer = make<Optimizer>(config, host, "optimizer");
   schedule = make<Schedule>(config, host, "schedule");
   dataset = make<Dataset>(config, host, "data");
-  custom_ops = host.ops();
+  transform_model();
   for (const CustomKernel& kernel : host.kernels())
     if (kernel.device == config.id("device")) device->add_kernel(kernel);
   if (train.accumulation < parallel.ranks)
@@ -101,6 +105,49 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .found = std::to_string(train.sequence),
                                     .expected = "at most " + std::to_string(model->traits().max_positions),
                                     .next = "shorten it, or train a model with more positions"});
+}
+
+PeftConfig Session::peft_config() const {
+  return {.rank = adapter.rank, .alpha = adapter.alpha, .rslora = adapter.rslora, .base = train.from};
+}
+
+// Adapters first: groups may name their parameters.
+void Session::transform_model() {
+  if (adapter.id == "lora") {
+    if (!adapter.from.empty()) check_peft_folder(adapter.from, peft_config());
+    OpSet ops = builtin_ops();
+    for (const OpSpec& spec : custom_ops) ops.add(spec);
+    const auto rank = static_cast<double>(adapter.rank);
+    auto adapted =
+        std::make_unique<LoraModel>(std::move(model), ops,
+                                    LoraOptions{.where = config.where("adapter", "targets"),
+                                                .rank = adapter.rank,
+                                                .factor = adapter.alpha / (adapter.rslora ? std::sqrt(rank) : rank),
+                                                .targets = adapter.targets});
+    lora = adapted.get();
+    model = std::move(adapted);
+  }
+  std::vector<TrainRule> rules;
+  for (const OptionValues& group : config.list("train", "groups")) {
+    const std::string key = "groups." + std::to_string(rules.size() + 1);
+    TrainRule& rule = rules.emplace_back();
+    rule.where = config.where("train", key + ".match");
+    rule.match = group.get<std::vector<std::string>>("match");
+    if (group.find("trainable")) rule.trainable = group.get<bool>("trainable");
+    if (group.find("rate")) rule.rate = group.get<double>("rate");
+    if (group.find("decay")) rule.decay = group.get<bool>("decay");
+  }
+  model = with_rules(std::move(model), rules);
+  for (ParameterSpec spec : model->parameters()) {
+    if (spec.rate == 1 || !spec.trainable) continue;
+    const Attributes own = optimizer->update(spec).attributes;
+    spec.rate = 1;
+    if (own == optimizer->update(spec).attributes)
+      throw Error(ErrorCode::config, {.where = config.where("optimizer", "id"),
+                                      .what = "has one learning rate for all parameters",
+                                      .found = "a rate for `" + spec.name + "` in train.groups",
+                                      .expected = "no rate, or another optimizer"});
+  }
 }
 
 void Session::note_ignored(const std::string& model_config) {

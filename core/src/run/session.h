@@ -9,6 +9,7 @@
 #include "plugin/plugin_host.h"
 #include "quern/data_source.h"
 #include "run/options/run_options.h"
+#include "transform/peft_folder.h"
 
 namespace quern {
 
@@ -19,6 +20,7 @@ struct Session {
   const ResolvedConfig& config;
   DataOptions data;
   TrainOptions train;
+  AdapterOptions adapter;
   OptimizerOptions optimizer_options;
   ParallelOptions parallel;
   PrecisionOptions precision_options;
@@ -32,7 +34,8 @@ struct Session {
   std::unique_ptr<Device> device;
   std::unique_ptr<Communicator> communicator;         ///< null: none, for one rank
   std::vector<std::unique_ptr<OffloadStore>> stores;  ///< those that [memory] names
-  std::unique_ptr<Model> model;
+  std::unique_ptr<Model> model;                       ///< with its adapter and the config's groups
+  const LoraModel* lora = nullptr;                    ///< of the model; null: no adapter
   std::unique_ptr<PrecisionBackend> precision, outer_precision;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Schedule> schedule;
@@ -47,6 +50,8 @@ struct Session {
   std::vector<OffloadStore*> open_stores(const Plan& plan);
   /// Where the model of a finished run goes.
   static std::string export_directory(const std::string& run_directory) { return run_directory + "/export"; }
+  /// And its adapter, alone.
+  static std::string adapter_directory(const std::string& run_directory) { return run_directory + "/adapter"; }
   /// Opens a split as this run needs it.
   std::unique_ptr<DataSource> open_data(Split split) const { return open_data(*dataset, split); }
   std::unique_ptr<DataSource> open_data(const Dataset& from, Split split) const;
@@ -58,6 +63,8 @@ struct Session {
   void check_vocabulary(const DataSource& source) const;
   void check_reduction() const;
   void make_precision_forms(PluginHost& host);
+  void transform_model();
+  PeftConfig peft_config() const;
   void note_ignored(const std::string& model_config);
   /// Whether the run has several ranks, and its config leaves open which state they shard.
   bool leaves_sharding() const;

@@ -1,12 +1,13 @@
 #include "run/starting_point.h"
 
+#include <utility>
+
 #include "base/shorten.h"
 #include "checkpoint/changes.h"
 #include "checkpoint/saved_state.h"
 #include "launch/rendezvous/meeting_point.h"
 #include "quern/error.h"
 #include "run/ranks/watchdog.h"
-#include "run/weights.h"
 
 namespace quern {
 
@@ -97,12 +98,23 @@ std::vector<std::string> load_checkpoint(const Session& session, Engine& engine,
   return notes;
 }
 
-void load_first_weights(const Session& session, Engine& engine, Ranks& ranks) {
-  auto written = [&] { ranks.together(); };
-  if (session.train.from.empty())
-    initialise_weights(engine, static_cast<std::uint64_t>(session.train.seed), written);
-  else
-    import_weights(engine, session.train.from, written);
+FirstWeights::From first_weights_of(const Session& session) {
+  return {.model = session.train.from,
+          .adapter = session.adapter.from,
+          .seed = static_cast<std::uint64_t>(session.train.seed)};
+}
+
+LoadedWeights load_first_weights(const Session& session, Engine& engine, Ranks& ranks) {
+  const FirstWeights weights = first_weights(engine, first_weights_of(session));
+  std::string frozen = load_weights(engine, weights, Loaded::all);
+  ranks.together();
+  engine.refresh();
+  return {weights.notes(), std::move(frozen)};
+}
+
+LoadedWeights load_frozen_weights(const Session& session, Engine& engine) {
+  if (!engine.plan().has_frozen()) return {};
+  return {{}, load_weights(engine, first_weights(engine, first_weights_of(session)), Loaded::frozen)};
 }
 
 }  // namespace quern

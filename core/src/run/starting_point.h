@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "run/ranks/ranks.h"
 #include "run/session.h"
+#include "run/weights.h"
 
 namespace quern {
 
@@ -26,7 +27,15 @@ StartingPoint find_starting_point(const Session& session, Ranks& ranks);
 std::vector<std::string> load_checkpoint(const Session& session, Engine& engine, const Checkpoint& checkpoint,
                                          const std::vector<LibraryIdentity>& libraries, Ranks& ranks);
 
-/// Weights of a run that begins anew.
-void load_first_weights(const Session& session, Engine& engine, Ranks& ranks);
+/// The files and the seed that a run's first weights come from.
+FirstWeights::From first_weights_of(const Session& session);
+/// What a run knows of its weights once they are there.
+struct LoadedWeights {
+  std::vector<std::string> notes = {};
+  std::string frozen = {};  ///< checksum of the frozen ones; empty: none
+};
+/// Weights of a run that begins anew; or of one that goes on the frozen ones, which no checkpoint has.
+LoadedWeights load_first_weights(const Session& session, Engine& engine, Ranks& ranks);
+LoadedWeights load_frozen_weights(const Session& session, Engine& engine);
 
 }  // namespace quern

@@ -113,7 +113,15 @@ std::int64_t Trainer::tokens_of(const CheckpointMeta& meta) const {
 }
 
 void Trainer::load_weights() {
-  if (!start_.newest.checkpoint) return load_first_weights(session_, engine_, ranks_);
+  const bool begins = !start_.newest.checkpoint;
+  LoadedWeights loaded =
+      begins ? load_first_weights(session_, engine_, ranks_) : load_frozen_weights(session_, engine_);
+  // Among the libraries, whose changes since a checkpoint are noted.
+  if (!loaded.frozen.empty()) libraries_.push_back({"frozen weights", "loaded", loaded.frozen});
+  if (begins) {
+    notes_ = std::move(loaded.notes);
+    return;
+  }
   const Checkpoint& checkpoint = *start_.newest.checkpoint;
   notes_ = load_checkpoint(session_, engine_, checkpoint, libraries_, ranks_);
   const bool restart = start_.elsewhere && session_.checkpoint.from_data == "restart";
@@ -321,6 +329,8 @@ bool Trainer::finish() {
     ranks_.lead("exporting the model", engine_, [&] {
       exported = lock_->hold().write([&](const std::string& directory) {
         const std::string to = Session::export_directory(directory);
+        if (session_.lora) export_->write_adapter(master_reader(engine_), Session::adapter_directory(directory));
+        if (session_.lora && !session_.adapter.merge) return Session::adapter_directory(directory);
         export_->write(engine_, to);
         return to;
       });

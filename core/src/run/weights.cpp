@@ -9,24 +9,16 @@
 #include <numbers>
 #include <thread>
 
+#include "base/checksum.h"
 #include "engine/host_tensor.h"
 #include "program/names.h"
 #include "quern/error.h"
 #include "quern/random.h"
+#include "transform/peft_folder.h"
 
 namespace quern {
 
 namespace {
-
-// Calls visit(parameter plan, layer) for every parameter tensor, layer -1 outside the blocks.
-template <class Visit>
-void for_each_parameter(const Plan& plan, Visit visit) {
-  for (const ParameterPlan& parameter : plan.parameters) {
-    bool in_layers = parameter.spec.group == ParameterGroup::block;
-    for (int layer = in_layers ? 0 : -1; layer < (in_layers ? static_cast<int>(plan.model.layers) : 0); ++layer)
-      visit(parameter.spec, layer);
-  }
-}
 
 // Box-Muller on the counter-based generator: two words give two numbers, so a block gives elements 4 b to 4 b + 3,
 // which depend on the seed and the tensor alone.
@@ -62,98 +54,248 @@ void store_initial(const ParameterPart& part, const RandomKey& key, std::uint64_
   }
 }
 
-/// Elements [first, first + count) of one tensor.
+/// Elements [first, first + count) of one tensor, all of one part, which begins at `begin`.
 struct Piece {
   const ParameterSpec* spec;
+  const ParameterPart* part;
   const PlannedTensor* tensor;
-  RandomKey key;
-  std::uint64_t first, count;
+  int layer;
+  std::int64_t begin, first, count;
 
-  std::size_t bytes() const { return count * size_of(tensor->dtype); }
+  std::size_t bytes() const { return static_cast<std::size_t>(count) * size_of(tensor->dtype); }
 };
 
 // Billions of numbers at 32B: all cores, each its own range.
-void store_initial(const Piece& piece, std::byte* out) {
-  std::uint64_t at = 0;
+void store_initial(const Piece& piece, const RandomKey& key, std::byte* out) {
   std::vector<std::jthread> threads;
-  for (const ParameterPart& part : piece.spec->parts) {
-    const auto size = static_cast<std::uint64_t>(part.rows * piece.spec->columns());
-    const std::uint64_t from = std::max(at, piece.first), to = std::min(at + size, piece.first + piece.count);
-    at += size;
-    if (from >= to) continue;
-    const std::uint64_t count = to - from;
-    const std::uint64_t workers = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
-    for (std::uint64_t worker = 0; worker < workers; ++worker) {
-      const std::uint64_t begin = from + count * worker / workers, end = from + count * (worker + 1) / workers;
-      const DType dtype = piece.tensor->dtype;
-      auto work = [=, &part, &piece] {
-        store_initial(part, piece.key, begin, end, dtype, out + (begin - piece.first) * size_of(dtype));
-      };
-      if (workers == 1)
-        work();
-      else
-        threads.emplace_back(work);
-    }
+  const auto first = static_cast<std::uint64_t>(piece.first), count = static_cast<std::uint64_t>(piece.count);
+  const std::uint64_t workers = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
+  for (std::uint64_t worker = 0; worker < workers; ++worker) {
+    const std::uint64_t begin = first + count * worker / workers, end = first + count * (worker + 1) / workers;
+    const DType dtype = piece.tensor->dtype;
+    auto work = [=, &piece] {
+      store_initial(*piece.part, key, begin, end, dtype, out + (begin - first) * size_of(dtype));
+    };
+    if (workers == 1)
+      work();
+    else
+      threads.emplace_back(work);
   }
 }
 
-}  // namespace
+constexpr std::int64_t kMost = std::int64_t{16} << 20;  // elements of a piece
+constexpr std::int64_t kRead = std::int64_t{1} << 20;   // decoded at once
+
+void fill(const FirstWeights& weights, const Piece& piece, std::byte* out) {
+  if (!weights.files_of(*piece.part, piece.layer))
+    return store_initial(piece, weights.key_of(*piece.spec, piece.layer), out);
+  const std::int64_t most = piece.part->as_stored() ? kRead : piece.count;
+  std::vector<float> values;
+  for (std::int64_t done = 0; done < piece.count; done += most) {
+    values.resize(static_cast<std::size_t>(std::min(most, piece.count - done)));
+    weights.read(*piece.spec, *piece.part, piece.layer, piece.first - piece.begin + done, values);
+    encode(values, piece.tensor->dtype, out + static_cast<std::size_t>(done) * size_of(piece.tensor->dtype));
+  }
+}
+
+void add_pieces(const ParameterSpec& spec, int layer, const PlannedTensor& tensor, std::vector<Piece>& pieces) {
+  std::int64_t begin = 0;
+  for (const ParameterPart& part : spec.parts) {
+    const std::int64_t count = part.rows * spec.columns(), most = part.as_stored() ? kMost : count;
+    for (std::int64_t done = 0; done < count; done += most)
+      pieces.push_back({&spec, &part, &tensor, layer, begin, begin + done, std::min(most, count - done)});
+    begin += count;
+  }
+}
 
 // The next piece is made while one is written.
-void initialise_weights(Engine& engine, std::uint64_t seed, const std::function<void()>& written) {
-  constexpr std::uint64_t kMost = std::uint64_t{16} << 20;  // elements
-  std::uint32_t object = 0;
-  std::vector<Piece> pieces;
+void write(Engine& engine, const FirstWeights& weights, const std::vector<Piece>& pieces, Checksum& frozen) {
   std::size_t most = 0;
-  for_each_parameter(engine.plan(), [&](const ParameterSpec& spec, int layer) {
-    const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, layer);
-    const auto count = static_cast<std::uint64_t>(spec.count());
-    const RandomKey key{seed, RandomPurpose::init, object++};
-    for (std::uint64_t first = 0; first < count; first += kMost) {
-      pieces.push_back({&spec, &tensor, key, first, std::min(kMost, count - first)});
-      most = std::max(most, pieces.back().bytes());
-    }
-  });
+  for (const Piece& piece : pieces) most = std::max(most, piece.bytes());
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(2 * most);
   auto stored = [&](std::size_t i) { return memory.get() + i % 2 * most; };
-  auto make = [&](std::size_t i) { store_initial(pieces[i], stored(i)); };
+  auto make = [&](std::size_t i) { fill(weights, pieces[i], stored(i)); };
   std::future<void> made;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     i == 0 ? make(0) : made.get();
     if (i + 1 < pieces.size()) made = std::async(std::launch::async, make, i + 1);
-    engine.write(*pieces[i].tensor, static_cast<std::int64_t>(pieces[i].first),
-                 static_cast<std::int64_t>(pieces[i].count), stored(i));
+    if (!pieces[i].spec->trainable) frozen.add({stored(i), pieces[i].bytes()});
+    engine.write(*pieces[i].tensor, pieces[i].first, pieces[i].count, stored(i));
   }
-  written();
+}
+
+/// visit(spec, layer) for every parameter tensor, in the order of their random keys.
+template <class Visit>
+void for_each_parameter(const FirstWeights& weights, Visit visit) {
+  for (const ParameterSpec& spec : weights.specs())
+    for_each_layer(spec, static_cast<int>(weights.layers()), [&](int layer) { visit(spec, layer); });
+}
+
+}  // namespace
+
+FirstWeights::FirstWeights(std::vector<ParameterSpec> specs, std::int64_t layers, const From& from)
+    : specs_(std::move(specs)), layers_(layers), from_(from) {
+  std::vector<ParameterSpec> adapters;
+  for (const ParameterSpec& spec : specs_) {
+    if (!is_adapter(spec)) continue;
+    adapters.push_back(spec);
+    for (ParameterPart& part : adapters.back().parts) part.optional = false;
+  }
+  if (!from.adapter.empty()) {
+    adapter_ = std::make_unique<WeightFiles>(from.adapter + "/" + kPeftWeights);
+    check_hf_weights(*adapter_, adapters, layers);
+  }
+  if (from.model.empty()) return;
+  model_ = std::make_unique<WeightFiles>(from.model);
+  check_hf_weights(*model_, specs_, layers);
+  std::size_t fresh = 0;
+  std::string first;
+  for_each_parameter(*this, [&](const ParameterSpec& spec, int layer) {
+    for (const ParameterPart& part : spec.parts)
+      if (!files_of(part, layer) && fresh++ == 0) first = hf_tensor_name(part, layer);
+  });
+  if (fresh > 0)
+    notes_.push_back(std::to_string(fresh) + (fresh == 1 ? " tensor that " : " tensors that ") + from.model +
+                     " lacks " + (fresh == 1 ? "begins" : "begin") + " with initial values: " + first +
+                     (fresh > 1 ? " and so on" : ""));
+}
+
+const ParameterSpec& FirstWeights::spec(const std::string& parameter) const {
+  for (const ParameterSpec& spec : specs_)
+    if (spec.name == parameter) return spec;
+  fail_internal("weights", "no parameter `" + parameter + "`");
+}
+
+const WeightFiles* FirstWeights::files_of(const ParameterPart& part, int layer) const {
+  const std::string name = hf_tensor_name(part, layer);
+  for (const WeightFiles* files : {adapter_.get(), model_.get()})
+    if (files && files->find(name).file) return files;
+  return nullptr;
+}
+
+RandomKey FirstWeights::key_of(const ParameterSpec& wanted, int layer) const {
+  std::int64_t object = std::max(layer, 0);
+  for (const ParameterSpec& spec : specs_) {
+    if (spec.name == wanted.name) break;
+    object += spec.group == ParameterGroup::block ? layers_ : 1;
+  }
+  return {from_.seed, RandomPurpose::init, static_cast<std::uint32_t>(object)};
+}
+
+void FirstWeights::read(const ParameterSpec& spec, const ParameterPart& part, int layer, std::int64_t first,
+                        std::span<float> values) const {
+  if (const WeightFiles* files = files_of(part, layer)) return read_hf_part(*files, spec, part, layer, first, values);
+  std::int64_t begin = first;  // in the parameter
+  for (const ParameterPart& before : spec.parts) {
+    if (&before == &part) break;
+    begin += before.rows * spec.columns();
+  }
+  store_initial(part, key_of(spec, layer), static_cast<std::uint64_t>(begin),
+                static_cast<std::uint64_t>(begin) + values.size(), DType::f32,
+                reinterpret_cast<std::byte*>(values.data()));
+}
+
+std::string load_weights(Engine& engine, const FirstWeights& weights, Loaded which) {
+  const Plan& plan = engine.plan();
+  std::vector<Piece> pieces;
+  for_each_parameter(weights, [&](const ParameterSpec& spec, int layer) {
+    const PlannedTensor& master = plan.tensor(names::kMaster, spec.name, layer);
+    const bool wanted = which == Loaded::all || !spec.trainable;
+    if (wanted && master.owner != TensorOwner::loading) add_pieces(spec, layer, master, pieces);
+  });
+  Checksum frozen;
+  write(engine, weights, pieces, frozen);
+  engine.load([&](const PlannedTensor& master) {
+    pieces.clear();
+    add_pieces(weights.spec(master.parameter), master.layer, master, pieces);
+    write(engine, weights, pieces, frozen);
+  });
+  return plan.has_frozen() ? checksum_text(frozen.value()) : "";
+}
+
+FirstWeights first_weights(const Engine& engine, const FirstWeights::From& from) {
+  return {specs_of(engine.plan()), engine.plan().model.layers, from};
+}
+
+void initialise_weights(Engine& engine, std::uint64_t seed) {
+  load_weights(engine, first_weights(engine, {.seed = seed}), Loaded::all);
   engine.refresh();
 }
 
-void import_weights(Engine& engine, const std::string& path, const std::function<void()>& written) {
-  std::vector<ParameterSpec> specs;
-  for (const ParameterPlan& parameter : engine.plan().parameters) specs.push_back(parameter.spec);
-  std::vector<std::byte> stored;
-  auto sink = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<const float> values) {
-    const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
-    stored.resize(values.size() * size_of(tensor.dtype));
-    encode(values, tensor.dtype, stored.data());
-    engine.write(tensor, first, static_cast<std::int64_t>(values.size()), stored.data());
-  };
-  import_hf_weights(WeightFiles(path), specs, engine.plan().model.layers, sink);
-  written();
+void import_weights(Engine& engine, const std::string& path) {
+  load_weights(engine, first_weights(engine, {.model = path}), Loaded::all);
   engine.refresh();
 }
 
-void export_weights(Engine& engine, const std::string& directory, const HfExport& what) {
+std::vector<ParameterSpec> specs_of(const Plan& plan) {
   std::vector<ParameterSpec> specs;
-  for (const ParameterPlan& parameter : engine.plan().parameters) specs.push_back(parameter.spec);
-  std::vector<std::byte> stored;
-  auto reader = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<float> values) {
+  for (const ParameterPlan& parameter : plan.parameters) specs.push_back(parameter.spec);
+  return specs;
+}
+
+WeightReader master_reader(Engine& engine) {
+  return [&engine, stored = std::vector<std::byte>()](const ParameterSpec& spec, std::int64_t layer, std::int64_t first,
+                                                      std::span<float> values) mutable {
     const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
     stored.resize(values.size() * size_of(tensor.dtype));
     engine.read(tensor, first, static_cast<std::int64_t>(values.size()), stored.data());
     decode(stored.data(), tensor.dtype, values);
   };
-  export_hf_model(directory, what, specs, engine.plan().model.layers, reader);
+}
+
+namespace {
+
+/// Values of the model as it is exported, all of one part at a time.
+class ExportedWeights {
+ public:
+  ExportedWeights(const WeightReader& masters, const FirstWeights& frozen, const LoraModel* adapter)
+      : frozen_(frozen), adapter_(adapter), masters_(masters) {}
+
+  void read(const ParameterSpec& wanted, int layer, std::int64_t first, std::span<float> values) {
+    if (wanted.trainable) return masters_(wanted, layer, first, values);
+    const ParameterSpec& spec = frozen_.spec(wanted.name);
+    std::size_t part = 0;
+    for (std::int64_t count = 0; part < spec.parts.size(); ++part, first -= count) {
+      count = spec.parts[part].rows * spec.columns();
+      if (first < count) break;
+    }
+    frozen_.read(spec, spec.parts[part], layer, first, values);
+    for (const LoraTarget& target : adapter_ ? adapter_->targets() : std::vector<LoraTarget>{})
+      if (target.base == spec.name && target.part == part)
+        adapter_->merge(target, factor(target.a, layer, a_), factor(target.b, layer, b_), first, values);
+  }
+
+ private:
+  struct Factor {
+    std::string name;
+    int layer = -1;
+    std::vector<float> values;
+  };
+  const std::vector<float>& factor(const ParameterSpec& spec, int layer, Factor& last) {
+    if (last.name == spec.name && last.layer == layer) return last.values;
+    last = {spec.name, layer, std::vector<float>(static_cast<std::size_t>(spec.count()))};
+    masters_(spec, layer, 0, last.values);
+    return last.values;
+  }
+
+  const FirstWeights& frozen_;
+  const LoraModel* adapter_;
+  const WeightReader& masters_;
+  Factor a_, b_;  // of the part that is read
+};
+
+}  // namespace
+
+void export_weights(const WeightReader& masters, const FirstWeights& frozen, const LoraModel* adapter,
+                    const std::string& directory, const HfExport& what) {
+  std::vector<ParameterSpec> specs;
+  for (const ParameterSpec& spec : frozen.specs())
+    if (!is_adapter(spec)) specs.push_back(spec);
+  ExportedWeights weights(masters, frozen, adapter);
+  auto reader = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<float> values) {
+    weights.read(spec, static_cast<int>(layer), first, values);
+  };
+  export_hf_model(directory, what, specs, frozen.layers(), reader);
 }
 
 }  // namespace quern

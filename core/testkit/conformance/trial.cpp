@@ -117,7 +117,8 @@ Tensors Trial::gradients(const Batch& batch, std::uint32_t micro_steps_before) {
 
 void Trial::stir(std::string_view ending) {
   for (const PlannedTensor& master : plan().tensors) {
-    if (master.kind != "master" || !master.parameter.ends_with(ending)) continue;
+    if (master.kind != "master" || master.owner == TensorOwner::loading || !master.parameter.ends_with(ending))
+      continue;
     std::vector<float> values = tensor("master", master.parameter, master.layer);
     const auto noise = testkit::random_normal(static_cast<std::int64_t>(values.size()), 11, 0.1);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] += noise[i];

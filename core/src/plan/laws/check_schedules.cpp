@@ -262,6 +262,7 @@ class Walk {
   std::vector<std::string> run() {
     if (std::vector<std::string> faults = outside(); !faults.empty()) return faults;
     for (const Access& access : plan_.schedules.held) checker_.hold(access);
+    one(Run::load);
     one(Run::refresh);
     evaluations();
     // Steps of one and of several micro-batches, observed or not, after each other and after evaluations.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "plan/planner.h"
@@ -67,13 +68,21 @@ Program next_logits_program(const Program& head, const OpSet& ops, DType activat
   return program;
 }
 
-/// `outer` for the matmuls of the parameters named, `inner` for all others.
+const ParameterSpec* spec_named(const std::vector<ParameterSpec>& specs, std::string_view name) {
+  auto it = std::find_if(specs.begin(), specs.end(), [&](const ParameterSpec& spec) { return spec.name == name; });
+  return it == specs.end() ? nullptr : &*it;
+}
+
+/// `outer` for the matmuls of the parameters named, `inner` for all others but those that are not quantized.
 class ByParameter final : public PrecisionBackend {
  public:
-  ByParameter(const PrecisionBackend& inner, const PrecisionBackend* outer, const std::vector<std::string>& names)
-      : inner_(inner), outer_(outer), names_(names) {}
+  ByParameter(const PrecisionBackend& inner, const PrecisionBackend* outer, const std::vector<std::string>& names,
+              const std::vector<ParameterSpec>& specs)
+      : inner_(inner), outer_(outer), names_(names), specs_(specs) {}
   const PrecisionTraits& traits() const override { return inner_.traits(); }
   void lower(const ProductSite& site, Lowering& lowering) const override {
+    if (const ParameterSpec* spec = spec_named(specs_, site.parameter); spec && !spec->quantized)
+      return lower_to_matmul(site, lowering);
     const bool is_outer = outer_ && std::find(names_.begin(), names_.end(), site.parameter) != names_.end();
     (is_outer ? *outer_ : inner_).lower(site, lowering);
   }
@@ -82,6 +91,7 @@ class ByParameter final : public PrecisionBackend {
   const PrecisionBackend& inner_;
   const PrecisionBackend* outer_;
   const std::vector<std::string>& names_;
+  const std::vector<ParameterSpec>& specs_;
 };
 
 void count_loss(Program& program, const OpSet& ops, DType activation) {
@@ -104,9 +114,28 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   written_ = rotate(written(), ops_);
 
   check_outer();
-  embed = make_stage(written_.embed, parts.precision);
-  make_layer_stages();
-  head = make_stage(written_.head, parts.precision);
+  check_trainable();
+  embed = make_stage(written_.embed, parts.precision, false);
+  head = make_stage(written_.head, parts.precision, make_layer_stages());
+}
+
+bool ProgramSet::trains(const Program& program) const {
+  return options_.train && std::any_of(program.values.begin(), program.values.end(), [&](const Value& value) {
+           const ParameterSpec* spec =
+               value.role == Role::parameter ? spec_named(parameters_, value.parameter) : nullptr;
+           return spec && spec->trainable;
+         });
+}
+
+void ProgramSet::check_trainable() const {
+  const std::vector<Program>& blocks = written_.blocks;
+  if (!options_.train || trains(written_.embed) || trains(written_.head) ||
+      std::any_of(blocks.begin(), blocks.end(), [&](const Program& block) { return trains(block); }))
+    return;
+  throw Error(ErrorCode::config, {.where = "train.groups",
+                                  .what = "all parameters are frozen",
+                                  .expected = "at least one that trains",
+                                  .next = "set trainable = true in a group, or use an adapter"});
 }
 
 ModelPrograms ProgramSet::written() const {
@@ -161,22 +190,25 @@ void ProgramSet::check_outer() const {
                                       .expected = "names among " + matrices});
 }
 
-// One stage for each combination of rotated program and precision that occurs.
-void ProgramSet::make_layer_stages() {
+// One stage for each combination of rotated program, precision, and whether its stream has a gradient, that occurs.
+bool ProgramSet::make_layer_stages() {
   const PrecisionBackend* outer = parts_.outer_precision;
   std::int64_t layers = parts_.model.traits().layers;
-  std::map<std::pair<int, bool>, int> known;
+  std::map<std::tuple<int, bool, bool>, int> known;
+  bool below = trains(written_.embed);
   for (std::int64_t layer = 0; layer < layers; ++layer) {
-    const int block = written_.block_of_layer[static_cast<std::size_t>(layer)];
+    const int index = written_.block_of_layer[static_cast<std::size_t>(layer)];
+    const Program& block = written_.blocks[static_cast<std::size_t>(index)];
     bool is_outer = outer && (layer < options_.first_layers || layer >= layers - options_.last_layers);
-    auto [it, fresh] = known.try_emplace({block, is_outer}, static_cast<int>(stages_.size()));
+    auto [it, fresh] = known.try_emplace({index, is_outer, below}, static_cast<int>(stages_.size()));
     if (fresh) {
-      stages_.push_back(
-          make_stage(written_.blocks[static_cast<std::size_t>(block)], is_outer ? *outer : parts_.precision));
+      stages_.push_back(make_stage(block, is_outer ? *outer : parts_.precision, below));
       if (is_outer) stages_.back().name += ".outer";
     }
     stage_of_layer_.push_back(it->second);
+    below = below || trains(block);
   }
+  return below;
 }
 
 std::set<std::string> ProgramSet::recomputed(const std::vector<std::string>& policy) const {
@@ -186,8 +218,8 @@ std::set<std::string> ProgramSet::recomputed(const std::vector<std::string>& pol
   return names;
 }
 
-Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inner) {
-  const ByParameter precision(inner, parts_.outer_precision, options_.outer_parameters);
+Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inner, bool below) {
+  const ByParameter precision(inner, parts_.outer_precision, options_.outer_parameters, parameters_);
   Stage stage{.name = program.name,
               .model = program,
               .joint = {},
@@ -206,7 +238,10 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
     if (ops_.at(op.kind).product == Product::loss) set_chunk(op);
   stage.lowered.working_copies = std::move(evaluate.working_copies);
   if (!options_.train) return stage;
-  stage.joint = differentiate(program, ops_, precision.traits().activation, options_.gradient);
+  const WantedGradients wanted{
+      .trainable = [&](const std::string& name) { return spec_named(parameters_, name)->trainable; },
+      .of_input = below};
+  stage.joint = differentiate(program, ops_, precision.traits().activation, options_.gradient, wanted);
   for (Op& op : stage.joint.program.ops)
     if (ops_.at(op.kind).product == Product::loss) {
       set_chunk(op);
@@ -269,7 +304,8 @@ void ProgramSet::finish(const RecomputeChoice& choice) {
   head.forward = head.lowered.joint.program;
   count_loss(head.forward, ops_, activation);
   // The gradient of the stream is what the head hands on.
-  head.forward.outputs = {head.lowered.joint.gradient_out};
+  head.forward.outputs.clear();
+  if (head.lowered.joint.gradient_out != kNoValue) head.forward.outputs = {head.lowered.joint.gradient_out};
   head.forward = fused(head.forward);
 }
 

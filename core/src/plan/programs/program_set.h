@@ -57,10 +57,15 @@ class ProgramSet {
  private:
   /// Throws a config error for high-precision layers or parameters that the model lacks.
   void check_outer() const;
-  Stage make_stage(const Program& program, const PrecisionBackend& inner);
+  /// Throws a config error if nothing trains.
+  void check_trainable() const;
+  /// `below`: what its stream comes from trains.
+  Stage make_stage(const Program& program, const PrecisionBackend& inner, bool below);
+  bool trains(const Program& program) const;
   LoweredProgram as_stored(LoweredProgram lowered) const;
   bool takes(const OpInstance& op) const { return parts_.device.query(op).refusal.empty(); }
-  void make_layer_stages();
+  /// Whether any layer, or the embedding before them, trains.
+  bool make_layer_stages();
   void finish_stage(Stage& stage, const std::set<std::string>& recomputed);
 
   const PlanParts& parts_;
@@ -68,7 +73,7 @@ class ProgramSet {
   OpSet ops_;
   std::vector<FusionPattern> patterns_;
   std::vector<ParameterSpec> parameters_;
-  ModelPrograms written_;  ///< and rotated
+  ModelPrograms written_;      ///< and rotated
   std::vector<Stage> stages_;  ///< of layers, lowered
   std::vector<int> stage_of_layer_;
 };

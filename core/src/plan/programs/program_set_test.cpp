@@ -7,7 +7,9 @@
 
 #include "plan/plan.h"
 #include "plan/test_plans.h"
+#include "quern/error.h"
 #include "quern/testkit/forwarding_device.h"
+#include "quern/testkit/refusal.h"
 #include "quern/testkit/tiny_model.h"
 
 using namespace quern;
@@ -94,4 +96,40 @@ TEST_CASE("programs that train and that evaluate read as stored what the device 
     for (const PlacedProgram* half : {&layer.forward, &layer.evaluate})
       CHECK(count_kind(half->program, "transpose") == (takes ? 0 : 4));
   }
+}
+
+namespace {
+
+/// A model whose head passes its stream through an op that states no gradient.
+class Stopped final : public testkit::TinyModel {
+ public:
+  using TinyModel::TinyModel;
+  void head(ProgramBuilder& b) const override {
+    const ValueId x = b.op("stop", {b.stream(traits().width)}, "stopped")[0];
+    b.output(b.lm_loss(b.rms_norm(x, "final_norm.weight", 1e-6, "normed"), "lm_head.weight"));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("an op that states no gradient is refused by name where a parameter before it trains, and else stops there") {
+  const std::vector<OpSpec> ops{
+      {.kind = "stop",
+       .inputs = {"x"},
+       .outputs = {"y"},
+       .infer =
+           [](InferContext& c) { c.outputs[0].shape = c.inputs[0]->shape, c.outputs[0].dtype = c.inputs[0]->dtype; },
+       .backward = [](BackwardContext&) {}}};
+  const testkit::PlainPrecision precision;
+  const PlanningDevice device;
+  const NoState optimizer;
+  testkit::check_refused(ErrorCode::config, {"program head", "no gradient", "its input"}, [&] {
+    const Stopped model;
+    make_plan({model, precision, device, optimizer, ops}, tiny_options());
+  });
+  const Stopped model({.frozen = {"embedding", "attn_norm", "qkv", "o.", "ffn_norm", "up", "down"}});
+  const Plan plan = make_plan({model, precision, device, optimizer, ops}, tiny_options());
+  CHECK(plan.embed_backward.program.ops.empty());
+  for (const LayerClass& layer : plan.classes) CHECK(layer.backward.program.ops.empty());
+  CHECK(plan.head_train.program.outputs.empty());
 }

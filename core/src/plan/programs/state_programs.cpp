@@ -64,7 +64,7 @@ Op StatePrograms::squares_of(Program& program, const Takes& takes) const {
   Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
   for (int layer = -1; layer < layers_; ++layer)
     for (const ParameterSpec& spec : set_.parameters())
-      if ((spec.group == ParameterGroup::block) == (layer >= 0) && takes(spec, layer))
+      if (spec.trainable && (spec.group == ParameterGroup::block) == (layer >= 0) && takes(spec, layer))
         squares.inputs.push_back(add_tensor(program, names::kGradient, spec, layer, options_.gradient));
   return squares;
 }
@@ -123,7 +123,7 @@ Op StatePrograms::squares_of_pieces(Program& program) const {
   for (int piece = begin; piece < end; ++piece)
     for (const ParameterSpec& spec : set_.parameters()) {
       const RowBounds& pieces = shards_.pieces(spec.name);
-      if (pieces.empty()) continue;
+      if (pieces.empty() || !spec.trainable) continue;
       const Extents extents = shard_of_rows(spec.extents, pieces, piece).extents;
       for_each_layer(spec, layers_, [&](int layer) {
         program.values.push_back({.name = piece_name(spec.name, layer, piece),
@@ -156,7 +156,8 @@ Program StatePrograms::sum_tree(ParameterGroup group) const {
   };
   Op gradients{.kind = "sum_tree", .inputs = {step}, .outputs = {}, .attributes = attributes}, losses = gradients;
   for (const ParameterSpec& spec : set_.parameters())
-    if (spec.group == group) add(gradients, parameter_value(names::kGradient, spec, options_.gradient, Role::state));
+    if (spec.group == group && spec.trainable)
+      add(gradients, parameter_value(names::kGradient, spec, options_.gradient, Role::state));
   if (group == ParameterGroup::head)
     add(losses, {.name = names::kLossStats, .shape = {4}, .dtype = DType::f64, .role = Role::state});
   for (Op* op : {&gradients, &losses})
@@ -274,13 +275,17 @@ Program StatePrograms::update(const std::vector<UpdatePart>& parts, const char* 
   return program;
 }
 
+DType StatePrograms::master_dtype(const ParameterSpec& spec) const {
+  return spec.trainable ? options_.master : parts_.precision.traits().working;
+}
+
 Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
   std::set<std::string> used = parameters_read(stages);
   Program program;
   program.name = "refresh";
-  ValueId master = program.add_value(parameter_value(names::kMaster, spec, options_.master, Role::state));
-  DType working = parts_.precision.traits().working;
-  if (working != options_.master && used.contains(spec.name)) {
+  const DType working = parts_.precision.traits().working, dtype = master_dtype(spec);
+  ValueId master = program.add_value(parameter_value(names::kMaster, spec, dtype, Role::state));
+  if (working != dtype && used.contains(spec.name)) {
     ValueId copy = program.add_value(parameter_value(spec.name, spec, working, Role::parameter));
     program.ops.push_back({.kind = "cast",
                            .inputs = {master},
@@ -304,7 +309,7 @@ Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<cons
 }
 
 bool StatePrograms::reads_master(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
-  return parts_.precision.traits().working == options_.master && parameters_read(stages).contains(spec.name);
+  return parts_.precision.traits().working == master_dtype(spec) && parameters_read(stages).contains(spec.name);
 }
 
 Program StatePrograms::advance(const Stage& stage) {

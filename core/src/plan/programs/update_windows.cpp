@@ -37,7 +37,7 @@ class Splitter {
   void add_group(ParameterGroup group, int layer) {
     bytes_ = limit_;  // begins a window
     for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
-      if (plan_.parameters[i].spec.group != group) continue;
+      if (const ParameterSpec& spec = plan_.parameters[i].spec; spec.group != group || !spec.trainable) continue;
       const UpdatePart whole{.parameter = i, .layer = layer};
       if (const RowBounds bounds = slices_of(whole); bounds.empty())
         add(whole, group);
@@ -193,8 +193,9 @@ std::string slice_amax_name(std::size_t slice) { return std::string(names::kAmax
 std::vector<UpdateWindow> one_update(const Plan& plan) {
   std::vector<UpdateWindow> all(1);
   for (std::size_t i = 0; i < plan.parameters.size(); ++i)
-    for_each_layer(plan.parameters[i].spec, static_cast<int>(plan.model.layers),
-                   [&](int layer) { all[0].parts.push_back({.parameter = i, .layer = layer}); });
+    if (plan.parameters[i].spec.trainable)
+      for_each_layer(plan.parameters[i].spec, static_cast<int>(plan.model.layers),
+                     [&](int layer) { all[0].parts.push_back({.parameter = i, .layer = layer}); });
   return all;
 }
 

@@ -49,6 +49,7 @@ class Maker {
       std::vector<bool> has_sum;
       for (const Stop& stop : order_of(plan_, run)) {
         if (stop.program) add_program(run, stop, has_sum);
+        if (stop.loads) add_load(set_[run], stop);
         if (stop.flow == Stop::Flow::forward) put_streams(set_[run], stop);
         add_meeting(run, stop);
       }
@@ -60,11 +61,12 @@ class Maker {
       number_versions(set_, set_[run]);
     }
     for (const PlannedTensor& tensor : plan_.tensors) {
+      if (tensor.owner == TensorOwner::loading) continue;
       const Access access = places_.tensor(tensor);
       set_.lasting.resize(set_.values.size(), false);
       set_.lasting[static_cast<std::size_t>(access.value)] = true;
       if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
-          tensor.owner == TensorOwner::precision || tensor.kind == names::kRows ||
+          tensor.owner == TensorOwner::precision || tensor.kind == names::kRows || tensor.kind == names::kMaster ||
           (tensor.owner == TensorOwner::gradient && tensor.kind.ends_with(names::kPartials)))
         set_.held.push_back(access);
     }
@@ -211,6 +213,13 @@ class Maker {
     }
     schedule.add({.kind = ActionKind::host, .lane = Lane::host}, {}, from);
     for (std::size_t i = 0; i < from.size(); ++i) add_copy(schedule, from[i], to[i]);
+  }
+
+  // The engine's caller writes it.
+  void add_load(RunSchedule& schedule, const Stop& stop) {
+    const Access master = places_.tensor(plan_.tensor(names::kMaster, stop.loads->spec.name, stop.layer));
+    schedule.add({.kind = ActionKind::host, .lane = Lane::host, .layer = stop.layer, .window = stop.window}, {},
+                 {&master, 1});
   }
 
   // The next upload brings another step's state.
@@ -384,6 +393,7 @@ class Maker {
         return each([&](const ParameterPlan& parameter) { add_gathers(schedule, parameter, stop.layer); });
       case Meeting::reduce:
         return each([&](const ParameterPlan& parameter) {
+          if (!parameter.spec.trainable) return;
           if ((is_matrix(parameter) && !parameter.shards_gradient) || in_tree())
             add_reduction(schedule, parameter, stop.layer);
         });

@@ -155,12 +155,27 @@ std::vector<Stop> evaluation(const Plan& plan, const PlacedProgram& head, std::s
   return order;
 }
 
-/// A program for every parameter, in each layer that has it.
-std::vector<Stop> each_parameter(const Plan& plan, PlacedProgram ParameterForms::*form) {
+/// A program for every parameter, or every one that trains, in each layer that has its master.
+std::vector<Stop> each_parameter(const Plan& plan, PlacedProgram ParameterForms::*form, bool trained = false) {
   std::vector<Stop> order;
   for (const ParameterPlan& parameter : plan.parameters)
     for_each_layer(parameter.spec, layers_of(plan), [&](int layer) {
-      order.push_back({&(plan.forms_of(parameter, layer).*form), Flow::none, layer});
+      const ParameterForms& forms = plan.forms_of(parameter, layer);
+      if (!forms.loads && (parameter.spec.trainable || !trained)) order.push_back({&(forms.*form), Flow::none, layer});
+    });
+  return order;
+}
+
+/// What makes the forms of frozen parameters that ops read, each behind its master.
+std::vector<Stop> loading(const Plan& plan) {
+  std::vector<Stop> order;
+  for (const ParameterPlan& parameter : plan.parameters)
+    for_each_layer(parameter.spec, layers_of(plan), [&](int layer) {
+      const ParameterForms& forms = plan.forms_of(parameter, layer);
+      if (!forms.loads) return;
+      order.push_back({.layer = layer, .loads = &parameter});
+      for (const PlacedProgram* program : {&forms.amax, &forms.refresh})
+        order.push_back({.program = program, .layer = layer, .joins = true});
     });
   return order;
 }
@@ -193,7 +208,7 @@ std::vector<Stop> update(const Plan& plan) {
   if (plan.updates.size() == 1) {
     order.push_back({&plan.updates.front().program});
     add_amaxes(plan, order);
-    for (const Stop& stop : each_parameter(plan, &ParameterForms::refresh)) order.push_back(stop);
+    for (const Stop& stop : each_parameter(plan, &ParameterForms::refresh, true)) order.push_back(stop);
   } else if (ranks_meet(plan)) {
     order.push_back(meeting(Meeting::states));
   }
@@ -212,6 +227,7 @@ std::vector<Stop> stops_of(const Plan& plan, Run run) {
     return wanted && (defers || !step->updates) ? training(plan, *step) : std::vector<Stop>{};
   }
   switch (run) {
+    case Run::load: return loading(plan);
     case Run::refresh: return refresh(plan);
     case Run::evaluate: return evaluation(plan, plan.head_evaluate);
     case Run::logits:

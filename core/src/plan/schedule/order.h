@@ -44,6 +44,7 @@ struct Stop {
   int window = -1;                               ///< number of those that do, in the order
   RowSlice rows = {};                            ///< the rows of its parameter that the program is for
   const UpdateWindow* update = nullptr;          ///< the window whose amaxes these are; null: all
+  const ParameterPlan* loads = nullptr;          ///< instead of a program: the host writes its master
 };
 
 /// Borrows the plan's programs. Empty for runs that are no programs, and for those that the plan has no programs of.

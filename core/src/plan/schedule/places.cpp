@@ -48,6 +48,8 @@ Access Places::passing(std::int64_t offset, std::int64_t bytes, const std::strin
 }
 
 Access Places::tensor(const PlannedTensor& tensor) {
+  if (tensor.owner == TensorOwner::loading)
+    return passing(tensor.offset, tensor.bytes(), in_layer("loading " + tensor.parameter, tensor.layer));
   return at(tensor.place(), tensor.part_of < 0 ? tensor.offset : tensor.part_of,
             tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
 }

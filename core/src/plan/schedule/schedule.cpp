@@ -82,6 +82,7 @@ std::optional<MicroStep> micro_step_of(Run run) {
 std::string_view name_of(Run run) {
   if (const MicroStepRun* known = found(run)) return known->name;
   switch (run) {
+    case Run::load: return "load";
     case Run::refresh: return "refresh";
     case Run::upload: return "upload";
     case Run::evaluate: return "evaluate";

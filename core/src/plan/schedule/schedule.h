@@ -133,8 +133,9 @@ enum class Run : std::uint8_t {
   updating_only,
   observed_updating_first,
   observed_updating_only,
+  load,  ///< the forms of frozen weights that are not kept as they are given, one tensor after the other
 };
-inline constexpr int kRuns = 21;
+inline constexpr int kRuns = 22;
 std::string_view name_of(Run run);
 
 /// A micro-step among its step's.

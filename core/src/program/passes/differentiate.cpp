@@ -1,8 +1,12 @@
 #include "program/passes/differentiate.h"
 
+#include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
+#include <vector>
 
+#include "program/passes/rewrite.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -11,24 +15,78 @@ namespace {
 
 class Differentiator {
  public:
-  Differentiator(const Program& forward, const OpSet& ops, DType activation) : ops_(ops), activation_(activation) {
+  Differentiator(const Program& forward, const OpSet& ops, DType activation, const WantedGradients& wanted)
+      : ops_(ops), activation_(activation), wanted_(wanted) {
     joint_.program = forward;
   }
 
   JointProgram run() {
     Program& program = joint_.program;
     std::size_t forward_ops = program.ops.size();
+    find_wanted();
+    joint_.trains = std::any_of(program.outputs.begin(), program.outputs.end(), [&](ValueId id) { return wants(id); });
+    if (!joint_.trains) return std::move(joint_);
     bool ends_in_loss = become_training_op();
     if (!ends_in_loss) seed();
     for (std::size_t i = forward_ops; i-- > 0;) {
       if (ends_in_loss && i + 1 == forward_ops) continue;  // its gradients are made by the op itself
       visit(i);
     }
+    drop_frozen_gradients(wants_.size());
     collect_boundary();
+    need_gradients();
+    // Ops whose only results were gradients of frozen parameters.
+    drop_unused(program, {&joint_.gradient_in, &joint_.gradient_out});
     return std::move(joint_);
   }
 
  private:
+  bool is_trainable(const std::string& parameter) const { return !wanted_.trainable || wanted_.trainable(parameter); }
+  bool is_wanted(const Value& value) const {
+    if (value.role == Role::boundary) return wanted_.of_input;
+    return value.role == Role::parameter && is_trainable(value.parameter);
+  }
+  bool wants(ValueId id) const { return id != kNoValue && wants_[static_cast<std::size_t>(id)]; }
+
+  /// Values that depend on what has a gradient.
+  void find_wanted() {
+    const Program& program = joint_.program;
+    for (const Value& value : program.values) wants_.push_back(is_wanted(value));
+    for (const Op& op : program.ops) {
+      if (std::none_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return wants(id); })) continue;
+      for (ValueId id : op.outputs)
+        if (id != kNoValue) wants_[static_cast<std::size_t>(id)] = true;
+    }
+  }
+
+  /// The gradient of a frozen parameter is an output like others that no op reads.
+  void drop_frozen_gradients(std::size_t from) {
+    for (std::size_t i = from; i < joint_.program.values.size(); ++i) {
+      Value& value = joint_.program.values[i];
+      if (value.role != Role::parameter_grad || is_trainable(value.parameter)) continue;
+      value.role = Role::local;
+      value.parameter.clear();
+    }
+  }
+
+  /// Refuses the program unless it makes each wanted gradient.
+  void need_gradients() {
+    const Program& program = joint_.program;
+    auto refuse = [&](const std::string& of) {
+      throw Error(ErrorCode::config, {.where = "program " + program.name,
+                                      .what = "an op states no gradient of what trains",
+                                      .found = of,
+                                      .next = "give the op a backward rule, or freeze the parameters before it"});
+    };
+    if (wanted_.of_input && !program.inputs.empty() && joint_.gradient_out == kNoValue)
+      refuse("its input " + program[program.inputs[0]].name);
+    std::set<std::string> made;
+    for (const Value& value : program.values)
+      if (value.role == Role::parameter_grad) made.insert(value.parameter);
+    for (const Value& value : program.values)
+      if (value.role == Role::parameter && is_wanted(value) && !made.contains(value.parameter)) refuse(value.name);
+  }
+
   ValueId new_boundary_gradient() {
     const Value& stream = joint_.program[joint_.program.outputs[0]];
     return joint_.program.add_value(
@@ -37,7 +95,8 @@ class Differentiator {
 
   void seed() {
     joint_.gradient_in = new_boundary_gradient();
-    for (ValueId output : joint_.program.outputs) contributions_[output].push_back(joint_.gradient_in);
+    for (ValueId output : joint_.program.outputs)
+      if (wants(output)) contributions_[output].push_back(joint_.gradient_in);
   }
 
   // A loss makes its gradients in the forward op itself.
@@ -62,7 +121,7 @@ class Differentiator {
       if (program[source].role == Role::parameter) {
         gradient.role = Role::parameter_grad;
         gradient.parameter = program[source].parameter;
-      } else {
+      } else if (wants(source)) {
         contributions_[source].push_back(made[static_cast<std::size_t>(output)]);
       }
     }
@@ -87,6 +146,7 @@ class Differentiator {
 
   void visit(std::size_t index) {
     Op op = joint_.program.ops[index];
+    if (std::none_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return wants(id); })) return;
     std::vector<ValueId> gradients;
     bool any = false;
     for (ValueId output : op.outputs) {
@@ -105,7 +165,8 @@ class Differentiator {
     BackwardContext context(joint_.program, ops_, std::move(op), std::move(gradients), activation_);
     spec.backward(context);
     for (std::size_t i = 0; i < inputs.size(); ++i)
-      if (context.input_grads()[i] != kNoValue) contributions_[inputs[i]].push_back(context.input_grads()[i]);
+      if (context.input_grads()[i] != kNoValue && wants(inputs[i]))
+        contributions_[inputs[i]].push_back(context.input_grads()[i]);
   }
 
   void collect_boundary() {
@@ -123,15 +184,17 @@ class Differentiator {
 
   const OpSet& ops_;
   DType activation_;
+  const WantedGradients& wanted_;
   JointProgram joint_;
+  std::vector<bool> wants_;  // by value of the forward program
   std::map<ValueId, std::vector<ValueId>> contributions_;
 };
 
 }  // namespace
 
-JointProgram differentiate(const Program& forward, const OpSet& ops, DType activation, DType gradient) {
-  JointProgram joint = Differentiator(forward, ops, activation).run();
-  // Renaming the loss left a value that no op makes; drop unused values so that programs print and check cleanly.
+JointProgram differentiate(const Program& forward, const OpSet& ops, DType activation, DType gradient,
+                           const WantedGradients& wanted) {
+  JointProgram joint = Differentiator(forward, ops, activation, wanted).run();
   for (Value& value : joint.program.values)
     if (value.role == Role::parameter_grad) value.dtype = gradient;
   return joint;

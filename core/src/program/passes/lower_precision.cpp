@@ -14,7 +14,7 @@ class LoweringPass final : public Lowering {
  public:
   LoweringPass(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend) : ops_(ops), backend_(backend) {
     lowered_.joint = std::move(joint);
-    training_ = lowered_.joint.gradient_in != kNoValue || lowered_.joint.gradient_out != kNoValue;
+    training_ = lowered_.joint.trains;
   }
 
   LoweredProgram run() {

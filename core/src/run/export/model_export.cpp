@@ -1,5 +1,6 @@
 #include "run/export/model_export.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/shorten.h"
@@ -7,7 +8,7 @@
 #include "quern/error.h"
 #include "run/export/export_config.h"
 #include "run/export/prepared_data.h"
-#include "run/weights.h"
+#include "run/starting_point.h"
 
 namespace quern {
 
@@ -38,11 +39,27 @@ ModelExport::ModelExport(const Session& session, const std::string& directory) {
                           .end_tokens = std::move(data.end_tokens)};
   what_.config = exported_config(session.model->hf_config(), facts);
   what_.generation_config = exported_generation_config(facts);
+  frozen_ = first_weights_of(session);
+  adapter_ = session.lora;
+  merges_ = session.adapter.merge;
+  peft_ = session.peft_config();
   check_export(directory, what_);
 }
 
 void ModelExport::write(Engine& engine, const std::string& directory) const {
-  export_weights(engine, directory, what_);
+  write(specs_of(engine.plan()), engine.plan().model.layers, master_reader(engine), directory);
+}
+
+void ModelExport::write(const std::vector<ParameterSpec>& specs, std::int64_t layers, const WeightReader& masters,
+                        const std::string& directory) const {
+  const bool frozen =
+      std::any_of(specs.begin(), specs.end(), [](const ParameterSpec& spec) { return !spec.trainable; });
+  export_weights(masters, FirstWeights(specs, layers, frozen ? frozen_ : FirstWeights::From{}), adapter_, directory,
+                 what_);
+}
+
+void ModelExport::write_adapter(const WeightReader& masters, const std::string& directory) const {
+  write_peft_folder(directory, peft_, *adapter_, what_.dtype, masters);
 }
 
 void ModelExport::write(const Checkpoint& checkpoint, const Model& model, const std::string& directory) const {
@@ -56,6 +73,7 @@ void ModelExport::write(const Checkpoint& checkpoint, const Model& model, const 
     return *stored;
   };
   for (const ParameterSpec& spec : specs) {
+    if (!spec.trainable) continue;  // loaded again from where it came
     const bool in_layers = spec.group == ParameterGroup::block;
     for (std::int64_t layer = in_layers ? 0 : -1; layer < (in_layers ? model.traits().layers : 0); ++layer, ++known)
       tensor_of(spec, layer);
@@ -66,7 +84,7 @@ void ModelExport::write(const Checkpoint& checkpoint, const Model& model, const 
   auto reader = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<float> values) {
     checkpoint.tensors.read_floats(tensor_of(spec, layer), first, values);
   };
-  export_hf_model(directory, what_, specs, model.traits().layers, reader);
+  adapter_ && !merges_ ? write_adapter(reader, directory) : write(specs, model.traits().layers, reader, directory);
 }
 
 std::vector<std::string> export_checkpoint(const std::string& path, const std::string& directory,
@@ -75,7 +93,7 @@ std::vector<std::string> export_checkpoint(const std::string& path, const std::s
   const Checkpoint checkpoint = checkpoint_at(path, notes);
   notes.push_back("weights of " + checkpoint.path);
   ConfigDocument document = ConfigDocument::parse(checkpoint.meta.config, checkpoint.path + "/state.json: config");
-  document.keep({"model", "data", "train", "checkpoint"});
+  document.keep({"model", "adapter", "data", "train", "checkpoint"});
   for (const std::string& assignment : overrides) document.set(assignment);
   const ConfiguredRun run(document);
   const ModelExport model(run.session, directory);

@@ -41,6 +41,39 @@ OptionTable<TrainOptions> train_options() {
   return t;
 }
 
+OptionTable<TrainGroup> train_group_options() {
+  OptionTable<TrainGroup> t;
+  t.add("match", &TrainGroup::match,
+        "patterns (*, ?, [...]) of parameters: quern's names (qkv.weight), or tensors of a Hugging Face file "
+        "(model.layers.*.mlp.*), where all tensors of one matrix must match")
+      .required();
+  t.add("trainable", &TrainGroup::trainable,
+        "false: frozen, without gradient, master weights and optimizer state; unset: as the model or adapter has it");
+  t.add("rate", &TrainGroup::rate, "factor on the learning rate; unset: 1").at_least(0);
+  t.add("decay", &TrainGroup::decay, "whether weight decay applies; unset: to matrices");
+  return t;
+}
+
+OptionTable<AdapterOptions> adapter_options() {
+  OptionTable<AdapterOptions> t;
+  t.add("id", &AdapterOptions::id,
+        "lora: two narrow matrices train beside each target, and the model is frozen; none: no adapter")
+      .one_of({"none", "lora"});
+  t.add("rank", &AdapterOptions::rank, "inner width of the two matrices").at_least(1).at_most(1 << 14);
+  t.add("alpha", &AdapterOptions::alpha, "what the two matrices give counts alpha / rank times").above(0);
+  t.add(
+      "targets", &AdapterOptions::targets,
+      "modules that get an adapter: last part of a name (q_proj), a pattern of the whole name (model.layers.*.mlp.*), "
+      "or all-linear: every linear of the layers");
+  t.add("rslora", &AdapterOptions::rslora, "alpha / sqrt(rank) instead of alpha / rank (arXiv 2312.03732)");
+  t.add("dropout", &AdapterOptions::dropout, "of the adapters' inputs; only 0 can be run").at_least(0).at_most(1);
+  t.add("merge", &AdapterOptions::merge,
+        "the export at the end of a run is the whole model with the adapter in it, beside the adapter's own folder; "
+        "false: only that folder");
+  t.add("from", &AdapterOptions::from, "an adapter's folder, as PEFT writes it, to begin with; empty: a new one");
+  return t;
+}
+
 OptionTable<OptimizerOptions> optimizer_options() {
   OptionTable<OptimizerOptions> t;
   t.add("learning_rate", &OptimizerOptions::learning_rate, "peak rate; the schedule scales it").above(0);

@@ -31,6 +31,28 @@ struct TrainOptions {
 };
 OptionTable<TrainOptions> train_options();
 
+/// [[train.groups]]
+struct TrainGroup {
+  std::vector<std::string> match = {};
+  bool trainable = true;
+  double rate = 1;
+  bool decay = true;
+};
+OptionTable<TrainGroup> train_group_options();
+
+/// [adapter]
+struct AdapterOptions {
+  std::string id = "none";
+  std::int64_t rank = 8;
+  double alpha = 16;
+  std::vector<std::string> targets = {"all-linear"};
+  bool rslora = false;
+  double dropout = 0;
+  std::string from = "";
+  bool merge = true;
+};
+OptionTable<AdapterOptions> adapter_options();
+
 /// [optimizer], beside its id
 struct OptimizerOptions {
   double learning_rate = 3e-4;

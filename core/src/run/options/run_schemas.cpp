@@ -99,6 +99,8 @@ SectionSchema sample_section() {
 
 SectionSchema train_section() {
   SectionSchema schema = section_of("train", "Sizes and length of the run.", train_options());
+  schema.lists = {{"groups", "What holds for some parameters; of several that match, the last decides a key.",
+                   train_group_options().specs()}};
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
     auto number = [&](const char* key) { return values.get<std::int64_t>(key); };
@@ -113,6 +115,21 @@ SectionSchema train_section() {
       findings.emplace_back("steps", "found more tokens in " + std::to_string(number("steps")) + " steps of " +
                                          std::to_string(number("accumulation")) + " x " + std::to_string(tokens) +
                                          " tokens than 64-bit numbers hold, expected fewer");
+    return findings;
+  };
+  return schema;
+}
+
+SectionSchema adapter_section() {
+  SectionSchema schema =
+      section_of("adapter", "Low-rank matrices that train in place of the model.", adapter_options());
+  schema.check = [](const OptionValues& values) {
+    SectionFindings findings;
+    if (values.get<double>("dropout") > 0)
+      findings.emplace_back("dropout", "found " + to_string(OptionValue(values.get<double>("dropout"))) +
+                                           ", expected 0: there is no dropout yet");
+    if (values.get<std::vector<std::string>>("targets").empty())
+      findings.emplace_back("targets", "found none, expected modules such as \"q_proj\", or \"all-linear\"");
     return findings;
   };
   return schema;
@@ -202,6 +219,7 @@ std::vector<SectionSchema> run_schemas() {
       model_section(),
       selecting(section_of("data", "Where tokens come from.", data_options()), "data", "tokens"),
       train_section(),
+      adapter_section(),
       selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw"),
       selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),
       selecting(section_of("precision", "Formats and scales of matmuls.", precision_options()), "precision", "fp32"),

@@ -96,14 +96,15 @@ struct AdamwStep {
 
 AdamwStep adamw_step(const Attributes& a, const StepState& step, const UpdateState& update) {
   double beta1 = a.real("beta1"), beta2 = a.real("beta2"), count = static_cast<double>(step.updates) + 1;
+  const double learning_rate = step.learning_rate * a.real_or("rate", 1.0);
   AdamwStep s;
   s.gradient_scale = update.gradient_scale;
   s.beta1 = static_cast<float>(beta1);
   s.one_minus_beta1 = static_cast<float>(1 - beta1);
   s.beta2 = static_cast<float>(beta2);
   s.one_minus_beta2 = static_cast<float>(1 - beta2);
-  s.keep = static_cast<float>(1 - double{step.learning_rate} * a.real("weight_decay"));
-  s.rate = static_cast<float>(step.learning_rate / (1 - std::pow(beta1, count)));   // with the first bias correction
+  s.keep = static_cast<float>(1 - learning_rate * a.real("weight_decay"));
+  s.rate = static_cast<float>(learning_rate / (1 - std::pow(beta1, count)));        // with the first bias correction
   s.inverse_root2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, count)));  // the second
   s.eps = static_cast<float>(a.real("eps"));
   return s;

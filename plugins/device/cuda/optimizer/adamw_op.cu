@@ -37,7 +37,7 @@ struct AdamwArguments {
   TensorList<AdamwTensor> list;
   const UpdateState* update;
   const StepState* step;
-  double beta1, beta2, weight_decay;
+  double beta1, beta2, weight_decay, rate;
   float eps;
   DType gradient_dtype, master_dtype, moment1_dtype, moment2_dtype;  ///< for elements one by one
 };
@@ -58,15 +58,16 @@ __device__ double power(double base, std::uint64_t exponent) {
 __device__ AdamwStep adamw_step(const AdamwArguments& args) {
   const StepState& state = *args.step;
   const std::uint64_t count = std::uint64_t{state.updates} + 1;
+  const double learning_rate = state.learning_rate * args.rate;
   AdamwStep s;
   s.gradient_scale = args.update->gradient_scale;
   s.beta1 = static_cast<float>(args.beta1);
   s.one_minus_beta1 = static_cast<float>(1 - args.beta1);
   s.beta2 = static_cast<float>(args.beta2);
   s.one_minus_beta2 = static_cast<float>(1 - args.beta2);
-  s.keep = static_cast<float>(1 - double{state.learning_rate} * args.weight_decay);
-  s.rate = static_cast<float>(state.learning_rate / (1 - power(args.beta1, count)));  // with the first bias correction
-  s.inverse_root2 = static_cast<float>(1 / sqrt(1 - power(args.beta2, count)));       // the second
+  s.keep = static_cast<float>(1 - learning_rate * args.weight_decay);
+  s.rate = static_cast<float>(learning_rate / (1 - power(args.beta1, count)));   // with the first bias correction
+  s.inverse_root2 = static_cast<float>(1 / sqrt(1 - power(args.beta2, count)));  // the second
   s.eps = args.eps;
   s.apply = args.update->apply != 0;
   s.step = state.step;
@@ -244,6 +245,7 @@ AdamwOp adamw_op(const OpInstance& op) {
   constant.beta1 = op.attributes.real("beta1");
   constant.beta2 = op.attributes.real("beta2");
   constant.weight_decay = op.attributes.real("weight_decay");
+  constant.rate = op.attributes.real_or("rate", 1.0);
   constant.eps = static_cast<float>(op.attributes.real("eps"));
   constant.gradient_dtype = op.inputs[2].dtype;
   constant.master_dtype = op.inputs[3].dtype;

@@ -18,7 +18,8 @@ struct TinyModelOptions {
   bool parallel = false;    ///< attention and feed-forward both read the block's input
   bool layer_norm = false;  ///< layer_norm and gelu in place of rms_norm and swiglu
   Gelu gelu = Gelu::tanh;
-  std::int64_t window = 0;  ///< layers 1, 3, ... see so many keys; 0: all layers are alike
+  std::int64_t window = 0;               ///< layers 1, 3, ... see so many keys; 0: all layers are alike
+  std::vector<std::string> frozen = {};  ///< parameters, by the beginnings of their names
 };
 
 class TinyModel : public Model {
