@@ -98,12 +98,19 @@ void fill(const FirstWeights& weights, const Piece& piece, std::byte* out) {
   }
 }
 
+/// Of a tensor whose rows ranks share, those that this rank keeps: a number depends on its place in the whole. Of what
+/// is frozen all, for the checksum.
 void add_pieces(const ParameterSpec& spec, int layer, const PlannedTensor& tensor, std::vector<Piece>& pieces) {
+  const std::int64_t low = spec.trainable ? tensor.first : 0;
+  const std::int64_t high = spec.trainable ? low + element_count(tensor.extents) : spec.count();
   std::int64_t begin = 0;
   for (const ParameterPart& part : spec.parts) {
-    const std::int64_t count = part.rows * spec.columns(), most = part.as_stored() ? kMost : count;
-    for (std::int64_t done = 0; done < count; done += most)
-      pieces.push_back({&spec, &part, &tensor, layer, begin, begin + done, std::min(most, count - done)});
+    const std::int64_t count = part.rows * spec.columns();
+    std::int64_t first = std::max(begin, low);
+    const std::int64_t end = std::min(begin + count, high);
+    if (first < end && !part.as_stored()) pieces.push_back({&spec, &part, &tensor, layer, begin, begin, count});
+    for (; first < end && part.as_stored(); first += kMost)
+      pieces.push_back({&spec, &part, &tensor, layer, begin, first, std::min(kMost, end - first)});
     begin += count;
   }
 }

@@ -154,6 +154,7 @@ void Recipe::lower_loss(const ProductSite& site, Lowering& lowering) const {
     attributes.set(std::string("fast_") + product, std::int64_t{lists(options_.head_fast_accumulation, product)});
   std::vector<ValueId> inputs = site.op->inputs;
   inputs.resize(3);
+  inputs[1] = kNoValue;
   for (ValueId id : {x.rows, x.scale, lowering.training() ? x.transposed : kNoValue, w.rows, w.scale,
                      lowering.training() ? w.transposed : kNoValue})
     inputs.push_back(id);

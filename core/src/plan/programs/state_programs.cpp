@@ -26,12 +26,15 @@ ValueId add_step(Program& program, const char* name) {
   return program.add_value({.name = name, .shape = {16}, .dtype = DType::u32, .role = Role::runtime});
 }
 
-std::set<std::string> parameters_read(const std::vector<const Stage*>& stages) {
-  std::set<std::string> names;
+/// Of the stages, and of the programs that make logits, whose matmuls read what the loss's may not.
+std::set<std::string> parameters_read(const std::vector<const Stage*>& stages, const ProgramSet& set) {
+  std::vector<const Program*> programs{&set.logits, &set.next_logits};
   for (const Stage* stage : stages)
-    for (const Program* program : {&stage->forward, &stage->backward, &stage->evaluate})
-      for (const Value& value : program->values)
-        if (value.role == Role::parameter) names.insert(value.name);
+    programs.insert(programs.end(), {&stage->forward, &stage->backward, &stage->evaluate});
+  std::set<std::string> names;
+  for (const Program* program : programs)
+    for (const Value& value : program->values)
+      if (value.role == Role::parameter) names.insert(value.name);
   return names;
 }
 
@@ -280,7 +283,7 @@ DType StatePrograms::master_dtype(const ParameterSpec& spec) const {
 }
 
 Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
-  std::set<std::string> used = parameters_read(stages);
+  std::set<std::string> used = parameters_read(stages, set_);
   Program program;
   program.name = "refresh";
   const DType working = parts_.precision.traits().working, dtype = master_dtype(spec);
@@ -309,7 +312,7 @@ Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<cons
 }
 
 bool StatePrograms::reads_master(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
-  return parts_.precision.traits().working == master_dtype(spec) && parameters_read(stages).contains(spec.name);
+  return parts_.precision.traits().working == master_dtype(spec) && parameters_read(stages, set_).contains(spec.name);
 }
 
 Program StatePrograms::advance(const Stage& stage) {

@@ -47,8 +47,10 @@ enum Input : std::size_t {
 
 bool quantized(const OpInstance& op) { return op.inputs.size() > kXCodes && op.inputs[kXCodes].present; }
 
+std::size_t weight_of(const OpInstance& op) { return quantized(op) ? kWeightCodes : kWeight; }
+
 Loss make_loss(const OpInstance& op) {
-  const Operand &x = op.inputs[0], &weight = op.inputs[1];
+  const Operand &x = op.inputs[kX], &weight = op.inputs[weight_of(op)];
   Loss loss;
   loss.tokens = x.extents[0];
   loss.width = x.extents[1];
@@ -212,9 +214,10 @@ OpSupport query(const OpInstance& op) {
   const std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
   const bool observed = outputs == 3 && op.outputs.size() == 4;
   OperandCheck check(op, op.inputs.size() == kInputsWithCodes ? op.inputs.size() : 3, outputs + (observed ? 1 : 0));
-  const Matrix x = matrix_of(op, 0), weight = matrix_of(op, 1);
+  const Matrix x = matrix_of(op, kX), weight = matrix_of(op, weight_of(op));
   const Extents targets = extents_of(op, 2);
-  check.input(0, "x", {x.rows, x.columns}).input(1, "weight", {weight.rows, x.columns});
+  check.input(kX, "x", {x.rows, x.columns});
+  if (!quantized(op)) check.input(kWeight, "weight", {weight.rows, x.columns});
   check.input(2, "targets", targets, DType::i32)
       .that(element_count(targets) == x.rows, "needs a target for each row of x");
   check.output(0, "token_loss", {x.rows}, DType::f32);

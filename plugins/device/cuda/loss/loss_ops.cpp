@@ -58,7 +58,7 @@ struct Loss {
 };
 
 Loss make_loss(const OpInstance& op) {
-  const Operand &x = op.inputs[0], &weight = op.inputs[1];
+  const Operand &x = op.inputs[kX], &weight = op.inputs[loss_weight_of(op)];
   Loss loss;
   loss.tokens = x.extents[0];
   loss.width = x.extents[1];
@@ -279,7 +279,7 @@ void run(const Prepared& prepared, std::span<const View> inputs, std::span<const
 }
 
 void check_quantized(OperandCheck& check, const OpInstance& op, const CudaTraits& gpu) {
-  const Extents x = extents_of(op, kX), weight = extents_of(op, kWeight);
+  const Extents x = extents_of(op, kX), weight = extents_of(op, kWeightCodes);
   const bool train = op.outputs.size() >= 3;
   check.that(op.attributes.has("gradient_format") || !train, "needs a gradient_format of 8 bits: e4m3 or e5m2");
   if (!check.ok()) return;
@@ -306,14 +306,14 @@ void check_quantized(OperandCheck& check, const OpInstance& op, const CudaTraits
 }
 
 OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
-  Extents x = extents_of(op, 0), weight = extents_of(op, 1);
+  Extents x = extents_of(op, kX), weight = extents_of(op, loss_weight_of(op));
   if (x.size() != 2 || weight.size() != 2) return {op.kind + ": x and weight must be matrices", 0};
   const bool train = op.kind == "lm_loss_train", observed = train && op.outputs.size() == 4;
   OpInstance without = op;  // the observation, an optional output, is checked apart
   if (observed) without.outputs.pop_back();
   OperandCheck check(without, op.inputs.size() == 9 ? 9 : 3, train ? 3 : 1);
-  check.input(0, "x", x)
-      .input(1, "weight", {weight[0], x[1]})
+  if (loss_weight_of(op) == kWeight) check.input(kWeight, "weight", {weight[0], x[1]});
+  check.input(kX, "x", x)
       .input(2, "targets", {x[0]}, DType::i32)
       .output(0, "token_loss", {x[0]}, DType::f32)
       .that(op.attributes.integer_or("chunk", 1) >= 1, "needs a chunk of at least 1 token")
