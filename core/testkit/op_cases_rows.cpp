@@ -218,6 +218,9 @@ void elementwise_cases(const OpRunner& runner) {
       OpComparison("add_columns", part).in(x(1)).in(y(2)).out(dtype, size, value).run(runner);
       part.set("columns", size[1] / 2);
       OpComparison("columns", part).in(x(1)).out(dtype, half, value).run(runner);
+      OpComparison("geglu").in(x(1)).out(dtype, half, value).run(runner);
+      OpComparison("geglu_grad").in(y(2)).in(x(1)).out(dtype, size, value).run(runner);
+      OpComparison("scale", {{"factor", 1.7}}).in(x(1)).out(dtype, size, {}).run(runner);
       for (const char* approximation : {"erf", "tanh"}) {
         Attributes attributes{{"approximation", std::string(approximation)}};
         OpComparison("gelu", attributes).in(x(1)).out(dtype, size, value).run(runner);

@@ -17,8 +17,9 @@ namespace quern::cuda {
 struct AttentionShape {
   std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
   bool causal = true;
-  bool documents = false;  ///< attention stays within documents
-  float scale = 1;
+  bool documents = false;   ///< attention stays within documents
+  std::int64_t window = 0;  ///< keys that a query sees; 0: all before it, as in a window of the whole sequence
+  float scale = 1, cap = 0;
   std::int64_t chunk = 0;  ///< sequences that cuDNN takes at once, at most; 0: left open, as is who runs it
   DType dtype = DType::bf16;
 
@@ -38,7 +39,8 @@ struct AttentionOperands {
   void* workspace = nullptr;
 };
 
-// ---- own kernels: any head_dim up to 256, fp32 or bf16, documents; sums in fp32 in a fixed order ----
+// ---- own kernels: any head_dim up to 256, fp32 or bf16, documents, windows, soft caps; sums in fp32 in a fixed order
+// ----
 
 inline constexpr std::int64_t kOwnLargestHead = 256;
 std::size_t own_attention_grad_workspace(const AttentionShape& shape);
@@ -47,7 +49,8 @@ void own_attention_grad(const AttentionShape& shape, const AttentionOperands& op
 
 // ---- own gradient on Hopper's tensor cores: sums in fp32 in an order that depends on one sequence alone ----
 
-/// Whether it can run: bf16, head_dim 64 or 128, no documents, a scale above 0; known without the hardware.
+/// Whether it can run: bf16, head_dim 64 or 128, no documents, windows or caps, a scale above 0; known without the
+/// hardware.
 bool wgmma_takes_gradient(const AttentionShape& shape, const CudaTraits& gpu);
 std::size_t wgmma_attention_grad_workspace(const AttentionShape& shape);
 /// Loads the kernels: at prepare.

@@ -158,6 +158,7 @@ std::string cudnn_refusal(const AttentionShape& s, AttentionPass pass, const Cud
   if (pass == AttentionPass::gradient && gpu.compute_capability == 90 && !s.causal && s.sequence % 128 == 64)
     return "gives NaN in gradients without a causal mask in sequences of 64 more than a multiple of 128 (" +
            std::to_string(s.sequence) + ") on Hopper";
+  if (s.window > 0 || s.cap > 0) return "gets no windows and no soft caps of scores";
   if (s.dtype != DType::bf16 || !documents || s.head_dim % 8 != 0 || s.head_dim > largest_head ||
       s.sequence < kShortestSequence)
     return "does not take " + std::string(name_of(s.dtype)) + " heads of " + std::to_string(s.head_dim) +

@@ -31,6 +31,9 @@ AttentionShape shape_of(const OpInstance& op, const Inputs& inputs) {
   shape.head_dim = op.attributes.integer("head_dim");
   shape.causal = op.attributes.word("mask") == "causal";
   shape.scale = static_cast<float>(op.attributes.real("scale"));
+  shape.cap = static_cast<float>(op.attributes.real_or("cap", 0));
+  shape.window = op.attributes.integer_or("window", 0);
+  if (shape.window >= shape.sequence) shape.window = 0;
   shape.documents = op.inputs.size() > inputs.documents && op.inputs[inputs.documents].present;
   shape.chunk = op.attributes.integer_or("chunk", 0);
   shape.dtype = op.inputs[inputs.packed].dtype;
@@ -58,10 +61,6 @@ std::string why_slow(const AttentionShape& s, AttentionPass pass, const CudaTrai
 std::string refuse_shape(const OpInstance& op, AttentionPass pass, const AttentionShape& s, const CudaTraits& gpu) {
   const std::string& mask = op.attributes.word("mask");
   if (mask != "causal" && mask != "full") return op.kind + ": unknown mask \"" + mask + "\", known: causal, full";
-  if (const std::int64_t window = op.attributes.integer_or("window", 0); window > 0 && window < s.sequence)
-    return op.kind + ": has no kernel on this device for a window of " + std::to_string(window) +
-           " keys, shorter than the sequence of " + std::to_string(s.sequence);
-  if (op.attributes.has("cap")) return op.kind + ": has no kernel on this device for soft caps of scores";
   if (s.chunk < 0) return op.kind + ": a chunk must have at least one sequence";
   if (s.heads < 1 || s.kv_heads < 1 || s.head_dim < 1 || s.heads % s.kv_heads != 0)
     return op.kind + ": heads must be a multiple of kv_heads, all positive";
@@ -209,7 +208,7 @@ Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
 bool wgmma_takes_gradient(const AttentionShape& s, const CudaTraits& gpu) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30, kTile = 64;  // rows of all heads, of whole tiles, are 32-bit
   return gpu.wgmma && s.dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128) && !s.documents &&
-         s.scale > 0 && s.batch * s.heads * (s.sequence + kTile) < kMost;
+         s.window == 0 && s.cap == 0 && s.scale > 0 && s.batch * s.heads * (s.sequence + kTile) < kMost;
 }
 
 void add_attention_ops(OpTable& table) {

@@ -22,8 +22,8 @@ struct Arguments {
   void *out, *dqkv;
   float *logsumexp, *delta;  ///< (B, heads, S)
   const std::int32_t* documents;
-  std::int64_t tokens, sequence, heads, kv_heads, head_dim;
-  float scale;
+  std::int64_t tokens, sequence, heads, kv_heads, head_dim, window;
+  float scale, cap;
   bool causal;
 
   __device__ std::int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
@@ -46,8 +46,31 @@ struct Arguments {
   }
 };
 
-__device__ TokenRange segment_of(const Arguments& a, std::int64_t token) {
-  return document_of(a.documents, a.tokens, a.sequence, token);
+/// Keys that a query sees.
+__device__ TokenRange keys_of(const Arguments& a, std::int64_t token) {
+  TokenRange range = document_of(a.documents, a.tokens, a.sequence, token);
+  if (a.causal) range.end = token + 1;
+  if (a.window > 0) range.begin = max(range.begin, token + 1 - a.window);
+  return range;
+}
+
+/// Queries that see a key.
+__device__ TokenRange queries_of(const Arguments& a, std::int64_t token) {
+  TokenRange range = document_of(a.documents, a.tokens, a.sequence, token);
+  if (a.causal) range.begin = token;
+  if (a.window > 0) range.end = min(range.end, token + a.window);
+  return range;
+}
+
+/// A score from q k^T, and by how much it grows with it.
+struct Score {
+  float value, slope;
+};
+__device__ __forceinline__ Score score_of(const Arguments& a, float dot) {
+  const float scaled = dot * a.scale;
+  if (a.cap == 0) return {scaled, a.scale};
+  const float bent = tanhf(scaled / a.cap);
+  return {a.cap * bent, (1.0f - bent * bent) * a.scale};
 }
 
 /// A head's vector, spread over a warp: lane l has elements l, l + 32, ...; those from head_dim on are zero.
@@ -106,17 +129,17 @@ __device__ __forceinline__ void for_each_row(std::int64_t tokens, std::int64_t h
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const Arguments a) {
   for_each_row(a.tokens, a.heads, [&](std::int64_t token, std::int64_t head) {
-    const TokenRange segment = segment_of(a, token);
-    const std::int64_t end = a.causal ? token + 1 : segment.end, kv_head = head / a.group();
+    const auto [begin, end] = keys_of(a, token);
+    const std::int64_t kv_head = head / a.group();
     const auto q = load<T, kParts>(a.qkv, a.query_at(token, head), a.head_dim);
     Vector<kParts> sums;
     float maximum = -INFINITY, total = 0;
-    for (std::int64_t first = segment.begin; first < end; first += kAtOnce) {
+    for (std::int64_t first = begin; first < end; first += kAtOnce) {
       float scores[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const std::int64_t key = min(first + i, end - 1);
-        scores[i] = dot(q, load<T, kParts>(a.qkv, a.key_at(key, kv_head), a.head_dim)) * a.scale;
+        scores[i] = score_of(a, dot(q, load<T, kParts>(a.qkv, a.key_at(key, kv_head), a.head_dim))).value;
         if (first + i >= end) scores[i] = -INFINITY;
       }
       float larger = maximum;
@@ -153,18 +176,19 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const Arguments a) {
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads) query_grad_kernel(const Arguments a) {
   for_each_row(a.tokens, a.heads, [&](std::int64_t token, std::int64_t head) {
-    const TokenRange segment = segment_of(a, token);
-    const std::int64_t end = a.causal ? token + 1 : segment.end, kv_head = head / a.group();
+    const auto [begin, end] = keys_of(a, token);
+    const std::int64_t kv_head = head / a.group();
     const auto q = load<T, kParts>(a.qkv, a.query_at(token, head), a.head_dim);
     const auto dy = load<T, kParts>(a.dy, a.out_at(token, head), a.head_dim);
     const float logsumexp = a.logsumexp[a.stat_at(token, head)], delta = a.delta[a.stat_at(token, head)];
     Vector<kParts> dq;
 #pragma unroll 2
-    for (std::int64_t key = segment.begin; key < end; ++key) {
+    for (std::int64_t key = begin; key < end; ++key) {
       const auto k = load<T, kParts>(a.qkv, a.key_at(key, kv_head), a.head_dim);
       const auto v = load<T, kParts>(a.qkv, a.value_at(key, kv_head), a.head_dim);
-      const float p = expf(dot(q, k) * a.scale - logsumexp);
-      add_scaled(dq, p * (dot(dy, v) - delta) * a.scale, k);
+      const Score score = score_of(a, dot(q, k));
+      const float p = expf(score.value - logsumexp);
+      add_scaled(dq, p * (dot(dy, v) - delta) * score.slope, k);
     }
     store<T>(a.dqkv, a.query_at(token, head), a.head_dim, dq, 1.0f);
   });
@@ -173,20 +197,20 @@ __global__ void __launch_bounds__(kThreads) query_grad_kernel(const Arguments a)
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads) key_grad_kernel(const Arguments a) {
   for_each_row(a.tokens, a.kv_heads, [&](std::int64_t token, std::int64_t kv_head) {
-    const TokenRange segment = segment_of(a, token);
-    const std::int64_t begin = a.causal ? token : segment.begin;
+    const auto [begin, end] = queries_of(a, token);
     const auto k = load<T, kParts>(a.qkv, a.key_at(token, kv_head), a.head_dim);
     const auto v = load<T, kParts>(a.qkv, a.value_at(token, kv_head), a.head_dim);
     Vector<kParts> dk, dv;
     for (std::int64_t head = kv_head * a.group(); head < (kv_head + 1) * a.group(); ++head) {
 #pragma unroll 2
-      for (std::int64_t query = begin; query < segment.end; ++query) {
+      for (std::int64_t query = begin; query < end; ++query) {
         const auto q = load<T, kParts>(a.qkv, a.query_at(query, head), a.head_dim);
         const auto dy = load<T, kParts>(a.dy, a.out_at(query, head), a.head_dim);
         const std::int64_t stat = a.stat_at(query, head);
-        const float p = expf(dot(q, k) * a.scale - a.logsumexp[stat]);
+        const Score score = score_of(a, dot(q, k));
+        const float p = expf(score.value - a.logsumexp[stat]);
         add_scaled(dv, p, dy);
-        add_scaled(dk, p * (dot(dy, v) - a.delta[stat]) * a.scale, q);
+        add_scaled(dk, p * (dot(dy, v) - a.delta[stat]) * score.slope, q);
       }
     }
     store<T>(a.dqkv, a.key_at(token, kv_head), a.head_dim, dk, 1.0f);
@@ -208,7 +232,9 @@ Arguments arguments_of(const AttentionShape& s, const AttentionOperands& o) {
           .heads = s.heads,
           .kv_heads = s.kv_heads,
           .head_dim = s.head_dim,
+          .window = s.window,
           .scale = s.scale,
+          .cap = s.cap,
           .causal = s.causal};
 }
 

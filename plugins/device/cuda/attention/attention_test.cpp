@@ -27,12 +27,15 @@ struct Case {
   std::vector<std::int32_t> documents = {};  ///< starts, padded here to N + 1
   std::int64_t chunk = 0;                    ///< sequences at once, at most; 0: as the device likes
   double sharpness = 1;                      ///< times the usual scale
+  std::int64_t window = 0;                   ///< 0: none
+  double cap = 0;                            ///< 0: none
   std::int64_t tokens() const { return batch * sequence; }
   Extents packed() const { return {tokens(), (heads + 2 * kv_heads) * head_dim}; }
   Extents width() const { return {tokens(), heads * head_dim}; }
   std::string label() const {
     return to_string(Extents{batch, sequence, heads, kv_heads, head_dim}) + " " + mask +
-           (documents.empty() ? "" : ", documents");
+           (documents.empty() ? "" : ", documents") + (window > 0 ? ", window " + std::to_string(window) : "") +
+           (cap > 0 ? ", capped" : "");
   }
 };
 
@@ -86,6 +89,8 @@ Results attend(Device& device, const Case& c, DType dtype, How how = How::eager)
                         {"mask", std::string(c.mask)},
                         {"scale", c.sharpness / std::sqrt(static_cast<double>(c.head_dim))}};
   if (c.chunk > 0) attributes.set("chunk", c.chunk);
+  if (c.window > 0) attributes.set("window", c.window);
+  if (c.cap > 0) attributes.set("cap", c.cap);
   auto run = [&](const char* kind, const std::vector<View>& inputs, const std::vector<View>& outputs) {
     OpInstance op{kind, {}, {}, attributes, {c.batch, c.sequence}};
     for (const View& in : inputs) op.inputs.push_back({in.dtype, in.extents, static_cast<bool>(in), false});
@@ -164,6 +169,20 @@ TEST_CASE("attention and its gradient by simple kernels: fp32, odd sizes, full a
         Case{1, 33, 1, 1, 256}, Case{2, 40, 4, 2, 16, "full"}, Case{2, 65, 4, 2, 64, "causal", {0, 3, 4, 65, 100}},
         Case{2, 50, 2, 1, 32, "full", {0, 20, 50, 99}}, Case{2, 8, 2, 1, 16, "causal", {0, 8}}}) {
     for (DType dtype : {DType::f32, DType::bf16}) compare(pair, c, dtype);
+  }
+}
+
+TEST_CASE("attention in windows and with soft caps, by simple kernels whatever the option") {
+  DevicePair pair = open_pair_by("auto");
+  for (std::int64_t window : {0, 1, 5, 64}) {
+    for (double cap : {0.0, 1.5}) {
+      Case plain{2, 65, 4, 2, 64}, odd{1, 70, 3, 1, 34}, documents{2, 40, 2, 1, 16, "causal", {0, 3, 4, 40, 60}};
+      for (Case* c : {&plain, &odd, &documents}) {
+        c->window = window, c->cap = cap;
+        if (window > 0 || cap > 0)
+          for (DType dtype : {DType::f32, DType::bf16}) compare(pair, *c, dtype);
+      }
+    }
   }
 }
 

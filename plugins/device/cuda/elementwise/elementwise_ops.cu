@@ -1,5 +1,5 @@
-// Element by element: add, GELU and its gradient. Outputs may be an input's memory: a thread writes only elements that
-// it alone has read.
+// Element by element: add, scale, GELU and its gradient. Outputs may be an input's memory: a thread writes only
+// elements that it alone has read.
 
 #include "elementwise/activations.cuh"
 #include "elementwise/elementwise_ops.h"
@@ -13,15 +13,21 @@ namespace {
 
 constexpr int kThreads = 256, kUnroll = 2;  // packs of a thread, so that enough loads are in flight
 
+struct Scale {
+  static __device__ __forceinline__ float of(float factor, float x) { return factor * x; }
+};
+
 struct MapArguments {
   const void *a, *b;
   void* y;
   std::int64_t count;
+  float number;  ///< of the op, for functions that have one
 };
 
 template <class T, Access kAccess, class Function>
 __global__ void __launch_bounds__(kThreads) map_kernel(const MapArguments args) {
   constexpr bool kBinary = requires(Function f) { f(0.0f, 0.0f); };
+  constexpr bool kNumber = requires(Function f) { f.of(0.0f, 0.0f); };
   const std::int64_t first = (std::int64_t{blockIdx.x} * kUnroll * kThreads + threadIdx.x) * kPack<T>;
   Pack<T> a[kUnroll], b[kUnroll];
 #pragma unroll
@@ -37,6 +43,9 @@ __global__ void __launch_bounds__(kThreads) map_kernel(const MapArguments args) 
       const Floats<T> others = unpack(b[u]);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) values.at[i] = Function{}(values.at[i], others.at[i]);
+    } else if constexpr (kNumber) {
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) values.at[i] = Function::of(args.number, values.at[i]);
     } else {
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) values.at[i] = Function{}(values.at[i]);
@@ -47,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) map_kernel(const MapArguments args) 
 
 /// y = function(a) or function(a, b), over all elements.
 template <class Function>
-Launch prepare_map(const OpInstance& op, CudaContext& context) {
+Launch prepare_map(const OpInstance& op, CudaContext& context, float number = 0) {
   const std::int64_t count = element_count(op.inputs[0].extents);
   const auto per_block = static_cast<std::int64_t>(16 / size_of(op.inputs[0].dtype)) * kThreads * kUnroll;
   auto load = [&](auto access) {
@@ -59,7 +68,8 @@ Launch prepare_map(const OpInstance& op, CudaContext& context) {
   auto vector = load(AccessConstant<Access::tail>{}), scalar = load(AccessConstant<Access::scalar>{});
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (count == 0) return;
-    MapArguments args{.a = in[0].data, .b = in.size() > 1 ? in[1].data : nullptr, .y = out[0].data, .count = count};
+    MapArguments args{
+        .a = in[0].data, .b = in.size() > 1 ? in[1].data : nullptr, .y = out[0].data, .count = count, .number = number};
     const auto& kernel = aligned_16({args.a, args.b, args.y}) ? vector : scalar;
     kernel.launch(ceil_divide(count, per_block), stream_of(exec), args);
   };
@@ -83,7 +93,12 @@ OpSupport refuse_approximation(const OpInstance& op) {
 }  // namespace
 
 void add_elementwise_ops(OpTable& table) {
-  table["add"] = {prepare_map<Add>, [](const OpInstance& op, const CudaTraits&) {
+  table["scale"] = {[](const OpInstance& op, CudaContext& context) {
+                      return prepare_map<Scale>(op, context, static_cast<float>(op.attributes.real("factor")));
+                    },
+                    [](const OpInstance& op, const CudaTraits&) { return query_map(op, {"x"}, "y"); }};
+  table["add"] = {[](const OpInstance& op, CudaContext& context) { return prepare_map<Add>(op, context); },
+                  [](const OpInstance& op, const CudaTraits&) {
                     return query_map(op, {"a", "b"}, "y");
                   }};
   table["gelu"] = {[](const OpInstance& op, CudaContext& context) {

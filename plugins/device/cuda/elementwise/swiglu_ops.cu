@@ -1,5 +1,5 @@
-// SwiGLU of a packed (N, 2 F) value, gates first, its gradient, and both at once for a recomputed forward. Outputs may
-// be an input's memory: a thread writes only elements that it alone has read.
+// SwiGLU and GEGLU of a packed (N, 2 F) value, gates first, their gradients, and both of SwiGLU at once for a
+// recomputed forward. Outputs may be an input's memory: a thread writes only elements that it alone has read.
 
 #include "elementwise/activations.cuh"
 #include "elementwise/elementwise_ops.h"
@@ -14,6 +14,17 @@ namespace {
 
 constexpr int kThreads = 256, kUnroll = 2;  // packs of a thread, so that enough loads are in flight
 
+struct SwigluGate {
+  static __device__ __forceinline__ float value(float gate, float up) { return swiglu(gate, up); }
+  static __device__ __forceinline__ GateUp grad(float dy, float gate, float up) { return swiglu_grad(dy, gate, up); }
+};
+struct GegluGate {
+  static __device__ __forceinline__ float value(float gate, float up) { return GeluTanh{}(gate)*up; }
+  static __device__ __forceinline__ GateUp grad(float dy, float gate, float up) {
+    return {GeluTanhGrad{}(dy * up, gate), dy * GeluTanh{}(gate)};
+  }
+};
+
 struct SwigluArguments {
   const void *gate_up, *dy;  ///< (N, 2 F), (N, F)
   void *y, *dgate_up;        ///< (N, F), (N, 2 F), null: not wanted
@@ -22,7 +33,7 @@ struct SwigluArguments {
   FastDivide row_packs;
 };
 
-template <class T, Access kAccess, bool kGrad>
+template <class T, Access kAccess, bool kGrad, class Gate>
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(const SwigluArguments args) {
   const std::uint32_t first = blockIdx.x * (kUnroll * kThreads) + threadIdx.x;
   Pack<T> gate[kUnroll], up[kUnroll], dy[kUnroll];
@@ -47,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(const SwigluArguments 
     if (args.y) {
       Floats<T> y;
 #pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) y.at[i] = swiglu(g.at[i], v.at[i]);
+      for (int i = 0; i < kPack<T>; ++i) y.at[i] = Gate::value(g.at[i], v.at[i]);
       store_pack<kAccess>(static_cast<T*>(args.y) + row[u] * args.width, at[u], width[u], round_pack(y));
     }
     if constexpr (kGrad) {
@@ -56,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(const SwigluArguments 
         Floats<T> dgate, dup;
 #pragma unroll
         for (int i = 0; i < kPack<T>; ++i) {
-          const GateUp slope = swiglu_grad(d.at[i], g.at[i], v.at[i]);
+          const GateUp slope = Gate::grad(d.at[i], g.at[i], v.at[i]);
           dgate.at[i] = slope.gate;
           dup.at[i] = slope.up;
         }
@@ -81,6 +92,7 @@ std::int64_t packs_of(const OpInstance& op, const Operands& operands, std::int64
   return rows * row_packs;
 }
 
+template <class Gate>
 Launch prepare_swiglu(const OpInstance& op, CudaContext& context, Operands operands) {
   const Operand& gate_up = op.inputs[static_cast<std::size_t>(operands.gate_up)];
   const std::int64_t width = matrix_of(op, static_cast<std::size_t>(operands.gate_up)).columns / 2;
@@ -90,8 +102,8 @@ Launch prepare_swiglu(const OpInstance& op, CudaContext& context, Operands opera
   auto load = [&](auto access) {
     return with_element(gate_up.dtype, [&](auto element) {
       using T = decltype(element);
-      KernelFunction<SwigluArguments> forward = swiglu_kernel<T, access(), false>,
-                                      grad = swiglu_kernel<T, access(), true>;
+      KernelFunction<SwigluArguments> forward = swiglu_kernel<T, access(), false, Gate>,
+                                      grad = swiglu_kernel<T, access(), true, Gate>;
       return load_kernel(operands.dy < 0 ? forward : grad, dim3(kThreads), context.multiprocessors);
     });
   };
@@ -134,14 +146,16 @@ OpSupport query_swiglu(const OpInstance& op, Operands operands) {
 }  // namespace
 
 void add_swiglu_ops(OpTable& table) {
-  auto add = [&table](const char* kind, Operands operands) {
+  auto add = [&table]<class Gate>(const char* kind, Operands operands, Gate) {
     table[kind] = {
-        [operands](const OpInstance& op, CudaContext& context) { return prepare_swiglu(op, context, operands); },
+        [operands](const OpInstance& op, CudaContext& context) { return prepare_swiglu<Gate>(op, context, operands); },
         [operands](const OpInstance& op, const CudaTraits&) { return query_swiglu(op, operands); }};
   };
-  add("swiglu", kForward);
-  add("swiglu_grad", kBackward);
-  add("swiglu_and_grad", kBoth);
+  add("swiglu", kForward, SwigluGate{});
+  add("swiglu_grad", kBackward, SwigluGate{});
+  add("swiglu_and_grad", kBoth, SwigluGate{});
+  add("geglu", kForward, GegluGate{});
+  add("geglu_grad", kBackward, GegluGate{});
 }
 
 }  // namespace quern::cuda
