@@ -236,7 +236,9 @@ class Layout : Reserve {
   // The schedules say what a window holds at once. They are rebuilt once the slots have a place.
   void lay_out_slots() {
     plan_.ring = ring_for(make_largest_schedules(plan_), alignment(), plan_.options.ahead, std::move(plan_.ring.spare));
-    if (plan_.ring.bytes > 0) plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
+    if (plan_.ring.bytes == 0) return;
+    plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
+    lay_out_kept(plan_);
   }
 
   void lay_out_slab(int number) {
@@ -277,6 +279,13 @@ class Layout : Reserve {
 };
 
 }  // namespace
+
+void lay_out_kept(Plan& plan) {
+  const std::int64_t bytes = plan.ring.kept = plan.options.kept_bytes;
+  plan.device_bytes = checked_sum(plan.device_bytes, bytes);
+  for (OwnerBytes& owner : plan.owners)
+    if (owner.owner == kSlots && owner.store < 0) owner.bytes += bytes;
+}
 
 void lay_out(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
              const PlannedTensors& tensors, const std::function<bool(const Plan&)>& worth_slots) {

@@ -30,4 +30,7 @@ void lay_out(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Sh
 void lay_out_parameters(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
                         const PlannedTensors& tensors);
 
+/// Adds options.kept_bytes behind the slots, which are the last of the arena.
+void lay_out_kept(Plan& plan);
+
 }  // namespace quern

@@ -24,10 +24,41 @@ bool verifies() {
 #endif
 }
 
+/// What ranks choose must be the same on all: each would find other times for its own shards.
+Choice choose_for_all_ranks(const PlanParts& parts, PlanOptions options) {
+  options.state.rank = 0;
+  return choose_with_shares(parts, options);
+}
+
+/// The plan of another rank by the same choice.
+Plan plan_of_rank(const PlanParts& parts, const Choice& choice, int rank) {
+  const PlanParts own = parts.with(*choice.precision);
+  PlanOptions options = choice.plan.options;
+  options.state.rank = rank;
+  Plan plan = plan_with(own, options, ProgramSet(own, options), choice.recompute, [](const Plan&) { return true; });
+  plan.decisions = choice.plan.decisions;
+  add_schedules(plan, own.device);
+  return plan;
+}
+
 [[noreturn]] void fail(const std::vector<std::string>& faults) {
   std::string list;
   for (const std::string& fault : faults) list += "\n  " + fault;
   fail_internal("plan", "the schedule is not valid:" + list);
+}
+
+void verify_ranks(const PlanParts& parts, const Choice& choice) {
+  std::vector<Plan> others;
+  others.reserve(static_cast<std::size_t>(choice.plan.options.state.ranks));
+  std::vector<const ScheduleSet*> ranks;
+  for (int rank = 0; rank < choice.plan.options.state.ranks; ++rank) {
+    const Plan& plan = rank == 0 ? choice.plan : others.emplace_back(plan_of_rank(parts, choice, rank));
+    if (const std::vector<std::string> faults = schedule_faults(plan); !faults.empty()) fail(faults);
+    ranks.push_back(&plan.schedules);
+  }
+  for (int run = 0; run < kRuns; ++run)
+    if (const std::vector<std::string> faults = rank_faults(ranks, static_cast<Run>(run)); !faults.empty())
+      fail(faults);
 }
 
 }  // namespace
@@ -56,7 +87,7 @@ void add_schedules(Plan& plan, const Device& device) {
 }
 
 ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options) {
-  Choice choice = choose_with_shares(parts, options);
+  Choice choice = choose_for_all_ranks(parts, options);
   return {parts.with(*choice.precision), std::move(choice.recompute)};
 }
 
@@ -65,24 +96,7 @@ void verify(const Plan& plan) {
 }
 
 void verify_all_ranks(const PlanParts& parts, const Plan& plan) {
-  verify(plan);
-  std::vector<Plan> others;
-  std::vector<const ScheduleSet*> ranks;
-  others.reserve(static_cast<std::size_t>(plan.options.state.ranks));
-  for (int rank = 0; rank < plan.options.state.ranks; ++rank) {
-    if (rank == plan.options.state.rank) {
-      ranks.push_back(&plan.schedules);
-      continue;
-    }
-    PlanOptions options = plan.options;
-    options.state.rank = rank;
-    others.push_back(choose(parts, options).plan);
-    verify(others.back());
-    ranks.push_back(&others.back().schedules);
-  }
-  for (int run = 0; run < kRuns; ++run)
-    if (const std::vector<std::string> faults = rank_faults(ranks, static_cast<Run>(run)); !faults.empty())
-      fail(faults);
+  verify_ranks(parts, choose_for_all_ranks(parts, plan.options));
 }
 
 Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
@@ -92,9 +106,10 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
                                     .what = "number of layers",
                                     .found = std::to_string(parts.model.traits().layers),
                                     .expected = "at least 1"});
-  Choice choice = choose_with_shares(parts, options);
+  Choice choice = choose_for_all_ranks(parts, options);
   if (!choice.fits) refuse(parts, options, choice.plan);
-  if (verifies()) verify_all_ranks(parts, choice.plan);
+  if (verifies()) verify_ranks(parts, choice);
+  if (options.state.rank != 0) return plan_of_rank(parts, choice, options.state.rank);
   return std::move(choice.plan);
 }
 

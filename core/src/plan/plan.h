@@ -49,6 +49,7 @@ struct PlanOptions {
   bool observe = false;                ///< also plan ops that tell, in steps that ask, what scales of tensors lose
   bool snapshot = false;               ///< host memory for a copy of the state that checkpoints hold
   bool train = true;                   ///< false: evaluation only, no gradients and no optimizer state
+  std::int64_t kept_bytes = 0;         ///< for values of stores and ranks that stay where several windows read them
   int ahead = 1;                       ///< windows whose values come from stores while an earlier one runs
   /// State that a window of the update takes at most, as far as it can be split.
   std::int64_t update_window_bytes = std::int64_t{128} << 20;

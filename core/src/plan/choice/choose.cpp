@@ -387,6 +387,7 @@ Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& option
       if (other = improved(std::move(*other)); other->plan.seconds_per_step < best->plan.seconds_per_step)
         best = std::move(other);
   }
+  keep_reused(parts.with(*best->precision), best_options, *best);
   auto decide = [&](const std::string& key, std::int64_t configured, std::int64_t value) {
     const std::string text = std::to_string(value);
     best->plan.decisions.push_back(

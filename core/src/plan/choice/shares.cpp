@@ -9,6 +9,8 @@
 
 #include "base/format.h"
 #include "plan/choice/fit.h"
+#include "plan/lay_out.h"
+#include "plan/schedule/make_schedules.h"
 
 namespace quern {
 
@@ -145,9 +147,23 @@ void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best
   if (other && other->plan.seconds_per_step < best.plan.seconds_per_step) best = std::move(*other);
 }
 
+void keep_reused(const PlanParts& parts, const PlanOptions& options, Choice& best) {
+  Plan& plan = best.plan;
+  const std::int64_t room = limits_of(parts, options).device - plan.device_total();
+  if (!best.fits || !chooses(options) || plan.ring.bytes == 0 || plan.options.kept_bytes > 0 || room <= 0) return;
+  const auto alignment = static_cast<std::int64_t>(parts.device.traits().alignment);
+  const std::int64_t bytes = std::min(room / alignment * alignment, reused_bytes(make_schedules(plan), alignment, plan.ring.spare));
+  if (bytes == 0) return;
+  plan.options.kept_bytes = bytes;
+  lay_out_kept(plan);
+  add_schedules(plan, parts.device);
+}
+
 Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options) {
   Choice choice = choose(parts, options);
-  if (choice.fits) try_shares(parts.with(*choice.precision), options, choice);
+  if (!choice.fits) return choice;
+  try_shares(parts.with(*choice.precision), options, choice);
+  keep_reused(parts.with(*choice.precision), options, choice);
   return choice;
 }
 

@@ -15,7 +15,10 @@ void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best
 /// of sums.
 void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best);
 
-/// What choose() finds, then shares of it.
+/// Fills what a budget leaves with values of stores and ranks that several windows of a run read, so that they come once.
+void keep_reused(const PlanParts& parts, const PlanOptions& options, Choice& best);
+
+/// What choose() finds, then shares of it, and what there is room to keep.
 Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

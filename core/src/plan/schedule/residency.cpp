@@ -25,6 +25,7 @@ struct Held {
   bool fetched = false;     // a launch reads it before one has written it
   bool changed = false;
   bool put = false;          // already, from where it was made: it has no slot
+  std::int64_t kept = -1;    // not -1: it is not in the slot, but so far behind the ring, for several windows
   std::int32_t version = 0;  // as it is put back
   std::int32_t part = 0;     // version of this rank's part, where it is gathered
   std::int32_t copy = -1;    // the value in the slot
@@ -104,6 +105,47 @@ void use(Window& window, const Access& access, bool reads, bool writes, std::int
     fail_internal("residency", "two values share bytes of a store");
   held.changed = held.changed || writes;
   held.version = version;
+}
+
+/// Values that no window writes and more than one reads; those first whose last reader comes first, as they are read
+/// again soonest.
+std::vector<std::pair<Home, std::int64_t>> reused(const std::vector<Window>& windows, const SlotSize& size) {
+  std::map<Home, int> readers;
+  std::map<Home, std::pair<std::int32_t, std::int32_t>> versions;
+  std::set<Home> changed;
+  for (const Window& window : windows)
+    for (const auto& [home, held] : window.held) {
+      ++readers[home];
+      const std::pair version{held.home.version, held.part};
+      if (held.changed || !held.fetched || versions.try_emplace(home, version).first->second != version)
+        changed.insert(home);
+    }
+  std::vector<std::pair<Home, std::int64_t>> result;
+  std::set<Home> seen;
+  for (auto window = windows.rbegin(); window != windows.rend(); ++window)
+    for (const auto& [home, held] : window->held)
+      if (readers[home] > 1 && !changed.contains(home) && seen.insert(home).second)
+        result.emplace_back(home, size.of(held.home.place));
+  std::reverse(result.begin(), result.end());
+  return result;
+}
+
+/// Values for which there is room behind the ring leave the windows' slots.
+void keep(std::vector<Window>& windows, std::int64_t room, const SlotSize& size) {
+  std::map<Home, std::int64_t> kept;
+  std::int64_t end = 0;
+  for (const auto& [home, bytes] : reused(windows, size))
+    if (end + bytes <= room) kept[home] = std::exchange(end, end + bytes);
+  for (Window& window : windows) {
+    window.bytes = 0;
+    for (auto& [home, held] : window.held) {
+      if (held.put) continue;
+      if (const auto found = kept.find(home); found != kept.end())
+        held.kept = found->second;
+      else
+        held.offset = std::exchange(window.bytes, window.bytes + size.of(held.home.place));
+    }
+  }
 }
 
 /// Gives every window a slot behind the slot of the one before it.
@@ -188,7 +230,8 @@ class Acquirer {
 
  private:
   Place slot_of(const Window& window, const Held& held) const {
-    return {Space::device, 0, ring_.offset + window.offset + held.offset, held.home.place.bytes};
+    const std::int64_t offset = held.kept < 0 ? window.offset + held.offset : ring_.bytes + held.kept;
+    return {Space::device, 0, ring_.offset + offset, held.home.place.bytes};
   }
 
   /// Whether the window may be fetched while all from `now` on, up to it, have not run: it is disjoint from them, and
@@ -217,7 +260,12 @@ class Acquirer {
     const Action& first = from_.actions[window.begin];
     for (auto& [home, held] : window.held) {
       if (held.put) continue;
+      if (const auto there = kept_.find(home); there != kept_.end()) {
+        held.copy = there->second;
+        continue;
+      }
       held.copy = copy_of(held.home);
+      if (held.kept >= 0) kept_[home] = held.copy;
       if (!held.fetched) continue;
       const Access here{slot_of(window, held), held.copy, held.home.version};
       if (held.home.place.space == Space::ranks) {
@@ -327,6 +375,7 @@ class Acquirer {
   std::int64_t alignment_;
   RunSchedule to_;
   std::map<std::int64_t, std::int32_t> reduced_;  // by where the whole begins: sums over ranks so far
+  std::map<Home, std::int32_t> kept_;             // the copies that stay for later windows
   std::size_t acquired_ = 0;                      // windows whose fetches are enqueued
 };
 
@@ -349,9 +398,22 @@ SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, Spa
   return ring;
 }
 
+std::int64_t reused_bytes(const ScheduleSet& set, std::int64_t alignment, const SpareBytes& spare) {
+  const SlotSize size{set, alignment, spare};
+  std::int64_t most = 0;
+  for (const RunSchedule& schedule : set.runs) {
+    std::int64_t bytes = 0;
+    for (const auto& [home, own] : reused(windows_of(set, schedule, size), size)) bytes += own;
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
 void make_resident(ScheduleSet& set, const SlotRing& ring, std::int64_t alignment) {
+  const SlotSize size{set, alignment, ring.spare};
   for (RunSchedule& schedule : set.runs) {
-    std::vector<Window> windows = windows_of(set, schedule, {set, alignment, ring.spare});
+    std::vector<Window> windows = windows_of(set, schedule, size);
+    if (ring.kept > 0) keep(windows, ring.kept, size);
     lay_out(windows, ring);
     if (!windows.empty()) schedule = Acquirer(set, schedule, std::move(windows), ring, alignment).run();
   }

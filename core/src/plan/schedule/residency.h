@@ -20,11 +20,16 @@ struct SlotRing {
   std::int64_t offset = 0;  ///< in the arena
   std::int64_t bytes = 0;   ///< at least the largest window's
   SpareBytes spare = {};    ///< with which slots are at the same places on all ranks
+  std::int64_t kept = 0;    ///< behind them: for values that stay from the first window that reads them to the last
 };
 
 /// A ring, at offset 0, of the size of any window, the `ahead` that follow it, and the one before it if windows are put
 /// back; without bytes when the schedules use no store. `alignment` is of every value.
 SlotRing ring_for(const ScheduleSet& set, std::int64_t alignment, int ahead, SpareBytes spare = {});
+
+/// Bytes of the values that no run writes and more than one window of a run reads, of the run that has most of them:
+/// with so many `kept`, each is fetched or gathered once a run.
+std::int64_t reused_bytes(const ScheduleSet& set, std::int64_t alignment, const SpareBytes& spare = {});
 
 /// Fetches, gathers, puts back and reduces, in every schedule; ahead as far as there is room in the ring. Launches and
 /// collectives of one Action::window are one window; one without a number uses no store. What a window puts itself

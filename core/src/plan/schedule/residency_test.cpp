@@ -39,9 +39,10 @@ struct Stored {
     for (int value : writes) out.push_back(home(value));
     schedule.add({.kind = ActionKind::launch, .task = 0, .window = window}, in, out);
   }
-  SlotRing resident(int ahead) {
+  SlotRing resident(int ahead, std::int64_t kept = 0) {
     number_versions(set, schedule);
     SlotRing ring = ring_for(set, kBytes, ahead);
+    ring.kept = kept;
     make_resident(set, ring, kBytes);
     synchronize(set);
     return ring;
@@ -112,6 +113,30 @@ TEST_CASE("values come ahead as far as there is room, and go back behind the win
   CHECK(stored.order() == std::vector<std::string>{"get v0", "get v1", "get v2", "launch", "get v3", "launch", "put v1",
                                                    "launch", "launch"});
   CHECK(stored.faults() == std::vector<std::string>{});
+}
+
+TEST_CASE("what several windows read and none writes stays as far as there is room, what is read again soonest first") {
+  auto passes = [](std::int64_t kept) {  // forward over three layers and back, and each back pass writes another value
+    Stored stored(6);
+    for (int i = 0; i < 3; ++i) stored.launch(i, {i}, {});
+    for (int i = 0; i < 3; ++i) stored.launch(3 + i, {2 - i}, {5 - i});
+    CHECK(reused_bytes(stored.set, kBytes) == 3 * kBytes);
+    stored.resident(1, kept);
+    CHECK(stored.faults() == std::vector<std::string>{});
+    std::vector<std::string> lines = stored.order();
+    std::erase_if(lines, [](const std::string& line) { return !line.starts_with("get "); });
+    return lines;
+  };
+  const std::vector<std::string> once{"get v0", "get v1", "get v2"};
+  auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), once.begin(), once.end());
+    return more;
+  };
+  CHECK(passes(0) == with({"get v2", "get v1", "get v0"}));
+  CHECK(passes(kBytes) == with({"get v1", "get v0"}));
+  CHECK(passes(3 * kBytes - 1) == with({"get v0"}));
+  CHECK(passes(3 * kBytes) == once);
+  CHECK(passes(9 * kBytes) == once);
 }
 
 TEST_CASE("what a window changes is fetched by a later one only when it is back") {
