@@ -18,7 +18,7 @@ void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best
 /// Fills what a budget leaves with values of stores and ranks that several windows of a run read, so that they come once.
 void keep_reused(const PlanParts& parts, const PlanOptions& options, Choice& best);
 
-/// What choose() finds, then shares of it, and what there is room to keep.
+/// What choose() finds, then shares of it, and what fits beside them.
 Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

@@ -115,7 +115,7 @@ TEST_CASE("values come ahead as far as there is room, and go back behind the win
   CHECK(stored.faults() == std::vector<std::string>{});
 }
 
-TEST_CASE("what several windows read and none writes stays as far as there is room, what is read again soonest first") {
+TEST_CASE("what several windows read and none writes stays as far as there is room, values soonest read again first") {
   auto passes = [](std::int64_t kept) {  // forward over three layers and back, and each back pass writes another value
     Stored stored(6);
     for (int i = 0; i < 3; ++i) stored.launch(i, {i}, {});
