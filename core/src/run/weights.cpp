@@ -98,8 +98,8 @@ void fill(const FirstWeights& weights, const Piece& piece, std::byte* out) {
   }
 }
 
-/// Of a tensor whose rows ranks share, those that this rank keeps: a number depends on its place in the whole. Of what
-/// is frozen all, for the checksum.
+/// Of a tensor whose rows ranks share, those that this rank keeps: a number depends on its place in the whole. Of frozen
+/// tensors all, for the checksum.
 void add_pieces(const ParameterSpec& spec, int layer, const PlannedTensor& tensor, std::vector<Piece>& pieces) {
   const std::int64_t low = spec.trainable ? tensor.first : 0;
   const std::int64_t high = spec.trainable ? low + element_count(tensor.extents) : spec.count();
