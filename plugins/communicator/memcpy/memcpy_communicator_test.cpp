@@ -127,9 +127,9 @@ class Lying final : public testkit::ForwardingDevice {
 
 TEST_CASE("a device that copies other bytes from a peer's memory than are there is refused before it is used") {
   const Folder folder;
+  Lying lying(cpu());
+  const std::shared_ptr<Device> sound = cpu();
   const auto found = faults(2, [&](int rank) {
-    Lying lying(cpu());
-    const std::shared_ptr<Device> sound = cpu();
     MemcpyCommunicator communicator(MemcpyOptions{.piece_kib = 4});
     communicator.connect(folder.rank(rank, 2, 20), rank == 1 ? static_cast<Device&>(lying) : *sound);
     communicator.barrier();
