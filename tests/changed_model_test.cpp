@@ -17,11 +17,6 @@ namespace {
 
 const Overrides kHalf{"train.steps=4", "checkpoint.every=1", "checkpoint.keep_last=2", "checkpoint.export=false"};
 
-Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
 Overrides resumed(const Overrides& more) { return with(with(kHalf, {"train.steps=8"}), more); }
 
 std::vector<std::string> generate_arguments(const TinyFiles& files, const Overrides& overrides) {

@@ -4,7 +4,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/checksum.h"
+#include "checkpoint/test_support.h"
 #include "end_to_end.h"
 #include "test_paths.h"
 
@@ -14,25 +14,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
 const Overrides kThreeRanks{"parallel.ranks=3", "parallel.communicator=memcpy", "parallel.zero=3"};
 const Overrides kRun{"precision.id=e4m3", "train.accumulation=3", "train.steps=4", "train.eval_every=0",
                      "checkpoint.keep_last=0"};
-
-/// Changes state.json, and its checksum to the one that it then has.
-void change_state(const std::string& checkpoint, const std::function<void(nlohmann::json&)>& change) {
-  const std::string path = checkpoint + "/state.json";
-  nlohmann::json state = nlohmann::json::parse(read_text(path));
-  change(state);
-  state.erase("xxh3");
-  const std::string text = state.dump();
-  state["xxh3"] = checksum_text(checksum_of(std::as_bytes(std::span(text))));
-  write_text(path, state.dump());
-}
 
 }  // namespace
 

@@ -11,11 +11,6 @@ using namespace quern::testing;
 
 namespace {
 
-Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
 const Overrides kShort{"train.steps=6", "checkpoint.export=false", "checkpoint.every=0"};
 
 const std::vector<Overrides> kRecipes = {

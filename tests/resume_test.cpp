@@ -23,11 +23,6 @@ const Overrides kBf16{"precision.id=bf16", "optimizer.master=bf16", "optimizer.g
 const Overrides kTransposed{"precision.id=bf16", "precision.bf16.transposed_weights=kept"};  // of masters in fp32
 const Overrides kE4m3{"precision.id=e4m3", "precision.e4m3.history=3"};  // amax histories are state too
 
-Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
 std::size_t step_lines(const std::string& run_directory) {
   return occurrences(read_text(run_directory + "/log.jsonl"), "\"event\":\"step\"");
 }

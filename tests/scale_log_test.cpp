@@ -14,11 +14,6 @@ using namespace quern::testing;
 
 namespace {
 
-Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
 const Overrides kRun{"precision.id=e4m3",    "train.steps=6",           "precision.e4m3.history=6",
                      "train.accumulation=2", "checkpoint.export=false", "checkpoint.every=0",
                      "train.eval_every=1"};

@@ -17,11 +17,6 @@ namespace {
 
 const Overrides kLong{"train.steps=1500", "train.eval_every=0", "checkpoint.every=100", "log.every=1000000"};
 
-Overrides with(Overrides overrides, const Overrides& more) {
-  overrides.insert(overrides.end(), more.begin(), more.end());
-  return overrides;
-}
-
 /// The process that a quern started as its only rank; 0: none.
 pid_t rank_of(const Child& starter) {
   const std::string process = std::to_string(starter.process());

@@ -24,11 +24,6 @@ std::string groups(const std::string& tables) { return "train.groups=[" + tables
 const std::string kMatricesFrozen = groups(
     "{match=['embedding.weight', 'qkv.weight', 'o.weight', 'gate_up.weight', 'lm_head.weight'], trainable=false}");
 
-Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
 PlanOptions options_for(Geometry geometry) {
   PlanOptions options;
   options.geometry = geometry;

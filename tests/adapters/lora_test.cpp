@@ -26,11 +26,6 @@ namespace {
 const fs::path kGoldens = QUERN_SOURCE_DIR "/tests/goldens";
 const Overrides kLora{"adapter.id=lora", "adapter.rank=4", "optimizer.learning_rate=0.01"};
 
-Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
 std::map<std::string, Extents> shapes(const std::string& path) {
   std::map<std::string, Extents> shapes;
   const SafetensorsFile file(path);

@@ -28,11 +28,6 @@ namespace {
 
 const Overrides kShort{"checkpoint.keep_last=0", "train.eval_every=0"};
 
-Overrides with(Overrides overrides, const Overrides& more) {
-  overrides.insert(overrides.end(), more.begin(), more.end());
-  return overrides;
-}
-
 /// A limit on file sizes stands for a full disk: writes fail in the same places.
 auto files_up_to(rlim_t bytes) {
   return [bytes] {

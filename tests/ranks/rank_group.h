@@ -19,11 +19,6 @@
 
 namespace quern::testing {
 
-inline Overrides with(Overrides base, const Overrides& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
 inline Overrides of_ranks(int ranks, const std::string& sharding) {
   return {"parallel.ranks=" + std::to_string(ranks), "parallel.communicator=memcpy",
           "parallel.shard_optimizer=" + sharding};

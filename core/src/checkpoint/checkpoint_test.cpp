@@ -74,17 +74,6 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-/// Changes state.json, and its checksum to the one that it then has.
-void change_state(const std::string& checkpoint, const std::function<void(nlohmann::json&)>& change) {
-  const std::string path = checkpoint + "/state.json";
-  nlohmann::json state = nlohmann::json::parse(read_text(path));
-  change(state);
-  state.erase("xxh3");
-  const std::string text = state.dump();
-  state["xxh3"] = checksum_text(checksum_of(std::as_bytes(std::span(text))));
-  write_text(path, state.dump());
-}
-
 }  // namespace
 
 TEST_CASE("a checkpoint comes back bit for bit, each tensor aligned") {

@@ -13,10 +13,14 @@
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
 #include "runtime/support.h"
+#include "shared/operands/loss_operands.h"
 
 namespace quern::cpu {
 
 namespace {
+
+using enum operands::LossInput;
+using operands::loss_is_quantized, operands::loss_weight_of;
 
 struct Loss {
   std::int64_t tokens = 0, width = 0, vocabulary = 0, chunk = 0;
@@ -32,25 +36,8 @@ struct Loss {
   std::int64_t panel_x = 0, panel_weight = 0, sum_x = 0, sum_weight = 0;  ///< floats of workspace
 };
 
-enum Input : std::size_t {
-  kX,
-  kWeight,
-  kTargets,
-  kXCodes,
-  kXScale,
-  kXTransposed,
-  kWeightCodes,
-  kWeightScale,
-  kWeightTransposed,
-  kInputsWithCodes
-};
-
-bool quantized(const OpInstance& op) { return op.inputs.size() > kXCodes && op.inputs[kXCodes].present; }
-
-std::size_t weight_of(const OpInstance& op) { return quantized(op) ? kWeightCodes : kWeight; }
-
 Loss make_loss(const OpInstance& op) {
-  const Operand &x = op.inputs[kX], &weight = op.inputs[weight_of(op)];
+  const Operand &x = op.inputs[kX], &weight = op.inputs[loss_weight_of(op)];
   Loss loss;
   loss.tokens = x.extents[0];
   loss.width = x.extents[1];
@@ -66,7 +53,7 @@ Loss make_loss(const OpInstance& op) {
   loss.train = op.outputs.size() >= 3;
   loss.observe = op.outputs.size() > 3 && op.outputs[3].present;
   loss.add_observation = loss.observe && op.outputs[3].accumulate;
-  loss.quantized = quantized(op);
+  loss.quantized = loss_is_quantized(op);
   loss.gradient_dtype = loss.logit_dtype;
   if (loss.quantized && loss.train) {
     loss.gradient_dtype = *dtype_named(op.attributes.word("gradient_format"));
@@ -214,21 +201,21 @@ OpSupport query(const OpInstance& op) {
   const std::size_t outputs = op.kind == "lm_loss" ? 1 : 3;
   const bool observed = outputs == 3 && op.outputs.size() == 4;
   OperandCheck check(op, op.inputs.size() == kInputsWithCodes ? op.inputs.size() : 3, outputs + (observed ? 1 : 0));
-  const Matrix x = matrix_of(op, kX), weight = matrix_of(op, weight_of(op));
+  const Matrix x = matrix_of(op, kX), weight = matrix_of(op, loss_weight_of(op));
   const Extents targets = extents_of(op, 2);
   check.input(kX, "x", {x.rows, x.columns});
-  if (!quantized(op)) check.input(kWeight, "weight", {weight.rows, x.columns});
+  if (!loss_is_quantized(op)) check.input(kWeight, "weight", {weight.rows, x.columns});
   check.input(2, "targets", targets, DType::i32)
       .that(element_count(targets) == x.rows, "needs a target for each row of x");
   check.output(0, "token_loss", {x.rows}, DType::f32);
   if (outputs == 3) check.output(1, "dx", {x.rows, x.columns}).sum(2, "dweight", {weight.rows, x.columns});
   check.that(op.attributes.integer_or("chunk", 1) >= 1, "needs a chunk of at least 1");
-  if (quantized(op)) {
+  if (loss_is_quantized(op)) {
     check.input(kXCodes, "x_q", {x.rows, x.columns}).input(kXScale, "x_scale", {1});
     check.input(kWeightCodes, "weight_q", {weight.rows, x.columns}).input(kWeightScale, "weight_scale", {1});
   }
   if (observed) {
-    check.that(quantized(op), "observes only the gradients of quantized logits");
+    check.that(loss_is_quantized(op), "observes only the gradients of quantized logits");
     check.sum(3, "observation", {kScaleObservationWords}, DType::u32);
   }
   if (!check.ok()) return check.support();

@@ -1,10 +1,8 @@
 #pragma once
-// What the kernels of lm_loss and the estimate of their time agree on: chunks of tokens, and where the weight is.
+// Into how many tokens lm_loss divides its work where the op does not say.
 
 #include <algorithm>
 #include <cstdint>
-
-#include "quern/op_spec.h"
 
 namespace quern::cuda {
 
@@ -17,12 +15,6 @@ inline std::int64_t default_loss_chunk(std::int64_t tokens, std::int64_t row_byt
     if (tokens % chunk == 0) return chunk;
   const std::int64_t chunks = (tokens + limit - 1) / limit;
   return std::min((tokens / chunks + 127) / 128 * 128, limit / 128 * 128);
-}
-
-/// The input that lm_loss reads the head's weight from: its quantized values, where the op has them.
-inline std::size_t loss_weight_of(const OpInstance& op) {
-  constexpr std::size_t kWeight = 1, kWeightCodes = 6;
-  return op.inputs.size() > kWeightCodes && op.inputs[kWeightCodes].present ? kWeightCodes : kWeight;
 }
 
 }  // namespace quern::cuda

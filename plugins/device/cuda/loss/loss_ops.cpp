@@ -16,22 +16,14 @@
 #include "quern/numeric.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
+#include "shared/operands/loss_operands.h"
 
 namespace quern::cuda {
 
 namespace {
 
-enum Input : std::size_t {
-  kX,
-  kWeight,
-  kTargets,
-  kXCodes,
-  kXScale,
-  kXTurned,
-  kWeightCodes,
-  kWeightScale,
-  kWeightTurned
-};
+using enum operands::LossInput;
+using operands::loss_is_quantized, operands::loss_weight_of;
 
 struct Loss {
   std::int64_t tokens = 0, width = 0, vocabulary = 0, chunk = 0;
@@ -76,7 +68,7 @@ Loss make_loss(const OpInstance& op) {
     loss.add_weight_gradient = op.outputs[2].accumulate;
     loss.weight_gradient_dtype = op.outputs[2].dtype;
   }
-  loss.quantized = op.inputs.size() > kXCodes && op.inputs[kXCodes].present;
+  loss.quantized = loss_is_quantized(op);
   if (!loss.quantized) return loss;
   auto fast = [&op](const char* product) { return op.attributes.integer_or(product, 0) != 0; };
   loss.fast_output = fast("fast_output");
@@ -199,7 +191,7 @@ void run_quantized_chunk(const Prepared& prepared, std::int64_t begin, std::int6
   std::uint8_t* codes = logits + loss.logit_bytes();
   void* scratch = codes + loss.code_bytes();
   const ChunkPlans& plans = rows == loss.chunk ? prepared.whole : prepared.tail;
-  auto scale = [&inputs](Input i) { return inputs[i].as<const float>(); };
+  auto scale = [&inputs](operands::LossInput i) { return inputs[i].as<const float>(); };
   plans.logits->run(prepared.lt,
                     {.a = inputs[kXCodes].as<std::uint8_t>() + begin * loss.width,
                      .b = inputs[kWeightCodes].data,
@@ -224,7 +216,7 @@ void run_quantized_chunk(const Prepared& prepared, std::int64_t begin, std::int6
     plans.input_gradient->run(
         prepared.lt,
         {.a = codes,
-         .b = inputs[kWeightTurned].data,
+         .b = inputs[kWeightTransposed].data,
          .scale_a = prepared.gradient_scale,
          .scale_b = scale(kWeightScale),
          .y = outputs[1].as<char>() + static_cast<std::size_t>(begin * loss.width) * size_of(loss.dtype),
@@ -237,7 +229,7 @@ void run_quantized_chunk(const Prepared& prepared, std::int64_t begin, std::int6
     if (!as_they_lie) transpose_bytes(codes, logits, rows, loss.vocabulary, stream);
     plan->run(prepared.lt,
               {.a = as_they_lie ? codes : logits,
-               .b = inputs[kXTurned].as<std::uint8_t>() + begin,
+               .b = inputs[kXTransposed].as<std::uint8_t>() + begin,
                .scale_a = prepared.gradient_scale,
                .scale_b = scale(kXScale),
                .y = outputs[2].data,
@@ -301,8 +293,8 @@ void check_quantized(OperandCheck& check, const OpInstance& op, const CudaTraits
   check.input(kXCodes, "x_q", x, loss.x_format).input(kXScale, "x_scale", {1}, DType::f32);
   check.input(kWeightCodes, "weight_q", weight, loss.weight_format)
       .input(kWeightScale, "weight_scale", {1}, DType::f32);
-  if (loss.weight_gradient) check.input(kXTurned, "x_t", {x[1], x[0]}, loss.x_format);
-  if (loss.input_gradient) check.input(kWeightTurned, "weight_t", {weight[1], weight[0]}, loss.weight_format);
+  if (loss.weight_gradient) check.input(kXTransposed, "x_t", {x[1], x[0]}, loss.x_format);
+  if (loss.input_gradient) check.input(kWeightTransposed, "weight_t", {weight[1], weight[0]}, loss.weight_format);
 }
 
 OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
@@ -324,7 +316,7 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
     if (check.ok() && op.inputs[0].dtype == DType::f32)
       check.that(op.outputs[2].dtype == DType::f32, "operand dweight: of f32 matmuls must be f32");
   }
-  const bool quantized = op.inputs.size() > kXCodes && op.inputs[kXCodes].present;
+  const bool quantized = loss_is_quantized(op);
   if (quantized) check_quantized(check, op, gpu);
   if (observed && op.outputs[3].present)
     check.that(quantized && op.outputs[3].dtype == DType::u32 && op.outputs[3].count() == kScaleObservationWords,

@@ -6,6 +6,7 @@
 #include "attention/rope_ops.h"
 #include "loss/loss_chunk.h"
 #include "products/own/own_matmul.h"
+#include "shared/operands/loss_operands.h"
 
 namespace quern::cuda {
 
@@ -134,7 +135,7 @@ double own_attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
 
 /// Chunks beyond the usual ones, of which each reads and writes the weight's gradient once more.
 double more_chunks_seconds(const OpInstance& op, const GpuFacts& gpu) {
-  const Operand &x = op.inputs[0], &weight = op.inputs[loss_weight_of(op)];
+  const Operand &x = op.inputs[0], &weight = op.inputs[operands::loss_weight_of(op)];
   if (op.outputs.size() < 3 || !op.outputs[2].present || x.extents[0] < 1) return 0;
   const std::int64_t tokens = x.extents[0];
   const std::int64_t usual =
@@ -146,11 +147,10 @@ double more_chunks_seconds(const OpInstance& op, const GpuFacts& gpu) {
 
 /// One matmul or three, and the passes over the logits beside them.
 double loss_seconds(const OpInstance& op, const GpuFacts& gpu) {
-  constexpr std::size_t kCodes = 3;
-  const Operand &x = op.inputs[0], &weight = op.inputs[loss_weight_of(op)];
+  const Operand &x = op.inputs[0], &weight = op.inputs[operands::loss_weight_of(op)];
   const bool train = op.kind == "lm_loss_train";
   const double products = train ? 3 : 1;
-  const DType format = present(op, kCodes) ? op.inputs[kCodes].dtype : x.dtype;
+  const DType format = operands::loss_is_quantized(op) ? op.inputs[operands::kXCodes].dtype : x.dtype;
   const double logits = number(x.extents[0]) * number(weight.extents[0]);
   return more_chunks_seconds(op, gpu) + products * product_seconds(gpu, 2 * logits * number(x.extents[1]), format) +
          memory_seconds(gpu, products * logits * number(static_cast<std::int64_t>(size_of(x.dtype))), kCopyShare);
