@@ -31,7 +31,7 @@ constexpr Command kCommands[] = {
     {"ab", "compare runs that differ in some keys", ab_command},
     {"data", "show the data of a run", data_command},
     {"checkpoint", "show and verify a checkpoint", checkpoint_command},
-    {"export", "write a checkpoint's weights as a Hugging Face model", export_command},
+    {"export", "write a checkpoint's weights for other programs", export_command},
     {"config", "show, check and describe configurations", config_command},
     {"plugins", "list and describe plugins", plugins_command},
 };

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from quern.base.installation import installed_file
 
@@ -12,4 +13,5 @@ def main() -> int:
         print("quern: error: this installation has the Python tools alone; install a wheel of quern that has the program, or "
               "set QUERN_PREFIX to an installation", file=sys.stderr)
         return 4
+    os.environ.setdefault("QUERN_TOOLS", str(Path(sys.argv[0]).resolve().with_name("quern-tools")))  # of this environment
     os.execv(program, [str(program), *sys.argv[1:]])

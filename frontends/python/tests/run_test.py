@@ -14,6 +14,7 @@ import unittest
 os.environ.setdefault("QUERN_PREFIX", os.environ["QUERN_BUILD_DIR"])
 
 import numpy as np  # noqa: E402
+from gguf import GGUFReader  # noqa: E402
 
 import quern  # noqa: E402
 from folder_test_case import FolderTestCase  # noqa: E402
@@ -222,6 +223,11 @@ class RunTest(FolderTestCase):
             with self.assertRaises(KeyError):
                 run.read("master/none")
             run.export(self.folder / "model")
+            run.export(self.folder / "model.gguf", to="gguf")
+            found, = (one for one in GGUFReader(self.folder / "model.gguf").tensors if one.name == "token_embd.weight")
+            np.testing.assert_array_equal(found.data, before)
+            with self.assertRaisesRegex(quern.Error, "not a GGUF file"):
+                run.export(self.folder / "train.tok", to="gguf")
         with quern.Run(self.config, weights=self.folder / "model") as run:
             self.assertLess(run.evaluate([self.folder / "train.tok"])[0].loss, 5)
             self.assertTrue(all(tensor.startswith("master/") for tensor in run.tensors()))

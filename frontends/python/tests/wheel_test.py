@@ -74,6 +74,8 @@ class WheelTest(unittest.TestCase):
         lines = self.quern("train", "demo.toml").splitlines()
         self.losses_fall([float(line.split()[3]) for line in lines if line.startswith("step ")])
         self.assertTrue((self.work / "runs/demo/export/model.safetensors").is_file())
+        with self.assertRaisesRegex(AssertionError, f"gguf: not installed for {self.environment}"):  # by its own tools
+            self.quern("export", "runs/demo", "demo.gguf", "--to", "gguf")
 
     def test_three_lines_of_python_train_it(self):
         self.losses_fall(list(map(float, self.run_in(self.work, "python", "-c", THREE_LINES).split("\n")[-2].split())))

@@ -96,6 +96,11 @@ std::vector<std::string> export_checkpoint(const std::string& path, const std::s
   document.keep({"model", "adapter", "data", "train", "checkpoint"});
   for (const std::string& assignment : overrides) document.set(assignment);
   const ConfiguredRun run(document);
+  if (!run.session.adapter.merge && !run.session.lora)
+    throw Error(ErrorCode::config, {.where = checkpoint.path,
+                                    .what = "the run has no adapter to write alone",
+                                    .expected = "adapter.id = \"lora\"",
+                                    .next = "export the whole model: --to hf"});
   const ModelExport model(run.session, directory);
   model.write(checkpoint, *run.session.model, directory);
   notes.insert(notes.end(), model.notes().begin(), model.notes().end());

@@ -39,9 +39,9 @@ class ModelExport {
   std::vector<std::string> notes_;
 };
 
-/// Writes the weights of a checkpoint, or of the newest one of a run directory, as a Hugging Face model directory: with
-/// the model, data and export settings of its config, which `overrides` change, and without a device. Returns what the
-/// user should know, a line each.
+/// Writes the weights of a checkpoint, or of the newest one of a run directory, as a Hugging Face model directory, or
+/// with adapter.merge=false as PEFT's: with the model, data and export settings of its config, which `overrides` change,
+/// and without a device. Returns what the user should know, a line each.
 std::vector<std::string> export_checkpoint(const std::string& path, const std::string& directory,
                                            const std::vector<std::string>& overrides);
 

@@ -1,6 +1,7 @@
 """The quern that this package belongs to: a wheel's, an installation's or a checkout's."""
 
 import os
+import shutil
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -30,3 +31,10 @@ def prefix() -> Path:
     if program is None:
         raise FileNotFoundError("quern's program is not beside its Python package; QUERN_PREFIX names another prefix")
     return program.parents[1]
+
+
+def find_quern(given: str | None) -> str:
+    """The program: --quern, or from this package's prefix or checkout, or from the path."""
+    if given:
+        return given
+    return str(installed_file("bin/quern") or shutil.which("quern") or "quern")

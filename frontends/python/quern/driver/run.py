@@ -3,19 +3,21 @@
 import ctypes
 import json
 import os
+import pathlib
 import tomllib
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quern.base.fault import Fault
 from quern.driver.config import Config, resolved
-from quern.driver.error import Error
+from quern.driver.error import Error, error_of
 from quern.driver.library import FLOATS, Callback, check, library, number, take_text
 from quern.driver.rows import Rows
 
@@ -177,9 +179,18 @@ class Run:
                      if tokenizer and isinstance(prompt, str) else None)
                 for prompt, tokens, text in zip(prompts, encoded, texts, strict=True)]
 
-    def export(self, directory: Path) -> None:
-        """The weights as a Hugging Face model directory; it replaces an older export when it is complete."""
-        self._call("export", directory=os.fspath(directory), weights=self.weights)
+    def export(self, place: Path, to: Literal["hf", "gguf"] = "hf") -> None:
+        """The weights as a Hugging Face model directory, or as a GGUF file; it replaces an older export when it is
+        complete."""
+        if to == "hf":
+            self._call("export", directory=os.fspath(place), weights=self.weights)
+            return
+        from quern.models.export_gguf import export_as_gguf  # needs the package gguf
+
+        try:
+            export_as_gguf(self.export, pathlib.Path(place))
+        except Fault as fault:
+            raise error_of(fault) from None
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the run's state by name: masters and, where it trains, the optimizer's moments and, on one rank,

@@ -12,7 +12,6 @@ import contextlib
 import glob
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from quern.tokens.tokenizer_config import read_tokenizer_config
 from quern.base.arguments import expanded, path_argument
 from quern.base.fault import INTERNAL, Fault, reading, starting, writing
 from quern.base.files import write_file
-from quern.base.installation import installed_file
+from quern.base.installation import find_quern
 from quern.base.json_shape import COUNT, TOKEN, Shape, checked, parse
 from quern.runs.run_config import RunConfig
 
@@ -39,13 +38,6 @@ Prompt = dict[str, Any]  # {"text": ..., "tokens": [...]}
 MOST_INPUT = 16 << 20  # characters of standard input
 # Options that go to `quern generate` as they are.
 PASSED_ON = ("checkpoint", "from", "max-tokens", "temperature", "top-p", "seed", "stop", "batch")
-
-
-def find_quern(given: str | None) -> str:
-    """The program: --quern, or from this file's prefix or checkout, or from the path."""
-    if given:
-        return given
-    return str(installed_file("bin/quern") or shutil.which("quern") or "quern")
 
 
 def tokenizer_for(options: Namespace) -> tuple[Tokenizer, list[int]]:
