@@ -2,13 +2,20 @@
 // data in rank 0's memory is written, whatever happens to the others.
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
+#include <list>
+#include <memory>
 #include <set>
 #include <thread>
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "conformance/rank_processes.h"
+#include "quern/run.h"
 #include "rank_group.h"
 #include "test_paths.h"
 
@@ -126,6 +133,68 @@ TEST_CASE("a start on which a rank, whichever, takes longer than the time-out to
     CHECK(group.messages() == "");
     CHECK(newest_step(files.at("run")) == 4 + slow_rank);
   }
+}
+
+TEST_CASE("a start on which a rank, whichever, takes longer than the time-out for its device goes on") {
+  struct Start {
+    Start(const char* slow_work, int rank) : work(slow_work), slow_rank(rank) {}
+    std::string work;
+    int slow_rank;
+    TinyFiles files;
+    std::unique_ptr<Group> group;
+  };
+  std::list<Start> starts;
+  for (const char* work : {"open", "prepare", "pinned"})
+    for (const int rank : {0, 1}) starts.emplace_back(work, rank);
+  for (Start& start : starts) {  // together, since they wait
+    const Overrides settings{"device.id=slow", "train.steps=2", "memory.moments=host"};
+    start.group = std::make_unique<Group>(2, start.files, two_ranks(start.files, settings), Overrides{}, [&](int rank) {
+      ::setenv("QUERN_PLUGIN_PATH", QUERN_BUILD_DIR "/tests/slow_plugins", 1);
+      ::setenv("QUERN_SLOW_SECONDS", "7", 1);
+      if (rank == start.slow_rank) ::setenv("QUERN_SLOW_DEVICE", start.work.c_str(), 1);
+    });
+  }
+  for (Start& start : starts) {
+    CAPTURE(start.work);
+    CAPTURE(start.slow_rank);
+    CHECK(start.group->wait() == start.group->all(0));
+    CHECK(start.group->messages() == "");
+    CHECK(newest_step(start.files.at("run")) == 2);
+  }
+}
+
+TEST_CASE("a save that a program asks for takes longer than the time-out and is waited for") {
+  // Ranks of this program, begun again so that the library of delays is in it.
+  if (!std::getenv("QUERN_SLOW_FILES")) {
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    for (const char* file : {kWrite, kWriteOfOther}) {
+      CAPTURE(std::string(file));
+      const auto run_again = [&] {
+        slow(file, "7");
+        ::execl(self.c_str(), self.c_str(), "-tc=a save that a program asks for*", nullptr);
+      };
+      const pid_t again = ::fork();
+      if (again == 0) run_again(), ::_exit(127);
+      int status = -1;
+      CHECK(::waitpid(again, &status, 0) == again);
+      CHECK(status == 0);
+    }
+    return;
+  }
+  TinyFiles files;
+  const auto ranks = conformance::run_ranks(2, 60, [&](int rank) -> std::string {
+    for (const char* name : {"QUERN_RANK", "QUERN_LOCAL_RANK"}) ::setenv(name, std::to_string(rank).c_str(), 1);
+    for (const char* name : {"QUERN_RANKS", "QUERN_LOCAL_RANKS"}) ::setenv(name, "2", 1);
+    TrainingRun run(files.config(), two_ranks(files, {"train.steps=2", "log.sinks=[]"}));
+    RunRequests requests;
+    run.open_for_training(requests);
+    run.start();
+    run.step();
+    run.save();
+    if (newest_step(files.at("run")) != 1) return "not saved";
+    return run.train().finished ? "saved" : "not finished";
+  });
+  for (const conformance::RankOutcome& rank : ranks) CHECK(rank.text == "saved");
 }
 
 TEST_CASE("a rank that cannot read the run's directory says so to all") {

@@ -71,6 +71,7 @@ void Checkpoints::save(const RunState& state) {
 
 void Checkpoints::finish(const RunState& state) {
   wait();
+  ranks_.together();  // rank 0 has made it whole
   log_saved(state);
 }
 
