@@ -37,67 +37,83 @@ Losses losses_of(const TinyFiles& files, const std::string& name, const Override
   return logged_losses(files.at(name));
 }
 
-}  // namespace
-
-TEST_CASE("GPUs learn what one learns from the same micro-batches, and their repeats and resumes have equal bits") {
-  for (const int ranks : {2, 4}) {
-    if (!has_gpus(ranks)) return;
-    for (const std::string communicator : {"nccl", "memcpy"})
-      for (const std::string precision : {"bf16", "e4m3"}) {
-        CAPTURE(ranks);
-        CAPTURE(communicator);
-        CAPTURE(precision);
-        TinyFiles files;
-        const Overrides format{"precision.id=" + precision};
-        const Losses one = losses_of(files, "one", with(kOnGpus, format));
-        const Overrides several = with(on_gpus(ranks, communicator), format);
-        const Losses losses = losses_of(files, "several", several);
-        REQUIRE(losses.size() == one.size());
-        for (const auto& [step, loss] : one)
-          CHECK(losses.at(step) == doctest::Approx(loss).epsilon(precision == "bf16" ? 2e-2 : 5e-2));
-        losses_of(files, "again", with(several, {"train.steps=3"}));
-        CHECK(losses_of(files, "again", several) == losses);
-        CHECK(newest_tensors(files.at("again")) == newest_tensors(files.at("several")));
-      }
+void learn_alike(int ranks, const std::string& communicator) {
+  if (!has_gpus(ranks)) return;
+  for (const std::string precision : {"bf16", "e4m3"}) {
+    CAPTURE(precision);
+    TinyFiles files;
+    const Overrides format{"precision.id=" + precision};
+    const Losses one = losses_of(files, "one", with(kOnGpus, format));
+    const Overrides several = with(on_gpus(ranks, communicator), format);
+    const Losses losses = losses_of(files, "several", several);
+    REQUIRE(losses.size() == one.size());
+    for (const auto& [step, loss] : one)
+      CHECK(losses.at(step) == doctest::Approx(loss).epsilon(precision == "bf16" ? 2e-2 : 5e-2));
+    losses_of(files, "again", with(several, {"train.steps=3"}));
+    CHECK(losses_of(files, "again", several) == losses);
+    CHECK(newest_tensors(files.at("again")) == newest_tensors(files.at("several")));
   }
 }
 
-TEST_CASE(
-    "weights and gradients sharded over GPUs have the bits of whole ones, beside stores and in resumed runs too") {
+void have_bits_of_whole(int ranks, const std::string& communicator) {
   const Overrides weights{"parallel.shard_weights=ranks"},
       both = with(weights, {"parallel.shard_gradients=ranks"}),
       stores = with(both, {"memory.master=host", "memory.moments=host", "memory.activations=host",
                            "memory.weights=host", "memory.gradients=host"});
-  for (const int ranks : {2, 4}) {
-    if (!has_gpus(ranks)) return;
-    for (const std::string communicator : {"nccl", "memcpy"})
-      for (const std::string precision : {"bf16", "e4m3"}) {
-        CAPTURE(ranks);
-        CAPTURE(communicator);
-        CAPTURE(precision);
-        TinyFiles files;
-        const Overrides numbers = with(on_gpus(ranks, communicator), {"precision.id=" + precision});
-        const Losses whole = losses_of(files, "whole", numbers);
-        CHECK(losses_of(files, "weights", with(numbers, weights)) == whole);
-        CHECK(newest_tensors(files.at("weights")) == newest_tensors(files.at("whole")));
-        // Several micro-batches of a rank are summed in another order.
-        const Losses several = losses_of(files, "both", with(numbers, both));
-        REQUIRE(several.size() == whole.size());
-        for (const auto& [step, loss] : whole)
-          CHECK(several.at(step) == doctest::Approx(loss).epsilon(precision == "bf16" ? 2e-2 : 5e-2));
-        CHECK(losses_of(files, "stores", with(numbers, stores)) == several);
-        CHECK(newest_tensors(files.at("stores")) == newest_tensors(files.at("both")));
-        losses_of(files, "resumed", with(with(numbers, both), {"train.steps=3"}));
-        CHECK(losses_of(files, "resumed", with(numbers, both)) == several);
-        CHECK(newest_tensors(files.at("resumed")) == newest_tensors(files.at("both")));
-        // NCCL's order of more than two ranks' sums is its own.
-        if (ranks > 2 && communicator == "nccl") continue;
-        const Overrides one_each = with(numbers, {"train.accumulation=" + std::to_string(ranks)});
-        const Losses of_one = losses_of(files, "one", one_each);
-        CHECK(losses_of(files, "one sharded", with(one_each, both)) == of_one);
-        CHECK(newest_tensors(files.at("one sharded")) == newest_tensors(files.at("one")));
-      }
+  if (!has_gpus(ranks)) return;
+  for (const std::string precision : {"bf16", "e4m3"}) {
+    CAPTURE(precision);
+    TinyFiles files;
+    const Overrides numbers = with(on_gpus(ranks, communicator), {"precision.id=" + precision});
+    const Losses whole = losses_of(files, "whole", numbers);
+    CHECK(losses_of(files, "weights", with(numbers, weights)) == whole);
+    CHECK(newest_tensors(files.at("weights")) == newest_tensors(files.at("whole")));
+    // Several micro-batches of a rank are summed in another order.
+    const Losses several = losses_of(files, "both", with(numbers, both));
+    REQUIRE(several.size() == whole.size());
+    for (const auto& [step, loss] : whole)
+      CHECK(several.at(step) == doctest::Approx(loss).epsilon(precision == "bf16" ? 2e-2 : 5e-2));
+    CHECK(losses_of(files, "stores", with(numbers, stores)) == several);
+    CHECK(newest_tensors(files.at("stores")) == newest_tensors(files.at("both")));
+    losses_of(files, "resumed", with(with(numbers, both), {"train.steps=3"}));
+    CHECK(losses_of(files, "resumed", with(numbers, both)) == several);
+    CHECK(newest_tensors(files.at("resumed")) == newest_tensors(files.at("both")));
+    // NCCL's order of more than two ranks' sums is its own.
+    if (ranks > 2 && communicator == "nccl") continue;
+    const Overrides one_each = with(numbers, {"train.accumulation=" + std::to_string(ranks)});
+    const Losses of_one = losses_of(files, "one", one_each);
+    CHECK(losses_of(files, "one sharded", with(one_each, both)) == of_one);
+    CHECK(newest_tensors(files.at("one sharded")) == newest_tensors(files.at("one")));
   }
+}
+
+}  // namespace
+
+TEST_CASE("two GPUs learn what one learns, by nccl, and their repeats and resumes have equal bits") {
+  learn_alike(2, "nccl");
+}
+TEST_CASE("two GPUs learn what one learns, by memcpy, and their repeats and resumes have equal bits") {
+  learn_alike(2, "memcpy");
+}
+TEST_CASE("four GPUs learn what one learns, by nccl, and their repeats and resumes have equal bits") {
+  learn_alike(4, "nccl");
+}
+TEST_CASE("four GPUs learn what one learns, by memcpy, and their repeats and resumes have equal bits") {
+  learn_alike(4, "memcpy");
+}
+
+// Beside stores and in resumed runs too.
+TEST_CASE("weights and gradients sharded over two GPUs by nccl have the bits of whole ones") {
+  have_bits_of_whole(2, "nccl");
+}
+TEST_CASE("weights and gradients sharded over two GPUs by memcpy have the bits of whole ones") {
+  have_bits_of_whole(2, "memcpy");
+}
+TEST_CASE("weights and gradients sharded over four GPUs by nccl have the bits of whole ones") {
+  have_bits_of_whole(4, "nccl");
+}
+TEST_CASE("weights and gradients sharded over four GPUs by memcpy have the bits of whole ones") {
+  have_bits_of_whole(4, "memcpy");
 }
 
 TEST_CASE("a rank that is killed on its GPU is named, and all leave") {
