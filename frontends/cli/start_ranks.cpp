@@ -3,100 +3,28 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <initializer_list>
 #include <iostream>
-#include <system_error>
 
 #include "base/files/descriptor.h"
-#include "checkpoint/checkpoint_store.h"
-#include "config/resolve.h"
 #include "launch/local_ranks.h"
-#include "launch/mpirun_places.h"
-#include "launch/rank_folder.h"
-#include "quern/communicator.h"
 #include "quern/error.h"
-#include "run/options/run_options.h"
-#include "run/options/run_schemas.h"
+#include "run/ranks/start_ranks.h"
 
 namespace quern::cli {
-
-namespace {
-
-/// What the user wrote for the key; null: nothing.
-const ConfigNode* written(const ConfigDocument& document, std::initializer_list<const char*> path) {
-  const ConfigNode* node = &document.root();
-  for (const char* part : path) {
-    const auto found = node->children.find(part);
-    if (found == node->children.end()) return nullptr;
-    node = &found->second;
-  }
-  return node;
-}
-
-/// None: a pipe, which can be read once.
-std::optional<ConfigDocument> document_of(const RunArguments& run) {
-  std::error_code none;
-  if (std::filesystem::exists(run.file, none) && !std::filesystem::is_regular_file(run.file, none)) return std::nullopt;
-  return ConfigDocument::read(run.file, run.overrides);
-}
-
-/// The program that has to start so many ranks; "": any will do. Throws a config error for more than they may be.
-std::string launcher_of(const ResolvedConfig& config, PluginHost& host, int size) {
-  std::string launcher;
-  for (const std::string& id : config.ids("parallel")) {
-    const CommunicatorTraits traits = host.create<Communicator>(id, config.factory_values("parallel", id))->traits();
-    if (size > traits.most_ranks)
-      throw Error(ErrorCode::config, {.where = config.where("parallel", "ranks"),
-                                      .what = "more than communicator " + id + " takes",
-                                      .found = std::to_string(size),
-                                      .expected = std::to_string(traits.most_ranks) + " at most",
-                                      .next = "choose another communicator"});
-    if (launcher.empty()) launcher = traits.launcher;
-  }
-  return launcher;
-}
-
-RunEnd run_ranks(int size, const std::string& launcher, const Arguments& arguments) {
-  auto warn = [](const std::string& line) { write_if_taken(STDERR_FILENO, line, std::chrono::milliseconds(0)); };
-  std::vector<RankProcess> ranks = local_ranks(size, arguments);
-  if (launcher.empty()) return supervise(ranks, warn);
-  if (launcher != "mpirun")
-    throw Error(ErrorCode::config, {.where = "parallel.communicator",
-                                    .what = "its ranks have to be started by " + launcher,
-                                    .next = launcher + " ... quern " + arguments[0] + " FILE"});
-  const WaitingSignals waiting;  // one that comes while mpirun starts leaves nothing of it
-  const RankFolder folder;
-  MpirunPlaces places(folder.path(), size);
-  if (const int signal = waiting_stop()) return {.code = 128 + signal, .stopped = true};
-  for (int rank = 0; rank < size; ++rank) {
-    auto& environment = ranks[static_cast<std::size_t>(rank)].environment;
-    for (auto& variable : mpirun_place(folder.path(), rank)) environment.push_back(std::move(variable));
-  }
-  RunEnd end = supervise(ranks, warn);
-  if (end.unexplained) end.output += places.last_lines();
-  return end;
-}
-
-}  // namespace
 
 void take_place(const RankPlace& place, RunArguments& run) {
   if (place.rank > 0)
     if (const OwnedDescriptor nowhere{::open("/dev/null", O_WRONLY | O_CLOEXEC)}) ::dup2(nowhere.get(), STDOUT_FILENO);
-  const std::optional<ConfigDocument> document = document_of(run);
-  const ConfigNode* const ranks = document ? written(*document, {"parallel", "ranks"}) : nullptr;
-  const std::string size = std::to_string(place.size);
-  // mpirun gives rank 0 a terminal of its own, wherever its output goes.
-  if (place.source == "mpirun" && !(document && written(*document, {"log", "console", "style"})))
-    run.overrides.push_back("log.console.style=plain");
-  if (!ranks)
-    run.overrides.push_back("parallel.ranks=" + size);
-  else if (ranks->value && to_string(*ranks->value) != size)
-    throw Error(ErrorCode::config, {.where = ranks->position.text() + ": parallel.ranks",
-                                    .what = "not the number of ranks that " + place.source + " started",
-                                    .found = ranks->found,
-                                    .expected = size,
-                                    .next = "correct one of them, or leave out parallel.ranks"});
+  RunConfig config{.file = run.file, .overrides = run.overrides};
+  quern::take_place(place, config);
+  run.overrides = std::move(config.overrides);
+}
+
+std::optional<int> start_ranks(const RunArguments& run, Arguments command, const Arguments& arguments) {
+  command.insert(command.begin(), this_program());
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return quern::start_ranks({.file = run.file, .overrides = run.overrides}, command,
+                            [](const std::string& line) { std::cerr << line << std::endl; });
 }
 
 void need_several_ranks(const Session& session, const std::string& what) {
@@ -106,35 +34,6 @@ void need_several_ranks(const Session& session, const std::string& what) {
                                   .found = std::to_string(session.parallel.ranks),
                                   .expected = "2 or more",
                                   .next = "add --set parallel.ranks=2"});
-}
-
-std::optional<int> start_ranks(const RunArguments& run, Arguments command, const Arguments& arguments) {
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  const std::optional<ConfigDocument> document = document_of(run);
-  if (!document || (!written(*document, {"parallel", "ranks"}) && !written(*document, {"parallel", "restarts"})))
-    return std::nullopt;
-  PluginHost host = run_host();
-  const ResolvedConfig config = resolve(*document, run_schemas(), host);
-  const ParallelOptions parallel = parallel_options().bind(config.section("parallel"));
-  if (parallel.ranks == 1 && parallel.restarts == 0) return std::nullopt;
-  const int size = static_cast<int>(parallel.ranks);
-  const std::string launcher = launcher_of(config, host, size);
-  const std::string directory = log_options().bind(config.section("log")).directory;
-  Arguments words = command;
-  for (std::int64_t restart = 0;; ++restart) {
-    const RunEnd end = run_ranks(size, launcher, words);
-    RankFolder::remove_left();  // a rank 0 that was killed leaves one
-    if (end.cause.empty()) return end.code;
-    std::cerr << end.output;
-    const bool again = restart < parallel.restarts && !end.stopped && end.code != static_cast<int>(ErrorCode::config) &&
-                       find_newest(directory).checkpoint;
-    std::cerr << (again ? "quern: warning: " : "quern: error: ") << end.cause << std::endl;
-    if (!again) return end.code;
-    std::cerr << "quern: warning: restarting from the last checkpoint, restart " << restart + 1 << " of "
-              << parallel.restarts << std::endl;
-    words = command;
-    words.insert(words.end(), {"--set", "checkpoint.resume=auto"});
-  }
 }
 
 }  // namespace quern::cli

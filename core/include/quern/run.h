@@ -160,10 +160,10 @@ class TrainingRun {
   /// Continuations in the prompts' order. A run that is open for training needs samples (sample.every).
   std::vector<Continuation> generate(const std::vector<Prompt>& prompts, const GenerateSettings& settings,
                                      const TokenHandler& on_token = {});
-  /// The run's state; also gradients, "gradient/qkv.weight/3", of a run that trains on one rank: of the last step's
-  /// loss, summed over its targets, before clipping.
+  /// The run's state; also gradients, "gradient/qkv.weight/3", of a run that trains: of the last step's loss, summed
+  /// over its targets, before clipping.
   std::vector<RunTensor> tensors() const;
-  /// A tensor's elements, row-major; fp32 and bf16 only.
+  /// A tensor's elements, row-major; fp32 and bf16 only. All ranks call this together, and the functions below.
   std::vector<float> read(const std::string& tensor) const;
   /// Replaces all elements, rounded to the tensor's dtype, and renews the working copies.
   void write(const std::string& tensor, std::span<const float> values);

@@ -13,9 +13,6 @@
 
 namespace quern {
 
-namespace {
-
-/// By its name, which `ps` shows, unless the file was replaced.
 std::string this_program() {
   constexpr const char* kSelf = "/proc/self/exe";
   std::error_code gone;
@@ -23,21 +20,13 @@ std::string this_program() {
   return !gone && std::filesystem::equivalent(path, kSelf, gone) ? path.string() : kSelf;
 }
 
-std::vector<std::string> with_arguments(std::vector<std::string> words, const std::vector<std::string>& arguments) {
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  return words;
-}
-
-}  // namespace
-
-std::vector<RankProcess> local_ranks(int size, const std::vector<std::string>& arguments) {
+std::vector<RankProcess> local_ranks(int size, const std::vector<std::string>& words) {
   std::vector<RankProcess> ranks;
-  const std::string program = this_program();
   const std::string launch = hex_of(fresh_secret()).substr(0, 16), count = std::to_string(size);
   for (int i = 0; i < size; ++i) {
     const std::string rank = std::to_string(i);
     ranks.push_back({.name = "rank " + rank,
-                     .words = with_arguments({program}, arguments),
+                     .words = words,
                      .environment = {{"QUERN_RANK", rank},
                                      {"QUERN_RANKS", count},
                                      {"QUERN_LOCAL_RANK", rank},

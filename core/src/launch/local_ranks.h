@@ -8,9 +8,11 @@
 
 namespace quern {
 
-/// `size` processes of the program that runs now, with these arguments, which find themselves by rank_place(). Only
-/// rank 0's standard output is seen.
-std::vector<RankProcess> local_ranks(int size, const std::vector<std::string>& arguments);
+/// `size` processes of a program with its arguments, which find themselves by rank_place(). Only rank 0's standard
+/// output is seen.
+std::vector<RankProcess> local_ranks(int size, const std::vector<std::string>& words);
+/// The program that runs now: by its name, which `ps` shows, unless the file was replaced.
+std::string this_program();
 
 /// "rank 2: ", before messages of this process, where several write to one terminal. Ranks that quern started are named
 /// by what started them: "".

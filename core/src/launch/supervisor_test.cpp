@@ -174,7 +174,7 @@ TEST_CASE("a program that cannot be started is an error of its rank") {
 }
 
 TEST_CASE("local ranks have all that rank_place() reads") {
-  const std::vector<RankProcess> ranks = local_ranks(2, {"train", "a.toml"});
+  const std::vector<RankProcess> ranks = local_ranks(2, {this_program(), "train", "a.toml"});
   REQUIRE(ranks.size() == 2);
   CHECK(ranks[1].name == "rank 1");
   CHECK(std::filesystem::path(ranks[1].words[0]).filename() == "launch_test");

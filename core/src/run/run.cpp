@@ -13,7 +13,9 @@
 #include "generate/prompts.h"
 #include "plan/choice/choose.h"
 #include "plan/laws/check_schedules.h"
+#include "plan/programs/state_programs.h"
 #include "plan/report.h"
+#include "plan/shards.h"
 #include "plan/show_schedules.h"
 #include "program/names.h"
 #include "quern/error.h"
@@ -29,11 +31,15 @@ namespace {
   throw Error(ErrorCode::config, {.where = "TrainingRun", .what = what, .next = next});
 }
 
-ConfigDocument document_of(const RunConfig& config) {
-  ConfigDocument document =
-      config.text ? ConfigDocument::parse(*config.text, config.file) : ConfigDocument::read(config.file);
-  for (const std::string& assignment : config.overrides) document.set(assignment);
-  return document;
+/// What a step leaves of a gradient: this rank's rows, where ranks reduce it by rows.
+PlannedTensor reduced_gradient(const Plan& plan, const PlannedTensor& gradient) {
+  const PlannedTensor* own = plan.find(shard_name(names::kGradient), gradient.parameter, gradient.layer);
+  if (!own) own = plan.find(tensor_name(names::kGradient, gradient.parameter, gradient.layer), "", -1);
+  PlannedTensor reduced = own ? *own : gradient;
+  reduced.kind = gradient.kind;
+  reduced.parameter = gradient.parameter;
+  reduced.layer = gradient.layer;
+  return reduced;
 }
 
 }  // namespace
@@ -64,14 +70,14 @@ struct TrainingRun::Parts : ConfiguredRun {
     if (!own_plan) own_plan = make_plan(session.parts(), session.plan_options());
     return *own_plan;
   }
-  /// Also gradients of a run that trains on one rank, where they are whole.
+  /// Also the gradients of a run that trains.
   const std::vector<PlannedTensor>& tensors() {
     if (!state.empty()) return state;
     const Plan& open = engine().plan();
     state = training_state(open);
-    if (trainer && open.options.state.ranks == 1)
+    if (trainer)
       for (const PlannedTensor& tensor : open.tensors)
-        if (tensor.kind == names::kGradient) state.push_back(tensor);
+        if (tensor.kind == names::kGradient) state.push_back(reduced_gradient(open, tensor));
     return state;
   }
   const PlannedTensor& tensor(const std::string& name);
@@ -287,6 +293,7 @@ std::vector<float> TrainingRun::read(const std::string& name) const {
   if (tensor.kind == names::kGradient && std::isnan(position().seconds))
     refuse_use("there is no gradient before the first step", "call step first");
   std::vector<std::byte> stored(static_cast<std::size_t>(byte_count(tensor.whole_extents(), tensor.dtype)));
+  if (tensor.kind != names::kGradient) parts_->engine().apply_update();
   parts_->engine().read(tensor, stored.data());
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.whole_extents())));
   decode(stored.data(), tensor.dtype, values);
@@ -306,12 +313,15 @@ void TrainingRun::write(const std::string& name, std::span<const float> values) 
                                     .expected = std::to_string(element_count(tensor.whole_extents()))});
   std::vector<std::byte> stored(static_cast<std::size_t>(byte_count(tensor.whole_extents(), tensor.dtype)));
   encode(values, tensor.dtype, stored.data());
+  parts_->engine().apply_update();
   parts_->engine().write(tensor, stored.data());
   parts_->engine().refresh();
 }
 
 void TrainingRun::export_model(const std::string& directory) {
-  ModelExport(parts_->session, directory).write(parts_->engine(), directory);
+  const ModelExport model(parts_->session, directory);
+  auto write = [&] { model.write(parts_->engine(), directory); };
+  parts_->trainer ? parts_->trainer->lead("exporting the model", write) : write();
 }
 
 }  // namespace quern

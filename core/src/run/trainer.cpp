@@ -393,7 +393,7 @@ void Trainer::guarded(const std::function<void()>& work) {
 RunResult Trainer::run() {
   bool finished = false;
   guarded([&] {
-    while (advance()) {
+    while (!stopping() && advance()) {
     }
     if (session_.checkpoint.at_end && !checkpoints_.has(state_) && !stopping()) checkpoints_.save(state_);
     finished = !stopping() && finish();

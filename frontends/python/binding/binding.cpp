@@ -1,5 +1,6 @@
 // run.h for Python, which calls these functions through ctypes: a run is an opaque pointer; arguments and
 // results are JSON, except the elements of tensors. Every function returns 0, or 1 with quern_error() set.
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -10,8 +11,11 @@
 
 #include "base/format.h"
 #include "components.h"
+#include "launch/rank_place.h"
+#include "launch/starter_link.h"
 #include "quern/error.h"
 #include "quern/run.h"
+#include "run/ranks/start_ranks.h"
 #include "stop_signals.h"
 
 namespace quern::python {
@@ -20,14 +24,20 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int kLeft = -1;  // RunRequests::stop of a program that is done with the run
+
 /// A run as Python has it: opened by its first use.
 struct Run {
   explicit Run(RunConfig config) : training(std::move(config)) {}
+  ~Run() {
+    if (is_rank) hear_starter(nullptr);
+  }
 
   enum class Use { none, training, inference, over };
   RunRequests requests;
   TrainingRun training;
   Use use = Use::none;
+  bool is_rank = starter_of_this_rank() != 0;         // then its signals come from the starter
   std::vector<std::unique_ptr<StopSignals>> signals;  // of a run that trains, also between steps
 };
 
@@ -59,6 +69,7 @@ void open_for_training(Run& run) {
     throw Error(ErrorCode::config,
                 {.where = "Run", .what = "it has ended", .next = "make another one, which continues"});
   if (run.use == Run::Use::training) return;
+  if (run.is_rank) hear_starter(&run.requests);
   run.training.open_for_training(run.requests);
   run.use = Run::Use::training;
   for (int signal : {SIGTERM, SIGHUP, SIGXCPU})
@@ -76,9 +87,14 @@ void open_for_evaluation(Run& run, const std::string& weights) {
 /// The end of a run: of its last step, or of a stop. Saves every finished step.
 json end(Run& run) {
   run.use = Run::Use::over;
+  const int stopped = run.requests.stop == kLeft ? 0 : run.requests.stop.load();
   const RunResult result = run.training.train();
   run.signals.clear();
-  return {{"moved", false}, {"finished", result.finished}, {"warnings", result.untold}, {"position", position(run)}};
+  return {{"moved", false},
+          {"finished", result.finished},
+          {"warnings", result.untold},
+          {"position", position(run)},
+          {"stopped", run.is_rank ? stopped : 0}};
 }
 
 json step(Run& run, const json&) {
@@ -91,7 +107,8 @@ json step(Run& run, const json&) {
 
 json stop(Run& run, const json&) {
   if (run.use != Run::Use::training) return nullptr;
-  run.requests.stop = 1;
+  int none = 0;
+  run.requests.stop.compare_exchange_strong(none, kLeft);
   return end(run);
 }
 
@@ -236,6 +253,7 @@ RunConfig config_in(const char* text, Callback callback) {
   if (const json& toml = config.at("text"); !toml.is_null()) result.text = toml.get<std::string>();
   result.overrides = config.at("overrides").get<std::vector<std::string>>();
   if (callback) result.components = components(callback);
+  if (const std::optional<RankPlace> place = rank_place()) take_place(*place, result);
   return result;
 }
 
@@ -264,6 +282,18 @@ QUERN_PYTHON int quern_resolve(const char* config, Callback callback, char** tom
 /// Makes a run. `callback` may be null; else it is called until quern_close returns.
 QUERN_PYTHON int quern_make(const char* config, Callback callback, Run** run) {
   return guarded([&] { *run = new Run(config_in(config, callback)); });
+}
+
+/// Starts `words`, a JSON list, as the config's ranks, and sets their exit code; -1: the run has one, or this is a
+/// rank.
+QUERN_PYTHON int quern_start_ranks(const char* config, const char* words, int* code) {
+  return guarded([&] {
+    *code = -1;
+    if (quern::starter_of_this_rank() != 0) hear_starter(nullptr);
+    if (quern::rank_place()) return;
+    auto say = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+    *code = quern::start_ranks(config_in(config, nullptr), json::parse(words), say).value_or(-1);
+  });
 }
 
 QUERN_PYTHON int quern_close(Run* run) {

@@ -4,8 +4,10 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
 
 #include "base/clock.h"
+#include "launch/starter_link.h"
 
 namespace quern::python {
 
@@ -63,6 +65,23 @@ StopSignals::~StopSignals() {
     own.by = nullptr;
     if (own.came_at > 0) ::raise(signal);
   }
+}
+
+void hear_starter(RunRequests* requests) {
+  static std::atomic<RunRequests*> hearer{nullptr};
+  static std::once_flag heard;
+  hearer = requests;
+  std::call_once(heard, [] {
+    quern::hear_starter([](int signal) {
+      RunRequests* run = hearer;
+      if (signal == SIGUSR1 && run)
+        run->save = true;
+      else if (run)
+        run->stop = signal;
+      else if (signal != SIGUSR1)
+        ::_exit(128 + signal);
+    });
+  });
 }
 
 bool is_default(int signal) { return has_handler(signal, SIG_DFL); }

@@ -25,6 +25,9 @@ class StopSignals {
   std::vector<std::pair<int, struct sigaction>> before_;  // of the signals taken
 };
 
+/// In a rank that quern started: from now on the starter's signals stop or save this run; null: they end the process.
+void hear_starter(RunRequests* requests);
+
 /// The process leaves this signal its default action.
 bool is_default(int signal);
 

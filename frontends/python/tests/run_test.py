@@ -258,21 +258,94 @@ class RunTest(FolderTestCase):
         with self.assertRaisesRegex(quern.Error, "checkpoint.tokenizer"):
             quern.Run(self.config).generate(["a quern"])
 
-    def test_ranks_that_others_start_are_a_run(self):
-        config = self.named("ranks", parallel={"ranks": 2, "communicator": "memcpy"}, train={"accumulation": 2})
-        (self.folder / "ranks.toml").write_text(config.to_toml())
-        subprocess.run([PROGRAM, "train", self.folder / "ranks.toml", "--set", f"log.directory={self.folder}/program"],
-                       check=True, capture_output=True)
-        program = "import quern\nwith quern.Run('ranks.toml') as run: print([step.loss for step in run])"
+    def test_ranks_that_torchrun_starts_are_a_run(self):
+        (self.folder / "ranks.toml").write_text((self.folder / "run.toml").read_text().replace(
+            "micro_batch = 2", "micro_batch = 2\naccumulation = 2") + "[parallel]\ncommunicator = 'memcpy'\n")
+        subprocess.run([PROGRAM, "train", self.folder / "ranks.toml", "--set", f"log.directory={self.folder}/program",
+                        "--set", "parallel.ranks=2"], check=True, capture_output=True)
+        program = "import quern\nquern.launch('ranks.toml')\nwith quern.Run('ranks.toml') as run: print([step.loss for step in run])"
         ranks = [subprocess.Popen([sys.executable, "-c", program], cwd=self.folder, stdout=subprocess.PIPE, text=True,
-                                  env={**os.environ, "QUERN_RANK": str(rank), "QUERN_LOCAL_RANK": str(rank), "QUERN_RANKS": "2",
-                                       "QUERN_LOCAL_RANKS": "2", "QUERN_LAUNCH": self.folder.name})
+                                  env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                                       "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+                                       "TORCHELASTIC_RUN_ID": self.folder.name})
                  for rank in range(2)]
         losses = [json.loads(rank.communicate(timeout=100)[0]) for rank in ranks]
         self.assertEqual(losses[0], list(self.losses("program").values()))
         self.assertEqual(losses[1], losses[0])
-        with self.assertRaisesRegex(quern.Error, "rank"), quern.Run(config) as run:
+        with self.assertRaisesRegex(quern.Error, "rank"), quern.Run(quern.Config.load(self.folder / "ranks.toml").set(
+                "parallel.ranks", 2)) as run:
             run.step()
+
+    def launched(self, body, *words, **parallel):
+        """A process of a script that is two ranks, with the run in `run`."""
+        config = self.named("ranks", parallel={"ranks": 2, "communicator": "memcpy", **parallel},
+                            train={"accumulation": 2}, precision={"id": "fp32"})
+        (self.folder / "ranks.toml").write_text(config.to_toml())
+        (self.folder / "script.py").write_text(textwrap.dedent("""\
+            import os, sys, numpy as np, quern
+            config = quern.Config.load("ranks.toml")
+            quern.launch(config)
+            rank = int(os.environ["QUERN_RANK"])
+            with quern.Run(config) as run:
+            """) + textwrap.indent(textwrap.dedent(body), "    "))
+        return subprocess.Popen([sys.executable, "script.py", *words], cwd=self.folder, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+
+    def test_launched_ranks_gather_weights_and_gradients_and_export_once(self):
+        with quern.Run(self.named("one", train__accumulation=2, precision__id="fp32")) as run:
+            run.step()
+            names = [name for name in run.tensors() if name.startswith(("master", "gradient"))]
+            want = {name: run.read(name) for name in names}
+            loss = run.evaluate()[0].loss
+        self.assertTrue(any(name.startswith("gradient/qkv.weight") for name in names))
+        for zero in (0, 1, 3):
+            with self.subTest(zero=zero):
+                process = self.launched("""\
+                    run.step()
+                    values = {name.replace("/", "|"): run.read(name) for name in run.tensors()}
+                    losses = [run.evaluate()[0].loss]
+                    embedding = values["master|embedding.weight"]
+                    run.write("master/embedding.weight", embedding * 0)
+                    losses.append(run.evaluate()[0].loss)
+                    run.write("master/embedding.weight", embedding)
+                    losses.append(run.evaluate()[0].loss)
+                    run.export(sys.argv[1])
+                    np.savez(f"values{rank}.npz", losses=losses, **values)
+                    print("rank", rank)
+                    """, f"model{zero}", zero=zero, reduction="fast")
+                out, err = process.communicate(timeout=100)
+                self.assertEqual((process.returncode, out), (0, "rank 0\n"), err)
+                found = [np.load(self.folder / f"values{rank}.npz") for rank in range(2)]
+                for name in names:
+                    other = found[0][name.replace("/", "|")]
+                    np.testing.assert_array_equal(found[1][name.replace("/", "|")], other)
+                    np.testing.assert_allclose(other, want[name], rtol=1e-4, atol=1e-6, err_msg=name)
+                written = found[0]["losses"]
+                self.assertAlmostEqual(written[0], loss, 5)
+                self.assertEqual((written[2], written[1] > 4), (written[0], True))
+                with quern.Run(self.config, weights=self.folder / f"model{zero}") as run:
+                    self.assertAlmostEqual(run.evaluate()[0].loss, loss, 2)  # rounded to bf16
+                subprocess.run(["rm", "-r", self.folder / "ranks"], check=True)
+
+    def test_launched_ranks_end_together(self):
+        process = self.launched("""\
+            for step in run:
+                print(step.step, flush=True)
+                if step.step == 2 and rank == 1: raise ValueError("a script's own fault")
+            """)
+        out, err = process.communicate(timeout=100)
+        self.assertEqual(process.returncode, 1, err)
+        self.assertIn("quern: error: rank 1: ValueError: a script's own fault", err)
+        self.config = self.config.set("train.steps", 60000)
+        process = self.launched("for step in run: print(step.step, flush=True)")
+        for _ in range(3):
+            process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
+        done = int(out.split()[-1]) if out else 3
+        saved = max(int(path.name.split("-")[1]) for path in (self.folder / "ranks/checkpoints").glob("step-*"))
+        self.assertGreaterEqual(saved, done)
 
     def test_rows_of_python_train_as_a_token_file_in_order(self):
         tokens = chain(40)

@@ -244,4 +244,11 @@ PluginHost run_host(const Manifest& components) {
   return host;
 }
 
+ConfigDocument document_of(const RunConfig& config) {
+  ConfigDocument document =
+      config.text ? ConfigDocument::parse(*config.text, config.file) : ConfigDocument::read(config.file);
+  for (const std::string& assignment : config.overrides) document.set(assignment);
+  return document;
+}
+
 }  // namespace quern

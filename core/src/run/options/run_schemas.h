@@ -4,8 +4,10 @@
 
 #include <vector>
 
+#include "config/document.h"
 #include "config/schema.h"
 #include "plugin/plugin_host.h"
+#include "quern/run.h"
 
 namespace quern {
 
@@ -14,5 +16,8 @@ std::vector<SectionSchema> run_schemas();
 
 /// A host with the standard folders, and the factories that are built in or in `components`.
 PluginHost run_host(const Manifest& components = {});
+
+/// The TOML with its overrides.
+ConfigDocument document_of(const RunConfig& config);
 
 }  // namespace quern

@@ -1,5 +1,6 @@
 #include "run/ranks/ranks.h"
 
+#include <charconv>
 #include <cstdlib>
 #include <exception>
 #include <map>
@@ -94,8 +95,17 @@ std::vector<std::string> Ranks::alone(std::string& own) {
 std::uint32_t Ranks::any(std::uint32_t own) {
   if (!hosts_) return own;
   std::uint32_t found = 0;
-  for (const std::string& answer : exchange(std::to_string(own)))
-    found |= static_cast<std::uint32_t>(std::stoul(answer));
+  const std::vector<std::string> answers = exchange(std::to_string(own));
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    std::uint32_t bits = 0;
+    const char* const end = answers[rank].data() + answers[rank].size();
+    if (const auto [stop, error] = std::from_chars(answers[rank].data(), end, bits);
+        error != std::errc() || stop != end)
+      throw Error(ErrorCode::communication, {.where = "rank " + std::to_string(rank),
+                                             .what = "does something else than this rank",
+                                             .next = "make the same calls of the run on all ranks"});
+    found |= bits;
+  }
   return found;
 }
 

@@ -19,6 +19,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "quern_free": [ctypes.c_void_p],
     "quern_resolve": [ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)],
     "quern_make": [ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)],
+    "quern_start_ranks": [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int)],
     "quern_close": [ctypes.c_void_p],
     "quern_call": [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p)],
     "quern_read": [ctypes.c_void_p, ctypes.c_char_p, FLOATS, ctypes.c_size_t],

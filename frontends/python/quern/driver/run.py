@@ -85,6 +85,8 @@ class Run:
     KeyboardInterrupt follows; SIGTERM, SIGHUP and SIGXCPU do, where the program left them alone, at the next step, and then
     end the process. The same signal a second later ends it at once. A process that is killed leaves the config's checkpoints. A run continues from its newest checkpoint: make it again.
 
+    Of several ranks (quern.launch, torchrun), all make the same calls, with the same answers: tensors are gathered.
+
     Faults are quern.Error. For one thread at a time; other threads go on while it works.
     """
 
@@ -193,8 +195,8 @@ class Run:
             raise error_of(fault) from None
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the run's state by name: masters and, where it trains, the optimizer's moments and, on one rank,
-        gradients. A gradient is of the last step's loss, summed over its targets, before clipping."""
+        """The tensors of the run's state by name: masters and, where it trains, the optimizer's moments and gradients. A
+        gradient is of the last step's loss, summed over its targets, before clipping."""
         self._call("open", training=False, weights=self.weights)
         return {tensor["name"]: Tensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"]))
                 for tensor in self._call("tensors")}
@@ -290,6 +292,8 @@ class Run:
         for text in answer.get("warnings", ()):
             warnings.warn(text, stacklevel=3)
         self.finished = answer.get("finished", False)
+        if number := answer.get("stopped"):  # of a rank: all end as the signal says
+            raise SystemExit(128 + number)
         return step_of(answer["position"]) if answer["moved"] else None
 
     def _tensor(self, name: str) -> Tensor:
