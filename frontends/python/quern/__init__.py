@@ -11,16 +11,18 @@
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"  # quern's own
-__all__ = ["Config", "DataLoss", "Error", "Finding", "Run", "Step", "Tensor", "Text", "launch", "prefix"]
+__all__ = ["Config", "DataLoss", "Error", "Finding", "Run", "Step", "Tensor", "Text", "WandbLog", "launch",
+           "prefix"]
 
 if TYPE_CHECKING:
     from quern.base.installation import prefix as prefix
     from quern.driver.config import Config as Config
     from quern.driver.error import Error as Error, Finding as Finding
     from quern.driver.ranks import launch as launch
+    from quern.runs.export_wandb import WandbLog as WandbLog
     from quern.driver.run import DataLoss as DataLoss, Run as Run, Step as Step, Tensor as Tensor, Text as Text
 
-_MODULES = {"Config": "driver.config", "Error": "driver.error", "Finding": "driver.error", "launch": "driver.ranks",
+_MODULES = {"Config": "driver.config", "Error": "driver.error", "Finding": "driver.error", "WandbLog": "runs.export_wandb", "launch": "driver.ranks",
             "prefix": "base.installation"}
 
 

@@ -53,6 +53,7 @@ COMMANDS: dict[str, Command | Group] = {
     "export-wandb": Command("quern.runs.export_wandb", "runs as offline Weights & Biases runs"),
     "export-gguf": Command("quern.models.export_gguf", "a run or a model as one GGUF file, for llama.cpp"),
     "generate": Command("quern.models.generate", "continue text with a run's weights"),
+    "verify": Command("quern.verify", "check a run's losses and gradients on this machine"),
     "check-export": Command("quern.models.check_export", "repeat a run's validation in transformers"),
 }
 

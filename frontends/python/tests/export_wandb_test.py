@@ -5,6 +5,8 @@ import io
 import json
 import math
 import sys
+import threading
+import time
 import types
 import unittest
 from unittest import mock
@@ -52,11 +54,34 @@ class ExportTest(FolderTestCase):
         self.assertEqual((run.arguments["project"], run.arguments["name"]), ("p", "one"))
         self.assertEqual(run.arguments["config"]["train"], {"steps": 2, "from": "x"})
         self.assertEqual(run.logged[0], (1, {"train/loss": 5.0, "train/lr": 1e-3}))
-        self.assertEqual(
-            run.logged[1], (2, {"train/loss": math.inf, "train/lr": 1e-3, "eval/tokens": 64, "eval/loss": 4.5})
-        )
+        self.assertEqual(run.logged[1:], [(2, {"train/loss": math.inf, "train/lr": 1e-3}),
+                                          (2, {"eval/tokens": 64, "eval/loss": 4.5})])
         self.assertEqual(run.summary, {"end/val_loss": 4.5})
         self.assertTrue(run.finished)
+
+    def test_a_run_that_trains_is_followed_until_it_ends(self):
+        made, log = [], self.folder / "log.jsonl"
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text(lines[0] + lines[1][:9])
+        wandb = types.SimpleNamespace(init=lambda **words: made.append(FakeRun(words)) or made[-1])
+
+        def grow():
+            for seen, rest in ((0, lines[1][9:]), (1, "".join(lines[2:]))):
+                while len(made) == 0 or len(made[0].logged) < seen:
+                    time.sleep(0.01)
+                with open(log, "a") as file:
+                    file.write(rest)
+
+        writer = threading.Thread(target=grow)
+        writer.start()
+        code, said = self.export(wandb, self.folder, "--follow", "--mode", "online")
+        writer.join()
+        self.assertEqual((code, said), (0, f"{self.folder}: 2 steps, 1 evaluations\n"))
+        self.assertEqual((made[0].arguments["mode"], made[0].arguments["name"]), ("online", "one"))
+        self.assertEqual([step for step, _ in made[0].logged], [1, 2, 2])
+        self.assertEqual((made[0].summary, made[0].finished), ({"end/val_loss": 4.5}, True))
+        code, said = self.export(wandb, self.folder, self.folder, "--follow")
+        self.assertEqual((code, "follows one run" in said), (2, True), said)
 
     def test_without_wandb_the_error_says_so(self):
         code, said = self.export(None, self.folder)

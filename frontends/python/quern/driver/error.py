@@ -63,6 +63,13 @@ def error_of(fault: Fault) -> Error:
     return Error(message, {"code": fault.code, "where": "the tools", "what": message, "found": "", "expected": "", "next": ""})
 
 
+def fault_of(error: Error) -> Fault:
+    """For the tools' code."""
+    fault = Fault("", "", code=error.code)
+    fault.args = (str(error),)
+    return fault
+
+
 def findings_of(text: str) -> tuple[Finding, ...]:
     """Of a message with a fault a line."""
     matches = (FINDING.fullmatch(line) for line in text.splitlines())

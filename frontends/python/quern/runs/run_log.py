@@ -6,6 +6,7 @@ being written is fine.
 
 import math
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from quern.base.fault import Fault, reading
 from quern.base.json_shape import COUNT, INTEGER, NUMBER, SCALAR, TEXT, Kind, Shape, checked, choice, parse, parse_toml
 
+POLL = 0.2  # seconds between looks at a log that grows
 LONGEST_LINE = 16 << 20  # bytes; the longest is the first, with the whole config
 LARGEST = 1e100  # larger values cannot be drawn beside anything else
 
@@ -101,6 +103,24 @@ def read_records(log: Path) -> Iterator[tuple[str, Record]]:
             return  # the run is still writing it, or was killed
         event = checked(record, {"event": TEXT}, where)["event"]
         yield where, checked(record, {**EVENTS.get(event, {}), "*": SCALAR}, where, event)
+
+
+def followed(path: Path) -> Iterator[Record]:
+    """The events of a run's log, also those that it is yet to write: up to the end of the run that is the last one."""
+    log, event = log_of(path), ""
+    with reading(log), open(log, "rb") as file:
+        while True:
+            begin, line = file.tell(), file.readline(LONGEST_LINE + 1)
+            if line.endswith(b"\n"):
+                event = checked(parse(line, log), {"event": TEXT, "*": SCALAR}, log)["event"]
+                yield checked(parse(line, log), {**EVENTS.get(event, {}), "*": SCALAR}, log, event)
+                continue
+            if event == "end" and not line:
+                return
+            if len(line) > LONGEST_LINE:
+                raise Fault(log, "too long for a log", f"over {LONGEST_LINE} bytes", "a line for each event")
+            file.seek(begin)  # the run is still writing it
+            time.sleep(POLL)
 
 
 def read_run(path: Path) -> Run:
