@@ -4,8 +4,8 @@
     python -m quern.verify run.toml --write losses.json        # then, after a change or on another machine:
     python -m quern.verify run.toml --reference losses.json
 
-    recompute  losses with every layer recomputed have the bits of those with all activations kept
-    reference  losses are those of a file, to --tolerance
+    recompute  losses with every layer recomputed have the same bits as with all activations kept
+    reference  losses are equal to the losses in a file, to --tolerance
     torch      loss and gradients of a step on random tokens, beside transformers in fp32; skipped without torch
 
 Nothing is written into the run's directory. Exit code 1: a check failed.

@@ -1,4 +1,4 @@
-"""python -m quern.verify: checks that hold, fail and are skipped.
+"""python -m quern.verify: checks that hold, fail and are skipped."""
 
 import contextlib
 import io
