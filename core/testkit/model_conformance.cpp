@@ -50,7 +50,10 @@ class Check {
     const Shape stream = {Dim::tokens(), traits_.width};
     const Program embed = writer.embed(), head = writer.head();
     check_ends(embed, {}, stream);
-    check_ends(head, stream, {Dim::tokens()});
+    const ValueId targets = head.find("targets");
+    if (targets == kNoValue) fault("head", "does not read the input targets");
+    check_ends(head, stream, targets == kNoValue ? Shape{Dim::tokens()} : head[targets].shape);
+    if (traits_.vocabulary < 2 && embed.find("tokens") != kNoValue) fault("traits", "tokens, and a vocabulary below 2");
     check_uses(embed, {ParameterGroup::embedding});
     check_uses(head, {ParameterGroup::head, ParameterGroup::embedding});
     std::map<std::int64_t, std::string> kinds;  // kind -> its program
@@ -93,7 +96,7 @@ class Check {
       if (spec.extents.empty() || rows != spec.extents[0])
         fault(spec.name, "rows of its parts do not sum up to " + to_string(spec.extents));
     }
-    if (traits_.layers < 1 || traits_.width < 1 || traits_.vocabulary < 2 || traits_.max_positions < 1)
+    if (traits_.layers < 1 || traits_.width < 1 || traits_.vocabulary < 0 || traits_.max_positions < 1)
       fault("traits", "sizes below 1");
   }
 

@@ -199,6 +199,15 @@ void loss_stats_cases(const OpRunner& runner) {
     };
     op().out(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
     op().sum(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
+    OpComparison term("loss_stats", {{"weight", 0.25}, {"counts", std::int64_t{0}}});
+    term.in(normal(kF32, {tokens}, 1)).in(integers(tokens, -1, 3, 2)).sum(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
+  }
+}
+
+void loss_stats_grad_cases(const OpRunner& runner) {
+  for (std::int64_t tokens : {1, 33, 5000}) {
+    OpComparison op("loss_stats_grad", {{"factor", -0.75}});
+    op.in(integers(tokens, -1, 3, 2)).out(kF32, {tokens}, {0, 0}).run(runner);
   }
 }
 

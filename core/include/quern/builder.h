@@ -51,9 +51,13 @@ class ProgramBuilder {
   // ---- inputs ----
   /// The residual stream that enters a block or the head, (N, width).
   ValueId stream(std::int64_t width);
-  ValueId tokens();     ///< (N) i32
-  ValueId targets();    ///< (N) i32, -1 where the token does not count
-  ValueId positions();  ///< (N) i32, position in its document
+  /// An input of each micro-batch, which the data source gives under that name. Its first dimension is per token or
+  /// per row. Integers are from 0 to `below` - 1, as far as that is known; the bound is needed to make random ones.
+  /// All programs of a model declare it alike. `targets` may also be -1: what does not count.
+  ValueId input(std::string name, Shape shape, DType dtype, std::int64_t below = 0);
+  ValueId tokens();     ///< input "tokens", (N) i32
+  ValueId targets();    ///< input "targets", (N) i32, -1 where the token does not count
+  ValueId positions();  ///< input "positions", (N) i32, position in its document
   ValueId parameter(std::string_view name);
 
   // ---- vocabulary; `weight` and `bias` are parameter names; `name` names the result ----
@@ -85,16 +89,17 @@ class ProgramBuilder {
   std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, const std::string& name,
                           Attributes attributes = {});
 
-  /// Declares the program's output: the residual stream, or the head's loss.
+  /// Declares the program's output: the residual stream, or the head's loss, f32 of the shape of input `targets`.
   void output(ValueId value);
+  /// A further term of the objective, in any program: f32 of the shape of `targets`. Where these count, its elements
+  /// times `weight` are added to the sum of losses, which is divided by the number of targets that count.
+  void add_loss(ValueId value, double weight);
   /// The finished program, checked.
   Program take();
   /// A whole program in place of the ops so far: for a model that changes another model's programs.
   void replace(Program program) { program_ = std::move(program); }
 
  private:
-  ValueId runtime(std::string name, Shape shape, DType dtype);
-
   Program program_;
   Context context_;
 };

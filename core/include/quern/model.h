@@ -13,9 +13,10 @@ namespace quern {
 /// Sizes the core needs for planning and reporting.
 struct ModelTraits {
   std::int64_t layers = 0;
-  std::int64_t width = 0;  ///< of the residual stream
-  std::int64_t vocabulary = 0;
+  std::int64_t width = 0;          ///< of the residual stream
+  std::int64_t vocabulary = 0;     ///< 0: it has no tokens
   std::int64_t max_positions = 0;  ///< longest sequence that the model is made for
+  bool causal = true;              ///< no loss depends on later tokens: it can continue texts
 };
 
 class Model {

@@ -94,11 +94,20 @@ struct OpSpec {
   OpClass op_class = OpClass::other;
   std::optional<Product> product = {};  ///< set: the precision backend lowers this op
   bool statistics = false;              ///< outputs add up over the micro-batches of a step
-  bool transposes = false;              ///< output 0 is input 0, transposed
+  bool objective = false;   ///< adds its inputs to the objective: backward is asked without an output gradient
+  bool transposes = false;  ///< output 0 is input 0, transposed
   /// The kind that computes this op and its gradients at once; its extra outputs follow this op's own, and
   /// `training_gradients` says which input each belongs to. Such an op ends a program: it needs no output gradient.
   std::string training_kind = {};
   std::vector<std::pair<int, int>> training_gradients = {};
+  /// What an op that a head ends with takes and gives; a run that needs more is refused by name. Losses whose products
+  /// a precision may quantize have `product`.
+  struct Loss {
+    bool z_loss = false;  ///< attribute `z_loss`, of train.z_loss
+    bool chunk = false;   ///< attribute `chunk`, of train.loss_chunk
+    bool logits = false;  ///< inputs 0 and 1 are x and W of logits x W^T, for samples, texts and logits
+  };
+  Loss loss = {};
 
   /// How the op's outputs are recomputed in the backward phase, where running the op itself again would disturb a
   /// state or repeat a search: by an op of kind `kind` on inputs (input 0, output `kept_output` of the forward op,

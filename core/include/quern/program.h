@@ -18,7 +18,7 @@ inline constexpr ValueId kNoValue = -1;  ///< an absent optional operand
 
 /// Storage and producer of a value.
 enum class Role : std::uint8_t {
-  runtime,         ///< input of the micro-batch or step: tokens, targets, positions, documents, step
+  runtime,         ///< input of the micro-batch or step: tokens, targets, what else a model declares, step
   boundary,        ///< comes from the neighbouring program: the residual stream, or its gradient
   parameter,       ///< a parameter's working operand in the value's dtype, per layer
   parameter_grad,  ///< gradient of a parameter: its producers write it or add to it, over micro-steps
@@ -34,6 +34,7 @@ struct Value {
   DType dtype = DType::f32;
   Role role = Role::local;
   std::string parameter = {};  ///< parameter and parameter_grad: the parameter's name
+  std::int64_t below = 0;      ///< runtime integers: a bound that each is below; 0: none is known
 };
 
 enum class Phase : std::uint8_t { forward, recompute, backward };

@@ -1,12 +1,20 @@
 #include "quern/shape.h"
 
+#include "quern/error.h"
+
 namespace quern {
 
-Extents extents_at(const Shape& shape, std::int64_t tokens) {
+Extents extents_at(const Shape& shape, const Geometry& geometry) {
   Extents extents;
   extents.reserve(shape.size());
-  for (const Dim& dim : shape) extents.push_back(dim.at(tokens));
+  for (const Dim& dim : shape) extents.push_back(dim.at(geometry));
   return extents;
+}
+
+Extents fixed_extents(const Shape& shape) {
+  for (const Dim& dim : shape)
+    if (!dim.is_fixed()) fail_internal("shape", to_string(shape) + " depends on the micro-batch");
+  return extents_at(shape, {});
 }
 
 std::int64_t element_count(const Extents& extents) {
@@ -23,12 +31,15 @@ std::string to_string(const Shape& shape) {
   std::string text = "(";
   for (const Dim& dim : shape) {
     if (text.size() > 1) text += ", ";
-    if (dim.per_token == 0) {
-      text += std::to_string(dim.fixed);
-      continue;
-    }
-    text += dim.per_token == 1 ? "N" : std::to_string(dim.per_token) + " N";
-    if (dim.fixed != 0) text += " + " + std::to_string(dim.fixed);
+    std::string terms;
+    auto add = [&](std::int64_t count, const char* unit) {
+      if (count == 0) return;
+      terms += (terms.empty() ? "" : " + ") + (count == 1 ? unit : std::to_string(count) + " " + unit);
+    };
+    add(dim.per_token, "N");
+    add(dim.per_row, "B");
+    if (dim.fixed != 0 || dim.is_fixed()) terms += (terms.empty() ? "" : " + ") + std::to_string(dim.fixed);
+    text += terms;
   }
   return text + ")";
 }

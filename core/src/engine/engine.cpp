@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "engine/batch_inputs.h"
 #include "engine/progress.h"
 #include "program/names.h"
 #include "quern/error.h"
@@ -13,17 +14,6 @@
 namespace quern {
 
 namespace {
-
-// Kernels trust the offsets, so a data source that gives others is stopped here.
-void check_documents(const std::vector<std::int32_t>& starts, const Geometry& geometry) {
-  bool good = starts.size() > 1 && starts.front() == 0 && starts.back() == geometry.tokens();
-  for (std::size_t i = 1; good && i < starts.size(); ++i)
-    good = starts[i - 1] < starts[i] && starts[i] <= (starts[i - 1] / geometry.sequence + 1) * geometry.sequence;
-  if (!good)
-    fail_internal("engine",
-                  "the batch's documents are not ascending offsets from 0 to the number of tokens, one at "
-                  "the start of each row");
-}
 
 /// A range of a device's profiler, from here to the end of the scope.
 class Range {
@@ -189,30 +179,7 @@ void Engine::upload(const Batch& batch, const StepState& state) {
 }
 
 void Engine::fill_slot(const Batch& batch, const StepState& state) {
-  std::int64_t tokens = plan_.options.geometry.tokens();
-  if (static_cast<std::int64_t>(batch.tokens.size()) != tokens ||
-      static_cast<std::int64_t>(batch.targets.size()) != tokens ||
-      static_cast<std::int64_t>(batch.positions.size()) != tokens)
-    fail_internal("engine",
-                  "batch has " + std::to_string(batch.tokens.size()) + " tokens, the plan " + std::to_string(tokens));
-  std::byte* next = slot_;
-  auto put = [&](const void* data, std::size_t bytes) {
-    std::memcpy(next, data, bytes);
-    next += bytes;
-  };
-  for (const std::vector<std::int32_t>* words : {&batch.tokens, &batch.targets, &batch.positions})
-    put(words->data(), words->size() * 4);
-  if (plan_.options.documents) {
-    std::vector<std::int32_t> documents = batch.documents;
-    if (!documents.empty())
-      check_documents(documents, plan_.options.geometry);
-    else  // one document a row
-      for (std::int64_t row = 0; row <= plan_.options.geometry.batch; ++row)
-        documents.push_back(static_cast<std::int32_t>(row * plan_.options.geometry.sequence));
-    documents.resize(static_cast<std::size_t>(tokens) + 1, static_cast<std::int32_t>(tokens));
-    put(documents.data(), documents.size() * 4);
-  }
-  put(&state, sizeof state);
+  std::memcpy(put_inputs(plan_, batch, slot_), &state, sizeof state);
 }
 
 // ---- steps ----

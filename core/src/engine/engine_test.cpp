@@ -369,13 +369,13 @@ TEST_CASE("batches that do not fit the plan are refused") {
   };
   Batch batch = good;
   batch.tokens.pop_back();
-  refused(batch, "batch has 15 tokens, the plan 16");
+  refused(batch, "input tokens: the data give it in another size than the model reads: found 15 elements");
   batch = good;
   batch.targets.push_back(0);
-  refused(batch, "the plan 16");
+  refused(batch, "expected (16) i32");
   batch = good;
   batch.positions.clear();
-  refused(batch, "the plan 16");
+  refused(batch, "input positions: the data do not give it: expected (16) i32");
   // Not from 0; not to the end; not ascending; none at the start of a row; a single one.
   for (std::vector<std::int32_t> documents : {std::vector<std::int32_t>{1, 8, 16},
                                               {0, 8, 15},

@@ -41,12 +41,8 @@ class Layout : Reserve {
 
   /// What a step takes from the host and gives back.
   void lay_out_inputs() {
-    const std::int64_t tokens = plan_.options.geometry.tokens();
-    for (const char* name : {names::kTokens, names::kTargets, names::kPositions})
-      add_tensor(TensorOwner::input, name, "", -1, DType::i32, {tokens});
-    if (plan_.options.documents) add_tensor(TensorOwner::input, names::kDocuments, "", -1, DType::i32, {tokens + 1});
-    add_tensor(TensorOwner::input, names::kStep, "", -1, DType::u32,
-               {static_cast<std::int64_t>(sizeof(StepState) / 4)});
+    for (const Value& input : plan_.uploaded)
+      add_tensor(TensorOwner::input, input.name, "", -1, input.dtype, extents_at(input.shape, plan_.options.geometry));
     for (const PlannedTensor& tensor : plan_.tensors)
       if (tensor.owner == TensorOwner::input)
         plan_.staging_slot_bytes = checked_sum(plan_.staging_slot_bytes, tensor.bytes());
@@ -63,15 +59,18 @@ class Layout : Reserve {
     }
   }
 
+  Extents logits_extents(const Program& program) const {
+    return extents_at(program[program.outputs[0]].shape, plan_.options.geometry);
+  }
+
   void lay_out_results() {
     if (plan_.options.logits)
       add_tensor(TensorOwner::result, names::kLogits, "", -1,
                  plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
-                 {plan_.options.geometry.tokens(), plan_.model.vocabulary});
+                 logits_extents(plan_.head_logits.program));
     if (plan_.options.next_logits) {
       add_tensor(TensorOwner::input, names::kRows, "", -1, DType::i32, {plan_.options.geometry.batch});
-      add_tensor(TensorOwner::result, names::kNextLogits, "", -1, DType::f32,
-                 {plan_.options.geometry.batch, plan_.model.vocabulary});
+      add_tensor(TensorOwner::result, names::kNextLogits, "", -1, DType::f32, logits_extents(plan_.head_next.program));
     }
   }
 
@@ -82,7 +81,7 @@ class Layout : Reserve {
         if (value.role == Role::state && value.parameter.empty() && !plan_.find(value.name, "", -1) &&
             !plan_.find(value.name, "", layer))
           add_tensor(TensorOwner::precision, value.name, "", layer, value.dtype,
-                     extents_at(value.shape, plan_.options.geometry.tokens()));
+                     extents_at(value.shape, plan_.options.geometry));
     };
     for (const Program* program : {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program})
       states(*program, -1);
@@ -103,10 +102,10 @@ class Layout : Reserve {
         const Value& result = reduction->program[op.outputs[0]];
         if (is_part_of_shard_squares(result.name)) continue;
         if (result.name == names::kOwnSquares) {
-          lay_out_own_squares(element_count(extents_at(result.shape, 0)));
+          lay_out_own_squares(element_count(fixed_extents(result.shape)));
           continue;
         }
-        add_tensor(TensorOwner::input, result.name, "", -1, result.dtype, extents_at(result.shape, 0));
+        add_tensor(TensorOwner::input, result.name, "", -1, result.dtype, fixed_extents(result.shape));
       }
     for (std::size_t i = 0; i < tensors_.scaled.size(); ++i) {
       PlannedTensor amax = part_of(plan_.tensor(names::kAmaxes, "", -1), {{1}, static_cast<std::int64_t>(i)});
@@ -122,7 +121,7 @@ class Layout : Reserve {
       for (const PlacedProgram& placed : window.follow)
         for (const Value& value : placed.program.values) {
           if (value.name != names::kSliceAmaxes) continue;
-          const Extents extents = extents_at(value.shape, 0);
+          const Extents extents = fixed_extents(value.shape);
           if (!plan_.find(names::kAmax, value.parameter, window.layer))
             add_tensor(TensorOwner::input, names::kAmax, value.parameter, window.layer, DType::f32, {1});
           add_tensor(TensorOwner::input, names::kSliceAmaxes, value.parameter, window.layer, DType::f32, extents);
@@ -142,7 +141,7 @@ class Layout : Reserve {
       for (const Op& op : squares.program.ops) {
         const Value& result = squares.program[op.outputs[0]];
         if (!is_part_of_shard_squares(result.name)) continue;
-        parts.push_back({.kind = result.name, .extents = extents_at(result.shape, 0), .first = count});
+        parts.push_back({.kind = result.name, .extents = fixed_extents(result.shape), .first = count});
         count += element_count(parts.back().extents);
       }
     if (count == 0) return;
@@ -166,7 +165,7 @@ class Layout : Reserve {
     auto observations = [&](const Program& program, int layer) {
       for (const Value& value : program.values)
         if (value.role == Role::observation)
-          add_tensor(TensorOwner::observation, value.name, "", layer, value.dtype, extents_at(value.shape, 0));
+          add_tensor(TensorOwner::observation, value.name, "", layer, value.dtype, fixed_extents(value.shape));
     };
     for (const Program* program : {&plan_.embed.program, &plan_.embed_backward.program, &plan_.head_train.program})
       observations(*program, -1);

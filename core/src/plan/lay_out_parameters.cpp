@@ -150,7 +150,7 @@ class ParameterLayout : Reserve {
       bool plain = value.name == parameter.spec.name;
       copied = copied || plain;
       add_tensor(TensorOwner::working, plain ? names::kWorking : value.name, parameter.spec.name, layer, value.dtype,
-                 extents_at(value.shape, 0));
+                 fixed_extents(value.shape));
     }
     if (parameter.bounds.empty()) return add_master_as_working(parameter, layer, copied);
     add_master_part(parameter, layer);
@@ -186,7 +186,7 @@ class ParameterLayout : Reserve {
       const bool plain = value.name == name;
       copied = copied || plain;
       const std::string kind = plain ? names::kWorking : value.name;
-      const Extents extents = extents_at(value.shape, 0);
+      const Extents extents = fixed_extents(value.shape);
       if (gathered(value.name))
         add_part(TensorOwner::working, value.name, parameter, layer, value.dtype, extents);
       else if (forms.rest.program.find(value.name) == kNoValue) {

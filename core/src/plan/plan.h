@@ -86,10 +86,6 @@ struct PlanParts {
 /// PlanOptions::uploads for so many micro-batches a step: enough that the device never waits for the host.
 int uploads_for(std::int64_t micro_batches);
 
-/// What the host sends for each micro-batch, in this order; "documents" where the plan has them.
-inline constexpr const char* kUploaded[] = {names::kTokens, names::kTargets, names::kPositions, names::kDocuments,
-                                            names::kStep};
-
 /// Whose memory a persistent tensor is.
 enum class TensorOwner : std::uint8_t {
   master,
@@ -220,6 +216,8 @@ struct Decision {
 struct Plan {
   PlanOptions options;  ///< with every placement chosen
   ModelTraits model;
+  std::vector<Value>
+      uploaded;  ///< what the host sends for each micro-batch, in this order; the step's state is the last
   OpSet ops;
   std::set<std::string> exclusive;  ///< op kinds whose kernels run on one stream at a time
   std::int64_t parameter_count = 0;
@@ -291,7 +289,7 @@ struct Plan {
   void add_alias(PlannedTensor alias);
   const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;
   std::int64_t bytes_of(const Value& value) const {
-    return byte_count(extents_at(value.shape, options.geometry.tokens()), value.dtype);
+    return byte_count(extents_at(value.shape, options.geometry), value.dtype);
   }
   /// Of a value that the layer's class keeps.
   Place saved_place(int layer, const std::string& value, std::int64_t bytes) const;
@@ -328,8 +326,8 @@ void verify(const Plan& plan);
 /// The common part of all ranks' plans, a line each: where tensors are, and the order of collectives.
 std::string shared_text(const Plan& plan);
 
-/// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan. Frozen
-/// weights are loaded again from where they came.
+/// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.
+/// Frozen weights are loaded again from where they came.
 std::vector<PlannedTensor> training_state(const Plan& plan);
 /// A rank's part of one of these tensors.
 struct StatePart {

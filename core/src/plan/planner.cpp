@@ -12,6 +12,7 @@
 #include "program/passes/observe.h"
 #include "program/passes/op_forms.h"
 #include "quern/error.h"
+#include "quern/step_state.h"
 
 namespace quern {
 
@@ -28,6 +29,11 @@ class Planner {
     set_.finish(choice);
     if (plan_.options.state.in_tree > 0) check_tree();
     plan_.model = parts_.model.traits();
+    plan_.uploaded = set_.inputs();
+    plan_.uploaded.push_back({.name = names::kStep,
+                              .shape = {std::int64_t{sizeof(StepState) / 4}},
+                              .dtype = DType::u32,
+                              .role = Role::runtime});
     plan_.ops = set_.ops();
     place_programs();
     make_parameters();

@@ -49,7 +49,7 @@ std::vector<Range> ranges_of(const Plan& plan, std::int32_t store) {
   const Program& head = plan.head_evaluate.program;
   auto stream_bytes = [&](std::size_t operand) {
     const Value& value = head[head.inputs[operand]];
-    return byte_count(extents_at(value.shape, plan.options.geometry.tokens()), value.dtype);
+    return byte_count(extents_at(value.shape, plan.options.geometry), value.dtype);
   };
   for (const auto& buffers : plan.boundary_buffers)
     for (std::size_t i = 0; i < buffers.size(); ++i) ranges.push_back({buffers[i], stream_bytes(i), "stream"});

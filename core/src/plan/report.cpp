@@ -99,9 +99,9 @@ std::string choice_table(const Plan& plan) {
 
 std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64_t accumulation) {
   const Geometry& geometry = plan.options.geometry;
-  std::string text =
-      fmt::format("model           {} parameters, {} layers, vocabulary {}\n",
-                  format_count(static_cast<double>(plan.parameter_count)), plan.model.layers, plan.model.vocabulary);
+  std::string text = fmt::format(
+      "model           {} parameters, {} layers{}\n", format_count(static_cast<double>(plan.parameter_count)),
+      plan.model.layers, plan.model.vocabulary > 0 ? fmt::format(", vocabulary {}", plan.model.vocabulary) : "");
   text += fmt::format("device          {} ({})\n", device.id, device.name);
   text += fmt::format("micro-batch     {} x {} tokens, {} a step\n", geometry.batch, geometry.sequence, accumulation);
   text += fmt::format("ranks           {}\n\n", plan.options.state.ranks);

@@ -80,14 +80,14 @@ class Splitter {
   ValueId add_own(const Op& op, std::size_t output) {
     const Value value = whole_value(op, output);
     split_.made.push_back(value);
-    if (element_count(extents_at(value.shape, 0)) == 1) return split_.own.add_value(value);
+    if (element_count(fixed_extents(value.shape)) == 1) return split_.own.add_value(value);
     split_.gathered.push_back(value);
     return split_.own.add_value(in_shard(value));
   }
 
   /// The same for this rank's rows. What has fewer rows than the parameter has them for groups of its rows.
   Value in_shard(Value value) const {
-    value.shape[0] = Dim(shard_of_rows(extents_at(value.shape, 0), bounds_, rank_).extents[0]);
+    value.shape[0] = Dim(shard_of_rows(fixed_extents(value.shape), bounds_, rank_).extents[0]);
     value.name = shard_name(value.name);
     return value;
   }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "program/inputs.h"
 #include "program/names.h"
 #include "quern/error.h"
 #include "quern/options.h"
@@ -30,19 +31,19 @@ ValueId ProgramBuilder::stream(std::int64_t width) {
   return id;
 }
 
-ValueId ProgramBuilder::runtime(std::string name, Shape shape, DType dtype) {
-  ValueId id = program_.find(name);
-  return id != kNoValue ? id
-                        : program_.add_value({.name = std::move(name),
-                                              .shape = std::move(shape),
-                                              .dtype = dtype,
-                                              .role = Role::runtime,
-                                              .parameter = {}});
+ValueId ProgramBuilder::input(std::string name, Shape shape, DType dtype, std::int64_t below) {
+  Value value{
+      .name = std::move(name), .shape = std::move(shape), .dtype = dtype, .role = Role::runtime, .below = below};
+  if (const ValueId id = program_.find(value.name); id != kNoValue) {
+    need_same_input(program_[id], value);
+    return id;
+  }
+  return program_.add_value(std::move(value));
 }
 
-ValueId ProgramBuilder::tokens() { return runtime(names::kTokens, {Dim::tokens()}, DType::i32); }
-ValueId ProgramBuilder::targets() { return runtime(names::kTargets, {Dim::tokens()}, DType::i32); }
-ValueId ProgramBuilder::positions() { return runtime(names::kPositions, {Dim::tokens()}, DType::i32); }
+ValueId ProgramBuilder::tokens() { return input(names::kTokens, {Dim::tokens()}, DType::i32); }
+ValueId ProgramBuilder::targets() { return input(names::kTargets, {Dim::tokens()}, DType::i32); }
+ValueId ProgramBuilder::positions() { return input(names::kPositions, {Dim::tokens()}, DType::i32); }
 
 ValueId ProgramBuilder::parameter(std::string_view name) {
   if (ValueId id = program_.find(name); id != kNoValue) return id;
@@ -111,7 +112,7 @@ ValueId ProgramBuilder::attention(ValueId qkv, const HeadLayout& heads, const At
   attributes.set("scale", options.scale);
   if (options.window != 0) attributes.set("window", options.window);
   if (options.cap != 0) attributes.set("cap", options.cap);
-  ValueId documents = context_.documents ? runtime(names::kDocuments, {Dim::tokens(1, 1)}, DType::i32) : kNoValue;
+  ValueId documents = context_.documents ? input(names::kDocuments, {Dim::tokens(1, 1)}, DType::i32) : kNoValue;
   return op("attention", {qkv, documents}, std::move(name), std::move(attributes))[0];
 }
 
@@ -131,6 +132,11 @@ ValueId ProgramBuilder::lm_loss(ValueId x, std::string_view weight, std::string 
   Attributes attributes;
   if (cap != 0) attributes.set("cap", cap);
   return op("lm_loss", {x, parameter(weight), targets()}, std::move(name), std::move(attributes))[0];
+}
+
+void ProgramBuilder::add_loss(ValueId value, double weight) {
+  const ValueId counted = input(names::kTargets, program_[value].shape, DType::i32);
+  append_loss_stats(program_, *context_.ops, {value, counted}, {{"weight", weight}, {"counts", std::int64_t{0}}});
 }
 
 void ProgramBuilder::output(ValueId value) { program_.outputs.push_back(value); }

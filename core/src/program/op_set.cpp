@@ -128,7 +128,7 @@ OpInstance instantiate(const Program& program, const Op& op, const Geometry& geo
     Operand operand;
     if (id == kNoValue) return operand;
     operand.dtype = program[id].dtype;
-    operand.extents = extents_at(program[id].shape, geometry.tokens());
+    operand.extents = extents_at(program[id].shape, geometry);
     operand.present = present;
     return operand;
   };

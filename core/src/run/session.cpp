@@ -317,8 +317,9 @@ void Session::check_vocabulary(const DataSource& source) const {
                                   .what = "the data have tokens that the model does not",
                                   .found = "a vocabulary of " + std::to_string(vocabulary),
                                   .expected = "at least " + std::to_string(source.vocabulary()),
-                                  .next = has_weights ? "prepare the data with the tokenizer of " + train.from
-                                                      : "set vocab_size to the tokenizer's"});
+                                  .next = vocabulary == 0 ? "use data that give the inputs of this model"
+                                          : has_weights   ? "prepare the data with the tokenizer of " + train.from
+                                                          : "set vocab_size to the tokenizer's"});
 }
 
 ConfiguredRun::ConfiguredRun(const ConfigDocument& document, const Manifest& components)

@@ -213,7 +213,7 @@ bool Trainer::run_micro_steps(Step& step) {
       if (step.names.size() < kMostNames) step.names.insert(step.names.end(), batch.names.begin(), batch.names.end());
       state.micro_step = static_cast<std::uint32_t>(own[i]);
     } else {  // the last one again, for nothing: the other ranks need this one's shards
-      std::fill(batch.targets.begin(), batch.targets.end(), -1);
+      batch.discount(0, engine_.plan().options.geometry);
     }
     engine_.micro_step(batch, state, {.first = i == 0, .last = i + 1 == count},
                        i < own.size() ? step.observe : Observe::no);

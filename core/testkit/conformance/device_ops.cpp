@@ -238,6 +238,7 @@ const std::vector<OpFamily>& op_families() {
       {"sum_tree", testkit::sum_tree_cases},
       {"lm_loss", [](const testkit::OpRunner& runner) { testkit::loss_cases(runner, testkit::kLossShapes); }},
       {"loss_stats", testkit::loss_stats_cases},
+      {"loss_stats_grad", testkit::loss_stats_grad_cases},
       {"sum_squares, clip_scale", testkit::norm_and_clip_cases},
       {"sum_squares, its grouping", [](const testkit::OpRunner&) {}, compare_grouping},
       {"adamw", testkit::adamw_cases},

@@ -75,7 +75,7 @@ PoisonedTensor& ProductRun::memory(ValueId id) {
   auto found = values_.find(id);
   if (found != values_.end()) return found->second;
   const Value& value = lowered_.joint.program[id];
-  return values_.emplace(id, PoisonedTensor(value.dtype, extents_at(value.shape, geometry_.tokens()))).first->second;
+  return values_.emplace(id, PoisonedTensor(value.dtype, extents_at(value.shape, geometry_))).first->second;
 }
 
 void ProductRun::launch(const OpInstance& instance, const std::vector<ValueId>& inputs,
@@ -116,7 +116,7 @@ ProductResults ProductRun::run(const ProductInputs& inputs) {
     std::vector<View> out;
     for (const Value& value : copy.values) {
       const ValueId id = program.find(value.name);  // none: nothing reads it
-      const Extents shape = extents_at(value.shape, geometry_.tokens());
+      const Extents shape = extents_at(value.shape, geometry_);
       instance.outputs.push_back({value.dtype, shape, id != kNoValue, false});
       out.push_back(id == kNoValue ? View{} : memory(id).view());
     }

@@ -72,6 +72,46 @@ Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint6
   return batch;
 }
 
+namespace {
+
+std::vector<std::int32_t> random_integers(const Value& input, std::int64_t count, std::uint64_t seed) {
+  if (input.below < 1)
+    broken("input " + input.name, "no bound", "ProgramBuilder::input with a bound that all integers are below");
+  const auto words = testkit::random_normal(count, seed, 1e3);  // of which the digits are as good as uniform
+  std::vector<std::int32_t> values;
+  for (float word : words) values.push_back(static_cast<std::int32_t>(std::fabs(word) * 64) % input.below);
+  return values;
+}
+
+}  // namespace
+
+Batch random_batch(const Plan& plan, std::uint64_t seed) {
+  const Geometry& geometry = plan.options.geometry;
+  const std::int64_t vocabulary = plan.model.vocabulary;
+  Batch batch = random_batch(geometry, std::max<std::int64_t>(vocabulary, 1), seed);
+  for (const Value& input : plan.uploaded) {
+    const std::int64_t count = element_count(extents_at(input.shape, geometry));
+    const bool targets = input.name == "targets";
+    if (input.name == "tokens" || input.name == "positions" || input.name == "documents" || input.name == "step" ||
+        (targets && input.below == 0 && vocabulary > 0))
+      continue;
+    if (input.dtype == DType::f32) {
+      batch.set(input.name, std::span<const float>(testkit::random_normal(count, seed)));
+    } else if (input.dtype == DType::i32) {
+      std::vector<std::int32_t> values = random_integers(input, count, seed);
+      if (targets) {
+        if (count > 2) values[static_cast<std::size_t>(seed) % values.size()] = -1;
+        batch.targets = std::move(values);
+      } else {
+        batch.set(input.name, std::span<const std::int32_t>(values));
+      }
+    } else {
+      throw Skipped{"input " + input.name + " is of neither f32 nor i32"};
+    }
+  }
+  return batch;
+}
+
 Trial::Trial(PluginHost& host, const TrialParts& parts, PlanOptions options)
     : Trial(host, plan_of(parts, std::move(options), host), parts.device) {}
 
@@ -135,7 +175,7 @@ double Trial::train(std::uint32_t first, std::uint32_t end) {
   double loss = std::nan("");
   for (std::uint32_t step = first; step < end; ++step) {
     StepState state{.step = step, .seed_low = 5, .learning_rate = 1e-2f, .clip_norm = 1.0f, .updates = step};
-    engine_->micro_step(random_batch(plan().options.geometry, plan().model.vocabulary, step), state);
+    engine_->micro_step(random_batch(plan(), step), state);
     engine_->update();
     Engine::StepResult result = engine_->result();
     loss = result.loss.loss_sum / result.loss.valid_tokens;

@@ -23,6 +23,8 @@ std::string tensor_name(const PlannedTensor& tensor);
 
 /// Random tokens; about one target in eleven does not count.
 Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint64_t seed);
+/// Random inputs of all that the plan's model reads.
+Batch random_batch(const Plan& plan, std::uint64_t seed);
 
 /// The parts of a trial; null parts are plain: fp32 matmuls, AdamW.
 struct TrialParts {

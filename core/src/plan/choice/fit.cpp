@@ -8,7 +8,7 @@ namespace quern {
 
 RecomputePath path_for(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered) {
   auto bytes = [&](const Value& value) {
-    return static_cast<double>(byte_count(extents_at(value.shape, options.geometry.tokens()), value.dtype));
+    return static_cast<double>(byte_count(extents_at(value.shape, options.geometry), value.dtype));
   };
   auto seconds = [&](const Program& program) {
     return program_seconds(lowered.fused(program), lowered.ops(), options.geometry, parts.device);

@@ -8,6 +8,7 @@
 
 #include "plan/planner.h"
 #include "plan/time/estimate.h"
+#include "program/inputs.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
 #include "program/passes/read_as_stored.h"
@@ -30,11 +31,19 @@ void cap_logits(Program& program, const Op& loss, const OpSet& ops, DType activa
                 {.kind = "soft_cap", .inputs = {logits}, .attributes = {{"cap", loss.attributes.real("cap")}}}, name);
 }
 
+const Op& loss_of(const Program& head) { return head.ops[static_cast<std::size_t>(head.producer(head.outputs[0]))]; }
+
+/// The head without what adds to the objective.
+Program without_losses(Program head, const OpSet& ops) {
+  const ValueId loss = head.outputs[0];
+  std::erase_if(head.ops, [&](const Op& op) { return op.outputs[0] == loss || ops.at(op.kind).objective; });
+  return head;
+}
+
 // The loss op replaced by a plain matmul of unquantized operands, so that the program hands on logits.
 Program logits_program(const Program& head, const OpSet& ops, DType activation) {
-  Program program = head;
-  Op loss = program.ops.back();
-  program.ops.pop_back();
+  const Op loss = loss_of(head);
+  Program program = without_losses(head, ops);
   program.outputs = append_op(program, ops, activation,
                               {.kind = "matmul",
                                .inputs = {loss.inputs[0], loss.inputs[1], kNoValue},
@@ -49,9 +58,8 @@ Program logits_program(const Program& head, const OpSet& ops, DType activation) 
 // The same of one token of each row: `rows` says which, counted over the whole micro-batch. The matmul's results are
 // kept as they are, so that close tokens do not tie.
 Program next_logits_program(const Program& head, const OpSet& ops, DType activation, std::int64_t batch) {
-  Program program = head;
-  Op loss = program.ops.back();
-  program.ops.pop_back();
+  const Op loss = loss_of(head);
+  Program program = without_losses(head, ops);
   ValueId rows =
       program.add_value({.name = names::kRows, .shape = {batch}, .dtype = DType::i32, .role = Role::runtime});
   ValueId last =
@@ -94,13 +102,25 @@ class ByParameter final : public PrecisionBackend {
   const std::vector<ParameterSpec>& specs_;
 };
 
-void count_loss(Program& program, const OpSet& ops, DType activation) {
-  ValueId loss = program.outputs[0];
-  ValueId targets = program.find(names::kTargets);
-  ValueId stats =
-      append_op(program, ops, activation, {.kind = "loss_stats", .inputs = {loss, targets}}, names::kLossStats)[0];
-  program[stats].role = Role::state;
+void count_loss(Program& program, const OpSet& ops) {
+  append_loss_stats(program, ops, {program.outputs[0], program.find(names::kTargets)});
   program.outputs.clear();
+}
+
+/// A head ends with a loss for each target.
+void check_head(const Program& head) {
+  const Value& loss = head[head.outputs[0]];
+  const ValueId targets = head.find(names::kTargets);
+  if (loss.dtype == DType::f32 && targets != kNoValue && head[targets].shape == loss.shape &&
+      head.producer(head.outputs[0]) >= 0)
+    return;
+  throw Error(
+      ErrorCode::config,
+      {.where = "program " + head.name,
+       .what = "its output is not a loss for each of the input " + std::string(names::kTargets),
+       .found = loss.name + " " + to_string(loss.shape) + " " + std::string(name_of(loss.dtype)),
+       .expected = targets == kNoValue ? "a program that reads the input" : to_string(head[targets].shape) + " f32",
+       .next = "correct the model's head"});
 }
 
 }  // namespace
@@ -111,8 +131,16 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   patterns_ = add_fusions(ops_, parts.device.fusions());
   parameters_ = parts.model.parameters();
 
-  written_ = rotate(written(), ops_);
+  const ModelPrograms as_written = written();
+  check_head(as_written.head);
+  check_loss(as_written.head);
+  std::vector<const Program*> programs{&as_written.embed};
+  for (const Program& block : as_written.blocks) programs.push_back(&block);
+  programs.push_back(&as_written.head);
+  inputs_ = declared_inputs(programs);
+  written_ = rotate(as_written, ops_);
 
+  if (ops_.at(loss_of(written_.head).kind).training_kind.empty()) count_loss(written_.head, ops_);
   check_outer();
   check_trainable();
   embed = make_stage(written_.embed, parts.precision, false);
@@ -160,6 +188,20 @@ ModelPrograms ProgramSet::written() const {
     programs.block_of_layer.push_back(it->second);
   }
   return programs;
+}
+
+void ProgramSet::check_loss(const Program& head) const {
+  const Op& loss = loss_of(head);
+  const OpSpec::Loss takes = ops_.at(loss.kind).loss;
+  auto refuse = [&](const std::string& where, const std::string& what, const std::string& next) {
+    throw Error(ErrorCode::config, {.where = where, .what = what, .found = "loss " + loss.kind, .next = next});
+  };
+  if (options_.z_loss > 0 && !takes.z_loss)
+    refuse("train.z_loss", "the model's loss has no such term", "set it to 0, or use a model that ends with lm_loss");
+  if (!options_.logits && !options_.next_logits) return;
+  const char* next = "set sample.every = 0, and make no texts with this model";
+  if (!takes.logits) refuse("model", "its loss gives no logits of tokens", next);
+  if (!parts_.model.traits().causal) refuse("model", "it is not causal, so it continues no text", next);
 }
 
 void ProgramSet::check_outer() const {
@@ -232,22 +274,21 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
   LoweredProgram evaluate = as_stored(lower_precision({.program = program}, ops_, precision));
   stage.evaluate = std::move(evaluate.joint.program);
   auto set_chunk = [&](Op& op) {
-    if (options_.loss_chunk > 0) op.attributes.set("chunk", options_.loss_chunk);
+    if (ops_.at(op.kind).loss.chunk && options_.loss_chunk > 0) op.attributes.set("chunk", options_.loss_chunk);
   };
-  for (Op& op : stage.evaluate.ops)
-    if (ops_.at(op.kind).product == Product::loss) set_chunk(op);
+  for (Op& op : stage.evaluate.ops) set_chunk(op);
   stage.lowered.working_copies = std::move(evaluate.working_copies);
   if (!options_.train) return stage;
   const WantedGradients wanted{
       .trainable = [&](const std::string& name) { return spec_named(parameters_, name)->trainable; },
       .of_input = below};
   stage.joint = differentiate(program, ops_, precision.traits().activation, options_.gradient, wanted);
-  for (Op& op : stage.joint.program.ops)
-    if (ops_.at(op.kind).product == Product::loss) {
-      set_chunk(op);
-      op.attributes.set("z_loss", options_.z_loss);
-      op.attributes.set("seed", double{kGradientSeed});
-    }
+  for (Op& op : stage.joint.program.ops) {
+    set_chunk(op);
+    if (!ops_.at(op.kind).loss.z_loss) continue;
+    op.attributes.set("z_loss", options_.z_loss);
+    op.attributes.set("seed", double{kGradientSeed});
+  }
   LoweredProgram lowered = lower_precision(stage.joint, ops_, precision);
   stage.transposing = lowered.joint.program;
   stage.lowered = as_stored(std::move(lowered));
@@ -279,7 +320,8 @@ void ProgramSet::finish_stage(Stage& stage, const std::set<std::string>& recompu
 
 void ProgramSet::finish(const RecomputeChoice& choice) {
   DType activation = parts_.precision.traits().activation;
-  finish_stage(embed, choice.recomputed);
+  // Its inputs are there in the backward pass, and nothing has a place for what it would keep.
+  finish_stage(embed, recomputed_values(embed.lowered.joint, ops_, {"block"}));
   std::map<std::pair<int, bool>, int> known;
   for (std::size_t layer = 0; layer < stage_of_layer_.size(); ++layer) {
     bool richer = options_.train && static_cast<std::int64_t>(layer) < choice.richer_layers;
@@ -298,11 +340,11 @@ void ProgramSet::finish(const RecomputeChoice& choice) {
   if (options_.logits) logits = fused(lowered(logits_program(head.model, ops_, activation)));
   if (options_.next_logits)
     next_logits = fused(lowered(next_logits_program(head.model, ops_, activation, options_.geometry.batch)));
-  count_loss(head.evaluate, ops_, activation);
+  if (!head.evaluate.outputs.empty()) count_loss(head.evaluate, ops_);
   head.evaluate = fused(head.evaluate);
   if (!options_.train) return;
   head.forward = head.lowered.joint.program;
-  count_loss(head.forward, ops_, activation);
+  if (!head.forward.outputs.empty()) count_loss(head.forward, ops_);
   // The gradient of the stream is what the head hands on.
   head.forward.outputs.clear();
   if (head.lowered.joint.gradient_out != kNoValue) head.forward.outputs = {head.lowered.joint.gradient_out};
@@ -316,7 +358,7 @@ std::string placed_text(const PlacedProgram& placed, const Geometry& geometry) {
   for (std::size_t i = 0; i < placed.offsets.size(); ++i) {
     if (placed.offsets[i] < 0) continue;
     const Value& value = placed.program.values[i];
-    std::int64_t bytes = byte_count(extents_at(value.shape, geometry.tokens()), value.dtype);
+    std::int64_t bytes = byte_count(extents_at(value.shape, geometry), value.dtype);
     text += "    " + std::to_string(placed.offsets[i]) + " .. " + std::to_string(placed.offsets[i] + bytes) + "  %" +
             value.name + "\n";
   }

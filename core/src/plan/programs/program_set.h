@@ -46,6 +46,8 @@ class ProgramSet {
   /// The program with the device's fused forms, where it takes them at the plan's sizes.
   Program fused(const Program& program) const;
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
+  /// What the model's programs take from each micro-batch.
+  const std::vector<Value>& inputs() const { return inputs_; }
   /// As the model wrote them.
   ModelPrograms written() const;
 
@@ -57,6 +59,8 @@ class ProgramSet {
  private:
   /// Throws a config error for high-precision layers or parameters that the model lacks.
   void check_outer() const;
+  /// Throws a config error if the run needs of the loss what it does not have.
+  void check_loss(const Program& head) const;
   /// Throws a config error if nothing trains.
   void check_trainable() const;
   /// `below`: what its stream comes from trains.
@@ -73,6 +77,7 @@ class ProgramSet {
   OpSet ops_;
   std::vector<FusionPattern> patterns_;
   std::vector<ParameterSpec> parameters_;
+  std::vector<Value> inputs_;
   ModelPrograms written_;      ///< and rotated
   std::vector<Stage> stages_;  ///< of layers, lowered
   std::vector<int> stage_of_layer_;

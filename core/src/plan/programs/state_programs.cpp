@@ -150,7 +150,7 @@ Program StatePrograms::sum_tree(ParameterGroup group) const {
   auto add = [&](Op& op, Value sum) {
     Value partials = sum;
     partials.name = sum.parameter.empty() ? sum.name + " " + names::kPartials : names::kPartials;
-    partials.shape = {levels, element_count(extents_at(sum.shape, 0))};
+    partials.shape = {levels, element_count(fixed_extents(sum.shape))};
     for (Value* value : {&sum, &partials}) {
       program.values.push_back(*value);
       op.inputs.push_back(static_cast<ValueId>(program.values.size() - 1));
@@ -196,11 +196,11 @@ Program StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares
     for (const Op& op : part.program.ops) {
       Value sum = part.program[op.outputs[0]];
       if (is_part_of_shard_squares(sum.name)) {
-        count += element_count(extents_at(sum.shape, 0));
+        count += element_count(fixed_extents(sum.shape));
         continue;
       }
       if (sum.name == names::kOwnSquares)  // gathered by now
-        sum.name = names::kShardSquares, sum.shape = {element_count(extents_at(sum.shape, 0)) * options_.state.ranks};
+        sum.name = names::kShardSquares, sum.shape = {element_count(fixed_extents(sum.shape)) * options_.state.ranks};
       sums.push_back(program.add_value(std::move(sum)));
     }
   if (count > 0) {

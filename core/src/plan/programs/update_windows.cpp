@@ -131,7 +131,7 @@ class Splitter {
     const ParameterSpec& spec = parameter_of(part).spec;
     std::int64_t bytes = checked_product(spec.count() / spec.extents[0] * rows_of(part).second, element);
     for (const Value& value : refresh_of(part).values)
-      if (value.role == Role::parameter) bytes += byte_count(extents_at(value.shape, 0), value.dtype);
+      if (value.role == Role::parameter) bytes += byte_count(fixed_extents(value.shape), value.dtype);
     return bytes;
   }
 

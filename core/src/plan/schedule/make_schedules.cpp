@@ -204,12 +204,11 @@ class Maker {
     RunSchedule& schedule = set_[Run::upload];
     std::vector<Access> from, to;
     std::int64_t offset = 0;
-    for (const char* name : kUploaded) {
-      const PlannedTensor* tensor = plan_.find(name, "", -1);
-      if (!tensor) continue;
-      to.push_back(places_.tensor(*tensor));
-      from.push_back({{Space::staging, 0, offset, tensor->bytes()}, add_value(std::string("staged ") + name)});
-      offset += tensor->bytes();
+    for (const Value& input : plan_.uploaded) {
+      const PlannedTensor& tensor = plan_.tensor(input.name, "", -1);
+      to.push_back(places_.tensor(tensor));
+      from.push_back({{Space::staging, 0, offset, tensor.bytes()}, add_value("staged " + input.name)});
+      offset += tensor.bytes();
     }
     schedule.add({.kind = ActionKind::host, .lane = Lane::host}, {}, from);
     for (std::size_t i = 0; i < from.size(); ++i) add_copy(schedule, from[i], to[i]);

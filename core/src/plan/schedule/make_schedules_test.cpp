@@ -140,8 +140,8 @@ TEST_CASE("an upload is written by the host, then copied tensor by tensor") {
     CHECK(copy.kind == ActionKind::copy);
     CHECK(from == schedule.writes(schedule.actions[0])[i]);
     CHECK(from.place == Place{Space::staging, 0, offset, to.place.bytes});
-    CHECK(name(plan, from) == std::string("staged ") + kUploaded[i]);
-    CHECK(to.place == plan.tensor(kUploaded[i], "", -1).place());
+    CHECK(name(plan, from) == "staged " + plan.uploaded[i].name);
+    CHECK(to.place == plan.tensor(plan.uploaded[i].name, "", -1).place());
     offset += to.place.bytes;
   }
   CHECK(offset == plan.staging_slot_bytes);

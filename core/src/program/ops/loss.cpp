@@ -4,6 +4,7 @@
 // weight itself may be absent, and the logits' gradients are rounded to attribute `gradient_format` with the fixed
 // scale that fits the gradient seed.
 #include "program/ops/ops.h"
+#include "quern/step_state.h"
 
 namespace quern::ops {
 
@@ -57,7 +58,8 @@ void add_loss(OpSet& set) {
            .cost = [](const OpInstance& op) { return loss_cost(op, 1); },
            .product = Product::loss,
            .training_kind = "lm_loss_train",
-           .training_gradients = {{1, 0}, {2, 1}}});
+           .training_gradients = {{1, 0}, {2, 1}},
+           .loss = {.z_loss = true, .chunk = true, .logits = true}});
   set.add({.kind = "lm_loss_train",
            .inputs = {"x", "weight?", "targets", "x_q?", "x_scale?", "x_t?", "weight_q?", "weight_scale?", "weight_t?"},
            .outputs = {"token_loss", "dx", "dweight"},
@@ -70,16 +72,31 @@ void add_loss(OpSet& set) {
                },
            .cost = [](const OpInstance& op) { return loss_cost(op, 3); },
            .product = Product::loss,
+           .loss = {.z_loss = true, .chunk = true, .logits = true},
            .quantized_inside = [](const Op& op) -> std::string {
              const bool quantized = op.inputs.size() > 3 && op.inputs[3] != kNoValue;
              return quantized ? "d.logits." + op.attributes.word("gradient_format") : "";
            }});
   // Sums of the step so far: see LossStats.
   set.add({.kind = "loss_stats",
-           .inputs = {"token_loss", "targets"},
+           .inputs = {"loss", "targets"},
            .outputs = {"stats"},
-           .infer = [](InferContext& c) { give(c, 0, {4}, DType::f64); },
-           .statistics = true});
+           .infer =
+               [](InferContext& c) {
+                 if (c.inputs[0]->dtype != DType::f32) c.refuse(0, "losses in f32");
+                 need_same(c, 0, 1);
+                 give(c, 0, {4}, DType::f64);
+               },
+           .backward =
+               [](BackwardContext& c) {
+                 const double weight = c.op().attributes.real_or("weight", 1);
+                 c.emit("loss_stats_grad", {c.input(1)}, {0}, {{"factor", weight * double{kGradientSeed}}});
+               },
+           .statistics = true,
+           .objective = true});
+  set.add({.kind = "loss_stats_grad", .inputs = {"targets"}, .outputs = {"dloss"}, .infer = [](InferContext& c) {
+             give(c, 0, c.inputs[0]->shape, DType::f32);
+           }});
 }
 
 }  // namespace quern::ops

@@ -42,10 +42,12 @@ void need_state(const InferContext& c, std::size_t input) {
 void infer_lines(InferContext& c) {
   give_codes(c, 0, 2);
   const Dim rows = c.inputs[0]->shape[0], columns = c.inputs[0]->shape[1];
-  if (columns.per_token != 0) c.refuse(0, "rows whose size does not depend on the tokens");
+  if (!columns.is_fixed()) c.refuse(0, "rows whose size does not depend on the micro-batch");
   const std::int64_t blocks = scale_blocks(columns.fixed);
   give(c, 1, {blocks, rows}, DType::f32);
-  give(c, 3, {Dim::tokens(rows.per_token * blocks, columns.fixed + rows.fixed * blocks)}, DType::f32);
+  Dim t_scale = Dim::tokens(rows.per_token * blocks, columns.fixed + rows.fixed * blocks);
+  t_scale.per_row = rows.per_row * blocks;
+  give(c, 3, {t_scale}, DType::f32);
 }
 
 /// The same of quantize_blocks, which has other scales of square blocks.
@@ -53,7 +55,7 @@ void infer_blocks(InferContext& c) {
   if (c.attributes.integer_or("square", 0) == 0) return infer_lines(c);
   give_codes(c, 0, 2);
   const Dim rows = c.inputs[0]->shape[0], columns = c.inputs[0]->shape[1];
-  if (columns.per_token != 0 || rows.per_token != 0) c.refuse(0, "a matrix whose sizes do not depend on the tokens");
+  if (!columns.is_fixed() || !rows.is_fixed()) c.refuse(0, "a matrix whose sizes do not depend on the micro-batch");
   const Extents scale = square_scales(rows.fixed, columns.fixed), t_scale = square_scales(columns.fixed, rows.fixed);
   give(c, 1, {scale[0], scale[1]}, DType::f32);
   give(c, 3, {t_scale[0], t_scale[1]}, DType::f32);

@@ -26,10 +26,10 @@ TEST_CASE("quantize_blocks, quantize_squares: shapes of a matrix of tokens follo
   for (const char* kind : {"quantize_blocks", "quantize_squares"}) {
     const std::vector<Value> made = inferred({Dim::tokens(), 300}, 0, kind);
     for (std::int64_t tokens : {1, 127, 128, 129, 4096}) {
-      CHECK(extents_at(made[0].shape, tokens) == Extents{tokens, 300});
-      CHECK(extents_at(made[1].shape, tokens) == row_block_scales(tokens, 300));
-      CHECK(extents_at(made[2].shape, tokens) == Extents{300, tokens});
-      CHECK(extents_at(made[3].shape, tokens) == column_block_scales(tokens, 300));
+      CHECK(extents_at(made[0].shape, {1, tokens}) == Extents{tokens, 300});
+      CHECK(extents_at(made[1].shape, {1, tokens}) == row_block_scales(tokens, 300));
+      CHECK(extents_at(made[2].shape, {1, tokens}) == Extents{300, tokens});
+      CHECK(extents_at(made[3].shape, {1, tokens}) == column_block_scales(tokens, 300));
       CHECK(element_count(column_block_scales(tokens, 300)) >= scale_blocks(tokens) * 300);
     }
     CHECK(made[1].dtype == DType::f32);
@@ -39,8 +39,8 @@ TEST_CASE("quantize_blocks, quantize_squares: shapes of a matrix of tokens follo
 
 TEST_CASE("quantize_blocks: squares are of parameters alone") {
   const std::vector<Value> made = inferred({260, 640}, 1);
-  CHECK(extents_at(made[1].shape, 1) == Extents{3, 8});
-  CHECK(extents_at(made[3].shape, 1) == Extents{5, 4});
-  CHECK_THROWS_WITH_AS(inferred({Dim::tokens(), 640}, 1), doctest::Contains("do not depend on the tokens"), Error);
+  CHECK(extents_at(made[1].shape, {1, 1}) == Extents{3, 8});
+  CHECK(extents_at(made[3].shape, {1, 1}) == Extents{5, 4});
+  CHECK_THROWS_WITH_AS(inferred({Dim::tokens(), 640}, 1), doctest::Contains("do not depend on the micro-batch"), Error);
   CHECK_THROWS_WITH_AS(inferred({640, Dim::tokens()}, 0), doctest::Contains("rows whose size"), Error);
 }

@@ -24,14 +24,14 @@ class Differentiator {
     Program& program = joint_.program;
     std::size_t forward_ops = program.ops.size();
     find_wanted();
-    joint_.trains = std::any_of(program.outputs.begin(), program.outputs.end(), [&](ValueId id) { return wants(id); });
+    joint_.trains =
+        std::any_of(program.outputs.begin(), program.outputs.end(), [&](ValueId id) { return wants(id); }) ||
+        std::any_of(program.ops.begin(), program.ops.end(), [&](const Op& op) { return is_objective(op); });
     if (!joint_.trains) return std::move(joint_);
-    bool ends_in_loss = become_training_op();
-    if (!ends_in_loss) seed();
-    for (std::size_t i = forward_ops; i-- > 0;) {
-      if (ends_in_loss && i + 1 == forward_ops) continue;  // its gradients are made by the op itself
-      visit(i);
-    }
+    const int loss = become_training_op();
+    if (loss < 0 && !program.outputs.empty()) seed();
+    for (std::size_t i = forward_ops; i-- > 0;)
+      if (static_cast<int>(i) != loss) visit(i);  // a loss's gradients are made by the op itself
     drop_frozen_gradients(wants_.size());
     collect_boundary();
     need_gradients();
@@ -47,6 +47,9 @@ class Differentiator {
     return value.role == Role::parameter && is_trainable(value.parameter);
   }
   bool wants(ValueId id) const { return id != kNoValue && wants_[static_cast<std::size_t>(id)]; }
+
+  /// Whether it adds something that a parameter which trains has a part in to the objective.
+  bool is_objective(const Op& op) const { return ops_.at(op.kind).objective && wants(op.inputs[0]); }
 
   /// Values that depend on what has a gradient.
   void find_wanted() {
@@ -99,23 +102,25 @@ class Differentiator {
       if (wants(output)) contributions_[output].push_back(joint_.gradient_in);
   }
 
-  // A loss makes its gradients in the forward op itself.
-  bool become_training_op() {
+  // A loss makes its gradients in the forward op itself. The index of that op, or -1.
+  int become_training_op() {
     Program& program = joint_.program;
-    Op& last = program.ops.back();
-    const OpSpec& spec = ops_.at(last.kind);
-    if (spec.training_kind.empty()) return false;
-    Op training = last;
+    const int index = program.outputs.empty() ? -1 : program.producer(program.outputs[0]);
+    if (index < 0) return -1;
+    Op& loss = program.ops[static_cast<std::size_t>(index)];
+    const OpSpec& spec = ops_.at(loss.kind);
+    if (spec.training_kind.empty()) return -1;
+    Op training = loss;
     ValueId result = training.outputs[0];
-    std::vector<std::pair<int, int>> gradients = spec.training_gradients;
-    program.ops.pop_back();
     training.kind = spec.training_kind;
     std::vector<ValueId> made = append_op(program, ops_, activation_, training, program[result].name);
     // append_op made a second value for the loss; keep the first.
     program[made[0]].name += ".unused";
     program.ops.back().outputs[0] = result;
-    for (auto [output, input] : gradients) {
-      ValueId source = program.ops.back().inputs[static_cast<std::size_t>(input)];
+    program.ops[static_cast<std::size_t>(index)] = std::move(program.ops.back());
+    program.ops.pop_back();
+    for (auto [output, input] : spec.training_gradients) {
+      ValueId source = program.ops[static_cast<std::size_t>(index)].inputs[static_cast<std::size_t>(input)];
       Value& gradient = program[made[static_cast<std::size_t>(output)]];
       gradient.name = "d." + program[source].name;
       if (program[source].role == Role::parameter) {
@@ -125,7 +130,7 @@ class Differentiator {
         contributions_[source].push_back(made[static_cast<std::size_t>(output)]);
       }
     }
-    return true;
+    return index;
   }
 
   // The sum of what readers of `value` contributed, or kNoValue.
@@ -148,7 +153,7 @@ class Differentiator {
     Op op = joint_.program.ops[index];
     if (std::none_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return wants(id); })) return;
     std::vector<ValueId> gradients;
-    bool any = false;
+    bool any = is_objective(op);
     for (ValueId output : op.outputs) {
       gradients.push_back(output == kNoValue ? kNoValue : gradient_of(output));
       any = any || gradients.back() != kNoValue;

@@ -219,7 +219,9 @@ TEST_CASE("every choice of saved values gives two programs that check, and keeps
 TEST_CASE("the path from recomputing everything to nothing trades bytes for time") {
   Passes p({});
   JointProgram joint = p.lowered(p.block());
-  auto bytes = [](const Value& value) { return static_cast<double>(element_count(extents_at(value.shape, 64))) * 4; };
+  auto bytes = [](const Value& value) {
+    return static_cast<double>(element_count(extents_at(value.shape, {1, 64}))) * 4;
+  };
   auto seconds = [](const Program& program) { return static_cast<double>(program.ops.size()); };
   auto path = recompute_path(joint, p.ops, bytes, seconds);
   REQUIRE(path.size() > 2);
@@ -436,7 +438,7 @@ TEST_CASE("placed values that live at the same time do not overlap") {
     PlacedProgram placed = place(
         program, p.ops, geometry, 64, [](const Op& op) { return op.kind == "matmul" ? 100 : 0; }, program.outputs);
     std::vector<bool> read = read_values(program);
-    auto size = [&](ValueId id) { return element_count(extents_at(program[id].shape, geometry.tokens())) * 4; };
+    auto size = [&](ValueId id) { return element_count(extents_at(program[id].shape, geometry)) * 4; };
     std::int64_t total = 0;
     for (ValueId a = 0; a < static_cast<ValueId>(program.values.size()); ++a) {
       if (placed.offsets[static_cast<std::size_t>(a)] < 0) continue;

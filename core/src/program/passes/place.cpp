@@ -18,7 +18,7 @@ class Placement {
  public:
   Placement(const Program& program, const OpSet& ops, const Geometry& geometry, std::int64_t alignment,
             const std::vector<ValueId>& elsewhere)
-      : ops_(ops), tokens_(geometry.tokens()), alignment_(alignment), read_(read_values(program)) {
+      : ops_(ops), geometry_(geometry), alignment_(alignment), read_(read_values(program)) {
     placed_.program = program;
     block_of_.assign(program.values.size(), -1);
     for (ValueId id : elsewhere) elsewhere_.push_back(id);
@@ -45,7 +45,7 @@ class Placement {
   const Program& program() const { return placed_.program; }
   std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment_); }
   std::int64_t bytes_of(ValueId id) const {
-    return byte_count(extents_at(program()[id].shape, tokens_), program()[id].dtype);
+    return byte_count(extents_at(program()[id].shape, geometry_), program()[id].dtype);
   }
   bool placeable(ValueId id) const {
     return id != kNoValue && program()[id].role == Role::local && read_[static_cast<std::size_t>(id)] &&
@@ -116,7 +116,8 @@ class Placement {
   }
 
   const OpSet& ops_;
-  std::int64_t tokens_, alignment_;
+  Geometry geometry_;
+  std::int64_t alignment_;
   std::vector<bool> read_;
   std::vector<ValueId> elsewhere_;
   std::vector<Block> blocks_;

@@ -27,7 +27,7 @@ std::vector<Copy> transposed_copies(const JointProgram& joint, const OpSet& ops,
     const Value& value = program[copy];
     const bool handed_on = std::find(program.outputs.begin(), program.outputs.end(), copy) != program.outputs.end();
     if (value.role != Role::local || handed_on) return;
-    const std::int64_t bytes = byte_count(extents_at(value.shape, geometry.tokens()), value.dtype);
+    const std::int64_t bytes = byte_count(extents_at(value.shape, geometry), value.dtype);
     copies.push_back({copy, source, passes * static_cast<double>(bytes)});
   };
   for (const Op& op : program.ops) {

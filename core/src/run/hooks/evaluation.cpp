@@ -46,7 +46,7 @@ std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& sou
     source.next(batch);
     // The last batch may reach into the next pass: what comes twice does not count twice.
     const std::int64_t left = std::max<std::int64_t>(tokens - (first + rank) * batch_tokens, 0);
-    if (left < batch_tokens) std::fill(batch.targets.begin() + left, batch.targets.end(), -1);
+    if (left < batch_tokens) batch.discount(left, engine.plan().options.geometry);
     const LossStats stats = engine.evaluate(batch);
     sums.push_back({stats.loss_sum, stats.valid_tokens});
   }

@@ -232,8 +232,8 @@ Launch prepare(const OpInstance& op) {
   };
 }
 
-/// stats[0] (+)= sum of losses in nats, stats[1] (+)= tokens that count; token order, in fp64.
-void add_stats(const View& token_loss, const View& targets, const View& stats, bool add) {
+/// stats[0] (+)= weight times the sum of losses, stats[1] (+)= targets that count; in order, in fp64.
+void add_stats(const View& token_loss, const View& targets, const View& stats, double weight, bool counts, bool add) {
   const auto* loss = token_loss.as<float>();
   const auto* target = targets.as<std::int32_t>();
   double sum = 0, valid = 0;
@@ -243,20 +243,37 @@ void add_stats(const View& token_loss, const View& targets, const View& stats, b
   }
   auto* out = stats.as<double>();
   if (!add) std::fill_n(out, stats.count(), 0.0);
-  out[0] += sum;
-  out[1] += valid;
+  out[0] += weight * sum;
+  if (counts) out[1] += valid;
 }
 
 OpSupport query_stats(const OpInstance& op) {
   OperandCheck check(op, 2, 1);
   const Extents tokens = extents_of(op, 0);
-  check.input(0, "token_loss", tokens, DType::f32).input(1, "targets", tokens, DType::i32);
+  check.input(0, "loss", tokens, DType::f32).input(1, "targets", tokens, DType::i32);
   return check.sum(0, "stats", {4}, DType::f64).support();
 }
 
 Launch prepare_stats(const OpInstance& op) {
-  return [add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
-    add_stats(inputs[0], inputs[1], outputs[0], add);
+  return [weight = op.attributes.real_or("weight", 1), counts = op.attributes.integer_or("counts", 1) != 0,
+          add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+    add_stats(inputs[0], inputs[1], outputs[0], weight, counts, add);
+  };
+}
+
+OpSupport query_stats_grad(const OpInstance& op) {
+  OperandCheck check(op, 1, 1);
+  const Extents targets = extents_of(op, 0);
+  return check.input(0, "targets", targets, DType::i32).output(0, "dloss", targets, DType::f32).support();
+}
+
+/// The factor where a target counts, 0 elsewhere.
+Launch prepare_stats_grad(const OpInstance& op) {
+  return [factor = static_cast<float>(op.attributes.real("factor"))](std::span<const View> inputs,
+                                                                     std::span<const View> outputs, const Exec&) {
+    const auto* target = inputs[0].as<std::int32_t>();
+    auto* gradient = outputs[0].as<float>();
+    for (std::int64_t i = 0, count = inputs[0].count(); i < count; ++i) gradient[i] = target[i] >= 0 ? factor : 0.0f;
   };
 }
 
@@ -266,6 +283,7 @@ void add_loss_ops(OpTable& table) {
   table["lm_loss"] = {prepare, query};
   table["lm_loss_train"] = {prepare, query};
   table["loss_stats"] = {prepare_stats, query_stats};
+  table["loss_stats_grad"] = {prepare_stats_grad, query_stats_grad};
 }
 
 }  // namespace quern::cpu

@@ -245,7 +245,7 @@ int shared_size(const CrossEntropy& plan) { return plan.train ? plan.shared_roun
 
 /// One block: its sum is short, and its threads fix the order whatever the GPU.
 __global__ void loss_stats_kernel(const float* __restrict__ losses, const std::int32_t* __restrict__ targets,
-                                  std::int64_t count, double* __restrict__ stats, bool add) {
+                                  std::int64_t count, double* __restrict__ stats, LossTerm term, bool add) {
   __shared__ double sums[1024], valids[1024];
   double sum = 0, valid = 0;
   for (std::int64_t i = threadIdx.x; i < count; i += 1024) {
@@ -263,9 +263,15 @@ __global__ void loss_stats_kernel(const float* __restrict__ losses, const std::i
     }
   }
   if (threadIdx.x != 0) return;
-  stats[0] = (add ? stats[0] : 0) + sums[0];
-  stats[1] = (add ? stats[1] : 0) + valids[0];
+  stats[0] = (add ? stats[0] : 0) + term.weight * sums[0];
+  stats[1] = (add ? stats[1] : 0) + (term.counts ? valids[0] : 0);
   if (!add) stats[2] = stats[3] = 0;
+}
+
+__global__ void loss_stats_gradient_kernel(const std::int32_t* __restrict__ targets, std::int64_t count, float factor,
+                                           float* __restrict__ gradient) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) gradient[i] = targets[i] >= 0 ? factor : 0.0f;
 }
 
 }  // namespace
@@ -318,9 +324,17 @@ void cross_entropy(const CrossEntropy& plan, void* logits, std::uint8_t* codes, 
   QUERN_CUDA(cudaGetLastError());
 }
 
-void add_loss_stats(const float* losses, const std::int32_t* targets, std::int64_t count, double* stats, bool add,
-                    cudaStream_t stream) {
-  loss_stats_kernel<<<1, 1024, 0, stream>>>(losses, targets, count, stats, add);
+void add_loss_stats(const float* losses, const std::int32_t* targets, std::int64_t count, double* stats,
+                    const LossTerm& term, bool add, cudaStream_t stream) {
+  loss_stats_kernel<<<1, 1024, 0, stream>>>(losses, targets, count, stats, term, add);
+  QUERN_CUDA(cudaGetLastError());
+}
+
+void loss_stats_gradient(const std::int32_t* targets, std::int64_t count, float factor, float* gradient,
+                         cudaStream_t stream) {
+  if (count == 0) return;
+  loss_stats_gradient_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(targets, count, factor,
+                                                                                             gradient);
   QUERN_CUDA(cudaGetLastError());
 }
 

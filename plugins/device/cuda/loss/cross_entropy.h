@@ -36,8 +36,17 @@ CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train
 void cross_entropy(const CrossEntropy& plan, void* logits, std::uint8_t* codes, const std::int32_t* targets,
                    float* losses, std::int64_t rows, cudaStream_t stream);
 
-/// stats[0] (+)= sum of losses of tokens that count, stats[1] (+)= their number, stats[2..3] = 0 unless added to.
-void add_loss_stats(const float* losses, const std::int32_t* targets, std::int64_t count, double* stats, bool add,
-                    cudaStream_t stream);
+/// What a launch of loss_stats adds up.
+struct LossTerm {
+  double weight = 1;
+  bool counts = true;  ///< also the targets that count
+};
+/// stats[0] (+)= weight times the sum of losses whose targets count, stats[1] (+)= their number, stats[2..3] = 0 unless
+/// added to.
+void add_loss_stats(const float* losses, const std::int32_t* targets, std::int64_t count, double* stats,
+                    const LossTerm& term, bool add, cudaStream_t stream);
+/// gradient[i] = factor where targets[i] counts, otherwise 0.
+void loss_stats_gradient(const std::int32_t* targets, std::int64_t count, float factor, float* gradient,
+                         cudaStream_t stream);
 
 }  // namespace quern::cuda

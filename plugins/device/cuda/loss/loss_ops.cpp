@@ -350,19 +350,35 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
 }
 
 OpSupport query_stats(const OpInstance& op, const CudaTraits&) {
-  if (op.inputs.size() != 2 || op.outputs.size() != 1) return {"loss_stats: takes token_loss and targets", 0};
+  if (op.inputs.size() != 2 || op.outputs.size() != 1) return {"loss_stats: takes a loss and targets", 0};
   bool fits = op.inputs[0].dtype == DType::f32 && op.inputs[1].dtype == DType::i32 &&
               op.outputs[0].dtype == DType::f64 && element_count(op.outputs[0].extents) == 4 &&
               element_count(op.inputs[0].extents) == element_count(op.inputs[1].extents);
-  return {fits ? "" : "loss_stats: token_loss f32 (N) and targets i32 (N) give f64 (4)", 0};
+  return {fits ? "" : "loss_stats: losses f32 and targets i32 of one shape give f64 (4)", 0};
 }
 
 Launch prepare_stats(const OpInstance& op, CudaContext&) {
-  return
-      [add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
-        add_loss_stats(inputs[0].as<const float>(), inputs[1].as<const std::int32_t>(), inputs[1].count(),
-                       outputs[0].as<double>(), add, stream_of(exec));
-      };
+  const LossTerm term{.weight = op.attributes.real_or("weight", 1),
+                      .counts = op.attributes.integer_or("counts", 1) != 0};
+  return [term, add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs,
+                                                const Exec& exec) {
+    add_loss_stats(inputs[0].as<const float>(), inputs[1].as<const std::int32_t>(), inputs[1].count(),
+                   outputs[0].as<double>(), term, add, stream_of(exec));
+  };
+}
+
+OpSupport query_stats_grad(const OpInstance& op, const CudaTraits&) {
+  const bool fits = op.inputs.size() == 1 && op.outputs.size() == 1 && op.inputs[0].dtype == DType::i32 &&
+                    op.outputs[0].dtype == DType::f32 && op.inputs[0].extents == op.outputs[0].extents;
+  return {fits ? "" : "loss_stats_grad: targets i32 give f32 of their shape", 0};
+}
+
+Launch prepare_stats_grad(const OpInstance& op, CudaContext&) {
+  return [factor = static_cast<float>(op.attributes.real("factor"))](std::span<const View> inputs,
+                                                                     std::span<const View> outputs, const Exec& exec) {
+    loss_stats_gradient(inputs[0].as<const std::int32_t>(), inputs[0].count(), factor, outputs[0].as<float>(),
+                        stream_of(exec));
+  };
 }
 
 }  // namespace
@@ -371,6 +387,7 @@ void add_loss_ops(OpTable& table) {
   table["lm_loss"] = {prepare, query};
   table["lm_loss_train"] = {prepare, query};
   table["loss_stats"] = {prepare_stats, query_stats};
+  table["loss_stats_grad"] = {prepare_stats_grad, query_stats_grad};
 }
 
 }  // namespace quern::cuda

@@ -20,7 +20,10 @@ TEST_CASE("transpose and cast move and round as the CPU does, to the bit") { tes
 
 TEST_CASE("embedding and its gradient") { testkit::embedding_cases(open_pair()); }
 
-TEST_CASE("loss_stats") { testkit::loss_stats_cases(open_pair()); }
+TEST_CASE("loss_stats and its gradient") {
+  testkit::loss_stats_cases(open_pair());
+  testkit::loss_stats_grad_cases(open_pair());
+}
 
 TEST_CASE("rms_norm family") { testkit::rms_norm_cases(open_pair()); }
 
