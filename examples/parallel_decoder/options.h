@@ -13,6 +13,7 @@ struct Options {
   std::int64_t num_hidden_layers = 0;
   std::int64_t num_attention_heads = 0;
   std::int64_t max_position_embeddings = 2048;
+  std::int64_t sliding_window = 0;
   double layer_norm_eps = 1e-5;
   double initializer_range = 0.02;
   double rope_theta = 10000.0;
@@ -32,6 +33,9 @@ inline quern::OptionTable<Options> options() {
       .at_least(1)
       .at_most(1 << 16);
   t.add("max_position_embeddings", &Options::max_position_embeddings, "longest sequence, in tokens").at_least(1);
+  t.add("sliding_window", &Options::sliding_window,
+        "tokens that attention of every second layer sees, its own the last; 0: all before it")
+      .at_least(0);
   t.add("layer_norm_eps", &Options::layer_norm_eps, "added to the variance in norms").at_least(0).at_most(1);
   t.add("initializer_range", &Options::initializer_range, "standard deviation of initial weights").at_least(0);
   t.add("rope_theta", &Options::rope_theta, "base of the rotary wavelengths").above(1);

@@ -76,13 +76,17 @@ std::vector<ParameterSpec> ParallelDecoder::parameters() const {
 
 void ParallelDecoder::embed(ProgramBuilder& b) const { b.output(b.embedding(b.tokens(), "embedding.weight")); }
 
-void ParallelDecoder::block(ProgramBuilder& b, std::int64_t /*layer*/) const {
+// Layers of one kind share a program. Here every second one has its attention in a window.
+std::int64_t ParallelDecoder::block_kind(std::int64_t layer) const { return o_.sliding_window > 0 ? layer % 2 : 0; }
+
+void ParallelDecoder::block(ProgramBuilder& b, std::int64_t layer) const {
   ValueId x = b.stream(o_.hidden_size);  // (N, width); N is the tokens of a micro-batch
   ValueId normed = b.layer_norm(x, "norm.weight", "norm.bias", o_.layer_norm_eps, "norm");
 
   ValueId rotated = b.rope(b.linear(normed, "qkv.weight", "qkv"), heads_, rope_, "rotated");
   double scale = 1 / std::sqrt(static_cast<double>(heads_.head_dim));
-  ValueId attended = b.attention(rotated, heads_, {.scale = scale}, "attention");
+  ValueId attended = b.attention(
+      rotated, heads_, {.window = block_kind(layer) == 1 ? o_.sliding_window : 0, .scale = scale}, "attention");
   ValueId attention = b.linear(attended, "o.weight", "o");
 
   ValueId hidden = b.gelu(b.linear(normed, "up.weight", "up"), Gelu::tanh, "gelu");
@@ -104,6 +108,7 @@ std::string ParallelDecoder::hf_config() const {
   fields.set("num_hidden_layers", o_.num_hidden_layers);
   fields.set("num_attention_heads", o_.num_attention_heads);
   fields.set("max_position_embeddings", o_.max_position_embeddings);
+  fields.set("sliding_window", o_.sliding_window);
   fields.set("layer_norm_eps", o_.layer_norm_eps);
   fields.set("initializer_range", o_.initializer_range);
   fields.set("rope_theta", o_.rope_theta);

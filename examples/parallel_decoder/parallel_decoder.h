@@ -15,6 +15,7 @@ class ParallelDecoder final : public quern::Model {
   quern::ModelTraits traits() const override;
   std::vector<quern::ParameterSpec> parameters() const override;
   void embed(quern::ProgramBuilder& b) const override;
+  std::int64_t block_kind(std::int64_t layer) const override;
   void block(quern::ProgramBuilder& b, std::int64_t layer) const override;
   void head(quern::ProgramBuilder& b) const override;
   std::string hf_config() const override;

@@ -20,6 +20,7 @@
 #include "commands.h"
 #include "config/reference.h"
 #include "conformance/check.h"
+#include "new_plugin.h"
 #include "quern/error.h"
 #include "run/options/run_schemas.h"
 
@@ -168,9 +169,38 @@ int check(const Arguments& arguments) {
   return report.exit_code();
 }
 
+int begin(const Arguments& arguments) {
+  po::variables_map values;
+  po::options_description options("options");
+  options.add_options()("from", po::value<std::string>()->default_value("")->value_name("EXAMPLE"),
+                        "the example that it begins as, instead of the first of its kind");
+  if (!parse("quern plugins new KIND NAME [--from EXAMPLE]", options, {"KIND", "NAME"}, arguments, values)) return 0;
+  const auto &kind = values["KIND"].as<std::string>(), &name = values["NAME"].as<std::string>(),
+             &from = values["from"].as<std::string>();
+  const std::vector<Example> examples =
+      examples_in(PluginHost::core_library().parent_path().parent_path() / "share" / "quern" / "examples");
+  const auto example = std::find_if(examples.begin(), examples.end(), [&](const Example& known) {
+    return known.kind == kind && (from.empty() || known.id == from);
+  });
+  if (example == examples.end()) {
+    std::vector<std::string> known;
+    for (const Example& one : examples) known.push_back(one.kind + " " + one.id);
+    throw Error(ErrorCode::config, {.where = "quern plugins new",
+                                    .what = "there is no such example",
+                                    .found = from.empty() ? kind : kind + " " + from,
+                                    .expected = "one of " + format_list(known)});
+  }
+  copy_example(*example, name, ".");
+  std::cout << name << ": as the example " << example->id << "; docs/plugins.md goes through it\n"
+            << "cmake -S " << name << " -B build/" << name << " && cmake --build build/" << name << "\n"
+            << "quern plugins check build/" << name << "/plugins/" << kind << "/libquern_" << name << ".so\n";
+  return 0;
+}
+
 constexpr Command kCommands[] = {
     {"list", "every implementation that a config can select", list},
     {"info", "one implementation and its options: KIND ID", info},
+    {"new", "a plugin to begin with, made of an example: KIND NAME", begin},
     {"check", "run every contract of a plugin's kind: FILE, or KIND/ID", check},
 };
 
