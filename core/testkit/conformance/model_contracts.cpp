@@ -9,10 +9,12 @@
 
 #include "base/files/test_directory.h"
 #include "conformance/contracts.h"
+#include "conformance/own_ops.h"
 #include "conformance/trial.h"
 #include "quern/testkit/compare.h"
 #include "quern/testkit/model_conformance.h"
 #include "quern/testkit/tiny_model.h"
+#include "transform/lora.h"
 
 namespace quern::conformance {
 
@@ -30,8 +32,21 @@ std::string sound_programs(const Subject& subject, const Model& model) {
   return std::to_string(model.parameters().size()) + " parameter tensors, " + std::to_string(count) + " numbers";
 }
 
-/// Its config.json is JSON, and the model made from it has the same programs.
-std::string own_config(const Subject& subject, const Model& model) {
+/// All that a model says of itself.
+std::string described(const Subject& subject, const Model& model) {
+  const ModelTraits traits = model.traits();
+  std::string text = std::to_string(traits.vocabulary) + " " + std::to_string(traits.max_positions) + "\n";
+  for (const ParameterSpec& spec : model.parameters()) {
+    text += spec.name + " " + to_string(spec.extents) + (spec.decay ? " decays" : "");
+    for (const ParameterPart& part : spec.parts)
+      text += " " + part.hf_name + " " + std::to_string(part.rows) + " " + number(part.init.deviation);
+    text += "\n";
+  }
+  return text + testkit::model_programs(model, subject.host.ops());
+}
+
+/// Its config.json is JSON, and the model made from it says the same of itself.
+nlohmann::json read_back(const Subject& subject, const Model& model, const std::string& of) {
   const std::string text = model.hf_config();
   nlohmann::json config = nlohmann::json::parse(text, nullptr, false);
   need(config.is_object(), "hf_config()", text.substr(0, 60), "a JSON object");
@@ -41,9 +56,48 @@ std::string own_config(const Subject& subject, const Model& model) {
   OptionValues values;
   values.set("config", scratch / "config.json");
   auto again = subject.host.create<Model>(subject.factory.id, values);
-  need(testkit::model_programs(*again, subject.host.ops()) == testkit::model_programs(model, subject.host.ops()),
-       "the model made from its own config.json", "other programs", "the same");
-  return "model_type " + config["model_type"].dump();
+  need(described(subject, *again) == described(subject, model), "the model made from the config.json of one" + of,
+       "other parameters or programs", "the same");
+  return config;
+}
+
+/// Other values of an option than it has here, from which one may be taken.
+std::vector<OptionValue> other_values(const OptionSpec& spec, const OptionValue& now) {
+  std::vector<OptionValue> values;
+  for (const std::string& choice : spec.choices) values.emplace_back(choice);
+  if (const auto* flag = std::get_if<bool>(&now)) values.emplace_back(!*flag);
+  if (const auto* integer = std::get_if<std::int64_t>(&now))
+    for (std::int64_t other : {*integer * 2, *integer + 1, *integer / 2}) values.emplace_back(other);
+  if (const auto* real = std::get_if<double>(&now))
+    for (double other : {*real * 1.5, *real + 0.25, *real / 2}) values.emplace_back(other);
+  std::erase_if(values, [&](OptionValue value) { return value == now || check_option(spec, value).has_value(); });
+  return values;
+}
+
+/// hf_config() has every option, whatever its value, and each value makes programs that fit together.
+std::string own_config(const Subject& subject, const Model& model) {
+  const nlohmann::json config = read_back(subject, model, "");
+  std::size_t tried = 0;
+  for (const OptionSpec& spec : subject.factory.options) {
+    const OptionValue* now = subject.values.find(spec.key);
+    if (!now || spec.key == "config") continue;
+    for (const OptionValue& value : other_values(spec, *now)) {
+      std::unique_ptr<Model> other;
+      try {
+        other = subject.make_with<Model>(spec.key, value);
+      } catch (const Error&) {
+        continue;  // of the contract "stated values work"
+      }
+      const std::string of = " with " + spec.key + " = " + to_string(value);
+      read_back(subject, *other, of);
+      const auto faults = testkit::model_faults(*other, DType::f32, subject.host.ops());
+      need(faults.empty(), "a model" + of, faults.empty() ? "" : faults[0],
+           "parameters and programs that fit together");
+      ++tried;
+      if (spec.type != OptionType::text) break;
+    }
+  }
+  return "model_type " + config["model_type"].dump() + ", " + std::to_string(tried) + " other values of options";
 }
 
 PlanOptions options_for(const Model& model) {
@@ -60,8 +114,9 @@ struct Made {
 
 /// A trial of the model, everything in it new. `precision` outlives it.
 Made fresh(const Subject& subject, const PrecisionBackend* precision = nullptr,
-           const std::vector<std::string>& recompute = {}, bool documents = false) {
-  Made made{oracle(subject.host), subject.make<Model>(), nullptr};
+           const std::vector<std::string>& recompute = {}, bool documents = false,
+           std::unique_ptr<Model> changed = nullptr) {
+  Made made{oracle(subject.host), changed ? std::move(changed) : subject.make<Model>(), nullptr};
   PlanOptions options = options_for(*made.model);
   options.recompute = recompute;
   options.documents = documents;
@@ -70,19 +125,31 @@ Made fresh(const Subject& subject, const PrecisionBackend* precision = nullptr,
   return made;
 }
 
-Batch batch_for(Trial& trial, std::uint64_t seed) {
-  return random_batch(trial.plan().options.geometry, trial.plan().model.vocabulary, seed);
+Batch batch_for(Trial& trial, std::uint64_t seed) { return random_batch(trial.plan(), seed); }
+
+const Value* input_named(const Plan& plan, std::string_view name) {
+  for (const Value& input : plan.uploaded)
+    if (input.name == name) return &input;
+  return nullptr;
+}
+
+/// What a target is one of: tokens, or what the input's bound says; 0: not known.
+std::int64_t choices_of(const Plan& plan) {
+  const Value* targets = input_named(plan, "targets");
+  return targets && targets->below > 0 ? targets->below : plan.model.vocabulary;
 }
 
 std::string first_loss(const Subject& subject) {
   Made made = fresh(subject);
   const double loss = made.trial->loss(batch_for(*made.trial, 3));
-  const double guess = std::log(static_cast<double>(made.trial->plan().model.vocabulary));
+  const std::int64_t choices = choices_of(made.trial->plan());
   need(std::isfinite(loss), "loss at initialisation", number(loss), "a finite number");
+  if (choices == 0) return number(loss);
+  const double guess = std::log(static_cast<double>(choices));
   // Logits of deviation s add about s^2 / 2 to the loss of a guess; a model that starts beyond s = 1 starts badly.
   need(std::fabs(loss - guess) <= 0.5, "loss at initialisation", number(loss),
-       "ln(vocabulary) = " + number(guess) + " within 0.5");
-  return number(loss) + ", ln(vocabulary) is " + number(guess);
+       "ln(" + std::to_string(choices) + ") = " + number(guess) + " of a guess, within 0.5");
+  return number(loss) + ", a guess's is ln(" + std::to_string(choices) + ") = " + number(guess);
 }
 
 double dot(const std::vector<float>& a, const std::vector<float>& b) {
@@ -122,8 +189,7 @@ class Slopes {
 
 /// Along the gradient itself the slope is its norm. That does not see elements whose gradient is missing, so random
 /// directions follow, along which the slope is the gradient's share.
-std::string gradients_agree(const Subject& subject) {
-  Made made = fresh(subject);
+std::string gradients_agree(const Made& made) {
   Trial& trial = *made.trial;
   trial.stir();
   Slopes slopes(trial);
@@ -156,32 +222,62 @@ std::string gradients_agree(const Subject& subject) {
   return std::to_string(gradients.size()) + " tensors, worst relative error " + number(worst);
 }
 
-/// The sum of the losses of the tokens that `counts` names, before and after another token stands at `changed`.
+template <class T>
+void change(std::vector<std::byte>& bytes, std::int64_t begin, std::int64_t end, const std::function<T(T)>& other) {
+  auto* values = reinterpret_cast<T*>(bytes.data());
+  for (std::int64_t i = begin; i < end; ++i) values[i] = other(values[i]);
+}
+
+/// Other inputs at a token: its own elements, or those of its row.
+void change_inputs(const Plan& plan, Batch& batch, std::int64_t token) {
+  const Geometry& geometry = plan.options.geometry;
+  if (const auto vocabulary = static_cast<std::int32_t>(plan.model.vocabulary); vocabulary > 0) {
+    std::int32_t& word = batch.tokens[static_cast<std::size_t>(token)];
+    word = (word + 1) % vocabulary;
+  }
+  for (auto& [name, bytes] : batch.inputs) {
+    const Value& input = *input_named(plan, name);
+    const bool of_token = input.shape[0].per_token > 0;
+    const std::int64_t parts = of_token ? geometry.tokens() : geometry.batch,
+                       part = of_token ? token : token / geometry.sequence;
+    const std::int64_t size = element_count(extents_at(input.shape, geometry)) / parts;
+    if (input.dtype == DType::f32)
+      change<float>(bytes, part * size, (part + 1) * size, [](float x) { return x + 1; });
+    else
+      change<std::int32_t>(bytes, part * size, (part + 1) * size,
+                           [&](std::int32_t x) { return static_cast<std::int32_t>((x + 1) % input.below); });
+  }
+}
+
+/// The sum of the losses of the targets that `counts` names, before and after the inputs at a token change.
 void need_unseen(Trial& trial, Batch batch, std::int64_t changed, const std::function<bool(std::int64_t)>& counts,
                  const std::string& who) {
-  const auto vocabulary = static_cast<std::int32_t>(trial.plan().model.vocabulary);
   for (std::size_t i = 0; i < batch.targets.size(); ++i)
     batch.targets[i] = counts(static_cast<std::int64_t>(i)) ? std::max(batch.targets[i], 0) : -1;
   const double want = trial.loss_sum(batch);
-  std::int32_t& token = batch.tokens[static_cast<std::size_t>(changed)];
-  token = (token + 1) % vocabulary;
+  change_inputs(trial.plan(), batch, changed);
   const double got = trial.loss_sum(batch);
   need(got == want, "loss of " + who, number(got) + " after the change, off by " + number(got - want),
        number(want) + ", bit for bit: they must not see it");
 }
 
-/// No token's loss depends on later tokens, on other rows, or on other documents of its row.
+/// No loss depends on other rows; of a causal model none depends on later tokens, or on other documents of its row.
 std::string causal(const Subject& subject) {
   Made made = fresh(subject);
   made.trial->stir();
   const Geometry geometry = made.trial->plan().options.geometry;
   const std::int64_t row = geometry.sequence;
+  const bool is_causal = made.trial->plan().model.causal;
   for (std::int64_t t = 0; t < row; ++t) {
     const std::int64_t changed = row + t;  // of the second row
+    Batch batch = batch_for(*made.trial, 3);
+    const bool by_token = static_cast<std::int64_t>(batch.targets.size()) == geometry.tokens();
     need_unseen(
-        *made.trial, batch_for(*made.trial, 3), changed, [&](std::int64_t i) { return i / row != 1 || i < changed; },
-        "tokens before and beside position " + std::to_string(t) + " when the token there changes");
+        *made.trial, std::move(batch), changed,
+        [&](std::int64_t i) { return (by_token ? i / row : i) != 1 || (by_token && is_causal && i < changed); },
+        "targets before and beside position " + std::to_string(t) + " when the inputs there change");
   }
+  if (!is_causal) return std::to_string(row) + " positions: no other row sees them; the model is not causal";
   Made packed = fresh(subject, nullptr, {}, true);
   packed.trial->stir();
   Batch batch = batch_for(*packed.trial, 3);
@@ -198,6 +294,62 @@ std::string causal(const Subject& subject) {
       *packed.trial, batch, 0, [&](std::int64_t i) { return i >= second; },
       "a second document when the first one changes");
   return std::to_string(row) + " positions, and packed documents";
+}
+
+/// Every second parameter is frozen, from the first or the second on.
+class HalfFrozen final : public ModelTransform {
+ public:
+  HalfFrozen(std::unique_ptr<Model> model, std::size_t first) : ModelTransform(std::move(model)), first_(first) {}
+  std::vector<ParameterSpec> parameters() const override {
+    std::vector<ParameterSpec> specs = base().parameters();
+    for (std::size_t i = first_; i < specs.size(); i += 2) specs[i].trainable = false;
+    return specs;
+  }
+
+ private:
+  std::size_t first_;
+};
+
+/// What trains has the gradients that it has without frozen ones beside it, and these have none.
+std::string frozen(const Subject& subject) {
+  Made all = fresh(subject);
+  all.trial->stir();
+  const Tensors want = all.trial->gradients(batch_for(*all.trial, 4));
+  std::size_t compared = 0;
+  for (std::size_t first : {0, 1}) {
+    if (all.model->parameters().size() < 2) break;
+    Made half = fresh(subject, nullptr, {}, false, std::make_unique<HalfFrozen>(subject.make<Model>(), first));
+    for (const PlannedTensor& master : all.trial->plan().tensors)
+      if (master.kind == "master")
+        for (const char* kind : {"master", "working"})
+          if (half.trial->plan().find(kind, master.parameter, master.layer) &&
+              half.trial->plan().find(kind, master.parameter, master.layer)->owner != TensorOwner::loading)
+            half.trial->write(kind, master.parameter, master.layer,
+                              all.trial->tensor("master", master.parameter, master.layer));
+    const Tensors got = half.trial->gradients(batch_for(*half.trial, 4));
+    for (const auto& [name, gradient] : got) {
+      need(want.contains(name) && want.at(name) == gradient, "gradient of " + name + " beside frozen parameters",
+           "other bits", "those without frozen ones");
+      ++compared;
+    }
+    need(got.size() < want.size(), "gradients with every second parameter frozen", std::to_string(got.size()),
+         "fewer than " + std::to_string(want.size()));
+  }
+  return std::to_string(compared) + " tensors";
+}
+
+/// LoRA of all linears of the layers.
+std::string adapts(const Subject& subject) {
+  OpSet ops = builtin_ops();
+  for (const OpSpec& spec : subject.host.ops()) ops.add(spec);
+  std::unique_ptr<Model> adapted;
+  try {
+    adapted = std::make_unique<LoraModel>(subject.make<Model>(), ops, LoraOptions{.rank = 2, .targets = {kAllLinear}});
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::config) throw;
+    return std::string("refused: ") + error.what();
+  }
+  return gradients_agree(fresh(subject, nullptr, {}, false, std::move(adapted)));
 }
 
 std::string repeats(const Subject& subject) {
@@ -236,7 +388,15 @@ void check_model(Report& report, const Subject& subject) {
   if (!report.contract("parameters and shapes", [&] { return sound_programs(subject, *model); })) return;
   report.contract("config.json", [&] { return own_config(subject, *model); });
   report.contract("loss at initialisation", [&] { return first_loss(subject); });
-  report.contract("gradients", [&] { return gradients_agree(subject); });
+  report.contract("gradients", [&] { return gradients_agree(fresh(subject)); });
+  report.contract("frozen parameters", [&] { return frozen(subject); });
+  report.contract("adapters", [&] { return adapts(subject); });
+  if (!subject.host.ops().empty())
+    for (DType dtype : {DType::f32, DType::bf16})
+      report.contract("own ops in " + std::string(name_of(dtype)), [&] {
+        const testkit::PlainPrecision precision(dtype);
+        return check_own_ops(subject, fresh(subject, &precision).trial->plan());
+      });
   report.contract("causal", [&] { return causal(subject); });
   report.contract("determinism", [&] { return repeats(subject); });
   report.contract("bf16", [&] { return trains_in_bf16(subject); });

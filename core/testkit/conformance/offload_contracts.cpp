@@ -127,6 +127,55 @@ std::string streams(const Subject& subject) {
   return "9 MiB, 3 rounds";
 }
 
+/// A put that is enqueued, and late, is in the store when flush returns: another store's reader may look then.
+std::string flushes(const Subject& subject) {
+  Opened opened(subject);
+  Device& device = *opened.device;
+  const OffloadSlot slot = opened.store->reserve(70001);
+  for (const StreamKind kind : {StreamKind::copy_out, StreamKind::compute}) {
+    const Stream out = device.stream(kind);
+    const Bytes want = pattern(70001, static_cast<unsigned>(kind) + 1);
+    DeviceMemory from(device, want.size()), to(device, want.size());
+    from.write(want.data());
+    device.call([] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, out);
+    opened.store->put(slot, 0, from.data(), want.size(), out);
+    opened.store->flush();
+    const Stream in = device.stream(StreamKind::copy_in);
+    opened.store->get(slot, 0, to.data(), want.size(), in);
+    device.synchronize(in);
+    Bytes got(want.size());
+    to.read(got.data());
+    need_same("a get on another stream behind flush", got, want);
+    device.synchronize(out);
+  }
+  return "with puts pending on two streams";
+}
+
+/// Streams put into and get from neighbouring parts of a slot at once, many times.
+std::string neighbours(const Subject& subject) {
+  Opened opened(subject);
+  Device& device = *opened.device;
+  constexpr std::size_t kPart = 5001;
+  const OffloadSlot slot = opened.store->reserve(2 * kPart);
+  const Bytes first = pattern(kPart, 1), second = pattern(kPart, 2);
+  opened.put(slot, 0, first);
+  const Stream out = device.stream(StreamKind::copy_out), in = device.stream(StreamKind::copy_in);
+  DeviceMemory from(device, kPart), to(device, kPart);
+  from.write(second.data());
+  for (int i = 0; i < 200; ++i) {
+    opened.store->put(slot, kPart, from.data(), kPart, out);
+    opened.store->get(slot, 0, to.data(), kPart, in);
+  }
+  for (Stream stream : {out, in}) device.synchronize(stream);
+  Bytes got(kPart);
+  to.read(got.data());
+  need_same("the first half, got while the second was put", got, first);
+  need_same("the second half", opened.get(slot, kPart, kPart), second);
+  const std::optional<std::string> fault = opened.store->error();
+  need(!fault, "error() of a store whose puts and gets succeed", fault.value_or(""), "none");
+  return "200 rounds";
+}
+
 std::string maps(const Subject& subject) {
   Opened opened(subject);
   const OffloadSlot slot = opened.store->reserve(4099);
@@ -167,6 +216,8 @@ void check_offload_store(Report& report, const Subject& subject) {
   report.contract("put and get", [&] { return round_trips(subject); });
   report.contract("parts of a slot", [&] { return parts(subject); });
   report.contract("streams", [&] { return streams(subject); });
+  report.contract("flush", [&] { return flushes(subject); });
+  report.contract("neighbouring parts", [&] { return neighbours(subject); });
   report.contract("map", [&] { return maps(subject); });
   report.contract("a slot that is too large", [&] { return refuses(subject); });
 }

@@ -1,5 +1,6 @@
 #include "shared/pinned_store/pinned_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "quern/error.h"
@@ -21,6 +22,9 @@ OffloadSlot PinnedStore::reserve(std::size_t bytes) {
 void PinnedStore::put(OffloadSlot slot, std::size_t offset, const void* device_memory, std::size_t bytes,
                       Stream stream) {
   device_->copy(at(slot, offset), device_memory, bytes, stream);
+  const bool known =
+      std::any_of(putting_.begin(), putting_.end(), [&](Stream other) { return other.handle == stream.handle; });
+  if (!known) putting_.push_back(stream);
 }
 
 void PinnedStore::get(OffloadSlot slot, std::size_t offset, void* device_memory, std::size_t bytes, Stream stream) {
@@ -32,6 +36,8 @@ void* PinnedStore::map(OffloadSlot slot) {
   return at(slot, 0);
 }
 
-void PinnedStore::flush() { device_->synchronize(device_->stream(StreamKind::copy_out)); }
+void PinnedStore::flush() {
+  for (Stream stream : putting_) device_->synchronize(stream);
+}
 
 }  // namespace quern

@@ -5,6 +5,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "quern/offload.h"
 #include "shared/pinned_store/pinned_pages.h"
@@ -36,6 +37,7 @@ class PinnedStore final : public OffloadStore {
   MemoryKind memory_;
   Device* device_ = nullptr;
   std::deque<PinnedPages> slots_;
+  std::vector<Stream> putting_;  // that have had puts
 };
 
 }  // namespace quern

@@ -1,0 +1,183 @@
+#include "conformance/own_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <set>
+
+#include "base/format.h"
+#include "conformance/report.h"
+#include "quern/testkit/device_memory.h"
+#include "quern/testkit/op_comparison.h"
+
+namespace quern::conformance {
+
+namespace {
+
+using testkit::DeviceMemory;
+using testkit::OpComparison;
+using testkit::PoisonedTensor;
+
+constexpr int kRepeats = 20;
+
+bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
+
+PoisonedTensor operand_of(const Operand& operand, std::uint64_t seed) {
+  if (operand.dtype != DType::i32) return testkit::normal(operand.dtype, operand.extents, seed);
+  PoisonedTensor flat = testkit::integers(operand.count(), -1, 2, seed), tensor(DType::i32, operand.extents);
+  std::memcpy(tensor.view().data, flat.view().data, flat.view().bytes());
+  return tensor;
+}
+
+/// `over`: an output and the input that it overwrites, where an output may.
+OpComparison comparison_of(const OpInstance& op, const std::vector<PoisonedTensor>& inputs,
+                           const std::pair<int, int>* over = nullptr) {
+  OpComparison made(op.kind, op.attributes, op.geometry);
+  for (std::size_t i = 0; i < inputs.size(); ++i) op.inputs[i].present ? made.in(inputs[i]) : made.absent();
+  for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+    const Operand& output = op.outputs[o];
+    if (over && over->first == static_cast<int>(o))
+      made.update(static_cast<std::size_t>(over->second), {});
+    else
+      output.present ? made.out(output.dtype, output.extents, {}) : made.unread(output.dtype, output.extents);
+  }
+  return made;
+}
+
+OpComparison::Results results_of(const OpComparison& op, Device& device, const std::string& how) {
+  std::vector<std::string> faults;
+  OpComparison::Results results = op.run_on(device, OpComparison::How::eager, faults);
+  if (!faults.empty()) broken(op.label() + how, faults[0], "nothing else written");
+  return results;
+}
+
+void need_equal(const OpComparison::Results& got, const OpComparison::Results& want, const std::string& what) {
+  for (std::size_t o = 0; o < want.size(); ++o)
+    need(std::memcmp(got[o].view().data, want[o].view().data, want[o].view().bytes()) == 0,
+         what + ", output " + std::to_string(o), testkit::mismatch(got[o].floats(), want[o].floats(), 0),
+         "the same bits");
+}
+
+/// A value in bf16 is the value in f32 of the same operands, rounded once.
+void need_rounded_once(const OpInstance& narrow, const std::vector<PoisonedTensor>& inputs,
+                       const OpComparison::Results& got, Device& device) {
+  OpInstance wide = narrow;
+  std::vector<PoisonedTensor> values;
+  for (const PoisonedTensor& input : inputs) {
+    const View& view = input.view();
+    values.push_back(view.dtype == DType::bf16 ? PoisonedTensor(DType::f32, view.extents, input.floats()) : input);
+  }
+  bool any = false;
+  for (auto* operands : {&wide.inputs, &wide.outputs})
+    for (Operand& operand : *operands)
+      if (operand.dtype == DType::bf16) operand.dtype = DType::f32, any = true;
+  if (!any || !device.query(wide).refusal.empty()) return;
+  const OpComparison op = comparison_of(wide, values);
+  const OpComparison::Results want = results_of(op, device, "");
+  for (std::size_t o = 0; o < want.size(); ++o) {
+    if (!wide.outputs[o].present || !is_float(wide.outputs[o].dtype)) continue;
+    const std::vector<float> exact = want[o].floats();
+    float largest = 0;
+    for (float value : exact) largest = std::max(largest, std::fabs(value));
+    // Half a unit of bf16 is 2^-9 of the value at most; sums in another order differ by far less.
+    const double relative = narrow.outputs[o].dtype == DType::bf16 ? 0x1.1p-8 : 1e-5;
+    const std::string differs = testkit::mismatch(got[o].floats(), exact, relative, 1e-5 * largest);
+    need(differs.empty(), op.label() + " in bf16, output " + std::to_string(o), differs,
+         "what it gives in f32, rounded once");
+  }
+}
+
+/// Operands of one launch among several.
+struct Launch {
+  std::deque<DeviceMemory> memory;
+  std::vector<View> inputs, outputs;
+  void* workspace = nullptr;
+
+  Launch(Device& device, const OpInstance& op, const std::vector<PoisonedTensor>& values, std::size_t workspace_bytes) {
+    auto place = [&](const Operand& operand) {
+      if (!operand.present) return View{nullptr, operand.dtype, operand.extents};
+      memory.emplace_back(device, static_cast<std::size_t>(operand.bytes()));
+      return View{memory.back().data(), operand.dtype, operand.extents};
+    };
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      inputs.push_back(place(op.inputs[i]));
+      if (inputs.back()) memory.back().write(values[i].view().data);
+    }
+    for (const Operand& output : op.outputs) outputs.push_back(place(output));
+    memory.emplace_back(device, workspace_bytes);
+    workspace = memory.back().data();
+  }
+};
+
+/// Again and again, on two streams at once where the kernel allows it.
+void need_same_bits(const OpInstance& op, const std::vector<PoisonedTensor>& inputs, const OpComparison::Results& want,
+                    Device& device) {
+  const OpSupport support = device.query(op);
+  const std::unique_ptr<Kernel> kernel = device.prepare(op);
+  const Stream streams[] = {device.stream(StreamKind::compute),
+                            device.stream(support.concurrent ? StreamKind::copy_in : StreamKind::compute)};
+  Launch launches[] = {{device, op, inputs, support.workspace_bytes}, {device, op, inputs, support.workspace_bytes}};
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    for (int i : {0, 1}) kernel->launch(launches[i].inputs, launches[i].outputs, {streams[i], launches[i].workspace});
+    for (Stream stream : streams) device.synchronize(stream);
+    for (const Launch& launch : launches)
+      for (std::size_t o = 0; o < want.size(); ++o) {
+        if (!op.outputs[o].present) continue;
+        std::vector<std::byte> got(launch.outputs[o].bytes());
+        device.copy(got.data(), launch.outputs[o].data, got.size(), streams[0]);
+        device.synchronize(streams[0]);
+        need(std::memcmp(got.data(), want[o].view().data, got.size()) == 0,
+             op.kind + ", launch " + std::to_string(repeat) + (support.concurrent ? " of two at once" : ""),
+             "other bits", "those of the first launch");
+      }
+  }
+}
+
+void check_form(const OpInstance& op, const OpSpec& spec, Device& device) {
+  std::vector<PoisonedTensor> inputs;
+  for (const Operand& operand : op.inputs)
+    inputs.push_back(operand.present ? operand_of(operand, 5 + inputs.size()) : PoisonedTensor(operand.dtype, {0}));
+  const OpComparison comparison = comparison_of(op, inputs);
+  const OpComparison::Results want = results_of(comparison, device, "");
+  for (std::size_t o = 0; o < want.size(); ++o) {
+    if (!op.outputs[o].present || !is_float(op.outputs[o].dtype)) continue;
+    const std::vector<float> values = want[o].floats();
+    const auto bad = std::find_if_not(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+    need(bad == values.end(),
+         comparison.label() + ", element " + std::to_string(bad - values.begin()) + " of output " + std::to_string(o),
+         "not written, or not finite", "a number; the memory and the scratch are poisoned with NaN before");
+  }
+  for (const std::pair<int, int>& over : spec.may_overwrite) {
+    const Operand &output = op.outputs[static_cast<std::size_t>(over.first)],
+                  &input = op.inputs[static_cast<std::size_t>(over.second)];
+    if (!output.present || !input.present || output.dtype != input.dtype || output.extents != input.extents) continue;
+    need_equal(results_of(comparison_of(op, inputs, &over), device, " in place"), want,
+               comparison.label() + " whose output " + std::to_string(over.first) + " overwrites input " +
+                   std::to_string(over.second) + ", as may_overwrite says");
+  }
+  need_rounded_once(op, inputs, want, device);
+  need_same_bits(op, inputs, want, device);
+}
+
+}  // namespace
+
+std::string check_own_ops(const Subject& subject, const Plan& plan) {
+  auto device = oracle(subject.host);
+  const std::vector<OpSpec> own = subject.host.ops();
+  std::set<std::string> kinds;
+  std::vector<OpInstance> seen;
+  for (const Task& task : plan.schedules.tasks) {
+    auto spec =
+        std::find_if(own.begin(), own.end(), [&](const OpSpec& known) { return known.kind == task.instance.kind; });
+    const bool sums = std::any_of(task.instance.outputs.begin(), task.instance.outputs.end(),
+                                  [](const Operand& output) { return output.accumulate; });
+    if (spec == own.end() || sums || std::find(seen.begin(), seen.end(), task.instance) != seen.end()) continue;
+    seen.push_back(task.instance);
+    check_form(task.instance, *spec, *device);
+    kinds.insert(task.instance.kind);
+  }
+  return std::to_string(seen.size()) + " forms of " + format_list({kinds.begin(), kinds.end()});
+}
+
+}  // namespace quern::conformance
