@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Changes plugins in one small way at a time, and counts what `quern plugins check` finds.
+
+    mutants.py BUILD [--count N] [--seed S] [--only PLUGIN] [--kernels] [--show]
+
+BUILD is a build folder in which quern and its plugins are built. Mutants are made of the examples and, with --kernels,
+of the CPU device's kernels, which are then loaded as a device of another name beside the CPU device, the reference.
+Those that do not compile are left out. Prints a table of what was found, and each survivor with its change.
+"""
+
+import argparse
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ["elementwise/elementwise_ops.cpp", "norms/rms_norm_ops.cpp", "norms/layer_norm_ops.cpp",
+           "attention/rope_ops.cpp", "loss/loss_ops.cpp", "embedding/embedding_ops.cpp", "optimizer/optimizer_ops.cpp"]
+
+# What a change is called, what it is made of, and what it becomes.
+CHANGES = [
+    ("bound", r" < ", " <= "), ("bound", r" <= ", " < "), ("bound", r" > ", " >= "), ("bound", r" >= ", " > "),
+    ("bound", r" \+ 1\b", ""), ("bound", r" - 1\b", ""),
+    ("operand", r" \+ ", " - "), ("operand", r" - ", " + "), ("operand", r" \* ", " / "), ("operand", r" / ", " * "),
+    ("operand", r" % ", " / "), ("operand", r" \+= ", " -= "), ("operand", r" \+= ", " = "),
+    ("logic", r" && ", " || "), ("logic", r" \|\| ", " && "), ("logic", r" == ", " != "), ("logic", r" != ", " == "),
+    ("logic", r"(?<=[( ])!(?=\w)", ""), ("logic", r"\btrue\b", "false"), ("logic", r"\bfalse\b", "true"),
+    ("logic", r" \? ([^:?]+) : ([^;,)]+)", r" ? \2 : \1"),
+    ("constant", r"\b0\b(?!\.)", "1"), ("constant", r"\b1\b(?!\.)", "2"), ("constant", r"\b2\b(?!\.)", "3"),
+    ("constant", r"\b4\b", "5"), ("constant", r"\b0\.5\b", "0.6"), ("constant", r"\bmin\b", "max"),
+    ("constant", r"\bmax\b", "min"),
+    ("order", r"(\w)\((\w+), (\w+)\b", r"\1(\3, \2"),
+    ("dropped", r"^\s+(?!return|using|const|auto|if|else|for|case|break|continue|throw)[\w:.>\[\]()*-]+(\(| \+?=).*;$",
+     "  ;"),
+]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    plugin: Path  # of the examples, or the device
+    file: Path
+    line: int
+    kind: str
+    text: str  # of the line
+
+
+def is_code(line: str) -> bool:
+    stripped = line.strip()
+    return bool(stripped) and not stripped.startswith(("//", "#", "///", "namespace", "using", "template", "}")) and (
+        '"' not in stripped)  # texts for people are no faults
+
+
+def mutants_of(plugin: Path, file: Path) -> list[Mutant]:
+    made = {}
+    for number, line in enumerate(file.read_text().splitlines()):
+        if not is_code(line):
+            continue
+        code, _, comment = line.partition("  //")
+        for kind, pattern, replacement in CHANGES:
+            for match in re.finditer(pattern, code):
+                changed = code[:match.start()] + match.expand(replacement) + code[match.end():]
+                if changed.strip() != code.strip():
+                    made[number, changed] = Mutant(plugin, file, number, kind, changed)
+    return list(made.values())
+
+
+def run(command: list[str], seconds: float) -> subprocess.CompletedProcess | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=tempfile.gettempdir())
+    except subprocess.TimeoutExpired:
+        return None
+
+
+class Kit:
+    def __init__(self, build: Path, scratch: Path):
+        self.build, self.scratch = build, scratch
+        self.flags = ["-std=c++20", "-O1", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=off", "-w",
+                      f"-I{ROOT}/core/include", f"-I{ROOT}/plugins", f"-I{ROOT}/plugins/device/cpu"]
+        self.link = ["-shared", f"-L{build}/lib", "-lquern", f"-Wl,-rpath,{build}/lib"]
+        self.objects: dict[Path, Path] = {}
+
+    def compiled(self, source: Path, to: Path, text: str | None = None) -> bool:
+        """Of the file's text, or of another in its place."""
+        path = source
+        if text is not None:
+            path = to.with_suffix(".cpp")
+            path.write_text(text)
+        done = run(["g++", *self.flags, f"-I{source.parent}", "-c", str(path), "-o", str(to)], 120)
+        return done is not None and done.returncode == 0
+
+    def object_of(self, source: Path) -> Path:
+        if source not in self.objects:
+            to = self.scratch / f"{len(self.objects)}.o"
+            if not self.compiled(source, to):
+                sys.exit(f"{source} does not compile")
+            self.objects[source] = to
+        return self.objects[source]
+
+    def example_parts(self, mutant: Mutant) -> tuple[list[str], str]:
+        sources = [file for file in sorted(mutant.plugin.glob("*.cpp")) if not file.name.endswith("_test.cpp")]
+        return [str(self.object_of(file)) for file in sources if file != mutant.file], mutant.plugin.name
+
+    def kernel_parts(self, mutant: Mutant) -> tuple[list[str], str]:
+        objects = self.build / "plugins/device/cpu/CMakeFiles/quern_device_cpu_objects.dir"
+        kept = [file for file in objects.rglob("*.o")
+                if file.name not in ("plugin.cpp.o", "cpu_device.cpp.o", mutant.file.name + ".o")]
+        for name in ("plugin.cpp", "runtime/cpu_device.cpp"):
+            source, to = mutant.plugin / name, self.scratch / (Path(name).stem + "_named.o")
+            if not to.exists() and not self.compiled(source, to, source.read_text().replace('"cpu"', '"mutant"')):
+                sys.exit(f"{source} does not compile under another name")
+            kept.append(to)
+        return [str(file) for file in kept], "mutant"
+
+    def check(self, mutant: Mutant) -> str:
+        """What became of it: "found", "survived", "equal" or "no mutant"."""
+        lines = mutant.file.read_text().splitlines()
+        lines[mutant.line] = mutant.text
+        changed = self.scratch / "changed.o"
+        if not self.compiled(mutant.file, changed, "\n".join(lines) + "\n"):
+            return "no mutant"
+        kernels = mutant.plugin == ROOT / "plugins/device/cpu"
+        parts, name = self.kernel_parts(mutant) if kernels else self.example_parts(mutant)
+        plugin = self.scratch / f"libquern_{name}.so"
+        more = ["-lnuma", "-ldl", "-lrt"] if kernels else []
+        done = run(["g++", "-fopenmp", *parts, str(changed), *self.link, *more, "-o", str(plugin)], 120)
+        if done is None or done.returncode != 0:
+            return "no mutant"
+        checked = run([str(self.build / "bin/quern"), "plugins", "check", str(plugin), "--limit", "20"], 300)
+        return "survived" if checked is not None and checked.returncode in (0, 4) else "found"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", metavar="PLUGIN")
+    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--show", action="store_true", help="print each mutant, and not only survivors")
+    options = parser.parse_args()
+    plugins = [folder.parent for folder in sorted((ROOT / "examples").glob("*/CMakeLists.txt"))]
+    files = [(plugin, file) for plugin in plugins for file in sorted(plugin.glob("*.cpp"))
+             if not file.name.endswith("_test.cpp")]
+    if options.kernels:
+        device = ROOT / "plugins/device/cpu"
+        files = [(device, device / name) for name in KERNELS]
+    by_file = [mutants_of(plugin, file) for plugin, file in files if options.only in plugin.name]
+    rng = random.Random(options.seed)
+    for mutants in by_file:
+        rng.shuffle(mutants)
+    # In turn from each file, so that long files have no more of them than short ones, as far as these go.
+    order = [mutant for turn in range(max(map(len, by_file))) for mutants in by_file for mutant in mutants[turn:turn + 1]]
+    found, made = Counter(), Counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        kit = Kit(options.build.resolve(), Path(scratch))
+        for mutant in order:
+            if sum(made.values()) == options.count:
+                break
+            verdict = kit.check(mutant)
+            if verdict == "no mutant":
+                continue
+            key = mutant.plugin.name if not options.kernels else mutant.file.stem, mutant.kind
+            made[key] += 1
+            found[key] += verdict == "found"
+            if options.show or verdict == "survived":
+                original = mutant.file.read_text().splitlines()[mutant.line].strip()
+                print(f"{verdict}: {mutant.file.relative_to(ROOT)}:{mutant.line + 1}: {mutant.kind}: {original}  ->  "
+                      f"{mutant.text.strip()}", flush=True)
+    kinds = sorted({kind for _, kind in made})
+    print("\n| plugin | " + " | ".join(kinds) + " | all |\n| --- |" + " --- |" * (len(kinds) + 1))
+    for plugin in [*sorted({name for name, _ in made}), "all"]:
+        def share(kind: str | None) -> str:
+            keys = [key for key in made if plugin in ("all", key[0]) and kind in (None, key[1])]
+            total = sum(made[key] for key in keys)
+            return f"{sum(found[key] for key in keys)} of {total}" if total else ""
+        print(f"| {plugin} | " + " | ".join(map(share, [*kinds, None])) + " |")
+
+
+if __name__ == "__main__":
+    main()
