@@ -24,7 +24,7 @@ OptionTable<Options> options() {
   t.add("images", &Options::images, "images of an epoch; validation has an eighth of that")
       .at_least(8)
       .at_most(1 << 30);
-  t.add("noise", &Options::noise, "standard deviation of what is added to each pixel").at_least(0).at_most(10);
+  t.add("noise", &Options::noise, "standard deviation of the noise in each pixel").at_least(0).at_most(10);
   return t;
 }
 

@@ -100,7 +100,7 @@ struct OpSpec {
   /// `training_gradients` says which input each belongs to. Such an op ends a program: it needs no output gradient.
   std::string training_kind = {};
   std::vector<std::pair<int, int>> training_gradients = {};
-  /// What an op that a head ends with takes and gives; a run that needs more is refused by name. Losses whose products
+  /// What an op that a head ends with takes and gives; a run that needs more is refused by name. Losses whose matmuls
   /// a precision may quantize have `product`.
   struct Loss {
     bool z_loss = false;  ///< attribute `z_loss`, of train.z_loss

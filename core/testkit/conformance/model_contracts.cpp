@@ -228,7 +228,7 @@ void change(std::vector<std::byte>& bytes, std::int64_t begin, std::int64_t end,
   for (std::int64_t i = begin; i < end; ++i) values[i] = other(values[i]);
 }
 
-/// Other inputs at a token: its own elements, or those of its row.
+/// Other inputs at a token: its own elements, or the ones in its row.
 void change_inputs(const Plan& plan, Batch& batch, std::int64_t token) {
   const Geometry& geometry = plan.options.geometry;
   if (const auto vocabulary = static_cast<std::int32_t>(plan.model.vocabulary); vocabulary > 0) {

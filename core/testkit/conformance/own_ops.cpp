@@ -129,7 +129,7 @@ void need_same_bits(const OpInstance& op, const std::vector<PoisonedTensor>& inp
         device.synchronize(streams[0]);
         need(std::memcmp(got.data(), want[o].view().data, got.size()) == 0,
              op.kind + ", launch " + std::to_string(repeat) + (support.concurrent ? " of two at once" : ""),
-             "other bits", "those of the first launch");
+             "other bits", "the bits of the first launch");
       }
   }
 }
