@@ -72,7 +72,7 @@ TEST_CASE("evaluations without biases") {
 }
 
 TEST_CASE("a model that sees the future") {
-  check_broken("model", "sees_future", {"causal"}, {"tokens before and beside position", "bit for bit"});
+  check_broken("model", "sees_future", {"causal"}, {"targets before and beside position", "bit for bit"});
 }
 
 TEST_CASE("a wrong backward rule") {
