@@ -38,9 +38,46 @@ OpComparison matmul(const Matmul& s, DType in, double deviation = 1) {
   return op;
 }
 
+/// Products with columns of a wider matrix, in place where they are added to it.
+void narrow_product_cases(const OpRunner& runner) {
+  struct Case {
+    std::int64_t rows, width, first, columns, rank;
+  };
+  for (const Case& c : {Case{64, 128, 0, 128, 8}, Case{17, 96, 32, 64, 16}, Case{5, 21, 3, 7, 3},
+                        Case{300, 40, 8, 24, 4}, Case{1, 9, 8, 1, 1}})
+    for (DType dtype : kDtypes) {
+      const Extents wide{c.rows, c.width}, narrow{c.rows, c.rank}, weight{c.columns, c.rank};
+      Attributes attributes{{"first", c.first}, {"factor", 0.75}, {"transpose_b", std::int64_t{1}}};
+      const auto added = [&] {
+        OpComparison op("add_product", attributes);
+        op.in(normal(dtype, wide, 1)).in(normal(dtype, narrow, 2));
+        return op;
+      };
+      added().in(normal(dtype, weight, 3)).out(dtype, wide, added_product(dtype, c.rank)).run(runner);
+      OpComparison("columns_product", attributes)
+          .in(normal(dtype, wide, 1))
+          .in(normal(dtype, weight, 3))
+          .out(dtype, narrow, product(dtype, c.columns))
+          .run(runner);
+      const auto gradient = [&] {
+        OpComparison op("columns_weight_grad", attributes);
+        op.in(normal(dtype, wide, 1)).in(normal(dtype, narrow, 2)).in(normal(dtype, weight, 3));
+        return op;
+      };
+      for (DType sum : {dtype, kF32}) {
+        gradient().out(sum, weight, product(sum, c.rows)).run(runner);
+        gradient().sum(sum, weight, added_product(sum, c.rows)).run(runner);
+      }
+      attributes.set("transpose_b", std::int64_t{0});
+      added().in(normal(dtype, {c.rank, c.columns}, 3)).out(dtype, wide, added_product(dtype, c.rank)).run(runner);
+    }
+}
+
 }  // namespace
 
 void matmul_cases(const OpRunner& runner) {
+  narrow_product_cases(runner);
+
   for (bool ta : {false, true}) {
     for (bool tb : {false, true}) {
       for (Matmul s :

@@ -214,10 +214,6 @@ void elementwise_cases(const OpRunner& runner) {
       OpComparison("add").in(x(1)).in(x(2)).out(dtype, size, {}).run(runner);
       OpComparison("swiglu").in(x(1)).out(dtype, half, value).run(runner);
       OpComparison("swiglu_grad").in(y(2)).in(x(1)).out(dtype, size, value).run(runner);
-      Attributes part{{"first", size[1] / 4}, {"factor", 0.75}};
-      OpComparison("add_columns", part).in(x(1)).in(y(2)).out(dtype, size, value).run(runner);
-      part.set("columns", size[1] / 2);
-      OpComparison("columns", part).in(x(1)).out(dtype, half, value).run(runner);
       OpComparison("geglu").in(x(1)).out(dtype, half, value).run(runner);
       OpComparison("geglu_grad").in(y(2)).in(x(1)).out(dtype, size, value).run(runner);
       OpComparison("scale", {{"factor", 1.7}}).in(x(1)).out(dtype, size, {}).run(runner);

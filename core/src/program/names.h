@@ -33,4 +33,8 @@ inline constexpr char kStaged[] = "staged";             ///< what all ranks have
 inline constexpr char kAmax[] = "amax";                 ///< of all ranks' rows, an element of kAmaxes, or of all slices
 inline constexpr char kSliceAmaxes[] = "slice_amaxes";  ///< of the slices in which the master is updated
 
+// ---- attributes ----
+/// Of a linear of few outputs: its input's gradient is added to the others in place.
+inline constexpr char kLowRank[] = "low_rank";
+
 }  // namespace quern::names

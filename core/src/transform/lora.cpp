@@ -8,6 +8,7 @@
 
 #include "base/shorten.h"
 #include "hf/hf_weights.h"
+#include "program/names.h"
 #include "quern/error.h"
 #include "transform/name_pattern.h"
 
@@ -233,9 +234,10 @@ Program LoraModel::adapted(const Program& program, const ProgramBuilder::Context
       if (target.base != result[op.inputs[1]].parameter) continue;
       if (sum == y) result[y].name = name + ".base";
       const std::string branch = name + "." + last_part(target.module);
-      const ValueId narrow = add("linear", {op.inputs[0], weight(target.a), kNoValue}, branch + ".lora_A");
-      const ValueId wide = add("linear", {narrow, weight(target.b), kNoValue}, branch + ".lora_B");
-      sum = add("add_columns", {sum, wide}, branch + ".sum", {{"first", target.first}, {"factor", factor_}});
+      const ValueId narrow = add("linear", {op.inputs[0], weight(target.a), kNoValue}, branch + ".lora_A",
+                                 {{names::kLowRank, std::int64_t{1}}});
+      sum = add("add_product", {sum, narrow, weight(target.b)}, branch + ".sum",
+                {{"first", target.first}, {"factor", factor_}, {"transpose_b", std::int64_t{1}}});
     }
     if (sum != y) result[sum].name = name;
     now[static_cast<std::size_t>(y)] = sum;

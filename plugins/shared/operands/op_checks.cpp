@@ -53,30 +53,29 @@ void check_head_norm_grad(OperandCheck& check, const OpInstance& op) {
   check.sum(1, "dquery_weight", {normed.query_size()}).sum(2, "dkey_weight", {normed.key_size()});
 }
 
-namespace {
-
-void check_range(OperandCheck& check, const OpInstance& op, std::int64_t columns, std::int64_t whole) {
-  const std::int64_t first = op.attributes.integer("first");
-  check.that(first >= 0 && columns >= 0 && first + columns <= whole,
-             "columns: found " + std::to_string(first) + " to " + std::to_string(first + columns) +
-                 ", expected them within " + std::to_string(whole));
+NarrowProduct::NarrowProduct(const OpInstance& op)
+    : first(op.attributes.integer("first")), factor(static_cast<float>(op.attributes.real("factor"))) {
+  const Matrix wide = matrix_of(op, 0), weight = matrix_of(op, op.kind == "columns_product" ? 1 : 2);
+  rows = wide.rows, width = wide.columns;
+  turned = op.kind != "add_product" || op.attributes.integer("transpose_b") != 0;
+  columns = turned ? weight.rows : weight.columns;
+  rank = turned ? weight.columns : weight.rows;
 }
 
-}  // namespace
-
-void check_add_columns(OperandCheck& check, const OpInstance& op) {
-  const auto [rows, columns] = matrix_of(op, 0);
-  const Matrix part = matrix_of(op, 1);
-  check.input(0, "y", {rows, columns}).input(1, "part", {rows, part.columns});
-  check.output(0, "sum", {rows, columns});
-  check_range(check, op, part.columns, columns);
-}
-
-void check_columns(OperandCheck& check, const OpInstance& op) {
-  const auto [rows, columns] = matrix_of(op, 0);
-  const std::int64_t wanted = op.attributes.integer("columns");
-  check.input(0, "x", {rows, columns}).output(0, "y", {rows, wanted});
-  check_range(check, op, wanted, columns);
+OperandCheck check_narrow_product(OperandCheck check, const OpInstance& op) {
+  const NarrowProduct p(op);
+  const Extents wide{p.rows, p.width}, narrow{p.rows, p.rank};
+  const Extents weight = p.turned ? Extents{p.columns, p.rank} : Extents{p.rank, p.columns};
+  if (op.kind == "add_product")
+    check.input(0, "y", wide).input(1, "a", narrow).input(2, "b", weight).output(0, "sum", wide);
+  else if (op.kind == "columns_product")
+    check.input(0, "x", wide).input(1, "b", weight).output(0, "y", narrow);
+  else
+    check.input(0, "x", wide).input(1, "a", narrow).sum(0, "db", weight);
+  check.that(p.first >= 0 && p.first + p.columns <= p.width, "columns: found " + std::to_string(p.first) + " to " +
+                                                                 std::to_string(p.first + p.columns) +
+                                                                 ", expected them within " + std::to_string(p.width));
+  return check;
 }
 
 void check_adamw(OperandCheck& check, const OpInstance& op) {

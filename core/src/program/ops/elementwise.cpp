@@ -49,32 +49,6 @@ void add_elementwise(OpSet& set) {
            .infer = [](InferContext& c) { same(c, 0, 0); },
            .backward = [](BackwardContext& b) { b.emit("scale", {b.output_grad()}, {0}, b.op().attributes); },
            .may_overwrite = {{0, 0}}});
-  // y with factor * part added to its columns from `first` on, and what is there of x, times factor.
-  set.add({.kind = "add_columns",
-           .inputs = {"y", "part"},
-           .outputs = {"sum"},
-           .infer =
-               [](InferContext& c) {
-                 need_rank(c, 0, 2);
-                 need_rank(c, 1, 2);
-                 const std::int64_t first = c.attributes.integer("first"), width = c.inputs[0]->shape[1].fixed;
-                 if (c.inputs[1]->shape[0] != c.inputs[0]->shape[0] || first < 0 ||
-                     first + c.inputs[1]->shape[1].fixed > width)
-                   c.refuse(1, "columns of (N, " + std::to_string(width) + ")");
-                 same(c, 0, 0);
-               },
-           .backward =
-               [](BackwardContext& b) {
-                 Attributes attributes = b.op().attributes;
-                 attributes.set("columns", b.program()[b.input(1)].shape[1].fixed);
-                 b.set_input_grad(0, b.output_grad());
-                 b.emit("columns", {b.output_grad()}, {1}, std::move(attributes));
-               },
-           .may_overwrite = {{0, 0}}});
-  set.add({.kind = "columns", .inputs = {"x"}, .outputs = {"y"}, .infer = [](InferContext& c) {
-             need_rank(c, 0, 2);
-             give(c, 0, {c.inputs[0]->shape[0], Dim(c.attributes.integer("columns"))}, c.inputs[0]->dtype);
-           }});
   // Of logits, outside the loss, which has a cap of its own.
   set.add({.kind = "soft_cap",
            .inputs = {"x"},

@@ -28,6 +28,77 @@ void infer_matmul(InferContext& c) {
   give(c, 0, {a[ta ? 1 : 0], columns}, c.activation_dtype);
 }
 
+// Matmuls of few inner dimensions, with columns of a wide matrix: how adapters of parts of a packed matrix reach its
+// result. They move little more than the columns.
+
+Cost narrow_cost(const OpInstance& op, const Operand& narrow, std::int64_t columns, double passes) {
+  const double rows = static_cast<double>(narrow.extents[0]), rank = static_cast<double>(narrow.extents[1]);
+  const double wide = rows * static_cast<double>(columns);
+  Cost cost{.flops = 2 * wide * rank, .tensor_core = true, .format = narrow.dtype};
+  cost.bytes = static_cast<double>(narrow.bytes()) + wide * passes * static_cast<double>(size_of(op.inputs[0].dtype));
+  return cost;
+}
+
+void need_columns(InferContext& c, std::size_t wide, std::int64_t columns) {
+  need_rank(c, wide, 2);
+  const std::int64_t first = c.attributes.integer("first"), width = c.inputs[wide]->shape[1].fixed;
+  if (first < 0 || first + columns > width)
+    c.refuse(wide, "at least " + std::to_string(first + columns) + " columns, and a first one");
+}
+
+void add_narrow_products(OpSet& set) {
+  // y with factor * a b^T (a b where transpose_b is 0) added to its columns from `first` on.
+  set.add({.kind = "add_product",
+           .inputs = {"y", "a", "b"},
+           .outputs = {"sum"},
+           .infer =
+               [](InferContext& c) {
+                 need_rank(c, 1, 2);
+                 need_rank(c, 2, 2);
+                 const bool turned = c.attributes.integer("transpose_b") != 0;
+                 if (c.inputs[2]->shape[turned ? 1 : 0] != c.inputs[1]->shape[1])
+                   c.refuse(2, "an inner dimension that matches " + to_string(c.inputs[1]->shape));
+                 need_columns(c, 0, c.inputs[2]->shape[turned ? 0 : 1].fixed);
+                 if (c.inputs[0]->shape[0] != c.inputs[1]->shape[0])
+                   c.refuse(1, "as many rows as " + to_string(c.inputs[0]->shape));
+                 same(c, 0, 0);
+               },
+           .backward =
+               [](BackwardContext& b) {
+                 b.set_input_grad(0, b.output_grad());
+                 b.emit("columns_weight_grad", {b.output_grad(), b.input(1), b.input(2)}, {2}, b.op().attributes);
+                 b.emit("columns_product", {b.output_grad(), b.input(2)}, {1}, b.op().attributes);
+               },
+           .may_overwrite = {{0, 0}},
+           .cost =
+               [](const OpInstance& op) {
+                 const bool turned = op.attributes.integer("transpose_b") != 0;
+                 return narrow_cost(op, op.inputs[1], op.inputs[2].extents[turned ? 0 : 1], 2);
+               }});
+  // factor * x b, of columns of x from `first` on, as many as b has rows.
+  set.add({.kind = "columns_product",
+           .inputs = {"x", "b"},
+           .outputs = {"y"},
+           .infer =
+               [](InferContext& c) {
+                 need_rank(c, 1, 2);
+                 need_columns(c, 0, c.inputs[1]->shape[0].fixed);
+                 give(c, 0, {c.inputs[0]->shape[0], c.inputs[1]->shape[1]}, c.inputs[0]->dtype);
+               },
+           .cost = [](const OpInstance& op) { return narrow_cost(op, op.outputs[0], op.inputs[1].extents[0], 1); }});
+  // factor * x^T a, of the same columns of x. b is an operand only for its shape.
+  set.add({.kind = "columns_weight_grad",
+           .inputs = {"x", "a", "b"},
+           .outputs = {"db"},
+           .infer =
+               [](InferContext& c) {
+                 need_rank(c, 2, 2);
+                 need_columns(c, 0, c.inputs[2]->shape[0].fixed);
+                 same(c, 0, 2);
+               },
+           .cost = [](const OpInstance& op) { return narrow_cost(op, op.inputs[1], op.inputs[2].extents[0], 1); }});
+}
+
 void add_products(OpSet& set) {
   set.add({.kind = "linear",
            .inputs = {"x", "weight", "bias?"},
@@ -46,7 +117,7 @@ void add_products(OpSet& set) {
                  ValueId dy = b.output_grad();
                  b.emit("linear_weight_grad", {dy, b.input(0), b.input(1)}, {1});
                  if (b.input(2) != kNoValue) b.emit("column_sum", {dy}, {2});
-                 b.emit("linear_input_grad", {dy, b.input(1)}, {0});
+                 b.emit("linear_input_grad", {dy, b.input(1)}, {0}, b.op().attributes);
                },
            .product = Product::output});
   set.add({.kind = "linear_input_grad",
@@ -69,6 +140,7 @@ void add_products(OpSet& set) {
 
 void add_linear(OpSet& set) {
   add_products(set);
+  add_narrow_products(set);
   // y = op(a) op(b) * scale_a * scale_b + bias; scales are (1), or one a row of op(a) and one a column of op(b).
   // With the attribute scale_rows_b, and a b^T (transpose_a 0, transpose_b 1): each 128 elements of a row of a have a
   // scale (row_block_scales of a, or column_block_scales of what a is the transpose of), and so has each block of

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "program/names.h"
 #include "program/passes/rewrite.h"
 #include "quern/error.h"
 
@@ -133,11 +134,40 @@ class Differentiator {
     return index;
   }
 
-  // The sum of what readers of `value` contributed, or kNoValue.
+  /// The place of the op that makes a gradient as the product of a linear of low rank; the end: another op makes it.
+  std::vector<Op>::iterator narrow_product(ValueId gradient) {
+    auto& ops = joint_.program.ops;
+    auto it = std::find_if(ops.begin(), ops.end(),
+                           [&](const Op& op) { return op.kind == "linear_input_grad" && op.outputs[0] == gradient; });
+    return it != ops.end() && it->attributes.has(names::kLowRank) ? it : ops.end();
+  }
+
+  // The sum of what readers of `value` contributed, or kNoValue. Products of low rank are added where they are made,
+  // which takes one pass over the sum and no more memory.
   ValueId gradient_of(ValueId value) {
     auto it = contributions_.find(value);
     if (it == contributions_.end()) return kNoValue;
     std::vector<ValueId>& parts = it->second;
+    auto& ops = joint_.program.ops;
+    const auto narrow = std::stable_partition(parts.begin(), parts.end(),
+                                              [&](ValueId part) { return narrow_product(part) == ops.end(); });
+    std::vector<ValueId> late(narrow == parts.begin() ? narrow + 1 : narrow, parts.end());
+    parts.resize(parts.size() - late.size());
+    add_up(value, parts);
+    for (const ValueId product : late) {
+      const auto at = narrow_product(product);
+      Op op = std::move(*at);
+      ops.erase(at);
+      op.kind = "add_product";
+      op.inputs = {parts[0], op.inputs[0], op.inputs[1]};
+      op.attributes = {{"first", std::int64_t{0}}, {"factor", 1.0}, {"transpose_b", std::int64_t{0}}};
+      ops.push_back(std::move(op));
+      parts[0] = product;
+    }
+    return parts[0];
+  }
+
+  void add_up(ValueId value, std::vector<ValueId>& parts) {
     while (parts.size() > 1) {
       ValueId late = parts.back();
       parts.pop_back();
@@ -146,7 +176,6 @@ class Differentiator {
       parts.back() =
           append_op(joint_.program, ops_, activation_, std::move(add), "d." + joint_.program[value].name + ".sum")[0];
     }
-    return parts.back();
   }
 
   void visit(std::size_t index) {

@@ -91,32 +91,6 @@ TEST_CASE("scale and soft_cap are their definitions, in place too") {
   }
 }
 
-TEST_CASE("add_columns adds to a range of columns, in place too, and columns is its gradient") {
-  for (DType dtype : kDtypes)
-    for (std::int64_t first : {0, 3, 5}) {
-      CAPTURE(first);
-      const Extents whole{7, 9}, some{7, 4};
-      PoisonedTensor y = normal(dtype, whole, 1), part = normal(dtype, some, 2), sum(dtype, whole), taken(dtype, some);
-      Attributes attributes{{"first", first}, {"factor", 1.5}};
-      Doubles want = doubles(y.view()), columns;
-      const Doubles added = doubles(part.view());
-      for (std::size_t row = 0; row < 7; ++row)
-        for (std::size_t i = 0; i < 4; ++i) {
-          double& value = want[row * 9 + static_cast<std::size_t>(first) + i];
-          columns.push_back(1.5 * value);
-          value += 1.5 * added[row * 4 + i];
-        }
-      OpRun("add_columns", attributes).in(y.view()).in(part.view()).out(sum.view()).run();
-      CHECK(compare(sum.view(), want) == "");
-      attributes.set("columns", std::int64_t{4});
-      OpRun("columns", attributes).in(y.view()).out(taken.view()).run();
-      CHECK(compare(taken.view(), columns) == "");
-      attributes = {{"first", first}, {"factor", 1.5}};
-      OpRun("add_columns", attributes).in(y.view()).in(part.view()).out(y.view()).run();
-      CHECK(difference(y.view(), sum.view()) == "");
-    }
-}
-
 TEST_CASE("swiglu holds at large gates, and passes NaN on") {
   std::vector<float> values = {-1000.0f, -90.0f, -20.0f, 0.0f, 20.0f, 90.0f, 1000.0f, NAN};
   std::vector<float> packed = values;

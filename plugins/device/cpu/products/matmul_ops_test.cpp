@@ -250,3 +250,42 @@ TEST_CASE("matmul says why it refuses") {
   CHECK(TestOp{"matmul", {wide.view(), wide.view()}, {result.view()}, {{"transpose_b", std::int64_t{1}}}}.refusal() ==
         "matmul of i8 may overflow with K above 131072 elements, found 262144");
 }
+
+TEST_CASE("products with columns of a wide matrix have the sums of double precision, in place too") {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (std::int64_t first : {0, 3, 5}) {
+      CAPTURE(first);
+      constexpr std::size_t kRows = 7, kWidth = 9, kColumns = 4, kRank = 3;
+      const auto from = static_cast<std::size_t>(first);
+      const Extents wide{7, 9}, narrow{7, 3}, weight{4, 3};
+      PoisonedTensor y = normal(dtype, wide, 1), a = normal(dtype, narrow, 2), b = normal(dtype, weight, 3);
+      PoisonedTensor turned(dtype, {3, 4}), sum(dtype, wide), product(dtype, narrow),
+          gradient = normal(dtype, weight, 4);
+      Doubles want = doubles(y.view()), want_product(kRows * kRank), want_gradient = doubles(gradient.view());
+      const Doubles xs = want, as = doubles(a.view()), bs = doubles(b.view());
+      for (std::size_t row = 0; row < kRows; ++row)
+        for (std::size_t i = 0; i < kColumns; ++i)
+          for (std::size_t k = 0; k < kRank; ++k) {
+            const double x = xs[row * kWidth + from + i];
+            want[row * kWidth + from + i] += 1.5 * as[row * kRank + k] * bs[i * kRank + k];
+            want_product[row * kRank + k] += 1.5 * x * bs[i * kRank + k];
+            want_gradient[i * kRank + k] += 1.5 * x * as[row * kRank + k];
+          }
+      Attributes attributes{{"first", first}, {"factor", 1.5}, {"transpose_b", std::int64_t{1}}};
+      OpRun("add_product", attributes).in(y.view()).in(a.view()).in(b.view()).out(sum.view()).run();
+      CHECK(compare(sum.view(), want) == "");
+      OpRun("columns_product", attributes).in(y.view()).in(b.view()).out(product.view()).run();
+      CHECK(compare(product.view(), want_product) == "");
+      OpRun("columns_weight_grad", attributes).in(y.view()).in(a.view()).in(b.view()).out(gradient.view(), true).run();
+      CHECK(compare(gradient.view(), want_gradient) == "");
+      OpRun("transpose").in(b.view()).out(turned.view()).run();
+      attributes.set("transpose_b", std::int64_t{0});
+      OpRun("add_product", attributes).in(y.view()).in(a.view()).in(turned.view()).out(y.view()).run();
+      CHECK(compare(y.view(), want) == "");
+    }
+  PoisonedTensor y = normal(DType::f32, {3, 7}, 1), a = normal(DType::f32, {3, 2}, 2),
+                 b = normal(DType::f32, {4, 2}, 3);
+  Attributes attributes{{"first", std::int64_t{4}}, {"factor", 1.5}, {"transpose_b", std::int64_t{1}}};
+  CHECK(OpRun("add_product", attributes).in(y.view()).in(a.view()).in(b.view()).out(y.view()).refusal() ==
+        "add_product columns: found 4 to 8, expected them within 7");
+}

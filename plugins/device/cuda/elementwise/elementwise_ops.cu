@@ -118,7 +118,6 @@ void add_elementwise_ops(OpTable& table) {
                         }};
   add_swiglu_ops(table);
   add_column_sum_op(table);
-  add_columns_ops(table);
   add_reduce_ranks_op(table);
   add_sum_tree_op(table);
 }

@@ -131,6 +131,7 @@ std::string MatmulKey::text() const {
   if (stride_a > 0) text += " stride-a " + std::to_string(stride_a);
   if (stride_b > 0) text += " stride-b " + std::to_string(stride_b);
   if (stride_y > 0) text += " stride-y " + std::to_string(stride_y);
+  if (factor != 1) text += " times " + std::to_string(factor);
   if (alignment != 256) text += " align" + std::to_string(alignment);
   return text;
 }
@@ -183,8 +184,8 @@ cublasStatus_t MatmulPlan::try_run(cublasLtHandle_t lt, const MatmulOperands& op
     set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.scale_a);
   }
   auto multiply = [&](auto one) {
-    const auto beta = key_.accumulate ? one : decltype(one){};
-    return cublasLtMatmul(lt, product_, &one, operands.b, a_, operands.a, b_, &beta, operands.y, y_, operands.y, y_,
+    const auto factor = static_cast<decltype(one)>(key_.factor), beta = key_.accumulate ? one : decltype(one){};
+    return cublasLtMatmul(lt, product_, &factor, operands.b, a_, operands.a, b_, &beta, operands.y, y_, operands.y, y_,
                           &algorithm, operands.workspace, kMatmulWorkspace, stream);
   };
   return key_.a == DType::i8 ? multiply(std::int32_t{1}) : multiply(1.0f);
