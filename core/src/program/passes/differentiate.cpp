@@ -134,12 +134,12 @@ class Differentiator {
     return index;
   }
 
-  /// The place of the op that makes a gradient as the product of a linear of low rank; the end: another op makes it.
-  std::vector<Op>::iterator narrow_product(ValueId gradient) {
-    auto& ops = joint_.program.ops;
-    auto it = std::find_if(ops.begin(), ops.end(),
-                           [&](const Op& op) { return op.kind == "linear_input_grad" && op.outputs[0] == gradient; });
-    return it != ops.end() && it->attributes.has(names::kLowRank) ? it : ops.end();
+  /// The index of the op that makes a gradient as the product of a linear of low rank; -1: another op makes it.
+  int narrow_product(ValueId gradient) const {
+    const int index = joint_.program.producer(gradient);
+    if (index < 0) return -1;
+    const Op& op = joint_.program.ops[static_cast<std::size_t>(index)];
+    return op.kind == "linear_input_grad" && op.attributes.has(names::kLowRank) ? index : -1;
   }
 
   // The sum of what readers of `value` contributed, or kNoValue. Products of low rank are added where they are made,
@@ -149,13 +149,13 @@ class Differentiator {
     if (it == contributions_.end()) return kNoValue;
     std::vector<ValueId>& parts = it->second;
     auto& ops = joint_.program.ops;
-    const auto narrow = std::stable_partition(parts.begin(), parts.end(),
-                                              [&](ValueId part) { return narrow_product(part) == ops.end(); });
-    std::vector<ValueId> late(narrow == parts.begin() ? narrow + 1 : narrow, parts.end());
+    const auto narrow =
+        std::stable_partition(parts.begin(), parts.end(), [this](ValueId part) { return narrow_product(part) < 0; });
+    const std::vector<ValueId> late(narrow == parts.begin() ? narrow + 1 : narrow, parts.end());
     parts.resize(parts.size() - late.size());
     add_up(value, parts);
     for (const ValueId product : late) {
-      const auto at = narrow_product(product);
+      const auto at = ops.begin() + narrow_product(product);
       Op op = std::move(*at);
       ops.erase(at);
       op.kind = "add_product";
