@@ -38,8 +38,8 @@ OpComparison matmul(const Matmul& s, DType in, double deviation = 1) {
   return op;
 }
 
-/// Products with columns of a wider matrix, in place where they are added to it.
-void narrow_product_cases(const OpRunner& runner) {
+/// Matmuls with columns of a wider matrix, in place where they are added to it.
+void narrow_matmul_cases(const OpRunner& runner) {
   struct Case {
     std::int64_t rows, width, first, columns, rank;
   };
@@ -49,12 +49,12 @@ void narrow_product_cases(const OpRunner& runner) {
       const Extents wide{c.rows, c.width}, narrow{c.rows, c.rank}, weight{c.columns, c.rank};
       Attributes attributes{{"first", c.first}, {"factor", 0.75}, {"transpose_b", std::int64_t{1}}};
       const auto added = [&] {
-        OpComparison op("add_product", attributes);
+        OpComparison op("add_matmul", attributes);
         op.in(normal(dtype, wide, 1)).in(normal(dtype, narrow, 2));
         return op;
       };
       added().in(normal(dtype, weight, 3)).out(dtype, wide, added_product(dtype, c.rank)).run(runner);
-      OpComparison("columns_product", attributes)
+      OpComparison("columns_matmul", attributes)
           .in(normal(dtype, wide, 1))
           .in(normal(dtype, weight, 3))
           .out(dtype, narrow, product(dtype, c.columns))
@@ -76,7 +76,7 @@ void narrow_product_cases(const OpRunner& runner) {
 }  // namespace
 
 void matmul_cases(const OpRunner& runner) {
-  narrow_product_cases(runner);
+  narrow_matmul_cases(runner);
 
   for (bool ta : {false, true}) {
     for (bool tb : {false, true}) {

@@ -236,7 +236,7 @@ Program LoraModel::adapted(const Program& program, const ProgramBuilder::Context
       const std::string branch = name + "." + last_part(target.module);
       const ValueId narrow = add("linear", {op.inputs[0], weight(target.a), kNoValue}, branch + ".lora_A",
                                  {{names::kLowRank, std::int64_t{1}}});
-      sum = add("add_product", {sum, narrow, weight(target.b)}, branch + ".sum",
+      sum = add("add_matmul", {sum, narrow, weight(target.b)}, branch + ".sum",
                 {{"first", target.first}, {"factor", factor_}, {"transpose_b", std::int64_t{1}}});
     }
     if (sum != y) result[sum].name = name;

@@ -53,22 +53,22 @@ void check_head_norm_grad(OperandCheck& check, const OpInstance& op) {
   check.sum(1, "dquery_weight", {normed.query_size()}).sum(2, "dkey_weight", {normed.key_size()});
 }
 
-NarrowProduct::NarrowProduct(const OpInstance& op)
+NarrowMatmul::NarrowMatmul(const OpInstance& op)
     : first(op.attributes.integer("first")), factor(static_cast<float>(op.attributes.real("factor"))) {
-  const Matrix wide = matrix_of(op, 0), weight = matrix_of(op, op.kind == "columns_product" ? 1 : 2);
+  const Matrix wide = matrix_of(op, 0), weight = matrix_of(op, op.kind == "columns_matmul" ? 1 : 2);
   rows = wide.rows, width = wide.columns;
-  turned = op.kind != "add_product" || op.attributes.integer("transpose_b") != 0;
+  turned = op.kind != "add_matmul" || op.attributes.integer("transpose_b") != 0;
   columns = turned ? weight.rows : weight.columns;
   rank = turned ? weight.columns : weight.rows;
 }
 
-OperandCheck check_narrow_product(OperandCheck check, const OpInstance& op) {
-  const NarrowProduct p(op);
+OperandCheck check_narrow_matmul(OperandCheck check, const OpInstance& op) {
+  const NarrowMatmul p(op);
   const Extents wide{p.rows, p.width}, narrow{p.rows, p.rank};
   const Extents weight = p.turned ? Extents{p.columns, p.rank} : Extents{p.rank, p.columns};
-  if (op.kind == "add_product")
+  if (op.kind == "add_matmul")
     check.input(0, "y", wide).input(1, "a", narrow).input(2, "b", weight).output(0, "sum", wide);
-  else if (op.kind == "columns_product")
+  else if (op.kind == "columns_matmul")
     check.input(0, "x", wide).input(1, "b", weight).output(0, "y", narrow);
   else
     check.input(0, "x", wide).input(1, "a", narrow).sum(0, "db", weight);

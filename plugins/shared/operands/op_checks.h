@@ -15,15 +15,15 @@ void check_norm_grad(OperandCheck& check, const OpInstance& op, bool layer, bool
 void check_head_norm(OperandCheck& check, const OpInstance& op, bool rotated);
 void check_head_norm_grad(OperandCheck& check, const OpInstance& op);
 
-/// Sizes of add_product, columns_product and columns_weight_grad: `columns` of a matrix (rows, width), from `first` on,
+/// Sizes of add_matmul, columns_matmul and columns_weight_grad: `columns` of a matrix (rows, width), from `first` on,
 /// and a matrix (rows, rank).
-struct NarrowProduct {
-  explicit NarrowProduct(const OpInstance& op);
+struct NarrowMatmul {
+  explicit NarrowMatmul(const OpInstance& op);
   std::int64_t rows = 0, width = 0, first = 0, columns = 0, rank = 0;
   bool turned = false;  ///< the weight is (columns, rank), else (rank, columns)
   float factor = 1;
 };
-OperandCheck check_narrow_product(OperandCheck check, const OpInstance& op);
+OperandCheck check_narrow_matmul(OperandCheck check, const OpInstance& op);
 /// Of adamw. The check expects 2 + 4 * n inputs and 3 * n outputs for n objects.
 void check_adamw(OperandCheck& check, const OpInstance& op);
 OperandCheck check_clip_scale(const OpInstance& op);

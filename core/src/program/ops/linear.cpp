@@ -46,9 +46,9 @@ void need_columns(InferContext& c, std::size_t wide, std::int64_t columns) {
     c.refuse(wide, "at least " + std::to_string(first + columns) + " columns, and a first one");
 }
 
-void add_narrow_products(OpSet& set) {
+void add_narrow_matmuls(OpSet& set) {
   // y with factor * a b^T (a b where transpose_b is 0) added to its columns from `first` on.
-  set.add({.kind = "add_product",
+  set.add({.kind = "add_matmul",
            .inputs = {"y", "a", "b"},
            .outputs = {"sum"},
            .infer =
@@ -67,7 +67,7 @@ void add_narrow_products(OpSet& set) {
                [](BackwardContext& b) {
                  b.set_input_grad(0, b.output_grad());
                  b.emit("columns_weight_grad", {b.output_grad(), b.input(1), b.input(2)}, {2}, b.op().attributes);
-                 b.emit("columns_product", {b.output_grad(), b.input(2)}, {1}, b.op().attributes);
+                 b.emit("columns_matmul", {b.output_grad(), b.input(2)}, {1}, b.op().attributes);
                },
            .may_overwrite = {{0, 0}},
            .cost =
@@ -76,7 +76,7 @@ void add_narrow_products(OpSet& set) {
                  return narrow_cost(op, op.inputs[1], op.inputs[2].extents[turned ? 0 : 1], 2);
                }});
   // factor * x b, of columns of x from `first` on, as many as b has rows.
-  set.add({.kind = "columns_product",
+  set.add({.kind = "columns_matmul",
            .inputs = {"x", "b"},
            .outputs = {"y"},
            .infer =
@@ -140,7 +140,7 @@ void add_products(OpSet& set) {
 
 void add_linear(OpSet& set) {
   add_products(set);
-  add_narrow_products(set);
+  add_narrow_matmuls(set);
   // y = op(a) op(b) * scale_a * scale_b + bias; scales are (1), or one a row of op(a) and one a column of op(b).
   // With the attribute scale_rows_b, and a b^T (transpose_a 0, transpose_b 1): each 128 elements of a row of a have a
   // scale (row_block_scales of a, or column_block_scales of what a is the transpose of), and so has each block of

@@ -134,15 +134,15 @@ class Differentiator {
     return index;
   }
 
-  /// The index of the op that makes a gradient as the product of a linear of low rank; -1: another op makes it.
-  int narrow_product(ValueId gradient) const {
+  /// The index of the matmul that makes the gradient of a linear of low rank; -1: another op makes it.
+  int narrow_matmul(ValueId gradient) const {
     const int index = joint_.program.producer(gradient);
     if (index < 0) return -1;
     const Op& op = joint_.program.ops[static_cast<std::size_t>(index)];
     return op.kind == "linear_input_grad" && op.attributes.has(names::kLowRank) ? index : -1;
   }
 
-  // The sum of what readers of `value` contributed, or kNoValue. Products of low rank are added where they are made,
+  // The sum of what readers of `value` contributed, or kNoValue. Matmuls of low rank are added where they are made,
   // which takes one pass over the sum and no more memory.
   ValueId gradient_of(ValueId value) {
     auto it = contributions_.find(value);
@@ -150,19 +150,19 @@ class Differentiator {
     std::vector<ValueId>& parts = it->second;
     auto& ops = joint_.program.ops;
     const auto narrow =
-        std::stable_partition(parts.begin(), parts.end(), [this](ValueId part) { return narrow_product(part) < 0; });
+        std::stable_partition(parts.begin(), parts.end(), [this](ValueId part) { return narrow_matmul(part) < 0; });
     const std::vector<ValueId> late(narrow == parts.begin() ? narrow + 1 : narrow, parts.end());
     parts.resize(parts.size() - late.size());
     add_up(value, parts);
-    for (const ValueId product : late) {
-      const auto at = ops.begin() + narrow_product(product);
+    for (const ValueId late_gradient : late) {
+      const auto at = ops.begin() + narrow_matmul(late_gradient);
       Op op = std::move(*at);
       ops.erase(at);
-      op.kind = "add_product";
+      op.kind = "add_matmul";
       op.inputs = {parts[0], op.inputs[0], op.inputs[1]};
       op.attributes = {{"first", std::int64_t{0}}, {"factor", 1.0}, {"transpose_b", std::int64_t{0}}};
       ops.push_back(std::move(op));
-      parts[0] = product;
+      parts[0] = late_gradient;
     }
     return parts[0];
   }

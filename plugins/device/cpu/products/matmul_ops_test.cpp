@@ -251,7 +251,7 @@ TEST_CASE("matmul says why it refuses") {
         "matmul of i8 may overflow with K above 131072 elements, found 262144");
 }
 
-TEST_CASE("products with columns of a wide matrix have the sums of double precision, in place too") {
+TEST_CASE("matmuls with columns of a wide matrix have the sums of double precision, in place too") {
   for (DType dtype : {DType::f32, DType::bf16})
     for (std::int64_t first : {0, 3, 5}) {
       CAPTURE(first);
@@ -272,20 +272,20 @@ TEST_CASE("products with columns of a wide matrix have the sums of double precis
             want_gradient[i * kRank + k] += 1.5 * x * as[row * kRank + k];
           }
       Attributes attributes{{"first", first}, {"factor", 1.5}, {"transpose_b", std::int64_t{1}}};
-      OpRun("add_product", attributes).in(y.view()).in(a.view()).in(b.view()).out(sum.view()).run();
+      OpRun("add_matmul", attributes).in(y.view()).in(a.view()).in(b.view()).out(sum.view()).run();
       CHECK(compare(sum.view(), want) == "");
-      OpRun("columns_product", attributes).in(y.view()).in(b.view()).out(product.view()).run();
+      OpRun("columns_matmul", attributes).in(y.view()).in(b.view()).out(product.view()).run();
       CHECK(compare(product.view(), want_product) == "");
       OpRun("columns_weight_grad", attributes).in(y.view()).in(a.view()).in(b.view()).out(gradient.view(), true).run();
       CHECK(compare(gradient.view(), want_gradient) == "");
       OpRun("transpose").in(b.view()).out(turned.view()).run();
       attributes.set("transpose_b", std::int64_t{0});
-      OpRun("add_product", attributes).in(y.view()).in(a.view()).in(turned.view()).out(y.view()).run();
+      OpRun("add_matmul", attributes).in(y.view()).in(a.view()).in(turned.view()).out(y.view()).run();
       CHECK(compare(y.view(), want) == "");
     }
   PoisonedTensor y = normal(DType::f32, {3, 7}, 1), a = normal(DType::f32, {3, 2}, 2),
                  b = normal(DType::f32, {4, 2}, 3);
   Attributes attributes{{"first", std::int64_t{4}}, {"factor", 1.5}, {"transpose_b", std::int64_t{1}}};
-  CHECK(OpRun("add_product", attributes).in(y.view()).in(a.view()).in(b.view()).out(y.view()).refusal() ==
-        "add_product columns: found 4 to 8, expected them within 7");
+  CHECK(OpRun("add_matmul", attributes).in(y.view()).in(a.view()).in(b.view()).out(y.view()).refusal() ==
+        "add_matmul columns: found 4 to 8, expected them within 7");
 }

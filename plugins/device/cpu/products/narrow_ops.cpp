@@ -1,5 +1,5 @@
-// Products of few inner dimensions with columns of a wide matrix: add_product, columns_product and columns_weight_grad.
-// Sums in fp32, rounded once; what is not f32 is converted to panels in the workspace.
+// Matmuls of few inner dimensions with columns of a wide matrix: add_matmul, columns_matmul and columns_weight_grad.
+// Sums in fp32, rounded once; operands of other dtypes are converted to panels in the workspace.
 
 #include "primitives/rows.h"
 #include "products/blas.h"
@@ -12,7 +12,7 @@ namespace quern::cpu {
 
 namespace {
 
-using operands::NarrowProduct;
+using operands::NarrowMatmul;
 using Read = MatrixView::Read;
 
 std::int64_t panel_of(const Operand& operand, std::int64_t columns) {
@@ -45,8 +45,8 @@ void multiply(const MatrixView& a, const MatrixView& b, std::int64_t k, float fa
 }
 
 // y (N, C), a (N, r), b (P, r) or (r, P) -> y + factor a op(b) at columns [first, first + P)
-Launch prepare_add_product(const OpInstance& op) {
-  return [p = NarrowProduct(op)](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+Launch prepare_add_matmul(const OpInstance& op) {
+  return [p = NarrowMatmul(op)](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const View &y = in[0], &sum = out[0];
     if (sum.data != y.data) {
 #pragma omp parallel for schedule(static)
@@ -60,8 +60,8 @@ Launch prepare_add_product(const OpInstance& op) {
 }
 
 // x (N, C), b (P, r) -> factor x b, of columns [first, first + P): (N, r)
-Launch prepare_columns_product(const OpInstance& op) {
-  return [p = NarrowProduct(op)](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+Launch prepare_columns_matmul(const OpInstance& op) {
+  return [p = NarrowMatmul(op)](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     Workspace workspace(exec.workspace);
     const MatrixView x = columns_of(in[0], p.first, p.columns, Read::plain, workspace);
     const MatrixView b = all_of(in[1], Read::plain, workspace);
@@ -71,8 +71,8 @@ Launch prepare_columns_product(const OpInstance& op) {
 
 // x (N, C), a (N, r) -> factor x^T a, of columns [first, first + P): (P, r)
 Launch prepare_columns_weight_grad(const OpInstance& op) {
-  return [p = NarrowProduct(op), adds = op.outputs[0].accumulate](std::span<const View> in, std::span<const View> out,
-                                                                  const Exec& exec) {
+  return [p = NarrowMatmul(op), adds = op.outputs[0].accumulate](std::span<const View> in, std::span<const View> out,
+                                                                 const Exec& exec) {
     Workspace workspace(exec.workspace);
     const MatrixView x = columns_of(in[0], p.first, p.columns, Read::transposed, workspace);
     const MatrixView a = all_of(in[1], Read::plain, workspace);
@@ -81,25 +81,25 @@ Launch prepare_columns_weight_grad(const OpInstance& op) {
 }
 
 OpSupport query(const OpInstance& op) {
-  const bool one_matrix = op.kind == "columns_product";
-  const auto check = operands::check_narrow_product(OperandCheck(op, one_matrix ? 2 : 3, 1), op);
+  const bool one_matrix = op.kind == "columns_matmul";
+  const auto check = operands::check_narrow_matmul(OperandCheck(op, one_matrix ? 2 : 3, 1), op);
   if (!check.ok()) return check.support();
-  const NarrowProduct p(op);
+  const NarrowMatmul p(op);
   std::size_t bytes = 0;
-  if (op.kind != "add_product") bytes += float_bytes(panel_of(op.inputs[0], p.columns));
+  if (op.kind != "add_matmul") bytes += float_bytes(panel_of(op.inputs[0], p.columns));
   if (op.kind != "columns_weight_grad")
     bytes += float_bytes(panel_of(op.inputs[one_matrix ? 1 : 2], p.turned ? p.rank : p.columns));
   if (!one_matrix) bytes += float_bytes(panel_of(op.inputs[1], p.rank));
   const Operand& y = op.outputs[0];
-  bytes += float_bytes(panel_of(y, op.kind == "add_product" ? p.columns : p.rank));
+  bytes += float_bytes(panel_of(y, op.kind == "add_matmul" ? p.columns : p.rank));
   return check.support(bytes);
 }
 
 }  // namespace
 
-void add_narrow_ops(OpTable& table) {
-  table["add_product"] = {prepare_add_product, query};
-  table["columns_product"] = {prepare_columns_product, query};
+void add_narrow_matmul_ops(OpTable& table) {
+  table["add_matmul"] = {prepare_add_matmul, query};
+  table["columns_matmul"] = {prepare_columns_matmul, query};
   table["columns_weight_grad"] = {prepare_columns_weight_grad, query};
 }
 

@@ -30,10 +30,10 @@ void add_embedding_ops(OpTable& table);
 void add_norm_ops(OpTable& table);  // rms_norm, layer_norm, head_norm, their gradients and fused forms
 void add_rope_ops(OpTable& table);
 void add_attention_ops(OpTable& table);
-void add_narrow_ops(OpTable& table);       // add_product, columns_product, columns_weight_grad
-void add_elementwise_ops(OpTable& table);  // add, swiglu, gelu, column_sum and fused forms
-void add_reduction_ops(OpTable& table);    // reduce_ranks, sum_tree
-void add_loss_ops(OpTable& table);         // lm_loss, lm_loss_train, loss_stats
-void add_optimizer_ops(OpTable& table);    // sum_squares, clip_scale, adamw
+void add_narrow_matmul_ops(OpTable& table);  // add_matmul, columns_matmul, columns_weight_grad
+void add_elementwise_ops(OpTable& table);    // add, swiglu, gelu, column_sum and fused forms
+void add_reduction_ops(OpTable& table);      // reduce_ranks, sum_tree
+void add_loss_ops(OpTable& table);           // lm_loss, lm_loss_train, loss_stats
+void add_optimizer_ops(OpTable& table);      // sum_squares, clip_scale, adamw
 
 }  // namespace quern::cpu

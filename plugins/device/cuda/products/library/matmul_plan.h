@@ -45,7 +45,7 @@ struct MatmulKey {
   bool fast_accumulation = false;  ///< 8-bit operands: may be accumulated in fewer bits
   int alignment = 256;             ///< bytes to which all operands are aligned, a power of two
   std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
-  float factor = 1;                                       ///< of the product, not of what it is added to
+  float factor = 1;                                       ///< of the matmul, not of the y that it is added to
 
   /// Whether an operand of 8 bits is not K-major: only quern's own GEMMs take it (own_matmul.h).
   bool turns() const { return size_of(a) == 1 && (transpose_a || !transpose_b); }
