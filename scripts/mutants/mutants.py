@@ -81,6 +81,12 @@ class Kit:
         self.build, self.scratch = build, scratch
         self.flags = ["-std=c++20", "-O1", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=off", "-w",
                       f"-I{ROOT}/core/include", f"-I{ROOT}/plugins", f"-I{ROOT}/plugins/device/cpu"]
+        header = scratch / "quern_all.h"  # compiled once
+        header.write_text("".join(f"#include <{name}>\n" for name in (
+            "quern/plugin.h", "quern/error.h", "quern/hf_config.h", "quern/numeric.h", "quern/random.h", "algorithm",
+            "cmath", "fstream", "mutex")))
+        run(["g++", *self.flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"], 300)
+        self.flags += ["-include", str(header)]
         self.link = ["-shared", f"-L{build}/lib", "-lquern", f"-Wl,-rpath,{build}/lib"]
         self.objects: dict[Path, Path] = {}
 

@@ -109,11 +109,24 @@ TEST_CASE("a log sink that keeps events back, and an option without help") {
 }
 
 TEST_CASE("a store that rounds offsets") {
-  check_broken("offload", "rounds_offset", {"parts of a slot", "streams"}, {"got ", "want "});
+  check_broken("offload", "rounds_offset", {"parts of a slot", "streams", "neighbouring parts"},
+               {"got ", "want "});
 }
 
 TEST_CASE("a store that does not wait for the stream") {
   check_broken("offload", "at_once", {"streams"}, {"a get behind a late put on another stream, byte 0"});
+}
+
+TEST_CASE("a store whose flush does not wait") {
+  check_broken("offload", "never_flushes", {"flush"}, {"a get on another stream behind flush", "want 93"});
+}
+
+TEST_CASE("a config.json without one of the options") {
+  check_broken("model", "forgets_option", {"config.json"}, {"scale", "other parameters or programs"});
+}
+
+TEST_CASE("scratch that launches share") {
+  check_broken("model", "shared_scratch", {"own ops in f32", "own ops in bf16"}, {"of two at once", "other bits"});
 }
 
 TEST_CASE("a collective that hands on whole packs only") {

@@ -20,6 +20,7 @@ class HostStore : public quern::OffloadStore {
   void put(quern::OffloadSlot slot, std::size_t offset, const void* memory, std::size_t bytes,
            quern::Stream stream) override {
     copy(slots_[static_cast<std::size_t>(slot)].data() + offset_of(offset), memory, bytes, stream);
+    putting_.push_back(stream);
   }
   void get(quern::OffloadSlot slot, std::size_t offset, void* memory, std::size_t bytes,
            quern::Stream stream) override {
@@ -27,7 +28,9 @@ class HostStore : public quern::OffloadStore {
   }
   void prefetch(quern::OffloadSlot, std::size_t, std::size_t) override {}
   void* map(quern::OffloadSlot) override { quern::fail_internal("store", "cannot be mapped"); }
-  void flush() override {}
+  void flush() override {
+    for (quern::Stream stream : putting_) device_->synchronize(stream);
+  }
   std::optional<std::string> error() override { return {}; }
 
  protected:
@@ -40,4 +43,5 @@ class HostStore : public quern::OffloadStore {
   quern::OffloadTraits traits_;
   quern::Device* device_ = nullptr;
   std::vector<std::vector<char>> slots_;
+  std::vector<quern::Stream> putting_;
 };
