@@ -47,7 +47,7 @@ TEST_CASE("sizes that 64 bits do not hold are refused instead of wrapped") {
            [] {
              return Geometry{std::int64_t{1} << 60, 16}.tokens();
            },
-           [] { return Dim::tokens(3, 2).at(kMost / 3); }, [] { return rounded_up(kMost - 1, 256); }}) {
+           [] { return Dim::tokens(3, 2).at({1, kMost / 3}); }, [] { return rounded_up(kMost - 1, 256); }}) {
     CHECK(testkit::error_of(size).code() == ErrorCode::resources);
   }
 }
