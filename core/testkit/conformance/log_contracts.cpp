@@ -156,8 +156,11 @@ std::string takes_events(const Subject& subject) {
   Sinking sinking;
   const Left left = sinking.write(subject, false);
   std::string shown;
+  bool any_file = false, knows_loss = false;
   for (const auto& [file, text] : left.after) {
     if (text.empty()) continue;
+    any_file = any_file || file != "standard output";
+    knows_loss = knows_loss || text.find("loss") != std::string::npos;
     shown += (shown.empty() ? "" : ", ") + file + " " + std::to_string(text.size()) + " bytes";
     if (text.find(marker(0)) == std::string::npos) continue;  // it shows a choice of events
     for (std::size_t i = 0, at = 0; i < events().size(); ++i) {
@@ -170,6 +173,7 @@ std::string takes_events(const Subject& subject) {
     }
     need_fields(text, file);
   }
+  need(!any_file || knows_loss, "its files", "none of them has the loss of a step", "what the events have");
   return std::to_string(events().size()) + " events" + (shown.empty() ? "" : ": " + shown);
 }
 

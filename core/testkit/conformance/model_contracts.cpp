@@ -74,13 +74,44 @@ std::vector<OptionValue> other_values(const OptionSpec& spec, const OptionValue&
   return values;
 }
 
+/// Whether some other value of the option changes what the model says of itself.
+bool has_effect(const Subject& subject, const OptionSpec& spec, const OptionValue& now) {
+  try {
+    const std::string plain = described(subject, *subject.make<Model>());
+    for (const OptionValue& value : other_values(spec, now))
+      if (described(subject, *subject.make_with<Model>(spec.key, value)) != plain) return true;
+  } catch (const Error&) {  // of the contract "stated values work"
+  }
+  return false;
+}
+
+/// An option has an effect, at the latest in a model with many layers and another value of another option.
+void need_effect(const Subject& subject, const OptionSpec& spec, const OptionValue& now) {
+  Subject deep = subject;
+  for (const char* layers : {"num_hidden_layers", "n_layer", "num_layers"})
+    if (deep.values.find(layers)) deep.values.set(layers, std::int64_t{12});
+  if (has_effect(deep, spec, now)) return;
+  for (const OptionSpec& other : subject.factory.options) {
+    const OptionValue* value = deep.values.find(other.key);
+    if (!value || other.key == "config" || other.key == spec.key) continue;
+    for (const OptionValue& changed : other_values(other, *value)) {
+      Subject beside = deep;
+      beside.values.set(other.key, changed);
+      if (has_effect(beside, spec, now)) return;
+    }
+  }
+  broken("option " + spec.key, "the same parameters and programs whatever its value", "an effect");
+}
+
 /// hf_config() has every option, whatever its value, and each value makes programs that fit together.
 std::string own_config(const Subject& subject, const Model& model) {
   const nlohmann::json config = read_back(subject, model, "");
+  const std::string plain = described(subject, model);
   std::size_t tried = 0;
   for (const OptionSpec& spec : subject.factory.options) {
     const OptionValue* now = subject.values.find(spec.key);
     if (!now || spec.key == "config") continue;
+    bool changes = false, made = false;
     for (const OptionValue& value : other_values(spec, *now)) {
       std::unique_ptr<Model> other;
       try {
@@ -90,12 +121,15 @@ std::string own_config(const Subject& subject, const Model& model) {
       }
       const std::string of = " with " + spec.key + " = " + to_string(value);
       read_back(subject, *other, of);
+      changes = changes || described(subject, *other) != plain;
       const auto faults = testkit::model_faults(*other, DType::f32, subject.host.ops());
       need(faults.empty(), "a model" + of, faults.empty() ? "" : faults[0],
            "parameters and programs that fit together");
+      made = true;
       ++tried;
       if (spec.type != OptionType::text) break;
     }
+    if (made && !changes) need_effect(subject, spec, *now);
   }
   return "model_type " + config["model_type"].dump() + ", " + std::to_string(tried) + " other values of options";
 }
@@ -268,6 +302,9 @@ std::string causal(const Subject& subject) {
   const Geometry geometry = made.trial->plan().options.geometry;
   const std::int64_t row = geometry.sequence;
   const bool is_causal = made.trial->plan().model.causal;
+  const Value& targets = *input_named(made.trial->plan(), "targets");
+  need(!is_causal || targets.shape[0].per_token > 0, "a model whose traits say causal", "a loss for each row",
+       "one for each token; a loss of the whole row depends on its last token");
   for (std::int64_t t = 0; t < row; ++t) {
     const std::int64_t changed = row + t;  // of the second row
     Batch batch = batch_for(*made.trial, 3);
