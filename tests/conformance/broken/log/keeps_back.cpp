@@ -9,7 +9,11 @@ class KeepsBack final : public quern::LogSink {
  public:
   ~KeepsBack() override { std::ofstream(path_, std::ios::app) << text_; }
   void open(const quern::RunPlace& place) override { path_ = place.directory + "/events.txt"; }
-  void write(const quern::LogEvent& event) override { text_ += event.kind + "\n"; }
+  void write(const quern::LogEvent& event) override {
+    text_ += event.kind;
+    for (const auto& [name, value] : event.fields) text_ += " " + name;
+    text_ += "\n";
+  }
 
  private:
   std::string path_, text_;
