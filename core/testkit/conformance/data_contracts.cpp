@@ -28,11 +28,12 @@ struct Opened {
     source = dataset->open(request);
     need(source != nullptr, "what open() returns", "null", "a source");
   }
-  Batch next() {
-    Batch batch;
+  /// As a run does, with the object of the batch before.
+  const Batch& next() {
     source->next(batch);
     return batch;
   }
+  Batch batch;
 };
 
 std::string place(const std::string& what, std::int64_t batch, std::int64_t token) {
@@ -63,6 +64,9 @@ void check_inputs(const Batch& batch, const Batch& first, std::int64_t number) {
   const auto targets = static_cast<std::int64_t>(batch.targets.size());
   need(targets == kGeometry.batch || targets == kGeometry.tokens(), "targets" + of, std::to_string(targets),
        "one a row or one a token");
+  const auto positions = static_cast<std::int64_t>(batch.positions.size());
+  need(positions == 0 || positions == kGeometry.tokens(), "positions" + of, std::to_string(positions),
+       "none, or one a token");
   need(!batch.inputs.empty(), "inputs" + of, "none", "some");
   need(batch.inputs.size() == first.inputs.size(), "inputs" + of, std::to_string(batch.inputs.size()),
        std::to_string(first.inputs.size()));

@@ -159,7 +159,11 @@ void check_form(const OpInstance& op, const OpSpec& spec, Device& device) {
          comparison.label() + ", element " + std::to_string(bad - values.begin()) + " of output " + std::to_string(o),
          "not written, or not finite", "a number; the memory and the scratch are poisoned with NaN before");
   }
+  const auto outputs = static_cast<int>(op.outputs.size()), operands = static_cast<int>(op.inputs.size());
   for (const std::pair<int, int>& over : spec.may_overwrite) {
+    need(over.first >= 0 && over.first < outputs && over.second >= 0 && over.second < operands,
+         "may_overwrite of " + op.kind,
+         "output " + std::to_string(over.first) + ", input " + std::to_string(over.second), "operands of the op");
     const Operand &output = op.outputs[static_cast<std::size_t>(over.first)],
                   &input = op.inputs[static_cast<std::size_t>(over.second)];
     if (!output.present || !input.present || output.dtype != input.dtype || output.extents != input.extents) continue;

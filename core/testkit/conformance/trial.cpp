@@ -74,12 +74,12 @@ Batch random_batch(const Geometry& geometry, std::int64_t vocabulary, std::uint6
 
 namespace {
 
-std::vector<std::int32_t> random_integers(const Value& input, std::int64_t count, std::uint64_t seed) {
+std::vector<std::int32_t> integers_of(const Value& input, std::int64_t count, std::uint64_t seed) {
   if (input.below < 1)
     broken("input " + input.name, "no bound", "ProgramBuilder::input with a bound that all integers are below");
-  const auto words = testkit::random_normal(count, seed, 1e3);  // of which the digits are as good as uniform
-  std::vector<std::int32_t> values;
-  for (float word : words) values.push_back(static_cast<std::int32_t>(std::fabs(word) * 64) % input.below);
+  std::vector<std::int32_t> values;  // all values in turn, so that few elements have many of them
+  for (std::int64_t i = 0; i < count; ++i)
+    values.push_back(static_cast<std::int32_t>((i + static_cast<std::int64_t>(seed)) % input.below));
   return values;
 }
 
@@ -98,7 +98,7 @@ Batch random_batch(const Plan& plan, std::uint64_t seed) {
     if (input.dtype == DType::f32) {
       batch.set(input.name, std::span<const float>(testkit::random_normal(count, seed)));
     } else if (input.dtype == DType::i32) {
-      std::vector<std::int32_t> values = random_integers(input, count, seed);
+      std::vector<std::int32_t> values = integers_of(input, count, seed);
       if (targets) {
         if (count > 2) values[static_cast<std::size_t>(seed) % values.size()] = -1;
         batch.targets = std::move(values);
