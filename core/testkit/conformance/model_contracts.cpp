@@ -74,7 +74,7 @@ std::vector<OptionValue> other_values(const OptionSpec& spec, const OptionValue&
   return values;
 }
 
-/// Whether some other value of the option changes what the model says of itself.
+/// Whether some other value of the option changes the model.
 bool has_effect(const Subject& subject, const OptionSpec& spec, const OptionValue& now) {
   try {
     const std::string plain = described(subject, *subject.make<Model>());
