@@ -61,12 +61,13 @@ TEST_CASE("ranks keep matrices whole where the optimizer needs them, and shard t
   CHECK(losses[0].size() == 8);
   CHECK(losses[1] == losses[0]);
   CHECK(newest_tensors(files.at("ranks")) == newest_tensors(files.at("none")));
-  CHECK(has(read_text(files.at("ranks") + "/log.jsonl"), "of which op \\\"ratio_update\\\" needs whole matrices"));
+  CHECK(has(read_text(files.at("ranks") + "/log.jsonl"), "of which op ratio_update_matrix needs whole matrices"));
 }
 
 TEST_CASE("ranks do not shard an optimizer that needs every matrix whole") {
   TinyFiles files;
-  check_fails(train_ratio(files, of_ranks(4, "ranks")), 2,
-              {"parallel.shard_optimizer", "of which op \"ratio_update\" needs whole matrices", "set it to \"none\""});
+  check_fails(
+      train_ratio(files, of_ranks(4, "ranks")), 2,
+      {"parallel.shard_optimizer", "of which op ratio_update_matrix needs whole matrices", "set it to \"none\""});
   CHECK(train_ratio(files, with(of_ranks(4, "none"), {files.run("whole")})).code == 0);
 }

@@ -153,7 +153,8 @@ TEST_CASE("an update op that looks at more than it states") {
     const std::string text = report.text();
     CAPTURE(text);
     CHECK(report.count(Verdict::broken) == 1);
-    CHECK(text.find("op ratio_update, which states locality " + std::string(locality)) != std::string::npos);
+    CHECK(text.find("op ratio_update_" + std::string(locality) + ", which states locality " + locality) !=
+          std::string::npos);
     CHECK(text.find("after a change of gradient's element") != std::string::npos);
   }
 }

@@ -5,7 +5,7 @@
 #include "data/token_dataset.h"
 #include "fuzz.h"
 #include "log/log_sinks.h"
-#include "optimizer/adamw.h"
+#include "optimizer/optimizers.h"
 #include "optimizer/schedules.h"
 #include "run/options/run_schemas.h"
 

@@ -78,6 +78,14 @@ enum class OpClass : std::uint8_t {
   conversion,  ///< input 0 in another format or layout; recomputed with it
 };
 
+/// What an element of a tensor's new master and states may depend on, of the same parameter's tensors, beside "update",
+/// "step" and the tensor's entries of "objects" and "offsets".
+enum class UpdateLocality : std::uint8_t {
+  element,  ///< the same element of the gradient, the master and the states
+  row,      ///< the same row of these
+  matrix,   ///< all of these
+};
+
 struct OpSpec {
   std::string kind = {};
   std::vector<std::string> inputs = {};  ///< operand names; "bias?" is optional, "more*" (last) repeats
@@ -89,6 +97,9 @@ struct OpSpec {
   std::vector<std::pair<int, int>> may_overwrite = {};
   /// Output `first` is input `second`, updated in place.
   std::vector<std::pair<int, int>> updates = {};
+  /// Of an op in an optimizer's update. Unless it is `matrix`, the core may run the op on some rows of a parameter: on
+  /// a rank's shard, or in windows.
+  UpdateLocality locality = UpdateLocality::matrix;
   std::function<Cost(const OpInstance&)> cost = {};  ///< empty: bytes of all operands, no flops
   bool commutative = false;                          ///< inputs 0 and 1 may be exchanged
   OpClass op_class = OpClass::other;

@@ -1,45 +1,94 @@
 #pragma once
-// An optimizer names its state tensors and the op that updates one parameter; the core builds the update program,
-// shards it and places its state.
+// An optimizer is a program over the tensors of one parameter: it names the state that it keeps and emits the ops that
+// update the master weights. The core places the state, shards it, and cuts the update into windows, where the ops
+// allow that.
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "quern/attributes.h"
+#include "quern/op_spec.h"
 #include "quern/parameter.h"
 
 namespace quern {
 
+/// A tensor that an optimizer keeps for a parameter, zero at first. Where its first extent is not the parameter's, the
+/// update is of whole matrices.
 struct OptimizerState {
   std::string name;  ///< "moment1"
   DType dtype = DType::f32;
+  Extents extents = {};
+
+  /// An element for each of the parameter's.
+  static OptimizerState elements(const ParameterSpec& spec, std::string name, DType dtype);
+  /// (rows, 1): one for each row.
+  static OptimizerState rows(const ParameterSpec& spec, std::string name, DType dtype);
+  /// (rows, blocks): one for each `block` elements of a row, the last of which may have fewer.
+  static OptimizerState blocks(const ParameterSpec& spec, std::string name, DType dtype, std::int64_t block);
 };
 
-/// What an element of a tensor's new master and states may depend on, beside "update", "step" and the tensor's entries
-/// of "objects" and "offsets".
-enum class UpdateLocality : std::uint8_t {
-  element,  ///< the same element of the gradient, the master and the states
-  row,      ///< the same row of these
-  matrix,   ///< all of these
-};
+/// Emits the ops of an update, parameter by parameter.
+class UpdateBuilder {
+ public:
+  /// What the core gives for one parameter of one layer, or for some of its rows.
+  struct Tensors {
+    const ParameterSpec* spec = nullptr;
+    std::span<const OptimizerState> states = {};
+    ValueId gradient = kNoValue, master = kNoValue;
+    std::vector<ValueId> state_values = {};
+    std::string suffix = {};  ///< of names of local values: ".qkv.weight.3"
+    std::int64_t object = 0;  ///< random key
+    std::int64_t offset = 0;  ///< global index of the first element
+  };
+  UpdateBuilder(const OpSet& ops, Program program, ValueId update, ValueId step);
 
-/// The op that updates a parameter, together with all parameters of an equal op. Its inputs are "update", "step" and
-/// then, for each tensor, the gradient, the master and the states in order; its outputs are each tensor's new master
-/// and states, in place. The core adds number lists, one entry per tensor: "objects", a random key, and "offsets", the
-/// global index of its first element.
-struct UpdateOp {
-  std::string kind;
-  Attributes attributes;
-  /// Unless it is `matrix`, the core may run the op on some rows of a parameter: on a rank's shard, or in windows.
-  UpdateLocality locality = UpdateLocality::matrix;
+  ValueId update() const { return update_; }  ///< UpdateState
+  ValueId step() const { return step_; }      ///< StepState
+  ValueId gradient() const { return tensors_.gradient; }
+  ValueId master() const { return tensors_.master; }
+  /// An unknown name is an internal error.
+  ValueId state(std::string_view name) const;
+
+  /// Any op kind. An output that the op updates in place (OpSpec::updates) is that input, another is a new local value
+  /// named after `name`. Returns the outputs. Such an op gets number lists: "objects", random keys, and "offsets", the
+  /// global indices of first elements. If its last input repeats ("tensors*", from input 2 on), the parameter's first
+  /// op is joined with those of other parameters that have the same attributes.
+  std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, const std::string& name,
+                          Attributes attributes = {});
+
+  // ---- for the core ----
+  Program& program() { return program_; }
+  void begin(Tensors tensors);
+  Program take();
+
+ private:
+  struct InPlace {  ///< an op that updates tensors in place
+    std::size_t op = 0;
+    Attributes attributes;
+    std::vector<double> objects, offsets;
+    bool joins = false;
+  };
+  /// Notes the op. Whether it became a part of another.
+  bool join(const OpSpec& spec, const Op& op);
+
+  const OpSet& ops_;
+  Program program_;
+  ValueId update_, step_;
+  Tensors tensors_;
+  bool first_ = true;  // op of the parameter
+  std::vector<InPlace> updates_;
 };
 
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  virtual std::vector<OptimizerState> states() const = 0;
-  virtual UpdateOp update(const ParameterSpec& parameter) const = 0;
+  /// Alike for parameters of equal extents, group and settings.
+  virtual std::vector<OptimizerState> states(const ParameterSpec& parameter) const = 0;
+  /// Depends on the parameter alone. A parameter's new master and states depend on what the localities of all its ops
+  /// (OpSpec::locality) say.
+  virtual void update(UpdateBuilder& builder, const ParameterSpec& parameter) const = 0;
 };
 
 /// Learning-rate schedule: a pure function of the step.

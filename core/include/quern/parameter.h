@@ -43,10 +43,11 @@ struct ParameterSpec {
   std::vector<ParameterPart> parts = {};  ///< in order; rows sum up to extents[0]
   bool decay = true;                      ///< weight decay applies: matrices, not norms and biases
   /// False: frozen. It has no gradient, master or optimizer state, only the form that ops read. The config can override
-  /// this, decay and rate by [[train.groups]].
+  /// this, decay, rate and optimizer by [[train.groups]].
   bool trainable = true;
-  double rate = 1;        ///< of its learning rate to the schedule's
-  bool quantized = true;  ///< false: linears read it as it is, whatever the precision
+  double rate = 1;             ///< of its learning rate to the schedule's
+  std::string optimizer = {};  ///< id of the one that updates it; empty: the run's
+  bool quantized = true;       ///< false: linears read it as it is, whatever the precision
 
   std::int64_t count() const { return element_count(extents); }
   std::int64_t columns() const { return extents.size() > 1 ? extents[1] : 1; }

@@ -45,6 +45,7 @@ struct Op {
   std::vector<ValueId> outputs = {};  ///< kNoValue for an output that no op reads
   Attributes attributes = {};
   Phase phase = Phase::forward;
+  bool operator==(const Op&) const = default;
 };
 
 /// Plain data; passes copy and rebuild it. `check_program` states the invariants.

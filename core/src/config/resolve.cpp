@@ -239,11 +239,26 @@ class Resolver {
         select_plugin(schema, section, path, id, listed, tables);
       }
     }
+    if (schema.plugins_in_list) select_listed(schema, section, *schema.plugins_in_list, named, tables);
     for (const auto& [id, node] : tables) {
       if (std::find(named.begin(), named.end(), id) != named.end()) continue;
       const std::string shown = schema.name + "." + spell_key(id);
       if (const Factory* factory = plugin(schema, id, {}, shown, false, node->position))
         section.plugins[id] = plugin_table(schema, id, *factory, node);
+    }
+  }
+
+  void select_listed(const SectionSchema& schema, Section& section, const SectionSchema::ListedKey& from,
+                     std::vector<std::string>& named, const PluginTables& tables) {
+    const auto& lists = out_.at(from.section).lists;
+    const auto list = lists.find(from.list);
+    if (list == lists.end()) return;
+    for (std::size_t i = 0; i < list->second.size(); ++i) {
+      const OptionValue* id = list->second[i].written.find(from.key);
+      if (!id || std::find(named.begin(), named.end(), std::get<std::string>(*id)) != named.end()) continue;
+      named.push_back(std::get<std::string>(*id));
+      const std::string path = from.section + "." + from.list + "." + std::to_string(i + 1) + "." + from.key;
+      select_plugin(schema, section, path, named.back(), false, tables);
     }
   }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,11 @@ struct SectionSchema {
   std::vector<std::string> plugin_keys;
   /// The id in such a text; empty: the text is the id.
   std::function<std::string(const std::string&)> id_in;
+  /// A text key in the tables of an earlier section's list that selects plugins of this section too.
+  struct ListedKey {
+    std::string section, list, key;
+  };
+  std::optional<ListedKey> plugins_in_list = {};
   std::vector<std::string> no_plugin;  ///< texts of such keys that select none: "device"
   /// Whether such a key selects with these values of the section; empty: always.
   std::function<bool(const OptionValues&, const std::string& key)> selects;

@@ -1,5 +1,6 @@
 #include "optimizer/adamw.h"
 
+#include "optimizer/optimizers.h"
 #include "quern/error.h"
 #include "quern/options.h"
 
@@ -21,29 +22,27 @@ OptionTable<AdamWOptions> adamw_options() {
 
 }  // namespace
 
-std::vector<OptimizerState> AdamW::states() const {
+std::vector<OptimizerState> AdamW::states(const ParameterSpec& parameter) const {
   auto dtype = dtype_named(options_.moments);
   if (!dtype) fail_internal("adamw", "moments of unknown dtype " + options_.moments);
-  return {{.name = "moment1", .dtype = *dtype}, {.name = "moment2", .dtype = *dtype}};
+  return {OptimizerState::elements(parameter, "moment1", *dtype),
+          OptimizerState::elements(parameter, "moment2", *dtype)};
 }
 
-UpdateOp AdamW::update(const ParameterSpec& parameter) const {
-  UpdateOp update{.kind = "adamw",
-                  .attributes = {{"beta1", options_.beta1},
-                                 {"beta2", options_.beta2},
-                                 {"eps", options_.eps},
-                                 {"weight_decay", parameter.decay ? options_.weight_decay : 0.0}},
-                  .locality = UpdateLocality::element};
-  if (parameter.rate != 1) update.attributes.set("rate", parameter.rate);
-  return update;
+void AdamW::update(UpdateBuilder& b, const ParameterSpec& parameter) const {
+  Attributes attributes{{"beta1", options_.beta1},
+                        {"beta2", options_.beta2},
+                        {"eps", options_.eps},
+                        {"weight_decay", parameter.decay ? options_.weight_decay : 0.0}};
+  if (parameter.rate != 1) attributes.set("rate", parameter.rate);
+  b.op("adamw", {b.update(), b.step(), b.gradient(), b.master(), b.state("moment1"), b.state("moment2")}, "",
+       std::move(attributes));
 }
 
-std::vector<Factory> optimizer_factories() {
-  Manifest manifest;
+void add_adamw(Manifest& manifest) {
   manifest.add<Optimizer>(
       "adamw", "AdamW, with moments in fp32 or bf16", adamw_options().specs(),
       [](const OptionValues& values) { return std::make_unique<AdamW>(adamw_options().bind(values)); });
-  return std::move(manifest.factories);
 }
 
 }  // namespace quern

@@ -1,10 +1,10 @@
 #pragma once
 // AdamW: Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019). Matrices decay, norms and biases do not.
 
+#include <string>
 #include <vector>
 
 #include "quern/optimizer.h"
-#include "quern/plugin.h"
 
 namespace quern {
 
@@ -19,14 +19,11 @@ struct AdamWOptions {
 class AdamW final : public Optimizer {
  public:
   explicit AdamW(const AdamWOptions& options) : options_(options) {}
-  std::vector<OptimizerState> states() const override;
-  UpdateOp update(const ParameterSpec& parameter) const override;
+  std::vector<OptimizerState> states(const ParameterSpec& parameter) const override;
+  void update(UpdateBuilder& b, const ParameterSpec& parameter) const override;
 
  private:
   AdamWOptions options_;
 };
-
-/// The built-in optimizers, for the plugin host.
-std::vector<Factory> optimizer_factories();
 
 }  // namespace quern

@@ -21,7 +21,7 @@ class ParameterLayout : Reserve {
     for_each_parameter([&](const ParameterPlan& parameter, int layer) {  // a frozen one is among the compute weights
       if (plan_.forms_of(parameter, layer).loads) return;
       add_shard(parameter.spec.trainable ? TensorOwner::master : TensorOwner::working, names::kMaster, parameter.spec,
-                layer, parameter.master);
+                layer, parameter.master, parameter.spec.extents);
     });
     for_each_parameter([&](const ParameterPlan& parameter, int layer) { lay_out_working(parameter, layer); });
     if (!plan_.options.train) return;
@@ -32,10 +32,7 @@ class ParameterLayout : Reserve {
       add_over_ranks(TensorOwner::gradient, names::kGradient, spec.name, layer, dtype, spec.extents);
       add_part(TensorOwner::gradient, names::kGradient, parameter, layer, dtype, spec.extents);
     });
-    for (const OptimizerState& state : parts_.optimizer.states())
-      for_each_trained([&](const ParameterSpec& spec, int layer) {
-        add_shard(TensorOwner::optimizer, state.name, spec, layer, state.dtype);
-      });
+    lay_out_states();
     if (plan_.options.state.in_tree > 0) lay_out_tree();
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (tensor.owner == TensorOwner::working || tensor.parameter.empty() || tensor.kind == names::kPartials ||
@@ -69,9 +66,23 @@ class ParameterLayout : Reserve {
     });
   }
 
+  /// Kind by kind: neighbours in memory are of one kind.
+  void lay_out_states() {
+    std::vector<std::string> kinds;
+    for (const ParameterPlan& parameter : plan_.parameters)
+      for (const OptimizerState& state : parameter.update.states)
+        if (std::find(kinds.begin(), kinds.end(), state.name) == kinds.end()) kinds.push_back(state.name);
+    for (const std::string& kind : kinds)
+      for_each_trained([&](const ParameterSpec& spec, int layer) {
+        for (const OptimizerState& state : plan_.parameter(spec.name).update.states)
+          if (state.name == kind) add_shard(TensorOwner::optimizer, kind, spec, layer, state.dtype, state.extents);
+      });
+  }
+
   /// Of a parameter's tensor this rank's shard, where it is split. A master that is read as it is stays whole, on the
   /// device where it is gathered.
-  void add_shard(TensorOwner owner, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype) {
+  void add_shard(TensorOwner owner, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype,
+                 const Extents& whole) {
     if (owner == TensorOwner::master && tensors_.whole_masters.contains(spec.name)) {
       PlannedTensor tensor{.owner = owner,
                            .kind = kind,
@@ -82,12 +93,13 @@ class ParameterLayout : Reserve {
       const std::int64_t bytes = tensor.bytes();
       return add_tensor(std::move(tensor), bytes, shards_.has(spec.name) ? TensorOwner::input : owner);
     }
-    const Shard shard = shards_.of(spec);
+    const Shard shard = shards_.of(spec.name, whole);
     PlannedTensor tensor{
         .owner = owner, .kind = kind, .parameter = spec.name, .layer = layer, .dtype = dtype, .extents = shard.extents};
-    if (shard.extents != spec.extents) tensor.whole = spec.extents;
+    if (shard.extents != whole) tensor.whole = whole;
     tensor.first = shard.first;
-    add_tensor(std::move(tensor), byte_count(shards_.largest(spec), dtype));  // so that all ranks' arenas are alike
+    const std::int64_t most = byte_count(shards_.largest(spec.name, whole), dtype);
+    add_tensor(std::move(tensor), most);  // so that all ranks' arenas are alike
   }
 
   /// This rank's rows, with room for any rank's.

@@ -51,12 +51,11 @@ std::string Plan::whole_on_ranks() const {
   if (options.state.ranks == 1 || options.state.master.sharding != Sharding::ranks) return "";
   std::map<std::string, std::vector<std::string>> names;  // by op
   for (const ParameterPlan& parameter : parameters)
-    if (parameter.spec.trainable && parameter.spec.extents.size() > 1 &&
-        parameter.update.locality == UpdateLocality::matrix)
-      names[parameter.update.kind].push_back(parameter.spec.name);
+    if (parameter.spec.trainable && parameter.spec.extents.size() > 1 && !parameter.update.splits())
+      names[format_list(parameter.update.whole_kinds)].push_back(parameter.spec.name);
   std::vector<std::string> texts;
-  for (const auto& [kind, of_kind] : names)
-    texts.push_back(format_list(of_kind) + ", of which op \"" + kind + "\" needs whole matrices");
+  for (const auto& [kinds, of_kinds] : names)
+    texts.push_back(format_list(of_kinds) + ", of which op " + kinds + " needs whole matrices");
   return format_list(texts);
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "optimizer/update_traits.h"
 #include "plan/placement.h"
 #include "plan/schedule/residency.h"
 #include "plan/schedule/schedule.h"
@@ -162,7 +163,7 @@ struct ParameterForms {
 
 struct ParameterPlan {
   ParameterSpec spec;
-  UpdateOp update = {};
+  UpdateTraits update = {};  ///< nothing if it is frozen
   DType master = DType::f32;
   RowBounds bounds = {};              ///< of its shards; empty: every rank has the whole
   bool shards_weights = false;        ///< working copies too: ranks gather them for each use

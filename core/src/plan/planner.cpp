@@ -135,11 +135,10 @@ class Planner {
     const StatePlacement& state = plan_.options.state;
     const bool gradients = state.gradients.memory != kOnDevice;
     const bool windows = in_slots(state.gradients) || in_slots(state.master) || in_slots(state.moments);
-    plan_.updates =
-        windows ? split_update(plan_, whole_refreshes_, parts_.optimizer.states(), alignment()) : one_update(plan_);
+    plan_.updates = windows ? split_update(plan_, whole_refreshes_, alignment()) : one_update(plan_);
     const char* step = plan_.defers_update() ? names::kUpdateStep : names::kStep;
     for (UpdateWindow& window : plan_.updates) {
-      window.program = placed(state_.update(window.parts, step));
+      window.program = placed(state_.update(plan_, window.parts, step));
       for (PlacedProgram& program : window.follow) program = placed(program.program);
     }
     const bool in_tree = plan_.options.state.in_tree > 0, by_shards = shards_.any() || in_tree;
@@ -164,11 +163,8 @@ class Planner {
   // Of a frozen one only what ops read is split, where ranks gather that for each use.
   ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes,
                                   const std::vector<bool>& reads) {
-    ParameterPlan parameter{.spec = spec,
-                            .update = parts_.optimizer.update(spec),
-                            .master = state_.master_dtype(spec),
-                            .bounds = {},
-                            .forms = {}};
+    ParameterPlan parameter{.spec = spec, .update = {}, .master = state_.master_dtype(spec), .bounds = {}, .forms = {}};
+    if (spec.trainable) parameter.update = update_traits(parts_.optimizer, spec, set_.ops());
     std::int64_t groups = 1;
     bool whole = false, has_both = false;
     for (std::size_t i = 0; i < refreshes.size(); ++i) {
@@ -180,8 +176,8 @@ class Planner {
     const bool reads_master = std::find(reads.begin(), reads.end(), true) != reads.end();
     const StatePlacement& state = plan_.options.state;
     const bool splits_frozen = state.weights.sharding == Sharding::ranks && !whole && !has_both;
-    if (spec.trainable ? parameter.update.locality != UpdateLocality::matrix : splits_frozen)
-      shards_.add(spec, groups, alignment());
+    if (spec.trainable ? parameter.update.splits() : splits_frozen)
+      shards_.add(spec, std::lcm(groups, aligned_rows(spec, parameter.update.states, alignment())));
     parameter.bounds = shards_.bounds(spec.name);
     parameter.shards_weights = !parameter.bounds.empty() && !whole && state.weights.sharding == Sharding::ranks;
     parameter.shards_gradient =

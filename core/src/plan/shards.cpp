@@ -137,11 +137,18 @@ RowBounds split_rows(std::int64_t rows, std::int64_t unit, int ranks) {
   return bounds;
 }
 
-void Shards::add(const ParameterSpec& spec, std::int64_t row_groups, std::int64_t alignment) {
+std::int64_t aligned_rows(const ParameterSpec& spec, std::span<const OptimizerState> states, std::int64_t alignment) {
+  std::int64_t rows = alignment / std::gcd(alignment, spec.columns());
+  for (const OptimizerState& state : states)
+    if (state.extents != spec.extents && !state.extents.empty())
+      rows = std::lcm(rows, alignment / std::gcd(alignment, byte_count(state.extents, state.dtype) / state.extents[0]));
+  return rows;
+}
+
+void Shards::add(const ParameterSpec& spec, std::int64_t row_groups) {
   const bool in_tree = state_.in_tree > 0;
   if (!(any() || in_tree) || spec.extents.size() < 2 || row_groups == 0) return;
-  const std::int64_t aligned = alignment / std::gcd(alignment, spec.columns());
-  RowBounds bounds = split_rows(spec.extents[0], std::lcm(row_groups, aligned), in_tree ? kPieces : state_.ranks);
+  RowBounds bounds = split_rows(spec.extents[0], row_groups, in_tree ? kPieces : state_.ranks);
   if (bounds.empty()) return;
   if (in_tree) {
     pieces_.emplace(spec.name, bounds);
@@ -171,16 +178,16 @@ std::pair<int, int> Shards::own_pieces() const {
   return {state_.rank * own, (state_.rank + 1) * own};
 }
 
-Shard Shards::of(const ParameterSpec& spec) const {
-  const RowBounds& bounds = this->bounds(spec.name);
-  return bounds.empty() ? Shard{spec.extents, 0} : shard_of_rows(spec.extents, bounds, state_.rank);
+Shard Shards::of(const std::string& parameter, const Extents& whole) const {
+  const RowBounds& bounds = this->bounds(parameter);
+  return bounds.empty() ? Shard{whole, 0} : shard_of_rows(whole, bounds, state_.rank);
 }
 
-Extents Shards::largest(const ParameterSpec& spec) const {
-  Extents extents = of(spec).extents;
-  if (const RowBounds& bounds = this->bounds(spec.name); !bounds.empty())
+Extents Shards::largest(const std::string& parameter, const Extents& whole) const {
+  Extents extents = of(parameter, whole).extents;
+  if (const RowBounds& bounds = this->bounds(parameter); !bounds.empty())
     for (int rank = 0; rank < state_.ranks; ++rank)
-      extents[0] = std::max(extents[0], shard_of_rows(spec.extents, bounds, rank).extents[0]);
+      extents[0] = std::max(extents[0], shard_of_rows(whole, bounds, rank).extents[0]);
   return extents;
 }
 

@@ -4,13 +4,13 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "plan/placement.h"
-#include "quern/op_spec.h"
-#include "quern/parameter.h"
+#include "quern/optimizer.h"
 
 namespace quern {
 
@@ -38,6 +38,10 @@ inline Shard shard_of_rows(const Extents& whole, const RowSlice& rows) {
   return shard_of_rows(whole, {0, rows.begin, rows.end, rows.of}, 1);
 }
 
+/// Numbers of rows that are multiples of this are multiples of `alignment` bytes in the parameter's tensors, in every
+/// format, and in these states.
+std::int64_t aligned_rows(const ParameterSpec& spec, std::span<const OptimizerState> states, std::int64_t alignment);
+
 /// Elements of a tensor's parts, by rank: its rows, or where it is not split parts as even as can be.
 std::vector<std::int64_t> slabs_of(const Extents& whole, const RowBounds& bounds, int ranks);
 
@@ -46,19 +50,19 @@ class Shards {
   explicit Shards(const StatePlacement& state) : state_(state) {}
 
   bool any() const { return state_.ranks > 1 && state_.master.sharding == Sharding::ranks; }
-  /// Splits a parameter, if it can be: rows stay together in groups of `row_groups`, and shards begin at multiples of
-  /// `alignment` bytes in every format.
-  void add(const ParameterSpec& spec, std::int64_t row_groups, std::int64_t alignment);
+  /// Splits a parameter, if it can be, between groups of `row_groups` rows.
+  void add(const ParameterSpec& spec, std::int64_t row_groups);
   const RowBounds& bounds(const std::string& parameter) const;
   /// Where a parameter is cut for the sums of squares of a tree, alike for any number of ranks; empty: not at all.
   const RowBounds& pieces(const std::string& parameter) const;
   /// This rank's pieces are [first, second): all of them, where nothing is split.
   std::pair<int, int> own_pieces() const;
   bool has(const std::string& parameter) const { return !bounds(parameter).empty(); }
-  /// The shard of what has the parameter's extents; the whole when it is not split.
-  Shard of(const ParameterSpec& spec) const;
+  /// The shard of a tensor of the parameter, of `whole` extents; all of it when the parameter is not split.
+  Shard of(const std::string& parameter, const Extents& whole) const;
+  Shard of(const ParameterSpec& spec) const { return of(spec.name, spec.extents); }
   /// Extents of the largest of all ranks' shards.
-  Extents largest(const ParameterSpec& spec) const;
+  Extents largest(const std::string& parameter, const Extents& whole) const;
 
  private:
   StatePlacement state_;

@@ -10,6 +10,8 @@
 #include "data/sources/turns_source.h"
 #include "hf/ignored_keys.h"
 #include "launch/rank_place.h"
+#include "optimizer/optimizers.h"
+#include "optimizer/update_traits.h"
 #include "quern/error.h"
 #include "run/options/run_schemas.h"
 #include "run/ranks/split_communicator.h"
@@ -86,7 +88,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
     outer_precision = host.create<PrecisionBackend>(precision_options.outer, default_values(factory.options));
   }
   make_precision_forms(host);
-  optimizer = make<Optimizer>(config, host, "optimizer");
+  make_optimizer(host);
   schedule = make<Schedule>(config, host, "schedule");
   dataset = make<Dataset>(config, host, "data");
   transform_model();
@@ -113,10 +115,10 @@ PeftConfig Session::peft_config() const {
 
 // Adapters first: groups may name their parameters.
 void Session::transform_model() {
+  OpSet ops = builtin_ops();
+  for (const OpSpec& spec : custom_ops) ops.add(spec);
   if (adapter.id == "lora") {
     if (!adapter.from.empty()) check_peft_folder(adapter.from, peft_config());
-    OpSet ops = builtin_ops();
-    for (const OpSpec& spec : custom_ops) ops.add(spec);
     const auto rank = static_cast<double>(adapter.rank);
     auto adapted =
         std::make_unique<LoraModel>(std::move(model), ops,
@@ -136,18 +138,28 @@ void Session::transform_model() {
     if (group.find("trainable")) rule.trainable = group.get<bool>("trainable");
     if (group.find("rate")) rule.rate = group.get<double>("rate");
     if (group.find("decay")) rule.decay = group.get<bool>("decay");
+    if (group.find("optimizer")) rule.optimizer = group.get<std::string>("optimizer");
   }
   model = with_rules(std::move(model), rules);
   for (ParameterSpec spec : model->parameters()) {
     if (spec.rate == 1 || !spec.trainable) continue;
-    const Attributes own = optimizer->update(spec).attributes;
+    const std::vector<Op> own = update_traits(*optimizer, spec, ops).ops;
     spec.rate = 1;
-    if (own == optimizer->update(spec).attributes)
+    if (own == update_traits(*optimizer, spec, ops).ops)
       throw Error(ErrorCode::config, {.where = config.where("optimizer", "id"),
                                       .what = "has one learning rate for all parameters",
                                       .found = "a rate for `" + spec.name + "` in train.groups",
                                       .expected = "no rate, or another optimizer"});
   }
+}
+
+// That of optimizer.id, and those that groups name.
+void Session::make_optimizer(PluginHost& host) {
+  std::vector<std::pair<std::string, std::unique_ptr<Optimizer>>> others;
+  for (const std::string& id : config.ids("optimizer"))
+    if (id != config.id("optimizer"))
+      others.emplace_back(id, host.create<Optimizer>(id, config.factory_values("optimizer", id)));
+  optimizer = by_groups(make<Optimizer>(config, host, "optimizer"), std::move(others));
 }
 
 void Session::note_ignored(const std::string& model_config) {

@@ -63,6 +63,7 @@ struct Session {
   void check_vocabulary(const DataSource& source) const;
   void check_reduction() const;
   void make_precision_forms(PluginHost& host);
+  void make_optimizer(PluginHost& host);
   void transform_model();
   PeftConfig peft_config() const;
   void note_ignored(const std::string& model_config);

@@ -94,6 +94,7 @@ std::unique_ptr<Model> with_rules(std::unique_ptr<Model> model, const std::vecto
       spec.trainable = rule.trainable.value_or(spec.trainable);
       spec.rate = rule.rate.value_or(spec.rate);
       spec.decay = rule.decay.value_or(spec.decay);
+      spec.optimizer = rule.optimizer.value_or(spec.optimizer);
     }
     matcher.need_all_used(specs);
   }

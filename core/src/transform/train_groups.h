@@ -1,5 +1,5 @@
 #pragma once
-// [[train.groups]]: which parameters train, at which rate, and with weight decay.
+// [[train.groups]]: which parameters train, at which rate, by which optimizer, and with weight decay.
 
 #include <memory>
 #include <optional>
@@ -15,6 +15,7 @@ struct TrainRule {
   std::vector<std::string> match;  ///< patterns of quern's names, or of tensors in a Hugging Face file
   std::optional<bool> trainable = {}, decay = {};
   std::optional<double> rate = {};
+  std::optional<std::string> optimizer = {};
 };
 
 /// The model with these rules for its parameters; of several that match, the last decides. A pattern that matches

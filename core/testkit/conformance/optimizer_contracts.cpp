@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "conformance/contracts.h"
 #include "conformance/trial.h"
+#include "optimizer/update_traits.h"
 #include "quern/step_state.h"
 #include "quern/testkit/op_launch.h"
 #include "quern/testkit/tiny_model.h"
@@ -119,23 +120,24 @@ std::string optimizer_resumes(const Subject& subject, const Model& model) {
 
 using testkit::PoisonedTensor;
 
-/// One launch of the update op on parameters of one shape, of which it takes `rows` rows from `first` on.
+/// The update of parameters of one shape, of which it takes `rows` rows from `first` on.
 class UpdateRun {
  public:
-  UpdateRun(Device& device, const Optimizer& optimizer, const ParameterSpec& spec)
-      : device_(device), states_(optimizer.states()), op_(optimizer.update(spec)), extents_(spec.extents) {}
+  UpdateRun(Device& device, const OpSet& ops, const Optimizer& optimizer, const ParameterSpec& spec)
+      : device_(device), ops_(ops), optimizer_(optimizer), spec_(spec), states_(optimizer.states(spec)) {}
 
   /// Adds a tensor: its gradient, master and states, with values of that seed.
   void add(std::uint64_t seed) {
     std::vector<PoisonedTensor>& tensor = tensors_.emplace_back();
-    auto fill = [&](DType dtype, double mean, double deviation) {
-      std::vector<float> values = testkit::random_normal(element_count(extents_), seed * 64 + tensor.size(), deviation);
+    auto fill = [&](DType dtype, const Extents& extents, double mean, double deviation) {
+      std::vector<float> values = testkit::random_normal(element_count(extents), seed * 64 + tensor.size(), deviation);
       for (float& value : values) value = static_cast<float>(mean + std::fabs(value));
-      tensor.emplace_back(dtype, extents_, values);
+      tensor.emplace_back(dtype, extents, values);
     };
-    fill(DType::f32, -0.5, 1);
-    fill(DType::f32, -0.5, 1);
-    for (const OptimizerState& state : states_) fill(state.dtype, 0.01, 0.1);  // positive, as second moments are
+    fill(DType::f32, spec_.extents, -0.5, 1);
+    fill(DType::f32, spec_.extents, -0.5, 1);
+    for (const OptimizerState& state : states_)  // positive, as second moments are
+      size_of(state.dtype) == 1 ? fill(state.dtype, state.extents, 1, 30) : fill(state.dtype, state.extents, 0.01, 0.1);
   }
   PoisonedTensor& operand(std::size_t tensor, std::size_t i) { return tensors_[tensor][i]; }
   std::size_t operands() const { return 2 + states_.size(); }
@@ -143,44 +145,75 @@ class UpdateRun {
 
   /// New masters and states, by tensor and operand (from 1).
   std::vector<PoisonedTensor> run(std::int64_t first = 0, std::int64_t rows = -1) const {
-    const std::int64_t row = element_count(extents_) / extents_[0], taken = rows < 0 ? extents_[0] : rows;
-    OpInstance op;
-    op.kind = op_.kind;
-    op.attributes = op_.attributes;
+    const std::int64_t taken = rows < 0 ? spec_.extents[0] : rows;
+    UpdateBuilder builder = update_builder(ops_, "step");
+    std::vector<PoisonedTensor> values;  // of the program
     const UpdateState update{.gradient_scale = 0.5f, .gradient_norm = 1.0f, .apply = 1.0f};
     const StepState step{.step = 6, .seed_low = 5, .learning_rate = 0.01f, .clip_norm = 1.0f, .updates = 6};
-    PoisonedTensor update_words(DType::f32, {4}), step_words(DType::u32, {16});
-    std::memcpy(update_words.view().data, &update, sizeof update);
-    std::memcpy(step_words.view().data, &step, sizeof step);
-    std::vector<View> inputs{update_words.view(), step_words.view()};
-    std::vector<std::pair<int, int>> in_place;
-    std::vector<double> objects, offsets;
+    values.emplace_back(DType::f32, Extents{4});
+    values.emplace_back(DType::u32, Extents{16});
+    std::memcpy(values[0].view().data, &update, sizeof update);
+    std::memcpy(values[1].view().data, &step, sizeof step);
+    std::vector<std::size_t> results;
     for (const auto& tensor : tensors_) {
+      const std::int64_t number = &tensor - tensors_.data();
+      UpdateBuilder::Tensors given{.spec = &spec_, .states = states_, .object = 3 + number};
+      given.offset = first * spec_.count() / spec_.extents[0];
       for (std::size_t i = 0; i < tensor.size(); ++i) {
-        View view = tensor[i].view();
-        view.data = view.as<char>() + static_cast<std::size_t>(first * row) * size_of(view.dtype);
-        view.extents[0] = taken;
-        if (i > 0) {
-          in_place.emplace_back(static_cast<int>(op.outputs.size()), static_cast<int>(inputs.size()));
-          op.outputs.push_back({view.dtype, view.extents, true});
-        }
-        inputs.push_back(view);
+        if (i > 0) results.push_back(values.size());
+        values.push_back(rows_of(tensor[i].view(), first, taken));
+        const Extents& extents = values.back().view().extents;
+        const ValueId id = builder.program().add_value({.name = name_of(i) + "." + std::to_string(number),
+                                                        .shape = Shape(extents.begin(), extents.end()),
+                                                        .dtype = values.back().view().dtype,
+                                                        .role = Role::state});
+        (i == 0 ? given.gradient : i == 1 ? given.master : given.state_values.emplace_back()) = id;
       }
-      objects.push_back(static_cast<double>(3 + objects.size()));
-      offsets.push_back(static_cast<double>(first * row));
+      builder.begin(std::move(given));
+      optimizer_.update(builder, spec_);
     }
-    op.attributes.set("objects", std::move(objects));
-    op.attributes.set("offsets", std::move(offsets));
-    std::vector<PoisonedTensor> results = testkit::launch_once(device_, op, inputs, in_place);
-    results.resize(op.outputs.size(), PoisonedTensor(DType::f32, {0}));
-    return results;
+    launch(builder.take(), values);
+    std::vector<PoisonedTensor> made;
+    for (std::size_t i : results) made.push_back(std::move(values[i]));
+    return made;
   }
 
  private:
+  static PoisonedTensor rows_of(const View& whole, std::int64_t first, std::int64_t rows) {
+    View view = whole;
+    const auto row = static_cast<std::int64_t>(whole.bytes()) / whole.extents[0];
+    view.data = whole.as<char>() + first * row;
+    view.extents[0] = rows;
+    PoisonedTensor part(view.dtype, view.extents);
+    std::memcpy(part.view().data, view.data, view.bytes());
+    return part;
+  }
+
+  void launch(const Program& program, std::vector<PoisonedTensor>& values) const {
+    for (std::size_t i = values.size(); i < program.values.size(); ++i)
+      values.emplace_back(program.values[i].dtype, extents_at(program.values[i].shape, 0));
+    const std::vector<bool> read = read_values(program);
+    for (const Op& op : program.ops) {
+      std::vector<View> inputs;
+      for (ValueId id : op.inputs)
+        inputs.push_back(id == kNoValue ? View{} : values[static_cast<std::size_t>(id)].view());
+      std::vector<std::pair<int, int>> in_place;
+      for (std::size_t o = 0; o < op.outputs.size(); ++o)
+        for (std::size_t i = 0; i < op.inputs.size(); ++i)
+          if (op.outputs[o] != kNoValue && op.outputs[o] == op.inputs[i])
+            in_place.emplace_back(static_cast<int>(o), static_cast<int>(i));
+      std::vector<PoisonedTensor> results =
+          testkit::launch_once(device_, instantiate(program, op, {}, read), inputs, in_place);
+      for (std::size_t o = 0; o < op.outputs.size(); ++o)
+        if (op.outputs[o] != kNoValue) values[static_cast<std::size_t>(op.outputs[o])] = std::move(results[o]);
+    }
+  }
+
   Device& device_;
+  const OpSet& ops_;
+  const Optimizer& optimizer_;
+  const ParameterSpec& spec_;
   std::vector<OptimizerState> states_;
-  UpdateOp op_;
-  Extents extents_;
   std::vector<std::vector<PoisonedTensor>> tensors_;
 };
 
@@ -205,13 +238,14 @@ void rows_alone(const UpdateRun& run, const Extents& extents, const std::string&
 }
 
 /// A change of one element of an operand changes what `locality` allows.
-void reaches(UpdateRun& run, UpdateLocality locality, const Extents& extents, const std::string& who) {
+void reaches(UpdateRun& run, UpdateLocality locality, const std::string& who) {
   const std::vector<PoisonedTensor> before = run.run();
   const std::size_t outputs = run.operands() - 1;  // of a tensor
-  const std::int64_t changed_row = extents[0] / 2, row = element_count(extents) / extents[0];
-  const auto element = static_cast<std::size_t>(changed_row * row + row / 3);
   for (std::size_t i = 0; i < run.operands(); ++i) {
     const PoisonedTensor kept = run.operand(0, i);
+    const Extents extents = kept.view().extents;
+    const std::int64_t changed_row = extents[0] / 2, row = element_count(extents) / extents[0];
+    const auto element = static_cast<std::size_t>(changed_row * row + row / 3);
     std::vector<float> values = kept.floats();
     values[element] = values[element] * 3 + 1;
     run.operand(0, i) = PoisonedTensor(kept.view().dtype, extents, values);
@@ -219,12 +253,11 @@ void reaches(UpdateRun& run, UpdateLocality locality, const Extents& extents, co
     run.operand(0, i) = kept;
     for (std::size_t o = 0; o < after.size(); ++o) {
       const View &got = after[o].view(), &want = before[o].view();
-      const std::size_t size = size_of(got.dtype);
+      const std::size_t size = size_of(got.dtype), of_row = static_cast<std::size_t>(got.count() / got.extents[0]);
+      const bool same_row = locality == UpdateLocality::row || got.extents != extents;
       for (std::size_t k = 0; k < static_cast<std::size_t>(got.count()); ++k) {
-        const bool own =
-            o < outputs &&
-            (locality == UpdateLocality::matrix ||
-             (locality == UpdateLocality::row && static_cast<std::int64_t>(k) / row == changed_row) || k == element);
+        const bool own = o < outputs && (locality == UpdateLocality::matrix || k == element ||
+                                         (same_row && static_cast<std::int64_t>(k / of_row) == changed_row));
         need(own || std::memcmp(got.as<char>() + k * size, want.as<char>() + k * size, size) == 0,
              who + ": element " + std::to_string(k) + " of output " + std::to_string(o) + " after a change of " +
                  run.name_of(i) + "'s element " + std::to_string(element) + " of the first tensor",
@@ -234,24 +267,30 @@ void reaches(UpdateRun& run, UpdateLocality locality, const Extents& extents, co
   }
 }
 
-/// What the op states to depend on is all that it depends on, and tensors of one launch on none of another.
+/// What the ops state to depend on is all that they depend on, and tensors of one launch on none of another.
 std::string local(const Subject& subject) {
   auto device = oracle(subject.host);
   auto optimizer = subject.make<Optimizer>();
+  OpSet ops = builtin_ops();
+  for (const OpSpec& spec : subject.host.ops()) ops.add(spec);
   std::set<std::string> stated;
   for (const auto group : {ParameterGroup::embedding, ParameterGroup::block, ParameterGroup::head})
-    for (const ParameterSpec& spec : {matrix("w", group, "w", 80, 24), matrix("tall", group, "tall", 96, 4),
-                                      vector("v", group, "v", 96, Init::Kind::ones)}) {
-      const UpdateOp op = optimizer->update(spec);
+    for (const ParameterSpec& spec :
+         {matrix("w", group, "w", 80, 24), matrix("tall", group, "tall", 96, 4), matrix("wide", group, "wide", 64, 300),
+          vector("v", group, "v", 96, Init::Kind::ones)}) {
+      const UpdateTraits traits = update_traits(*optimizer, spec, ops);
       const char* names[] = {"element", "row", "matrix"};
-      const std::string name = names[static_cast<std::size_t>(op.locality)];
-      const std::string who = "op " + op.kind + ", which states locality " + name;
-      UpdateRun run(*device, *optimizer, spec);
+      const std::string name = names[static_cast<std::size_t>(traits.locality)];
+      std::set<std::string> kinds;
+      for (const Op& op : traits.ops) kinds.insert(op.kind);
+      const std::string kinds_text = format_list({kinds.begin(), kinds.end()});
+      const std::string who = "op " + kinds_text + ", which states locality " + name;
+      UpdateRun run(*device, ops, *optimizer, spec);
       run.add(1);
       run.add(2);
-      reaches(run, op.locality, spec.extents, who);
-      if (op.locality != UpdateLocality::matrix) rows_alone(run, spec.extents, who);
-      stated.insert(op.kind + ": " + name);
+      reaches(run, traits.locality, who);
+      if (traits.splits()) rows_alone(run, spec.extents, who);
+      stated.insert(kinds_text + ": " + name);
     }
   return format_list({stated.begin(), stated.end()});
 }

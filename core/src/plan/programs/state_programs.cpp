@@ -53,9 +53,9 @@ bool is_part_of_shard_squares(std::string_view name) {
 }
 
 ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
-                                  DType dtype, const RowSlice& rows) const {
+                                  DType dtype, const Extents& whole, const RowSlice& rows) const {
   Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
-  const Extents extents = rows.whole() ? shards_.of(spec).extents : shard_of_rows(spec.extents, rows).extents;
+  const Extents extents = (rows.whole() ? shards_.of(spec.name, whole) : shard_of_rows(whole, rows)).extents;
   value.shape = Shape(extents.begin(), extents.end());
   value.parameter.clear();
   program.values.push_back(std::move(value));  // names differ by tensor: no need to look among thousands
@@ -230,52 +230,27 @@ Program StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) const {
   return program;
 }
 
-// Tensors whose updates have equal attributes share an op: launches of their own would cost small ones dearly.
-Program StatePrograms::update(const std::vector<UpdatePart>& parts, const char* step_name) const {
-  struct Group {
-    UpdateOp update;
-    Op op;
-    std::vector<double> objects, offsets;
-  };
-  Program program;
-  program.name = "update";
-  const ValueId update = add_update_state(program), step = add_step(program, step_name);
-  std::vector<Group> groups;
+Program StatePrograms::update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const {
+  UpdateBuilder builder = update_builder(set_.ops(), step);
   for (const UpdatePart& part : parts) {
     const ParameterSpec& spec = set_.parameters()[part.parameter];
-    UpdateOp wanted = parts_.optimizer.update(spec);
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
-      return known.update.kind == wanted.kind && known.update.attributes == wanted.attributes;
-    });
-    if (group == groups.end())
-      group = groups.insert(
-          group, {wanted,
-                  {.kind = wanted.kind, .inputs = {update, step}, .outputs = {}, .attributes = wanted.attributes},
-                  {},
-                  {}});
-    Op& op = group->op;
-    auto add = [&](const std::string& kind, DType dtype) {
-      op.inputs.push_back(add_tensor(program, kind, spec, part.layer, dtype, part.rows));
+    const std::vector<OptimizerState>& states = plan.parameters[part.parameter].update.states;
+    auto add = [&](const std::string& kind, DType dtype, const Extents& whole) {
+      return add_tensor(builder.program(), kind, spec, part.layer, dtype, whole, part.rows);
     };
-    add(names::kGradient, options_.gradient);
-    add(names::kMaster, options_.master);
-    op.outputs.push_back(op.inputs.back());
-    for (const OptimizerState& state : parts_.optimizer.states()) {
-      add(state.name, state.dtype);
-      op.outputs.push_back(op.inputs.back());
-    }
+    UpdateBuilder::Tensors tensors{.spec = &spec, .states = states, .suffix = tensor_name("", spec.name, part.layer)};
+    tensors.gradient = add(names::kGradient, options_.gradient, spec.extents);
+    tensors.master = add(names::kMaster, options_.master, spec.extents);
+    for (const OptimizerState& state : states)
+      tensors.state_values.push_back(add(state.name, state.dtype, state.extents));
     // Random numbers have a key for each tensor, with room for one a layer, and one for each element of the whole.
-    const auto first = static_cast<std::int64_t>(part.parameter) * (layers_ + 1);
-    const std::int64_t before = part.rows.whole() ? shards_.of(spec).first : part.rows.begin * spec.columns();
-    group->objects.push_back(static_cast<double>(first + std::max(part.layer, 0)));
-    group->offsets.push_back(static_cast<double>(before));
+    tensors.object =
+        static_cast<std::int64_t>(part.parameter) * (layers_ + 1) + static_cast<std::int64_t>(std::max(part.layer, 0));
+    tensors.offset = part.rows.whole() ? shards_.of(spec.name, spec.extents).first : part.rows.begin * spec.columns();
+    builder.begin(std::move(tensors));
+    parts_.optimizer.update(builder, spec);
   }
-  for (Group& group : groups) {
-    group.op.attributes.set("offsets", std::move(group.offsets));
-    group.op.attributes.set("objects", std::move(group.objects));
-    program.ops.push_back(std::move(group.op));
-  }
-  return program;
+  return builder.take();
 }
 
 DType StatePrograms::master_dtype(const ParameterSpec& spec) const {

@@ -56,7 +56,7 @@ class StatePrograms {
   /// The largest magnitudes of those masters.
   Program amaxes(const std::vector<ScaledMaster>& masters) const;
   /// Updates these parts, under the state of the step that `step` names.
-  Program update(const std::vector<UpdatePart>& parts, const char* step) const;
+  Program update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const;
   /// Of a frozen parameter it is what ops read: the working dtype.
   DType master_dtype(const ParameterSpec& spec) const;
   /// Makes every working form of a parameter that programs of `stages` read.
@@ -76,8 +76,13 @@ class StatePrograms {
   /// One op over this rank's pieces of all gradients that are cut.
   Op squares_of_pieces(Program& program) const;
   static void add_clip(Program& program, const std::vector<ValueId>& sums);
+  /// `whole`: over all ranks.
   ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype,
-                     const RowSlice& rows = {}) const;
+                     const Extents& whole, const RowSlice& rows) const;
+  ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
+                     DType dtype) const {
+    return add_tensor(program, kind, spec, layer, dtype, spec.extents, {});
+  }
 
   const PlanParts& parts_;
   const PlanOptions& options_;

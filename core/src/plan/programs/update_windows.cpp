@@ -18,13 +18,8 @@ constexpr std::size_t kMostWindows = std::size_t{1} << 15;
 
 class Splitter {
  public:
-  Splitter(const Plan& plan, const std::vector<std::vector<Program>>& refreshes, std::span<const OptimizerState> states,
-           std::int64_t alignment)
-      : plan_(plan),
-        refreshes_(refreshes),
-        states_(states),
-        alignment_(alignment),
-        limit_(plan.options.update_window_bytes) {}
+  Splitter(const Plan& plan, const std::vector<std::vector<Program>>& refreshes, std::int64_t alignment)
+      : plan_(plan), refreshes_(refreshes), alignment_(alignment), limit_(plan.options.update_window_bytes) {}
 
   std::vector<UpdateWindow> run() {
     add_group(ParameterGroup::embedding, -1);
@@ -126,10 +121,12 @@ class Splitter {
   }
 
   std::int64_t bytes_of(const UpdatePart& part) const {
-    std::int64_t element = static_cast<std::int64_t>(size_of(plan_.options.gradient) + size_of(plan_.options.master));
-    for (const OptimizerState& state : states_) element += static_cast<std::int64_t>(size_of(state.dtype));
+    const auto element = static_cast<std::int64_t>(size_of(plan_.options.gradient) + size_of(plan_.options.master));
     const ParameterSpec& spec = parameter_of(part).spec;
-    std::int64_t bytes = checked_product(spec.count() / spec.extents[0] * rows_of(part).second, element);
+    const std::int64_t rows = rows_of(part).second;
+    std::int64_t bytes = checked_product(spec.count() / spec.extents[0] * rows, element);
+    for (const OptimizerState& state : parameter_of(part).update.states)
+      bytes = checked_sum(bytes, byte_count(state.extents, state.dtype) / spec.extents[0] * rows);
     for (const Value& value : refresh_of(part).values)
       if (value.role == Role::parameter) bytes += byte_count(fixed_extents(value.shape), value.dtype);
     return bytes;
@@ -140,10 +137,10 @@ class Splitter {
     const ParameterSpec& spec = plan_.parameters[part.parameter].spec;
     const Program& refresh = refresh_of(part);
     const std::int64_t groups = row_groups_of(refresh, plan_.ops), bytes = bytes_of(part);
-    if (spec.extents.size() < 2 || parameter_of(part).update.locality == UpdateLocality::matrix) return {};
+    if (spec.extents.size() < 2 || !parameter_of(part).update.splits()) return {};
     if (groups == 0 || !has_rows(refresh)) return {};
     if (bytes <= (is_made_twice(refresh) ? kLargest * limit_ : limit_)) return {};
-    const std::int64_t unit = std::lcm(groups, alignment_ / std::gcd(alignment_, spec.columns()));
+    const std::int64_t unit = std::lcm(groups, aligned_rows(spec, parameter_of(part).update.states, alignment_));
     // All but the last are of one size, so that every rank has as many.
     const auto [smallest, largest] = rows_of(part);
     const std::int64_t each = std::max(largest / unit / ((bytes + limit_ - 1) / limit_), std::int64_t{1}) * unit;
@@ -180,7 +177,6 @@ class Splitter {
 
   const Plan& plan_;
   const std::vector<std::vector<Program>>& refreshes_;
-  const std::span<const OptimizerState> states_;
   const std::int64_t alignment_, limit_;
   std::vector<UpdateWindow> windows_;
   std::int64_t bytes_ = 0;  // of the last window
@@ -200,8 +196,8 @@ std::vector<UpdateWindow> one_update(const Plan& plan) {
 }
 
 std::vector<UpdateWindow> split_update(const Plan& plan, const std::vector<std::vector<Program>>& refreshes,
-                                       std::span<const OptimizerState> states, std::int64_t alignment) {
-  return Splitter(plan, refreshes, states, alignment).run();
+                                       std::int64_t alignment) {
+  return Splitter(plan, refreshes, alignment).run();
 }
 
 }  // namespace quern

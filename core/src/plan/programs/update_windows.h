@@ -20,6 +20,6 @@ std::vector<UpdateWindow> one_update(const Plan& plan);
 /// empty. `refreshes` make all rows of working copies, by parameter and layer class. All ranks have as many windows of
 /// their shards, of the same parts.
 std::vector<UpdateWindow> split_update(const Plan& plan, const std::vector<std::vector<Program>>& refreshes,
-                                       std::span<const OptimizerState> states, std::int64_t alignment);
+                                       std::int64_t alignment);
 
 }  // namespace quern

@@ -20,7 +20,8 @@ void add_optimizer(OpSet& set) {
                [](InferContext& c) {
                  for (std::size_t i = 0; i < c.outputs.size(); ++i) same(c, i, 2 + 4 * (i / 3) + 1 + i % 3);
                },
-           .updates = {{0, 3}, {1, 4}, {2, 5}}});
+           .updates = {{0, 3}, {1, 4}, {2, 5}},
+           .locality = UpdateLocality::element});
 }
 
 }  // namespace quern::ops

@@ -51,6 +51,8 @@ OptionTable<TrainGroup> train_group_options() {
         "false: frozen, without gradient, master weights and optimizer state; unset: as the model or adapter has it");
   t.add("rate", &TrainGroup::rate, "factor on the learning rate; unset: 1").at_least(0);
   t.add("decay", &TrainGroup::decay, "whether weight decay applies; unset: to matrices");
+  t.add("optimizer", &TrainGroup::optimizer,
+        "id of the optimizer, whose options are in [optimizer.<id>]; unset: optimizer.id");
   return t;
 }
 

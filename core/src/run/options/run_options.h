@@ -37,6 +37,7 @@ struct TrainGroup {
   bool trainable = true;
   double rate = 1;
   bool decay = true;
+  std::string optimizer = {};
 };
 OptionTable<TrainGroup> train_group_options();
 

@@ -8,7 +8,7 @@
 #include "base/shorten.h"
 #include "data/token_dataset.h"
 #include "log/log_sinks.h"
-#include "optimizer/adamw.h"
+#include "optimizer/optimizers.h"
 #include "optimizer/schedules.h"
 #include "plan/placement.h"
 #include "program/passes/choose_saved.h"
@@ -199,6 +199,13 @@ SectionSchema parallel_section() {
   return schema;
 }
 
+SectionSchema optimizer_section() {
+  SectionSchema schema =
+      selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw");
+  schema.plugins_in_list = {"train", "groups", "optimizer"};
+  return schema;
+}
+
 SectionSchema checkpoint_section() {
   SectionSchema schema = section_of("checkpoint", "What is saved, and when.", checkpoint_options());
   schema.check = [](const OptionValues& values) {
@@ -220,7 +227,7 @@ std::vector<SectionSchema> run_schemas() {
       selecting(section_of("data", "Where tokens come from.", data_options()), "data", "tokens"),
       train_section(),
       adapter_section(),
-      selecting(section_of("optimizer", "How weights move.", optimizer_options()), "optimizer", "adamw"),
+      optimizer_section(),
       selecting(section_of("schedule", "How the learning rate moves.", OptionTable<NoOptions>()), "schedule", "cosine"),
       selecting(section_of("precision", "Formats and scales of matmuls.", precision_options()), "precision", "fp32"),
       parallel_section(),

@@ -43,6 +43,10 @@ class RatioKernel final : public Kernel {
   }
 };
 
+constexpr std::pair<const char*, UpdateLocality> kLocalities[] = {
+    {"element", UpdateLocality::element}, {"row", UpdateLocality::row}, {"matrix", UpdateLocality::matrix}};
+std::string kind_of(const std::string& locality) { return "ratio_update_" + locality; }
+
 struct RatioOptions {
   std::string locality = "matrix";
   bool blocks_only = false;
@@ -58,18 +62,17 @@ OptionTable<RatioOptions> ratio_options() {
 class Ratio final : public Optimizer {
  public:
   explicit Ratio(const RatioOptions& options) : options_(options) {}
-  std::vector<OptimizerState> states() const override { return {{.name = "moment1"}, {.name = "moment2"}}; }
-  UpdateOp update(const ParameterSpec& parameter) const override {
+  std::vector<OptimizerState> states(const ParameterSpec& parameter) const override {
+    return {OptimizerState::elements(parameter, "moment1", DType::f32),
+            OptimizerState::elements(parameter, "moment2", DType::f32)};
+  }
+  void update(UpdateBuilder& b, const ParameterSpec& parameter) const override {
+    const std::vector<ValueId> inputs{b.update(), b.step(),           b.gradient(),
+                                      b.master(), b.state("moment1"), b.state("moment2")};
     if (options_.blocks_only && parameter.group != ParameterGroup::block)
-      return {.kind = "adamw",
-              .attributes = {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.0}},
-              .locality = UpdateLocality::element};
-    const bool element = options_.locality == "element", row = options_.locality == "row";
-    return {.kind = "ratio_update",
-            .attributes = {},
-            .locality = element ? UpdateLocality::element
-                        : row   ? UpdateLocality::row
-                                : UpdateLocality::matrix};
+      b.op("adamw", inputs, "", {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.0}});
+    else
+      b.op(kind_of(options_.locality), inputs, "");
   }
 
  private:
@@ -81,19 +84,22 @@ class Ratio final : public Optimizer {
 QUERN_PLUGIN("optimizer", "ratio", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
-  manifest.ops.push_back({.kind = "ratio_update",
-                          .inputs = {"update", "step", "tensors*"},
-                          .outputs = {"new_master", "new_moment1", "new_moment2"},
-                          .infer =
-                              [](InferContext& c) {
-                                for (std::size_t i = 0; i < c.outputs.size(); ++i) {
-                                  const Value& like = *c.inputs[2 + 4 * (i / 3) + 1 + i % 3];
-                                  c.outputs[i].shape = like.shape, c.outputs[i].dtype = like.dtype;
-                                }
-                              },
-                          .updates = {{0, 3}, {1, 4}, {2, 5}}});
-  manifest.kernels.push_back(
-      {"cpu", "ratio_update", [](const OpInstance&) { return std::make_unique<RatioKernel>(); }});
+  for (const auto& [word, locality] : kLocalities) {
+    manifest.ops.push_back({.kind = kind_of(word),
+                            .inputs = {"update", "step", "tensors*"},
+                            .outputs = {"new_master", "new_moment1", "new_moment2"},
+                            .infer =
+                                [](InferContext& c) {
+                                  for (std::size_t i = 0; i < c.outputs.size(); ++i) {
+                                    const Value& like = *c.inputs[2 + 4 * (i / 3) + 1 + i % 3];
+                                    c.outputs[i].shape = like.shape, c.outputs[i].dtype = like.dtype;
+                                  }
+                                },
+                            .updates = {{0, 3}, {1, 4}, {2, 5}},
+                            .locality = locality});
+    manifest.kernels.push_back(
+        {"cpu", kind_of(word), [](const OpInstance&) { return std::make_unique<RatioKernel>(); }});
+  }
   manifest.add<Optimizer>(
       "ratio", "momentum, scaled by norms of whole matrices", ratio_options().specs(),
       [](const OptionValues& values) { return std::make_unique<Ratio>(ratio_options().bind(values)); });
