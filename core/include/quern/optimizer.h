@@ -54,7 +54,7 @@ class UpdateBuilder {
   /// Any op kind. An output that the op updates in place (OpSpec::updates) is that input, another is a new local value
   /// named after `name`. Returns the outputs. Such an op gets number lists: "objects", random keys, and "offsets", the
   /// global indices of first elements. If its last input repeats ("tensors*", from input 2 on), the parameter's first
-  /// op is joined with those of other parameters that have the same attributes.
+  /// op is joined with other parameters' ops of the same attributes.
   std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, const std::string& name,
                           Attributes attributes = {});
 

@@ -39,9 +39,9 @@ inline constexpr std::uint32_t kSdkVersion = QUERN_SDK_VERSION;
 #endif
 /// Compiler ABI, standard library and language version: C++ objects cross the boundary, so all must agree. GCC's ABI
 /// number differs between major versions; clang's is the same in all versions, and differs from GCC's.
-#define QUERN_ABI_TAG                                                      \
-  "cxxabi" QUERN_STRINGIFY(__GXX_ABI_VERSION) "-cxx11str" QUERN_STRINGIFY( \
-      _GLIBCXX_USE_CXX11_ABI) "-cxx" QUERN_STRINGIFY(__cplusplus) QUERN_DEBUG_TAG
+#define QUERN_ABI_TAG                                                                                       \
+  "cxxabi" QUERN_STRINGIFY(__GXX_ABI_VERSION) "-cxx11str" QUERN_STRINGIFY(_GLIBCXX_USE_CXX11_ABI) "-cxx" \
+      QUERN_STRINGIFY(__cplusplus) QUERN_DEBUG_TAG
 
 /// For messages.
 #ifdef __clang__

@@ -29,7 +29,7 @@ class ByGroups final : public Optimizer {
 
 std::vector<Factory> optimizer_factories() {
   Manifest manifest;
-  add_adamw(manifest);
+  for (auto add : {add_adamw, add_lion, add_muon, add_sgd}) add(manifest);
   return std::move(manifest.factories);
 }
 

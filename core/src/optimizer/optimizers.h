@@ -11,6 +11,9 @@
 namespace quern {
 
 void add_adamw(Manifest& manifest);
+void add_lion(Manifest& manifest);
+void add_muon(Manifest& manifest);
+void add_sgd(Manifest& manifest);
 
 /// For the plugin host.
 std::vector<Factory> optimizer_factories();

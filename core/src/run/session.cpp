@@ -153,7 +153,7 @@ void Session::transform_model() {
   }
 }
 
-// That of optimizer.id, and those that groups name.
+// The run's, by optimizer.id, and the optimizers that groups name.
 void Session::make_optimizer(PluginHost& host) {
   std::vector<std::pair<std::string, std::unique_ptr<Optimizer>>> others;
   for (const std::string& id : config.ids("optimizer"))

@@ -171,6 +171,7 @@ class UpdateRun {
       }
       builder.begin(std::move(given));
       optimizer_.update(builder, spec_);
+      add_locals(builder.program(), values);
     }
     launch(builder.take(), values);
     std::vector<PoisonedTensor> made;
@@ -189,9 +190,12 @@ class UpdateRun {
     return part;
   }
 
-  void launch(const Program& program, std::vector<PoisonedTensor>& values) const {
+  static void add_locals(const Program& program, std::vector<PoisonedTensor>& values) {
     for (std::size_t i = values.size(); i < program.values.size(); ++i)
-      values.emplace_back(program.values[i].dtype, extents_at(program.values[i].shape, 0));
+      values.emplace_back(program.values[i].dtype, fixed_extents(program.values[i].shape));
+  }
+
+  void launch(const Program& program, std::vector<PoisonedTensor>& values) const {
     const std::vector<bool> read = read_values(program);
     for (const Op& op : program.ops) {
       std::vector<View> inputs;

@@ -78,26 +78,89 @@ OperandCheck check_narrow_matmul(OperandCheck check, const OpInstance& op) {
   return check;
 }
 
-void check_adamw(OperandCheck& check, const OpInstance& op) {
-  static constexpr const char* kNames[] = {"master", "moment1", "moment2"};
+namespace {
+
+constexpr const char* kUpdated[] = {"master", "moment1", "moment2"};
+const Dtypes kFloats({DType::f32, DType::bf16}, "f32 or bf16");
+const Dtypes kMoments({DType::f32, DType::bf16, DType::i8, DType::e4m3}, "f32, bf16, i8 or e4m3");
+
+void check_lists(OperandCheck& check, const OpInstance& op) {
   const std::vector<double>&objects = op.attributes.list("objects"), &offsets = op.attributes.list("offsets");
   check.that(offsets.size() == objects.size(), "needs an offset for every object");
   check.input(0, "update", {4}, DType::f32).input(1, "step", {16}, DType::u32);
-  for (std::size_t tensor = 0; tensor < objects.size() && check.ok(); ++tensor) {
-    const std::size_t in = 2 + 4 * tensor, out = 3 * tensor;
-    check.that(
-        std::fmod(offsets[tensor], 4) == 0 && offsets[tensor] >= 0,
-        "offset: found " + std::to_string(static_cast<std::int64_t>(offsets[tensor])) + ", expected a multiple of 4");
-    Extents extents = extents_of(op, in + 1);
+  for (double offset : offsets)
+    check.that(std::fmod(offset, 4) == 0 && offset >= 0,
+               "offset: found " + std::to_string(static_cast<std::int64_t>(offset)) + ", expected a multiple of 4");
+}
+
+/// A tensor of one of those dtypes that is updated in place.
+void check_in_place(OperandCheck& check, const OpInstance& op, std::size_t in, std::size_t out, const char* name,
+                    const Extents& extents, const Dtypes& dtypes) {
+  check.input(in, name, extents, dtypes);
+  if (check.ok()) check.output(out, name, extents, op.inputs[in].dtype);
+}
+
+/// Rows of a part.
+Extents part_of(OperandCheck& check, const OpInstance& op, const Extents& whole) {
+  const std::int64_t first = op.attributes.integer("first"), rows = op.attributes.integer("rows");
+  check.that(whole.size() == 2 && first >= 0 && rows > 0 && first + rows <= whole[0], "needs rows of a matrix");
+  return {rows, whole.empty() ? 0 : whole.back()};
+}
+
+}  // namespace
+
+void check_element_update(OperandCheck& check, const OpInstance& op, std::size_t states) {
+  check_lists(check, op);
+  for (std::size_t tensor = 0; tensor < op.attributes.list("objects").size() && check.ok(); ++tensor) {
+    const std::size_t in = 2 + (2 + states) * tensor, out = (1 + states) * tensor;
+    const Extents extents = extents_of(op, in + 1);
     check.input(in, "gradient", extents);
-    for (std::size_t i = 0; i < 3 && check.ok(); ++i) {
-      DType dtype = op.inputs[in + i + 1].dtype;
-      check.that(
-          dtype == DType::f32 || dtype == DType::bf16,
-          std::string("operand ") + kNames[i] + ": found " + std::string(name_of(dtype)) + ", expected f32 or bf16");
-      check.input(in + i + 1, kNames[i], extents, dtype).output(out + i, kNames[i], extents, dtype);
+    for (std::size_t i = 0; i <= states; ++i)
+      check_in_place(check, op, in + 1 + i, out + i, kUpdated[i], extents, kFloats);
+  }
+}
+
+void check_adamw_8bit(OperandCheck& check, const OpInstance& op) {
+  const std::int64_t block = op.attributes.integer("block");
+  check.that(block == 128 || block == 256, "needs blocks of 128 or 256");
+  check_lists(check, op);
+  for (std::size_t tensor = 0; tensor < op.attributes.list("objects").size() && check.ok(); ++tensor) {
+    const std::size_t in = 2 + 6 * tensor, out = 5 * tensor;
+    const Extents extents = extents_of(op, in + 1);
+    check.that(extents.size() == 2, "needs matrices").input(in, "gradient", extents);
+    check_in_place(check, op, in + 1, out, kUpdated[0], extents, kFloats);
+    for (std::size_t i = 1; i < 3 && check.ok(); ++i) {
+      check_in_place(check, op, in + 1 + i, out + i, kUpdated[i], extents, kMoments);
+      if (!check.ok() || size_of(op.inputs[in + 1 + i].dtype) > 1) continue;
+      check_in_place(check, op, in + 3 + i, out + 2 + i, "scales", {extents[0], (extents[1] + block - 1) / block},
+                     DType::f32);
     }
   }
+}
+
+void check_muon_direction(OperandCheck& check, const OpInstance& op) {
+  check_lists(check, op);
+  const Extents extents = extents_of(op, 3), part = part_of(check, op, extents);
+  check.input(2, "gradient", extents, kFloats);
+  check_in_place(check, op, 3, 0, "moment1", extents, kFloats);
+  check.output(1, "direction", part, kFloats);
+}
+
+void check_muon_apply(OperandCheck& check, const OpInstance& op) {
+  check_lists(check, op);
+  const Extents extents = extents_of(op, 2), part = part_of(check, op, extents);
+  check_in_place(check, op, 2, 0, "master", extents, kFloats);
+  check.input(3, "direction", part, kFloats);
+}
+
+void check_over_norm(OperandCheck& check, const OpInstance& op) {
+  const Extents extents = extents_of(op, 0);
+  check.input(0, "x", extents, kFloats).input(1, "square", {1}, DType::f64).output(0, "y", extents, kFloats);
+}
+
+void check_weighted_sum(OperandCheck& check, const OpInstance& op) {
+  const Extents extents = extents_of(op, 0);
+  check.input(0, "a", extents, kFloats).input(1, "b", extents, kFloats).output(0, "y", extents, kFloats);
 }
 
 OperandCheck check_clip_scale(const OpInstance& op) {

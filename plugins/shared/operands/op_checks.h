@@ -24,8 +24,15 @@ struct NarrowMatmul {
   float factor = 1;
 };
 OperandCheck check_narrow_matmul(OperandCheck check, const OpInstance& op);
-/// Of adamw. The check expects 2 + 4 * n inputs and 3 * n outputs for n objects.
-void check_adamw(OperandCheck& check, const OpInstance& op);
+/// Of adamw, sgd and lion: of each of n objects gradient, master and `states`. The check expects 2 + (2 + states) * n
+/// inputs and (1 + states) * n outputs.
+void check_element_update(OperandCheck& check, const OpInstance& op, std::size_t states);
+/// Of adamw_8bit: of each object gradient, master, moments, and scales of those in 8 bits.
+void check_adamw_8bit(OperandCheck& check, const OpInstance& op);
+void check_muon_direction(OperandCheck& check, const OpInstance& op);
+void check_muon_apply(OperandCheck& check, const OpInstance& op);
+void check_over_norm(OperandCheck& check, const OpInstance& op);
+void check_weighted_sum(OperandCheck& check, const OpInstance& op);
 OperandCheck check_clip_scale(const OpInstance& op);
 OperandCheck check_reduce_ranks(const OpInstance& op);
 OperandCheck check_sum_tree(const OpInstance& op);

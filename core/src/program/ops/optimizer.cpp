@@ -3,6 +3,59 @@
 
 namespace quern::ops {
 
+namespace {
+
+void add_update(OpSet& set, std::string kind, std::vector<std::string> outputs, UpdateLocality locality) {
+  std::vector<std::pair<int, int>> updates;
+  for (int i = 0; i < static_cast<int>(outputs.size()); ++i) updates.emplace_back(i, i + 3);
+  set.add({.kind = std::move(kind),
+           .inputs = {"update", "step", "tensors*"},
+           .outputs = std::move(outputs),
+           .infer = [](InferContext&) {},  // all are inputs
+           .updates = std::move(updates),
+           .locality = locality});
+}
+
+// Jordan et al., "Muon" (2024). Those with `first` and `rows` take these rows of a packed matrix.
+void add_muon(OpSet& set) {
+  auto part = [](const InferContext& c, std::size_t of) {
+    return Shape{c.attributes.integer("rows"), c.inputs[of]->shape.at(1)};
+  };
+  set.add({.kind = "muon_direction",
+           .inputs = {"update", "step", "gradient", "moment1"},
+           .outputs = {"new_moment1", "direction"},
+           .infer =
+               [part](InferContext& c) {
+                 give(c, 1, part(c, 3), dtype_named(c.attributes.word("dtype")).value_or(DType::f32));
+               },
+           .updates = {{0, 3}},
+           .locality = UpdateLocality::element});
+  // x / max(root of the sum of squares, 1e-7)
+  set.add({.kind = "over_norm",
+           .inputs = {"x", "square"},
+           .outputs = {"y"},
+           .infer = [](InferContext& c) { same(c, 0, 0); },
+           .may_overwrite = {{0, 0}}});
+  // alpha a + beta b
+  set.add({.kind = "weighted_sum",
+           .inputs = {"a", "b"},
+           .outputs = {"y"},
+           .infer =
+               [](InferContext& c) {
+                 need_same(c, 1, 0);
+                 same(c, 0, 0);
+               },
+           .may_overwrite = {{0, 0}, {0, 1}}});
+  set.add({.kind = "muon_apply",
+           .inputs = {"update", "step", "master", "direction"},
+           .outputs = {"new_master"},
+           .infer = [](InferContext&) {},
+           .updates = {{0, 2}},
+           .locality = UpdateLocality::element});
+}
+
+}  // namespace
+
 void add_optimizer(OpSet& set) {
   set.add({.kind = "sum_squares", .inputs = {"x*"}, .outputs = {"sums"}, .infer = [](InferContext& c) {
              give(c, 0, {static_cast<std::int64_t>(c.inputs.size())}, DType::f64);
@@ -11,17 +64,16 @@ void add_optimizer(OpSet& set) {
       {.kind = "clip_scale", .inputs = {"stats", "step", "sums*"}, .outputs = {"update"}, .infer = [](InferContext& c) {
          give(c, 0, {4}, DType::f32);
        }});
-  // Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019); bf16 results round stochastically. Any number
-  // of tensors: gradient, master, moment1 and moment2 of each; the last three are updated in place.
-  set.add({.kind = "adamw",
-           .inputs = {"update", "step", "tensors*"},
-           .outputs = {"new_master", "new_moment1", "new_moment2"},
-           .infer =
-               [](InferContext& c) {
-                 for (std::size_t i = 0; i < c.outputs.size(); ++i) same(c, i, 2 + 4 * (i / 3) + 1 + i % 3);
-               },
-           .updates = {{0, 3}, {1, 4}, {2, 5}},
-           .locality = UpdateLocality::element});
+  // Any number of tensors: gradient, master and states of each; all but the gradient are updated in place. bf16 results
+  // round stochastically. AdamW: Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019); Lion: Chen et
+  // al., "Symbolic Discovery of Optimization Algorithms" (2023).
+  add_update(set, "adamw", {"new_master", "new_moment1", "new_moment2"}, UpdateLocality::element);
+  add_update(set, "sgd", {"new_master", "new_moment1"}, UpdateLocality::element);
+  add_update(set, "lion", {"new_master", "new_moment1"}, UpdateLocality::element);
+  // Moments of i8 or e4m3 have f32 scales of `block` elements of a row; the second is stored as its root.
+  add_update(set, "adamw_8bit", {"new_master", "new_moment1", "new_moment2", "new_scales1", "new_scales2"},
+             UpdateLocality::row);
+  add_muon(set);
 }
 
 }  // namespace quern::ops

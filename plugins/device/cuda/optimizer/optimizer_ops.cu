@@ -216,7 +216,9 @@ OpSupport query_clip_scale(const OpInstance& op, const CudaTraits&) {
 void add_optimizer_ops(OpTable& table) {
   table["sum_squares"] = {prepare_sum_squares, query_sum_squares};
   table["clip_scale"] = {prepare_clip_scale, query_clip_scale};
-  add_adamw_op(table);
+  add_element_update_ops(table);
+  add_adamw_8bit_op(table);
+  add_muon_ops(table);
 }
 
 }  // namespace quern::cuda

@@ -53,6 +53,12 @@ TEST_CASE("adamw, its stochastic rounding and its skip") { testkit::adamw_cases(
 
 TEST_CASE("adamw over a list of tensors, more than one launch takes") { testkit::adamw_list_cases(open_pair()); }
 
+TEST_CASE("adamw with moments in 8 bits") { testkit::adamw_8bit_cases(open_pair()); }
+
+TEST_CASE("sgd and lion") { testkit::optimizer_cases(open_pair()); }
+
+TEST_CASE("muon's ops beside matmuls") { testkit::muon_cases(open_pair()); }
+
 TEST_CASE("every rounding of an update has a draw of its own") {
   DevicePair pair = open_pair();
   if (pair.open) CHECK(testkit::stochastic_rounding_fault(*pair.cpu, *pair.gpu) == "");

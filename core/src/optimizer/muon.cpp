@@ -1,0 +1,117 @@
+// Muon: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024), with the step sizes of Liu et
+// al., "Muon is Scalable for LLM Training" (2025). Matrices of the layers step along the orthogonal matrix nearest to
+// their momentum, each tensor of a packed matrix by itself; all else takes AdamW.
+#include <algorithm>
+#include <cmath>
+
+#include "optimizer/adamw.h"
+#include "optimizer/optimizers.h"
+#include "quern/options.h"
+
+namespace quern {
+
+namespace {
+
+/// AdamW's are of all else; its weight decay and moments are Muon's too.
+struct MuonOptions : AdamWOptions {
+  double momentum = 0.95;
+  bool nesterov = true;
+  std::int64_t iterations = 5;
+  std::string matmuls = "bf16";
+  std::string step_size = "match_rms_adamw";
+};
+
+OptionTable<MuonOptions> muon_options() {
+  OptionTable<MuonOptions> t;
+  t.add("momentum", &MuonOptions::momentum, "decay of the average of gradients").at_least(0).at_most(0.9999999);
+  t.add("nesterov", &MuonOptions::nesterov, "averages the new average with the gradient once more");
+  t.add("iterations", &MuonOptions::iterations, "of Newton-Schulz").at_least(1).at_most(20);
+  t.add("matmuls", &MuonOptions::matmuls, "format of its matmuls").one_of({"bf16", "fp32"});
+  t.add("step_size", &MuonOptions::step_size,
+        "match_rms_adamw: 0.2 sqrt(max(rows, columns)), as large as AdamW's steps, so that the rate is AdamW's; "
+        "original: sqrt(max(1, rows / columns))")
+      .one_of({"match_rms_adamw", "original"});
+  t.add("moments", &AdamWOptions::moments, "dtype of the average and of AdamW's moments; bf16 rounds stochastically")
+      .one_of({"fp32", "bf16"});
+  add_adamw_rule(t);
+  return t;
+}
+
+/// Newton-Schulz's coefficients, of a quintic that takes singular values to about 1.
+constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
+
+class Muon final : public Optimizer {
+ public:
+  explicit Muon(MuonOptions options) : options_(std::move(options)), adamw_(options_) {}
+
+  std::vector<OptimizerState> states(const ParameterSpec& parameter) const override {
+    std::vector<OptimizerState> states = adamw_.states(parameter);
+    if (orthogonal(parameter)) states.resize(1);
+    return states;
+  }
+
+  void update(UpdateBuilder& b, const ParameterSpec& parameter) const override {
+    if (!orthogonal(parameter)) return adamw_.update(b, parameter);
+    std::int64_t first = 0;
+    for (const ParameterPart& part : parameter.parts) {
+      update_part(b, parameter, first, part.rows);
+      first += part.rows;
+    }
+  }
+
+ private:
+  static bool orthogonal(const ParameterSpec& parameter) {
+    return parameter.group == ParameterGroup::block && parameter.extents.size() == 2;
+  }
+
+  void update_part(UpdateBuilder& b, const ParameterSpec& parameter, std::int64_t first, std::int64_t rows) const {
+    const std::int64_t columns = parameter.extents[1];
+    const ValueId direction =
+        b.op("muon_direction", {b.update(), b.step(), b.gradient(), b.state("moment1")}, "direction",
+             {{"momentum", options_.momentum},
+              {"nesterov", std::int64_t{options_.nesterov}},
+              {"dtype", options_.matmuls},
+              {"first", first},
+              {"rows", rows}})[1];
+    const double size = options_.step_size == "original"
+                            ? std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)))
+                            : 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
+    b.op("muon_apply", {b.update(), b.step(), b.master(), orthogonalized(b, direction, rows > columns)}, "",
+         {{"weight_decay", parameter.decay ? options_.weight_decay : 0.0},
+          {"rate", parameter.rate},
+          {"factor", size},
+          {"first", first},
+          {"rows", rows}});
+  }
+
+  // x = a x + (b x x^T + c (x x^T)^2) x, on the smaller side.
+  ValueId orthogonalized(UpdateBuilder& b, ValueId direction, bool tall) const {
+    auto matmul = [&](ValueId left, ValueId right, std::int64_t transpose_a, std::int64_t transpose_b) {
+      return b.op("matmul", {left, right}, "product", {{"transpose_a", transpose_a}, {"transpose_b", transpose_b}})[0];
+    };
+    auto sum = [&](ValueId left, double alpha, ValueId right, double beta) {
+      return b.op("weighted_sum", {left, right}, "sum", {{"alpha", alpha}, {"beta", beta}})[0];
+    };
+    const ValueId square = b.op("sum_squares", {direction}, "square")[0];
+    ValueId x = b.op("over_norm", {direction, square}, "orthogonal")[0];
+    for (std::int64_t i = 0; i < options_.iterations; ++i) {
+      const ValueId gram = matmul(x, x, tall ? 1 : 0, tall ? 0 : 1);
+      const ValueId factor = sum(gram, kB, matmul(gram, gram, 0, 0), kC);
+      x = sum(x, kA, tall ? matmul(x, factor, 0, 0) : matmul(factor, x, 0, 0), 1);
+    }
+    return x;
+  }
+
+  MuonOptions options_;
+  AdamW adamw_;
+};
+
+}  // namespace
+
+void add_muon(Manifest& manifest) {
+  manifest.add<Optimizer>(
+      "muon", "Muon for matrices of the layers, AdamW for all else", muon_options().specs(),
+      [](const OptionValues& values) { return std::make_unique<Muon>(muon_options().bind(values)); });
+}
+
+}  // namespace quern

@@ -1,0 +1,143 @@
+// What Muon is made of beside matmuls: the momentum's direction, of a part's rows; its division by its norm; weighted
+// sums of matrices; and the step along the orthogonal matrix (Jordan et al., "Muon", 2024).
+
+#include <algorithm>
+#include <cmath>
+
+#include "optimizer/update.h"
+#include "primitives/blocks.h"
+#include "primitives/rows.h"
+#include "primitives/simd.h"
+#include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
+
+namespace quern::cpu {
+
+namespace {
+
+enum Slot : int { kX, kState = 2, kResult };  // scratch; store_stochastic has 1
+constexpr double kLeastNorm = 1e-7;
+
+/// Elements of the whole that a part has.
+struct Part {
+  explicit Part(const OpInstance& op, const Operand& whole)
+      : first(op.attributes.integer("first") * whole.extents[1]),
+        count(op.attributes.integer("rows") * whole.extents[1]) {}
+  std::int64_t first, count;
+};
+
+QUERN_CPU_CLONES void weighted(const float* a, float of_a, const float* b, float of_b, std::int64_t count, float* to) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) to[i] = of_a * a[i] + of_b * b[i];
+}
+
+// update, step, gradient (n, c), momentum (n, c) -> momentum, direction (rows, c): m = momentum m + (1 - momentum) g,
+// and m, or momentum m + (1 - momentum) g again
+Launch prepare_direction(const OpInstance& op) {
+  return [part = Part(op, op.inputs[3]), attributes = op.attributes](std::span<const View> in,
+                                                                     std::span<const View> out, const Exec&) {
+    const UpdateState update = read<UpdateState>(in[0]);
+    const StepState state = read<StepState>(in[1]);
+    need_in_place("muon_direction", in[3], out[0]);
+    const auto momentum = static_cast<float>(attributes.real("momentum"));
+    const float of_gradient = (1.0f - momentum) * update.gradient_scale;
+    const bool nesterov = attributes.integer("nesterov") != 0;
+    const RandomKey key{seed_of(state), RandomPurpose::round_moment1,
+                        static_cast<std::uint32_t>(attributes.list("objects")[0])};
+    const auto offset = static_cast<std::uint64_t>(attributes.list("offsets")[0]);
+    for_blocks(part.count, kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      const std::int64_t at = part.first + begin, count = end - begin;
+      float *space = scratch(kState, count), *result = target(out[1], begin, scratch(kResult, count));
+      if (update.apply == 0) {
+        std::fill_n(result, count, 0.0f);
+        return store(out[1], begin, count, result);
+      }
+      const float* gradient = load(in[2], at, count, scratch(kX, count));
+      float* fresh = target(out[0], at, space);
+      weighted(load(in[3], at, count, space), momentum, gradient, of_gradient, count, fresh);
+      if (nesterov)
+        weighted(fresh, momentum, gradient, of_gradient, count, result);
+      else
+        std::copy_n(fresh, count, result);
+      store(out[1], begin, count, result);
+      store_stochastic(out[0], at, count, fresh, key, state.step, offset);
+    });
+  };
+}
+
+// x (any), square (1) f64 -> x / max(root of the square, 1e-7)
+Launch prepare_over_norm(const OpInstance&) {
+  return [](std::span<const View> in, std::span<const View> out, const Exec&) {
+    const auto factor = static_cast<float>(1.0 / std::max(std::sqrt(*in[1].as<double>()), kLeastNorm));
+    for_blocks(in[0].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      const float* x = load(in[0], begin, end - begin, scratch(kX, kBlockElements));
+      float* y = target(out[0], begin, scratch(kResult, kBlockElements));
+      weighted(x, factor, x, 0.0f, end - begin, y);
+      store(out[0], begin, end - begin, y);
+    });
+  };
+}
+
+// a, b (any) -> alpha a + beta b
+Launch prepare_weighted_sum(const OpInstance& op) {
+  return
+      [alpha = static_cast<float>(op.attributes.real("alpha")), beta = static_cast<float>(op.attributes.real("beta"))](
+          std::span<const View> in, std::span<const View> out, const Exec&) {
+        for_blocks(in[0].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+          const std::int64_t count = end - begin;
+          const float* a = load(in[0], begin, count, scratch(kX, kBlockElements));
+          const float* b = load(in[1], begin, count, scratch(kState, kBlockElements));
+          float* y = target(out[0], begin, scratch(kResult, kBlockElements));
+          weighted(a, alpha, b, beta, count, y);
+          store(out[0], begin, count, y);
+        });
+      };
+}
+
+// update, step, master (n, c), direction (rows, c) -> master: shrunk by rate * weight_decay, less rate * factor *
+// direction
+Launch prepare_apply(const OpInstance& op) {
+  return [part = Part(op, op.inputs[2]), attributes = op.attributes](std::span<const View> in,
+                                                                     std::span<const View> out, const Exec&) {
+    const UpdateState update = read<UpdateState>(in[0]);
+    const StepState state = read<StepState>(in[1]);
+    need_in_place("muon_apply", in[2], out[0]);
+    if (update.apply == 0) return;
+    const double rate = state.learning_rate * attributes.real_or("rate", 1.0);
+    const auto keep = static_cast<float>(1 - rate * attributes.real("weight_decay"));
+    const auto along = static_cast<float>(-rate * attributes.real("factor"));
+    const RandomKey key{seed_of(state), RandomPurpose::round_master,
+                        static_cast<std::uint32_t>(attributes.list("objects")[0])};
+    const auto offset = static_cast<std::uint64_t>(attributes.list("offsets")[0]);
+    for_blocks(part.count, kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      const std::int64_t at = part.first + begin, count = end - begin;
+      float* space = scratch(kState, count);
+      const float* direction = load(in[3], begin, count, scratch(kX, count));
+      float* fresh = target(out[0], at, space);
+      weighted(load(in[2], at, count, space), keep, direction, along, count, fresh);
+      store_stochastic(out[0], at, count, fresh, key, state.step, offset);
+    });
+  };
+}
+
+template <void (*kCheck)(operands::OperandCheck&, const OpInstance&)>
+OpSupport query(const OpInstance& op, std::size_t inputs, std::size_t outputs) {
+  OperandCheck check(op, inputs, outputs);
+  kCheck(check, op);
+  return check.support();
+}
+
+}  // namespace
+
+void add_muon_ops(OpTable& table) {
+  table["muon_direction"] = {prepare_direction,
+                             [](const OpInstance& op) { return query<operands::check_muon_direction>(op, 4, 2); }};
+  table["over_norm"] = {prepare_over_norm,
+                        [](const OpInstance& op) { return query<operands::check_over_norm>(op, 2, 1); }};
+  table["weighted_sum"] = {prepare_weighted_sum,
+                           [](const OpInstance& op) { return query<operands::check_weighted_sum>(op, 2, 1); }};
+  table["muon_apply"] = {prepare_apply,
+                         [](const OpInstance& op) { return query<operands::check_muon_apply>(op, 4, 1); }};
+}
+
+}  // namespace quern::cpu

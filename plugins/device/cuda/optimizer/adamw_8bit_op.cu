@@ -1,0 +1,253 @@
+// AdamW with moments in 8 bits: int8 or e4m3 values with an fp32 scale for each block of a row. The second moment is
+// stored as its root, and a nonzero one never becomes zero. Both round stochastically, and the master's update uses
+// them before they are rounded. A warp takes a block of 128 or 256 elements, a lane four neighbours at a time.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optimizer/optimizer_ops.h"
+#include "optimizer/update_rules.cuh"
+#include "primitives/philox.cuh"
+#include "primitives/scale.cuh"
+#include "primitives/tensor_list.cuh"
+#include "runtime/launch.cuh"
+#include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kChunk = 8 * kWarps;  // blocks of elements
+
+enum Tensor : int { kMaster, kMoment1, kMoment2, kScales1, kScales2, kUpdated };
+
+struct BlockTensor {
+  const void* gradient;
+  void* updated[kUpdated];  ///< null: scales of a moment that is not in 8 bits
+  std::int64_t count;       ///< blocks
+  std::int64_t offset;
+  int columns, row_blocks;
+  std::uint32_t object;
+};
+
+struct BlockArguments {
+  TensorList<BlockTensor> list;
+  const UpdateState* update;
+  const StepState* step;
+  AdamwRule::Constants constants;
+  DType gradient, dtypes[3];  ///< of master and moments
+};
+
+/// Four elements from `at`, of which `count` are there.
+__device__ __forceinline__ void load_four(const void* tensor, DType dtype, std::int64_t at, int count,
+                                          float (&values)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[i] = 0;
+    if (i >= count) continue;
+    if (dtype == DType::f32) values[i] = static_cast<const float*>(tensor)[at + i];
+    if (dtype == DType::bf16) values[i] = to_float(static_cast<const bf16*>(tensor)[at + i]);
+    if (dtype == DType::i8) values[i] = static_cast<const std::int8_t*>(tensor)[at + i];
+    if (dtype == DType::e4m3)
+      values[i] = __half2float(
+          __half(__nv_cvt_fp8_to_halfraw(static_cast<const __nv_fp8_storage_t*>(tensor)[at + i], __NV_E4M3)));
+  }
+}
+
+/// Numbers of four elements from global index `at` on.
+__device__ __forceinline__ RandomWords four_words(const DrawStep& s, int index, std::uint32_t object, std::int64_t at) {
+  const auto block = static_cast<std::uint64_t>(at) / 4;
+  RandomWords words = random_words(s.seed_low, s.seed_high, rounding(index), object, s.step, block);
+  const int skipped = static_cast<int>(at % 4);
+  if (skipped == 0) return words;
+  const RandomWords next = random_words(s.seed_low, s.seed_high, rounding(index), object, s.step, block + 1);
+  RandomWords shifted;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int j = 0; j < 7; ++j)
+      if (j == i + skipped) word = j < 4 ? words.word[j % 4] : next.word[j % 4];
+    shifted.word[i] = word;
+  }
+  return shifted;
+}
+
+__device__ __forceinline__ float integer_stochastic(float value, std::uint32_t random) {
+  const float below = floorf(value);
+  return static_cast<float>(random >> 8) < (value - below) * 0x1p24f ? below + 1.0f : below;
+}
+
+/// The code of value / scale, as bits of the format.
+__device__ __forceinline__ std::uint8_t code_of(float value, DType format, bool some, std::uint32_t random) {
+  if (format == DType::i8) {
+    const float code = fminf(fmaxf(integer_stochastic(value, random), some ? 1.0f : -127.0f), 127.0f);
+    return static_cast<std::uint8_t>(static_cast<std::int8_t>(code));
+  }
+  const float magnitude = fabsf(value);
+  const float rounded = magnitude >= 0x1p-6f
+                            ? __uint_as_float((__float_as_uint(magnitude) + (random >> 12)) & ~0xfffffu)
+                            : integer_stochastic(magnitude * 512.0f, random) * 0x1p-9f;
+  const std::uint8_t code = __nv_cvt_float_to_fp8(copysignf(fminf(rounded, 448.0f), value), __NV_SATFINITE, __NV_E4M3);
+  return some && code == 0 ? 1 : code;
+}
+
+__device__ __forceinline__ void store_float(void* tensor, DType dtype, std::int64_t at, float value,
+                                            std::uint32_t random) {
+  if (dtype == DType::f32)
+    static_cast<float*>(tensor)[at] = value;
+  else
+    write_bits(static_cast<bf16*>(tensor) + at, stochastic_bits(value, random) >> 16);
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  return value;
+}
+
+/// Elements of one block; a lane has four at lane * 4, and in blocks of 256 four more 128 behind.
+template <int kFours>
+__device__ void update_block(const BlockArguments& args, const AdamwRule::Step& rule, const DrawStep& draw,
+                             const BlockTensor& t, std::int64_t index) {
+  const std::int64_t row = index / t.row_blocks;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int column = static_cast<int>(index % t.row_blocks) * 128 * kFours + lane * 4;
+  float values[kFours][3][4];
+  float amax[2] = {0, 0};
+#pragma unroll
+  for (int f = 0; f < kFours; ++f) {
+    const int count = t.columns - column - f * 128;
+    const std::int64_t at = row * t.columns + column + f * 128;
+    float gradient[4];
+    load_four(t.gradient, args.gradient, at, count, gradient);
+#pragma unroll
+    for (int j = 0; j < 3; ++j) {
+      load_four(t.updated[j], args.dtypes[j], at, count, values[f][j]);
+      if (j == 0 || t.updated[kScales1 + j - 1] == nullptr) continue;
+      const float scale = static_cast<const float*>(t.updated[kScales1 + j - 1])[index];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        values[f][j][i] *= scale;
+        if (j == kMoment2) values[f][j][i] *= values[f][j][i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float element[3] = {values[f][0][i], values[f][1][i], values[f][2][i]};
+      AdamwRule::update(rule, gradient[i], element);
+      if (t.updated[kScales2] != nullptr) element[2] = sqrtf(element[2]);
+#pragma unroll
+      for (int j = 0; j < 3; ++j) values[f][j][i] = element[j];
+      if (i < count) amax[0] = fmaxf(amax[0], fabsf(element[1])), amax[1] = fmaxf(amax[1], fabsf(element[2]));
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 3; ++j) {
+    float* scales = j == 0 ? nullptr : static_cast<float*>(t.updated[kScales1 + j - 1]);
+    float inverse = 1;
+    if (scales != nullptr) {
+      const float scale = format_scale(warp_max(amax[j - 1]), args.dtypes[j]);
+      inverse = 1.0f / scale;
+      __syncwarp();  // all have read it
+      if (lane == 0) scales[index] = scale;
+    }
+#pragma unroll
+    for (int f = 0; f < kFours; ++f) {
+      const int count = t.columns - column - f * 128;
+      const std::int64_t at = row * t.columns + column + f * 128;
+      if (count <= 0) continue;
+      RandomWords random{};
+      if (args.dtypes[j] != DType::f32) random = four_words(draw, j, t.object, t.offset + at);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i >= count) continue;
+        const float value = values[f][j][i];
+        if (scales == nullptr)
+          store_float(t.updated[j], args.dtypes[j], at + i, value, random.word[i]);
+        else
+          static_cast<std::uint8_t*>(t.updated[j])[at + i] =
+              code_of(value * inverse, args.dtypes[j], j == kMoment2 && value > 0, random.word[i]);
+      }
+    }
+  }
+}
+
+template <int kFours>
+__global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(const __grid_constant__ BlockArguments args) {
+  __shared__ AdamwRule::Step shared;
+  if (threadIdx.x == 0) shared = AdamwRule::step(args.constants, *args.update, *args.step);
+  __syncthreads();
+  const DrawStep draw = draw_step(*args.update, *args.step);
+  if (draw.apply == 0) return;
+  for (int i = static_cast<int>(blockIdx.x); i < args.list.chunks; i += static_cast<int>(gridDim.x)) {
+    const Chunk chunk = chunk_at<kChunk>(args.list, i);
+    const BlockTensor& tensor = args.list.tensor[chunk.tensor];
+    for (std::int64_t index = chunk.begin + threadIdx.x / 32; index < chunk.end; index += kWarps)
+      update_block<kFours>(args, shared, draw, tensor, index);
+  }
+}
+
+constexpr std::size_t kInputs = 6, kOutputs = 5;
+
+// update (4) f32, step (16) u32, of each matrix gradient, master, moment1, moment2, scales1, scales2 -> all but the
+// first
+Launch prepare_adamw_8bit(const OpInstance& op, CudaContext& context) {
+  const std::int64_t block = op.attributes.integer("block");
+  const std::vector<double>&objects = op.attributes.list("objects"), &offsets = op.attributes.list("offsets");
+  auto tensors = std::make_shared<std::vector<BlockTensor>>();
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    const Extents& extents = op.inputs[2 + kInputs * i].extents;
+    BlockTensor& tensor = tensors->emplace_back();
+    tensor.columns = static_cast<int>(extents[1]);
+    tensor.row_blocks = static_cast<int>(ceil_divide(extents[1], block));
+    tensor.count = extents[0] * tensor.row_blocks;
+    tensor.offset = static_cast<std::int64_t>(offsets[i]);
+    tensor.object = static_cast<std::uint32_t>(objects[i]);
+  }
+  BlockArguments constant{};
+  constant.constants = AdamwRule::constants(op.attributes);
+  constant.gradient = op.inputs[2].dtype;
+  for (std::size_t j = 0; j < 3; ++j) constant.dtypes[j] = op.inputs[3 + j].dtype;
+  KernelFunction<BlockArguments> function = block == 128 ? adamw_8bit_kernel<1> : adamw_8bit_kernel<2>;
+  auto kernel = load_kernel(function, dim3(kThreads), context.multiprocessors);
+  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    auto tensor_at = [&](std::size_t i) {
+      BlockTensor tensor = (*tensors)[i];
+      tensor.gradient = in[2 + kInputs * i].data;
+      for (std::size_t j = 0; j < kUpdated; ++j) {
+        tensor.updated[j] = out[kOutputs * i + j].data;
+        if (tensor.updated[j] != in[2 + kInputs * i + 1 + j].data)
+          fail_internal("adamw_8bit", "output " + std::to_string(kOutputs * i + j) + " is not its input's memory");
+      }
+      return tensor;
+    };
+    BlockArguments args = constant;
+    args.update = static_cast<const UpdateState*>(in[0].data);
+    args.step = static_cast<const StepState*>(in[1].data);
+    for_tensor_lists<kChunk>(tensors->size(), tensor_at, [&](const TensorList<BlockTensor>& list) {
+      args.list = list;
+      kernel.launch(kernel.persistent(list.chunks), stream_of(exec), args);
+    });
+  };
+}
+
+OpSupport query_adamw_8bit(const OpInstance& op, const CudaTraits&) {
+  const std::size_t tensors = op.attributes.list("objects").size();
+  OperandCheck check(op, 2 + kInputs * tensors, kOutputs * tensors, 2);
+  check.that(tensors > 0, "needs at least one object");
+  operands::check_adamw_8bit(check, op);
+  for (std::size_t i = 2 + kInputs; check.ok() && i < op.inputs.size(); ++i)
+    check.that(op.inputs[i].dtype == op.inputs[i - kInputs].dtype, "on cuda takes tensors of the same dtypes");
+  return check.support();
+}
+
+}  // namespace
+
+void add_adamw_8bit_op(OpTable& table) { table["adamw_8bit"] = {prepare_adamw_8bit, query_adamw_8bit}; }
+
+}  // namespace quern::cuda

@@ -1,0 +1,133 @@
+#pragma once
+// What an optimizer does to one element: each rule reads its constants from an op's attributes, makes what depends on
+// the step once a block, and updates the master and its states.
+
+#include <cstdint>
+
+#include "quern/attributes.h"
+#include "quern/random.h"
+#include "quern/step_state.h"
+
+namespace quern::cuda {
+
+__device__ inline double power(double base, std::uint64_t exponent) {
+  double result = 1.0;
+  for (; exponent > 0; exponent >>= 1, base *= base)
+    if (exponent & 1) result *= base;
+  return result;
+}
+
+/// What draws are keyed by, and whether the step is applied.
+struct DrawStep {
+  std::uint32_t apply, step, seed_low, seed_high;
+};
+
+__device__ __forceinline__ DrawStep draw_step(const UpdateState& update, const StepState& state) {
+  return {update.apply != 0, state.step, state.seed_low, state.seed_high};
+}
+
+/// The purpose that rounds the master, and then each state.
+__host__ __device__ constexpr RandomPurpose rounding(int i) {
+  return static_cast<RandomPurpose>(static_cast<int>(RandomPurpose::round_master) + i);
+}
+static_assert(rounding(1) == RandomPurpose::round_moment1 && rounding(2) == RandomPurpose::round_moment2);
+
+/// Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019).
+struct AdamwRule {
+  static constexpr int kStates = 2;
+  struct Constants {
+    double beta1, beta2, weight_decay, rate;
+    float eps;
+  };
+  struct Step {
+    float gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, keep, rate, inverse_root2, eps;
+  };
+  static Constants constants(const Attributes& a) {
+    return {a.real("beta1"), a.real("beta2"), a.real("weight_decay"), a.real_or("rate", 1.0),
+            static_cast<float>(a.real("eps"))};
+  }
+  static __device__ Step step(const Constants& c, const UpdateState& update, const StepState& state) {
+    const std::uint64_t count = std::uint64_t{state.updates} + 1;
+    const double learning_rate = state.learning_rate * c.rate;
+    Step s;
+    s.gradient_scale = update.gradient_scale;
+    s.beta1 = static_cast<float>(c.beta1);
+    s.one_minus_beta1 = static_cast<float>(1 - c.beta1);
+    s.beta2 = static_cast<float>(c.beta2);
+    s.one_minus_beta2 = static_cast<float>(1 - c.beta2);
+    s.keep = static_cast<float>(1 - learning_rate * c.weight_decay);
+    s.rate = static_cast<float>(learning_rate / (1 - power(c.beta1, count)));   // with the first bias correction
+    s.inverse_root2 = static_cast<float>(1 / sqrt(1 - power(c.beta2, count)));  // the second
+    s.eps = c.eps;
+    return s;
+  }
+  static __device__ __forceinline__ void update(const Step& s, float gradient, float (&x)[3]) {
+    const float g = gradient * s.gradient_scale;
+    const float m = s.beta1 * x[1] + s.one_minus_beta1 * g;
+    const float v = s.beta2 * x[2] + s.one_minus_beta2 * g * g;
+    x[0] = s.keep * x[0] - s.rate * m / (sqrtf(v) * s.inverse_root2 + s.eps);
+    x[1] = m;
+    x[2] = v;
+  }
+};
+
+/// With momentum, as torch.optim.SGD.
+struct SgdRule {
+  static constexpr int kStates = 1;
+  struct Constants {
+    double rate;
+    float decay, momentum, of_gradient, of_state;
+  };
+  struct Step {
+    float gradient_scale, rate, decay, momentum, of_gradient, of_state;
+  };
+  static Constants constants(const Attributes& a) {
+    const auto momentum = static_cast<float>(a.real("momentum"));
+    const bool nesterov = a.integer("nesterov") != 0;
+    return {a.real_or("rate", 1.0), static_cast<float>(a.real("weight_decay")), momentum, nesterov ? 1.0f : 0.0f,
+            nesterov ? momentum : 1.0f};
+  }
+  static __device__ Step step(const Constants& c, const UpdateState& update, const StepState& state) {
+    return {update.gradient_scale,
+            static_cast<float>(state.learning_rate * c.rate),
+            c.decay,
+            c.momentum,
+            c.of_gradient,
+            c.of_state};
+  }
+  static __device__ __forceinline__ void update(const Step& s, float gradient, float (&x)[2]) {
+    const float g = gradient * s.gradient_scale + s.decay * x[0];
+    x[1] = s.momentum * x[1] + g;
+    x[0] = x[0] - s.rate * (s.of_gradient * g + s.of_state * x[1]);
+  }
+};
+
+/// Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023).
+struct LionRule {
+  static constexpr int kStates = 1;
+  struct Constants {
+    double beta1, beta2, weight_decay, rate;
+  };
+  struct Step {
+    float gradient_scale, rate, keep, beta1, one_minus_beta1, beta2, one_minus_beta2;
+  };
+  static Constants constants(const Attributes& a) {
+    return {a.real("beta1"), a.real("beta2"), a.real("weight_decay"), a.real_or("rate", 1.0)};
+  }
+  static __device__ Step step(const Constants& c, const UpdateState& update, const StepState& state) {
+    const double rate = state.learning_rate * c.rate;
+    return {
+        update.gradient_scale,          static_cast<float>(rate),        static_cast<float>(1 - rate * c.weight_decay),
+        static_cast<float>(c.beta1),    static_cast<float>(1 - c.beta1), static_cast<float>(c.beta2),
+        static_cast<float>(1 - c.beta2)};
+  }
+  static __device__ __forceinline__ void update(const Step& s, float gradient, float (&x)[2]) {
+    const float g = gradient * s.gradient_scale, m = x[1];
+    const float direction = s.beta1 * m + s.one_minus_beta1 * g;
+    const float sign = (direction > 0 ? 1.0f : 0.0f) - (direction < 0 ? 1.0f : 0.0f);
+    x[0] = s.keep * x[0] - s.rate * sign;
+    x[1] = s.beta2 * m + s.one_minus_beta2 * g;
+  }
+};
+
+}  // namespace quern::cuda
