@@ -3,14 +3,16 @@
 # `quern ab`, tabulates the differences in final validation loss, and plots. Prepares the data first, unless it is
 # there. A call that was stopped goes on where it was.
 #
-#   scripts/convergence/convergence.sh [--gradients] [--out DIR] [--repeat N] [--jobs N] [more arguments for quern ab]
+#   scripts/convergence/convergence.sh [--gradients | --optimizers] [--out DIR] [--repeat N] [--jobs N] [more arguments for quern ab]
 #
 # --gradients compares not recipes but the formats in which gradients add up, over 16 micro-batches a step: bf16 beside
 # fp32, for matmuls in bf16 and in e4m3. `--set train.micro_batch=1 --set train.accumulation=64` makes it harder.
+# --optimizers compares optimizers and formats of AdamW's moments, with matmuls in bf16. Lion's rate is a fifth of AdamW's,
+# and its weight decay five times as large; no rate was tuned.
 # --jobs N runs so many seeds at a time, on as many GPUs as there are.
 #
 # Exit code 1: the second arm's mean difference from the first is not under 0.5% and twice the first's deviation over
-# seeds. That arm is the default recipe, or with --gradients e4m3 with bf16 gradients.
+# seeds. That arm is the default recipe, with --gradients e4m3 with bf16 gradients, with --optimizers int8 moments.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -37,12 +39,19 @@ declare -A arms=(
     precision.id=e4m3,optimizer.gradient=bf16
     precision.id=bf16,optimizer.gradient=bf16
     precision.id=e4m3,optimizer.gradient=fp32"
+  [optimizers]="optimizer.adamw.moments=bf16
+    optimizer.adamw.moments=int8
+    optimizer.adamw.moments=e4m3
+    optimizer.adamw.moments=fp32
+    optimizer.id=lion,optimizer.learning_rate=3e-4,optimizer.lion.weight_decay=0.5
+    optimizer.id=muon"
 )
-declare -A settings=([recipes]="" [gradients]="train.micro_batch=4 train.accumulation=16")
+declare -A settings=([recipes]="" [gradients]="train.micro_batch=4 train.accumulation=16" [optimizers]="")
 rest=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --gradients) experiment=gradients && shift ;;
+    --optimizers) experiment=optimizers && shift ;;
     --out) out=${2:?--out needs a folder} && shift 2 ;;
     --repeat) repeat=${2:?--repeat needs a number} && shift 2 ;;
     --jobs) jobs=${2:?--jobs needs a number} && shift 2 ;;
