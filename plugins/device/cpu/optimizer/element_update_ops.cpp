@@ -115,7 +115,7 @@ QUERN_CPU_CLONES void lion_row(const LionStep& step, const float* gradient, cons
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) {
     const float g = gradient[i] * s.gradient_scale, m = old_state[i];
-    const float direction = s.beta1 * m + s.one_minus_beta1 * g;
+    const float direction = __builtin_fmaf(s.beta1, m, s.one_minus_beta1 * g);  // on every device, for equal signs
     const float sign = (direction > 0 ? 1.0f : 0.0f) - (direction < 0 ? 1.0f : 0.0f);
     master[i] = s.keep * old_master[i] - s.rate * sign;
     state[i] = s.beta2 * m + s.one_minus_beta2 * g;

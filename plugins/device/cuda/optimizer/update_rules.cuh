@@ -123,7 +123,7 @@ struct LionRule {
   }
   static __device__ __forceinline__ void update(const Step& s, float gradient, float (&x)[2]) {
     const float g = gradient * s.gradient_scale, m = x[1];
-    const float direction = s.beta1 * m + s.one_minus_beta1 * g;
+    const float direction = fmaf(s.beta1, m, __fmul_rn(s.one_minus_beta1, g));  // on every device, for equal signs
     const float sign = (direction > 0 ? 1.0f : 0.0f) - (direction < 0 ? 1.0f : 0.0f);
     x[0] = s.keep * x[0] - s.rate * sign;
     x[1] = s.beta2 * m + s.one_minus_beta2 * g;
