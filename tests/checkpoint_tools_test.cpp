@@ -106,6 +106,7 @@ TEST_CASE("a checkpoint of any number of ranks is exported as its run would, wit
       CHECK(read_text(files.at("out") + "/model.safetensors") == want);
       CHECK(read_text(files.at("out") + "/config.json") == read_text(run + "/export/config.json"));
     }
+    CHECK(quern_run({"export", run, files.at("step-{step}")}).out == files.at("step-4") + "\n");
     CHECK(quern_run({"export", run, files.at("half"), "--dtype=bf16"}).code == 0);
     CHECK(fs::file_size(files.at("half") + "/model.safetensors") < 0.6 * static_cast<double>(want.size()));
     // It trains on, in any way.

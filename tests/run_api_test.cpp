@@ -181,3 +181,51 @@ TEST_CASE("a run is opened once, and for what it is then used") {
   check_refused(ErrorCode::config, {"open already"}, [&] { run.open_for_evaluation({}); });
   check_refused(ErrorCode::config, {"not open for texts"}, [&] { run.generate({{"a", {1}}}, {}); });
 }
+
+TEST_CASE("as many steps as epochs need, rounded up, are a run of so many steps") {
+  TinyFiles files;
+  RunRequests requests;
+  TrainingRun run(files.config(),
+                  {"train.epochs=1.5", "train.steps=1", files.run("epochs"), "checkpoint.export=false"});
+  const double tokens = 1.5 * static_cast<double>(run.open_data(Split::train)->epoch_tokens());
+  const auto steps = static_cast<std::int64_t>(std::ceil(tokens / static_cast<double>(run.geometry().tokens())));
+  REQUIRE(steps > 2);
+  run.open_for_training(requests);
+  CHECK(run.train().step == steps);
+  REQUIRE(quern_train(files, {"train.steps=" + std::to_string(steps), files.run("steps")}).code == 0);
+  CHECK(logged_losses(files.at("epochs")) == logged_losses(files.at("steps")));
+  check_refused(ErrorCode::config, {"train.epochs", "more steps than a run can have"}, [&] {
+    TrainingRun endless(files.config(), {"train.epochs=1e12", files.run("endless")});
+    endless.open_for_training(requests);
+  });
+}
+
+TEST_CASE("the order of the data has a seed of its own, where it is given") {
+  TinyFiles files;
+  auto first_tokens = [&](const Overrides& seeds) {
+    Batch batch;
+    TrainingRun run(files.config(), seeds);
+    run.open_data(Split::train)->next(batch);
+    return batch.tokens;
+  };
+  CHECK(first_tokens({"train.seed=7"}) != first_tokens({"train.seed=8"}));
+  CHECK(first_tokens({"train.seed=7", "data.seed=8"}) == first_tokens({"train.seed=8"}));
+}
+
+TEST_CASE("a group's initial values have its deviation, or are zeros") {
+  TinyFiles files;
+  RunRequests requests;
+  TrainingRun run(files.config(), {"train.groups=[{match=['model.layers.*.o_proj.*', 'model.layers.*.down_proj.*'], "
+                                   "deviation=0}, {match=['embedding.weight'], deviation=0.5}]"});
+  run.open_for_training(requests);
+  run.start();
+  auto deviation = [&](const std::string& name) {
+    double squares = 0;
+    const std::vector<float> values = run.read("master/" + name);
+    for (float value : values) squares += double{value} * value;
+    return std::sqrt(squares / static_cast<double>(values.size()));
+  };
+  for (const char* zero : {"o.weight/0", "o.weight/1", "down.weight/1"}) CHECK(deviation(zero) == 0);
+  CHECK(deviation("embedding.weight") == doctest::Approx(0.5).epsilon(0.1));
+  CHECK(deviation("qkv.weight/0") == doctest::Approx(0.02).epsilon(0.1));
+}

@@ -85,7 +85,8 @@ TEST_CASE("a rank that another program started takes its number of ranks from th
   TinyFiles files;
   check_fails(adopted(files, {"parallel.ranks=3"}, "1", "2"), 2,
               {"rank 1: --set parallel.ranks", "the number of ranks that torchrun started", "found 3, expected 2"});
-  check_fails(adopted(files, {}, "1", "2"), 2, {"rank 1: ", "parallel.communicator", "with 2 ranks"});
+  for (const Overrides& open : {Overrides{}, Overrides{"parallel.ranks=0"}})
+    check_fails(adopted(files, open, "1", "2"), 2, {"rank 1: ", "parallel.communicator", "with 2 ranks"});
   check_fails(adopted(files, {}, "2", "2"), 2, {"environment variable RANK", "a number from 0 to 1"});
   const Outcome alone = adopted(files, {"parallel.ranks=1"}, "0", "1");
   CHECK(alone.code == 0);

@@ -10,6 +10,7 @@
 
 #include <boost/program_options/value_semantic.hpp>
 
+#include "checkpoint/checkpoint_store.h"
 #include "commands.h"
 #include "quern/error.h"
 #include "quern/options.h"
@@ -25,6 +26,15 @@ std::string tools_beside(const std::filesystem::path& program) {
   std::error_code ignored;
   const std::filesystem::path beside = program.parent_path() / "quern-tools";
   return std::filesystem::exists(beside, ignored) ? beside.string() : "quern-tools";
+}
+
+/// "{step}" in a path is the checkpoint's step.
+std::string with_step(std::string path, const std::string& checkpoint) {
+  constexpr std::string_view kStep = "{step}";
+  std::vector<std::string> notes;
+  if (const std::size_t at = path.find(kStep); at != path.npos)
+    path.replace(at, kStep.size(), std::to_string(checkpoint_at(checkpoint, notes).meta.step));
+  return path;
 }
 
 [[noreturn]] void become_tool(Arguments words) {
@@ -58,8 +68,8 @@ int export_command(const Arguments& arguments) {
   if (!parse("quern export CHECKPOINT PLACE [--to hf|gguf|peft] [--dtype bf16|fp32] [--set a.b=v]...", options,
              {"CHECKPOINT", "PLACE"}, arguments, values))
     return 0;
-  const auto &format = values["to"].as<std::string>(), &checkpoint = values["CHECKPOINT"].as<std::string>(),
-             &place = values["PLACE"].as<std::string>();
+  const auto &format = values["to"].as<std::string>(), &checkpoint = values["CHECKPOINT"].as<std::string>();
+  const std::string place = with_step(values["PLACE"].as<std::string>(), checkpoint);
   std::vector<std::string> overrides;
   if (values.count("set")) overrides = values["set"].as<std::vector<std::string>>();
   if (format == "gguf") {

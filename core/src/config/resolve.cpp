@@ -137,7 +137,7 @@ class Resolver {
     if (!node.value)
       return add(node.position, path, "wrong type, found " + node.found + ", expected " + describe_expected(spec));
     OptionValue value = *node.value;
-    if (auto* text = std::get_if<std::string>(&value)) *text = expand_home(*text);
+    if (auto* text = std::get_if<std::string>(&value)) *text = cached_model(expand_home(*text));
     if (auto* texts = std::get_if<std::vector<std::string>>(&value))
       std::transform(texts->begin(), texts->end(), texts->begin(), expand_home);
     if (auto fault = check_option(spec, value)) return add(node.position, path, *fault);

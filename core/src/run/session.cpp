@@ -75,6 +75,7 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
       guard(guard_options().bind(config.section("guard"))),
       checkpoint(checkpoint_options().bind(config.section("checkpoint"))) {
   device = make<Device>(config, host, "device");
+  if (parallel.ranks == 0) parallel.ranks = device->traits().units;
   communicator = make_communicator(config, host, parallel);
   for (const std::string& id : config.ids("memory"))
     stores.push_back(host.create<OffloadStore>(id, config.factory_values("memory", id)));
@@ -139,6 +140,7 @@ void Session::transform_model() {
     if (group.find("rate")) rule.rate = group.get<double>("rate");
     if (group.find("decay")) rule.decay = group.get<bool>("decay");
     if (group.find("optimizer")) rule.optimizer = group.get<std::string>("optimizer");
+    if (group.find("deviation")) rule.deviation = group.get<double>("deviation");
   }
   model = with_rules(std::move(model), rules);
   for (ParameterSpec spec : model->parameters()) {
@@ -299,7 +301,7 @@ std::unique_ptr<DataSource> Session::open_data(const Dataset& from, Split split)
   DataRequest request;
   request.split = split;
   request.geometry = {train.micro_batch, train.sequence};
-  request.seed = static_cast<std::uint64_t>(train.seed);
+  request.seed = static_cast<std::uint64_t>(data.seed < 0 ? train.seed : data.seed);
   request.documents = data.documents == "masked";
   request.vocabulary = model->traits().vocabulary;
   std::unique_ptr<DataSource> source = from.open(request);
@@ -319,6 +321,20 @@ std::unique_ptr<DataSource> Session::open_training_data(int rank) const {
     source = std::make_unique<TurnsSource>(std::move(source), rank, static_cast<int>(parallel.ranks), turn(),
                                            train.accumulation);
   return std::make_unique<PrefetchSource>(std::move(source));
+}
+
+void Session::set_steps_of_epochs() {
+  if (train.epochs == 0) return;
+  constexpr std::int64_t kMostSteps = 0x7fffffff;
+  const double tokens = train.epochs * static_cast<double>(open_data(Split::train)->epoch_tokens());
+  const double steps = std::max(1.0, std::ceil(tokens / static_cast<double>(tokens_per_step())));
+  if (steps > static_cast<double>(kMostSteps))
+    throw Error(ErrorCode::config, {.where = config.where("train", "epochs"),
+                                    .what = "more steps than a run can have",
+                                    .found = std::to_string(steps),
+                                    .expected = "at most " + std::to_string(kMostSteps),
+                                    .next = "train fewer epochs, or more tokens a step"});
+  train.steps = static_cast<std::int64_t>(steps);
 }
 
 void Session::check_vocabulary(const DataSource& source) const {

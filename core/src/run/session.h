@@ -59,6 +59,8 @@ struct Session {
   std::int64_t turn() const;
   /// What this rank takes of the training split, read ahead by a thread.
   std::unique_ptr<DataSource> open_training_data(int rank) const;
+  /// Sets train.steps by train.epochs, where that is set; opens the data.
+  void set_steps_of_epochs();
   /// A config error when the data have more tokens than the model.
   void check_vocabulary(const DataSource& source) const;
   void check_reduction() const;

@@ -60,7 +60,7 @@ StepState device_state(const RunState& state, const Step& step) {
 std::string Step::data() const { return format_list(names); }
 
 Trainer::Trainer(Session& session, PluginHost& host, RunRequests& requests, StartProgress progress)
-    : session_(session),
+    : session_((session.set_steps_of_epochs(), session)),
       host_(host),
       requests_(requests),
       progress_([this, progress = std::move(progress)](std::string_view phase) {

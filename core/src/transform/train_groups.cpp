@@ -95,6 +95,9 @@ std::unique_ptr<Model> with_rules(std::unique_ptr<Model> model, const std::vecto
       spec.rate = rule.rate.value_or(spec.rate);
       spec.decay = rule.decay.value_or(spec.decay);
       spec.optimizer = rule.optimizer.value_or(spec.optimizer);
+      for (ParameterPart& part : spec.parts)
+        if (rule.deviation && part.init.kind == Init::Kind::normal)
+          part.init = *rule.deviation > 0 ? Init{.deviation = *rule.deviation} : Init{.kind = Init::Kind::zeros};
     }
     matcher.need_all_used(specs);
   }

@@ -16,6 +16,7 @@ struct TrainRule {
   std::optional<bool> trainable = {}, decay = {};
   std::optional<double> rate = {};
   std::optional<std::string> optimizer = {};
+  std::optional<double> deviation = {};  ///< of initial values that are random; 0: zeros
 };
 
 /// The model with these rules for its parameters; of several that match, the last decides. A pattern that matches

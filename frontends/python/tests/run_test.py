@@ -355,6 +355,10 @@ class RunTest(FolderTestCase):
             losses = [step.loss for step in run]
         self.assertEqual([event["loss"] for event in events if event["event"] == "step"], losses)
         self.assertEqual([event["step"] for event in events if event["event"] == "eval"], [3, 6])
+        with quern.Run(self.named("epochs", train__epochs=0.1), data=rows) as run:
+            self.assertEqual(len(list(run)), 2)  # 4 of 40 rows, 2 a step
+        with self.assertRaisesRegex(ValueError, "with a length"):
+            quern.Run(self.named("endless", train__epochs=1), data=iter(rows))
         # Resumed by skipping, and by the iterable's own state.
         for name, make in (("skipped", lambda: rows), ("stated", lambda: Stated(rows))):
             resumed = []

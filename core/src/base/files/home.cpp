@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
 #include <vector>
 
 namespace quern {
@@ -28,6 +31,30 @@ std::string expand_home(const std::string& path) {
   const std::size_t end = std::min(path.find('/'), path.size());
   const std::string home = home_of(path.substr(1, end - 1));
   return home.empty() ? path : home + path.substr(end);
+}
+
+std::string cached_model(const std::string& name) {
+  namespace fs = std::filesystem;
+  const std::size_t slash = name.find('/');
+  auto spells = [](std::string_view part) {
+    return !part.empty() && part[0] != '.' &&
+           part.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == part.npos;
+  };
+  std::error_code none;
+  if (slash == name.npos || !spells(name.substr(0, slash)) || !spells(name.substr(slash + 1)) || fs::exists(name, none))
+    return name;
+  auto given = [](const char* variable, const char* below) {
+    const char* const text = std::getenv(variable);
+    return text && *text ? text + std::string(below) : std::string();
+  };
+  std::string cache = given("HF_HUB_CACHE", "");
+  if (cache.empty()) cache = given("HF_HOME", "/hub");
+  if (cache.empty()) cache = home_of("") + "/.cache/huggingface/hub";
+  const fs::path model = fs::path(cache) / ("models--" + name.substr(0, slash) + "--" + name.substr(slash + 1));
+  std::string commit;
+  std::ifstream(model / "refs" / "main") >> commit;
+  const fs::path folder = model / "snapshots" / commit;
+  return !commit.empty() && fs::is_directory(folder, none) ? folder.string() : name;
 }
 
 }  // namespace quern

@@ -2,8 +2,11 @@
 #include "base/files/home.h"
 
 #include <cstdlib>
+#include <filesystem>
 
 #include <doctest/doctest.h>
+
+#include "base/files/test_directory.h"
 
 using namespace quern;
 
@@ -20,4 +23,20 @@ TEST_CASE("~ is the home directory at the beginning of a path, and a letter else
   ::unsetenv("HOME");
   CHECK(expand_home("~/a")[0] == '/');  // the user's, as the system knows it
   before ? ::setenv("HOME", saved.c_str(), 1) : ::unsetenv("HOME");
+}
+
+TEST_CASE("a name of a model is its newest download in the hub's cache, unless it is a path") {
+  TestDirectory directory;
+  const std::filesystem::path model = directory / "models--Qwen--Qwen2.5-0.5B";
+  std::filesystem::create_directories(model / "snapshots/abc1");
+  std::filesystem::create_directories(model / "refs");
+  write_text(model / "refs/main", "abc1\n");
+  ::setenv("HF_HUB_CACHE", directory.path().c_str(), 1);
+  CHECK(cached_model("Qwen/Qwen2.5-0.5B") == model / "snapshots/abc1");
+  for (const char* other : {"Qwen/Qwen3", "Qwen2.5-0.5B", "/Qwen/Qwen2.5-0.5B", "a/Qwen/Qwen2.5-0.5B", "./Qwen2.5-0.5B",
+                            "../Qwen2.5-0.5B", "Qwen/", "/", ""})
+    CHECK(cached_model(other) == other);
+  write_text(model / "refs/main", "gone");  // an interrupted download
+  CHECK(cached_model("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B");
+  ::unsetenv("HF_HUB_CACHE");
 }

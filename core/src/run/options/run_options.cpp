@@ -16,12 +16,16 @@ OptionTable<DataOptions> data_options() {
   t.add("documents", &DataOptions::documents,
         "joined: a row is one text; masked: documents of a row do not see each other, and positions restart with each")
       .one_of({"joined", "masked"});
+  t.add("seed", &DataOptions::seed, "seed of the order of the data; -1: train.seed").at_least(-1);
   return t;
 }
 
 OptionTable<TrainOptions> train_options() {
   OptionTable<TrainOptions> t;
   t.add("steps", &TrainOptions::steps, "optimizer steps of the run").at_least(1).at_most(kMost31);
+  t.add("epochs", &TrainOptions::epochs,
+        "passes over the training data, in place of steps: as many steps as they need, rounded up; 0: steps")
+      .at_least(0);
   t.add("micro_batch", &TrainOptions::micro_batch, "sequences in one forward and backward pass of a device")
       .at_least(1)
       .at_most(1 << 24);
@@ -53,6 +57,9 @@ OptionTable<TrainGroup> train_group_options() {
   t.add("decay", &TrainGroup::decay, "whether weight decay applies; unset: to matrices");
   t.add("optimizer", &TrainGroup::optimizer,
         "id of the optimizer, whose options are in [optimizer.<id>]; unset: optimizer.id");
+  t.add("deviation", &TrainGroup::deviation,
+        "standard deviation of random initial weights; 0: zeros; unset: as the model has it")
+      .at_least(0);
   return t;
 }
 
@@ -137,9 +144,11 @@ bool chooses(const MemoryOptions& memory) {
 OptionTable<ParallelOptions> parallel_options() {
   OptionTable<ParallelOptions> t;
   const std::vector<std::string> shards = {"none", "ranks"};
-  t.add("ranks", &ParallelOptions::ranks,
-        "processes of the run, one per device; they share the train.accumulation micro-batches of each step")
-      .at_least(1)
+  t.add(
+       "ranks", &ParallelOptions::ranks,
+       "processes of the run, one per device; they share the train.accumulation micro-batches of each step; 0: one for "
+       "each of this machine's devices")
+      .at_least(0)
       .at_most(kMostRanks);
   t.add("communicator", &ParallelOptions::communicator,
         "id of the plugin through which ranks exchange data; none: for one rank");

@@ -13,12 +13,14 @@ namespace quern {
 /// [data], beside its id
 struct DataOptions {
   std::string documents = "joined";
+  std::int64_t seed = -1;  ///< of the order; -1: train.seed
 };
 OptionTable<DataOptions> data_options();
 
 /// [train]
 struct TrainOptions {
   std::int64_t steps = 1000;
+  double epochs = 0;
   std::int64_t micro_batch = 8;
   std::int64_t sequence = 256;
   std::int64_t accumulation = 1;
@@ -38,6 +40,7 @@ struct TrainGroup {
   double rate = 1;
   bool decay = true;
   std::string optimizer = {};
+  double deviation = 0.02;
 };
 OptionTable<TrainGroup> train_group_options();
 

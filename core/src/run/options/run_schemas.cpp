@@ -173,8 +173,9 @@ SectionSchema parallel_section() {
     SectionFindings findings;
     const auto ranks = values.get<std::int64_t>("ranks");
     const auto& communicator = values.get<std::string>("communicator");
-    if (ranks > 1 && communicator == "none")
-      findings.emplace_back("communicator", "found \"none\" with " + std::to_string(ranks) +
+    if (ranks != 1 && communicator == "none")
+      findings.emplace_back("communicator", "found \"none\" with " +
+                                                (ranks > 0 ? std::to_string(ranks) : "all devices'") +
                                                 " ranks, expected the id of a communicator, or parallel.ranks = 1");
     const auto zero = static_cast<std::size_t>(values.get<std::int64_t>("zero"));
     auto found = [&](const char* key) {

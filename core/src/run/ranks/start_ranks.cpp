@@ -14,6 +14,7 @@
 #include "launch/mpirun_places.h"
 #include "launch/rank_folder.h"
 #include "quern/communicator.h"
+#include "quern/device.h"
 #include "quern/error.h"
 #include "run/options/run_options.h"
 #include "run/options/run_schemas.h"
@@ -41,6 +42,10 @@ std::optional<ConfigDocument> document_unless_pipe(const RunConfig& run) {
   if (!run.text && std::filesystem::exists(run.file, none) && !std::filesystem::is_regular_file(run.file, none))
     return std::nullopt;
   return document_of(run);
+}
+
+int units_of(const ResolvedConfig& config, PluginHost& host) {
+  return host.create<Device>(config.id("device"), config.factory_values("device"))->traits().units;
 }
 
 /// The program that has to start so many ranks; "": any will do. Throws a config error for more than they may be.
@@ -92,9 +97,10 @@ void take_place(const RankPlace& place, RunConfig& run) {
   // mpirun gives rank 0 a terminal of its own, wherever its output goes.
   if (place.source == "mpirun" && !(document && written(*document, {"log", "console", "style"})))
     run.overrides.push_back("log.console.style=plain");
-  if (!ranks)
+  const std::string wanted = ranks && ranks->value ? to_string(*ranks->value) : size;
+  if (!ranks || wanted == "0")
     run.overrides.push_back("parallel.ranks=" + size);
-  else if (ranks->value && to_string(*ranks->value) != size)
+  else if (wanted != size)
     throw Error(ErrorCode::config, {.where = ranks->position.text() + ": parallel.ranks",
                                     .what = "not the number of ranks that " + place.source + " started",
                                     .found = ranks->found,
@@ -110,8 +116,8 @@ std::optional<int> start_ranks(const RunConfig& run, const std::vector<std::stri
   PluginHost host = run_host(run.components);
   const ResolvedConfig config = resolve(*document, run_schemas(), host);
   const ParallelOptions parallel = parallel_options().bind(config.section("parallel"));
-  if (parallel.ranks == 1 && parallel.restarts == 0) return std::nullopt;
-  const int size = static_cast<int>(parallel.ranks);
+  const int size = parallel.ranks > 0 ? static_cast<int>(parallel.ranks) : units_of(config, host);
+  if (size == 1 && parallel.restarts == 0) return std::nullopt;
   const std::string launcher = launcher_of(config, host, size);
   const std::string directory = log_options().bind(config.section("log")).directory;
   for (std::int64_t restart = 0;; ++restart) {

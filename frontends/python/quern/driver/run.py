@@ -117,13 +117,18 @@ class Run:
             raise ValueError("validation: expected rows with a length, beside data")
         if data is not None:
             config = config.set("data.id", "python")
+            if not hasattr(data, "__len__") and self._resolved(config)["train"]["epochs"]:
+                raise ValueError("data: expected rows with a length, whose passes train.epochs counts")
         if on_event is not None:
-            sinks = tomllib.loads(resolved(config, self._callback).text or "")["log"]["sinks"]
-            config = config.set("log.sinks", [*sinks, "python"])
+            config = config.set("log.sinks", [*self._resolved(config)["log"]["sinks"], "python"])
         handle = ctypes.c_void_p()
         check(library().quern_make(config.as_json(), self._callback.pointer, ctypes.byref(handle)))
         self._handle = handle
         self._close = weakref.finalize(self, close, handle, self._callback)
+
+    def _resolved(self, config: Config) -> dict[str, Any]:
+        """The tables of a config that may select what this run brings."""
+        return tomllib.loads(resolved(config, self._callback).text or "")
 
     # ---- training ----
 
